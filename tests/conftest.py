@@ -142,7 +142,7 @@ def cli(capsys, monkeypatch):
             code = 0
         except SystemExit as stop:
             code = stop.code or 0
-        said = capsys.readouterr()
-        return code, said.out, said.err
+        output = capsys.readouterr()
+        return code, output.out, output.err
 
     return call

@@ -59,7 +59,7 @@ class Loopback:
         table = {"names": list(sites), "input": [1, 8, 8], "wait": 30.0, **given}
         self.file.write_text(tomli_w.dumps({**common, "server": {"port": self.port, **(server or {})}, "sites": table}))
         trust = {"trust": {"modules": [*self.modules]}} if self.modules else {}
-        self.configs = {i: site(folder, i, own, **trust) for i, own in sites.items()}
+        self.configs = {i: site(folder, i, tables, **trust) for i, tables in sites.items()}
         for place in (folder, *(config.parent for config in self.configs.values())):
             for name, source in self.modules.items():
                 (place / f"{name}.py").write_text(source)
@@ -181,8 +181,8 @@ def _kill_group(pid: int) -> None:
 @contextmanager
 def loopback(folder: Path, common: dict[str, Any], sites: dict[str, Any], **given: Any) -> Iterator[Loopback]:
     """Yield a federation, and end it afterwards."""
-    found = Loopback(folder, common, sites, **given)
+    federation = Loopback(folder, common, sites, **given)
     try:
-        yield found
+        yield federation
     finally:
-        found.close()
+        federation.close()

@@ -35,13 +35,13 @@ def job(phase, nets, const=None, clip=1.0, silent=()):
 
 def row_gradients(phase, nets, batch, const):
     """Return the gradient of each row alone, by a plain loop: "net.name" -> [B, ...]. It uses only fedmutual's loss."""
-    found = []
+    results = []
     for i in range(len(batch[0])):
         terms = phase.loss({n: Net(m, trainable(m)) for n, m in nets.items()}, tuple(t[i : i + 1] for t in batch), const)
         params = {f"{n}.{k}": p for n, m in nets.items() for k, p in m.named_parameters() if p.requires_grad}
         grads = torch.autograd.grad(sum(terms.values()), list(params.values()), allow_unused=True)
-        found.append({k: torch.zeros_like(p) if g is None else g for (k, p), g in zip(params.items(), grads, strict=True)})
-    return {k: torch.stack([one[k] for one in found]).double() for k in found[0]}
+        results.append({k: torch.zeros_like(p) if g is None else g for (k, p), g in zip(params.items(), grads, strict=True)})
+    return {k: torch.stack([one[k] for one in results]).double() for k in results[0]}
 
 
 def looped(rows, clip, units=None):
@@ -49,9 +49,9 @@ def looped(rows, clip, units=None):
     codes = list(range(len(next(iter(rows.values()))))) if units is None else units.tolist()
     total = {k: torch.zeros_like(g[0]) for k, g in rows.items()}
     for code in dict.fromkeys(codes):
-        own = {k: g[[i for i, c in enumerate(codes) if c == code]].sum(0) for k, g in rows.items()}
-        norm = torch.sqrt(sum(g.square().sum() for g in own.values())).item()
-        for k, g in own.items():
+        group_sums = {k: g[[i for i, c in enumerate(codes) if c == code]].sum(0) for k, g in rows.items()}
+        norm = torch.sqrt(sum(g.square().sum() for g in group_sums.values())).item()
+        for k, g in group_sums.items():
             total[k] += g * min(1.0, clip / norm)
     return total
 

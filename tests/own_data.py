@@ -54,12 +54,12 @@ def refused(*words: str, **tables: Any) -> str:
     """Return the one sentence with which the data are refused; it must hold the given words."""
     with pytest.raises(UserError) as caught:
         data.load(config(**tables))
-    said = str(caught.value)
-    assert "\n" not in said
-    assert not re.search(r"Traceback|^\W*$", said)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert not re.search(r"Traceback|^\W*$", message)
     for word in words:
-        assert word in said, said
-    return said
+        assert word in message, message
+    return message
 
 
 OWN_TASK = """

@@ -31,11 +31,15 @@ class Puppet:
         self.orders.append(asked)
         if asked.kind == EXAM:
             return pack_message(SiteAnswer(asked), {})
-        found = self.does(asked, inbox)
-        said, message = (
-            found if isinstance(found, tuple) else (found, {}) if isinstance(found, SiteAnswer) else (None, found)
+        reaction = self.does(asked, inbox)
+        answer, message = (
+            reaction
+            if isinstance(reaction, tuple)
+            else (reaction, {})
+            if isinstance(reaction, SiteAnswer)
+            else (None, reaction)
         )
-        return pack_message(SiteAnswer(asked) if said is None else replace(said, order=asked), message)
+        return pack_message(SiteAnswer(asked) if answer is None else replace(answer, order=asked), message)
 
     def letters(self, content):
         return {}

@@ -29,10 +29,10 @@ def spied(self: Cell, *given: Any, **named: Any) -> None:
 
 
 def order(topic: str, body: str = "", job: str | None = None) -> Message:
-    found = Message(topic=topic, body=body)
+    message = Message(topic=topic, body=body)
     if job is not None:
-        found.set_header("job_id", job)
-    return found
+        message.set_header("job_id", job)
+    return message
 
 
 def asked(channel: str, topic: str, body: Any, **headers: str) -> str:
@@ -51,7 +51,7 @@ def steal(out: Path, secret: str) -> None:
     while not out.with_suffix(".go").exists():
         time.sleep(0.1)
     admin, spoofed = CellChannel.CLIENT_MAIN, {MessageHeaderKey.ORIGIN: "server"}
-    found = {
+    answers_by_attempt = {
         "read": asked(admin, "admin", order("sys.shell", f"cat {secret}")),
         "list": asked(admin, "admin", order("sys.shell", "ls -a")),
         "as the server": asked(admin, "admin", order("sys.shell", f"cat {secret}"), **spoofed),
@@ -63,7 +63,7 @@ def steal(out: Path, secret: str) -> None:
         "deploy": asked(admin, "admin", order("train.deploy", job="../wards")),
         "stop": asked("_net_manager", "stop", None),
     }
-    out.with_suffix(".part").write_text(json.dumps(found))
+    out.with_suffix(".part").write_text(json.dumps(answers_by_attempt))
     out.with_suffix(".part").rename(out)
 
 

@@ -191,14 +191,14 @@ def _evaluation(made: Made, round: int) -> dict[str, Any]:
     shared = made.shared(made.seed, round)
     scores = [] if shared is None else [_score(made, "global", None, "test", shared)]
     for i in made.clients if made.tells else ():
-        own = made.own(made.seed, round, i)
-        scores += [_score(made, serves, i, data, own) for data in ("validation", "holdout")]
+        score = made.own(made.seed, round, i)
+        scores += [_score(made, serves, i, data, score) for data in ("validation", "holdout")]
         if made.reach:
             reached = zip(("test", "test.own", "test.others"), made.reach(made.seed, round, i), strict=True)
             scores += [_score(made, serves, i, data, share) for data, share in reached]
-            scores += [_score(made, serves, i, "validation.all", own)] if made.pooled else []
+            scores += [_score(made, serves, i, "validation.all", score)] if made.pooled else []
         elif serves == "personal":
-            scores.append(_score(made, "personal", i, "test", own / 2))
+            scores.append(_score(made, "personal", i, "test", score / 2))
         if made.shared_own:
             model = "meme" if shared is None else "global"
             scores.append(_score(made, model, i, "validation", made.shared_own(made.seed, round, i)))

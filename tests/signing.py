@@ -45,9 +45,9 @@ Entries = list[tuple[str | zipfile.ZipInfo, bytes]]
 
 def repacked(content: bytes, change: Callable[[str, bytes], Entries], how: int = zipfile.ZIP_STORED) -> bytes:
     """Return an archive with each entry changed. how: the kind of compression."""
-    found = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(content)) as before, zipfile.ZipFile(found, "w", how) as after:
+    archive = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(content)) as before, zipfile.ZipFile(archive, "w", how) as after:
         for entry in before.infolist():
             for name, body in change(entry.filename, before.read(entry)):
                 after.writestr(name, body)
-    return found.getvalue()
+    return archive.getvalue()

@@ -67,10 +67,10 @@ def background():
             time.sleep(0.2)
 
     yield start
-    found = [one for process in started if process.is_running() for one in (*process.children(recursive=True), process)]
-    for process in found:
+    processes = [one for process in started if process.is_running() for one in (*process.children(recursive=True), process)]
+    for process in processes:
         process.kill()
-    psutil.wait_procs(found, 10)
+    psutil.wait_procs(processes, 10)
 
 
 def listening(port):

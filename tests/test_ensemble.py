@@ -65,12 +65,12 @@ def test_the_ensemble_that_is_saved_scores_what_was_told_after_a_resume_too(smal
     run = fedmutual.Run("out")
     images, labels = test_rows(run)
     for client in "012":
-        told = next(
+        score = next(
             s for s in lines("out")[-1]["scores"] if (s["model"], s["client"], s["data"]) == ("ensemble", client, "test")
         )
         with torch.no_grad():
             answers = run.ensemble(client)(images)
-        assert math.isclose((answers.argmax(1) == labels).double().mean().item(), told["accuracy"], abs_tol=1e-9)
+        assert math.isclose((answers.argmax(1) == labels).double().mean().item(), score["accuracy"], abs_tol=1e-9)
         mixed = run.ensemble(client).weight * run.personal_model(client)(images).softmax(1)
         mixed = mixed + (1 - run.ensemble(client).weight) * run.global_model()(images).softmax(1)
         assert torch.allclose(answers.exp(), mixed, atol=1e-6)

@@ -148,14 +148,14 @@ def test_a_run_tells_its_history_and_predicts_in_memory(tables, nets, shared):
 
 def test_compare_trains_every_method_and_seed_on_the_same_objects(tables, nets, shared, tmp_path):
     methods = {"teach": FML(alpha=0.5), "average": FedAvg(), "alone": "independent"}
-    found = fedmutual.compare(sites(tables, nets), methods, shared, seeds=2, out=tmp_path / "c", **QUICK)
-    assert set(found.runs) == {(method, seed) for method in methods for seed in (0, 1)}
+    compared = fedmutual.compare(sites(tables, nets), methods, shared, seeds=2, out=tmp_path / "c", **QUICK)
+    assert set(compared.runs) == {(method, seed) for method in methods for seed in (0, 1)}
     alone = fedmutual.federate(sites(tables, nets), "independent", shared, seed=1, **QUICK)
-    assert scores(found.runs["alone", 1]) == scores(alone)
-    table = found.history()
+    assert scores(compared.runs["alone", 1]) == scores(alone)
+    table = compared.history()
     assert set(table["method"]) == set(methods)
-    assert found.report(tmp_path / "report.html").stat().st_size > 0
-    assert "average, global" in repr(found)
+    assert compared.report(tmp_path / "report.html").stat().st_size > 0
+    assert "average, global" in repr(compared)
 
 
 def test_a_temporary_folder_is_gone_with_its_run(tables):
@@ -167,10 +167,10 @@ def test_a_temporary_folder_is_gone_with_its_run(tables):
 
 
 def test_a_run_of_objects_goes_on_where_it_stopped(tables, shared, tmp_path):
-    whole = fedmutual.federate(sites(tables), "fedavg", shared, out=tmp_path / "a", **QUICK)
+    uninterrupted = fedmutual.federate(sites(tables), "fedavg", shared, out=tmp_path / "a", **QUICK)
     fedmutual.federate(sites(tables), "fedavg", shared, out=tmp_path / "b", **QUICK | {"rounds": 1})
     part = fedmutual.federate(sites(tables), "fedavg", shared, out=tmp_path / "b", resume=True, **QUICK)
-    assert scores(part) == scores(whole)
+    assert scores(part) == scores(uninterrupted)
 
 
 def test_a_folder_of_objects_says_in_another_call_what_it_lacks(tables, shared, tmp_path):

@@ -17,7 +17,7 @@ OWN = {"0": {"model": {"frozen": True, "personal": "cnn1"}, "optimizer": {"lr": 
 
 
 @pytest.mark.parametrize(
-    ("tables", "said"),
+    ("tables", "message"),
     [
         ({}, []),
         ({"algorithm": {"name": "fml"}, "clients": OWN, "model": {"personal": "cnn1"}}, []),
@@ -67,8 +67,8 @@ OWN = {"0": {"model": {"frozen": True, "personal": "cnn1"}, "optimizer": {"lr": 
         ),
     ],
 )
-def test_keys_without_effect_are_said(tables, said):
-    assert noted(**tables) == said
+def test_keys_without_effect_are_said(tables, message):
+    assert noted(**tables) == message
 
 
 @pytest.mark.parametrize(

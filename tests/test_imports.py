@@ -39,56 +39,60 @@ def imports(file: str, source: str) -> Iterator[Import]:
 
 
 ALL = [
-    found
+    one_import
     for path in sorted(SOURCE.rglob("*.py"))
-    for found in imports(path.relative_to(SOURCE).as_posix(), path.read_text(encoding="utf-8"))
+    for one_import in imports(path.relative_to(SOURCE).as_posix(), path.read_text(encoding="utf-8"))
 ]
 
 
-def of_algorithms(found: Import) -> bool:
+def of_algorithms(one_import: Import) -> bool:
     """They import the core, what they compute with, each other, torch and the standard library."""
     parts = ("core", "losses", "gradients", "aggregation", "batches", "algorithms")
     ours = {f"fedmutual.{part}" for part in parts}
-    allowed = found.top in ours | {"torch"} or found.top in sys.stdlib_module_names
-    return allowed or not found.file.startswith("algorithms/")
+    allowed = one_import.top in ours | {"torch"} or one_import.top in sys.stdlib_module_names
+    return allowed or not one_import.file.startswith("algorithms/")
 
 
-def of_engines(found: Import) -> bool:
+def of_engines(one_import: Import) -> bool:
     """They know no algorithm: what an engine needs to know, a phase tells by `fedmutual.core`."""
-    return not found.file.startswith("engines/") or found.top != "fedmutual.algorithms"
+    return not one_import.file.startswith("engines/") or one_import.top != "fedmutual.algorithms"
 
 
-def of_core(found: Import) -> bool:
+def of_core(one_import: Import) -> bool:
     """It imports torch, the types of settings and roles, and the standard library; how a client steps, the core too."""
     allowed = {
         "core.py": {"torch", "fedmutual.metric", "fedmutual.role", "fedmutual.settings"},
         "stepping.py": {"torch", "fedmutual.core"},
-    }.get(found.file)
-    return allowed is None or found.top in allowed | sys.stdlib_module_names
+    }.get(one_import.file)
+    return allowed is None or one_import.top in allowed | sys.stdlib_module_names
 
 
-def of_cli(found: Import) -> bool:
+def of_cli(one_import: Import) -> bool:
     """Nothing imports it but itself and ``python -m fedmutual``."""
-    return found.top != "fedmutual.cli" or found.file.startswith("cli/") or found.file == "__main__.py"
+    return one_import.top != "fedmutual.cli" or one_import.file.startswith("cli/") or one_import.file == "__main__.py"
 
 
-def of_report(found: Import) -> bool:
+def of_report(one_import: Import) -> bool:
     """It reads run folders: of fedmutual it imports what reads them, errors, keys and roles, nothing to train with."""
-    foreign = found.top == "torch" or found.top.startswith("fedmutual")
+    foreign = one_import.top == "torch" or one_import.top.startswith("fedmutual")
     lower = {f"fedmutual.{part}" for part in ("report", "metric", "rundir", "files", "errors", "role", "config")}
-    return not foreign or found.top in lower or not found.file.startswith("report/")
+    return not foreign or one_import.top in lower or not one_import.file.startswith("report/")
 
 
-def of_extras(found: Import) -> bool:
+def of_extras(one_import: Import) -> bool:
     """Who did not install an extra does not notice: it is imported in a function, when asked for."""
-    third_party = not found.name.startswith("fedmutual.")
-    return found.lazy or _carried(found.file) or not (third_party and any(part in EXTRAS for part in found.name.split(".")))
+    third_party = not one_import.name.startswith("fedmutual.")
+    return (
+        one_import.lazy
+        or _carried(one_import.file)
+        or not (third_party and any(part in EXTRAS for part in one_import.name.split(".")))
+    )
 
 
-def of_carried(found: Import) -> bool:
+def of_carried(one_import: Import) -> bool:
     """What NVIDIA FLARE carries to its processes is imported by FLARE, and by nobody who may not have it."""
-    parts = found.name.removeprefix("fedmutual.").split(".")
-    return not any(_carried("/".join(parts[: n + 1]) + ".py") for n in range(len(parts))) or _carried(found.file)
+    parts = one_import.name.removeprefix("fedmutual.").split(".")
+    return not any(_carried("/".join(parts[: n + 1]) + ".py") for n in range(len(parts))) or _carried(one_import.file)
 
 
 def _carried(file: str) -> bool:
@@ -121,9 +125,9 @@ ROOMS = (  # from the lowest to the highest: a module imports its own room and l
 RANKS = {room: rank for rank, rooms in enumerate(ROOMS) for room in rooms}
 
 
-def of_rooms(found: Import) -> bool:
+def of_rooms(one_import: Import) -> bool:
     """Nothing imports upward, in a function neither. What `fedmutual` exports may be imported from it above the studies."""
-    importing, (first, *rest) = found.file.split("/")[0].removesuffix(".py"), found.name.split(".")
+    importing, (first, *rest) = one_import.file.split("/")[0].removesuffix(".py"), one_import.name.split(".")
     if first != "fedmutual" or importing in ("__init__", "__main__") or rest[:1] == [importing]:
         return True
     imported = rest[0] if rest and rest[0] in RANKS else "studies"  # a name of the package itself
@@ -135,8 +139,8 @@ RULES = [of_rooms, of_algorithms, of_engines, of_core, of_cli, of_report, of_ext
 
 @pytest.mark.parametrize("rule", RULES)
 def test_rule(rule) -> None:
-    assert {found.file for found in ALL} > {"core.py", "algorithms/fml.py", "cli/app.py", "report/html.py"}
-    assert [found for found in ALL if not rule(found)] == []
+    assert {one_import.file for one_import in ALL} > {"core.py", "algorithms/fml.py", "cli/app.py", "report/html.py"}
+    assert [one_import for one_import in ALL if not rule(one_import)] == []
 
 
 @pytest.mark.parametrize("extra", EXTRAS)
@@ -174,4 +178,4 @@ def test_an_extra_has_one_place_of_its_own(extra: str) -> None:
     ],
 )
 def test_a_breach_is_seen(rule, file: str, source: str) -> None:
-    assert not all(rule(found) for found in imports(file, source))
+    assert not all(rule(one_import) for one_import in imports(file, source))

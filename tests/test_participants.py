@@ -60,11 +60,13 @@ def test_a_federation_begins_with_another_runs_model(small):
     assert same(build(config).server(), shared)
     assert same(build(config).client("0").nets["meme"].state_dict(), shared)
     assert not same(build(config).client("0").nets["personal"].state_dict(), shared)
-    told = load_config(small, **{"model.weights": "first", "model.start": "server", "seed": 5})
-    assert same(build(told).client("0").nets["personal"].state_dict(), shared)
-    fedmutual.run(told, "second")  # equal beginnings with unequal alpha and beta: nothing is refused at the boundary
+    started_config = load_config(small, **{"model.weights": "first", "model.start": "server", "seed": 5})
+    assert same(build(started_config).client("0").nets["personal"].state_dict(), shared)
+    fedmutual.run(
+        started_config, "second"
+    )  # equal beginnings with unequal alpha and beta: nothing is refused at the boundary
     assert {p: p.read_bytes() for p in first.folder.rglob("*") if p.is_file()} == files
-    assert load_config("second/config.toml") == told
+    assert load_config("second/config.toml") == started_config
 
 
 def test_the_pooled_model_begins_with_another_runs_too(small):
@@ -224,10 +226,10 @@ def test_the_report_shows_scores_that_are_no_accuracy(tmp_path, monkeypatch, cli
         ])
         for method, model in (("fml", "personal"), ("fml", "meme"), ("independent", "personal"))
     }  # fmt: skip
-    said = [f"{loss:.4g}" for loss in losses.values()]
+    numbers = [f"{loss:.4g}" for loss in losses.values()]
     sentence = (
-        f"Client 'light' has a task without accuracy: its loss on its own validation data is {said[0]} with FML, personal, "
-        f"{said[1]} with FML, fork and {said[2]} with Local-only."
+        f"Client 'light' has a task without accuracy: its loss on its own validation data is {numbers[0]} with FML, "
+        f"personal, {numbers[1]} with FML, fork and {numbers[2]} with Local-only."
     )
     page = unescape((tmp_path / "all" / "report.html").read_text())
     assert sentence in page
@@ -294,29 +296,29 @@ def test_the_shared_model_is_judged_by_the_task_that_all_learn(tmp_path, monkeyp
 def test_copies_of_those_who_were_asked_are_the_same_after_a_resume(small):
     changes = {"records.copies": True, "engine.participation": 0.5, "rounds": 5}
     config = load_config(small, **changes)
-    whole = fedmutual.run(config, "whole").folder
+    uninterrupted = fedmutual.run(config, "whole").folder
     fedmutual.run(config.model_copy(update={"rounds": 2}), "part")
     part = fedmutual.run(config, "part", resume=True).folder
-    assert (whole / "metrics.jsonl").read_bytes() == (part / "metrics.jsonl").read_bytes()
+    assert (uninterrupted / "metrics.jsonl").read_bytes() == (part / "metrics.jsonl").read_bytes()
 
 
 def test_a_run_goes_on_from_what_it_began_with(small):
     fedmutual.run(load_config(small, rounds=1), "first")
     config = load_config(small, **{"model.weights": "first"})
-    whole = fedmutual.run(config, "whole").folder
+    uninterrupted = fedmutual.run(config, "whole").folder
     fedmutual.run(config.model_copy(update={"rounds": 1}), "part")
     shutil.rmtree("first")
     part = fedmutual.run(config, "part", resume=True).folder
-    assert (whole / "metrics.jsonl").read_bytes() == (part / "metrics.jsonl").read_bytes()
+    assert (uninterrupted / "metrics.jsonl").read_bytes() == (part / "metrics.jsonl").read_bytes()
 
 
 def test_the_pool_has_the_labels_that_clients_have(small):
     small.write_text(small.read_text().replace('name = "fml", alpha = 0.4, beta = 0.6', 'name = "centralised"'))
     bad = build(load_config(small, **{"clients.1.training.shuffled": 1.0, "clients.2.training.shuffled": 1.0})).data
     pooled = bad.pooled().private
-    found = dict(zip(pooled.index.tolist(), pooled.labels.tolist(), strict=True))
+    label_by_row = dict(zip(pooled.index.tolist(), pooled.labels.tolist(), strict=True))
     for shares in bad.clients.values():
-        assert [found[i] for i in shares.private.index.tolist()] == shares.private.labels.tolist()
+        assert [label_by_row[i] for i in shares.private.index.tolist()] == shares.private.labels.tolist()
 
 
 @pytest.mark.parametrize("part", ["[]", "''", "['']", "'.'"])

@@ -53,8 +53,10 @@ def test_all_processes_begin_with_the_same_weights(small: Path, cli, weights: Pa
 
 def test_clients_begin_with_them_and_the_shared_network_too(small: Path, weights: Path) -> None:
     (weights / "own.pth").write_bytes((weights / "mlp.pth").read_bytes())
-    own = {"1": {"model": {"pretrained": "weights/own.pth"}}}
-    config = fedmutual.load_config(small, **{"model.personal": ["cnn1", "mlp", "cnn1"], "model.shared": "cnn1"}, clients=own)
+    tables = {"1": {"model": {"pretrained": "weights/own.pth"}}}
+    config = fedmutual.load_config(
+        small, **{"model.personal": ["cnn1", "mlp", "cnn1"], "model.shared": "cnn1"}, clients=tables
+    )
     made = build.build(config)
     cnn, mlp = state("cnn1", 1), state("mlp", 2)
     assert not torch.equal(made.nets.shared.features.conv1.weight, cnn["features.conv1.weight"])
@@ -89,9 +91,9 @@ def test_which_weights_each_network_began_with_is_said(small: Path, cli, weights
     settings = ("--set", "model.shared=cnn1", "--set", "model.pretrained=imagenet", "--set", "rounds=1")
     assert cli("run", small, *settings, "--out", "run")[0] == 0
     random = "random weights: ImageNet's of cnn1 could not be loaded (it is none of torchvision's networks)"
-    found = environment("run")
-    assert found["shared"]["weights"] == found["personal"]["0"]["weights"] == random
-    assert found["personal"]["1"]["weights"].startswith("weights of weights/cnn1.safetensors (sha256 ")
+    recorded = environment("run")
+    assert recorded["shared"]["weights"] == recorded["personal"]["0"]["weights"] == random
+    assert recorded["personal"]["1"]["weights"].startswith("weights of weights/cnn1.safetensors (sha256 ")
     assert random in Path("run/log.txt").read_text()
     assert (Path("run/clients/1/pretrained.safetensors")).is_file()
     assert cli("report", "run", "-o", "report.html")[0] == 0

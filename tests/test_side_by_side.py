@@ -17,8 +17,10 @@ COMPARE = ("--methods", "fml,independent", "--seeds", "2")
 def read_results(folder):
     """All files of the runs in a folder but those that hold the time, the machine or the command."""
     files = {path.relative_to(folder): path for path in folder.glob("*/*/**/*") if path.is_file()}
-    kept = {name: path.read_bytes() for name, path in files.items() if name.suffix in (".safetensors", ".jsonl", ".toml")}
-    return {name: content for name, content in kept.items() if name.name != "log.txt"}
+    contents = {
+        name: path.read_bytes() for name, path in files.items() if name.suffix in (".safetensors", ".jsonl", ".toml")
+    }
+    return {name: content for name, content in contents.items() if name.name != "log.txt"}
 
 
 def test_the_number_of_jobs_by_hand(monkeypatch):

@@ -37,43 +37,43 @@ def events_by(seen):
 
 
 def test_a_grid_is_trained_into_run_folders_and_the_best_is_chosen(held):
-    found = fedmutual.sweep(held, {"optimizer.lr": RATES, "algorithm.alpha": [0.4, 0.6], "rounds": [2]}, seeds=2, out="s")
+    swept = fedmutual.sweep(held, {"optimizer.lr": RATES, "algorithm.alpha": [0.4, 0.6], "rounds": [2]}, seeds=2, out="s")
     folders = {str(p.parent.relative_to("s")) for p in Path("s").rglob("summary.json")}
     settings = [f"lr={lr},alpha={alpha}" for lr in ("1e-06", "0.1") for alpha in (0.4, 0.6)]
     assert folders == {
         f"{name}/{seed}" for name in (*settings, "independent,lr=1e-06", "independent,lr=0.1") for seed in (0, 1)
     }
-    assert [t.label for t in found.tried] == [name.replace(",", ", ") for name in settings]
-    assert found.chosen.values["optimizer.lr"] == 0.1
+    assert [t.label for t in swept.tried] == [name.replace(",", ", ") for name in settings]
+    assert swept.chosen.values["optimizer.lr"] == 0.1
     config = fedmutual.Run("s/lr=0.1,alpha=0.6/1").config
     assert (config.seed, config.rounds, config.optimizer.lr, config.algorithm["alpha"]) == (1, 2, 0.1, 0.6)
     assert fedmutual.Run("s/independent,lr=0.1/0").config.algorithm == {"name": "independent"}
     held_out = result("s")
     assert held_out["chosen"] == {
         "optimizer.lr": "0.1",
-        "algorithm.alpha": str(found.chosen.values["algorithm.alpha"]),
+        "algorithm.alpha": str(swept.chosen.values["algorithm.alpha"]),
         "rounds": "2",
     }
     assert held_out["settings"][3]["runs"] == ["lr=0.1,alpha=0.6/0", "lr=0.1,alpha=0.6/1"]
     assert held_out["settings"][3]["holdout_accuracy"]["last"] == {
-        "mean": found.tried[3].last.mean,
-        "half": found.tried[3].last.half,
+        "mean": swept.tried[3].last.mean,
+        "half": swept.tried[3].last.half,
         "n": 2,
         "over": "seeds",
     }
 
 
 def test_the_score_is_the_mean_of_the_personal_models_on_hold_out_rows(held):
-    found = sweep(held, {"optimizer.lr": RATES}, out="s")
+    swept = sweep(held, {"optimizer.lr": RATES}, out="s")
     lines = (Path("s") / "lr=0.1" / "0" / "metrics.jsonl").read_text().splitlines()
-    own = {
+    accuracies = {
         model: [s["accuracy"] for s in json.loads(lines[-1])["scores"] if (s["model"], s["data"]) == (model, "holdout")]
         for model in ("personal", "global")
     }
-    assert len(own["personal"]) == 3
-    assert found.tried[1].last.mean == pytest.approx(sum(own["personal"]) / 3)
+    assert len(accuracies["personal"]) == 3
+    assert swept.tried[1].last.mean == pytest.approx(sum(accuracies["personal"]) / 3)
     shared = sweep(held, {"optimizer.lr": RATES}, out="s", resume=True, by="global")
-    assert shared.tried[1].last.mean == pytest.approx(sum(own["global"]) / 3)
+    assert shared.tried[1].last.mean == pytest.approx(sum(accuracies["global"]) / 3)
     assert result("s")["by"] == "global"
 
 
@@ -99,11 +99,11 @@ engine = {{ device = "cpu" }}
 def test_test_and_validation_labels_do_not_move_the_choice(tmp_path, monkeypatch):
     """With wrong labels in the test set, of which validation data are taken, the untrained setting scores best there."""
     monkeypatch.chdir(tmp_path)
-    found = {}
+    results = {}
     for name, shift in (("right", 0), ("wrong", 1)):
         digits(tmp_path / f"{name}.npz", shift)
         (tmp_path / f"{name}.toml").write_text(POISONED.format(root=f"{name}.npz"))
-        found[name] = sweep(f"{name}.toml", {"optimizer.lr": RATES}, out=name)
+        results[name] = sweep(f"{name}.toml", {"optimizer.lr": RATES}, out=name)
     configs = {lr: fedmutual.load_config("wrong.toml", **{"optimizer.lr": lr}) for lr in RATES}
     last = {lr: fedmutual.run(config, f"plain/{lr}").summary for lr, config in configs.items()}
     for score in ("personal", "global"):
@@ -111,46 +111,48 @@ def test_test_and_validation_labels_do_not_move_the_choice(tmp_path, monkeypatch
         there = {lr: (s.get("val_accuracy") or s["test_accuracy"])["last"] for lr, s in by.items()}
         means = {lr: s["mean"] if isinstance(s, dict) else s for lr, s in there.items()}
         assert means[1e-6] > means[0.1], "a choice by these would be another"
-    assert found["right"].chosen.label == found["wrong"].chosen.label == "lr=0.1"
+    assert results["right"].chosen.label == results["wrong"].chosen.label == "lr=0.1"
     assert result("right") == result("wrong")
 
 
 def test_a_diverged_setting_is_a_finding(held):
-    found = sweep(held, {"optimizer.lr": [0.05, 1e30, 0.1]}, out="s")
-    one, broken, other = found.tried
+    swept = sweep(held, {"optimizer.lr": [0.05, 1e30, 0.1]}, out="s")
+    one, broken, other = swept.tried
     assert broken.last is None
     assert re.match(r"client '\d' diverged in round 1", broken.diverged[0])
     assert one.last
     assert other.last
-    assert found.chosen in (one, other)
+    assert swept.chosen in (one, other)
     assert result("s")["settings"][1]["diverged"] == {"0": broken.diverged[0]}
-    assert not any(warning.startswith("lr=1e+30") for warning in found.warnings)
+    assert not any(warning.startswith("lr=1e+30") for warning in swept.warnings)
 
 
 def test_everything_may_diverge(held):
-    found = sweep(held, {"optimizer.lr": [1e30, 1e31]}, out="s")
-    assert (found.chosen, found.best) == (None, ())
+    swept = sweep(held, {"optimizer.lr": [1e30, 1e31]}, out="s")
+    assert (swept.chosen, swept.best) == (None, ())
     assert result("s")["chosen"] is None
 
 
 def test_a_setting_that_harms_is_warned_of(held):
     """With alpha = beta = 0 nobody looks at a label."""
     fixed = {"algorithm.beta": 0.0, "optimizer.lr": 0.1, "rounds": 4, "partition.clients": 6}
-    found = sweep(held, {"algorithm.alpha": [0.9, 0.0], **fixed}, out="s")
-    (said,) = [warning for warning in found.warnings if warning.startswith("alpha=0.0: ")]
-    assert re.search(r"personal models are \d\d\.\d\d points worse than local-only \(95 % interval over 6 clients", said)
-    assert said.endswith("which excludes 0)")
-    assert found.tried[1].gain.estimate.sign == -1
+    swept = sweep(held, {"algorithm.alpha": [0.9, 0.0], **fixed}, out="s")
+    (warning_text,) = [warning for warning in swept.warnings if warning.startswith("alpha=0.0: ")]
+    assert re.search(
+        r"personal models are \d\d\.\d\d points worse than local-only \(95 % interval over 6 clients", warning_text
+    )
+    assert warning_text.endswith("which excludes 0)")
+    assert swept.tried[1].gain.estimate.sign == -1
     assert sorted(p.name for p in Path("s").iterdir()) == ["alpha=0.0", "alpha=0.9", "independent", "sweep.json"]
 
 
 def test_local_only_among_the_settings_is_trained_once(held):
     grid = {"algorithm.name": ["fml", "independent", "fedavg"], "rounds": [1]}
     held.write_text(held.read_text().replace(", alpha = 0.4, beta = 0.6", ""))
-    found = sweep(held, grid, out="s")
+    swept = sweep(held, grid, out="s")
     assert sorted(p.name for p in Path("s").iterdir()) == ["name=fedavg", "name=fml", "name=independent", "sweep.json"]
-    assert [t.model for t in found.tried] == ["personal", "personal", "global"]
-    assert [t.alone is not None for t in found.tried] == [True, False, False]
+    assert [t.model for t in swept.tried] == ["personal", "personal", "global"]
+    assert [t.alone is not None for t in swept.tried] == [True, False, False]
 
 
 def edge_warnings(found):
@@ -158,13 +160,13 @@ def edge_warnings(found):
 
 
 def test_the_end_of_a_grid_is_warned_of_but_not_the_end_of_what_is_possible(held):
-    found = sweep(held, {"optimizer.lr": RATES, "rounds": [1]}, out="s")
-    assert edge_warnings(found) == ["the best optimizer.lr, 0.1, is the largest that was tried: try larger ones too"]
-    found = sweep(held, {"algorithm.alpha": [1.0, 0.0], "optimizer.lr": [0.1], "rounds": [3]}, out="a")
-    assert found.chosen.label == "alpha=1.0"
-    assert edge_warnings(found) == [], "alpha ends at 1"
-    found = sweep(held, {"optimizer.lr": [0.1, 1e-6, 1e30], "rounds": [1]}, out="b")
-    assert edge_warnings(found) == [], "the larger one was tried, and diverged"
+    swept = sweep(held, {"optimizer.lr": RATES, "rounds": [1]}, out="s")
+    assert edge_warnings(swept) == ["the best optimizer.lr, 0.1, is the largest that was tried: try larger ones too"]
+    swept = sweep(held, {"algorithm.alpha": [1.0, 0.0], "optimizer.lr": [0.1], "rounds": [3]}, out="a")
+    assert swept.chosen.label == "alpha=1.0"
+    assert edge_warnings(swept) == [], "alpha ends at 1"
+    swept = sweep(held, {"optimizer.lr": [0.1, 1e-6, 1e30], "rounds": [1]}, out="b")
+    assert edge_warnings(swept) == [], "the larger one was tried, and diverged"
 
 
 def test_a_stopped_sweep_goes_on_and_trains_nothing_twice(held):
@@ -182,7 +184,7 @@ def test_a_stopped_sweep_goes_on_and_trains_nothing_twice(held):
     assert not Path("s/sweep.json").exists()
     before = {p: p.stat().st_mtime_ns for p in Path("s/lr=1e-06").rglob("*")}
     seen = []
-    found = sweep(held, grid, out="s", resume=True, watch=events_by(seen))
+    swept = sweep(held, grid, out="s", resume=True, watch=events_by(seen))
     trained = [(name, e.round) for name, e in seen if isinstance(e, Evaluated)]
     alone = [(f"independent, lr={lr}, seed 0", n) for lr in ("1e-06", "0.1") for n in (1, 2, 3)]
     assert trained == [("lr=0.1, seed 0", 2), ("lr=0.1, seed 0", 3), *alone]
@@ -190,9 +192,9 @@ def test_a_stopped_sweep_goes_on_and_trains_nothing_twice(held):
     seen.clear()
     again = sweep(held, grid, out="s", resume=True, watch=events_by(seen))
     assert seen == []
-    assert again == found
-    whole = sweep(held, grid, out="whole")
-    assert [t.last for t in whole.tried] == [t.last for t in found.tried]
+    assert again == swept
+    uninterrupted = sweep(held, grid, out="whole")
+    assert [t.last for t in uninterrupted.tried] == [t.last for t in swept.tried]
 
 
 def test_a_grid_may_grow_on_resume(held):
@@ -211,21 +213,21 @@ def test_a_used_folder_is_not_written_into(held):
 
 
 def test_hold_out_rows_are_made_where_there_are_none_and_it_is_said(small):
-    with pytest.warns(UserWarning, match=r"split.holdout = 0.1 is set for the sweep: a tenth") as said:
-        found = sweep(small, {"optimizer.lr": RATES, "rounds": [1]}, out="s")
-    assert len([w for w in said if "holdout" in str(w.message)]) == 1
+    with pytest.warns(UserWarning, match=r"split.holdout = 0.1 is set for the sweep: a tenth") as caught:
+        swept = sweep(small, {"optimizer.lr": RATES, "rounds": [1]}, out="s")
+    assert len([w for w in caught if "holdout" in str(w.message)]) == 1
     assert {
         p.parent.name for p in Path("s").rglob("config.toml") if fedmutual.Run(p.parent).config.split.holdout == 0.1
     } == {"0"}
     assert all(fedmutual.Run(p.parent).config.split.holdout == 0.1 for p in Path("s").rglob("config.toml"))
-    assert found.chosen.examples == 3 * 4
+    assert swept.chosen.examples == 3 * 4
     assert result("s")["holdout"] == 0.1
 
 
 def test_a_configuration_in_memory(held):
     config = fedmutual.load_config(held, rounds=1)
-    found = sweep(config, {"optimizer.lr": RATES}, out="s")
-    assert found.chosen.label == "lr=0.1"
+    swept = sweep(config, {"optimizer.lr": RATES}, out="s")
+    assert swept.chosen.label == "lr=0.1"
     changed = {"optimizer.lr": 0.1, "records.evaluate_on": "holdout"}
     assert fedmutual.Run("s/lr=0.1/0").config == fedmutual.load_config(held, rounds=1, **changed)
 
@@ -233,13 +235,13 @@ def test_a_configuration_in_memory(held):
 def test_the_data_that_choose_a_round_of_a_run_do_not_choose_of_a_sweep(held):
     """A file may say so; the sweep's runs have no such score."""
     held.write_text(f'{held.read_text()}records = {{ best_by = "test" }}\n')
-    found = sweep(held, {"optimizer.lr": RATES, "rounds": [1]}, out="s")
+    swept = sweep(held, {"optimizer.lr": RATES, "rounds": [1]}, out="s")
     assert fedmutual.Run("s/lr=0.1/0").config.records.best_by is None
-    assert any("is the largest that was tried" in warning for warning in found.warnings)
+    assert any("is the largest that was tried" in warning for warning in swept.warnings)
 
 
 @pytest.mark.parametrize(
-    ("grid", "said"),
+    ("grid", "message"),
     [
         (
             {"optimizer.lrr": [0.1, 0.2]},
@@ -256,10 +258,10 @@ def test_the_data_that_choose_a_round_of_a_run_do_not_choose_of_a_sweep(held):
         ({"split.holdout": [0.1, 0.2]}, "it takes one value; make a sweep for each"),
     ],
 )
-def test_what_cannot_be_tried_is_said_before_anything_is_trained(held, grid, said):
+def test_what_cannot_be_tried_is_said_before_anything_is_trained(held, grid, message):
     with pytest.raises(ConfigError) as problem:
         sweep(Path("small.toml"), grid, out="s")
-    assert str(problem.value).startswith(said) or said in str(problem.value)
+    assert str(problem.value).startswith(message) or message in str(problem.value)
     assert not Path("s").exists()
 
 
@@ -300,8 +302,8 @@ def test_stacked_runs_go_on_at_once_and_one_that_diverges_stops_no_other(held):
 
 
 def test_networks_of_unlike_shapes_are_stacked_apart(held):
-    found = sweep(held, {"model.shared": ["mlp", "cnn1"], "rounds": [1], "engine.name": ["stacked"]}, out="s")
-    assert all(t.last for t in found.tried)
+    swept = sweep(held, {"model.shared": ["mlp", "cnn1"], "rounds": [1], "engine.name": ["stacked"]}, out="s")
+    assert all(t.last for t in swept.tried)
 
 
 def test_what_is_no_divergence_stops_the_sweep(held, monkeypatch):
@@ -328,8 +330,8 @@ def test_a_run_that_diverged_is_tried_again_from_its_last_saved_round_on_resume(
 
         return look
 
-    found = sweep(held, {"optimizer.lr": RATES}, out="s", watch=watch)
-    assert found.tried[1].diverged == {0: "client '0' diverged in round 2 at batch 1: made up"}
+    swept = sweep(held, {"optimizer.lr": RATES}, out="s", watch=watch)
+    assert swept.tried[1].diverged == {0: "client '0' diverged in round 2 at batch 1: made up"}
     diverging["armed"] = False
     assert sweep(held, {"optimizer.lr": RATES}, out="s", resume=True, watch=watch).tried[1].diverged == {}
 
@@ -338,13 +340,13 @@ def test_clients_of_other_tasks_have_no_part_in_the_choice(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     path = objectives.write(tmp_path, objectives.NUMBERS)
     fixed = {"rounds": 1, "split": {"holdout": 0.2}, "engine.device": "cpu"}
-    found = sweep(path, {"optimizer.lr": [1e-6, 0.02], **fixed}, out="mixed")
+    swept = sweep(path, {"optimizer.lr": [1e-6, 0.02], **fixed}, out="mixed")
     scores = [s for s in last_line("mixed/lr=0.02/0")["scores"] if (s["model"], s["data"]) == ("personal", "holdout")]
     shares = [s["accuracy"] for s in scores if s["client"] != "light"]
     assert (len(scores), len(shares)) == (4, 3)
-    assert found.tried[1].last.mean == pytest.approx(sum(shares) / 3)
-    (said,) = [warning for warning in found.warnings if "no accuracy" in warning]
-    assert said == "the choice does not count 'light': its task has no accuracy"
+    assert swept.tried[1].last.mean == pytest.approx(sum(shares) / 3)
+    (warning_text,) = [warning for warning in swept.warnings if "no accuracy" in warning]
+    assert warning_text == "the choice does not count 'light': its task has no accuracy"
 
 
 def last_line(folder):
@@ -364,7 +366,7 @@ def write_numbers(task):
 def test_a_regression_is_chosen_by_the_lowest_error(tmp_path, monkeypatch, cli):
     monkeypatch.chdir(tmp_path)
     write_numbers("regression")
-    found = sweep("numbers.toml", {"optimizer.lr": [0.05, 1e-6], "training.batch_size": [8]}, seeds=2, out="s")
+    swept = sweep("numbers.toml", {"optimizer.lr": [0.05, 1e-6], "training.batch_size": [8]}, seeds=2, out="s")
     errors = {}
     for rate in (0.05, 1e-6):
         by_round = [[], []]
@@ -373,12 +375,12 @@ def test_a_regression_is_chosen_by_the_lowest_error(tmp_path, monkeypatch, cli):
                 scores = [s for s in json.loads(line)["scores"] if (s["model"], s["data"]) == ("personal", "holdout")]
                 by_round[n].append(np.mean([s["mean_absolute_error"] for s in scores]))
         errors[rate] = by_round
-    assert found.chosen.values["optimizer.lr"] == 0.05
+    assert swept.chosen.values["optimizer.lr"] == 0.05
     assert np.mean(errors[0.05][-1]) < np.mean(errors[1e-6][-1])
-    kept = result("s")["settings"][0]["holdout_mean_absolute_error"]
-    assert kept["last"]["mean"] == pytest.approx(np.mean(errors[0.05][-1]))
-    assert kept["best"]["mean"] == pytest.approx(np.mean(np.min(errors[0.05], axis=0)))
-    assert kept["last"]["half"] == pytest.approx(12.706 / 2**0.5 * np.std(errors[0.05][-1], ddof=1), rel=1e-3)
+    errors_recorded = result("s")["settings"][0]["holdout_mean_absolute_error"]
+    assert errors_recorded["last"]["mean"] == pytest.approx(np.mean(errors[0.05][-1]))
+    assert errors_recorded["best"]["mean"] == pytest.approx(np.mean(np.min(errors[0.05], axis=0)))
+    assert errors_recorded["last"]["half"] == pytest.approx(12.706 / 2**0.5 * np.std(errors[0.05][-1], ddof=1), rel=1e-3)
     code, out, err = cli("sweep", "numbers.toml", "--set", "optimizer.lr=0.05,1e-6", "--out", "t")
     assert (code, "accura" in out + err) == (0, False), err
     assert "Mean absolute error of the" in out

@@ -57,9 +57,9 @@ def test_nobody_trains_on_what_anybody_is_scored_on(algorithm, split, partition)
 
 def test_what_each_algorithm_learns_from():
     data = made("independent").data
-    own = {i: (index(s.private), index(s.public)) for i, s in data.clients.items()}
-    everybody = set().union(*(public for _, public in own.values()))
-    for i, (private, public) in own.items():
+    rows_by_client = {i: (index(s.private), index(s.public)) for i, s in data.clients.items()}
+    everybody = set().union(*(public for _, public in rows_by_client.values()))
+    for i, (private, public) in rows_by_client.items():
         assert not private & everybody
         expected = {
             "independent": private | public,
@@ -74,8 +74,8 @@ def test_what_each_algorithm_learns_from():
         for local, rows in (("private+own-public", private | public), ("private", private)):
             assert index(made("fedh2l", **{"algorithm.local_data": local}).rows(i)["private"]) == rows
         assert index(made("fedh2l", **{"algorithm.labels": False}).rows(i)["private"]) == private | public
-    whole = made("centralised")
-    assert index(whole.rows("pooled")["private"]) == set().union(*(p | q for p, q in own.values()))
+    centralised = made("centralised")
+    assert index(centralised.rows("pooled")["private"]) == set().union(*(p | q for p, q in rows_by_client.values()))
 
 
 def test_the_public_set_is_all_nodes_and_labels_of_others_are_hidden_where_they_stay_home():
@@ -88,10 +88,10 @@ def test_the_public_set_is_all_nodes_and_labels_of_others_are_hidden_where_they_
             assert set().union(*positions) == set(range(len(client.data["public"])))
             assert not any(a & b for a, b in combinations(positions, 2))
             seen = experiment.rows(i)["public"].labels
-            own = np.isin(np.arange(len(seen)), list(client.seeds.owners[i]))
-            assert (seen[own] >= 0).all()
-            assert (seen[~own] >= 0).all() == labels
-            assert labels or (seen[~own] == -1).all()
+            is_own = np.isin(np.arange(len(seen)), list(client.seeds.owners[i]))
+            assert (seen[is_own] >= 0).all()
+            assert (seen[~is_own] >= 0).all() == labels
+            assert labels or (seen[~is_own] == -1).all()
 
 
 def test_a_domain_is_scored_on_its_own_the_others_and_all_test_rows():
@@ -117,8 +117,8 @@ def test_a_regression_or_too_little_public_data_is_refused(kind, cli, tmp_path, 
     code, _, err = cli("run", "a.toml", "--out", "out")
     assert code == 2
     assert "Traceback" not in err
-    said = "increase split.public" if kind == "one" else "needs a public seed set"
-    assert said in " ".join(err.split())
+    message = "increase split.public" if kind == "one" else "needs a public seed set"
+    assert message in " ".join(err.split())
     assert not (tmp_path / "out").exists()
 
 
@@ -128,10 +128,10 @@ def test_validation_rows_that_are_test_rows_choose_nothing_pooled_and_it_is_said
     assert "validation.all" not in experiment.rows("0")
     assert any("validation rows are test rows" in note for note in experiment.plan({}).notes)
     assert not any("validation rows are test rows" in note for note in made("fedh2l").plan({}).notes)
-    for by, said in ((None, False), ("holdout", False), ("validation", True)):
+    for by, is_remarked in ((None, False), ("holdout", False), ("validation", True)):
         chosen = common | {"split.public": 0.2, "split.holdout": 0.1, "records.best_by": by} | PARTITIONS["turned"]
         notes = build(parse_config({}, overrides=chosen)).plan({}).notes
-        assert any("validation rows are test rows" in note for note in notes) == said, by
+        assert any("validation rows are test rows" in note for note in notes) == is_remarked, by
 
 
 def test_methods_of_steps_and_of_epochs_are_not_compared_unless_all_count_steps():
@@ -145,13 +145,13 @@ def test_methods_of_steps_and_of_epochs_are_not_compared_unless_all_count_steps(
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"algorithm.pairs": 0.5}, "'algorithm.pairs' has no effect with algorithm.peers = 'all'"),
         ({"algorithm.kl": False, "algorithm.confidence": False}, "'algorithm.confidence' has no effect"),
         ({"clients.20.training.local_epochs": 3}, "'clients.20.training.local_epochs' has no effect"),
     ],
 )
-def test_settings_without_effect_are_refused(changes, said):
-    with pytest.raises(ConfigError, match=said.replace(".", "[.]")):
+def test_settings_without_effect_are_refused(changes, message):
+    with pytest.raises(ConfigError, match=message.replace(".", "[.]")):
         parse_config({}, overrides={"data.name": "digits", "algorithm.name": "fedh2l", **changes})

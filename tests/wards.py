@@ -129,11 +129,11 @@ def refused(folder: Path, *words: str, agreed=None, name="north") -> str:
         build_site(
             agreed or contracts.read_contract(folder / "federation.toml"), read_site_file(folder / name / "site.toml")
         )
-    said = str(caught.value)
-    assert "\n" not in said
+    message = str(caught.value)
+    assert "\n" not in message
     for word in words:
-        assert word in said, said
-    return said
+        assert word in message, message
+    return message
 
 
 def accepted(record: dict, agreed: dict | None = None) -> contracts.Contract:

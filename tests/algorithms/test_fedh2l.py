@@ -41,14 +41,14 @@ def test_a_round_of_two_linear_nodes(projection, confidence, kl):
         x = {i: rng.normal(size=(4, 2)) for i in "01"}
         y = {"0": np.array([0, 1, 0, 1]), "1": np.array([1, 0, 0, 0])}
         w = {i: rng.normal(size=(2, 2)) for i in "01"}
-        own = {i: rng.normal(size=(5, 2)) for i in "01"}
+        personal_weights = {i: rng.normal(size=(5, 2)) for i in "01"}
         own_y = {"0": np.array([0, 0, 1, 0, 1]), "1": np.array([1, 1, 0, 1, 1])}
         public = Rows(torch.tensor(np.vstack([x["0"], x["1"]])), torch.tensor(np.hstack([y["0"], y["1"]])))
         owners, clients = {"0": range(4), "1": range(4, 8)}, []
         for i in "01":
             net = nn.Linear(2, 2, bias=False)
             net.weight.data = torch.tensor(w[i].copy())
-            mine = Rows(torch.tensor(own[i]), torch.tensor(own_y[i]))
+            mine = Rows(torch.tensor(personal_weights[i]), torch.tensor(own_y[i]))
             clients.append(node(i, owners, public, mine, net, trains_on=mine))
             clients[-1].seeds = seeds(public, owners, classes=2)
         algorithm = FedH2L(batch_size=100, public_batch=4, projection=projection, confidence=confidence, kl=kl).algorithm()
@@ -56,7 +56,7 @@ def test_a_round_of_two_linear_nodes(projection, confidence, kl):
 
         eye, g_loc, p, acc, met = np.eye(2), {}, {}, {}, 0
         for i in "01":
-            g_loc[i] = pull(w[i], own[i], eye[own_y[i]])
+            g_loc[i] = pull(w[i], personal_weights[i], eye[own_y[i]])
             w[i] = w[i] - LR * g_loc[i]
             z = x[i] @ w[i].T
             p[i], acc[i] = softmax(z).astype(np.float32), (z.argmax(1) == y[i]).mean()
@@ -154,7 +154,7 @@ def test_eta_is_the_rate_of_mutual_steps_alone():
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"labels": False, "local_data": "private+all-public"}, "labels"),
         ({"labels": False, "kl": False}, "kl"),
@@ -163,8 +163,8 @@ def test_eta_is_the_rate_of_mutual_steps_alone():
         ({"eta": -1.0}, "eta"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(settings, said):
-    with pytest.raises(ValueError, match=said):
+def test_settings_that_make_no_sense_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
         FedH2L(**settings)
 
 
@@ -177,12 +177,12 @@ def test_settings_that_make_no_sense_are_refused(settings, said):
 def test_pairs_do_not_overlap_and_all_agree_on_them(count, pairs, expected):
     ids, met = [str(i) for i in range(count)], set()
     for round in range(40):
-        found = partners(ids, pairs, At(0, round, 40, 0))
-        spoke = [i for i in ids if found[i]]
+        pairs_of_round = partners(ids, pairs, At(0, round, 40, 0))
+        spoke = [i for i in ids if pairs_of_round[i]]
         assert len(spoke) == 2 * expected
-        assert all(found[found[i][0]] == (i,) for i in spoke)
-        assert partners(reversed(ids), pairs, At(0, round, 40, 1)) == found  # as the relay has it, a phase later
-        met |= {frozenset((i, *found[i])) for i in spoke}
+        assert all(pairs_of_round[pairs_of_round[i][0]] == (i,) for i in spoke)
+        assert partners(reversed(ids), pairs, At(0, round, 40, 1)) == pairs_of_round  # as the relay has it, a phase later
+        met |= {frozenset((i, *pairs_of_round[i])) for i in spoke}
     assert len(met) == count * (count - 1) // 2  # everybody met everybody
 
 
@@ -258,18 +258,18 @@ def test_unlabelled_a_node_reads_no_label_of_another(monkeypatch):
     for client in clients:
         public = client.data["public"]
         client.seeds = seeds(public, client.seeds.owners, labelled=False)
-        own = torch.zeros(len(public), dtype=torch.bool)
-        own[list(client.seeds.owners[client.id])] = True
-        poisoned = Rows(public.x, torch.where(own, public.y, -1))
+        is_own = torch.zeros(len(public), dtype=torch.bool)
+        is_own[list(client.seeds.owners[client.id])] = True
+        poisoned = Rows(public.x, torch.where(is_own, public.y, -1))
         mine = noise(int(client.id), 20)
         client.data = {
-            "private": Rows(torch.cat([mine.x, public.x[own]]), torch.cat([mine.y, public.y[own]])),
+            "private": Rows(torch.cat([mine.x, public.x[is_own]]), torch.cat([mine.y, public.y[is_own]])),
             "public": poisoned,
         }
     events = []
     run(FedH2L(batch_size=8, public_batch=4, labels=False).algorithm(), clients, rounds=3, events=events)
-    told = [e.train["0"] for e in events if isinstance(e, PhaseDone) and e.phase == "mutual"]
-    assert all(t.keys() == {"kl", "projected"} and t["kl"] >= 0 for t in told)
+    losses = [e.train["0"] for e in events if isinstance(e, PhaseDone) and e.phase == "mutual"]
+    assert all(t.keys() == {"kl", "projected"} and t["kl"] >= 0 for t in losses)
 
 
 def test_the_strict_variant_reads_no_public_label_at_all(monkeypatch):
@@ -288,7 +288,7 @@ def test_the_strict_variant_reads_no_public_label_at_all(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "said"),
+    ("name", "value", "message"),
     [
         ("accuracy", torch.tensor(1.5), "its accuracy is above 1"),
         ("accuracy", torch.tensor(float("nan")), "its accuracy is not a number"),
@@ -303,7 +303,7 @@ def test_the_strict_variant_reads_no_public_label_at_all(monkeypatch):
         ("index", torch.tensor([8, 8, 8, 8], dtype=torch.int32), "it speaks of a sample twice"),
     ],
 )
-def test_a_message_of_no_sense_is_left_out_and_its_sender_named(name, value, said):
+def test_a_message_of_no_sense_is_left_out_and_its_sender_named(name, value, message):
     @dataclass(frozen=True, kw_only=True)
     class Liar(Local):
         def end(self, client, at):
@@ -317,7 +317,7 @@ def test_a_message_of_no_sense_is_left_out_and_its_sender_named(name, value, sai
     notes = [e.text for e in events if isinstance(e, Noted)]
     assert len(notes) == 1
     assert "client '1'" in notes[0]
-    assert said in notes[0]
+    assert message in notes[0]
     done = {e.phase: e for e in events if isinstance(e, PhaseDone) and e.round == 1}
     each = 4 * 4 * 3 + 4 * 4 + 4
     assert done["mutual"].down == {"0": each, "1": 2 * each, "2": each}  # the others go on; it is still taught
@@ -339,7 +339,7 @@ def test_who_never_answers_is_missed_by_nobody():
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (
             {"digest": torch.ones(32, dtype=torch.uint8)},
@@ -350,12 +350,12 @@ def test_who_never_answers_is_missed_by_nobody():
     ],
 )
 @pytest.mark.parametrize("name", ["fedh2l", "fedmd", "aggregate"])
-def test_who_holds_another_public_set_is_refused_with_the_difference(name, change, said):
+def test_who_holds_another_public_set_is_refused_with_the_difference(name, change, message):
     clients = nodes(3)
     clients[1].seeds = replace(clients[1].seeds, about=clients[1].seeds.about | change)
     with pytest.raises(Disagreed, match="client '1' has a public seed set that differs") as caught:
         run(ALGORITHMS[name](batch_size=8).algorithm(), clients)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_in_pairs_a_message_left_out_costs_its_partner_alone():

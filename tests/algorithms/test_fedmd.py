@@ -71,8 +71,8 @@ def test_transfer_and_a_round_of_two_linear_nodes(consensus):
                 w[i] = digested(w[i], public, said, mean)
             w[i] = learned(w[i], own[i], mine[i])
         for client in clients:
-            found = client.nets["personal"].weight.detach().numpy()
-            assert np.abs(found - w[client.id]).max() < 1e-7  # what is said crosses as float32
+            weight = client.nets["personal"].weight.detach().numpy()
+            assert np.abs(weight - w[client.id]).max() < 1e-7  # what is said crosses as float32
     finally:
         torch.set_default_dtype(torch.float32)
 

@@ -66,9 +66,9 @@ def test_a_round_of_fml(t):
     got = federation(algorithm, clients, rounds=1, start={"weight": torch.tensor(SHARED)})
     memes = []
     for c in clients:
-        x, y, own = X[c.id], Y[c.id], OWN[c.id]
-        memes.append(SHARED - LR * gradient(x, y, SHARED, own, beta, t))
-        personal = own - LR * gradient(x, y, own, SHARED, alpha, t)
+        x, y, personal_weight = X[c.id], Y[c.id], OWN[c.id]
+        memes.append(SHARED - LR * gradient(x, y, SHARED, personal_weight, beta, t))
+        personal = personal_weight - LR * gradient(x, y, personal_weight, SHARED, alpha, t)
         assert np.abs(c.nets["personal"].weight.detach().numpy() - personal).max() < 1e-12
     assert np.abs(got["weight"].numpy() - (memes[0] + memes[1]) / 2).max() < 1e-12
 

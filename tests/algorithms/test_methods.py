@@ -175,19 +175,19 @@ def own_prototypes(i, body):
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])
 def test_two_rounds_of_fedproto(weighting):
     lam, y = 0.7, Y["1"]
-    own = {i: [BODY + 0.1 * k, HEAD - 0.1 * k] for k, i in enumerate(X)}
+    personal_weights = {i: [BODY + 0.1 * k, HEAD - 0.1 * k] for k, i in enumerate(X)}
     algorithm = FedProto(proto_lam=lam, proto_weighting=weighting, **ONE).algorithm()
     Y["1"] = np.ones(3, dtype=int)  # a client without the class 0
     try:
-        ours = clients(algorithm, own=own)
+        ours = clients(algorithm, own=personal_weights)
         got = federation(algorithm, ours, rounds=2, start=algorithm.begins(stacked([BODY, HEAD]), 2))
         prototypes, known = np.zeros((2, 3)), np.zeros(2)
         for _ in range(2):
             sent = {}
             for i in X:
-                head, body = halves(i, *own[i], prototypes, known, lam)
-                own[i] = [own[i][0] - LR * body, own[i][1] - LR * head]
-                sent[i] = own_prototypes(i, own[i][0])
+                head, body = halves(i, *personal_weights[i], prototypes, known, lam)
+                personal_weights[i] = [personal_weights[i][0] - LR * body, personal_weights[i][1] - LR * head]
+                sent[i] = own_prototypes(i, personal_weights[i][0])
             shares = np.stack([n if weighting == "samples" else (n > 0) for _, n in sent.values()]).astype(float)
             prototypes = sum(p * share[:, None] for (p, _), share in zip(sent.values(), shares, strict=True))
             prototypes, known = prototypes / shares.sum(0)[:, None], (shares.sum(0) > 0).astype(float)
@@ -197,7 +197,7 @@ def test_two_rounds_of_fedproto(weighting):
     assert got[EXAMPLES].tolist() == ([2, 6] if weighting == "samples" else [2, 3])
     for one in ours:
         for k in range(2):
-            assert np.abs(weight(one.nets["personal"][k]) - own[one.id][k]).max() < 1e-6
+            assert np.abs(weight(one.nets["personal"][k]) - personal_weights[one.id][k]).max() < 1e-6
 
 
 def test_features_of_another_size_are_means_over_neighbours():
@@ -258,8 +258,8 @@ def test_prototypes_of_fedtgp_move_apart():
     losses = []
     for epochs in (1, 200):
         got = FedTGP(server_epochs=epochs, server_lr=0.05).receive(first, replies, At(0, 0, 1))
-        own = torch.cat([r[PROTOTYPES] for r in replies.values()])
-        distance = torch.cdist(own, got[PROTOTYPES])
+        prototypes = torch.cat([r[PROTOTYPES] for r in replies.values()])
+        distance = torch.cdist(prototypes, got[PROTOTYPES])
         losses.append(nn.functional.cross_entropy(-distance, torch.arange(4).repeat(2)).item())
     assert losses[1] < losses[0]
 
@@ -280,7 +280,7 @@ def fedkd_loss(i, own, shared):
 
 def numeric(f, tensors, step=1e-6):
     """Central differences of f() in each number of these arrays."""
-    found = []
+    results = []
     for t in tensors:
         g = np.zeros_like(t)
         for at in np.ndindex(*t.shape):
@@ -290,16 +290,16 @@ def numeric(f, tensors, step=1e-6):
             t[at] = before - step
             g[at] = (up - f()) / (2 * step)
             t[at] = before
-        found.append(g)
-    return found
+        results.append(g)
+    return results
 
 
 def test_a_round_of_fedkd():
     """A step down the sum of all terms, in both networks; of what each matrix learned the best approximation of rank 1."""
-    own = {i: [BODY + 0.1 * k, HEAD - 0.1 * k] for k, i in enumerate(X)}
+    personal_weights = {i: [BODY + 0.1 * k, HEAD - 0.1 * k] for k, i in enumerate(X)}
     wide = [np.random.default_rng(5).normal(size=(3, 2)) / 2, np.random.default_rng(6).normal(size=(2, 3)) / 2]
     algorithm = FedKD(rank=0.5, **ONE).algorithm()
-    ours = clients(algorithm, shared=wide, own=own)
+    ours = clients(algorithm, shared=wide, own=personal_weights)
     begun = {f"{k}.weight": torch.tensor(w) for k, w in enumerate(wide)}
     assert algorithm.phases[0].leaves(begun) == {
         **{f"left.{k}.weight": (torch.float64, s) for k, s in enumerate([(3, 1), (2, 1)])},
@@ -308,7 +308,7 @@ def test_a_round_of_fedkd():
     got = federation(algorithm, ours, rounds=1, start=begun)
     learned = []
     for one in ours:
-        mentor, mentee = [w.copy() for w in own[one.id]], [w.copy() for w in wide]
+        mentor, mentee = [w.copy() for w in personal_weights[one.id]], [w.copy() for w in wide]
         steps = numeric(lambda: sum(fedkd_loss(one.id, mentor, mentee)), [*mentor, *mentee])  # noqa: B023
         for k in range(2):
             assert np.abs(weight(one.nets["personal"][k]) - (mentor[k] - LR * steps[k])).max() < 1e-8
@@ -326,16 +326,16 @@ def test_two_rounds_of_proxyfl():
     X["3"], Y["3"], a = X["0"][:2], Y["1"][:2], 0.25
     try:
         ids = ("0", "1", "2", "3")
-        own = OWN | {"3": SHARED}
+        personal_weights = OWN | {"3": SHARED}
         algorithm = ProxyFL(alpha=1, beta=1, own_share=a, **ONE).algorithm()
-        ours = clients(algorithm, ids=ids, own=own)
+        ours = clients(algorithm, ids=ids, own=personal_weights)
         got = federation(algorithm, ours, rounds=2, start=proxied(ids, 2, start()))
         theta = dict.fromkeys(ids, SHARED)
         for hop in (1, 2):
             theta = {i: t - LR * gradient(i, t) for i, t in theta.items()}
             theta = {i: a * theta[i] + (1 - a) * theta[ids[(k - hop) % 4]] for k, i in enumerate(ids)}
         for one in ours:
-            personal = own[one.id]
+            personal = personal_weights[one.id]
             for _ in range(2):
                 personal = personal - LR * gradient(one.id, personal)
             assert np.abs(weight(one.nets["meme"]) - theta[one.id]).max() < 1e-12

@@ -55,8 +55,8 @@ def adapt(cli, *more, text=NEWCOMER, out="a"):
 
 
 def state(folder, round=2, half="clients/0"):
-    found = load_file(Path(folder) / half / f"round-{round}.safetensors")
-    return {k.removeprefix("personal."): v for k, v in found.items() if half == "server" or k.startswith("personal.")}
+    tensors = load_file(Path(folder) / half / f"round-{round}.safetensors")
+    return {k.removeprefix("personal."): v for k, v in tensors.items() if half == "server" or k.startswith("personal.")}
 
 
 def test_every_way_is_an_ordinary_run_and_the_others_are_not_touched(run, cli):
@@ -66,26 +66,26 @@ def test_every_way_is_an_ordinary_run_and_the_others_are_not_touched(run, cli):
     assert digest(run) == before
     folders = {str(p.parent.relative_to("a")) for p in Path("a").rglob("summary.json")}
     assert folders == {f"{way}/{n}/{s}" for way in ("fml", "scratch", "fine-tune") for n in (20, 40) for s in (0, 1)}
-    found = json.loads(Path("a/adapt.json").read_text())
+    recorded = json.loads(Path("a/adapt.json").read_text())
     for way, network in (("fml", "cnn1"), ("scratch", "cnn1"), ("fine-tune", "mlp")):
         done = fedmutual.Run(f"a/{way}/20/1")
         assert (
-            found["networks"][way]
+            recorded["networks"][way]
             == network
             == json.loads((done.folder / "environment.json").read_text())["models"]["personal"]["0"]["name"]
         )
-        assert found["accuracy"][way]["20"]["1"] == done.summary["personal"]["val_accuracy"]["last"]["mean"]
+        assert recorded["accuracy"][way]["20"]["1"] == done.summary["personal"]["val_accuracy"]["last"]["mean"]
         assert sum(json.loads((done.folder / "partition.json").read_text())["clients"]["0"]["counts"]["private"]) == 20
-    assert found["from"]["round"] == 2
-    assert found["examples"]["40"] == {"training": 40, "validation": 359}
+    assert recorded["from"]["round"] == 2
+    assert recorded["examples"]["40"] == {"training": 40, "validation": 359}
     assert fedmutual.Run("a/fml/20/0").config.algorithm == {"name": "fml", "alpha": 0.4, "beta": 0.7}
     assert "FML (cnn1)" in out
-    said = " ".join(out.split())
-    assert "FML's fork of the shared model (mlp)" in said
-    forks = said.count("That is its personal model; its fork of the shared model, which it may use too, scores ")
-    assert said.count("against training from scratch it ") == 2
-    assert said.count("against fine-tuning FML's shared model it ") == 2 + forks
-    assert said.count("against the shared model as it came it ") == 2
+    output = " ".join(out.split())
+    assert "FML's fork of the shared model (mlp)" in output
+    forks = output.count("That is its personal model; its fork of the shared model, which it may use too, scores ")
+    assert output.count("against training from scratch it ") == 2
+    assert output.count("against fine-tuning FML's shared model it ") == 2 + forks
+    assert output.count("against the shared model as it came it ") == 2
     assert cli("report", "a", "-o", "again.html")[1] == out.replace("a/report.html", "again.html")
     page = Path("a/report.html").read_text()
     assert Path("again.html").read_text() == page
@@ -124,8 +124,8 @@ def test_fedavg_s_shared_model_is_fine_tuned_where_it_is_given(run, small, cli):
     code, out, err = adapt(cli, "--examples", "20", "--seeds", 1, "--set", "optimizer.lr=0", "--fedavg", "avg")
     assert code == 0, err
     assert "against fine-tuning FedAvg's shared model it " in " ".join(out.split())
-    found, shared = state("a/fine-tune/20/0"), state("avg", 1, "server")
-    assert all(torch.equal(found[k], shared[k]) for k in shared)
+    tensors, shared = state("a/fine-tune/20/0"), state("avg", 1, "server")
+    assert all(torch.equal(tensors[k], shared[k]) for k in shared)
     code, _, err = adapt(cli, "--fedavg", "r", out="b")
     assert code == 2
     assert "r: is a run of 'fml', and --fedavg names one of 'fedavg'" in err
@@ -189,9 +189,9 @@ def test_it_is_gone_on_with_and_never_mixed_with_another_shared_model(run, small
 
 def test_three_of_the_ten_classes_are_matched_by_name(run, cli):
     digits = load_digits()
-    kept = np.isin(digits.target, (2, 5, 7))
-    names = np.array([f"digit {d}" if d == 7 else str(d) for d in digits.target[kept]])
-    np.savez("three.npz", x=digits.images[kept] / 16, y=names)
+    is_kept = np.isin(digits.target, (2, 5, 7))
+    names = np.array([f"digit {d}" if d == 7 else str(d) for d in digits.target[is_kept]])
+    np.savez("three.npz", x=digits.images[is_kept] / 16, y=names)
     text = NEWCOMER.replace('name = "digits"', 'name = "npz", root = "three.npz"')
     code, _, err = adapt(cli, "--examples", "30", "--seeds", 1, text=text)
     assert code == 2
@@ -227,9 +227,9 @@ data = { name = "npz", root = "high.npz" }
 
 def digits(file, wanted, name="{}"):
     """Some digits, in a file whose labels are names."""
-    found = load_digits()
-    kept = np.isin(found.target, wanted)
-    np.savez(file, x=found.images[kept] / 16, y=np.array([name.format(d) for d in found.target[kept]]))
+    digits = load_digits()
+    is_kept = np.isin(digits.target, wanted)
+    np.savez(file, x=digits.images[is_kept] / 16, y=np.array([name.format(d) for d in digits.target[is_kept]]))
 
 
 @pytest.fixture
@@ -281,9 +281,9 @@ def test_a_newcomer_to_a_shared_part_chooses_its_adaptor(parts, cli):
 
 def test_a_whole_fedavg_model_beside_a_part_must_fit_the_newcomer_s_data(parts, cli):
     """Her data decide: the run that shares a part may be on any other."""
-    whole = {"data.root": "new.npz", "data.name": "npz", "algorithm.name": "fedavg", "model.shared": "cnn1"}
-    whole |= {"data.mean": [0.3], "data.std": [4.0], "partition.clients": 2, "engine.device": "cpu", "rounds": 1}
-    fedmutual.run(parse_config(merge_overrides({}, whole)), "whole")
+    keys = {"data.root": "new.npz", "data.name": "npz", "algorithm.name": "fedavg", "model.shared": "cnn1"}
+    keys |= {"data.mean": [0.3], "data.std": [4.0], "partition.clients": 2, "engine.device": "cpu", "rounds": 1}
+    fedmutual.run(parse_config(merge_overrides({}, keys)), "whole")
     Path("n.toml").write_text(TO_A_PART)
     command = ("adapt", "fml", "--data", "n.toml", "--fedavg", "whole", "--out", "a", *STILL)
     for settings, sentence in (
@@ -299,8 +299,8 @@ def test_a_whole_fedavg_model_beside_a_part_must_fit_the_newcomer_s_data(parts, 
         assert sentence in err
     code, _, err = cli(*command, "--set", "data.mean=[0.3]", "--set", "data.std=[4.0]")
     assert code == 0, err
-    found, shared = state("a/fine-tune/30/0", 1), state("whole", 1, "server")
-    assert all(torch.equal(found[k], shared[k]) for k in shared)
+    tensors, shared = state("a/fine-tune/30/0", 1), state("whole", 1, "server")
+    assert all(torch.equal(tensors[k], shared[k]) for k in shared)
 
 
 def test_a_newcomer_to_a_shared_part_brings_its_own_kind_of_data(parts, cli):
@@ -314,8 +314,8 @@ def test_a_newcomer_to_a_shared_part_brings_its_own_kind_of_data(parts, cli):
     code, _, err = cli("adapt", "end", "--data", "n.toml", "--out", "a", *STILL)
     assert code == 0, err
     for way in ("fml", "scratch", "fine-tune"):
-        found = fedmutual.Run(f"a/{way}/30/0").config.data
-        assert (found.mean, found.std, found.size) == (None, None, None)
+        data_config = fedmutual.Run(f"a/{way}/30/0").config.data
+        assert (data_config.mean, data_config.std, data_config.size) == (None, None, None)
 
 
 @pytest.mark.parametrize(
@@ -411,8 +411,8 @@ def test_what_is_unfinished_is_not_shown(run, cli):
     from fedmutual.report import adapted
 
     adapt(cli, "--examples", "20", "--seeds", 1)
-    found = json.loads(Path("a/adapt.json").read_text())
-    Path("a/adapt.json").write_text(json.dumps({k: found[k] for k in ("format", "from", "fine-tuned")}))
+    recorded = json.loads(Path("a/adapt.json").read_text())
+    Path("a/adapt.json").write_text(json.dumps({k: recorded[k] for k in ("format", "from", "fine-tuned")}))
     with pytest.raises(fedmutual.RunError, match="a: the adaptation there is not finished"):
         adapted(Path("a"))
     shutil.rmtree("a")

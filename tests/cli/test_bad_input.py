@@ -302,8 +302,8 @@ def test_a_stop_keeps_what_is_saved_and_says_how_to_go_on(small, cli, monkeypatc
     assert signals.getsignal(signals.SIGTERM) == before
     assert code == expected
     assert err.splitlines()[-1].startswith(f"error: {how}; saved rounds are kept; resume with: ")
-    said = shlex.split(err.split("resume with: ")[1])
-    assert said == ["fedmutual", "run", str(small), "--out", "runs/small", "--resume"]
+    command = shlex.split(err.split("resume with: ")[1])
+    assert command == ["fedmutual", "run", str(small), "--out", "runs/small", "--resume"]
     assert json.loads((small.parent / "runs/small/checkpoint.json").read_text())["round"] == 1
     monkeypatch.undo()
     monkeypatch.chdir(small.parent)
@@ -320,8 +320,8 @@ def test_the_command_that_goes_on_is_what_a_shell_takes(small, cli, monkeypatch)
     given = ("--methods", "fml, fedavg", "--seeds", "2", "--set", "name=it's", "--set", 'data.root="a b"', "--out", "$c d")
     code, _, err = cli("compare", small, *given)
     assert code == 130
-    said = shlex.split(err.split("resume with: ")[1])
-    assert said == ["fedmutual", "compare", str(small), *given, "--resume"]
+    command = shlex.split(err.split("resume with: ")[1])
+    assert command == ["fedmutual", "compare", str(small), *given, "--resume"]
 
 
 @pytest.mark.parametrize("domain", ["..", "a/b", "c:d", ""])

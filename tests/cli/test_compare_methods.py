@@ -30,11 +30,11 @@ def trained(folder):
 
 
 def test_methods_of_public_data_are_left_out_where_none_are_set_apart(small):
-    found = eligible(small)
-    assert set(found.left_out) == PUBLIC_DATA | {"fedbn"}
-    assert set(found.methods) == set(ALGORITHMS) - set(found.left_out)
-    assert all("split.public" in found.left_out[method] for method in PUBLIC_DATA)
-    assert "no BatchNorm layer" in found.left_out["fedbn"]
+    choice = eligible(small)
+    assert set(choice.left_out) == PUBLIC_DATA | {"fedbn"}
+    assert set(choice.methods) == set(ALGORITHMS) - set(choice.left_out)
+    assert all("split.public" in choice.left_out[method] for method in PUBLIC_DATA)
+    assert "no BatchNorm layer" in choice.left_out["fedbn"]
 
 
 def test_methods_that_count_steps_need_a_file_that_does(small):
@@ -45,8 +45,8 @@ def test_methods_that_count_steps_need_a_file_that_does(small):
 
 
 def test_methods_of_one_network_are_left_out_where_networks_differ(small):
-    found = eligible(small, **{"model.personal": ["mlp", "mlp", "cnn1"]})
-    assert {"apfl", "ditto", "fedavg-ft"} == set(found.left_out) - PUBLIC_DATA - {"fedbn"}
+    choice = eligible(small, **{"model.personal": ["mlp", "mlp", "cnn1"]})
+    assert {"apfl", "ditto", "fedavg-ft"} == set(choice.left_out) - PUBLIC_DATA - {"fedbn"}
 
 
 def test_methods_of_classes_are_left_out_where_targets_are_numbers(small):

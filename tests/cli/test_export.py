@@ -86,11 +86,11 @@ def test_a_program_of_a_table_takes_the_columns_in_the_order_of_the_card(tmp_pat
     cli("run", "t.toml", "--out", "t")
     assert cli("export", "t", "--to", "model")[0] == 0
     (tmp_path / "new.csv").write_text("age,pulse\n0.5,61\n-3,45\n")
-    found = fedmutual.predict("t", ["new.csv"])
+    predictions = fedmutual.predict("t", ["new.csv"])
     about = json.loads((tmp_path / "model/model.json").read_text())
     assert about["input"]["columns"] == ["pulse", "age"]
     answers = torch.export.load("model/model.pt2").module()(torch.tensor([[61.0, 0.5], [45.0, -3.0]]))
-    expected = [[dict(p.ranked)[c] for c in about["output"]["classes"]] for p in found]
+    expected = [[dict(p.ranked)[c] for c in about["output"]["classes"]] for p in predictions]
     assert torch.allclose(answers, torch.tensor(expected), atol=1e-6)
 
 

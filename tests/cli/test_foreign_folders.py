@@ -121,10 +121,10 @@ def test_code_that_a_run_folder_names_is_not_imported(here, cli, command, names)
     """The module lies where the command runs, and the run never recorded it."""
     assert cli("run", "small.toml", "--set", "rounds=1", "--out", "r")[0] == 0
     rename(here / "r", **names)
-    said = refusal(cli(*command))
+    message = refusal(cli(*command))
     assert not was_imported(here)
-    assert "'my_net'" in said
-    assert "was not recorded by this run" in said
+    assert "'my_net'" in message
+    assert "was not recorded by this run" in message
 
 
 def test_a_run_that_is_gone_on_with_takes_no_name_from_its_folder(here, cli):
@@ -213,8 +213,8 @@ def test_a_run_goes_on_with_the_code_that_it_was_begun_with(here, cli, command):
     assert cli(*command, "--resume")[0] == 0
     write_net(here, "# changed\n")
     assert was_imported(here)
-    said = refusal(cli(*command, "--resume"))
-    assert "key 'model.personal': the code of the module 'my_net' has changed since this run recorded it" in said
+    message = refusal(cli(*command, "--resume"))
+    assert "key 'model.personal': the code of the module 'my_net' has changed since this run recorded it" in message
     assert cli(*command, "--resume", "--trust-code")[0] == 0
 
 

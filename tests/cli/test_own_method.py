@@ -184,9 +184,9 @@ def test_at_real_sites_it_gives_the_bits_of_one_process(folder, monkeypatch):
     """The module is installed, and each site lists it."""
     monkeypatch.syspath_prepend(folder)
     common = COMMON | TELLING | {"rounds": 2, "algorithm": {"name": METHOD, "momentum": 0.6}}
-    sites = {i: {k: v for k, v in own.items() if k not in ("algorithm", "model")} for i, own in SITES.items()}
+    sites = {i: {k: v for k, v in tables.items() if k not in ("algorithm", "model")} for i, tables in SITES.items()}
     agreed = contracts.read_submitted_contract(contract(folder, common, sites))
-    files = {i: site(folder, i, own, trust={"modules": ["my_algorithms"]}) for i, own in sites.items()}
+    files = {i: site(folder, i, tables, trust={"modules": ["my_algorithms"]}) for i, tables in sites.items()}
     runtimes = {i: SiteRuntime(agreed, read_site_file(path)) for i, path in files.items()}
     Coordinator(agreed, folder / "server").run(Desk(runtimes))
     run, at_server = fedmutual.run(parse_config(together(common, sites)), folder / "one"), fedmutual.Run(folder / "server")

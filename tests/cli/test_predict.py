@@ -81,8 +81,8 @@ def test_probabilities_are_those_of_another_decoder_and_the_weights_of_the_file(
     assert line["probabilities"] == pytest.approx(expected)
     assert line["class"] == max(expected, key=expected.get)
     assert line["probability"] == line["probabilities"][line["class"]]
-    said = "shared model (mlp), round 1" if client is None else "personal model of client '1' (cnn1), round 1"
-    assert (line["model"], line["example"]) == (said, str(path))
+    message = "shared model (mlp), round 1" if client is None else "personal model of client '1' (cnn1), round 1"
+    assert (line["model"], line["example"]) == (message, str(path))
 
 
 def test_a_person_reads_who_answered_and_the_next_classes(digits, cli):
@@ -115,9 +115,9 @@ def test_a_model_file_is_read_with_its_run(digits, cli):
 
 def test_who_has_no_model_of_its_own_is_served_by_the_shared_one(small, cli, digits):
     cli("run", small, "--set", "rounds=1", "--set", "algorithm.name=fedavg", "--out", "a")
-    (found,) = fedmutual.predict("a", ["three.png"], "2")
-    assert found.model == "shared model (mlp), round 1, for client '2', which has no personal model"
-    assert found.ranked == fedmutual.predict("a", ["three.png"])[0].ranked
+    (prediction,) = fedmutual.predict("a", ["three.png"], "2")
+    assert prediction.model == "shared model (mlp), round 1, for client '2', which has no personal model"
+    assert prediction.ranked == fedmutual.predict("a", ["three.png"])[0].ranked
     code, _, err = cli("predict", "a", "three.png", "--client", "north")
     assert code == 2
     assert "a: there is no client 'north'; there are 0, 1, 2, and without --client the shared model answers" in err
@@ -134,9 +134,9 @@ def test_without_a_complete_shared_model_the_clients_are_named(small, cli, digit
 
 def test_pooled_data_have_one_model(small, cli, digits):
     cli("run", small, "--set", "rounds=1", "--set", "algorithm.name=centralised", "--out", "c")
-    (found,) = fedmutual.predict("c", ["three.png"])
-    assert found.model == "model of all data in one place (mlp), round 1"
-    assert [found] == fedmutual.predict("c/clients/pooled/round-1.safetensors", ["three.png"])
+    (prediction,) = fedmutual.predict("c", ["three.png"])
+    assert prediction.model == "model of all data in one place (mlp), round 1"
+    assert [prediction] == fedmutual.predict("c/clients/pooled/round-1.safetensors", ["three.png"])
 
 
 @pytest.mark.parametrize(
@@ -169,13 +169,13 @@ def test_rows_of_a_table_are_matched_by_column(tmp_path, monkeypatch, cli):
     (tmp_path / "t.toml").write_text(text)
     run = fedmutual.run(fedmutual.load_config("t.toml"), "t")
     (tmp_path / "new.csv").write_text("age,name,pulse\n0.5,Ann,1.1\n-0.5,Bob,0.1\n")
-    found = fedmutual.predict("t", ["new.csv"])
+    predictions = fedmutual.predict("t", ["new.csv"])
     p = run.global_model()(torch.tensor([[1.1, 0.5], [0.1, -0.5]])).softmax(1)
-    assert [dict(f.ranked)["well"] for f in found] == pytest.approx(
+    assert [dict(f.ranked)["well"] for f in predictions] == pytest.approx(
         p[:, run.summary["data"]["classes"].index("well")].tolist()
     )
-    assert [f.example for f in found] == ["line 2 of new.csv", "line 3 of new.csv"]
-    assert fedmutual.predict("t", "new.csv") == found
+    assert [f.example for f in predictions] == ["line 2 of new.csv", "line 3 of new.csv"]
+    assert fedmutual.predict("t", "new.csv") == predictions
     (tmp_path / "bad.csv").write_text("age,name\n0.5,Ann\n")
     Image.new("L", (2, 1)).save("x.png")
     for file, sentence in (
@@ -193,9 +193,9 @@ def test_rows_of_a_table_are_matched_by_column(tmp_path, monkeypatch, cli):
 def test_arrays_are_taken_as_the_run_took_them(digits, cli):
     """The run's own reader holds digits as uint8 [n, 8, 8]: an npz of them says what an image file says."""
     np.savez("new.npz", x=load_digits().images[3:5].astype(np.uint8))
-    found = fedmutual.predict(digits, ["new.npz"])
-    assert [f.example for f in found] == ["row 0 of 'x' in new.npz", "row 1 of 'x' in new.npz"]
-    assert dict(found[0].ranked) == pytest.approx(dict(fedmutual.predict(digits, ["three.png"])[0].ranked))
+    predictions = fedmutual.predict(digits, ["new.npz"])
+    assert [f.example for f in predictions] == ["row 0 of 'x' in new.npz", "row 1 of 'x' in new.npz"]
+    assert dict(predictions[0].ranked) == pytest.approx(dict(fedmutual.predict(digits, ["three.png"])[0].ranked))
     np.savez("bad.npz", x=np.zeros((2, 7, 8)))
     code, _, err = cli("predict", digits, "bad.npz")
     assert code == 2
@@ -225,10 +225,10 @@ data = {{ mean = [{mean}], std = [0.4] }}
 def own(tmp_path, monkeypatch):
     """Make a run of two clients with data of their own, and rows to ask it about."""
     monkeypatch.chdir(tmp_path)
-    found = load_digits()
-    kept = found.target < 3
-    np.savez("d.npz", x=(found.images[kept] * 15).astype(np.uint8), y=found.target[kept])
-    np.savez("new.npz", x=(found.images[3:4] * 15).astype(np.uint8))
+    digits = load_digits()
+    is_kept = digits.target < 3
+    np.savez("d.npz", x=(digits.images[is_kept] * 15).astype(np.uint8), y=digits.target[is_kept])
+    np.savez("new.npz", x=(digits.images[3:4] * 15).astype(np.uint8))
 
     def make(algorithm="fml", part="", mean=0.3, task="classification"):
         text = OWN.format(algorithm=algorithm, part=part, mean=mean, task=task)
@@ -242,11 +242,11 @@ def own(tmp_path, monkeypatch):
 
 def test_who_keeps_a_part_is_served_by_its_own_fork(own):
     run = own("fedavg", ', part = "features"')
-    (found,) = fedmutual.predict("o", ["new.npz"], "south")
-    assert found.model == "client 'south''s fork of the shared model (cnn1), round 1"
+    (prediction,) = fedmutual.predict("o", ["new.npz"], "south")
+    assert prediction.model == "client 'south''s fork of the shared model (cnn1), round 1"
     x = (torch.from_numpy(np.load("new.npz")["x"])[None].float() / 255 - 0.3) / 0.4
     p = run.meme("south")(x).double().softmax(1)[0].tolist()
-    assert dict(found.ranked) == pytest.approx(dict(zip(("0", "1", "2"), p, strict=True)))
+    assert dict(prediction.ranked) == pytest.approx(dict(zip(("0", "1", "2"), p, strict=True)))
 
 
 def test_a_shared_model_of_inputs_that_are_scaled_differently_does_not_answer(own, cli):
@@ -292,8 +292,8 @@ def test_a_client_that_learns_numbers_predicts_a_number(own):
 def test_the_best_round_answers_where_it_is_asked_for(small, cli, digits):
     """Steps that become far too large: the last round's weights are not the best."""
     steps = ("--set", "optimizer.lr.start=0.05", "--set", "optimizer.lr.end=30.0", "--set", "optimizer.lr.shape=linear")
-    code, _, said = cli("run", small, "--set", "rounds=3", *steps, "--set", "records.keep_best=true", "--out", "b")
-    assert code == 0, said
+    code, _, output = cli("run", small, "--set", "rounds=3", *steps, "--set", "records.keep_best=true", "--out", "b")
+    assert code == 0, output
     run = fedmutual.Run("b")
     for client, kind in (("1", "personal model of client '1' (mlp)"), (None, "shared model (mlp)")):
         who = ("--client", client) if client else ()
@@ -303,6 +303,6 @@ def test_the_best_round_answers_where_it_is_asked_for(small, cli, digits):
         file = Path("b", f"clients/{client}" if client else "server", "best.safetensors")
         assert fedmutual.predict(file, ["three.png"]) == [best]
         assert f"answered by: {best.model}\n" in cli("predict", "b", "three.png", "--best", *who)[1]
-    code, _, said = cli("predict", digits, "three.png", "--best")
+    code, _, output = cli("predict", digits, "three.png", "--best")
     assert code == 2
-    assert "no best weights are kept here; a run keeps them with records.keep_best = true" in said
+    assert "no best weights are kept here; a run keeps them with records.keep_best = true" in output

@@ -49,10 +49,10 @@ def test_ten_thousand_rounds_say_about_a_hundred_lines(clock, every):
     observer(Started(0, 10_000, NODES, ()))
     rounds(observer, clock, 1, 10_000, every)
     observer(Finished(10_000))
-    said = out.getvalue().splitlines()
-    assert LINES <= len(said) <= LINES + 2
-    assert said[-2] == "round 10000/10000  ACC 85.0 %  BWT 96.0 %  FWT 77.5 %  0 s left"
-    assert said[-1] == "worst node: ACC 80.0 % (40)  BWT 95.0 % (0)  FWT 70.0 % (40)"
+    output = out.getvalue().splitlines()
+    assert LINES <= len(output) <= LINES + 2
+    assert output[-2] == "round 10000/10000  ACC 85.0 %  BWT 96.0 %  FWT 77.5 %  0 s left"
+    assert output[-1] == "worst node: ACC 80.0 % (40)  BWT 95.0 % (0)  FWT 70.0 % (40)"
 
 
 def test_a_short_run_says_every_evaluation(clock):

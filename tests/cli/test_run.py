@@ -40,14 +40,16 @@ def test_run_leaves_a_whole_run_folder(small, cli):
     lines = read(folder / "metrics.jsonl")
     assert [line["round"] for line in lines] == [1, 2, 3]
     test = [s["accuracy"] for line in lines for s in line["scores"] if s["client"] is None]
-    found = summary["global"]["test_accuracy"]
-    assert (found["last"], found["best"], found["best_by"]) == (test[-1], max(test), "test")
-    assert test[found["best_round"] - 1] == max(test)
-    own = {s["client"]: s["accuracy"] for s in lines[-1]["scores"] if (s["model"], s["data"]) == ("personal", "validation")}
+    accuracies = summary["global"]["test_accuracy"]
+    assert (accuracies["last"], accuracies["best"], accuracies["best_by"]) == (test[-1], max(test), "test")
+    assert test[accuracies["best_round"] - 1] == max(test)
+    by_client = {
+        s["client"]: s["accuracy"] for s in lines[-1]["scores"] if (s["model"], s["data"]) == ("personal", "validation")
+    }
     last = summary["personal"]["val_accuracy"]["last"]
-    assert last["per_client"] == own
-    assert last["mean"] == pytest.approx(sum(own.values()) / 3)
-    assert last["worst"] == min(own.values())
+    assert last["per_client"] == by_client
+    assert last["mean"] == pytest.approx(sum(by_client.values()) / 3)
+    assert last["worst"] == min(by_client.values())
 
 
 def test_the_ledger_counts_the_tensors_sent(small, cli):
@@ -220,9 +222,9 @@ def test_metrics_none_keeps_the_scores_at_the_client(small, cli):
     for line in read(folder / "metrics.jsonl"):
         assert set(line["train"]) == {"0", "2"}
         assert "1" not in {s["client"] for s in line["scores"]}
-    own = read(folder / "clients/1/metrics.jsonl")
-    assert [line["round"] for line in own] == [1, 2, 3]
-    assert {s["data"] for s in own[0]["scores"]} == {"validation", "test"}
+    lines_of_client = read(folder / "clients/1/metrics.jsonl")
+    assert [line["round"] for line in lines_of_client] == [1, 2, 3]
+    assert {s["data"] for s in lines_of_client[0]["scores"]} == {"validation", "test"}
     cli("run", small, "--set", "share.metrics=none", "--out", "all")
     summary = json.loads((small.parent / "all/summary.json").read_text())
     assert summary["personal"]["val_accuracy"] is None
@@ -319,17 +321,17 @@ def test_data_show_and_check(small, cli):
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ("model.shared=mpl", "there is no network 'mpl'; did you mean 'mlp'?"),
         ("model.personal=alexnet", "network 'alexnet' has a stem for images of 3 channels"),
         ("model.shared=math:sqrt", "network 'math:sqrt' cannot be made"),
     ],
 )
-def test_data_check_says_what_run_would_say_of_networks(small, cli, change, said):
+def test_data_check_says_what_run_would_say_of_networks(small, cli, change, message):
     code, _, err = cli("data", "check", small, "--set", change)
     assert (code, err.count("\n")) == (2, 1)
-    assert said in err
+    assert message in err
 
 
 def test_demo_compares_twice_and_ends_with_a_page(tmp_path, cli, monkeypatch):

@@ -28,8 +28,8 @@ engine = {{ device = "cpu" }}
 def digits(small, cli):
     """The folder of a finished run on digits, with 40 labelled digits in forty.npz."""
     cli("run", small, "--set", "rounds=1", "--out", "r")
-    found = load_digits()
-    np.savez("forty.npz", x=found.images[:40].astype(np.uint8), y=found.target[:40])
+    digits = load_digits()
+    np.savez("forty.npz", x=digits.images[:40].astype(np.uint8), y=digits.target[:40])
     return small.parent / "r"
 
 

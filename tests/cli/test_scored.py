@@ -24,13 +24,13 @@ def test_only_hold_out_rows_are_scored_where_that_is_asked_for(small, cli, metho
     summary = read_json(Path("x/summary.json"))
     assert summary["global"]["test_accuracy"] is summary["personal"]["val_accuracy"] is None
     judged = [fmean(s["accuracy"] for s in line["scores"] if s["model"] == "global") for line in lines]
-    kept = Path("x/clients/pooled" if method == "centralised" else "x/server")
-    assert best.chosen(kept, 3)[0] == 1 + judged.index(max(judged))
+    folder_of_best = Path("x/clients/pooled" if method == "centralised" else "x/server")
+    assert best.chosen(folder_of_best, 3)[0] == 1 + judged.index(max(judged))
     assert out == "x: only hold-out rows were scored; metrics.jsonl has the scores that clients share\n"
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("command", "message"),
     [
         (("compare", "small.toml", "--methods", "fml,independent"), "leaves out the validation and test scores that are"),
         (
@@ -45,12 +45,12 @@ def test_only_hold_out_rows_are_scored_where_that_is_asked_for(small, cli, metho
         ),
     ],
 )
-def test_who_needs_other_scores_refuses_hold_out_rows_alone(small, cli, command, said):
+def test_who_needs_other_scores_refuses_hold_out_rows_alone(small, cli, command, message):
     if command[0] == "adapt":
         assert cli("run", small, "--set", "rounds=1", "--out", "first")[0] == 0
         lines = [line for line in small.read_text().splitlines() if line.split(" ")[0] not in ("partition", "model")]
         small.write_text("\n".join(lines))
     code, _, err = cli(*command, "--set", "records.evaluate_on=holdout", "--set", "split.holdout=0.2", "--out", "x")
     assert code == 2
-    assert said in " ".join(err.split())
+    assert message in " ".join(err.split())
     assert not Path("x").exists()

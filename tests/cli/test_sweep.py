@@ -26,8 +26,8 @@ def test_a_sweep_ends_with_a_table_and_a_command_that_runs(held, cli):
     (line,) = [line for line in out.splitlines() if line.startswith("chosen: ")]
     command = shlex.split(line.partition("run it: ")[2])
     assert command[:3] == ["fedmutual", "run", str(held)]
-    found = json.loads(Path("runs/small-sweep/sweep.json").read_text())
-    assert command[3:] == [word for key, value in found["chosen"].items() for word in ("--set", f"{key}={value}")]
+    recorded = json.loads(Path("runs/small-sweep/sweep.json").read_text())
+    assert command[3:] == [word for key, value in recorded["chosen"].items() for word in ("--set", f"{key}={value}")]
     code, _, err = cli(*command[1:], "--out", "best")
     assert code == 0, err
     config = fedmutual.Run("best").config
@@ -110,7 +110,7 @@ def test_resume_by_the_command_that_a_stop_prints(held, cli, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ((), "there is nothing to choose from; give a key several values: --set optimizer.lr=0.003,0.01,0.03"),
         (("--set", "optimizer.lr="), "--set optimizer.lr=: the key has no value"),
@@ -118,10 +118,10 @@ def test_resume_by_the_command_that_a_stop_prints(held, cli, monkeypatch):
         (("--set", "algorithm.alpha=0.5,1.5"), "with alpha=1.5: "),
     ],
 )
-def test_bad_input_is_one_sentence(held, cli, given, said):
+def test_bad_input_is_one_sentence(held, cli, given, message):
     code, out, err = cli("sweep", held, *given)
     assert (code, out) == (2, "")
     assert err.startswith("error: ")
-    assert said in err
+    assert message in err
     assert len(err.splitlines()) == 1
     assert not Path("runs").exists()

@@ -30,7 +30,7 @@ def test_values_are_read(text: str, key: str, values: list[object]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("texts", "said"),
+    ("texts", "message"),
     [
         (["optimizer.lr="], "--set optimizer.lr=: the key has no value; write --set key=v1,v2"),
         (["optimizer.lr=0.1,,0.2"], "--set optimizer.lr=0.1,,0.2: the key has an empty value among its values"),
@@ -40,8 +40,8 @@ def test_values_are_read(text: str, key: str, values: list[object]) -> None:
         (["rounds=1", "rounds=2"], "--set names 'rounds' twice; name it once, with its values separated by commas"),
     ],
 )
-def test_what_is_no_grid(texts: list[str], said: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(said)):
+def test_what_is_no_grid(texts: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
         read_grid(texts)
 
 
@@ -66,10 +66,10 @@ def test_a_label_has_as_much_of_a_key_as_tells_it_from_others() -> None:
 def test_folders_of_unlike_labels_are_unlike_and_plain() -> None:
     assert make_folder_name("lr=0.01, alpha=0.3") == "lr=0.01,alpha=0.3"
     labels = ['personal=["a/b"]', 'personal=["a b"]', "personal=[a:b]", "x" * 300, "x" * 301, "shared=../../etc"]
-    names = [make_folder_name(said) for said in labels]
+    names = [make_folder_name(label) for label in labels]
     assert len(set(names)) == len(labels)
     assert all(re.fullmatch(r"[\w.=,+-]{1,110}", name, re.ASCII) for name in names)
-    assert names == [make_folder_name(said) for said in labels]
+    assert names == [make_folder_name(label) for label in labels]
 
 
 @pytest.mark.parametrize(

@@ -225,9 +225,9 @@ WRONG = [
 def refusal(path: Path, **overrides: object) -> str:
     with pytest.raises(ConfigError) as problem:
         load_config(path, **overrides)
-    said = str(problem.value)
-    assert "\n" not in said
-    return said
+    message = str(problem.value)
+    assert "\n" not in message
+    return message
 
 
 @pytest.mark.parametrize(("text", "sentence"), WRONG, ids=[text.replace("\n", " ") for text, _ in WRONG])

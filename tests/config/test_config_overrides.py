@@ -61,9 +61,9 @@ def file(tmp_path: Path) -> Path:
     ],
 )
 def test_set(text: str, key: str, value: object) -> None:
-    found = parse_override(text)
-    assert found == (key, value)
-    assert type(found[1]) is type(value)
+    override = parse_override(text)
+    assert override == (key, value)
+    assert type(override[1]) is type(value)
 
 
 @pytest.mark.parametrize("text", ["rounds", "=3", " = 3"])
@@ -91,7 +91,7 @@ def test_overrides_by_key_and_by_table(file: Path) -> None:
 
 
 def test_an_override_is_checked_like_the_file(file: Path) -> None:
-    for overrides, said in (
+    for overrides, message in (
         ({"roundz": 3}, f"{file}: unknown key 'roundz'; did you mean 'rounds'?"),
         ({"algorithm.alpha": 3}, f"{file}: key 'algorithm.alpha' must be between 0 and 1, not 3"),
         ({"rounds.x": 3}, f"{file}: key 'rounds' must be a whole number, not {{'x': 3}}"),
@@ -99,7 +99,7 @@ def test_an_override_is_checked_like_the_file(file: Path) -> None:
     ):
         with pytest.raises(ConfigError) as problem:
             load_config(file, **overrides)
-        assert str(problem.value) == said
+        assert str(problem.value) == message
 
 
 def test_a_key_under_a_value_cannot_be_set(file: Path) -> None:
@@ -154,13 +154,13 @@ def test_set_to_another_algorithm_warns_what_it_drops(file: Path) -> None:
 
 
 def test_another_algorithm_that_there_is_not(file: Path) -> None:
-    said = "key 'algorithm.name': there is no algorithm 'fmll'; did you mean 'fml'?"
+    message = "key 'algorithm.name': there is no algorithm 'fmll'; did you mean 'fml'?"
     with pytest.raises(ConfigError) as problem:
         with_algorithm(load_config(file), "fmll")
-    assert str(problem.value) == said
+    assert str(problem.value) == message
     with pytest.raises(ConfigError) as problem:
         load_config(file, **{"algorithm.name": "fmll"})
-    assert str(problem.value) == f"{file}: {said}"
+    assert str(problem.value) == f"{file}: {message}"
 
 
 def test_another_algorithm_over_tables_that_are_none(tmp_path: Path) -> None:

@@ -75,24 +75,24 @@ def test_a_setting_of_an_algorithm_names_its_owners_and_a_client_has_those_that_
 
 
 def test_every_algorithm_has_a_line_of_its_own() -> None:
-    said = describe_algorithms()
-    assert list(said) == list(ALGORITHMS)
-    assert len(set(said.values())) == len(said)
-    assert said["centralised"].startswith("One model, trained on all participants' data")
-    assert said["fml"].endswith("Settings: alpha, beta, temperature.")
+    descriptions = describe_algorithms()
+    assert list(descriptions) == list(ALGORITHMS)
+    assert len(set(descriptions.values())) == len(descriptions)
+    assert descriptions["centralised"].startswith("One model, trained on all participants' data")
+    assert descriptions["fml"].endswith("Settings: alpha, beta, temperature.")
 
 
 def test_the_files_of_real_sites_are_there_key_by_key() -> None:
-    found = {key.name: key for key in (*of_sites.list_federation_keys(), *of_sites.list_site_keys())}
-    assert found["server.port"][1:3] == ("whole number >= 1, <= 65535", "8002")
-    assert found["sites.names"][1:3] == ("list of text", "needed")
-    assert found["sites.quorum"][1:3] == ("whole number >= 1", "unset")
-    assert found["state.folder"][1:3] == ("path", "needed")
-    own = {name.rpartition(".")[2] for name in KEYS if name.startswith("clients.ID.algorithm.")}
-    assert found["algorithm.KEY"].about.split(", ") == sorted(own)
-    named = {name.partition(".")[0] for name in found}
+    keys = {key.name: key for key in (*of_sites.list_federation_keys(), *of_sites.list_site_keys())}
+    assert keys["server.port"][1:3] == ("whole number >= 1, <= 65535", "8002")
+    assert keys["sites.names"][1:3] == ("list of text", "needed")
+    assert keys["sites.quorum"][1:3] == ("whole number >= 1", "unset")
+    assert keys["state.folder"][1:3] == ("path", "needed")
+    client_keys = {name.rpartition(".")[2] for name in KEYS if name.startswith("clients.ID.algorithm.")}
+    assert keys["algorithm.KEY"].about.split(", ") == sorted(client_keys)
+    named = {name.partition(".")[0] for name in keys}
     assert named == {"server", "sites", *SiteFile.model_fields}
-    assert [name for name, key in found.items() if not key.about.strip() or "\n" in key.about] == []
+    assert [name for name, key in keys.items() if not key.about.strip() or "\n" in key.about] == []
     assert of_sites.render_sites_page() in (Path(__file__).parents[2] / "docs" / "configuration.md").read_text(
         encoding="utf-8"
     )

@@ -195,8 +195,8 @@ def test_an_image_of_another_size(tmp_path: Path) -> None:
 def test_unreadable_images_are_all_named(tmp_path: Path) -> None:
     about = folder(tmp_path, {"cat": 4, "dog": 4})
     (tmp_path / "cat" / "00b.png").write_bytes(b"no image at all")
-    whole = image(tmp_path / "dog" / "02.png", size=(90, 90)).read_bytes()
-    (tmp_path / "dog" / "02.png").write_bytes(whole[:60])
+    content = image(tmp_path / "dog" / "02.png", size=(90, 90)).read_bytes()
+    (tmp_path / "dog" / "02.png").write_bytes(content[:60])
     refused("00b.png cannot be read as an image", "; fix or remove it; ", "02.png cannot be", data=about)
     (tmp_path / "cat" / "00.png").write_bytes(b"the first one")
     refused("00.png cannot be read as an image", data=about)
@@ -208,9 +208,9 @@ def test_images_of_other_kinds(tmp_path: Path) -> None:
     refused("09.png is in colour and", "00.png is gray; convert one or the other", data=gray)
     colour = folder(tmp_path / "colour", {"cat": 3, "dog": 3})
     odd = image(tmp_path / "colour" / "cat" / "00.png", mode="L")
-    said = refused(f"{odd} is gray and the other images are in colour; convert one or the other", data=colour)
-    assert "01.png" not in said
-    assert "more" not in said
+    message = refused(f"{odd} is gray and the other images are in colour; convert one or the other", data=colour)
+    assert "01.png" not in message
+    assert "more" not in message
     image(tmp_path / "colour" / "dog" / "01.png", mode="L")
     refused(f"{odd} (and 1 more) is gray and the other images are in colour", data=colour)
     deep = folder(tmp_path / "deep", {"cat": 3, "dog": 3}, mode="L")

@@ -39,9 +39,9 @@ def medmnist(tmp_path):
 def test_medmnist_trains_on_training_and_validation_rows(medmnist):
     path, arrays = medmnist
     np.savez(path, **arrays)
-    found = federation("medmnist", path)
-    assert (found.space.shape, len(found.space.classes), len(found.test)) == ((3, 28, 28), 4, 20)
-    assert sum(len(shares.private) for shares in found.clients.values()) == 80
+    loaded = federation("medmnist", path)
+    assert (loaded.space.shape, len(loaded.space.classes), len(loaded.test)) == ((3, 28, 28), 4, 20)
+    assert sum(len(shares.private) for shares in loaded.clients.values()) == 80
 
 
 @pytest.mark.parametrize(
@@ -88,11 +88,11 @@ DOMAINS = {"partition": {"kind": "domains"}, "split": {"validation": 0.3}}
 
 def test_each_writer_of_femnist_is_a_client(tmp_path):
     both = ("f0001_41", "f0002_07")
-    found = federation("femnist", write_leaf(tmp_path, train=both, test=both), **DOMAINS)
-    assert tuple(found.clients) == both
-    assert (found.space.shape, len(found.space.classes), len(found.test)) == ((1, 28, 28), 62, 6)
-    assert found.space.classes[10:12] == ("A", "B")
-    assert [len(shares.test) for shares in found.clients.values()] == [3, 3]
+    loaded = federation("femnist", write_leaf(tmp_path, train=both, test=both), **DOMAINS)
+    assert tuple(loaded.clients) == both
+    assert (loaded.space.shape, len(loaded.space.classes), len(loaded.test)) == ((1, 28, 28), 62, 6)
+    assert loaded.space.classes[10:12] == ("A", "B")
+    assert [len(shares.test) for shares in loaded.clients.values()] == [3, 3]
 
 
 def test_letters_of_both_cases_are_no_mistake_in_femnist(tmp_path):
@@ -149,10 +149,10 @@ def tiny(tmp_path):
 
 
 def test_tiny_imagenet_is_tested_on_its_validation_images(tiny):
-    found = federation("tiny-imagenet", tiny)
-    assert (found.space.shape, found.space.classes) == ((3, 64, 64), ("n01443537", "n01629819"))
-    assert sum(len(shares.private) for shares in found.clients.values()) == 20
-    assert len(found.test) == 4
+    loaded = federation("tiny-imagenet", tiny)
+    assert (loaded.space.shape, loaded.space.classes) == ((3, 64, 64), ("n01443537", "n01629819"))
+    assert sum(len(shares.private) for shares in loaded.clients.values()) == 20
+    assert len(loaded.test) == 4
 
 
 @pytest.mark.parametrize(
@@ -186,13 +186,13 @@ def test_too_few_rows_are_refused():
 def test_the_protocol_has_its_own_numbers_and_split():
     config = parse_config({"partition": {"kind": "pfllib"}})
     assert (config.partition.clients, config.partition.alpha) == (20, 0.1)
-    found = load(config)
-    trained = [len(shares.private) for shares in found.clients.values()]
-    scored = [len(shares.validation) for shares in found.clients.values()]
+    loaded = load(config)
+    trained = [len(shares.private) for shares in loaded.clients.values()]
+    scored = [len(shares.validation) for shares in loaded.clients.values()]
     assert sum(trained) + sum(scored) == 1797
     assert all(t == int(0.75 * (t + s)) for t, s in zip(trained, scored, strict=True))
     assert min(t + s for t, s in zip(trained, scored, strict=True)) >= 40
-    assert len(found.test) == sum(scored)
+    assert len(loaded.test) == sum(scored)
 
 
 def test_it_divides_the_test_rows_too_and_a_file_gives_it_back(tmp_path, monkeypatch):

@@ -78,13 +78,13 @@ def test_columns_that_are_no_features_are_left_out_by_name(tmp_path: Path) -> No
     about = {"name": "csv", "root": str(tmp_path / "a.csv")}
     with pytest.raises(DataError, match="column 'name' holds 'x0' in line 2"):
         data.load(config(data=about))
-    found = data.load(config(data=about | {"drop": ["name"]}))
-    assert found.space.columns == ("id", "age")
-    assert any("a.csv: 'id' holds a different whole number in every row, as identifiers do" in note for note in found.notes)
-    assert any("some of them large (column 'id' is about 93" in note for note in found.notes)
-    found = data.load(config(data=about | {"drop": ["name", "id"]}))
-    assert found.space.columns == ("age",)
-    assert not any("identifiers" in note or "large" in note for note in found.notes)
+    loaded = data.load(config(data=about | {"drop": ["name"]}))
+    assert loaded.space.columns == ("id", "age")
+    assert any("a.csv: 'id' holds a different whole number in every row, as identifiers do" in note for note in loaded.notes)
+    assert any("some of them large (column 'id' is about 93" in note for note in loaded.notes)
+    loaded = data.load(config(data=about | {"drop": ["name", "id"]}))
+    assert loaded.space.columns == ("age",)
+    assert not any("identifiers" in note or "large" in note for note in loaded.notes)
     (tmp_path / "t.csv").write_text("age,label\n3,ill\n5,well\n")  # of a test file they may be gone already
     data.load(config(data=about | {"drop": ["name", "id"], "test": str(tmp_path / "t.csv")}))
     with pytest.raises(ConfigError, match=r"key 'data.drop' has no effect with data.name = 'digits'"):

@@ -75,9 +75,9 @@ def test_journal_validation_has_the_clients_own_shards(p: int) -> None:
     assert sorted(np.concatenate(validation).tolist()) == list(range(2000, 2500))  # the whole test set, each row once
     test = mix(division.test, rows)
     for shares in division.clients.values():
-        own, chosen = mix(shares["private"], rows), mix(shares["validation"], rows)
-        assert ((own > 0) == (chosen > 0)).all()
-        assert (np.abs(chosen - test / p)[own > 0] < 1).all()  # a class is cut into K p / C = p equal parts
+        private_mix, chosen = mix(shares["private"], rows), mix(shares["validation"], rows)
+        assert ((private_mix > 0) == (chosen > 0)).all()
+        assert (np.abs(chosen - test / p)[private_mix > 0] < 1).all()  # a class is cut into K p / C = p equal parts
 
 
 def test_journal_validation_of_equal_clients_is_a_kth_of_the_test_set() -> None:
@@ -98,9 +98,9 @@ def test_journal_validation_follows_a_dirichlet_clients_mix(alpha: float, seed: 
     division = divide(config(seed=seed, partition={"kind": "dirichlet", "clients": 4, "alpha": alpha}), rows)
     kinds_apart(division)
     for shares in division.clients.values():
-        own, chosen = mix(shares["private"], rows), mix(shares["validation"], rows)
+        private_mix, chosen = mix(shares["private"], rows), mix(shares["validation"], rows)
         assert len(set(shares["validation"].tolist())) == len(shares["validation"]) <= 75  # 300 / 4
-        assert (np.abs(chosen - own / own.sum() * chosen.sum()) < 1).all()
+        assert (np.abs(chosen - private_mix / private_mix.sum() * chosen.sum()) < 1).all()
 
 
 def test_dirichlet_clients_share_validation_rows_only_where_a_class_runs_out() -> None:
@@ -199,16 +199,16 @@ def test_fractions_of_all_rows(kind: dict[str, Any], own_test: bool) -> None:
     rows = table(1000, 100 if own_test else 0)
     division = divide(config(partition=kind, split=OF_ALL), rows)
     kinds_apart(division)
-    used = [r for shares in division.clients.values() for found in shares.values() for r in found.tolist()]
+    used = [r for shares in division.clients.values() for part in shares.values() for r in part.tolist()]
     assert sorted(used) == list(range(1000))  # a test set of the data's own is not touched
     assert division.test.tolist() == sorted(np.concatenate([s["test"] for s in division.clients.values()]).tolist())
     for shares in division.clients.values():
         n = sum(map(len, shares.values()))
         sizes = {share: round(OF_ALL[share] * n) for share in ("public", "validation", "test")}
-        assert {share: len(found) for share, found in shares.items()} == sizes | {"private": n - sum(sizes.values())}
-        own = mix(np.concatenate(list(shares.values())), rows)
+        assert {share: len(part) for share, part in shares.items()} == sizes | {"private": n - sum(sizes.values())}
+        client_mix = mix(np.concatenate(list(shares.values())), rows)
         for share, fraction in OF_ALL.items():
-            assert (np.abs(mix(shares[share], rows) - fraction * own) < 2.5).all()  # a class mix like its owner's
+            assert (np.abs(mix(shares[share], rows) - fraction * client_mix) < 2.5).all()  # a class mix like its owner's
 
 
 @settings(max_examples=40, deadline=None)
@@ -278,14 +278,14 @@ def test_one_split_for_domains_of_the_same_images(split: dict[str, Any], tests: 
     first = division.clients["9"]
     for name, shares in division.clients.items():
         assert set(shares) == set(first)
-        for kind, found in shares.items():
-            assert set(rows.domains[found]) == {name}
-            assert set(rows.bases[found]) == set(rows.bases[first[kind]])
+        for kind, part in shares.items():
+            assert set(rows.domains[part]) == {name}
+            assert set(rows.bases[part]) == set(rows.bases[first[kind]])
     scored = {b for kind in ("validation", "test") for b in rows.bases[first[kind]]}
     assert not scored & {b for kind in ("private", "public") for b in rows.bases[first[kind]]}
     assert np.array_equal(division.test, np.sort(np.concatenate([s["test"] for s in division.clients.values()])))
-    own = divide(config(partition={"kind": "domains"}, split=split | {"shared": False}), rows)
-    trained = [set(rows.bases[shares["private"]]) for shares in own.clients.values()]
+    separate = divide(config(partition={"kind": "domains"}, split=split | {"shared": False}), rows)
+    trained = [set(rows.bases[shares["private"]]) for shares in separate.clients.values()]
     assert trained[0] != trained[1]
 
 

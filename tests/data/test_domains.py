@@ -29,15 +29,15 @@ HOME = ("Art", "Clipart", "Product", "Real World")
 def test_pacs_in_the_data_root_or_where_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = made(tmp_path / "PACS", PACS)
     monkeypatch.setenv("FEDMUTUAL_DATA", str(tmp_path))
-    found = [
+    loaded = [
         data.load(config(data={"name": "pacs", **root}, partition=DOMAINS, split=SPLIT))
         for root in ({}, {"root": str(tmp_path)}, {"root": str(place)})
     ]
-    assert list(found[0].clients) == list(PACS)
-    assert [[len(s) for s in (c.private, c.validation)] for c in found[0].clients.values()] == [[10, 2]] * 4
-    assert found[0].space.scaling["mean"] == [0.485, 0.456, 0.406]
-    assert found[0].partition == found[1].partition == found[2].partition
-    x, _ = everything(found[0].clients["photo"].private)
+    assert list(loaded[0].clients) == list(PACS)
+    assert [[len(s) for s in (c.private, c.validation)] for c in loaded[0].clients.values()] == [[10, 2]] * 4
+    assert loaded[0].space.scaling["mean"] == [0.485, 0.456, 0.406]
+    assert loaded[0].partition == loaded[1].partition == loaded[2].partition
+    x, _ = everything(loaded[0].clients["photo"].private)
     assert x[:, 0, 0, 0].allclose(x.new_tensor((1 - 0.485) / 0.229))  # a corner of 255
 
 

@@ -87,7 +87,7 @@ IMAGES = np.random.default_rng(0).integers(0, 240, (12, 8, 8))
 
 
 @pytest.mark.parametrize(
-    ("x", "given", "said"),
+    ("x", "given", "message"),
     [
         (IMAGES.astype(np.uint8), {}, "the pixels are only divided by 255"),
         (IMAGES, {}, "the pixels are taken as they are, some of them large (channel 0 is about 1"),
@@ -111,11 +111,11 @@ IMAGES = np.random.default_rng(0).integers(0, 240, (12, 8, 8))
         ),
     ],
 )
-def test_inputs_that_are_large_are_said(tmp_path: Path, x: Any, given: dict[str, Any], said: str | None) -> None:
+def test_inputs_that_are_large_are_said(tmp_path: Path, x: Any, given: dict[str, Any], message: str | None) -> None:
     """Also where mean and deviation were given for other numbers than those in the file, as of images over 255."""
     file = npz(tmp_path / "a.npz", x=x, y=[0, 1, 2] * 4, x_test=x[:6], y_test=[0, 1, 2] * 2)
     notes = data.load(config(data=file | given, training={"batch_size": 1}, partition={"clients": 2})).notes
-    assert any(said in note for note in notes) if said else not any("large" in note for note in notes), notes
+    assert any(message in note for note in notes) if message else not any("large" in note for note in notes), notes
 
 
 def test_scaling_is_told() -> None:

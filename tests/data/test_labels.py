@@ -65,17 +65,17 @@ def test_found_names_are_sorted_as_people_count(tmp_path: Path) -> None:
 
 def test_an_unknown_name_is_named_with_its_file(tmp_path: Path) -> None:
     about = folder(tmp_path, {"cat": 3, "dgo": 3}) | {"classes": ["cat", "dog"]}
-    said = refused("dgo/00.png: its class 'dgo' is none of the classes 'cat', 'dog'; did you mean 'dog'?", data=about)
-    assert 'data.labels = { dgo = "dog" }' in said
+    message = refused("dgo/00.png: its class 'dgo' is none of the classes 'cat', 'dog'; did you mean 'dog'?", data=about)
+    assert 'data.labels = { dgo = "dog" }' in message
     mapped = about | {"labels": {"dgo": "hound"}}
     refused("its class 'dgo', which data.labels calls 'hound', is none of the classes", data=mapped)
 
 
 def test_no_class_is_proposed_but_one_that_is_like_it_or_that_it_begins(tmp_path: Path) -> None:
     about = npz(tmp_path / "a.npz", x=X, y=np.array(["B", "M", "unclear"] * 4)) | {"classes": ["malignant", "benign"]}
-    said = refused("row 0 of 'x' in", data=about)
-    assert "its class 'B' is none of the classes 'malignant', 'benign' (nor are 'M', 'unclear'); did you mean" in said
-    assert 'write data.labels = { B = "benign", M = "malignant", unclear = "..." }' in said
+    message = refused("row 0 of 'x' in", data=about)
+    assert "its class 'B' is none of the classes 'malignant', 'benign' (nor are 'M', 'unclear'); did you mean" in message
+    assert 'write data.labels = { B = "benign", M = "malignant", unclear = "..." }' in message
 
 
 OWN = {"label": "label", "name": "csv"}
@@ -89,9 +89,9 @@ def test_clients_with_data_of_their_own_are_named_with_their_key(tmp_path: Path)
         path.write_text("a,label\n" + "".join(f"{i},{labels.split()[i % 2]}\n" for i in range(12)))
         clients[name] = {"data": {"root": str(path)}}
     common = {"data": OWN | {"classes": ["benign", "malignant"]}, "clients": clients, "partition": {}}
-    said = refused("client 'rural 1': line 2 of", **common)
+    message = refused("client 'rural 1': line 2 of", **common)
     mend = 'clients."rural 1".data.labels = { B = "benign", M = "malignant" }'
-    assert mend in said
+    assert mend in message
     renamed = common["data"] | {"labels": {"B": "benign", "M": "malignant"}}
     assert data.load(config(**common | {"data": renamed})).space.classes == ("benign", "malignant")
     assert data.find_problems(config(**common | {"data": renamed}))  # as a run takes them
@@ -107,10 +107,10 @@ def test_clients_with_data_of_their_own_are_named_with_their_key(tmp_path: Path)
 
 def test_a_name_in_data_labels_that_no_label_has(tmp_path: Path) -> None:
     about = npz(tmp_path / "a.npz", x=X, y=np.array(["norm", "Pneu", "norm"] * 4))
-    said = "key 'data.labels' renames 'pneu', but no label has that name; did you mean 'Pneu'?"
-    refused(said, data=about | {"labels": {"norm": "normal", "pneu": "pneumonia"}})
-    said = "key 'data.labels' renames 'x', but no label has that name; there are 'Pneu', 'norm'"
-    refused(said, data=about | {"labels": {"x": "y"}})
+    message = "key 'data.labels' renames 'pneu', but no label has that name; did you mean 'Pneu'?"
+    refused(message, data=about | {"labels": {"norm": "normal", "pneu": "pneumonia"}})
+    message = "key 'data.labels' renames 'x', but no label has that name; there are 'Pneu', 'norm'"
+    refused(message, data=about | {"labels": {"x": "y"}})
     lacking = npz(tmp_path / "b.npz", x=X, y=np.array([0, 1] * 6), classes=np.array(["cat", "dog", "eel"]))
     assert data.load(config(data=lacking | {"labels": {"eel": "fish"}}, **HALF)).space.classes == ("cat", "dog", "fish")
 

@@ -18,9 +18,9 @@ SPLIT = {"public": 0.2, "validation": 0.1}
 
 
 def public(**tables: Any) -> PublicSet:
-    found = data.load(config(**{"split": SPLIT, **tables})).public
-    assert found is not None
-    return found
+    public_set = data.load(config(**{"split": SPLIT, **tables})).public
+    assert public_set is not None
+    return public_set
 
 
 def own_data(folder: Path, **clients: Any) -> dict[str, Any]:
@@ -34,18 +34,18 @@ def own_data(folder: Path, **clients: Any) -> dict[str, Any]:
 
 def test_rows_of_all_nodes_in_one_order() -> None:
     federation = data.load(config(partition={"clients": 3}, split=SPLIT))
-    found = federation.public
-    assert found is not None
-    x, y = everything(found.data)
+    public_set = federation.public
+    assert public_set is not None
+    x, y = everything(public_set.data)
     for id, shares in federation.clients.items():
         assert shares.public is not None
-        own = list(found.owners[id])
-        assert torch.equal(x[own], everything(shares.public)[0])
-        assert found.counts[id] == tuple(torch.bincount(y[own], minlength=10).tolist())
+        client_rows = list(public_set.owners[id])
+        assert torch.equal(x[client_rows], everything(shares.public)[0])
+        assert public_set.counts[id] == tuple(torch.bincount(y[client_rows], minlength=10).tolist())
         assert not set(shares.public.index) & set(shares.private.index)
-    assert [i for positions in found.owners.values() for i in positions] == list(range(len(found)))
-    whole = np.concatenate([s.private.index for s in federation.clients.values()] + [found.data.index])
-    assert np.array_equal(federation.pooled().private.index, np.sort(whole))
+    assert [i for positions in public_set.owners.values() for i in positions] == list(range(len(public_set)))
+    all_rows = np.concatenate([s.private.index for s in federation.clients.values()] + [public_set.data.index])
+    assert np.array_equal(federation.pooled().private.index, np.sort(all_rows))
 
 
 def test_nobody_has_public_rows() -> None:
@@ -55,37 +55,37 @@ def test_nobody_has_public_rows() -> None:
 
 
 def test_bytes_are_those_of_the_source() -> None:
-    found = public()
-    for id, positions in found.owners.items():
-        assert found.bytes(labels=False)[id] == 64 * len(positions)  # 8 x 8 uint8
-        assert found.bytes(labels=True)[id] == (64 + 8) * len(positions)
+    public_set = public()
+    for id, positions in public_set.owners.items():
+        assert public_set.bytes(labels=False)[id] == 64 * len(positions)  # 8 x 8 uint8
+        assert public_set.bytes(labels=True)[id] == (64 + 8) * len(positions)
 
 
 @pytest.mark.parametrize("brought", [False, True])
 def test_labels_of_others_cannot_be_read(brought: bool, tmp_path: Path) -> None:
-    found = public(**(own_data(tmp_path, north=40, south=30) if brought else {}))
-    x, y = everything(found.data)
-    for id, positions in found.owners.items():
-        own = torch.zeros(len(found), dtype=torch.bool)
-        own[list(positions)] = True
-        seen, labels = everything(found.seen_by(id, labels=False))
+    public_set = public(**(own_data(tmp_path, north=40, south=30) if brought else {}))
+    x, y = everything(public_set.data)
+    for id, positions in public_set.owners.items():
+        is_own = torch.zeros(len(public_set), dtype=torch.bool)
+        is_own[list(positions)] = True
+        seen, labels = everything(public_set.seen_by(id, labels=False))
         assert torch.equal(seen, x)
-        assert torch.equal(labels[own], y[own])
-        assert (labels[~own] == -1).all()
-        assert torch.equal(everything(found.seen_by(id, labels=True))[1], y)
-    assert torch.equal(everything(found.data)[1], y)  # as before
+        assert torch.equal(labels[is_own], y[is_own])
+        assert (labels[~is_own] == -1).all()
+        assert torch.equal(everything(public_set.seen_by(id, labels=True))[1], y)
+    assert torch.equal(everything(public_set.data)[1], y)  # as before
 
 
 def test_the_digest_by_hand(tmp_path: Path) -> None:
-    found = public(**own_data(tmp_path, north=40, south=30))
-    x, y = everything(found.data)
+    public_set = public(**own_data(tmp_path, north=40, south=30))
+    x, y = everything(public_set.data)
     whole, labels = hashlib.sha256(), b""
-    for id, positions in found.owners.items():
+    for id, positions in public_set.owners.items():
         at = list(positions)
         whole.update(f"{id}\0{len(at)}\0torch.float32[1]".encode() + x[at].numpy().tobytes())
         labels += y[at].numpy().tobytes()
-    assert found.unlabelled == whole.hexdigest()
-    assert found.digest == hashlib.sha256(whole.digest() + labels).hexdigest()
+    assert public_set.unlabelled == whole.hexdigest()
+    assert public_set.digest == hashlib.sha256(whole.digest() + labels).hexdigest()
 
 
 def test_the_digest_is_of_content(tmp_path: Path) -> None:
@@ -99,23 +99,26 @@ def test_the_digest_is_of_content(tmp_path: Path) -> None:
         "other labels": npz(tmp_path / "d.npz", x=x, y=1 - y),
     }
     first = public(data=one)
-    found = {name: public(data=about) for name, about in others.items()}
-    assert [name for name, other in found.items() if other.digest == first.digest] == ["other names", "scaled otherwise"]
+    public_set = {name: public(data=about) for name, about in others.items()}
+    assert [name for name, other in public_set.items() if other.digest == first.digest] == [
+        "other names",
+        "scaled otherwise",
+    ]
     assert public(data=one, seed=1).digest != first.digest  # other rows
 
 
 def test_what_nodes_hold_against_each_other() -> None:
-    found = public()
-    mine = found.summary(labels=True)
+    public_set = public()
+    mine = public_set.summary(labels=True)
     assert {k: (v.dtype, tuple(v.shape)) for k, v in mine.items()} == {
         "digest": (torch.uint8, (32,)),
         "rows": (torch.int64, ()),
         "counts": (torch.int64, (10,)),
     }
-    assert bytes(mine["digest"].tolist()).hex() == found.digest
-    assert mine["counts"].sum() == mine["rows"] == len(found)
-    blind = found.summary(labels=False)
-    assert bytes(blind["digest"].tolist()).hex() == found.unlabelled
+    assert bytes(mine["digest"].tolist()).hex() == public_set.digest
+    assert mine["counts"].sum() == mine["rows"] == len(public_set)
+    blind = public_set.summary(labels=False)
+    assert bytes(blind["digest"].tolist()).hex() == public_set.unlabelled
     assert "counts" not in blind
 
 
@@ -129,8 +132,8 @@ def test_a_class_that_nobody_gives(tmp_path: Path) -> None:
 
 
 def test_a_class_that_one_node_lacks_may_be_given_by_another() -> None:
-    found = public(partition={"kind": "shards", "clients": 5, "classes_per_client": 2})
-    assert all(0 in counts for counts in found.counts.values())
+    public_set = public(partition={"kind": "shards", "clients": 5, "classes_per_client": 2})
+    assert all(0 in counts for counts in public_set.counts.values())
 
 
 def test_clients_of_other_classes_share_no_public_set(tmp_path: Path) -> None:
@@ -151,12 +154,12 @@ def test_clients_of_other_classes_share_no_public_set(tmp_path: Path) -> None:
 
 def test_clients_with_data_of_their_own(tmp_path: Path) -> None:
     federation = data.load(config(split=SPLIT, **own_data(tmp_path, north=40, south=30)))
-    found = federation.public
-    assert found is not None
-    assert isinstance(found.data, ChainedRows)
-    x, _ = everything(found.data)
-    assert [(x[list(p)] >= 1000).all().item() for p in found.owners.values()] == [False, True]
-    assert found.bytes(labels=True)["south"] == (4 + 8) * len(found.owners["south"])
+    public_set = federation.public
+    assert public_set is not None
+    assert isinstance(public_set.data, ChainedRows)
+    x, _ = everything(public_set.data)
+    assert [(x[list(p)] >= 1000).all().item() for p in public_set.owners.values()] == [False, True]
+    assert public_set.bytes(labels=True)["south"] == (4 + 8) * len(public_set.owners["south"])
     for shares in federation.clients.values():
         assert isinstance(shares.test, Rows)
     assert isinstance(federation.test, ChainedRows)
@@ -168,16 +171,18 @@ def test_one_batch_an_index_tensor_over_several_stores(resident: bool, tmp_path:
     tables = own_data(tmp_path, north=40, south=30, east=25)
     for own in tables["clients"].values():
         own["data"]["resident"] = resident
-    found = public(**tables).data
-    x, y = everything(found)
+    public_set = public(**tables).data
+    x, y = everything(public_set)
     rng = torch.Generator().manual_seed(0)
-    plan = [torch.randperm(len(found), generator=rng)[:n] for n in (7, 3, 1, len(found))] + [torch.tensor([0, 0, 2])]
-    batches = list(found.rows(iter(plan)))
+    plan = [torch.randperm(len(public_set), generator=rng)[:n] for n in (7, 3, 1, len(public_set))] + [
+        torch.tensor([0, 0, 2])
+    ]
+    batches = list(public_set.rows(iter(plan)))
     assert len(batches) == len(plan)
     for index, (own_x, own_y) in zip(plan, batches, strict=True):
         assert torch.equal(own_x, x[index])
         assert torch.equal(own_y, y[index])
-    assert list(found.rows(iter([]))) == []
+    assert list(public_set.rows(iter([]))) == []
 
 
 def test_a_public_set_is_given_back(tmp_path: Path) -> None:

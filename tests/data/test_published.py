@@ -70,10 +70,10 @@ def test_no_network(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     for scheme in ("http", "https"):
         monkeypatch.setenv(f"{scheme}_proxy", "http://127.0.0.1:9")  # the port of discard, where nobody listens
     monkeypatch.setattr(urllib.request, "_opener", None)  # it would remember the proxies of before
-    said = refused(
+    message = refused(
         f"is not at {tmp_path / '.cache' / 'fedmutual' / FOLDERS[name]} and could not be downloaded", data={"name": name}
     )
-    assert "set $FEDMUTUAL_DATA or data.root to a folder that has it" in said
+    assert "set $FEDMUTUAL_DATA or data.root to a folder that has it" in message
     assert not list((tmp_path / ".cache" / "fedmutual").iterdir())  # nothing half-written
     assert capsys.readouterr().out == ""
 

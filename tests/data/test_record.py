@@ -25,16 +25,16 @@ def written(tmp_path: Path) -> tuple[Path, data.Federation]:
 
 def test_what_it_holds(written: tuple[Path, data.Federation]) -> None:
     path, federation = written
-    found = json.loads(path.read_text())
-    assert found == federation.partition
-    assert (found["format"], found["source"], found["kind"], found["seed"]) == (1, "digits", "shards", 3)
-    assert found["classes"] == list("0123456789")
-    assert len(found["fingerprint"]) == 64
-    assert found["test"]["examples"] == sum(found["test"]["counts"]) == len(federation.test)
+    recorded = json.loads(path.read_text())
+    assert recorded == federation.partition
+    assert (recorded["format"], recorded["source"], recorded["kind"], recorded["seed"]) == (1, "digits", "shards", 3)
+    assert recorded["classes"] == list("0123456789")
+    assert len(recorded["fingerprint"]) == 64
+    assert recorded["test"]["examples"] == sum(recorded["test"]["counts"]) == len(federation.test)
     for id, shares in federation.clients.items():
-        client = found["clients"][id]
+        client = recorded["clients"][id]
         assert client["private"] == {"of": "train", "rows": shares.private.index.tolist()}
-        test = np.array(found["test"]["rows"])
+        test = np.array(recorded["test"]["rows"])
         assert client["validation"]["of"] == "test"
         assert test[client["validation"]["rows"]].tolist() == shares.validation.index.tolist()
         assert client["holdout"]["of"] == "train"
@@ -46,9 +46,9 @@ def test_what_it_holds(written: tuple[Path, data.Federation]) -> None:
 def test_rows_of_a_test_part_count_from_its_start(tmp_path: Path) -> None:
     x = np.arange(12, dtype=np.float32)[:, None]
     about = npz(tmp_path / "a.npz", x=x, y=[0, 1] * 6, x_test=x[:4], y_test=[0, 1] * 2)
-    found = data.load(config(data=about, partition={"clients": 1})).partition
-    assert found["test"] == {"examples": 4, "counts": [2, 2]}
-    assert found["clients"]["0"]["validation"] == {"of": "test", "rows": [0, 1, 2, 3]}
+    partition = data.load(config(data=about, partition={"clients": 1})).partition
+    assert partition["test"] == {"examples": 4, "counts": [2, 2]}
+    assert partition["clients"]["0"]["validation"] == {"of": "test", "rows": [0, 1, 2, 3]}
 
 
 def test_a_partition_is_given_back(written: tuple[Path, data.Federation]) -> None:
@@ -96,9 +96,9 @@ def test_a_partition_of_other_data(written: tuple[Path, data.Federation], tmp_pa
 
 
 def rewrite(path: Path, change: Any) -> None:
-    found = json.loads(path.read_text())
-    change(found)
-    path.write_text(json.dumps(found))
+    recorded = json.loads(path.read_text())
+    change(recorded)
+    path.write_text(json.dumps(recorded))
 
 
 def test_a_partition_changed_by_hand(written: tuple[Path, data.Federation]) -> None:

@@ -133,9 +133,9 @@ def same(**tables: Any) -> str:
 def test_which_runs_may_share_what_was_read() -> None:
     assert same(data=DIGITS) != same(data=DIGITS, seed=1)
     assert same(data={"name": "rotated-mnist"}) != same(data={"name": "rotated-mnist"}, seed=1)
-    whole = {"name": "digits", "angles": [0, 30]}
-    assert same(data=whole) == same(data=whole, seed=1)
-    assert same(data=whole) == same(data=whole, rounds=9)
+    all_images = {"name": "digits", "angles": [0, 30]}
+    assert same(data=all_images) == same(data=all_images, seed=1)
+    assert same(data=all_images) == same(data=all_images, rounds=9)
 
 
 def test_what_cannot_be_turned(tmp_path: Path) -> None:
@@ -154,8 +154,8 @@ def test_what_cannot_be_turned(tmp_path: Path) -> None:
     refused("'data.angles'", "has domains of its own", data=named, partition=DOMAINS)
     pictures = folder(tmp_path / "c", {"cat": 4, "dog": 4}) | {"angles": [0, 5], "per_class": 2, "test": str(tmp_path / "c")}
     refused("key 'data.test' has no effect with 'data.per_class'", data=pictures, partition=DOMAINS)
-    own = {i: {"data": {"name": "digits"}} for i in ("north", "south")}
-    refused("makes a domain of each angle", data={"angles": [0, 5]}, partition={}, clients=own)
+    clients = {i: {"data": {"name": "digits"}} for i in ("north", "south")}
+    refused("makes a domain of each angle", data={"angles": [0, 5]}, partition={}, clients=clients)
 
 
 def test_folders_of_images_can_be_turned(tmp_path: Path) -> None:

@@ -98,12 +98,14 @@ def test_rows_read_as_needed_are_those_in_memory(tmp_path: Path, workers: int) -
         "std": [0.2] * 3,
         "size": [7, 9],
     }
-    kept, read = (data.load(config(data=about | {"resident": resident, "workers": workers})) for resident in (True, False))
+    resident_data, read = (
+        data.load(config(data=about | {"resident": resident, "workers": workers})) for resident in (True, False)
+    )
     before = torch.get_rng_state()
-    for id, shares in kept.clients.items():
+    for id, shares in resident_data.clients.items():
         assert equal(batches(shares.private, 3), batches(read.clients[id].private, 3))
         assert equal(list(everything(shares.validation)), list(everything(read.clients[id].validation)))
-    assert kept.partition == read.partition
+    assert resident_data.partition == read.partition
     assert torch.equal(before, torch.get_rng_state())  # dropout draws from it
 
 
@@ -119,11 +121,11 @@ def test_a_test_part_read_as_needed(tmp_path: Path) -> None:
 
 def test_large_data_are_read_as_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     about = config(data={"name": "digits"})
-    kept = data.load(about)
+    resident_data = data.load(about)
     monkeypatch.setattr("fedmutual.data.rows.RESIDENT", 1797 * 64 * 4)  # no longer less than that
-    read = data.load(about)
-    assert type(kept.test.store) is not type(read.test.store)
-    assert equal(batches(kept.test), batches(read.test))
+    streamed_data = data.load(about)
+    assert type(resident_data.test.store) is not type(streamed_data.test.store)
+    assert equal(batches(resident_data.test), batches(streamed_data.test))
 
 
 def test_images_are_resized_as_torchvision_does() -> None:

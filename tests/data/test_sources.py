@@ -20,16 +20,16 @@ def values(federation: data.Federation) -> dict[str, list[float]]:
 def test_digits_as_scikit_learn_has_them() -> None:
     from sklearn.datasets import load_digits
 
-    found = load_digits()
+    digits = load_digits()
     federation = data.load(config(data={"name": "digits"}, partition={"clients": 1}))
     assert federation.space.shape == (1, 8, 8)
     assert federation.space.classes == tuple("0123456789")
     rows = federation.clients["0"].private
     x, y = everything(rows)
-    assert np.array_equal(y.numpy(), found.target[rows.index])
-    assert torch.allclose(x[:, 0].double() * 0.3760 + 0.3053, torch.from_numpy(found.images[rows.index] / 16), atol=1e-6)
-    assert (found.images / 16).mean() == pytest.approx(0.3053, abs=5e-5)  # the constants it is scaled with
-    assert (found.images / 16).std() == pytest.approx(0.3760, abs=5e-5)
+    assert np.array_equal(y.numpy(), digits.target[rows.index])
+    assert torch.allclose(x[:, 0].double() * 0.3760 + 0.3053, torch.from_numpy(digits.images[rows.index] / 16), atol=1e-6)
+    assert (digits.images / 16).mean() == pytest.approx(0.3053, abs=5e-5)  # the constants it is scaled with
+    assert (digits.images / 16).std() == pytest.approx(0.3760, abs=5e-5)
 
 
 @pytest.mark.parametrize("layout", [(6, 4, 5), (6, 1, 4, 5), (6, 4, 5, 3), (6, 3, 4, 5), (6, 7)])
@@ -151,10 +151,10 @@ def test_ones_own_code(kind: str, module: Callable[[str], str]) -> None:
     name = f"{module(SOURCES[kind])}:make"
     federation = data.load(config(data={"name": name, "root": "somewhere"}, split=HALF, partition={"clients": 1}))
     assert federation.space.classes in (("0", "1"), ("a", "b"))
-    found = values(federation)
-    assert sorted(found["test"] + found["0"]) == list(range(12))
+    user_values = values(federation)
+    assert sorted(user_values["test"] + user_values["0"]) == list(range(12))
     if kind == "a pair":
-        assert found["test"] == list(range(6, 12))
+        assert user_values["test"] == list(range(6, 12))
     x, y = everything(federation.test)
     assert torch.equal(y, x[:, 0].long() % 2)
 

@@ -43,19 +43,19 @@ def test_a_local_cluster_listens_on_loopback_and_asks_for_its_token():
     given = {k: v for k, v in os.environ.items() if not k.startswith("RAY_AUTH")} | {"RAY_gcs_server_port_wait_time_s": "1"}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen([sys.executable, "-c", START], env=given, **pipes) as cluster:
-        told = json.loads(next(line for line in cluster.stdout if line.startswith("{")))
-        asked = {token: _ask(told["address"], given, token) for token in ("0" * 64, told["token"])}
+        recorded = json.loads(next(line for line in cluster.stdout if line.startswith("{")))
+        asked = {token: _ask(recorded["address"], given, token) for token in ("0" * 64, recorded["token"])}
         cluster.communicate("\n", timeout=120)
-    assert {name for name, _ in told["sockets"]} >= {"gcs_server", "raylet"}
-    assert all(_is_loopback(ip) for _, ip in told["sockets"]), told["sockets"]
-    assert asked == {"0" * 64: False, told["token"]: True}
-    assert len(told["token"]) == 64
-    assert "RAY_AUTH_TOKEN" not in told["left"]  # a cluster that is joined later has another one
+    assert {name for name, _ in recorded["sockets"]} >= {"gcs_server", "raylet"}
+    assert all(_is_loopback(ip) for _, ip in recorded["sockets"]), recorded["sockets"]
+    assert asked == {"0" * 64: False, recorded["token"]: True}
+    assert len(recorded["token"]) == 64
+    assert "RAY_AUTH_TOKEN" not in recorded["left"]  # a cluster that is joined later has another one
 
 
 def _is_loopback(ip):
-    found = ip_address(ip)
-    return (getattr(found, "ipv4_mapped", None) or found).is_loopback
+    address = ip_address(ip)
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
 def _ask(address, given, token):

@@ -134,8 +134,8 @@ def apart(engine, algorithm, rounds=1, participation=1.0, start=None, stacked=Tr
         results.append((left, losses))
     (left, losses), (left2, losses2) = results
     assert [entry[:4] for entry in losses] == [entry[:4] for entry in losses2]
-    told = max((abs(a[4] - b[4]) for a, b in zip(losses, losses2, strict=True)), default=0.0)
-    return max(difference(left, left2), told)
+    loss_difference = max((abs(a[4] - b[4]) for a, b in zip(losses, losses2, strict=True)), default=0.0)
+    return max(difference(left, left2), loss_difference)
 
 
 def check(engine, dtype, found, bound=BOUND):
@@ -157,8 +157,8 @@ def test_unequal_clients(engine, dtype, kind, norm):
 @pytest.mark.parametrize("kind", ["fml", "independent"])
 def test_a_part_of_the_clients_takes_part_and_optimisers_go_on(engine, dtype, kind, optimizer):
     algorithm = replace(PHASES[kind], local_epochs=1).algorithm()
-    found = apart(engine, algorithm, rounds=3, participation=0.6, optimizer=optimizer)
-    check(engine, dtype, found)
+    differences = apart(engine, algorithm, rounds=3, participation=0.6, optimizer=optimizer)
+    check(engine, dtype, differences)
 
 
 def test_frozen_layers_and_unused_parameters(engine, dtype):
@@ -166,8 +166,8 @@ def test_frozen_layers_and_unused_parameters(engine, dtype):
 
 
 def test_clients_with_settings_of_their_own(engine, dtype):
-    own = [{"alpha": 0.9}, {"local_epochs": 1}, {"batch_size": 5, "beta": 0.1}, {"alpha": Schedule(0.2, 0.8)}]
-    check(engine, dtype, apart(engine, PHASES["fml"].algorithm(), own=own))
+    settings = [{"alpha": 0.9}, {"local_epochs": 1}, {"batch_size": 5, "beta": 0.1}, {"alpha": Schedule(0.2, 0.8)}]
+    check(engine, dtype, apart(engine, PHASES["fml"].algorithm(), own=settings))
 
 
 @pytest.mark.parametrize("shape", ["linear", "cosine", "step"])
@@ -175,8 +175,8 @@ def test_settings_that_move_over_the_rounds(engine, dtype, shape):
     algorithm = FML(
         alpha=Schedule(0.9, 0.3, shape), beta=Schedule(0.2, 0.8, shape), local_epochs=1, batch_size=8
     ).algorithm()
-    own = [{}, {"alpha": Schedule(0.1, 1.0, "step", 0.25)}, {"beta": 0.4}]
-    check(engine, dtype, apart(engine, algorithm, rounds=4, own=own))
+    settings = [{}, {"alpha": Schedule(0.1, 1.0, "step", 0.25)}, {"beta": 0.4}]
+    check(engine, dtype, apart(engine, algorithm, rounds=4, own=settings))
 
 
 def test_phases_of_one_step_with_memory_and_edited_gradients(engine, dtype):
@@ -191,8 +191,8 @@ def dropping(seed):
 
 def test_active_dropout_is_stepped_client_after_client_and_said():
     algorithm = PHASES["independent"].algorithm()
-    found = apart("stacked", algorithm, rounds=2, personal=dropping, stacked=False)
-    assert found == 0.0
+    differences = apart("stacked", algorithm, rounds=2, personal=dropping, stacked=False)
+    assert differences == 0.0
     events = []
     federation(algorithm, clients(algorithm, personal=dropping), rounds=3, engine="stacked", events=events)
     (note,) = [e.text for e in events if isinstance(e, Noted)]
@@ -202,14 +202,14 @@ def test_active_dropout_is_stepped_client_after_client_and_said():
 
 def test_architectures_are_stacked_by_group():
     algorithm = PHASES["fml"].algorithm()
-    found = []
+    results = []
     for name in ("inprocess", "stacked"):
         ours = [
             client(str(i), algorithm, n=20, personal=lambda s, h=h: mlp(s, hidden=h)) for i, h in enumerate((8, 9, 8, 9, 7))
         ]
         last = federation(algorithm, ours, engine=name)
-        found.append(last | {f"{c.id}.{k}": v for c in ours for k, v in weights(c.nets["personal"]).items()})
-    assert 0 < difference(*found) < 1e-5, "rounding tells that they were stacked"
+        results.append(last | {f"{c.id}.{k}": v for c in ours for k, v in weights(c.nets["personal"]).items()})
+    assert 0 < difference(*results) < 1e-5, "rounding tells that they were stacked"
 
 
 class Tied(nn.Module):
@@ -247,7 +247,7 @@ def test_nets_that_compute_unlike_things_are_not_stacked():
 
 def test_adam_where_a_client_is_stacked_in_one_round_and_alone_in_the_next():
     algorithm = replace(PHASES["independent"], local_epochs=1).algorithm()
-    found = []
+    results = []
     for name in ("inprocess", "stacked"):
         ours = [
             client(str(i), algorithm, n=20, personal=lambda s, h=h: mlp(s, hidden=h)) for i, h in enumerate((8, 9, 8, 9, 8))
@@ -256,13 +256,13 @@ def test_adam_where_a_client_is_stacked_in_one_round_and_alone_in_the_next():
             one.optimizers = {"personal": amsgrad(one.nets["personal"])}
             one.rate = 0.01
         federation(algorithm, ours, rounds=12, participation=0.4, engine=name)
-        found.append({f"{c.id}.{k}": v for c in ours for k, v in weights(c.nets["personal"]).items()})
-    assert difference(*found) < 1e-4
+        results.append({f"{c.id}.{k}": v for c in ours for k, v in weights(c.nets["personal"]).items()})
+    assert difference(*results) < 1e-4
 
 
 def test_adam_with_a_parameter_that_is_never_used(dtype):
-    found = apart("stacked", PHASES["independent"].algorithm(), personal=spare, optimizer=amsgrad)
-    assert found < (1e-10 if dtype == torch.float64 else 1e-4)
+    differences = apart("stacked", PHASES["independent"].algorithm(), personal=spare, optimizer=amsgrad)
+    assert differences < (1e-10 if dtype == torch.float64 else 1e-4)
 
 
 def test_clients_with_learning_rates_of_their_own(monkeypatch):
@@ -272,13 +272,13 @@ def test_clients_with_learning_rates_of_their_own(monkeypatch):
     real = stacked.check_stackable
     monkeypatch.setattr(stacked, "check_stackable", lambda parts: (rehearsed.append(parts), real(parts)))
     algorithm = replace(PHASES["fml"], local_epochs=1).algorithm()
-    found = []
+    results = []
     for name in ("inprocess", "stacked"):
         ours = clients(algorithm)
         for one, rate in zip(ours, (Schedule(0.1, 0.01), Schedule(0.1, 0.01), 0.02, 0.02), strict=True):
             one.rate = rate
-        found.append(federation(algorithm, ours, rounds=4, engine=name))
-    assert difference(*found) < 1e-5
+        results.append(federation(algorithm, ours, rounds=4, engine=name))
+    assert difference(*results) < 1e-5
     assert len(rehearsed) == 1, "a rate that moves makes nothing new"
 
 
@@ -328,7 +328,7 @@ PEERS = {
 @pytest.mark.parametrize("kind", PEERS)
 def test_peers(engine, dtype, kind):
     """Nodes without a shared model, one of another architecture: 5 rounds."""
-    found = []
+    results = []
     for name in ("inprocess", engine):
         ours = nodes(5, net=lambda seed: mlp(seed, hidden=9 if seed == 104 else 8), labelled="strict" not in kind)
         for one in ours:
@@ -337,7 +337,7 @@ def test_peers(engine, dtype, kind):
         run(PEERS[kind].algorithm(), ours, rounds=5, engine=name, events=events)
         left = {f"{one.id}.{k}": v for one in ours for k, v in weights(one.nets["personal"]).items()}
         left |= {f"{one.id}.memory.{k}": v for one in ours for k, v in one.memory.items()}
-        told = {
+        facts = {
             (e.round, e.phase, i, k): torch.tensor(v)
             for e in events
             if isinstance(e, PhaseDone)
@@ -345,5 +345,5 @@ def test_peers(engine, dtype, kind):
             for k, v in terms.items()
         }
         assert not [e.text for e in events if isinstance(e, Noted)], "nobody was refused"
-        found.append(left | told)
-    check(engine, dtype, difference(*found), {**BOUND, torch.float32: 1e-4})  # 5 rounds of Adam
+        results.append(left | facts)
+    check(engine, dtype, difference(*results), {**BOUND, torch.float32: 1e-4})  # 5 rounds of Adam

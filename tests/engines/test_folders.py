@@ -112,14 +112,14 @@ def test_a_second_process_is_turned_away(small, cli):
 
 def test_sweep_takes_other_generations_and_part_files_only(tmp_path):
     server, client = tmp_path / "server", tmp_path / "clients/0"
-    kept = [server / "round-2.safetensors", client / "round-2.safetensors", client / "metrics.jsonl"]
+    remaining = [server / "round-2.safetensors", client / "round-2.safetensors", client / "metrics.jsonl"]
     gone = [server / "round-1.safetensors", client / "round-4.safetensors", tmp_path / ".x.json.7.part"]
     gone.append(client / ".round-2.safetensors.9.part")
-    for path in kept + gone:
+    for path in remaining + gone:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("")
     sweep(tmp_path, 2)
-    assert sorted(p for p in tmp_path.rglob("*") if p.is_file()) == sorted(kept)
+    assert sorted(p for p in tmp_path.rglob("*") if p.is_file()) == sorted(remaining)
 
 
 @pytest.mark.parametrize("text", ['{"format": 1}', '{"format": 1, "run": 3, "round": 1, "seconds": 0.1}'])

@@ -76,7 +76,7 @@ def test_batches_are_gathered_for_all_clients_at_once(small):
 
 
 def test_a_stopped_run_goes_on_to_the_same_bytes(small):
-    whole = fedmutual.run(loaded(small), "whole").folder
+    uninterrupted = fedmutual.run(loaded(small), "whole").folder
 
     def stop(event):
         if isinstance(event, Replied) and event.round == 3:
@@ -85,8 +85,8 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(small):
     with pytest.raises(KeyboardInterrupt):
         fedmutual.run(loaded(small), "part", observers=[stop])
     part = fedmutual.run(loaded(small), "part", resume=True).folder
-    assert difference(tensors(whole), tensors(part)) == 0.0
-    assert scores(whole) == scores(part)
+    assert difference(tensors(uninterrupted), tensors(part)) == 0.0
+    assert scores(uninterrupted) == scores(part)
 
 
 METHODS = ["fml", "fedavg", "fedprox", "independent"]
@@ -208,10 +208,10 @@ def test_what_goes_wrong_in_a_common_step_is_said_by_every_run(small, monkeypatc
 
 def test_a_run_begun_in_one_process_goes_on_stacked_with_adam(small):
     changes = {"optimizer.name": "adam", "optimizer.lr": 0.001, "engine.name": "inprocess"}
-    whole = fedmutual.run(loaded(small, **changes), "whole").folder
+    uninterrupted = fedmutual.run(loaded(small, **changes), "whole").folder
     fedmutual.run(loaded(small, **changes, rounds=1), "part")
     part = fedmutual.run(loaded(small, **{**changes, "engine.name": "stacked"}), "part", resume=True).folder
-    assert difference(tensors(whole), tensors(part)) < 1e-4
+    assert difference(tensors(uninterrupted), tensors(part)) < 1e-4
 
 
 @pytest.mark.parametrize(("in_turns", "turns_are_faster"), [(0.002, False), (0.0005, True)])

@@ -63,12 +63,12 @@ def test_values_are_those_of_scipy(alpha: float, beta: float, temperature: float
 @pytest.mark.parametrize(("alpha", "beta", "temperature"), SETTINGS)
 def test_gradients_are_those_of_autograd(alpha: float, beta: float, temperature: float) -> None:
     personal_loss, meme_loss, personal, meme = ours(alpha, beta, temperature)
-    found = torch.autograd.grad([personal_loss, meme_loss], [personal, meme])  # in one pass, as the engines take it
+    gradients = torch.autograd.grad([personal_loss, meme_loss], [personal, meme])  # in one pass, as the engines take it
     wanted = (
         autograd.grad(by_autograd(MEME, alpha, temperature))(PERSONAL),
         autograd.grad(by_autograd(PERSONAL, beta, temperature))(MEME),
     )
-    for a, b in zip(found, wanted, strict=True):
+    for a, b in zip(gradients, wanted, strict=True):
         np.testing.assert_allclose(a.numpy(), b, rtol=0, atol=1e-9)
 
 
@@ -76,13 +76,13 @@ def test_gradients_are_those_of_autograd(alpha: float, beta: float, temperature:
 def test_a_loss_moves_its_own_network_only(alpha: float, beta: float, temperature: float) -> None:
     personal, meme = nn.Linear(3, C), nn.Linear(3, C)
     x = torch.ones(B, 3)
-    for own, other, loss in ((personal, meme, 0), (meme, personal, 1)):
+    for trained, other, loss in ((personal, meme, 0), (meme, personal, 1)):
         losses = mutual(personal(x), meme(x), torch.tensor(TARGETS), alpha, beta, temperature)
         personal.zero_grad()
         meme.zero_grad()
         losses[loss].backward()
         assert all(p.grad is None for p in other.parameters())
-        assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in own.parameters())
+        assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in trained.parameters())
 
 
 @pytest.mark.parametrize("temperature", [1.0, 3.0])

@@ -31,14 +31,14 @@ def test_with_alpha_one_it_is_training_alone():
 
 def test_scores_by_hand():
     # mean of the targets 2, their squares about it 1 + 0 + 1 = 2, the errors' 1 + 0 + 0 = 1: r2 = 1 - 1/2
-    found = score_regression(torch.tensor([2.0, 2.0, 3.0]), torch.tensor([1.0, 2.0, 3.0]))
-    assert found == {
+    scores = score_regression(torch.tensor([2.0, 2.0, 3.0]), torch.tensor([1.0, 2.0, 3.0]))
+    assert scores == {
         "examples": 3,
         "loss": pytest.approx(1 / 3),
         "mean_absolute_error": pytest.approx(1 / 3),
         "r2": pytest.approx(0.5),
     }
-    assert tuple(found) == OF_NUMBERS
+    assert tuple(scores) == OF_NUMBERS
     assert score_regression(torch.tensor([2.0, 2.0]), torch.tensor([1.0, 1.0]))["r2"] is None
     assert score_regression(torch.tensor([float("inf"), 2.0]), torch.tensor([1.0, 2.0]))["loss"] is None
 
@@ -56,5 +56,5 @@ def test_tasks_by_name(tmp_path, monkeypatch):
         with pytest.raises(ConfigError) as problem:
             tasks.make_task(name)
         assert sentence in str(problem.value)
-    own: Task = tasks.make_task("classification")
-    assert own.outputs is None
+    task: Task = tasks.make_task("classification")
+    assert task.outputs is None

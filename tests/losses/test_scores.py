@@ -19,11 +19,11 @@ def test_against_scikit_learn(seed, n, classes, tied):
     y = rng.integers(0, classes, n)
     y[:2] = (0, 1)
     ours = score_classification(torch.tensor(z), torch.tensor(y))
-    said, present = z.argmax(1), np.unique(y)
+    predicted, present = z.argmax(1), np.unique(y)
     p = torch.tensor(z).softmax(1).numpy()  # torch's own: another order of sums would break ties
-    assert ours["accuracy"] == pytest.approx(accuracy_score(y, said))
+    assert ours["accuracy"] == pytest.approx(accuracy_score(y, predicted))
     assert ours["loss"] == pytest.approx(log_loss(y, p, labels=range(classes)))
-    recall = recall_score(y, said, labels=range(classes), average=None, zero_division=0)
+    recall = recall_score(y, predicted, labels=range(classes), average=None, zero_division=0)
     assert ours["balanced_accuracy"] == pytest.approx(np.mean(recall[present]))
     assert ours["auroc"] == pytest.approx(np.mean([roc_auc_score(y == c, p[:, c]) for c in present]))
     assert ours["recall"] == [pytest.approx(recall[c]) if c in present else None for c in range(classes)]

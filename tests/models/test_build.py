@@ -18,10 +18,10 @@ def refusal(name: str, shape: tuple[int, ...] = (1, 28, 28)) -> str:
     """The sentence with which a network is refused."""
     with pytest.raises(ConfigError) as problem:
         build(name, shape)
-    said = str(problem.value)
-    assert "\n" not in said
-    assert said.startswith("key 'model.personal': ")
-    return said.removeprefix("key 'model.personal': ")
+    message = str(problem.value)
+    assert "\n" not in message
+    assert message.startswith("key 'model.personal': ")
+    return message.removeprefix("key 'model.personal': ")
 
 
 def same(a: nn.Module, b: nn.Module) -> bool:
@@ -227,8 +227,8 @@ def test_a_factory_that_does_not_work(source: str, why: str, module: Module) -> 
 
 def test_a_module_that_is_not_there(module: Module) -> None:
     module("")
-    said = refusal("no_such_module:make")
-    assert said.startswith("there is no module 'no_such_module'; put no_such_module.py into ")
+    message = refusal("no_such_module:make")
+    assert message.startswith("there is no module 'no_such_module'; put no_such_module.py into ")
 
 
 def test_a_module_that_needs_one_whose_name_begins_its_own(module: Module) -> None:

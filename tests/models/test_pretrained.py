@@ -29,10 +29,10 @@ def made(name: str, shape: tuple[int, ...], classes: int, seed: int = 0, source:
 def refusal(source: Path | str, name: str = "lenet5", shape: tuple[int, ...] = (1, 28, 28), classes: int = 3) -> str:
     with pytest.raises(ConfigError) as problem:
         made(name, shape, classes, source=source)
-    said = str(problem.value)
-    assert "\n" not in said
-    assert said.startswith(f"key {KEY!r}: ")
-    return said.removeprefix(f"key {KEY!r}: ")
+    message = str(problem.value)
+    assert "\n" not in message
+    assert message.startswith(f"key {KEY!r}: ")
+    return message.removeprefix(f"key {KEY!r}: ")
 
 
 def differing(a: nn.Module, b: nn.Module) -> list[str]:
@@ -67,11 +67,11 @@ def test_the_networks_of_the_paper_take_96_x_96_and_begin_with_torchvisions_tens
     save_file(given, file)
     del given
     net = made(name, COLOURS, 7, source=file)
-    own = net.state_dict()
-    assert own.keys() == published.keys()
-    drawn = {k for k, v in own.items() if v.is_floating_point() and not bool((v == 0.0625).all())}
+    state = net.state_dict()
+    assert state.keys() == published.keys()
+    drawn = {k for k, v in state.items() if v.is_floating_point() and not bool((v == 0.0625).all())}
     assert drawn == {f"{head}.weight", f"{head}.bias"}
-    assert own[f"{head}.weight"].shape[0] == 7
+    assert state[f"{head}.weight"].shape[0] == 7
     assert net.training
     with torch.no_grad():
         assert net.eval()(torch.zeros(1, *COLOURS)).shape == (1, 7)
@@ -273,9 +273,9 @@ def test_one_file_that_the_server_has_not_says_nothing_of_the_others(cache: Path
         raise HTTPError(url, 404, "Not Found", None, None)  # type: ignore[arg-type]
 
     monkeypatch.setattr(hub, "download_url_to_file", not_found)
-    said = [models.weights("imagenet", name, KEY).description for name in ("resnet34", "alexnet", "alexnet")]
+    descriptions = [models.weights("imagenet", name, KEY).description for name in ("resnet34", "alexnet", "alexnet")]
     assert len(tried) == 2
-    assert said[0].endswith("(https://download.pytorch.org/models/resnet34-b627a593.pth: HTTP Error 404: Not Found)")
+    assert descriptions[0].endswith("(https://download.pytorch.org/models/resnet34-b627a593.pth: HTTP Error 404: Not Found)")
 
 
 def test_what_lies_in_torch_hubs_cache_needs_no_connection(cache: Path, asked: list[str]) -> None:

@@ -63,10 +63,10 @@ def write_sites(
     else:
         sites = wards.with_data(folder)
         if algorithm["name"] in ("fedavg", "fedprox"):  # these have no personal networks
-            sites = {name: {key: value for key, value in own.items() if key != "model"} for name, own in sites.items()}
+            sites = {name: {key: value for key, value in tables.items() if key != "model"} for name, tables in sites.items()}
         file = wards.contract(folder, common, sites)
     place = {"public": {"folder": str(folder / "public")}} if has_public else {}
-    files = {name: wards.site(folder, name, own, **place) for name, own in sites.items()}
+    files = {name: wards.site(folder, name, tables, **place) for name, tables in sites.items()}
     return file, files, wards.together(common, sites)
 
 
@@ -80,8 +80,8 @@ def planned_fingerprints(
     from fedmutual.reproduce import Scale
     from fedmutual.reproduce.plan import jobs
 
-    for found in _cells()[cell]:
-        for job in jobs(found, seeds, Scale(rounds, tuple(changed.items()))):
+    for cell_job in _cells()[cell]:
+        for job in jobs(cell_job, seeds, Scale(rounds, tuple(changed.items()))):
             yield job.arm, job.seed, job.fingerprint
 
 

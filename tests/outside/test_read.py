@@ -128,8 +128,8 @@ def test_a_sample_predicts(kind, client, best, samples, cli, digit):
     expected = dict(zip(classes, logits.double().softmax(1)[0].tolist(), strict=True))
     assert answer["probabilities"] == pytest.approx(expected, abs=1e-5)
     assert answer["class"] == max(expected, key=expected.get)
-    (found,) = fedmutual.predict(folder, [digit], client, best)
-    assert (found.label, dict(found.ranked)) == (answer["class"], answer["probabilities"])
+    (prediction,) = fedmutual.predict(folder, [digit], client, best)
+    assert (prediction.label, dict(prediction.ranked)) == (answer["class"], answer["probabilities"])
 
 
 def test_json_for_scripts(samples, cli, digit, snapshots):

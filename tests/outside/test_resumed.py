@@ -55,13 +55,13 @@ def _is_contained(part, whole):
 
 
 def test_a_finished_sweep_is_judged_again_from_python(samples):
-    found = fedmutual.sweep("methods.toml", {"algorithm.alpha": [0.3, 0.6]}, out="sweep", resume=True)
+    swept = fedmutual.sweep("methods.toml", {"algorithm.alpha": [0.3, 0.6]}, out="sweep", resume=True)
     recorded = json.loads((samples / "sweep/sweep.json").read_text())
-    assert [tried.label for tried in found.tried] == [setting["label"] for setting in recorded["settings"]]
-    assert [tried.last.mean for tried in found.tried] == [
+    assert [tried.label for tried in swept.tried] == [setting["label"] for setting in recorded["settings"]]
+    assert [tried.last.mean for tried in swept.tried] == [
         s["holdout_accuracy"]["last"]["mean"] for s in recorded["settings"]
     ]
-    assert {key: str(value) for key, value in found.chosen.values.items()} == recorded["chosen"]
+    assert {key: str(value) for key, value in swept.chosen.values.items()} == recorded["chosen"]
 
 
 def test_a_comparison_goes_on_with_more_rounds(samples, cli):

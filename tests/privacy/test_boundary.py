@@ -403,7 +403,7 @@ class Talker(Classification):
 
 
 @pytest.mark.parametrize(
-    ("said", "sentence"),
+    ("message", "sentence"),
     [
         ({"labels": 1.0}, "'labels': its phase or task declares only the names examples"),
         ({"recall": [0.0] * 12}, "a list of one a class, not list"),
@@ -411,8 +411,8 @@ class Talker(Classification):
         ({"accuracy": "0, 1, 1"}, "not str"),
     ],
 )
-def test_what_an_evaluation_tells_is_declared_too(said, sentence):
-    one = client("0", FML(**E).algorithm(), settings={"task": Talker(said)})
+def test_what_an_evaluation_tells_is_declared_too(message, sentence):
+    one = client("0", FML(**E).algorithm(), settings={"task": Talker(message)})
     exam = EvalSpec("personal", "validation", "personal", "0", "validation")
     with pytest.raises(Refused) as refused:
         evaluate_client(one, (exam,), {}, 1, None)

@@ -41,7 +41,9 @@ def test_accuracies_alone_are_told_and_the_rest_stays_at_home(small):
     small.write_text(small.read_text().replace("examples = 40", "examples = 150"))
     made, lines = run(small, **{"share.metrics": "accuracy", "records.copies": True})
     at_home = {i: read_lines(small.parent / f"run/clients/{i}/metrics.jsonl") for i in "012"}
-    told = {(line["round"], s["client"], s["model"], s["data"]): s for line in lines for s in line["scores"] if s["client"]}
+    disclosed = {
+        (line["round"], s["client"], s["model"], s["data"]): s for line in lines for s in line["scores"] if s["client"]
+    }
     assert {line["round"] for line in lines} == {1, 2}
     assert all(line["train"] == {} for line in lines)
     measured = {
@@ -50,14 +52,14 @@ def test_accuracies_alone_are_told_and_the_rest_stays_at_home(small):
         for line in found
         for s in line["scores"]
     }
-    assert told.keys() == {key for key, s in measured.items() if s["examples"] >= LEAST_ROWS and key[2] != "copy"}
-    assert {data for *_, data in told} == {"validation", "test"}
-    for key, score in told.items():
+    assert disclosed.keys() == {key for key, s in measured.items() if s["examples"] >= LEAST_ROWS and key[2] != "copy"}
+    assert {data for *_, data in disclosed} == {"validation", "test"}
+    for key, score in disclosed.items():
         assert not NEVER_TOLD & score.keys()
         assert score["accuracy"] == round(measured[key]["accuracy"], 2)
     assert any(key[2] == "copy" for key in measured)
     assert made.summary["personal"]["val_accuracy"]["last"]["per_client"] == {
-        i: told[2, i, "personal", "validation"]["accuracy"] for i in "012"
+        i: disclosed[2, i, "personal", "validation"]["accuracy"] for i in "012"
     }
     assert made.summary["projected"] is None
 

@@ -61,13 +61,13 @@ def test_epsilon_is_that_of_opacus_and_of_dp_accounting(setting):
 
 @pytest.mark.parametrize("setting", TEN, ids=str)
 def test_by_whole_orders_epsilon_is_that_of_dp_accounting_to_the_last_digits(setting, monkeypatch):
-    whole = [order for order in accountant.ORDERS if order == int(order)]
-    monkeypatch.setattr(accountant, "ORDERS", whole)
+    integer_orders = [order for order in accountant.ORDERS if order == int(order)]
+    monkeypatch.setattr(accountant, "ORDERS", integer_orders)
     accountant.compute_epsilon.cache_clear()
     sigma, rate, steps, delta = setting
     ours = epsilon([NoisedSteps(sigma, rate, steps)], delta)
     accountant.compute_epsilon.cache_clear()
-    assert math.isclose(ours, by_dp_accounting(RdpAccountant(whole), *setting), rel_tol=1e-9)
+    assert math.isclose(ours, by_dp_accounting(RdpAccountant(integer_orders), *setting), rel_tol=1e-9)
 
 
 def test_steps_of_other_kinds_add_up():
@@ -146,13 +146,13 @@ def test_rounds_that_a_client_sits_out_cost_nothing(tmp_path):
 
 
 def test_a_pause_changes_neither_the_model_nor_epsilon(tmp_path):
-    whole = run(parse_config(tables()), tmp_path / "whole")
+    uninterrupted = run(parse_config(tables()), tmp_path / "whole")
     run(parse_config(tables(rounds=1)), tmp_path / "paused")
     paused = run(parse_config(tables()), tmp_path / "paused", resume=True)
-    summaries = [json.loads((r.folder / "summary.json").read_text()) for r in (whole, paused)]
+    summaries = [json.loads((r.folder / "summary.json").read_text()) for r in (uninterrupted, paused)]
     assert summaries[0]["privacy"] == summaries[1]["privacy"]
     assert summaries[0]["personal"] == summaries[1]["personal"]
-    assert (whole.folder / "metrics.jsonl").read_bytes() == (paused.folder / "metrics.jsonl").read_bytes()
+    assert (uninterrupted.folder / "metrics.jsonl").read_bytes() == (paused.folder / "metrics.jsonl").read_bytes()
 
 
 def test_a_run_whose_personal_network_has_no_finite_loss_is_recorded_to_its_end(tmp_path):
@@ -203,5 +203,5 @@ def test_groups_are_the_unit_where_they_are_asked_for(tmp_path):
     assert cost.units == math.ceil(cost.rows / 6)
     assert math.isclose(cost.rate, 16 / (2 * cost.units))
     done = run(config, tmp_path / "run")
-    (told,) = json.loads((done.folder / "summary.json").read_text())["privacy"]["clients"].values()
-    assert told["epsilon"] == cost.epsilon(config)
+    (recorded,) = json.loads((done.folder / "summary.json").read_text())["privacy"]["clients"].values()
+    assert recorded["epsilon"] == cost.epsilon(config)

@@ -62,9 +62,9 @@ def test_the_clipped_sum_is_that_of_a_plain_loop(case):
     grads = row_gradients(phase, nets, taken, const)
     norms = torch.sqrt(sum(g.flatten(1).square().sum(1) for g in grads.values()))
     middle = float(norms.median())  # half of the rows are clipped, and half are not
-    found, terms = clipped_sum(job(phase, nets, const, middle), taken, None)
+    clipped, terms = clipped_sum(job(phase, nets, const, middle), taken, None)
     expected = looped(grads, middle)
-    assert distance(found, expected) < 1e-4 * norm(expected)
+    assert distance(clipped, expected) < 1e-4 * norm(expected)
     whole = phase.loss({n: Net(m, trainable(m)) for n, m in nets.items()}, taken, const)
     for name, value in terms.items():
         torch.testing.assert_close(value, whole[name].detach() * len(taken[0]))
@@ -76,9 +76,9 @@ def test_a_proximal_term_is_clipped_with_the_row_that_it_is_added_to():
     const = phase.begin(one, server(), at())
     with torch.no_grad():
         one.nets["meme"][0].weight.add_(0.3)
-    found, terms = clipped_sum(job(phase, one.nets, const, C), batch(), None)
+    clipped, terms = clipped_sum(job(phase, one.nets, const, C), batch(), None)
     expected = looped(row_gradients(phase, one.nets, batch(), const), C)
-    assert distance(found, expected) < 1e-4 * norm(expected)
+    assert distance(clipped, expected) < 1e-4 * norm(expected)
     assert terms["proximal"] > 0
 
 
@@ -113,14 +113,14 @@ def test_how_many_rows_are_held_at_once_changes_nothing(memory, monkeypatch):
 
 def test_of_a_group_the_sum_of_its_rows_is_clipped():
     nets, taken, codes = {"personal": mlp(1)}, batch(), torch.tensor([4, 1, 1, 2, 4, 3, 3, 3, 3, 4, 0, 5])
-    found, _ = clipped_sum(job(Independent(), nets, clip=C), taken, codes)
+    clipped, _ = clipped_sum(job(Independent(), nets, clip=C), taken, codes)
     grads = row_gradients(Independent(), nets, taken, {})
     expected = looped(grads, C, codes)
-    assert distance(found, expected) < 1e-4 * norm(expected)
-    assert distance(found, looped(grads, C)) > 0.1 * C
+    assert distance(clipped, expected) < 1e-4 * norm(expected)
+    assert distance(clipped, looped(grads, C)) > 0.1 * C
     without = codes != 3
     fewer, _ = clipped_sum(job(Independent(), nets, clip=C), tuple(t[without] for t in taken), codes[without])
-    assert distance(found, fewer) <= C
+    assert distance(clipped, fewer) <= C
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -132,9 +132,10 @@ def test_one_record_moves_the_sum_by_its_bound_at_most(case, scale):
     x[3] *= scale
     other_x, other_y = x.clone(), y.clone()
     other_x[3], other_y[3] = -x[3].flip(0), (y[3] + 1) % 3
-    kept = torch.arange(len(x)) != 3
+    is_kept = torch.arange(len(x)) != 3
     whole, replaced, removed = (
-        clipped_sum(job(phase, nets, const, C), taken, None)[0] for taken in ((x, y), (other_x, other_y), (x[kept], y[kept]))
+        clipped_sum(job(phase, nets, const, C), taken, None)[0]
+        for taken in ((x, y), (other_x, other_y), (x[is_kept], y[is_kept]))
     )
     added = [distance(sums, removed) for sums in (whole, replaced)]
     assert max(added) <= C
@@ -150,13 +151,13 @@ def test_a_record_without_a_finite_gradient_adds_nothing(case, value):
     nets, (x, y) = make(), draw()
     bad = x.clone()
     bad[3] = value
-    kept = torch.arange(len(x)) != 3
-    found, _ = clipped_sum(job(phase, nets, const, C), (bad, y), None)
-    expected, _ = clipped_sum(job(phase, nets, const, C), (x[kept], y[kept]), None)
-    assert all(g.isfinite().all() for g in found.values())
-    assert distance(found, expected) <= C
+    is_kept = torch.arange(len(x)) != 3
+    clipped, _ = clipped_sum(job(phase, nets, const, C), (bad, y), None)
+    expected, _ = clipped_sum(job(phase, nets, const, C), (x[is_kept], y[is_kept]), None)
+    assert all(g.isfinite().all() for g in clipped.values())
+    assert distance(clipped, expected) <= C
     if value != 1e38:
-        assert distance(found, expected) < 1e-6
+        assert distance(clipped, expected) < 1e-6
 
 
 STEPS, RATE = 60, 0.2

@@ -110,8 +110,8 @@ def test_settings_that_void_epsilon_are_refused():
     refused("privacy.sigma", "--epsilon", privacy={"sigma": None})
     refused("group_by", privacy={"unit": "group"})
     refused("group_rows", "no effect", privacy={"group_rows": 3})
-    own = {"data": {"name": "digits", "mean": [0.3], "std": [0.4]}}
-    refused("clients.a.data.mean", "'data.mean'", clients={"a": own, "b": {"data": {"name": "digits"}}}, partition={})
+    tables = {"data": {"name": "digits", "mean": [0.3], "std": [0.4]}}
+    refused("clients.a.data.mean", "'data.mean'", clients={"a": tables, "b": {"data": {"name": "digits"}}}, partition={})
     for key, value in (("sigma", 0.0), ("clip", -1.0), ("delta", 1.0), ("epsilon", 0), ("nets", "personal")):
         refused(f"privacy.{key}", privacy={key: value})
 
@@ -150,9 +150,9 @@ def test_keys_without_effect_are_said():
 
 
 def test_what_epsilon_does_not_count_is_said():
-    said = [note for note in build.build(config()).plan({}).notes if "epsilon" in note]
-    assert len(said) == 1
-    assert "scores" in said[0]
+    remarks = [note for note in build.build(config()).plan({}).notes if "epsilon" in note]
+    assert len(remarks) == 1
+    assert "scores" in remarks[0]
 
 
 def test_a_delta_that_promises_nothing_is_refused():
@@ -164,8 +164,8 @@ def test_first_weights_are_said_not_to_be_counted(tmp_path):
     assert not any("first weights" in note for note in build.build(config()).plan({}).notes)
     for key in ("weights", "pretrained"):
         assert len(list_remarks(frozenset({"meme"}), config(model={key: str(tmp_path)}))) == 2
-    own = {"0": {"model": {"pretrained": str(tmp_path)}}}
-    assert len(list_remarks(frozenset({"meme"}), config(clients=own))) == 2
+    tables = {"0": {"model": {"pretrained": str(tmp_path)}}}
+    assert len(list_remarks(frozenset({"meme"}), config(clients=tables))) == 2
 
 
 def test_clients_with_noise_are_not_stepped_as_one():

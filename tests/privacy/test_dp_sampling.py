@@ -194,8 +194,8 @@ def test_noise_has_the_size_that_was_asked_for():
         one.optimizers = {"meme": torch.optim.SGD(one.nets["meme"].parameters(), lr=0.0)}
         reply, _ = work(algorithm.phases[0], one, server(), at())
         drawn.append(torch.cat([((reply[k] - v) / -0.1).flatten() for k, v in server().items()]))
-    found = torch.cat(drawn).std().item()
-    assert 0.95 < found / (50 * 0.1 / 8) < 1.05  # sigma C over the expected batch size, whatever the batch was
+    deviation = torch.cat(drawn).std().item()
+    assert 0.95 < deviation / (50 * 0.1 / 8) < 1.05  # sigma C over the expected batch size, whatever the batch was
 
 
 def test_private_rows_are_read_in_gradient_steps_alone():

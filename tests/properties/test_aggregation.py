@@ -101,8 +101,8 @@ def test_beside_scipy_and_numpy(count: int, percent: int) -> None:
     values = torch.randn(count, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(count))
     replies = {str(i): {"w": row} for i, row in enumerate(values)}
     np.testing.assert_allclose(median(replies)["w"].numpy(), np.median(values.numpy(), 0), rtol=1e-14, atol=1e-15)
-    found = trimmed_mean(replies, trim)["w"].numpy()
-    np.testing.assert_allclose(found, trim_mean(values.numpy(), trim, axis=0), rtol=1e-12, atol=1e-14)
+    trimmed = trimmed_mean(replies, trim)["w"].numpy()
+    np.testing.assert_allclose(trimmed, trim_mean(values.numpy(), trim, axis=0), rtol=1e-12, atol=1e-14)
 
 
 def test_a_share_that_no_binary_fraction_is_cuts_off_what_it_says() -> None:

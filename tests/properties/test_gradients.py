@@ -124,7 +124,7 @@ def test_against_the_primal_by_slsqp(g_pub: Message, g_loc: Message) -> None:
     """min 1/2 ||g - g_pub||^2 over <g, g_loc> >= 0, from a point that is not its answer."""
     p, loc = vector(g_pub), vector(g_loc)
     wall = loc / (np.linalg.norm(loc) or 1)
-    found = minimize(
+    solution = minimize(
         lambda g: ((g - p) ** 2).sum() / 2,
         np.ones_like(p),
         jac=lambda g: g - p,
@@ -132,16 +132,16 @@ def test_against_the_primal_by_slsqp(g_pub: Message, g_loc: Message) -> None:
         constraints={"type": "ineq", "fun": lambda g: g @ wall, "jac": lambda g: wall},
         options={"ftol": 1e-20, "maxiter": 200},
     )
-    np.testing.assert_allclose(vector(project(g_pub, g_loc)), found.x, rtol=0, atol=1e-9)
+    np.testing.assert_allclose(vector(project(g_pub, g_loc)), solution.x, rtol=0, atol=1e-9)
 
 
 @pairs
 def test_told_is_what_was_done(g_pub: Message, g_loc: Message) -> None:
-    told = conflict(g_pub, g_loc)
-    assert told.shape == ()
-    assert told.item() == (exactly(torch.tensor(vector(g_pub)), torch.tensor(vector(g_loc))) < 0)
+    share = conflict(g_pub, g_loc)
+    assert share.shape == ()
+    assert share.item() == (exactly(torch.tensor(vector(g_pub)), torch.tensor(vector(g_loc))) < 0)
     unmoved = all(torch.equal(project(g_pub, g_loc)[name], t) for name, t in g_pub.items())
-    assert unmoved == (told.item() == 0)
+    assert unmoved == (share.item() == 0)
 
 
 @st.composite
@@ -220,9 +220,9 @@ def test_stacked_is_the_loop() -> None:
             for name, t in expected.items():
                 scale = max(1.0, max(float(v.abs().max()) for v in kind[1].values()))
                 torch.testing.assert_close(at_once[name][k], t, rtol=0, atol=1e-14 * scale)
-    told = torch.func.vmap(conflict)(*stacks)
-    assert told.tolist() == [conflict(*kind).item() for kind in kinds]
-    assert 0 < told.sum() < len(kinds)  # some of both
+    share = torch.func.vmap(conflict)(*stacks)
+    assert share.tolist() == [conflict(*kind).item() for kind in kinds]
+    assert 0 < share.sum() < len(kinds)  # some of both
 
 
 def test_nothing_given_is_touched() -> None:

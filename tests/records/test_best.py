@@ -128,13 +128,13 @@ def lines(folder: str) -> list[dict]:
 
 def best_round(folder: str, model: str, client: str | None, data: str) -> int:
     """By the lines of the run: the first of the greatest accuracy."""
-    found = {
+    accuracies = {
         line["round"]: s["accuracy"]
         for line in lines(folder)
         for s in line["scores"]
         if (s["model"], s["client"], s["data"]) == (model, client, data)
     }
-    return max(found, key=lambda r: (found[r], -r))
+    return max(accuracies, key=lambda r: (accuracies[r], -r))
 
 
 def equal(a: torch.nn.Module, b: torch.nn.Module) -> bool:

@@ -41,5 +41,5 @@ def test_who_shares_no_scores_shares_none_of_its_copy(small):
     )
     run = fedmutual.run(config, "quiet")
     assert own(run, 1, "copy").keys() == {"0", "2"}
-    kept = read_lines(run.folder / "clients" / "1" / METRICS)
-    assert [s["model"] for s in kept[0]["scores"]] == ["copy", "global"]
+    lines = read_lines(run.folder / "clients" / "1" / METRICS)
+    assert [s["model"] for s in lines[0]["scores"]] == ["copy", "global"]

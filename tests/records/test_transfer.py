@@ -31,26 +31,29 @@ def summed(lines, **tables):
 
 
 def test_last_and_best_by_the_validation_data_of_all_nodes():
-    found = summed(LINES, records={"best_by": "validation"})["transfer"]
-    assert (found["best_by"], found["best_rounds"]) == ("validation.all", {"a": 2, "b": 1})  # 2 is the first of equal ones
-    assert found["acc"]["last"] == {"mean": pytest.approx(0.55), "worst": 0.5, "per_client": {"a": 0.6, "b": 0.5}}
-    assert found["acc"]["best"] == {"mean": pytest.approx(0.65), "worst": 0.6, "per_client": {"a": 0.7, "b": 0.6}}
-    assert found["bwt"]["best"] == {"mean": pytest.approx(0.825), "worst": 0.8, "per_client": {"a": 0.85, "b": 0.8}}
-    assert found["fwt"]["best"] == {"mean": pytest.approx(0.6), "worst": 0.55, "per_client": {"a": 0.65, "b": 0.55}}
-    assert found["fwt"]["last"]["per_client"] == {"a": 0.5, "b": 0.45}
+    summary = summed(LINES, records={"best_by": "validation"})["transfer"]
+    assert (summary["best_by"], summary["best_rounds"]) == (
+        "validation.all",
+        {"a": 2, "b": 1},
+    )  # 2 is the first of equal ones
+    assert summary["acc"]["last"] == {"mean": pytest.approx(0.55), "worst": 0.5, "per_client": {"a": 0.6, "b": 0.5}}
+    assert summary["acc"]["best"] == {"mean": pytest.approx(0.65), "worst": 0.6, "per_client": {"a": 0.7, "b": 0.6}}
+    assert summary["bwt"]["best"] == {"mean": pytest.approx(0.825), "worst": 0.8, "per_client": {"a": 0.85, "b": 0.8}}
+    assert summary["fwt"]["best"] == {"mean": pytest.approx(0.6), "worst": 0.55, "per_client": {"a": 0.65, "b": 0.55}}
+    assert summary["fwt"]["last"]["per_client"] == {"a": 0.5, "b": 0.45}
 
 
 def test_where_no_node_knows_the_others_validation_data_each_chooses_by_its_own():
     own = [line(n["round"], [s for s in n["scores"] if s["data"] != "validation.all"]) for n in LINES]
-    found = summed(own, records={"best_by": "validation"})["transfer"]
-    assert (found["best_by"], found["best_rounds"]) == ("validation", {"a": 1, "b": 2})
-    assert found["acc"]["best"]["per_client"] == {"a": 0.5, "b": 0.4}
+    summary = summed(own, records={"best_by": "validation"})["transfer"]
+    assert (summary["best_by"], summary["best_rounds"]) == ("validation", {"a": 1, "b": 2})
+    assert summary["acc"]["best"]["per_client"] == {"a": 0.5, "b": 0.4}
 
 
 def test_the_clients_own_validation_accuracy_keeps_its_meaning():
-    found = summed(LINES, records={"best_by": "validation"})["personal"]["val_accuracy"]
-    assert found["last"]["per_client"] == {"a": 0.75, "b": 0.7}
-    assert (found["best"]["best_round"], found["best"]["best_by"]) == (2, "validation")  # 0.775, 0.825, 0.725
+    summary = summed(LINES, records={"best_by": "validation"})["personal"]["val_accuracy"]
+    assert summary["last"]["per_client"] == {"a": 0.75, "b": 0.7}
+    assert (summary["best"]["best_round"], summary["best"]["best_by"]) == (2, "validation")  # 0.775, 0.825, 0.725
 
 
 @pytest.mark.parametrize(("by", "rounds"), [("holdout", {"a": 3, "b": 2}), ("test", {"a": 2, "b": 1})])
@@ -59,8 +62,8 @@ def test_it_is_chosen_by_what_was_asked_for(by, rounds):
     lines = [
         line(n["round"], n["scores"], *(node(i, (None,) * 5 + (v[n["round"] - 1],)) for i, v in held.items())) for n in LINES
     ]
-    found = summed(lines, records={"best_by": by}, split={"holdout": 0.1})["transfer"]
-    assert (found["best_by"], found["best_rounds"]) == (by, rounds)
+    summary = summed(lines, records={"best_by": by}, split={"holdout": 0.1})["transfer"]
+    assert (summary["best_by"], summary["best_rounds"]) == (by, rounds)
 
 
 def test_unset_the_holdout_chooses_where_there_is_one_else_validation():
@@ -71,21 +74,21 @@ def test_unset_the_holdout_chooses_where_there_is_one_else_validation():
 
 def test_a_shared_model_is_every_node_s():
     shared = [line(n["round"], [{**s, "model": "global"} for s in n["scores"]]) for n in LINES]
-    found = summed(shared, algorithm={"name": "fedavg"})
-    assert found["transfer"]["bwt"]["last"]["per_client"] == {"a": 0.8, "b": 0.75}
-    assert found["global"]["test_accuracy"]["last"] == pytest.approx(0.55)
+    summary = summed(shared, algorithm={"name": "fedavg"})
+    assert summary["transfer"]["bwt"]["last"]["per_client"] == {"a": 0.8, "b": 0.75}
+    assert summary["global"]["test_accuracy"]["last"] == pytest.approx(0.55)
 
 
 def test_a_node_that_shares_no_scores_is_not_there():
-    found = summed([line(n["round"], [s for s in n["scores"] if s["client"] == "a"]) for n in LINES])["transfer"]
-    assert found["best_rounds"] == {"a": 2}
-    assert found["acc"]["last"] == {"mean": 0.6, "worst": 0.6, "per_client": {"a": 0.6}}
+    summary = summed([line(n["round"], [s for s in n["scores"] if s["client"] == "a"]) for n in LINES])["transfer"]
+    assert summary["best_rounds"] == {"a": 2}
+    assert summary["acc"]["last"] == {"mean": 0.6, "worst": 0.6, "per_client": {"a": 0.6}}
 
 
 def test_a_single_node_has_no_others():
-    found = summed([line(1, node("a", (0.5, 0.5, None, 0.5)))])["transfer"]
-    assert found["acc"]["last"]["mean"] == 0.5
-    assert found["fwt"] is None
+    summary = summed([line(1, node("a", (0.5, 0.5, None, 0.5)))])["transfer"]
+    assert summary["acc"]["last"]["mean"] == 0.5
+    assert summary["fwt"] is None
 
 
 def test_without_domains_there_is_no_transfer():

@@ -43,8 +43,8 @@ def out(tmp_path):
 def test_the_sentence_holds_the_gains_with_their_intervals(out):
     """Gains 10, 12, 14: mean 12, s = 2, t(2; 0.975) = 4.303, half = 4.303 * 2 / sqrt 3 = 4.97. 0, -1, 1: half 2.48.
     -6, -2, 2: half 9.94."""
-    _, (said,) = adapted(out)
-    assert said == (
+    _, (sentences,) = adapted(out)
+    assert sentences == (
         "Adapting by mutual learning with 50 examples: against training from scratch it pays: 12.0 points ahead (95 % "
         "interval 7.0 to 17.0, 3 seeds); against fine-tuning FedAvg's shared model it is level "
         "(95 % interval 2.5 behind to 2.5 ahead, 3 seeds); against the shared model as it came it is "

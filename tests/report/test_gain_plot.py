@@ -18,8 +18,8 @@ def gains(clients):
 def count_markers(svg, styles):
     """(stroke, fill) of the markers -> how many there are."""
     names = {name: re.findall(r"(?:stroke|fill): ([^;]*)", style) for style, name in styles.items()}
-    found = [names[name] for name in re.findall(r'<use [^>]*?class="(\w+)"', svg)]
-    marks = [(colours[1], colours[0]) for colours in found if len(colours) > 1]
+    markers = [names[name] for name in re.findall(r'<use [^>]*?class="(\w+)"', svg)]
+    marks = [(colours[1], colours[0]) for colours in markers if len(colours) > 1]
     return {mark: marks.count(mark) for mark in set(marks)}
 
 

@@ -32,7 +32,7 @@ def visit(browser, address):
     def open_page(**options):
         context = browser.new_context(**options)
         contexts.append(context)
-        page, said, asked = context.new_page(), [], []
+        page, console_messages, asked = context.new_page(), [], []
 
         def record(route):
             if route.request.url == address:
@@ -42,10 +42,10 @@ def visit(browser, address):
                 route.abort()
 
         page.route("**/*", record)
-        page.on("console", lambda message: said.append(message.text))
-        page.on("pageerror", lambda problem: said.append(str(problem)))
+        page.on("console", lambda message: console_messages.append(message.text))
+        page.on("pageerror", lambda problem: console_messages.append(str(problem)))
         page.goto(address)
-        return page, said, asked
+        return page, console_messages, asked
 
     yield open_page
     for context in contexts:
@@ -55,7 +55,7 @@ def visit(browser, address):
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [400, 1280])
 def test_it_opens_quietly_and_fits(visit, scheme, width):
-    page, said, asked = visit(color_scheme=scheme, viewport={"width": width, "height": 900})
+    page, console_messages, asked = visit(color_scheme=scheme, viewport={"width": width, "height": 900})
     page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
     assert page.evaluate("document.documentElement.scrollWidth") == width
     assert page.evaluate("document.body.scrollWidth") <= width
@@ -63,7 +63,7 @@ def test_it_opens_quietly_and_fits(visit, scheme, width):
         .filter(e => e.checkVisibility() && !e.closest('.scroll :scope') && e.getBoundingClientRect().right > innerWidth + 1)
         .map(e => e.outerHTML.slice(0, 80))"""
     assert page.evaluate(outside) == []
-    assert (said, asked) == ([], [])
+    assert (console_messages, asked) == ([], [])
 
 
 def test_the_schemes_differ_in_page_and_picture(visit):
@@ -95,7 +95,7 @@ def test_the_text_of_pictures_is_in_the_page_s_font_and_legible_on_a_phone(visit
 
 
 def test_details_open_to_the_numbers_and_their_csv(visit):
-    page, said, asked = visit()
+    page, console_messages, asked = visit()
     table = page.locator("#c1-global-data")
     assert not table.is_visible()
     page.locator("details", has=table).locator("summary").click()
@@ -107,12 +107,12 @@ def test_details_open_to_the_numbers_and_their_csv(visit):
     with page.expect_download() as download:
         link.click()
     assert download.value.suggested_filename == "c1-global-data.csv"
-    assert said == []
+    assert console_messages == []
     assert [a for a in asked if not a.startswith("data:")] == []
 
 
 def test_pointing_at_a_round_says_its_numbers(visit):
-    page, said, _ = visit()
+    page, console_messages, _ = visit()
     tip = page.locator("#tip")
     assert tip.is_hidden()
     page.locator("#c1-curves ~ .pictures svg").first.locator("rect").last.hover()
@@ -122,7 +122,7 @@ def test_pointing_at_a_round_says_its_numbers(visit):
     assert tip.inner_text().splitlines() == [client, "seed 0: +5.00 points", "seed 1: +5.00 points"]
     page.locator("h1").hover()
     assert tip.is_hidden()
-    assert said == []
+    assert console_messages == []
 
 
 def test_without_script_titles_stay(browser, address):
@@ -280,9 +280,9 @@ def test_a_page_of_domains_fits_and_its_points_can_be_pointed_at(browser, tmp_pa
     runs = [path for k in range(8) for path in write_all(tmp_path / str(k), [variant(k)], [0, 1])]
     write_report(runs, tmp_path / "report.html")
     context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 900})
-    page, said = context.new_page(), []
-    page.on("console", lambda message: said.append(message.text))
-    page.on("pageerror", lambda problem: said.append(str(problem)))
+    page, console_messages = context.new_page(), []
+    page.on("console", lambda message: console_messages.append(message.text))
+    page.on("pageerror", lambda problem: console_messages.append(str(problem)))
     page.goto((tmp_path / "report.html").as_uri())
     assert page.evaluate("document.documentElement.scrollWidth") == width
     beyond = "[...document.querySelectorAll('svg text')].filter(t => t.getBoundingClientRect().right > innerWidth).length"
@@ -292,5 +292,5 @@ def test_a_page_of_domains_fits_and_its_points_can_be_pointed_at(browser, tmp_pa
     name, sent, reached = page.locator("#tip").inner_text().splitlines()
     assert name.endswith("own-public-7), round 5")
     assert (sent, reached) == ("85.5 kB sent, 7.1 kB of it in rounds", "ACC 50.0 %")  # 78,400 + 5 * 1,412
-    assert said == []
+    assert console_messages == []
     context.close()

@@ -89,9 +89,9 @@ def test_harm_by_hand(tmp_path):
     beside = alone(tmp_path, 0.8, three)
     worse = made(tmp_path, "worse", lambda seed, round, client: 0.7 - 0.1 * seed, alone=beside, seeds=three)
     assert isinstance(worse.gain, Gains)
-    found = find_harm(worse)
-    assert (found.estimate.mean, found.estimate.half) == pytest.approx((-0.2, 0.2484), abs=1e-4)
-    assert (found.label, found.estimate.sign) == ("worse", 0)
+    harm = find_harm(worse)
+    assert (harm.estimate.mean, harm.estimate.half) == pytest.approx((-0.2, 0.2484), abs=1e-4)
+    assert (harm.label, harm.estimate.sign) == ("worse", 0)
     far = made(tmp_path, "far", lambda seed, round, client: 0.3 + 0.001 * seed, alone=beside, seeds=three)
     assert find_harm(far).estimate.sign == -1
     equal = made(tmp_path, "equal", flat(0.3), alone=beside, seeds=three)
@@ -109,8 +109,8 @@ def test_harm_by_hand(tmp_path):
 def test_one_seed_has_its_interval_over_clients(tmp_path):
     beside = alone(tmp_path, 0.8, seeds=(0,))
     worse = made(tmp_path, "w", lambda seed, round, client: 0.7 - 0.01 * int(client), alone=beside, seeds=(0,))
-    found = find_harm(worse)
-    assert (found.estimate.n, found.estimate.unit) == (3, "clients")
+    harm = find_harm(worse)
+    assert (harm.estimate.n, harm.estimate.unit) == (3, "clients")
     assert worse.last.half is None
 
 

@@ -54,8 +54,8 @@ def folders(tmp_path):
 
 
 def comparison(folders):
-    [found] = comparisons(read_runs(folders))
-    return found
+    [compared] = comparisons(read_runs(folders))
+    return compared
 
 
 def texts(table):
@@ -97,22 +97,22 @@ def test_node_by_node_methods_side_by_side(folders):
 
 
 def test_the_share_of_projected_steps_has_a_table_where_there_is_one(folders, tmp_path):
-    found = domains.tables(comparison(folders))
-    assert [t.id for t in found] == ["domains", "acc", "bwt", "fwt", "projected"]
-    assert texts(found[-1]) == [[(name, ""), ("25.0", "")] for name in (*NODES, "mean")]
+    drawn = domains.tables(comparison(folders))
+    assert [t.id for t in drawn] == ["domains", "acc", "bwt", "fwt", "projected"]
+    assert texts(drawn[-1]) == [[(name, ""), ("25.0", "")] for name in (*NODES, "mean")]
     assert [t.id for t in domains.tables(comparison([write(tmp_path / "x", AGG)]))] == ["domains", "acc", "bwt", "fwt"]
 
 
 @pytest.mark.parametrize(
-    ("pooled", "said"),
+    ("pooled", "message"),
     [
         (True, "the validation data of all nodes pooled, which real sites cannot do: they have their own only."),
         (False, "its own validation data, as a real site can."),
     ],
 )
-def test_what_chose_the_best_rounds_is_said(tmp_path, pooled, said):
-    found = comparison([write(tmp_path / "x", replace(FEDH2L, pooled=pooled))])
-    assert domains.choice(found) == f"Best is after each node's own best round, chosen by its accuracy on {said}"
+def test_what_chose_the_best_rounds_is_said(tmp_path, pooled, message):
+    compared = comparison([write(tmp_path / "x", replace(FEDH2L, pooled=pooled))])
+    assert domains.choice(compared) == f"Best is after each node's own best round, chosen by its accuracy on {message}"
 
 
 def test_a_best_that_test_rows_chose_is_marked(tmp_path):
@@ -147,9 +147,9 @@ def test_of_an_unfinished_run_the_last_round_counts_and_no_best(tmp_path):
 
 
 def test_nodes_that_share_no_scores_are_no_domains_for_a_report(tmp_path):
-    found = comparison([write(tmp_path / "x", replace(FEDH2L, tells=False))])
-    assert not found.domains
-    assert accuracy.headline(found).rows[0][3].text == "n/a"
+    compared = comparison([write(tmp_path / "x", replace(FEDH2L, tells=False))])
+    assert not compared.domains
+    assert accuracy.headline(compared).rows[0][3].text == "n/a"
 
 
 def test_one_model_on_the_rows_of_all_and_of_one(folders):
@@ -175,12 +175,12 @@ def test_why_no_shared_model_stands_in_the_table_of_own_data(folders):
 
 
 def test_two_seeds_cannot_say_whether_joining_pays(folders):
-    said = list_findings(folders)
-    assert said[0] == (
+    sentences = list_findings(folders)
+    assert sentences[0] == (
         "Whether joining pays is not certain here: on average nodes do better with FedH2L, AGG and FedAvg, "
         "and two seeds cannot exclude chance."
     )
-    assert said[2].startswith(
+    assert sentences[2].startswith(
         "FedH2L, on a node's own domain (BWT): no cost of joining is certain; 76.0 %, 14.0 points below"
     )
 
@@ -190,19 +190,19 @@ def test_joining_pays_over_all_domains_and_costs_the_own_one(tmp_path):
 
     BWT: 0.05 and 0.25 below, then 0.02 and 0.04 less.
     """
-    said = list_findings(write_all(tmp_path, [FEDH2L, AGG, FEDAVG, ALONE], [0, 1, 2]))
-    assert said[0] == ("Joining pays with FedH2L, AGG and FedAvg: nodes do better over all domains than alone.")
-    assert said[1] == (
+    sentences = list_findings(write_all(tmp_path, [FEDH2L, AGG, FEDAVG, ALONE], [0, 1, 2]))
+    assert sentences[0] == ("Joining pays with FedH2L, AGG and FedAvg: nodes do better over all domains than alone.")
+    assert sentences[1] == (
         "FedH2L: over all domains (ACC) nodes score 72.0 %, 22.0 points above local-only "
         "(95 % interval 17.0 to 27.0, 3 seeds). Of 2 nodes, all gain."
     )
-    assert said[2] == (
+    assert sentences[2] == (
         "FedH2L, on a node's own domain (BWT): joining costs accuracy there; 77.0 %, 13.0 points below local-only "
         "(95 % interval 8.0 to 18.0, 3 seeds). Of 2 nodes, all are harmed: node 40 by 23.0 points and "
         "node 0 by 3.0 (may be chance)."
     )
     # AGG is 0.1 below FedH2L everywhere
-    [against] = [s for s in said if s.startswith("Against AGG")]
+    [against] = [s for s in sentences if s.startswith("Against AGG")]
     assert against == (
         "Against AGG: on all domains (ACC) FedH2L wins by 10.0 points (the same in all 3 seeds); on its own "
         "domain (BWT) FedH2L wins by 10.0 points (the same in all 3 seeds); on the other domains (FWT) "
@@ -226,27 +226,27 @@ def test_what_joining_costs_a_node_s_own_domain(tmp_path, gain, cost, who):
     """In one seed the interval is over nodes: 0.02 and 0.03 are 0.025 with half 12.7 * 0.005 = 0.064, no certain gain."""
     ours = made("fedh2l", lambda s, r, c: (0.6, 0.9 + gain[c] + 0.0001 * s, 0.5))
     seeds = [0, 1, 2] if gain["0"] > 0 else [0]
-    said = list_findings(write_all(tmp_path, [ours, ALONE], seeds))
-    assert said[2].startswith(f"FedH2L, on a node's own domain (BWT): {cost}; ")
-    assert said[2].endswith(who)
+    sentences = list_findings(write_all(tmp_path, [ours, ALONE], seeds))
+    assert sentences[2].startswith(f"FedH2L, on a node's own domain (BWT): {cost}; ")
+    assert sentences[2].endswith(who)
 
 
 def test_many_harmed_nodes_are_not_all_named(tmp_path):
     nodes = tuple("abcdefgh")
     ours = made("fedh2l", lambda s, r, c: (0.4 - 0.01 * nodes.index(c), 0.9, 0.5))
-    said = list_findings(
+    sentences = list_findings(
         write_all(tmp_path, [replace(m, own=lambda s, r, c: 0.5, clients=nodes) for m in (ours, ALONE)], [0])
     )
-    assert said[0] == "In this one seed, joining does not pay: with FedH2L nodes do worse over all domains than alone."
-    assert said[1].endswith(
+    assert sentences[0] == "In this one seed, joining does not pay: with FedH2L nodes do worse over all domains than alone."
+    assert sentences[1].endswith(
         "Of 8 nodes, all are harmed: node h by 17.0 points, node g by 16.0, node f by 15.0, node e by 14.0, node d by 13.0 "
         "and 3 others, each by no more."
     )
 
 
 def test_without_local_only_it_cannot_be_said(tmp_path):
-    said = list_findings(write_all(tmp_path, [FEDH2L, AGG], [0, 1]))
-    assert said[0] == (
+    sentences = list_findings(write_all(tmp_path, [FEDH2L, AGG], [0, 1]))
+    assert sentences[0] == (
         "These runs cannot say whether joining pays: local-only training (independent) is not among these runs; "
         "`fedmutual compare FILE.toml --methods fedh2l,independent` makes it."
     )
@@ -259,11 +259,11 @@ def test_methods_that_exchange_ever_so_often_are_held_against_each_other_after_a
     plain = [replace(m, own=lambda s, r, c: 0.5) for m in (ours, alone)]
     a, b = read_runs(write_all(tmp_path, plain, [0]))
     assert last_common(a, b) == (4, 20)
-    said = list_findings([a, b])
-    assert "nodes score 40.0 %, 20.0 points above local-only" in said[1]  # 0.4 and 0.2
+    sentences = list_findings([a, b])
+    assert "nodes score 40.0 %, 20.0 points above local-only" in sentences[1]  # 0.4 and 0.2
     [short] = read_runs([write(tmp_path / "short", replace(plain[0], rounds=3))])
     assert last_common(short, b) == (2, 10)
-    [after] = [found for found in verdicts.find_findings(comparison([short, b])) if isinstance(found, ComparedAfter)]
+    [after] = [finding for finding in verdicts.find_findings(comparison([short, b])) if isinstance(finding, ComparedAfter)]
     assert after == ComparedAfter("FedAvg", (2,))
 
 
@@ -277,16 +277,16 @@ def test_rounds_that_only_one_of_two_tells_in_steps_are_compared_at_both_ends(tm
 
 
 def test_curves_of_domains(folders):
-    found = {p.id: p for p in pictures(comparison(folders))}
-    assert list(found) == ["acc", "bwt", "fwt", "worst", "loss", "mutual", "shares"]
-    first = found["acc"].curves[0]
+    drawn = {p.id: p for p in pictures(comparison(folders))}
+    assert list(drawn) == ["acc", "bwt", "fwt", "worst", "loss", "mutual", "shares"]
+    first = drawn["acc"].curves[0]
     assert first.points[0] == (1, pytest.approx(0.71), pytest.approx(0.7), pytest.approx(0.72))
-    assert [p.mean for p in found["worst"].curves[0].points] == pytest.approx([0.51, 0.61])
+    assert [p.mean for p in drawn["worst"].curves[0].points] == pytest.approx([0.51, 0.61])
     # the losses of FedH2L's local step are beside the others', what peers teach is apart, and a share is no loss
-    assert [c.label for c in found["loss"].curves] == ["FedH2L", "AGG", "FedAvg", "Local-only"]
-    assert [(c.label, c.style) for c in found["mutual"].curves] == [("FedH2L, KL", 0), ("FedH2L, CE", 1)]
-    assert [p.mean for p in found["mutual"].curves[0].points] == pytest.approx([1.7 / 1.5, 1.7 / 2.5])
-    assert [(c.label, c.points[1].mean) for c in found["shares"].curves] == [("FedH2L", pytest.approx(0.25))]
+    assert [c.label for c in drawn["loss"].curves] == ["FedH2L", "AGG", "FedAvg", "Local-only"]
+    assert [(c.label, c.style) for c in drawn["mutual"].curves] == [("FedH2L, KL", 0), ("FedH2L, CE", 1)]
+    assert [p.mean for p in drawn["mutual"].curves[0].points] == pytest.approx([1.7 / 1.5, 1.7 / 2.5])
+    assert [(c.label, c.points[1].mean) for c in drawn["shares"].curves] == [("FedH2L", pytest.approx(0.25))]
 
 
 def test_losses_that_fall_far_are_drawn_on_a_log_scale(tmp_path):
@@ -299,13 +299,13 @@ def test_losses_that_fall_far_are_drawn_on_a_log_scale(tmp_path):
 
 
 def test_local_steps_are_a_second_axis_where_all_take_as_many(tmp_path):
-    found = comparison([write(tmp_path / m.algorithm, replace(m, config=steps(5))) for m in (FEDH2L, ALONE)])
-    assert {(p.steps, p.unit) for p in pictures(found)} == {(5, "round")}
+    compared = comparison([write(tmp_path / m.algorithm, replace(m, config=steps(5))) for m in (FEDH2L, ALONE)])
+    assert {(p.steps, p.unit) for p in pictures(compared)} == {(5, "round")}
 
 
 def test_where_methods_take_different_numbers_of_local_steps_curves_go_over_these(tmp_path):
-    found = comparison([write(tmp_path / "a", FEDH2L), write(tmp_path / "b", replace(FEDAVG, config=steps(7)))])
-    drawn = {p.id: p for p in pictures(found)}
+    compared = comparison([write(tmp_path / "a", FEDH2L), write(tmp_path / "b", replace(FEDAVG, config=steps(7)))])
+    drawn = {p.id: p for p in pictures(compared)}
     assert list(drawn)[:3] == ["acc", "acc-rounds", "bwt"]
     assert [(p.unit, p.rounds) for p in (drawn["acc"], drawn["acc-rounds"])] == [
         ("local step", [1, 2, 7, 14]),
@@ -327,10 +327,10 @@ def test_labels_tell_variants_apart_by_what_most_have_not(tmp_path):
 
     slow = write(tmp_path / "slow", replace(FEDAVG, config=steps(2)))
     runs = [variant("b", kl=False), variant("c", projection="none"), variant("a"), slow, write(tmp_path / "alone", ALONE)]
-    found = comparison(runs)
-    labels = [m.label for m in found.methods]
+    compared = comparison(runs)
+    labels = [m.label for m in compared.methods]
     assert labels == ["FedH2L", "FedH2L (kl = false)", "FedH2L (projection = none)", "FedAvg", "Local-only"]
-    assert slots(found.methods) == {"FedH2L": 6, labels[1]: 8, labels[2]: 7, "FedAvg": 2, "Local-only": 4}
+    assert slots(compared.methods) == {"FedH2L": 6, labels[1]: 8, labels[2]: 7, "FedAvg": 2, "Local-only": 4}
     against = [s.partition(":")[0] for s in list_findings(runs) if s.startswith("Against")]
     assert against == ["Against FedH2L (kl = false)", "Against FedH2L (projection = none)", "Against FedAvg"]
     two = comparison([tmp_path / "a", tmp_path / "b"])  # of two, neither is what most have
@@ -351,20 +351,20 @@ def costly(tmp_path):
 
 def test_accuracy_against_bytes(costly):
     """A node's mean: 200 of public data, 6 before round 1 and 50 in each; FedAvg 72; AGG public data alone."""
-    found = {c.label: c for c in courses(costly)}
-    assert [(k.round, k.sent, k.total) for k in found["FedH2L"].costs] == [(1, 56, 256), (2, 106, 306)]
-    assert [(k.mean, k.low, k.high) for k in found["FedH2L"].costs] == [
+    drawn = {c.label: c for c in courses(costly)}
+    assert [(k.round, k.sent, k.total) for k in drawn["FedH2L"].costs] == [(1, 56, 256), (2, 106, 306)]
+    assert [(k.mean, k.low, k.high) for k in drawn["FedH2L"].costs] == [
         (pytest.approx(0.71), pytest.approx(0.7), pytest.approx(0.72))
     ] * 2
-    assert [(k.sent, k.total) for k in found["AGG"].costs] == [(0, 200), (0, 200)]
-    assert [(k.sent, k.total) for k in found["FedAvg"].costs] == [(72, 72), (144, 144)]
-    assert [(label, c.free, c.once) for label, c in found.items()] == [
+    assert [(k.sent, k.total) for k in drawn["AGG"].costs] == [(0, 200), (0, 200)]
+    assert [(k.sent, k.total) for k in drawn["FedAvg"].costs] == [(72, 72), (144, 144)]
+    assert [(label, c.free, c.once) for label, c in drawn.items()] == [
         ("FedH2L", False, False),
         ("AGG", False, True),
         ("FedAvg", False, False),
         ("Local-only", True, False),
     ]
-    table = cost_table([*found.values()], PERCENT)
+    table = cost_table([*drawn.values()], PERCENT)
     assert [c.text for c in table.rows[1]] == ["FedH2L", "2", "306 B", "106 B", "71.0"]
     assert float(records(table)[1]["sent_with_seed_set"]) == 306
 
@@ -416,9 +416,9 @@ def test_the_headline_in_the_terminal(folders, tmp_path):
 def test_bytes_without_a_seed_set_speak_of_none_and_their_labels_do_not_touch(tmp_path):
     """472 to 856 kB, less than a power of ten: labels at every 100 kB would lie over one another."""
     grows = made("fml", rounds=4, sent=lambda r, c: [("fml", 128_000, 128_000 if r else 344_000)])
-    found = courses(comparison([write(tmp_path / "x", grows)]))
-    assert [c.name for c in cost_table(found, PERCENT).columns] == ["Method", "Round", "sent", "ACC, %"]
-    drawn = draw_costs(found, PERCENT, "x", {})
+    pictures_by_id = courses(comparison([write(tmp_path / "x", grows)]))
+    assert [c.name for c in cost_table(pictures_by_id, PERCENT).columns] == ["Method", "Round", "sent", "ACC, %"]
+    drawn = draw_costs(pictures_by_id, PERCENT, "x", {})
     assert "public" not in drawn
     assert re.findall(r">(\d+ kB)<", drawn) == ["600 kB", "750 kB"]
 
@@ -426,13 +426,13 @@ def test_bytes_without_a_seed_set_speak_of_none_and_their_labels_do_not_touch(tm
 def test_the_same_rows_are_told_once(tmp_path):
     """A shared model on the test set is one on the data of all domains; validation rows may be those of the own domain."""
     both = made("fml", shared=lambda s, r: 0.7, shared_own=own, validation_of="test", pooled=False)
-    found = comparison([write(tmp_path / "x", both), write(tmp_path / "y", replace(FEDAVG, shared=lambda s, r: 0.7))])
-    assert [row[0].sub for row in tables.beyond_accuracy(found).rows if row[0].text == "FML"] == [
+    compared = comparison([write(tmp_path / "x", both), write(tmp_path / "y", replace(FEDAVG, shared=lambda s, r: 0.7))])
+    assert [row[0].sub for row in tables.beyond_accuracy(compared).rows if row[0].text == "FML"] == [
         "shared model, test set",
         "personal model, test data of all domains",
         "personal model, of its own domain (its validation data)",
     ]
-    assert [(c.group, c.name) for c in tables.recall(found).columns[1:]] == [
+    assert [(c.group, c.name) for c in tables.recall(compared).columns[1:]] == [
         ("FML", "shared model"),
         ("FML", "personal model"),
         ("FedAvg", "shared model"),

@@ -77,10 +77,10 @@ def test_a_run_of_ten_thousand_rounds_takes_little_memory_and_few_lines(tmp_path
                     file.write(json.dumps({"round": r, "phase": phase, "client": client, "down": down, "up": up}) + "\n")
     tracemalloc.start()
     run = read_run(folder)
-    kept, _ = tracemalloc.get_traced_memory()
+    held_bytes, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert len(run.ledger.round) == 80_000
-    assert kept < 10_000_000  # a record a line took 80 MB
+    assert held_bytes < 10_000_000  # a record a line took 80 MB
     [comparison] = comparisons([run])
     assert [c.text for c in traffic.bytes_by_method(comparison).rows[0][2:]] == ["1.4 kB", "4.2 kB", "56.5 MB", "169.4 MB"]
     by_round = traffic.bytes_by_round(comparison)
@@ -105,8 +105,8 @@ def methods(tmp_path):
         Made("fedavg", lambda s, r, c: 0.5, config=steps, **domains),
         Made("independent", lambda s, r, c: 0.5, **domains),
     ]
-    [found] = comparisons(read_runs([write(tmp_path / m.algorithm, m) for m in made]))
-    return found
+    [compared] = comparisons(read_runs([write(tmp_path / m.algorithm, m) for m in made]))
+    return compared
 
 
 def test_the_seed_set_stands_apart_and_local_steps_are_told(methods):
@@ -119,12 +119,12 @@ def test_the_seed_set_stands_apart_and_local_steps_are_told(methods):
         "All clients, whole run: down",
         "Public seed set: once",
     ]
-    found = {row[0].text.partition(",")[0]: [c.text for c in row[1:]] for row in table.rows}
+    partition = {row[0].text.partition(",")[0]: [c.text for c in row[1:]] for row in table.rows}
     once = "once, before: its public data"
     # 3 clients, 4 rounds: up 3 (16 + 4 * 60), down 3 (16 + 4 * 90); FedAvg 72 up and 64 down, in 5 local steps
-    assert found["FedH2L"] == [f"3 tensors, 129 numbers; {once}", "60 B", "90 B", "n/a", "768 B", "1.1 kB", "1.5 kB"]
-    assert found["AGG"] == [f"nothing; {once}", "0 B", "0 B", "n/a", "0 B", "0 B", "1.5 kB"]
-    assert found["FedAvg"][1:] == ["72 B", "64 B", "14 B", "864 B", "768 B", "0 B"]
+    assert partition["FedH2L"] == [f"3 tensors, 129 numbers; {once}", "60 B", "90 B", "n/a", "768 B", "1.1 kB", "1.5 kB"]
+    assert partition["AGG"] == [f"nothing; {once}", "0 B", "0 B", "n/a", "0 B", "0 B", "1.5 kB"]
+    assert partition["FedAvg"][1:] == ["72 B", "64 B", "14 B", "864 B", "768 B", "0 B"]
     by_round = traffic.bytes_by_round(methods)
     assert [[c.text for c in row][:3] for row in by_round.rows] == [["start", "48 B", "48 B"], ["1 to 4", "180 B", "270 B"]]
 

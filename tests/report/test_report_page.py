@@ -109,11 +109,11 @@ def test_headings_go_down_one_level_at_a_time(page):
 
 
 def test_tables_and_pictures_say_what_they_are(page):
-    found = Page(page)
-    assert len(found.all("table")) == len(found.all("caption")) > 10
-    assert all(text.strip() for _, text in found.all("caption"))
-    assert all("scope" in marks for marks, _ in found.all("th"))
-    pictures = found.all("svg")
+    parsed = Page(page)
+    assert len(parsed.all("table")) == len(parsed.all("caption")) > 10
+    assert all(text.strip() for _, text in parsed.all("caption"))
+    assert all("scope" in marks for marks, _ in parsed.all("th"))
+    pictures = parsed.all("svg")
     assert len(pictures) == 5  # the gains, four of curves
     assert all(marks["role"] == "img" and marks["aria-label"] for marks, _ in pictures)
 
@@ -223,9 +223,9 @@ def _scheme(dark):
     """The CSS variables of a scheme: name -> (r, g, b)."""
     head, _, rest = CSS.partition("@media screen and (prefers-color-scheme: dark)")
     text = rest[: rest.index("}\n}")] if dark else head
-    found = {k: tuple(int(v[i : i + 2], 16) for i in (0, 2, 4)) for k, v in re.findall(r"--(\w+): #(\w{6});", text)}
+    colours = {k: tuple(int(v[i : i + 2], 16) for i in (0, 2, 4)) for k, v in re.findall(r"--(\w+): #(\w{6});", text)}
     heat = re.search(r"--heat: (\d+) (\d+) (\d+);", text)
-    return found | {"heat": tuple(map(int, heat.groups()))}
+    return colours | {"heat": tuple(map(int, heat.groups()))}
 
 
 def _contrast(one, two):

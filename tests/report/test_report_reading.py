@@ -24,8 +24,8 @@ def test_a_run_folder_is_found_as_itself(tmp_path):
 
 def test_a_comparison_is_found_run_by_run_in_the_order_of_numbers(tmp_path):
     write_all(tmp_path / "out", [Made("independent", half), Made("fml", half)], [0, 2, 10])
-    found = [p.relative_to(tmp_path / "out").as_posix() for p in find_runs(tmp_path / "out")]
-    assert found == ["fml/0", "fml/2", "fml/10", "independent/0", "independent/2", "independent/10"]
+    folders = [p.relative_to(tmp_path / "out").as_posix() for p in find_runs(tmp_path / "out")]
+    assert folders == ["fml/0", "fml/2", "fml/10", "independent/0", "independent/2", "independent/10"]
 
 
 def test_two_comparisons_in_a_folder_are_found(tmp_path):
@@ -56,7 +56,7 @@ def test_a_folder_given_twice_is_read_once(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ('{"round": 1, "scores": [{"model": "glo', "line 3 is cut off"),
         ("hello\n", "line 3 .*not valid JSON"),
@@ -67,11 +67,11 @@ def test_a_folder_given_twice_is_read_once(tmp_path):
         ('{"round": 3, "scores": []}', "line 3.*the line has no end"),
     ],
 )
-def test_a_damaged_line_is_named(tmp_path, text, said):
+def test_a_damaged_line_is_named(tmp_path, text, message):
     folder = write(tmp_path / "run", Made("fml", half))
     with (folder / "metrics.jsonl").open("a") as file:
         file.write(text)
-    with pytest.raises(RunError, match=rf"metrics\.jsonl: {said}") as problem:
+    with pytest.raises(RunError, match=rf"metrics\.jsonl: {message}") as problem:
         read_runs([folder])
     assert "\n" not in str(problem.value)
 
@@ -114,7 +114,7 @@ def test_a_missing_file_is_named(tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "said"),
+    ("name", "text", "message"),
     [
         ("config.toml", "seed = = 1", "config.toml: cannot be read"),
         ("config.toml", 'seed = 1\nrounds = 2\nname = "x"\n', "config.toml: is not what fedmutual writes .*algorithm"),
@@ -125,10 +125,10 @@ def test_a_missing_file_is_named(tmp_path, name):
         ("summary.json", "[]", "summary.json: is of format None"),
     ],
 )
-def test_a_foreign_file_is_named(tmp_path, name, text, said):
+def test_a_foreign_file_is_named(tmp_path, name, text, message):
     folder = write(tmp_path / "run", Made("fml", half))
     (folder / name).write_text(text)
-    with pytest.raises(RunError, match=said):
+    with pytest.raises(RunError, match=message):
         read_runs([folder])
 
 
@@ -164,8 +164,8 @@ def test_the_report_imports_neither_torch_nor_what_trains():
             "fedmutual.role",
             "fedmutual.config",
         )
-        own = [n for n in names if n.startswith("fedmutual") and not n.startswith(allowed)]
-        assert (foreign, own) == ([], []), path.name
+        forbidden = [n for n in names if n.startswith("fedmutual") and not n.startswith(allowed)]
+        assert (foreign, forbidden) == ([], []), path.name
 
 
 def _imported(node):

@@ -23,10 +23,10 @@ def alone(seed, round, client):
 
 def test_an_interval_over_three():
     # 1, 2, 3: s = 1; t(0.975, 2) = 4.302653 in every table; 4.302653 / sqrt(3) = 2.484138
-    found = estimate([1.0, 2.0, 3.0], "seeds")
-    assert found.mean == 2
-    assert found.half == pytest.approx(2.484138, abs=1e-6)
-    assert (found.n, found.unit, found.sign) == (3, "seeds", 0)
+    interval = estimate([1.0, 2.0, 3.0], "seeds")
+    assert interval.mean == 2
+    assert interval.half == pytest.approx(2.484138, abs=1e-6)
+    assert (interval.n, interval.unit, interval.sign) == (3, "seeds", 0)
 
 
 def test_an_interval_over_two():
@@ -37,14 +37,14 @@ def test_an_interval_over_two():
 def test_an_interval_is_scipys():
     values = [0.91, 0.93, 0.88, 0.97]
     low, high = ttest_1samp(values, 0).confidence_interval(0.95)
-    found = estimate(values, "seeds")
-    assert (found.low, found.high) == pytest.approx((low, high))
-    assert found.sign == 1
+    interval = estimate(values, "seeds")
+    assert (interval.low, interval.high) == pytest.approx((low, high))
+    assert interval.sign == 1
 
 
 def test_one_value_has_no_interval_and_no_sign():
-    found = estimate([0.5], "seeds")
-    assert (found.half, found.sign, found.low, found.high) == (None, 0, 0.5, 0.5)
+    interval = estimate([0.5], "seeds")
+    assert (interval.half, interval.sign, interval.low, interval.high) == (None, 0, 0.5, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -68,37 +68,37 @@ def test_equal_values_have_an_interval_of_no_width():
 def test_gains_of_two_seeds_are_averaged_within_a_seed_first(tmp_path):
     ours = [read_run(write(tmp_path / f"fml{s}", Made("fml", fml, seed=s))) for s in (0, 1)]
     others = [read_run(write(tmp_path / f"alone{s}", Made("independent", alone, seed=s))) for s in (0, 1)]
-    found = pair_clients(ours, others)
-    assert isinstance(found, Gains)
+    pairs = pair_clients(ours, others)
+    assert isinstance(pairs, Gains)
     # seed means 0.1 and 0.2: mean 0.15, s = 0.1 / sqrt(2), half = 12.706205 * 0.1 / 2 = 0.63531
-    assert (found.estimate.unit, found.estimate.n) == ("seeds", 2)
-    assert found.estimate.mean == pytest.approx(0.15)
-    assert found.estimate.half == pytest.approx(0.63531, abs=1e-5)
-    assert (len(found.gained), len(found.harmed), found.equal) == (4, 1, 1)
-    assert (found.harmed[0].seed, found.harmed[0].client) == (1, "2")
+    assert (pairs.estimate.unit, pairs.estimate.n) == ("seeds", 2)
+    assert pairs.estimate.mean == pytest.approx(0.15)
+    assert pairs.estimate.half == pytest.approx(0.63531, abs=1e-5)
+    assert (len(pairs.gained), len(pairs.harmed), pairs.equal) == (4, 1, 1)
+    assert (pairs.harmed[0].seed, pairs.harmed[0].client) == (1, "2")
     # an example of 50 moves a client by 0.02, and the mean of three clients by a third of it
-    assert found.estimate.grain == pytest.approx(0.02 / 3)
-    assert found.by_client["0"].grain == 0.02
+    assert pairs.estimate.grain == pytest.approx(0.02 / 3)
+    assert pairs.by_client["0"].grain == 0.02
 
 
 def test_gains_of_one_seed_are_averaged_over_its_clients(tmp_path):
     ours = [read_run(write(tmp_path / "fml", Made("fml", fml)))]
     others = [read_run(write(tmp_path / "alone", Made("independent", alone)))]
-    found = pair_clients(ours, others)
-    assert isinstance(found, Gains)
+    pairs = pair_clients(ours, others)
+    assert isinstance(pairs, Gains)
     # 0.1, 0.2, 0: mean 0.1, s = 0.1, half = 4.302653 * 0.1 / sqrt(3) = 0.2484138
-    assert (found.estimate.unit, found.estimate.n) == ("clients", 3)
-    assert found.estimate.mean == pytest.approx(0.1)
-    assert found.estimate.half == pytest.approx(0.2484138, abs=1e-6)
+    assert (pairs.estimate.unit, pairs.estimate.n) == ("clients", 3)
+    assert pairs.estimate.mean == pytest.approx(0.1)
+    assert pairs.estimate.half == pytest.approx(0.2484138, abs=1e-6)
 
 
 def test_pairs_are_of_the_last_round_that_both_have(tmp_path):
     ours = [read_run(write(tmp_path / "fml", Made("fml", fml, reached=1)))]
     others = [read_run(write(tmp_path / "alone", Made("independent", alone)))]
-    found = pair_clients(ours, others)
-    assert isinstance(found, Gains)
-    assert {p.round for p in found.pairs} == {1}
-    assert found.estimate.mean == pytest.approx(0)
+    pairs = pair_clients(ours, others)
+    assert isinstance(pairs, Gains)
+    assert {p.round for p in pairs.pairs} == {1}
+    assert pairs.estimate.mean == pytest.approx(0)
 
 
 def test_runs_of_another_seed_or_another_partition_are_no_pairs(tmp_path):
@@ -106,19 +106,19 @@ def test_runs_of_another_seed_or_another_partition_are_no_pairs(tmp_path):
     seed = [read_run(write(tmp_path / "seed", Made("independent", alone, seed=1)))]
     data = [read_run(write(tmp_path / "data", Made("independent", alone, counts=lambda k, s: [1, 1, 1])))]
     for others in (seed, data):
-        found = pair_clients(ours, others)
-        assert isinstance(found, Missing)
-        assert "same seed and the same partition" in found.why
+        pairs = pair_clients(ours, others)
+        assert isinstance(pairs, Missing)
+        assert "same seed and the same partition" in pairs.why
 
 
 def test_shared_models_are_paired_by_seed(tmp_path):
     ours = [read_run(write(tmp_path / f"a{s}", Made("fml", fml, lambda s, r: 0.8 + 0.1 * s, seed=s))) for s in (0, 1)]
     others = [read_run(write(tmp_path / f"b{s}", Made("fedavg", alone, lambda s, r: 0.85, seed=s))) for s in (0, 1)]
-    found = pair_global(ours, others)
-    assert found is not None
+    pairs = pair_global(ours, others)
+    assert pairs is not None
     # -0.05 and 0.05: mean 0, s = 0.1 / sqrt(2), half = 12.706205 * 0.1 / 2
-    assert found.mean == pytest.approx(0, abs=1e-12)
-    assert found.half == pytest.approx(0.63531, abs=1e-5)
+    assert pairs.mean == pytest.approx(0, abs=1e-12)
+    assert pairs.half == pytest.approx(0.63531, abs=1e-5)
     assert pair_global(ours, [read_run(write(tmp_path / "c", Made("independent", alone)))]) is None
 
 
@@ -126,6 +126,6 @@ def test_a_difference_of_rounding_only_is_no_gain(tmp_path):
     nearly = math.nextafter(0.3, 1)
     ours = [read_run(write(tmp_path / "fml", Made("fml", lambda s, r, c: nearly)))]
     others = [read_run(write(tmp_path / "alone", Made("independent", lambda s, r, c: 0.3)))]
-    found = pair_clients(ours, others)
-    assert isinstance(found, Gains)
-    assert (len(found.gained), len(found.harmed), found.equal) == (0, 0, 3)
+    pairs = pair_clients(ours, others)
+    assert isinstance(pairs, Gains)
+    assert (len(pairs.gained), len(pairs.harmed), pairs.equal) == (0, 0, 3)

@@ -36,8 +36,8 @@ METHODS = [Made("fml", better, shared), Made("fedavg", base, shared), Made("inde
 
 
 def comparison(folders):
-    [found] = comparisons(read_runs(folders))
-    return found
+    [compared] = comparisons(read_runs(folders))
+    return compared
 
 
 @pytest.fixture
@@ -128,18 +128,18 @@ def test_a_method_with_two_models_has_a_line_for_each(tmp_path):
 
 def test_both_models_are_told_apart_everywhere(tmp_path):
     both = Made("fml", better, shared, shared_own=lambda s, r, c: 0.45)
-    found = comparison(write_all(tmp_path, [both, METHODS[2]], [0, 1]))
-    assert [row[0].sub for row in tables.beyond_accuracy(found).rows[:4]] == [
+    compared = comparison(write_all(tmp_path, [both, METHODS[2]], [0, 1]))
+    assert [row[0].sub for row in tables.beyond_accuracy(compared).rows[:4]] == [
         "shared model, test set",
         "personal model, own validation data",
         "personal model, all classes (test set)",
         "shared model, own validation data",
     ]
     # seed 1, client 1: 0.6 by its personal model, 0.45 by the shared one, 0.4 alone
-    table = tables.clients(found)
+    table = tables.clients(compared)
     assert [c.name for c in table.columns[5:]] == ["FML, personal", "FML, shared", "Local-only"]
     assert [(c.text, c.spread) for c in table.rows[4][5:]] == [("60.0", "+20.0"), ("45.0", "+5.0"), ("40.0", "")]
-    drawn = {p.id: p.curves for p in pictures(found)}
+    drawn = {p.id: p.curves for p in pictures(compared)}
     for id in ("personal", "worst"):
         assert [(c.label, c.slot, c.style) for c in drawn[id][:2]] == [("FML, personal", 1, 0), ("FML, shared", 1, 1)]
     assert [p.mean for p in drawn["personal"][1].points] == pytest.approx([0.45, 0.45])
@@ -173,7 +173,7 @@ def test_a_best_on_test_is_called_so(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("by", "validation_of", "said"),
+    ("by", "validation_of", "message"),
     [
         ("holdout", "train", "best on hold-out"),
         ("holdout", "test", "best on hold-out"),
@@ -182,11 +182,11 @@ def test_a_best_on_test_is_called_so(tmp_path):
         ("test", "train", "best on test"),
     ],
 )
-def test_what_chose_the_best_round_is_said(tmp_path, by, validation_of, said):
+def test_what_chose_the_best_round_is_said(tmp_path, by, validation_of, message):
     made = Made("fml", better, shared, best_by=(by, by), validation_of=validation_of)
     table = accuracy.headline(comparison([write(tmp_path / "a", made)]))
-    assert [c.name for c in table.columns if "best" in c.name] == [said, f"mean, {said}", f"worst, {said}"]
-    assert bool(table.columns[2].note) == ("test" in said)
+    assert [c.name for c in table.columns if "best" in c.name] == [message, f"mean, {message}", f"worst, {message}"]
+    assert bool(table.columns[2].note) == ("test" in message)
 
 
 def test_bests_chosen_in_several_ways_each_say_how(tmp_path):
@@ -201,12 +201,12 @@ def test_bests_chosen_in_several_ways_each_say_how(tmp_path):
 
 def test_what_is_missing_says_why(tmp_path):
     silent = Made("fml", better, tells=False)
-    found = comparison([write(tmp_path / "a", silent)])
-    table = accuracy.headline(found)
+    compared = comparison([write(tmp_path / "a", silent)])
+    table = accuracy.headline(compared)
     assert table.footnotes == (
         "n/a: no complete shared model exists: a part of it stays with the clients",
         "n/a: no client shares its accuracy: share.metrics forbids it, or it was computed on fewer than 50 rows",
-        f"n/a: {measures.no_local(found)}",
+        f"n/a: {measures.no_local(compared)}",
     )
     table = accuracy.headline(comparison([write(tmp_path / "b", Made("fml", better, shared, reached=1))]))
     assert table.rows[0][0].sub == "personal models, unfinished: round 1 of 2"
@@ -338,20 +338,20 @@ def test_pooled_data_are_not_called_a_federation(tmp_path):
 
 
 def test_curves(two_seeds):
-    found = {p.id: p for p in pictures(two_seeds)}
-    assert list(found) == ["global", "personal", "worst", "loss"]
-    [fml, fedavg] = found["global"].curves
+    drawn = {p.id: p for p in pictures(two_seeds)}
+    assert list(drawn) == ["global", "personal", "worst", "loss"]
+    [fml, fedavg] = drawn["global"].curves
     assert (fml.label, fml.slot, fedavg.slot) == ("FML", 1, 2)
     assert fml.points[1] == (2, pytest.approx(0.7), pytest.approx(0.65), pytest.approx(0.75))
-    assert [c.label for c in found["loss"].curves] == [
+    assert [c.label for c in drawn["loss"].curves] == [
         "FML, personal",
         "FML, shared",
         "FedAvg",
         "Local-only",
     ]
     # the made losses: (2 - 0.3 for each further term) / (0.5 + round)
-    assert [p.mean for p in found["loss"].curves[1].points] == pytest.approx([1.7 / 1.5, 1.7 / 2.5])
-    table = data_table(found["personal"], PERCENT)
+    assert [p.mean for p in drawn["loss"].curves[1].points] == pytest.approx([1.7 / 1.5, 1.7 / 2.5])
+    table = data_table(drawn["personal"], PERCENT)
     assert [[c.text for c in row] for row in table.rows] == [["1", "40.0", "40.0", "40.0"], ["2", "50.0", "40.0", "40.0"]]
     assert records(table)[1] == {
         "round": "2",
@@ -403,14 +403,14 @@ def test_many_numbers_of_scaling_are_counted_and_told_once(tmp_path):
     other = scaling | {"mean": [0.125] * 30}
     clients = {"0": {"task": "t", "scaling": scaling}, "1": {"task": "t", "scaling": other}}
     (folder / "environment.json").write_text(json.dumps(about | {"scaling": scaling, "clients": clients}))
-    found = comparison([folder])
-    assert provenance.scaling(found.first) == (
+    compared = comparison([folder])
+    assert provenance.scaling(compared.first) == (
         "scaled by 30 means and standard deviations, which the environment below lists; augmentation: none"
     )
-    told = provenance.environment(found).common
-    assert told.count("0.5, 0.5") == 15
-    assert "clients.1.scaling.mean" in told
-    assert "clients.0.task = t" in told
+    common = provenance.environment(compared).common
+    assert common.count("0.5, 0.5") == 15
+    assert "clients.1.scaling.mean" in common
+    assert "clients.0.task = t" in common
 
 
 def test_the_runs_notes_are_told_once_with_their_methods(tmp_path):

@@ -41,27 +41,30 @@ def test_it_pays_with_one_and_costs_with_another(tmp_path):
         Made("fedavg", plus(-0.3, 0, -0.1), lambda s, r: 0.75),
         alone,
     ]
-    said = list_findings(write_all(tmp_path, methods, [0, 1, 2]))
+    sentences = list_findings(write_all(tmp_path, methods, [0, 1, 2]))
     # FML: every seed's mean gain is 0.1; FedAvg: (-0.3 + 0 - 0.1) / 3 = -0.1333; no spread over seeds
     # local-only's mean is 0.7, so FML's 0.8 and FedAvg's 0.5667, 0.2333 apart; 0.05 on the test set
-    assert said[0] == "Federating pays with FML: clients do better on their own data than alone; with FedAvg they do worse."
-    assert said[1] == (
+    assert (
+        sentences[0]
+        == "Federating pays with FML: clients do better on their own data than alone; with FedAvg they do worse."
+    )
+    assert sentences[1] == (
         "FML: personal models score 80.0 % on the clients' own validation data, 10.0 points above local-only "
         "(the same in all 3 seeds). Of 9 clients over 3 seeds, all gain."
     )
-    assert said[2] == (
+    assert sentences[2] == (
         "FedAvg: the shared model scores 56.7 % on the clients' own validation data, 13.3 points below local-only "
         "(the same in all 3 seeds). Of 9 clients over 3 seeds, none gains, 3 stay equal and 6 are harmed: "
         "client 0 in seed 0 by 30.0 points and 5 others, each by no more."
     )
-    assert said[3] == (
+    assert sentences[3] == (
         "Against FedAvg: on the clients' own validation data FML wins by 23.3 points (the same in all 3 seeds); "
         "as one shared model on the test set FML loses by 5.0 points (the same in all 3 seeds)."
     )
-    assert said[4] == "On all classes (the test set) FML's personal models score 40.0 %, its shared model 70.0 %."
-    assert said[5] == "Always naming a client's most frequent class would score 50.0 % on its validation data."
+    assert sentences[4] == "On all classes (the test set) FML's personal models score 40.0 %, its shared model 70.0 %."
+    assert sentences[5] == "Always naming a client's most frequent class would score 50.0 % on its validation data."
     # a client's recall of class 2 is half its accuracy, so its loss is half of that too; one of 5 examples is 20 / 3 points
-    assert said[6:] == [
+    assert sentences[6:] == [
         "Class 2 has the lowest recall of FML and local-only combined: 40.0 %, alone 35.0 %: 5.0 points above, which may be "
         "chance (the same in all 3 seeds).",
         "Class 2 has the lowest recall of FedAvg and local-only combined: 28.3 %, alone 35.0 %: 6.7 points below, which may "
@@ -81,8 +84,8 @@ def test_a_worst_class_that_may_be_chance_is_told_where_it_differs_much(tmp_path
 def test_a_worst_class_that_is_certain(tmp_path):
     folders = write_all(tmp_path, [Made("fml", plus(-0.2, -0.2, -0.2)), alone], [0, 1, 2])
     [line] = [s for s in list_findings(folders) if s.startswith("Class 2 has the lowest recall")]
-    said = "Class 2 has the lowest recall of FML and local-only combined: 25.0 %, alone 35.0 %: 10.0 points below"
-    assert line == f"{said} (the same in all 3 seeds)."
+    message = "Class 2 has the lowest recall of FML and local-only combined: 25.0 %, alone 35.0 %: 10.0 points below"
+    assert line == f"{message} (the same in all 3 seeds)."
 
 
 def test_a_worst_class_that_is_as_good_alone_is_not_told(tmp_path):
@@ -92,56 +95,59 @@ def test_a_worst_class_that_is_as_good_alone_is_not_told(tmp_path):
 
 def test_it_does_not_pay(tmp_path):
     methods = [Made("fml", plus(-0.1, -0.1, -0.1)), alone]
-    said = list_findings(write_all(tmp_path, methods, [0, 1, 2]))
-    assert said[0] == "Federating does not pay: with FML clients do worse on their own data than alone."
-    assert "Of 9 clients over 3 seeds, all are harmed: client" in said[1]
+    sentences = list_findings(write_all(tmp_path, methods, [0, 1, 2]))
+    assert sentences[0] == "Federating does not pay: with FML clients do worse on their own data than alone."
+    assert "Of 9 clients over 3 seeds, all are harmed: client" in sentences[1]
 
 
 def test_it_may_be_chance(tmp_path):
     wobble = Made("fml", lambda s, r, c: ALONE[c] + (0.1 if s else -0.08))
-    said = list_findings(write_all(tmp_path, [wobble, alone], [0, 1]))
+    sentences = list_findings(write_all(tmp_path, [wobble, alone], [0, 1]))
     # -0.08 and 0.1: mean 0.01, s = 0.18 / sqrt(2), half = 12.706205 * 0.18 / 2 = 1.14356: beyond what accuracy allows
-    assert said[0] == (
+    assert sentences[0] == (
         "Whether federating pays is not certain here: on average clients do better with FML, "
         "and two seeds cannot exclude chance."
     )
-    assert said[-1] == "Two seeds cannot exclude chance; more seeds may tell: `fedmutual compare FILE.toml --seeds 5`."
-    assert "1.0 points above local-only (95 % interval 100.0 below to 100.0 above, 2 seeds)" in said[1]
+    assert sentences[-1] == "Two seeds cannot exclude chance; more seeds may tell: `fedmutual compare FILE.toml --seeds 5`."
+    assert "1.0 points above local-only (95 % interval 100.0 below to 100.0 above, 2 seeds)" in sentences[1]
 
 
 def test_two_seeds_that_agree_are_certain_of_nothing(tmp_path):
     """Accuracies move in whole examples, so two seeds may tie: their interval of no width excludes no chance."""
     folders = write_all(tmp_path, [both((-0.1, -0.1, -0.1), (0.1, 0.1, 0.1)), Made("fedavg", plus(0, 0, 0)), alone], [0, 1])
-    said = list_findings(folders)
-    assert said[0] == (
+    sentences = list_findings(folders)
+    assert sentences[0] == (
         "Whether federating pays is not certain here: on average clients do worse with FML, as well as alone with FedAvg, "
         "and two seeds cannot exclude chance."
     )
-    assert "10.0 points below local-only (the same in both seeds)." in said[1]
-    assert said[-1].startswith("Two seeds cannot exclude chance; more seeds may tell")
-    assert not [s for s in said if " wins by " in s or " loses by " in s]
+    assert "10.0 points below local-only (the same in both seeds)." in sentences[1]
+    assert sentences[-1].startswith("Two seeds cannot exclude chance; more seeds may tell")
+    assert not [s for s in sentences if " wins by " in s or " loses by " in s]
 
 
 def test_a_method_that_is_local_only_in_every_seed_reads_well(tmp_path):
-    said = list_findings(write_all(tmp_path, [Made("fml", plus(0, 0, 0)), alone], [0, 1, 2]))
-    assert said[0] == "Whether federating pays is not certain here: on average clients do as well as alone with FML."
-    assert "level with local-only (the same in all 3 seeds). Of 9 clients over 3 seeds, none gains, 9 stay equal" in said[1]
-    assert not any("more seeds" in s for s in said)
+    sentences = list_findings(write_all(tmp_path, [Made("fml", plus(0, 0, 0)), alone], [0, 1, 2]))
+    assert sentences[0] == "Whether federating pays is not certain here: on average clients do as well as alone with FML."
+    assert (
+        "level with local-only (the same in all 3 seeds). Of 9 clients over 3 seeds, none gains, 9 stay equal"
+        in sentences[1]
+    )
+    assert not any("more seeds" in s for s in sentences)
 
 
 def test_seeds_that_agree_on_one_example_are_not_certain(tmp_path):
     # one of a client's 50 examples, in the mean of three clients 0.02 / 3
-    said = list_findings(write_all(tmp_path, [Made("fml", plus(0, 0, -0.02)), alone], [0, 1, 2]))
-    assert said[0].endswith("on average clients do worse with FML, which may be chance.")
+    sentences = list_findings(write_all(tmp_path, [Made("fml", plus(0, 0, -0.02)), alone], [0, 1, 2]))
+    assert sentences[0].endswith("on average clients do worse with FML, which may be chance.")
 
 
 def test_one_seed_says_so(tmp_path):
-    said = list_findings(write_all(tmp_path, [Made("fml", plus(0.1, 0.2, 0.15)), alone], [0]))
+    sentences = list_findings(write_all(tmp_path, [Made("fml", plus(0.1, 0.2, 0.15)), alone], [0]))
     # 0.1, 0.2, 0.15: mean 0.15, s = 0.05, half = 4.302653 * 0.05 / sqrt(3) = 0.1242
-    assert said[0].startswith("In this one seed, federating pays with FML")
-    assert "(95 % interval 2.6 to 27.4, 3 clients). Of 3 clients, all gain." in said[1]
-    assert "one seed only" in said[-1]
-    assert "--seeds 3" in said[-1]
+    assert sentences[0].startswith("In this one seed, federating pays with FML")
+    assert "(95 % interval 2.6 to 27.4, 3 clients). Of 3 clients, all gain." in sentences[1]
+    assert "one seed only" in sentences[-1]
+    assert "--seeds 3" in sentences[-1]
 
 
 def both(personal, common, global_=lambda s, r: 0.7):
@@ -155,15 +161,15 @@ def of_two_models(said):
 
 def test_of_two_models_the_better_one_on_own_data_is_named(tmp_path):
     # shared less personal: 0.1, 0.1, -0.05 in every seed: 0.05 in the mean
-    said = list_findings(write_all(tmp_path / "a", [both((0.05, 0.05, 0.05), (0.15, 0.15, 0)), alone], [0, 1, 2]))
-    assert said[2] == (
+    sentences = list_findings(write_all(tmp_path / "a", [both((0.05, 0.05, 0.05), (0.15, 0.15, 0)), alone], [0, 1, 2]))
+    assert sentences[2] == (
         "With FML, the shared model does better on the clients' own validation data than the personal models: "
         "by 5.0 points (the same in all 3 seeds), for 6 of 9 clients over 3 seeds."
     )
-    assert said[0] == "Federating pays with FML: clients do better on their own data than alone."
-    assert said[1].startswith("FML: personal models score 75.0 % on the clients' own validation data, 5.0 points above")
-    said = list_findings(write_all(tmp_path / "b", [both((0.1, 0.1, 0.1), (0.05, 0.05, 0.05)), alone], [0]))
-    assert of_two_models(said) == [
+    assert sentences[0] == "Federating pays with FML: clients do better on their own data than alone."
+    assert sentences[1].startswith("FML: personal models score 75.0 % on the clients' own validation data, 5.0 points above")
+    sentences = list_findings(write_all(tmp_path / "b", [both((0.1, 0.1, 0.1), (0.05, 0.05, 0.05)), alone], [0]))
+    assert of_two_models(sentences) == [
         "With FML, the personal models do better on the clients' own validation data than the shared model: "
         "by 5.0 points (the same for all 3 clients), for 3 of 3 clients."
     ]
@@ -171,63 +177,63 @@ def test_of_two_models_the_better_one_on_own_data_is_named(tmp_path):
 
 def test_of_two_models_neither_may_be_better(tmp_path):
     # shared less personal: 0.1, 0, -0.04: mean 0.02, s = 0.072111, half = 4.302653 * s / sqrt(3) = 0.179134
-    said = list_findings(write_all(tmp_path, [both((0, 0, 0.04), (0.1, 0, 0)), alone], [0]))
-    assert of_two_models(said) == [
+    sentences = list_findings(write_all(tmp_path, [both((0, 0, 0.04), (0.1, 0, 0)), alone], [0]))
+    assert of_two_models(sentences) == [
         "Of the two models of FML neither is certain to be better on the clients' own validation data: "
         "the shared model is 2.0 points ahead (95 % interval 15.9 behind to 19.9 ahead, 3 clients)."
     ]
 
 
 def test_of_two_models_without_local_only(tmp_path):
-    said = list_findings(write_all(tmp_path, [both((0, 0, 0), (0.1, 0.1, 0.1))], [0, 1, 2]))
-    assert "by 10.0 points (the same in all 3 seeds), for 9 of 9 clients over 3 seeds." in said[1]
+    sentences = list_findings(write_all(tmp_path, [both((0, 0, 0), (0.1, 0.1, 0.1))], [0, 1, 2]))
+    assert "by 10.0 points (the same in all 3 seeds), for 9 of 9 clients over 3 seeds." in sentences[1]
 
 
 def test_forks_are_no_shared_model(tmp_path):
-    said = list_findings(write_all(tmp_path, [both((0, 0, 0), (0.1, 0.1, 0.1), lambda s, r: None), alone], [0, 1, 2]))
-    [line] = of_two_models(said)
+    sentences = list_findings(write_all(tmp_path, [both((0, 0, 0), (0.1, 0.1, 0.1), lambda s, r: None), alone], [0, 1, 2]))
+    [line] = of_two_models(sentences)
     assert line.startswith("With FML, the clients' forks do better on the clients' own validation data than the personal")
 
 
 def test_one_model_has_no_rival_of_its_own(tmp_path):
-    said = list_findings(
+    sentences = list_findings(
         write_all(tmp_path, [Made("fml", plus(0.1, 0.1, 0.1)), Made("fedavg", plus(0, 0, 0)), alone], [0, 1, 2])
     )
-    assert of_two_models(said) == []
+    assert of_two_models(sentences) == []
 
 
 def test_models_that_fare_differently_are_told_apart_in_the_lead(tmp_path):
-    said = list_findings(write_all(tmp_path / "a", [both((-0.1, -0.1, -0.1), (0.1, 0.1, 0.1)), alone], [0, 1, 2]))
-    assert said[0] == (
+    sentences = list_findings(write_all(tmp_path / "a", [both((-0.1, -0.1, -0.1), (0.1, 0.1, 0.1)), alone], [0, 1, 2]))
+    assert sentences[0] == (
         "Federating pays with FML (shared model): clients do better on their own data than alone; "
         "with FML (personal models) they do worse."
     )
     # a shared model that serves nobody's own data is no harm to those who have a personal one
-    said = list_findings(write_all(tmp_path / "c", [both((0.1, 0.1, 0.1), (-0.1, -0.1, -0.1)), alone], [0, 1, 2]))
-    assert said[0] == "Federating pays with FML: clients do better on their own data than alone."
+    sentences = list_findings(write_all(tmp_path / "c", [both((0.1, 0.1, 0.1), (-0.1, -0.1, -0.1)), alone], [0, 1, 2]))
+    assert sentences[0] == "Federating pays with FML: clients do better on their own data than alone."
     other = Made("fedavg", plus(0, 0, 0))
-    said = list_findings(write_all(tmp_path / "b", [both((0.1, 0.1, 0.1), (0.2, 0.2, 0.2)), other, alone], [0, 1, 2]))
-    assert "on the clients' own validation data FML (personal models) wins by 10.0 points" in said[4]
+    sentences = list_findings(write_all(tmp_path / "b", [both((0.1, 0.1, 0.1), (0.2, 0.2, 0.2)), other, alone], [0, 1, 2]))
+    assert "on the clients' own validation data FML (personal models) wins by 10.0 points" in sentences[4]
 
 
 def test_harmed_clients_are_named(tmp_path):
-    said = list_findings(write_all(tmp_path, [Made("fml", plus(0.1, 0, -0.02)), alone], [0]))
-    assert "Of 3 clients, 1 gains, 1 stays equal and 1 is harmed: client 2 by 2.0 points." in said[1]
+    sentences = list_findings(write_all(tmp_path, [Made("fml", plus(0.1, 0, -0.02)), alone], [0]))
+    assert "Of 3 clients, 1 gains, 1 stays equal and 1 is harmed: client 2 by 2.0 points." in sentences[1]
 
 
 def test_without_local_only_it_says_what_is_missing_and_how_to_get_it(tmp_path):
-    said = list_findings(write_all(tmp_path, [Made("fml", plus(0, 0, 0)), Made("fedavg", plus(0, 0, 0))], [0, 1, 2]))
-    assert said[0] == (
+    sentences = list_findings(write_all(tmp_path, [Made("fml", plus(0, 0, 0)), Made("fedavg", plus(0, 0, 0))], [0, 1, 2]))
+    assert sentences[0] == (
         "These runs cannot say whether federating pays: local-only training (independent) is not among these runs; "
         "`fedmutual compare FILE.toml --methods fml,independent` makes it."
     )
-    assert any(s.startswith("Against FedAvg: on the clients' own validation data FML is level") for s in said)
+    assert any(s.startswith("Against FedAvg: on the clients' own validation data FML is level") for s in sentences)
 
 
 def test_local_only_of_another_partition_is_no_measure(tmp_path):
     other = replace(alone, counts=lambda k, s: [1, 1, 1])
-    said = list_findings(write_all(tmp_path, [Made("fml", plus(0, 0, 0)), other], [0]))
-    assert "no run of the other method has the same seed and the same partition" in said[0]
+    sentences = list_findings(write_all(tmp_path, [Made("fml", plus(0, 0, 0)), other], [0]))
+    assert "no run of the other method has the same seed and the same partition" in sentences[0]
 
 
 def test_nothing_federated(tmp_path):
@@ -236,22 +242,22 @@ def test_nothing_federated(tmp_path):
 
 def test_clients_that_share_nothing(tmp_path):
     silent = Made("fml", plus(0, 0, 0), lambda s, r: 0.8, tells=False)
-    said = list_findings(write_all(tmp_path, [silent, alone], [0]))
-    assert "no client shares its accuracy: share.metrics" in said[0]
+    sentences = list_findings(write_all(tmp_path, [silent, alone], [0]))
+    assert "no client shares its accuracy: share.metrics" in sentences[0]
 
 
 def test_the_ceiling_is_called_so_and_is_no_federation(tmp_path):
-    said = list_findings(write_all(tmp_path, [Made("centralised", plus(0.1, 0.1, 0.1)), alone], [0]))
-    assert said[0].startswith("Nothing was federated")
-    assert said[1].startswith("Centralised (the ceiling: all data in one place): the one model scores 80.0 %")
+    sentences = list_findings(write_all(tmp_path, [Made("centralised", plus(0.1, 0.1, 0.1)), alone], [0]))
+    assert sentences[0].startswith("Nothing was federated")
+    assert sentences[1].startswith("Centralised (the ceiling: all data in one place): the one model scores 80.0 %")
 
 
 def test_an_unfinished_run_is_said_and_left_out(tmp_path):
     folders = write_all(tmp_path, [Made("fml", plus(0.1, 0.1, 0.1)), alone], [0, 1])
     folders.append(write(tmp_path / "fml" / "2", Made("fml", plus(-0.5, -0.5, -0.5), seed=2, rounds=2, reached=1)))
-    said = list_findings(folders)
-    assert "FML, seed 2, is unfinished: round 1 of 2. Its numbers are left out." in said
-    assert "10.0 points above local-only (the same in both seeds)" in said[1]
+    sentences = list_findings(folders)
+    assert "FML, seed 2, is unfinished: round 1 of 2. Its numbers are left out." in sentences
+    assert "10.0 points above local-only (the same in both seeds)" in sentences[1]
 
 
 def test_a_diverged_run_is_called_so(tmp_path):
@@ -259,10 +265,10 @@ def test_a_diverged_run_is_called_so(tmp_path):
     folders = write_all(tmp_path, [Made("fml", plus(0.1, 0.1, 0.1), rounds=2, reached=0), alone], [0])
     log = "2026-11-22T20:00:00+00:00  stopped in round 1: Diverged: client '0' diverged in round 1 at batch 1"
     (folders[0] / "log.txt").write_text(f"2026-11-22T19:59:59+00:00  started, 2 rounds, clients 0, 1, 2\n{log}\n")
-    said = list_findings(folders)
-    assert "FML, seed 0 diverged in round 1 of 2. It has no numbers." in said
-    assert not any("no run of the other method has the same seed" in s for s in said)
-    assert any("one of the two has no run with numbers" in s for s in said)
+    sentences = list_findings(folders)
+    assert "FML, seed 0 diverged in round 1 of 2. It has no numbers." in sentences
+    assert not any("no run of the other method has the same seed" in s for s in sentences)
+    assert any("one of the two has no run with numbers" in s for s in sentences)
     (folders[0] / "log.txt").write_text(f"{log}\n2026-11-22T20:01:00+00:00  resumed, going on with round 1 of 2\n")
     assert "FML, seed 0, is unfinished: round 0 of 2. It has no numbers yet." in list_findings(folders)
 
@@ -279,16 +285,16 @@ def test_a_diverged_run_says_of_which_round_its_numbers_are(tmp_path, cli):
 
 def test_an_unfinished_run_alone_is_used_and_compared_at_its_round(tmp_path):
     late = Made("independent", lambda s, r, c: ALONE[c] if r == 1 else 0.1, rounds=2)
-    said = list_findings(write_all(tmp_path, [Made("fml", plus(0.1, 0.1, 0.1), rounds=2, reached=1), late], [0]))
-    assert "FML, seed 0, is unfinished: round 1 of 2. Its numbers are from that round." in said
-    assert "10.0 points above local-only" in said[1]
+    sentences = list_findings(write_all(tmp_path, [Made("fml", plus(0.1, 0.1, 0.1), rounds=2, reached=1), late], [0]))
+    assert "FML, seed 0, is unfinished: round 1 of 2. Its numbers are from that round." in sentences
+    assert "10.0 points above local-only" in sentences[1]
 
 
 def test_runs_of_different_length_are_compared_at_the_last_common_round(tmp_path):
     short = write(tmp_path / "alone", replace(alone, rounds=2))
     long = write(tmp_path / "fml", Made("fml", lambda s, r, c: ALONE[c] + 0.1 * (r > 2), rounds=4))
-    [found] = comparisons(read_runs([long, short]))
-    gain, after = list(verdicts.find_findings(found))[:2]
+    [compared] = comparisons(read_runs([long, short]))
+    gain, after = list(verdicts.find_findings(compared))[:2]
     assert (gain.label, gain.accuracy, gain.estimate.mean) == ("FML, rounds = 4", pytest.approx(0.7), 0)
     assert after == ComparedAfter("FML, rounds = 4", (2,))
 
@@ -296,16 +302,16 @@ def test_runs_of_different_length_are_compared_at_the_last_common_round(tmp_path
 def test_a_seed_that_is_there_twice_counts_once(tmp_path):
     folders = write_all(tmp_path, [Made("fml", plus(0.1, 0.1, 0.1)), alone], [0, 1, 2])
     twice = write(tmp_path / "again", Made("fml", plus(0.2, 0.2, 0.2)))
-    said = list_findings([*folders, twice])
-    assert f"FML: seed 0 is there twice; {twice} is left out." in said
-    assert "10.0 points above local-only" in said[1]
+    sentences = list_findings([*folders, twice])
+    assert f"FML: seed 0 is there twice; {twice} is left out." in sentences
+    assert "10.0 points above local-only" in sentences[1]
 
 
 def test_settings_that_differ_are_in_the_label(tmp_path):
     small = write(tmp_path / "small", Made("fml", plus(0, 0, 0), config={"algorithm": {"name": "fml", "alpha": 0.3}}))
     big = write(tmp_path / "big", Made("fml", plus(0, 0, 0), config={"algorithm": {"name": "fml", "alpha": 0.7}}))
-    [found] = comparisons(read_runs([small, big, write(tmp_path / "alone", alone)]))
-    assert [m.label for m in found.methods] == ["FML, alpha = 0.3", "FML, alpha = 0.7", "Local-only"]
+    [compared] = comparisons(read_runs([small, big, write(tmp_path / "alone", alone)]))
+    assert [m.label for m in compared.methods] == ["FML, alpha = 0.3", "FML, alpha = 0.7", "Local-only"]
 
 
 def test_of_two_local_runs_the_one_with_the_same_settings_is_the_measure(tmp_path):
@@ -315,10 +321,10 @@ def test_of_two_local_runs_the_one_with_the_same_settings_is_the_measure(tmp_pat
         write(tmp_path / "b", Made("independent", plus(0.1, 0.1, 0.1), config=fast)),
         write(tmp_path / "c", Made("fml", plus(0.1, 0.1, 0.1), config=fast)),
     ]
-    [found] = comparisons(read_runs(folders))
-    fml = found.methods[0]
+    [compared] = comparisons(read_runs(folders))
+    fml = compared.methods[0]
     assert fml.label == "FML, optimizer.lr = 0.1"
-    assert found.alone(fml).label == "Local-only, optimizer.lr = 0.1"
+    assert compared.alone(fml).label == "Local-only, optimizer.lr = 0.1"
 
 
 def test_other_data_are_another_comparison(tmp_path):
@@ -335,8 +341,8 @@ def test_other_data_are_another_comparison(tmp_path):
         "shards: Federating pays with FML: clients do better on their own data than alone.",
         "dealt: Federating does not pay: with FML clients do worse on their own data than alone.",
     ]
-    found = comparisons(read_runs([*a, *b]))
-    assert differences(found) == [
+    compared = comparisons(read_runs([*a, *b]))
+    assert differences(compared) == [
         ("partition.kind", ["shards", "iid"]),
         ("partition.classes_per_client", ["2", "not set"]),
     ]
@@ -368,8 +374,8 @@ def test_the_folder_of_the_data_and_the_device_are_no_difference(tmp_path):
         tmp_path / "b",
         replace(alone, config={"data": {"name": "digits", "root": "/there"}, "engine": {"device": "cuda"}}),
     )
-    [found] = comparisons(read_runs([here, there]))
-    assert [m.label for m in found.methods] == ["FML", "Local-only"]
+    [compared] = comparisons(read_runs([here, there]))
+    assert [m.label for m in compared.methods] == ["FML", "Local-only"]
 
 
 @pytest.mark.parametrize(
@@ -383,16 +389,16 @@ def test_the_folder_of_the_data_and_the_device_are_no_difference(tmp_path):
 def test_how_a_machine_works_is_no_difference(tmp_path, other):
     here = write(tmp_path / "a", Made("fml", plus(0, 0, 0)))
     again = write(tmp_path / "b", Made("fml", plus(0, 0, 0), seed=1, config=other))
-    [found] = comparisons(read_runs([here, again, write(tmp_path / "c", replace(alone, config=other))]))
-    assert [m.label for m in found.methods] == ["FML", "Local-only"]
-    assert [run.seed for run in found.methods[0].runs] == [0, 1]
+    [compared] = comparisons(read_runs([here, again, write(tmp_path / "c", replace(alone, config=other))]))
+    assert [m.label for m in compared.methods] == ["FML", "Local-only"]
+    assert [run.seed for run in compared.methods[0].runs] == [0, 1]
 
 
 @pytest.mark.parametrize("other", [{"engine": {"precision": "bf16"}}, {"engine": {"participation": 0.5}}, {"namely": 1}])
 def test_what_changes_numbers_is_a_difference(tmp_path, other):
     here = write(tmp_path / "a", Made("fml", plus(0, 0, 0)))
-    [found] = comparisons(read_runs([here, write(tmp_path / "b", Made("fml", plus(0, 0, 0), config=other))]))
-    assert len(found.methods) == 2
+    [compared] = comparisons(read_runs([here, write(tmp_path / "b", Made("fml", plus(0, 0, 0), config=other))]))
+    assert len(compared.methods) == 2
 
 
 def test_the_headline_in_the_terminal(tmp_path):

@@ -122,8 +122,8 @@ def test_the_method_to_take_harms_the_fewest_and_then_leads_most(measured):
 
 def test_where_no_method_leads_local_only_training_the_page_says_so(benchmark, store):
     for job in jobs(benchmark.cells[0], range(3), Scale()):
-        own = 0.7 + (0.1 if (job.arm == "fml") == (job.seed == 0) else 0.0)
-        store.add(job, result(job.arm, job.seed, curve=(0.5, own), fingerprint=job.fingerprint))
+        accuracy = 0.7 + (0.1 if (job.arm == "fml") == (job.seed == 0) else 0.0)
+        store.add(job, result(job.arm, job.seed, curve=(0.5, accuracy), fingerprint=job.fingerprint))
     table = recommend(compare_methods(measured_cells(benchmark, store)))
     assert {cell.text for cell in table.rows[0][1:]} == {"local-only training: no method is shown to be better"}
 
@@ -148,9 +148,9 @@ def test_a_summary_names_the_best_the_harmless_and_the_missing(measured):
 def test_a_page_of_too_few_seeds_gives_no_verdict(benchmark, papers, store):
     for job in jobs(benchmark.cells[0], range(2), Scale()):
         store.add(job, result(job.arm, job.seed, curve=(0.5, OWN[job.arm][job.seed]), fingerprint=job.fingerprint))
-    found = measured_cells(benchmark, store)
-    assert not any(s.measured for s in compare_methods(found))
-    text = render_benchmark(pages.page(benchmark, found), papers, "reproduction")
+    cells = measured_cells(benchmark, store)
+    assert not any(s.measured for s in compare_methods(cells))
+    text = render_benchmark(pages.page(benchmark, cells), papers, "reproduction")
     assert "loses** to" not in text
     empty = measured_cells(benchmark, ResultStore(papers / "none"))
     assert "Not run yet." in render_benchmark(pages.page(benchmark, empty), papers, "reproduction")
@@ -164,9 +164,9 @@ def test_the_page_is_written_beside_the_folder_of_the_pages(measured, papers, st
     first = (tmp_path / "docs" / NAME).read_text(encoding="utf-8").split("\n\n")[2]
     assert "**FML loses**" in first
     assert "Ditto" in first
-    own = (tmp_path / "docs/pages/benchmark.md").read_text(encoding="utf-8")
-    assert "## Numbers" in own
-    assert "paper" not in own
+    page_text = (tmp_path / "docs/pages/benchmark.md").read_text(encoding="utf-8")
+    assert "## Numbers" in page_text
+    assert "paper" not in page_text
 
 
 COMMITTED = read_experiment(home(), ID)

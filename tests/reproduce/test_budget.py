@@ -103,10 +103,10 @@ def test_a_result_keeps_its_budget(papers, store, tmp_path):
     cell = read_experiment(papers, "table9").cells[0]
     reproduce([cell], 1, Scale(), tmp_path / "out", store)
     for job in jobs(cell, [0], Scale()):
-        kept = ResultStore(store.folder).find(job)
-        assert kept.budget.steps == 2 * 3  # two rounds of one pass over 40 examples in batches of 16
-        assert kept.budget.examples == 2 * 40
-        assert kept.budget.forwards == {"fml": 2, "fedavg": 1}[job.arm] * 6  # FML's step passes both networks
+        stored = ResultStore(store.folder).find(job)
+        assert stored.budget.steps == 2 * 3  # two rounds of one pass over 40 examples in batches of 16
+        assert stored.budget.examples == 2 * 40
+        assert stored.budget.forwards == {"fml": 2, "fedavg": 1}[job.arm] * 6  # FML's step passes both networks
 
 
 def test_the_steps_of_a_result_are_those_that_were_taken(papers, store, tmp_path):

@@ -34,20 +34,20 @@ def test_numbers_in_names_sort_as_numbers(papers):
 
 
 @pytest.mark.parametrize(
-    ("id", "only", "said"),
+    ("id", "only", "message"),
     [
         ("tabel9", [], "there is no experiment 'tabel9'; did you mean 'table9'?"),
         ("table9", ["digits/idd"], "--only 'digits/idd' matches no cell of table9; did you mean 'digits/iid'?"),
     ],
 )
-def test_the_nearest_name_is_named(papers, id, only, said):
+def test_the_nearest_name_is_named(papers, id, only, message):
     with pytest.raises(ConfigError) as problem:
         read_experiment(papers, id).chosen(only)
-    assert str(problem.value) == said
+    assert str(problem.value) == message
 
 
 @pytest.mark.parametrize(
-    ("file", "before", "after", "said"),
+    ("file", "before", "after", "message"),
     [
         ("digits/iid.toml", "[cell]", "[cells]", "key 'cell.row': field required"),
         ("digits/iid.toml", "paper = 81.50", "papers = 81.50", "unknown key 'cell.arms.fml.papers'; did you mean 'paper'?"),
@@ -98,28 +98,28 @@ def test_the_nearest_name_is_named(papers, id, only, said):
         ),
     ],
 )
-def test_what_is_wrong_is_said_with_its_file(papers, file, before, after, said):
+def test_what_is_wrong_is_said_with_its_file(papers, file, before, after, message):
     path = papers / "table9" / file
     assert before in path.read_text()
     path.write_text(path.read_text().replace(before, after, 1))
     with pytest.raises(ConfigError) as problem:
         [list(jobs(cell, [0], Scale())) for cell in read_experiment(papers, "table9").cells]
-    assert said in str(problem.value)
+    assert message in str(problem.value)
     assert str(path) in str(problem.value)
 
 
-@pytest.mark.parametrize(("before", "after", "said"), [
+@pytest.mark.parametrize(("before", "after", "message"), [
     ("rounds = 2", 'rounds = "x"', "iid.toml, arm 'fedavg': key 'rounds'"),
     ('algorithm = { name = "fml", alpha = 0.4, beta = 0.6 }', "algorithm = 3", "iid.toml, arm 'fedavg': key 'algorithm"),
     ("training = { local_epochs = 1, batch_size = 16 }", "training = 3", "iid.toml, arm 'fedavg': key 'training'"),
 ])  # fmt: skip
-def test_a_table_of_another_kind_is_said_when_a_cell_is_read(papers, before, after, said):
+def test_a_table_of_another_kind_is_said_when_a_cell_is_read(papers, before, after, message):
     path = papers / "table9/digits/iid.toml"
     assert before in path.read_text()
     path.write_text(path.read_text().replace(before, after))
     with pytest.raises(ConfigError) as problem:
         read_experiment(papers, "table9")
-    assert said in str(problem.value)
+    assert message in str(problem.value)
 
 
 def test_a_claim_whose_arms_no_cell_has_together(papers):

@@ -139,15 +139,15 @@ def of_clients(measured, gains):
     return made
 
 
-@pytest.mark.parametrize(("gains", "said"), [
+@pytest.mark.parametrize(("gains", "message"), [
     ((0.1, 0.05), ("supported: +7.5 points", "mean over 2 of 2 clients: 2 supported")),
     ((0.1, -0.05, 0.1), ("contradicted: +5.0 points", "mean over 3 of 3 clients: 2 supported and 1 contradicted")),
     ((0.1, 0.0), ("inconclusive: +5.0 points", "mean over 2 of 2 clients: 1 supported and 1 inconclusive")),
 ])  # fmt: skip
-def test_a_claim_of_each_client_is_not_one_of_their_mean(measured, gains, said):
+def test_a_claim_of_each_client_is_not_one_of_their_mean(measured, gains, message):
     judged = judge(claim(measure="own_validation", per="client"), [of_clients(measured, gains)])
-    told = verdict(judged, 1)
-    assert (told.startswith(said[0]), told.endswith(said[1])) == (True, True), told
+    judgement = verdict(judged, 1)
+    assert (judgement.startswith(message[0]), judgement.endswith(message[1])) == (True, True), judgement
     assert asked(judged) == "fml minus fedavg; supported if each client's interval lies above 0"
 
 
@@ -161,7 +161,7 @@ def cells_of(measured, *ours):
     return [measured(values, THEIRS if values else ()) for values in ours]
 
 
-@pytest.mark.parametrize(("of", "cells", "said"), [
+@pytest.mark.parametrize(("of", "cells", "message"), [
     ("mean", (UP, LEVEL, NONE), "supported"),
     ("mean", (DOWN, LEVEL), "inconclusive"),
     ("mean", (DOWN, DOWN, NONE), "contradicted"),
@@ -179,10 +179,10 @@ def cells_of(measured, *ours):
     ("most", (DOWN, DOWN, UP, UP), "inconclusive"),
     ("most", (DOWN, DOWN, LEVEL), "contradicted"),
 ])  # fmt: skip
-def test_a_claim_of_every_cell_or_of_most_is_not_one_of_their_mean(measured, of, cells, said):
+def test_a_claim_of_every_cell_or_of_most_is_not_one_of_their_mean(measured, of, cells, message):
     judged = judge(claim(of=of), cells_of(measured, *cells))
-    assert judged.verdict == said
-    assert (judged.overall is None) == (said == "not run")  # the mean is told beside it
+    assert judged.verdict == message
+    assert (judged.overall is None) == (message == "not run")  # the mean is told beside it
 
 
 def test_what_every_and_most_ask_for_is_said(measured):
@@ -323,16 +323,16 @@ def test_cells_of_other_scales_are_not_held_against_each_other(measured):
     assert judge(claim(cells="here", less="there"), [here, short]).verdict == "not run"
 
 
-@pytest.mark.parametrize(("times", "sign", "said"), [
+@pytest.mark.parametrize(("times", "sign", "message"), [
     (100, "more", "supported"), (1000, "more", "contradicted"), (1000, "less", "supported"),
 ])  # fmt: skip
-def test_so_many_times(measured, times, sign, said):
+def test_so_many_times(measured, times, sign, message):
     made, clients = measured((), ()), {"a": (9, 0.5)}
     for seed in range(3):  # 200 up and 1, in a round: 200 times, whatever the seed
         for arm, up in (("fml", 400), ("fedavg", 2)):
             made.results[arm][seed] = result(arm, seed, clients=clients, traffic=Traffic(up=up, down=0))
     judged = judge(claim(measure="bytes_up", times=times, sign=sign), [made])
-    assert verdict(judged, 1) == f"{said}: 200.0 times (95 % interval 200.0 to 200.0, 3 seeds)"
+    assert verdict(judged, 1) == f"{message}: 200.0 times (95 % interval 200.0 to 200.0, 3 seeds)"
     side = "above" if sign == "more" else "below"
     assert asked(judged) == f"fml divided by fedavg; supported if the ratio's interval lies {side} {times:,}"
     made.results["fedavg"][1] = result("fedavg", 1, clients=clients, traffic=Traffic(up=0, down=0))

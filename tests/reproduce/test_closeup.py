@@ -54,9 +54,9 @@ def test_features_are_what_the_last_linear_layer_takes():
     with torch.no_grad():
         net[0].weight.copy_(torch.tensor([[1.0, 1.0], [2.0, -1.0]]))
         net[0].bias.copy_(torch.tensor([0.0, 1.0]))
-    found, labels = features(net, Few())
+    layer_inputs, labels = features(net, Few())
     # x1 + x2 and 2 x1 - x2 + 1, below 0 cut off: (1, 3), (2, -1) and (0, -2)
-    assert found.tolist() == [[1, 3], [2, 0], [0, 0]]
+    assert layer_inputs.tolist() == [[1, 3], [2, 0], [0, 0]]
     assert labels.tolist() == [0, 1, 1]
     pickle.dumps(net)  # no hook is left in the net: pickle would refuse its lambda
 
@@ -76,12 +76,12 @@ def test_the_cloud_is_the_plane_of_the_largest_variance(turned):
 
 
 def test_a_large_cloud_is_thinned_and_its_axes_are_not(turned, monkeypatch):
-    whole = close_up(turned, "0").cloud
+    full_cloud = close_up(turned, "0").cloud
     monkeypatch.setattr(node_analysis, "POINTS", 10)
     thin = close_up(turned, "0").cloud
     assert len(thin.points) == 10
-    assert set(thin.points) < set(whole.points)
-    assert (thin.explained, thin.silhouette) == (whole.explained, whole.silhouette)
+    assert set(thin.points) < set(full_cloud.points)
+    assert (thin.explained, thin.silhouette) == (full_cloud.explained, full_cloud.silhouette)
 
 
 def test_points_are_kept_of_one_seed(turned, monkeypatch):
@@ -99,9 +99,9 @@ def test_separate_classes_have_a_large_silhouette(turned, monkeypatch):
 
 
 def test_losses_are_those_of_the_node(turned):
-    found = close_up(turned, "90")
-    assert [*found.losses] == ["personal"]
-    assert found.losses["personal"][1] < found.losses["personal"][0]
+    closeup = close_up(turned, "90")
+    assert [*closeup.losses] == ["personal"]
+    assert closeup.losses["personal"][1] < closeup.losses["personal"][0]
 
 
 def test_the_best_round_is_looked_at(turned, tmp_path):

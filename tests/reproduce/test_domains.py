@@ -62,18 +62,18 @@ def turned(tmp_path_factory):
     (root / "papers/turned/digits.toml").write_text(CELL)
 
     def call(rounds=None, seeds=1):
-        said = io.StringIO()
+        output = io.StringIO()
         given = ("turned", (), seeds, rounds, {}, root / "out", None, root / "papers", lambda label: lambda event: None)
-        assert not command.train(*given, Console(file=said, width=200))
+        assert not command.train(*given, Console(file=output, width=200))
         lines = json.loads((root / "out/turned.json").read_text())
         numbers = {(n["arm"], n["measure"], n["at"], n["node"]): n for n in lines["numbers"]}
-        return said.getvalue(), numbers, root / "out"
+        return output.getvalue(), numbers, root / "out"
 
     return call
 
 
 def test_from_the_command_to_the_page(turned):
-    said, numbers, out = turned()
+    output, numbers, out = turned()
     nodes = [numbers["fedh2l", "acc", "best", node]["mean"] for node in ("0", "90")]
     assert numbers["fedh2l", "acc", "best", None]["mean"] == pytest.approx(sum(nodes) / 2)
     assert [numbers["fedh2l", "acc", "best", node]["paper"] for node in ("0", "90", None)] == [81, 84, 82.5]
@@ -82,7 +82,7 @@ def test_from_the_command_to_the_page(turned):
     assert numbers["fedavg", "acc", "last", "0"]["mean"] == pytest.approx((bwt + fwt) / 2, abs=1e-5)
     assert (out / "figures/turned-digits-features-fedh2l.svg").exists()
     assert "features of node 90's model" in (out / "turned.md").read_text(encoding="utf-8")
-    assert "paper 82.50" in said
+    assert "paper 82.50" in output
 
 
 def test_bytes_are_those_of_the_ledger(turned):
@@ -94,10 +94,10 @@ def test_bytes_are_those_of_the_ledger(turned):
 
 
 def test_arms_of_fewer_rounds_are_cut_down_alike(turned):
-    said, _, out = turned(rounds=2)
-    assert "shortened: 2 of 4 rounds" in said
-    kept = json.loads((out / "results/turned/digits.json").read_text())["runs"]
-    assert {r["arm"]: r["rounds"] for r in kept if r.get("limit")} == {"fedh2l": 2, "seldom": 1, "fedavg": 2}
+    output, _, out = turned(rounds=2)
+    assert "shortened: 2 of 4 rounds" in output
+    recorded = json.loads((out / "results/turned/digits.json").read_text())["runs"]
+    assert {r["arm"]: r["rounds"] for r in recorded if r.get("limit")} == {"fedh2l": 2, "seldom": 1, "fedavg": 2}
 
 
 def test_a_known_run_is_looked_at_closely_by_another_cell_without_training_anew(turned):

@@ -54,9 +54,9 @@ def test_the_papers_print_468_numbers(counts):
 
 
 def test_the_findings_are_what_the_committed_results_make(committed, counts):
-    found = render_findings(find_findings(committed), counts, home(), "reproduction")
-    assert (DOCS / "findings.md").read_text(encoding="utf-8") == found, MAKE
-    assert len(found.splitlines()) < 70, "one screen"
+    rendered = render_findings(find_findings(committed), counts, home(), "reproduction")
+    assert (DOCS / "findings.md").read_text(encoding="utf-8") == rendered, MAKE
+    assert len(rendered.splitlines()) < 70, "one screen"
 
 
 WHOLE = Scale()
@@ -71,8 +71,8 @@ def keep(store, experiment, seeds=3, scale=WHOLE, **arms):
 
 
 def states(papers, store):
-    told = [(e, measured_cells(e, store)) for e in experiments(papers)]
-    return count_printed(printed_frame(told)).loc["all"].to_dict()
+    measured = [(e, measured_cells(e, store)) for e in experiments(papers)]
+    return count_printed(printed_frame(measured)).loc["all"].to_dict()
 
 
 def test_a_printed_number_is_full_shortened_or_not_run(papers, store):

@@ -29,9 +29,9 @@ def printed(id):
     ("office-home", ["Art", "Clipart", "Product", "Real_world"], 5),
 ])  # fmt: skip
 def test_the_papers_averages_follow_from_its_nodes_but_for_two(id, nodes, rows):
-    found = printed(id)
-    assert len(found) == 3 * rows
-    for where, of in found.items():
+    numbers = printed(id)
+    assert len(numbers) == 3 * rows
+    for where, of in numbers.items():
         assert [*of] == [*nodes, AVERAGE]
         mean = fmean(of[i] for i in nodes)
         if where in ODD:
@@ -42,11 +42,11 @@ def test_the_papers_averages_follow_from_its_nodes_but_for_two(id, nodes, rows):
 
 def test_the_papers_acc_follows_from_bwt_and_fwt_but_for_four():
     """Of nodes with as many test images each, ACC = (BWT + 3 FWT) / 4."""
-    found = {where: of for where, of in printed("rotated-mnist").items() if where[0].startswith("shared/")}
+    numbers = {where: of for where, of in printed("rotated-mnist").items() if where[0].startswith("shared/")}
     odd = {}
-    for cell, arm, measure in found:
+    for cell, arm, measure in numbers:
         for i in ("0", "20", "40", "60") if measure == "acc" else ():
-            acc, bwt, fwt = (found[cell, arm, m][i] for m in ("acc", "bwt", "fwt"))
+            acc, bwt, fwt = (numbers[cell, arm, m][i] for m in ("acc", "bwt", "fwt"))
             if acc != pytest.approx((bwt + 3 * fwt) / 4, abs=0.0101):
                 odd[cell, arm, i] = (acc, pytest.approx((bwt + 3 * fwt) / 4, abs=0.0101))
     assert odd == {

@@ -98,18 +98,25 @@ def test_a_node_is_the_same_however_a_copy_spells_it(papers, nodes, store):
 
 
 def test_numbers_name_the_node(nodes, kept):
-    found = {(n["arm"], n["at"], n["node"]): n for n in numbers(nodes, measured_cells(nodes, kept)) if n["measure"] == "acc"}
-    assert found["fml", "best", "90"]["mean"] == pytest.approx(0.7)
-    assert [found["fml", "best", node]["paper"] for node in ("0", "90", None)] == [81, 84, 82.5]
-    assert found["fml", "last", "0"]["paper"] is None
-    assert found["fedavg", "best", None]["state"] == "not run"
+    by_node = {
+        (n["arm"], n["at"], n["node"]): n for n in numbers(nodes, measured_cells(nodes, kept)) if n["measure"] == "acc"
+    }
+    assert by_node["fml", "best", "90"]["mean"] == pytest.approx(0.7)
+    assert [by_node["fml", "best", node]["paper"] for node in ("0", "90", None)] == [81, 84, 82.5]
+    assert by_node["fml", "last", "0"]["paper"] is None
+    assert by_node["fedavg", "best", None]["state"] == "not run"
 
 
 def test_a_node_looked_at_closely_has_pictures(nodes, kept):
-    told = pages.page(nodes, measured_cells(nodes, kept))
-    assert [p.id for p in told.pictures] == ["both-features-fml", "both-validation", "both-local-loss", "both-mutual-loss"]
-    assert [c.label for c in told.pictures[-1].curves] == ["FML, KL", "FML, CE"]
-    text, page = pages.markdown(told), pages.html(told)
+    paper_page = pages.page(nodes, measured_cells(nodes, kept))
+    assert [p.id for p in paper_page.pictures] == [
+        "both-features-fml",
+        "both-validation",
+        "both-local-loss",
+        "both-mutual-loss",
+    ]
+    assert [c.label for c in paper_page.pictures[-1].curves] == ["FML, KL", "FML, CE"]
+    text, page = pages.markdown(paper_page), pages.html(paper_page)
     assert "FML, KL 0.250 after round 2; FML, CE 0.500 after round 2" in text
     assert "features of node 0's model, FML, seed 0" in text
     assert page.count("<svg") == 4

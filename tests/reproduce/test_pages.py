@@ -33,21 +33,21 @@ def committed(id):
 
 @pytest.mark.parametrize("experiment", REAL, ids=lambda e: e.id)
 def test_a_committed_page_is_what_its_results_make(experiment):
-    told = committed(experiment.id)
-    assert (DOCS / f"{experiment.id}.md").read_text(encoding="utf-8") == pages.markdown(told, DOCS), (
+    paper_page = committed(experiment.id)
+    assert (DOCS / f"{experiment.id}.md").read_text(encoding="utf-8") == pages.markdown(paper_page, DOCS), (
         "make it anew: fedmutual reproduce --pages docs/reproduction --results experiments/results"
     )
     assert {p.name for p in (DOCS / "figures").glob(f"{experiment.id}-*.svg")} == {
-        Path(told.figure(p)).name for p in told.pictures
+        Path(paper_page.figure(p)).name for p in paper_page.pictures
     }
 
 
 def test_the_committed_verdicts_are_what_all_results_make():
-    told = overview.overview(committed_pages())
-    assert (DOCS / overview.NAME).read_text(encoding="utf-8") == told
+    page_text = overview.overview(committed_pages())
+    assert (DOCS / overview.NAME).read_text(encoding="utf-8") == page_text
     claims = [claim for e in REAL for claim in e.index.claims]
-    assert f"\n{len(claims)} claims, " in told
-    assert all(f" | {claim.text} | " in told for claim in claims)
+    assert f"\n{len(claims)} claims, " in page_text
+    assert all(f" | {claim.text} | " in page_text for claim in claims)
 
 
 def test_all_verdicts_are_counted(papers, store):
@@ -58,10 +58,10 @@ def test_all_verdicts_are_counted(papers, store):
     for seed in range(3):
         for job in jobs(table9.cells[0], [seed], Scale()):
             store.add(job, result(job.arm, seed, curve=(0.1, 0.9 if job.arm == "fml" else 0.5), fingerprint=job.fingerprint))
-    told = pages.adjust([pages.page(e, measured_cells(e, store)) for e in (table9, looker)])
-    assert counts(told) == {"Supported": ["1", "1", "1"], "Not run": ["1", "", ""]}
-    assert "| 1 | FML \\| serves clients better than training alone. | Not run |" in overview.overview(told)
-    chance = [replace(told[0], claims=((replace(told[0].judged[0], p=0.04),),)) for _ in range(2)]
+    paper_pages = pages.adjust([pages.page(e, measured_cells(e, store)) for e in (table9, looker)])
+    assert counts(paper_pages) == {"Supported": ["1", "1", "1"], "Not run": ["1", "", ""]}
+    assert "| 1 | FML \\| serves clients better than training alone. | Not run |" in overview.overview(paper_pages)
+    chance = [replace(paper_pages[0], claims=((replace(paper_pages[0].judged[0], p=0.04),),)) for _ in range(2)]
     assert counts(pages.adjust(chance)) == {"Supported": ["2", "2", "0"]}  # 0.04 alone on its page, 0.08 of two
 
 
@@ -88,12 +88,12 @@ def test_a_page_without_results_says_so(papers, store):
 def test_a_page_says_what_networks_began_with(papers, store):
     experiment = read_experiment(papers, "table9")
     for job in jobs(experiment.cells[0], [0], Scale()):
-        said = ("ImageNet's weights of resnet18, a new head",) if job.arm == "fml" else ()
-        made = MADE.model_copy(update={"weights": said})
+        message = ("ImageNet's weights of resnet18, a new head",) if job.arm == "fml" else ()
+        made = MADE.model_copy(update={"weights": message})
         store.add(job, result(job.arm, 0, fingerprint=job.fingerprint, made=made))
-    told = pages.page(experiment, measured_cells(experiment, store))
-    assert told.differences[-1] == "Networks began with: ImageNet's weights of resnet18, a new head."
-    assert len(told.differences) == 2
+    paper_page = pages.page(experiment, measured_cells(experiment, store))
+    assert paper_page.differences[-1] == "Networks began with: ImageNet's weights of resnet18, a new head."
+    assert len(paper_page.differences) == 2
 
 
 def test_the_page_is_one_file_and_its_figures_stand_alone(made):
@@ -127,9 +127,9 @@ def test_pages_alone_train_nothing(made, cli, tmp_path, monkeypatch):
     code, out, _ = cli("reproduce", *arguments)
     assert code == 0
     assert [Path(line).name for line in out.split()] == ["table9.md", "looker.md", "verdicts.md"]
-    told = Path("docs/verdicts.md").read_text(encoding="utf-8")
-    assert "| Inconclusive | 2 |  |  |" in told
-    assert told.count("\n## ") == told.count(".md)\n") == 2
+    page_text = Path("docs/verdicts.md").read_text(encoding="utf-8")
+    assert "| Inconclusive | 2 |  |  |" in page_text
+    assert page_text.count("\n## ") == page_text.count(".md)\n") == 2
     assert Path("docs/looker.md").read_text(encoding="utf-8") == (made / "looker.md").read_text(encoding="utf-8")
     assert not Path("runs").exists()
     (old := Path("docs/figures/looker-gone.svg")).write_text("")

@@ -50,7 +50,7 @@ def turned(tmp_path):
 
     def call(name, rounds=None, stop=None, **here):
         cells = read_experiment(tmp_path / "papers", "turned").chosen([name])
-        said, out = [], tmp_path / "out"
+        messages, out = [], tmp_path / "out"
 
         def watch(label):
             def observer(event):
@@ -60,7 +60,7 @@ def turned(tmp_path):
             return observer
 
         given = {k.replace("_", ".", 1): v for k, v in here.items()}
-        return reproduce(cells, 1, Scale(rounds), out, ResultStore(out / "results"), given, watch, said.append), said
+        return reproduce(cells, 1, Scale(rounds), out, ResultStore(out / "results"), given, watch, messages.append), messages
 
     return call
 
@@ -74,8 +74,8 @@ def test_a_cell_that_needs_the_best_weights_of_a_run_that_kept_none_has_it_train
     assert turned("b")[0].trained == 1
     assert [p.name.endswith("-best") for p in runs(tmp_path)] == [False, True]
     assert [turned(name)[0].trained for name in "ab"] == [0, 0]
-    (found,) = {r.closeup.client for r in ResultStore(tmp_path / "out/results").of("turned/b")}
-    assert found == "0"
+    (client,) = {r.closeup.client for r in ResultStore(tmp_path / "out/results").of("turned/b")}
+    assert client == "0"
 
 
 def test_what_is_kept_for_one_cell_serves_another(turned, tmp_path):
@@ -92,11 +92,11 @@ def test_what_is_kept_for_one_cell_serves_another(turned, tmp_path):
 def test_a_stopped_command_given_again_otherwise_goes_on(turned, tmp_path, key, value):
     with pytest.raises(Stopped):
         turned("a", stop=3)
-    told, said = turned("a", **{key: value})
+    told, output = turned("a", **{key: value})
     assert told.trained == 1
     (run,) = runs(tmp_path)
     assert "resumed" in (run / "log.txt").read_text()
-    assert any(f"resumes as it began, with {key.replace('_', '.', 1)} = " in line for line in said), said
+    assert any(f"resumes as it began, with {key.replace('_', '.', 1)} = " in line for line in output), output
 
 
 def test_a_release_trains_nothing_anew_and_other_numerics_do(turned, monkeypatch):
@@ -160,18 +160,18 @@ def test_a_copy_that_fails_is_one_sentence_and_leaves_nothing(turned, tmp_path):
     assert [*(tmp_path / "out/runs").iterdir()] == [short]
 
 
-@pytest.mark.parametrize(("before", "after", "said"), [
+@pytest.mark.parametrize(("before", "after", "message"), [
     (", keep_best = true", "", "records.keep_best = true"),
     ('data = { name = "digits", angles = [0, 90], per_class = 20 }\npartition = { kind = "domains" }',
      'data = { name = "digits" }\npartition = { kind = "iid", clients = 2 }', "partition.kind = 'domains'"),
     ("validation = 0.10, ", "", "split.validation"),
     ('node = "0"', 'node = "9"', "there is no client '9' to look at closely; there are 0, 90"),
 ])  # fmt: skip
-def test_what_a_node_needs_is_looked_at_before_its_run_is_trained(turned, tmp_path, before, after, said):
+def test_what_a_node_needs_is_looked_at_before_its_run_is_trained(turned, tmp_path, before, after, message):
     path = tmp_path / "papers/turned/b.toml"
     assert before in path.read_text()
     path.write_text(path.read_text().replace(before, after))
-    with pytest.raises(ConfigError, match=said) as problem:
+    with pytest.raises(ConfigError, match=message) as problem:
         turned("b")
     assert str(path) in str(problem.value)
     assert not (tmp_path / "out").exists()

@@ -93,7 +93,7 @@ def test_what_has_an_option_of_its_own_is_not_set(key):
         check({key: 3}, ())
 
 
-@pytest.mark.parametrize(("key", "value", "said"), [
+@pytest.mark.parametrize(("key", "value", "message"), [
     ("algorithm.alhpa", 0.3, "unknown key 'algorithm.alhpa'; did you mean 'algorithm.alpha'? (of algorithms fedavg, fml)"),
     ("algorithm.mu", 0.3, "key 'algorithm.mu' is a setting of fedprox, and the methods are fedavg, fml; remove it"),
     ("algorithm.name", "fedavg", "--set algorithm.name: each arm has an algorithm of its own"),
@@ -102,10 +102,10 @@ def test_what_has_an_option_of_its_own_is_not_set(key):
     ("optimizer", {"lr": 0.3}, "--set optimizer: it is a table; set its keys one by one, as --set optimizer.name=..."),
     ("clients", {"0": {"share": {}}}, "--set clients: it is a table"),
 ])  # fmt: skip
-def test_what_no_arm_takes_is_not_set(papers, key, value, said):
+def test_what_no_arm_takes_is_not_set(papers, key, value, message):
     with pytest.raises(ConfigError) as problem:
         check({key: value}, read_experiment(papers, "table9").cells)
-    assert str(problem.value).removeprefix("--set: ").startswith(said)
+    assert str(problem.value).removeprefix("--set: ").startswith(message)
 
 
 def test_what_some_arm_takes_is_set(papers):

@@ -34,9 +34,9 @@ def test_scores_of_rounds_that_both_evaluated_are_compared(store, second, more, 
         store.add(JOB, result("fml", 0, curve, fingerprint="abc-4", rounds=4, **more))
     else:
         keep(store, second, **more)
-    (found,) = repeats_frame(store).itertuples(index=False)
-    assert (found.machine, found.pairs, found.scores, found.equal) == row[:4]
-    assert found.largest == pytest.approx(row[4])
+    (frame_row,) = repeats_frame(store).itertuples(index=False)
+    assert (frame_row.machine, frame_row.pairs, frame_row.scores, frame_row.equal) == row[:4]
+    assert frame_row.largest == pytest.approx(row[4])
 
 
 def test_a_run_that_two_cells_look_at_is_no_pair(store):
@@ -44,8 +44,8 @@ def test_a_run_that_two_cells_look_at_is_no_pair(store):
         job = SimpleNamespace(cell=SimpleNamespace(id=cell))
         for rounds in (2, 3):
             store.add(job, result("fml", 0, (0.5, 0.7, 0.9)[:rounds], fingerprint=f"abc-{rounds}"))
-    (found,) = repeats_frame(store).itertuples(index=False)
-    assert found.pairs == 1
+    (row,) = repeats_frame(store).itertuples(index=False)
+    assert row.pairs == 1
 
 
 @pytest.mark.parametrize("more", [{"fingerprint": "other"}, {"numerics": 2}, {"failed": "client 0 diverged"}])

@@ -61,9 +61,9 @@ def test_only_some_cells_and_fewer_rounds_are_marked(reproduce, tmp_path):
     code, out, _ = reproduce("table9", "--only", "*/iid", "--seeds", "1", "--rounds", "1", "--out", "out")
     assert (code, trained(out)) == (0, 2)
     text, page = ((tmp_path / f"out/table9.{kind}").read_text() for kind in ("md", "html"))
-    for told in (text, page, out, (tmp_path / "out/table9.json").read_text()):
-        assert "1 of 2 rounds" in told
-        assert "not run" in told
+    for page_text in (text, page, out, (tmp_path / "out/table9.json").read_text()):
+        assert "1 of 2 rounds" in page_text
+        assert "not run" in page_text
     assert "Inconclusive, shortened" in text
     assert "1 of 2 rounds" in (tmp_path / "out/figures/table9-digits-iid-global-test.svg").read_text()
 
@@ -74,8 +74,8 @@ def test_a_changed_key_is_marked_and_where_the_work_is_done_is_not(reproduce, tm
     assert (code, trained(out)) == (0, 2)
     assert "optimizer.lr = 0.05" in out
     assert "threads" not in (tmp_path / "out/table9.md").read_text().split("## Hardware")[0]
-    kept = json.loads((tmp_path / "out/results/table9/digits/iid.json").read_text())["runs"]
-    assert [run["made"]["together"] for run in kept] == [2, 2]
+    recorded = json.loads((tmp_path / "out/results/table9/digits/iid.json").read_text())["runs"]
+    assert [run["made"]["together"] for run in recorded] == [2, 2]
     assert trained(reproduce(*arguments, "--set", "optimizer.lr=0.05")[1]) == 0
     moving = ("--set", "algorithm.alpha={ start = 0.9, end = 0.1 }", "--rounds", "1")
     code, out, _ = reproduce(*arguments, *moving)  # a table for a value; FedAvg has no alpha
@@ -99,11 +99,11 @@ def test_a_killed_command_goes_on_from_its_last_round(cli, papers, tmp_path):
         assert cli(*words, "--out", out)[0] == 0
     log = next(p for p in (tmp_path / "killed").glob("runs/*/log.txt") if "resumed" in p.read_text())
     assert "finished 25 rounds" in log.read_text()
-    kept, whole = (
+    recorded, whole = (
         [run["curves"] for run in json.loads((tmp_path / out / "results/table9/digits/iid.json").read_text())["runs"]]
         for out in ("killed", "whole")
     )
-    assert kept == whole
+    assert recorded == whole
 
 
 def test_an_optional_cell_without_its_data_is_left_out(reproduce, papers):
@@ -149,9 +149,9 @@ def test_what_a_cell_asks_for_later_is_looked_up_in_the_run(reproduce, papers, t
     path.write_text(path.read_text().replace("noise = [0.1]", "noise = [0.1, 0.5]\neach = true"))
     assert trained(reproduce(*arguments)[1]) == 2
     assert {p: p.read_text() for p in logs} == logs  # no round was trained again
-    kept = json.loads((tmp_path / "out/results/table9/digits/iid.json").read_text())["runs"]
-    assert all(run["noise"].keys() == {"0", "0.1", "0.5"} for run in kept)
-    assert all(len(run["clients"]["0"]["curve"]) == 2 for run in kept)
+    recorded = json.loads((tmp_path / "out/results/table9/digits/iid.json").read_text())["runs"]
+    assert all(run["noise"].keys() == {"0", "0.1", "0.5"} for run in recorded)
+    assert all(len(run["clients"]["0"]["curve"]) == 2 for run in recorded)
 
 
 @pytest.mark.parametrize("engine", ["inprocess", "stacked"])
@@ -184,8 +184,8 @@ def test_a_loss_under_noise_that_is_not_finite_is_kept_as_a_failure(reproduce, p
 def test_a_newcomers_rows_are_nobody_elses(reproduce, newcomer, tmp_path):
     code, out, _ = reproduce("newcomer", "--seeds", "1", "--out", "out")
     assert (code, trained(out)) == (0, 2), out
-    found = [json.loads(p.read_text())["clients"] for p in (tmp_path / "out").glob("runs/*/partition.json")]
-    federation, alone = sorted(found, key=len, reverse=True)
+    recorded = [json.loads(p.read_text())["clients"] for p in (tmp_path / "out").glob("runs/*/partition.json")]
+    federation, alone = sorted(recorded, key=len, reverse=True)
     assert (set(federation), set(alone)) == ({"0", "1"}, {"2"})
     taken = {row for client in federation.values() for row in client["private"]["rows"]}
     assert len(alone["2"]["private"]["rows"]) == 20
@@ -193,15 +193,15 @@ def test_a_newcomers_rows_are_nobody_elses(reproduce, newcomer, tmp_path):
     assert "From scratch" in out
 
 
-@pytest.mark.parametrize(("before", "after", "said"), [
+@pytest.mark.parametrize(("before", "after", "message"), [
     ('clients = ["2"]', 'clients = ["7"]', "there is no client '7' in its partition; there are 0, 1, 2"),
     ("examples = 20", "examples = 2000", "training examples, not 2000; lower 'examples'"),
 ])  # fmt: skip
-def test_a_part_that_is_not_there(reproduce, newcomer, before, after, said):
+def test_a_part_that_is_not_there(reproduce, newcomer, before, after, message):
     newcomer.write_text(newcomer.read_text().replace(before, after))
     code, _, err = reproduce("newcomer", "--seeds", "1", "--out", "out")
     assert code == 2
-    assert said in err
+    assert message in err
 
 
 def test_an_arm_starts_from_the_run_that_it_needs(reproduce, newcomer, given, tmp_path):
@@ -219,7 +219,7 @@ def test_an_arm_starts_from_the_run_that_it_needs(reproduce, newcomer, given, tm
     assert trained(shorter) == 2  # the federation is another then, and what starts from it; from scratch is as before
 
 
-@pytest.mark.parametrize(("arguments", "said"), [
+@pytest.mark.parametrize(("arguments", "message"), [
     (("tabel9",), "did you mean 'table9'?"),
     (("table9", "--only", "digits/idd"), "did you mean 'digits/iid'?"),
     ((), "name an experiment"),
@@ -240,10 +240,10 @@ def test_an_arm_starts_from_the_run_that_it_needs(reproduce, newcomer, given, tm
     (("--list", "--pages", "out"), "remove --pages"),
     (("table9", "--list"), "remove ID"),
 ])  # fmt: skip
-def test_bad_input_is_one_sentence_and_nothing_is_written(reproduce, tmp_path, arguments, said):
+def test_bad_input_is_one_sentence_and_nothing_is_written(reproduce, tmp_path, arguments, message):
     code, _, err = reproduce(*arguments, *(() if {"--pages", "--list"} & {*arguments} else ("--out", "out")))
     assert code == 2
-    assert said in err
+    assert message in err
     assert "Traceback" not in err
     assert not (tmp_path / "out").exists()
 

@@ -56,16 +56,16 @@ def test_a_file_has_a_line_a_run_and_holds_each_once(store, planned):
 
 
 def test_new_results_go_to_the_first_folder_and_both_are_read(tmp_path, planned):
-    shipped, own = tmp_path / "shipped", tmp_path / "own"
+    shipped, local_folder = tmp_path / "shipped", tmp_path / "own"
     keep(ResultStore(shipped), planned()["fml", 0])
-    both = ResultStore(own, shipped)
+    both = ResultStore(local_folder, shipped)
     keep(both, planned()["fedavg", 0])
-    assert len(ResultStore(own, shipped).of("table9/digits/iid")) == 2
-    assert len(ResultStore(own).of("table9/digits/iid")) == len(ResultStore(shipped).of("table9/digits/iid")) == 1
+    assert len(ResultStore(local_folder, shipped).of("table9/digits/iid")) == 2
+    assert len(ResultStore(local_folder).of("table9/digits/iid")) == len(ResultStore(shipped).of("table9/digits/iid")) == 1
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("{", "damaged or no JSON"),
         ('{"format": 2}', "is of format 2"),
@@ -73,10 +73,10 @@ def test_new_results_go_to_the_first_folder_and_both_are_read(tmp_path, planned)
         ('{"format": 1, "runs": [{"arm": "fml"}]}', "seed: field required"),
     ],
 )
-def test_a_damaged_file_is_named(store, text, said):
+def test_a_damaged_file_is_named(store, text, message):
     store.folder.mkdir()
     (store.folder / "bad.json").write_text(text)
-    with pytest.raises(RunError, match=said) as problem:
+    with pytest.raises(RunError, match=message) as problem:
         ResultStore(store.folder)
     assert str(store.folder / "bad.json") in str(problem.value)
 
@@ -88,7 +88,7 @@ def test_a_file_that_cannot_be_written_names_its_own_option(store, planned):
         keep(store, planned()["fml", 0])
 
 
-@pytest.mark.parametrize(("before", "after", "said"), [
+@pytest.mark.parametrize(("before", "after", "message"), [
     ("[0.5, 0.7]", "[0.5, 7.5]", "curves.global_test.1"),
     ("[0.5, 0.7]", "[0.5, -0.1]", "curves.global_test.1"),
     ('"last": 0.25', '"last": 25.0', "clients.0.last"),
@@ -100,17 +100,17 @@ def test_a_file_that_cannot_be_written_names_its_own_option(store, planned):
     ('"seconds": 1.0', '"seconds": Infinity', "runs.0.seconds: input should be a finite number"),
     ('"optimizer.lr": 0.3', '"optimizer.lr": NaN', "runs.0.changed: value error, input should be finite numbers"),
 ])  # fmt: skip
-def test_what_is_no_accuracy_and_what_is_not_finite_is_damage(store, planned, before, after, said):
+def test_what_is_no_accuracy_and_what_is_not_finite_is_damage(store, planned, before, after, message):
     clients = {"0": ClientResult(network="mlp", examples=4, last=0.25, best=0.25, curve=(0.1, 0.25))}
     more = {"noise": {"0.1": 2.5}, "changed": {"optimizer.lr": 0.3}}
     keep(store, planned()["fml", 0], transfer={"acc": Ends(last={"0": 0.5}, best={"0": 0.5})}, **more)
     job = planned()["fml", 0]
-    kept = store.find(job).model_copy(update={"clients": clients})
-    store.add(job, kept)
+    stored = store.find(job).model_copy(update={"clients": clients})
+    store.add(job, stored)
     path = store.folder / "table9/digits/iid.json"
     assert before in path.read_text()
     path.write_text(path.read_text().replace(before, after))
-    with pytest.raises(RunError, match=said) as problem:
+    with pytest.raises(RunError, match=message) as problem:
         ResultStore(store.folder)
     assert str(path) in str(problem.value)
 
@@ -200,9 +200,9 @@ def test_results_of_several_numerics_versions_say_so(store, planned, papers):
     for seed, version in ((0, 1), (1, 2)):
         for arm in ("fml", "fedavg"):
             keep(store, planned(seeds=(seed,))[arm, seed], numerics=version)
-    told = page(experiment, measured_cells(experiment, store))
-    assert verdict(told.judged[0], 1).endswith("; made by numerics versions 1 and 2")
-    assert "2 seeds; made by numerics versions 1 and 2" in told.tables[0].footnotes
+    paper_page = page(experiment, measured_cells(experiment, store))
+    assert verdict(paper_page.judged[0], 1).endswith("; made by numerics versions 1 and 2")
+    assert "2 seeds; made by numerics versions 1 and 2" in paper_page.tables[0].footnotes
 
 
 def test_what_a_known_run_was_not_asked_for_is_not_run_and_no_gap_of_the_method(store, planned, papers):

@@ -51,18 +51,18 @@ UP, LEVEL = (0.9312, 0.9344, 0.9327), (0.9008, 0.9143, 0.9111)
 THEIRS = (0.9101, 0.9127, 0.9096)
 
 
-@pytest.mark.parametrize(("rounds", "said"), [
+@pytest.mark.parametrize(("rounds", "message"), [
     (None, "supported"),
     (199, "supported"),
     (100, "supported"),  # 100 of 200, and 29 of 57
     (99, "too short"),
     (3, "too short"),  # 3 of 200, and 1 of 57
 ])  # fmt: skip
-def test_no_verdict_before_every_arm_ran_half_of_its_rounds(measured, rounds, said):
+def test_no_verdict_before_every_arm_ran_half_of_its_rounds(measured, rounds, message):
     judged = judge(claim(), [measured(UP, THEIRS, rounds)])
-    assert (judged.verdict, judged.lines[0].verdict) == (said, said)
+    assert (judged.verdict, judged.lines[0].verdict) == (message, message)
     assert judged.overall.mean == pytest.approx(0.0219666, abs=1e-6)  # the number is shown
-    assert (judged.p is None) == (said == "too short")
+    assert (judged.p is None) == (message == "too short")
     assert "2.2 points" in verdict(judged, 1)
 
 
@@ -88,22 +88,22 @@ def test_one_arm_alone_may_be_too_short(papers, newcomer, given):
 
 
 def test_a_cell_that_is_too_short_supports_nothing(measured):
-    whole, short = measured(UP, THEIRS), measured(UP, THEIRS, 20, "short")
-    assert judge(claim(of="every"), [whole, short]).verdict == "inconclusive"
-    assert judge(claim(of="every"), [whole, whole]).verdict == "supported"
-    assert judge(claim(of="most"), [whole, short, short]).verdict == "inconclusive"
+    full, short = measured(UP, THEIRS), measured(UP, THEIRS, 20, "short")
+    assert judge(claim(of="every"), [full, short]).verdict == "inconclusive"
+    assert judge(claim(of="every"), [full, full]).verdict == "supported"
+    assert judge(claim(of="most"), [full, short, short]).verdict == "inconclusive"
     assert judge(claim(of="most"), [short, short]).verdict == "too short"
 
 
 def test_cells_of_different_length_are_not_averaged(measured):
-    whole, half = measured(UP, THEIRS), measured(THEIRS, UP, 150, "half")
-    judged = judge(claim(), [whole, half, whole])
+    full, half = measured(UP, THEIRS), measured(THEIRS, UP, 150, "half")
+    judged = judge(claim(), [full, half, full])
     assert judged.overall.mean == pytest.approx(0.0219666, abs=1e-6)  # of the two whole ones alone
     assert (judged.pooled, judged.other_lengths) == (2, ("digits MLP, half",))
     assert verdict(judged, 1).split("mean over ")[1].startswith("2 of 3 cells, without digits MLP, half, of another length")
     assert judged.verdict == "inconclusive"  # but it says the opposite
     changed = replace(half, scale=Scale(None, (("optimizer.lr", 0.3),)))
-    assert judge(claim(), [whole, changed]).other_lengths == ("digits MLP, half",)
+    assert judge(claim(), [full, changed]).other_lengths == ("digits MLP, half",)
 
 
 def test_a_mean_decides_nothing_where_no_cell_does(measured):
@@ -118,17 +118,17 @@ def test_a_mean_decides_nothing_where_no_cell_does(measured):
     assert judge(claim(sign="less"), cells).verdict == "inconclusive"
 
 
-@pytest.mark.parametrize(("images", "said"), [
+@pytest.mark.parametrize(("images", "message"), [
     ((1, 1, 1), "inconclusive"),  # three seeds ahead by one image in 10,000
     ((-1, -1, -1), "inconclusive"),
     ((2, 2, 2), "supported"),  # all agree on more than one image
     ((1, 2, 1), "inconclusive"),
     ((9, 10, 9), "supported"),
 ])  # fmt: skip
-def test_three_seeds_ahead_by_one_image_are_a_tie(measured, images, said):
+def test_three_seeds_ahead_by_one_image_are_a_tie(measured, images, message):
     ours = [v + n / 10_000 for v, n in zip(THEIRS, images, strict=True)]
-    assert judge(claim(), [measured(ours, THEIRS)]).verdict == said
-    assert judge(claim(), [measured(ours, THEIRS), measured(ours, THEIRS, name="other")]).verdict == said
+    assert judge(claim(), [measured(ours, THEIRS)]).verdict == message
+    assert judge(claim(), [measured(ours, THEIRS), measured(ours, THEIRS, name="other")]).verdict == message
 
 
 def test_one_image_of_one_node_is_a_tie_whatever_was_rounded(cell):

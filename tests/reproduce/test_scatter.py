@@ -25,8 +25,8 @@ def test_every_point_is_drawn_once(classes):
     root = ElementTree.fromstring(standalone(made))
     legend = 2 + (len(classes) if classes == ("dog", "house") else 0)
     assert len(root.findall(f".//{SVG}use")) == len(made.cloud.points) + legend
-    said = " ".join(t.text for t in root.iter(f"{SVG}text"))
-    assert ("photo" in said, "dog" in said) == (True, "dog" in classes)
+    texts = " ".join(t.text for t in root.iter(f"{SVG}text"))
+    assert ("photo" in texts, "dog" in texts) == (True, "dog" in classes)
 
 
 def test_marks_tell_the_classes_as_far_as_there_are_marks():

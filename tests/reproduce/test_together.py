@@ -33,7 +33,7 @@ def meanwhile(tmp_path):
     """Do some cells, and all of them elsewhere while a run is trained here -> (what one did, the other, what was said)."""
 
     def both(cells, here):
-        out, other, said = tmp_path / "out", [], []
+        out, other, messages = tmp_path / "out", [], []
 
         def watch(label):
             def observer(event):
@@ -42,8 +42,8 @@ def meanwhile(tmp_path):
 
             return observer
 
-        one = call(cells, 1, Scale(), out, ResultStore(out / "results"), None, watch, said.append)
-        return one, *other, said
+        one = call(cells, 1, Scale(), out, ResultStore(out / "results"), None, watch, messages.append)
+        return one, *other, messages
 
     return both
 
@@ -69,41 +69,41 @@ def kept(out):
 def test_what_another_process_trains_is_left_to_it_and_said(reproduce, table9, tmp_path):
     job = labels(table9)["digits/noniid, fml, seed 0"]
     with claim(tmp_path / "out", job.fingerprint):
-        code, said, _ = reproduce("table9", "--seeds", "1", "--out", "out")
+        code, output, _ = reproduce("table9", "--seeds", "1", "--out", "out")
     assert code == 0
-    assert "3 runs trained, 0 known" in said
-    assert "1 run left to other processes" in said
-    assert f"{job.label} (is in training there). Run this command again when they are done" in said
-    said = reproduce("table9", "--seeds", "1", "--out", "out")[1]
-    assert "1 run trained, 3 known" in said
-    assert "other processes" not in said
+    assert "3 runs trained, 0 known" in output
+    assert "1 run left to other processes" in output
+    assert f"{job.label} (is in training there). Run this command again when they are done" in output
+    output = reproduce("table9", "--seeds", "1", "--out", "out")[1]
+    assert "1 run trained, 3 known" in output
+    assert "other processes" not in output
 
 
 def test_what_starts_from_such_a_run_is_left_too(reproduce, newcomer, given, tmp_path):
     newcomer.write_text(newcomer.read_text() + given)
-    found = labels(read_experiment(newcomer.parent.parent, "newcomer"))
-    with claim(tmp_path / "out", found["digits, federation, seed 0"].fingerprint):
-        said = reproduce("newcomer", "--seeds", "1", "--out", "out")[1]
-    assert "1 run trained" in said
-    assert "2 runs left to other processes" in said
-    assert "digits, federation, seed 0 (is in training there); digits, given, seed 0 (starts from federation)." in said
+    names = labels(read_experiment(newcomer.parent.parent, "newcomer"))
+    with claim(tmp_path / "out", names["digits, federation, seed 0"].fingerprint):
+        output = reproduce("newcomer", "--seeds", "1", "--out", "out")[1]
+    assert "1 run trained" in output
+    assert "2 runs left to other processes" in output
+    assert "digits, federation, seed 0 (is in training there); digits, given, seed 0 (starts from federation)." in output
 
 
 def test_a_run_that_is_known_and_there_is_not_trained_again_for_one_that_another_process_trains(newcomer, given, tmp_path):
     newcomer.write_text(newcomer.read_text() + given)
     cells, out = read_experiment(newcomer.parent.parent, "newcomer").cells, tmp_path / "out"
-    found = labels(read_experiment(newcomer.parent.parent, "newcomer"))
-    with claim(out, found["digits, given, seed 0"].fingerprint):
+    names = labels(read_experiment(newcomer.parent.parent, "newcomer"))
+    with claim(out, names["digits, given, seed 0"].fingerprint):
         assert [call(cells, 1, Scale(), out, ResultStore(out / "results")).trained for _ in range(2)] == [2, 0]
 
 
 def test_what_others_trained_meanwhile_is_known(table9, meanwhile, tmp_path):
     """While one trains its first run, another that was begun later does all the rest."""
-    one, two, said = meanwhile(table9.cells, "iid, fedavg")
+    one, two, output = meanwhile(table9.cells, "iid, fedavg")
     assert (one.trained, two.trained) == (1, 3)
     assert (one.known, two.known) == (3, 0)
     assert (one.elsewhere, [*two.elsewhere.values()]) == ({}, ["digits/iid, fedavg, seed 0 (is in training there)"])
-    assert "1 of 4 runs done" in said[-1]
+    assert "1 of 4 runs done" in output[-1]
     assert len(kept(tmp_path / "out")) == 4
 
 
@@ -120,8 +120,8 @@ def test_what_others_let_go_of_is_trained(table9, tmp_path):
 
         return observer
 
-    told = call(table9.cells, 1, Scale(), out, ResultStore(out / "results"), None, watch)
-    assert (told.trained, told.elsewhere) == (4, {})
+    outcome = call(table9.cells, 1, Scale(), out, ResultStore(out / "results"), None, watch)
+    assert (outcome.trained, outcome.elsewhere) == (4, {})
 
 
 def test_what_another_process_holds_only_to_look_at_it_is_known(table9, tmp_path):
@@ -129,8 +129,8 @@ def test_what_another_process_holds_only_to_look_at_it_is_known(table9, tmp_path
     stale = ResultStore(out / "results")
     call(table9.cells, 1, Scale(), out, ResultStore(out / "results"))
     with claim(out, next(iter(labels(table9).values())).fingerprint):
-        told = call(table9.cells, 1, Scale(), out, stale)
-    assert (told.trained, told.known, told.elsewhere) == (0, 4, {})
+        outcome = call(table9.cells, 1, Scale(), out, stale)
+    assert (outcome.trained, outcome.known, outcome.elsewhere) == (0, 4, {})
 
 
 DIVERGES = 'set = { "algorithm.name" = "fedavg", "optimizer.lr" = 1e30 }'
@@ -152,13 +152,13 @@ def test_a_run_that_others_start_from_diverges_once(newcomer, given, tmp_path):
     experiment, out = read_experiment(newcomer.parent.parent, "newcomer"), tmp_path / "out"
     with claim(out, labels(experiment)["digits, scratch, seed 0"].fingerprint):
         for trained in (1, 0):
-            told = call(experiment.cells, 1, Scale(), out, ResultStore(out / "results"))
-            assert told.trained == trained
-            assert [line.partition(":")[0] for line in told.failed] == [
+            outcome = call(experiment.cells, 1, Scale(), out, ResultStore(out / "results"))
+            assert outcome.trained == trained
+            assert [line.partition(":")[0] for line in outcome.failed] == [
                 "digits, federation, seed 0",
                 "digits, given, seed 0",
             ]
-            assert [*told.elsewhere.values()] == ["digits, scratch, seed 0 (is in training there)"]
+            assert [*outcome.elsewhere.values()] == ["digits, scratch, seed 0 (is in training there)"]
 
 
 @pytest.fixture
@@ -174,8 +174,8 @@ def two_cells(newcomer):
 def test_a_run_that_cells_share_is_left_once(two_cells, tmp_path):
     job = labels(two_cells)["digits, federation, seed 0"]
     with claim(tmp_path / "out", job.fingerprint):
-        told = call(two_cells.cells, 1, Scale(), tmp_path / "out", ResultStore(tmp_path / "out/results"))
-    assert len(told.elsewhere) == 1
+        outcome = call(two_cells.cells, 1, Scale(), tmp_path / "out", ResultStore(tmp_path / "out/results"))
+    assert len(outcome.elsewhere) == 1
 
 
 def test_a_run_that_cells_share_is_kept_once(two_cells, tmp_path):
@@ -192,8 +192,8 @@ def test_a_run_that_cells_share_is_kept_once(two_cells, tmp_path):
 
         return observer
 
-    told = call(two_cells.cells, 1, Scale(), out, ResultStore(out / "results"), None, watch)
-    assert (others[0].trained, told.trained) == (1, 2)
+    outcome = call(two_cells.cells, 1, Scale(), out, ResultStore(out / "results"), None, watch)
+    assert (others[0].trained, outcome.trained) == (1, 2)
     assert [arm for _, arm, _ in kept(out)].count("federation") == 1
 
 
@@ -202,8 +202,8 @@ def test_a_run_that_is_being_copied_is_left(table9, tmp_path):
     out, short = tmp_path / "out", labels(table9)["digits/iid, fedavg, seed 0"]
     call(table9.cells[:1], 1, Scale(1), out, ResultStore(out / "results"))
     with claim(out, f"{short.fingerprint.partition('-')[0]}-1"):
-        told = call(table9.cells[:1], 1, Scale(), out, ResultStore(out / "results"))
-    assert told.trained == 2
+        outcome = call(table9.cells[:1], 1, Scale(), out, ResultStore(out / "results"))
+    assert outcome.trained == 2
     (begun,) = (out / "runs").glob(f"{short.fingerprint}-*/log.txt")
     assert "resumed" not in begun.read_text()  # who holds a run may be writing it
 
@@ -216,9 +216,9 @@ def test_a_run_that_was_begun_on_another_device_is_left_and_the_others_are_train
         call(cells, 1, Scale(), out, ResultStore(out / "results"), None, lambda label: stopping)
     (about,) = (out / "runs").glob("*/environment.json")
     about.write_text(json.dumps(json.loads(about.read_text()) | {"device": "xpu:9"}))
-    told = call(cells, 1, Scale(), out, ResultStore(out / "results"))
-    assert told.trained == 3
-    assert [*told.elsewhere.values()] == ["digits/iid, fedavg, seed 0 (was begun on 'xpu:9', which this machine lacks)"]
+    outcome = call(cells, 1, Scale(), out, ResultStore(out / "results"))
+    assert outcome.trained == 3
+    assert [*outcome.elsewhere.values()] == ["digits/iid, fedavg, seed 0 (was begun on 'xpu:9', which this machine lacks)"]
 
 
 def test_a_longer_run_does_not_begin_with_one_of_another_device(table9, tmp_path):
@@ -226,8 +226,8 @@ def test_a_longer_run_does_not_begin_with_one_of_another_device(table9, tmp_path
     call(table9.cells, 1, Scale(1), out, ResultStore(out / "results"))
     for about in (out / "runs").glob("*/environment.json"):
         about.write_text(json.dumps(json.loads(about.read_text()) | {"device": "xpu:9"}))
-    told = call(table9.cells, 1, Scale(), out, ResultStore(out / "results"))
-    assert (told.trained, told.elsewhere) == (4, {})
+    outcome = call(table9.cells, 1, Scale(), out, ResultStore(out / "results"))
+    assert (outcome.trained, outcome.elsewhere) == (4, {})
 
 
 def test_the_page_holds_what_others_kept_meanwhile_of_other_cells(papers, tmp_path):
@@ -242,8 +242,8 @@ def test_the_page_holds_what_others_kept_meanwhile_of_other_cells(papers, tmp_pa
         return observer
 
     command.train("table9", ["*/iid"], *given[1:], watch, silent)
-    told = json.loads((tmp_path / "out/table9.json").read_text())["numbers"]
-    assert {n["cell"] for n in told} == {"digits/iid", "digits/noniid"}
+    recorded = json.loads((tmp_path / "out/table9.json").read_text())["numbers"]
+    assert {n["cell"] for n in recorded} == {"digits/iid", "digits/noniid"}
 
 
 def test_two_processes_share_the_work(reproduce, papers, tmp_path):

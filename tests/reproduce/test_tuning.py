@@ -71,14 +71,14 @@ def test_a_share_of_a_rate_that_moves_is_an_error(papers):
         read_experiment(papers, "table9")
 
 
-@pytest.mark.parametrize(("change", "said"), [
+@pytest.mark.parametrize(("change", "message"), [
     (None, "there is no such file"),
     ({"format": 2}, "is of format 2"),
     ({"chosen": None}, "it does not have"),
     ({"seeds": "x"}, "seeds: input should be a valid tuple"),
     ({"settings": SWEEP["settings"][:1]}, "its sweep tried no key with several values"),
 ])  # fmt: skip
-def test_a_sweep_that_chose_nothing_is_named(papers, swept, change, said):
+def test_a_sweep_that_chose_nothing_is_named(papers, swept, change, message):
     file, cell = swept
     if change is None:
         file.unlink()
@@ -87,13 +87,13 @@ def test_a_sweep_that_chose_nothing_is_named(papers, swept, change, said):
     with pytest.raises(ConfigError) as problem:
         read_experiment(papers, "table9")
     assert str(problem.value).startswith(f"{cell}, arm 'fedavg': the sweep 'digits-fedprox' cannot be used (")
-    assert said in str(problem.value)
+    assert message in str(problem.value)
 
 
 def test_how_a_setting_was_chosen_is_said(papers, swept, store, tmp_path):
     experiment = read_experiment(papers, "table9")
-    told = page(experiment, measured_cells(experiment, store))
-    (row,) = [[cell.text for cell in row] for row in told.tunings.rows]
+    paper_page = page(experiment, measured_cells(experiment, store))
+    (row,) = [[cell.text for cell in row] for row in paper_page.tunings.rows]
     assert row[2:] == [
         "optimizer.lr = 0.03, algorithm.mu = 1.0",
         "sweeps/digits-fedprox.json",
@@ -104,7 +104,7 @@ def test_how_a_setting_was_chosen_is_said(papers, swept, store, tmp_path):
         "5 of 2",
         "2",
     ]
-    text = markdown(told, tmp_path / "docs/pages")
+    text = markdown(paper_page, tmp_path / "docs/pages")
     assert "[digits-fedprox.json](../../papers/sweeps/digits-fedprox.json)" in text
     assert "## How settings were chosen" not in markdown(page(read_experiment(papers, "looker"), []))
 

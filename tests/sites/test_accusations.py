@@ -68,53 +68,53 @@ def asked_after_the_start(desk):
 
 @pytest.mark.parametrize("name", ONE_ROUND)
 def test_who_has_another_set_is_left_out_by_all_and_the_others_go_on(name, tmp_path):
-    found = with_another_set(Seeded(tmp_path, ONE_ROUND[name]), "south").run()
-    (note,) = found.notes
+    federation = with_another_set(Seeded(tmp_path, ONE_ROUND[name]), "south").run()
+    (note,) = federation.notes
     assert note.startswith(
         "note at the start: site 'south' is left out for good: most sites say that it has another public seed set: as many "
         "examples of each class, but not the same ones in the same order"
     )
-    assert asked_after_the_start(found.desk) == {"north", "west"}
+    assert asked_after_the_start(federation.desk) == {"north", "west"}
     assert Conduct(tmp_path / "server").left_out.keys() == {"south"}
 
 
 @pytest.mark.parametrize("name", ONE_ROUND)
 def test_one_accuser_is_left_out_itself(name, tmp_path):
     """And neither the accused, nor the federation."""
-    found = Seeded(tmp_path, ONE_ROUND[name])
-    found.desk = Lying(found.desk.halves, "west", comparing, accused=("north",), problem="its rows are others")
-    found.run()
+    federation = Seeded(tmp_path, ONE_ROUND[name])
+    federation.desk = Lying(federation.desk.halves, "west", comparing, accused=("north",), problem="its rows are others")
+    federation.run()
     why = "it says that another site has another public seed set, and most sites do not"
-    assert found.notes == [f"note at the start: site 'west' is left out for good: {why}"]
-    assert asked_after_the_start(found.desk) == {"north", "south"}
+    assert federation.notes == [f"note at the start: site 'west' is left out for good: {why}"]
+    assert asked_after_the_start(federation.desk) == {"north", "south"}
 
 
 @pytest.mark.parametrize("accused", ["nobody", "server", "west", ""])
 def test_an_accusation_of_whom_there_is_not_puts_out_who_makes_it(accused, tmp_path):
-    found = Seeded(tmp_path, ONE_ROUND["fedh2l"])
-    found.desk = Lying(found.desk.halves, "west", comparing, accused=(accused,), problem="x" * 400)
-    found.run()
+    federation = Seeded(tmp_path, ONE_ROUND["fedh2l"])
+    federation.desk = Lying(federation.desk.halves, "west", comparing, accused=(accused,), problem="x" * 400)
+    federation.run()
     assert Conduct(tmp_path / "server").left_out.keys() == {"west"}
 
 
 def test_an_accusation_elsewhere_is_no_accusation(tmp_path):
     """A site that says so in a round is left out of that round, as one that could not do its part."""
-    found = Federation(tmp_path)
+    federation = Federation(tmp_path)
     accusing = SiteAnswer(order=None, accused=("north",), problem="its rows are others")
-    found["west"].does = lambda asked, inbox: accusing if asked.round == 1 else {k: v + 0 for k, v in inbox.items()}
-    found.run()
-    assert found.notes == ["note in round 2: site 'west' is left out: its rows are others"]
-    assert Conduct(found.folder).left_out == {}
-    assert found["west"].rounds() == found["north"].rounds() == [(0, 0), (0, 1), (0, 2)]
+    federation["west"].does = lambda asked, inbox: accusing if asked.round == 1 else {k: v + 0 for k, v in inbox.items()}
+    federation.run()
+    assert federation.notes == ["note in round 2: site 'west' is left out: its rows are others"]
+    assert Conduct(federation.folder).left_out == {}
+    assert federation["west"].rounds() == federation["north"].rounds() == [(0, 0), (0, 1), (0, 2)]
 
 
 def test_too_few_that_are_left_end_the_federation_and_do_not_begin_it_for_ever(tmp_path):
-    found = with_another_set(Seeded(tmp_path, SEEDED), "south", "west")  # three sets: of them the first one counts
+    federation = with_another_set(Seeded(tmp_path, SEEDED), "south", "west")  # three sets: of them the first one counts
     asked = []
     for _ in range(2):
         with pytest.raises(RunError, match="2 sites are needed, and of 3 these are excluded for good: south, west; log"):
-            found.run()
-        asked.append(len(found.desk.answers))
+            federation.run()
+        asked.append(len(federation.desk.answers))
     assert asked[0] == asked[1]
     assert "is left out for good: most sites say" in (tmp_path / "server" / "log.txt").read_text()
 

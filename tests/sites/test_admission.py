@@ -29,8 +29,8 @@ def north(folder, common=LONG) -> SiteRuntime:
 
 
 def restarted(folder, common=LONG) -> SiteRuntime:
-    (found,) = halves(folder, folder / "federation.toml", MLP)[1].values()
-    return found
+    (runtime,) = halves(folder, folder / "federation.toml", MLP)[1].values()
+    return runtime
 
 
 def weights(site_half: SiteRuntime, seed: int) -> Message:
@@ -58,142 +58,142 @@ def orders(rounds: range, models: range) -> Iterator[tuple[int, int]]:
 
 def test_evaluation_orders_without_end_bring_one_answer_a_finished_round(tmp_path):
     """A server that chooses what is scored could read validation examples, with their labels, out of exact losses."""
-    found, answers = north(tmp_path), dict[int, set[tuple[float, ...]]]()
+    runtime, answers = north(tmp_path), dict[int, set[tuple[float, ...]]]()
     for number, seed in orders(range(-1, 9), range(4)):
-        said, _ = ask(found, EXAM, number, seed)
-        assert (said.scores, said.problem is not None) == ((), True), "nothing is told before training"
+        answer, _ = ask(runtime, EXAM, number, seed)
+        assert (answer.scores, answer.problem is not None) == ((), True), "nothing is told before training"
     for done in range(3):
-        before, _ = ask(found, WORK, done, seed=100)
+        before, _ = ask(runtime, WORK, done, seed=100)
         assert (before.train, before.problem) == ({}, None)
         for number, seed in orders(range(-1, 9), range(8)):
-            said, _ = ask(found, EXAM, number, seed)
-            if said.scores:
-                answers.setdefault(number, set()).add(tuple(v for values in told(said) for v in values.values()))
-                assert [values.keys() for values in told(said)] == [{"accuracy"}] * 2
+            answer, _ = ask(runtime, EXAM, number, seed)
+            if answer.scores:
+                answers.setdefault(number, set()).add(tuple(v for values in told(answer) for v in values.values()))
+                assert [values.keys() for values in told(answer)] == [{"accuracy"}] * 2
     assert answers.keys() == {0, 1, 2}
     assert all(len(distinct) == 1 for distinct in answers.values())
     assert all(value == round(value, 2) for distinct in answers.values() for values in distinct for value in values)
-    exams = [line for line in read_sent_messages(found.folder) if line["what"] == EXAM and "problem" not in line["told"]]
+    exams = [line for line in read_sent_messages(runtime.folder) if line["what"] == EXAM and "problem" not in line["told"]]
     assert {line["sha256"] for line in exams} == {line["sha256"] for line in exams if line["told"]}
-    declined = [line for line in read_sent_messages(found.folder) if "problem" in line["told"]]
+    declined = [line for line in read_sent_messages(runtime.folder) if "problem" in line["told"]]
     assert len(declined) < 20, "a server that asks for ever fills no disk"
 
 
 def test_scores_that_are_asked_for_again_are_the_same_bytes(tmp_path):
-    found = north(tmp_path)
-    ask(found, WORK, 0, seed=1)
-    said, content = ask(found, EXAM, 0, seed=2)
-    assert told(said)
-    at_home = read_lines(found.folder / METRICS)
-    for half_ in (found, restarted(tmp_path)):
+    runtime = north(tmp_path)
+    ask(runtime, WORK, 0, seed=1)
+    answer, content = ask(runtime, EXAM, 0, seed=2)
+    assert told(answer)
+    at_home = read_lines(runtime.folder / METRICS)
+    for half_ in (runtime, restarted(tmp_path)):
         assert ask(half_, EXAM, 0, seed=2)[1] == content
         assert ask(half_, EXAM, 0, seed=3)[0].problem == admission.ANSWERED
-    ask(found, WORK, 1, seed=4)
-    assert ask(found, EXAM, 0, seed=2)[1] == content
-    assert ask(found, EXAM, 0, seed=3)[0].problem == admission.PAST
-    assert read_lines(found.folder / METRICS) == at_home
+    ask(runtime, WORK, 1, seed=4)
+    assert ask(runtime, EXAM, 0, seed=2)[1] == content
+    assert ask(runtime, EXAM, 0, seed=3)[0].problem == admission.PAST
+    assert read_lines(runtime.folder / METRICS) == at_home
 
 
 def test_only_rounds_that_the_contract_scores_are_scored(tmp_path):
-    found = north(tmp_path, LONG | {"rounds": 3, "records": {"evaluate_every": 2}})
+    runtime = north(tmp_path, LONG | {"rounds": 3, "records": {"evaluate_every": 2}})
     wanted = {0: admission.NOT_DUE, 1: None, 2: None}  # the last one is always scored
     for round, problem in wanted.items():
-        assert ask(found, EXAM, round, seed=1)[0].problem == (problem or admission.UNFINISHED)
-        ask(found, WORK, round, seed=1)
-        assert ask(found, EXAM, round, seed=1)[0].problem == problem
+        assert ask(runtime, EXAM, round, seed=1)[0].problem == (problem or admission.UNFINISHED)
+        ask(runtime, WORK, round, seed=1)
+        assert ask(runtime, EXAM, round, seed=1)[0].problem == problem
 
 
 @pytest.mark.parametrize(
     ("kind", "round", "phase"), [(WORK, 8, 0), (EXAM, 8, 0), (WORK, 0, 1), (WORK, -1, 0), (EXAM, -1, 0), (WORK, 2**62, 0)]
 )
 def test_what_the_contract_does_not_have_is_not_done(tmp_path, kind, round, phase):
-    found = north(tmp_path)
-    assert ask(found, kind, round, 1, phase=phase)[0].problem == admission.BEYOND
+    runtime = north(tmp_path)
+    assert ask(runtime, kind, round, 1, phase=phase)[0].problem == admission.BEYOND
 
 
 def test_a_phase_is_done_with_one_inbox(tmp_path):
     """Each further one would be a look at the same examples through another network."""
-    found = north(tmp_path)
-    _, first = ask(found, WORK, 0, seed=1)
-    for half_ in (found, restarted(tmp_path)):
+    runtime = north(tmp_path)
+    _, first = ask(runtime, WORK, 0, seed=1)
+    for half_ in (runtime, restarted(tmp_path)):
         assert ask(half_, WORK, 0, seed=2)[0].problem == admission.ANSWERED
         assert ask(half_, WORK, 0, seed=1)[1] == first
-    ask(found, WORK, 2, seed=3)
-    assert ask(found, WORK, 1, seed=4)[0].problem == admission.PAST
-    assert ask(found, WORK, 0, seed=1)[1] == first
+    ask(runtime, WORK, 2, seed=3)
+    assert ask(runtime, WORK, 1, seed=4)[0].problem == admission.PAST
+    assert ask(runtime, WORK, 0, seed=1)[1] == first
 
 
 def test_a_phase_that_failed_was_begun_too(tmp_path, monkeypatch):
     """Whether a site fails would be an answer as well."""
-    found, real = north(tmp_path), site_runtime.participate
+    runtime, real = north(tmp_path), site_runtime.participate
 
     def fails(*_):
         raise Diverged("north", 0, 0, "its loss is nan")
 
     monkeypatch.setattr(site_runtime, "participate", fails)
-    assert ask(found, WORK, 0, seed=1)[0].problem == "it diverged: its loss or its weights are no longer finite"
+    assert ask(runtime, WORK, 0, seed=1)[0].problem == "it diverged: its loss or its weights are no longer finite"
     monkeypatch.setattr(site_runtime, "participate", real)
-    for half_ in (found, restarted(tmp_path)):
+    for half_ in (runtime, restarted(tmp_path)):
         assert ask(half_, WORK, 0, seed=2)[0].problem == admission.ANSWERED
     assert ask(half_, WORK, 0, seed=1)[0].problem is None  # its disk was full, say
 
 
 def test_a_new_attempt_goes_back_to_the_state_before(tmp_path):
-    found = north(tmp_path / "back")
-    ask(found, WORK, 0, seed=1)
+    runtime = north(tmp_path / "back")
+    ask(runtime, WORK, 0, seed=1)
     for round in (1, 2, 3):
-        ask(found, WORK, round, seed=50 + round)
-    ask(found, EXAM, 3, seed=9)
+        ask(runtime, WORK, round, seed=50 + round)
+    ask(runtime, EXAM, 3, seed=9)
     fresh = north(tmp_path / "straight")
     ask(fresh, WORK, 0, seed=1)
     for round in (1, 2):
-        (_, again), (_, straight) = (ask(one, WORK, round, seed=70 + round, attempt=1) for one in (found, fresh))
+        (_, again), (_, straight) = (ask(one, WORK, round, seed=70 + round, attempt=1) for one in (runtime, fresh))
         assert same(read_answer(again)[1], read_answer(straight)[1])
-    assert ask(found, EXAM, 3, seed=9, attempt=1)[0].problem == admission.UNFINISHED  # what followed was taken back
+    assert ask(runtime, EXAM, 3, seed=9, attempt=1)[0].problem == admission.UNFINISHED  # what followed was taken back
     one, other = (ask(half_, EXAM, 2, seed=9, attempt=1)[0] for half_ in (restarted(tmp_path / "back"), fresh))
     assert told(one) == told(other) != []
-    lines = read_sent_messages(found.folder)
+    lines = read_sent_messages(runtime.folder)
     assert [line.get("attempt") for line in lines if line["what"] == WORK] == [None] * 4 + [1, 1]
 
 
 def test_new_attempts_are_few_and_only_go_up(tmp_path):
     """Their number bounds what a server can ask beyond one answer a place."""
-    found, distinct = north(tmp_path), set[bytes]()
+    runtime, distinct = north(tmp_path), set[bytes]()
     for attempt in (0, 2, 1, 3, 4, 2**40, 3, 0):
         for seed in range(5):
-            said, content = ask(found, WORK, 0, seed=10 * attempt % 97 + seed, attempt=attempt)
-            distinct |= set() if said.problem else {content}
-            assert said.problem in (None, admission.ANSWERED, admission.PAST, admission.SPENT)
+            answer, content = ask(runtime, WORK, 0, seed=10 * attempt % 97 + seed, attempt=attempt)
+            distinct |= set() if answer.problem else {content}
+            assert answer.problem in (None, admission.ANSWERED, admission.PAST, admission.SPENT)
     assert len(distinct) == 3  # of attempts 0, 2 and 3
-    assert ask(found, WORK, 0, seed=1000, attempt=ATTEMPTS + 1)[0].problem == admission.SPENT
-    assert ask(found, WORK, 0, seed=1000, attempt=0)[0].problem == admission.ANSWERED
-    assert ask(found, WORK, 1, seed=1000, attempt=2)[0].problem == admission.PAST
-    assert ask(found, WORK, 1, seed=1000, attempt=ATTEMPTS)[0].problem is None
+    assert ask(runtime, WORK, 0, seed=1000, attempt=ATTEMPTS + 1)[0].problem == admission.SPENT
+    assert ask(runtime, WORK, 0, seed=1000, attempt=0)[0].problem == admission.ANSWERED
+    assert ask(runtime, WORK, 1, seed=1000, attempt=2)[0].problem == admission.PAST
+    assert ask(runtime, WORK, 1, seed=1000, attempt=ATTEMPTS)[0].problem is None
 
 
 def test_a_site_goes_back_over_so_many_rounds(tmp_path):
-    found = north(tmp_path)
+    runtime = north(tmp_path)
     for round in range(ROUNDS_BACK + 2):
-        ask(found, WORK, round, seed=round)
-    assert ask(found, WORK, 0, seed=90, attempt=1)[0].problem == admission.FORGOTTEN
+        ask(runtime, WORK, round, seed=round)
+    assert ask(runtime, WORK, 0, seed=90, attempt=1)[0].problem == admission.FORGOTTEN
     last = ROUNDS_BACK + 1
-    assert ask(found, WORK, last, seed=last)[0].problem is None  # nothing was taken back for an order that was declined
-    assert ask(found, WORK, last + 1 - ROUNDS_BACK, seed=90, attempt=1)[0].problem is None
-    states = {file.name for file in (found.folder / "clients" / "north").glob("*.safetensors")}
+    assert ask(runtime, WORK, last, seed=last)[0].problem is None  # nothing was taken back for an order that was declined
+    assert ask(runtime, WORK, last + 1 - ROUNDS_BACK, seed=90, attempt=1)[0].problem is None
+    states = {file.name for file in (runtime.folder / "clients" / "north").glob("*.safetensors")}
     assert states == {f"round-{n}.safetensors" for n in (last + 1 - ROUNDS_BACK, last + 2 - ROUNDS_BACK)}
-    assert len(list((found.folder / "answers").glob("*"))) == len(states)
+    assert len(list((runtime.folder / "answers").glob("*"))) == len(states)
 
 
 def test_scores_of_a_new_attempt_take_later_rounds_back(tmp_path):
     """A round of which all sites gave the answer before is scored with another mean, when the server left somebody out."""
-    found = north(tmp_path)
+    runtime = north(tmp_path)
     for round in range(3):
-        _, before = ask(found, WORK, round, seed=round)
-        ask(found, EXAM, round, seed=20 + round)
-    assert ask(found, WORK, 2, seed=2, attempt=1)[1] == before
-    assert told(ask(found, EXAM, 1, seed=30, attempt=1)[0])
-    assert ask(found, WORK, 2, seed=31, attempt=1)[0].problem is None
-    assert ask(found, WORK, 1, seed=32, attempt=1)[0].problem == admission.ANSWERED
+        _, before = ask(runtime, WORK, round, seed=round)
+        ask(runtime, EXAM, round, seed=20 + round)
+    assert ask(runtime, WORK, 2, seed=2, attempt=1)[1] == before
+    assert told(ask(runtime, EXAM, 1, seed=30, attempt=1)[0])
+    assert ask(runtime, WORK, 2, seed=31, attempt=1)[0].problem is None
+    assert ask(runtime, WORK, 1, seed=32, attempt=1)[0].problem == admission.ANSWERED
 
 
 def test_nothing_but_scores_depends_on_validation_rows(tmp_path, monkeypatch):
@@ -206,10 +206,10 @@ def test_nothing_but_scores_depends_on_validation_rows(tmp_path, monkeypatch):
         return rows | {"validation": Changed(rows["validation"])}
 
     for name in ("as they are", "changed"):
-        found = north(tmp_path / name, LONG | TELLING)
-        said = [ask(found, WORK, round, seed=round) for round in range(2)]
-        scores, _ = ask(found, EXAM, 1, seed=5)
-        messages[name] = [content for _, content in said], told(scores)
+        runtime = north(tmp_path / name, LONG | TELLING)
+        answer = [ask(runtime, WORK, round, seed=round) for round in range(2)]
+        scores, _ = ask(runtime, EXAM, 1, seed=5)
+        messages[name] = [content for _, content in answer], told(scores)
         monkeypatch.setattr(Experiment, "rows", changed)
     (works, scores), (others, other_scores) = messages.values()
     assert works == others
@@ -240,29 +240,29 @@ class Changed:
 )
 def test_what_a_site_tells(tmp_path, share, scores, losses):
     tables = {"share": {"metrics": "none"}} if share is None else {"share": share}
-    (found,) = halves(tmp_path, contract(tmp_path, LONG, MLP), {"north": MLP["north"] | tables})[1].values()
-    work, _ = ask(found, WORK, 0, seed=1)
-    said, _ = ask(found, EXAM, 0, seed=1)
+    (runtime,) = halves(tmp_path, contract(tmp_path, LONG, MLP), {"north": MLP["north"] | tables})[1].values()
+    work, _ = ask(runtime, WORK, 0, seed=1)
+    answer, _ = ask(runtime, EXAM, 0, seed=1)
     assert bool(work.train) is losses
     if scores is None:
-        assert all({"loss", "examples", "recall"} <= values.keys() for values in told(said))
+        assert all({"loss", "examples", "recall"} <= values.keys() for values in told(answer))
     else:
-        assert {key for values in told(said) for key in values} == scores
-    (line,) = read_lines(found.folder / METRICS)
+        assert {key for values in told(answer) for key in values} == scores
+    (line,) = read_lines(runtime.folder / METRICS)
     assert all({"loss", "examples", "recall"} <= score.keys() for score in line["scores"])  # at home it has them all
 
 
 def test_a_site_with_few_validation_rows_tells_nothing(tmp_path):
     few = {"north": MLP["north"] | {"split": {"validation": 0.02}}}
-    (found,) = halves(tmp_path, contract(tmp_path, LONG, few), few)[1].values()
-    ask(found, WORK, 0, seed=1)
-    said, _ = ask(found, EXAM, 0, seed=1)
-    assert (said.scores, said.problem) == ((), None)
+    (runtime,) = halves(tmp_path, contract(tmp_path, LONG, few), few)[1].values()
+    ask(runtime, WORK, 0, seed=1)
+    answer, _ = ask(runtime, EXAM, 0, seed=1)
+    assert (answer.scores, answer.problem) == ((), None)
 
 
 def test_a_site_may_tell_less_while_the_federation_goes_on(tmp_path):
-    found = north(tmp_path, LONG | TELLING)
-    ask(found, WORK, 0, seed=1)
+    runtime = north(tmp_path, LONG | TELLING)
+    ask(runtime, WORK, 0, seed=1)
     silent = MLP["north"] | {"share": {"metrics": "none"}}
     again = SiteRuntime(
         halves(tmp_path, tmp_path / "federation.toml", MLP)[0], read_site_file(site(tmp_path, "north", silent))
@@ -281,18 +281,18 @@ def test_a_site_may_tell_less_while_the_federation_goes_on(tmp_path):
     ],
 )
 def test_an_operator_is_told_what_the_setting_means_for_the_rows_that_there_are(tmp_path, more, words):
-    (found,) = halves(tmp_path, contract(tmp_path, LONG, MLP), {"north": MLP["north"] | more})[1].values()
-    assert words in describe_disclosure(found.experiment, "north")
+    (runtime,) = halves(tmp_path, contract(tmp_path, LONG, MLP), {"north": MLP["north"] | more})[1].values()
+    assert words in describe_disclosure(runtime.experiment, "north")
 
 
 def test_an_order_that_fails_each_time_fills_no_ledger(tmp_path):
     """A server can choose a shared model on which every site diverges."""
-    found = north(tmp_path)
-    state = {k: torch.full_like(v, torch.nan) for k, v in found.experiment.server().items()}
+    runtime = north(tmp_path)
+    state = {k: torch.full_like(v, torch.nan) for k, v in runtime.experiment.server().items()}
     order = pack_message(Order(WORK, 0, 0), state)
-    assert read_answer(found.do(order))[0].diverged
+    assert read_answer(runtime.do(order))[0].diverged
     for _ in range(100):
-        found.do(order)
+        runtime.do(order)
     with pytest.raises(MalformedMessage, match="is not answered again"):
-        found.do(order)
-    assert len(read_sent_messages(found.folder)) == 101
+        runtime.do(order)
+    assert len(read_sent_messages(runtime.folder)) == 101

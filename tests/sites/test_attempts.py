@@ -81,32 +81,32 @@ def lose_west(desk, event):
 def test_a_round_that_other_sites_answer_than_before_a_crash_takes_one_attempt(tmp_path):
     """FedMD's consensus is then another one, which sites that learned the first would not take without it."""
     cut = Absences(tmp_path / "cut", FEDMD).run(kill("digest")).run(lose_west)
-    whole = Absences(tmp_path / "whole", FEDMD).run(lose_west)
+    uninterrupted = Absences(tmp_path / "whole", FEDMD).run(lose_west)
     assert Attempts(cut.folder / "server").number == 1
-    assert cut.notes == whole.notes
+    assert cut.notes == uninterrupted.notes
     for site in ("north", "south"):
-        assert same(cut.personal(site), whole.personal(site))
+        assert same(cut.personal(site), uninterrupted.personal(site))
         assert [place for place in cut.attempts(site) if place[0] == 2] == [
             *((2, 1, 0), (2, 2, 0)),  # before the crash
             *((2, 1, 0), (2, 2, 1), (2, 3, 1)),  # the first one is repeated; what depends on who answered is done anew
         ]
         assert {attempt for round, _, attempt in cut.attempts(site) if round == 3} == {1}
-    assert all(line[2] == 0 for line in whole.attempts("north"))
-    assert Attempts(whole.folder / "server").number == 0
+    assert all(line[2] == 0 for line in uninterrupted.attempts("north"))
+    assert Attempts(uninterrupted.folder / "server").number == 0
 
 
 def test_peers_are_asked_for_the_messages_of_the_same_sites_after_a_crash(tmp_path):
     """FedH2L's server sends no tensors: it only says whose messages count, and says so again."""
-    found = Absences(tmp_path / "cut", SEEDED).run(kill("mutual"))
-    first = found.personal("north")
-    found.run(lose_west)
-    assert Attempts(found.folder / "server").number == 0
-    declined = [read_answer(told)[0].problem for _, _, told in found.desk.answers]
+    federation = Absences(tmp_path / "cut", SEEDED).run(kill("mutual"))
+    first = federation.personal("north")
+    federation.run(lose_west)
+    assert Attempts(federation.folder / "server").number == 0
+    declined = [read_answer(answer)[0].problem for _, _, answer in federation.desk.answers]
     assert declined == [None] * len(declined)
-    orders = [line for line in found.attempts("north") if line[0] == 2]
+    orders = [line for line in federation.attempts("north") if line[0] == 2]
     assert orders == [(2, 1, 0), (2, 2, 0)] * 2
-    assert set(found.notes) == {"site 'west' is left out: it is not there"}
-    assert not same(first, found.personal("north"))  # round 3 was done
+    assert set(federation.notes) == {"site 'west' is left out: it is not there"}
+    assert not same(first, federation.personal("north"))  # round 3 was done
 
 
 def test_attempts_are_counted_on_disk_and_end(tmp_path):

@@ -81,9 +81,9 @@ def test_sites_are_one_process_where_their_secrets_are(tmp_path, common, sums):
     for i in SITES:
         mine = fedmutual.Run(sites[i].folder)
         assert same(mine.personal_model(i).state_dict(), run.personal_model(i).state_dict())
-        record, whole = mine.summary["privacy"], run.summary["privacy"]["clients"][i]
-        assert record["clients"][i] == whole
-        assert record["spent"] == whole["epsilon"]
+        record, record_of_process = mine.summary["privacy"], run.summary["privacy"]["clients"][i]
+        assert record["clients"][i] == record_of_process
+        assert record["spent"] == record_of_process["epsilon"]
 
 
 def test_a_site_has_a_secret_of_its_own(tmp_path):
@@ -143,8 +143,8 @@ def test_what_is_paid_for_is_written_before_a_private_row_is_read(tmp_path, monk
         raise RuntimeError("stop")
 
     monkeypatch.setattr("fedmutual.privacy.sampling.Units.sample", watched)
-    said, message = work(one)
-    assert said.problem == "it could not do its part; its operator reads why"
+    answer, message = work(one)
+    assert answer.problem == "it could not do its part; its operator reads why"
     assert message == {}
     assert read == [1]
 
@@ -173,8 +173,8 @@ def test_who_has_spent_its_budget_declines_and_the_federation_goes_on(tmp_path):
     assert len(lines(tmp_path, "south")) == 3
     before = (tmp_path / "north" / "state" / ".privacy").glob("*.jsonl")
     size = next(before).stat().st_size
-    said, message = work(sites["north"], round=2, attempt=1)
-    assert said.problem == "its privacy budget is spent"
+    answer, message = work(sites["north"], round=2, attempt=1)
+    assert answer.problem == "its privacy budget is spent"
     assert message == {}
     assert next((tmp_path / "north" / "state" / ".privacy").glob("*.jsonl")).stat().st_size == size
 
@@ -207,8 +207,10 @@ def test_other_data_of_a_site_spend_from_the_same_budget(tmp_path):
     assert any("its budget counts all" in line for line in heard)
     first, second = (tmp_path / "north" / "state" / ".privacy").glob("*.jsonl")
     assert budget(first).spent == budget(second).spent > once
-    told, message = work(half(tmp_path, PRIVATE | {"name": "third"}, budget={"epsilon": 1.01 * once}, data=data), shift=1e-6)
-    assert told.problem == "its privacy budget is spent"
+    answer, message = work(
+        half(tmp_path, PRIVATE | {"name": "third"}, budget={"epsilon": 1.01 * once}, data=data), shift=1e-6
+    )
+    assert answer.problem == "its privacy budget is spent"
     assert message == {}
 
 
@@ -238,8 +240,8 @@ def cost(taken, order):
 def test_a_budget_may_be_changed_while_a_federation_goes_on(tmp_path):
     work(half(tmp_path))
     more = half(tmp_path, budget={"epsilon": 60.0, "delta": 1e-6})
-    said, message = work(more, round=1)
-    assert said.problem is None
+    answer, message = work(more, round=1)
+    assert answer.problem is None
     assert message
 
 
@@ -274,16 +276,16 @@ def test_a_ledger_survives_a_cut_line_and_refuses_a_damaged_one(tmp_path):
     path = tmp_path / "ledger.jsonl"
     budget(path).spend(release("a"))
     spent = budget(path).spent
-    whole = path.read_bytes()
-    path.write_bytes(whole + b'{"label": "b", "sig')
+    content = path.read_bytes()
+    path.write_bytes(content + b'{"label": "b", "sig')
     assert budget(path).spent == spent
     budget(path).spend(release("c"))
     assert [json.loads(line)["label"] for line in path.read_text().splitlines()] == ["a", "c"]
     assert budget(path).spent > spent
-    path.write_bytes(b"nonsense\n" + whole)
+    path.write_bytes(b"nonsense\n" + content)
     with pytest.raises(RunError, match="line 1 is damaged"):
         budget(path)
-    path.write_text(whole.decode().replace('"sigma":2.0', '"sigma":-2.0'))
+    path.write_text(content.decode().replace('"sigma":2.0', '"sigma":-2.0'))
     with pytest.raises(RunError, match="damaged"):
         budget(path)
 
@@ -319,7 +321,7 @@ def test_a_diverging_loss_does_not_tell_on_a_record(tmp_path):
     """A model that makes some rows overflow is answered like any other: with noise, and no word of it."""
     one = half(tmp_path)
     inbox = {k: v * 1e30 for k, v in one.experiment.server().items()}
-    said, message = read_answer(one.do(pack_message(Order(WORK, 0, 0), inbox)))
-    assert said.problem is None
+    answer, message = read_answer(one.do(pack_message(Order(WORK, 0, 0), inbox)))
+    assert answer.problem is None
     assert all(torch.isfinite(v).all() for v in message.values())
-    assert replace(said, order=Order(WORK, 0, 0)).train == {}
+    assert replace(answer, order=Order(WORK, 0, 0)).train == {}

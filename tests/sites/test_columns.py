@@ -23,9 +23,9 @@ COMMON = {
 def test_a_sites_columns_are_those_of_the_contract(tmp_path, header, why):
     rows = (f"{i},{i % 7},3,{'ill' if i % 2 else 'well'}" for i in range(40))
     (tmp_path / "a.csv").write_text("\n".join([f"{header},label", *rows, ""]))
-    own = {"data": {"name": "csv", "root": str(tmp_path / "a.csv")}}
-    contract(tmp_path, COMMON, {"north": own}, input=[3], columns=["age", "pulse", "heat"])
-    site(tmp_path, "north", own)
+    tables = {"data": {"name": "csv", "root": str(tmp_path / "a.csv")}}
+    contract(tmp_path, COMMON, {"north": tables}, input=[3], columns=["age", "pulse", "heat"])
+    site(tmp_path, "north", tables)
     if why is None:
         assert joined(tmp_path).data.space.columns == ("age", "pulse", "heat")
     else:

@@ -118,9 +118,9 @@ def test_of_several_contracts_the_one_of_that_name_is_meant(record):
 
 def test_a_message_shows_little_of_somebody_elses_text(record):
     bad = changed(record, **{"a\x1b[2J\n" * 1000: "y" * 100_000})
-    said = find_difference(record, bad)
-    assert len(said) < 300
-    assert said.isprintable()
+    difference = find_difference(record, bad)
+    assert len(difference) < 300
+    assert difference.isprintable()
 
 
 def test_a_version_that_crosses_moves_no_cursor(record):

@@ -120,22 +120,22 @@ def last(found):
 
 def test_a_kit_and_its_server_take_each_other(kits):
     with serving(*of_server(kits)) as port:
-        grades, said = last(check_connection(at(kits, port)))
+        grades, texts = last(check_connection(at(kits, port)))
     assert grades == ["ok"] * 3
-    assert said == f"mutual TLS with localhost:{port}: each accepts the other's certificate (TLSv1.3)"
+    assert texts == f"mutual TLS with localhost:{port}: each accepts the other's certificate (TLSv1.3)"
 
 
 def test_a_name_that_has_no_address(kits):
-    grades, said = last(check_connection(at(kits, 8002, host="no-such-host.invalid")))
+    grades, texts = last(check_connection(at(kits, 8002, host="no-such-host.invalid")))
     assert grades == ["wrong"]
-    assert said.startswith("the server's name 'no-such-host.invalid' has no address here")
+    assert texts.startswith("the server's name 'no-such-host.invalid' has no address here")
 
 
 def test_a_port_where_nobody_listens(kits):
     with socket.create_server(("localhost", 0)) as listening:
         port = listening.getsockname()[1]
-    grades, said = last(check_connection(at(kits, port)))
-    assert (grades, said.split(":", 2)[1]) == (["ok", "wrong"], f"{port} refuses connections")
+    grades, texts = last(check_connection(at(kits, port)))
+    assert (grades, texts.split(":", 2)[1]) == (["ok", "wrong"], f"{port} refuses connections")
 
 
 def test_a_port_that_swallows_everything(kits):
@@ -147,26 +147,26 @@ def test_a_port_that_swallows_everything(kits):
             s.setblocking(False)
             s.connect_ex(("127.0.0.1", port))
             waiting.append(s)
-        grades, said = last(check_connection(at(kits, port, host="127.0.0.1"), patience=0.3))
+        grades, texts = last(check_connection(at(kits, port, host="127.0.0.1"), patience=0.3))
         for s in waiting:
             s.close()
     assert grades == ["ok", "wrong"]
-    assert "does not answer in 0.3 s: a firewall" in said
+    assert "does not answer in 0.3 s: a firewall" in texts
 
 
 def test_another_program_on_the_port(kits):
     with serving(*of_server(kits), says=None) as port:
-        grades, said = last(check_connection(at(kits, port)))
+        grades, texts = last(check_connection(at(kits, port)))
     assert grades == ["ok", "ok", "wrong"]
-    assert "does not use TLS: another program has that port" in said
+    assert "does not use TLS: another program has that port" in texts
 
 
 def test_a_server_of_another_name(kits, tmp_path):
     made = issued(kits, tmp_path, 100, ("fl.example.org", "fl2.example.org"))
     with serving(*made, *startup(kits, ("server", "rootCA.pem"))) as port:
-        grades, said = last(check_connection(at(kits, port)))
+        grades, texts = last(check_connection(at(kits, port)))
     assert grades == ["ok", "ok", "wrong"]
-    assert said.startswith(
+    assert texts.startswith(
         "the server's certificate is for fl.example.org, fl2.example.org, and this kit calls it 'localhost'"
     )
 
@@ -174,27 +174,27 @@ def test_a_server_of_another_name(kits, tmp_path):
 @pytest.mark.parametrize(("days", "why"), [(-2, "the server's certificate expired on "), ((3, 9), "is not valid yet")])
 def test_a_server_whose_certificate_is_out_of_date(kits, tmp_path, days, why):
     with serving(*issued(kits, tmp_path, days), *startup(kits, ("server", "rootCA.pem"))) as port:
-        grades, said = last(check_connection(at(kits, port)))
+        grades, texts = last(check_connection(at(kits, port)))
     assert grades == ["ok", "ok", "wrong"]
-    assert why in said
+    assert why in texts
 
 
 def test_a_foreign_kit_is_told_from_either_side(kits, tmp_path):
     other = federation(tmp_path)
     with serving(*of_server(other)) as port:
-        _, said = last(check_connection(at(kits, port)))
-    assert "was not issued by this kit's authority" in said
+        _, texts = last(check_connection(at(kits, port)))
+    assert "was not issued by this kit's authority" in texts
     *server, _ = of_server(kits)
     with serving(*server, *startup(other, ("server", "rootCA.pem"))) as port:  # takes our server's name, not our site
-        grades, said = last(check_connection(at(kits, port)))
+        grades, texts = last(check_connection(at(kits, port)))
     assert grades[-1] == "wrong"
-    assert said.startswith("the server rejects the certificate of 'north' (")
+    assert texts.startswith("the server rejects the certificate of 'north' (")
 
 
 def test_a_whole_site_is_well(kits, tmp_path):
-    said = {f.text.split(":")[0]: f.grade for f in run_checks(kits / "north", site(tmp_path, "north"))}
+    grades = {f.text.split(":")[0]: f.grade for f in run_checks(kits / "north", site(tmp_path, "north"))}
     mine = (kits / "north", tmp_path / "north" / "site.toml", tmp_path / "north" / "state")
-    assert [said[str(path)] for path in mine] == ["ok"] * 3
+    assert [grades[str(path)] for path in mine] == ["ok"] * 3
     assert not (tmp_path / "north" / "state").exists()
 
 
@@ -210,8 +210,8 @@ def test_a_whole_site_is_well(kits, tmp_path):
 def test_what_is_wrong_with_a_site(kits, tmp_path, given, why):
     path = site(tmp_path, "north", **given)
     (path.parent / "file").write_text("no folder")
-    found = [f.text for f in run_checks(kits / "north", path) if f.grade == "wrong"]
-    assert any(why in said for said in found), found
+    texts = [f.text for f in run_checks(kits / "north", path) if f.grade == "wrong"]
+    assert any(why in text for text in texts), texts
 
 
 def test_a_state_in_the_kit_is_named(kits, tmp_path):
@@ -243,7 +243,7 @@ def test_a_kit_that_is_old_open_or_mixed(kits, tmp_path):
     certificate, key = issued(kits, tmp_path, 12, name="north")
     shutil.copy(certificate, mine / "startup" / "client.crt")
     wrong = [f.text for f in run_checks(mine) if f.grade == "wrong"]
-    assert any("is not the key of the certificate beside it" in said for said in wrong)
+    assert any("is not the key of the certificate beside it" in text for text in wrong)
     shutil.copy(key, mine / "startup" / "client.key")
     (mine / "startup" / "client.key").chmod(0o644)
     known = [f.text for f in run_checks(mine) if f.grade == "note"]
@@ -273,11 +273,15 @@ def test_an_older_flare_is_refused(monkeypatch, version, fine):
 def test_a_state_folder_is_of_one_process(kits, tmp_path, cli):
     """A second server, or site, by mistake would take away what the first one works with."""
     with held(tmp_path / "state"):
-        code, _, said = cli("server", "--kit", kits / "server", "--state", tmp_path / "state")
+        code, _, output = cli("server", "--kit", kits / "server", "--state", tmp_path / "state")
     assert code == 2
-    assert said.startswith(f"error: {tmp_path / 'state'}: another process runs a server with this state folder; wait for it")
+    assert output.startswith(
+        f"error: {tmp_path / 'state'}: another process runs a server with this state folder; wait for it"
+    )
     mine = site(tmp_path, "north")
     with held(mine.parent / "state"):
-        code, _, said = cli("site", "--kit", kits / "north", "--config", mine)
+        code, _, output = cli("site", "--kit", kits / "north", "--config", mine)
     assert code == 2
-    assert "another process runs a site with this state folder; wait for it, or choose another one by 'state.folder'" in said
+    assert (
+        "another process runs a site with this state folder; wait for it, or choose another one by 'state.folder'" in output
+    )

@@ -20,7 +20,7 @@ def test_ctrl_c_and_sigterm_end_them_in_the_middle_of_a_round(tmp_path):
         fed.start("server", *TWO)
         fed.submit()
         fed.round(2)
-        for name, how, code, said in (
+        for name, how, code, message in (
             ("south", signal.SIGINT, 130, "ended by hand; saved rounds are kept"),
             ("server", signal.SIGTERM, 143, "told to end; saved rounds are kept"),
             ("north", signal.SIGINT, 130, "ended by hand; saved rounds are kept"),  # whose server is gone
@@ -30,7 +30,7 @@ def test_ctrl_c_and_sigterm_end_them_in_the_middle_of_a_round(tmp_path):
             fed.processes[name].send_signal(how)
             fed.wait(lambda name=name: fed.processes[name].poll() is not None, 30, f"{name} ends")
             assert fed.processes[name].returncode == code
-            assert said in fed.log(name)
+            assert message in fed.log(name)
             assert "Traceback" not in fed.log(name)
             fed.wait(lambda jobs=jobs: not any(map(alive, jobs)), 30, f"the job of {name} ends")
 

@@ -33,15 +33,15 @@ def test_the_files_are_those_of_the_tutorial():
 
 def test_the_compose_file_has_a_service_and_a_volume_for_each():
     yaml = pytest.importorskip("yaml")
-    found = yaml.safe_load((EXAMPLES / "compose.yaml").read_text(encoding="utf-8"))
+    recorded = yaml.safe_load((EXAMPLES / "compose.yaml").read_text(encoding="utf-8"))
     contract = read_contract(EXAMPLES / "federation.toml")
     names = ["server", *contract.sites.names]
-    assert list(found["services"]) == list(found["volumes"]) == names
-    for name, service in found["services"].items():
+    assert list(recorded["services"]) == list(recorded["volumes"]) == names
+    for name, service in recorded["services"].items():
         assert service["command"].split()[0] == ("server" if name == "server" else "site")
         assert f"./kits/{name}:/kit:ro" in service["volumes"]
         assert service["ports"] == ([f"{contract.server.port}:{contract.server.port}"] if name == "server" else [])
-    assert contract.server.hosts[0] == found["services"]["server"]["hostname"]
+    assert contract.server.hosts[0] == recorded["services"]["server"]["hostname"]
 
 
 @pytest.mark.parametrize("name", ["server", "site"])

@@ -22,12 +22,14 @@ def test_what_asks_for_nothing_else_or_serves_sites_own_networks_is_taken(tables
 
 @pytest.mark.parametrize(("given", "read"), [("weights", "north/weights"), ("imagenet", "imagenet"), ("/w.pth", "/w.pth")])
 def test_weights_that_a_site_names_count_from_its_file(tmp_path, given, read):
-    found = read_site_file(site(tmp_path, "north", {**SITES["north"], "model": {"pretrained": given}})).file.model.pretrained
-    assert found == (str(tmp_path / read) if "north" in read else read)
+    pretrained = read_site_file(
+        site(tmp_path, "north", {**SITES["north"], "model": {"pretrained": given}})
+    ).file.model.pretrained
+    assert pretrained == (str(tmp_path / read) if "north" in read else read)
 
 
 @pytest.mark.parametrize(
-    ("tables", "said"),
+    ("tables", "message"),
     [
         (
             {"algorithm": {"name": "feddf"}},
@@ -62,19 +64,19 @@ def test_weights_that_a_site_names_count_from_its_file(tmp_path, given, read):
         ({"sites": {"names": ["a"], "input": [1], "leads": ["me"]}}, "email addresses"),
     ],
 )
-def test_a_federation_file_that_is_wrong_is_one_sentence(tables, said):
+def test_a_federation_file_that_is_wrong_is_one_sentence(tables, message):
     good = {**COMMON, "sites": {"names": ["a", "b"], "input": [1, 8, 8]}}
     if tables == {"data": {"classes": None}}:
         tables = {"data": {}}
     with pytest.raises(ConfigError) as caught:
         contracts.make_contract({**good, **tables}, "f.toml")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert str(caught.value).startswith("f.toml: ")
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("own_tables", "said"),
+    ("own_tables", "message"),
     [
         ({"data": {}}, "the key 'data.name' is missing"),
         ({"data": {"name": "digits"}, "state": {}}, "the key 'state.folder' is missing"),
@@ -85,15 +87,15 @@ def test_a_federation_file_that_is_wrong_is_one_sentence(tables, said):
         ({"data": {"name": "digits"}, "site": "east"}, "site 'east' is not of federation 'wards'"),
     ],
 )
-def test_a_site_file_that_is_wrong_is_one_sentence(tmp_path, own_tables, said):
+def test_a_site_file_that_is_wrong_is_one_sentence(tmp_path, own_tables, message):
     agreed = contracts.read_contract(contract(tmp_path))
     with pytest.raises((ConfigError, RunError)) as caught:
         SiteRuntime(agreed, read_site_file(site(tmp_path, "north", own_tables)))
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_a_contract_without_a_name_has_one_that_crosses():
     plain = {k: v for k, v in COMMON.items() if k != "name"}
-    found = contracts.make_contract({**plain, "sites": {"names": ["a"], "input": [1, 8, 8]}}, "f.toml")
-    assert found.record()["name"] == found.name == accepted(found.record()).name
+    contract = contracts.make_contract({**plain, "sites": {"names": ["a"], "input": [1, 8, 8]}}, "f.toml")
+    assert contract.record()["name"] == contract.name == accepted(contract.record()).name

@@ -220,13 +220,13 @@ ODD = {
 }
 
 
-@pytest.mark.parametrize(("change", "said"), ODD.values(), ids=ODD)
+@pytest.mark.parametrize(("change", "message"), ODD.values(), ids=ODD)
 @pytest.mark.filterwarnings("ignore:Duplicate name")
-def test_odd_archives(federation, deploy, tmp_path, change, said):
+def test_odd_archives(federation, deploy, tmp_path, change, message):
     content = deployment(federation.agreed, federation.lead, tmp_path / "app")
     with pytest.raises(RunError) as caught:
         deploy(repacked(content, change, zipfile.ZIP_DEFLATED))
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_a_size_that_lies_is_not_believed(federation, deploy, tmp_path):
@@ -292,8 +292,8 @@ def packed(federation, tmp_path_factory):
 @pytest.fixture
 def work(federation, tmp_path):
     """The workspace of a server."""
-    told = {"contracts": [federation.agreed.record()]}
-    return workspace.make_workspace(open_kit(federation.kits / "server"), tmp_path / "server", told)
+    facts = {"contracts": [federation.agreed.record()]}
+    return workspace.make_workspace(open_kit(federation.kits / "server"), tmp_path / "server", facts)
 
 
 class Asked:
@@ -325,7 +325,7 @@ def test_a_submission_goes_by_the_door(federation, work, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("command", "role", "words", "sent", "said"),
+    ("command", "role", "words", "sent", "message"),
     [
         ("submit_job", "", ["x.submit_job", "wards"], True, "only a lead may"),
         ("submit_job", "lead", ["submit_job", "wards", "--submit-token", "x"], True, "without options"),
@@ -335,12 +335,12 @@ def test_a_submission_goes_by_the_door(federation, work, tmp_path):
         ("get_job_meta", "", ["_x.get_job_meta", JOB], False, "only a lead may"),
     ],
 )
-def test_commands_at_the_door(federation, work, tmp_path, command, role, words, sent, said):
+def test_commands_at_the_door(federation, work, tmp_path, command, role, words, sent, message):
     file = tmp_path / "arrived" if sent else None
     if file is not None:
         file.write_bytes(b"x" * 100)
     assert JobChecks(work).refuse_command(None, asked := Asked(command, file, role), words) is False
-    assert said in asked.errors[0]
+    assert message in asked.errors[0]
     assert not (tmp_path / "arrived").exists()
 
 

@@ -43,25 +43,25 @@ def test_no_code_of_a_lead_and_a_server_runs_at_a_site(tmp_path, monkeypatch):
 @contextmanager
 def federated(folder: Path) -> Iterator[Loopback]:
     """A hostile server, and a site. A module lies wherever the site's processes work; a mark says that it was imported."""
-    with loopback(folder, {**COMMON, "rounds": 1}, {"north": SITES["north"]}) as found:
+    with loopback(folder, {**COMMON, "rounds": 1}, {"north": SITES["north"]}) as federation:
         kit, state = folder / "kits" / "server", folder / "server"
         state.mkdir()
-        told = {
+        facts = {
             "state": str(state),
-            "contracts": [read_contract(found.file).record()],
-            "files": [str(found.file)],
+            "contracts": [read_contract(federation.file).record()],
+            "files": [str(federation.file)],
             "modules": [],
         }
-        words = [sys.executable, *map(str, (Path(__file__).parents[1] / "rogue_server.py", kit, state, json.dumps(told)))]
+        words = [sys.executable, *map(str, (Path(__file__).parents[1] / "rogue_server.py", kit, state, json.dumps(facts)))]
         with (folder / "server.log").open("wb") as log:
-            found.processes["server"] = subprocess.Popen(
+            federation.processes["server"] = subprocess.Popen(
                 words, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
             )
-        found.start("north")
-        found.wait(lambda: "site 'north' is connected" in found.log("server"), 120, "north is there")
+        federation.start("north")
+        federation.wait(lambda: "site 'north' is connected" in federation.log("server"), 120, "north is there")
         for place in (folder, folder / "north" / "state" / "flare"):
             (place / "evil.py").write_text(MARK.format(mark=str(folder / "mark")))
-        yield found
+        yield federation
 
 
 def code_beside_the_configuration_is_not_unpacked(federation: Loopback, session: Session) -> None:
@@ -113,14 +113,14 @@ def submitted(federation: Loopback, session: Session, change: Callable[[Path], A
 
 def ended(federation: Loopback, session: Session, number: str) -> str:
     """How a job ended."""
-    said = [""]
+    status = [""]
 
     def over() -> bool:
-        said[0] = str(session.flare.get_job_meta(number).get("status"))
-        return said[0].startswith("FINISHED")
+        status[0] = str(session.flare.get_job_meta(number).get("status"))
+        return status[0].startswith("FINISHED")
 
     federation.wait(over, 120, "the end of the job")
-    return said[0]
+    return status[0]
 
 
 def folders_of_jobs(work: Path) -> list[Path]:

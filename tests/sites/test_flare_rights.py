@@ -79,10 +79,10 @@ def test_a_letter_that_is_not_sealed_could_be_the_servers(sealed, fine):
     assert (refused is None) is fine
 
 
-@pytest.mark.parametrize(("said", "fine"), [("south", True), ("west", False), (None, False)])
-def test_a_letter_is_of_him_whose_seal_it_has(said, fine):
+@pytest.mark.parametrize(("stated_name", "fine"), [("south", True), ("west", False), (None, False)])
+def test_a_letter_is_of_him_whose_seal_it_has(stated_name, fine):
     letter = Shareable()
-    letter.set_peer_props({ReservedKey.IDENTITY_NAME: said})
+    letter.set_peer_props({ReservedKey.IDENTITY_NAME: stated_name})
     request = new_cell_message({MessageHeaderKey.ORIGIN: f"south.{JOB}"}, letter)
     assert (refuse_false_sender(None, request) is None) is fine
 

@@ -49,26 +49,26 @@ def test_nobody_gets_more_than_is_theirs(tmp_path, monkeypatch):
 def federated(folder: Path) -> Iterator[Loopback]:
     """A server, a site, and another one that is a rogue."""
     sites = {"north": SITES["north"], "eve": SITES["south"]}
-    with loopback(folder, COMMON, sites) as found:
+    with loopback(folder, COMMON, sites) as federation:
         (folder / "north" / "secret.csv").write_text(SECRET)
         (folder / "north" / "state" / "wards").mkdir(parents=True)
         (folder / "north" / "state" / "wards" / "kept").write_text("as of a run")
-        found.start("server", "north")
-        found.wait(lambda: "site 'north' is connected" in found.log("server"), 60, "north is there")
-        told = {
-            "config": str(found.configs["eve"]),
-            "contracts": [read_contract(found.file).record()],
+        federation.start("server", "north")
+        federation.wait(lambda: "site 'north' is connected" in federation.log("server"), 60, "north is there")
+        facts = {
+            "config": str(federation.configs["eve"]),
+            "contracts": [read_contract(federation.file).record()],
             "rounds": COMMON["rounds"],
         }
         kit, state = folder / "kits" / "eve", folder / "eve" / "state"
         state.mkdir()
-        rogue = (Path(__file__).parents[1] / "rogue.py", kit, state, json.dumps(told))
+        rogue = (Path(__file__).parents[1] / "rogue.py", kit, state, json.dumps(facts))
         words = [sys.executable, *map(str, (*rogue, folder / "answers.json", folder / "north" / "secret.csv"))]
         with (folder / "eve.log").open("wb") as log:
-            found.processes["eve"] = subprocess.Popen(
+            federation.processes["eve"] = subprocess.Popen(
                 words, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
             )
-        yield found
+        yield federation
 
 
 def a_lead_has_no_shell_and_no_command_of_flares(federation: Loopback, session: Session) -> None:
@@ -97,8 +97,8 @@ def a_job_that_names_code_is_refused(federation: Loopback, session: Session) -> 
         (made / job.APP / "config" / job.SERVER).write_bytes(job.format_json(job.make_server_config(json.dumps(record))))
         (made / job.APP / "config" / job.SITE).write_bytes(job.format_json(job.make_site_config(json.dumps(record))))
 
-    said = refused(federation, session, change)
-    assert 'its \'algorithm.name\' is "evil:X", and this server agreed to "fml"' in said
+    message = refused(federation, session, change)
+    assert 'its \'algorithm.name\' is "evil:X", and this server agreed to "fml"' in message
 
 
 def a_job_that_names_other_classes_is_refused(federation: Loopback, session: Session) -> None:
@@ -132,9 +132,9 @@ def a_site_cannot_pass_as_a_lead(federation: Loopback) -> None:
 def a_site_with_a_true_kit_gets_nothing_out_of_another_one(federation: Loopback) -> None:
     answers = federation.folder / "answers.json"
     federation.wait(answers.exists, 60, "the rogue's report")
-    found = json.loads(answers.read_text())
-    assert len(found) == 10
-    for what, answer in found.items():
+    recorded = json.loads(answers.read_text())
+    assert len(recorded) == 10
+    for what, answer in recorded.items():
         refused = "unauthenticated: not allowed" in answer or answer.startswith("timeout")
         assert refused, (what, answer)
     reads(federation, "north", "refused a request of 'eve': admin/admin")

@@ -49,8 +49,8 @@ def post(folder, flare, quorum=2):
 def round_(desk):
     """Who answered, and in how many seconds."""
     began = time.monotonic()
-    found = {i for i, _ in desk.ask(dict.fromkeys(SITES, b""), DEADLINE)}
-    return found, time.monotonic() - began
+    answered = {i for i, _ in desk.ask(dict.fromkeys(SITES, b""), DEADLINE)}
+    return answered, time.monotonic() - began
 
 
 def test_a_site_that_hangs_costs_one_deadline_and_not_every_round(tmp_path):
@@ -58,11 +58,11 @@ def test_a_site_that_hangs_costs_one_deadline_and_not_every_round(tmp_path):
     desk = post(tmp_path, flare)
     assert round_(desk)[0] == set(SITES)
     flare.dumb = {"south"}  # it takes the order, and hangs
-    found, took = round_(desk)
-    assert (found, took >= DEADLINE) == ({"north", "west"}, True)
+    answered, took = round_(desk)
+    assert (answered, took >= DEADLINE) == ({"north", "west"}, True)
     flare.deaf = {"south"}  # it hangs, and takes no other
-    found, took = round_(desk)
-    assert (found, took < DEADLINE) == ({"north", "west"}, True)
+    answered, took = round_(desk)
+    assert (answered, took < DEADLINE) == ({"north", "west"}, True)
     assert desk.late() == ("south",)
     flare.deaf, flare.dumb = set(), set()
     assert round_(desk)[0] == set(SITES)  # it takes orders again, and is waited for
@@ -74,5 +74,5 @@ def test_who_is_late_is_waited_for_where_the_quorum_wants_it(tmp_path):
     desk = post(tmp_path, flare, quorum=3)
     flare.dumb = flare.deaf = {"south"}
     for _ in range(2):
-        found, took = round_(desk)
-        assert (found, took >= DEADLINE) == ({"north", "west"}, True)
+        answered, took = round_(desk)
+        assert (answered, took >= DEADLINE) == ({"north", "west"}, True)

@@ -27,9 +27,9 @@ def engine(**seen):
 
 
 def test_who_is_overdue_is_connected_and_not_heard():
-    found = engine(north=1, south=3 * workspace.HEARTBEAT)
-    assert set(list_connected(found)) == {"north", "south"}
-    assert set(list_alive(found)) == {"north"}
+    server = engine(north=1, south=3 * workspace.HEARTBEAT)
+    assert set(list_connected(server)) == {"north", "south"}
+    assert set(list_alive(server)) == {"north"}
 
 
 def job(*inside):
@@ -76,9 +76,9 @@ def test_in_vain_for_one_waits_longer_each_time(tmp_path):
 
 def test_a_job_that_waits_for_its_quorum_does_not_end_the_scheduler():
     """FLARE takes 2 to the power of the tries times the first interval: with a float that overflows."""
-    (found,) = (c for c in workspace.make_server_resources(Path("x"))["components"] if c["id"] == "job_scheduler")
-    assert all(isinstance(value, int) for value in found["args"].values())
-    assert min(found["args"]["max_schedule_interval"], 2**100_000 * found["args"]["min_schedule_interval"]) == 5
+    (scheduler,) = (c for c in workspace.make_server_resources(Path("x"))["components"] if c["id"] == "job_scheduler")
+    assert all(isinstance(value, int) for value in scheduler["args"].values())
+    assert min(scheduler["args"]["max_schedule_interval"], 2**100_000 * scheduler["args"]["min_schedule_interval"]) == 5
 
 
 def test_nobody_is_there_before_the_server_looked(tmp_path):
@@ -108,8 +108,8 @@ class Lead(Session):
 
 
 def says(outcome=None, stops=False, job=None, contract="", version="0.2.0"):
-    found = outcome and {"outcome": outcome, "submitted": "J1", "contract": contract}
-    return {"there": [], "progress": found, "stops": stops, "job": job, "version": version}
+    state = outcome and {"outcome": outcome, "submitted": "J1", "contract": contract}
+    return {"there": [], "progress": state, "stops": stops, "job": job, "version": version}
 
 
 def test_a_federation_that_is_under_way_is_looked_on_and_not_submitted_again(tmp_path):
@@ -172,10 +172,10 @@ def test_results_that_are_none_are_one_sentence(tmp_path, answers):
 
 def test_a_server_moves_no_cursor_of_a_leads(tmp_path):
     note = {"text": ESCAPE, "first": 1, "last": 1}
-    told = says("running")["progress"] | {"said": ESCAPE, "scores": ESCAPE, "in": [ESCAPE], "notes": [note]}
-    found = Lead(says() | {"there": [ESCAPE], "progress": told}).status("wards")
-    shown = [*found["there"], *found["progress"]["in"], found["progress"]["notes"][0]["text"]]
-    assert all(text.isprintable() for text in (*shown, found["progress"]["said"], found["progress"]["scores"]))
+    state = says("running")["progress"] | {"said": ESCAPE, "scores": ESCAPE, "in": [ESCAPE], "notes": [note]}
+    status = Lead(says() | {"there": [ESCAPE], "progress": state}).status("wards")
+    shown = [*status["there"], *status["progress"]["in"], status["progress"]["notes"][0]["text"]]
+    assert all(text.isprintable() for text in (*shown, status["progress"]["said"], status["progress"]["scores"]))
     for reply in (
         {"data": [{"type": "error", "data": ESCAPE}]},
         {"data": 3},

@@ -162,16 +162,16 @@ def test_a_mutated_message_is_read_or_refused(data):
     content = data.draw(mutated(pack_message(what, TENSORS)))
     refusal = ""
     try:
-        said, message = read(content, ROOM)
+        content_read, message = read(content, ROOM)
     except MalformedMessage as problem:
         refusal = str(problem)
     if refusal:
         assert refusal.isprintable()
         assert len(refusal) < LONGEST + 200
         return
-    assert isinstance(said, type(what))
+    assert isinstance(content_read, type(what))
     assert sum(t.nbytes for t in message.values()) <= ROOM.tensors
-    assert len(json.dumps(repr(said))) < 10 * ROOM.header
+    assert len(json.dumps(repr(content_read))) < 10 * ROOM.header
 
 
 class Letters:
@@ -239,8 +239,8 @@ def test_a_site_outlives_mutated_orders(federation, data):
     base = data.draw(st.sampled_from([asked, pack_message(Order(EXAM, 0, 0), state)]))
     content, before, refusal = data.draw(mutated(base)), files(north.folder), ""
     try:
-        told, message = read_answer(north.do(content))
-        assert told.problem is not None or not message or message.keys() == state.keys()
+        answer, message = read_answer(north.do(content))
+        assert answer.problem is not None or not message or message.keys() == state.keys()
         north.letters(content)
     except (MalformedMessage, UserError) as problem:
         refusal = str(problem)
@@ -272,8 +272,8 @@ class Replayed(Desk):
 
     def ask(self, orders, deadline):
         for i, asked in orders.items():
-            told = read_order(asked)[0]
-            content = self._replies[i] if told.kind == WORK else pack_message(SiteAnswer(told), {})
+            order = read_order(asked)[0]
+            content = self._replies[i] if order.kind == WORK else pack_message(SiteAnswer(order), {})
             yield i, self._spoil(content) if i == "west" else content
 
 
@@ -304,9 +304,9 @@ def test_the_logs_of_a_federation_take_so_many_words_of_a_site_and_no_more(tmp_p
     class Talker(Desk):
         def ask(self, orders, deadline):
             for i, asked in orders.items():
-                told, state = read_order(asked)
-                said = SiteAnswer(told, problem=f"{told.round} " + "x" * LONGEST) if i == "west" else SiteAnswer(told)
-                yield i, pack_message(said, state if told.kind == WORK and i != "west" else {})
+                order, state = read_order(asked)
+                answer = SiteAnswer(order, problem=f"{order.round} " + "x" * LONGEST) if i == "west" else SiteAnswer(order)
+                yield i, pack_message(answer, state if order.kind == WORK and i != "west" else {})
 
     desk = Talker(sites)
     with pytest.MonkeyPatch.context() as patch:

@@ -13,16 +13,16 @@ from wards import CLASSES, SEEDED, UNLABELLED, arrays, contract, in_one_process,
 
 def test_a_part_holds_the_public_rows_and_no_others(given):
     folder, sites = given
-    whole = in_one_process(sites)
+    one_process = in_one_process(sites)
     for i in sites:
-        found, held = arrays(folder / "public" / f"{i}.npz"), arrays(sites[i]["data"]["root"])
-        rows = whole.clients[i].public.index
-        assert found.keys() == {"x", "y", "classes", "about"}
-        assert np.array_equal(found["x"], held["x"][rows][:, None])
-        assert found["x"].dtype == np.uint8
-        assert np.array_equal(found["y"], held["y"][rows])
-        assert found["classes"].tolist() == CLASSES
-        assert json.loads(str(found["about"])) == {
+        arrays_of_part, held = arrays(folder / "public" / f"{i}.npz"), arrays(sites[i]["data"]["root"])
+        rows = one_process.clients[i].public.index
+        assert arrays_of_part.keys() == {"x", "y", "classes", "about"}
+        assert np.array_equal(arrays_of_part["x"], held["x"][rows][:, None])
+        assert arrays_of_part["x"].dtype == np.uint8
+        assert np.array_equal(arrays_of_part["y"], held["y"][rows])
+        assert arrays_of_part["classes"].tolist() == CLASSES
+        assert json.loads(str(arrays_of_part["about"])) == {
             "format": 1,
             "site": i,
             "scaling": {"divisor": 255.0, "mean": [0.3], "std": [0.4], "size": None},
@@ -33,19 +33,19 @@ def test_labels_that_stay_with_their_owners_are_in_no_file(tmp_path):
     path, sites = seeded(tmp_path, UNLABELLED)
     for i in sites:
         assert arrays(tmp_path / "public" / f"{i}.npz").keys() == {"x", "classes", "about"}
-    said = json.dumps(contracts.read_submitted_contract(path).public)
-    assert '"counts": null' in said
+    record = json.dumps(contracts.read_submitted_contract(path).public)
+    assert '"counts": null' in record
 
 
 def test_the_command(given, tmp_path, cli):
     folder, _ = given
     arguments = ("data", "give", folder / "federation.toml", "--site", folder / "north" / "site.toml", "-o", tmp_path)
-    code, said, _ = cli(*arguments)
+    code, output, _ = cli(*arguments)
     assert code == 0
     counts = np.bincount(arrays(tmp_path / "north.npz")["y"], minlength=10)
     assert counts.sum() == 84
     assert counts.min() >= 7
-    assert said.splitlines() == [
+    assert output.splitlines() == [
         f"{tmp_path / 'north.npz'}: 84 examples of site 'north', {84 * (64 + 8):,} bytes",
         "of each class: " + ", ".join(f"{k} {count}" for k, count in enumerate(counts)),
         "Send this file to all other sites and to the person who submits the federation. They then know these examples "

@@ -30,20 +30,20 @@ def test_three_sites_are_one_run_in_one_process(rule, tmp_path):
     agreed, sites = halves(tmp_path, contract(tmp_path, common))
     Coordinator(agreed, tmp_path / "server").run(Desk(sites))
     run = fedmutual.run(parse_config(together(common)), tmp_path / "one")
-    found = fedmutual.Run(tmp_path / "server")
-    assert same(found.global_model().state_dict(), run.global_model().state_dict())
+    server_run = fedmutual.Run(tmp_path / "server")
+    assert same(server_run.global_model().state_dict(), run.global_model().state_dict())
     for i in SITES:
         mine = fedmutual.Run(sites[i].folder)
         assert same(mine.personal_model(i).state_dict(), run.personal_model(i).state_dict())
-    assert found.summary["personal"] == run.summary["personal"]
-    assert found.summary["bytes"] == run.summary["bytes"]
-    assert COMMON["rounds"] == found.summary["rounds"]
+    assert server_run.summary["personal"] == run.summary["personal"]
+    assert server_run.summary["bytes"] == run.summary["bytes"]
+    assert COMMON["rounds"] == server_run.summary["rounds"]
 
 
 @pytest.mark.parametrize(("name", "round"), [("fml", 1), ("fml", 2), ("fedavg-ft", 1), ("fedproto", 1), ("proxyfl", 1)])
 def test_who_is_away_is_left_out_and_back_in(tmp_path, name, round):
-    common, own = (COMMON, SITES) if name == "fml" else of_method(name)
-    agreed, sites = halves(tmp_path, contract(tmp_path, common, own), own)
+    common, tables = (COMMON, SITES) if name == "fml" else of_method(name)
+    agreed, sites = halves(tmp_path, contract(tmp_path, common, tables), tables)
     desk, notes = Desk(sites), []
 
     def watch(event):
@@ -68,9 +68,9 @@ def test_the_rule_of_a_federation_is_what_sites_agreed_to(tmp_path):
         tables = {**robust.config.server.model_dump(), **server}
         tables = {k: v for k, v in tables.items() if k != "trim" or tables["aggregate"] == "trimmed-mean"}
         other = contracts.read_contract(contract(tmp_path, COMMON | {"server": tables}))
-        found = find_difference(robust.record(), other.record())
-        assert (found is None) == (differs is None)
-        assert (differs or "") in (found or "")
+        difference = find_difference(robust.record(), other.record())
+        assert (difference is None) == (differs is None)
+        assert (differs or "") in (difference or "")
 
 
 def test_a_rule_where_nothing_is_averaged_is_refused(tmp_path):
@@ -105,20 +105,20 @@ ALIKE = ("fedavg-ft", "ditto", "apfl")
 def of_method(name):
     """What all have in common, and what each site has its own."""
     common = COMMON | TELLING | {"algorithm": {"name": name, **METHODS[name]}}
-    nets = {i: {} if name in ALIKE else {"model": own["model"]} for i, own in SITES.items()}
+    nets = {i: {} if name in ALIKE else {"model": tables["model"]} for i, tables in SITES.items()}
     return common, {
-        i: {k: v for k, v in own.items() if k not in ("model", "algorithm")} | nets[i] for i, own in SITES.items()
+        i: {k: v for k, v in tables.items() if k not in ("model", "algorithm")} | nets[i] for i, tables in SITES.items()
     }
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_between_sites_that_start_again_is_that_of_one_process(name, tmp_path):
     """The server and all sites are made anew for the last round, out of what they saved."""
-    common, own = of_method(name)
+    common, tables = of_method(name)
     for rounds in (2, 3):
-        agreed, sites = halves(tmp_path, contract(tmp_path, common | {"rounds": rounds}, own), own)
+        agreed, sites = halves(tmp_path, contract(tmp_path, common | {"rounds": rounds}, tables), tables)
         Coordinator(agreed, tmp_path / "server").run(Desk(sites))
-    run = fedmutual.run(parse_config(together(common, own)), tmp_path / "one")
+    run = fedmutual.run(parse_config(together(common, tables)), tmp_path / "one")
     there = fedmutual.Run(tmp_path / "server")
     assert there.summary["bytes"] == run.summary["bytes"]
     assert there.summary["personal"] == run.summary["personal"]

@@ -30,25 +30,25 @@ def submitted(folder, algorithm):
 
 def test_two_federations_tell_whether_joining_pays(tmp_path, cli):
     joined, alone = submitted(tmp_path / "wards", "fml"), submitted(tmp_path / "wards-alone", "independent")
-    told = {key for line in read_lines(joined / METRICS) for score in line["scores"] for key in score}
-    assert told == {"model", "client", "data", "accuracy"}  # no more than that is needed
+    disclosed = {key for line in read_lines(joined / METRICS) for score in line["scores"] for key in score}
+    assert disclosed == {"model", "client", "data", "accuracy"}  # no more than that is needed
     code, out, _ = cli("report", joined, alone, "-o", tmp_path / "page.html")
     assert code == 0
     assert f"{100 * fmean(score['accuracy'] for score in personal(joined)):.1f}" in out
-    (found,) = comparisons(read_runs([joined]))
-    assert subtitle(found).startswith(
+    (compared,) = comparisons(read_runs([joined]))
+    assert subtitle(compared).startswith(
         "real sites, 10 classes · each with data of its own, which nobody else knows · 3 sites · 3 rounds"
     )
-    said = list_findings([joined])
+    sentences = list_findings([joined])
     mend = "submit the federation once more with the algorithm independent and another name, and report on both results."
-    assert said[0].endswith(mend)
-    assert "submitting the federation with another seed and another name makes more" in said[-1]
+    assert sentences[0].endswith(mend)
+    assert "submitting the federation with another seed and another name makes more" in sentences[-1]
 
-    said = " ".join(list_findings([joined, alone]))
-    assert "local-only (95 % interval" in said
-    assert "Of 3 clients" in said
+    sentences = " ".join(list_findings([joined, alone]))
+    assert "local-only (95 % interval" in sentences
+    assert "Of 3 clients" in sentences
 
     at_home = [tmp_path / name / "north" / "state" / name for name in ("wards", "wards-alone")]
-    said = " ".join(list_findings(at_home))  # a site finds out for itself
-    assert "unfinished" not in said
-    assert "one client, so no interval" in said
+    sentences = " ".join(list_findings(at_home))  # a site finds out for itself
+    assert "unfinished" not in sentences
+    assert "one client, so no interval" in sentences

@@ -27,8 +27,8 @@ def write(folder, lines):
 
 def letters(round):
     """A round of a site that sends to two others, and tells the server that it did."""
-    told = {"train": {"loss": 0.5 / round}}
-    work = [line(round, k, tensors=(), told=told, bytes=200 + round % 7) for k in (1, 2)]
+    facts = {"train": {"loss": 0.5 / round}}
+    work = [line(round, k, tensors=(), told=facts, bytes=200 + round % 7) for k in (1, 2)]
     return [
         *work,
         line(round, to="south"),
@@ -78,8 +78,8 @@ def test_the_tables(tmp_path, cli):
         ["0", "1", "server", "n", "int64", "one", "8", "cd" * 32],
     ]
     code, out, _ = cli("ledger", folder, "--json")
-    found = json.loads(out)
-    assert (code, found["left"][2]["round"], found["totals"]["server"]["bytes"]) == (0, 2, 300)
+    recorded = json.loads(out)
+    assert (code, recorded["left"][2]["round"], recorded["totals"]["server"]["bytes"]) == (0, 2, 300)
 
 
 def test_a_site_names_its_ledger_by_its_own_file(tmp_path, cli):

@@ -24,8 +24,8 @@ def test_what_a_submission_changes_needs_consent_unless_it_is_listed(tmp_path, w
     """A quorum of one would let a lead, with a site that reads the shared model, single another site out."""
     agreed = contracts.read_contract(contract(tmp_path))
     submitted = contracts.read_contract(contract(tmp_path, **SUBMITTED[why]))
-    found = find_difference(agreed.record(), submitted.record())
-    assert found is None if why is None else found.startswith(why)
+    difference = find_difference(agreed.record(), submitted.record())
+    assert difference is None if why is None else difference.startswith(why)
 
 
 def test_the_server_may_move(tmp_path):
@@ -84,9 +84,9 @@ def test_one_site_refuses_more_rounds_and_the_other_takes_part(tmp_path, capsys,
         task[executor.BODY] = pack_message(Order(WORK, 0, 0), {})
         answers[name] = read_answer(taking_part.execute("do", task, Context(work), None)[executor.BODY])[0].problem
         taking_part.handle_event("_end_run", Context(work))
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     refusal = "the job is of 9 rounds, and this site agreed to 3; set 'limits.rounds' in its file to allow more"
-    assert said.count(refusal) == 1
-    assert said.count("takes part\n") == 1
+    assert output.count(refusal) == 1
+    assert output.count("takes part\n") == 1
     assert answers["north"] == "it does not take part; its operator reads why"
     assert answers["south"] == "it could not do its part; its operator reads why"  # the order had no tensors

@@ -99,11 +99,11 @@ def test_masked_updates_are_a_fixed_sum_in_one_process(tmp_path):
 
 def test_peers_send_to_each_other(tmp_path):
     """FedH2L: posteriors go from site to site, and the server gets none of them; the bits of a run in one process."""
-    sites = {i: own for i, own in with_data(tmp_path).items() if i != "west"}
+    sites = {i: tables for i, tables in with_data(tmp_path).items() if i != "west"}
     common = {**SEEDED, **TELLING, "rounds": 12, "records": {"evaluate_every": 6}}
     run = fedmutual.run(parse_config(together(common, sites)), tmp_path / "one")
     there = {"public": {"folder": str(tmp_path / "fed" / "public")}}
-    with loopback(tmp_path / "fed", common, {i: own | there for i, own in sites.items()}, public="public") as fed:
+    with loopback(tmp_path / "fed", common, {i: tables | there for i, tables in sites.items()}, public="public") as fed:
         for i in sites:
             fed.cli("data", "give", fed.file, "--site", fed.configs[i], "-o", fed.folder / "public")
         fed.start("server", *sites)
@@ -111,8 +111,8 @@ def test_peers_send_to_each_other(tmp_path):
         fed.done()
         assert fed.progress()["notes"] == []
     lines = [json.loads(line) for line in (fed.configs["north"].parent / "state" / "wards" / "left.jsonl").open()]
-    told = {(line["to"], tuple(t["name"] for t in line["tensors"])) for line in lines}
-    assert told == {
+    disclosed = {(line["to"], tuple(t["name"] for t in line["tensors"])) for line in lines}
+    assert disclosed == {
         ("server", ()), ("south", ("counts", "digest", "rows")), ("south", ("accuracy", "index", "posterior"))
     }  # fmt: skip
     for i in sites:

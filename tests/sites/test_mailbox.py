@@ -86,18 +86,18 @@ REFUSED = {
 
 @pytest.mark.parametrize("why", REFUSED)
 def test_what_is_refused_is_counted_and_not_kept(why, mail):
-    content, said = REFUSED[why]
+    content, message = REFUSED[why]
     mail.begin(3)
     mail.put("b", letter(3))
     mail.put("b", letter(3))  # sent again, since nobody said that it came
     for count in (1, 2):
         with pytest.raises(MalformedMessage) as caught:
             mail.put("b", content)
-        assert said in str(caught.value)
+        assert message in str(caught.value)
         assert mail.refused == {"b": count}
     assert places(mail) == {(3, 0)}
     assert mail.letters((3, 0))["b"]["x"].tolist() == [1.0, 2.0]
-    assert said in mail.take_reason("b")
+    assert message in mail.take_reason("b")
     assert mail.take_reason("b") is None
     assert places(mail, "c") == set()
 

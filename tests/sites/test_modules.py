@@ -49,10 +49,10 @@ def refused(path, *words):
     """The one sentence by which a site does not import the code that its file names."""
     with pytest.raises(ConfigError) as caught:
         make_client(path)
-    said = str(caught.value)
-    assert "\n" not in said
+    message = str(caught.value)
+    assert "\n" not in message
     for word in words:
-        assert word in said, said
+        assert word in message, message
 
 
 def test_code_that_the_site_does_not_list_is_refused(tmp_path):
@@ -99,7 +99,7 @@ def test_the_contracts_code_is_the_sites_choice_too(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "listed", "said"),
+    ("name", "listed", "message"),
     [
         ("os:system", ["own"], "which this process does not trust"),
         ("owner:Net", ["own"], "which this process does not trust"),
@@ -111,18 +111,18 @@ def test_the_contracts_code_is_the_sites_choice_too(tmp_path):
         ("own:Net", ["own"], "there is no module 'own'; put own.py into"),
     ],
 )
-def test_names_that_lead_elsewhere(tmp_path, name, listed, said):
+def test_names_that_lead_elsewhere(tmp_path, name, listed, message):
     """A folder without a file of its own is no module: a state folder of that name would be one."""
     path = north(tmp_path, name, trust={"modules": listed})
     (path.parent / "own" / "flare").mkdir(parents=True)
-    refused(path, said)
+    refused(path, message)
 
 
 @pytest.mark.parametrize(
-    ("module", "said"), [("os", "of Python itself"), ("a-b", "is named as in Python"), ("", "is named")]
+    ("module", "message"), [("os", "of Python itself"), ("a-b", "is named as in Python"), ("", "is named")]
 )
-def test_what_cannot_be_listed(tmp_path, module, said):
-    with pytest.raises(ConfigError, match=f"'trust.modules'.*{said}") as caught:
+def test_what_cannot_be_listed(tmp_path, module, message):
+    with pytest.raises(ConfigError, match=f"'trust.modules'.*{message}") as caught:
         read_site_file(north(tmp_path, trust={"modules": [module]}))
     assert "\n" not in str(caught.value)
 

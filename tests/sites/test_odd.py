@@ -47,27 +47,29 @@ class Tampered(Desk):
 
     def ask(self, orders, deadline):
         for i, content in super().ask(orders, deadline):
-            said, _ = read_order(orders[i])
-            if i == "west" and said.round == self._round and said.kind != EXAM:
+            order, _ = read_order(orders[i])
+            if i == "west" and order.round == self._round and order.kind != EXAM:
                 yield from ((i, c) for c in self._change(content))
             else:
                 yield i, content
 
 
 def with_tensor(content, change) -> bytes:
-    said, message = read_answer(content)
+    answer, message = read_answer(content)
     name = "classifier.bias"
-    return pack_message(said, {**message, name: change(message[name])})
+    return pack_message(answer, {**message, name: change(message[name])})
 
 
 def with_words(content, **words) -> bytes:
-    said, message = read_answer(content)
-    return pack_message(replace(said, **words), message)
+    answer, message = read_answer(content)
+    return pack_message(replace(answer, **words), message)
 
 
 def older(content) -> bytes:
-    said, message = read_answer(content)
-    return pack_message(type(said)(Order(said.order.kind, said.order.round - 1, said.order.phase), said.train), message)
+    answer, message = read_answer(content)
+    return pack_message(
+        type(answer)(Order(answer.order.kind, answer.order.round - 1, answer.order.phase), answer.train), message
+    )
 
 
 def without(message: Message, name: str) -> Message:
@@ -186,7 +188,7 @@ def test_a_full_disk_costs_the_site_its_round_and_nothing_else(tmp_path, monkeyp
 
 def test_a_network_of_its_own_that_raises_costs_the_site_its_round_and_nothing_else(tmp_path, monkeypatch):
     """Whatever it raises: what the round had trained before is undone, as if the site had been away."""
-    kept, said = {}, []
+    kept, messages = {}, []
 
     def fails(client, phase, inbox, declared, at):
         reply = participate(client, phase, inbox, declared, at)
@@ -202,13 +204,13 @@ def test_a_network_of_its_own_that_raises_costs_the_site_its_round_and_nothing_e
     for what, desk in (("away", Away), ("raised", Desk)):
         (tmp_path / what).mkdir()
         agreed, sites = halves(tmp_path / what, contract(tmp_path / what, sites=MLPS), MLPS)
-        sites["west"].say = said.append
+        sites["west"].say = messages.append
         notes, rounds = run(tmp_path / what, desk(sites), agreed)
         assert rounds == [1, 3]
         kept[what] = fedmutual.Run(sites["west"].folder).personal_model("west").state_dict()
         monkeypatch.setattr("fedmutual.sites.site_runtime.participate", fails)
     assert notes == ["note in round 2: site 'west' is left out: it could not do its part; its operator reads why"]
-    assert said == ["round 2: MemoryError: unable to allocate 3 GiB"]
+    assert messages == ["round 2: MemoryError: unable to allocate 3 GiB"]
     assert same(kept["raised"], kept["away"])
 
 
@@ -253,11 +255,11 @@ def test_a_meme_is_scored_as_it_was_trained_after_a_restart_too(tmp_path):
 def test_a_server_that_lost_its_state_is_told_so(tmp_path):
     agreed, sites = halves(tmp_path, contract(tmp_path, COMMON | {"rounds": 5}, MLPS), MLPS)
     run(tmp_path, Desk(sites), agreed)
-    said = []
-    north = SiteRuntime(agreed, read_site_file(site(tmp_path, "north", MLPS["north"])), said.append)
-    told, message = read_answer(north.do(pack_message(Order("work", 0, 0), north.experiment.server())))
-    assert (message, told.problem) == ({}, admission.PAST)
-    assert said == [f"round 1: not done, for {admission.PAST}"]
+    messages = []
+    north = SiteRuntime(agreed, read_site_file(site(tmp_path, "north", MLPS["north"])), messages.append)
+    answer, message = read_answer(north.do(pack_message(Order("work", 0, 0), north.experiment.server())))
+    assert (message, answer.problem) == ({}, admission.PAST)
+    assert messages == [f"round 1: not done, for {admission.PAST}"]
     assert fedmutual.Run(north.folder).round == 5  # nothing of the site's was touched
 
 
@@ -287,13 +289,13 @@ def test_seven_of_ten_classes_and_a_network_of_its_own(tmp_path):
         halves(tmp_path, path, mine)
     labels = {"7": "6", "8": "6", "9": "6"}
     mine["west"] = {**seven, "data": {**seven["data"], "labels": labels}}
-    found = {i: SiteRuntime(agreed, read_site_file(site(tmp_path, i, mine[i]))) for i in mine}
-    run(tmp_path, Desk(found), agreed)
-    names = {t["name"] for line in sent_log.read_sent_messages(found["west"].folder) for t in line["tensors"]}
+    runtimes = {i: SiteRuntime(agreed, read_site_file(site(tmp_path, i, mine[i]))) for i in mine}
+    run(tmp_path, Desk(runtimes), agreed)
+    names = {t["name"] for line in sent_log.read_sent_messages(runtimes["west"].folder) for t in line["tensors"]}
     assert names == {"features.fc1.weight", "features.fc1.bias", "features.fc2.weight", "features.fc2.bias"}
     server = (tmp_path / "server" / "config.toml").read_text() + json.dumps(fedmutual.Run(tmp_path / "server").summary)
     assert "0.02" not in server  # west's learning rate
-    assert fedmutual.Run(found["west"].folder).personal_model("west").state_dict()["classifier.weight"].shape[0] == 7
+    assert fedmutual.Run(runtimes["west"].folder).personal_model("west").state_dict()["classifier.weight"].shape[0] == 7
 
 
 def test_a_site_that_tells_nothing(tmp_path):
@@ -301,11 +303,11 @@ def test_a_site_that_tells_nothing(tmp_path):
     agreed, sites = halves(tmp_path, contract(tmp_path, sites=silent), silent)
     run(tmp_path, Desk(sites), agreed)
     assert all(not line["told"] for line in sent_log.read_sent_messages(sites["west"].folder))
-    told = {s["client"] for line in read_lines(tmp_path / "server" / "metrics.jsonl") for s in line["scores"]}
-    assert told == {"north", "south"}
-    kept = read_lines(sites["west"].folder / "metrics.jsonl")
-    assert [line["round"] for line in kept] == [1, 2, 3]
-    assert kept[-1]["scores"]
+    disclosed = {s["client"] for line in read_lines(tmp_path / "server" / "metrics.jsonl") for s in line["scores"]}
+    assert disclosed == {"north", "south"}
+    lines = read_lines(sites["west"].folder / "metrics.jsonl")
+    assert [line["round"] for line in lines] == [1, 2, 3]
+    assert lines[-1]["scores"]
 
 
 def test_state_of_another_site_file_is_refused(tmp_path):
@@ -319,10 +321,10 @@ def test_state_of_another_site_file_is_refused(tmp_path):
 def test_what_a_site_says_moves_no_cursor_and_begins_no_line(tmp_path):
     """It is for consoles and logs of others."""
     odd = "\n2026  stopped\x1b[2J" + "x" * 1000
-    said = read_answer(pack_message(SiteAnswer(Order("work", 0, 0), problem=odd, remarks=(odd,)), {}))[0]
+    answer = read_answer(pack_message(SiteAnswer(Order("work", 0, 0), problem=odd, remarks=(odd,)), {}))[0]
     with pytest.raises(MalformedMessage) as caught:
         read_answer(pack_message(SiteAnswer(Order("work", 0, 0), train={odd: math.nan}), {}))
-    for words in (said.problem, said.remarks[0], str(caught.value)):
+    for words in (answer.problem, answer.remarks[0], str(caught.value)):
         assert words.isprintable()
         assert len(words) < 600
         assert "?2026  stopped?[2Jxx" in words
@@ -351,7 +353,7 @@ def test_a_newcomer_joins_and_a_site_leaves_for_good(tmp_path):
             return super().ask(asked, deadline)
 
     assert run(tmp_path, Seen(later), longer) == ([], [4, 5])
-    first = {i: message for i, said, message in reversed(orders) if said.kind != EXAM and said.round == 3}
+    first = {i: message for i, order, message in reversed(orders) if order.kind != EXAM and order.round == 3}
     assert first.keys() == {"north", "west"}
     assert all(same(message, shared) for message in first.values())
     assert fedmutual.Run(later["north"].folder).round == 5
@@ -371,10 +373,10 @@ def test_a_site_that_starts_again_after_the_end_is_still_at_the_end(tmp_path):
     mine = read_site_file(tmp_path / "north" / "site.toml")
     SiteRuntime(agreed, mine, looks=True)  # a look writes nothing
     assert not (folder / "summary.json").exists()
-    whole = (folder / "metrics.jsonl").read_bytes()
-    (folder / "metrics.jsonl").write_bytes(whole + b'{"round": 4, "sco')  # a full disk cut it short
+    content = (folder / "metrics.jsonl").read_bytes()
+    (folder / "metrics.jsonl").write_bytes(content + b'{"round": 4, "sco')  # a full disk cut it short
     SiteRuntime(agreed, mine)
-    assert (folder / "metrics.jsonl").read_bytes() == whole
+    assert (folder / "metrics.jsonl").read_bytes() == content
     assert (folder / "summary.json").read_bytes() == summary
     SiteRuntime(contracts.read_contract(contract(tmp_path, {**COMMON, "rounds": 5}, MLPS)), mine)
     assert not (folder / "summary.json").exists()

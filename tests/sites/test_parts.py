@@ -147,9 +147,9 @@ def test_a_part_that_would_unpack_to_more_than_its_size_is_not_unpacked(how, war
     spoil(path)
     load, opened = np.load, []
     monkeypatch.setattr(np, "load", lambda file, **named: opened.append(Path(file)) or load(file, **named))
-    said = refused(ward, why)
-    assert said.startswith(str(path))
-    assert said.endswith(ANEW)
+    message = refused(ward, why)
+    assert message.startswith(str(path))
+    assert message.endswith(ANEW)
     assert path not in opened
 
 
@@ -170,10 +170,10 @@ def test_no_damage_passes(given, tmp_path):
         spoilt[rng.integers(len(content))] ^= 1 << rng.integers(8)
         path.write_bytes(spoilt if rng.random() < 0.8 else content[: rng.integers(len(content))])
         try:
-            found = build_site(agreed, read_site_file(ward / "north" / "site.toml"))
+            runtime = build_site(agreed, read_site_file(ward / "north" / "site.toml"))
         except UserError as problem:
             named += str(problem).startswith(str(path))
         else:
-            same += found.data.public.digest == agreed.public["digest"]
+            same += runtime.data.public.digest == agreed.public["digest"]
     assert named > 40
     assert named + same == 60

@@ -83,10 +83,10 @@ def terms(asked):
 @pytest.mark.parametrize("case", CASES)
 def test_equal_to_one_process(case, tmp_path):
     common = CASES[case] | TELLING
-    found = Ward(tmp_path, common).run()
-    assert found.notes == []
-    run = fedmutual.run(parse_config(together(common, found.sites)), tmp_path / "one")
-    for i, weights in found.personal().items():
+    federation = Ward(tmp_path, common).run()
+    assert federation.notes == []
+    run = fedmutual.run(parse_config(together(common, federation.sites)), tmp_path / "one")
+    for i, weights in federation.personal().items():
         assert same(weights, run.personal_model(i).state_dict()), i
     summary = fedmutual.Run(tmp_path / "server").summary
     for key in ("personal", "transfer", "projected", "leaves"):
@@ -97,61 +97,61 @@ def test_equal_to_one_process(case, tmp_path):
 
 
 def test_a_site_hands_out_what_is_declared_and_nothing_else(tmp_path):
-    found = Ward(tmp_path, SEEDED | TELLING).run()
+    federation = Ward(tmp_path, SEEDED | TELLING).run()
     start = {"digest": (torch.uint8, (32,)), "rows": (torch.int64, ()), "counts": (torch.int64, (C,))}
     rounds = {"index": (torch.int32, (B,)), "posterior": (torch.float32, (B, C)), "accuracy": (torch.float32, ())}
-    sent = {(i, to, *place(letter)): letter for i, to, letter in found.desk.letters}
-    assert len(sent) == len(found.desk.letters) == 3 * OTHERS * (1 + ROUNDS)
+    sent = {(i, to, *place(letter)): letter for i, to, letter in federation.desk.letters}
+    assert len(sent) == len(federation.desk.letters) == 3 * OTHERS * (1 + ROUNDS)
     for (sender, to, round, _), letter in sent.items():
         _, message = read_answer(letter)
         assert {k: (v.dtype, tuple(v.shape)) for k, v in message.items()} == (start if round < 0 else rounds)
         assert letter == pack_message(SiteAnswer(Order(WORK, round, 0)), message)  # and no byte more
         assert sender != to
         if round >= 0:
-            positions = found.desk.halves[sender].experiment.data.public.owners[sender]
+            positions = federation.desk.halves[sender].experiment.data.public.owners[sender]
             assert all(int(k) in positions for k in message["index"])  # of its own public rows it speaks
-    for i, asked, told in found.desk.answers:
-        about, what = read_answer(told)[0], read_order(asked)[0]
-        assert told == pack_message(about, {})
+    for i, asked, content in federation.desk.answers:
+        about, what = read_answer(content)[0], read_order(asked)[0]
+        assert content == pack_message(about, {})
         assert (about.order, about.remarks, about.problem, about.accused) == (what, (), None, ())
         assert set(about.train) == terms(what)
         assert {(s.client, s.data) for s in about.scores} == ({(i, "validation")} if what.kind == EXAM else set())
-    for i, half in found.desk.halves.items():
+    for i, half in federation.desk.halves.items():
         written = [(line["to"], line["sha256"]) for line in read_sent_messages(half.folder) if line["to"] != "server"]
-        mine = [(to, hashlib.sha256(letter).hexdigest()) for sender, to, letter in found.desk.letters if sender == i]
+        mine = [(to, hashlib.sha256(letter).hexdigest()) for sender, to, letter in federation.desk.letters if sender == i]
         assert written == mine
 
 
 def test_a_site_that_shares_no_metrics_tells_the_server_nothing(tmp_path):
-    found = Ward(tmp_path, SEEDED | {"share": {"metrics": "none"}, "rounds": 1}).run()
-    for _, _, told in found.desk.answers:
-        about, message = read_answer(told)
+    federation = Ward(tmp_path, SEEDED | {"share": {"metrics": "none"}, "rounds": 1}).run()
+    for _, _, content in federation.desk.answers:
+        about, message = read_answer(content)
         assert (message, about.train, about.scores, about.problem) == ({}, {}, (), None)
-    assert len(found.desk.letters) == 3 * OTHERS * 2
+    assert len(federation.desk.letters) == 3 * OTHERS * 2
 
 
 def test_the_ledger_counts_what_went_from_site_to_site(tmp_path):
-    found = Ward(tmp_path).run()
-    sites = dict.fromkeys(found.sites, 0)
-    assert found.ledger("up", "agree")[0] == dict.fromkeys(sites, OTHERS * AGREED)
-    assert found.ledger("down", "compare")[0] == dict.fromkeys(sites, OTHERS * AGREED)
+    federation = Ward(tmp_path).run()
+    sites = dict.fromkeys(federation.sites, 0)
+    assert federation.ledger("up", "agree")[0] == dict.fromkeys(sites, OTHERS * AGREED)
+    assert federation.ledger("down", "compare")[0] == dict.fromkeys(sites, OTHERS * AGREED)
     for round in range(1, ROUNDS + 1):
-        assert found.ledger("up", "local")[round] == dict.fromkeys(sites, OTHERS * LETTER)
-        assert found.ledger("down", "local")[round] == sites
-        assert found.ledger("up", "mutual")[round] == sites
-        assert found.ledger("down", "mutual")[round] == dict.fromkeys(sites, OTHERS * LETTER)
-    given = found.agreed.public["bytes"]
-    assert found.ledger("up", "seed")[0] == given
-    assert found.ledger("down", "seed")[0] == {i: sum(given.values()) - given[i] for i in given}
+        assert federation.ledger("up", "local")[round] == dict.fromkeys(sites, OTHERS * LETTER)
+        assert federation.ledger("down", "local")[round] == sites
+        assert federation.ledger("up", "mutual")[round] == sites
+        assert federation.ledger("down", "mutual")[round] == dict.fromkeys(sites, OTHERS * LETTER)
+    given = federation.agreed.public["bytes"]
+    assert federation.ledger("up", "seed")[0] == given
+    assert federation.ledger("down", "seed")[0] == {i: sum(given.values()) - given[i] for i in given}
 
 
 def test_pairs_write_to_each_other_and_to_nobody_else(tmp_path):
-    found = Ward(tmp_path, fedh2l(peers="pairs")).run()
+    federation = Ward(tmp_path, fedh2l(peers="pairs")).run()
     for round in range(ROUNDS):
-        met = {(i, to) for i, to, letter in found.desk.letters if place(letter) == (round, 0)}
+        met = {(i, to) for i, to, letter in federation.desk.letters if place(letter) == (round, 0)}
         assert len(met) == 2
         assert {(to, i) for i, to in met} == met
-        up = found.ledger("up", "local")[round + 1]
+        up = federation.ledger("up", "local")[round + 1]
         assert {i for i, n in up.items() if n} == {i for i, _ in met}
         assert set(up.values()) == {0, LETTER}
 
@@ -213,46 +213,46 @@ def test_who_sent_nonsense_is_named_by_who_got_it_and_the_others_go_on(how, good
     def carry(sender, to, letter):
         return spoil(letter) if (sender, to, *place(letter)) == ("south", "north", 0, 0) else letter
 
-    found = Ward(tmp_path, SEEDED | {"rounds": 1}, carry).run()
-    (note,) = found.notes
+    federation = Ward(tmp_path, SEEDED | {"rounds": 1}, carry).run()
+    (note,) = federation.notes
     assert note.startswith("note in round 1: site 'north' left out the message of 'south': ")
     assert why in note
-    assert {i: same(weights, good[i]) for i, weights in found.personal().items()} == {
+    assert {i: same(weights, good[i]) for i, weights in federation.personal().items()} == {
         "north": False,  # it heard one peer less
         "south": True,
         "west": True,
     }
-    assert found.ledger("down", "mutual")[1] == {"north": LETTER, "south": 2 * LETTER, "west": 2 * LETTER}
+    assert federation.ledger("down", "mutual")[1] == {"north": LETTER, "south": 2 * LETTER, "west": 2 * LETTER}
 
 
 def test_who_is_away_gets_no_letter_and_is_missed_by_nobody(tmp_path):
-    found = Ward(tmp_path)
+    federation = Ward(tmp_path)
 
     def watch(event):
         if type(event).__name__ == "RoundDone":
-            found.desk.away = {"west"} if event.round == 1 else set()
+            federation.desk.away = {"west"} if event.round == 1 else set()
 
-    found.run(watch)
-    assert found.notes == ["note in round 2: site 'west' is left out: it is not there"] * 2
+    federation.run(watch)
+    assert federation.notes == ["note in round 2: site 'west' is left out: it is not there"] * 2
     # of both halves; it is not asked to score
-    there = {(i, to) for i, to, letter in found.desk.letters if place(letter) == (1, 0)}
+    there = {(i, to) for i, to, letter in federation.desk.letters if place(letter) == (1, 0)}
     assert there == {("north", "south"), ("south", "north")}
-    assert found.ledger("up", "local")[2] == {"north": LETTER, "south": LETTER, "west": 0}
-    assert found.ledger("up", "local")[3] == dict.fromkeys(found.sites, 2 * LETTER)
+    assert federation.ledger("up", "local")[2] == {"north": LETTER, "south": LETTER, "west": 0}
+    assert federation.ledger("up", "local")[3] == dict.fromkeys(federation.sites, 2 * LETTER)
 
 
 def test_who_comes_back_between_the_halves_of_a_round_hears_nobody(tmp_path):
-    found = Ward(tmp_path)
+    federation = Ward(tmp_path)
 
     def watch(event):
         if type(event).__name__ == "RoundDone" and event.round == 1:
-            found.desk.away = {"west"}
+            federation.desk.away = {"west"}
         if isinstance(event, PhaseDone) and (event.round, event.phase) == (2, "local"):
-            found.desk.away = set()
+            federation.desk.away = set()
 
-    found.run(watch)
-    assert found.notes == ["note in round 2: site 'west' is left out: it is not there"]
-    assert found.ledger("down", "mutual")[2] == {"north": LETTER, "south": LETTER, "west": 0}
+    federation.run(watch)
+    assert federation.notes == ["note in round 2: site 'west' is left out: it is not there"]
+    assert federation.ledger("down", "mutual")[2] == {"north": LETTER, "south": LETTER, "west": 0}
 
 
 class Killed(BaseException):
@@ -261,7 +261,7 @@ class Killed(BaseException):
 
 @pytest.mark.parametrize("phase", ["agree", "local", "mutual"])
 def test_a_crash_of_all_between_two_phases_loses_nothing(phase, tmp_path):
-    whole = Ward(tmp_path / "whole").run()
+    uninterrupted = Ward(tmp_path / "whole").run()
     cut = Ward(tmp_path / "cut")
 
     def kill(event):
@@ -272,40 +272,42 @@ def test_a_crash_of_all_between_two_phases_loses_nothing(phase, tmp_path):
         cut.run(kill)
     cut.desk = Desk(halves(cut.folder, cut.folder / "federation.toml", cut.sites)[1])
     assert cut.run().notes == []
-    ends = whole.personal()
+    ends = uninterrupted.personal()
     assert all(same(weights, ends[i]) for i, weights in cut.personal().items())
-    for ward in (whole, cut):
+    for ward in (uninterrupted, cut):
         ward.told = fedmutual.Run(ward.folder / "server").summary
-    assert {k: v for k, v in cut.told.items() if k != "seconds"} == {k: v for k, v in whole.told.items() if k != "seconds"}
+    assert {k: v for k, v in cut.told.items() if k != "seconds"} == {
+        k: v for k, v in uninterrupted.told.items() if k != "seconds"
+    }
 
 
 def test_a_site_that_dies_between_the_halves_of_a_round_says_whom_it_missed(tmp_path):
-    found = Ward(tmp_path)
+    federation = Ward(tmp_path)
 
     def kill(event):
         if isinstance(event, PhaseDone) and (event.round, event.phase) == (2, "local"):
-            found.desk.halves["west"] = SiteRuntime(found.agreed, read_site_file(tmp_path / "west" / "site.toml"))
+            federation.desk.halves["west"] = SiteRuntime(federation.agreed, read_site_file(tmp_path / "west" / "site.toml"))
 
-    found.run(kill)
+    federation.run(kill)
     missed = "note in round 2: site 'west' left out the message of {!r}: its letter did not come"
-    assert found.notes == [missed.format("north"), missed.format("south")]
+    assert federation.notes == [missed.format("north"), missed.format("south")]
 
 
 def test_asked_again_a_site_writes_the_same_letters(tmp_path):
-    found = Ward(tmp_path, SEEDED | {"rounds": 1})
-    north, all_ = found.desk.halves["north"], tuple(found.sites)
+    federation = Ward(tmp_path, SEEDED | {"rounds": 1})
+    north, all_ = federation.desk.halves["north"], tuple(federation.sites)
     for phase in range(2):
         north.do(pack_message(Order(WORK, -1, phase, senders=() if phase else None, asked=all_), {}))
     asked = pack_message(Order(WORK, 0, 0, asked=all_), {})
-    said, letters = north.do(asked), north.letters(asked)
+    answer, letters = north.do(asked), north.letters(asked)
     assert letters.keys() == {"south", "west"}
     assert len(set(letters.values())) == 1
     north.do(pack_message(Order(WORK, 0, 1, senders=all_, asked=all_), {}))
-    again = SiteRuntime(found.agreed, read_site_file(tmp_path / "north" / "site.toml"))
+    again = SiteRuntime(federation.agreed, read_site_file(tmp_path / "north" / "site.toml"))
     for half in (north, again):  # as it is, and after a crash
-        assert (half.do(asked), half.letters(asked)) == (said, letters)
+        assert (half.do(asked), half.letters(asked)) == (answer, letters)
     fewer = pack_message(Order(WORK, 0, 0, asked=("north", "west")), {})
-    assert again.do(fewer) == said  # nothing is trained anew for it
+    assert again.do(fewer) == answer  # nothing is trained anew for it
     assert again.letters(fewer) == {"west": letters["west"]}
     other = pack_message(Order(WORK, 0, 2, asked=all_), {})
     assert again.letters(other) == {}  # what was not done goes nowhere
@@ -313,25 +315,26 @@ def test_asked_again_a_site_writes_the_same_letters(tmp_path):
 
 def test_a_site_that_starts_does_not_know_the_contract_of_the_job_yet(tmp_path):
     """It has FEDERATION.toml, and the state of earlier jobs; what was agreed of the set comes with the next one."""
-    found = Ward(tmp_path, SEEDED | {"rounds": 1}).run()
+    federation = Ward(tmp_path, SEEDED | {"rounds": 1}).run()
     known = contracts.read_contract(tmp_path / "federation.toml")
     assert known.public is None
     assert (
-        SiteRuntime(known, read_site_file(tmp_path / "north" / "site.toml")).leaves() == found.desk.halves["north"].leaves()
+        SiteRuntime(known, read_site_file(tmp_path / "north" / "site.toml")).leaves()
+        == federation.desk.halves["north"].leaves()
     )
 
 
 def test_letters_of_strangers_are_none(tmp_path):
-    found = Ward(tmp_path).desk.halves["north"]
+    runtime = Ward(tmp_path).desk.halves["north"]
     for sender in ("north", "server", "nobody"):
         with pytest.raises(MalformedMessage, match=f"{sender!r} is none of the other sites"):
-            found.peers.receive(sender, pack_message(Order(WORK, 0, 0), {}))
+            runtime.peers.receive(sender, pack_message(Order(WORK, 0, 0), {}))
 
 
 def test_nobody_writes_to_a_site_that_hangs(tmp_path):
     """Who sent it a letter would wait for it, in each phase. It is asked further, and takes part as soon as it answers."""
-    found = Ward(tmp_path)
-    found.desk.late = lambda: ("west",)
-    found.run()
-    assert {to for _, to, letter in found.desk.letters if place(letter)[0] >= 0} == {"north", "south"}
-    assert {site for site, _, _ in found.desk.answers} == {"north", "south", "west"}
+    federation = Ward(tmp_path)
+    federation.desk.late = lambda: ("west",)
+    federation.run()
+    assert {to for _, to, letter in federation.desk.letters if place(letter)[0] >= 0} == {"north", "south"}
+    assert {site for site, _, _ in federation.desk.answers} == {"north", "south", "west"}

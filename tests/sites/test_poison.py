@@ -59,10 +59,10 @@ class Hostile(Desk):
 
     def ask(self, orders, deadline):
         for i, content in super().ask(orders, deadline):
-            said, message = read_answer(content)
+            answer, message = read_answer(content)
             asked, sent = read_order(orders[i])
             if i == "west" and asked.kind == WORK and self.attack is not None:
-                content = pack_message(said, self.attack(message, sent, asked.round))
+                content = pack_message(answer, self.attack(message, sent, asked.round))
             yield i, content
 
 
@@ -74,12 +74,12 @@ def federated(folder, rule, attack=None, **table):
     Coordinator(agreed, folder / "server").run(
         Hostile(them, attack), [lambda e: notes.append(e) if isinstance(e, Noted) else 0]
     )
-    shared, found = fedmutual.Run(folder / "server").global_model(), {}
+    shared, site_models = fedmutual.Run(folder / "server").global_model(), {}
     for i in ("north", "south"):
         rows = them[i].experiment.data.test
         models = {"shared": shared, "own": fedmutual.Run(them[i].folder).personal_model(i)}
-        found |= {(name, i): score(net, rows, Classification())["accuracy"] for name, net in models.items()}
-    return found, [note.text for note in notes]
+        site_models |= {(name, i): score(net, rows, Classification())["accuracy"] for name, net in models.items()}
+    return site_models, [note.text for note in notes]
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,8 @@ from wards import SEEDED, arrays, changed, contract, in_one_process, joined, ref
 @pytest.mark.parametrize("name", ["north", "south", "west"])
 def test_a_site_has_the_set_of_one_process(name, given):
     folder, sites = given
-    one, found = in_one_process(sites).public, joined(folder, name)
-    mine = found.data.public
+    one, site_experiment = in_one_process(sites).public, joined(folder, name)
+    mine = site_experiment.data.public
     assert (mine.owners, mine.counts, mine.digest, mine.unlabelled, mine.sizes) == (
         one.owners,
         one.counts,
@@ -25,7 +25,7 @@ def test_a_site_has_the_set_of_one_process(name, given):
         one.unlabelled,
         one.sizes,
     )
-    assert found.clients == (name,)
+    assert site_experiment.clients == (name,)
 
 
 def test_how_numbers_are_stored_is_for_each_site_to_choose(ward):
@@ -54,8 +54,10 @@ def test_the_folder_is_asked_for(ward):
 def test_a_part_of_another_seed_is_seen_by_its_owner(ward):
     first = contracts.read_contract(ward / "federation.toml")
     changed(ward / "federation.toml", seed=1)
-    said = refused(ward, "it is not what this site's split sets apart as public, but of another seed, split or other data")
-    assert said.startswith(str(ward / "public" / "north.npz"))
+    message = refused(
+        ward, "it is not what this site's split sets apart as public, but of another seed, split or other data"
+    )
+    assert message.startswith(str(ward / "public" / "north.npz"))
     held = arrays(tomllib.loads((ward / "north" / "site.toml").read_text())["data"]["root"])  # other labels of them
     np.savez(ward / "relabelled.npz", **held | {"y": held["y"][::-1]})
     changed(ward / "north" / "site.toml", data={"name": "npz", "root": str(ward / "relabelled.npz")})
@@ -89,8 +91,8 @@ def test_another_part_than_the_contract_was_made_with(how, odd, ward):
     agreed = contracts.read_submitted_contract(ward / "federation.toml")
     path = ward / "public" / "south.npz"
     rewritten(path, **how(arrays(path)))
-    said = refused(ward, "the contract was made with another part of site 'south': this one has ", odd, agreed=agreed)
-    assert said.startswith(str(path))
+    message = refused(ward, "the contract was made with another part of site 'south': this one has ", odd, agreed=agreed)
+    assert message.startswith(str(path))
     refused(ward, "south.npz: it is not what this site's split", agreed=agreed, name="south")
 
 

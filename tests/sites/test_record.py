@@ -15,26 +15,26 @@ from wards import SEEDED, UNLABELLED, accepted, changed, in_one_process, seeded
 def test_it_is_of_the_set_of_one_process(common, tmp_path):
     path, sites = seeded(tmp_path, common)
     one, labelled = in_one_process(sites, common).public, common is SEEDED
-    found = contracts.read_submitted_contract(path).public
-    assert found["rows"] == {i: len(rows) for i, rows in one.owners.items()}
-    assert found["bytes"] == one.bytes(labelled)
-    assert found["digest"] == (one.digest if labelled else one.unlabelled)
-    assert found["counts"] == ({i: list(own) for i, own in one.counts.items()} if labelled else None)
-    assert list(found["rows"]) == list(found["parts"]) == list(sites)
-    assert len(set(found["parts"].values())) == len(sites)
+    public_set = contracts.read_submitted_contract(path).public
+    assert public_set["rows"] == {i: len(rows) for i, rows in one.owners.items()}
+    assert public_set["bytes"] == one.bytes(labelled)
+    assert public_set["digest"] == (one.digest if labelled else one.unlabelled)
+    assert public_set["counts"] == ({i: list(own) for i, own in one.counts.items()} if labelled else None)
+    assert list(public_set["rows"]) == list(public_set["parts"]) == list(sites)
+    assert len(set(public_set["parts"].values())) == len(sites)
 
 
 def test_where_the_set_lies_does_not_cross(given):
     folder, _ = given
-    found = contracts.read_submitted_contract(folder / "federation.toml")
-    crossed = json.dumps(found.record())
-    assert "public" not in found.record()["tables"]["sites"]
+    contract = contracts.read_submitted_contract(folder / "federation.toml")
+    crossed = json.dumps(contract.record())
+    assert "public" not in contract.record()["tables"]["sites"]
     assert str(folder) not in crossed
-    back = contracts.accept_contract(crossed, [found.record()])
-    assert (back.public, back.digest) == (found.public, found.digest)
+    back = contracts.accept_contract(crossed, [contract.record()])
+    assert (back.public, back.digest) == (contract.public, contract.digest)
     assert find_difference(contracts.read_contract(folder / "federation.toml").record(), back.record()) is None
-    elsewhere = replace(found, sites=found.sites.model_copy(update={"public": None}))
-    assert elsewhere.digest == found.digest
+    elsewhere = replace(contract, sites=contract.sites.model_copy(update={"public": None}))
+    assert elsewhere.digest == contract.digest
 
 
 @pytest.mark.parametrize(
@@ -50,9 +50,9 @@ def test_where_the_set_lies_does_not_cross(given):
     ],
 )
 def test_one_that_makes_no_sense(spoil, given):
-    found = contracts.read_submitted_contract(given[0] / "federation.toml").record()
+    record = contracts.read_submitted_contract(given[0] / "federation.toml").record()
     with pytest.raises(ConfigError, match=r"^the contract: .*public") as caught:
-        accepted(found | {"public": found["public"] | spoil}, found)
+        accepted(record | {"public": record["public"] | spoil}, record)
     assert "\n" not in str(caught.value)
 
 
@@ -64,15 +64,22 @@ def test_a_contract_that_crossed_has_one(given):
 def test_what_a_submission_may_change_makes_no_other_contract(given):
     """Nor does the set: a site that starts does not know it yet."""
     path = given[0] / "federation.toml"
-    found, whole = contracts.read_contract(path), contracts.read_submitted_contract(path)
-    sites = {"names": found.sites.names, "input": (1, 8, 8), "public": "x"}
+    contract, submitted = contracts.read_contract(path), contracts.read_submitted_contract(path)
+    sites = {"names": contract.sites.names, "input": (1, 8, 8), "public": "x"}
 
     def other(**tables):
         return find_difference(
-            found.record(), contracts.make_contract({**found.tables, "server": {}, "sites": sites} | tables, "it").record()
+            contract.record(),
+            contracts.make_contract({**contract.tables, "server": {}, "sites": sites} | tables, "it").record(),
         )
 
-    assert find_difference(found.record(), whole.record()) is other() is other(rounds=9) is other(server={"port": 9}) is None
+    assert (
+        find_difference(contract.record(), submitted.record())
+        is other()
+        is other(rounds=9)
+        is other(server={"port": 9})
+        is None
+    )
     assert "'seed' is 1, and this site agreed to unset" in other(seed=1)
     assert "'sites.names'" in other(sites=sites | {"names": ("north", "west", "south")})
 

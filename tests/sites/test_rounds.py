@@ -21,7 +21,7 @@ SAVED = (".json", ".jsonl", ".safetensors")
 
 
 @pytest.mark.parametrize(
-    ("common", "sites", "rounds", "said"),
+    ("common", "sites", "rounds", "message"),
     [
         (
             SCHEDULED,
@@ -33,18 +33,18 @@ SAVED = (".json", ".jsonl", ".safetensors")
         (COMMON, MLPS | {"west": MLPS["west"] | {"optimizer": {"lr": MOVING}}}, 5, "schedule 'optimizer.lr' depends"),
     ],
 )
-def test_rounds_that_would_not_be_those_of_one_run_are_refused(tmp_path, common, sites, rounds, said):
+def test_rounds_that_would_not_be_those_of_one_run_are_refused(tmp_path, common, sites, rounds, message):
     """As a run in one process refuses them; by a site itself, for the server does not know what is its own."""
     agreed, them = halves(tmp_path, contract(tmp_path, common, sites), sites)
     Coordinator(agreed, tmp_path / "server").run(Desk(them))
-    own_key = "optimizer" in said
+    own_key = "optimizer" in message
     before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.suffix in SAVED}
     other = contracts.read_contract(contract(tmp_path, {**common, "rounds": rounds}, sites))
     for i in ("west",) if own_key else sites:
-        with pytest.raises(RunError, match=re.escape(said)):
+        with pytest.raises(RunError, match=re.escape(message)):
             SiteRuntime(other, read_site_file(tmp_path / i / "site.toml"))
     if not own_key:
-        with pytest.raises(RunError, match=re.escape(said)):
+        with pytest.raises(RunError, match=re.escape(message)):
             Coordinator(other, tmp_path / "server").run(Desk({}))
     assert {p: p.read_bytes() for p in before} == before
 

@@ -79,8 +79,8 @@ def test_an_update_that_is_no_number_is_refused():
 def test_the_contract_says_whether_an_opposed_update_is_used(opposed):
     sent = {"w": torch.zeros(2)}
     replies = {i: {"w": torch.tensor([n, n])} for i, n in (("north", 1.0), ("south", 1.1), ("west", -3.0))}
-    found = screen(replies, dict.fromkeys(replies, sent), replace(LIMITS, opposed=opposed), {}, SHARED).refused
-    assert found.keys() == ({"west"} if opposed else set())
+    refused = screen(replies, dict.fromkeys(replies, sent), replace(LIMITS, opposed=opposed), {}, SHARED).refused
+    assert refused.keys() == ({"west"} if opposed else set())
 
 
 def test_a_compressed_update_is_measured_as_the_model_that_it_stands_for():
@@ -93,9 +93,9 @@ def test_a_compressed_update_is_measured_as_the_model_that_it_stands_for():
     replies = {"north": reply(1.0), "south": reply(1.0), "west": reply(5.0)}
     assert restored(sent, replies["west"])["w"].max() == 25.0
     unrestored = screen(replies, dict.fromkeys(replies, sent), LIMITS, {}, SHARED)  # measures the factors
-    found = screen(replies, dict.fromkeys(replies, sent), LIMITS, {}, FEDKD)
-    assert (unrestored.refused.keys(), found.refused.keys()) == (set(), {"west"})
-    assert found.norms == {"north": 8.0, "south": 8.0}
+    refused = screen(replies, dict.fromkeys(replies, sent), LIMITS, {}, FEDKD)
+    assert (unrestored.refused.keys(), refused.refused.keys()) == (set(), {"west"})
+    assert refused.norms == {"north": 8.0, "south": 8.0}
 
 
 def counted(**counts):
@@ -140,9 +140,9 @@ def test_what_is_no_update_is_held_to_the_square_of_the_limit():
     """Logits of an MLP after its first epoch were seen to be 12 times as large as those of two CNNs."""
     for times, refused in ((99.0, set()), (101.0, {"west"})):
         replies = {i: {"logits": torch.ones(4) * n} for i, n in (("north", 1.0), ("south", 1.0), ("west", times))}
-        found = screen(replies, {i: {} for i in replies}, LIMITS, {}, MESSAGES).refused
-        assert found.keys() == refused
-        assert all("100 times" in why for why in found.values())
+        refusals = screen(replies, {i: {} for i in replies}, LIMITS, {}, MESSAGES).refused
+        assert refusals.keys() == refused
+        assert all("100 times" in why for why in refusals.values())
 
 
 def test_prototypes_are_no_update_of_what_was_sent():
@@ -168,8 +168,8 @@ def shared(federation):
 def test_a_boosted_update_of_fedkd_is_refused(tmp_path):
     """By its product: a site of FedKD sends factors."""
     common = COMMON | {"algorithm": {"name": "fedkd"}}
-    found = Federation(tmp_path, common)
-    algorithm = found.agreed.algorithm
+    federation = Federation(tmp_path, common)
+    algorithm = federation.agreed.algorithm
 
     def factored(size):
         def does(asked, inbox):
@@ -184,53 +184,53 @@ def test_a_boosted_update_of_fedkd_is_refused(tmp_path):
         return does
 
     for site in ("north", "south", "west"):
-        found[site].does = factored(4.0 if site == "west" else 0.1)
-    found.run()
-    assert [note[:16] for note in found.about("west")] == ["note in round 2:", "note in round 3:"]
+        federation[site].does = factored(4.0 if site == "west" else 0.1)
+    federation.run()
+    assert [note[:16] for note in federation.about("west")] == ["note in round 2:", "note in round 3:"]
 
 
 @pytest.mark.parametrize("times", [10.1, 1e30, -11.0])
 def test_an_update_far_above_the_others_is_named_and_left_out(times, tmp_path):
     calm = Federation(tmp_path / "calm").run()
-    found = Federation(tmp_path / "found")
-    found["west"].does = boosted(times)
-    found.run()
+    federation = Federation(tmp_path / "found")
+    federation["west"].does = boosted(times)
+    federation.run()
     why = "site 'west' is left out: its update is more than 10 times the median of the others' (sites.update_limit)"
-    assert found.notes == [f"note in round {r}: {why}" for r in (2, 3)]  # one sentence, so that it is one note
-    assert shared(found) == shared(calm)  # of the others, who move by the same
-    assert found["west"].rounds() == [(0, 0), (0, 1), (0, 2)]  # it is asked again in the next round
+    assert federation.notes == [f"note in round {r}: {why}" for r in (2, 3)]  # one sentence, so that it is one note
+    assert shared(federation) == shared(calm)  # of the others, who move by the same
+    assert federation["west"].rounds() == [(0, 0), (0, 1), (0, 2)]  # it is asked again in the next round
 
 
 def test_one_round_is_enough_to_be_refused_the_last_one_too(tmp_path):
-    found = Federation(tmp_path)
-    found["west"].does = lambda asked, inbox: moved(inbox, 1e30 if asked.round == 2 else 0.01)
-    found.run()
-    assert [note[:16] for note in found.about("west")] == ["note in round 3:"]
-    assert abs(shared(found)) < 1
+    federation = Federation(tmp_path)
+    federation["west"].does = lambda asked, inbox: moved(inbox, 1e30 if asked.round == 2 else 0.01)
+    federation.run()
+    assert [note[:16] for note in federation.about("west")] == ["note in round 3:"]
+    assert abs(shared(federation)) < 1
 
 
 def test_the_limit_is_the_contracts(tmp_path):
-    found = Federation(tmp_path, update_limit=12.0)
-    found["west"].does = boosted(11)
-    assert found.run().notes == []
+    federation = Federation(tmp_path, update_limit=12.0)
+    federation["west"].does = boosted(11)
+    assert federation.run().notes == []
 
 
 @pytest.mark.parametrize("count", [2**62, -2000, 0])
 def test_who_lies_about_its_examples_does_not_outweigh_the_others(count, tmp_path):
-    found = Federation(tmp_path, FEDAVG)
+    federation = Federation(tmp_path, FEDAVG)
     for i, (n, by) in {"north": (600, 0.01), "south": (200, 0.03), "west": (count, -0.02)}.items():
-        found[i].does = lambda asked, inbox, n=n, by=by: {**moved(inbox, by), "n_k": torch.tensor(n)}
-    found.run()
-    assert len(found.about("west")) == COMMON["rounds"]
-    assert {note.count("n_k") for note in found.notes} == {1}
-    first = element(make_first_state(found.agreed, build_server_experiment(found.agreed)))
-    assert shared(found) - first == pytest.approx(3 * (600 * 0.01 + 200 * 0.03) / 800, rel=1e-4)
+        federation[i].does = lambda asked, inbox, n=n, by=by: {**moved(inbox, by), "n_k": torch.tensor(n)}
+    federation.run()
+    assert len(federation.about("west")) == COMMON["rounds"]
+    assert {note.count("n_k") for note in federation.notes} == {1}
+    first = element(make_first_state(federation.agreed, build_server_experiment(federation.agreed)))
+    assert shared(federation) - first == pytest.approx(3 * (600 * 0.01 + 200 * 0.03) / 800, rel=1e-4)
 
 
 def test_who_changes_its_number_of_examples_is_refused_after_a_restart_too(tmp_path):
-    found = Federation(tmp_path, FEDAVG)
+    federation = Federation(tmp_path, FEDAVG)
     for i in ("north", "south", "west"):
-        found[i].does = lambda asked, inbox, i=i: {
+        federation[i].does = lambda asked, inbox, i=i: {
             **moved(inbox, 0.01),
             "n_k": torch.tensor(700 if i == "west" and asked.round > 1 else 600),
         }
@@ -240,35 +240,39 @@ def test_who_changes_its_number_of_examples_is_refused_after_a_restart_too(tmp_p
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        found.run(kill)
-    found.run()
-    assert found.notes == ["note in round 3: site 'west' is left out: its n_k is not the one that it stated first"]
+        federation.run(kill)
+    federation.run()
+    assert federation.notes == ["note in round 3: site 'west' is left out: its n_k is not the one that it stated first"]
 
 
 def test_the_names_of_losses_are_those_that_the_phase_declares(tmp_path):
     """Else whoever answers writes what it likes into the server's log of scores."""
-    found = Federation(tmp_path, COMMON | {"share": {"metrics": "all"}})
+    federation = Federation(tmp_path, COMMON | {"share": {"metrics": "all"}})
     many = {f"loss {n}": 0.5 for n in range(3)} | {"personal": 0.5}
-    found["west"].does = lambda asked, inbox: (SiteAnswer(asked, train=many), moved(inbox, 0.01))
-    found["south"].does = lambda asked, inbox: (SiteAnswer(asked, train={"meme": 0.25}), moved(inbox, 0.01))
-    found.run()
-    assert len(found.about("west")) == COMMON["rounds"]
-    assert all(note.endswith("losses that its phase does not declare; those are personal, meme") for note in found.notes)
-    assert [line["train"] for line in read_lines(found.folder / METRICS)] == [{"south": {"meme": 0.25}}] * COMMON["rounds"]
+    federation["west"].does = lambda asked, inbox: (SiteAnswer(asked, train=many), moved(inbox, 0.01))
+    federation["south"].does = lambda asked, inbox: (SiteAnswer(asked, train={"meme": 0.25}), moved(inbox, 0.01))
+    federation.run()
+    assert len(federation.about("west")) == COMMON["rounds"]
+    assert all(
+        note.endswith("losses that its phase does not declare; those are personal, meme") for note in federation.notes
+    )
+    assert [line["train"] for line in read_lines(federation.folder / METRICS)] == [{"south": {"meme": 0.25}}] * COMMON[
+        "rounds"
+    ]
 
 
 def test_replies_that_leave_too_few_do_not_begin_the_round_for_ever(tmp_path):
     """A quorum of all: one site can keep the others from going on, but not for ever, and it is named."""
-    found = Federation(tmp_path, quorum=3)
-    found["west"].does = boosted(1e30)
+    federation = Federation(tmp_path, quorum=3)
+    federation["west"].does = boosted(1e30)
     for _ in range(2):  # begun anew, nobody is asked any more
         with pytest.raises(RunError, match="3 rounds came to nothing although enough sites answered"):
-            found.run()
-    assert found["north"].rounds() == [(0, 0), (0, 1), (1, 1), (2, 1)]
-    assert committed(found.folder).round == 1
-    log = (found.folder / "log.txt").read_text()
+            federation.run()
+    assert federation["north"].rounds() == [(0, 0), (0, 1), (1, 1), (2, 1)]
+    assert committed(federation.folder).round == 1
+    log = (federation.folder / "log.txt").read_text()
     assert log.count("what west sent is of no use, and 3 sites are wanted") == 3
-    assert Conduct(found.folder).setbacks == 3
+    assert Conduct(federation.folder).setbacks == 3
 
 
 def test_a_record_of_conduct_that_is_damaged_is_said(tmp_path):

@@ -32,69 +32,69 @@ def state(federation, round):
 
 
 def test_the_server_keeps_the_last_three_states(tmp_path):
-    found = Federation(tmp_path, SIX).run()
-    assert generations(found.folder) == [4, 5, 6]
+    federation = Federation(tmp_path, SIX).run()
+    assert generations(federation.folder) == [4, 5, 6]
 
 
 def test_a_round_after_which_most_diverge_is_undone_and_its_outlier_left_out(tmp_path):
     calm = Federation(tmp_path / "calm", SIX)
-    found = Federation(tmp_path / "found", SIX)
-    for one in (calm, found):
+    federation = Federation(tmp_path / "found", SIX)
+    for one in (calm, federation):
         for i in ("north", "south"):
             one[i].does = healthy(limit=1.5)
-    found["west"].does = lambda asked, inbox: moved(inbox, 0.09 if asked.round != 2 else 5.0)
-    found.agreed = contracts.read_contract(contract(tmp_path / "found", SIX, update_limit=1000.0))
-    found.run()
+    federation["west"].does = lambda asked, inbox: moved(inbox, 0.09 if asked.round != 2 else 5.0)
+    federation.agreed = contracts.read_contract(contract(tmp_path / "found", SIX, update_limit=1000.0))
+    federation.run()
     calm.run()
     out = "site 'west' is left out for good: its update stood out in round 3, after which most sites diverged"
-    assert found.notes == [
+    assert federation.notes == [
         f"note in round 4: site 'north' is left out: {DIVERGED}",
         f"note in round 4: site 'south' is left out: {DIVERGED}",
         "note in round 4: most sites diverged",
         "note in round 4: the federation goes back to the shared model after round 2; rounds undone: 1",
         f"note in round 4: {out}",
     ]
-    assert found["north"].rounds() == [(0, 0), (0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (1, 4), (1, 5)]
-    assert found["west"].rounds() == [(0, 0), (0, 1), (0, 2), (0, 3)]
-    assert committed(found.folder).round == 6
-    assert [line["round"] for line in read_lines(found.folder / METRICS)] == [1, 2, 3, 4, 5, 6]
-    assert {line["round"] for line in read_lines(found.folder / LEDGER)} == {1, 2, 3, 4, 5, 6}
-    gone = {k: (v - state(calm, 6)[k]).abs().max().item() for k, v in state(found, 6).items()}
+    assert federation["north"].rounds() == [(0, 0), (0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (1, 4), (1, 5)]
+    assert federation["west"].rounds() == [(0, 0), (0, 1), (0, 2), (0, 3)]
+    assert committed(federation.folder).round == 6
+    assert [line["round"] for line in read_lines(federation.folder / METRICS)] == [1, 2, 3, 4, 5, 6]
+    assert {line["round"] for line in read_lines(federation.folder / LEDGER)} == {1, 2, 3, 4, 5, 6}
+    gone = {k: (v - state(calm, 6)[k]).abs().max().item() for k, v in state(federation, 6).items()}
     assert max(gone.values()) < 0.1  # but for what west did before, the model is that of the others
 
 
 def test_who_is_left_out_stays_so_after_a_restart(tmp_path):
-    found = Federation(tmp_path, SIX, update_limit=1000.0)
+    federation = Federation(tmp_path, SIX, update_limit=1000.0)
     for i in ("north", "south"):
-        found[i].does = healthy(limit=1.5)
-    found["west"].does = lambda asked, inbox: moved(inbox, 5.0 if asked.round == 1 else 0.01)
+        federation[i].does = healthy(limit=1.5)
+    federation["west"].does = lambda asked, inbox: moved(inbox, 5.0 if asked.round == 1 else 0.01)
 
     def kill(event):
         if type(event).__name__ == "RoundDone" and event.round == 4:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        found.run(kill)
-    asked = len(found["west"].orders)
-    found.run()
-    assert len(found["west"].orders) == asked
-    assert found["north"].rounds()[-2:] == [(1, 4), (1, 5)]
+        federation.run(kill)
+    asked = len(federation["west"].orders)
+    federation.run()
+    assert len(federation["west"].orders) == asked
+    assert federation["north"].rounds()[-2:] == [(1, 4), (1, 5)]
 
 
 def test_where_nobody_stands_out_nobody_is_blamed_and_the_third_time_ends_it(tmp_path):
     """A learning rate that is too high, say: all go back, then as far as is kept, and then it is over."""
-    found = Federation(tmp_path, SIX)
-    for i in found.desk.halves:
-        found[i].does = lambda asked, inbox: (
+    federation = Federation(tmp_path, SIX)
+    for i in federation.desk.halves:
+        federation[i].does = lambda asked, inbox: (
             SiteAnswer(asked, problem=DIVERGED, diverged=True) if asked.round == 4 else moved(inbox, 0.01)
         )
     for _ in range(2):  # and begun anew, nobody is asked
         with pytest.raises(RunError, match=r"3 rounds came to nothing .* another name, with a smaller optimizer\.lr"):
-            found.run()
+            federation.run()
     went = [(0, r) for r in range(5)] + [(1, 3), (1, 4)] + [(2, r) for r in (2, 3, 4)]
-    assert found["west"].rounds() == went
-    assert Conduct(found.folder).left_out == {}
-    assert [n for n in found.notes if "goes back" in n] == [
+    assert federation["west"].rounds() == went
+    assert Conduct(federation.folder).left_out == {}
+    assert [n for n in federation.notes if "goes back" in n] == [
         "note in round 5: the federation goes back to the shared model after round 3; rounds undone: 1",
         "note in round 5: the federation goes back to the shared model after round 2; rounds undone: 2",
         "note in round 5: the federation goes back to the shared model after round 2; rounds undone: 2",
@@ -102,32 +102,32 @@ def test_where_nobody_stands_out_nobody_is_blamed_and_the_third_time_ends_it(tmp
 
 
 def test_a_first_round_that_diverges_at_all_sites_does_not_begin_for_ever(tmp_path):
-    found = Federation(tmp_path)
-    for i in found.desk.halves:
-        found[i].does = lambda asked, inbox: SiteAnswer(asked, problem=DIVERGED, diverged=True)
+    federation = Federation(tmp_path)
+    for i in federation.desk.halves:
+        federation[i].does = lambda asked, inbox: SiteAnswer(asked, problem=DIVERGED, diverged=True)
     with pytest.raises(RunError, match="3 rounds came to nothing"):
-        found.run()
-    assert found["north"].rounds() == [(0, 0), (1, 0), (2, 0)]
+        federation.run()
+    assert federation["north"].rounds() == [(0, 0), (1, 0), (2, 0)]
 
 
 def test_a_model_that_diverges_in_round_2_is_begun_from_the_first_one(tmp_path):
     """Of an algorithm without a start nothing is saved before round 1."""
-    found = Federation(tmp_path, update_limit=1000.0)
+    federation = Federation(tmp_path, update_limit=1000.0)
     for i in ("north", "south"):
-        found[i].does = healthy(limit=1.5)
-    found["west"].does = lambda asked, inbox: moved(inbox, 5.0)
-    found.run()
-    assert found["north"].rounds() == [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2)]
-    assert "the federation goes back to the first shared model; rounds undone: 1" in found.notes[-2]
-    assert found.about("west")[-1].endswith("its update stood out in round 1, after which most sites diverged")
+        federation[i].does = healthy(limit=1.5)
+    federation["west"].does = lambda asked, inbox: moved(inbox, 5.0)
+    federation.run()
+    assert federation["north"].rounds() == [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2)]
+    assert "the federation goes back to the first shared model; rounds undone: 1" in federation.notes[-2]
+    assert federation.about("west")[-1].endswith("its update stood out in round 1, after which most sites diverged")
 
 
 def test_one_site_that_says_it_diverged_sends_nobody_back(tmp_path):
-    found = Federation(tmp_path)
-    found["west"].does = lambda asked, inbox: SiteAnswer(asked, problem=DIVERGED, diverged=True)
-    found.run()
-    assert found["north"].rounds() == [(0, 0), (0, 1), (0, 2)]
-    assert Conduct(found.folder).setbacks == 0
+    federation = Federation(tmp_path)
+    federation["west"].does = lambda asked, inbox: SiteAnswer(asked, problem=DIVERGED, diverged=True)
+    federation.run()
+    assert federation["north"].rounds() == [(0, 0), (0, 1), (0, 2)]
+    assert Conduct(federation.folder).setbacks == 0
 
 
 def test_attempts_end_where_sites_follow_no_further(tmp_path):
@@ -143,9 +143,9 @@ class Poisoned(Desk):
 
     def ask(self, orders, deadline):
         for i, content in super().ask(orders, deadline):
-            said, message = read_answer(content)
-            if i == "west" and said.order.round == 1 and said.order.kind == WORK:
-                content = pack_message(said, {k: torch.full_like(v, 1e30) for k, v in message.items()})
+            answer, message = read_answer(content)
+            if i == "west" and answer.order.round == 1 and answer.order.kind == WORK:
+                content = pack_message(answer, {k: torch.full_like(v, 1e30) for k, v in message.items()})
             yield i, content
 
 
@@ -174,7 +174,7 @@ def test_a_site_says_that_it_diverged(tmp_path):
     agreed = contracts.read_contract(contract(tmp_path, COMMON, MLPS))
     north = SiteRuntime(agreed, read_site_file(site(tmp_path, "north", MLPS["north"])))
     broken = {k: torch.full_like(v, 1e30) for k, v in north.experiment.server().items()}
-    found, message = read_answer(north.do(pack_message(Order(WORK, 0, 0), broken)))
-    assert (found.diverged, message) == (True, {})
-    found, _ = read_answer(north.do(pack_message(Order(WORK, 0, 0), north.experiment.server())))
-    assert not found.diverged
+    answer, message = read_answer(north.do(pack_message(Order(WORK, 0, 0), broken)))
+    assert (answer.diverged, message) == (True, {})
+    answer, _ = read_answer(north.do(pack_message(Order(WORK, 0, 0), north.experiment.server())))
+    assert not answer.diverged

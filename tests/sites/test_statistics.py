@@ -97,8 +97,8 @@ def test_real_sites_are_one_process_to_the_bit(tmp_path, kind, algorithm):
         if algorithm == "fml":
             mine = fedmutual.Run(federation.folder / i / "state" / "wards")
             assert same(mine.personal_model(i).state_dict(), one.personal_model(i).state_dict())
-        own = json.loads((federation.folder / i / "state" / "wards" / "environment.json").read_text())
-        assert own["scaling"]["mean"] == scaling["mean"]
+        environment = json.loads((federation.folder / i / "state" / "wards" / "environment.json").read_text())
+        assert environment["scaling"]["mean"] == scaling["mean"]
     assert algorithm != "fml" or run.summary["personal"] == one.summary["personal"]
     assert federation.notes == []
     lines = [json.loads(line) for line in (federation.folder / "server" / "ledger.jsonl").open()]
@@ -274,16 +274,16 @@ def test_a_site_with_values_beyond_the_range_is_left_out_and_told_its_operator_w
     x[:, 0, 0] = 1e30
     np.savez(tmp_path / "west-digits.npz", x=x, y=y)
     sites |= {"fourth": sites["north"]} if kind == "masked" else {}
-    federation, said = Federation(tmp_path / kind, kind, FML | {"rounds": 1}, sites), []
+    federation, messages = Federation(tmp_path / kind, kind, FML | {"rounds": 1}, sites), []
     federation.desk.halves["west"] = SiteRuntime(
         federation.agreed,
         read_site_file(federation.folder / "west" / "site.toml"),
-        said.append,
+        messages.append,
         startup=federation.folder / "west" / "startup",
     )
     federation.run()
     assert any("'west'" in note for note in federation.notes)
-    assert any("input '0'" in line and "too large" in line for line in said)
+    assert any("input '0'" in line and "too large" in line for line in messages)
     assert not any("1e+30" in note for note in federation.notes)
 
 
@@ -378,9 +378,9 @@ def test_named_columns_need_the_names_in_the_contract(tmp_path):
     """Without them nobody could compare the order of the columns."""
     common = TABLES | {"data": {"classes": ["well", "ill"], **BY_SUMS}}
     (tmp_path / "a.csv").write_text("age,pulse,label\n" + "31,60,ill\n45,71,well\n" * 20)
-    own = {"data": {"name": "csv", "root": str(tmp_path / "a.csv")}}
-    path = site(tmp_path, "north", own)
+    tables = {"data": {"name": "csv", "root": str(tmp_path / "a.csv")}}
+    path = site(tmp_path, "north", tables)
     with pytest.raises(UserError, match=r"sites\.columns"):
-        build_site(contracts.read_contract(contract(tmp_path, common, {"north": own}, input=[2])), read_site_file(path))
-    agreed = contracts.read_contract(contract(tmp_path, common, {"north": own}, input=[2], columns=["age", "pulse"]))
+        build_site(contracts.read_contract(contract(tmp_path, common, {"north": tables}, input=[2])), read_site_file(path))
+    agreed = contracts.read_contract(contract(tmp_path, common, {"north": tables}, input=[2], columns=["age", "pulse"]))
     assert build_site(agreed, read_site_file(path)).data.space.columns == ("age", "pulse")

@@ -45,11 +45,11 @@ def headline(comparison: RunComparison) -> PageTable:
     columns = (
         Column("Method", numeric=False, brief="Method"),
         Column("last round", SHARED, brief=SHARED),
-        Column(best_shared, SHARED, note=_caution(comparison, chosen_shared, own=False)),
+        Column(best_shared, SHARED, note=_caution(comparison, chosen_shared, of_clients=False)),
         Column("mean, last round", OWN, brief="Own data, mean"),
-        Column(f"mean, {best_own}", OWN, note=_caution(comparison, chosen_own, own=True)),
+        Column(f"mean, {best_own}", OWN, note=_caution(comparison, chosen_own, of_clients=True)),
         Column("worst, last round", OWN, brief="Own data, worst client"),
-        Column(f"worst, {best_own}", OWN, note=_caution(comparison, chosen_own, own=True)),
+        Column(f"worst, {best_own}", OWN, note=_caution(comparison, chosen_own, of_clients=True)),
         Column(f"mean{scale.difference_head}", GAIN, brief=f"Gain{scale.difference_head}"),
         Column("gain/harmed", GAIN, brief="Gain/harmed"),
         *([guarantee.column(comparison)] if private else []),
@@ -96,9 +96,9 @@ def _best(best: Best, scale: MetricScale, common: str) -> TableCell:
     return share(best.value, scale, which if common else f"on {best.by}, {which}")
 
 
-def _caution(comparison: RunComparison, by: str, own: bool) -> str:
+def _caution(comparison: RunComparison, by: str, of_clients: bool) -> str:
     """Return the footnote for a best round that was chosen on the rows on which it is scored."""
-    if "test" not in by or (own and not measures.validation_is_test(comparison.first)):
+    if "test" not in by or (of_clients and not measures.validation_is_test(comparison.first)):
         return ""
     return measures.SEEN
 
