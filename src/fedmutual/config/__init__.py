@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fedmutual.config.checks import check_scored
     from fedmutual.config.methods import (
         describe_method,
         has_aggregation,
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
         read_client_settings,
     )
     from fedmutual.config.reading import (
-        check_scored,
         dump_config,
         load_compared,
         load_config,
@@ -75,7 +75,7 @@ _MODULES = {
     "make_algorithm": "methods",
     "read_client_settings": "methods",
     "list_tunable_settings": "methods",
-    "check_scored": "reading",
+    "check_scored": "checks",
     "dump_config": "reading",
     "load_compared": "reading",
     "load_config": "reading",
