@@ -122,7 +122,7 @@ def test_a_test_part_read_as_needed(tmp_path: Path) -> None:
 def test_large_data_are_read_as_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     about = config(data={"name": "digits"})
     resident_data = data.load(about)
-    monkeypatch.setattr("fedmutual.data.rows.RESIDENT", 1797 * 64 * 4)  # no longer less than that
+    monkeypatch.setattr("fedmutual.data.stores.RESIDENT", 1797 * 64 * 4)  # no longer less than that
     streamed_data = data.load(about)
     assert type(resident_data.test.store) is not type(streamed_data.test.store)
     assert equal(batches(resident_data.test), batches(streamed_data.test))

@@ -11,7 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import fedmutual
 from fedmutual.core import Diverged
-from fedmutual.data.rows import ResidentBatches
+from fedmutual.data.stores import ResidentBatches
 from fedmutual.errors import DataError
 from fedmutual.events import Finished, Replied
 from fedmutual.federation import build

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedmutual.config import Config, DataConfig
-from fedmutual.data import rows, scaling
+from fedmutual.data import scaling, stores
 from fedmutual.data.draws import Index
 from fedmutual.data.encoding import (
     ColumnPlan,
@@ -26,7 +26,7 @@ from fedmutual.errors import ConfigError, DataError, format_count
 class EncodedStore(NamedTuple):
     """The rows of a table as inputs of networks, with remarks on cells without a value."""
 
-    store: rows.Store
+    store: stores.Store
     encoding: Encoding
     notes: tuple[str, ...]  # remarks for the user
 
@@ -53,7 +53,12 @@ def learn_from_rows(examples: Examples, index: Sequence[int], plans: Sequence[Co
 
 
 def make_encoded_store(
-    source: Source, examples: Examples, targets: Targets | Index, training_rows: Index, where: rows.Where, config: DataConfig
+    source: Source,
+    examples: Examples,
+    targets: Targets | Index,
+    training_rows: Index,
+    where: stores.Where,
+    config: DataConfig,
 ) -> EncodedStore:
     """Return all rows of a table, encoded by what is learned from its training rows.
 
@@ -66,7 +71,7 @@ def make_encoded_store(
     if not encoding.features:
         raise DataError(f"{source.place}: no column of data.columns has a value in the training rows; add a column")
     encoded = EncodedExamples(examples, encoding)
-    store, _ = rows.make_store(encoded, targets, scaling.UNSCALED, where, config.resident, config.workers)
+    store, _ = stores.make_store(encoded, targets, scaling.UNSCALED, where, config.resident, config.workers)
     return EncodedStore(store, encoding, tuple(f"{source.place}: {note}" for note in _describe_missing(cells, plans)))
 
 

@@ -10,7 +10,7 @@ from fedmutual import tasks
 from fedmutual.config import ALONE, Config, has_own_data, make_client_config
 from fedmutual.config.values import FEDERATED
 from fedmutual.core import At, TargetKind, Task, get_target_kind
-from fedmutual.data import encoded_store, record, rows, standardizing
+from fedmutual.data import encoded_store, record, standardizing, stores
 from fedmutual.data.augment import Augment, CropFlip
 from fedmutual.data.division import Division, Table, divide
 from fedmutual.data.draws import Index, make_numpy_generator
@@ -283,7 +283,7 @@ def _make_division(config: Config, table: Table, digest: str) -> Division:
 
 
 def _make_shares(
-    store: rows.Store, shares: Mapping[str, Index], augment: Augment | None, group_codes: Index | None
+    store: stores.Store, shares: Mapping[str, Index], augment: Augment | None, group_codes: Index | None
 ) -> Shares:
     def get_rows(kind: str, augment: Augment | None = None) -> Rows | None:
         return Rows(store, shares[kind], augment, group_codes) if kind in shares else None

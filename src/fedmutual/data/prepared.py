@@ -7,7 +7,7 @@ import numpy as np
 from fedmutual import tasks
 from fedmutual.config import Config, has_own_data, make_client_config
 from fedmutual.core import TargetKind, get_target_kind
-from fedmutual.data import encoded_store, labels, record, rows, scaling, sources
+from fedmutual.data import encoded_store, labels, record, scaling, sources, stores
 from fedmutual.data.division import Table, check_name
 from fedmutual.data.draws import Index, Names
 from fedmutual.data.encoding import Encoding
@@ -23,7 +23,7 @@ class Prepared:
 
     source: Source
     table: Table
-    store: rows.Store | None  # None: the columns are encoded when the training rows are known, by the division
+    store: stores.Store | None  # None: the columns are encoded when the training rows are known, by the division
     space: Space  # of encoded columns: as learned from all rows, so that shapes can be compared before a division
     targets: Index | Targets
     scaled: scaling.Scaling
@@ -81,11 +81,11 @@ def _prepare_data_set(config: Config, common: bool = False) -> Prepared:
     source = sources.read_source(config, kind != "classes")
     table, targets, classes = _make_table(source, config, kind, common)
     examples = join_examples(source)
-    store: rows.Store | None = None
+    store: stores.Store | None = None
     notes: tuple[str, ...] = ()
     if source.plans is None:
         scaled, notes = scaling.make_scaling(config.data, source)
-        store, shape = rows.make_store(
+        store, shape = stores.make_store(
             examples, targets, scaled, make_row_namer(source), config.data.resident, config.data.workers
         )
     else:
@@ -151,7 +151,7 @@ def _join_column(parts: list[Part], name: str) -> Names | None:
     return np.concatenate(values)
 
 
-def make_row_namer(source: Source) -> rows.Where:
+def make_row_namer(source: Source) -> stores.Where:
     """Return the function that names a row of the source in messages, by the row's number over both parts."""
     trains, test = len(source.train.x), source.test
 

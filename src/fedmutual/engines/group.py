@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedmutual.core import At, Batch, Client, Message, Phase, Setting, Spec, Work
-from fedmutual.data.rows import ResidentBatches
+from fedmutual.data.stores import ResidentBatches
 from fedmutual.denormals import flush_denormals
 from fedmutual.engines.base import Reply, release_reply
 from fedmutual.engines.forward import CompiledLoss, Forward, compute_gradients, compute_stacked_loss

@@ -14,7 +14,8 @@ from fedmutual.data import PublicSet
 from fedmutual.data.federation import Federation, list_public_parts
 from fedmutual.data.prepared import Prepared
 from fedmutual.data.public import PublicPart, make_public_set
-from fedmutual.data.rows import ResidentStore, Rows, make_store
+from fedmutual.data.rows import Rows
+from fedmutual.data.stores import ResidentStore, make_store
 from fedmutual.errors import ConfigError, DataError
 from fedmutual.federation.validate import check_enough
 from fedmutual.sites.schema import SeedsTable

@@ -11,8 +11,8 @@ from fedmutual.core import Task, get_target_kind
 from fedmutual.data import scaling
 from fedmutual.data.encoding import parse_encoding
 from fedmutual.data.examples import BadRows
-from fedmutual.data.rows import check_finite
 from fedmutual.data.sources import FILES
+from fedmutual.data.stores import check_finite
 from fedmutual.errors import RunError
 from fedmutual.federation.networks import POOLED
 from fedmutual.metric import TargetKind
