@@ -203,7 +203,7 @@ def test_a_lead_has_what_the_server_may_give(tmp_path):
 def test_a_job_that_the_server_does_not_have_is_not_waited_for(tmp_path, monkeypatch, capsys):
     """Its state was brought from another host, without FLARE's part of it."""
     folder = tmp_path / "wards"
-    progress.Progress(folder, contracts.read_contract(contract(tmp_path)), "J1").begin(())
+    progress.ProgressFile(folder, contracts.read_contract(contract(tmp_path)), "J1").begin(())
     watch, clock = Watch(), [0.0]
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
     watch.stop_without_job(folder)

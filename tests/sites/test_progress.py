@@ -2,13 +2,13 @@
 
 from fedmutual.events import Noted
 from fedmutual.sites import contract as contracts
-from fedmutual.sites.flare.progress import Progress, format_notes, read_progress
+from fedmutual.sites.flare.progress import ProgressFile, format_notes, read_progress
 from wards import contract
 
 
 def test_a_note_of_many_rounds_is_one_and_pushes_no_other_out(tmp_path):
     agreed = contracts.read_contract(contract(tmp_path))
-    progress = Progress(tmp_path, agreed, "job-1")
+    progress = ProgressFile(tmp_path, agreed, "job-1")
     progress(Noted(0, "west is away"))
     progress(Noted(3, "south is odd"))
     for round in range(1, 90):
@@ -17,7 +17,7 @@ def test_a_note_of_many_rounds_is_one_and_pushes_no_other_out(tmp_path):
         "round 3: south is odd",
         "the start to round 89: west is away",
     ]
-    again = Progress(tmp_path, agreed, "job-1")  # the server began the job anew
+    again = ProgressFile(tmp_path, agreed, "job-1")  # the server began the job anew
     again(Noted(90, "west is away"))
     for n in range(30):
         again(Noted(91, f"note {n}"))

@@ -26,7 +26,7 @@ from fedmutual.sites.coordinator import Coordinator
 from fedmutual.sites.engine import TooFew
 from fedmutual.sites.flare import presence, rejoin_backoff, workspace
 from fedmutual.sites.flare.console import print_line
-from fedmutual.sites.flare.progress import FILE, Outcome, Progress, change_progress, read_progress
+from fedmutual.sites.flare.progress import FILE, Outcome, ProgressFile, change_progress, read_progress
 from fedmutual.sites.modules import leave_working_folders, modules_of_server
 
 TASK, READY, BODY = "do", "ready", "body"
@@ -70,7 +70,7 @@ class Rounds(Controller):  # type: ignore[misc]
             _write_refusal(state, fl_ctx.get_job_id(), str(problem))
             return
         folder = state / contract.name
-        progress = Progress(folder, contract, fl_ctx.get_job_id())
+        progress = ProgressFile(folder, contract, fl_ctx.get_job_id())
         torch.set_num_threads(1)
         post = TaskPost(self, fl_ctx, abort_signal, folder, contract.quorum)
         progress.begin(post.list_connected())  # from now on the server restarts the job if it fails

@@ -27,7 +27,7 @@ class Outcome(StrEnum):
     STOPPED = "stopped"
 
 
-class Progress:
+class ProgressFile:
     """An observer that rewrites the progress file after each event."""
 
     def __init__(self, folder: Path, contract: Contract, job: str) -> None:
