@@ -67,7 +67,7 @@ def test_clients_begin_with_them_and_the_shared_network_too(small: Path, weights
         assert torch.equal(net.features.conv1.weight, cnn["features.conv1.weight"])
     heads = [net.state_dict()["classifier.fc2.weight"] for net in made.client("2").nets.values()]
     assert not torch.equal(*heads)
-    assert "features.conv1.weight" in made.client("2").twins
+    assert "features.conv1.weight" in made.client("2").boundary_exempt
 
 
 def test_a_resume_does_not_need_them_again(small: Path, cli, weights: Path) -> None:

@@ -52,11 +52,10 @@ def release(reply: Message, declared: Spec, client: Client, inbox: Message) -> M
 
     Raises:
         Refused: a name, dtype or shape is not declared, or a declared name is missing; or a tensor of 16 or more elements
-        that
-            are not all equal has the bytes of a tensor of the personal net, of the unshared part of the meme, of an
+            that are not all equal has the bytes of a tensor of the personal net, of the unshared part of the meme, of an
             optimiser or of the memory; or a tensor holds a row of the client's data, of 16 or more elements that are not all
             equal, or of 4 or more with at least 4 different values that are not all whole numbers. A meme's tensor that is
-            permitted to equal the personal net's (`Client.twins`) passes by its storage, whatever its bytes.
+            permitted to equal the personal net's (`Client.boundary_exempt`) passes by its storage, whatever its bytes.
     """
     private: dict[int, list[tuple[str, Tensor]]] = {}
     for tensor_name, tensor in _private(client) if reply else ():
@@ -116,7 +115,7 @@ def check_declared(reply: Message, declared: Spec, client: str) -> None:
 
 
 def _twin(name: str, tensor: Tensor, client: Client) -> bool:
-    if name not in client.twins:
+    if name not in client.boundary_exempt:
         return False
     meme_tensor = client.nets["meme"].state_dict()[name]
     return bool(tensor.untyped_storage().data_ptr() == meme_tensor.untyped_storage().data_ptr())
@@ -146,9 +145,8 @@ def _equal(a: Tensor, b: Tensor) -> bool:
 def _row(tensor: Tensor, client: Client, sent: Tensor | None) -> str | None:
     """Return the name of the client's data that hold a row equal to a row-sized piece of the tensor; None if none does.
 
-    sent: the tensor that the client received under this name. A piece that returns unchanged reveals nothing, whereas a
-    refusal
-    would confirm the sender's guess of a row.
+    sent: the tensor that the client received under this name. A piece that returns unchanged reveals nothing,
+    whereas a refusal would confirm the sender's guess of a row.
     """
     sent = sent if sent is not None and _bytes(sent) == _bytes(tensor) else None
     cut = dict[int, tuple[NDArray[np.uint8], NDArray[np.uint64]]]()  # by size: most kinds of data have rows of one

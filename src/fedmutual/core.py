@@ -29,10 +29,10 @@ Message = dict[str, Tensor]
 """Named tensors: the only thing that crosses between participants."""
 
 Spec = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
-"""What a message may hold: name -> dtype, shape."""
+"""The tensors that a message may hold: name -> (dtype, shape)."""
 
 Batch = tuple[Tensor, ...]
-"""x [B, ...], y [B, ...], then whatever the phase adds."""
+"""Inputs x [B, ...], targets y [B, ...], then the tensors that a phase adds."""
 
 
 class Diverged(RuntimeError):
@@ -246,19 +246,18 @@ class Client:
     """One participant. No server function receives a client."""
 
     id: str
-    nets: dict[str, nn.Module]  # "personal", and "meme" where parameters are shared: forked anew in every round that uses
-    # it. What crosses of it, and its optimiser's state, are not kept from round to round; what stays home is. Or a proxy
+    # "personal", and "meme" if parameters are shared: a new fork of the shared model in every round that uses it. Of a meme
+    # only the tensors that stay at the client (its adaptor, or a proxy) are kept from round to round
+    nets: dict[str, nn.Module]
     optimizers: dict[str, Optimizer]  # by the net's name
     data: Mapping[str, Data]  # "private", to train on (`Algorithm.trains_on`); "public" where there is a seed set
     rate: Setting = 0.01  # the learning rate of its optimisers
-    shared: tuple[str, ...] = ()  # the names of the meme's tensors that cross; the others are its adaptor and stay home
-    proxy: bool = False  # whether its meme is a proxy: its own, which peers exchange, and kept from round to round
-    twins: frozenset[str] = frozenset()  # those of them that began equal to a tensor of the personal net, by right
-    settings: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # its task, alpha, ...: they replace the phase's and are never sent
-    precision: torch.dtype | None = None  # a lower one that its networks compute in; weights keep theirs
-    metrics: Disclosure = "all"  # what of its losses and scores is told; messages cross anyway
+    shared: tuple[str, ...] = ()  # the names of the meme's exchanged tensors; the others, its adaptor, stay at the client
+    proxy: bool = False  # whether its meme is a proxy: the client's own net, exchanged with peers, kept from round to round
+    boundary_exempt: frozenset[str] = frozenset()  # names in `shared` that may equal the personal net's initial tensors
+    settings: Mapping[str, Any] = field(default_factory=dict)  # task, alpha, ...: replace the phase's, and are never sent
+    precision: torch.dtype | None = None  # a lower precision for the networks' arithmetic; weights keep theirs
+    metrics: Disclosure = "all"  # which losses and scores the client discloses; messages are sent in any case
     seeds: Seeds | None = None  # of the public seed set, where the algorithm has one
     memory: Message = field(default_factory=dict)  # carried from phase to phase, checkpointed, never sent
     privacy: Privacy | None = None  # clips and noises the steps on private rows; None: nothing is clipped or noised
@@ -268,12 +267,13 @@ class Client:
 class Phase(abc.ABC):
     """One exchange. A subclass is a frozen dataclass of settings; state is passed in and returned."""
 
-    title: ClassVar[str]  # what tables call the method; of a class that does not say it, the name of the class
-    role: ClassVar[Role]  # in comparisons; each class declares its own, a subclass inherits none: else it is `Role()`
-    scores: ClassVar[tuple[str, ...]] = ("personal",)  # what is evaluated, as `Algorithm.scores`
-    terms: ClassVar[tuple[str, ...]] = ()  # all that training may tell beside the reply: loss terms, scalars of the memory
-    dp_ready: ClassVar[bool] = False  # whether private rows are read by gradient steps alone, so that noise on these steps
-    # covers all that leaves; each class says so for itself, a subclass inherits nothing
+    title: ClassVar[str]  # the name of the method in tables; by default the name of the class
+    role: ClassVar[Role]  # in comparisons; each class declares its own, a subclass inherits none and then has `Role()`
+    scores: ClassVar[tuple[str, ...]] = ("personal",)  # the models that are scored, as `Algorithm.scores`
+    terms: ClassVar[tuple[str, ...]] = ()  # names of all numbers that training may disclose beside the reply: loss terms
+    # whether only gradient steps read private rows, so that noise on these steps covers all that leaves; a subclass does not
+    # inherit it
+    dp_ready: ClassVar[bool] = False
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -346,23 +346,23 @@ class Phase(abc.ABC):
 class Public:
     """How an algorithm uses the public seed set, whose rows all participants hold."""
 
-    labelled: bool = True  # whether its labels are given to all, or stay with the owners of the rows
-    batch: int | None = None  # examples that a message speaks of; None: nothing is said of them in rounds
+    labelled: bool = True  # whether all participants get its labels; else labels stay with the owners of the rows
+    batch: int | None = None  # the number of examples in a message; None: no message of a round is about public examples
     of_sender: bool = False  # whether `batch` counts rows of each sender; else rows of the whole set
-    pairs: bool = False  # whether the algorithm draws who takes part in a round
-    server: bool = False  # whether they are the server's, to train the shared model on, and unknown to the clients
+    pairs: bool = False  # whether the algorithm draws the participants of a round
+    server: bool = False  # whether only the server has the rows, to train the shared model on
 
 
 @dataclass(frozen=True)
 class Bench:
     """The network and public data of a server that trains the shared model: the field `bench` of a phase (`run_field`)."""
 
-    net: nn.Module  # the shared network; its weights are of no meaning
-    public: Data  # the public rows; their labels are of no meaning
+    net: nn.Module  # the shared network; its weights are not used
+    public: Data  # the public rows; their labels are not used
 
 
 SCORED = ("global", "personal", "proxy")
-"""The models that `Algorithm.scores` may name: the shared one, the clients' own, and proxies that peers exchange."""
+"""The models that `Algorithm.scores` may name: the shared model, personal models, and proxies that peers exchange."""
 
 
 @dataclass(frozen=True)
@@ -370,20 +370,21 @@ class Algorithm:
     """The phases before round 1, the phases of each round in order, and the models that are scored."""
 
     name: str
-    phases: tuple[Phase, ...]  # FML, FedAvg: one a round; FedH2L: two; FedMD: three
-    start: tuple[Phase, ...] = ()  # once, before round 0 (FedMD's transfer)
-    scores: tuple[str, ...] = ("personal",)  # "global": a model is shared, and forked as meme; "personal": each has its own;
-    # "proxy": each has a meme of its own, which peers exchange, and nobody in the middle has a model
-    alike: bool = False  # whether a client's own network must be of the shared architecture
-    features: tuple[str, ...] = ()  # the nets whose features are looked at (`Net.features`): they must end in a linear layer
-    begins: Callable[[nn.Module, int], Message] | None = None  # the server's first state, where it holds neither a model nor
-    # public data: from the shared network and the number of classes, which must then be the same everywhere
-    restore: Callable[[Message, Message], Message] | None = (
-        None  # (what was sent, reply) -> the model that a compressed reply
-    )
-    # stands for, by which real sites compare updates; None: replies are not compressed
+    phases: tuple[Phase, ...]  # of a round: one for FML and FedAvg, two for FedH2L, three for FedMD
+    start: tuple[Phase, ...] = ()  # before the first round, once (FedMD's transfer)
+    # "global": a shared model, forked as meme; "personal": a network of each client; "proxy": a meme of each client, which
+    # peers exchange, and no shared model
+    scores: tuple[str, ...] = ("personal",)
+    alike: bool = False  # whether a client's personal network must have the shared architecture
+    features: tuple[str, ...] = ()  # the nets whose features are read (`Net.features`); they must end in a linear layer
+    # (the shared network, the number of classes) -> the server's first state, if the state is neither a model nor public
+    # data; all clients must then have the same classes
+    begins: Callable[[nn.Module, int], Message] | None = None
+    # (the sent message, a compressed reply) -> the model that the reply stands for, by which real sites compare updates;
+    # None: replies are not compressed
+    restore: Callable[[Message, Message], Message] | None = None
     public: Public | None = None  # None: there is no public seed set
-    trains_on: tuple[str, ...] = ("private", "own public")  # what is `Client.data["private"]` where rows are set apart as
-    # public: also "public", the rows that all have set apart
-    remarks: tuple[str, ...] = ()  # what these settings mean that a user may not have meant
+    # the parts of a client's rows in `Client.data["private"]`: "private", "own public", or "public" of all clients
+    trains_on: tuple[str, ...] = ("private", "own public")
+    remarks: tuple[str, ...] = ()  # sentences for the user on consequences of these settings
     dp_ready: bool = False  # as `Phase.dp_ready`, of all its phases

@@ -119,7 +119,7 @@ def test_when_all_start_equal_and_alpha_is_beta_nothing_is_taught_in_round_one()
     algorithm = FML(**E).algorithm()
     twins = clients(algorithm, personal=lambda seed: mlp(0))
     for one in twins:
-        one.twins = frozenset(one.shared)
+        one.boundary_exempt = frozenset(one.shared)
     federation(algorithm, twins, rounds=1)
     for one in twins:
         assert difference(weights(one.nets["personal"]), weights(one.nets["meme"])) == 0.0
@@ -154,9 +154,9 @@ def alike(seed):
 
 
 def exempt(made):
-    """Nets that begin equal may send what equals a tensor of the personal one, as `twins` finds it."""
+    """Nets that begin equal may send what equals a tensor of the personal one, as `boundary_exempt` finds it."""
     for one in made:
-        one.twins = frozenset(one.shared)
+        one.boundary_exempt = frozenset(one.shared)
     return made
 
 

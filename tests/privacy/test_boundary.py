@@ -204,13 +204,13 @@ def test_odd_data_are_no_obstacle(x):
 def test_twins_pass_by_storage_and_only_by_storage():
     """model.start = "server", alpha = beta: meme and personal stay equal by right; a copied personal tensor is no meme."""
     algorithm = FML(**E).algorithm()
-    one = client("0", algorithm, personal=lambda seed: mlp(0), twins=frozenset(server()))
+    one = client("0", algorithm, personal=lambda seed: mlp(0), boundary_exempt=frozenset(server()))
     assert federation(algorithm, [one], rounds=2)
     one = client("0", algorithm, personal=lambda seed: mlp(0))
     with pytest.raises(Refused, match="personal net"):
         federation(algorithm, [one])
     leaking = Leak(what="copy", **E).algorithm()
-    one = client("0", leaking, personal=lambda seed: mlp(0), twins=frozenset(server()))
+    one = client("0", leaking, personal=lambda seed: mlp(0), boundary_exempt=frozenset(server()))
     with pytest.raises(Refused, match="personal net"):
         federation(leaking, [one])
 
@@ -302,14 +302,14 @@ def normed(seed):
 
 
 def built(algorithm, net, features=FEATURES, **changes):
-    """A client whose twins are found as an experiment finds them."""
+    """A client whose exempt tensors are those of an experiment."""
     one = client("0", algorithm, personal=net, shared=net, **changes)
-    one.twins = find_exempt_tensors(one.nets, one.shared, (features,))
+    one.boundary_exempt = find_exempt_tensors(one.nets, one.shared, (features,))
     return one
 
 
 def test_batchnorm_that_starts_as_ones_and_zeros_is_no_twin():
-    assert built(FML(**E).algorithm(), normed).twins == frozenset()
+    assert built(FML(**E).algorithm(), normed).boundary_exempt == frozenset()
     leaking = Leak(what="statistics", **E).algorithm()
     with pytest.raises(Refused, match=r"its bytes are those of '1[.]weight' of its personal net"):
         federation(leaking, [built(leaking, normed)], start=server(normed), rounds=1)
@@ -326,7 +326,7 @@ def test_statistics_of_the_input_are_the_same_in_both_nets_by_right():
     algorithm = FML(**E).algorithm()
     x = torch.randn(20, 20, generator=torch.Generator().manual_seed(3))
     one = built(algorithm, first, 20, data={"private": Rows(x, torch.arange(20) % 3)})
-    assert one.twins == {"0.running_mean", "0.running_var"}
+    assert one.boundary_exempt == {"0.running_mean", "0.running_var"}
     got = federation(algorithm, [one], start=server(first), rounds=2)
     assert torch.equal(got["0.running_mean"], one.nets["personal"][0].running_mean)
 
@@ -349,7 +349,7 @@ def test_statistics_of_the_input_are_found_by_what_comes_in_not_by_where_they_ar
     algorithm = FML(**E).algorithm()
     x = torch.randn(20, 20, generator=torch.Generator().manual_seed(3))
     one = built(algorithm, Late, 20, data={"private": Rows(x, torch.arange(20) % 3)})
-    assert one.twins == {"norm.running_mean", "norm.running_var"}
+    assert one.boundary_exempt == {"norm.running_mean", "norm.running_var"}
     assert federation(algorithm, [one], start=server(Late), rounds=2)
 
 
@@ -361,7 +361,7 @@ def test_a_norm_without_running_statistics_has_none_to_exempt():
             return torch.nn.Sequential(norm, torch.nn.Linear(FEATURES, 3))
 
     algorithm = FML(**E).algorithm()
-    assert built(algorithm, plain).twins == frozenset()
+    assert built(algorithm, plain).boundary_exempt == frozenset()
     assert federation(algorithm, [built(algorithm, plain)], start=server(plain))
 
 
@@ -369,8 +369,8 @@ def test_a_norm_without_running_statistics_has_none_to_exempt():
 def test_nets_that_begin_equal_may_go_on_so_in_what_begins_constant_too(weight):
     algorithm = FML(alpha=weight, beta=weight, **E).algorithm()
     one = client("0", algorithm, personal=lambda seed: normed(0), shared=normed)
-    one.twins = find_exempt_tensors(one.nets, one.shared, (FEATURES,))
-    assert one.twins == set(one.shared)
+    one.boundary_exempt = find_exempt_tensors(one.nets, one.shared, (FEATURES,))
+    assert one.boundary_exempt == set(one.shared)
     got = federation(algorithm, [one], start=server(normed), rounds=1)
     assert torch.equal(got["1.weight"], one.nets["personal"].state_dict()["1.weight"])  # what was refused
 

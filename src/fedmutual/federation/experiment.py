@@ -131,7 +131,7 @@ class Experiment:
             rate=rate,
             shared=shared,
             proxy="proxy" in self.algorithm.scores,
-            twins=find_exempt_tensors(nets, shared, self.nets.space(id).shape),
+            boundary_exempt=find_exempt_tensors(nets, shared, self.nets.space(id).shape),
             settings=read_client_settings(self.config, id) | {"task": self.task(id)},
             precision=torch.bfloat16 if self.config.engine.precision == "bf16" else None,
             seeds=self.seeds,
