@@ -129,10 +129,10 @@ class DatasetExamples:
         """
         examples, sentences = [], []
         if self._first_item is None:
-            self._first_item = self._read(0)
+            self._first_item = self._read_row(0)
         for row in rows:
             try:
-                x = self._read(row)
+                x = self._read_row(row)
             except Exception as problem:  # a user's dataset may fail in any way
                 sentences.append(f"example {row} of {self.place} cannot be read ({type(problem).__name__}: {problem})")
                 continue
@@ -161,7 +161,7 @@ class DatasetExamples:
         rows = space_evenly(len(self), 16)
         return torch.equal(self.take(rows), self.take(rows))
 
-    def _read(self, row: int) -> Tensor:
+    def _read_row(self, row: int) -> Tensor:
         item = self._dataset[row]
         if not isinstance(item, tuple | list) or len(item) < 2:
             raise DataError(f"{self.place}: items must be (x, y), but one is {type(item).__name__}; fix __getitem__")

@@ -62,7 +62,7 @@ class ImageExamples:
             BadRows: files cannot be read or have another size; the message names these files.
         """
         with ThreadPoolExecutor() as pool:
-            images = list(pool.map(self._read, (self.files[r] for r in rows)))
+            images = list(pool.map(self._read_image, (self.files[r] for r in rows)))
         sentences = [f for f in images if isinstance(f, str)]
         if sentences:
             raise BadRows(*sentences)
@@ -90,7 +90,7 @@ class ImageExamples:
         except (OSError, UnidentifiedImageError) as problem:
             raise BadRows(_describe_unreadable(first, problem)) from None
 
-    def _read(self, path: Path) -> npt.NDArray[np.uint8] | str:
+    def _read_image(self, path: Path) -> npt.NDArray[np.uint8] | str:
         """Return the image [C, H, W], or a sentence that says why it cannot be used."""
         try:
             with Image.open(path) as image:

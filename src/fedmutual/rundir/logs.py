@@ -60,7 +60,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         RunError: a line is no JSON, or the file cannot be read.
     """
     lines = []
-    for number, text in enumerate((_read(path) or "").splitlines(), 1):
+    for number, text in enumerate((_read_text(path) or "").splitlines(), 1):
         try:
             lines.append(json.loads(text))
         except (ValueError, RecursionError):
@@ -76,7 +76,7 @@ def rewind(path: Path, keep: Callable[[int], bool]) -> None:
     Raises:
         RunError: as `read_lines`.
     """
-    text = _read(path)
+    text = _read_text(path)
     if text is None:
         return
     remaining_lines = []
@@ -125,7 +125,7 @@ def settle(folder: Path) -> None:
                 os.fsync(file.fileno())
 
 
-def _read(path: Path) -> str | None:
+def _read_text(path: Path) -> str | None:
     """Return the text of a log; None if there is no log."""
     try:
         content = path.read_bytes()

@@ -30,7 +30,7 @@ def record_seedset(folder: Path, sites: Sequence[str], shape: Sequence[int], cla
     Raises:
         UserError: a site's file is missing, damaged, or does not fit the others'; or the examples are too few.
     """
-    files = {i: _read(folder, i, use.labelled) for i in sites}
+    files = {i: _read_part(folder, i, use.labelled) for i in sites}
     for i, one in files.items():
         _check(make_seedset_path(folder, i), find_mismatch(one, shape, classes, files[sites[0]].scaling))
     check_enough(use, {i: len(one.x) for i, one in files.items()})
@@ -81,7 +81,7 @@ class CollectedSeedset:
         self, site: str, site_part: PublicPart, shape: Sequence[int], classes: Sequence[str], prepared: Prepared
     ) -> PublicPart:
         """Return the part of a site."""
-        path, one = make_seedset_path(self.folder, site), _read(self.folder, site, self.labelled)
+        path, one = make_seedset_path(self.folder, site), _read_part(self.folder, site, self.labelled)
         _check(path, find_mismatch(one, shape, classes, prepared.scaled))
         if site != self.site:
             return _part(one, path, site_part.rows)
@@ -106,7 +106,7 @@ class CollectedSeedset:
             )
 
 
-def _read(folder: Path, site: str, labelled: bool) -> SeedsetFile:
+def _read_part(folder: Path, site: str, labelled: bool) -> SeedsetFile:
     """Return a site's part, with or without labels."""
     part = read_seedset_file(folder, site)
     if labelled and part.labels is None:

@@ -153,7 +153,7 @@ class GatheredStatistics:
 
 def read_site_scaling(folder: Path) -> Moments | None:
     """Return the scaling that a site was sent; None before. Raises RunError where the file is damaged."""
-    about = _read(folder, _RecordedScaling)
+    about = _read_record(folder, _RecordedScaling)
     return None if about is None else Moments(tuple(about.mean), tuple(about.std))
 
 
@@ -164,7 +164,7 @@ def write_site_scaling(folder: Path, moments: Moments) -> None:
 
 def read_gathered(folder: Path) -> GatheredStatistics | None:
     """Return the statistics that the server has gathered; None before. Raises RunError where the file is damaged."""
-    about = _read(folder, _StatisticsRecord)
+    about = _read_record(folder, _StatisticsRecord)
     return None if about is None else GatheredStatistics(parse_statistics(about.model_dump()), about.up, about.down)
 
 
@@ -174,7 +174,7 @@ def write_gathered(folder: Path, gathered: GatheredStatistics) -> None:
     write_json(folder / FILE, {"format": 1, **record, "up": dict(gathered.up), "down": dict(gathered.down)})
 
 
-def _read(folder: Path, kind: type[T]) -> T | None:
+def _read_record(folder: Path, kind: type[T]) -> T | None:
     path = folder / FILE
     if not path.exists():
         return None

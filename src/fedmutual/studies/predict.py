@@ -113,7 +113,7 @@ def predict(
     takes, predictions = answering.takes, list[Prediction]()
     scaled = make_scaler(takes)
     paths = [Path(files)] if isinstance(files, str | Path) else [Path(f) for f in files]
-    for names, raw in _read(paths, answering):
+    for names, raw in _read_examples(paths, answering):
         answers = answering.form.compute(answering.net(scale_examples(raw, names.__getitem__, takes, scaled)))
         predictions += [make_prediction(name, answer, answering) for name, answer in zip(names, answers, strict=True)]
     return predictions
@@ -134,7 +134,7 @@ def make_prediction(example: str, answer: Tensor, answering: AnsweringModel) -> 
     return Prediction(example, answering.description, ranked, mask=mask, kind=kind)
 
 
-def _read(files: Sequence[Path], answering: AnsweringModel) -> Iterator[Learned]:
+def _read_examples(files: Sequence[Path], answering: AnsweringModel) -> Iterator[Learned]:
     for file in files:
         if file.suffix.lower() not in (*SUFFIXES, ".npz"):
             yield [str(file)], _image(file, answering)

@@ -18,7 +18,7 @@ def list_due_sites(folder: Path, out: Mapping[str, str], inside: Collection[str]
     out: connected sites that are not in the job, each with its connection. inside: the sites in the
         job, whose earlier restarts are forgotten. now: seconds since the epoch.
     """
-    now, before = time.time() if now is None else now, _read(folder)
+    now, before = time.time() if now is None else now, _read_attempts(folder)
     tried = {i: restart for i, restart in before.items() if i not in inside}
     due = sorted(i for i, connection in out.items() if _has_waited(tried.get(i), connection, now))
     for i in due:
@@ -36,7 +36,7 @@ def _has_waited(last: Mapping[str, Any] | None, connection: str, now: float) -> 
     return now >= float(last["at"]) + pause
 
 
-def _read(folder: Path) -> dict[str, dict[str, Any]]:
+def _read_attempts(folder: Path) -> dict[str, dict[str, Any]]:
     try:
         tried: dict[str, dict[str, Any]] = json.loads((folder / FILE).read_text(encoding="utf-8"))["tried"]
         return tried
