@@ -14,9 +14,8 @@ for _kind in (np.float32, np.float64):
 def flush_denormals() -> Iterator[None]:
     """Within, treat numbers below the smallest normal number (1.2e-38 in float32) as zero on the CPU.
 
-    Adam with weight decay drives the weights of dead units, and its own moments, into that range, where they stay: what
-    would
-    shrink them further rounds to zero. The mode belongs to each thread. Other threads of torch would keep their mode, so a
+    Adam with weight decay drives the weights of dead units, and its own moments, into that range, where they stay, because
+    each further decrease rounds to zero. The mode belongs to each thread. Other threads of torch would keep their mode, so a
     result would depend on when they were started; with several threads nothing is changed. Nor is anything changed on a
     processor without such a mode.
     """

@@ -28,15 +28,14 @@ OF_MASKS = ("examples", "loss", "dice", "pixel_accuracy", "class_dice")
 """All scores of targets that are a class of each pixel."""
 
 LEAST_ROWS, DECIMALS = 50, 2
-"""With `share.metrics = "accuracy"` an accuracy is told of at least so many rows, and rounded to so many decimals."""
+"""With `share.metrics = "accuracy"`: the fewest rows of an accuracy that is sent, and the decimals of its rounding."""
 
 
 def coarse_accuracy(values: Scores, rows: int) -> Scores | None:
     """Return only the accuracy, a fraction in [0, 1] rounded to `DECIMALS`; None if it must not be sent.
 
-    rows: the number of scored rows. Nothing is sent for fewer than `LEAST_ROWS` rows, nor for a task without accuracy: an
-    error
-    in a target's units has no scale for rounding.
+    rows: the number of scored rows. Nothing is sent for fewer than `LEAST_ROWS` rows, nor for a task without accuracy,
+    because an error in a target's units has no scale for rounding.
     """
     accuracy = values.get("accuracy")
     if not is_disclosed("accuracy", rows) or not isinstance(accuracy, int | float):

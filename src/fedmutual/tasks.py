@@ -1,4 +1,4 @@
-"""Tasks by name: what a client learns, and how it is scored."""
+"""Tasks by name: the targets, losses and scores of a client."""
 
 from collections.abc import Callable
 from difflib import get_close_matches

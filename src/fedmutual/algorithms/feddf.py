@@ -21,7 +21,7 @@ from fedmutual.losses import kl
 
 @dataclass(frozen=True, kw_only=True)
 class FedDF(FedAvg):
-    """FedAvg, and then the server teaches the average what the clients' models say together of public examples.
+    """FedAvg, and then the server trains the average on the clients' joint predictions of public examples.
 
     Steps of KL(softmax of the mean of the clients' logits || its own), without labels; Adam, its learning rate along half
     a cosine to 0.

@@ -17,7 +17,7 @@ app = typer.Typer(no_args_is_help=True, help="Look at an experiment's data befor
 
 @app.command()
 def show(file: File, set: Set = None, trust_code: TrustCode = False) -> None:
-    """Draw who has what: clients by classes."""
+    """Draw the examples of each client by class."""
     from fedmutual import data
 
     federation = data.load(read_config(file, set or []))

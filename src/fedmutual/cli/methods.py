@@ -53,7 +53,7 @@ def tune_methods(
 ) -> dict[str, Tuned]:
     """Tune each method and print the budget and what was chosen -> method -> the choice.
 
-    command: goes on after a stop. settings: the `--set` arguments, whose keys are not tuned. jobs: as for `compare`.
+    command: resumes after a stop. settings: the `--set` arguments, whose keys are not tuned. jobs: as for `compare`.
     """
     print_text(
         f"tune: each of {len(methods)} methods tries at most {trials} settings for {config.rounds} rounds with seed "

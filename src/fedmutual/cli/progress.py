@@ -82,7 +82,7 @@ class AllRuns:
         self._done: dict[int, float] = {}  # the fraction done now
 
     def start(self, number: int, fraction: float) -> None:
-        """The run of this number starts, or goes on after this fraction of its rounds."""
+        """Show that the run of this number starts, or resumes after this fraction of its rounds."""
         self._since = time.monotonic() if self._since is None else self._since
         self._begun[number] = self._done[number] = fraction
 

@@ -34,7 +34,7 @@ def make_sweep_table(result: Sweep) -> Table:
 
 
 def format_conclusion(result: Sweep, file: Path) -> Iterator[str]:
-    """Yield lines: what the numbers are, warnings, the command for the best setting, and the path of the result file."""
+    """Yield lines: the meaning of the numbers, warnings, the command for the best setting, the path of the result file."""
     yield _describe_numbers(result)
     yield from (f"warning: {warning}" for warning in result.warnings)
     for tried in result.tried:

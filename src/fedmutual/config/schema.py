@@ -1,5 +1,5 @@
 """Every key of a configuration, its type, its default and its meaning. Keys of [algorithm] are the algorithm's own: see
-methods.py. `fedmutual list keys` says them all, from here."""
+methods.py. `fedmutual list keys` prints all of them."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_type_hints

@@ -45,7 +45,7 @@ def read_from_factory(config: DataConfig) -> Source:
 
 
 def make_factory_source(returned: Any, config: DataConfig, place: str) -> Source:
-    """Return what a factory returned as a source. place: the name in messages.
+    """Return the result of a factory as a source. place: the name in messages.
 
     Raises:
         ConfigError: the factory returned something else than data.

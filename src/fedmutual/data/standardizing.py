@@ -23,7 +23,7 @@ _CHUNK = 2**20  # values that are summed at a time
 
 
 def make_layout(space: "Space", columns: Mapping[str, ColumnConfig]) -> Layout:
-    """Return what the statistics of a data set hold: of `data.columns`, if there are any, of the stored cells."""
+    """Return the kinds of values that the statistics of a data set describe: with `data.columns`, the stored cells."""
     classes = space.classes if space.targets == "classes" else ()  # a label or a pixel is not the class of a row
     if columns:
         categories = tuple(name for name, settings in columns.items() if settings.kind == "category")

@@ -149,7 +149,7 @@ def _name_key(client: str, key: str) -> str:
 
 
 def _read_features(data: DataConfig) -> Table:
-    """Return what is in each feature column of a client's table, in the order of the training file."""
+    """Return a description of each feature column of a client's table, in the order of the training file."""
     paths: list[Path] = [path for path in (data.root, data.test) if path is not None]
     names = [c for c in (*data.label_columns, data.group_by, "domain") if c is not None]
     frames = [read_frame(path, names, parquet=data.name == "parquet", replace=data.replace) for path in paths]

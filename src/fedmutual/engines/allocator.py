@@ -11,7 +11,7 @@ _NEVER = 2**31 - 1
 def keep_freed_memory() -> None:
     """Let glibc reuse large blocks instead of handing each back to the kernel at once.
 
-    By default, glibc maps the activations of a wide network anew at every step, and the kernel zeroes each page: a step of
+    By default, glibc maps the activations of a wide network again at every step, and the kernel zeroes each page: a step of
     FML with CNN2 takes 1.5 times as long. The setting holds for the whole process, so only the command line and worker
     processes use it. It has no effect on systems other than Linux with glibc.
     """

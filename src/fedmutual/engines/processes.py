@@ -81,7 +81,7 @@ class Processes:
         return self._read_results(number, arguments)
 
     def _read_results(self, number: int, arguments: Mapping[str, tuple[Any, ...]]) -> Iterator[tuple[str, Any]]:
-        """Yield (client, result) as clients finish; pass begun phases on to workers that have nothing else to do."""
+        """Yield (client, result) as clients finish; pass begun phases on to idle workers."""
         begun: dict[str, Handover] = {}
         left = set(arguments)
         while left:
@@ -145,7 +145,7 @@ class _Worker(ChildProcess):
             self.send(pack_payload(JobRequest(number, do, arguments)), len(arguments))
 
     def send(self, message: bytes | memoryview, replies: int) -> None:
-        """Send a message that the process answers with so many replies."""
+        """Send a message. replies: the number of answers that the process will send."""
         self.pending += replies
         try:
             self.connection.send_bytes(message)

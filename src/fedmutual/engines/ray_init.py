@@ -48,7 +48,7 @@ def import_ray() -> Any:
 
 
 def start_local_cluster(ray: Any, cpus: int) -> None:
-    """Start a cluster on this machine with so many logical CPUs. No other machine and no other user can connect to it."""
+    """Start a cluster on this machine with this number of logical CPUs. No other machine or user can connect."""
     with _sigterm_kept(), _on_loopback(ray), _fresh_token():
         ray.init(address="local", num_cpus=cpus, include_dashboard=False, **_QUIET)
 

@@ -48,7 +48,7 @@ class Reservation:
         return identify_session(self.ray) != self.session
 
     def fits(self, request: ResourceRequest, clients: int) -> bool:
-        """Return whether the reservation meets the request for so many clients."""
+        """Return whether the reservation meets the request for this number of clients."""
         if self.is_gone or request != self.request or len(self.workers) < min(self.most_workers, clients):
             return False
         try:

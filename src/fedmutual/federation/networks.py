@@ -188,7 +188,7 @@ class Networks:
         return self.data.space if self.pooled else self.data.spaces[client]
 
     def begin_with(self, initial_weights: Pretrained) -> "Networks":
-        """Return these networks with pretrained initial weights, as `model.pretrained` of all or of one client says.
+        """Return these networks with the initial weights of `model.pretrained`, of all clients or of one.
 
         initial_weights: weights that a resumed run began with; only missing weights are read.
 
@@ -230,8 +230,10 @@ class Networks:
         return net
 
     def _crossing(self, net: nn.Module) -> tuple[str, ...]:
-        """Return the names of the exchanged tensors: `model.part` without BatchNorm layers if `model.batchnorm` is "
-        ""local"."""
+        """Return the names of the exchanged tensors: of the network or of `model.part`.
+
+        BatchNorm layers are not exchanged if `model.batchnorm` is "local".
+        """
         model, state = self.config.model, net.state_dict()
         names = tuple(state) if model.part is None else list_shared_tensors(net, model.part, model.shared)
         if model.batchnorm == "average":
@@ -272,7 +274,6 @@ def _begin(net: nn.Module, state: Message, names: tuple[str, ...], run: Path | N
         shapes = (list(tensors[unequal[0]].shape) if unequal[0] in tensors else "none" for tensors in (state, net_state))
         raise ConfigError(
             f"key 'model.weights': {run} shares another network: {unequal[0]!r} has the shape {next(shapes)} in that run "
-            "and "
-            f"{next(shapes)} here; set 'model.shared', 'model.part' and the classes as in that run"
+            f"and {next(shapes)} here; set 'model.shared', 'model.part' and the classes as in that run"
         )
     net.load_state_dict(net_state | state)

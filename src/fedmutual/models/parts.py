@@ -21,7 +21,7 @@ def parse_image_shape(shape: tuple[int, ...], least: int = 1) -> tuple[int, int,
 
 
 def describe_too_small(shape: tuple[int, ...], least: int) -> str:
-    """Return what is wrong with images (channels, height, width) below a network's least side, and the fix."""
+    """Return the error text for images (channels, height, width) below a network's least side, with the fix."""
     return (
         f"takes images of at least {least} x {least} pixels, but these have {shape[1]} x {shape[2]}; "
         "choose another network, or larger images with the key 'data.size'"

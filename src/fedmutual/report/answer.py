@@ -33,7 +33,7 @@ JOINING = Question("joining", "node", "over all domains", False)
 
 @dataclass(frozen=True)
 class Way:
-    """One way to federate, a method or one of its models, held against local-only training."""
+    """One way to federate, a method or one of its models, in comparison with local-only training."""
 
     label: str
     gains: Gains

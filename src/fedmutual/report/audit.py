@@ -117,7 +117,7 @@ def make_membership_rows(audit: Audit) -> list[tuple[str, str, str, str, str]]:
 
 
 def make_sentences(audit: Audit) -> list[str]:
-    """Return what the audit means, one sentence or two each; the first is the result."""
+    """Return the findings of the audit, one or two sentences each; the first one is the result."""
     return [*(describe_finding(finding, MetricScale(0)) for finding in find_results(audit)), *audit.notes]
 
 

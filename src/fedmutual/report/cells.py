@@ -44,7 +44,7 @@ class Column:
 
 @dataclass(frozen=True)
 class PageTable:
-    """A table; its first column heads the rows. `csv` holds its numbers unrounded, and what it leaves out; "": no CSV."""
+    """A table; its first column heads the rows. `csv`: its numbers unrounded, and more; "": no CSV."""
 
     id: str
     caption: str

@@ -64,7 +64,7 @@ class Method:
 
 @dataclass(frozen=True)
 class Use:
-    """A method whose clients use one of its models on their own data: what a number on their data is of."""
+    """A method with the model that its clients use on their own data."""
 
     method: Method
     model: str | None  # "personal", "ensemble", "global", "meme"; None where no client shares its scores

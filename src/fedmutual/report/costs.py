@@ -1,4 +1,4 @@
-"""Accuracy against bytes: what a method reaches for what its nodes send. A line a method, over the whole run."""
+"""Accuracy against the bytes that the nodes of a method sent. One line for each method, over the whole run."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -109,7 +109,7 @@ def _over_steps(over_rounds: list[Picture], paces: Mapping[str, int | None]) -> 
 
 
 def _stretched(picture: Picture, paces: Mapping[str, int | None]) -> Picture:
-    """A picture over local steps, of the methods whose rounds are told in them."""
+    """Return a picture over local steps, of the methods that count rounds in local steps."""
     curves = []
     for curve in picture.curves:
         if steps := paces[curve.method]:

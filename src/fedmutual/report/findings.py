@@ -21,7 +21,7 @@ _UNEQUAL = 1.5  # times as many gradient steps as another method: more steps alo
 
 @dataclass(frozen=True)
 class Finding:
-    """A fact that a page or the terminal tells in a sentence or two."""
+    """A fact that a page or the terminal states in one or two sentences."""
 
     template: ClassVar[str] = "findings.j2"
     macro: ClassVar[str]

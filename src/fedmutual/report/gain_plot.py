@@ -123,7 +123,7 @@ def find_limits(rows: Sequence[GainRow], factor: int = 100) -> tuple[float, floa
 
 
 def _draw_row(axes: Any, row: GainRow, limits: tuple[float, float], factor: int) -> None:
-    """The interval, cut at the limits with an arrow where it goes on, and the mean's marker above it."""
+    """Draw the interval, cut at the limits with an arrow where it continues, and the mean's marker above it."""
     gain = row.estimate
     direction = (gain.mean > SAME) - (gain.mean < -SAME)
     shape, tone = _SHAPES[direction]

@@ -37,7 +37,7 @@ _CURVES = 2  # pictures of curves that are not folded
 
 @dataclass(frozen=True)
 class Drawn:
-    """A picture, and what it is called."""
+    """A picture and its title."""
 
     title: str
     svg: str
@@ -47,7 +47,7 @@ class Drawn:
 
 @dataclass(frozen=True)
 class PageSection:
-    """All that the page says of one comparison."""
+    """The content of the page about one comparison."""
 
     id: str
     comparison: RunComparison

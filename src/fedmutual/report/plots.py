@@ -61,7 +61,7 @@ def draw_curves(picture: Picture, prefix: str, styles: Styles) -> str:
 def marked(length: int, number: int, curves: int) -> list[int]:
     """The places of a curve's markers among its points: at its end, and before it where no other curve has its markers.
 
-    length: points of the curve; number: its place among so many curves.
+    length: points of the curve; number: its place among the curves.
     """
     step = (length - 1) / MARKED
     return sorted({length - 1, *(round(step * (k + (number + 0.5) / curves)) for k in range(MARKED))})
@@ -140,7 +140,7 @@ def _apart(places: Sequence[float], gap: float) -> list[float]:
 
 
 def _columns(axes: Any, picture: Picture) -> list[Hit]:
-    """A column to point at for each row of the picture's table, which says what that row says."""
+    """Draw a column to point at for each row of the picture's table, with the text of that row."""
     box, height = axes.get_window_extent(), axes.figure.bbox.height
     centres = [float(axes.transData.transform((r, 0))[0]) for r in picture.listed]
     edges = [box.x0, *((a + b) / 2 for a, b in itertools.pairwise(centres)), box.x1]

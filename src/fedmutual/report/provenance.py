@@ -23,7 +23,7 @@ class Settings:
 
 
 def subtitle(comparison: RunComparison) -> str:
-    """Return one line on what was run."""
+    """Return one line with the experiment and its methods."""
     run = comparison.first
     rounds = sorted({r.settings.rounds for r in comparison.runs})
     who = count(len(run.partition.clients), "client")

@@ -57,7 +57,7 @@ class MetricScale:
 
 
 def _round_number(value: float, digits: int) -> str:
-    """Return a number with so many significant digits, and no exponent where it is large."""
+    """Return a number with this number of significant digits, without an exponent for a large number."""
     return f"{value:.{digits}g}".replace("-", MINUS) if abs(value) < 10**digits else fixed(value, 0)
 
 

@@ -1,4 +1,4 @@
-"""Means, 95 % intervals, and gains in pairs: what a number of this report is an average of, and how sure it is."""
+"""Means, 95 % intervals, and gains in pairs: the average behind each number of the report, and its uncertainty."""
 
 import math
 from collections.abc import Sequence
@@ -93,7 +93,7 @@ def wilson_interval(fraction: float, rows: int) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Pair:
-    """One client of one seed under two methods, after as much training: the main metric on rows of its own."""
+    """One client of one seed under two methods, after equal training: the main metric on its own rows."""
 
     seed: int
     client: str

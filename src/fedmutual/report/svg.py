@@ -17,7 +17,7 @@ _SVG, _LINK = "http://www.w3.org/2000/svg", "{http://www.w3.org/1999/xlink}href"
 
 @dataclass(frozen=True)
 class Hit:
-    """A rectangle to point at, in pixels from the figure's upper left, and what it then says."""
+    """A rectangle to point at, in pixels from the figure's upper left corner, and the text that it then shows."""
 
     x: float
     y: float

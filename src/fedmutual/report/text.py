@@ -17,7 +17,7 @@ def points(difference: float, decimals: int = 1) -> str:
 
 
 def fixed(value: float, decimals: int) -> str:
-    """A number with so many decimals and a true minus sign; what rounds to 0 has no sign."""
+    """Return a number with this number of decimals and a true minus sign; a number that rounds to 0 has no sign."""
     text = f"{value:.{decimals}f}"
     return text.replace("-", MINUS) if text.strip("-0.") else text.removeprefix("-")
 

@@ -89,8 +89,7 @@ class Cell:
         """Return the number of rounds of an arm, at least 1, when the cell is shortened to `limit` rounds.
 
         An arm with fewer rounds than the cell is shortened in the same proportion as the cell, rounded half up. An arm with
-        more
-        rounds, such as a federation from which other arms start, is shortened to `limit`.
+        more rounds, such as a federation from which other arms start, is shortened to `limit`.
         """
         arm_rounds, common = self.rounds(arm), self.common_rounds
         return max(min(arm_rounds, limit, (2 * limit * arm_rounds + common) // (2 * common)), 1)

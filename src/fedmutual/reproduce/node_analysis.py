@@ -22,7 +22,7 @@ def check(config: Config, node: str, source: str) -> None:
     """Check, before a run is trained, that one of its nodes can be analysed afterwards.
 
     Raises:
-        UserError: the run would not keep what the analysis needs, the node does not exist, or the data cannot be read.
+        UserError: the run would not keep the weights for the analysis, the node does not exist, or the data cannot be read.
     """
     needs = {
         "records.keep_best = true": config.records.keep_best,

@@ -193,7 +193,7 @@ def tells(key: str) -> bool:
 
 
 def check(changed: Mapping[str, Any], cells: Iterable[Cell]) -> None:
-    """Raise ConfigError where --set names what the command or an arm decides, a whole table, or what no arm takes."""
+    """Raise ConfigError if --set names a key that the command or an arm sets, a complete table, or a key that no arm has."""
     for key, option in (("seed", "--seeds"), ("rounds", "--rounds"), ("name", "--out")):
         if key in changed:
             raise ConfigError(f"--set {key}: cells have their own; use {option}")

@@ -6,9 +6,8 @@ from collections.abc import Collection, Sequence
 def pool(cells: Sequence[Collection[int]]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return (the positions of the pooled cells, the seeds that all of them have). cells: the seeds of each cell.
 
-    At least two seeds are taken if possible, because one seed has no interval; then the most pairs of cell and seed; then
-    the
-    most cells; then the first. The choice does not use any result.
+    At least two seeds are taken if possible, because one seed has no interval; then the most pairs of cell and seed;
+    then the most cells; then the first. The choice does not use any result.
     """
     shared: set[frozenset[int]] = set()
     for seeds in map(frozenset, cells):

@@ -20,11 +20,9 @@ SAME, OTHER = "the same", "another"
 def repeats_frame(store: ResultStore) -> pd.DataFrame:
     """Return a row for each cell, arm and machine: "pairs" of runs, "scores", the "equal" scores, "largest" difference.
 
-    The largest difference is a fraction. Scores are those of the curves, in rounds that both runs evaluated. The two runs of
-    a
-    pair have one configuration, seed and numerics version, and differ only in the rounds. Runs with equal rounds are no
-    pair,
-    because they may be one run that two cells share.
+    The largest difference is a fraction. Scores are those of the curves, in rounds that both runs evaluated. The two runs
+    of a pair have one configuration, seed and numerics version, and differ only in the rounds. Runs with equal rounds are
+    no pair, because they may be one run that two cells share.
     """
     frame = pd.DataFrame(_rows(store), columns=[*KEYS, *NUMBERS])
     sums = {"pairs": "sum", "scores": "sum", "equal": "sum", "largest": "max"}

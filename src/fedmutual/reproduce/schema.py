@@ -100,7 +100,7 @@ class Claim(_Section):
 
     @property
     def whose(self) -> Of:
-        """Return what the claim is about: "mean" over cells, "every" cell or client, or "most" cells."""
+        """Return the scope of the claim: "mean" over cells, "every" cell or client, or "most" cells."""
         return self.of or ("every" if self.per == "client" else "mean")
 
     @property

@@ -28,7 +28,7 @@ class TriedSetting(_SweepRecord):
 
 
 class SweepFile(_SweepRecord):
-    """The keys of sweep.json that describe what was chosen and how."""
+    """The keys of sweep.json that describe the chosen setting and the choice."""
 
     name: str
     seeds: tuple[int, ...]

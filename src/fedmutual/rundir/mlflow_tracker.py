@@ -14,7 +14,7 @@ _NOT_ALLOWED = re.compile(r"[^\w\-. :/]", re.ASCII)  # in a name of MLflow
 
 
 class MLflowRun:
-    """A run of MLflow; a resumed run goes on with the run of MLflow that has the key."""
+    """A run of MLflow; a resumed run continues the run of MLflow that has the key."""
 
     def __init__(self, key: str, title: str, settings: Mapping[str, str]) -> None:
         """key: of the run folder. title: the name that people read. settings: configuration keys with their values."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 class WandbRun:
-    """A run of Weights & Biases; a resumed run goes on with the run that has the key."""
+    """A run of Weights & Biases; a resumed run continues the run that has the key."""
 
     def __init__(self, key: str, title: str, settings: Mapping[str, str]) -> None:
         """key: of the run folder. title: the name that people read. settings: configuration keys with their values."""

@@ -103,12 +103,14 @@ class SitesEngine:
     def each(
         self, do: Callable[Concatenate[Client, ...], R], arguments: Mapping[str, tuple[Any, ...]]
     ) -> Iterator[tuple[str, R]]:
-        """Send the work of each client as an order to its site, and yield (site, result). A site saves its state unasked.
+        """Send the work of each client as an order to its site, and yield (site, result).
+
+        There is no order to save: a site saves its state by itself.
 
         Raises:
             TooFew: fewer sites answered than the quorum.
             Setback: enough sites answered, and too few of the answers are usable.
-            RunError: so many sites are left out for good that the quorum cannot be met; or the disk is full.
+            RunError: too many sites are excluded for good to meet the quorum; or the disk is full.
         """
         if do is participate:
             yield from cast(Iterator[tuple[str, R]], self._do_phase(arguments))

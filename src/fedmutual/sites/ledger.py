@@ -134,8 +134,8 @@ def _kind(line: Line) -> Kind:
     problem = values.pop("problem", "")
     int(line["bytes"]), _round(line)
     words = {"train": "losses", "scores": "scores", "remarks": "remarks"}
-    told_kinds = tuple(words.get(k, k) for k in values)
-    return Kind(line["phase"], line["what"], line["to"], tensors, told_kinds, problem, int(line.get("attempt", 0)))
+    value_kinds = tuple(words.get(k, k) for k in values)
+    return Kind(line["phase"], line["what"], line["to"], tensors, value_kinds, problem, int(line.get("attempt", 0)))
 
 
 def describe_message(kind: Kind) -> str:

@@ -20,7 +20,7 @@ class ListedModules(MetaPathFinder):
     """The rule of a process of real sites, and the finder by which Python finds the listed modules in their folders."""
 
     def __init__(self, modules: Sequence[str], folders: Sequence[Path], mend: Callable[[str], str]) -> None:
-        """modules: dotted names; a listed package covers what is in it. folders: searched after all that is installed.
+        """modules: dotted names; a listed package includes its modules. folders: searched after the installed packages.
 
         mend: module -> how the operator lists it, for messages.
         """

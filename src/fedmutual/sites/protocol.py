@@ -51,7 +51,7 @@ class Order:
 
 @dataclass(frozen=True)
 class ReleasedScore(Score):
-    """A score that a site tells, of its own rows: as a log can have it."""
+    """A score that a site sends, of its own rows, in a form that a log can hold."""
 
     model: Name
     client: Name | None
@@ -128,7 +128,7 @@ class MalformedMessage(ValueError):
 
 
 class Limit(NamedTuple):
-    """How many bytes a message may have, as `sizes` says."""
+    """The most bytes of a message, as `sizes` computes them."""
 
     header: int
     tensors: int

@@ -119,7 +119,7 @@ class SitesTable(Section):
 
 
 class SeedsTable(Section):
-    """What a contract says about the public seed set: about each site's part, and about the whole set."""
+    """The record of the public seed set in a contract: of each site's part, and of the complete set."""
 
     rows: dict[str, _Rows]
     counts: dict[str, list[Annotated[int, Field(ge=0)]]] | None  # examples a class; None: labels stay with their owners
@@ -129,7 +129,7 @@ class SeedsTable(Section):
 
 
 class StateTable(Section):
-    """Where a site keeps what it must not lose."""
+    """The place of the state that a site must not lose."""
 
     folder: PathSetting = Field(description="the site's state: its model, its ledger; outside the kit")
 

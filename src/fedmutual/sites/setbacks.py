@@ -20,7 +20,7 @@ SETBACKS = 3  # the last one ends the federation
 
 
 def check_setbacks(conduct: Conduct, folder: Path) -> None:
-    """Raise RunError where so many rounds failed that the federation must not begin again."""
+    """Raise RunError if so many rounds failed that the federation must end."""
     if conduct.setbacks >= SETBACKS:
         raise RunError(
             f"{folder}: {SETBACKS} rounds came to nothing although enough sites answered, as log.txt says; begin a "

@@ -1,4 +1,4 @@
-"""How large orders, answers and letters may be: by what the contract declares, so that nobody can send more than that.
+"""The largest sizes of orders, answers and letters, computed from the contract, so that nobody can send more.
 
 What is larger is refused by its length, before anything of it is parsed.
 """
@@ -107,7 +107,7 @@ class MessageSizes:
 
 
 def limit_message(declared: Spec, words: int) -> Limit:
-    """Of a message that holds what is declared, and so many bytes of words in its header."""
+    """Return the limit of a message with the declared tensors and this number of bytes of words in its header."""
     size = spec_bytes(declared)
     entry = {"dtype": "F8_E8M0", "data_offsets": [size, size]}  # the longest name of a dtype
     table = json.dumps({k: {**entry, "shape": list(shape)} for k, (_, shape) in declared.items()})
@@ -115,5 +115,5 @@ def limit_message(declared: Spec, words: int) -> Limit:
 
 
 def spec_bytes(declared: Spec) -> int:
-    """Bytes of what is declared."""
+    """Return the bytes of the declared tensors."""
     return sum(prod(shape) * dtype.itemsize for dtype, shape in declared.values())

@@ -146,7 +146,7 @@ def parse_sizes(text: str) -> tuple[int | None, ...]:
 
 
 def _there(wanted: Sequence[int | None], federation: data.Federation, file: str) -> dict[str, int | None]:
-    """What a size is called -> examples, for those sizes that there are so many examples for."""
+    """Return name of a size -> number of examples (None: all), for the sizes for which there are enough examples."""
     shares = federation.partition["clients"][ALONE]
     most = sum(len(part["rows"]) for kind, part in shares.items() if kind != "counts" and part["of"] == "train")
     over = [n for n in wanted if n is not None and n > most]

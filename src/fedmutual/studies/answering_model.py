@@ -1,4 +1,4 @@
-"""The model of a run that answers, with what it takes: shapes, columns and scaling."""
+"""The model of a run that answers, with the shapes, columns and scaling of its inputs."""
 
 from collections.abc import Callable
 from pathlib import Path

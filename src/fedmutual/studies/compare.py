@@ -63,7 +63,7 @@ def list_variants(
 
 
 def _check_paces(variants: Mapping[str, Config]) -> None:
-    """Raise ConfigError unless a round is as much training under every method."""
+    """Raise ConfigError unless a round is equally much training under every method."""
     steps = {method: config.training.local_steps for method, config in variants.items()}
     if len(set(steps.values())) > 1:
         counted, other = (next(m for m, n in steps.items() if (n is None) is none) for none in (False, True))
@@ -89,9 +89,9 @@ def compare(
     The folder of a method "module:Class" is named without the colon, which Windows refuses.
 
     watch: an observer for the run of this name; of a run in a worker process it sees the start, notes, replies, scores, and
-    the end. method_settings, tuned: as `list_variants` takes them; what was chosen is written into
-    each run's folder. jobs: as `train_all` takes it. With the engine "stacked", or "auto" on a GPU, all runs go on at once,
-    their clients in common stacks.
+    the end. method_settings, tuned: as `list_variants` takes them; the chosen settings are written into
+    each run's folder. jobs: as `train_all` takes it. With the engine "stacked", or "auto" on a GPU, all runs train at once,
+    with their clients in common stacks.
 
     Raises:
         UserError: as `run`; what is wrong with a method or a folder, before the first is trained.

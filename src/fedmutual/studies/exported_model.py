@@ -45,7 +45,7 @@ def make_raw_input_model(answering: AnsweringModel) -> RawInputModel:
 
 @torch.no_grad()
 def export_program(model: RawInputModel, shape: tuple[int, ...]) -> ExportedProgram:
-    """Return the program of a model for any number of examples, after checking that it computes what the model computes.
+    """Return the program of a model for any number of examples, after a check that its answers equal the model's.
 
     Raises:
         RunError: torch.export cannot trace the network, or the program computes other answers.

@@ -1,4 +1,4 @@
-"""The model card of an exported model: what it is, how it was trained and scored, and what it is not for."""
+"""The model card of an exported model: its data, training, scores and limits."""
 
 import html
 import math
@@ -79,7 +79,7 @@ def _escape(value: Any) -> str:
 
 
 def _describe_values(answering: AnsweringModel) -> str:
-    """Return what the numbers of an input are: the stored ones, before any scaling."""
+    """Return a description of the numbers of an input: the stored numbers, before any scaling."""
     if answering.takes.scaling.get("columns"):
         return (
             "one value for each column: a number as stored, a date as days since 1970-01-01, a category as its position in "
@@ -139,7 +139,7 @@ def _format_score(score: MetricScore, rows: str, scale: MetricScale) -> CardScor
 
 
 def _describe_privacy(run: RecordedRun, answering: AnsweringModel) -> list[str]:
-    """Return sentences on differential privacy: what is guaranteed, and whether it covers this model."""
+    """Return sentences on differential privacy: the guarantee, and whether it covers this model."""
     nets = run.config.get("privacy", {}).get("nets", "none")
     if nets == "none":
         return ["None. The model may reveal examples that it was trained on."]

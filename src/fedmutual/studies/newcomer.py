@@ -52,7 +52,7 @@ class SourceRun:
 
     @cached_property
     def task(self) -> Task:
-        """What it learned, and what a newcomer learns."""
+        """The task that the run learned, and that a newcomer learns."""
         return make_task(self.run.config.training.task)
 
     @property
@@ -61,7 +61,7 @@ class SourceRun:
         return "part" not in self.model
 
     def about(self) -> Table:
-        """What tells this model from others, and from itself after further rounds."""
+        """The identity of this model: it differs for other models, and for this model after further rounds."""
         digest = hashlib.sha256((self.run.folder / "server" / file_name(self.run.round)).read_bytes()).hexdigest()
         config = self.run.config
         return {
@@ -108,7 +108,7 @@ class Newcomer:
     tuned: SourceRun  # whose shared model is fine-tuned
 
     def config(self, arm: str, size: int | None, seed: int | None = None) -> Config:
-        """The ordinary configuration of one way (of ARMS) with so many training examples; None: all that there are."""
+        """Return the ordinary configuration of one way (of ARMS). size: the number of training examples; None: all."""
         model_keys = {k: v for k, v in self.tables.get("model", {}).items() if k not in _SHARES}
         personal, adaptor = ({k: v for k, v in model_keys.items() if k == key} for key in ("personal", "adaptor"))
         start = {"start": "server"}  # needs a whole model
@@ -193,7 +193,7 @@ def read_newcomer(file: Path, overrides: Mapping[str, Any], shared: SourceRun, t
     """Return a newcomer's part of a configuration from its TOML file, with overrides by dotted key.
 
     Raises:
-        ConfigError: a key is wrong, is not the newcomer's to set, or contradicts what the run settles.
+        ConfigError: a key is wrong, is not the newcomer's to set, or contradicts a key that the run determines.
     """
     tables, task = merge_overrides(read_tables(file), overrides), shared.run.config.training.task
     if task != "classification" and isinstance(training := tables.get("training", {}), dict):

@@ -112,7 +112,7 @@ def about(config: Config, clients: Mapping[str, Mapping[str, float | None]]) -> 
 
 
 def describe_trials(folders: Sequence[Path], config: Config) -> str | None:
-    """Return what the trainings of a sweep cost together, as a sentence; None where no training was noised."""
+    """Return a sentence with the total epsilon of a sweep's trainings; None where no training was noised."""
     taken: dict[str, list[NoisedSteps]] = {}
     for folder in folders:
         stated = read_json(folder / SUMMARY).get("privacy") if (folder / SUMMARY).exists() else None

@@ -141,7 +141,7 @@ def train_runs(
 ) -> list[Exception | None]:
     """Train several experiments, side by side if that is faster; return the error of each run, None for a finished run.
 
-    jobs: as `train_queue` takes it. tolerated: errors of one run with which the other runs go on.
+    jobs: as `train_queue` takes it. tolerated: errors of one run after which the other runs continue.
 
     Raises:
         UserError, Diverged: the error of the first run that failed. The other runs are stopped, and can be resumed.

@@ -63,7 +63,7 @@ def _check_versions() -> Iterator[Check]:
 
 
 def _check_keys(kit: Kit) -> Iterator[Check]:
-    """Yield what is wrong with the certificate and the key of a kit, or until when they are valid."""
+    """Yield the faults of the certificate and the key of a kit, or the end of their validity."""
     check_valid(kit)
     if kit.reminder:
         text = f"the certificate of {kit.name!r} expires in {kit.days} days, on {kit.expires:%Y-%m-%d}; {kit.reminder}"

@@ -46,6 +46,6 @@ def check_version() -> str:
 
 
 def silence_nvflare() -> None:
-    """Discard FLARE's log lines in this process; fedmutual prints what a lead must know."""
+    """Discard FLARE's log lines in this process; fedmutual prints the messages for a lead itself."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     logging.getLogger().addHandler(logging.NullHandler())

@@ -83,7 +83,7 @@ class OpenedSum(Aggregation):
         """Return the next shared model. replies: the messages of `divide_total`. base: the model that the sites were sent.
 
         Raises:
-            RunError: no updates of so many sites have this sum.
+            RunError: no updates of this number of sites have this sum.
         """
         assert base is not None
         total = reduce(torch.add, [reply[WORDS] for reply in replies.values()])

@@ -53,9 +53,11 @@ def audit(
 ) -> Audit:
     """Attack the models of a finished run; return the results, which are also written to audit.json.
 
-    run: a run's folder; its data must still be where its configuration says. shadows: train so many shadow runs for the
-    stronger membership attack; 0: none. out: the folder of audit.json; None: the run's. trust_code: import whatever code the
-    run's folder names. tell: is called with a sentence before each long step.
+    run: a run's folder; its data must still be at the place that its configuration names.
+    shadows: the number of shadow runs to train for the stronger membership attack; 0: none.
+    out: the folder of audit.json; None: the run's folder.
+    trust_code: import any code that the run's folder names.
+    tell: is called with a sentence before each long step.
 
     Raises:
         UserError: the run is not finished, its data are gone or have changed, its task is no classification, or its code may

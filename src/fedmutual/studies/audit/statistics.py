@@ -1,4 +1,4 @@
-"""How well a score tells members from others, with intervals."""
+"""How well a score distinguishes members from others, with intervals."""
 
 from typing import NamedTuple
 
@@ -22,7 +22,7 @@ class Strength(NamedTuple):
 
 
 def measure_strength(members: Scores, others: Scores, level: float, rng: np.random.Generator) -> Strength:
-    """Return how well a score tells members from others.
+    """Return how well a score distinguishes members from others.
 
     members [M], others [N]: scores, larger for rows that look like members; at least 4 of each. level: of each of the two
     intervals, for example 0.95.

@@ -61,7 +61,7 @@ class SweepPlan:
 
 
 def plan_sweep(experiment: Config | str | Path, grid: Grid, seeds: int = 1, by: By | None = None) -> SweepPlan:
-    """Check every combination. Where the experiment holds nothing out a tenth is, and a warning says so.
+    """Check every combination. If the experiment has no hold-out rows, a tenth becomes hold-out rows, with a warning.
 
     Raises:
         ConfigError: a combination is no experiment, or two cannot be compared on the same rows.

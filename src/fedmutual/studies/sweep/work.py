@@ -45,11 +45,11 @@ def carry_out(
 ) -> Sweep:
     """Train the plan, choose the best setting, and write OUT/sweep.json. Finished runs are not trained again on resume.
 
-    With the engine "stacked", or "auto" on a GPU, all runs go on at once, their clients in common stacks. jobs: how many
-    runs are trained side by side; None: chosen by what the first run took.
+    With the engine "stacked", or "auto" on a GPU, all runs train at once, with their clients in common stacks.
+    jobs: the number of runs that are trained side by side; None: chosen by the duration of the first run.
 
     Raises:
-        UserError: what is wrong with a folder, the data or a network, before the first is trained.
+        UserError: a folder, the data or a network is wrong; raised before the first run is trained.
     """
     works = [SweepRun(out / s.folder / str(seed), f"{s.label}, seed {seed}", config) for s, seed, config in plan.runs]
     check_folders([(work.name, work.config, work.folder) for work in works], resume)
