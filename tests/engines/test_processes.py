@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import sys
+from multiprocessing.connection import Connection
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ import fedmutual
 import forked
 from fedmutual.algorithms import FML
 from fedmutual.config import parse_config
-from fedmutual.engines import processes
+from fedmutual.engines import child_process, processes
 from fedmutual.engines.assignment import BALANCED, SplitClient, WorkerLost, assign_clients, split_clients
 from fedmutual.engines.base import participate
 from fedmutual.engines.child_process import IS_FORKED
@@ -258,6 +259,43 @@ def test_a_worker_that_dies_before_the_first_round_is_replaced(small, monkeypatc
     monkeypatch.setattr(folders, "environment", kill_before_environment)
     config = fedmutual.load_config(small, rounds=1, **{"engine.name": "processes", "engine.workers": 2})
     assert fedmutual.run(config, "one").summary["rounds"] == 1
+
+
+def test_a_worker_that_dies_while_it_builds_its_clients_is_replaced(small, monkeypatch):
+    """The network kills the first worker that builds it."""
+    monkeypatch.syspath_prepend(small.parent)
+    (small.parent / "deadly.py").write_text(
+        "import multiprocessing, os, pathlib, signal\n"
+        "from torch import nn\n"
+        "def net(shape, classes):\n"
+        "    died = pathlib.Path('died')\n"
+        "    if multiprocessing.parent_process() is not None and not died.exists():\n"
+        "        died.touch()\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, classes))\n"
+    )
+    changes = {"engine.name": "processes", "engine.workers": 2, "model.shared": "deadly:net", "rounds": 1}
+    run = fedmutual.run(fedmutual.load_config(small, **changes), "built")
+    assert run.summary["rounds"] == 1
+    assert "was killed by SIGKILL; another worker took over" in (run.folder / "log.txt").read_text()
+
+
+@pytest.mark.parametrize("problem", [EOFError("unexpected EOF"), ConnectionRefusedError()])
+def test_a_fork_server_that_dies_while_it_starts_a_worker_is_started_again(monkeypatch, problem):
+    """multiprocessing raises these errors then."""
+    start, failed = child_process.CONTEXT.Process.start, []
+
+    def fail_once(process):
+        if not failed:
+            failed.append(process)
+            raise problem
+        start(process)
+
+    monkeypatch.setattr(child_process.CONTEXT.Process, "start", fail_once)
+    child = child_process.ChildProcess(Connection.close)
+    assert failed
+    assert child.describe_end() == "ended with code 0"
+    child.stop()
 
 
 def test_a_worker_that_dies_again_and_again_stops_the_run_with_one_sentence(small):

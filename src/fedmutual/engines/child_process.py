@@ -22,6 +22,7 @@ CONTEXT: Any = multiprocessing.get_context("forkserver" if IS_FORKED else "spawn
 START = 1.0 if IS_FORKED else 8.0
 """Seconds until worker processes are ready."""
 
+_ATTEMPTS = 3  # to start a worker process
 _PRELOADED = ["torch._dynamo", "fedmutual.federation.experiment"]  # a worker's imports, which take seconds
 
 
@@ -53,10 +54,16 @@ class ChildProcess:
 
     def __init__(self, serve: Callable[[Connection], None]) -> None:
         self.connection, worker_end = CONTEXT.Pipe()
-        self.process = CONTEXT.Process(target=serve, args=(worker_end,), daemon=True)
-        start_fork_server()
-        with _hide_main_module():
-            self.process.start()
+        for attempts_left in reversed(range(_ATTEMPTS)):
+            self.process = CONTEXT.Process(target=serve, args=(worker_end,), daemon=True)
+            start_fork_server()
+            try:
+                with _hide_main_module():
+                    self.process.start()
+                break
+            except (EOFError, OSError):  # the fork server died meanwhile
+                if not attempts_left:
+                    raise
         worker_end.close()
 
     def describe_end(self) -> str:

@@ -13,7 +13,8 @@ from fedmutual.tensor_files import read_tensors, write_tensors
 
 R = TypeVar("R")
 _KEEPING_STATE = (count_parameters, evaluate_client, save_client)
-"""Functions that change no state of a client except its memory. After any other function the client's state is written."""
+"""Functions after which a state is written only if the memory has changed: an evaluation also changes the shared part of the
+meme, but each round forks that part anew. After all other functions the state is written."""
 
 
 class Rest(NamedTuple):

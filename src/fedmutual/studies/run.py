@@ -195,11 +195,12 @@ class EngineHandle:
         self._rest: Rest | None = None
         if folder is not None:
             self._rest = plan_rest(engine.resident, self.choice, self.work, folder, count_memory())
+        self._lost: list[str] = []  # workers that died while they built their clients
         self.engine = self._open()
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """The engine that was chosen automatically, and the configuration keys that this engine does not use."""
+        """The engine that was chosen automatically, keys without effect, and workers that died while they built clients."""
         picked = _picked(self.choice) if self._automatic else ()
         if self._rest is not None and self.experiment.config.engine.resident is None:
             size = sum(w.bytes for w in self.work.values()) / 2**30
@@ -207,7 +208,7 @@ class EngineHandle:
                 f"the states of all clients take about {size:.1f} GiB: {self._rest.resident} clients of each process stay "
                 "in memory, and the others rest in the run folder (engine.resident)",
             )
-        return (*picked, *unused.describe_unused_engine_keys(self.experiment.config, self.choice.name))
+        return (*picked, *unused.describe_unused_engine_keys(self.experiment.config, self.choice.name), *self._lost)
 
     def again(self) -> None:
         """Start a new engine, with clients as before round 1."""
@@ -226,9 +227,16 @@ class EngineHandle:
             self._rest.remove_files()
 
     def _open(self) -> Engine:
+        """Open the engine; if a worker dies while it builds its clients, open the engine again."""
         config, device = self.experiment.config.engine, self.experiment.device
-        engine, self.choice = open_engine(self.choice, self.experiment.client, self.work, config, device, self._rest)
-        return engine
+        while True:
+            try:
+                engine, self.choice = open_engine(self.choice, self.experiment.client, self.work, config, device, self._rest)
+                return engine
+            except WorkerLost as lost:
+                self._lost.append(f"{lost}; another worker took over")
+                if len(self._lost) >= PATIENCE:
+                    raise
 
 
 def _picked(choice: EngineChoice) -> tuple[str, ...]:
