@@ -45,7 +45,9 @@ def save_noise(path: Path, shape: tuple[int, ...], rows: int, test: int) -> Path
     return path
 
 
-def config(model: str, data: Path, clients: int = 5, method: str = "fml", epochs: int = 1, **engine: Any) -> Config:
+def config(
+    model: str, data: Path, clients: int = 5, method: str = "fml", epochs: int = 1, batch_size: int = BATCH, **engine: Any
+) -> Config:
     """Return an experiment on saved noise, scaled to mean 0 and standard deviation 1."""
     channels = SHAPES.get(model, SHAPES["mlp"])[0]
     return parse_config(
@@ -55,7 +57,7 @@ def config(model: str, data: Path, clients: int = 5, method: str = "fml", epochs
             "partition": {"kind": "iid", "clients": clients},
             "algorithm": {"name": method},
             "model": {"shared": model},
-            "training": {"local_epochs": epochs, "batch_size": BATCH},
+            "training": {"local_epochs": epochs, "batch_size": batch_size},
             "optimizer": {"name": "sgd", **SGD},
             "engine": {"name": "inprocess", "device": "cpu", **engine},
         }

@@ -16,6 +16,8 @@ SECTIONS = {
     "engines": "engines",
     "short": "short",
     "clients": "scaling",
+    "scale": "scale",
+    "resting": "resting",
     "fedh2l": "fedh2l",
     "peers": "peers",
     "memory": "memory",
@@ -40,6 +42,7 @@ def main() -> None:
     parser.add_argument("--pflib", type=Path, metavar="PATH", help="of the section peers: a clone of PFLlib")
     parser.add_argument("--htfl", type=Path, metavar="PATH", help="of the section peers: a clone of HtFLlib")
     parser.add_argument("--setting", metavar="MODEL-K", help="of the section peers: one setting only, for example mlp-5")
+    parser.add_argument("--before", type=Path, metavar="PATH", help="of the section resting: a clone of an earlier version")
     parser.add_argument("--tiny", action="store_true", help="only see that it runs: the numbers mean nothing")
     parser.add_argument("--json-dir", type=Path, help="benchmarks/results; with --tiny, nowhere")
     args = parser.parse_args()
@@ -47,7 +50,9 @@ def main() -> None:
     for name in args.sections:
         if name not in SECTIONS:
             parser.error(f"there is no section {name!r}; there are {', '.join(SECTIONS)}")
-    options = Options(args.pairs, args.tiny, args.device, args.compile, args.seeds, args.pflib, args.htfl, args.setting)
+    options = Options(
+        args.pairs, args.tiny, args.device, args.compile, args.seeds, args.pflib, args.htfl, args.setting, args.before
+    )
     for name in args.sections or SECTIONS:
         about = {"command": command("run.py"), "tiny": args.tiny, "machine": machine()}
         print(f"== {name}", flush=True)
