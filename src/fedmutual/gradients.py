@@ -89,6 +89,7 @@ def _named(vector: Tensor, g_pub: Message, g_loc: Message) -> Message:
 def _all(g_pub: Message, g_loc: Message) -> Message:
     """Return a tensor for each name in either gradient, for its shape and type.
 
-    The order is that of g_pub, so that sums have equal bits after a resume, which restores g_loc in the order of a file.
+    The order does not depend on that of g_loc, so that sums have equal bits after a resume, which restores g_loc in the
+    order of a file.
     """
-    return g_pub | g_loc | g_pub
+    return g_pub | {name: g_loc[name] for name in sorted(g_loc.keys() - g_pub.keys())}

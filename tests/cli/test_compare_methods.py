@@ -85,11 +85,14 @@ def test_the_algorithm_of_the_file_is_compared(small, cli):
     assert fedmutual.load_config("c/ditto/0/config.toml").algorithm == {"name": "ditto", "lam": 0.5}
 
 
-def test_a_line_says_that_methods_leave_out_the_algorithm_of_the_file(small, cli):
+@pytest.mark.parametrize(("algorithm", "left_out"), [('algorithm = { name = "fml" }\n', ["fml"]), ("", [])])
+def test_a_line_says_that_methods_leave_out_the_algorithm_of_the_file(small, cli, algorithm, left_out):
+    lines = [line for line in small.read_text().splitlines() if not line.startswith("algorithm = ")]
+    small.write_text(algorithm + "\n".join(lines))
     options = ("--methods", "fedavg,independent", "--seeds", 1, "--set", "rounds=1", "--out", "c")
     code, out, err = cli("compare", small, *options)
     assert (code, trained(small.parent / "c")) == (0, {"fedavg", "independent"}), err
-    assert [line.split(": ")[1] for line in out.splitlines() if line.startswith("left out: ")] == ["fml"]
+    assert [line.split(": ")[1] for line in out.splitlines() if line.startswith("left out: ")] == left_out
 
 
 @pytest.mark.parametrize("more", [(), ("--methods", "independent,my_method:Mine")])

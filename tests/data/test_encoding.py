@@ -79,6 +79,7 @@ def test_encoded_rows_are_those_of_scikit_learns_transformers(tmp_path: Path, fi
 COLUMNS = {
     "usual": [3.5, math.nan, 1.25, 8.0, 2.0],
     "one value": [0.1, 0.1, math.nan, 0.1],
+    "one value but for rounding": [1e9, 1e9 + 1e-7, 1e9],
     "one row": [7.0],
     "all missing": [math.nan, math.nan],
 }

@@ -30,7 +30,7 @@ def choose_methods(
     expanded = expand_methods(names, algorithm, METHODS)
     config, method_settings = load_compared(file, expanded, overrides)
     if names is None or ALL not in names:
-        if algorithm not in expanded:
+        if algorithm is not None and algorithm not in expanded:
             print_text(f"left out: {algorithm}: --methods does not name the algorithm of {file}", soft_wrap=True)
         return config, expanded, method_settings
     eligible = find_eligible_methods(config, expanded, [*names, config.algorithm["name"]], method_settings)

@@ -128,8 +128,10 @@ def _learn_column(cells: FloatArray, plan: ColumnPlan) -> EncodedColumn:
     mean, std = settings.mean, settings.std
     if mean is None or std is None:
         filled = np.where(missing, fill, cells)
-        is_constant = filled.min() == filled.max()  # rounding could give a constant column a tiny standard deviation
-        mean, std = float(filled.mean()), 1.0 if is_constant else float(filled.std())
+        mean, std = float(filled.mean()), float(filled.std())
+        rounding = len(filled) * np.finfo(np.float64).eps
+        if std**2 <= rounding * std**2 + (rounding * mean) ** 2:  # constant but for rounding; the bound of scikit-learn
+            std = 1.0
     return EncodedColumn(plan.name, settings.kind, fill=float(fill), mean=mean, std=std)
 
 
