@@ -157,11 +157,15 @@ def test_a_pause_changes_neither_the_model_nor_epsilon(tmp_path):
 
 def test_a_run_whose_personal_network_has_no_finite_loss_is_recorded_to_its_end(tmp_path):
     """A network without noise may not stop a client, so the run goes on, and its folder must stay readable."""
-    changed = {"optimizer": {"name": "sgd", "lr": 1e4}, "algorithm": {"beta": 1.0}}
-    done = run(parse_config(tables(nets="meme", **changed)), tmp_path / "run")
-    recorded = read_run(done.folder)
-    assert recorded.finished
-    assert "personal" not in recorded.evaluations[-1].train.get("0", {})
+
+    def read_losses(lr):
+        changed = {"optimizer": {"name": "sgd", "lr": lr}, "algorithm": {"beta": 1.0}}
+        recorded = read_run(run(parse_config(tables(nets="meme", **changed)), tmp_path / f"lr {lr}").folder)
+        assert recorded.finished
+        return recorded.evaluations[-1].train["0"]
+
+    assert "personal" in read_losses(0.1)
+    assert "personal" not in read_losses(1e4)
 
 
 def test_a_run_without_noise_records_no_epsilon(tmp_path):

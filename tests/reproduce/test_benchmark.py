@@ -1,5 +1,6 @@
 """The benchmark page: who leads and who loses, whom a method harms, and what the committed results make of it."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -186,6 +187,16 @@ def test_a_cell_is_what_its_sweeps_tuned(cell):
     assert {key: value for key, value in tuned.items() if key != "name"} == cell.tables
     assert cell.tunings.keys() == cell.arms.keys()
     assert all(3 <= len(tuning.file.settings) <= 6 for tuning in cell.tunings.values()), "equal budgets"
+
+
+def test_a_rate_at_the_end_of_its_grid_is_counted():
+    (measured,) = (m for m in measured_cells(COMMITTED, ResultStore(home() / RESULTS)) if m.cell.name == "digits")
+    at_end = 0
+    for arm in measured.cell.arms:
+        settings = json.loads((home() / f"sweeps/benchmark-digits-{arm}.json").read_text())["settings"]
+        rates = [float(setting["set"]["optimizer.lr"]) for setting in settings]
+        at_end += float(measured.cell.tunings[arm].chosen["optimizer.lr"]) in (min(rates), max(rates))
+    assert summarise(measured).rates_at_end == at_end > 0
 
 
 @pytest.mark.parametrize("cell", COMMITTED.cells, ids=lambda c: c.name)

@@ -29,7 +29,9 @@ def test_each_row_has_a_rate_of_its_own_that_lies_inside_its_grid(cell):
 @CELLS
 def test_each_run_cost_the_epsilon_of_its_row(cell):
     """By the accountant, from the rows, the batch and the steps: not from what the run wrote."""
-    for result in STORE.of(cell.id):
+    results = STORE.of(cell.id)
+    assert {(r.arm, r.seed) for r in results} == {(arm, seed) for arm in cell.arms for seed in range(3)}
+    for result in results:
         config = cell.config(result.arm)
         if config.privacy.nets == "none":
             assert result.epsilon is None
@@ -38,6 +40,12 @@ def test_each_run_cost_the_epsilon_of_its_row(cell):
         steps = accountant.NoisedSteps(config.privacy.sigma, config.training.batch_size / rows, round(result.budget.steps))
         assert result.epsilon == pytest.approx(accountant.epsilon([steps], 1e-5), rel=1e-4)
         assert 0.99 * config.privacy.epsilon < result.epsilon <= config.privacy.epsilon
+
+
+def test_the_page_of_proxyfl_states_the_epsilon_of_all_300_rounds():
+    steps = accountant.NoisedSteps(1.0, 250 / 1000, 300 * 4)
+    about = (home() / "proxyfl" / "index.toml").read_text()
+    assert f"After all 300 rounds epsilon would be {accountant.epsilon([steps], 1e-5):.1f}" in about
 
 
 def test_the_docs_print_the_measured_accuracy():
@@ -55,6 +63,6 @@ def test_the_docs_print_the_measured_accuracy():
 
 
 def _print(measured, arm):
-    """Return the accuracy of the clients' own models and of the shared model, as "88.8, 75.9"."""
+    """Return the accuracy of the clients' own models and of the shared model, as "88.8 ± 3.9; 75.9 ± 8.7"."""
     estimates = [measured.value(name, arm) for name in ("own_validation", "global_test")]
-    return ", ".join(f"{100 * e.mean:.1f}" for e in estimates if e is not None) or "not run"
+    return "; ".join(f"{100 * e.mean:.1f} ± {100 * e.half:.1f}" for e in estimates if e is not None) or "not run"

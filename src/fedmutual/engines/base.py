@@ -68,9 +68,8 @@ def release_reply(
         Refused: the message or the metrics hold more than declared.
     """
     metrics = release_metrics(train, phase.terms, client.id) if client.metrics == "all" else {}
-    finite = {
-        name: value for name, value in metrics.items() if value is not None
-    }  # with noise, an infinite loss stops no client
+    # metrics.jsonl holds numbers only; an infinite loss of a network without noise must not stop a client with noise
+    finite = {name: value for name, value in metrics.items() if value is not None}
     return Reply(release(message, declared, client, inbox), finite, work=client.work)
 
 

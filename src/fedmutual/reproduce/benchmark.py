@@ -227,6 +227,7 @@ class CellSummary:
     missing: tuple[str, ...]  # methods with fewer than all seeds
     seeds: int
     trials: int  # the most settings that a sweep tried for a method
+    rates_at_end: int  # methods of which the chosen learning rate is the smallest or the largest that was tried
 
 
 def summarise(measured: MeasuredCell) -> CellSummary:
@@ -234,7 +235,7 @@ def summarise(measured: MeasuredCell) -> CellSummary:
     estimates, arms = _estimate_own(measured), measured.cell.shown
     best = max(estimates, key=lambda arm: estimates[arm].mean, default="")
     harmed = {arm: measured.value(HARMED, arm) for arm in estimates}
-    seeds = len(measured.seeds)
+    seeds, tunings = len(measured.seeds), measured.cell.tunings.values()
     return CellSummary(
         measured=measured,
         table=md_table(tabulate(measured), caption=False) if estimates else "",
@@ -244,7 +245,8 @@ def summarise(measured: MeasuredCell) -> CellSummary:
         harmless=tuple(name(arm, arms[arm]) for arm, e in harmed.items() if e is not None and e.mean == 0),
         missing=tuple(name(arm, arms[arm]) for arm in arms if len(measured.results[arm]) < seeds or not seeds),
         seeds=seeds,
-        trials=max((len(tuning.file.settings) for tuning in measured.cell.tunings.values()), default=0),
+        trials=max((len(tuning.file.settings) for tuning in tunings), default=0),
+        rates_at_end=sum("optimizer.lr" in tuning.ends for tuning in tunings),
     )
 
 
