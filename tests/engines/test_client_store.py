@@ -3,6 +3,7 @@
 import errno
 import gc
 import os
+import shutil
 import weakref
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from fedmutual.engines.select import EngineChoice, plan_rest
 from fedmutual.errors import RunError
 from fedmutual.events import RoundDone
 from fedmutual.federation.workload import Workload
+from fedmutual.tensor_files import read_tensors, write_tensors
 from kills import same
 
 CONFIG = {
@@ -45,22 +47,30 @@ def in_memory(tmp_path_factory):
 
 
 def list_resting(folder):
-    return sorted((folder / "clients").glob("*/.resting-*"))
+    return sorted((folder / "clients").glob("*/.*resting-*"))
+
+
+def count_resting(folder, counts):
+    """Return an observer that appends the number of resting states after each round to `counts`."""
+    return lambda event: counts.append(len(list_resting(folder))) if isinstance(event, RoundDone) else None
 
 
 @pytest.mark.parametrize("resident", [1, 2])
 def test_clients_that_rest_have_the_bits_of_clients_in_memory(in_memory, tmp_path, resident):
     counts = []
-    count = [lambda event: counts.append(len(list_resting(tmp_path / "run"))) if isinstance(event, RoundDone) else None]
-    fedmutual.run(config(resident=resident), tmp_path / "run", observers=count)
+    fedmutual.run(config(resident=resident), tmp_path / "run", observers=[count_resting(tmp_path / "run", counts)])
     assert same(tmp_path / "run", in_memory) == []
     assert min(counts) > 0
     assert list_resting(tmp_path / "run") == []
 
 
 def test_clients_of_worker_processes_that_rest_have_these_bits_too(in_memory, tmp_path):
-    fedmutual.run(config(name="processes", workers=2, resident=1), tmp_path / "run")
+    counts = []
+    observers = [count_resting(tmp_path / "run", counts)]
+    fedmutual.run(config(name="processes", workers=2, resident=1), tmp_path / "run", observers=observers)
     assert same(tmp_path / "run", in_memory) == []
+    assert min(counts) > 0
+    assert list_resting(tmp_path / "run") == []
 
 
 def damage_by_removal(file):
@@ -75,7 +85,12 @@ def damage_by_a_pickle(file):
     file.write_bytes(b"\x80\x04cos\nsystem\n(S'true'\ntR.")
 
 
-@pytest.mark.parametrize("damage", [damage_by_removal, damage_by_truncation, damage_by_a_pickle])
+def damage_by_another_shape(file):
+    tensors, header = read_tensors(file)
+    write_tensors(file, {name: tensor[None] for name, tensor in tensors.items()}, header)
+
+
+@pytest.mark.parametrize("damage", [damage_by_removal, damage_by_truncation, damage_by_a_pickle, damage_by_another_shape])
 def test_a_damaged_state_is_named_and_a_resumed_run_does_without_it(in_memory, tmp_path, damage):
     folder = tmp_path / "run"
 
@@ -103,7 +118,11 @@ def test_states_that_lie_in_a_run_folder_are_removed_unread(in_memory, tmp_path)
     with pytest.raises(Paused):
         fedmutual.run(config(resident=1), folder, observers=[stop])
     for client in "01234":
-        damage_by_a_pickle(folder / "clients" / client / f".resting-0123456789abcdef-{os.getpid()}.safetensors")
+        name = f".resting-0123456789abcdef-{os.getpid()}.safetensors"
+        damage_by_a_pickle(folder / "clients" / client / name)
+        damage_by_truncation(
+            shutil.copy(folder / "clients" / client / name, folder / "clients" / client / f".{name}.1-ab.part")
+        )
     fedmutual.run(config(resident=1), folder, resume=True)
     assert same(folder, in_memory) == []
     assert list_resting(folder) == []

@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Concatenate, NamedTuple, TypeVar
 
+from torch import Size
+
 from fedmutual.core import Client, Message
 from fedmutual.engines.base import Make, count_parameters, evaluate_client
 from fedmutual.errors import RunError
@@ -26,7 +28,7 @@ class Rest(NamedTuple):
 
     def remove_files(self) -> None:
         """Remove the resting states of all processes; the engine must be closed."""
-        _remove(self.folder, f".resting-{self.name}-*.safetensors")
+        _remove(self.folder, self.name)
 
 
 class ClientStore:
@@ -42,7 +44,7 @@ class ClientStore:
         self._rest: Rest | None = None
         self._clients: dict[str, Client] = {}  # the client that was used longest ago comes first
         self._changed: set[str] = set()  # clients in memory whose state is not in a file
-        self._written: dict[str, tuple[str, ...]] = {}  # client -> the names in its file, in the order of its state
+        self._written: dict[str, dict[str, Size]] = {}  # client -> name and shape of each tensor in its file, in order
 
     def hold(self, make: Make, ids: Sequence[str], rest: Rest | None = None) -> None:
         """Hold these clients in place of the earlier ones. They are built now, or with `rest` when they are first used."""
@@ -75,7 +77,7 @@ class ClientStore:
                 state = client_state(self._clients[oldest], in_phase=True)
                 write_tensors(self._find_file(oldest), state, {"format": "1"}, sync=False)
                 self._changed.discard(oldest)
-                self._written[oldest] = tuple(state)
+                self._written[oldest] = {name: tensor.shape for name, tensor in state.items()}
             del self._clients[oldest]
         client = self._make(id)
         if id in self._written:
@@ -87,7 +89,7 @@ class ClientStore:
         path = self._find_file(id)
         try:
             tensors, _ = read_tensors(path)
-            if tensors.keys() != set(self._written[id]):
+            if {name: tensor.shape for name, tensor in tensors.items()} != self._written[id]:
                 raise RunError(f"{path}: is not the state that this run wrote")
         except RunError as problem:
             raise RunError(f"{problem}; go on from the last saved round with --resume") from None
@@ -100,9 +102,11 @@ class ClientStore:
 
 def remove_abandoned_files(folder: Path) -> None:
     """Remove the resting states that a killed process left in a run folder."""
-    _remove(folder, ".resting-*.safetensors")
+    _remove(folder, "*")
 
 
-def _remove(folder: Path, pattern: str) -> None:
-    for file in (folder / "clients").glob(f"*/{pattern}"):
-        file.unlink(missing_ok=True)
+def _remove(folder: Path, name: str) -> None:
+    """Remove the resting states of a run by its random name, also those that a killed worker wrote in part."""
+    for pattern in (f".resting-{name}-*.safetensors", f"..resting-{name}-*.part"):
+        for file in (folder / "clients").glob(f"*/{pattern}"):
+            file.unlink(missing_ok=True)

@@ -13,7 +13,7 @@ class Workload(NamedTuple):
 
     steps: float
     flops: float
-    bytes: float = 0.0  # of the weights and optimiser states
+    bytes: float = 0.0  # of weights and optimiser states; not of buffers and the memory that an algorithm keeps
 
     @property
     def seconds(self) -> float:

@@ -222,9 +222,11 @@ class EngineHandle:
 
     def close(self) -> None:
         """Close the engine and its clients."""
-        self.engine.close()
-        if self._rest is not None:
-            self._rest.remove_files()
+        try:
+            self.engine.close()
+        finally:
+            if self._rest is not None:
+                self._rest.remove_files()
 
     def _open(self) -> Engine:
         """Open the engine; if a worker dies while it builds its clients, open the engine again."""
