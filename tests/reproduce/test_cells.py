@@ -11,6 +11,7 @@ from fedmutual.reproduce.plan import jobs
 
 IDS = ["table1", "v1-tables", "curves", "dh", "mh", "oh", "newcomer", "rounds", "v1-local", "catfish", "alphabeta"]
 IDS += ["stability", "fairness", "tuned", "rotated-mnist", "pacs", "office-home", "h2l-ablation", "h2l-figures", "benchmark"]
+IDS += ["privacy", "proxyfl"]
 REAL = experiments(home())
 
 
