@@ -17,9 +17,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import psutil
 from common import Options, figure, spread
-from scale import MIB, read_children_seconds, read_memory
+from scale import MIB, measure_process, read_children_seconds
 
 ROUNDS, PARTICIPANTS, WORKERS, GOAL = 6, 100, 2, 4.0
 
@@ -53,16 +52,8 @@ def run_in_child(clients: int, resident: int | None, before: Path | None) -> dic
     """Return the peak memory in bytes, and the seconds of rounds 2 to the last but one, of the clock and of processors."""
     words = [sys.executable, __file__, "--clients", str(clients), *(("--resident", str(resident)) if resident else ())]
     environment = os.environ | ({"PYTHONPATH": str(before / "src")} if before else {})
-    peak = 0
-    with tempfile.TemporaryFile("w+") as output:
-        process = psutil.Popen(words, stdout=output, env=environment)
-        while process.poll() is None:
-            peak = max(peak, read_memory(process))
-            time.sleep(0.3)
-        if process.returncode:
-            raise SystemExit(process.returncode)
-        output.seek(0)
-        return {"peak": peak, **json.loads(output.read().splitlines()[-1])}
+    measured, peak = measure_process(words, environment)
+    return {"peak": peak, **measured}
 
 
 def run_here(clients: int, resident: int | None) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
@@ -236,19 +236,24 @@ def render_tables(results: dict[str, Any]) -> str:
 
 
 def _measure_in_child(setting: Setting) -> dict[str, Any]:
-    words = [sys.executable, __file__, "--setting", ",".join(map(str, setting))]
+    measured, peak = measure_process([sys.executable, __file__, "--setting", ",".join(map(str, setting))])
+    row = measured | {"memory_mib": figure(peak / MIB)}
+    print(row, flush=True)
+    return row
+
+
+def measure_process(words: list[str], environment: Mapping[str, str] | None = None) -> tuple[dict[str, Any], int]:
+    """Run a command -> (the JSON object in its last line, the peak memory in bytes of the process and its descendants)."""
     peak = 0
     with tempfile.TemporaryFile("w+") as output:
-        process = psutil.Popen(words, stdout=output)
+        process = psutil.Popen(words, stdout=output, env=environment)
         while process.poll() is None:
             peak = max(peak, read_memory(process))
             time.sleep(0.3)
         if process.returncode:
             raise SystemExit(process.returncode)
         output.seek(0)
-        row = json.loads(output.read().splitlines()[-1]) | {"memory_mib": figure(peak / MIB)}
-    print(row, flush=True)
-    return row
+        return json.loads(output.read().splitlines()[-1]), peak
 
 
 def read_memory(process: psutil.Process) -> int:

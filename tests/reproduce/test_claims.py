@@ -182,7 +182,7 @@ def cells_of(measured, *ours):
 def test_a_claim_of_every_cell_or_of_most_is_not_one_of_their_mean(measured, of, cells, message):
     judged = judge(claim(of=of), cells_of(measured, *cells))
     assert judged.verdict == message
-    assert (judged.overall is None) == (message == "not run")  # the mean is told beside it
+    assert (judged.overall is None) == (message == "not run")  # every other message states the mean too
 
 
 def test_what_every_and_most_ask_for_is_said(measured):

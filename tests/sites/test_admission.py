@@ -61,7 +61,7 @@ def test_evaluation_orders_without_end_bring_one_answer_a_finished_round(tmp_pat
     runtime, answers = north(tmp_path), dict[int, set[tuple[float, ...]]]()
     for number, seed in orders(range(-1, 9), range(4)):
         answer, _ = ask(runtime, EXAM, number, seed)
-        assert (answer.scores, answer.problem is not None) == ((), True), "nothing is told before training"
+        assert (answer.scores, answer.problem is not None) == ((), True), "no score leaves a site before training"
     for done in range(3):
         before, _ = ask(runtime, WORK, done, seed=100)
         assert (before.train, before.problem) == ({}, None)

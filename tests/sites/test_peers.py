@@ -140,9 +140,9 @@ def test_the_ledger_counts_what_went_from_site_to_site(tmp_path):
         assert federation.ledger("down", "local")[round] == sites
         assert federation.ledger("up", "mutual")[round] == sites
         assert federation.ledger("down", "mutual")[round] == dict.fromkeys(sites, OTHERS * LETTER)
-    given = federation.agreed.public["bytes"]
-    assert federation.ledger("up", "seed")[0] == given
-    assert federation.ledger("down", "seed")[0] == {i: sum(given.values()) - given[i] for i in given}
+    public_bytes = federation.agreed.public["bytes"]  # of each site's part of the seed set
+    assert federation.ledger("up", "seed")[0] == public_bytes
+    assert federation.ledger("down", "seed")[0] == {i: sum(public_bytes.values()) - public_bytes[i] for i in public_bytes}
 
 
 def test_pairs_write_to_each_other_and_to_nobody_else(tmp_path):
@@ -235,8 +235,8 @@ def test_who_is_away_gets_no_letter_and_is_missed_by_nobody(tmp_path):
     federation.run(watch)
     assert federation.notes == ["note in round 2: site 'west' is left out: it is not there"] * 2
     # of both halves; it is not asked to score
-    there = {(i, to) for i, to, letter in federation.desk.letters if place(letter) == (1, 0)}
-    assert there == {("north", "south"), ("south", "north")}
+    delivered = {(i, to) for i, to, letter in federation.desk.letters if place(letter) == (1, 0)}
+    assert delivered == {("north", "south"), ("south", "north")}
     assert federation.ledger("up", "local")[2] == {"north": LETTER, "south": LETTER, "west": 0}
     assert federation.ledger("up", "local")[3] == dict.fromkeys(federation.sites, 2 * LETTER)
 

@@ -13,10 +13,10 @@ def check_partition(config: Config, source: str) -> None:
     """Raise ConfigError if a key of [partition] lacks a key that it needs."""
     partition = config.partition
     for kind, key in _NEEDS.items():
-        given = getattr(partition, key) is not None
-        if kind == partition.kind and not given:
+        is_set = getattr(partition, key) is not None
+        if kind == partition.kind and not is_set:
             raise ConfigError(f"{source}: partition.kind = {kind!r} needs the key 'partition.{key}'")
-        if kind != partition.kind and given and (kind, partition.kind) != ("dirichlet", "pfllib"):  # both have an alpha
+        if kind != partition.kind and is_set and (kind, partition.kind) != ("dirichlet", "pfllib"):  # both have an alpha
             raise ConfigError(
                 f"{source}: key 'partition.{key}' has no effect with partition.kind = {partition.kind!r}; remove it"
             )
@@ -37,8 +37,8 @@ def check_own_data(config: Config, source: str) -> None:
                 f"{source}: client {client!r} has no data of its own, and others have; give it a table "
                 f"[clients.{client}.data]"
             )
-    given, default = config.partition.model_dump(exclude={"examples"}), PartitionConfig().model_dump()
-    for key in (k for k, v in given.items() if v != default[k]):
+    settings, default = config.partition.model_dump(exclude={"examples"}), PartitionConfig().model_dump()
+    for key in (k for k, v in settings.items() if v != default[k]):
         raise ConfigError(
             f"{source}: key 'partition.{key}' has no effect, because clients have data of their own; remove it"
         )
@@ -75,7 +75,7 @@ def check_effect(config: Config, source: str) -> None:
     name, kind = config.optimizer.name, config.partition.kind
     momenta = {"optimizer.momentum": config.optimizer.momentum != OptimizerConfig().momentum}
     momenta |= {f"clients.{i}.optimizer.momentum": c.optimizer.momentum is not None for i, c in config.clients.items()}
-    idle = {key: f"optimizer.name = {name!r}" for key, given in momenta.items() if given and name != "sgd"}
+    idle = {key: f"optimizer.name = {name!r}" for key, value in momenta.items() if value and name != "sgd"}
     if config.optimizer.amsgrad and name == "sgd":
         idle["optimizer.amsgrad"] = f"optimizer.name = {name!r}"
     if config.partition.min_size != PartitionConfig().min_size and kind != "dirichlet":

@@ -22,8 +22,8 @@ FloatArray = npt.NDArray[np.float64]
 class ColumnPlan(NamedTuple):
     """How one column of a table is read into numbers.
 
-    A category is its position in `vocabulary`, and a date is its days since 1970-01-01. Missing cells and categories outside
-    the vocabulary, are NaN.
+    A category is its position in `vocabulary`, and a date is its days since 1970-01-01. Missing cells are NaN, and so are
+    categories outside the vocabulary.
     """
 
     name: str
