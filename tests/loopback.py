@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -34,9 +35,12 @@ IMPORTED = (  # by the server of forked.py: a process of FLARE imports for secon
 
 
 def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
+    """Return a free port below those that systems give to outgoing connections: another test cannot get it by chance."""
+    while True:
+        port = 10_000 + secrets.randbelow(22_000)
+        with socket.socket() as s, suppress(OSError):
+            s.bind(("127.0.0.1", port))
+            return port
 
 
 class Loopback:

@@ -1,9 +1,12 @@
 """What a user gets wrong is one sentence with the file, the key or the client, and the mend; nothing is written half."""
 
 import json
+import os
 import pickle
 import shlex
 import signal as signals
+import subprocess
+import sys
 
 import pytest
 
@@ -310,6 +313,19 @@ def test_a_stop_keeps_what_is_saved_and_says_how_to_go_on(small, cli, monkeypatc
     code, _, err = cli("run", small, "--resume")
     assert code == 0, err
     assert "resumed, going on with round 2 of 3" in (small.parent / "runs/small/log.txt").read_text()
+
+
+@pytest.mark.parametrize(("name", "code"), [("small.toml", 0), ("missing.toml", 2)])
+def test_a_command_keeps_its_exit_code_when_nobody_reads_its_messages(small, name, code):
+    """As after `2>&1 | tee log`, where tee ended."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        ended = subprocess.run([sys.executable, "-m", "fedmutual", "run", name], stderr=writer, timeout=120, check=False)
+    finally:
+        os.close(writer)
+    assert ended.returncode == code
+    assert (small.parent / "runs/small/metrics.jsonl").is_file() == (code == 0)
 
 
 def test_the_command_that_goes_on_is_what_a_shell_takes(small, cli, monkeypatch):

@@ -4,7 +4,6 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -311,8 +310,7 @@ def _run_until_stopped(kit: Any, state: Path, pointer: Mapping[str, Any]) -> Non
         how, code = (
             ("told to end", Code.TERMINATED) if isinstance(interrupt, Terminated) else ("ended by hand", Code.STOPPED)
         )
-        with suppress(OSError, SystemExit):  # as after `| tee`, which the same Ctrl-C ends
-            err.print(f"{how}; saved rounds are kept", highlight=False, markup=False)
+        err.print(f"{how}; saved rounds are kept", highlight=False, markup=False)
         return code
 
     try:

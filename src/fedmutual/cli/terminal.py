@@ -16,7 +16,15 @@ if TYPE_CHECKING:
     from fedmutual.cli.progress import ProgressDisplay
     from fedmutual.events import Score
 
-out, err = Console(emoji=False), Console(stderr=True, emoji=False)  # ":A:" of "my_module:A: ..." is no emoji
+
+class _ErrorConsole(Console):
+    """The console of messages and progress. A command goes on, and keeps its exit code, after nobody reads them."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+
+
+out, err = Console(emoji=False), _ErrorConsole(stderr=True, emoji=False)  # ":A:" of "my_module:A: ..." is no emoji
 
 
 class Code(IntEnum):
