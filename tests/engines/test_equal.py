@@ -58,17 +58,27 @@ HOME = {"fedrep": ("2.weight", "2.bias", "3.weight", "3.bias")}  # of a net with
 BOUND = {torch.float64: 1e-12, torch.float32: 1e-5}
 
 
-@pytest.fixture(params=[e for e in ENGINES if e != "inprocess"])
-def engine(request):
-    return request.param
+SETTINGS = [(e, torch.float32) for e in ENGINES if e != "inprocess"]
+SETTINGS += [(e, torch.float64) for e in ENGINES if e not in EXACT]  # equal bits of one type say enough
 
 
-@pytest.fixture(params=[torch.float64, torch.float32], ids=["float64", "float32"])
-def dtype(request):
+@pytest.fixture(params=SETTINGS, ids=[f"{e}-{str(t).removeprefix('torch.')}" for e, t in SETTINGS])
+def setting(request):
+    """Set the default type of tensors; return the engine and the type."""
     before = torch.get_default_dtype()
-    torch.set_default_dtype(request.param)
+    torch.set_default_dtype(request.param[1])
     yield request.param
     torch.set_default_dtype(before)
+
+
+@pytest.fixture
+def engine(setting):
+    return setting[0]
+
+
+@pytest.fixture
+def dtype(setting):
+    return setting[1]
 
 
 @dataclass(frozen=True)
