@@ -13,6 +13,7 @@ from ours import save_noise
 
 from fedmutual.config import parse_config
 from fedmutual.core import At
+from fedmutual.engines import allocator
 from fedmutual.federation.build import build
 from fedmutual.stepping import work
 
@@ -23,6 +24,7 @@ BATCH, STEPS = 250, 8  # expected rows of a batch; steps of a turn
 
 def measure(options: Options) -> list[dict[str, Any]]:
     print(f"FML, batches of {BATCH}, one client, one thread: seconds of a step with privacy over without, turn by turn")
+    allocator.keep_freed_memory()  # as the command line's process
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
