@@ -34,7 +34,7 @@ class Options:
     pflib: Path | None  # of the section peers: a clone of PFLlib
     htfl: Path | None  # there, a clone of HtFLlib
     setting: str | None  # there, the only setting that is measured, as "mlp-5"
-    before: Path | None = None  # of the section resting: a clone of an earlier version
+    before: Path | None = None  # of the section disk: a clone of an earlier version
 
 
 @dataclass(frozen=True)

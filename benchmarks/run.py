@@ -17,7 +17,7 @@ SECTIONS = {
     "short": "short",
     "clients": "scaling",
     "scale": "scale",
-    "resting": "resting",
+    "disk": "disk",
     "fedh2l": "fedh2l",
     "peers": "peers",
     "memory": "memory",
@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--pflib", type=Path, metavar="PATH", help="of the section peers: a clone of PFLlib")
     parser.add_argument("--htfl", type=Path, metavar="PATH", help="of the section peers: a clone of HtFLlib")
     parser.add_argument("--setting", metavar="MODEL-K", help="of the section peers: one setting only, for example mlp-5")
-    parser.add_argument("--before", type=Path, metavar="PATH", help="of the section resting: a clone of an earlier version")
+    parser.add_argument("--before", type=Path, metavar="PATH", help="of the section disk: a clone of an earlier version")
     parser.add_argument("--tiny", action="store_true", help="only see that it runs: the numbers mean nothing")
     parser.add_argument("--json-dir", type=Path, help="benchmarks/results; with --tiny, nowhere")
     args = parser.parse_args()

@@ -54,7 +54,7 @@ class Setting(NamedTuple):
         return ROWS // 32 * self.epochs
 
     @property
-    def is_resting(self) -> bool:
+    def has_states_on_disk(self) -> bool:
         return self.clients > RESIDENT * self.workers
 
 
@@ -115,14 +115,14 @@ def _describe_errors(terms: dict[str, float], predicted: list[float], values: li
 def client_features(s: Setting) -> dict[str, float]:
     """Return the terms of the processor seconds of all workers in a round."""
     n, p = s.participants, s.parameters / 1e6
-    rests = n if s.is_resting else 0
+    on_disk = n if s.has_states_on_disk else 0
     return {
         "participant": n,
         "participant, million parameters": n * p,
         "step": n * s.steps,
         "step, million parameters": n * s.steps * p,
-        "rest": rests,
-        "rest, million parameters": rests * p,
+        "state on disk": on_disk,
+        "state on disk, million parameters": on_disk * p,
         "Ray node": s.workers if s.engine == "cluster" else 0,
     }
 
@@ -312,7 +312,7 @@ def measure_setting(setting: Setting) -> dict[str, Any]:
         **setting._asdict(),
         "parameters": setting.parameters,
         "steps": setting.steps,
-        "is_resting": setting.is_resting,
+        "has_states_on_disk": setting.has_states_on_disk,
         "server_seconds": figure(mean(server)),
         "client_seconds": figure(mean(clients)),
         "clock_seconds": figure(median(clock)),

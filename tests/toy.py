@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from fedmutual.algorithms import FML, Independent
 from fedmutual.algorithms.peers import proxied
 from fedmutual.core import Algorithm, At, Batch, Client, Message, Net, Phase, Spec
-from fedmutual.engines.client_store import Rest
-from fedmutual.engines.inprocess import InProcess, RestingInProcess
+from fedmutual.engines.client_store import DiskStorage
+from fedmutual.engines.inprocess import DiskBackedInProcess, InProcess
 from fedmutual.engines.loop import federate
 from fedmutual.engines.processes import Processes
 from fedmutual.engines.ray import Cluster
@@ -37,13 +37,13 @@ class Ready:
         return self._clients[id]
 
 
-class Resting(RestingInProcess):
-    """An engine with one client in memory: the others rest in a folder of the engine."""
+class DiskBacked(DiskBackedInProcess):
+    """An engine with one client in memory: the states of the others are stored in a folder of the engine."""
 
     def __init__(self, clients: list[Client]) -> None:
         self._folder = TemporaryDirectory()
         make, ids = Ready(clients), [c.id for c in clients]
-        super().__init__(lambda id: deepcopy(make(id)), ids, Rest(Path(self._folder.name), 1, "toy"))
+        super().__init__(lambda id: deepcopy(make(id)), ids, DiskStorage(Path(self._folder.name), 1, "toy"))
 
     def close(self) -> None:
         super().close()
@@ -65,12 +65,12 @@ def cluster(clients: list[Client]) -> Cluster:
 
 ENGINES: dict[str, Callable[[list[Client]], Any]] = {
     "inprocess": InProcess,
-    "resting": Resting,
+    "disk-backed": DiskBacked,
     "processes": processes,
     "cluster": cluster,
     "stacked": Stacked,
 }
-EXACT = ("inprocess", "resting", "processes", "cluster")
+EXACT = ("inprocess", "disk-backed", "processes", "cluster")
 """Engines whose results are the same bits."""
 CLASSES, FEATURES = 3, 6
 

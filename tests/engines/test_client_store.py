@@ -1,4 +1,4 @@
-"""Clients that rest in the run folder: equal bits, bounded memory, and one sentence for a state that cannot be used."""
+"""States of clients stored in the run folder: equal bits, bounded memory, and one sentence for an unusable state."""
 
 import errno
 import gc
@@ -13,9 +13,9 @@ import fedmutual
 import toy
 from fedmutual.algorithms import FML
 from fedmutual.config import parse_config
-from fedmutual.engines.client_store import ClientStore, Rest
+from fedmutual.engines.client_store import ClientStore, DiskStorage
 from fedmutual.engines.loop import Paused
-from fedmutual.engines.select import EngineChoice, plan_rest
+from fedmutual.engines.select import EngineChoice, plan_disk_storage
 from fedmutual.errors import RunError
 from fedmutual.events import RoundDone
 from fedmutual.federation.workload import Workload
@@ -23,7 +23,7 @@ from fedmutual.tensor_files import read_tensors, write_tensors
 from kills import same
 
 CONFIG = {
-    "name": "resting",
+    "name": "disk-backed",
     "rounds": 3,
     "data": {"name": "digits"},
     "partition": {"clients": 5, "examples": 60},
@@ -46,31 +46,31 @@ def in_memory(tmp_path_factory):
     return fedmutual.run(config(), tmp_path_factory.mktemp("in-memory") / "run").folder
 
 
-def list_resting(folder):
-    return sorted((folder / "clients").glob("*/.*resting-*"))
+def list_stored(folder):
+    return sorted((folder / "clients").glob("*/.*stored-*"))
 
 
-def count_resting(folder, counts):
-    """Return an observer that appends the number of resting states after each round to `counts`."""
-    return lambda event: counts.append(len(list_resting(folder))) if isinstance(event, RoundDone) else None
+def count_stored(folder, counts):
+    """Return an observer that appends the number of stored states after each round to `counts`."""
+    return lambda event: counts.append(len(list_stored(folder))) if isinstance(event, RoundDone) else None
 
 
 @pytest.mark.parametrize("resident", [1, 2])
-def test_clients_that_rest_have_the_bits_of_clients_in_memory(in_memory, tmp_path, resident):
+def test_clients_stored_on_disk_have_the_bits_of_clients_in_memory(in_memory, tmp_path, resident):
     counts = []
-    fedmutual.run(config(resident=resident), tmp_path / "run", observers=[count_resting(tmp_path / "run", counts)])
+    fedmutual.run(config(resident=resident), tmp_path / "run", observers=[count_stored(tmp_path / "run", counts)])
     assert same(tmp_path / "run", in_memory) == []
     assert min(counts) > 0
-    assert list_resting(tmp_path / "run") == []
+    assert list_stored(tmp_path / "run") == []
 
 
-def test_clients_of_worker_processes_that_rest_have_these_bits_too(in_memory, tmp_path):
+def test_stored_clients_of_worker_processes_have_these_bits_too(in_memory, tmp_path):
     counts = []
-    observers = [count_resting(tmp_path / "run", counts)]
+    observers = [count_stored(tmp_path / "run", counts)]
     fedmutual.run(config(name="processes", workers=2, resident=1), tmp_path / "run", observers=observers)
     assert same(tmp_path / "run", in_memory) == []
     assert min(counts) > 0
-    assert list_resting(tmp_path / "run") == []
+    assert list_stored(tmp_path / "run") == []
 
 
 def damage_by_removal(file):
@@ -96,15 +96,15 @@ def test_a_damaged_state_is_named_and_a_resumed_run_does_without_it(in_memory, t
 
     def observe(event):
         if isinstance(event, RoundDone) and event.round == 3:
-            for file in list_resting(folder):
+            for file in list_stored(folder):
                 damage(file)
 
     with pytest.raises(RunError) as error:
         fedmutual.run(config(resident=1), folder, observers=[observe])
     assert str(error.value).count("\n") == 0
-    assert ".resting-" in str(error.value)
+    assert ".stored-" in str(error.value)
     assert "--resume" in str(error.value)
-    assert list_resting(folder) == []
+    assert list_stored(folder) == []
     fedmutual.run(config(resident=1), folder, resume=True)
     assert same(folder, in_memory) == []
 
@@ -118,27 +118,27 @@ def test_states_that_lie_in_a_run_folder_are_removed_unread(in_memory, tmp_path)
     with pytest.raises(Paused):
         fedmutual.run(config(resident=1), folder, observers=[stop])
     for client in "01234":
-        name = f".resting-0123456789abcdef-{os.getpid()}.safetensors"
+        name = f".stored-0123456789abcdef-{os.getpid()}.safetensors"
         damage_by_a_pickle(folder / "clients" / client / name)
         damage_by_truncation(
             shutil.copy(folder / "clients" / client / name, folder / "clients" / client / f".{name}.1-ab.part")
         )
     fedmutual.run(config(resident=1), folder, resume=True)
     assert same(folder, in_memory) == []
-    assert list_resting(folder) == []
+    assert list_stored(folder) == []
 
 
 def test_a_full_disk_is_named(in_memory, tmp_path, monkeypatch):
     real = Path.open
 
     def open_on_a_full_disk(path, *arguments, **options):
-        if ".resting-" in path.name:
+        if ".stored-" in path.name:
             raise OSError(errno.ENOSPC, "No space left on device")
         return real(path, *arguments, **options)
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "open", open_on_a_full_disk)
-        with pytest.raises(RunError, match=r"resting-.*: cannot be written \(No space left on device\); free some space"):
+        with pytest.raises(RunError, match=r"stored-.*: cannot be written \(No space left on device\); free some space"):
             fedmutual.run(config(resident=1), tmp_path / "run")
     assert list(tmp_path.rglob(".*.part")) == []
     fedmutual.run(config(resident=1), tmp_path / "run", resume=True)
@@ -154,13 +154,13 @@ def test_a_process_holds_no_more_clients_than_it_may(tmp_path):
         return client
 
     store, most = ClientStore(), []
-    store.hold(make, "012345", Rest(tmp_path, 2, "name"))
+    store.hold(make, "012345", DiskStorage(tmp_path, 2, "name"))
     for id in "012345054321":
         store.run(id, lambda client: None)
         gc.collect()
         most.append(len(alive))
     assert max(most) == 2
-    assert len(list_resting(tmp_path)) == 6
+    assert len(list_stored(tmp_path)) == 6
 
 
 @pytest.mark.parametrize(
@@ -178,13 +178,13 @@ def test_a_process_holds_no_more_clients_than_it_may(tmp_path):
 )
 def test_the_number_of_clients_in_memory(engine, workers, resident, memory, expected):
     work = {str(i): Workload(1, 1, 10) for i in range(10)}
-    rest = plan_rest(resident, EngineChoice(engine, workers, ""), work, Path("run"), memory)
-    assert (rest and rest.resident) == expected
+    disk = plan_disk_storage(resident, EngineChoice(engine, workers, ""), work, Path("run"), memory)
+    assert (disk and disk.resident) == expected
 
 
 def test_a_run_whose_states_do_not_fit_says_so(in_memory, tmp_path, monkeypatch):
     monkeypatch.setattr("fedmutual.studies.run.count_memory", lambda: 10**6)
     fedmutual.run(config(), tmp_path / "run")
     assert same(tmp_path / "run", in_memory) == []
-    assert "rest in the run folder (engine.resident)" in (tmp_path / "run" / "log.txt").read_text()
-    assert list_resting(tmp_path / "run") == []
+    assert "are stored in the run folder (engine.resident)" in (tmp_path / "run" / "log.txt").read_text()
+    assert list_stored(tmp_path / "run") == []

@@ -1,4 +1,4 @@
-"""The clients of one process: all of them in memory, or some in memory and the others at rest in the run folder."""
+"""The clients of one process: all in memory, or some in memory and the states of the others in the run folder."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -19,20 +19,20 @@ _KEEPING_STATE = (count_parameters, evaluate_client, save_client)
 meme, but each round forks that part anew. After all other functions the state is written."""
 
 
-class Rest(NamedTuple):
-    """Where the states of clients rest, and how many clients of a process stay in memory."""
+class DiskStorage(NamedTuple):
+    """Where the states of clients that are not in memory are stored, and how many clients of a process stay in memory."""
 
     folder: Path  # of the run
     resident: int  # at least 1
     name: str  # a random name, so that no file that was in the run folder before is read
 
     def remove_files(self) -> None:
-        """Remove the resting states of all processes; the engine must be closed."""
+        """Remove the stored states of all processes; the engine must be closed."""
         _remove(self.folder, self.name)
 
 
 class ClientStore:
-    """Builds clients, and runs functions with them. With `rest`, at most `rest.resident` clients are in memory.
+    """Builds clients, and runs functions with them. With `disk`, at most `disk.resident` clients are in memory.
 
     The client that was used longest ago leaves the memory first. A changed state is written to a file of this process in
     ``clients/<id>`` of the run folder, and is read when the client is used again. The file is no part of the saved run: no
@@ -41,16 +41,16 @@ class ClientStore:
 
     def __init__(self) -> None:
         self._make: Make | None = None
-        self._rest: Rest | None = None
+        self._disk: DiskStorage | None = None
         self._clients: dict[str, Client] = {}  # the client that was used longest ago comes first
         self._changed: set[str] = set()  # clients in memory whose state is not in a file
         self._written: dict[str, dict[str, Size]] = {}  # client -> name and shape of each tensor in its file, in order
 
-    def hold(self, make: Make, ids: Sequence[str], rest: Rest | None = None) -> None:
-        """Hold these clients in place of the earlier ones. They are built now, or with `rest` when they are first used."""
-        self._make, self._rest = make, rest
+    def hold(self, make: Make, ids: Sequence[str], disk: DiskStorage | None = None) -> None:
+        """Hold these clients in place of the earlier ones. They are built now, or with `disk` when they are first used."""
+        self._make, self._disk = make, disk
         self._clients, self._changed, self._written = {}, set(), {}
-        if rest is None:
+        if disk is None:
             self._clients = {id: make(id) for id in ids}
 
     def run(self, id: str, do: Callable[Concatenate[Client, ...], R], *arguments: Any) -> R:
@@ -59,7 +59,7 @@ class ClientStore:
         Raises:
             RunError: a state cannot be written or read.
         """
-        client = self._clients.pop(id, None) or self._wake(id)
+        client = self._clients.pop(id, None) or self._load(id)
         self._clients[id], memory = client, client.memory
         try:
             return do(client, *arguments)
@@ -67,11 +67,11 @@ class ClientStore:
             if do not in _KEEPING_STATE or client.memory is not memory:
                 self._changed.add(id)
 
-    def _wake(self, id: str) -> Client:
+    def _load(self, id: str) -> Client:
         """Return a client that is not in memory, with its last state."""
         assert self._make is not None
-        assert self._rest is not None
-        while len(self._clients) >= self._rest.resident:
+        assert self._disk is not None
+        while len(self._clients) >= self._disk.resident:
             oldest = next(iter(self._clients))
             if oldest in self._changed:
                 state = client_state(self._clients[oldest], in_phase=True)
@@ -92,21 +92,21 @@ class ClientStore:
             if {name: tensor.shape for name, tensor in tensors.items()} != self._written[id]:
                 raise RunError(f"{path}: is not the state that this run wrote")
         except RunError as problem:
-            raise RunError(f"{problem}; go on from the last saved round with --resume") from None
+            raise RunError(f"{problem}; continue from the last saved round with --resume") from None
         return {name: tensors[name] for name in self._written[id]}
 
     def _find_file(self, id: str) -> Path:
-        assert self._rest is not None
-        return self._rest.folder / "clients" / id / f".resting-{self._rest.name}-{os.getpid()}.safetensors"
+        assert self._disk is not None
+        return self._disk.folder / "clients" / id / f".stored-{self._disk.name}-{os.getpid()}.safetensors"
 
 
 def remove_abandoned_files(folder: Path) -> None:
-    """Remove the resting states that a killed process left in a run folder."""
+    """Remove the stored states that a killed process left in a run folder."""
     _remove(folder, "*")
 
 
 def _remove(folder: Path, name: str) -> None:
-    """Remove the resting states of a run by its random name, also those that a killed worker wrote in part."""
-    for pattern in (f".resting-{name}-*.safetensors", f"..resting-{name}-*.part"):
+    """Remove the stored states of a run by its random name, also those that a killed worker wrote in part."""
+    for pattern in (f".stored-{name}-*.safetensors", f"..stored-{name}-*.part"):
         for file in (folder / "clients").glob(f"*/{pattern}"):
             file.unlink(missing_ok=True)

@@ -5,7 +5,7 @@ from typing import Any, Concatenate, TypeVar
 
 from fedmutual.core import Client
 from fedmutual.engines.base import Make
-from fedmutual.engines.client_store import ClientStore, Rest
+from fedmutual.engines.client_store import ClientStore, DiskStorage
 
 R = TypeVar("R")
 
@@ -32,13 +32,13 @@ class InProcess:
         self._clients = {}
 
 
-class RestingInProcess(InProcess):
-    """An engine without other processes, whose clients rest in the run folder while they are not used."""
+class DiskBackedInProcess(InProcess):
+    """An engine without other processes, which stores the states of clients that are not in memory in the run folder."""
 
-    def __init__(self, make: Make, ids: Sequence[str], rest: Rest) -> None:
+    def __init__(self, make: Make, ids: Sequence[str], disk: DiskStorage) -> None:
         super().__init__(())
         self._store = ClientStore()
-        self._store.hold(make, ids, rest)
+        self._store.hold(make, ids, disk)
 
     def each(
         self, do: Callable[Concatenate[Client, ...], R], arguments: Mapping[str, tuple[Any, ...]]

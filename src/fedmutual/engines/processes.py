@@ -17,7 +17,7 @@ from fedmutual.core import Client
 from fedmutual.engines.assignment import WorkerLost, split_clients
 from fedmutual.engines.base import Make, participate
 from fedmutual.engines.child_process import ChildProcess, prepare_child_process
-from fedmutual.engines.client_store import ClientStore, Rest
+from fedmutual.engines.client_store import ClientStore, DiskStorage
 from fedmutual.engines.handover import Handover, begin_phase, end_phase
 from fedmutual.engines.rpc import (
     HostRequest,
@@ -38,14 +38,16 @@ class Processes:
     make: builds a client in its worker process; must be picklable, and its tensors are sent as shared memory.
     costs: the work of each client, in any unit; clients are assigned to workers by it.
     threads: of each worker process.
-    rest: where clients that are not used rest; None: all clients stay in memory.
+    disk: where the states of clients that are not in memory are stored; None: all clients stay in memory.
 
     Raises:
         Unportable: the data, networks or algorithm cannot be sent to another process.
         WorkerLost: a worker process died. The engine must then be closed.
     """
 
-    def __init__(self, make: Make, costs: Mapping[str, float], workers: int, threads: int, rest: Rest | None = None) -> None:
+    def __init__(
+        self, make: Make, costs: Mapping[str, float], workers: int, threads: int, disk: DiskStorage | None = None
+    ) -> None:
         self._workers: list[_Worker] = []
         number = next(_request_numbers)
         try:
@@ -53,7 +55,7 @@ class Processes:
             self._homes = {id: worker for worker, ids in enumerate(assigned) for id in ids}  # where a client's state is
             self._workers = [_take_worker() for _ in assigned]  # all processes start at once
             for worker, ids in zip(self._workers, assigned, strict=True):
-                worker.host(HostRequest(number, make, ids, threads, torch.get_default_dtype(), rest))
+                worker.host(HostRequest(number, make, ids, threads, torch.get_default_dtype(), disk))
             hosting = len(self._workers)
             while hosting:
                 hosting -= len(self._read_replies(number))

@@ -10,7 +10,7 @@ from typing import Any, Concatenate, TypeVar
 from fedmutual.core import Client
 from fedmutual.engines.assignment import assign_clients
 from fedmutual.engines.base import Make
-from fedmutual.engines.client_store import Rest
+from fedmutual.engines.client_store import DiskStorage
 from fedmutual.engines.ray_actors import Worker
 from fedmutual.engines.ray_placement import Reservation, ResourceRequest, keep_reservation, take_reservation
 from fedmutual.engines.rpc import JobRequest, WorkerReply, describe_unportable, pack_payload
@@ -30,7 +30,8 @@ class Cluster:
     address: of a running cluster, "auto" or "HOST:PORT"; None: start a local cluster, which ends with the engine. If the
         caller has initialised Ray, that cluster is used and left running.
     gpus: the share of a GPU that a worker reserves; None: equal shares of all GPUs.
-    rest: where clients that are not used rest, on a disk that all nodes have; None: all clients stay in memory.
+    disk: where the states of clients that are not in memory are stored, in a folder of all nodes; None: all clients stay in
+        memory.
 
     Raises:
         ConfigError: Ray is not installed, does not answer, or has too few free resources.
@@ -46,7 +47,7 @@ class Cluster:
         threads: int,
         address: str | None = None,
         gpus: float | None = 0.0,
-        rest: Rest | None = None,
+        disk: DiskStorage | None = None,
     ) -> None:
         try:
             content = pickle.dumps(make, protocol=5)  # plain pickle keeps the memory layout of tensors, and so the bits
@@ -58,7 +59,7 @@ class Cluster:
         try:
             content_ref = reservation.ray.put(content)  # sent to each node once
             assigned = zip(reservation.workers, assign_clients(costs, reservation.most_workers), strict=False)
-            for worker, reply in [(worker, worker.host(content_ref, ids, threads, rest)) for worker, ids in assigned]:
+            for worker, reply in [(worker, worker.host(content_ref, ids, threads, disk)) for worker, ids in assigned]:
                 _unpack_reply(worker.wait_for(reply))
         except BaseException:
             reservation.end()

@@ -13,7 +13,7 @@ import torch
 
 from fedmutual.engines import allocator
 from fedmutual.engines.assignment import WorkerLost
-from fedmutual.engines.client_store import ClientStore, Rest
+from fedmutual.engines.client_store import ClientStore, DiskStorage
 from fedmutual.engines.ray_init import import_ray
 from fedmutual.engines.rpc import WorkerReply, answer_request, forget_modules, make_portable, pack_payload, unpack_payload
 
@@ -38,7 +38,7 @@ class ClientActor:
         dtype: torch.dtype,
         folder: str,
         path: Sequence[str],
-        rest: Rest | None,
+        disk: DiskStorage | None,
     ) -> bytes:
         """Build these clients in place of the earlier clients -> a packed reply, which holds the problem if there was one.
 
@@ -53,7 +53,7 @@ class ClientActor:
         problem = None
         try:
             if ids:
-                self._clients.hold(unpack_payload(make), ids, rest)
+                self._clients.hold(unpack_payload(make), ids, disk)
             else:
                 forget_modules()  # of the last run
         except Exception as caught:
@@ -79,10 +79,10 @@ class Worker:
     name: str = "a worker"
     clients: tuple[str, ...] = ()
 
-    def host(self, make: Any, ids: Sequence[str], threads: int = 1, rest: Rest | None = None) -> Any:
+    def host(self, make: Any, ids: Sequence[str], threads: int = 1, disk: DiskStorage | None = None) -> Any:
         """Ask the actor to build and hold clients -> a reference to its reply."""
         self.clients = tuple(ids)
-        return self.actor.host.remote(make, ids, threads, torch.get_default_dtype(), os.getcwd(), sys.path, rest)
+        return self.actor.host.remote(make, ids, threads, torch.get_default_dtype(), os.getcwd(), sys.path, disk)
 
     def wait_for(self, reference: Any) -> Any:
         """Return the value of a reference. Raises WorkerLost if the worker or its node died."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedmutual.engines.base import Make
-from fedmutual.engines.client_store import ClientStore, Rest
+from fedmutual.engines.client_store import ClientStore, DiskStorage
 from fedmutual.errors import ConfigError
 
 
@@ -35,7 +35,7 @@ class HostRequest(NamedTuple):
     clients: Sequence[str]
     threads: int
     dtype: torch.dtype
-    rest: Rest | None = None
+    disk: DiskStorage | None = None
 
 
 class JobRequest(NamedTuple):
@@ -70,7 +70,7 @@ def answer_request(message: bytes, clients: ClientStore) -> Iterator[WorkerReply
                 forget_modules()
             torch.set_num_threads(request.threads)
             torch.set_default_dtype(request.dtype)
-            clients.hold(request.make, request.clients, request.rest)
+            clients.hold(request.make, request.clients, request.disk)
             yield WorkerReply(number, "", None)
         else:
             for id, arguments in request.arguments.items():
@@ -100,7 +100,7 @@ def pack_payload(message: WorkerSettings | JobRequest | WorkerReply) -> memoryvi
 
 
 def unpack_payload(message: bytes) -> Any:
-    """Return the message that another process packed or pickled.
+    """Return the Python object in bytes from `pack_payload` or `pickle` of another process.
 
     Raises:
         Unportable: the message cannot be unpickled in this process.

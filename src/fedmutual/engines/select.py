@@ -13,8 +13,8 @@ import torch
 from fedmutual.config.schema import EngineConfig
 from fedmutual.engines.base import Engine, Make
 from fedmutual.engines.child_process import IS_FORKED, count_cores
-from fedmutual.engines.client_store import Rest
-from fedmutual.engines.inprocess import InProcess, RestingInProcess
+from fedmutual.engines.client_store import DiskStorage
+from fedmutual.engines.inprocess import DiskBackedInProcess, InProcess
 from fedmutual.engines.processes import Processes
 from fedmutual.engines.ray import Cluster
 from fedmutual.engines.rpc import Unportable
@@ -67,11 +67,12 @@ def open_engine(
     work: Mapping[str, Workload],
     config: EngineConfig,
     device: torch.device,
-    rest: Rest | None = None,
+    disk: DiskStorage | None = None,
 ) -> tuple[Engine, EngineChoice]:
     """Return the engine, which holds the clients, and the choice with the number of workers.
 
-    rest: where clients that are not used rest, except for the engine "stacked"; None: all clients stay in memory.
+    disk: where the states of clients that are not in memory are stored; None: all clients stay in memory. The
+        engine "stacked" does not use it.
     If "auto" chose an engine that cannot hold these clients, the engine "inprocess" is opened.
 
     Raises:
@@ -81,24 +82,24 @@ def open_engine(
     costs = {i: w.seconds for i, w in work.items()}
     if choice.name == "cluster":
         gpus = config.gpus or (None if device.type == "cuda" else 0.0)
-        cluster = Cluster(make, costs, config.workers, config.threads, config.address, gpus, rest)
+        cluster = Cluster(make, costs, config.workers, config.threads, config.address, gpus, disk)
         return cluster, choice._replace(workers=cluster.workers)
     if choice.name == "processes":
         try:
-            return Processes(make, costs, choice.workers, config.threads, rest), choice
+            return Processes(make, costs, choice.workers, config.threads, disk), choice
         except Unportable as problem:
             if config.name != "auto":
                 raise
             choice = EngineChoice("inprocess", 1, str(problem))
     if choice.name == "stacked":
         return Stacked(map(make, work), config.compile, config.turns), choice
-    return (InProcess(map(make, work)) if rest is None else RestingInProcess(make, tuple(work), rest)), choice
+    return (InProcess(map(make, work)) if disk is None else DiskBackedInProcess(make, tuple(work), disk)), choice
 
 
-def plan_rest(
+def plan_disk_storage(
     resident: int | None, choice: EngineChoice, work: Mapping[str, Workload], folder: Path, memory: int
-) -> Rest | None:
-    """Return where the states of clients rest; None: all clients stay in memory.
+) -> DiskStorage | None:
+    """Return where the states of clients that are not in memory are stored; None: all clients stay in memory.
 
     resident: the number of clients of a process that stay in memory; None: all clients of a run, if their states fit in
         half of the memory, else as many as fit in a quarter of it.
@@ -108,7 +109,7 @@ def plan_rest(
     if choice.name == "stacked" or (resident is None and (choice.name == "cluster" or needed <= memory / 2)):
         return None
     fit = int(len(work) * memory / 4 / needed / choice.workers)
-    return Rest(folder, resident or max(1, fit), token_hex(8))
+    return DiskStorage(folder, resident or max(1, fit), token_hex(8))
 
 
 def count_memory() -> int:

@@ -15,11 +15,11 @@ from fedmutual.config import Config, unused
 from fedmutual.core import Message
 from fedmutual.engines.assignment import WorkerLost
 from fedmutual.engines.base import Engine, count_parameters
-from fedmutual.engines.client_store import Rest, remove_abandoned_files
+from fedmutual.engines.client_store import DiskStorage, remove_abandoned_files
 from fedmutual.engines.loop import drive, generate_rounds
 from fedmutual.engines.multi_run import RunScheduler, Training
 from fedmutual.engines.ray import Cluster
-from fedmutual.engines.select import EngineChoice, choose_engine, count_memory, open_engine, plan_rest
+from fedmutual.engines.select import EngineChoice, choose_engine, count_memory, open_engine, plan_disk_storage
 from fedmutual.errors import RunError
 from fedmutual.events import Observer
 from fedmutual.federation import build
@@ -183,7 +183,7 @@ class EngineHandle:
     def __init__(self, experiment: Experiment, before: str | None, folder: Path | None = None) -> None:
         """before: the engine of the run before it was stopped; None for a new run.
 
-        folder: of the run, where clients may rest; None: all clients stay in memory.
+        folder: of the run, where states of clients may be stored; None: all clients stay in memory.
         """
         engine = experiment.config.engine
         self.experiment, self.work = experiment, experiment.work()
@@ -192,9 +192,9 @@ class EngineHandle:
         self.choice = choose_engine(name, engine.workers, experiment.device, self.work, stackable=not experiment.noised)
         if name != engine.name:
             self.choice = self.choice._replace(why="as the run was begun")
-        self._rest: Rest | None = None
+        self._disk: DiskStorage | None = None
         if folder is not None:
-            self._rest = plan_rest(engine.resident, self.choice, self.work, folder, count_memory())
+            self._disk = plan_disk_storage(engine.resident, self.choice, self.work, folder, count_memory())
         self._lost: list[str] = []  # workers that died while they built their clients
         self.engine = self._open()
 
@@ -202,11 +202,11 @@ class EngineHandle:
     def notes(self) -> tuple[str, ...]:
         """The engine that was chosen automatically, keys without effect, and workers that died while they built clients."""
         picked = _picked(self.choice) if self._automatic else ()
-        if self._rest is not None and self.experiment.config.engine.resident is None:
+        if self._disk is not None and self.experiment.config.engine.resident is None:
             size = sum(w.bytes for w in self.work.values()) / 2**30
             picked += (
-                f"the states of all clients take about {size:.1f} GiB: {self._rest.resident} clients of each process stay "
-                "in memory, and the others rest in the run folder (engine.resident)",
+                f"the states of all clients take about {size:.1f} GiB: {self._disk.resident} clients of each process stay "
+                "in memory, and the states of the others are stored in the run folder (engine.resident)",
             )
         return (*picked, *unused.describe_unused_engine_keys(self.experiment.config, self.choice.name), *self._lost)
 
@@ -225,15 +225,15 @@ class EngineHandle:
         try:
             self.engine.close()
         finally:
-            if self._rest is not None:
-                self._rest.remove_files()
+            if self._disk is not None:
+                self._disk.remove_files()
 
     def _open(self) -> Engine:
         """Open the engine; if a worker dies while it builds its clients, open the engine again."""
         config, device = self.experiment.config.engine, self.experiment.device
         while True:
             try:
-                engine, self.choice = open_engine(self.choice, self.experiment.client, self.work, config, device, self._rest)
+                engine, self.choice = open_engine(self.choice, self.experiment.client, self.work, config, device, self._disk)
                 return engine
             except WorkerLost as lost:
                 self._lost.append(f"{lost}; another worker took over")

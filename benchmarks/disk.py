@@ -1,4 +1,4 @@
-"""Section resting: memory and seconds of runs on MNIST whose clients rest in the run folder, beside clients in memory.
+"""Section disk: memory and seconds of runs on MNIST, with states of clients stored in the run folder or all in memory.
 
 FML with the MLP on the images of MNIST, two worker processes, 100 participants a round: of 2,000 clients with 30 examples
 (5 %), and of 200 with 300 examples; one epoch a round. Each run is a process of its own; after the last round it
@@ -24,7 +24,7 @@ ROUNDS, PARTICIPANTS, WORKERS, GOAL = 6, 100, 2, 4.0
 
 
 def measure(options: Options) -> list[dict[str, Any]]:
-    """Return a row for each number of clients, with and without resting clients."""
+    """Return a row for each number of clients, with and without states on disk."""
     turns = 1 if options.tiny else min(options.pairs, 3)
     rows = [_summarise((2000, 50, None), [run_in_child(2000, 50, None)])]
     settings: list[tuple[int, int | None, Path | None]] = [(200, None, None), (200, 25, None)]
@@ -73,7 +73,7 @@ def run_here(clients: int, resident: int | None) -> dict[str, Any]:
     engine = {"name": "processes", "workers": WORKERS, "device": "cpu", "participation": PARTICIPANTS / clients}
     config = parse_config(
         {
-            "name": "resting",
+            "name": "disk",
             "rounds": ROUNDS,
             "data": {"name": "mnist"},
             "partition": {"kind": "iid", "clients": clients},
