@@ -117,7 +117,7 @@ def test_the_method_to_take_harms_the_fewest_and_then_leads_most(measured):
     table = recommend(compare_methods([measured]))
     (setting, first, cheapest), *others = [[cell.text for cell in row] for row in table.rows]
     assert (setting, others) == ("Label skew", [])
-    assert first == "Ditto: +30.0 points over local-only training, 0.0 clients harmed, 5.0 kB"
+    assert first == "Ditto: +30.0 points compared with local-only training, 0.0 clients harmed, 5.0 kB"
     assert cheapest.startswith("Ditto")  # all send as many bytes
 
 
@@ -152,7 +152,7 @@ def test_a_page_of_too_few_seeds_gives_no_verdict(benchmark, papers, store):
     cells = measured_cells(benchmark, store)
     assert not any(s.measured for s in compare_methods(cells))
     text = render_benchmark(pages.page(benchmark, cells), papers, "reproduction")
-    assert "loses** to" not in text
+    assert "is worse** than" not in text
     empty = measured_cells(benchmark, ResultStore(papers / "none"))
     assert "Not run yet." in render_benchmark(pages.page(benchmark, empty), papers, "reproduction")
 
@@ -162,9 +162,9 @@ def test_the_page_is_written_beside_the_folder_of_the_pages(measured, papers, st
     code, out, _ = cli("reproduce", "--pages", "docs/pages", "--results", store.folder, "--experiments", papers)
     assert code == 0
     assert Path(out.split()[-1]).as_posix() == f"docs/{NAME}"
-    first = (tmp_path / "docs" / NAME).read_text(encoding="utf-8").split("\n\n")[2]
-    assert "**FML loses**" in first
-    assert "Ditto" in first
+    worse, rivals = (tmp_path / "docs" / NAME).read_text(encoding="utf-8").split("\n\n")[2:4]
+    assert "**FML is worse**" in worse
+    assert "Ditto" in rivals
     page_text = (tmp_path / "docs/pages/benchmark.md").read_text(encoding="utf-8")
     assert "## Numbers" in page_text
     assert "paper" not in page_text

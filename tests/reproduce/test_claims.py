@@ -88,7 +88,7 @@ def test_a_cell_of_one_seed_takes_no_interval_away(measured):
     assert (judged.verdict, judged.overall.n, judged.unpaired) == ("supported", 3, ("digits MLP, Non-IID",))
     assert verdict(judged, 1) == (
         "supported: +10.0 points (95 % interval +10.0 to +10.0, 3 seeds), mean over 1 of 3 cells, without digits MLP, "
-        "Non-IID, for lack of common seeds: 1 supported and 1 inconclusive"
+        "Non-IID (no common seeds): 1 supported and 1 inconclusive"
     )
 
 
@@ -192,7 +192,7 @@ def test_what_every_and_most_ask_for_is_said(measured):
     assert asked(most) == "fml minus fedavg; supported if in more than half of all cells the interval lies above 0"
     assert verdict(most, 1).endswith("mean over 3 of 3 cells: 2 contradicted and 1 supported")
     mean = asked(judge(claim(), cells))
-    assert mean.endswith("no cell's on the other side")
+    assert mean.endswith("no cell contradicts the claim")
 
 
 def test_what_lines_say_against_a_mean_counts(measured):
@@ -206,7 +206,8 @@ def test_what_lines_say_against_a_mean_counts(measured):
     assert (judged.verdict, [line.verdict for line in judged.lines]) == ("inconclusive", ["contradicted", "supported"])
     assert verdict(judged, 1).endswith("1 contradicted and 1 supported, which contradict each other")
     assert asked(judged).endswith(
-        "supported if the interval lies within ± 2.0 points, at least one cell's interval too, and no cell's outside that"
+        "supported if the interval lies within ± 2.0 points for the mean and for at least one cell, and no cell contradicts "
+        "the claim"
     )
     fallen = tuple(v - 0.5 for v in THEIRS)
     assert (
@@ -215,7 +216,7 @@ def test_what_lines_say_against_a_mean_counts(measured):
     each = judge(claim(measure="own_validation", per="client", of="mean"), [of_clients(measured, (0.1, -0.05))])
     assert each.verdict == "inconclusive"
     assert asked(each).endswith(
-        "the interval lies above 0, at least one client's interval too, and no client's on the other side"
+        "the interval lies above 0 for the mean and for at least one client, and no client contradicts the claim"
     )
 
 
@@ -282,7 +283,7 @@ def test_a_cell_in_which_all_diverged_takes_part_in_the_verdict(measured, four):
     judged = judge(claim(), [better, fell(four, "fml", 0, 1, 2, 3)])
     assert [line.verdict for line in judged.lines] == ["supported", "diverged"]
     assert verdict(judged, 1) == (
-        "inconclusive: +10.0 points (95 % interval +10.0 to +10.0, 3 seeds), in digits MLP, IID alone, 1 of 2 cells; "
+        "inconclusive: +10.0 points (95 % interval +10.0 to +10.0, 3 seeds), only in digits MLP, IID, 1 of 2 cells; "
         "fml diverged in 4 of 7 runs"
     )
 

@@ -111,5 +111,5 @@ def test_the_best_round_is_looked_at(turned, tmp_path):
 
 
 def test_no_such_client(turned):
-    with pytest.raises(ConfigError, match="there is no client '7' to look at closely; there are 0, 90"):
+    with pytest.raises(ConfigError, match="there is no client '7'; set 'node' to one of 0, 90"):
         close_up(turned, "7")

@@ -122,7 +122,7 @@ def test_a_finding_is_sorted_by_the_verdicts_that_stand(papers, store, verdicts,
     finding = PaperFinding(page, tuple(readings))
     assert finding.outcome == outcome
     by_chance = [v for v in verdicts if v in ("supported", "contradicted") and holm > 0.05]
-    assert finding.verdicts.count("though not after Holm's adjustment") == len(by_chance)
+    assert finding.verdicts.count("but not after Holm's adjustment") == len(by_chance)
 
 
 def test_the_findings_are_written_beside_the_folder_of_the_pages(papers, store, cli, tmp_path, monkeypatch):
@@ -138,7 +138,7 @@ def test_the_findings_are_written_beside_the_folder_of_the_pages(papers, store, 
     assert code == 0
     assert [Path(line).as_posix() for line in out.split()][-2:] == ["docs/pages/README.md", "docs/findings.md"]
     text = (tmp_path / "docs/findings.md").read_text()
-    assert "Of the papers' 4 printed numbers 2 are measured at full length" in text
+    assert "The papers print 4 numbers: 2 are measured with all rounds" in text
     depends = text.partition("## Depends on the reading")[2].partition("##")[0]
     assert depends.count("**FML beats FedAvg.**") == 1
     assert (tmp_path / "docs/pages/figures/findings.svg").read_text().startswith("<svg")

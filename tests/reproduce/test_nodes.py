@@ -56,7 +56,7 @@ def test_each_node_stands_beside_the_papers(nodes, kept):
         ("75.00", "paper 82.50"),
     ]
     assert [c.text for c in fedavg[1:]] == ["not run"] * 3
-    assert "the best round of each node, which validation data chose" in table.caption
+    assert "the best round of each node, chosen on validation data" in table.caption
 
 
 def test_the_last_round_stands_apart_without_the_paper(nodes, kept):

@@ -92,7 +92,7 @@ def test_a_page_says_what_networks_began_with(papers, store):
         made = MADE.model_copy(update={"weights": message})
         store.add(job, result(job.arm, 0, fingerprint=job.fingerprint, made=made))
     paper_page = pages.page(experiment, measured_cells(experiment, store))
-    assert paper_page.differences[-1] == "Networks began with: ImageNet's weights of resnet18, a new head."
+    assert paper_page.differences[-1] == "Initial weights of the networks: ImageNet's weights of resnet18, a new head."
     assert len(paper_page.differences) == 2
 
 

@@ -165,7 +165,7 @@ def test_a_copy_that_fails_is_one_sentence_and_leaves_nothing(turned, tmp_path):
     ('data = { name = "digits", angles = [0, 90], per_class = 20 }\npartition = { kind = "domains" }',
      'data = { name = "digits" }\npartition = { kind = "iid", clients = 2 }', "partition.kind = 'domains'"),
     ("validation = 0.10, ", "", "split.validation"),
-    ('node = "0"', 'node = "9"', "there is no client '9' to look at closely; there are 0, 90"),
+    ('node = "0"', 'node = "9"', "there is no client '9'; set 'node' to one of 0, 90"),
 ])  # fmt: skip
 def test_what_a_node_needs_is_looked_at_before_its_run_is_trained(turned, tmp_path, before, after, message):
     path = tmp_path / "papers/turned/b.toml"

@@ -177,7 +177,7 @@ def test_a_loss_under_noise_that_is_not_finite_is_kept_as_a_failure(reproduce, p
     arguments = ("table9", "--only", "*/iid", "--seeds", "1", "--out", "out")
     code, _, err = reproduce(*arguments)
     assert code == 3
-    assert "fml, seed 0: the loss under weight noise 0.1 is not finite" in err
+    assert "fml, seed 0: the loss with noise 0.1 on the weights is not finite" in err
     assert (trained(reproduce(*arguments)[1]), reproduce(*arguments)[0]) == (0, 3)
 
 

@@ -211,7 +211,7 @@ def test_what_a_known_run_was_not_asked_for_is_not_run_and_no_gap_of_the_method(
     named = ("global_test", "separation", "noise:0.1", "projected")
     shown = [entry(measured, "fml", measured.value(m, "fml"), None, measures.find(m)[0], 1) for m in named]
     assert [cell.text for cell in shown] == ["70.0", "not run", "not run", "n/a"]
-    assert "has results, but not this number of its weights" in shown[1].note
+    assert "has results, but this number of its weights was not computed" in shown[1].note
 
 
 def test_a_run_that_several_cells_look_at_is_counted_once(store, planned, papers):
@@ -221,7 +221,7 @@ def test_a_run_that_several_cells_look_at_is_counted_once(store, planned, papers
     assert sum(measured.run for measured in shown) == 2
     (line,) = made(shown)
     assert ": 1 run;" in line
-    assert state(shown).startswith("2 of 3 cells run, in 2 of them not every arm, with 1 seed.")
+    assert state(shown).startswith("2 of 3 cells (settings) were run, 2 of them not with every method, with 1 seed.")
 
 
 @pytest.mark.parametrize("arguments", [["--out", "/disk/of mine"], ["--out=/disk/mine"]])

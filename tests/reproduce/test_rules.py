@@ -100,7 +100,11 @@ def test_cells_of_different_length_are_not_averaged(measured):
     judged = judge(claim(), [full, half, full])
     assert judged.overall.mean == pytest.approx(0.0219666, abs=1e-6)  # of the two whole ones alone
     assert (judged.pooled, judged.other_lengths) == (2, ("digits MLP, half",))
-    assert verdict(judged, 1).split("mean over ")[1].startswith("2 of 3 cells, without digits MLP, half, of another length")
+    assert (
+        verdict(judged, 1)
+        .split("mean over ")[1]
+        .startswith("2 of 3 cells, without digits MLP, half (another number of rounds)")
+    )
     assert judged.verdict == "inconclusive"  # but it says the opposite
     changed = replace(half, scale=Scale(None, (("optimizer.lr", 0.3),)))
     assert judge(claim(), [full, changed]).other_lengths == ("digits MLP, half",)

@@ -1,4 +1,4 @@
-"""Write the benchmark page: what each method reaches on the same data, and where the papers' methods lose."""
+"""Write the benchmark page: the accuracy of each method on equal data, and the methods better than the papers' methods."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ class MethodComparison:
 
     @property
     def verdict(self) -> str:
-        """Return "supported" if the method leads, "contradicted" if it loses, "inconclusive", or why there is no verdict."""
+        """Return "supported" if the method is better, "contradicted" if worse, "inconclusive", or why no verdict exists."""
         return self.judged.verdict
 
     @property
@@ -163,10 +163,10 @@ def count_bytes(measured: MeasuredCell) -> dict[str, float]:
 
 
 def recommend(standings: Sequence[MethodStanding]) -> PageTable | None:
-    """Return a table with the method to take in each cell; None if no cell compares methods with local-only training.
+    """Return a table of recommended methods in each cell; None if no cell compares methods with local-only training.
 
-    Of the methods that lead local-only training, the first choice harms the fewest clients on average; of equal ones it
-    has the highest lead. The second choice moves the fewest bytes.
+    Both choices are better than local-only training. The first harms the fewest clients on average, and has the largest gain
+    of equally harmful methods. The second sends and receives the fewest bytes.
     """
     alone = next((s for s in standings if s.arm == ALONE), None)
     if alone is None or not alone.measured_cells:
@@ -179,7 +179,11 @@ def recommend(standings: Sequence[MethodStanding]) -> PageTable | None:
         cheapest = min(better, key=lambda c: moved[c.rival], default=None)
         choices = (_format_choice(c, moved) for c in (first, cheapest))
         rows.append((TableCell(measured.cell.about.row), *choices))
-    heads = (Column("Setting", numeric=False), Column("Take", numeric=False), Column("With the fewest bytes", numeric=False))
+    heads = (
+        Column("Setting", numeric=False),
+        Column("First choice", numeric=False),
+        Column("With the fewest bytes", numeric=False),
+    )
     return PageTable("recommended", "", heads, tuple(rows), "")
 
 
@@ -194,7 +198,7 @@ def _format_choice(comparison: MethodComparison | None, moved: Mapping[str, floa
     lead = points(-comparison.judged.overall.mean)
     harmed = f"{_count_harmed(comparison):.1f} clients harmed"
     return TableCell(
-        f"{comparison.rival}: {lead} points over local-only training, {harmed}, {size(moved[comparison.rival])}"
+        f"{comparison.rival}: {lead} points compared with local-only training, {harmed}, {size(moved[comparison.rival])}"
     )
 
 
@@ -216,7 +220,7 @@ def _format_forwards(measured: MeasuredCell, arm: str) -> str:
 
 @dataclass(frozen=True)
 class CellSummary:
-    """What a cell's results say to somebody who chooses a method."""
+    """The results of a cell that matter for the choice of a method."""
 
     measured: MeasuredCell
     table: str  # Markdown
@@ -276,6 +280,7 @@ def render_benchmark(page: Page, root: Path, pages: str) -> str:
     return environment.get_template(TEMPLATE).render(
         made=MADE,
         pages=pages,
+        methods="methods.md",
         index=page.experiment.index,
         standings=standings,
         papers=papers,

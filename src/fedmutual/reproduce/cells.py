@@ -174,7 +174,10 @@ def read_experiment(root: Path, id: str) -> PaperExperiment:
         if fnmatch(_name_cell(root / lender, file), pattern or "*")
     ]
     if not own_cells + borrowed:
-        raise ConfigError(f"{path}: the experiment has no cell: no TOML file beside it, none that 'cells' names")
+        raise ConfigError(
+            f"{path}: the experiment has no cell; write the TOML file of a cell beside this file, or name cells of another "
+            "experiment with the key 'cells'"
+        )
     order = {column: n for n, column in enumerate(index.columns)}
     check_claims(index, {c.name: c.arms.keys() for c in own_cells + borrowed}, path)
     cells = sorted((*borrowed, *own_cells), key=lambda c: order.get(c.about.column, len(order)))
@@ -228,7 +231,9 @@ def _read_cell(root: Path, path: Path, owner: str, id: str, index: Index) -> Cel
     wanted = [k for k in index.arms or arms if k in arms]
     wanted += dict.fromkeys(need for k in wanted if (need := arms[k].needs) and need not in wanted)
     if not wanted:
-        raise ConfigError(f"{path}: has none of the arms that {index.title!r} measured_cells at")
+        raise ConfigError(
+            f"{path}: has none of the arms that experiment {index.title!r} uses; change 'arms' or 'cells' of the experiment"
+        )
     name = _name_cell(root / owner, path)
     swept = {k: arms[k] for k in wanted if arms[k].sweep}
     tunings = {k: read_tuning(root, arm.sweep, arm.rate_times, f"{path}, arm {k!r}") for k, arm in swept.items()}

@@ -39,7 +39,7 @@ def entry(
         unasked = measure.of_weights and any(lacks(measured.cell, r) for r in measured.results[arm].values())
         text = DIVERGED if failed else NOT_RUN if unasked or not measured.results[arm] else _name_missing(unit)
         why = {
-            NOT_RUN: "the run has results, but not this number of its weights" if unasked else "",
+            NOT_RUN: "the run has results, but this number of its weights was not computed" if unasked else "",
             "n/a": "n/a: this method does not have this number",
             "not reached": "; ".join(filter(None, ("not reached", measured.arm_words(arm)))),
         }
@@ -48,7 +48,10 @@ def entry(
     missing = len(measured.results[arm]) - value.n
     notes = [measured.arm_words(arm), f"{value.n} seed" + ("s" if value.n > 1 else "")]
     notes += (
-        [f"{missing} more without this number" + (", because the target was not reached" if unit == "rounds" else "")]
+        [
+            f"{count(missing, 'more seed')} without this number"
+            + (", because the target was not reached" if unit == "rounds" else "")
+        ]
         if missing
         else []
     )

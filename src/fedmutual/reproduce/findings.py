@@ -53,7 +53,7 @@ class PaperFinding:
         for judged in self.readings:
             verdict = prose.verdict(judged, self.page.experiment.index.decimals)
             if judged.verdict in DECIDED and not stands(judged.holm[1]):
-                verdict += ", though not after Holm's adjustment"
+                verdict += ", but not after Holm's adjustment"
             texts.append(f"{judged.reading}: {verdict}" if judged.reading else verdict)
         return capital("; ".join(texts))
 
@@ -109,6 +109,7 @@ def render_findings(findings: Sequence[PaperFinding], counts: pd.DataFrame, root
         figure=f"{pages}/{FIGURES}/{FIGURE}",
         picture=forest(findings),
         pages=pages,
+        methods="methods.md",
         groups={
             outcome: [f for f in findings if f.outcome == outcome] for outcome in (HOLDS, DEPENDS, FAILS, OPEN, UNMEASURED)
         },

@@ -18,16 +18,16 @@ TONES = {1: "gain", -1: "harm", 0: "muted"}
 
 @dataclass(frozen=True)
 class ForestRow:
-    """One verdict."""
+    """One row of a forest plot: a difference with its 95 % interval, and the verdict that it gives."""
 
     label: str
     difference: Estimate  # as a fraction
-    sign: int  # +1 where it supports the claim, -1 where it contradicts it, else 0
+    sign: int  # +1 if the difference supports the claim, -1 if it contradicts the claim, else 0
 
 
 @dataclass(frozen=True)
 class Forest:
-    """The verdicts of several claims, each a difference in points."""
+    """The content of a forest plot: one row for each verdict, each a difference in points."""
 
     title: str
     rows: Sequence[ForestRow]

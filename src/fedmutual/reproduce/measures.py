@@ -271,7 +271,7 @@ MEASURES: dict[str, Measure] = {
     "worst": Measure("worst client, own validation data, %", "%", _worst),
     "harmed": Measure("clients harmed", "clients", _harmed),
     "local_validation": Measure(
-        "clients' own or local copy, validation data, %",
+        "clients' personal models or local copies, validation data, %",
         "%",
         _local,
         CHOSEN_BY_ITSELF,
@@ -284,17 +284,17 @@ MEASURES: dict[str, Measure] = {
     "rounds_to": Measure(
         "rounds to {percent} % of the paper's FedAvg", "rounds", _rounds_to, counted=True, grain=_grain_of_rounds
     ),
-    "noise": Measure("loss under weight noise {}", "loss", _noise, of_weights=True, counted=True),
+    "noise": Measure("loss with noise {} on the weights", "loss", _noise, of_weights=True, counted=True),
     "gain_small": Measure("gain of the clients with fewest examples, points", "points", _gain(False), grain=_grain_of_gain),
     "gain_large": Measure("gain of the clients with most examples, points", "points", _gain(True), grain=_grain_of_gain),
     "acc": _transferred("acc", "ACC, all nodes' test data, %"),
     "bwt": _transferred("bwt", "BWT, own test data, %"),
     "fwt": _transferred("fwt", "FWT, the other nodes' test data, %"),
-    "bytes_up": Measure("bytes that a node sends, a local step", "bytes", _bytes("up"), of_one_step=True),
-    "bytes_down": Measure("bytes that a node receives, a local step", "bytes", _bytes("down"), of_one_step=True),
+    "bytes_up": Measure("bytes that a node sends for each local step", "bytes", _bytes("up"), of_one_step=True),
+    "bytes_down": Measure("bytes that a node receives for each local step", "bytes", _bytes("down"), of_one_step=True),
     "bytes_seed": Measure("bytes of the public examples that a node sent, once", "bytes", _bytes("seed", once=True)),
     "projected": Measure("projected mutual steps, %", "%", _projected),
-    "epsilon": Measure("epsilon of what leaves, largest of any client", "score", _epsilon),
+    "epsilon": Measure("epsilon of all messages, the largest of all clients", "score", _epsilon),
     "separation": Measure(
         "silhouette of the classes in the features", "score", _silhouette, CHOSEN_BY_OTHERS, only_best=True, of_weights=True
     ),

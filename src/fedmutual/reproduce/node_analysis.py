@@ -33,7 +33,7 @@ def check(config: Config, node: str, source: str) -> None:
         raise ConfigError(f"{source}: [cell] has a node, which needs {unmet[0]}; set it, or remove 'node'")
     client_ids = divide(config, data.prepare(config)[""].table).clients
     if node not in client_ids:
-        raise ConfigError(f"{source}: there is no client {node!r} to look at closely; there are {', '.join(client_ids)}")
+        raise ConfigError(f"{source}: there is no client {node!r}; set 'node' to one of {', '.join(client_ids)}")
 
 
 def close_up(run: Run, client: str) -> CloseUp:
@@ -46,11 +46,11 @@ def close_up(run: Run, client: str) -> CloseUp:
     run_record = read_run(run.folder)
     if client not in run_record.partition.clients:
         known = ", ".join(run_record.partition.clients)
-        raise ConfigError(f"{run.folder}: there is no client {client!r} to look at closely; there are {known}")
+        raise ConfigError(f"{run.folder}: there is no client {client!r}; set 'node' to one of {known}")
     scores = [e.per_client(run_record.serves or "", "validation.all").get(client) for e in run_record.evaluations]
     if None in scores:
         raise ConfigError(
-            f"{run.folder}: client {client!r} has no score on all clients' validation data, as nodes have that are domains"
+            f"{run.folder}: client {client!r} has no score on all clients' validation data; set partition.kind = 'domains'"
         )
     terms = [e.train.get(client, {}) for e in run_record.evaluations]
     return CloseUp(

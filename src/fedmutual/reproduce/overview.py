@@ -37,7 +37,7 @@ def _sentence(pages: Sequence[Page]) -> str:
     stand = sum(stands(j.holm[1]) for j in decided)
     return (
         f"{count(claims, 'claim')}, {count(len(judged), 'verdict')} including other readings; {len(decided)} of these are "
-        f"supported or contradicted, and {stand} of them stand after Holm's adjustment over all pages."
+        f"supported or contradicted, and {stand} of them remain after Holm's adjustment over all pages."
     )
 
 

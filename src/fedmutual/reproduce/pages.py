@@ -137,7 +137,7 @@ def markdown(page: Page, folder: Path | None = None) -> str:
     if page.claims:
         parts += [md_table(tables.claims(page.claims, decimals), caption=False), prose.P_VALUES]
     elif index.paper:
-        parts.append("The paper makes no claim here that numbers could decide.")
+        parts.append("The paper makes no claim here that numbers can confirm or contradict.")
     if index.supports:
         parts.append(index.supports)
     for number, readings in enumerate(page.claims, 1):
@@ -150,21 +150,21 @@ def markdown(page: Page, folder: Path | None = None) -> str:
     parts += [md_table(t) for t in page.tables]
     parts.append("Ours: mean ± half of the 95 % interval (Student's t) over seeds.")
     if page.spent:
-        parts += ["## What each arm spent", md_table(page.spent), prose.BUDGETS]
+        parts += ["## Cost of each method", md_table(page.spent), prose.BUDGETS]
     if page.pictures:
         parts.append("## Figures")
         parts += [f"![{summary(p)}]({page.figure(p)})\n\n*{p.title}*" for p in page.pictures]
     if page.tunings:
         parts += ["## How settings were chosen", md_table(page.tunings)]
         if folder is not None:
-            parts.append(f"The sweeps: {listed(_link_sweeps(page, folder))}.")
+            parts.append(f"Files of the sweeps: {listed(_link_sweeps(page, folder))}.")
     parts += [f"## {page.differences_heading}", _number_sentences(page.differences)]
     if code := page.experiment.code:
         parts += ["## Differences of the authors' public code", _number_sentences(code)]
     parts.append("## Hardware and time")
     parts.append("\n".join(f"- {line}" for line in prose.made(page.measured_cells)) or "Nothing was run yet.")
     if commands := prose.commands(page.measured_cells):
-        parts += ["Made by:", "\n".join(f"    {c}" for c in commands)]
+        parts += ["Commands that made the results:", "\n".join(f"    {c}" for c in commands)]
     return "\n\n".join(parts) + "\n"
 
 

@@ -16,7 +16,8 @@ from fedmutual.rundir.text import duration
 P_VALUES = (
     "p is two-sided, from Student's t over seeds. For a claim about every cell or most cells, p combines the p-values of "
     "the cells (partial conjunction). Holm's adjustment makes p larger, because all verdicts of a page, or of all pages, "
-    "are judged together. The verdict follows the unadjusted interval; it may be chance if the adjusted p is above 0.05."
+    "are judged together. The verdict uses the interval without adjustment: if the adjusted p is above 0.05, the verdict "
+    "may be chance."
 )
 BUDGETS = (
     "Gradient steps are those of a client's own model, or of the client's copy of the shared model; FML takes each step "
@@ -64,13 +65,13 @@ def _format_pool(judged: Judged) -> str:
     if noun == "client" and len(judged.run) < len(judged.lines):  # who is in a cell without numbers is not known
         pooled_text = count(pooled, noun)
     if len(judged.run) == 1:
-        return f", in {judged.run[0].title} alone, {pooled_text}"
+        return f", only in {judged.run[0].title}, {pooled_text}"
     counted = Counter(line.verdict for line in judged.run)
     has_both_verdicts = judged.claim.whose == "mean" and set(DECIDED) <= counted.keys()
     against = ", which contradict each other" if has_both_verdicts else ""
-    for titles, why in ((judged.unpaired, "for lack of common seeds"), (judged.other_lengths, "of another length")):
+    for titles, why in ((judged.unpaired, "no common seeds"), (judged.other_lengths, "another number of rounds")):
         if titles:
-            pooled_text += f", without {listed(titles) if len(titles) < NAMED else f'{len(titles)} others'}, {why}"
+            pooled_text += f", without {'; '.join(titles) if len(titles) < NAMED else f'{len(titles)} others'} ({why})"
     return f", mean over {pooled_text}: {listed([f'{n} {word}' for word, n in counted.most_common()])}{against}"
 
 
@@ -95,8 +96,7 @@ def asked(judged: Judged) -> str:
     claim = judged.claim
     where = _WHERE[claim.whose].format(claim.per)
     by_mean = claim.whose == "mean" and len(judged.lines) > 1
-    against = "outside that" if claim.sign == "same" else "on the other side"
-    other = f", at least one {claim.per}'s interval too, and no {claim.per}'s {against}" if by_mean else ""
+    other = f" for the mean and for at least one {claim.per}, and no {claim.per} contradicts the claim" if by_mean else ""
     whose = "each client's" if (claim.per, claim.whose) == ("client", "every") else f"{where}the"
     if claim.times is not None:
         way = "above" if claim.sign == "more" else "below"
@@ -117,11 +117,12 @@ def state(measured_cells: Sequence[MeasuredCell]) -> str:
     seeds = sorted({len(measured.seeds) for measured in run})
     noun = "seed" if seeds == [1] else "seeds"
     incomplete = sum(not all(measured.results.values()) for measured in run)
-    partly = f", in {incomplete} of them not every arm" if incomplete else ""
+    partly = f", {incomplete} of them not with every method" if incomplete else ""
     cells, numbers = count(len(measured_cells), "cell"), listed([str(n) for n in seeds], "or")
-    summary = f"{len(run)} of {cells} run{partly}, with {numbers} {noun}."
+    summary = f"{len(run)} of {cells} (settings) {'was' if len(run) == 1 else 'were'} run{partly}, with {numbers} {noun}."
     shortened_cells = [measured for measured in run if measured.words]
-    return summary + (f" **Shortened** in {len(shortened_cells)} of them." if shortened_cells else "")
+    is_are = "is" if len(shortened_cells) == 1 else "are"
+    return summary + (f" {len(shortened_cells)} of them {is_are} **shortened**." if shortened_cells else "")
 
 
 def shortened(measured_cells: Sequence[MeasuredCell]) -> Iterator[str]:
@@ -137,7 +138,7 @@ def shortened(measured_cells: Sequence[MeasuredCell]) -> Iterator[str]:
 def begun(measured_cells: Sequence[MeasuredCell]) -> Iterator[str]:
     """Yield one sentence for each kind of non-random initial weights."""
     for weights in dict.fromkeys(r.made.weights for r in results(measured_cells) if r.made.weights):
-        yield f"Networks began with: {'; '.join(weights)}."
+        yield f"Initial weights of the networks: {'; '.join(weights)}."
 
 
 def made(measured_cells: Sequence[MeasuredCell]) -> Iterator[str]:
@@ -149,7 +150,7 @@ def made(measured_cells: Sequence[MeasuredCell]) -> Iterator[str]:
         versions = (
             f"Python {origin.python}, torch {origin.torch}, torchvision {origin.torchvision}, fedmutual {result.version}"
         )
-        together_text = "" if origin.together == 1 else f", {origin.together} runs at once (each with the seconds of all)"
+        together_text = "" if origin.together == 1 else f", {origin.together} runs at once (each run has the seconds of all)"
         groups.setdefault(
             (machine, versions, f"engine {origin.engine}, {count(origin.threads, 'thread')}{together_text}"), []
         ).append(result)

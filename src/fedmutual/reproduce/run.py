@@ -295,6 +295,6 @@ def _make_result(job: Job, request: RunRequest, problem: Diverged | None, togeth
     about, finished = job.cell.about, open_trained_run(request.folder, request.config)
     noise = under_noise(finished, about.noise) if about.noise and _has_global_model(finished) else {}
     if unbounded := [deviation for deviation, loss in noise.items() if not math.isfinite(loss)]:
-        return failure(job, request.folder, together, f"the loss under weight noise {unbounded[0]} is not finite")
+        return failure(job, request.folder, together, f"the loss with noise {unbounded[0]} on the weights is not finite")
     close_up = node_analysis.close_up(finished, about.node) if about.node else None
     return collect(job, request.folder, together, noise, close_up)

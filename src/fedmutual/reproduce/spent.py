@@ -18,7 +18,7 @@ HEADS = (
     Column("Rounds"),
     Column("Gradient steps"),
     Column("Examples seen"),
-    Column("Bytes given out"),
+    Column("Bytes sent"),
     Column("Bytes received"),
     Column("Public examples sent, bytes"),
 )

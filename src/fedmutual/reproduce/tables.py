@@ -17,11 +17,11 @@ from fedmutual.reproduce.tuning import Tuning
 
 LAST: End = "last"
 BEST: End = "best"
-FAIR = "after the best round of each node, which validation data chose"
+FAIR = "after the best round of each node, chosen on validation data"
 WIDEST = 8  # columns of numbers
 TUNED = (
-    "Chosen by accuracy after the last round of a sweep, on rows held out of clients' training data; of the rounds, the "
-    "larger number is that of the judged runs"
+    "Settings with the highest accuracy after the last round of a sweep, on rows held out of clients' training data. "
+    "Rounds: of the sweep, and of the runs on this page"
 )
 P_VALUES = ("p", "Holm, this page", "Holm, all pages")
 
@@ -76,7 +76,7 @@ def _tabulate_settings(
             cells = [_cell(cell_by_column.get(c), arm, m, at, experiment.index.decimals) for c in columns for m in wanted]
             lines.append((TableCell(row), TableCell(label), *cells))
     fair = at == BEST and all(measures.find(m)[0].counts == BEST for m in wanted)
-    when = "after the last round" if at == LAST else FAIR if fair else "after the best round, which gives too high numbers"
+    when = "after the last round" if at == LAST else FAIR if fair else "after the best round, so the numbers are too high"
     caption = capital(f"{_head(wanted[0], at, measured_cells)}, {when}" if len(wanted) == 1 else when)
     return PageTable(
         f"{at}-{wanted[0].partition(':')[0]}", caption, tuple(heads), tuple(lines), as_csv(experiment, measured_cells)
@@ -155,8 +155,8 @@ def _tabulate_clients(experiment: PaperExperiment, measured_cells: Sequence[Meas
             lines.append((TableCell(measured.cell.about.row), TableCell(f"{i}, {network}"), *cells))
         if not clients:
             lines.append((TableCell(measured.cell.about.row), TableCell("all"), *(TableCell(NOT_RUN) for _ in heads[2:])))
-    images = "; they are test images" if all(measured.cell.validates_on_test for measured in measured_cells) else ""
-    caption = f"Each client's own model on its own validation data, %; these data choose the best round{images}"
+    images = ", which are test images" if all(measured.cell.validates_on_test for measured in measured_cells) else ""
+    caption = f"Each client's own model on its own validation data, %; the best round is chosen on these data{images}"
     return PageTable(LAST, caption, tuple(heads), tuple(lines), as_csv(experiment, measured_cells))
 
 
