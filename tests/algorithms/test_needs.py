@@ -107,7 +107,7 @@ def test_a_setting_out_of_range(settings, sentence):
 
 @pytest.mark.parametrize("name", ["fedproto", "fedkd", "feddf"])
 def test_a_method_of_classes_takes_no_numbers(name):
-    with pytest.raises(ConfigError, match=r"training\.task must be one of classes"):
+    with pytest.raises(ConfigError, match=r"training\.task must be a task with classes"):
         parse_config({"name": "x", "algorithm": {"name": name}, "training": {"task": "regression"}})
 
 

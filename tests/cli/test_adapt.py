@@ -134,10 +134,19 @@ def test_fedavg_s_shared_model_is_fine_tuned_where_it_is_given(run, small, cli):
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        (["data.mean=[0.3]", "data.std=[0.4]"], "avg: its shared model takes data.mean = [0.3], and that of r [0.3053]"),
-        (["data.mean=[0.3053]", "data.std=[0.4]"], "avg: its shared model takes data.std = [0.4], and that of r [0.376]"),
-        (["data.size=[9,9]"], "avg: its shared model takes examples of the shape [1, 9, 9], and that of r [1, 8, 8]"),
-        (["data.size=[8,8]"], "avg: its shared model takes data.size = [8, 8], and that of r none"),
+        (
+            ["data.mean=[0.3]", "data.std=[0.4]"],
+            "avg: its shared model takes data.mean = [0.3], and the shared model of r takes [0.3053]",
+        ),
+        (
+            ["data.mean=[0.3053]", "data.std=[0.4]"],
+            "avg: its shared model takes data.std = [0.4], and the shared model of r takes [0.376]",
+        ),
+        (
+            ["data.size=[9,9]"],
+            "avg: its shared model takes examples of the shape [1, 9, 9], and the shared model of r takes [1, 8, 8]",
+        ),
+        (["data.size=[8,8]"], "avg: its shared model takes data.size = [8, 8], and the shared model of r takes none"),
         (['data.labels={0="O"}'], "avg: its shared model takes data.classes = 'O', '1', "),
     ],
 )

@@ -77,11 +77,11 @@ WRONG = [
     ("[clients.0.optimizer]\nlr = true", "key 'clients.0.optimizer.lr' must be a number, not true"),
     # Ranges and choices.
     ("rounds = 0", "key 'rounds' must be greater than or equal to 1, not 0"),
-    ("name = ''", "key 'name': a run's name is that of its folder, so it cannot be ''"),
-    ("name = '../x'", "key 'name': a run's name is that of its folder, so it cannot be '../x'"),
+    ("name = ''", "key 'name': the name of a run is also the name of its folder, so the name must not be ''"),
+    ("name = '../x'", "key 'name': the name of a run is also the name of its folder, so the name must not be '../x'"),
     (
         'name = "a\\u0007b"',
-        "key 'name': a run's name is that of its folder, so it cannot hold control characters, as 'a\\x07b' does",
+        "key 'name': the name of a run is also the name of its folder, so 'a\\x07b' must not contain control characters",
     ),
     (
         "[training]\nbatch_size = 100000000000000000000",

@@ -183,7 +183,7 @@ def test_groups_of_few_rows_are_divided_nearly_as_asked() -> None:
 def test_a_client_of_one_patient_cannot_be_divided() -> None:
     rows = table(40, 10)
     of_one = Table(rows.labels, 40, rows.classes, np.where(np.arange(50) < 40, "p", "q"), rows.domains)
-    with pytest.raises(DataError, match=r"client '0' has 1 group of data\.group_by, too few to be divided"):
+    with pytest.raises(DataError, match=r"client '0' has 1 group of data\.group_by, too few for"):
         divide(config(split={"validation": 0.2}), of_one)
 
 

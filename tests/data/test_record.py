@@ -114,7 +114,7 @@ def test_a_partition_changed_by_hand(written: tuple[Path, data.Federation]) -> N
         ("0", "private", [], "client '0', private: must be one or more"),
         ("1", "holdout", [4, 4], "client '1', holdout: must be one or more different"),
         ("1", "validation", [359], "different row numbers below 359"),
-        ("1", "private", None, "a row is trained on twice, or both trained and scored on"),
+        ("1", "private", None, "two clients train on one row, or a row is for training and for scores"),
     ],
 )
 def test_row_numbers_that_cannot_be(

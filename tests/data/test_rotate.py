@@ -151,7 +151,7 @@ def test_what_cannot_be_turned(tmp_path: Path) -> None:
     table = npz(tmp_path / "a.npz", x=np.ones((12, 3)), y=[0, 1] * 6) | {"angles": [0, 5]}
     refused("'data.angles' is for images, but the examples are tables of features", data=table, partition=DOMAINS)
     named = npz(tmp_path / "b.npz", x=np.ones((12, 3, 3)), y=[0, 1] * 6, domain=["n", "s"] * 6) | {"angles": [0, 5]}
-    refused("'data.angles'", "has domains of its own", data=named, partition=DOMAINS)
+    refused("'data.angles'", "already has domains", data=named, partition=DOMAINS)
     pictures = folder(tmp_path / "c", {"cat": 4, "dog": 4}) | {"angles": [0, 5], "per_class": 2, "test": str(tmp_path / "c")}
     refused("key 'data.test' has no effect with 'data.per_class'", data=pictures, partition=DOMAINS)
     clients = {i: {"data": {"name": "digits"}} for i in ("north", "south")}

@@ -60,7 +60,7 @@ def test_targets_of_rows_move_together(tmp_path):
         (make_labels(), {"data.labels": {"a": "b"}}, "key 'data.labels' is for classes"),
         (make_labels(), {"training.task": "regression"}, "give one number for each of the 40 examples"),
         (make_labels(), {"training.task": "classification"}, "for one-hot labels use the argmax"),
-        (make_labels(), {"algorithm.name": "fedproto"}, "training.task must be one of classes"),
+        (make_labels(), {"algorithm.name": "fedproto"}, "training.task must be a task with classes"),
     ],
 )
 def test_what_is_refused(tmp_path, y, settings, sentence):
@@ -118,7 +118,7 @@ def make_wrong_pixel(value):
         (make_masks(), {"data.labels": {"a": "b"}}, "key 'data.labels' is for classes"),
         (make_masks(), {"model.shared": "mlp"}, "a segmentation needs a network with logits of each pixel"),
         (make_masks(), {"model.part": "features"}, "set model.adaptor = 'rest'"),
-        (make_masks(), {"algorithm.name": "fedproto"}, "training.task must be one of classes"),
+        (make_masks(), {"algorithm.name": "fedproto"}, "training.task must be a task with classes"),
         (make_masks(), {"partition.name": "dirichlet"}, "partition"),
     ],
 )

@@ -24,7 +24,7 @@ def test_lines_come_back_and_those_of_unsaved_rounds_go(tmp_path):
 def test_a_log_that_is_not_utf_8_is_damaged_in_that_line(tmp_path, read):
     path = tmp_path / "m.jsonl"
     path.write_bytes(WHOLE + b'{"round": "\xff"}\n')
-    with pytest.raises(RunError, match=r"m\.jsonl: line 3 is damaged; start a new run"):
+    with pytest.raises(RunError, match=r"m\.jsonl: line 3 is damaged; restore the file, or start a new run"):
         read(path)
     path.unlink()
     path.mkdir()

@@ -31,7 +31,7 @@ class APFL(FedAvg):
     title: ClassVar[str] = "APFL"
     mix: Setting = setting(
         0.5,
-        "the share of a client's own weights in its personal model, 0 to 1; with adaptive the first",
+        "the share of a client's own weights in its personal model, 0 to 1; with `adaptive`, the share in the first round",
         tune=(0.25, 0.5, 0.75),
     )
     adaptive: bool = setting(False, "each client learns its own mix by a gradient step in every round")

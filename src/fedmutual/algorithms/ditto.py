@@ -25,7 +25,7 @@ class Ditto(FedAvg):
     title: ClassVar[str] = "Ditto"
     lam: Setting = setting(
         1.0,
-        "lambda, the pull of a personal model towards the model that the server sent, at least 0",
+        "lambda, the weight of the distance of a personal model to the server's model, at least 0",
         tune=(0.1, 0.5, 1.0, 2.0),
     )
     scores: ClassVar[tuple[str, ...]] = ("global", "personal")

@@ -25,7 +25,7 @@ class FedAvg(Fork):
     """
 
     weighting: Literal["samples", "uniform"] = setting(
-        "samples", "clients are weighted by their number of examples, which each then reports, or all equally"
+        "samples", "clients are weighted by their number of examples (each client then reports this number), or all equally"
     )
     role: ClassVar[Role] = Role(position=5, colour=2)
     scores: ClassVar[tuple[str, ...]] = ("global",)

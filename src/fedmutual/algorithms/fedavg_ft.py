@@ -25,7 +25,7 @@ class FedAvgFT(FedAvg):
     title: ClassVar[str] = "FedAvg + fine-tuning"
     tune_epochs: int = setting(
         1,
-        "passes over a client's private data in fine-tuning; 0: the client's model is the averaged one",
+        "passes over a client's private data in fine-tuning; 0: no fine-tuning, the client's model is the average",
         tune=(1, 3, 5),
     )
     tune_every: int = setting(1, "rounds from one fine-tuning to the next; the last round always fine-tunes")

@@ -30,7 +30,7 @@ class FedDF(FedAvg):
     title: ClassVar[str] = "FedDF"
     distill_steps: int = setting(
         100,
-        "steps of the server on public data in a round; 0: federated averaging",
+        "gradient steps of the server on public data in a round; 0: federated averaging",
         tune=(30, 100, 300),
     )
     distill_batch: int = setting(128, "public examples in such a step of the server")
@@ -43,7 +43,7 @@ class FedDF(FedAvg):
         if self.distill_lr <= 0:
             raise ValueError(f"distill_lr must be above 0, not {self.distill_lr:g}")
         if get_target_kind(self.task) != "classes":
-            raise ValueError("feddf distils posteriors over classes, so training.task must be one of classes")
+            raise ValueError("feddf distils posteriors over classes, so training.task must be a task with classes")
 
     def algorithm(self) -> Algorithm:
         """Return FedAvg with public data at the server."""

@@ -66,7 +66,7 @@ class FedH2L:
     public_batch: int = setting(32, PUBLIC_BATCH)  # B
     local_data: Literal["private+all-public", "private+own-public", "private"] | None = setting(
         None,
-        "the data of a local step; unset: all public data too if labels are public, else the node's own public data too",
+        "data of a local step; unset, private and all public data if labels are public, else private and own public data",
     )
     labels: bool = setting(
         True, "all nodes know the labels of public data; false: labels stay with the owner of the examples"
@@ -96,7 +96,7 @@ class FedH2L:
         if not self.labels and self.local_data == "private+all-public":
             raise ValueError("local_data cannot be 'private+all-public' with labels = false: others' labels stay with them")
         if get_target_kind(self.task) != "classes":
-            raise ValueError("fedh2l exchanges posteriors over classes, so training.task must be one of classes")
+            raise ValueError("fedh2l exchanges posteriors over classes, so training.task must be a task with classes")
         if not self.labels and not self.kl:
             raise ValueError("kl cannot be false with labels = false: nothing would be learned from peers")
 

@@ -47,7 +47,7 @@ class FedKD(Fork):
         if not 0 < self.rank <= 1:
             raise ValueError(f"rank must be above 0 and at most 1, not {self.rank:g}")
         if get_target_kind(self.task) != "classes":
-            raise ValueError("fedkd teaches by posteriors over classes, so training.task must be one of classes")
+            raise ValueError("fedkd teaches by posteriors over classes, so training.task must be a task with classes")
 
     def algorithm(self) -> Algorithm:
         """Return Fork's phases with the features of both networks; the server restores the compressed replies."""

@@ -48,7 +48,7 @@ class FedMD(Independent):
         tune=(1, 5),
     )
     consensus: Literal["logits", "posteriors"] = setting(
-        "logits", "the scores on public data that are sent, averaged and fitted"
+        "logits", "the kind of scores on public data that clients send and fit, and that the server averages"
     )
     aggregate: Aggregation = Aggregation()  # of what is said
 

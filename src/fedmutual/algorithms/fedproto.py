@@ -46,7 +46,7 @@ class FedProto(Independent):
 
     title: ClassVar[str] = "FedProto"
     proto_lam: Setting = setting(
-        1.0, "lambda, the pull of features towards the prototype of their class, at least 0", tune=(0.1, 1.0, 10.0)
+        1.0, "lambda, the weight of the distance of features to their class's prototype, at least 0", tune=(0.1, 1.0, 10.0)
     )
     proto_size: int | None = setting(
         None,
@@ -54,7 +54,7 @@ class FedProto(Independent):
         "model.shared",
     )
     proto_weighting: Literal["samples", "uniform"] = setting(
-        "uniform", "prototypes are weighted by their number of examples, which each client then reports, or all equally"
+        "uniform", "prototypes are weighted by their number of examples (then reported by each client), or all equally"
     )
     terms: ClassVar[tuple[str, ...]] = ("personal", "prototype")
 
@@ -63,7 +63,7 @@ class FedProto(Independent):
         if self.proto_size is not None:
             within("proto_size", self.proto_size, 1, float("inf"))
         if get_target_kind(self.task) != "classes":
-            raise ValueError("a prototype is of a class, so training.task must be one of classes")
+            raise ValueError("prototypes belong to classes, so training.task must be a task with classes")
 
     def algorithm(self) -> Algorithm:
         """Return one phase; the first server state has no prototype of any class."""

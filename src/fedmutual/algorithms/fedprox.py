@@ -22,7 +22,7 @@ class FedProx(FedAvg):
     Weights that stay at the client, such as an adaptor's, are not received and have no proximal term.
     """
 
-    mu: Setting = setting(0.01, "the pull towards the model that the server sent, at least 0", tune=(0.001, 0.01, 0.1, 1.0))
+    mu: Setting = setting(0.01, "the weight of the distance to the server's model, at least 0", tune=(0.001, 0.01, 0.1, 1.0))
     role: ClassVar[Role] = Role(position=6, colour=3)
     terms: ClassVar[tuple[str, ...]] = ("meme", "proximal")
     dp_ready: ClassVar[bool] = True

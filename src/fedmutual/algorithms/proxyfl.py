@@ -33,7 +33,7 @@ class ProxyFL(FML):
 
     title: ClassVar[str] = "ProxyFL"
     own_share: float = setting(
-        0.5, "a, the share of its proxy that a peer keeps, from 0 to below 1; 0: the received proxy replaces it"
+        0.5, "a, the share of a peer's own proxy in its next proxy, from 0 to below 1; 0: only the received proxy"
     )
     scores: ClassVar[tuple[str, ...]] = ("personal", "proxy")
     dp_ready: ClassVar[bool] = True  # a mass is computed from the rounds and the messages alone

@@ -49,7 +49,8 @@ Methods = Annotated[
     str | None,
     typer.Option(
         help="Algorithms, separated by commas: names, `module:Class` of your own, or `all` that fit the file; unset, the "
-        "file's algorithm with fml, fedavg, fedprox and independent. `centralised` is the ceiling.",
+        "file's algorithm with fml, fedavg, fedprox and independent. `centralised` trains on all data in one place: an "
+        "upper bound.",
         show_default=False,
     ),
 ]

@@ -28,7 +28,7 @@ def audit(
     ] = None,
     trust_code: TrustCode = False,
 ) -> None:
-    """Attack the models of a finished run with its own data: who was trained on, and which rows can a server read?
+    """Attack the models of a finished run with its own data: which rows were trained on, and which can a server read?
 
     Two attacks: membership inference with intervals, and the imprint attack of a dishonest server. The result is no upper
     bound. Example: `fedmutual audit runs/ward --shadows 8`

@@ -12,7 +12,9 @@ from fedmutual.errors import DataError
 if TYPE_CHECKING:
     from fedmutual.config import Config
 
-app = typer.Typer(no_args_is_help=True, help="Look at an experiment's data before training on them; give some to all.")
+app = typer.Typer(
+    no_args_is_help=True, help="Look at the data of an experiment before training; write the public data of a site."
+)
 
 
 @app.command()
@@ -28,7 +30,7 @@ def show(file: File, set: Set = None, trust_code: TrustCode = False) -> None:
 
 @app.command()
 def check(file: File, set: Set = None, trust_code: TrustCode = False) -> None:
-    """Say in plain sentences what is wrong, or worth knowing, about the data; and whether the networks go with them.
+    """Print the problems of the data, other facts worth knowing, and whether the networks fit the data.
 
     Problems of all files are listed in one run, and settings are recommended that can be pasted once for all clients.
     """
@@ -71,11 +73,11 @@ def _print_problems(config: "Config", problems: list[str]) -> None:
 def give(
     file: Annotated[Path, typer.Argument(metavar="FEDERATION.toml", help="The federation.", show_default=False)],
     site: Annotated[Path, typer.Option("--site", metavar="SITE.toml", help="The site's own file.", show_default=False)],
-    folder: Annotated[Path, typer.Option("-o", "--out", metavar="FOLDER", help="Its part becomes SITE.npz there.")] = Path(),
+    folder: Annotated[Path, typer.Option("-o", "--out", metavar="FOLDER", help="The folder for SITE.npz.")] = Path(),
 ) -> None:
-    """Write a real site's part of the public seed set into a file, which it then sends to all others.
+    """Write a real site's part of the public seed set into a file; the site then sends the file to all others.
 
-    It holds the rows that `split.public` sets apart in the site's own data, and no others. Trains nothing, sends nothing.
+    The file holds only the rows that `split.public` selects from the site's own data. Trains nothing, sends nothing.
     """
     from fedmutual.sites import seedset_export
     from fedmutual.sites.modules import leave_working_folders

@@ -30,7 +30,7 @@ def privacy(
     ] = None,
     set: Set = None,
 ) -> None:
-    """Plan differential privacy before anything is trained: epsilon for these rounds, batches and noise, of each client.
+    """Plan differential privacy before training: the epsilon of each client for these rounds, batches and noise.
 
     Example: `fedmutual privacy mnist.toml --epsilon 4 --set privacy.nets=both`
     """

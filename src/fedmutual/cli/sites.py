@@ -41,8 +41,8 @@ def provision(
 ) -> None:
     """Make the kits of a federation: certificates for the server, each site and each lead.
 
-    Give each kit to its owner over a channel that nobody else can read. Keep OUT/authority yourself, off line: it can make
-    any participant's kit. Run the command again after adding sites: existing kits stay unchanged.
+    Give each kit to its owner over a channel that nobody else can read. Keep OUT/authority yourself, off line: its key can
+    make the kit of any participant. Run the command again after adding sites: existing kits stay unchanged.
     """
     from fedmutual.sites.flare import kits
 
@@ -69,8 +69,8 @@ def server(
 ) -> None:
     """Run the server until it is stopped: it forwards messages, averages shared models, and restarts failed jobs.
 
-    The server has no data. After a restart it resumes its federations by itself. It refuses a job with any other contract
-    than those that it agreed to.
+    The server has no data. After a restart it resumes its federations by itself. The server refuses a job with a contract
+    to which it did not agree.
     """
     from fedmutual import plugins
     from fedmutual.rundir.folder import held
@@ -119,9 +119,10 @@ def site(
         typer.Option(metavar="FEDERATION.toml", help="The contract that you agree to; the default is the one in the kit."),
     ] = None,
 ) -> None:
-    """Take part with your own data and your own model, until stopped. A site opens connections and accepts none.
+    """Take part with your own data and your own model, until the command is stopped.
 
-    The command first lists all tensors that may leave. It refuses a job with any other contract than the one you agreed to.
+    The site connects to the server, and accepts no connections. The command first lists all tensors that may leave. The
+    site refuses a job with another contract than the one you agreed to.
     """
     from fedmutual import plugins
     from fedmutual.rundir.folder import held
@@ -165,7 +166,8 @@ def submit(
 ) -> None:
     """Start a federation, or resume a stopped one; show its progress, and fetch its results.
 
-    The command first waits for the sites. Once rounds are shown, Ctrl-C ends only the display; run it again to watch.
+    The command first waits for the sites. When rounds are shown, Ctrl-C ends only the display; give the command again to
+    see the progress.
     """
     from fedmutual.sites import contract as contracts
     from fedmutual.sites.flare.kits import open_kit

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def stats(file: File, set: Set = None, trust_code: TrustCode = False) -> None:
     """Print mean, standard deviation and missing values of each input, and the rows of each class, over all clients.
 
-    Only sums of clients are added, as `data.mean = "federated"` adds them. Trains nothing.
+    Clients give only sums of their rows, as for `data.mean = "federated"`. Trains nothing.
     """
     from fedmutual import data
     from fedmutual.config.statistics import ask_statistics

@@ -35,7 +35,7 @@ def run(
     resume: Resume = False,
     trust_code: TrustCode = False,
 ) -> None:
-    """Train one experiment into a folder of scores, bytes and models. The run can be resumed.
+    """Train one experiment, and write scores, bytes and models into a folder. The run can be resumed.
 
     Example: `fedmutual run mnist.toml --set rounds=50 --set algorithm.name=fedavg`
     """
@@ -75,7 +75,7 @@ def compare(
     resume: Resume = False,
     trust_code: TrustCode = False,
 ) -> None:
-    """Does federating pay on my data? Compare methods with local-only training over several seeds, and write a page.
+    """Does a federation improve my models? Compare methods with local-only training over several seeds, and write a page.
 
     Runs: OUT/METHOD/SEED, page: OUT/report.html. `--set algorithm.KEY=VALUE` applies to the methods that have KEY.
     `--tune 8` lets each method try 8 settings on hold-out rows first; keys that `--set` names are not tuned.
@@ -112,7 +112,7 @@ def sweep(
     resume: Resume = False,
     trust_code: TrustCode = False,
 ) -> None:
-    """Which setting is best? Train every combination of some values; choose on data held out of training, never on test.
+    """Which setting is best? Train every combination of values; choose by data held out of training, never by test data.
 
     Example: `fedmutual sweep mnist.toml --set optimizer.lr=0.003,0.01,0.03 --set rounds=10`
 
@@ -144,7 +144,7 @@ def demo(
     jobs: Jobs = None,
     resume: Resume = False,
 ) -> None:
-    """Does federated mutual learning pay on real handwritten digits, for which clients, and how many bytes does it send?
+    """Does federated mutual learning improve models of handwritten digits, for which clients, and with how many bytes?
 
     Two experiments: clients with few images and different networks, where mutual learning pays; clients with different
     digits, where mutual learning does not pay.

@@ -26,7 +26,7 @@ def make_algorithm(config: Config) -> Algorithm:
     """Return the configured algorithm, with the settings of the federation.
 
     Raises:
-        ConfigError: `algorithm` of the class fails, or returns no Algorithm.
+        ConfigError: `algorithm()` of the configured class raises an error, or does not return an Algorithm.
     """
     try:
         made = _kind(config)(**read_client_settings(config), **_aggregation(config)).algorithm()

@@ -19,14 +19,14 @@ from fedmutual.errors import ConfigError
 
 _HEAD = """# Every key of a configuration
 
-`fedmutual list keys` prints this page. The brackets hold the type of a key, its default, and its effect if the key does not
-affect the trained models: it affects only the scores (`affects scores`), only where and how the work is done, which may
-change the last digits (`affects machine`), or only the written files (`affects record`). A run can be resumed with another
-value of a `resumable` key and with more `rounds`; all other keys keep their values.
+`fedmutual list keys` prints this page. The parentheses hold the type of a key and its default. A key affects the trained
+models, unless the parentheses name another effect: `affects scores` (only the scores), `affects machine` (only where and how
+the work is done, which may change the last digits), or `affects record` (only the written files). `--resume` accepts another
+value of a `resumable` key and more `rounds`; all other keys must keep their values.
 
 A schedule changes a number over the rounds: `{ start = 0.9, end = 0.3, shape = "linear" }`. The shape may also be
 `"cosine"`, or `"step"` after the fraction `at` of the rounds. `--set data.name=mnist` sets a key for one command. An unknown
-key is an error. A key without effect gives an error or a remark, as far as fedmutual detects it."""
+key is an error. If fedmutual detects that a key has no effect, the key gives an error or a remark."""
 
 _ALGORITHM = "What is minimised, and how replies are combined. Each algorithm has its own keys besides `name`."
 

@@ -40,9 +40,13 @@ from fedmutual.settings import TRIM, Disclosure, Rule, Sum
 class ColumnConfig(Section):
     """How one column of a table becomes features. Unset numbers and values are learned from each client's training rows."""
 
-    kind: Literal["number", "category", "date"] = key("number", "what the cells are; dates as 2026-05-31, or with a time")
+    kind: Literal["number", "category", "date"] = key(
+        "number", "the kind of the cells; dates have the form 2026-05-31, or this form with a time"
+    )
     values: ColumnValues | None = key(
-        None, "category: the values, one feature each; an empty cell is none of them; unset, those in the training rows"
+        None,
+        "category: the values, each of which becomes a feature; an empty cell has no value; unset, the values "
+        "in the training rows",
     )
     fill: float | None = key(
         None, "number, date (days since 1970-01-01): replaces an empty cell; unset, the median of the training rows"
@@ -64,7 +68,7 @@ class ColumnConfig(Section):
 
 
 class DataConfig(Section):
-    """Where the examples come from, and the names of their labels."""
+    """The source of the examples: files or a published data set, labels, features, and the scaling of inputs."""
 
     name: str = key(
         "digits",
@@ -75,14 +79,14 @@ class DataConfig(Section):
         None, "the file or folder, relative to the working folder; for a published set its cache folder", affects="machine"
     )
     test: PathSetting | None = key(
-        None, "a separate test file or folder; unset, the fraction `split.test` of the rows is held out"
+        None, "a separate test file or folder; unset, the fraction `split.test` of the rows is the test set"
     )
     classes: Names | None = key(
         None, "the federation's classes, in the order of the outputs; unset, the classes of the data"
     )
     labels: dict[str, str] = key({}, "a table of label = class: renames the labels of the data")
     label: LabelColumns = key("label", "csv, parquet: the column of the label; multilabel: a list of columns of 0 and 1")
-    drop: Names | None = key(None, "csv, parquet: columns that are no features, for example an identifier")
+    drop: Names | None = key(None, "csv, parquet: columns that are not features, for example an identifier")
     columns: dict[str, Annotated[ColumnConfig, BeforeValidator(make_column_table)]] = key(
         {}, "csv, parquet: the features by name, each with its kind; unset, all other columns are features, and are numbers"
     )
@@ -90,13 +94,13 @@ class DataConfig(Section):
         {}, 'csv, parquet: a table of cell = replacement for each column of features; the replacement "" is an empty cell'
     )
     date_format: DateFormat | None = key(
-        None, 'csv, parquet: how dates are written other than 2026-05-31, for example "%d.%m.%Y"'
+        None, 'csv, parquet: the form of dates that are not written as 2026-05-31, for example "%d.%m.%Y"'
     )
     group_by: str | None = key(
         None, "the column of groups (patient, account); no group appears in both training and evaluation"
     )
     angles: Angles | None = key(
-        None, "makes one domain for each angle: the same images, rotated clockwise by each angle, in degrees"
+        None, "makes one domain for each angle: all images, rotated clockwise by the angle, in degrees"
     )
     per_class: Count | None = key(
         None, "`data.angles`: the number of training images for each class, drawn at random; unset, all images"
@@ -113,10 +117,12 @@ class DataConfig(Section):
         '"federated": the standard deviation of the training rows of all clients',
     )
     augment: Literal["none", "crop-flip"] = key("none", "the random augmentation of training images")
-    resident: bool | None = key(None, "keep all rows in memory; unset, if they take less than 4 GiB", affects="machine")
+    resident: bool | None = key(
+        None, "keep all rows in memory; unset, true if the rows take less than 4 GiB", affects="machine"
+    )
     workers: Annotated[int, Field(ge=0)] = key(
         0,
-        "processes that read rows which are not kept in memory; without effect with the engine processes",
+        "processes that read rows from disk if the rows are not in memory; without effect with the engine processes",
         affects="machine",
     )
 
@@ -134,16 +140,19 @@ class PartitionConfig(Section):
 
     kind: Literal["iid", "shards", "dirichlet", "pfllib", "domains", "file"] = key(
         "iid",
-        "how the examples are divided; pfllib: all rows by that library's Dirichlet rule, with a quarter of each client's "
-        "rows for evaluation",
+        "how the examples are divided; pfllib: all rows by the Dirichlet rule of the library PFLlib, with a quarter "
+        "of each client's rows for evaluation",
     )
     clients: Count = key(5, "the number of participants, 20 with pfllib; domains and file set it themselves")
     classes_per_client: Count | None = key(None, "shards, required: the number of classes of a client")
     alpha: Positive | None = key(
-        None, "dirichlet, required, and pfllib, 0.1 there: a small value is uneven, a large one even"
+        None,
+        "dirichlet (required) and pfllib (0.1 if unset): small values give uneven class proportions, large values even ones",
     )
     min_size: Count = key(
-        10, "dirichlet: the fewest examples of a client; the division is drawn again until every client has them"
+        10,
+        "dirichlet: the least number of examples of a client; the division is drawn again until every client has "
+        "this number",
     )
     examples: Count | None = key(None, "the most training examples of a client, drawn at random")
     file: PathSetting | None = key(None, "file, required: the partition.json of an earlier run")
@@ -161,20 +170,24 @@ class SplitConfig(Section):
 
     preset: Literal["journal", "v1"] = key(
         "journal",
-        "a client's validation data: 1/K of the test set in its own class mix, or (v1) a tenth of its training data",
+        "a client's validation data: one of K parts of the test set, in the class proportions of the client "
+        "(journal), or a tenth of its training data (v1); K is the number of clients",
     )
     private: Share | None = key(
         None, "if set, private, public, validation and test are fractions of all rows of a client, with a sum of at most 1"
     )
     public: Fraction = key(0.0, "the fraction of each client's training data that it gives to the public seed set")
     validation: Fraction | None = key(
-        None, "the fraction of a client's training data that is validation data; unset, as the preset says"
+        None, "the fraction of a client's training data that is validation data; unset, by `split.preset`"
     )
-    holdout: Fraction = key(0.0, "the fraction of each client's training data to choose a round or a setting by")
-    test: Fraction = key(0.2, "the fraction of all rows that is the test set, where the data have no test set")
+    holdout: Fraction = key(
+        0.0, "the fraction of each client's training data that is held out to choose a round or a setting"
+    )
+    test: Fraction = key(0.2, "the fraction of all rows that is the test set, if the data have no test set")
     shared: bool | None = key(
         None,
-        "one split for all domains of the same images (`data.angles`); unset, true for these; false leaks test images",
+        "one split for all domains that have the same images (`data.angles`); unset, true for these domains; with "
+        "false clients train on rotated test images",
     )
 
 
@@ -184,15 +197,16 @@ class ModelConfig(Section):
     shared: str = key("mlp", 'the shared network: a name of `fedmutual list models`, or your own as "module:factory"')
     personal: Names | None = key(
         None,
-        "the personal networks, which never leave: one name, or one for each client; unset, the shared architecture",
+        "the personal networks, which never leave a client: one name, or one name for each client; unset, the "
+        "architecture of the shared network",
     )
-    part: Parts | None = key(None, 'the modules of the network that are shared, for example "features"; unset, all of them')
+    part: Parts | None = key(None, 'the modules of the network that are shared, for example "features"; unset, all modules')
     adaptor: str = key(
         "linear",
         'the private layers after `model.part`: one layer; the network\'s other layers ("rest"); or "module:factory"',
     )
     batchnorm: Literal["average", "local"] = key(
-        "average", "BatchNorm layers are averaged (average), or stay with their client (local)"
+        "average", "BatchNorm layers are averaged (average), or are not sent (local)"
     )
     start: Literal["own", "server"] = key(
         "own", "personal networks start from their own random weights (own), or from the server's weights (server)"
@@ -204,7 +218,8 @@ class ModelConfig(Section):
     )
     pretrained: Pretrained | None = key(
         None,
-        'the first weights of networks, except for their heads: "imagenet", a file, or a folder of files; unset, random',
+        'the initial weights of networks, except for the last layer: "imagenet", a file, or a folder of files; unset, '
+        "random weights",
     )
 
 
@@ -235,9 +250,10 @@ class ServerConfig(Section):
     aggregate: Rule = key(
         "mean", "the mean, the median, or the mean without the smallest and largest values, coordinate by coordinate"
     )
-    trim: Trim = key(TRIM, "trimmed-mean: the fraction of the clients left out at either end, rounded down")
+    trim: Trim = key(TRIM, "trimmed-mean: the fraction of the clients left out at each end, rounded down")
     sum: Sum = key(
-        "float", "mean: how numbers are added; fixed: as 64-bit integers, which the order of clients does not change"
+        "float",
+        "mean: how numbers are added; fixed: as 64-bit integers, so that the order of clients does not change the sum",
     )
 
 
@@ -245,7 +261,10 @@ class EngineConfig(Section):
     """Where the computations run."""
 
     name: Literal["auto", "inprocess", "processes", "stacked", "cluster"] = key(
-        "auto", "the engine; auto chooses one, and prints which one and why", affects="machine", resumable=True
+        "auto",
+        "the engine; auto chooses an engine, and prints its choice with the reason",
+        affects="machine",
+        resumable=True,
     )
     device: str = key("auto", "cpu, cuda, cuda:1, mps; auto takes a CUDA GPU, else Apple's, else the CPU", affects="machine")
     threads: Annotated[int, Field(ge=1, le=4096)] = key(
@@ -260,15 +279,15 @@ class EngineConfig(Section):
     )
     resident: Count | None = key(
         None,
-        "inprocess, processes, cluster: clients of a process that stay in memory; the others rest in the run folder; unset, "
-        "all clients, or as many as fit",
+        "inprocess, processes, cluster: how many clients of a process stay in memory; the run folder stores the states of "
+        "the others; unset, all clients, or as many as fit",
         affects="machine",
         resumable=True,
         engines=("inprocess", "processes", "cluster"),
     )
     address: ClusterAddress | None = key(
         None,
-        'cluster: the address of a running Ray cluster, "auto" or "HOST:PORT"; unset, the run starts a local one',
+        'cluster: the address of a running Ray cluster, "auto" or "HOST:PORT"; unset, the run starts a local Ray cluster',
         affects="machine",
         resumable=True,
         engines=("cluster",),
@@ -282,7 +301,8 @@ class EngineConfig(Section):
     )
     precision: Literal["float32", "tf32", "bf16"] = key(
         "float32",
-        "of matrix products and convolutions; tf32: NVIDIA GPUs, bf16: autocast. Weights and losses stay float32",
+        "the precision of matrix products and convolutions; tf32 needs an NVIDIA GPU, bf16 uses autocast. Weights and "
+        "losses stay float32",
     )
     compile: bool = key(
         False,
@@ -292,7 +312,8 @@ class EngineConfig(Section):
     )
     turns: bool = key(
         False,
-        "stacked: step clients in turns, each on its own CUDA stream, not as one stack; the log says if turns are faster",
+        "stacked: train clients in turns, each on its own CUDA stream, instead of as one stack; the log says if turns "
+        "are faster",
         affects="machine",
         engines=("stacked",),
     )
@@ -305,7 +326,7 @@ class RecordsConfig(Section):
     evaluate_every: Count = key(1, "rounds between evaluations; the last round is always evaluated", affects="scores")
     evaluate_on: Literal["all", "holdout"] = key(
         "all",
-        "the evaluated rows: validation, test and hold-out rows, or hold-out rows only, as `sweep` sets it",
+        "the evaluated rows: validation, test and hold-out rows, or hold-out rows only (the setting of `sweep`)",
         affects="scores",
     )
     checkpoint_every: Count = key(
@@ -316,12 +337,12 @@ class RecordsConfig(Section):
     )
     best_by: Literal["holdout", "validation", "test"] | None = key(
         None,
-        "the rows that choose the best round; unset, hold-out rows if there are any, else the reported rows",
+        "the rows on which the best round is chosen; unset, hold-out rows if they exist, else the reported rows",
         affects="scores",
     )
     keep_best: bool = key(
         False,
-        "keep the weights of the best round of each client and of the shared model, chosen as `records.best_by` says",
+        "keep the weights of the best round of each client and of the shared model; `records.best_by` chooses the round",
         affects="record",
         unused_on_sites="best rounds' weights are not kept there",
     )
@@ -330,8 +351,8 @@ class RecordsConfig(Section):
     )
     ensemble: bool = key(
         False,
-        "also evaluate the ensemble of each client's own model and the shared one, of algorithms with both (fml): their "
-        "probabilities averaged, with a weight that hold-out rows choose (`split.holdout`)",
+        "also evaluate the ensemble of each client's own model and the shared model, for algorithms with both (fml): "
+        "the average of their probabilities, with a weight chosen on hold-out rows (`split.holdout`)",
         affects="scores",
     )
     tensorboard: bool = key(
@@ -366,7 +387,9 @@ class PrivacyConfig(Section):
         "none",
         "which networks are trained by DP-SGD: none; the meme, which needs algorithm.beta = 1; or all networks of a client",
     )
-    clip: Positive = key(1.0, "the norm that the gradient of each unit is clipped to, over all noised networks together")
+    clip: Positive = key(
+        1.0, "the largest norm of the gradient of each unit, over all noised networks together; larger gradients are clipped"
+    )
     sigma: Positive | None = key(
         None, "the noise multiplier, needed unless nets is none: the noise has the standard deviation sigma x clip"
     )
@@ -381,7 +404,7 @@ class PrivacyConfig(Section):
         resumable=True,
     )
     delta: Annotated[float, Field(gt=0, lt=1)] = key(
-        1e-5, "the delta that epsilon is stated at", affects="record", resumable=True
+        1e-5, "the delta of the guarantee (epsilon, delta)", affects="record", resumable=True
     )
     accountant: Literal["rdp", "prv"] = key(
         "rdp",

@@ -30,9 +30,11 @@ def _home(value: str) -> str:
 
 def _check_run_name(value: str) -> str:
     if value in ("", ".", "..") or "/" in value or "\\" in value:
-        raise ValueError(f"a run's name is that of its folder, so it cannot be {value!r}")
+        raise ValueError(f"the name of a run is also the name of its folder, so the name must not be {value!r}")
     if any(unicodedata.category(c) in ("Cc", "Cs") for c in value):  # control characters, halves of characters
-        raise ValueError(f"a run's name is that of its folder, so it cannot hold control characters, as {value!r} does")
+        raise ValueError(
+            f"the name of a run is also the name of its folder, so {value!r} must not contain control characters"
+        )
     return value
 
 

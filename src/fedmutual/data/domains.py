@@ -38,8 +38,8 @@ def read_domains(config: DataConfig) -> Source:
     data_set = SETS[config.name]
     if config.size is None and not data_set.has_one_size:
         raise ConfigError(
-            f"data.name = {config.name!r} needs the key 'data.size', because its images differ in size; set it to [96, "
-            "96], for example"
+            f"data.name = {config.name!r} needs the key 'data.size', because its images differ in size; set, for "
+            "example, data.size = [96, 96]"
         )
     source = read_folder(config.model_copy(update={"root": _find_folder(config, data_set)}), domains=True)
     return replace(source, published=_IMAGENET)

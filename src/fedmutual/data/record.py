@@ -17,7 +17,7 @@ from fedmutual.data.targets import Targets
 from fedmutual.errors import DataError
 
 FORMAT = 1
-_AS_WRITTEN = "use the file as the run wrote it"
+_AS_WRITTEN = "use the unchanged file of a run"
 _Row = Annotated[int, Field(ge=0)]
 
 
@@ -191,7 +191,7 @@ def _check_disjoint(path: Path, test: Index, clients: Mapping[str, Mapping[str, 
     trained = np.concatenate([rows for shares in clients.values() for kind, rows in shares.items() if kind in trains])
     scored = [test, *(rows for shares in clients.values() for kind, rows in shares.items() if kind not in trains)]
     if len(np.unique(trained)) < len(trained) or np.isin(trained, np.concatenate(scored)).any():
-        raise DataError(f"{path}: a row is trained on twice, or both trained and scored on; {_AS_WRITTEN}")
+        raise DataError(f"{path}: two clients train on one row, or a row is for training and for scores; {_AS_WRITTEN}")
 
 
 def compute_fingerprint(table: Table, data: str, test: Mapping[str, Any], clients: Mapping[str, Mapping[str, Any]]) -> str:

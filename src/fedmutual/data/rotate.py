@@ -32,7 +32,9 @@ def make_rotated_domains(source: Source, config: Config, angles: Sequence[float]
     if source.train.x.take([0]).dim() != 4:
         raise ConfigError("key 'data.angles' is for images, but the examples are tables of features; remove the key")
     if source.train.domains is not None:
-        raise ConfigError(f"key 'data.angles': {source.place} has domains of its own; remove the key or these domains")
+        raise ConfigError(
+            f"key 'data.angles' makes domains, but {source.place} already has domains; remove the key or the domains"
+        )
     if per_class is None:
         train_total = len(source.train.x)
         test = (

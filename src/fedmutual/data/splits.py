@@ -91,10 +91,8 @@ def _hold_out_groups(
     for kind, share in shares.items():
         if not len(share) and kind != LEFT:
             raise DataError(
-                f"{name} has {format_count(len(part_groups), 'group')} of data.group_by, too few to be divided so that "
-                "some are "
-                "left for "
-                f"{kind}; give it more, or hold out less"
+                f"{name} has {format_count(len(part_groups), 'group')} of data.group_by, too few for "
+                f"{kind}; add groups, or hold out fewer rows"
             )
     return shares
 

@@ -114,8 +114,7 @@ def splice(
     if len(part) > 1:
         raise ConfigError(
             f"key {_PART!r} names several modules, but an adaptor needs exactly one; use model.adaptor = 'rest', which "
-            "keeps "
-            f"the other layers of network {name!r} at home"
+            f"does not share the other layers of network {name!r}"
         )
     path = part[0].removesuffix(".")
     if path.split(".")[0] == "adaptor":

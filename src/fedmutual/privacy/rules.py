@@ -54,10 +54,7 @@ def check_algorithm(
     """Raise ConfigError where noise on the gradient steps of these networks does not cover all outgoing messages."""
     name, setting = config.algorithm["name"], f"privacy.nets = {config.privacy.nets!r}"
     if find_spec("opacus") is None:
-        raise ConfigError(
-            f"{setting} needs the extra 'privacy', whose accountants say what training costs: pip install "
-            "'fedmutual[privacy]'"
-        )
+        raise ConfigError(f"{setting} needs the extra 'privacy', which computes epsilon: pip install 'fedmutual[privacy]'")
     if not algorithm.dp_ready:
         raise ConfigError(
             f"{setting}: algorithm {name!r} does not declare that only its gradient steps read private rows, so noise on "

@@ -173,10 +173,10 @@ def _read_holdings(runs: Sequence[RecordedRun], all_classes: int) -> Holdings | 
 def conclude(
     comparison: RunComparison, decision: Decision, findings: Sequence[Finding], estimates: Sequence[Estimate]
 ) -> Verdict:
-    """Return the verdict: the decision in words, then the sentences of all findings.
+    """Return the verdict: question, answer, highlights, and the sentences of all findings.
 
-    estimates: the gains of which few seeds leave a doubt. The highlights are at most `HIGHLIGHTS` sentences: the best way,
-    the most harmful way, and a doubt, or without a doubt the data that the clients hold.
+    estimates: the gains that may be uncertain because there are few seeds. The highlights are at most `HIGHLIGHTS`
+    sentences: on the best method, on the most harmful method, and on an uncertain gain, or else on the clients' data.
     """
     scale = comparison.scale
     sentences = [describe_finding(finding, scale) for finding in findings]
@@ -187,5 +187,5 @@ def conclude(
 
 
 def render(decision: Decision, macro: str, scale: MetricScale = PERCENT) -> str:
-    """Return the text of a macro of `templates/answer.j2`."""
+    """Return the text of the macro `macro` in `templates/answer.j2` for a decision. scale: how a metric is printed."""
     return render_macro("answer.j2", macro, decision, scale)

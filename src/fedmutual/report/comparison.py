@@ -215,7 +215,7 @@ def flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
 
 
 def plain(value: Any) -> str:
-    """Return a setting's value as a person writes it."""
+    """Return the value of a setting for a table: text without quotes, other values as JSON."""
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 

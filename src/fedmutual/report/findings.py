@@ -140,7 +140,7 @@ class Rivalry(Finding):
 
 @dataclass(frozen=True)
 class AllClasses(Finding):
-    """The accuracies of a method's personal models and of its shared model on the test set of all classes."""
+    """Two mean accuracies on the test set of all classes: of a method's personal models, and of its shared model."""
 
     macro = "all_classes"
     label: str

@@ -23,7 +23,7 @@ class Settings:
 
 
 def subtitle(comparison: RunComparison) -> str:
-    """Return one line with the experiment and its methods."""
+    """Return the line below the title of a report: data, division, and numbers of clients, rounds and seeds."""
     run = comparison.first
     rounds = sorted({r.settings.rounds for r in comparison.runs})
     who = count(len(run.partition.clients), "client")

@@ -57,14 +57,16 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     """Return all lines of a log; none before the log exists.
 
     Raises:
-        RunError: a line is no JSON, or the file cannot be read.
+        RunError: a line is not JSON, or the file cannot be read.
     """
     lines = []
     for number, text in enumerate((_read_text(path) or "").splitlines(), 1):
         try:
             lines.append(json.loads(text))
         except (ValueError, RecursionError):
-            raise RunError(f"{path}: line {number} is damaged; start a new run in another folder") from None
+            raise RunError(
+                f"{path}: line {number} is damaged; restore the file, or start a new run in another folder"
+            ) from None
     return lines
 
 
@@ -85,7 +87,9 @@ def rewind(path: Path, keep: Callable[[int], bool]) -> None:
         try:
             round = json.loads(text)["round"]
         except (ValueError, KeyError, TypeError, RecursionError):
-            raise RunError(f"{path}: line {number} is damaged; start a new run in another folder") from None
+            raise RunError(
+                f"{path}: line {number} is damaged; restore the file, or start a new run in another folder"
+            ) from None
         if keep(round):
             remaining_lines.append(text + "\n")
     write_bytes(path, "".join(remaining_lines).encode())
@@ -137,7 +141,7 @@ def _read_text(path: Path) -> str | None:
         return content.decode()
     except UnicodeDecodeError as problem:
         number = content.count(b"\n", 0, problem.start) + 1
-        raise RunError(f"{path}: line {number} is damaged; start a new run in another folder") from None
+        raise RunError(f"{path}: line {number} is damaged; restore the file, or start a new run in another folder") from None
 
 
 def _line(content: dict[str, Any]) -> str:

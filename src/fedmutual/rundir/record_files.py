@@ -73,7 +73,7 @@ def read_records(path: Path, kind: type[R]) -> Iterator[R]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as problem:
-        raise RunError(f"{path}: cannot be read ({problem})") from None
+        raise RunError(f"{path}: cannot be read ({problem}); correct the cause, or begin again in another folder") from None
     lines = text.splitlines()
     is_cut = bool(text) and not text.endswith("\n")
     for number, line in enumerate(lines, 1):

@@ -60,7 +60,7 @@ def check_agreed(text: Any, agreed: Iterable[Table], who: str) -> Table:
 
 
 def read_record(text: Any) -> Table:
-    """Return the record of a contract from JSON text of another party. Only its keys and their types are checked.
+    """Return the recorded contract in a JSON text of another participant, after a check of keys and types only.
 
     Raises:
         ConfigError: the text is too long, is not JSON, or has other keys or types.

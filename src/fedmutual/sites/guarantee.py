@@ -35,8 +35,8 @@ def check_site(config: Config, file: SiteFile, source: Path) -> None:
         return
     if budget is None:
         raise ConfigError(
-            f"{source}: the key 'privacy.epsilon' is missing: the federation noises what leaves (privacy.nets = "
-            f"{privacy.nets!r}), and this is the most that the site may spend; `fedmutual privacy` tells what rounds cost"
+            f"{source}: the key 'privacy.epsilon' is missing: the federation trains with noise (privacy.nets = "
+            f"{privacy.nets!r}), so each site needs a budget; `fedmutual privacy` prints the epsilon of these rounds"
         )
     if (disclosure := config.disclosure(file.site)) != "none":
         raise ConfigError(

@@ -60,11 +60,12 @@ class ServerTable(ServerConfig):
         lead_may_change=True,
     )
     port: Annotated[int, Field(ge=1, le=65535)] = key(
-        8002, "the port of the server; sites open connections to it, and accept none", lead_may_change=True
+        8002, "the port of the server; sites connect to this port, and accept no connections", lead_may_change=True
     )
     sum: Literal["float", "fixed", "masked"] = key(  # type: ignore[assignment]  # one value more than in one process
         "float",
-        "mean: how numbers are added; fixed: as 64-bit integers; masked: so, under masks, and the server has the sum alone",
+        "mean: how numbers are added; fixed: as 64-bit integers; masked: as masked 64-bit integers, so that the "
+        "server reads only the sum",
     )
 
 
@@ -73,34 +74,41 @@ class SitesTable(Section):
 
     names: Annotated[Names, Field(min_length=1), AfterValidator(_sites)] = Field(description="the sites")
     leads: Annotated[Names, Field(min_length=1), AfterValidator(_leads)] = key(
-        ("lead@example.org",), "the email addresses of the leads, who may submit and stop; each lead gets a kit"
+        ("lead@example.org",), "the email addresses of the leads, who may submit and stop federations; each lead gets a kit"
     )
-    input: Annotated[Sides, Field(min_length=1)] = Field(description="the shape of one example: [C, H, W], or [F]")
-    columns: Names | None = key(None, "tables: the names of the F columns in their order; every site's file must have them")
-    quorum: Count | None = key(None, "the sites that must reply for a round to count; unset, more than half of them")
+    input: Annotated[Sides, Field(min_length=1)] = Field(
+        description="the shape of one example: [channels, height, width], or [features]"
+    )
+    columns: Names | None = key(
+        None, "tables: the names of the feature columns in their order; the file of every site must have these columns"
+    )
+    quorum: Count | None = key(
+        None, "the number of sites that must reply in a valid round; unset, more than half of the sites"
+    )
     deadline: Seconds = key(
         600.0,
-        "the seconds that a site has for its part of a round; a slower site is left out of the round",
+        "the seconds that a site has for its part of a round; the round continues without slower sites",
         lead_may_change=True,
     )
     wait: Seconds = key(
         60.0,
-        "the seconds that the start waits for all sites; then the federation begins with the connected sites",
+        "the seconds to wait for all sites at the start; then the federation begins with the connected sites",
         lead_may_change=True,
     )
     retries: Count = key(
         5,
-        "how often the server restarts the federation, with exponential backoff, while no round succeeds",
+        "how often in a row the server restarts the federation, with exponential backoff, if no round succeeds",
         lead_may_change=True,
     )
     update_limit: Annotated[float, Field(gt=1)] = key(
         10.0,
-        "the largest norm of an update, in median norms of the others' updates; a larger one is refused, from 3 sites on",
+        "the largest norm of an update, as a multiple of the median norm of the others' updates; a larger update is "
+        "refused; needs 3 sites",
     )
     refuse_opposed: bool = key(
         True,
-        "whether a site's update is refused where the updates of all other sites agree, its own points against all of them, "
-        "and it is longer than their median, from 3 sites on",
+        "whether an update is refused if it opposes the updates of all other sites, these agree, and its norm is "
+        "above their median; needs 3 sites",
     )
     examples_limit: Count | None = key(
         None,
@@ -131,14 +139,14 @@ class SeedsTable(Section):
 class StateTable(Section):
     """The place of the state that a site must not lose."""
 
-    folder: PathSetting = Field(description="the site's state: its model, its ledger; outside the kit")
+    folder: PathSetting = Field(description="the folder of the site's model, ledger and other state; outside the kit")
 
 
 class PublicTable(Section):
     """The public seed set at a site."""
 
     folder: PathSetting = Field(
-        description="the folder with SITE.npz of every site, this one's too; fedh2l, fedmd and aggregate need it"
+        description="the folder with SITE.npz of every site, also of this site; fedh2l, fedmd and aggregate need the folder"
     )
 
 
@@ -157,8 +165,8 @@ class TrustTable(Section):
 
     modules: Annotated[Names, AfterValidator(check_modules)] = key(
         (),
-        'the modules that "module:name" may name here, in this file or in the federation\'s; each lies beside this file or '
-        "is installed, and can do everything that the site's process may do",
+        'the modules that "module:name" may name in this file or in the federation\'s file; each module is beside this '
+        "file or is installed, and has all rights of the site's process",
     )
 
 
@@ -166,9 +174,10 @@ class SitePrivacy(Section):
     """The privacy budget of a site's data, over all federations that use these data."""
 
     epsilon: Annotated[float, Field(gt=0)] | None = key(
-        None, "the site's budget, needed where the federation has privacy.nets; when it is spent the site declines"
+        None,
+        "the site's budget, needed if the federation has privacy.nets; when the budget is spent, the site declines orders",
     )
-    delta: Annotated[float, Field(gt=0, lt=1)] = key(1e-5, "the delta that the budget is stated at")
+    delta: Annotated[float, Field(gt=0, lt=1)] = key(1e-5, "the delta of the guarantee (epsilon, delta)")
 
 
 class SiteSplit(optional(SplitConfig)):  # type: ignore[misc]
@@ -198,7 +207,7 @@ class SiteEngine(Section):
 class SiteFile(Section):
     """The settings of one site. They are never sent, and the server does not learn them."""
 
-    site: str = Field(description="the site's name, as the federation has it")
+    site: str = Field(description="the name of the site in `sites.names` of the federation")
     data: ClientData = ClientData()
     split: SiteSplit = SiteSplit()
     model: ClientModel = ClientModel()

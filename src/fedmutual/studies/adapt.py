@@ -108,8 +108,8 @@ def _fedavg(folder: Path, shared: SourceRun) -> SourceRun:
         ours, theirs = _inputs(shared), _inputs(source)
         for key in (k for k in ours if ours[k] != theirs[k]):
             raise RunError(
-                f"{folder}: its shared model takes {key} {theirs[key]}, and that of {run} {ours[key]}; name a FedAvg run on "
-                "the same inputs and classes"
+                f"{folder}: its shared model takes {key} {theirs[key]}, and the shared model of {run} takes "
+                f"{ours[key]}; name a FedAvg run with equal inputs and classes"
             )
     return source
 

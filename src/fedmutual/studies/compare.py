@@ -68,8 +68,8 @@ def _check_paces(variants: Mapping[str, Config]) -> None:
     if len(set(steps.values())) > 1:
         counted, other = (next(m for m, n in steps.items() if (n is None) is none) for none in (False, True))
         raise ConfigError(
-            f"{counted} counts gradient steps and {other} passes over the data, so that a round would not be as much "
-            "training for both; set training.local_steps, which then holds for all methods"
+            f"{counted} counts gradient steps and {other} passes over the data, so that a round would be more "
+            "training for one of them; set training.local_steps for all methods"
         )
 
 

@@ -168,7 +168,7 @@ class Newcomer:
         if takes.columns is not None and read.space.columns != takes.columns:
             raise ConfigError(
                 f"{self.file}: the columns are {listed(read.space.columns or ())}, and {place} takes "
-                f"{listed(takes.columns)}; give it these, in this order"
+                f"{listed(takes.columns)}; write the columns of the model into the file, in this order"
             )
         if read.space.classes != takes.classes and not read.space.numbers:
             raise ConfigError(

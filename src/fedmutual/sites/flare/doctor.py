@@ -75,11 +75,9 @@ def _check_keys(kit: Kit) -> Iterator[Check]:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(kit.certificate, key)
         read_certificate(kit.certificate).verify_directly_issued_by(root)
     except ssl.SSLError:
-        yield Check(WRONG, f"{key}: is not the key of the certificate beside it; take the kit as it was handed over")
+        yield Check(WRONG, f"{key}: is not the key of the certificate beside it; use the kit as you received it")
     except Exception:  # types of `cryptography`, which this module does not import
-        yield Check(
-            WRONG, f"{kit.certificate}: was not issued by the authority beside it; take the kit as it was handed over"
-        )
+        yield Check(WRONG, f"{kit.certificate}: was not issued by the authority beside it; use the kit as you received it")
     days = (root.not_valid_after_utc - datetime.now(UTC)).days
     if days < min(kit.days, SOON):
         advice = "make all kits again in an empty folder: fedmutual provision FEDERATION.toml --out OTHER"

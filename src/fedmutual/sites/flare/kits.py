@@ -111,11 +111,9 @@ def open_kit(folder: Path) -> Kit:
         kind, name = about["kind"], about["name"]
         missing = [file for file in _STARTUP_FILES[kind] if not (folder / "startup" / file).is_file()]
     except (OSError, ValueError, KeyError, TypeError) as problem:
-        raise RunError(
-            f"{folder / KIT}: is damaged ({type(problem).__name__}); take the kit as it was handed over"
-        ) from None
+        raise RunError(f"{folder / KIT}: is damaged ({type(problem).__name__}); use the kit as you received it") from None
     if missing:
-        raise RunError(f"{folder}: the kit lacks startup/{missing[0]}; take the kit as it was handed over")
+        raise RunError(f"{folder}: the kit lacks startup/{missing[0]}; use the kit as you received it")
     certificate = "server.crt" if kind == "server" else "client.crt"
     expires = read_certificate(folder / "startup" / certificate).not_valid_after_utc
     return Kit(folder.resolve(), name, kind, expires, tuple(about["hosts"]), int(about["port"]))

@@ -228,7 +228,11 @@ class Session:
             raise RunError("the server restarted before the job started; submit the federation again")
         if str(meta.get("status", "")).startswith("FINISHED"):
             reason = clean_text("; ".join(map(str, meta.get("job_deploy_detail") or ())))
-            raise RunError(f"the job did not start ({clean_text(str(meta['status']))}){': ' if reason else ''}{reason}")
+            status = clean_text(str(meta["status"]))
+            raise RunError(
+                f"the job did not start; the server gives the status {status}{': ' if reason else ''}{reason}; correct the "
+                "cause, then submit the federation again"
+            )
 
     def _send_command(self, command: str, *words: str) -> dict[str, Any]:
         reply = self.flare.api.server_execute(" ".join((command, *words)))

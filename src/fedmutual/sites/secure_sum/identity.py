@@ -87,9 +87,9 @@ def read_signer(startup: Path) -> Signer:
     try:
         key = load_pem_private_key((startup / "client.key").read_bytes(), None)
     except (OSError, ValueError, TypeError):
-        raise RunError(f"{startup / 'client.key'}: is not a private key; take the kit as it was handed over") from None
+        raise RunError(f"{startup / 'client.key'}: is not a private key; use the kit as you received it") from None
     if not isinstance(key, RSAPrivateKey):
-        raise RunError(f"{startup / 'client.key'}: is not an RSA key; take the kit as it was handed over")
+        raise RunError(f"{startup / 'client.key'}: is not an RSA key; use the kit as you received it")
     return Signer(key, read_certificate(startup / "client.crt").public_bytes(Encoding.DER))
 
 
@@ -102,4 +102,4 @@ def read_certificate(path: Path) -> x509.Certificate:
     try:
         return x509.load_pem_x509_certificate(path.read_bytes())
     except (OSError, ValueError):
-        raise RunError(f"{path}: is not a certificate; take the kit as it was handed over") from None
+        raise RunError(f"{path}: is not a certificate; use the kit as you received it") from None
