@@ -122,7 +122,7 @@ def state(measured_cells: Sequence[MeasuredCell]) -> str:
     summary = f"{len(run)} of {cells} (settings) {'was' if len(run) == 1 else 'were'} run{partly}, with {numbers} {noun}."
     shortened_cells = [measured for measured in run if measured.words]
     is_are = "is" if len(shortened_cells) == 1 else "are"
-    return summary + (f" {len(shortened_cells)} of them {is_are} **shortened**." if shortened_cells else "")
+    return summary + (f" {count(len(shortened_cells), 'cell')} {is_are} **shortened**." if shortened_cells else "")
 
 
 def shortened(measured_cells: Sequence[MeasuredCell]) -> Iterator[str]:
