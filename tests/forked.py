@@ -101,14 +101,14 @@ def start(
         places = {"folder": str(folder), "out": str(out), "err": str(err)}
         return Fork({"arguments": arguments, **places, "env": env, "session": session}, modules)
     mode = "ab" if append else "wb"
-    with open(out, mode) as said, open(err, mode) as complained:
+    with open(out, mode) as out_file, open(err, mode) as err_file:
         return subprocess.Popen(
             command,
             cwd=folder,
             env=env,
             stdin=subprocess.DEVNULL,
-            stdout=said,
-            stderr=complained,
+            stdout=out_file,
+            stderr=err_file,
             start_new_session=session,
         )
 
@@ -121,8 +121,8 @@ def run(
     modules: tuple[str, ...] = COSTLY,
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end and return its result, as `start`; kill the command after the time limit."""
-    with TemporaryDirectory() as kept:
-        out, err = Path(kept, "out"), Path(kept, "err")
+    with TemporaryDirectory() as folder_name:
+        out, err = Path(folder_name, "out"), Path(folder_name, "err")
         process = start(words, folder, out, err, env, modules=modules)
         try:
             code = process.wait(timeout)

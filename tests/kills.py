@@ -36,7 +36,7 @@ class Trial(NamedTuple):
     """The outcome of one trial."""
 
     kills: list[str]  # a line each
-    said: str  # by the command that ended the run
+    output: str  # by the command that ended the run
 
 
 def start(folder: Path, out: Path) -> forked.Fork | subprocess.Popen[bytes]:
@@ -98,7 +98,7 @@ def trial(
     algorithm: str = "fml",
     rounds: int = 40,
     config: str | None = None,
-    whole: Path | None = None,
+    uninterrupted: Path | None = None,
 ) -> Trial:
     """Kill a run a number of times, let it finish and compare it; raise if a byte differs.
 
@@ -108,10 +108,10 @@ def trial(
     (folder / "config.toml").write_text(config or CONFIG.format(rounds=rounds, algorithm=algorithm))
     rng = random.Random(seed)
     lines = [kill_once(folder, folder / "killed", rng) for _ in range(kills)]
-    said = finish(folder, folder / "killed")
-    different = same(folder / "killed", whole or whole_run(folder))
+    output = finish(folder, folder / "killed")
+    different = same(folder / "killed", uninterrupted or whole_run(folder))
     assert not different, different
-    return Trial(lines, said)
+    return Trial(lines, output)
 
 
 if __name__ == "__main__":

@@ -53,14 +53,14 @@ class Loopback:
         sites: dict[str, Any],
         modules: Mapping[str, str] | None = None,
         server: Mapping[str, Any] | None = None,
-        **given: Any,
+        **sites_table: Any,
     ) -> None:
         """modules: code that all participants trust: name -> source. server: additional keys of the table [server]."""
         self.modules = modules or {}
         self.folder, self.name, self.port = folder, common["name"], free_port()
         folder.mkdir(parents=True, exist_ok=True)
         self.file = folder / "federation.toml"
-        table = {"names": list(sites), "input": [1, 8, 8], "wait": 30.0, **given}
+        table = {"names": list(sites), "input": [1, 8, 8], "wait": 30.0, **sites_table}
         self.file.write_text(tomli_w.dumps({**common, "server": {"port": self.port, **(server or {})}, "sites": table}))
         trust = {"trust": {"modules": [*self.modules]}} if self.modules else {}
         self.configs = {i: site(folder, i, tables, **trust) for i, tables in sites.items()}
@@ -128,13 +128,13 @@ class Loopback:
         path = self.folder / "server" / self.name / "progress.json"
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
-    def wait(self, what: Callable[[], Any], seconds: float, why: str) -> float:
+    def wait(self, is_met: Callable[[], Any], seconds: float, reason: str) -> float:
         """Wait until a condition is true and return the seconds of waiting."""
         began = time.monotonic()
-        while not what():
+        while not is_met():
             if time.monotonic() - began > seconds:
                 logs = "\n".join(f"== {name}\n{self.log(name)[-2000:]}" for name in (*self.processes,))
-                raise AssertionError(f"not in {seconds:g} s: {why}\n{self.progress()}\n{logs}")
+                raise AssertionError(f"not in {seconds:g} s: {reason}\n{self.progress()}\n{logs}")
             time.sleep(0.05)
         return time.monotonic() - began
 
@@ -156,7 +156,7 @@ class Loopback:
             pairs.append((mine.personal_model(i), run.personal_model(i)))
         if run.config.algorithm["name"] != "fedh2l":
             pairs.append((fedmutual.Run(self.folder / "server" / self.name).global_model(), run.global_model()))
-        return all(same(here.state_dict(), there.state_dict()) for here, there in pairs)
+        return all(same(site_model.state_dict(), expected_model.state_dict()) for site_model, expected_model in pairs)
 
     def close(self) -> None:
         """End all processes of the federation."""

@@ -21,19 +21,19 @@ def closeup(client="0", validation=(0.5, 0.7), losses=None, silhouette=0.25, poi
     return CloseUp(client=client, validation=validation, losses=losses or {"personal": (0.9, 0.8)}, cloud=cloud)
 
 
-def result(arm="fml", seed=0, curve=(0.5, 0.7), own=None, clients=None, **more):
+def result(arm="fml", seed=0, curve=(0.5, 0.7), own_curve=None, clients=None, **further_fields):
     """Return a finished run with artificial numbers."""
-    given = {
+    fields = {
         "fingerprint": f"{arm}-{seed}",
         "version": "0",
         "rounds": len(curve),
         "every": 1,
         "seconds": 1.0,
         "model": "personal" if arm in ("fml", "independent") else "global",
-        "curves": {"global_test": tuple(curve), "own": tuple(own or curve)},
+        "curves": {"global_test": tuple(curve), "own": tuple(own_curve or curve)},
         "clients": {
             i: ClientResult(network="mlp", examples=n, last=last, best=last) for i, (n, last) in (clients or {}).items()
         },
         "made": MADE,
     }
-    return Result(arm=arm, seed=seed, **{**given, **more})
+    return Result(arm=arm, seed=seed, **{**fields, **further_fields})

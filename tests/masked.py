@@ -60,14 +60,14 @@ class Table:
 
     def run(self, last: Stage = Stage.UNMASK) -> "Table":
         """Run all stages up to the named stage. Raise TooFewSites if too few sites answer."""
-        gone: set[str] = set()
+        absent_sites: set[str] = set()
         for stage in Stage:
             if stage > last:
                 break
-            gone |= self.away.get(stage, set())
+            absent_sites |= self.away.get(stage, set())
             answers = {}
             for i, order in self.server.make_orders(stage).items():
-                if i in gone:
+                if i in absent_sites:
                     continue
                 try:
                     answer = self.ask(stage, i, self.orders.get(stage, lambda _, m: m)(i, order))
@@ -81,17 +81,17 @@ class Table:
 
     def ask(self, stage: Stage, site: str, order: Message) -> Message:
         """Return a site's answer; the site's record is written and read again in between, as on a disk."""
-        one = self.sites[site]
-        one.record = SiteRecord.model_validate_json(one.record.model_dump_json())
+        sum_site = self.sites[site]
+        sum_site.record = SiteRecord.model_validate_json(sum_site.record.model_dump_json())
         if stage is Stage.UPLOAD:
-            masked = one.mask_words(order, self.words[site])
+            masked = sum_site.mask_words(order, self.words[site])
             self.uploads[site] = masked.tolist()
             return {WORDS: torch.from_numpy(masked.view(np.int64))}
         does = {
-            Stage.KEYS: one.announce_keys,
-            Stage.SHARES: one.share_secrets,
-            Stage.CONFIRM: one.confirm_present,
-            Stage.UNMASK: one.open_secrets,
+            Stage.KEYS: sum_site.announce_keys,
+            Stage.SHARES: sum_site.share_secrets,
+            Stage.CONFIRM: sum_site.confirm_present,
+            Stage.UNMASK: sum_site.open_secrets,
         }
         return does[stage](order)
 

@@ -19,13 +19,13 @@ def client(id, algorithm, nets, sigma=1.0, clip=1.0, batch_size=8, secret=SECRET
     return protected(plain(id, algorithm, **more), nets, sigma, clip, batch_size, secret, groups, most)
 
 
-def protected(one, nets, sigma=1.0, clip=1.0, batch_size=8, secret=SECRET, groups=None, most=None):
+def protected(node, nets, sigma=1.0, clip=1.0, batch_size=8, secret=SECRET, groups=None, most=None):
     """Return the client with a mechanism over its private rows."""
-    rows = one.data["private"]
+    rows = node.data["private"]
     units = Units(len(rows), batch_size, groups, most)
-    one.privacy = Mechanism(one.id, rows, units, frozenset(nets), clip, sigma, secret)
-    one.data = {**one.data, "private": one.privacy.rows}
-    return one
+    node.privacy = Mechanism(node.id, rows, units, frozenset(nets), clip, sigma, secret)
+    node.data = {**node.data, "private": node.privacy.rows}
+    return node
 
 
 def job(phase, nets, const=None, clip=1.0, silent=()):

@@ -83,8 +83,8 @@ def main():
         golden = {"version": numerics.VERSION, "norms": {}, "digests": {}}
     with tempfile.TemporaryDirectory() as folder:
         weights = {method: trained_weights(method, Path(folder) / method) for method in ALGORITHMS}
-    golden["norms"] = {method: norms(found) for method, found in weights.items()}
-    golden["digests"][machine()] = {method: digest(found) for method, found in weights.items()}
+    golden["norms"] = {method: norms(state) for method, state in weights.items()}
+    golden["digests"][machine()] = {method: digest(state) for method, state in weights.items()}
     GOLDEN.write_text(json.dumps(golden, indent=1) + "\n")
 
 

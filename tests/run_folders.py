@@ -9,10 +9,10 @@ from typing import Any
 
 import tomli_w
 
-from fedmutual.report.comparison import comparisons
+from fedmutual.report.comparison import make_comparisons
 from fedmutual.report.verdicts import judge
 from fedmutual.rundir.recorded_run import read_runs
-from fedmutual.rundir.transfer import transfer
+from fedmutual.rundir.transfer import measure_transfer
 
 Own = Callable[[int, int, str], float]  # (seed, round, client) -> accuracy on the client's own validation data
 Shared = Callable[[int, int], float | None]  # (seed, round) -> accuracy of the shared model on the test set
@@ -50,7 +50,7 @@ class Made:
     """A run to write."""
 
     algorithm: str
-    own: Own
+    own_score: Own
     shared: Shared = lambda seed, round: None
     shared_own: Own | None = None  # of the shared model beside personal ones; of the forks, where there is none
     seed: int = 0
@@ -78,36 +78,36 @@ class Made:
         return self.reached is None
 
 
-def write(folder: Path, made: Made) -> Path:
+def write(folder: Path, method: Made) -> Path:
     """Write the folder of a run."""
     folder.mkdir(parents=True)
     config = {
-        "name": made.name,
-        "seed": made.seed,
-        "rounds": made.rounds,
-        "algorithm": {"name": made.algorithm},
+        "name": method.name,
+        "seed": method.seed,
+        "rounds": method.rounds,
+        "algorithm": {"name": method.algorithm},
         "data": {"name": "digits"},
-        "partition": {"kind": "domains"} if made.reach else SHARDS | {"clients": len(made.clients)},
+        "partition": {"kind": "domains"} if method.reach else SHARDS | {"clients": len(method.clients)},
         "split": {"preset": "journal", "holdout": 0.1},
         "model": {"shared": "mlp", "batchnorm": "average", "start": "own"},
         "training": {"local_epochs": 5, "batch_size": 128},
         "optimizer": {"name": "sgd", "lr": 0.01},
-        **made.config,
+        **method.config,
     }
     (folder / "config.toml").write_text(tomli_w.dumps(config))
-    partition = _partition(made)
-    _json(folder / "environment.json", _environment(made))
+    partition = _partition(method)
+    _json(folder / "environment.json", _environment(method))
     _json(folder / "partition.json", partition)
     rounds = [
         r
-        for r in range(1, (made.reached if made.reached is not None else made.rounds) + 1)
-        if r % made.every == 0 or r == made.rounds
+        for r in range(1, (method.reached if method.reached is not None else method.rounds) + 1)
+        if r % method.every == 0 or r == method.rounds
     ]
-    evaluations = [_evaluation(made, r) for r in rounds]
+    evaluations = [_evaluation(method, r) for r in rounds]
     _lines(folder / "metrics.jsonl", evaluations)
-    _lines(folder / "ledger.jsonl", _ledger(made))
-    if made.finished:
-        _json(folder / "summary.json", _summary(made, partition["fingerprint"], evaluations))
+    _lines(folder / "ledger.jsonl", _ledger(method))
+    if method.finished:
+        _json(folder / "summary.json", _summary(method, partition["fingerprint"], evaluations))
     return folder
 
 
@@ -118,27 +118,30 @@ def write_all(out: Path, methods: Sequence[Made], seeds: Sequence[int]) -> list[
 
 def list_findings(folders: Sequence[Path]) -> list[str]:
     """Return the answer and all findings of the one comparison that the folders make."""
-    (comparison,) = comparisons(read_runs(folders))
+    (comparison,) = make_comparisons(read_runs(folders))
     verdict = judge(comparison)
     return [verdict.lead, *verdict.sentences]
 
 
-def _partition(made: Made) -> dict[str, Any]:
-    deal = made.counts or (lambda k, seed: [10 * (k + 1) if (c + k + seed) % 3 else 0 for c in range(len(made.classes))])
-    counts = {i: deal(k, made.seed) for k, i in enumerate(made.clients)}
+def _partition(method: Made) -> dict[str, Any]:
+    deal = method.counts or (lambda k, seed: [10 * (k + 1) if (c + k + seed) % 3 else 0 for c in range(len(method.classes))])
+    counts = {i: deal(k, method.seed) for k, i in enumerate(method.clients)}
     rows = {"rows": [0, 1, 2]}
     return {
         "format": 1,
         "source": "digits",
-        "kind": "domains" if made.reach else "shards",
-        "seed": made.seed,
-        "classes": list(made.classes),
-        "fingerprint": hashlib.sha256(repr((made.seed, counts)).encode()).hexdigest(),
-        "test": {"examples": made.test_examples, "counts": [made.test_examples // len(made.classes)] * len(made.classes)},
+        "kind": "domains" if method.reach else "shards",
+        "seed": method.seed,
+        "classes": list(method.classes),
+        "fingerprint": hashlib.sha256(repr((method.seed, counts)).encode()).hexdigest(),
+        "test": {
+            "examples": method.test_examples,
+            "counts": [method.test_examples // len(method.classes)] * len(method.classes),
+        },
         "clients": {
             i: {
                 "private": {"of": "train", **rows},
-                "validation": {"of": made.validation_of, **rows},
+                "validation": {"of": method.validation_of, **rows},
                 "holdout": {"of": "train", **rows},
                 "counts": {"private": n, "validation": [k // 2 for k in n], "holdout": [k // 10 for k in n]},
             }
@@ -147,8 +150,10 @@ def _partition(made: Made) -> dict[str, Any]:
     }
 
 
-def _environment(made: Made) -> dict[str, Any]:
-    own = {i: {"name": ("mlp", "cnn1", "lenet5")[k % 3], "parameters": 1000 + k} for k, i in enumerate(made.clients)}
+def _environment(method: Made) -> dict[str, Any]:
+    personal_networks = {
+        i: {"name": ("mlp", "cnn1", "lenet5")[k % 3], "parameters": 1000 + k} for k, i in enumerate(method.clients)
+    }
     return {
         "format": 1,
         "fedmutual": "0.1.0",
@@ -159,98 +164,106 @@ def _environment(made: Made) -> dict[str, Any]:
         "cpus": 2,
         "threads": 1,
         "device": "cpu",
-        "command": f"fedmutual run --seed {made.seed}",
+        "command": f"fedmutual run --seed {method.seed}",
         "scaling": {"mean": [0.5], "std": [0.25], "augment": "none"},
-        "pooled": made.algorithm == "centralised",
+        "pooled": method.algorithm == "centralised",
         "models": {
             "input": [1, 8, 8],
-            "classes": len(made.classes),
+            "classes": len(method.classes),
             "shared": {"name": "mlp", "parameters": 16},
-            "personal": own if SERVES[made.algorithm] == "personal" else {},
+            "personal": personal_networks if SERVES[method.algorithm] == "personal" else {},
         },
     }
 
 
-def _score(made: Made, model: str, client: str | None, data: str, accuracy: float) -> dict[str, Any]:
+def _score(method: Made, model: str, client: str | None, data: str, accuracy: float) -> dict[str, Any]:
     return {
         "model": model,
         "client": client,
         "data": data,
-        "examples": made.test_examples if data.startswith("test") else 50,
+        "examples": method.test_examples if data.startswith("test") else 50,
         "accuracy": accuracy,
         "loss": 1 - accuracy,
         "balanced_accuracy": accuracy / 2,
-        "auroc": made.auroc(client) if client else 0.95,
+        "auroc": method.auroc(client) if client else 0.95,
         "majority": 0.5 if client else 0.25,
-        "recall": [accuracy, None, accuracy / 2, *[accuracy] * len(made.classes)][: len(made.classes)],
+        "recall": [accuracy, None, accuracy / 2, *[accuracy] * len(method.classes)][: len(method.classes)],
     }
 
 
-def _evaluation(made: Made, round: int) -> dict[str, Any]:
-    serves = SERVES[made.algorithm]
-    shared = made.shared(made.seed, round)
-    scores = [] if shared is None else [_score(made, "global", None, "test", shared)]
-    for i in made.clients if made.tells else ():
-        score = made.own(made.seed, round, i)
-        scores += [_score(made, serves, i, data, score) for data in ("validation", "holdout")]
-        if made.reach:
-            reached = zip(("test", "test.own", "test.others"), made.reach(made.seed, round, i), strict=True)
-            scores += [_score(made, serves, i, data, share) for data, share in reached]
-            scores += [_score(made, serves, i, "validation.all", score)] if made.pooled else []
+def _evaluation(method: Made, round: int) -> dict[str, Any]:
+    serves = SERVES[method.algorithm]
+    shared = method.shared(method.seed, round)
+    scores = [] if shared is None else [_score(method, "global", None, "test", shared)]
+    for i in method.clients if method.tells else ():
+        score = method.own_score(method.seed, round, i)
+        scores += [_score(method, serves, i, data, score) for data in ("validation", "holdout")]
+        if method.reach:
+            reached = zip(("test", "test.own", "test.others"), method.reach(method.seed, round, i), strict=True)
+            scores += [_score(method, serves, i, data, share) for data, share in reached]
+            scores += [_score(method, serves, i, "validation.all", score)] if method.pooled else []
         elif serves == "personal":
-            scores.append(_score(made, "personal", i, "test", score / 2))
-        if made.shared_own:
+            scores.append(_score(method, "personal", i, "test", score / 2))
+        if method.shared_own:
             model = "meme" if shared is None else "global"
-            scores.append(_score(made, model, i, "validation", made.shared_own(made.seed, round, i)))
-    terms = LOSSES.get(made.algorithm, ("personal",))
-    who = ("pooled",) if made.algorithm == "centralised" else made.clients
-    train = {i: {t: (2.0 - 0.3 * k) / (0.5 + round) for k, t in enumerate(terms)} for i in who} if made.tells else {}
-    if made.projected is not None:
-        train = {i: told | {"projected": made.projected} for i, told in train.items()}
+            scores.append(_score(method, model, i, "validation", method.shared_own(method.seed, round, i)))
+    terms = LOSSES.get(method.algorithm, ("personal",))
+    trained_clients = ("pooled",) if method.algorithm == "centralised" else method.clients
+    train = (
+        {i: {t: (2.0 - 0.3 * k) / (0.5 + round) for k, t in enumerate(terms)} for i in trained_clients}
+        if method.tells
+        else {}
+    )
+    if method.projected is not None:
+        train = {i: client_terms | {"projected": method.projected} for i, client_terms in train.items()}
     return {"round": round, "train": train, "scores": scores}
 
 
-def _ledger(made: Made) -> list[dict[str, Any]]:
-    sent = 0 if made.algorithm in ("independent", "centralised") else 64
-    more = 8 if made.algorithm in ("fedavg", "fedprox") else 0
-    rounds = range((made.reached if made.reached is not None else made.rounds) + 1)
-    tell = made.sent or (lambda round, client: [(made.algorithm, sent, sent + more)] if round else [])
+def _ledger(method: Made) -> list[dict[str, Any]]:
+    sent = 0 if method.algorithm in ("independent", "centralised") else 64
+    extra_bytes = 8 if method.algorithm in ("fedavg", "fedprox") else 0
+    rounds = range((method.reached if method.reached is not None else method.rounds) + 1)
+    tell = method.sent or (lambda round, client: [(method.algorithm, sent, sent + extra_bytes)] if round else [])
     return [
         {"round": r, "phase": phase, "client": i, "down": down, "up": up}
         for r in rounds
-        for i in made.clients
+        for i in method.clients
         for phase, down, up in tell(r, i)
     ]
 
 
-def _summary(made: Made, fingerprint: str, evaluations: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    def own(round: int) -> dict[str, Any]:
-        found = {i: made.own(made.seed, round, i) for i in made.clients}
-        return {"mean": sum(found.values()) / len(found), "worst": min(found.values()), "per_client": found}
+def _summary(method: Made, fingerprint: str, evaluations: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    def average_own(round: int) -> dict[str, Any]:
+        own_scores = {i: method.own_score(method.seed, round, i) for i in method.clients}
+        return {
+            "mean": sum(own_scores.values()) / len(own_scores),
+            "worst": min(own_scores.values()),
+            "per_client": own_scores,
+        }
 
-    shared = {"last": made.shared(made.seed, made.rounds), "best": made.shared(made.seed, made.best_round)}
-    chosen = {"best_round": made.best_round}
-    best = own(made.best_round) | chosen | {"best_by": made.best_by[1]}
+    shared = {"last": method.shared(method.seed, method.rounds), "best": method.shared(method.seed, method.best_round)}
+    chosen = {"best_round": method.best_round}
+    best = average_own(method.best_round) | chosen | {"best_by": method.best_by[1]}
     return {
         "format": 1,
-        "name": made.name,
-        "algorithm": made.algorithm,
-        "rounds": made.rounds,
-        "seed": made.seed,
+        "name": method.name,
+        "algorithm": method.algorithm,
+        "rounds": method.rounds,
+        "seed": method.seed,
         "seconds": 12.5,
-        "global": {"test_accuracy": None if shared["last"] is None else shared | chosen | {"best_by": made.best_by[0]}},
+        "global": {"test_accuracy": None if shared["last"] is None else shared | chosen | {"best_by": method.best_by[0]}},
         "personal": {
-            "model": SERVES[made.algorithm],
-            "val_accuracy": {"last": own(made.rounds), "best": best} if made.tells else None,
+            "model": SERVES[method.algorithm],
+            "val_accuracy": {"last": average_own(method.rounds), "best": best} if method.tells else None,
         },
-        "transfer": transfer(evaluations, SERVES[made.algorithm], "validation"),
+        "transfer": measure_transfer(evaluations, SERVES[method.algorithm], "validation"),
         "projected": None
-        if made.projected is None
-        else {"mean": made.projected, "per_client": dict.fromkeys(made.clients, made.projected)},
-        "bytes": {way: sum(line[way] for line in _ledger(made) if line["phase"] != "seed") for way in ("up", "down")}
-        | {"seed": sum(line["up"] for line in _ledger(made) if line["phase"] == "seed")},
-        "leaves": LEAVES[made.algorithm],
-        "data": {"name": "digits", "classes": list(made.classes)},
+        if method.projected is None
+        else {"mean": method.projected, "per_client": dict.fromkeys(method.clients, method.projected)},
+        "bytes": {way: sum(line[way] for line in _ledger(method) if line["phase"] != "seed") for way in ("up", "down")}
+        | {"seed": sum(line["up"] for line in _ledger(method) if line["phase"] == "seed")},
+        "leaves": LEAVES[method.algorithm],
+        "data": {"name": "digits", "classes": list(method.classes)},
         "fingerprint": fingerprint,
     }
 

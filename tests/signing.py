@@ -31,13 +31,13 @@ def deployment(
 
 def _made(contract: Contract, kit: Path | None, folder: Path, change: Change, late: Change) -> Path:
     folder.mkdir()
-    made = job.write_job(contract, folder)
-    change(made)
+    job_folder = job.write_job(contract, folder)
+    change(job_folder)
     if kit is not None:
         key = next(path for path in (kit / "startup").iterdir() if path.suffix == ".key")
-        sign_folders(str(made), load_private_key_file(str(key)), str(key.with_suffix(".crt")))
-    late(made)
-    return made
+        sign_folders(str(job_folder), load_private_key_file(str(key)), str(key.with_suffix(".crt")))
+    late(job_folder)
+    return job_folder
 
 
 Entries = list[tuple[str | zipfile.ZipInfo, bytes]]

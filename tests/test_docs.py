@@ -74,8 +74,8 @@ def background():
 
 
 def listening(port):
-    with socket.socket() as there:
-        return there.connect_ex(("localhost", port)) == 0
+    with socket.socket() as connection:
+        return connection.connect_ex(("localhost", port)) == 0
 
 
 def execute(line, folder, env):
@@ -83,12 +83,12 @@ def execute(line, folder, env):
     words = shlex.split(line)
     if words[0] in ("fedmutual", "python") and PLAIN.fullmatch(line):
         sites = (folder / "federation.toml").exists()
-        done = forked.run(words, folder, env, modules=IMPORTED if sites else forked.COSTLY)
+        result = forked.run(words, folder, env, modules=IMPORTED if sites else forked.COSTLY)
     else:
-        done = subprocess.run(
+        result = subprocess.run(
             ["bash", "-c", line], cwd=folder, env=env, capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL
         )
-    assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
+    assert result.returncode == 0, f"{line}\n{result.stdout}\n{result.stderr}"
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"], ids=lambda p: p.name)

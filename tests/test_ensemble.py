@@ -58,7 +58,7 @@ def test_training_is_the_same_to_the_bit_and_nothing_more_is_sent(small):
 
 
 @pytest.mark.parametrize("engine", ["inprocess", "stacked", "processes"])
-def test_the_ensemble_that_is_saved_scores_what_was_told_after_a_resume_too(small, engine):
+def test_the_saved_ensemble_has_the_recorded_scores_also_after_a_resume(small, engine):
     fedmutual.run(fedmutual.load_config(small, **ON | {"rounds": 1, "engine.name": engine}), "out")
     config = fedmutual.load_config(small, **ON | {"engine.name": engine})
     fedmutual.run(config, "out", resume=True)
@@ -100,7 +100,7 @@ def test_predict_answers_with_the_ensemble(small, cli):
         fedmutual.predict("without", ["four.npz"], "1", ensemble=True)
 
 
-def test_the_report_has_a_line_for_it(small, cli):
+def test_the_report_has_a_line_for_the_ensemble(small, cli):
     sets = ("--set", "split.holdout=0.2", "--set", "records.ensemble=true", "--set", "rounds=1")
     code, out, err = cli("compare", small, "--methods", "fml,independent", "--seeds", 2, "--out", "c", *sets)
     assert code == 0, err

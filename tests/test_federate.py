@@ -241,7 +241,7 @@ def test_an_existing_run_is_not_overwritten(tables, tmp_path):
         fedmutual.federate(sites(tables), "fedavg", "mlp", out=tmp_path / "a", **QUICK)
 
 
-def test_progress_is_ten_lines_at_most_where_there_is_no_terminal():
+def test_without_a_terminal_progress_has_at_most_ten_lines():
     screen = io.StringIO()
     with ProgressBars(Console(file=screen)) as bars:
         observe = bars.watch("long")

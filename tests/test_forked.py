@@ -16,7 +16,7 @@ raise SystemExit(beside.code)
 """
 
 
-def test_a_script_has_a_folder_arguments_environment_and_an_exit_code_of_its_own(tmp_path):
+def test_a_script_has_its_own_folder_arguments_environment_and_exit_code(tmp_path):
     inside, further = tmp_path / "inside", tmp_path / "further"
     for folder in (inside, further):
         folder.mkdir()
@@ -29,17 +29,17 @@ def test_a_script_has_a_folder_arguments_environment_and_an_exit_code_of_its_own
     assert (done.returncode, done.stderr) == (3, "to err\n")
 
 
-def test_what_goes_wrong_is_told(tmp_path):
-    done = forked.run(["fedmutual", "run", "none.toml"], tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: none.toml")
-    done = forked.run(["python", "-c", "1 / 0"], tmp_path)
-    assert done.returncode == 1
-    assert "ZeroDivisionError" in done.stderr
+def test_errors_reach_the_caller(tmp_path):
+    result = forked.run(["fedmutual", "run", "none.toml"], tmp_path)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith("error: none.toml")
+    result = forked.run(["python", "-c", "1 / 0"], tmp_path)
+    assert result.returncode == 1
+    assert "ZeroDivisionError" in result.stderr
     assert forked.run(["python", "-m", "fedmutual", "--version"], tmp_path).returncode == 0
 
 
-def test_who_takes_too_long_or_was_forgotten_is_killed(tmp_path):
+def test_a_process_that_is_late_or_forgotten_is_killed(tmp_path):
     with pytest.raises(subprocess.TimeoutExpired):
         forked.run(["python", "-c", "import time; time.sleep(60)"], tmp_path, timeout=0.1)
     forgotten = forked.start(["python", "-c", "import time; time.sleep(60)"], tmp_path, tmp_path / "out", tmp_path / "err")

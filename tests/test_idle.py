@@ -67,7 +67,7 @@ OWN = {"0": {"model": {"frozen": True, "personal": "cnn1"}, "optimizer": {"lr": 
         ),
     ],
 )
-def test_keys_without_effect_are_said(tables, message):
+def test_keys_without_effect_are_remarked(tables, message):
     assert noted(**tables) == message
 
 
@@ -80,7 +80,7 @@ def test_keys_without_effect_are_said(tables, message):
         ("cluster", ["engine.compile"]),
     ],
 )
-def test_keys_that_the_engine_does_not_look_at_are_said(engine, keys):
+def test_keys_unused_by_the_engine_are_remarked(engine, keys):
     tables = {"data": {"name": "digits", "workers": 1}, "engine": {"workers": 2, "gpus": 0.5, "compile": True}}
     tables["engine"]["name"] = engine
     config = parse_config({"rounds": 2, "partition": {"clients": 2}, "model": {"shared": "mlp"}, **tables})

@@ -144,7 +144,7 @@ def test_rule(rule) -> None:
 
 
 @pytest.mark.parametrize("extra", EXTRAS)
-def test_an_extra_has_one_place_of_its_own(extra: str) -> None:
+def test_each_extra_is_declared_in_one_place(extra: str) -> None:
     files = {f.file for f in ALL if not f.name.startswith("fedmutual.") and extra in f.name.split(".")}
     assert len({Path(f).parent if extra == "nvflare" else f for f in files}) <= 1
 

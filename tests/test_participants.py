@@ -165,7 +165,7 @@ def test_a_whole_model_learns_one_number_from_columns_of_any_name(prices):
         ("1,2,3.5", ['data.classes=["a","b"]'], "key 'data.classes' is for classes, but the task learns numbers"),
     ],
 )
-def test_targets_that_are_no_numbers_are_said(prices, cli, line, settings, sentence):
+def test_targets_that_are_not_numbers_are_an_error(prices, cli, line, settings, sentence):
     with open("prices.csv", "a") as file:
         file.write(line + "\n")
     code, _, err = cli("run", prices, *(x for s in settings for x in ("--set", s)))
@@ -182,7 +182,7 @@ def test_a_task_of_ones_own(tmp_path, monkeypatch, cli):
     assert "personal of light mae " in err
 
 
-def test_who_learns_numbers_inherits_no_classes(tmp_path, monkeypatch):
+def test_a_regression_client_inherits_no_classes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = ["zero", *"123456789"]
     common = {"data.classes": names, "data.labels": {"0": "zero"}}
@@ -210,7 +210,7 @@ def test_own_data_are_kept_in_the_run_folder(tmp_path, monkeypatch):
     shutil.rmtree("run")
 
 
-def test_the_report_shows_scores_that_are_no_accuracy(tmp_path, monkeypatch, cli):
+def test_the_report_shows_scores_other_than_accuracy(tmp_path, monkeypatch, cli):
     monkeypatch.chdir(tmp_path)
     path = write(tmp_path, NUMBERS)
     code, _, err = cli("compare", path, "--methods", "fml,independent", "--seeds", "2", "--set", "rounds=2", "--out", "all")
@@ -248,17 +248,17 @@ def test_a_client_is_called_what_a_folder_can_be(tmp_path, monkeypatch, cli, nam
     assert not (tmp_path / "here").exists()
 
 
-def whole(path):
+def share_whole_model(path):
     """The experiment with a whole shared model and all ten classes."""
     text = path.read_text().replace('part = "features"\nadaptor = "linear"\n', "")
     path.write_text(text)
     return {"data.classes": [str(i) for i in range(10)], "rounds": 1}
 
 
-def test_what_a_client_does_not_share_is_scored_by_nobody_else(tmp_path, monkeypatch):
+def test_scores_that_a_client_does_not_share_count_nowhere_else(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = write(tmp_path)
-    config = load_config(path, **whole(path), **{"clients.seven.share.metrics": "none"})
+    config = load_config(path, **share_whole_model(path), **{"clients.seven.share.metrics": "none"})
     run = fedmutual.run(config, "run")
     lines = read_lines(run.folder / "metrics.jsonl")
     (test,) = [s for s in lines[-1]["scores"] if s["client"] is None]
@@ -268,13 +268,15 @@ def test_what_a_client_does_not_share_is_scored_by_nobody_else(tmp_path, monkeyp
     assert set(build(config).client("north").data) == {"private", "validation"}
 
 
-@pytest.mark.parametrize(("common", "own"), [("classification", "regression"), ("regression", "classification")])
-def test_a_task_of_other_targets_needs_other_data(small, cli, common, own):
+@pytest.mark.parametrize(
+    ("common_task", "client_task"), [("classification", "regression"), ("regression", "classification")]
+)
+def test_a_task_of_other_targets_needs_other_data(small, cli, common_task, client_task):
     small.write_text(small.read_text().replace('kind = "shards", clients = 3, classes_per_client = 4', "clients = 3"))
-    settings = (f"training.task={common}", f"clients.0.training.task={own}")
+    settings = (f"training.task={common_task}", f"clients.0.training.task={client_task}")
     code, _, err = cli("run", small, *(x for s in settings for x in ("--set", s)))
     assert code == 2
-    assert f"key 'clients.0.training.task': '{own}' learns other targets than '{common}'" in err
+    assert f"key 'clients.0.training.task': '{client_task}' learns other targets than '{common_task}'" in err
 
 
 def test_the_shared_model_is_judged_by_the_task_that_all_learn(tmp_path, monkeypatch):
@@ -293,7 +295,7 @@ def test_the_shared_model_is_judged_by_the_task_that_all_learn(tmp_path, monkeyp
     assert None not in [s["client"] for s in read_lines(run.folder / "metrics.jsonl")[-1]["scores"]]
 
 
-def test_copies_of_those_who_were_asked_are_the_same_after_a_resume(small):
+def test_copies_of_the_drawn_clients_are_equal_after_a_resume(small):
     changes = {"records.copies": True, "engine.participation": 0.5, "rounds": 5}
     config = load_config(small, **changes)
     uninterrupted = fedmutual.run(config, "whole").folder
@@ -328,17 +330,17 @@ def test_a_part_without_a_name_is_refused(small, cli, part):
     assert "key 'model.part" in err
 
 
-def test_classes_that_others_have_are_no_concern_of_data_check(tmp_path, monkeypatch, cli):
+def test_data_check_ignores_classes_of_other_clients(tmp_path, monkeypatch, cli):
     monkeypatch.chdir(tmp_path)
     path = write(tmp_path)
-    whole(path)
+    share_whole_model(path)
     code, out, _ = cli("data", "check", path, "--set", "data.classes=['0','1','2','3','4','5','6','7','8','9']")
     assert code == 0
     assert "no model learns" not in out
     assert "client 'seven': it has no training examples of 3 of 10 classes" in out
 
 
-def test_a_score_that_is_none_is_no_accuracy(tmp_path, monkeypatch, cli):
+def test_a_missing_score_is_not_an_accuracy(tmp_path, monkeypatch, cli):
     monkeypatch.chdir(tmp_path)
     path = write(tmp_path, NUMBERS.replace('"regression"', '"odd_task:Odd"'))
     (tmp_path / "odd_task.py").write_text(
@@ -363,10 +365,10 @@ def test_a_score_that_is_none_is_no_accuracy(tmp_path, monkeypatch, cli):
         ((81,), "with model.adaptor = 'rest')"),
     ],
 )
-def test_images_that_the_shared_part_cannot_take_alike_are_said(tmp_path, monkeypatch, cli, shape, mend):
+def test_image_shapes_that_do_not_fit_the_shared_part_are_an_error(tmp_path, monkeypatch, cli, shape, mend):
     monkeypatch.chdir(tmp_path)
-    for client, own in (("a", (1, 8, 8)), ("b", shape)):
-        np.savez(f"{client}.npz", x=np.zeros((20, *own), "float32"), y=np.arange(20) % 2)
+    for client, own_shape in (("a", (1, 8, 8)), ("b", shape)):
+        np.savez(f"{client}.npz", x=np.zeros((20, *own_shape), "float32"), y=np.arange(20) % 2)
     both = "".join(f'[clients.{i}]\ndata = {{ name = "npz", root = "{i}.npz" }}\n' for i in "ab")
     model = 'model = { shared = "mlp", part = "features", personal = "mlp" }\nsplit = { test = 0.5 }\n'
     (tmp_path / "f.toml").write_text(f'name = "f"\nrounds = 1\n{model}{both}')

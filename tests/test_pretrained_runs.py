@@ -57,17 +57,17 @@ def test_clients_begin_with_them_and_the_shared_network_too(small: Path, weights
     config = fedmutual.load_config(
         small, **{"model.personal": ["cnn1", "mlp", "cnn1"], "model.shared": "cnn1"}, clients=tables
     )
-    made = build.build(config)
+    experiment = build.build(config)
     cnn, mlp = state("cnn1", 1), state("mlp", 2)
-    assert not torch.equal(made.nets.shared.features.conv1.weight, cnn["features.conv1.weight"])
-    nets = made.client("1").nets
+    assert not torch.equal(experiment.nets.shared.features.conv1.weight, cnn["features.conv1.weight"])
+    nets = experiment.client("1").nets
     assert torch.equal(nets["personal"].state_dict()["features.fc1.weight"], mlp["features.fc1.weight"])
-    made = build.build(fedmutual.load_config(small, **{"model.shared": "cnn1", "model.pretrained": "weights"}))
-    for net in (made.nets.shared, *made.client("2").nets.values()):
+    experiment = build.build(fedmutual.load_config(small, **{"model.shared": "cnn1", "model.pretrained": "weights"}))
+    for net in (experiment.nets.shared, *experiment.client("2").nets.values()):
         assert torch.equal(net.features.conv1.weight, cnn["features.conv1.weight"])
-    heads = [net.state_dict()["classifier.fc2.weight"] for net in made.client("2").nets.values()]
+    heads = [net.state_dict()["classifier.fc2.weight"] for net in experiment.client("2").nets.values()]
     assert not torch.equal(*heads)
-    assert "features.conv1.weight" in made.client("2").boundary_exempt
+    assert "features.conv1.weight" in experiment.client("2").boundary_exempt
 
 
 def test_a_resume_does_not_need_them_again(small: Path, cli, weights: Path) -> None:
@@ -86,7 +86,7 @@ def test_a_resume_does_not_need_them_again(small: Path, cli, weights: Path) -> N
     assert environment("part") == before
 
 
-def test_which_weights_each_network_began_with_is_said(small: Path, cli, weights: Path) -> None:
+def test_the_initial_weights_of_each_network_are_stated(small: Path, cli, weights: Path) -> None:
     small.write_text(small.read_text() + '[clients.1.model]\npretrained = "weights/cnn1.safetensors"\n')
     settings = ("--set", "model.shared=cnn1", "--set", "model.pretrained=imagenet", "--set", "rounds=1")
     assert cli("run", small, *settings, "--out", "run")[0] == 0
@@ -106,7 +106,7 @@ def test_a_run_that_began_at_random_stays_so_when_weights_can_be_had_later(small
     settings = ("--set", "model.shared=cnn1", "--set", "model.pretrained=imagenet", "--out", "run")
     assert cli("run", small, *settings, "--set", "rounds=1")[0] == 0
     before = environment("run")
-    monkeypatch.setattr(models, "weights", lambda *_: pytest.fail("the weights were looked for again"))
+    monkeypatch.setattr(models, "find_initial_weights", lambda *_: pytest.fail("the weights were looked for again"))
     assert cli("run", small, *settings, "--set", "rounds=2", "--resume")[0] == 0
     assert environment("run") == before
 

@@ -33,7 +33,7 @@ def test_the_number_of_jobs_by_hand(monkeypatch):
     assert choose_jobs(runs=0, seconds=60.0, threads=1) == 1
 
 
-def test_runs_whose_clients_fill_the_cores_stay_one_after_the_other_where_the_last_run_would_be_alone(monkeypatch):
+def test_runs_that_fill_the_cores_run_in_turn_if_the_last_run_would_be_alone(monkeypatch):
     monkeypatch.setattr(side_by_side, "count_cores", lambda: 2)
     monkeypatch.setattr(side_by_side, "EFFICIENCY", 0.9)
     assert choose_jobs(runs=3, seconds=60.0, threads=1, workers=2) == 1  # 180 s; two pairs of 114 s
@@ -75,7 +75,7 @@ def test_a_worker_that_dies_is_named_and_the_command_can_be_resumed(cli, small, 
     assert len(list((tmp_path / "died").glob("*/*/summary.json"))) == 4
 
 
-def test_an_engine_with_workers_of_its_own_is_refused_beside_jobs(cli, small, tmp_path):
+def test_an_engine_with_workers_is_refused_together_with_jobs(cli, small, tmp_path):
     code, _, error = cli("compare", small, *COMPARE, "--jobs", "2", "--set", "engine.name=processes", "--out", "refused")
     assert code == 2
     assert "--jobs" in error
@@ -103,7 +103,7 @@ def test_a_sweep_side_by_side_chooses_the_same_and_goes_on_where_a_setting_diver
     assert "run 6 of 8  " in progress
 
 
-def test_a_sweep_refuses_jobs_beside_an_engine_with_workers_of_its_own(cli, small):
+def test_a_sweep_refuses_jobs_with_an_engine_that_has_workers(cli, small):
     engine = ("--set", "engine.name=processes", "--set", "split.holdout=0.2")
     code, _, error = cli("sweep", small, "--set", "optimizer.lr=0.05,0.1", *engine, "--jobs", "2", "--out", "refused")
     assert (code, "--jobs" in error) == (2, True)

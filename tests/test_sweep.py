@@ -19,7 +19,7 @@ RATES = [1e-6, 0.1]
 
 
 @pytest.fixture
-def held(small):
+def held_out_config(small):
     """The small experiment with hold-out rows."""
     small.write_text(small.read_text().replace("split = { test = 0.5 }", "split = { test = 0.1, holdout = 0.2 }"))
     return small
@@ -36,8 +36,10 @@ def events_by(seen):
     return watch
 
 
-def test_a_grid_is_trained_into_run_folders_and_the_best_is_chosen(held):
-    swept = fedmutual.sweep(held, {"optimizer.lr": RATES, "algorithm.alpha": [0.4, 0.6], "rounds": [2]}, seeds=2, out="s")
+def test_a_grid_is_trained_into_run_folders_and_the_best_is_chosen(held_out_config):
+    swept = fedmutual.sweep(
+        held_out_config, {"optimizer.lr": RATES, "algorithm.alpha": [0.4, 0.6], "rounds": [2]}, seeds=2, out="s"
+    )
     folders = {str(p.parent.relative_to("s")) for p in Path("s").rglob("summary.json")}
     settings = [f"lr={lr},alpha={alpha}" for lr in ("1e-06", "0.1") for alpha in (0.4, 0.6)]
     assert folders == {
@@ -63,8 +65,8 @@ def test_a_grid_is_trained_into_run_folders_and_the_best_is_chosen(held):
     }
 
 
-def test_the_score_is_the_mean_of_the_personal_models_on_hold_out_rows(held):
-    swept = sweep(held, {"optimizer.lr": RATES}, out="s")
+def test_the_score_is_the_mean_of_the_personal_models_on_hold_out_rows(held_out_config):
+    swept = sweep(held_out_config, {"optimizer.lr": RATES}, out="s")
     lines = (Path("s") / "lr=0.1" / "0" / "metrics.jsonl").read_text().splitlines()
     accuracies = {
         model: [s["accuracy"] for s in json.loads(lines[-1])["scores"] if (s["model"], s["data"]) == (model, "holdout")]
@@ -72,7 +74,7 @@ def test_the_score_is_the_mean_of_the_personal_models_on_hold_out_rows(held):
     }
     assert len(accuracies["personal"]) == 3
     assert swept.tried[1].last.mean == pytest.approx(sum(accuracies["personal"]) / 3)
-    shared = sweep(held, {"optimizer.lr": RATES}, out="s", resume=True, by="global")
+    shared = sweep(held_out_config, {"optimizer.lr": RATES}, out="s", resume=True, by="global")
     assert shared.tried[1].last.mean == pytest.approx(sum(accuracies["global"]) / 3)
     assert result("s")["by"] == "global"
 
@@ -108,35 +110,35 @@ def test_test_and_validation_labels_do_not_move_the_choice(tmp_path, monkeypatch
     last = {lr: fedmutual.run(config, f"plain/{lr}").summary for lr, config in configs.items()}
     for score in ("personal", "global"):
         by = {lr: summary[score] for lr, summary in last.items()}
-        there = {lr: (s.get("val_accuracy") or s["test_accuracy"])["last"] for lr, s in by.items()}
-        means = {lr: s["mean"] if isinstance(s, dict) else s for lr, s in there.items()}
+        last_scores = {lr: (s.get("val_accuracy") or s["test_accuracy"])["last"] for lr, s in by.items()}
+        means = {lr: s["mean"] if isinstance(s, dict) else s for lr, s in last_scores.items()}
         assert means[1e-6] > means[0.1], "a choice by these would be another"
     assert results["right"].chosen.label == results["wrong"].chosen.label == "lr=0.1"
     assert result("right") == result("wrong")
 
 
-def test_a_diverged_setting_is_a_finding(held):
-    swept = sweep(held, {"optimizer.lr": [0.05, 1e30, 0.1]}, out="s")
-    one, broken, other = swept.tried
+def test_a_diverged_setting_is_a_finding(held_out_config):
+    swept = sweep(held_out_config, {"optimizer.lr": [0.05, 1e30, 0.1]}, out="s")
+    first, broken, last = swept.tried
     assert broken.last is None
     assert re.match(r"client '\d' diverged in round 1", broken.diverged[0])
-    assert one.last
-    assert other.last
-    assert swept.chosen in (one, other)
+    assert first.last
+    assert last.last
+    assert swept.chosen in (first, last)
     assert result("s")["settings"][1]["diverged"] == {"0": broken.diverged[0]}
     assert not any(warning.startswith("lr=1e+30") for warning in swept.warnings)
 
 
-def test_everything_may_diverge(held):
-    swept = sweep(held, {"optimizer.lr": [1e30, 1e31]}, out="s")
+def test_everything_may_diverge(held_out_config):
+    swept = sweep(held_out_config, {"optimizer.lr": [1e30, 1e31]}, out="s")
     assert (swept.chosen, swept.best) == (None, ())
     assert result("s")["chosen"] is None
 
 
-def test_a_setting_that_harms_is_warned_of(held):
+def test_a_setting_that_harms_is_warned_of(held_out_config):
     """With alpha = beta = 0 nobody looks at a label."""
     fixed = {"algorithm.beta": 0.0, "optimizer.lr": 0.1, "rounds": 4, "partition.clients": 6}
-    swept = sweep(held, {"algorithm.alpha": [0.9, 0.0], **fixed}, out="s")
+    swept = sweep(held_out_config, {"algorithm.alpha": [0.9, 0.0], **fixed}, out="s")
     (warning_text,) = [warning for warning in swept.warnings if warning.startswith("alpha=0.0: ")]
     assert re.search(
         r"personal models are \d\d\.\d\d points worse than local-only \(95 % interval over 6 clients", warning_text
@@ -146,30 +148,30 @@ def test_a_setting_that_harms_is_warned_of(held):
     assert sorted(p.name for p in Path("s").iterdir()) == ["alpha=0.0", "alpha=0.9", "independent", "sweep.json"]
 
 
-def test_local_only_among_the_settings_is_trained_once(held):
+def test_local_only_among_the_settings_is_trained_once(held_out_config):
     grid = {"algorithm.name": ["fml", "independent", "fedavg"], "rounds": [1]}
-    held.write_text(held.read_text().replace(", alpha = 0.4, beta = 0.6", ""))
-    swept = sweep(held, grid, out="s")
+    held_out_config.write_text(held_out_config.read_text().replace(", alpha = 0.4, beta = 0.6", ""))
+    swept = sweep(held_out_config, grid, out="s")
     assert sorted(p.name for p in Path("s").iterdir()) == ["name=fedavg", "name=fml", "name=independent", "sweep.json"]
     assert [t.model for t in swept.tried] == ["personal", "personal", "global"]
     assert [t.alone is not None for t in swept.tried] == [True, False, False]
 
 
-def edge_warnings(found):
-    return [warning for warning in found.warnings if "was tried" in warning]
+def edge_warnings(result):
+    return [warning for warning in result.warnings if "was tried" in warning]
 
 
-def test_the_end_of_a_grid_is_warned_of_but_not_the_end_of_what_is_possible(held):
-    swept = sweep(held, {"optimizer.lr": RATES, "rounds": [1]}, out="s")
+def test_the_end_of_a_grid_is_warned_of_but_not_the_end_of_what_is_possible(held_out_config):
+    swept = sweep(held_out_config, {"optimizer.lr": RATES, "rounds": [1]}, out="s")
     assert edge_warnings(swept) == ["the best optimizer.lr, 0.1, is the largest that was tried: try larger ones too"]
-    swept = sweep(held, {"algorithm.alpha": [1.0, 0.0], "optimizer.lr": [0.1], "rounds": [3]}, out="a")
+    swept = sweep(held_out_config, {"algorithm.alpha": [1.0, 0.0], "optimizer.lr": [0.1], "rounds": [3]}, out="a")
     assert swept.chosen.label == "alpha=1.0"
     assert edge_warnings(swept) == [], "alpha ends at 1"
-    swept = sweep(held, {"optimizer.lr": [0.1, 1e-6, 1e30], "rounds": [1]}, out="b")
+    swept = sweep(held_out_config, {"optimizer.lr": [0.1, 1e-6, 1e30], "rounds": [1]}, out="b")
     assert edge_warnings(swept) == [], "the larger one was tried, and diverged"
 
 
-def test_a_stopped_sweep_goes_on_and_trains_nothing_twice(held):
+def test_a_stopped_sweep_goes_on_and_trains_nothing_twice(held_out_config):
     grid = {"optimizer.lr": RATES}
 
     def watch(name):
@@ -180,39 +182,39 @@ def test_a_stopped_sweep_goes_on_and_trains_nothing_twice(held):
         return stop
 
     with pytest.raises(KeyboardInterrupt):
-        sweep(held, grid, out="s", watch=watch)
+        sweep(held_out_config, grid, out="s", watch=watch)
     assert not Path("s/sweep.json").exists()
     before = {p: p.stat().st_mtime_ns for p in Path("s/lr=1e-06").rglob("*")}
-    seen = []
-    swept = sweep(held, grid, out="s", resume=True, watch=events_by(seen))
-    trained = [(name, e.round) for name, e in seen if isinstance(e, Evaluated)]
+    events = []
+    swept = sweep(held_out_config, grid, out="s", resume=True, watch=events_by(events))
+    trained = [(name, e.round) for name, e in events if isinstance(e, Evaluated)]
     alone = [(f"independent, lr={lr}, seed 0", n) for lr in ("1e-06", "0.1") for n in (1, 2, 3)]
     assert trained == [("lr=0.1, seed 0", 2), ("lr=0.1, seed 0", 3), *alone]
     assert before == {p: p.stat().st_mtime_ns for p in Path("s/lr=1e-06").rglob("*")}
-    seen.clear()
-    again = sweep(held, grid, out="s", resume=True, watch=events_by(seen))
-    assert seen == []
+    events.clear()
+    again = sweep(held_out_config, grid, out="s", resume=True, watch=events_by(events))
+    assert events == []
     assert again == swept
-    uninterrupted = sweep(held, grid, out="whole")
+    uninterrupted = sweep(held_out_config, grid, out="whole")
     assert [t.last for t in uninterrupted.tried] == [t.last for t in swept.tried]
 
 
-def test_a_grid_may_grow_on_resume(held):
-    sweep(held, {"optimizer.lr": [0.05, 0.1], "rounds": [1]}, out="s")
+def test_a_grid_may_grow_on_resume(held_out_config):
+    sweep(held_out_config, {"optimizer.lr": [0.05, 0.1], "rounds": [1]}, out="s")
     seen = []
-    sweep(held, {"optimizer.lr": [0.05, 0.1, 0.2], "rounds": [1]}, out="s", resume=True, watch=events_by(seen))
+    sweep(held_out_config, {"optimizer.lr": [0.05, 0.1, 0.2], "rounds": [1]}, out="s", resume=True, watch=events_by(seen))
     assert {name for name, e in seen if isinstance(e, Finished)} == {"lr=0.2, seed 0", "independent, lr=0.2, seed 0"}
 
 
-def test_a_used_folder_is_not_written_into(held):
-    sweep(held, {"optimizer.lr": RATES, "rounds": [1]}, out="s")
+def test_a_used_folder_is_not_written_into(held_out_config):
+    sweep(held_out_config, {"optimizer.lr": RATES, "rounds": [1]}, out="s")
     with pytest.raises(RunError, match="holds a run already; add --resume"):
-        sweep(held, {"optimizer.lr": RATES, "rounds": [1]}, out="s")
+        sweep(held_out_config, {"optimizer.lr": RATES, "rounds": [1]}, out="s")
     with pytest.raises(RunError, match=r"was started with another 'algorithm.alpha'"):
-        sweep(held, {"optimizer.lr": RATES, "rounds": [1], "algorithm.alpha": [0.9]}, out="s", resume=True)
+        sweep(held_out_config, {"optimizer.lr": RATES, "rounds": [1], "algorithm.alpha": [0.9]}, out="s", resume=True)
 
 
-def test_hold_out_rows_are_made_where_there_are_none_and_it_is_said(small):
+def test_missing_hold_out_rows_are_made_with_a_remark(small):
     with pytest.warns(UserWarning, match=r"split.holdout = 0.1 is set for the sweep: a tenth") as caught:
         swept = sweep(small, {"optimizer.lr": RATES, "rounds": [1]}, out="s")
     assert len([w for w in caught if "holdout" in str(w.message)]) == 1
@@ -224,18 +226,18 @@ def test_hold_out_rows_are_made_where_there_are_none_and_it_is_said(small):
     assert result("s")["holdout"] == 0.1
 
 
-def test_a_configuration_in_memory(held):
-    config = fedmutual.load_config(held, rounds=1)
+def test_a_configuration_in_memory(held_out_config):
+    config = fedmutual.load_config(held_out_config, rounds=1)
     swept = sweep(config, {"optimizer.lr": RATES}, out="s")
     assert swept.chosen.label == "lr=0.1"
     changed = {"optimizer.lr": 0.1, "records.evaluate_on": "holdout"}
-    assert fedmutual.Run("s/lr=0.1/0").config == fedmutual.load_config(held, rounds=1, **changed)
+    assert fedmutual.Run("s/lr=0.1/0").config == fedmutual.load_config(held_out_config, rounds=1, **changed)
 
 
-def test_the_data_that_choose_a_round_of_a_run_do_not_choose_of_a_sweep(held):
+def test_the_data_that_choose_a_round_of_a_run_do_not_choose_of_a_sweep(held_out_config):
     """A file may say so; the sweep's runs have no such score."""
-    held.write_text(f'{held.read_text()}records = {{ best_by = "test" }}\n')
-    swept = sweep(held, {"optimizer.lr": RATES, "rounds": [1]}, out="s")
+    held_out_config.write_text(f'{held_out_config.read_text()}records = {{ best_by = "test" }}\n')
+    swept = sweep(held_out_config, {"optimizer.lr": RATES, "rounds": [1]}, out="s")
     assert fedmutual.Run("s/lr=0.1/0").config.records.best_by is None
     assert any("is the largest that was tried" in warning for warning in swept.warnings)
 
@@ -258,55 +260,57 @@ def test_the_data_that_choose_a_round_of_a_run_do_not_choose_of_a_sweep(held):
         ({"split.holdout": [0.1, 0.2]}, "it takes one value; make a sweep for each"),
     ],
 )
-def test_what_cannot_be_tried_is_said_before_anything_is_trained(held, grid, message):
+def test_invalid_values_of_a_sweep_are_an_error_before_training(held_out_config, grid, message):
     with pytest.raises(ConfigError) as problem:
         sweep(Path("small.toml"), grid, out="s")
     assert str(problem.value).startswith(message) or message in str(problem.value)
     assert not Path("s").exists()
 
 
-def test_whose_score_there_is_not(held):
+def test_a_sweep_by_the_score_of_a_missing_model_is_refused(held_out_config):
     rates = {"optimizer.lr": RATES}
     with pytest.raises(ConfigError, match="--by personal: algorithm 'fedavg' has no personal models; leave --by out"):
-        plan_sweep(held, {**rates, "algorithm.name": ["fedavg"]}, by="personal")
+        plan_sweep(held_out_config, {**rates, "algorithm.name": ["fedavg"]}, by="personal")
     with pytest.raises(ConfigError, match="--by global: algorithm 'independent' has no shared model; leave --by out"):
-        plan_sweep(held, {**rates, "algorithm.name": ["independent"]}, by="global")
+        plan_sweep(held_out_config, {**rates, "algorithm.name": ["independent"]}, by="global")
 
 
-def test_nobody_tells_its_scores(held):
+def test_no_client_shares_its_scores(held_out_config):
     with pytest.raises(
         ConfigError, match=r"no client sends its scores, so no score can choose a setting; set share.metrics"
     ):
-        sweep(held, {"optimizer.lr": RATES, "share.metrics": ["none"]}, out="s")
+        sweep(held_out_config, {"optimizer.lr": RATES, "share.metrics": ["none"]}, out="s")
     assert not Path("s").exists()
 
 
-def test_a_partition_file_without_hold_out_rows(small, held):
+def test_a_partition_file_without_hold_out_rows(small, held_out_config):
     fedmutual.run(fedmutual.load_config(small, rounds=1, **{"split.holdout": 0.0}), "first")
     grid = {"optimizer.lr": RATES, "partition": [{"kind": "file", "file": "first/partition.json"}]}
-    held.write_text(
-        held.read_text().replace('partition = { kind = "shards", clients = 3, classes_per_client = 4, examples = 40 }', "")
+    held_out_config.write_text(
+        held_out_config.read_text().replace(
+            'partition = { kind = "shards", clients = 3, classes_per_client = 4, examples = 40 }', ""
+        )
     )
     with pytest.raises(ConfigError, match=r"first/partition\.json: has no hold-out rows of client '0'"):
-        sweep(held, grid, out="s")
+        sweep(held_out_config, grid, out="s")
 
 
-def test_stacked_runs_go_on_at_once_and_one_that_diverges_stops_no_other(held):
+def test_stacked_runs_go_on_at_once_and_one_that_diverges_stops_no_other(held_out_config):
     grid = {"optimizer.lr": [0.05, 1e30], "algorithm.alpha": [0.3, 0.7], "rounds": [2]}
-    alone = sweep(held, grid, out="alone")
-    at_once = sweep(held, {**grid, "engine.name": ["stacked"]}, out="together")
+    alone = sweep(held_out_config, grid, out="alone")
+    at_once = sweep(held_out_config, {**grid, "engine.name": ["stacked"]}, out="together")
     assert [bool(t.diverged) for t in at_once.tried] == [False, False, True, True] == [bool(t.diverged) for t in alone.tried]
     for one, other in zip(at_once.tried[:2], alone.tried[:2], strict=True):
         assert one.last.mean == pytest.approx(other.last.mean, abs=0.05)
     assert "runs at once" in Path("together/lr=0.05,alpha=0.3/0/log.txt").read_text()
 
 
-def test_networks_of_unlike_shapes_are_stacked_apart(held):
-    swept = sweep(held, {"model.shared": ["mlp", "cnn1"], "rounds": [1], "engine.name": ["stacked"]}, out="s")
+def test_networks_of_unlike_shapes_are_stacked_apart(held_out_config):
+    swept = sweep(held_out_config, {"model.shared": ["mlp", "cnn1"], "rounds": [1], "engine.name": ["stacked"]}, out="s")
     assert all(t.last for t in swept.tried)
 
 
-def test_what_is_no_divergence_stops_the_sweep(held, monkeypatch):
+def test_errors_other_than_divergence_stop_the_sweep(held_out_config, monkeypatch):
     def watch(name):
         def refuse(event):
             if isinstance(event, Replied):
@@ -316,11 +320,11 @@ def test_what_is_no_divergence_stops_the_sweep(held, monkeypatch):
 
     for engine in ("inprocess", "stacked"):
         with pytest.raises(RuntimeError, match="made up"):
-            sweep(held, {"optimizer.lr": RATES, "engine.name": [engine]}, out=engine, watch=watch)
+            sweep(held_out_config, {"optimizer.lr": RATES, "engine.name": [engine]}, out=engine, watch=watch)
         assert not Path(engine, "sweep.json").exists()
 
 
-def test_a_run_that_diverged_is_tried_again_from_its_last_saved_round_on_resume(held):
+def test_a_run_that_diverged_is_tried_again_from_its_last_saved_round_on_resume(held_out_config):
     diverging = {"armed": True}
 
     def watch(name):
@@ -330,10 +334,10 @@ def test_a_run_that_diverged_is_tried_again_from_its_last_saved_round_on_resume(
 
         return look
 
-    swept = sweep(held, {"optimizer.lr": RATES}, out="s", watch=watch)
+    swept = sweep(held_out_config, {"optimizer.lr": RATES}, out="s", watch=watch)
     assert swept.tried[1].diverged == {0: "client '0' diverged in round 2 at batch 1: made up"}
     diverging["armed"] = False
-    assert sweep(held, {"optimizer.lr": RATES}, out="s", resume=True, watch=watch).tried[1].diverged == {}
+    assert sweep(held_out_config, {"optimizer.lr": RATES}, out="s", resume=True, watch=watch).tried[1].diverged == {}
 
 
 def test_clients_of_other_tasks_have_no_part_in_the_choice(tmp_path, monkeypatch):

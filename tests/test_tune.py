@@ -7,7 +7,7 @@ import pytest
 
 import fedmutual
 from fedmutual.algorithms import ALGORITHMS
-from fedmutual.config import list_setting_types, list_tunable_settings, with_algorithm
+from fedmutual.config import list_setting_types, list_tunable_settings, replace_algorithm
 from fedmutual.studies.tune import tune
 
 
@@ -57,15 +57,15 @@ def test_trials_score_hold_out_rows_alone(small):
 
 @pytest.mark.parametrize("method", ALGORITHMS)
 def test_values_to_try_are_values_of_the_setting(small, method):
-    config, _ = with_algorithm(fedmutual.load_config(small), method)
+    config, _ = replace_algorithm(fedmutual.load_config(small), method)
     for key, (_, values) in list_tunable_settings(config).items():
         assert key in list_setting_types(method)
         for value in values:
-            with_algorithm(config, method, {key: value})  # which raises where the value is out of range
+            replace_algorithm(config, method, {key: value})  # which raises where the value is out of range
 
 
-def test_what_was_chosen_is_trained_recorded_and_told_and_a_resume_trains_nothing(small, cli):
-    given = (
+def test_the_chosen_settings_are_trained_recorded_and_printed_and_a_resume_trains_nothing(small, cli):
+    arguments = (
         "compare",
         small,
         "--methods",
@@ -79,7 +79,7 @@ def test_what_was_chosen_is_trained_recorded_and_told_and_a_resume_trains_nothin
         "--out",
         "c",
     )
-    code, out, err = cli(*given)
+    code, out, err = cli(*arguments)
     assert code == 0, err
     choices = {m: json.loads(Path(f"c/{m}/1/tuned.json").read_text())["set"] for m in ("ditto", "independent")}
     assert set(choices["ditto"]) == {"optimizer.lr", "algorithm.lam"}
@@ -91,7 +91,7 @@ def test_what_was_chosen_is_trained_recorded_and_told_and_a_resume_trains_nothin
     page = Path("c/report.html").read_text()
     assert page.count("chosen on hold-out rows before these runs") == 2
     assert "Ditto, optimizer.lr" not in page
-    code, _, err = cli(*given, "--resume")
+    code, _, err = cli(*arguments, "--resume")
     assert (code, "round" in err) == (0, False), err
 
 

@@ -26,7 +26,7 @@ PARTITIONS = {
 }
 
 
-def made(algorithm, split="fractions of all", partition="turned", **changes):
+def make_experiment(algorithm, split="fractions of all", partition="turned", **changes):
     tables = {"data.name": "digits", "algorithm.name": algorithm, "model.shared": "mlp", "algorithm.public_batch": 8}
     if algorithm not in ("fedh2l", "fedmd"):
         del tables["algorithm.public_batch"]
@@ -41,8 +41,8 @@ def index(rows):
 @pytest.mark.parametrize("partition", PARTITIONS)
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("algorithm", ["fml", "fedavg", "fedh2l", "fedmd", "aggregate", "independent", "centralised"])
-def test_nobody_trains_on_what_anybody_is_scored_on(algorithm, split, partition):
-    experiment = made(algorithm, split, partition)
+def test_no_client_trains_on_evaluation_rows_of_any_client(algorithm, split, partition):
+    experiment = make_experiment(algorithm, split, partition)
     held = set().union(*(index(s.validation) for s in experiment.data.clients.values()), index(experiment.data.test))
     held |= set().union(*(index(s.holdout) for s in experiment.data.clients.values() if s.holdout is not None))
     for client in experiment.clients:
@@ -56,7 +56,7 @@ def test_nobody_trains_on_what_anybody_is_scored_on(algorithm, split, partition)
 
 
 def test_what_each_algorithm_learns_from():
-    data = made("independent").data
+    data = make_experiment("independent").data
     rows_by_client = {i: (index(s.private), index(s.public)) for i, s in data.clients.items()}
     everybody = set().union(*(public for _, public in rows_by_client.values()))
     for i, (private, public) in rows_by_client.items():
@@ -70,17 +70,17 @@ def test_what_each_algorithm_learns_from():
             "fedmd": private,
         }
         for name, rows in expected.items():
-            assert index(made(name).rows(i)["private"]) == rows, name
+            assert index(make_experiment(name).rows(i)["private"]) == rows, name
         for local, rows in (("private+own-public", private | public), ("private", private)):
-            assert index(made("fedh2l", **{"algorithm.local_data": local}).rows(i)["private"]) == rows
-        assert index(made("fedh2l", **{"algorithm.labels": False}).rows(i)["private"]) == private | public
-    centralised = made("centralised")
+            assert index(make_experiment("fedh2l", **{"algorithm.local_data": local}).rows(i)["private"]) == rows
+        assert index(make_experiment("fedh2l", **{"algorithm.labels": False}).rows(i)["private"]) == private | public
+    centralised = make_experiment("centralised")
     assert index(centralised.rows("pooled")["private"]) == set().union(*(p | q for p, q in rows_by_client.values()))
 
 
 def test_the_public_set_is_all_nodes_and_labels_of_others_are_hidden_where_they_stay_home():
     for labels in (True, False):
-        experiment = made("fedh2l", **{"algorithm.labels": labels})
+        experiment = make_experiment("fedh2l", **{"algorithm.labels": labels})
         for i in experiment.clients:
             client = experiment.client(i)
             assert client.seeds is not None
@@ -95,7 +95,7 @@ def test_the_public_set_is_all_nodes_and_labels_of_others_are_hidden_where_they_
 
 
 def test_a_domain_is_scored_on_its_own_the_others_and_all_test_rows():
-    experiment = made("fedh2l")
+    experiment = make_experiment("fedh2l")
     for i, shares in experiment.data.clients.items():
         rows = experiment.rows(i)
         assert index(rows["test.own"]) == index(shares.test)
@@ -122,12 +122,12 @@ def test_a_regression_or_too_little_public_data_is_refused(kind, cli, tmp_path, 
     assert not (tmp_path / "out").exists()
 
 
-def test_validation_rows_that_are_test_rows_choose_nothing_pooled_and_it_is_said():
+def test_validation_rows_that_are_test_rows_choose_nothing_pooled_with_a_remark():
     common = {"data.name": "digits", "model.shared": "mlp", "algorithm.name": "fedh2l", "algorithm.public_batch": 8}
     experiment = build(parse_config({}, overrides=common | {"split.public": 0.2} | PARTITIONS["turned"]))
     assert "validation.all" not in experiment.rows("0")
     assert any("validation rows are test rows" in note for note in experiment.plan({}).notes)
-    assert not any("validation rows are test rows" in note for note in made("fedh2l").plan({}).notes)
+    assert not any("validation rows are test rows" in note for note in make_experiment("fedh2l").plan({}).notes)
     for by, is_remarked in ((None, False), ("holdout", False), ("validation", True)):
         chosen = common | {"split.public": 0.2, "split.holdout": 0.1, "records.best_by": by} | PARTITIONS["turned"]
         notes = build(parse_config({}, overrides=chosen)).plan({}).notes

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmutual.algorithms import FML, Independent
-from fedmutual.algorithms.peers import proxied
+from fedmutual.algorithms.peers import make_proxy_state
 from fedmutual.core import Algorithm, At, Batch, Client, Message, Net, Phase, Spec
 from fedmutual.engines.client_store import DiskStorage
 from fedmutual.engines.inprocess import DiskBackedInProcess, InProcess
@@ -165,7 +165,7 @@ def first_state(
 ) -> Message:
     """Return the server's first state, as an experiment has it."""
     if "proxy" in algorithm.scores:
-        return proxied(ids, CLASSES, server(shared, home))
+        return make_proxy_state(ids, CLASSES, server(shared, home))
     if algorithm.begins is not None:
         return algorithm.begins(shared(0), CLASSES)
     return server(shared, home) if "global" in algorithm.scores else {}
@@ -302,7 +302,7 @@ def refused(client: Client) -> None:
     raise ConfigError(f"not {client.id}")
 
 
-def odd(client: Client) -> None:
+def raise_unpicklable(client: Client) -> None:
     """Raise an exception that cannot be pickled."""
 
     class Local(Exception):

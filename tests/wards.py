@@ -58,12 +58,18 @@ def contract(folder, common=COMMON, sites=SITES, **given):
     return path
 
 
-def site(folder, name, own=None, **given):
+def site(folder, name, site_tables=None, **more_tables):
     """Write a site's site.toml into a folder of its own and return its path."""
     place = folder / name
     place.mkdir(parents=True, exist_ok=True)
     path = place / "site.toml"
-    tables = {"site": name, "state": {"folder": "state"}, "engine": {"device": "cpu"}, **(own or SITES[name]), **given}
+    tables = {
+        "site": name,
+        "state": {"folder": "state"},
+        "engine": {"device": "cpu"},
+        **(site_tables or SITES[name]),
+        **more_tables,
+    }
     path.write_text(tomli_w.dumps(tables))
     return path
 
@@ -100,8 +106,8 @@ def in_one_process(sites, common=SEEDED) -> data.Federation:
 
 def arrays(path: Path | str) -> dict[str, np.ndarray]:
     """Return the content of an npz file."""
-    with np.load(path, allow_pickle=False) as found:
-        return {name: found[name] for name in found.files}
+    with np.load(path, allow_pickle=False) as archive:
+        return {name: archive[name] for name in archive.files}
 
 
 def changed(path: Path, **tables) -> None:

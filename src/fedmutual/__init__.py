@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fedmutual.config import Config, load_config
     from fedmutual.errors import ConfigError, DataError, RunError, UserError
-    from fedmutual.studies.objects import Comparison, Site, compare, federate
+    from fedmutual.studies.objects import Comparison, compare, federate
     from fedmutual.studies.predict import Prediction, predict
     from fedmutual.studies.run import run
+    from fedmutual.studies.site_objects import Site
     from fedmutual.studies.sweep import Sweep, sweep
     from fedmutual.studies.trained_run import Run
 
@@ -42,7 +43,7 @@ _HOMES = {
     "Run": "studies.trained_run",
     "run": "studies.run",
     "Comparison": "studies.objects",
-    "Site": "studies.objects",
+    "Site": "studies.site_objects",
     "compare": "studies.objects",
     "federate": "studies.objects",
     "Prediction": "studies.predict",

@@ -58,17 +58,19 @@ def release(reply: Message, declared: Spec, client: Client, inbox: Message) -> M
             permitted to equal the personal net's (`Client.boundary_exempt`) passes by its storage, whatever its bytes.
     """
     private: dict[int, list[tuple[str, Tensor]]] = {}
-    for tensor_name, tensor in _private(client) if reply else ():
-        private.setdefault(_bytes(tensor), []).append((tensor_name, tensor))
+    for tensor_name, tensor in _list_private_tensors(client) if reply else ():
+        private.setdefault(_view_bytes(tensor), []).append((tensor_name, tensor))
     check_declared(reply, declared, client.id)
     for name, tensor in reply.items():
-        if tensor.numel() < FEWEST or is_constant(tensor) or (name in inbox and _equal(tensor, inbox[name])):
+        if tensor.numel() < FEWEST or is_constant(tensor) or (name in inbox and _has_equal_bytes(tensor, inbox[name])):
             continue
-        equal_size = private.get(_bytes(tensor), []) if tensor.numel() >= LEAST and not _twin(name, tensor, client) else []
+        equal_size = (
+            private.get(_view_bytes(tensor), []) if tensor.numel() >= LEAST and not _is_exempt(name, tensor, client) else []
+        )
         for tensor_name, private_tensor in equal_size:
-            if _equal(tensor, private_tensor):
+            if _has_equal_bytes(tensor, private_tensor):
                 raise Refused(client.id, name, f"its bytes are those of {tensor_name}")
-        row = _row(tensor, client, inbox.get(name))
+        row = _find_private_row(tensor, client, inbox.get(name))
         if row is not None:
             raise Refused(client.id, name, f"it holds a row of the client's {row} data")
     return {k: v.detach().to("cpu", copy=True).contiguous() for k, v in reply.items()}
@@ -88,10 +90,13 @@ def release_metrics(values: Mapping[str, Any], declared: Collection[str], client
         listed = value if isinstance(value, list) and len(value) == width else [value]
         if not all(v is None or type(v) in (int, float) for v in listed):
             raise Refused(client, name, f"a score is a number, None, or a list of one a class, not {type(value).__name__}")
-    return {k: [_number(v) for v in value] if isinstance(value, list) else _number(value) for k, value in values.items()}
+    return {
+        k: [_make_finite_number(v) for v in value] if isinstance(value, list) else _make_finite_number(value)
+        for k, value in values.items()
+    }
 
 
-def _number(value: float | None) -> float | None:
+def _make_finite_number(value: float | None) -> float | None:
     """Return None for a number that is not finite, because a log cannot hold it."""
     return value if value is None or math.isfinite(value) else None
 
@@ -114,14 +119,14 @@ def check_declared(reply: Message, declared: Spec, client: str) -> None:
         raise Refused(client, missing[0], "it is declared, but missing; a reply holds all declared tensors, or none")
 
 
-def _twin(name: str, tensor: Tensor, client: Client) -> bool:
+def _is_exempt(name: str, tensor: Tensor, client: Client) -> bool:
     if name not in client.boundary_exempt:
         return False
     meme_tensor = client.nets["meme"].state_dict()[name]
     return bool(tensor.untyped_storage().data_ptr() == meme_tensor.untyped_storage().data_ptr())
 
 
-def _private(client: Client) -> Iterator[tuple[str, Tensor]]:
+def _list_private_tensors(client: Client) -> Iterator[tuple[str, Tensor]]:
     """Yield (name, tensor) of everything that must not leave the client."""
     for net, module in client.nets.items():
         for key, tensor in module.state_dict().items():
@@ -133,52 +138,54 @@ def _private(client: Client) -> Iterator[tuple[str, Tensor]]:
     yield from ((f"{k!r} of its memory", v) for k, v in client.memory.items())
 
 
-def _bytes(tensor: Tensor) -> int:
+def _view_bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def _equal(a: Tensor, b: Tensor) -> bool:
+def _has_equal_bytes(a: Tensor, b: Tensor) -> bool:
     a, b = (t.detach().contiguous().reshape(-1).view(torch.uint8) for t in (a, b))
     return torch.equal(a, b.to(a.device))
 
 
-def _row(tensor: Tensor, client: Client, sent: Tensor | None) -> str | None:
+def _find_private_row(tensor: Tensor, client: Client, sent: Tensor | None) -> str | None:
     """Return the name of the client's data that hold a row equal to a row-sized piece of the tensor; None if none does.
 
     sent: the tensor that the client received under this name. A piece that returns unchanged reveals nothing,
     whereas a refusal would confirm the sender's guess of a row.
     """
-    sent = sent if sent is not None and _bytes(sent) == _bytes(tensor) else None
+    sent = sent if sent is not None and _view_bytes(sent) == _view_bytes(tensor) else None
     cut = dict[int, tuple[NDArray[np.uint8], NDArray[np.uint64]]]()  # by size: most kinds of data have rows of one
     for kind in (kind for kind in OWN if kind in client.data):
         data = client.data[kind]
-        size, begins, digests = _known(getattr(data, "source", data))  # private rows may be guarded (privacy.sampling)
-        if not digests or _bytes(tensor) % size:
+        size, begins, digests = _find_identifying_rows(
+            getattr(data, "source", data)
+        )  # private rows may be guarded (privacy.sampling)
+        if not digests or _view_bytes(tensor) % size:
             continue
         if size not in cut:
-            pieces = _pieces(tensor, size)
-            pieces = pieces if sent is None else pieces[(pieces != _pieces(sent, size)).any(1)]
-            cut[size] = pieces, _begins(pieces)
+            pieces = _split_bytes(tensor, size)
+            pieces = pieces if sent is None else pieces[(pieces != _split_bytes(sent, size)).any(1)]
+            cut[size] = pieces, _read_first_words(pieces)
         pieces, theirs = cut[size]
-        if any(digest in digests for digest in _digests(pieces[np.isin(theirs, begins)])):
+        if any(digest in digests for digest in _digest_pieces(pieces[np.isin(theirs, begins)])):
             return kind
     return None
 
 
-def _known(data: Data) -> KnownRows:
+def _find_identifying_rows(data: Data) -> KnownRows:
     """Return the identifying rows of a data set, computed once for each data set."""
     if data not in _rows:
         size, begins, digests = 1, [np.empty(0, np.uint64)], set[bytes]()
         for x, *_ in data.rows(torch.split(torch.arange(len(data)), 1024)) if len(data) else ():
             size = x[0].numel() * x.element_size()
-            proving = _pieces(x, size)[_proving(x.reshape(len(x), -1)).cpu().numpy()]
-            begins.append(_begins(proving))
-            digests.update(_digests(proving))
+            proving = _split_bytes(x, size)[_is_identifying(x.reshape(len(x), -1)).cpu().numpy()]
+            begins.append(_read_first_words(proving))
+            digests.update(_digest_pieces(proving))
         _rows[data] = KnownRows(size, np.unique(np.concatenate(begins)), frozenset(digests))
     return _rows[data]
 
 
-def _proving(x: Tensor) -> Tensor:
+def _is_identifying(x: Tensor) -> Tensor:
     """Return for each row of x [N, F] whether equal bytes identify it; short rows of few values, and of counts, do not."""
     if x.shape[1] >= LEAST:
         return (x != x[:, :1]).any(1)
@@ -189,7 +196,7 @@ def _proving(x: Tensor) -> Tensor:
     return (different >= DISTINCT) & (x != x.round()).any(1)
 
 
-def _pieces(tensor: Tensor, size: int) -> NDArray[np.uint8]:
+def _split_bytes(tensor: Tensor, size: int) -> NDArray[np.uint8]:
     """Return the bytes of a tensor in pieces of `size` bytes [N, size]."""
     pieces: NDArray[np.uint8] = (
         tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy().reshape(-1, size)
@@ -197,12 +204,12 @@ def _pieces(tensor: Tensor, size: int) -> NDArray[np.uint8]:
     return pieces
 
 
-def _begins(pieces: NDArray[np.uint8]) -> NDArray[np.uint64]:
+def _read_first_words(pieces: NDArray[np.uint8]) -> NDArray[np.uint64]:
     """Return the first eight bytes of each piece as one number [N]."""
     first = np.zeros((len(pieces), 8), np.uint8)
     first[:, : pieces.shape[1]] = pieces[:, :8]
     return first.view(np.uint64)[:, 0]
 
 
-def _digests(pieces: NDArray[np.uint8]) -> Iterator[bytes]:
+def _digest_pieces(pieces: NDArray[np.uint8]) -> Iterator[bytes]:
     return (hashlib.blake2b(piece.tobytes(), digest_size=16).digest() for piece in pieces)

@@ -13,7 +13,7 @@ from fedmutual.denormals import flush_denormals
 from fedmutual.ensemble import ENSEMBLE, WEIGHT, Ensemble, choose_weight
 from fedmutual.events import Score
 from fedmutual.losses import Classification
-from fedmutual.scores import Scores, coarse_accuracy
+from fedmutual.scores import Scores, coarsen_accuracy
 
 COPY = "copy"  # a client's trained fork of the shared model, before it is averaged
 ROWS = 512  # rows of an evaluation's batch
@@ -63,7 +63,7 @@ def select_metrics(client: Client, measured: Mapping[EvalSpec, Score]) -> tuple[
         return tuple(measured.values())
     if client.metrics == "none":
         return ()
-    coarse = {e: coarse_accuracy(s.values, len(client.data[e.rows])) for e, s in measured.items() if e.model != COPY}
+    coarse = {e: coarsen_accuracy(s.values, len(client.data[e.rows])) for e, s in measured.items() if e.model != COPY}
     return tuple(replace(measured[e], values=values) for e, values in coarse.items() if values is not None)
 
 

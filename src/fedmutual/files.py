@@ -18,7 +18,7 @@ FORMAT = 1
 
 
 @contextmanager
-def replacing(path: Path, sync: bool = True) -> Iterator[BinaryIO]:
+def replace_file(path: Path, sync: bool = True) -> Iterator[BinaryIO]:
     """Open a file that replaces `path` in one step when it is complete; its folder is created if missing.
 
     The part file is created exclusively, under a random name: in a folder that other users can write into, nobody can put a
@@ -57,8 +57,8 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_bytes(path: Path, content: bytes, sync: bool = True) -> None:
-    """Replace a file in one step, as `replacing`."""
-    with replacing(path, sync) as file:
+    """Replace a file in one step, as `replace_file`."""
+    with replace_file(path, sync) as file:
         file.write(content)
 
 

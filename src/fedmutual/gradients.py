@@ -22,8 +22,8 @@ def project(g_pub: Message, g_loc: Message) -> Message:
     Raises:
         ValueError: a name has two shapes.
     """
-    pub, loc = _vectors(g_pub, g_loc)
-    return _named(_lifted(pub, loc), g_pub, g_loc)
+    pub, loc = _flatten_pair(g_pub, g_loc)
+    return _restore_names(_remove_component(pub, loc), g_pub, g_loc)
 
 
 def pcgrad(g_pub: Message, g_loc: Message) -> Message:
@@ -34,24 +34,26 @@ def pcgrad(g_pub: Message, g_loc: Message) -> Message:
     >>> pcgrad({"w": torch.tensor([1.0, 1.0])}, {"w": torch.tensor([-2.0, 0.0])})
     {'w': tensor([-1.,  2.])}
     """
-    pub, loc = _vectors(g_pub, g_loc)
-    return _named(_lifted(pub, loc) + _lifted(loc, pub), g_pub, g_loc)
+    pub, loc = _flatten_pair(g_pub, g_loc)
+    return _restore_names(_remove_component(pub, loc) + _remove_component(loc, pub), g_pub, g_loc)
 
 
 def conflict(g_pub: Message, g_loc: Message) -> Tensor:
     """Return 1.0 if the gradients' inner product is negative, so that `project` changes g_pub, else 0.0: a tensor []."""
-    pub, loc = _vectors(g_pub, g_loc)
-    return (_inner(pub, _scaled(loc)) < 0).to(torch.get_default_dtype())
+    pub, loc = _flatten_pair(g_pub, g_loc)
+    return (_multiply_inner(pub, _scale_to_unit(loc)) < 0).to(torch.get_default_dtype())
 
 
-def _lifted(g: Tensor, wall: Tensor) -> Tensor:
+def _remove_component(g: Tensor, wall: Tensor) -> Tensor:
     """Return g [P] without its component against the wall [P]."""
-    wall = _scaled(wall)
-    v = (-_inner(g, wall)).clamp(min=0) / _inner(wall, wall).clamp(min=0.25)  # at least that, unless the wall is 0
+    wall = _scale_to_unit(wall)
+    v = (-_multiply_inner(g, wall)).clamp(min=0) / _multiply_inner(wall, wall).clamp(
+        min=0.25
+    )  # at least that, unless the wall is 0
     return g + v * wall
 
 
-def _scaled(vector: Tensor) -> Tensor:
+def _scale_to_unit(vector: Tensor) -> Tensor:
     """Return the vector [P] scaled so that its largest entry is at least 1/2 and no square underflows; zero stays zero.
 
     The scale is a power of two, which rounds nothing, so vectors at a right angle stay so.
@@ -60,14 +62,14 @@ def _scaled(vector: Tensor) -> Tensor:
     return vector / torch.where(largest == 0, 1, largest / torch.frexp(largest).mantissa)
 
 
-def _inner(a: Tensor, b: Tensor) -> Tensor:
+def _multiply_inner(a: Tensor, b: Tensor) -> Tensor:
     """Return the inner product of a [P] and b [P], a tensor []."""
     return (a * b).sum()
 
 
-def _vectors(g_pub: Message, g_loc: Message) -> tuple[Tensor, Tensor]:
-    """Return both gradients as float64 vectors [P] over the names of `_all`."""
-    tensors = _all(g_pub, g_loc)
+def _flatten_pair(g_pub: Message, g_loc: Message) -> tuple[Tensor, Tensor]:
+    """Return both gradients as float64 vectors [P] over the names of `_merge_tensors`."""
+    tensors = _merge_tensors(g_pub, g_loc)
     for name in g_pub.keys() & g_loc.keys():
         pub_shape, loc_shape = tuple(g_pub[name].shape), tuple(g_loc[name].shape)
         if pub_shape != loc_shape:
@@ -79,14 +81,14 @@ def _vectors(g_pub: Message, g_loc: Message) -> tuple[Tensor, Tensor]:
     return pub, loc
 
 
-def _named(vector: Tensor, g_pub: Message, g_loc: Message) -> Message:
+def _restore_names(vector: Tensor, g_pub: Message, g_loc: Message) -> Message:
     """Return a vector [P] as a message."""
-    tensors = _all(g_pub, g_loc)
+    tensors = _merge_tensors(g_pub, g_loc)
     parts = torch.split(vector, [t.numel() for t in tensors.values()])
     return {name: part.view(t.shape).to(t.dtype) for (name, t), part in zip(tensors.items(), parts, strict=True)}
 
 
-def _all(g_pub: Message, g_loc: Message) -> Message:
+def _merge_tensors(g_pub: Message, g_loc: Message) -> Message:
     """Return a tensor for each name in either gradient, for its shape and type.
 
     The order does not depend on that of g_loc, so that sums have equal bits after a resume, which restores g_loc in the

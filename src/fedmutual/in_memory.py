@@ -1,6 +1,6 @@
 """The caller's objects, under names for a configuration: "fedmutual.in_memory:model.north" is a network.
 
-The objects exist while `holding` is in force, in this process; a configuration with such names cannot run elsewhere.
+The objects exist while `hold_objects` is in force, in this process; a configuration with such names cannot run elsewhere.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,7 +17,7 @@ _objects: ContextVar[Mapping[str, Any]] = ContextVar("objects", default=MappingP
 
 
 @contextmanager
-def holding(objects: Mapping[str, Any]) -> Iterator[None]:
+def hold_objects(objects: Mapping[str, Any]) -> Iterator[None]:
     """Within, make objects available to configurations in this thread. objects: name -> object."""
     token = _objects.set(objects)
     try:

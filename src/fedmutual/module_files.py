@@ -10,17 +10,17 @@ from typing import TypeGuard
 SHIPPED = ("fedmutual.demo.own", "fedmutual.in_memory")  # modules for configurations to name that come with fedmutual
 
 
-def top_of(module: str) -> str:
+def get_top_name(module: str) -> str:
     """Return the first part of a dotted name, which is the file or folder to find."""
     return module.partition(".")[0]
 
 
-def spec_in(folder: Path, module: str) -> ModuleSpec | None:
+def find_spec_in(folder: Path, module: str) -> ModuleSpec | None:
     """Return the spec that an import of the module's first part would use in this folder; None if there is none.
 
     A folder without an `__init__.py` is not a module here.
     """
-    spec = PathFinder.find_spec(top_of(module), [str(folder)])
+    spec = PathFinder.find_spec(get_top_name(module), [str(folder)])
     return spec if has_file(spec) else None
 
 
@@ -29,17 +29,17 @@ def has_file(spec: ModuleSpec | None) -> TypeGuard[ModuleSpec]:
     return spec is not None and spec.origin is not None and spec.has_location and Path(spec.origin).is_file()
 
 
-def spec_on_path(module: str) -> ModuleSpec | None:
+def find_spec_on_path(module: str) -> ModuleSpec | None:
     """Return the spec that an import of the module's first part uses, or used, in this process; None if there is none."""
     try:
-        return find_spec(top_of(module))
+        return find_spec(get_top_name(module))
     except (ImportError, ValueError, AttributeError):  # ValueError: an imported module that says not where it is from
         return None
 
 
 def is_of_python(module: str) -> bool:
     """Return whether a module belongs to the standard library."""
-    return top_of(module) in sys.stdlib_module_names or top_of(module) in sys.builtin_module_names
+    return get_top_name(module) in sys.stdlib_module_names or get_top_name(module) in sys.builtin_module_names
 
 
 def is_same(one: ModuleSpec | None, other: ModuleSpec | None) -> bool:

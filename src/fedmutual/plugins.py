@@ -1,7 +1,7 @@
 """Load code that a configuration names as "module:name". A rule says which modules may be imported, and from where.
 
 The default rule takes the folder in which the command runs, and installed packages. Processes of real sites set a rule
-permanently (`confine`); reading another person's run folder sets one for a while (`under`).
+permanently (`set_rule`); reading another person's run folder sets one for a while (`use_rule`).
 """
 
 import importlib
@@ -48,14 +48,14 @@ _scoped: ContextVar[Rule | None] = ContextVar("rule", default=None)
 process_rule: Rule | None = None
 
 
-def confine(rule: Rule) -> None:
+def set_rule(rule: Rule) -> None:
     """Set the rule for all threads of this process, until it ends."""
     global process_rule
     process_rule = rule
 
 
 @contextmanager
-def under(rule: Rule) -> Iterator[None]:
+def use_rule(rule: Rule) -> Iterator[None]:
     """Within, set the rule for this thread."""
     token = _scoped.set(rule)
     try:
@@ -64,7 +64,7 @@ def under(rule: Rule) -> Iterator[None]:
         _scoped.reset(token)
 
 
-def rule_in_force() -> Rule | None:
+def get_rule() -> Rule | None:
     """Return the rule that was set; None for the default."""
     return _scoped.get() or process_rule
 
@@ -76,7 +76,7 @@ def load(name: str, key: str) -> Any:
         ConfigError: the module may not be imported, cannot be imported, or lacks the name.
     """
     module, _, attribute = name.partition(":")
-    rule = rule_in_force() or WorkingFolder()
+    rule = get_rule() or WorkingFolder()
     rule.admit(module, key)
     try:
         imported = importlib.import_module(module)

@@ -14,7 +14,7 @@ from typing import Any
 from fedmutual import module_files, plugins
 from fedmutual.errors import ConfigError, RunError
 from fedmutual.files import read_json
-from fedmutual.module_files import SHIPPED, top_of
+from fedmutual.module_files import SHIPPED, get_top_name
 
 CONFIG, ENVIRONMENT = "config.toml", "environment.json"
 MODULES = "modules"  # the key of environment.json: first part of the module's name -> digest
@@ -27,7 +27,7 @@ _trusts: ContextVar[bool] = ContextVar("trusts", default=False)
 
 
 @contextmanager
-def trusting(trust_code: bool) -> Iterator[None]:
+def set_trust(trust_code: bool) -> Iterator[None]:
     """Within, set for this thread whether the user trusts code that run folders name."""
     token = _trusts.set(trust_code or _trusts.get())
     try:
@@ -41,20 +41,20 @@ def is_trusting() -> bool:
     return _trusts.get()
 
 
-def modules_named(tables: Mapping[str, Any]) -> dict[str, str]:
+def list_named_modules(tables: Mapping[str, Any]) -> dict[str, str]:
     """Return module -> the first key that names it, for the user's modules in a configuration's tables."""
     named: dict[str, str] = {}
     clients = tables.get("clients")
     per_client = clients.items() if isinstance(clients, Mapping) else ()
     for prefix, table in (("", tables), *((f"clients.{i}.", client) for i, client in per_client)):
-        for key, name in _names(table):
+        for key, name in _list_module_keys(table):
             module, colon, _ = name.partition(":")
             if colon and module not in SHIPPED:
                 named.setdefault(module, f"{prefix}{key}")
     return named
 
 
-def _names(tables: Any) -> Iterator[tuple[str, str]]:
+def _list_module_keys(tables: Any) -> Iterator[tuple[str, str]]:
     """Yield (key, text) of all keys that may name a module."""
     if not isinstance(tables, Mapping):
         return
@@ -70,17 +70,17 @@ def _names(tables: Any) -> Iterator[tuple[str, str]]:
                 yield f"model.{key}", name
 
 
-def digests(tables: Mapping[str, Any]) -> dict[str, str]:
+def compute_digests(tables: Mapping[str, Any]) -> dict[str, str]:
     """Return module -> digest of the modules that a configuration's tables name, as imported here, for environment.json.
 
     Modules that may not be imported in this process are left out: a server does not need its sites' networks.
     """
-    rule, tops = plugins.rule_in_force() or plugins.WorkingFolder(), set[str]()
-    for module, key in modules_named(tables).items():
+    rule, tops = plugins.get_rule() or plugins.WorkingFolder(), set[str]()
+    for module, key in list_named_modules(tables).items():
         with suppress(ConfigError):
             rule.admit(module, key)
-            tops.add(top_of(module))
-    specs = {top: module_files.spec_on_path(top) for top in sorted(tops)}
+            tops.add(get_top_name(module))
+    specs = {top: module_files.find_spec_on_path(top) for top in sorted(tops)}
     return {top: module_files.digest(spec) for top, spec in specs.items() if module_files.has_file(spec)}
 
 
@@ -90,7 +90,7 @@ class RecordedCode:
     def __init__(self, folder: Path, trust_code: bool = False, granted: Mapping[str, Any] | None = None) -> None:
         """granted: tables of the user's configuration, whose modules are the user's choice."""
         self._folder, self._trusted = folder, trust_code or _trusts.get()
-        self._granted = modules_named(granted or {}).keys() | set(SHIPPED)
+        self._granted = list_named_modules(granted or {}).keys() | set(SHIPPED)
         self._default = plugins.WorkingFolder()
 
     @property
@@ -112,15 +112,15 @@ class RecordedCode:
     def _check(self, module: str, key: str) -> None:
         working_folder = Path(self.place)
         names = f"{self._folder}: key {key!r} names code of the module {module!r}"
-        spec = module_files.spec_in(working_folder, module) if module.replace(".", "").isidentifier() else None
+        spec = module_files.find_spec_in(working_folder, module) if module.replace(".", "").isidentifier() else None
         if spec is None:
             raise ConfigError(f"{names}, which is not in the folder {working_folder} where you run this; {_TRUST}")
         if Path(str(spec.origin)).resolve().is_relative_to(self._folder.resolve()):
             raise ConfigError(f"{names}, which is part of the run folder itself; {_TRUST}")
         self._default.admit(module, key)
-        if not module_files.is_same(spec, module_files.spec_on_path(module)):
+        if not module_files.is_same(spec, module_files.find_spec_on_path(module)):
             raise ConfigError(f"{names}, and another module of that name comes before {spec.origin}; {_TRUST}")
-        problem = _difference(self._folder, top_of(module), module_files.digest(spec))
+        problem = _describe_difference(self._folder, get_top_name(module), module_files.digest(spec))
         if problem is not None:
             raise ConfigError(f"{names}: {spec.origin} {problem}; {_TRUST}")
 
@@ -137,8 +137,8 @@ def check_tables(tables: Mapping[str, Any], folder: Path) -> None:
             f"{folder}: key 'engine.address' names the Ray cluster {address!r}, which may run code here; if it is yours, "
             "add --trust-code (in Python: trust_code=True)"
         )
-    rule = plugins.rule_in_force() or RecordedCode(folder)
-    for module, key in modules_named(tables).items():
+    rule = plugins.get_rule() or RecordedCode(folder)
+    for module, key in list_named_modules(tables).items():
         rule.admit(module, key)
 
 
@@ -150,18 +150,18 @@ def check_unchanged(folder: Path, tables: Mapping[str, Any]) -> None:
     """
     if _trusts.get():
         return
-    named = modules_named(tables)
-    for top, now in digests(tables).items():
-        problem = _difference(folder, top, now)
+    named = list_named_modules(tables)
+    for top, now in compute_digests(tables).items():
+        problem = _describe_difference(folder, top, now)
         if problem is not None:
-            key = next(key for module, key in named.items() if top_of(module) == top)
+            key = next(key for module, key in named.items() if get_top_name(module) == top)
             raise RunError(
                 f"{folder}: key {key!r}: the code of the module {top!r} {problem}; to run this code add --trust-code "
                 "(in Python: trust_code=True), or begin a new run with another --out"
             )
 
 
-def _difference(folder: Path, top: str, now: str) -> str | None:
+def _describe_difference(folder: Path, top: str, now: str) -> str | None:
     """Return how a module's code differs from the code that a run folder recorded; None if it does not differ."""
     recorded = read_json(folder / ENVIRONMENT).get(MODULES)
     before = recorded.get(top) if isinstance(recorded, dict) else None

@@ -31,7 +31,7 @@ LEAST_ROWS, DECIMALS = 50, 2
 """With `share.metrics = "accuracy"`: the fewest rows of an accuracy that is sent, and the decimals of its rounding."""
 
 
-def coarse_accuracy(values: Scores, rows: int) -> Scores | None:
+def coarsen_accuracy(values: Scores, rows: int) -> Scores | None:
     """Return only the accuracy, a fraction in [0, 1] rounded to `DECIMALS`; None if it must not be sent.
 
     rows: the number of scored rows. Nothing is sent for fewer than `LEAST_ROWS` rows, nor for a task without accuracy,
@@ -66,13 +66,13 @@ def score_classification(logits: Tensor, targets: Tensor) -> Scores:
         "accuracy": float(hits.sum() / len(targets)),
         "loss": loss if math.isfinite(loss) else None,
         "balanced_accuracy": float(recall[present].mean()),
-        "auroc": _auroc(logits.cpu().double().softmax(1).numpy(), targets.cpu().numpy(), counts),
+        "auroc": _compute_auroc(logits.cpu().double().softmax(1).numpy(), targets.cpu().numpy(), counts),
         "majority": float(counts.max() / len(targets)),
         "recall": [float(recall[c]) if counts[c] else None for c in range(classes)],
     }
 
 
-def _auroc(p: FloatArray, y: IntArray, counts: IntArray) -> float | None:
+def _compute_auroc(p: FloatArray, y: IntArray, counts: IntArray) -> float | None:
     """Return the mean over the classes present of the area under the one-against-rest curve, from ranks (Mann-Whitney).
 
     p [N, C], y [N], counts [C]. All classes are ranked at once: a tenth of the time of a curve for each.

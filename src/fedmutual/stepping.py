@@ -213,7 +213,11 @@ def means(curves: Mapping[str, Tensor], client: Client, at: At) -> dict[str, flo
 
 def _not_finite(named: Message) -> str | None:
     """Return the name of the first tensor with an element that is not finite; None if there is none."""
-    real = {k: t for k, t in named.items() if t.is_floating_point()}
-    if torch.stack(torch._foreach_norm(list(real.values()))).isfinite().all():  # then all are: one call for all tensors
+    float_tensors = {k: t for k, t in named.items() if t.is_floating_point()}
+    if (
+        torch.stack(torch._foreach_norm(list(float_tensors.values()))).isfinite().all()
+    ):  # then all are: one call for all tensors
         return None
-    return next((k for k, t in real.items() if not t.isfinite().all()), None)  # a norm overflows before an element does
+    return next(
+        (k for k, t in float_tensors.items() if not t.isfinite().all()), None
+    )  # a norm overflows before an element does

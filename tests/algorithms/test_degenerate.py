@@ -77,8 +77,8 @@ def test_fedprox_without_pull_is_fedavg(engine):
     )
 
 
-def test_fedprox_pulls_towards_what_was_received_and_nothing_else():
-    """Of a model whose last layer stays home the first layer has an anchor."""
+def test_fedprox_pulls_towards_the_received_weights_only():
+    """With a last layer that stays at the client, the pull applies to the first layer."""
     home = ("2.weight", "2.bias")
     prox = FedProx(mu=1.0, **E).algorithm()
     one = client("0", prox, home=home)

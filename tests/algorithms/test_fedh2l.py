@@ -10,7 +10,7 @@ from torch import nn
 
 from fedmutual.algorithms import ALGORITHMS, FedH2L, Independent
 from fedmutual.algorithms.fedh2l import Local, Mutual
-from fedmutual.algorithms.peers import agreed, members, partners
+from fedmutual.algorithms.peers import choose_partners, get_members, make_agreed_state
 from fedmutual.boundary import release
 from fedmutual.core import At, Disagreed
 from fedmutual.events import Noted, PhaseDone
@@ -52,7 +52,7 @@ def test_a_round_of_two_linear_nodes(projection, confidence, kl):
             clients.append(node(i, owners, public, mine, net, trains_on=mine))
             clients[-1].seeds = seeds(public, owners, classes=2)
         algorithm = FedH2L(batch_size=100, public_batch=4, projection=projection, confidence=confidence, kl=kl).algorithm()
-        federation(algorithm, clients, rounds=1, start=agreed(owners, 2))
+        federation(algorithm, clients, rounds=1, start=make_agreed_state(owners, 2))
 
         eye, g_loc, p, acc, met = np.eye(2), {}, {}, {}, 0
         for i in "01":
@@ -94,17 +94,17 @@ def test_five_local_steps_are_one_exchange_and_g_loc_is_their_sum():
     """g_loc, as the mutual step finds it, is what five SGD steps took off the weights, over the learning rate."""
 
     @dataclass(frozen=True, kw_only=True)
-    class Seen(Mutual):
+    class Observed(Mutual):
         def begin(self, client, inbox, at):
-            seen.append(({k: v.clone() for k, v in client.memory.items()}, weights(client.nets["personal"])))
+            states.append(({k: v.clone() for k, v in client.memory.items()}, weights(client.nets["personal"])))
             return super().begin(client, inbox, at)
 
-    seen, clients = [], nodes(2)
+    states, clients = [], nodes(2)
     before = weights(clients[0].nets["personal"])
     settings = {"local_steps": 5, "batch_size": 8, "public_batch": 4}
     algorithm = FedH2L(**settings).algorithm()
-    run(replace(algorithm, phases=(algorithm.phases[0], Seen(**settings))), clients, rounds=1)
-    memory, after = seen[0]
+    run(replace(algorithm, phases=(algorithm.phases[0], Observed(**settings))), clients, rounds=1)
+    memory, after = states[0]
     for name, w in before.items():
         assert torch.allclose(memory[f"g_loc.personal.{name}"], (w - after[name]) / LR, atol=1e-5)
     assert all((v == 0).all() for k, v in clients[0].memory.items() if k.startswith("g_loc."))  # and begins anew
@@ -116,10 +116,10 @@ def test_a_second_optimiser_never_sees_the_steps_of_the_first():
     def sgd(params):
         return torch.optim.SGD(params, lr=0.0, momentum=0.9)
 
-    one, two = nodes(2, optimizer=sgd), nodes(2, optimizer=sgd)
-    given = {"batch_size": 8, "public_batch": 4, "projection": "none"}
-    run(FedH2L(**given, optimizers=1).algorithm(), one, rounds=3)
-    run(FedH2L(**given, optimizers=2).algorithm(), two, rounds=3)
+    with_one, with_two = nodes(2, optimizer=sgd), nodes(2, optimizer=sgd)
+    settings = {"batch_size": 8, "public_batch": 4, "projection": "none"}
+    run(FedH2L(**settings, optimizers=1).algorithm(), with_one, rounds=3)
+    run(FedH2L(**settings, optimizers=2).algorithm(), with_two, rounds=3)
     ours = nodes(2, optimizer=sgd)
     second = {c.id: sgd(c.nets["personal"].parameters()) for c in ours}
     first = {c.id: c.optimizers["personal"] for c in ours}
@@ -136,9 +136,9 @@ def test_a_second_optimiser_never_sees_the_steps_of_the_first():
             client.optimizers = {"personal": first[client.id]}
             return {}
 
-    algorithm = FedH2L(**given).algorithm()
-    run(replace(algorithm, phases=(algorithm.phases[0], Other(**given))), ours, rounds=3)
-    for a, b, c in zip(one, two, ours, strict=True):
+    algorithm = FedH2L(**settings).algorithm()
+    run(replace(algorithm, phases=(algorithm.phases[0], Other(**settings))), ours, rounds=3)
+    for a, b, c in zip(with_one, with_two, ours, strict=True):
         for k, v in weights(c.nets["personal"]).items():
             assert torch.equal(v, b.nets["personal"].state_dict()[k])
         assert not torch.equal(a.nets["personal"][0].weight, b.nets["personal"][0].weight)
@@ -177,16 +177,18 @@ def test_settings_that_make_no_sense_are_refused(settings, message):
 def test_pairs_do_not_overlap_and_all_agree_on_them(count, pairs, expected):
     ids, met = [str(i) for i in range(count)], set()
     for round in range(40):
-        pairs_of_round = partners(ids, pairs, At(0, round, 40, 0))
+        pairs_of_round = choose_partners(ids, pairs, At(0, round, 40, 0))
         spoke = [i for i in ids if pairs_of_round[i]]
         assert len(spoke) == 2 * expected
         assert all(pairs_of_round[pairs_of_round[i][0]] == (i,) for i in spoke)
-        assert partners(reversed(ids), pairs, At(0, round, 40, 1)) == pairs_of_round  # as the relay has it, a phase later
+        assert (
+            choose_partners(reversed(ids), pairs, At(0, round, 40, 1)) == pairs_of_round
+        )  # as the relay has it, a phase later
         met |= {frozenset((i, *pairs_of_round[i])) for i in spoke}
     assert len(met) == count * (count - 1) // 2  # everybody met everybody
 
 
-def test_who_is_in_no_pair_sends_nothing_and_steps_alone():
+def test_a_client_without_a_partner_sends_nothing_and_steps_alone():
     events, clients = [], nodes(4)
     run(FedH2L(batch_size=8, public_batch=4, peers="pairs").algorithm(), clients, rounds=5, events=events)
     for event in events:
@@ -200,17 +202,17 @@ def test_who_is_in_no_pair_sends_nothing_and_steps_alone():
 
 def captured(algorithm, clients, monkeypatch, rounds=3):
     """Every message that leaves a node."""
-    seen = []
+    messages = []
 
     def watch(reply, declared, client, inbox):
         message = release(reply, declared, client, inbox)
-        seen.append((client.id, {k: v.clone() for k, v in message.items()}))
+        messages.append((client.id, {k: v.clone() for k, v in message.items()}))
         return message
 
     monkeypatch.setattr("fedmutual.engines.base.release", watch)
     events = []
     run(algorithm, clients, rounds=rounds, events=events)
-    return seen, events
+    return messages, events
 
 
 def test_indices_posteriors_and_an_accuracy_cross_and_their_bytes_are_counted(monkeypatch):
@@ -229,23 +231,23 @@ def test_indices_posteriors_and_an_accuracy_cross_and_their_bytes_are_counted(mo
     for id, message in sent:
         if "index" in message:  # of its own public data
             assert all(int(i) in clients[int(id)].seeds.owners[id] for i in message["index"])
-    done = {(e.round, e.phase): e for e in events if isinstance(e, PhaseDone)}
-    each = 4 * b * c + 4 * b + 4
+    phase_events = {(e.round, e.phase): e for e in events if isinstance(e, PhaseDone)}
+    message_bytes = 4 * b * c + 4 * b + 4
     for round in (1, 2, 3):
-        assert sum(done[round, "local"].up.values()) == n * each
-        assert sum(done[round, "mutual"].down.values()) == (n - 1) * n * each
-        assert sum(done[round, "mutual"].up.values()) == sum(done[round, "local"].down.values()) == 0
+        assert sum(phase_events[round, "local"].up.values()) == n * message_bytes
+        assert sum(phase_events[round, "mutual"].down.values()) == (n - 1) * n * message_bytes
+        assert sum(phase_events[round, "mutual"].up.values()) == sum(phase_events[round, "local"].down.values()) == 0
 
 
 def test_the_paper_s_exchange_is_1412_bytes():
-    declared = Local(public_batch=32).leaves(agreed({}, 10))
+    declared = Local(public_batch=32).leaves(make_agreed_state({}, 10))
     assert sum(t.itemsize * int(np.prod(shape)) for t, shape in declared.values()) == 1412
 
 
 def test_the_relay_forwards_and_keeps_nothing():
     clients = nodes(3)
     last = run(FedH2L(batch_size=8, public_batch=4).algorithm(), clients, rounds=2)
-    assert members(last) == {"0": 8, "1": 8, "2": 8}
+    assert get_members(last) == {"0": 8, "1": 8, "2": 8}
     assert last.keys() == {"classes", "rows of 0", "rows of 1", "rows of 2"}
 
 
@@ -323,7 +325,7 @@ def test_a_message_of_no_sense_is_left_out_and_its_sender_named(name, value, mes
     assert done["mutual"].down == {"0": each, "1": 2 * each, "2": each}  # the others go on; it is still taught
 
 
-def test_who_never_answers_is_missed_by_nobody():
+def test_a_site_that_never_answers_delays_no_site():
     @dataclass(frozen=True, kw_only=True)
     class Silent(Local):
         def end(self, client, at):
@@ -350,7 +352,7 @@ def test_who_never_answers_is_missed_by_nobody():
     ],
 )
 @pytest.mark.parametrize("name", ["fedh2l", "fedmd", "aggregate"])
-def test_who_holds_another_public_set_is_refused_with_the_difference(name, change, message):
+def test_a_site_with_another_public_set_is_refused_with_the_difference(name, change, message):
     clients = nodes(3)
     clients[1].seeds = replace(clients[1].seeds, about=clients[1].seeds.about | change)
     with pytest.raises(Disagreed, match="client '1' has a public seed set that differs") as caught:
@@ -380,12 +382,12 @@ def test_in_pairs_a_message_left_out_costs_its_partner_alone():
     run(replace(algorithm, phases=(Liar(**settings), Heard(**settings))), clients, rounds=12)
     assert len(heard) == 48
     for round, id, whom in heard:
-        drawn = partners([c.id for c in clients], 0.5, At(7, round, 12))[id]
+        drawn = choose_partners([c.id for c in clients], 0.5, At(7, round, 12))[id]
         assert whom == (() if drawn == ("1",) else drawn)
 
 
-def test_what_a_node_says_is_said_in_eval_mode():
-    """By a net with BatchNorm and dropout: after the local step, with running statistics, and nothing dropped."""
+def test_a_node_announces_predictions_in_eval_mode():
+    """For a net with BatchNorm and dropout: after the local step, with running statistics and without dropout."""
 
     @dataclass(frozen=True, kw_only=True)
     class Seen(Local):
@@ -414,7 +416,7 @@ def test_a_frozen_node_with_two_optimisers_has_none_to_change():
     run(FedH2L(batch_size=8, public_batch=4, optimizers=2).algorithm(), clients, rounds=2)
 
 
-def test_who_sits_an_exchange_out_tells_its_share_of_projections_too():
+def test_a_node_that_skips_an_exchange_reports_its_share_of_projections_too():
     events, clients = [], nodes(4)
     run(FedH2L(batch_size=8, public_batch=4, peers="pairs").algorithm(), clients, rounds=20, events=events)
     last = [e.train for e in events if isinstance(e, PhaseDone) and e.phase == "local"][-1]

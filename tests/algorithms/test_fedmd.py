@@ -9,7 +9,7 @@ from torch import nn
 
 from fedmutual.algorithms import FedMD
 from fedmutual.algorithms.fedmd import Announce, Revisit, Transfer
-from fedmutual.algorithms.peers import agreed
+from fedmutual.algorithms.peers import make_agreed_state
 from fedmutual.core import At
 from fedmutual.events import Noted
 from fedmutual.losses import Regression
@@ -28,10 +28,10 @@ def learned(w, x, y):
     return w - LR * np.einsum("nc,nf->cf", softmax(x @ w.T) - np.eye(2)[y], x) / len(x)
 
 
-def digested(w, x, said, consensus):
+def digested(w, x, transform, consensus):
     """A step of the mean absolute difference: of logits, or of posteriors p, where dp_c/dz_k = p_c (1_ck - p_k)."""
     z = x @ w.T
-    if said is softmax:
+    if transform is softmax:
         p = softmax(z)
         off = np.sign(p - consensus)
         up = p * (off - (off * p).sum(-1, keepdims=True))
@@ -47,7 +47,7 @@ def test_transfer_and_a_round_of_two_linear_nodes(consensus):
     try:
         rng = np.random.default_rng(1)
         public, labels = rng.normal(size=(6, 2)), np.array([0, 1, 1, 0, 0, 1])
-        own, mine = (
+        inputs, targets = (
             {i: rng.normal(size=(5, 2)) for i in "01"},
             {"0": np.array([0, 0, 1, 0, 1]), "1": np.array([1, 1, 0, 1, 1])},
         )
@@ -56,20 +56,22 @@ def test_transfer_and_a_round_of_two_linear_nodes(consensus):
         for i in "01":
             net = nn.Linear(2, 2, bias=False)
             net.weight.data = torch.tensor(w[i].copy())
-            clients.append(node(i, owners, rows, None, net, trains_on=Rows(torch.tensor(own[i]), torch.tensor(mine[i]))))
+            clients.append(
+                node(i, owners, rows, None, net, trains_on=Rows(torch.tensor(inputs[i]), torch.tensor(targets[i])))
+            )
             clients[-1].seeds = seeds(rows, owners, classes=2)
         settings = {"batch_size": 100, "public_batch": 6, "transfer_epochs": 1, "digest_steps": 2, "local_steps": 1}
         algorithm = FedMD(**settings, consensus=consensus).algorithm()
-        federation(algorithm, clients, rounds=1, start=agreed(owners, 2))
+        federation(algorithm, clients, rounds=1, start=make_agreed_state(owners, 2))
 
         for i in "01":
-            w[i] = learned(learned(w[i], public, labels), own[i], mine[i])
-        said = softmax if consensus == "posteriors" else np.asarray
-        mean = np.mean([said(public @ w[i].T).astype(np.float32) for i in "01"], axis=0)
+            w[i] = learned(learned(w[i], public, labels), inputs[i], targets[i])
+        transform = softmax if consensus == "posteriors" else np.asarray
+        mean = np.mean([transform(public @ w[i].T).astype(np.float32) for i in "01"], axis=0)
         for i in "01":
             for _ in range(2):
-                w[i] = digested(w[i], public, said, mean)
-            w[i] = learned(w[i], own[i], mine[i])
+                w[i] = digested(w[i], public, transform, mean)
+            w[i] = learned(w[i], inputs[i], targets[i])
         for client in clients:
             weight = client.nets["personal"].weight.detach().numpy()
             assert np.abs(weight - w[client.id]).max() < 1e-7  # what is said crosses as float32
@@ -77,8 +79,8 @@ def test_transfer_and_a_round_of_two_linear_nodes(consensus):
         torch.set_default_dtype(torch.float32)
 
 
-def test_a_client_with_steps_of_its_own_transfers_as_all_do():
-    """Its settings are of rounds; the start has epochs of its own."""
+def test_a_client_with_own_local_steps_transfers_like_all_clients():
+    """Local steps are a setting of rounds; the start phase counts its own epochs."""
     rows = Rows(torch.randn(12, 2), torch.arange(12) % 2)
     one = node("0", {"0": range(12)}, rows, None, nn.Linear(2, 2), trains_on=rows)
     one.settings = {"local_steps": 2, "batch_size": 4}
@@ -93,7 +95,7 @@ def test_posteriors_need_classes():
 
 
 @pytest.mark.parametrize("spoil", [lambda p: p * 2, lambda p: -p, lambda p: p * torch.nan])
-def test_what_are_no_posteriors_is_left_out_and_its_sender_named(spoil):
+def test_invalid_posteriors_are_left_out_and_their_sender_named(spoil):
     """A consensus of posteriors is a posterior: one that says 1e30 would be the mean of all."""
     settings = {"batch_size": 8, "public_batch": 6, "local_steps": 1, "consensus": "posteriors"}
 

@@ -32,13 +32,13 @@ def linear(w):
 
 def one_step_clients(algorithm, **changes):
     """All of a client's rows in one batch, plain SGD: a round is one gradient step."""
-    made = []
+    clients = []
     for i in X:
         nets = {"meme": linear(SHARED)} | ({"personal": linear(OWN[i])} if "personal" in algorithm.scores else {})
         optimizers = {k: torch.optim.SGD(m.parameters(), lr=0.0) for k, m in nets.items()}
         data = {"private": Rows(torch.tensor(X[i]), torch.tensor(Y[i]))}
-        made.append(Client(i, nets, optimizers, data, rate=LR, shared=("weight",), **changes))
-    return made
+        clients.append(Client(i, nets, optimizers, data, rate=LR, shared=("weight",), **changes))
+    return clients
 
 
 def softmax(z):
@@ -63,14 +63,14 @@ def test_a_round_of_fml(t):
     alpha, beta = 0.3, 0.6
     algorithm = FML(alpha=alpha, beta=beta, temperature=t, local_epochs=1, batch_size=8).algorithm()
     clients = one_step_clients(algorithm)
-    got = federation(algorithm, clients, rounds=1, start={"weight": torch.tensor(SHARED)})
+    shared_state = federation(algorithm, clients, rounds=1, start={"weight": torch.tensor(SHARED)})
     memes = []
     for c in clients:
         x, y, personal_weight = X[c.id], Y[c.id], OWN[c.id]
         memes.append(SHARED - LR * gradient(x, y, SHARED, personal_weight, beta, t))
         personal = personal_weight - LR * gradient(x, y, personal_weight, SHARED, alpha, t)
         assert np.abs(c.nets["personal"].weight.detach().numpy() - personal).max() < 1e-12
-    assert np.abs(got["weight"].numpy() - (memes[0] + memes[1]) / 2).max() < 1e-12
+    assert np.abs(shared_state["weight"].numpy() - (memes[0] + memes[1]) / 2).max() < 1e-12
 
 
 @pytest.mark.parametrize(("weighting", "shares"), [("samples", (2 / 5, 3 / 5)), ("uniform", (1 / 2, 1 / 2))])
@@ -82,8 +82,8 @@ def test_a_round_of_fedavg(weighting, shares):
 
 
 @pytest.mark.parametrize("rule", ["median", "trimmed-mean"])
-def test_the_rules_but_the_mean_ask_nobody_how_many_examples_it_has(rule):
-    """Of two copies each is their plain mean, whatever n_k is."""
+def test_only_the_mean_asks_for_the_number_of_examples(rule):
+    """For two copies, median and trimmed mean equal the unweighted mean, whatever n_k is."""
     algorithm = FedAvg(weighting="samples", aggregate=Aggregation(rule), local_epochs=1, batch_size=8).algorithm()
     start = {"weight": torch.tensor(SHARED)}
     assert algorithm.phases[0].leaves(start).keys() == {"weight"}
@@ -96,12 +96,12 @@ def test_two_epochs_of_fedprox():
     """The pull mu (w - w_t) is zero in the first step and not in the second."""
     mu = 0.7
     algorithm = FedProx(mu=mu, weighting="uniform", local_epochs=2, batch_size=8).algorithm()
-    got = federation(algorithm, one_step_clients(algorithm), rounds=1, start={"weight": torch.tensor(SHARED)})
+    shared_state = federation(algorithm, one_step_clients(algorithm), rounds=1, start={"weight": torch.tensor(SHARED)})
     copies = []
     for i in X:
         w = SHARED - LR * gradient(X[i], Y[i], SHARED)
         copies.append(w - LR * (gradient(X[i], Y[i], w) + mu * (w - SHARED)))
-    assert np.abs(got["weight"].numpy() - (copies[0] + copies[1]) / 2).max() < 1e-12
+    assert np.abs(shared_state["weight"].numpy() - (copies[0] + copies[1]) / 2).max() < 1e-12
 
 
 def test_a_clients_own_alpha_and_a_schedule():
@@ -110,13 +110,16 @@ def test_a_clients_own_alpha_and_a_schedule():
     clients = one_step_clients(algorithm)
     clients[1].settings = {"alpha": 1.0}
     federation(algorithm, clients, rounds=3, start={"weight": torch.tensor(SHARED)})
-    shared, own = SHARED, dict(OWN)
+    shared, personal_weights = SHARED, dict(OWN)
     for a in (1.0, 0.5, 0.0):
         memes = [shared - LR * gradient(X[i], Y[i], shared) for i in X]
-        own = {i: own[i] - LR * gradient(X[i], Y[i], own[i], shared, a if i == "0" else 1.0) for i in X}
+        personal_weights = {
+            i: personal_weights[i] - LR * gradient(X[i], Y[i], personal_weights[i], shared, a if i == "0" else 1.0)
+            for i in X
+        }
         shared = (memes[0] + memes[1]) / 2
     for c in clients:
-        assert np.abs(c.nets["personal"].weight.detach().numpy() - own[c.id]).max() < 1e-12
+        assert np.abs(c.nets["personal"].weight.detach().numpy() - personal_weights[c.id]).max() < 1e-12
 
 
 def test_lr_schedule_moves_the_step():

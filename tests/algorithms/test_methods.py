@@ -7,7 +7,7 @@ from torch import nn
 
 from fedmutual.algorithms import APFL, Ditto, FedAvgFT, FedDF, FedKD, FedProto, FedRep, FedTGP, ProxyFL
 from fedmutual.algorithms.fedproto import EXAMPLES, PROTOTYPES
-from fedmutual.algorithms.peers import proxied
+from fedmutual.algorithms.peers import make_proxy_state
 from fedmutual.core import At, Bench, Client
 from toy import Rows, federation
 
@@ -36,17 +36,19 @@ def layer(w):
     return net
 
 
-def clients(algorithm, ids=tuple(X), shared=SHARED, own=OWN, home=()):
+def clients(algorithm, ids=tuple(X), shared=SHARED, personal_weights=OWN, home=()):
     """All of a client's rows in one batch, plain SGD: an epoch is one gradient step. Weights [C, F], or a list of layers."""
-    made = []
+    one_step_clients = []
     for i in ids:
-        nets = {} if "personal" not in algorithm.scores else {"personal": stacked(own[i])}
+        nets = {} if "personal" not in algorithm.scores else {"personal": stacked(personal_weights[i])}
         nets |= {"meme": stacked(shared)} if {"global", "proxy"} & set(algorithm.scores) else {}
         optimizers = {k: torch.optim.SGD(m.parameters(), lr=0.0) for k, m in nets.items()}
         data = {"private": Rows(torch.tensor(X[i]), torch.tensor(Y[i]))}
         crosses = tuple(k for k in nets["meme"].state_dict() if k not in home) if "meme" in nets else ()
-        made.append(Client(i, nets, optimizers, data, rate=LR, shared=crosses, proxy="proxy" in algorithm.scores))
-    return made
+        one_step_clients.append(
+            Client(i, nets, optimizers, data, rate=LR, shared=crosses, proxy="proxy" in algorithm.scores)
+        )
+    return one_step_clients
 
 
 def stacked(w):
@@ -81,7 +83,7 @@ def test_two_rounds_of_ditto():
     lam = 0.7
     algorithm = Ditto(lam=lam, **ONE | {"local_epochs": 2}).algorithm()
     ours = clients(algorithm)
-    got = federation(algorithm, ours, rounds=2, start=start())
+    shared_state = federation(algorithm, ours, rounds=2, start=start())
     w, v = SHARED, dict(OWN)
     for _ in range(2):
         copies = dict.fromkeys(X, w)
@@ -89,9 +91,9 @@ def test_two_rounds_of_ditto():
             copies = {i: c - LR * gradient(i, c) for i, c in copies.items()}
             v = {i: p - LR * (gradient(i, p) + lam * (p - w)) for i, p in v.items()}
         w = average(copies)
-    assert np.abs(got["weight"].numpy() - w).max() < 1e-12
-    for one in ours:
-        assert np.abs(weight(one.nets["personal"]) - v[one.id]).max() < 1e-12
+    assert np.abs(shared_state["weight"].numpy() - w).max() < 1e-12
+    for client in ours:
+        assert np.abs(weight(client.nets["personal"]) - v[client.id]).max() < 1e-12
 
 
 def test_two_rounds_of_fine_tuning():
@@ -121,7 +123,7 @@ def test_two_rounds_of_apfl(adaptive):
     """v <- v - lr a grad F(a v + (1 - a) w), as d(a v)/dv = a; adaptive: a <- a - lr <v - w, grad F(a v + (1 - a) w)>."""
     algorithm = APFL(mix=0.4, adaptive=adaptive, **ONE).algorithm()
     ours = clients(algorithm)
-    got = federation(algorithm, ours, rounds=2, start=start())
+    shared_state = federation(algorithm, ours, rounds=2, start=start())
     w, v, a = SHARED, dict(OWN), dict.fromkeys(X, 0.4)
     for _ in range(2):
         slopes = {i: ((v[i] - w) * gradient(i, a[i] * v[i] + (1 - a[i]) * w)).sum() for i in X}
@@ -129,11 +131,11 @@ def test_two_rounds_of_apfl(adaptive):
         v = {i: v[i] - LR * a[i] * gradient(i, a[i] * v[i] + (1 - a[i]) * w) for i in X}
         copies = {i: w - LR * gradient(i, w) for i in X}
         w = average(copies)
-    assert np.abs(got["weight"].numpy() - w).max() < 1e-12
-    for one in ours:
-        assert float(one.memory["mix"]) == pytest.approx(a[one.id], abs=1e-12)
-        mixture = a[one.id] * v[one.id] + (1 - a[one.id]) * copies[one.id]
-        assert np.abs(weight(one.nets["personal"]) - mixture).max() < 1e-12
+    assert np.abs(shared_state["weight"].numpy() - w).max() < 1e-12
+    for client in ours:
+        assert float(client.memory["mix"]) == pytest.approx(a[client.id], abs=1e-12)
+        mixture = a[client.id] * v[client.id] + (1 - a[client.id]) * copies[client.id]
+        assert np.abs(weight(client.nets["personal"]) - mixture).max() < 1e-12
     assert not adaptive or len(set(a.values())) == len(X)
 
 
@@ -154,15 +156,15 @@ def test_a_round_of_fedrep():
     """Two steps of the head with the body as received, then one of the body with the new head; heads stay."""
     algorithm = FedRep(head_epochs=2, **ONE).algorithm()
     ours = clients(algorithm, shared=[BODY, HEAD], home=("1.weight",))
-    got = federation(algorithm, ours, rounds=1, start={"0.weight": torch.tensor(BODY)})
+    shared_state = federation(algorithm, ours, rounds=1, start={"0.weight": torch.tensor(BODY)})
     bodies = {}
-    for one in ours:
+    for client in ours:
         head = HEAD
         for _ in range(2):
-            head = head - LR * halves(one.id, BODY, head)[0]
-        bodies[one.id] = BODY - LR * halves(one.id, BODY, head)[1]
-        assert np.abs(weight(one.nets["meme"][1]) - head).max() < 1e-12
-    assert np.abs(got["0.weight"].numpy() - average(bodies)).max() < 1e-12
+            head = head - LR * halves(client.id, BODY, head)[0]
+        bodies[client.id] = BODY - LR * halves(client.id, BODY, head)[1]
+        assert np.abs(weight(client.nets["meme"][1]) - head).max() < 1e-12
+    assert np.abs(shared_state["0.weight"].numpy() - average(bodies)).max() < 1e-12
 
 
 def own_prototypes(i, body):
@@ -179,8 +181,8 @@ def test_two_rounds_of_fedproto(weighting):
     algorithm = FedProto(proto_lam=lam, proto_weighting=weighting, **ONE).algorithm()
     Y["1"] = np.ones(3, dtype=int)  # a client without the class 0
     try:
-        ours = clients(algorithm, own=personal_weights)
-        got = federation(algorithm, ours, rounds=2, start=algorithm.begins(stacked([BODY, HEAD]), 2))
+        ours = clients(algorithm, personal_weights=personal_weights)
+        shared_state = federation(algorithm, ours, rounds=2, start=algorithm.begins(stacked([BODY, HEAD]), 2))
         prototypes, known = np.zeros((2, 3)), np.zeros(2)
         for _ in range(2):
             sent = {}
@@ -193,8 +195,8 @@ def test_two_rounds_of_fedproto(weighting):
             prototypes, known = prototypes / shares.sum(0)[:, None], (shares.sum(0) > 0).astype(float)
     finally:
         Y["1"] = y
-    assert np.abs(got[PROTOTYPES].numpy() - prototypes).max() < 1e-6  # they cross as float32
-    assert got[EXAMPLES].tolist() == ([2, 6] if weighting == "samples" else [2, 3])
+    assert np.abs(shared_state[PROTOTYPES].numpy() - prototypes).max() < 1e-6  # they cross as float32
+    assert shared_state[EXAMPLES].tolist() == ([2, 6] if weighting == "samples" else [2, 3])
     for one in ours:
         for k in range(2):
             assert np.abs(weight(one.nets["personal"][k]) - personal_weights[one.id][k]).max() < 1e-6
@@ -205,10 +207,10 @@ def test_features_of_another_size_are_means_over_neighbours():
     rng = np.random.default_rng(0)
     body, head = rng.normal(size=(6, 2)), rng.normal(size=(2, 6))
     algorithm = FedProto(proto_size=3, **ONE).algorithm()
-    (one,) = clients(algorithm, ids=("0",), own={"0": [body, head]})
-    got = federation(algorithm, [one], rounds=1, start=algorithm.begins(stacked([body, head]), 2))
-    found, _ = own_prototypes("0", weight(one.nets["personal"][0]))
-    assert np.abs(got[PROTOTYPES].numpy() - found.reshape(2, 3, 2).mean(-1)).max() < 1e-6
+    (client,) = clients(algorithm, ids=("0",), personal_weights={"0": [body, head]})
+    shared_state = federation(algorithm, [client], rounds=1, start=algorithm.begins(stacked([body, head]), 2))
+    expected, _ = own_prototypes("0", weight(client.nets["personal"][0]))
+    assert np.abs(shared_state[PROTOTYPES].numpy() - expected.reshape(2, 3, 2).mean(-1)).max() < 1e-6
 
 
 def test_the_server_of_fedtgp_takes_a_step():
@@ -229,7 +231,7 @@ def test_the_server_of_fedtgp_takes_a_step():
     server = {f"tgp.{k}": torch.tensor(v).float() for k, v in names.items()}
     server |= {PROTOTYPES: torch.zeros(3, 2).float(), EXAMPLES: torch.zeros(3, dtype=torch.int64)}
     phase = FedTGP(server_epochs=1, server_lr=0.1, batch_size=4, margin=100.0)
-    got = phase.receive(server, replies, At(0, 0, 1))
+    new_state = phase.receive(server, replies, At(0, 0, 1))
 
     means = np.array([[0.5, 0.25], [3.0, 4.0], [-2.0, 1.0]])
     gaps = np.linalg.norm(means[:, None] - means, axis=-1) + np.diag([np.inf] * 3)
@@ -243,10 +245,10 @@ def test_the_server_of_fedtgp_takes_a_step():
     steps = {"embedding": dh @ h, "hidden.weight": dh.T @ e, "hidden.bias": dh.sum(0)}
     steps |= {"output.weight": dp.T @ hidden, "output.bias": dp.sum(0)}
     e, h, b, o, c = (v - 0.1 * steps[k] for k, v in names.items())
-    assert np.abs(got[PROTOTYPES].numpy() - (np.maximum(e @ h.T + b, 0) @ o.T + c)).max() < 1e-5
-    assert got[EXAMPLES].tolist() == [1, 1, 1]
+    assert np.abs(new_state[PROTOTYPES].numpy() - (np.maximum(e @ h.T + b, 0) @ o.T + c)).max() < 1e-5
+    assert new_state[EXAMPLES].tolist() == [1, 1, 1]
     for k, v in zip(names, (e, h, b, o, c), strict=True):
-        assert np.abs(got[f"tgp.{k}"].numpy() - v).max() < 1e-5
+        assert np.abs(new_state[f"tgp.{k}"].numpy() - v).max() < 1e-5
 
 
 def test_prototypes_of_fedtgp_move_apart():
@@ -264,10 +266,10 @@ def test_prototypes_of_fedtgp_move_apart():
     assert losses[1] < losses[0]
 
 
-def fedkd_loss(i, own, shared):
+def fedkd_loss(i, mentor, mentee):
     """The four terms of FedKD in their order, of a mentor and a mentee of two linear layers."""
     z, h = {}, {}
-    for name, (body, head) in (("t", own), ("s", shared)):
+    for name, (body, head) in (("t", mentor), ("s", mentee)):
         h[name] = X[i] @ body.T
         z[name] = h[name] @ head.T
     p = {k: softmax(v) for k, v in z.items()}
@@ -299,26 +301,28 @@ def test_a_round_of_fedkd():
     personal_weights = {i: [BODY + 0.1 * k, HEAD - 0.1 * k] for k, i in enumerate(X)}
     wide = [np.random.default_rng(5).normal(size=(3, 2)) / 2, np.random.default_rng(6).normal(size=(2, 3)) / 2]
     algorithm = FedKD(rank=0.5, **ONE).algorithm()
-    ours = clients(algorithm, shared=wide, own=personal_weights)
-    begun = {f"{k}.weight": torch.tensor(w) for k, w in enumerate(wide)}
-    assert algorithm.phases[0].leaves(begun) == {
+    ours = clients(algorithm, shared=wide, personal_weights=personal_weights)
+    first_state = {f"{k}.weight": torch.tensor(w) for k, w in enumerate(wide)}
+    assert algorithm.phases[0].leaves(first_state) == {
         **{f"left.{k}.weight": (torch.float64, s) for k, s in enumerate([(3, 1), (2, 1)])},
         **{f"right.{k}.weight": (torch.float64, s) for k, s in enumerate([(1, 2), (1, 3)])},
     }
-    got = federation(algorithm, ours, rounds=1, start=begun)
+    shared_state = federation(algorithm, ours, rounds=1, start=first_state)
     learned = []
-    for one in ours:
-        mentor, mentee = [w.copy() for w in personal_weights[one.id]], [w.copy() for w in wide]
-        steps = numeric(lambda: sum(fedkd_loss(one.id, mentor, mentee)), [*mentor, *mentee])  # noqa: B023
+    for client in ours:
+        mentor, mentee = [w.copy() for w in personal_weights[client.id]], [w.copy() for w in wide]
+        steps = numeric(lambda: sum(fedkd_loss(client.id, mentor, mentee)), [*mentor, *mentee])  # noqa: B023
         for k in range(2):
-            assert np.abs(weight(one.nets["personal"][k]) - (mentor[k] - LR * steps[k])).max() < 1e-8
+            assert np.abs(weight(client.nets["personal"][k]) - (mentor[k] - LR * steps[k])).max() < 1e-8
         learned.append([])
         for k in range(2):
             u, s, v = np.linalg.svd(-LR * steps[2 + k], full_matrices=False)
             learned[-1].append(s[0] * np.outer(u[:, 0], v[0]))
-        assert not any(name.startswith("w.") for name in one.memory)
+        assert not any(name.startswith("w.") for name in client.memory)
     for k in range(2):
-        assert np.abs(got[f"{k}.weight"].numpy() - (wide[k] + np.mean([m[k] for m in learned], axis=0))).max() < 1e-7
+        assert (
+            np.abs(shared_state[f"{k}.weight"].numpy() - (wide[k] + np.mean([m[k] for m in learned], axis=0))).max() < 1e-7
+        )
 
 
 def test_two_rounds_of_proxyfl():
@@ -328,22 +332,22 @@ def test_two_rounds_of_proxyfl():
         ids = ("0", "1", "2", "3")
         personal_weights = OWN | {"3": SHARED}
         algorithm = ProxyFL(alpha=1, beta=1, own_share=a, **ONE).algorithm()
-        ours = clients(algorithm, ids=ids, own=personal_weights)
-        got = federation(algorithm, ours, rounds=2, start=proxied(ids, 2, start()))
+        ours = clients(algorithm, ids=ids, personal_weights=personal_weights)
+        shared_state = federation(algorithm, ours, rounds=2, start=make_proxy_state(ids, 2, start()))
         theta = dict.fromkeys(ids, SHARED)
         for hop in (1, 2):
             theta = {i: t - LR * gradient(i, t) for i, t in theta.items()}
             theta = {i: a * theta[i] + (1 - a) * theta[ids[(k - hop) % 4]] for k, i in enumerate(ids)}
-        for one in ours:
-            personal = personal_weights[one.id]
+        for client in ours:
+            personal = personal_weights[client.id]
             for _ in range(2):
-                personal = personal - LR * gradient(one.id, personal)
-            assert np.abs(weight(one.nets["meme"]) - theta[one.id]).max() < 1e-12
-            assert np.abs(weight(one.nets["personal"]) - personal).max() < 1e-12
-            assert float(one.memory["mass"]) == 1.0
+                personal = personal - LR * gradient(client.id, personal)
+            assert np.abs(weight(client.nets["meme"]) - theta[client.id]).max() < 1e-12
+            assert np.abs(weight(client.nets["personal"]) - personal).max() < 1e-12
+            assert float(client.memory["mass"]) == 1.0
     finally:
         del X["3"], Y["3"]
-    assert not [k for k in got if "/" in k], "the relay forgets what it forwarded"
+    assert not [k for k in shared_state if "/" in k], "the relay forgets what it forwarded"
 
 
 def test_a_lost_proxy_weighs_less_from_then_on():
@@ -378,7 +382,7 @@ def test_the_server_of_feddf_takes_two_steps():
     bench = Bench(layer(np.zeros((2, 2))), Rows(torch.tensor(public), torch.zeros(3).long()))
     phase = FedDF(distill_steps=2, distill_batch=3, distill_lr=0.05, bench=bench)
     replies = {i: {"weight": torch.tensor(OWN[i]), "n_k": torch.tensor(n)} for i, n in zip(X, (1, 2, 5), strict=True)}
-    got = phase.receive(start(), replies, At(0, 0, 1))["weight"].numpy()
+    new_weight = phase.receive(start(), replies, At(0, 0, 1))["weight"].numpy()
     teacher = softmax(np.mean([public @ OWN[i].T for i in X], axis=0))
     w, m, v = (OWN["0"] + 2 * OWN["1"] + 5 * OWN["2"]) / 8, 0.0, 0.0
     for t in range(2):
@@ -386,4 +390,4 @@ def test_the_server_of_feddf_takes_two_steps():
         m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
         rate = 0.05 * (1 + np.cos(np.pi * t / 2)) / 2
         w = w - rate * (m / (1 - 0.9 ** (t + 1))) / (np.sqrt(v / (1 - 0.999 ** (t + 1))) + 1e-8)
-    assert np.abs(got - w).max() < 1e-10
+    assert np.abs(new_weight - w).max() < 1e-10

@@ -28,17 +28,17 @@ QUICK = ("--examples", "20,40", "--seeds", 2)
 
 
 @pytest.fixture(scope="module")
-def kept(tmp_path_factory):
+def trained_runs(tmp_path_factory):
     """A folder for what is trained once, and copied."""
     return tmp_path_factory.mktemp("kept")
 
 
 @pytest.fixture
-def run(small, cli, kept):
+def run(small, cli, trained_runs):
     """The folder of a finished run of three clients, and NEWCOMER.toml beside it."""
-    if not (kept / "r").exists():
-        assert cli("run", small, "--set", "rounds=2", "--out", kept / "r")[0] == 0
-    shutil.copytree(kept / "r", "r")
+    if not (trained_runs / "r").exists():
+        assert cli("run", small, "--set", "rounds=2", "--out", trained_runs / "r")[0] == 0
+    shutil.copytree(trained_runs / "r", "r")
     Path("n.toml").write_text(NEWCOMER)
     return Path("r")
 
@@ -68,14 +68,14 @@ def test_every_way_is_an_ordinary_run_and_the_others_are_not_touched(run, cli):
     assert folders == {f"{way}/{n}/{s}" for way in ("fml", "scratch", "fine-tune") for n in (20, 40) for s in (0, 1)}
     recorded = json.loads(Path("a/adapt.json").read_text())
     for way, network in (("fml", "cnn1"), ("scratch", "cnn1"), ("fine-tune", "mlp")):
-        done = fedmutual.Run(f"a/{way}/20/1")
+        way_run = fedmutual.Run(f"a/{way}/20/1")
         assert (
             recorded["networks"][way]
             == network
-            == json.loads((done.folder / "environment.json").read_text())["models"]["personal"]["0"]["name"]
+            == json.loads((way_run.folder / "environment.json").read_text())["models"]["personal"]["0"]["name"]
         )
-        assert recorded["accuracy"][way]["20"]["1"] == done.summary["personal"]["val_accuracy"]["last"]["mean"]
-        assert sum(json.loads((done.folder / "partition.json").read_text())["clients"]["0"]["counts"]["private"]) == 20
+        assert recorded["accuracy"][way]["20"]["1"] == way_run.summary["personal"]["val_accuracy"]["last"]["mean"]
+        assert sum(json.loads((way_run.folder / "partition.json").read_text())["clients"]["0"]["counts"]["private"]) == 20
     assert recorded["from"]["round"] == 2
     assert recorded["examples"]["40"] == {"training": 40, "validation": 359}
     assert fedmutual.Run("a/fml/20/0").config.algorithm == {"name": "fml", "alpha": 0.4, "beta": 0.7}
@@ -101,18 +101,18 @@ def test_a_way_starts_from_the_shared_model_or_from_nothing(run, cli):
     assert code == 0, err
     shared = state(run, 2, "server")
     for folder, half in (("a/fml/20/0", "server"), ("a/fml/20/0", "clients/0"), ("a/fine-tune/20/0", "clients/0")):
-        found = state(folder, 1, half)
-        assert found.keys() == shared.keys()
-        assert all(torch.equal(found[k], shared[k]) for k in shared), folder
+        first_state = state(folder, 1, half)
+        assert first_state.keys() == shared.keys()
+        assert all(torch.equal(first_state[k], shared[k]) for k in shared), folder
     scratch = state("a/scratch/20/0", 1)
     assert not any(torch.equal(scratch[k], shared[k]) for k in shared if k.endswith("weight"))
-    found = json.loads(Path("a/adapt.json").read_text())
-    untouched = found["as it is"]["20"]["0"]
-    assert untouched == found["accuracy"]["fml"]["20"]["0"] == found["accuracy"]["fine-tune"]["20"]["0"]
+    adaptation = json.loads(Path("a/adapt.json").read_text())
+    untouched = adaptation["as it is"]["20"]["0"]
+    assert untouched == adaptation["accuracy"]["fml"]["20"]["0"] == adaptation["accuracy"]["fine-tune"]["20"]["0"]
 
 
 def test_a_stopped_run_is_taken_on_from_its_last_saved_round(run, cli):
-    """What a stop leaves has no summary.json."""
+    """A stopped run has no summary.json."""
     (run / "summary.json").unlink()
     code, _, err = adapt(cli, "--examples", "20", "--seeds", 1)
     assert code == 0, err
@@ -242,11 +242,11 @@ def digits(file, wanted, name="{}"):
 
 
 @pytest.fixture
-def parts(tmp_path, monkeypatch, cli, kept):
+def parts(tmp_path, monkeypatch, cli, trained_runs):
     """The folders of two runs that share a part, `fml` and `fedavg`, and new.npz with other classes."""
     monkeypatch.chdir(tmp_path)
-    if (kept / "parts").exists():
-        shutil.copytree(kept / "parts", tmp_path, dirs_exist_ok=True)
+    if (trained_runs / "parts").exists():
+        shutil.copytree(trained_runs / "parts", tmp_path, dirs_exist_ok=True)
         return
     digits("low.npz", range(5))
     digits("high.npz", range(4, 10))
@@ -254,26 +254,26 @@ def parts(tmp_path, monkeypatch, cli, kept):
     Path("part.toml").write_text(PART)
     for name in ("fml", "fedavg"):
         assert cli("run", "part.toml", "--set", f"algorithm.name={name}", "--out", name)[0] == 0
-    shutil.copytree(tmp_path, kept / "parts")
+    shutil.copytree(tmp_path, trained_runs / "parts")
 
 
 TO_A_PART = NEWCOMER.replace('name = "digits"', 'name = "npz", root = "new.npz"')
 STILL = ("--set", "optimizer.lr=0", "--rounds", 1, "--examples", "30", "--seeds", 1)
 
 
-def test_a_newcomer_to_a_shared_part_has_outputs_of_its_own(parts, cli):
+def test_a_newcomer_to_a_shared_part_has_its_own_outputs(parts, cli):
     Path("n.toml").write_text(TO_A_PART + 'model = { personal = "mlp" }\n')
     code, out, err = cli("adapt", "fml", "--data", "n.toml", "--fedavg", "fedavg", "--out", "a", *STILL)
     assert code == 0, err
     assert "as it is" not in out
     for way, source in (("fml", "fml"), ("fine-tune", "fedavg")):
-        shared, found = state(source, 1, "server"), load_file(f"a/{way}/30/0/server/round-1.safetensors")
-        assert found.keys() == shared.keys()
-        assert all(torch.allclose(found[k], shared[k]) for k in shared), way
+        shared, newcomer_state = state(source, 1, "server"), load_file(f"a/{way}/30/0/server/round-1.safetensors")
+        assert newcomer_state.keys() == shared.keys()
+        assert all(torch.allclose(newcomer_state[k], shared[k]) for k in shared), way
         assert fedmutual.Run(f"a/{way}/30/0").meme("0")(torch.zeros(1, 1, 8, 8)).shape == (1, 3)
-    found = json.loads(Path("a/adapt.json").read_text())
-    assert found["networks"] == {"fml": "mlp", "scratch": "mlp", "fine-tune": "cnn1"}
-    assert all(found["accuracy"][way]["30"]["0"] > 0 for way in found["accuracy"])
+    adaptation = json.loads(Path("a/adapt.json").read_text())
+    assert adaptation["networks"] == {"fml": "mlp", "scratch": "mlp", "fine-tune": "cnn1"}
+    assert all(adaptation["accuracy"][way]["30"]["0"] > 0 for way in adaptation["accuracy"])
 
 
 def test_a_newcomer_to_a_shared_part_chooses_its_adaptor(parts, cli):
@@ -336,14 +336,14 @@ def test_a_newcomer_to_a_shared_part_brings_its_own_kind_of_data(parts, cli):
         ("part = 3", "key 'model.part'"),
     ],
 )
-def test_what_a_run_says_of_its_part_is_not_contradicted(parts, cli, model, sentence):
+def test_a_newcomer_file_must_agree_with_the_part_of_the_run(parts, cli, model, sentence):
     Path("n.toml").write_text(f"{TO_A_PART}model = {{ {model} }}\n")
     code, _, err = cli("adapt", "fml", "--data", "n.toml", "--out", "a", *STILL)
     assert code == 2
     assert sentence in err
 
 
-def test_a_size_that_there_is_not_is_left_out(run, cli):
+def test_a_size_above_the_available_examples_is_left_out(run, cli):
     code, _, err = adapt(cli, "--examples", "20,5000,all", "--seeds", 1, "--set", "rounds=1")
     assert code == 0, err
     assert "there are 1438 training examples, so --examples 5000 is left out" in err
@@ -417,21 +417,21 @@ def test_a_run_that_shares_nothing_has_nothing_to_adapt(run, small, cli):
 
 
 def test_what_is_unfinished_is_not_shown(run, cli):
-    from fedmutual.report import adapted
+    from fedmutual.report import summarise_adaptation
 
     adapt(cli, "--examples", "20", "--seeds", 1)
     recorded = json.loads(Path("a/adapt.json").read_text())
     Path("a/adapt.json").write_text(json.dumps({k: recorded[k] for k in ("format", "from", "fine-tuned")}))
     with pytest.raises(fedmutual.RunError, match="a: the adaptation there is not finished"):
-        adapted(Path("a"))
+        summarise_adaptation(Path("a"))
     shutil.rmtree("a")
     with pytest.raises(fedmutual.RunError, match="there is no such file"):
-        adapted(Path("a"))
+        summarise_adaptation(Path("a"))
 
 
 def test_at_alpha_equal_beta_two_equal_nets_teach_each_other_nothing_in_round_one(run, cli):
     """KL and its gradient are 0, so mutual learning from the server's model is fine-tuning at alpha times the rate."""
-    same = (
+    options = (
         "--examples",
         "40",
         "--seeds",
@@ -443,7 +443,7 @@ def test_at_alpha_equal_beta_two_equal_nets_teach_each_other_nothing_in_round_on
         "--set",
         "algorithm.beta=0.4",
     )
-    assert adapt(cli, *same, out="mutual")[0] == 0
-    assert adapt(cli, *same, "--set", "optimizer.lr=0.02", out="tuned")[0] == 0
+    assert adapt(cli, *options, out="mutual")[0] == 0
+    assert adapt(cli, *options, "--set", "optimizer.lr=0.02", out="tuned")[0] == 0
     mutual, tuned = state("mutual/fml/40/0", 1), state("tuned/fine-tune/40/0", 1)
     assert all(torch.allclose(mutual[k], tuned[k], atol=1e-6) for k in tuned)

@@ -60,7 +60,7 @@ def test_a_file_with_a_byte_order_mark_is_read(small, cli):
     assert cli("data", "check", small)[0] == 0
 
 
-def test_an_extra_that_is_not_there_is_said_before_the_folder_is_made(small, cli, monkeypatch):
+def test_a_missing_extra_is_an_error_before_the_folder_is_made(small, cli, monkeypatch):
     monkeypatch.setattr("fedmutual.rundir.trackers.find_spec", lambda name: None)
     code, _, err = cli("run", small, "--set", "records.tensorboard=true")
     assert (code, "key 'records.tensorboard' needs the package 'tensorboard'" in err) == (2, True), err
@@ -115,7 +115,7 @@ def test_a_compare_with_a_key_that_no_method_has_or_that_is_out_of_range(small, 
 
 @pytest.mark.parametrize("key", ["alpha", "mu"])
 def test_a_compare_with_a_key_of_a_method_that_is_not_compared(small, cli, key):
-    """Also where it is the file's own method, alpha's fml: what has no effect is refused."""
+    """A key without effect is refused, also alpha of the file's own algorithm, fml."""
     code, _, err = cli("compare", small, "--methods", "fedavg,independent", "--set", f"algorithm.{key}=0.1")
     owner = {"alpha": "fml and proxyfl", "mu": "fedprox"}[key]
     sentence = f"key 'algorithm.{key}' is a setting of {owner}, and the methods are fedavg, independent; remove it"
@@ -140,7 +140,7 @@ def test_a_run_of_another_configuration_is_found_before_the_first_is_trained(sma
 
 
 def test_a_page_over_another_file(small, cli):
-    """What a page may replace is a page."""
+    """A page replaces only another page."""
     cli("run", small, "--set", "rounds=1")
     config = small.parent / "runs/small/config.toml"
     before = config.read_bytes()
@@ -195,7 +195,7 @@ def test_a_diverging_client_stops_the_run_and_the_last_good_state_is_kept(small,
     assert "stopped in round 3: Diverged" in (folder / "log.txt").read_text()
 
 
-def test_a_comparison_says_which_of_its_runs_diverged(small, cli):
+def test_a_comparison_names_its_diverged_runs(small, cli):
     rate = 'optimizer.lr={ start = 0.01, end = 1e30, shape = "step" }'
     code, _, err = cli("compare", small, "--methods", "fedavg,fml", "--seeds", 1, "--set", "rounds=2", "--set", rate)
     assert code == 3
@@ -238,7 +238,7 @@ def test_a_foreign_checkpoint(small, cli):
 
 
 def test_a_server_state_that_another_version_kept(small, cli):
-    """Else a run goes on without what all must know, and ends in numbers that mean nothing."""
+    """Otherwise a run would continue without the shared facts and end in meaningless numbers."""
     path = stopped(small, cli) / "server/round-2.safetensors"
     tensors, about = read_tensors(path)
     lost = sorted(tensors)[0]
@@ -282,9 +282,9 @@ def test_other_data_than_the_run_was_started_with(small, cli):
 
 
 @pytest.mark.parametrize(
-    ("signal", "expected", "how"), [("SIGINT", 130, "stopped by hand"), ("SIGTERM", 143, "told to stop")]
+    ("signal", "expected", "reason"), [("SIGINT", 130, "stopped by hand"), ("SIGTERM", 143, "told to stop")]
 )
-def test_a_stop_keeps_what_is_saved_and_says_how_to_go_on(small, cli, monkeypatch, signal, expected, how):
+def test_a_stop_keeps_what_is_saved_and_says_how_to_go_on(small, cli, monkeypatch, signal, expected, reason):
     from fedmutual.engines import loop
 
     real, calls = loop.participate, []
@@ -304,7 +304,7 @@ def test_a_stop_keeps_what_is_saved_and_says_how_to_go_on(small, cli, monkeypatc
         signals.signal(signals.SIGINT, ours)
     assert signals.getsignal(signals.SIGTERM) == before
     assert code == expected
-    assert err.splitlines()[-1].startswith(f"error: {how}; saved rounds are kept; resume with: ")
+    assert err.splitlines()[-1].startswith(f"error: {reason}; saved rounds are kept; resume with: ")
     command = shlex.split(err.split("resume with: ")[1])
     assert command == ["fedmutual", "run", str(small), "--out", "runs/small", "--resume"]
     assert json.loads((small.parent / "runs/small/checkpoint.json").read_text())["round"] == 1

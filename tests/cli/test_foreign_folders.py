@@ -18,7 +18,7 @@ from fedmutual import models, module_files, recorded_code
 from fedmutual.config import read_tables
 from fedmutual.core import At
 from fedmutual.errors import ConfigError
-from fedmutual.recorded_code import trusting
+from fedmutual.recorded_code import set_trust
 
 NET = """
 from pathlib import Path
@@ -42,7 +42,7 @@ engine = { device = "cpu" }
 
 
 @pytest.fixture
-def here(small, monkeypatch):
+def user_folder(small, monkeypatch):
     """The user's folder: my_net.py leaves a mark whenever it is imported, and three.png is an image to predict."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     write_net(small.parent)
@@ -63,10 +63,10 @@ def forget() -> None:
 
 def was_imported(folder: Path) -> bool:
     """Whether the module was imported since the last call."""
-    found = (folder / "mark").exists()
+    is_imported = (folder / "mark").exists()
     (folder / "mark").unlink(missing_ok=True)
     forget()
-    return found
+    return is_imported
 
 
 def run_own(cli, *more) -> None:
@@ -117,83 +117,83 @@ def refusal(answer: tuple[int, str, str]) -> str:
         (("data", "check", "r/config.toml"), {"data_name": "my_net:Net"}),
     ],
 )
-def test_code_that_a_run_folder_names_is_not_imported(here, cli, command, names):
+def test_code_that_a_run_folder_names_is_not_imported(user_folder, cli, command, names):
     """The module lies where the command runs, and the run never recorded it."""
     assert cli("run", "small.toml", "--set", "rounds=1", "--out", "r")[0] == 0
-    rename(here / "r", **names)
+    rename(user_folder / "r", **names)
     message = refusal(cli(*command))
-    assert not was_imported(here)
+    assert not was_imported(user_folder)
     assert "'my_net'" in message
     assert "was not recorded by this run" in message
 
 
-def test_a_run_that_is_gone_on_with_takes_no_name_from_its_folder(here, cli):
+def test_a_run_that_is_gone_on_with_takes_no_name_from_its_folder(user_folder, cli):
     """The user's own file is another configuration, which is found out without importing anything."""
     assert cli("run", "small.toml", "--set", "rounds=1", "--out", "r")[0] == 0
-    rename(here / "r", algorithm_name="my_net:Net")
+    rename(user_folder / "r", algorithm_name="my_net:Net")
     code, _, err = cli("run", "small.toml", "--set", "rounds=1", "--out", "r", "--resume")
     assert (code, "was started with another 'algorithm.name'" in err) == (2, True)
-    assert not was_imported(here)
+    assert not was_imported(user_folder)
 
 
-def test_a_run_is_read_in_python_without_its_code(here, cli):
+def test_a_run_is_read_in_python_without_its_code(user_folder, cli):
     """Whose models need that code are refused, and the user may trust it."""
     run_own(cli)
-    rename(here / "r", algorithm_name="my_net:Net")
-    (here / "my_net.py").write_text((here / "my_net.py").read_text() + "# changed\n")
+    rename(user_folder / "r", algorithm_name="my_net:Net")
+    (user_folder / "my_net.py").write_text((user_folder / "my_net.py").read_text() + "# changed\n")
     run = fedmutual.Run("r")
     assert run.summary["rounds"] == run.config.rounds == 1
-    assert not was_imported(here)
+    assert not was_imported(user_folder)
     with pytest.raises(ConfigError, match="has changed since this run recorded it"):
         run.personal_model("0")
-    assert not was_imported(here)
+    assert not was_imported(user_folder)
     assert fedmutual.Run("r", trust_code=True).personal_model("0")(torch.zeros(1, 1, 8, 8)).shape == (1, 10)
-    assert was_imported(here)
+    assert was_imported(user_folder)
 
 
-def test_the_users_own_module_is_taken_while_it_is_as_recorded(here, cli, tmp_path_factory, monkeypatch):
+def test_the_users_own_module_is_taken_while_it_is_as_recorded(user_folder, cli, tmp_path_factory, monkeypatch):
     """Only out of the folder where the user runs the command, and not once it has changed."""
     run_own(cli)
-    ask = ("predict", here / "r", here / "three.png", "--client", "0")
+    ask = ("predict", user_folder / "r", user_folder / "three.png", "--client", "0")
     assert cli(*ask)[0] == 0
-    assert was_imported(here)
+    assert was_imported(user_folder)
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     monkeypatch.chdir(elsewhere)
-    monkeypatch.setattr(sys, "path", [p for p in sys.path if p != str(here)])
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p != str(user_folder)])
     assert f"is not in the folder {elsewhere} where you run this" in refusal(cli(*ask))
-    monkeypatch.chdir(here)
-    write_net(here, "# changed\n")
+    monkeypatch.chdir(user_folder)
+    write_net(user_folder, "# changed\n")
     assert "has changed since this run recorded it" in refusal(cli(*ask))
-    assert not was_imported(here)
+    assert not was_imported(user_folder)
     assert cli(*ask, "--trust-code")[0] == 0
-    assert was_imported(here)
+    assert was_imported(user_folder)
 
 
-def test_a_module_inside_the_run_folder_is_the_run_folders(here, cli, monkeypatch):
+def test_a_module_inside_the_run_folder_is_the_run_folders(user_folder, cli, monkeypatch):
     """Whoever made the folder chose its digest, too."""
     run_own(cli)
     shutil.move("my_net.py", "r/my_net.py")
-    monkeypatch.chdir(here / "r")
+    monkeypatch.chdir(user_folder / "r")
     assert "which is part of the run folder itself" in refusal(cli("predict", ".", "../three.png", "--client", "0"))
-    assert not was_imported(here)
+    assert not was_imported(user_folder)
 
 
 @pytest.mark.parametrize(
     "name", ["json:loads", "os:system", "torch.hub:load", "no_such_module:Net", "..my_net:Net", "r.my_net:Net"]
 )
-def test_installed_code_is_not_taken_by_its_digest(here, cli, name):
+def test_installed_code_is_not_taken_by_its_digest(user_folder, cli, name):
     """Everybody can compute the digests of Python and of published packages."""
     assert cli("run", "small.toml", "--set", "rounds=1", "--out", "r")[0] == 0
     shutil.copy("my_net.py", "r/my_net.py")
-    rename(here / "r", model_shared=name)
+    rename(user_folder / "r", model_shared=name)
     environment = json.loads(Path("r/environment.json").read_text())
-    digests = {"json": module_files.digest(module_files.spec_on_path("json"))}
+    digests = {"json": module_files.digest(module_files.find_spec_on_path("json"))}
     Path("r/environment.json").write_text(json.dumps(environment | {"modules": digests}))
     assert "is not in the folder" in refusal(cli("predict", "r", "three.png"))
 
 
 def test_a_name_of_torchvision_is_a_network_or_nothing():
-    """Else any function of torchvision's would be called."""
+    """Otherwise any function of torchvision could be called."""
     with pytest.raises(ConfigError, match="torchvision has no network 'torchvision:set_image_backend'"):
         models.build("torchvision:set_image_backend", (3, 32, 32), 10, At(0, -1, 1).rng("any"))
 
@@ -207,18 +207,18 @@ def test_a_name_of_torchvision_is_a_network_or_nothing():
         ("sweep", "small.toml", "--set", "rounds=1", "--set", "optimizer.lr=0.1,0.2"),
     ],
 )
-def test_a_run_goes_on_with_the_code_that_it_was_begun_with(here, cli, command):
+def test_a_run_goes_on_with_the_code_that_it_was_begun_with(user_folder, cli, command):
     command = (*command, "--set", "model.personal=my_net:Net", "--out", "o")
     assert cli(*command)[0] == 0
     assert cli(*command, "--resume")[0] == 0
-    write_net(here, "# changed\n")
-    assert was_imported(here)
+    write_net(user_folder, "# changed\n")
+    assert was_imported(user_folder)
     message = refusal(cli(*command, "--resume"))
     assert "key 'model.personal': the code of the module 'my_net' has changed since this run recorded it" in message
     assert cli(*command, "--resume", "--trust-code")[0] == 0
 
 
-def test_a_run_without_recorded_code_is_gone_on_with_by_trust_alone(here, cli):
+def test_a_run_without_recorded_code_is_gone_on_with_by_trust_alone(user_folder, cli):
     """As an older version wrote it."""
     run_own(cli)
     environment = json.loads(Path("r/environment.json").read_text())
@@ -230,24 +230,24 @@ def test_a_run_without_recorded_code_is_gone_on_with_by_trust_alone(here, cli):
     assert "my_net" in json.loads(Path("r/environment.json").read_text())["modules"]
 
 
-def test_a_report_imports_nothing(here, cli):
+def test_a_report_imports_nothing(user_folder, cli):
     run_own(cli)
-    rename(here / "r", algorithm_name="my_net:Net", data_name="my_net:Net", model_shared="my_net:Net")
+    rename(user_folder / "r", algorithm_name="my_net:Net", data_name="my_net:Net", model_shared="my_net:Net")
     code, _, err = cli("report", "r", "-o", "page.html")
     assert (code, Path("page.html").is_file()) == (0, True), err
-    assert not was_imported(here)
+    assert not was_imported(user_folder)
 
 
-def test_the_digest_is_of_all_files_of_a_package(here, cli):
-    package = here / "my_nets"
+def test_the_digest_is_of_all_files_of_a_package(user_folder, cli):
+    package = user_folder / "my_nets"
     package.mkdir()
     (package / "__init__.py").write_text("from my_nets.inner import Net\n")
-    (package / "inner.py").write_text((here / "my_net.py").read_text())
-    digest = recorded_code.digests({"model": {"shared": "my_nets:Net"}})
-    assert digest == recorded_code.digests({"model": {"personal": ["mlp", "my_nets.inner:Net"]}})
+    (package / "inner.py").write_text((user_folder / "my_net.py").read_text())
+    digest = recorded_code.compute_digests({"model": {"shared": "my_nets:Net"}})
+    assert digest == recorded_code.compute_digests({"model": {"personal": ["mlp", "my_nets.inner:Net"]}})
     (package / "inner.py").write_text("# changed\n")
     assert digest.keys() == {"my_nets"}
-    assert digest != recorded_code.digests({"model": {"shared": "my_nets:Net"}})
+    assert digest != recorded_code.compute_digests({"model": {"shared": "my_nets:Net"}})
 
 
 def test_what_names_code_in_a_configuration():
@@ -258,7 +258,7 @@ def test_what_names_code_in_a_configuration():
         "model": {"shared": "torchvision:resnet18", "personal": ["mlp", "n:Net"], "adaptor": "h:head"},
         "clients": {"1": {"data": {"name": "d:load"}, "model": {"personal": "o:Net"}, "training": {"task": "u:T"}}},
     }
-    assert recorded_code.modules_named(tables) == {
+    assert recorded_code.list_named_modules(tables) == {
         "a.b": "algorithm.name",
         "t": "training.task",
         "n": "model.personal",
@@ -270,10 +270,10 @@ def test_what_names_code_in_a_configuration():
 
 
 def test_a_run_folder_names_no_cluster_to_join(tmp_path):
-    """Who runs a Ray cluster can run code in every process that joins it."""
+    """The owner of a Ray cluster can run code in every process that joins the cluster."""
     (tmp_path / "config.toml").write_text('[engine]\nname = "cluster"\naddress = "192.0.2.1:6379"\n')
     (tmp_path / "environment.json").write_text('{"format": 1}')
     with pytest.raises(ConfigError, match=r"key 'engine\.address' names the Ray cluster '192\.0\.2\.1:6379'.*--trust-code"):
         read_tables(tmp_path / "config.toml")
-    with trusting(True):
+    with set_trust(True):
         assert read_tables(tmp_path / "config.toml")["engine"]["address"] == "192.0.2.1:6379"

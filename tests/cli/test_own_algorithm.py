@@ -40,7 +40,7 @@ def settings(folder, hook, **changes):
 
 
 @pytest.fixture(autouse=True)
-def forgotten():
+def forget_module():
     """Each test has a module of its own under the one name."""
     yield
     sys.modules.pop("my_odd", None)
@@ -120,7 +120,7 @@ FC1 = "'features.fc1.weight'"
         ),
     ],
 )
-def test_what_a_hook_gives_that_cannot_be_used_is_said(small, cli, hook, sentence):
+def test_an_unusable_return_value_of_a_hook_is_an_error(small, cli, hook, sentence):
     code, _, err = cli("run", small, *settings(small.parent, hook))
     assert (code, failed(err)) == (2, WHO + sentence)
 
@@ -148,7 +148,7 @@ def test_what_the_server_remembers_beside_the_model_may_have_any_form():
         ("def __post_init__(self):\n    self.nowhere", "key 'algorithm': 'Odd' object has no attribute 'nowhere'"),
     ],
 )
-def test_an_algorithm_that_cannot_be_made_is_said_before_anything_is_written(small, cli, hook, sentence):
+def test_an_invalid_algorithm_is_an_error_before_anything_is_written(small, cli, hook, sentence):
     code, _, err = cli("run", small, *settings(small.parent, hook))
     assert code == 2
     assert sentence in failed(err)
@@ -187,7 +187,7 @@ def receive(self, server, replies, at):
 
 
 def test_a_server_may_remember_more_than_the_model(cli, small, monkeypatch):
-    """It is scored, saved, and given back all the same."""
+    """The model is still scored, saved and returned."""
     monkeypatch.chdir(small.parent)
     code, _, err = cli("run", small.name, *settings(small.parent, MOMENTUM, rounds=2), "--out", "run")
     assert code == 0, err

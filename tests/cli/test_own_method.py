@@ -11,11 +11,11 @@ import fedmutual
 from fedmutual.config import parse_config
 from fedmutual.files import read_json
 from fedmutual.report import write_report
-from fedmutual.report.accuracy import headline
-from fedmutual.report.comparison import comparisons
-from fedmutual.report.curves import pictures
+from fedmutual.report.accuracy import make_headline_table
+from fedmutual.report.comparison import make_comparisons
+from fedmutual.report.curves import make_pictures
 from fedmutual.report.decision import make_decision_table
-from fedmutual.report.tables import beyond_accuracy, clients, recall
+from fedmutual.report.tables import make_client_table, make_other_score_table, make_recall_table
 from fedmutual.report.verdicts import judge
 from fedmutual.rundir.recorded_run import read_runs
 from fedmutual.sites import contract as contracts
@@ -119,7 +119,7 @@ def test_a_class_with_the_hooks_of_fedavg_has_the_page_of_fedavg(folder, cli):
         (folder / "small.toml").write_text(momentum)
         code, _, err = cli("compare", "small.toml", "--methods", methods, "--seeds", 2, "--jobs", 1, *more)
         assert code == 0, err
-        (comparison,) = comparisons(read_runs(sorted(path.parent for path in Path(out).rglob("summary.json"))))
+        (comparison,) = make_comparisons(read_runs(sorted(path.parent for path in Path(out).rglob("summary.json"))))
         pages.append(describe_page(comparison))
     ours, theirs = pages
     assert [label for label, _ in ours["gain"]] == ["FML, personal", "FML, shared", "FedAvg"]
@@ -129,17 +129,19 @@ def test_a_class_with_the_hooks_of_fedavg_has_the_page_of_fedavg(folder, cli):
 
 def describe_page(comparison):
     """All that a page shows of the results of a comparison, without the seconds and the colours, which differ by method."""
-    for picture in pictures(comparison):
+    for picture in make_pictures(comparison):
         assert len({curve.slot for curve in picture.curves if not curve.style}) == len({c.method for c in picture.curves})
     decision = make_decision_table(comparison)
     return {
         "methods": [m.label for m in comparison.methods],
         "verdict": judge(comparison),
         "gain": [(u.label, u.name) for u in comparison.uses if u.method.federated],
-        "tables": [t(comparison) for t in (headline, clients, beyond_accuracy, recall)],
+        "tables": [
+            t(comparison) for t in (make_headline_table, make_client_table, make_other_score_table, make_recall_table)
+        ],
         "decision": [row[:-1] for row in decision.rows],
         "curves": [
-            (picture.title, [replace(curve, slot=0) for curve in picture.curves]) for picture in pictures(comparison)
+            (picture.title, [replace(curve, slot=0) for curve in picture.curves]) for picture in make_pictures(comparison)
         ],
     }
 
@@ -167,7 +169,7 @@ def test_a_class_declares_its_own_role(folder, cli):
         assert code == 0, err
     role = read_json(folder / "small" / "environment.json")["algorithm"]["role"]
     assert role == {"position": 0, "colour": 2, "reference": True, "federates": True}
-    (comparison,) = comparisons(read_runs([folder / "plain", folder / "small"]))
+    (comparison,) = make_comparisons(read_runs([folder / "plain", folder / "small"]))
     assert [m.label for m in comparison.methods] == ["Placed", "FedAvgM"]
     assert [m.label for m in comparison.references] == ["Placed"]
 

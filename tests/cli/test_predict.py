@@ -50,15 +50,15 @@ def digits(small, cli):
 
 
 def test_an_image_of_the_training_folder_becomes_the_training_tensor(pictures, monkeypatch):
-    seen = []
+    inputs = []
     answering = predict.choose_model(pictures.folder)
-    net = type("Spy", (torch.nn.Module,), {"forward": lambda self, x: (seen.append(x), answering.net(x))[1]})()
+    net = type("Spy", (torch.nn.Module,), {"forward": lambda self, x: (inputs.append(x), answering.net(x))[1]})()
     monkeypatch.setattr(predict, "choose_model", lambda *_, **__: answering._replace(net=net))
     rows = data.load(pictures.config).clients["1"].private
     x, _ = everything(rows)
     files = [rows.where(k) for k in range(len(rows))]
     fedmutual.predict(pictures.folder, files)
-    assert torch.equal(torch.cat(seen), x)
+    assert torch.equal(torch.cat(inputs), x)
 
 
 @pytest.mark.parametrize("client", [None, "1"])
@@ -85,7 +85,7 @@ def test_probabilities_are_those_of_another_decoder_and_the_weights_of_the_file(
     assert (line["model"], line["example"]) == (message, str(path))
 
 
-def test_a_person_reads_who_answered_and_the_next_classes(digits, cli):
+def test_the_terminal_shows_the_answering_model_and_the_next_classes(digits, cli):
     code, out, _ = cli("predict", digits, "three.png", "--client", 2)
     assert code == 0
     best = fedmutual.predict(digits, ["three.png"], "2")[0]
@@ -102,18 +102,18 @@ def test_a_model_file_is_read_with_its_run(digits, cli):
     )
     shutil.copy(digits / "server/round-1.safetensors", "alone.safetensors")
     shutil.copy(digits / "server/round-1.safetensors", digits / "server/round-9.safetensors")
-    for model, more, sentence in (
+    for model, options, sentence in (
         ("alone.safetensors", [], "alone.safetensors: is no model file in a run's folder"),
         (digits / "server/round-9.safetensors", [], "is not the saved round of"),
         (digits / "server/round-1.safetensors", ["--client", "1"], "the file already names the client; remove --client"),
         ("nowhere", [], "nowhere: is neither a run's folder nor a model file in a run's folder"),
     ):
-        code, out, err = cli("predict", model, "three.png", *more)
+        code, out, err = cli("predict", model, "three.png", *options)
         assert (code, out) == (2, ""), err
         assert sentence in err
 
 
-def test_who_has_no_model_of_its_own_is_served_by_the_shared_one(small, cli, digits):
+def test_a_client_without_a_personal_model_uses_the_shared_model(small, cli, digits):
     cli("run", small, "--set", "rounds=1", "--set", "algorithm.name=fedavg", "--out", "a")
     (prediction,) = fedmutual.predict("a", ["three.png"], "2")
     assert prediction.model == "shared model (mlp), round 1, for client '2', which has no personal model"
@@ -222,7 +222,7 @@ data = {{ mean = [{mean}], std = [0.4] }}
 
 
 @pytest.fixture
-def own(tmp_path, monkeypatch):
+def make_run(tmp_path, monkeypatch):
     """Make a run of two clients with data of their own, and rows to ask it about."""
     monkeypatch.chdir(tmp_path)
     digits = load_digits()
@@ -240,8 +240,8 @@ def own(tmp_path, monkeypatch):
     return make
 
 
-def test_who_keeps_a_part_is_served_by_its_own_fork(own):
-    run = own("fedavg", ', part = "features"')
+def test_a_client_that_keeps_a_part_uses_its_own_fork(make_run):
+    run = make_run("fedavg", ', part = "features"')
     (prediction,) = fedmutual.predict("o", ["new.npz"], "south")
     assert prediction.model == "client 'south''s fork of the shared model (cnn1), round 1"
     x = (torch.from_numpy(np.load("new.npz")["x"])[None].float() / 255 - 0.3) / 0.4
@@ -249,8 +249,8 @@ def test_who_keeps_a_part_is_served_by_its_own_fork(own):
     assert dict(prediction.ranked) == pytest.approx(dict(zip(("0", "1", "2"), p, strict=True)))
 
 
-def test_a_shared_model_of_inputs_that_are_scaled_differently_does_not_answer(own, cli):
-    own(mean=0.5)
+def test_a_shared_model_of_inputs_that_are_scaled_differently_does_not_answer(make_run, cli):
+    make_run(mean=0.5)
     code, _, err = cli("predict", "o", "new.npz")
     assert code == 2
     assert "o: each client scales its inputs differently" in err
@@ -259,8 +259,8 @@ def test_a_shared_model_of_inputs_that_are_scaled_differently_does_not_answer(ow
     ]
 
 
-def test_what_is_done_to_training_images_alone_is_no_other_scaling(own):
-    own()
+def test_augmentation_is_not_a_difference_in_scaling(make_run):
+    make_run()
     path = Path("o/environment.json")
     about = json.loads(path.read_text())
     about["clients"]["south"]["scaling"]["augment"] = "crop-flip"
@@ -272,7 +272,7 @@ def test_what_is_done_to_training_images_alone_is_no_other_scaling(own):
     ("text", "key"),
     [('{"format": 1}', "pooled"), ('{"format": 1, "pooled": false, "models": 3, "clients": {}}', "models")],
 )
-def test_a_damaged_environment_is_said_in_a_sentence(digits, cli, text, key):
+def test_a_damaged_environment_is_one_error_sentence(digits, cli, text, key):
     (digits / "environment.json").write_text(text)
     for more in ((), ("--client", "1")):
         code, _, err = cli("predict", "r", "three.png", *more)
@@ -281,8 +281,8 @@ def test_a_damaged_environment_is_said_in_a_sentence(digits, cli, text, key):
         fedmutual.Run("r").global_model()
 
 
-def test_a_client_that_learns_numbers_predicts_a_number(own):
-    run = own(task="regression")
+def test_a_client_that_learns_numbers_predicts_a_number(make_run):
+    run = make_run(task="regression")
     (prediction,) = fedmutual.predict("o", "new.npz", "north")
     x = (torch.from_numpy(np.load("new.npz")["x"])[None].float() / 255 - 0.3) / 0.4
     assert prediction.numbers == pytest.approx(run.personal_model("north")(x)[0].tolist())
@@ -296,13 +296,13 @@ def test_the_best_round_answers_where_it_is_asked_for(small, cli, digits):
     assert code == 0, output
     run = fedmutual.Run("b")
     for client, kind in (("1", "personal model of client '1' (mlp)"), (None, "shared model (mlp)")):
-        who = ("--client", client) if client else ()
+        client_option = ("--client", client) if client else ()
         (best,) = fedmutual.predict("b", ["three.png"], client, best=True)
         assert best.model == f"{kind}, its best round, {run.best_round(client)}"
         assert best.ranked != fedmutual.predict("b", ["three.png"], client)[0].ranked
         file = Path("b", f"clients/{client}" if client else "server", "best.safetensors")
         assert fedmutual.predict(file, ["three.png"]) == [best]
-        assert f"answered by: {best.model}\n" in cli("predict", "b", "three.png", "--best", *who)[1]
+        assert f"answered by: {best.model}\n" in cli("predict", "b", "three.png", "--best", *client_option)[1]
     code, _, output = cli("predict", digits, "three.png", "--best")
     assert code == 2
     assert "no best weights are kept here; a run keeps them with records.keep_best = true" in output

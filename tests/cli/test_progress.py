@@ -8,14 +8,16 @@ from rich.console import Console
 from fedmutual.cli.progress import LINES, AllRuns, ProgressDisplay
 from fedmutual.events import Evaluated, Failed, Finished, Noted, Replied, Score, Started
 from fedmutual.rundir import text
-from fedmutual.rundir.text import holdout_line, worst_line
+from fedmutual.rundir.text import format_holdout_scores, format_worst_nodes
 
 NODES = ("0", "40")
 ROWS = {"test": (0.9, 0.8), "test.own": (0.95, 0.97), "test.others": (0.85, 0.7), "validation": (0.5, 0.5)}
 
 
 def scores(model="personal"):
-    return tuple(Score(model, i, data, {"accuracy": own[k]}) for data, own in ROWS.items() for k, i in enumerate(NODES))
+    return tuple(
+        Score(model, i, data, {"accuracy": accuracies[k]}) for data, accuracies in ROWS.items() for k, i in enumerate(NODES)
+    )
 
 
 @pytest.fixture
@@ -26,7 +28,7 @@ def clock(monkeypatch):
     return now
 
 
-def screen(terminal, line=text.scores_line, end=worst_line, runs=1):
+def screen(terminal, line=text.format_scores, end=format_worst_nodes, runs=1):
     console = Console(file=io.StringIO(), force_terminal=terminal, width=80)
     return ProgressDisplay(console, line, end, runs), console.file
 
@@ -96,7 +98,7 @@ def test_a_screen_is_drawn_at_its_own_pace_however_fast_the_rounds_are(clock):
 
 
 def test_a_sweep_shows_no_test_score(clock):
-    watch, out = screen(terminal=False, line=holdout_line, end=lambda scores: "")
+    watch, out = screen(terminal=False, line=format_holdout_scores, end=lambda scores: "")
     observer = watch.of("")
     observer(Started(0, 1, NODES, ()))
     observer(Evaluated(1, {}, scores()))
@@ -104,11 +106,11 @@ def test_a_sweep_shows_no_test_score(clock):
     assert "ACC" not in out.getvalue()
 
 
-def test_a_shared_model_counts_for_every_node_and_no_domains_have_no_such_line():
-    assert text.scores_line(scores("global")) == "ACC 85.0 %  BWT 96.0 %  FWT 77.5 %"
+def test_a_shared_model_counts_for_every_node_and_only_domains_have_this_line():
+    assert text.format_scores(scores("global")) == "ACC 85.0 %  BWT 96.0 %  FWT 77.5 %"
     plain = tuple(s for s in scores() if s.data == "validation")
-    assert text.scores_line(plain) == "personal 50.0 % (worst 50.0 %)"
-    assert worst_line(plain) == ""
+    assert text.format_scores(plain) == "personal 50.0 % (worst 50.0 %)"
+    assert format_worst_nodes(plain) == ""
 
 
 def test_where_hold_out_rows_alone_are_scored_they_are_what_is_shown():
@@ -116,11 +118,11 @@ def test_where_hold_out_rows_alone_are_scored_they_are_what_is_shown():
     held = tuple(Score("personal", i, "holdout", {"accuracy": share}) for i, share in (("0", 0.5), ("40", 0.7)))
     other = (Score("personal", "c", "holdout", {"loss": 0.1234}), Score("meme", "c", "holdout", {"loss": 0.2}))
     line = "personal 60.0 %  personal of c loss 0.123  fork of c loss 0.2 on hold-out"
-    assert text.scores_line((*held, *other)) == line
-    assert text.scores_line(()) == "no scores are shared"
+    assert text.format_scores((*held, *other)) == line
+    assert text.format_scores(()) == "no scores are shared"
 
 
-def test_what_goes_wrong_in_every_round_is_said_twice():
+def test_a_problem_of_every_round_is_remarked_twice():
     watch, out = screen(terminal=False)
     observer = watch.of("")
     for round in range(7, 10):

@@ -166,9 +166,9 @@ def test_compare_writes_a_run_for_each_method_and_seed_and_a_page(small, cli):
 def test_compare_sets_a_key_for_the_methods_that_have_it(small, cli):
     """The file's algorithm, fml, has neither mu nor weighting; alpha it has."""
     sets = ("algorithm.mu=0.1", "algorithm.weighting=uniform", "algorithm.alpha=0.3", "rounds=1")
-    given = ("--methods", "fml,fedavg,fedprox", "--seeds", 1, "--out", "c", *(x for s in sets for x in ("--set", s)))
-    for more in ((), ("--resume",)):
-        code, _, err = cli("compare", small, *given, *more)
+    options = ("--methods", "fml,fedavg,fedprox", "--seeds", 1, "--out", "c", *(x for s in sets for x in ("--set", s)))
+    for resume_option in ((), ("--resume",)):
+        code, _, err = cli("compare", small, *options, *resume_option)
         assert code == 0, err
     assert fedmutual.load_config("c/fml/0/config.toml").algorithm == {"name": "fml", "alpha": 0.3, "beta": 0.6}
     assert fedmutual.load_config("c/fedavg/0/config.toml").algorithm == {"name": "fedavg", "weighting": "uniform"}
@@ -177,7 +177,7 @@ def test_compare_sets_a_key_for_the_methods_that_have_it(small, cli):
         "weighting": "uniform",
         "mu": 0.1,
     }
-    code, _, err = cli("compare", small, *given, "--resume", "--set", "algorithm.mu=0.2")
+    code, _, err = cli("compare", small, *options, "--resume", "--set", "algorithm.mu=0.2")
     assert (code, "c/fedprox/0: the run in it was started with another 'algorithm.mu'" in err) == (2, True), err
 
 
@@ -378,7 +378,7 @@ def test_a_run_says_how_to_learn_what_it_gains(cli, small):
     assert "compare" not in out
 
 
-def test_a_second_demo_names_the_page_and_the_command_to_run_it_anew(tmp_path, cli, monkeypatch):
+def test_a_second_demo_names_the_page_and_the_command_that_repeats_it(tmp_path, cli, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for folder in ("demo", "demo-2"):
         (tmp_path / folder).mkdir()

@@ -25,7 +25,7 @@ def test_only_hold_out_rows_are_scored_where_that_is_asked_for(small, cli, metho
     assert summary["global"]["test_accuracy"] is summary["personal"]["val_accuracy"] is None
     judged = [fmean(s["accuracy"] for s in line["scores"] if s["model"] == "global") for line in lines]
     folder_of_best = Path("x/clients/pooled" if method == "centralised" else "x/server")
-    assert best.chosen(folder_of_best, 3)[0] == 1 + judged.index(max(judged))
+    assert best.find_best(folder_of_best, 3)[0] == 1 + judged.index(max(judged))
     assert out == "x: only hold-out rows were scored; metrics.jsonl has the scores that clients share\n"
 
 
@@ -45,7 +45,7 @@ def test_only_hold_out_rows_are_scored_where_that_is_asked_for(small, cli, metho
         ),
     ],
 )
-def test_who_needs_other_scores_refuses_hold_out_rows_alone(small, cli, command, message):
+def test_records_that_need_other_scores_refuse_hold_out_rows_only(small, cli, command, message):
     if command[0] == "adapt":
         assert cli("run", small, "--set", "rounds=1", "--out", "first")[0] == 0
         lines = [line for line in small.read_text().splitlines() if line.split(" ")[0] not in ("partition", "model")]

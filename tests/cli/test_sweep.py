@@ -11,21 +11,21 @@ from fedmutual.studies import side_by_side
 
 
 @pytest.fixture
-def held(small):
+def held_out_config(small):
     small.write_text(small.read_text().replace("split = { test = 0.5 }", "split = { test = 0.1, holdout = 0.2 }"))
     return small
 
 
-def test_a_sweep_ends_with_a_table_and_a_command_that_runs(held, cli):
+def test_a_sweep_ends_with_a_table_and_a_command_that_runs(held_out_config, cli):
     given = ("--set", "optimizer.lr=1e-6,0.1", "--set", "algorithm.alpha={start=0.9,end=0.5},0.4", "--set", "rounds=2")
-    code, out, err = cli("sweep", held, *given)
+    code, out, err = cli("sweep", held_out_config, *given)
     assert code == 0, err
     assert out.count("lr=") >= 4
     assert "local-only, points" in out
     assert "on rows held out of the clients' training data (24 in all)" in out
     (line,) = [line for line in out.splitlines() if line.startswith("chosen: ")]
     command = shlex.split(line.partition("run it: ")[2])
-    assert command[:3] == ["fedmutual", "run", str(held)]
+    assert command[:3] == ["fedmutual", "run", str(held_out_config)]
     recorded = json.loads(Path("runs/small-sweep/sweep.json").read_text())
     assert command[3:] == [word for key, value in recorded["chosen"].items() for word in ("--set", f"{key}={value}")]
     code, _, err = cli(*command[1:], "--out", "best")
@@ -35,8 +35,8 @@ def test_a_sweep_ends_with_a_table_and_a_command_that_runs(held, cli):
     assert "runs/small-sweep/sweep.json" in out
 
 
-def test_no_row_of_test_or_validation_data_is_scored(held, cli):
-    code, _, err = cli("sweep", held, "--set", "optimizer.lr=1e-6,0.1", "--out", "s")
+def test_no_row_of_test_or_validation_data_is_scored(held_out_config, cli):
+    code, _, err = cli("sweep", held_out_config, "--set", "optimizer.lr=1e-6,0.1", "--out", "s")
     assert code == 0, err
     assert "on hold-out" in err
     assert "worst" not in err
@@ -50,34 +50,36 @@ def test_no_row_of_test_or_validation_data_is_scored(held, cli):
     )
 
 
-def test_the_chosen_run_is_reported_and_the_sweeps_own_is_not(held, cli):
-    """They are of one setting and seed, and only one of them has numbers."""
-    assert cli("sweep", held, "--set", "optimizer.lr=1e-6,0.1", "--set", "rounds=1", "--out", "s")[0] == 0
-    assert cli("run", held, "--set", "optimizer.lr=0.1", "--set", "rounds=1", "--out", "chosen")[0] == 0
+def test_the_chosen_run_is_reported_and_the_sweeps_own_is_not(held_out_config, cli):
+    """Both runs have one setting and one seed, and only the chosen run has numbers."""
+    assert cli("sweep", held_out_config, "--set", "optimizer.lr=1e-6,0.1", "--set", "rounds=1", "--out", "s")[0] == 0
+    assert cli("run", held_out_config, "--set", "optimizer.lr=0.1", "--set", "rounds=1", "--out", "chosen")[0] == 0
     code, out, err = cli("report", "s", "chosen")
     assert code == 0, err
-    said = [line for line in out.splitlines() if line.startswith("left out, only their hold-out rows were scored: s/")]
-    assert len(said) == 1
-    assert out.replace(f"{said[0]}\n", "") == cli("report", "chosen")[1]
+    remarks = [line for line in out.splitlines() if line.startswith("left out, only their hold-out rows were scored: s/")]
+    assert len(remarks) == 1
+    assert out.replace(f"{remarks[0]}\n", "") == cli("report", "chosen")[1]
 
 
-def test_what_diverged_is_marked_and_the_sweep_goes_on(held, cli):
-    code, out, err = cli("sweep", held, "--set", "optimizer.lr=1e30,0.1", "--set", "rounds=1", "--seeds", 2, "--out", "s")
+def test_what_diverged_is_marked_and_the_sweep_goes_on(held_out_config, cli):
+    code, out, err = cli(
+        "sweep", held_out_config, "--set", "optimizer.lr=1e30,0.1", "--set", "rounds=1", "--seeds", 2, "--out", "s"
+    )
     assert code == 0, err
     assert "diverged (2 of 2 seeds)" in out
     assert "lr=1e+30, seed 1: client '" in out
     assert "chosen: lr=0.1" in out
 
 
-def test_all_diverged(held, cli):
-    code, out, err = cli("sweep", held, "--set", "optimizer.lr=1e30,1e31", "--out", "s")
+def test_all_diverged(held_out_config, cli):
+    code, out, err = cli("sweep", held_out_config, "--set", "optimizer.lr=1e30,1e31", "--out", "s")
     assert code == 3
     assert out.count("diverged") >= 2
     assert err.splitlines()[-1].startswith("error: every setting diverged")
     assert Path("s/sweep.json").exists()
 
 
-def test_missing_hold_out_rows_are_said_first(small, cli):
+def test_missing_hold_out_rows_are_an_error_before_training(small, cli):
     code, out, err = cli("sweep", small, "--set", "optimizer.lr=0.05,0.1", "--set", "rounds=1", "--out", "s")
     assert code == 0
     assert err.splitlines()[0].startswith(
@@ -86,7 +88,7 @@ def test_missing_hold_out_rows_are_said_first(small, cli):
     assert "split.holdout" not in out.partition("chosen: ")[2], "what was chosen is run on all training data"
 
 
-def test_resume_by_the_command_that_a_stop_prints(held, cli, monkeypatch):
+def test_resume_by_the_command_that_a_stop_prints(held_out_config, cli, monkeypatch):
     trained = []
     real = side_by_side.run
 
@@ -97,7 +99,9 @@ def test_resume_by_the_command_that_a_stop_prints(held, cli, monkeypatch):
         return real(config, folder, resume, observers)
 
     monkeypatch.setattr(side_by_side, "run", stopped)
-    code, _, err = cli("sweep", held, "--set", "optimizer.lr=0.05,0.1", "--set", "rounds=1", "--by", "global", "--out", "s")
+    code, _, err = cli(
+        "sweep", held_out_config, "--set", "optimizer.lr=0.05,0.1", "--set", "rounds=1", "--by", "global", "--out", "s"
+    )
     assert code == 130
     command = shlex.split(err.partition("resume with: ")[2])
     assert command[-3:] == ["--out", "s", "--resume"]
@@ -118,8 +122,8 @@ def test_resume_by_the_command_that_a_stop_prints(held, cli, monkeypatch):
         (("--set", "algorithm.alpha=0.5,1.5"), "with alpha=1.5: "),
     ],
 )
-def test_bad_input_is_one_sentence(held, cli, given, message):
-    code, out, err = cli("sweep", held, *given)
+def test_bad_input_is_one_sentence(held_out_config, cli, given, message):
+    code, out, err = cli("sweep", held_out_config, *given)
     assert (code, out) == (2, "")
     assert err.startswith("error: ")
     assert message in err

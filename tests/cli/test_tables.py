@@ -45,7 +45,7 @@ def wards(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def adopted(wards, cli):
+def adopted_config(wards, cli):
     """wards.toml with what `data check` recommends."""
     code, output, error = cli("data", "check", wards)
     assert code == 2
@@ -55,14 +55,14 @@ def adopted(wards, cli):
     return wards
 
 
-def test_what_data_check_recommends_is_pasted_once(adopted, cli):
-    code, output, _ = cli("data", "check", adopted)
+def test_what_data_check_recommends_is_pasted_once(adopted_config, cli):
+    code, output, _ = cli("data", "check", adopted_config)
     assert code == 0
     assert "[data.columns]" not in output
 
 
-def test_predict_encodes_as_the_run_did(adopted, cli):
-    assert cli("run", adopted, "--out", "r")[0] == 0
+def test_predict_encodes_as_the_run_did(adopted_config, cli):
+    assert cli("run", adopted_config, "--out", "r")[0] == 0
     record = json.loads(Path("r/environment.json").read_text())["clients"]["south"]["scaling"]["columns"]
     frame = pd.DataFrame({"since": ["2024-02-01", None], "more": [1, 2], "age": [40.0, None], "sex": ["m", None]})
     frame.to_csv("new.csv", index=False)
@@ -88,8 +88,8 @@ def test_predict_encodes_as_the_run_did(adopted, cli):
         assert words in str(caught.value)
 
 
-def test_a_newcomer_has_the_columns_of_the_run(adopted, cli):
-    assert cli("run", adopted, "--out", "r")[0] == 0
+def test_a_newcomer_has_the_columns_of_the_run(adopted_config, cli):
+    assert cli("run", adopted_config, "--out", "r")[0] == 0
     pd.read_csv("south.csv").to_csv("east.csv", index=False)
     Path("n.toml").write_text('name = "east"\nrounds = 1\ndata = { name = "csv", root = "east.csv" }\n')
     code, _, error = cli("adapt", "r", "--data", "n.toml", "--out", "a", "--examples", 10, "--seeds", 1)

@@ -40,7 +40,7 @@ def test_values_are_read(text: str, key: str, values: list[object]) -> None:
         (["rounds=1", "rounds=2"], "--set names 'rounds' twice; name it once, with its values separated by commas"),
     ],
 )
-def test_what_is_no_grid(texts: list[str], message: str) -> None:
+def test_invalid_grids_are_refused(texts: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         read_grid(texts)
 

@@ -12,7 +12,7 @@ from fedmutual.config import (
     parse_override,
     read_client_settings,
     read_tables,
-    with_algorithm,
+    replace_algorithm,
 )
 from fedmutual.core import Schedule
 from fedmutual.errors import ConfigError
@@ -124,7 +124,7 @@ def test_what_the_federation_sets_and_what_a_client_has_its_own(file: Path) -> N
 
 def test_another_algorithm_drops_what_it_lacks_and_names_it(file: Path) -> None:
     config = load_config(file)
-    changed, dropped = with_algorithm(config, "fedprox")
+    changed, dropped = replace_algorithm(config, "fedprox")
     assert set(dropped) == {
         "algorithm.alpha",
         "algorithm.temperature",
@@ -139,10 +139,10 @@ def test_another_algorithm_drops_what_it_lacks_and_names_it(file: Path) -> None:
 
 
 def test_another_algorithm_keeps_what_it_knows(file: Path) -> None:
-    same, dropped = with_algorithm(load_config(file), "fml")
+    same, dropped = replace_algorithm(load_config(file), "fml")
     assert (same, dropped) == (load_config(file), ())
     average = parse_config({"algorithm": {"name": "fedavg", "weighting": "uniform"}})
-    assert with_algorithm(average, "fedprox")[0].algorithm == {"name": "fedprox", "weighting": "uniform"}
+    assert replace_algorithm(average, "fedprox")[0].algorithm == {"name": "fedprox", "weighting": "uniform"}
 
 
 def test_set_to_another_algorithm_warns_what_it_drops(file: Path) -> None:
@@ -153,10 +153,10 @@ def test_set_to_another_algorithm_warns_what_it_drops(file: Path) -> None:
     assert config.algorithm == {"name": "independent"}
 
 
-def test_another_algorithm_that_there_is_not(file: Path) -> None:
+def test_an_unknown_compared_algorithm_is_refused(file: Path) -> None:
     message = "key 'algorithm.name': there is no algorithm 'fmll'; did you mean 'fml'?"
     with pytest.raises(ConfigError) as problem:
-        with_algorithm(load_config(file), "fmll")
+        replace_algorithm(load_config(file), "fmll")
     assert str(problem.value) == message
     with pytest.raises(ConfigError) as problem:
         load_config(file, **{"algorithm.name": "fmll"})

@@ -4,7 +4,7 @@ import pytest
 
 from fedmutual.algorithms import ALGORITHMS
 from fedmutual.algorithms.presets import PRESETS
-from fedmutual.config import dump_config, load_config, parse_config, with_algorithm
+from fedmutual.config import dump_config, load_config, parse_config, replace_algorithm
 from fedmutual.config.schema import ModelConfig
 from fedmutual.errors import ConfigError
 from fedmutual.federation.build import build
@@ -55,9 +55,9 @@ def test_what_is_written_down_is_read_back(name, tmp_path):
 @pytest.mark.parametrize("name", PRESETS)
 def test_another_method_of_a_comparison_has_its_own_keys_only(name, tmp_path):
     """Both ways: from the preset's file, and to the preset."""
-    there, _ = with_algorithm(named("fedavg"), name)
-    assert there == named(name)
-    back, _ = with_algorithm(there, "fedavg")
+    changed, _ = replace_algorithm(named("fedavg"), name)
+    assert changed == named(name)
+    back, _ = replace_algorithm(changed, "fedavg")
     assert back == named("fedavg")
     (tmp_path / "config.toml").write_text(dump_config(named(name)))
     assert load_config(tmp_path / "config.toml", **{"algorithm.name": "fedavg"}).model == PLAIN
@@ -65,9 +65,9 @@ def test_another_method_of_a_comparison_has_its_own_keys_only(name, tmp_path):
 
 def test_a_key_that_is_the_users_own_stays():
     config = named("fedavg", model={"part": ["features.fc1"]})
-    there, _ = with_algorithm(config, "fedper")
-    assert (there.model.part, there.model.adaptor) == (("features.fc1",), "rest")
-    back, _ = with_algorithm(there, "independent")
+    changed, _ = replace_algorithm(config, "fedper")
+    assert (changed.model.part, changed.model.adaptor) == (("features.fc1",), "rest")
+    back, _ = replace_algorithm(changed, "independent")
     assert back.model == config.model
 
 

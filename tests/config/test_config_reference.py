@@ -69,12 +69,12 @@ def test_a_setting_of_an_algorithm_names_its_owners_and_a_client_has_those_that_
     assert KEYS["algorithm.head_epochs"].about.startswith("fedrep: ")
     assert KEYS["algorithm.weighting"].about.startswith("fedavg, fedprox, fedavg-ft, ditto")
     assert "algorithm.bench" not in KEYS, "what a run fills in is no key"
-    own = {name.rpartition(".")[2] for name in KEYS if name.startswith("clients.ID.algorithm.")}
-    assert own >= {"alpha", "beta", "lam", "mix", "mu", "proto_lam"}
-    assert not own & {"weighting", "temperature", "adaptive", "head_epochs"}
+    client_settings = {name.rpartition(".")[2] for name in KEYS if name.startswith("clients.ID.algorithm.")}
+    assert client_settings >= {"alpha", "beta", "lam", "mix", "mu", "proto_lam"}
+    assert not client_settings & {"weighting", "temperature", "adaptive", "head_epochs"}
 
 
-def test_every_algorithm_has_a_line_of_its_own() -> None:
+def test_every_algorithm_has_its_own_line() -> None:
     descriptions = describe_algorithms()
     assert list(descriptions) == list(ALGORITHMS)
     assert len(set(descriptions.values())) == len(descriptions)

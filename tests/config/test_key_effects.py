@@ -2,7 +2,7 @@
 
 from fedmutual.config.keys import list_effects
 from fedmutual.config.schema import Config
-from fedmutual.reproduce.plan import tells
+from fedmutual.reproduce.plan import has_effect
 
 EFFECTS = list_effects(Config)
 
@@ -29,7 +29,7 @@ def test_the_keys_that_change_no_number_of_a_result():
     }
     record = {"name", "records.checkpoint_every", "records.keep_best", "records.tensorboard", "records.trackers"}
     resumable = keys_that(lambda effect: effect.resumable)
-    assert {key for key in EFFECTS if not tells(key)} == machine | record | resumable
+    assert {key for key in EFFECTS if not has_effect(key)} == machine | record | resumable
 
 
 def test_the_keys_that_change_scores_but_nothing_that_is_learned():

@@ -131,12 +131,12 @@ def test_arrays(tmp_path: Path, arrays: dict[str, Any], more: dict[str, Any], wo
     refused(words.replace("PATH", str(path)), data=npz(path, **arrays) | more)
 
 
-def test_files_that_are_no_npz(tmp_path: Path) -> None:
+def test_files_that_are_not_npz_are_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", X)
     refused("holds a single array", data={"name": "npz", "root": str(tmp_path / "a.npy")})
-    whole = tmp_path / "whole.npz"
-    npz(whole, x=X, y=Y)
-    (tmp_path / "half.npz").write_bytes(whole.read_bytes()[:200])
+    complete_file = tmp_path / "whole.npz"
+    npz(complete_file, x=X, y=Y)
+    (tmp_path / "half.npz").write_bytes(complete_file.read_bytes()[:200])
     refused("half.npz: is not an npz file of arrays", data={"name": "npz", "root": str(tmp_path / "half.npz")})
     refused("is not an npz file of arrays", data={"name": "npz", "root": str(tmp_path)})
 
@@ -172,7 +172,7 @@ def test_tables(tmp_path: Path, text: str, more: dict[str, Any], words: str) -> 
     refused(words.replace("PATH", str(path)), data={"name": "csv", "root": str(path)} | more)
 
 
-def test_a_table_whose_lines_cannot_be_told(tmp_path: Path) -> None:
+def test_a_compressed_table_with_a_missing_label_names_the_row(tmp_path: Path) -> None:
     path = tmp_path / "a.csv.gz"
     path.write_bytes(gzip.compress(b"a,label\n1,x\n2,\n"))
     refused("the label in row 2 (without the header) is missing", data={"name": "csv", "root": str(path)})
@@ -187,8 +187,8 @@ def test_a_test_table_of_other_columns(tmp_path: Path) -> None:
 
 def test_an_image_of_another_size(tmp_path: Path) -> None:
     about = folder(tmp_path, {"cat": 4, "dog": 4})
-    odd = image(tmp_path / "dog" / "07.png", size=(9, 5))
-    refused(f"{odd} is 9 x 5 pixels", "is 6 x 5; resize all with data.size = [6, 5]", data=about)
+    large_image = image(tmp_path / "dog" / "07.png", size=(9, 5))
+    refused(f"{large_image} is 9 x 5 pixels", "is 6 x 5; resize all with data.size = [6, 5]", data=about)
     assert data.load(config(data=about | {"size": [6, 5]})).space.shape == (3, 6, 5)
 
 
@@ -207,12 +207,12 @@ def test_images_of_other_kinds(tmp_path: Path) -> None:
     image(tmp_path / "gray" / "dog" / "09.png")
     refused("09.png is in colour and", "00.png is gray; convert one or the other", data=gray)
     colour = folder(tmp_path / "colour", {"cat": 3, "dog": 3})
-    odd = image(tmp_path / "colour" / "cat" / "00.png", mode="L")
-    message = refused(f"{odd} is gray and the other images are in colour; convert one or the other", data=colour)
+    gray_image = image(tmp_path / "colour" / "cat" / "00.png", mode="L")
+    message = refused(f"{gray_image} is gray and the other images are in colour; convert one or the other", data=colour)
     assert "01.png" not in message
     assert "more" not in message
     image(tmp_path / "colour" / "dog" / "01.png", mode="L")
-    refused(f"{odd} (and 1 more) is gray and the other images are in colour", data=colour)
+    refused(f"{gray_image} (and 1 more) is gray and the other images are in colour", data=colour)
     deep = folder(tmp_path / "deep", {"cat": 3, "dog": 3}, mode="L")
     Image.new("I;16", (5, 6), 1000).save(tmp_path / "deep" / "dog" / "09.png")
     refused("09.png has more than 8 bits a pixel (mode I;16); save it with 8", data=deep)

@@ -95,7 +95,7 @@ def test_each_writer_of_femnist_is_a_client(tmp_path):
     assert [len(shares.test) for shares in loaded.clients.values()] == [3, 3]
 
 
-def test_letters_of_both_cases_are_no_mistake_in_femnist(tmp_path):
+def test_upper_and_lower_case_classes_of_femnist_are_not_suspicious(tmp_path):
     both = ("f0001_41", "f0002_07")
     root = str(write_leaf(tmp_path, train=both, test=both))
     problems = find_problems(parse_config({"data": {"name": "femnist", "root": root}, **DOMAINS}))

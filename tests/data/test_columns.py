@@ -26,16 +26,16 @@ def table(path: Path, columns: list[str], seed: int) -> str:
 
 
 @pytest.fixture
-def of(tmp_path: Path) -> Callable[..., Experiment]:
+def make_pair(tmp_path: Path) -> Callable[..., Experiment]:
     """The experiment of two clients, the second with these columns."""
 
-    def made(columns: list[str], **more: Any) -> Experiment:
+    def make_experiment(columns: list[str], **further_tables: Any) -> Experiment:
         files = {"a": table(tmp_path / "a.csv", NAMES, 0), "b": table(tmp_path / "b.csv", columns, 1)}
         clients = {i: {"data": {"name": "csv", "root": file}} for i, file in files.items()}
-        given = {"rounds": 1, "model": {"shared": "mlp"}, "clients": clients, "data": {"classes": ["well", "ill"]}}
-        return build.build(parse_config(given | more))
+        tables = {"rounds": 1, "model": {"shared": "mlp"}, "clients": clients, "data": {"classes": ["well", "ill"]}}
+        return build.build(parse_config(tables | further_tables))
 
-    return made
+    return make_experiment
 
 
 @pytest.mark.parametrize(
@@ -48,31 +48,33 @@ def of(tmp_path: Path) -> Callable[..., Experiment]:
         ),
     ],
 )
-def test_columns_that_differ_are_refused_where_what_is_shared_takes_them(of: Any, columns: list[str], words: str) -> None:
+def test_columns_that_differ_are_refused_where_what_is_shared_takes_them(
+    make_pair: Any, columns: list[str], words: str
+) -> None:
     for model in ({"shared": "mlp"}, {"shared": "mlp", "part": "features"}):
         with pytest.raises(ConfigError) as caught:
-            of(columns, model=model)
+            make_pair(columns, model=model)
         assert str(caught.value).startswith(words)
         assert "model.part = 'features.fc2', with model.adaptor = 'rest'" in str(caught.value)
     with pytest.raises(ConfigError, match=r"^the public set \(split.public\) is for all, but client 'b' has "):
-        of(columns, algorithm={"name": "fedh2l", "public_batch": 2}, split={"public": 0.2})
+        make_pair(columns, algorithm={"name": "fedh2l", "public_batch": 2}, split={"public": 0.2})
 
 
-def test_they_may_differ_where_nobody_takes_anothers(of: Any) -> None:
-    assert of(NAMES, model={"shared": "mlp"}).nets.complete
+def test_columns_may_differ_if_no_client_uses_a_shared_first_layer(make_pair: Any) -> None:
+    assert make_pair(NAMES, model={"shared": "mlp"}).nets.complete
     for columns in (NAMES[::-1], ["salt", "height"]):
-        of(columns, model=LATER)
-        of(columns, algorithm={"name": "independent"})
+        make_pair(columns, model=LATER)
+        make_pair(columns, algorithm={"name": "independent"})
 
 
-def test_more_columns_are_refused_with_what_helps(of: Any) -> None:
+def test_more_columns_are_refused_with_what_helps(make_pair: Any) -> None:
     with pytest.raises(
         ConfigError, match=r"differs in shape .* share another part \(of network 'mlp': model.part = 'features"
     ):
-        of([*NAMES, "salt"])
+        make_pair([*NAMES, "salt"])
 
 
-def test_columns_that_are_no_features_are_left_out_by_name(tmp_path: Path) -> None:
+def test_columns_that_are_not_features_are_left_out_by_name(tmp_path: Path) -> None:
     rows = "".join(f"{900 + i},x{i},{i % 9},{'ill' if i % 2 else 'well'}\n" for i in range(60))
     (tmp_path / "a.csv").write_text(f"id,name,age,label\n{rows}")
     about = {"name": "csv", "root": str(tmp_path / "a.csv")}

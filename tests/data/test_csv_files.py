@@ -109,7 +109,7 @@ def test_files_that_cannot_be_read(tmp_path: Path, text: bytes, settings: dict[s
     assert words in str(problem.value)
 
 
-def test_thousands_of_a_file_with_commas_are_no_decimal_commas(tmp_path: Path) -> None:
+def test_thousands_separators_are_not_decimal_commas(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text('a,label\n"1,234",x\n5,y\n')
     with pytest.raises(DataError, match="column 'a' holds '1,234' in line 2"):
         data.load(config(data={"name": "csv", "root": str(tmp_path / "a.csv")}))

@@ -107,10 +107,10 @@ def test_dirichlet_clients_share_validation_rows_only_where_a_class_runs_out() -
     rows = table(1000, 300)
     division = divide(config(partition={"kind": "dirichlet", "clients": 4, "alpha": 1.0}), rows)
     given_out = count_classes(np.concatenate([s["validation"] for s in division.clients.values()]), 1300)
-    asked = sum(mix(s["validation"], rows) for s in division.clients.values())
-    for c, there in enumerate(mix(division.test, rows)):
+    requested = sum(mix(s["validation"], rows) for s in division.clients.values())
+    for c, available in enumerate(mix(division.test, rows)):
         twice = (given_out[rows.labels == c] > 1).sum()
-        assert twice == max(0, asked[c] - there)
+        assert twice == max(0, requested[c] - available)
 
 
 def test_v1_holds_a_tenth_of_each_clients_own_data_out() -> None:
@@ -133,7 +133,7 @@ def test_seeds_share_the_test_set_that_is_held_out() -> None:
     assert (np.abs(mix(a.test, rows) - mix(np.arange(400), rows) / 5) <= 1).all()
 
 
-def test_every_domain_has_test_rows_of_its_own() -> None:
+def test_every_domain_has_its_own_test_rows() -> None:
     rows = table(test=0)
     division = divide(config(partition={"kind": "domains"}), rows)
     assert list(division.clients) == ["east", "north", "south"]
@@ -242,12 +242,12 @@ def test_what_is_left_over_gives_way_to_what_is_asked_for() -> None:
 
 def test_held_out_rows_do_not_move_with_the_public_share() -> None:
     rows = table(1000, 0)
-    few, more = (
+    small_share, large_share = (
         divide(config(partition={"kind": "domains"}, split=OF_ALL | {"private": 0.75 - p, "public": p}), rows)
         for p in (0.05, 0.15)
     )
-    for i, shares in few.clients.items():
-        assert all(np.array_equal(shares[kind], more.clients[i][kind]) for kind in ("validation", "test"))
+    for i, shares in small_share.clients.items():
+        assert all(np.array_equal(shares[kind], large_share.clients[i][kind]) for kind in ("validation", "test"))
 
 
 def of_same_images(images: int = 100, tests: int = 0) -> Table:

@@ -130,7 +130,7 @@ def test_only_training_rows_teach(tmp_path: Path) -> None:
     assert recorded[0] == recorded[1]
 
 
-def test_a_value_that_no_training_row_has_is_no_feature(tmp_path: Path) -> None:
+def test_a_value_absent_from_training_rows_is_not_a_feature(tmp_path: Path) -> None:
     frame, test = make_frame(), make_frame(seed=1)
     test["sex"] = "x"
     about = write(tmp_path / "a.csv", frame) | {"columns": KINDS | {"sex": "category"}}

@@ -111,14 +111,14 @@ IMAGES = np.random.default_rng(0).integers(0, 240, (12, 8, 8))
         ),
     ],
 )
-def test_inputs_that_are_large_are_said(tmp_path: Path, x: Any, given: dict[str, Any], message: str | None) -> None:
-    """Also where mean and deviation were given for other numbers than those in the file, as of images over 255."""
+def test_large_inputs_are_remarked(tmp_path: Path, x: Any, given: dict[str, Any], message: str | None) -> None:
+    """Also with a mean and deviation for another scale, for example of images divided by 255."""
     file = npz(tmp_path / "a.npz", x=x, y=[0, 1, 2] * 4, x_test=x[:6], y_test=[0, 1, 2] * 2)
     notes = data.load(config(data=file | given, training={"batch_size": 1}, partition={"clients": 2})).notes
     assert any(message in note for note in notes) if message else not any("large" in note for note in notes), notes
 
 
-def test_scaling_is_told() -> None:
+def test_the_scaling_of_the_inputs_is_described() -> None:
     assert data.load(config(data={"name": "digits", "augment": "crop-flip"})).space.scaling == {
         "divisor": 16.0,
         "mean": [0.3053],

@@ -17,11 +17,11 @@ def classes_of(about: dict[str, Any]) -> dict[int, str]:
     import torch
 
     federation = data.load(config(data=about, **HALF))
-    found = {}
+    class_by_feature = {}
     for rows in (federation.clients["0"].private, federation.test):
         for x, y in rows.rows(torch.arange(len(rows)).split(4)):
-            found |= {int(a[0]) // 2: federation.space.classes[int(b)] for a, b in zip(x, y, strict=True)}
-    return found
+            class_by_feature |= {int(a[0]) // 2: federation.space.classes[int(b)] for a, b in zip(x, y, strict=True)}
+    return class_by_feature
 
 
 def test_a_site_without_class_3_keeps_4_as_4(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_a_class_named_twice(tmp_path: Path) -> None:
     )
 
 
-def test_a_class_that_one_client_lacks_is_not_said_to_be_nobodys(tmp_path: Path) -> None:
+def test_a_class_missing_at_one_client_is_not_reported_as_missing_everywhere(tmp_path: Path) -> None:
     both = npz(tmp_path / "both.npz", x=np.arange(40.0).reshape(20, 2), y=np.array(["a", "b"] * 10))
     one = npz(tmp_path / "one.npz", x=np.arange(20.0).reshape(10, 2), y=np.array(["a"] * 10))
     clients = {"both": {"data": both}, "one": {"data": one}}

@@ -11,7 +11,7 @@ from fedmutual.errors import DataError
 MNIST = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]  # its training images of each class
 
 
-def whole(parts: list[Index], n: int) -> bool:
+def is_partition(parts: list[Index], n: int) -> bool:
     return sorted(np.concatenate(parts).tolist()) == list(range(n))
 
 
@@ -23,7 +23,7 @@ def held(parts: list[Index], labels: Index) -> Index:
 def test_the_papers_shards(sizes: list[int], classes: int, pieces: int) -> None:
     labels = np.random.default_rng(0).permutation(np.repeat(np.arange(len(sizes)), sizes))
     parts = shards(labels, 5, classes, np.random.default_rng(1))
-    assert whole(parts, len(labels))
+    assert is_partition(parts, len(labels))
     table = held(parts, labels)
     assert ((table > 0).sum(1) == classes).all()  # a client has so many classes
     assert ((table > 0).sum(0) == pieces).all()  # a class is cut into so many shards
@@ -45,7 +45,7 @@ def test_shards_lose_no_row_and_repeat_no_class(clients: int, classes: int, per_
     rng = np.random.default_rng(seed)
     labels = rng.permutation(np.concatenate([np.arange(classes).repeat(clients), rng.integers(0, classes, 20)]))
     parts = shards(labels, clients, per_client, rng)
-    assert whole(parts, len(labels))
+    assert is_partition(parts, len(labels))
     table = held(parts, labels) > 0
     assert (table.sum(1) == per_client).all()
     assert set(table.sum(0).tolist()) <= {clients * per_client // classes, -(-clients * per_client // classes)}
@@ -87,7 +87,7 @@ def test_shards_that_cannot_be(sizes: list[int], clients: int, per_client: int, 
 def test_iid_parts(n: int, clients: int, seed: int) -> None:
     assume(n >= clients)
     parts = iid(n, clients, seed)
-    assert whole(parts, n)
+    assert is_partition(parts, n)
     assert {len(p) for p in parts} <= {n // clients, -(-n // clients)}
 
 
@@ -102,7 +102,7 @@ def test_dirichlet_parts(clients: int, alpha: float, min_size: int, seed: int) -
     labels = np.random.default_rng(seed).integers(0, 4, 120)
     parts = dirichlet(labels, clients, alpha, seed, min_size)
     assert len(parts) == clients
-    assert whole(parts, 120)
+    assert is_partition(parts, 120)
     assert min(map(len, parts)) >= min_size
 
 

@@ -48,7 +48,7 @@ def test_rows_of_all_nodes_in_one_order() -> None:
     assert np.array_equal(federation.pooled().private.index, np.sort(all_rows))
 
 
-def test_nobody_has_public_rows() -> None:
+def test_no_client_has_public_rows() -> None:
     federation = data.load(config())
     assert federation.public is None
     assert all(s.public is None for s in federation.clients.values())
@@ -79,32 +79,32 @@ def test_labels_of_others_cannot_be_read(brought: bool, tmp_path: Path) -> None:
 def test_the_digest_by_hand(tmp_path: Path) -> None:
     public_set = public(**own_data(tmp_path, north=40, south=30))
     x, y = everything(public_set.data)
-    whole, labels = hashlib.sha256(), b""
+    content_hash, labels = hashlib.sha256(), b""
     for id, positions in public_set.owners.items():
         at = list(positions)
-        whole.update(f"{id}\0{len(at)}\0torch.float32[1]".encode() + x[at].numpy().tobytes())
+        content_hash.update(f"{id}\0{len(at)}\0torch.float32[1]".encode() + x[at].numpy().tobytes())
         labels += y[at].numpy().tobytes()
-    assert public_set.unlabelled == whole.hexdigest()
-    assert public_set.digest == hashlib.sha256(whole.digest() + labels).hexdigest()
+    assert public_set.unlabelled == content_hash.hexdigest()
+    assert public_set.digest == hashlib.sha256(content_hash.digest() + labels).hexdigest()
 
 
 def test_the_digest_is_of_content(tmp_path: Path) -> None:
     x = np.arange(48, dtype=np.float32).reshape(24, 2)
     y = np.array([0, 1] * 12)
-    one = npz(tmp_path / "a.npz", x=x, y=y)
-    others = {
+    first_source = npz(tmp_path / "a.npz", x=x, y=y)
+    other_sources = {
         "other names": npz(tmp_path / "b.npz", x=x, y=y),
-        "scaled otherwise": one | {"mean": [1.0, 1.0], "std": [2.0, 2.0]},
+        "scaled otherwise": first_source | {"mean": [1.0, 1.0], "std": [2.0, 2.0]},
         "other examples": npz(tmp_path / "c.npz", x=x + 1, y=y),
         "other labels": npz(tmp_path / "d.npz", x=x, y=1 - y),
     }
-    first = public(data=one)
-    public_set = {name: public(data=about) for name, about in others.items()}
-    assert [name for name, other in public_set.items() if other.digest == first.digest] == [
+    first = public(data=first_source)
+    public_set = {name: public(data=about) for name, about in other_sources.items()}
+    assert [name for name, other_set in public_set.items() if other_set.digest == first.digest] == [
         "other names",
         "scaled otherwise",
     ]
-    assert public(data=one, seed=1).digest != first.digest  # other rows
+    assert public(data=first_source, seed=1).digest != first.digest  # other rows
 
 
 def test_what_nodes_hold_against_each_other() -> None:
@@ -122,7 +122,7 @@ def test_what_nodes_hold_against_each_other() -> None:
     assert "counts" not in blind
 
 
-def test_a_class_that_nobody_gives(tmp_path: Path) -> None:
+def test_a_class_missing_in_the_public_set_is_refused(tmp_path: Path) -> None:
     y = np.array(["common"] * 58 + ["rare"] * 2)
     about = npz(tmp_path / "a.npz", x=np.arange(60, dtype=np.float32)[:, None], y=y)
     with pytest.raises(
@@ -169,8 +169,8 @@ def test_clients_with_data_of_their_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize("resident", [True, False])
 def test_one_batch_an_index_tensor_over_several_stores(resident: bool, tmp_path: Path) -> None:
     tables = own_data(tmp_path, north=40, south=30, east=25)
-    for own in tables["clients"].values():
-        own["data"]["resident"] = resident
+    for client_tables in tables["clients"].values():
+        client_tables["data"]["resident"] = resident
     public_set = public(**tables).data
     x, y = everything(public_set)
     rng = torch.Generator().manual_seed(0)
@@ -179,9 +179,9 @@ def test_one_batch_an_index_tensor_over_several_stores(resident: bool, tmp_path:
     ]
     batches = list(public_set.rows(iter(plan)))
     assert len(batches) == len(plan)
-    for index, (own_x, own_y) in zip(plan, batches, strict=True):
-        assert torch.equal(own_x, x[index])
-        assert torch.equal(own_y, y[index])
+    for index, (expected_x, expected_y) in zip(plan, batches, strict=True):
+        assert torch.equal(expected_x, x[index])
+        assert torch.equal(expected_y, y[index])
     assert list(public_set.rows(iter([]))) == []
 
 
@@ -203,7 +203,7 @@ def test_a_public_set_is_given_back(tmp_path: Path) -> None:
     assert np.array_equal(back.test.index, federation.test.index)
 
 
-def test_a_test_set_of_the_datas_own_that_nobody_uses(tmp_path: Path) -> None:
+def test_an_unused_test_set_of_the_data_is_remarked(tmp_path: Path) -> None:
     x = np.arange(60, dtype=np.float32)[:, None]
     about = npz(tmp_path / "a.npz", x=x, y=[0, 1] * 30, x_test=x[:9] + 100, y_test=[0, 1, 0] * 3)
     federation = data.load(config(data=about, split={"private": 0.5, "validation": 0.2, "test": 0.3}))

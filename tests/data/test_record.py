@@ -69,17 +69,17 @@ def test_a_partition_is_given_back(written: tuple[Path, data.Federation]) -> Non
 def test_the_fingerprint_tells_data_and_rows_apart(tmp_path: Path) -> None:
     x = np.arange(24, dtype=np.float32).reshape(12, 2)
     y = np.array([0, 1] * 6)
-    same = npz(tmp_path / "a.npz", x=x, y=y)
+    source = npz(tmp_path / "a.npz", x=x, y=y)
     prints = [
         data.load(config(**tables)).partition["fingerprint"]
         for tables in (
-            {"data": same},
+            {"data": source},
             {"data": npz(tmp_path / "b.npz", x=x, y=y)},
             {"data": npz(tmp_path / "c.npz", x=np.where(x == 5, 5.5, x), y=y)},
             {"data": npz(tmp_path / "d.npz", x=x, y=1 - y)},
-            {"data": same | {"classes": ["0", "1", "2"]}},
-            {"data": same, "seed": 1},
-            {"data": same, "partition": {"clients": 1}},
+            {"data": source | {"classes": ["0", "1", "2"]}},
+            {"data": source, "seed": 1},
+            {"data": source, "partition": {"clients": 1}},
         )
     ]
     assert prints[0] == prints[1]
@@ -103,7 +103,7 @@ def rewrite(path: Path, change: Any) -> None:
 
 def test_a_partition_changed_by_hand(written: tuple[Path, data.Federation]) -> None:
     path, _ = written
-    rewrite(path, lambda found: found["clients"]["0"]["private"]["rows"].pop())
+    rewrite(path, lambda partition: partition["clients"]["0"]["private"]["rows"].pop())
     refused(f"{path}: the file was changed: its fingerprint is of other rows", partition={"kind": "file", "file": str(path)})
 
 
@@ -123,10 +123,10 @@ def test_row_numbers_that_cannot_be(
     """Someone has made the fingerprint anew: the rows are looked at all the same."""
     path, _ = written
 
-    def change(found: dict[str, Any]) -> None:
-        found["clients"][client][share]["rows"] = found["clients"]["0"]["private"]["rows"] if rows is None else rows
-        table = Table(np.zeros(0, dtype=np.int64), 0, tuple(found["classes"]))
-        found["fingerprint"] = compute_fingerprint(table, found["data"], found["test"], found["clients"])
+    def change(partition: dict[str, Any]) -> None:
+        partition["clients"][client][share]["rows"] = partition["clients"]["0"]["private"]["rows"] if rows is None else rows
+        table = Table(np.zeros(0, dtype=np.int64), 0, tuple(partition["classes"]))
+        partition["fingerprint"] = compute_fingerprint(table, partition["data"], partition["test"], partition["clients"])
 
     rewrite(path, change)
     refused(words, partition={"kind": "file", "file": str(path)})
@@ -135,10 +135,10 @@ def test_row_numbers_that_cannot_be(
 def test_a_client_that_would_leave_the_run_folder(written: tuple[Path, data.Federation]) -> None:
     path, _ = written
 
-    def change(found: dict[str, Any]) -> None:
-        found["clients"]["../../elsewhere"] = found["clients"].pop("0")
-        table = Table(np.zeros(0, dtype=np.int64), 0, tuple(found["classes"]))
-        found["fingerprint"] = compute_fingerprint(table, found["data"], found["test"], found["clients"])
+    def change(partition: dict[str, Any]) -> None:
+        partition["clients"]["../../elsewhere"] = partition["clients"].pop("0")
+        table = Table(np.zeros(0, dtype=np.int64), 0, tuple(partition["classes"]))
+        partition["fingerprint"] = compute_fingerprint(table, partition["data"], partition["test"], partition["clients"])
 
     rewrite(path, change)
     refused("client '../../elsewhere' cannot name a client", partition={"kind": "file", "file": str(path)})
@@ -154,7 +154,7 @@ def test_a_client_that_would_leave_the_run_folder(written: tuple[Path, data.Fede
         ('{"format": 1}', "is not a partition.json: classes: field required"),
     ],
 )
-def test_files_that_are_no_partition(text: str | None, words: str, tmp_path: Path) -> None:
+def test_files_that_are_not_partitions_are_refused(text: str | None, words: str, tmp_path: Path) -> None:
     path = tmp_path / "p.json"
     if text is not None:
         path.write_text(text)

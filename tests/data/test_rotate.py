@@ -67,8 +67,8 @@ def test_the_same_images_in_all_domains() -> None:
     assert source.train.x.take([599, 3])[1].equal(x[0, 3])
     _, other, _ = by_domain(DIGITS, seed=1)
     assert not torch.equal(other[0], x[0])
-    _, whole, _ = by_domain({"name": "digits", "angles": [0, 15]})
-    assert len(whole[0]) == 1797
+    _, all_digits, _ = by_domain({"name": "digits", "angles": [0, 15]})
+    assert len(all_digits[0]) == 1797
 
 
 def test_a_test_part_is_turned_unless_images_are_drawn(tmp_path: Path) -> None:

@@ -41,8 +41,8 @@ def test_clients_share_one_store() -> None:
 
 def test_other_labels_take_no_more_memory_on_a_device() -> None:
     rows = data.load(config(data={"name": "digits"})).clients["0"].private
-    there = torch.device("meta")
-    stores: list[Any] = [r.to(there).store for r in (rows, rows.unlabelled([0]), rows.unlabelled(range(9)))]
+    device = torch.device("meta")
+    stores: list[Any] = [r.to(device).store for r in (rows, rows.unlabelled([0]), rows.unlabelled(range(9)))]
     assert len({id(store) for store in stores}) == 3
     assert all(store.x is stores[0].x for store in stores)
 
@@ -61,19 +61,19 @@ def test_augmentation_is_drawn_from_the_stream_alone() -> None:
 def test_crop_flip_is_torchvisions_pad_crop_and_flip() -> None:
     x, black = torch.rand(40, 3, 6, 5), torch.tensor([-1.0, -2.0, -3.0])
     padded = torch.stack([published.pad(x[:, c], [PAD], fill=float(black[c])) for c in range(3)], 1)
-    seen = set()
-    for i, got in enumerate(CropFlip(black)(x, torch.Generator().manual_seed(0))):
+    crops = set()
+    for i, image in enumerate(CropFlip(black)(x, torch.Generator().manual_seed(0))):
         ways = [
             (top, left, flip)
             for top in range(2 * PAD + 1)
             for left in range(2 * PAD + 1)
             for flip in (False, True)
-            if torch.equal(got, _way(padded[i], top, left, flip))
+            if torch.equal(image, _way(padded[i], top, left, flip))
         ]
         assert ways
-        seen.add(ways[0])
-    assert len(seen) > 30  # each image its own way
-    assert {flip for *_, flip in seen} == {False, True}
+        crops.add(ways[0])
+    assert len(crops) > 30  # each image its own way
+    assert {flip for *_, flip in crops} == {False, True}
 
 
 def _way(padded: torch.Tensor, top: int, left: int, flip: bool) -> torch.Tensor:
@@ -132,8 +132,8 @@ def test_images_are_resized_as_torchvision_does() -> None:
     from sklearn.datasets import load_digits
 
     federation = data.load(config(data={"name": "digits", "size": [16, 12], "mean": [0.0], "std": [1.0]}))
-    own = torch.from_numpy(load_digits().images[federation.test.index]).float()[:, None] / 16
-    assert torch.equal(everything(federation.test)[0], published.resize(own, [16, 12], antialias=True))
+    originals = torch.from_numpy(load_digits().images[federation.test.index]).float()[:, None] / 16
+    assert torch.equal(everything(federation.test)[0], published.resize(originals, [16, 12], antialias=True))
 
 
 def test_rows_can_be_known_by_their_bytes() -> None:

@@ -51,7 +51,7 @@ def test_public_and_test_rows() -> None:
     assert lines[0] == ["client", "train", "public", "valid", "test", *"0123456789"]
     counts = data.load(config(partition={"clients": 2}, split=split)).partition["clients"]["0"]["counts"]
     assert lines[2][:5] == ["0", *(str(sum(counts[kind])) for kind in ("private", "public", "validation", "test"))]
-    output = found(partition={"clients": 20}, split=split)
+    output = problems(partition={"clients": 20}, split=split)
     assert "fewer than 30 public examples" in output
     assert "fewer than 30 test examples; one of 9 is 11 % of a score" in output
 
@@ -71,24 +71,24 @@ def test_a_bar_tells_how_many() -> None:
     assert [make_bar(n, 80) for n in (0, 1, 10, 11, 40, 79, 80)] == ["·", "▁", "▁", "▂", "▄", "█", "█"]
 
 
-def found(**tables: Any) -> str:
+def problems(**tables: Any) -> str:
     return "\n".join(data.find_problems(config(**tables)))
 
 
-def test_nothing_stands_out_in_digits() -> None:
+def test_data_check_reports_nothing_for_digits() -> None:
     assert data.find_problems(config(partition={"clients": 5})) == []
 
 
 def test_clients_and_classes() -> None:
-    output = found(partition=SHARDS)
+    output = problems(partition=SHARDS)
     assert "client '0' has training examples of 2 of 10 classes: only '0', '3'" in output
-    output = found(
+    output = problems(
         partition={"kind": "shards", "clients": 5, "classes_per_client": 6, "examples": 20}, split={"holdout": 0.2}
     )
     assert "clients '0', '1', '2', '3', '4' have fewer than 30 training examples" in output
     assert "clients '0', '1', '2', '3', '4' have fewer than 30 hold-out examples; one of 4 is 25 % of a score" in output
     assert "client '0' has no training examples of 4 of 10 classes" in output
-    output = found(partition={"kind": "dirichlet", "clients": 12, "alpha": 0.1, "min_size": 5})
+    output = problems(partition={"kind": "dirichlet", "clients": 12, "alpha": 0.1, "min_size": 5})
     assert "12 of 12 clients lack training examples of some class" in output
     assert "clients differ much in size" in output
 
@@ -96,7 +96,7 @@ def test_clients_and_classes() -> None:
 def test_classes_of_very_different_size(tmp_path: Path) -> None:
     x = np.arange(200, dtype=np.float32)[:, None]
     y = np.where(np.arange(200) < 190, "common", "rare")
-    output = found(data=npz(tmp_path / "a.npz", x=x, y=y, x_test=x + 500, y_test=y))
+    output = problems(data=npz(tmp_path / "a.npz", x=x, y=y, x_test=x + 500, y_test=y))
     assert "classes are imbalanced: 'common' has 190 training examples and 'rare' has 10; read balanced accuracy" in output
 
 
@@ -107,7 +107,7 @@ def test_labels_that_look_alike(tmp_path: Path) -> None:
         ["sick", "well", "sick", "Sick", "sick ", "well", "lung  cancer", "Lung cancer", "sick", "lung  cancer"] * 40
     )
     about = npz(tmp_path / "a.npz", x=x, y=y)
-    output = found(data=about)
+    output = problems(data=about)
     assert (
         "classes 'Sick', 'sick' and 'sick ' look alike; if they are one, write "
         'data.labels = { Sick = "sick", "sick " = "sick" }'
@@ -118,8 +118,8 @@ def test_labels_that_look_alike(tmp_path: Path) -> None:
     ) in output
     merged = about | {"labels": {"Sick": "sick", "sick ": "sick", "Lung cancer": "lung  cancer"}}
     assert data.load(config(data=merged)).space.classes == ("lung  cancer", "sick", "well")
-    assert "look alike" not in found(data=merged)
-    assert "look alike" not in found(data=about | {"classes": sorted(set(y.tolist()))})
+    assert "look alike" not in problems(data=merged)
+    assert "look alike" not in problems(data=about | {"classes": sorted(set(y.tolist()))})
 
 
 def test_examples_that_are_there_twice(tmp_path: Path) -> None:
@@ -132,11 +132,11 @@ def test_examples_that_are_there_twice(tmp_path: Path) -> None:
         x_test=x[20:23] + np.array([[100], [0], [0]]),
         y_test=y[20:23],
     )
-    output = found(data=about)
+    output = problems(data=about)
     assert "2 of 3 test examples equal a training example, row 1 of 'x_test' in" in output
     assert "for instance row 21 of 'x' in" in output
     assert "equal examples have different labels, row 5 of 'x' in" in output or "row 80 of 'x' in" in output
-    clean = found(data=npz(tmp_path / "b.npz", x=x, y=y, x_test=x + 100, y_test=y))
+    clean = problems(data=npz(tmp_path / "b.npz", x=x, y=y, x_test=x + 100, y_test=y))
     assert "equal" not in clean
 
 
@@ -145,16 +145,18 @@ def test_inputs_that_tell_nothing(tmp_path: Path) -> None:
     rows = "\n".join(f"{a:.4f},7,{b:.4f},{'x' if i % 2 else 'y'}" for i, (a, b) in enumerate(rng.normal(5, 2, (200, 2))))
     (tmp_path / "a.csv").write_text(f"age,site,dose,label\n{rows}\n")
     about = {"name": "csv", "root": str(tmp_path / "a.csv")}
-    output = found(data=about)
+    output = problems(data=about)
     assert "constant in all training examples, so without information: feature 'site'" in output
     line = next(s for s in output.splitlines() if s.startswith("the training examples suggest"))
     federation = data.load(config(data=about))
-    own = np.loadtxt(tmp_path / "a.csv", delimiter=",", skiprows=1, usecols=(0, 1, 2))[federation.pooled().private.index]
-    mean = ", ".join(f"{v:.4g}" for v in own.mean(0))
-    std = ", ".join(f"{v:.4g}" for v in (*own.std(0)[:1], 1, *own.std(0)[2:]))
+    training_rows = np.loadtxt(tmp_path / "a.csv", delimiter=",", skiprows=1, usecols=(0, 1, 2))[
+        federation.pooled().private.index
+    ]
+    mean = ", ".join(f"{v:.4g}" for v in training_rows.mean(0))
+    std = ", ".join(f"{v:.4g}" for v in (*training_rows.std(0)[:1], 1, *training_rows.std(0)[2:]))
     assert line == f"the training examples suggest data.mean = [{mean}] and data.std = [{std}]"
-    given = about | {"mean": own.mean(0).tolist(), "std": [1.0, 1.0, 1.0]}
-    assert "suggest data.mean" not in found(data=given)
+    scaled_source = about | {"mean": training_rows.mean(0).tolist(), "std": [1.0, 1.0, 1.0]}
+    assert "suggest data.mean" not in problems(data=scaled_source)
 
 
 def test_blank_images(tmp_path: Path) -> None:
@@ -163,7 +165,7 @@ def test_blank_images(tmp_path: Path) -> None:
     from PIL import Image
 
     Image.new("L", (5, 6), 7).save(tmp_path / "dog" / "09.png")
-    assert f"1 image with a single value in all pixels: {tmp_path / 'dog' / '09.png'}" in found(data=about)
+    assert f"1 image with a single value in all pixels: {tmp_path / 'dog' / '09.png'}" in problems(data=about)
 
 
 @pytest.mark.parametrize("resident", [True, False])
@@ -175,13 +177,13 @@ def test_data_that_cannot_be_used(tmp_path: Path, resident: bool) -> None:
         data.find_problems(given)
 
 
-def test_examples_that_stand_at_two_clients_are_told(tmp_path: Path) -> None:
+def test_examples_held_by_two_clients_are_reported(tmp_path: Path) -> None:
     x = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
     y = np.arange(40) % 2
     of = {"a": npz(tmp_path / "a.npz", x=x, y=y), "b": npz(tmp_path / "b.npz", x=x[:20] + 9, y=y[:20], x_test=x, y_test=y)}
     clients = {i: {"data": {"root": about["root"]}} for i, about in of.items()}
     tables = {"data": {"name": "npz"}, "partition": {}, "clients": clients, "split": {"preset": "v1"}}
-    output = found(**tables)
+    output = problems(**tables)
     shares = data.load(config(**tables)).clients
     both = np.isin(x[:, 0], everything(shares["a"].private)[0][:, 0].numpy()).sum()
     line = next(s for s in output.splitlines() if "that client 'b' is scored on" in s)
@@ -189,4 +191,4 @@ def test_examples_that_stand_at_two_clients_are_told(tmp_path: Path) -> None:
     assert "equal a training example of client 'a', row " in line
     assert "that client 'a' is scored on" not in output
     clients["b"]["data"] |= {"mean": [0.5, 0, 0], "std": [2.0, 1, 1]}  # rows are the same ones, however they are scaled
-    assert line in found(**tables).splitlines()
+    assert line in problems(**tables).splitlines()

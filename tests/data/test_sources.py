@@ -45,10 +45,10 @@ def test_arrays_of_any_layout(tmp_path: Path, layout: tuple[int, ...]) -> None:
     }
     assert federation.space.shape == expected[layout]
     first, _ = everything(federation.test)
-    own = torch.from_numpy(x[federation.test.index]).float()
+    expected_rows = torch.from_numpy(x[federation.test.index]).float()
     if layout == (6, 4, 5, 3):
-        own = own.permute(0, 3, 1, 2)
-    assert torch.allclose(first.flatten(1), own.flatten(1) / (1 if layout == (6, 7) else 255))
+        expected_rows = expected_rows.permute(0, 3, 1, 2)
+    assert torch.allclose(first.flatten(1), expected_rows.flatten(1) / (1 if layout == (6, 7) else 255))
 
 
 def test_arrays_with_test_rows(tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_a_dataset_of_pictures_with_groups(module: Callable[[str], str], tmp_pat
     assert torch.equal((x[:, 0, 1, 1] * 255).round().long() % 2, y)
 
 
-def test_targets_of_numbers_may_be_told_more_exactly_than_items_hold_them(module: Callable[[str], str]) -> None:
+def test_declared_numeric_targets_may_be_more_exact_than_the_items(module: Callable[[str], str]) -> None:
     name = module("""
         class make(Dataset):
             targets = np.linspace(0, 1, 12) / 3
@@ -199,12 +199,12 @@ CHANGING = """
     """
 
 
-@pytest.mark.parametrize(("source", "told"), [(CHANGING, True), (SOURCES["items"], False)])
-def test_items_that_change_are_told(source: str, told: bool, module: Callable[[str], str]) -> None:
+@pytest.mark.parametrize(("source", "is_told"), [(CHANGING, True), (SOURCES["items"], False)])
+def test_items_that_change_between_readings_are_remarked(source: str, is_told: bool, module: Callable[[str], str]) -> None:
     name = f"{module(source)}:make"
     federation = data.load(config(data={"name": name, "root": "x"}, split=HALF, partition={"clients": 1}))
     note = f"{name}: its items differ between two readings"
-    assert any(n.startswith(note) for n in federation.notes) == told
+    assert any(n.startswith(note) for n in federation.notes) == is_told
 
 
 @pytest.mark.parametrize(

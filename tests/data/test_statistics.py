@@ -62,15 +62,15 @@ def test_statistics_are_those_of_numpy_over_all_rows(tmp_path: Path) -> None:
 def test_images_have_a_mean_for_each_channel(tmp_path: Path, resident: bool) -> None:
     rng = np.random.default_rng(0)
     x = rng.integers(0, 256, (50, 6, 5, 3), dtype=np.uint8)
-    given = npz(tmp_path / "a.npz", x=x, y=np.arange(50) % 2) | {"size": [4, 4], "resident": resident}
-    federation = data.load(config(data=given | BY_SUMS))
-    raw = pool(data.load(config(data=given)))
+    source = npz(tmp_path / "a.npz", x=x, y=np.arange(50) % 2) | {"size": [4, 4], "resident": resident}
+    federation = data.load(config(data=source | BY_SUMS))
+    raw = pool(data.load(config(data=source)))
     assert federation.statistics is not None
     np.testing.assert_allclose(federation.statistics.mean, raw.mean((0, 2)), rtol=1e-13)  # type: ignore[arg-type]
     np.testing.assert_allclose(federation.statistics.std, raw.std((0, 2)), rtol=1e-10)  # type: ignore[arg-type]
     assert federation.space.scaling["mean"] == list(federation.statistics.moments.mean)
     numbers = {"mean": federation.space.scaling["mean"], "std": federation.space.scaling["std"]}
-    by_hand = data.load(config(data=given | numbers))
+    by_hand = data.load(config(data=source | numbers))
     for i, shares in by_hand.clients.items():
         assert torch.equal(everything(federation.clients[i].private)[0], everything(shares.private)[0])
 
@@ -248,7 +248,7 @@ def test_stats_prints_the_statistics(tmp_path: Path, cli: Any) -> None:
 
 
 @pytest.mark.parametrize("task", ["multilabel", "segmentation"])
-def test_labels_and_masks_are_no_classes_of_rows(tmp_path: Path, task: str) -> None:
+def test_label_sets_and_masks_are_not_row_classes(tmp_path: Path, task: str) -> None:
     shape = {"multilabel": (40, 3), "segmentation": (40, 4, 6)}[task]
     given = npz(tmp_path / "a.npz", x=np.zeros((40, 4, 6), "float32"), y=np.ones(shape, "int64"))
     shared = {"multilabel": "mlp", "segmentation": "unet"}[task]

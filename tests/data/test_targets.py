@@ -162,7 +162,7 @@ def test_columns_of_a_table_are_labels(tmp_path, cells):
         ("1,0", {"data.columns": {"age": "number", "cough": "number"}}, "which data.label names; remove one"),
     ],
 )
-def test_columns_that_are_no_labels(tmp_path, cells, settings, sentence):
+def test_columns_that_are_not_labels_are_refused(tmp_path, cells, settings, sentence):
     with pytest.raises(fedmutual.UserError) as problem:
         load(write_table(tmp_path, cells)(**settings))
     assert sentence in str(problem.value)

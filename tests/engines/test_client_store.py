@@ -145,7 +145,7 @@ def test_a_full_disk_is_named(in_memory, tmp_path, monkeypatch):
     assert same(tmp_path / "run", in_memory) == []
 
 
-def test_a_process_holds_no_more_clients_than_it_may(tmp_path):
+def test_a_process_keeps_at_most_the_allowed_number_of_clients(tmp_path):
     alive = weakref.WeakSet()
 
     def make(id):
@@ -182,8 +182,8 @@ def test_the_number_of_clients_in_memory(engine, workers, resident, memory, expe
     assert (disk and disk.resident) == expected
 
 
-def test_a_run_whose_states_do_not_fit_says_so(in_memory, tmp_path, monkeypatch):
-    monkeypatch.setattr("fedmutual.studies.run.count_memory", lambda: 10**6)
+def test_a_run_whose_states_exceed_the_memory_is_remarked(in_memory, tmp_path, monkeypatch):
+    monkeypatch.setattr("fedmutual.studies.engine_handle.count_memory", lambda: 10**6)
     fedmutual.run(config(), tmp_path / "run")
     assert same(tmp_path / "run", in_memory) == []
     assert "are stored in the run folder (engine.resident)" in (tmp_path / "run" / "log.txt").read_text()

@@ -20,7 +20,7 @@ from fedmutual.errors import ConfigError, RunError
 from fedmutual.events import Failed, Replied, Started
 from kills import same
 from nodes import CPUS, two_nodes
-from toy import Ready, client, killed, odd, pid, refused
+from toy import Ready, client, killed, pid, raise_unpicklable, refused
 from toy import cluster as hosted
 
 ALL = dict.fromkeys("012", ())
@@ -50,13 +50,13 @@ def test_clients_live_on_both_nodes_and_their_processes_are_used_again(nodes):
         assert dict(engine.each(pid, ALL)) == first
 
 
-def test_a_clients_exception_arrives_as_itself_and_one_that_cannot_cross_by_its_text(nodes):
+def test_a_client_exception_keeps_its_type_or_its_text_if_it_cannot_be_pickled(nodes):
     with closing(hosted(clients())) as engine:
         with pytest.raises(ConfigError, match="not 1") as caught:
             list(engine.each(refused, {"1": ()}))
         assert "in refused" in caught.value.__notes__[0], "where it was raised"
         with pytest.raises(RuntimeError, match="Local: cannot cross"):
-            list(engine.each(odd, {"1": ()}))
+            list(engine.each(raise_unpicklable, {"1": ()}))
 
 
 def test_a_killed_worker_is_named_with_its_clients(nodes):
@@ -66,12 +66,12 @@ def test_a_killed_worker_is_named_with_its_clients(nodes):
             list(engine.each(killed, {"0": ()}))
 
 
-def test_what_cannot_be_handed_over_is_said():
+def test_objects_that_cannot_be_sent_to_a_worker_are_an_error():
     with pytest.raises(Unportable, match=r"cannot be handed to worker processes .*use engine.name = 'inprocess'"):
         other(make=lambda id: None)
 
 
-def test_what_there_is_no_room_for_is_said(nodes, monkeypatch):
+def test_a_request_above_the_clusters_resources_is_an_error(nodes, monkeypatch):
     monkeypatch.setattr(ray_placement, "PATIENCE", 0.5)
     sentence = (
         rf"asks for 3 workers with {CPUS} CPU and 0 GPU each, and after 0.5 s the Ray cluster had too few free "
@@ -129,7 +129,7 @@ def test_equal_shares_of_gpus_leave_room_for_all(workers, gpus, share):
     assert ray_placement.choose_gpu_share(Ray, 0.0, workers) == {}
 
 
-def test_without_ray_the_mend_is_said(small, monkeypatch, cli):
+def test_without_ray_the_error_names_the_fix(small, monkeypatch, cli):
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.setattr(ray_placement, "kept_reservations", [])
     code, _, err = cli("run", small, "--set", "engine.name=cluster")
@@ -138,7 +138,7 @@ def test_without_ray_the_mend_is_said(small, monkeypatch, cli):
 
 
 @pytest.fixture
-def whole(small):
+def uninterrupted(small):
     fedmutual.run(fedmutual.load_config(small, **{"engine.name": "inprocess"}), "whole")
     return small.parent / "whole"
 
@@ -147,7 +147,9 @@ def on_cluster(small, address):
     return fedmutual.load_config(small, **{"engine.name": "cluster", "engine.workers": 2, "engine.address": address})
 
 
-def test_a_worker_that_dies_with_its_node_in_the_middle_of_a_round_costs_nothing_but_time(small, whole, nodes, monkeypatch):
+def test_a_worker_that_dies_with_its_node_in_the_middle_of_a_round_costs_nothing_but_time(
+    small, uninterrupted, nodes, monkeypatch
+):
     import ray
 
     filled, events, deaths = [], [], []
@@ -171,7 +173,7 @@ def test_a_worker_that_dies_with_its_node_in_the_middle_of_a_round_costs_nothing
         fedmutual.run(on_cluster(small, nodes.address), "part", observers=[kill])
     finally:
         nodes.add_node(num_cpus=CPUS)
-    assert same(small.parent / "part", whole) == []
+    assert same(small.parent / "part", uninterrupted) == []
     log = (small.parent / "part" / "log.txt").read_text()
     assert f"{deaths[0]} with client" in log
     assert "all clients continue from round 2, the last saved" in log
@@ -179,13 +181,13 @@ def test_a_worker_that_dies_with_its_node_in_the_middle_of_a_round_costs_nothing
     assert [e.done for e in events if isinstance(e, Started)] == [0, 2]
 
 
-def test_a_run_folder_that_a_worker_does_not_see_is_said(small, nodes, monkeypatch):
+def test_a_run_folder_invisible_to_a_worker_is_an_error(small, nodes, monkeypatch):
     monkeypatch.setattr(ray_engine.Path, "touch", lambda path: None)  # the driver's file is then on no node
     with pytest.raises(RunError, match=r"part: worker process \d+ on node [\d.:a-f]+ does not see this folder, and clients"):
         fedmutual.run(on_cluster(small, nodes.address), "part")
 
 
-def test_where_no_cluster_answers_is_said(small):
+def test_an_unreachable_cluster_is_an_error_with_its_address(small):
     pytest.importorskip("ray").shutdown()
     with pytest.raises(ConfigError, match=r"key 'engine.address': there is no Ray cluster to join at 'localhost:9' \("):
         other(address="localhost:9")

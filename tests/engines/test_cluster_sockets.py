@@ -84,12 +84,12 @@ def test_a_ray_that_asks_for_one_is_taken(version, monkeypatch):
 
 
 def test_a_token_of_the_users_is_left_as_it_is(monkeypatch):
-    """And so is the address that Ray takes for this node's, once the cluster is started."""
-    seen = []
+    """The address that Ray uses for this node is restored after the start of the cluster."""
+    init_calls = []
     constants = SimpleNamespace(ENABLE_RAY_CLUSTER=True)
 
-    def init(**given):
-        seen.append((os.environ.get("RAY_AUTH_TOKEN"), constants.ENABLE_RAY_CLUSTER, given["include_dashboard"]))
+    def init(**options):
+        init_calls.append((os.environ.get("RAY_AUTH_TOKEN"), constants.ENABLE_RAY_CLUSTER, options["include_dashboard"]))
 
     ray = SimpleNamespace(init=init, _private=SimpleNamespace(ray_constants=constants))
     monkeypatch.setenv("RAY_AUTH_TOKEN", "mine")
@@ -98,7 +98,7 @@ def test_a_token_of_the_users_is_left_as_it_is(monkeypatch):
     ray_init.start_local_cluster(ray, 1)
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", "token.txt")
     ray_init.start_local_cluster(ray, 1)
-    (mine, fresh, path) = seen
+    (mine, fresh, path) = init_calls
     assert (mine, path) == (("mine", False, False), (None, False, False))
     assert len(fresh[0]) == 64
     assert constants.ENABLE_RAY_CLUSTER is True

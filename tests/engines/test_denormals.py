@@ -13,7 +13,7 @@ TINY = 1e-40
 
 
 @pytest.fixture(autouse=True)
-def able():
+def flushes_denormals():
     if not torch.set_flush_denormal(False):
         pytest.skip("this processor cannot take denormal numbers as zero")
     yield

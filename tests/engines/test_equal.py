@@ -103,35 +103,35 @@ def amsgrad(net):
 
 
 def clients(algorithm, personal=mlp, shared=mlp, optimizer=sgd, sizes=SIZES, home=()):
-    made = []
+    equal_clients = []
     for i, n in enumerate(sizes):
-        one = client(str(i), algorithm, n=n, personal=personal, shared=shared, home=home)
-        one.optimizers = {k: optimizer(net) for k, net in one.nets.items()}
-        one.rate = 0.05
-        made.append(one)
-    return made
+        new_client = client(str(i), algorithm, n=n, personal=personal, shared=shared, home=home)
+        new_client.optimizers = {k: optimizer(net) for k, net in new_client.nets.items()}
+        new_client.rate = 0.05
+        equal_clients.append(new_client)
+    return equal_clients
 
 
-def apart(engine, algorithm, rounds=1, participation=1.0, start=None, stacked=True, own=None, **made):
+def apart(engine, algorithm, rounds=1, participation=1.0, start=None, stacked=True, client_settings=None, **made):
     """The greatest difference of anything that two engines leave, and what the losses were."""
     results = []
     for name in ("inprocess", engine):
         ours = clients(algorithm, **made)
-        for one, settings in zip(ours, own or [{}] * len(ours), strict=False):
-            one.settings = settings
+        for client_, settings in zip(ours, client_settings or [{}] * len(ours), strict=False):
+            client_.settings = settings
         events = []
         last = federation(
             algorithm, ours, rounds=rounds, start=start, engine=name, participation=participation, events=events
         )
         left = {f"server.{k}": v for k, v in last.items()}
-        for one in ours:
-            for net, module in one.nets.items():
-                left |= {f"{one.id}.{net}.{k}": v for k, v in weights(module).items()}
-            left |= {f"{one.id}.memory.{k}": v for k, v in one.memory.items()}
-            for net, optimizer in one.optimizers.items():
+        for client_ in ours:
+            for net, module in client_.nets.items():
+                left |= {f"{client_.id}.{net}.{k}": v for k, v in weights(module).items()}
+            left |= {f"{client_.id}.memory.{k}": v for k, v in client_.memory.items()}
+            for net, optimizer in client_.optimizers.items():
                 for slot, values in optimizer.state_dict()["state"].items():
                     tensors = {k: v for k, v in values.items() if isinstance(v, torch.Tensor)}
-                    left |= {f"{one.id}.{net}.{slot}.{k}": v.clone() for k, v in tensors.items() if v.any()}
+                    left |= {f"{client_.id}.{net}.{slot}.{k}": v.clone() for k, v in tensors.items() if v.any()}
         losses = [
             (e.round, e.phase, i, k, v)
             for e in events
@@ -148,11 +148,11 @@ def apart(engine, algorithm, rounds=1, participation=1.0, start=None, stacked=Tr
     return max(difference(left, left2), loss_difference)
 
 
-def check(engine, dtype, found, bound=BOUND):
+def check(engine, dtype, distance, bound=BOUND):
     if engine in EXACT:
-        assert found == 0.0
+        assert distance == 0.0
     else:
-        assert 0.0 <= found < bound[dtype]
+        assert 0.0 <= distance < bound[dtype]
 
 
 @pytest.mark.parametrize(("kind", "norm"), list(product(PHASES, (False, True))))
@@ -177,7 +177,7 @@ def test_frozen_layers_and_unused_parameters(engine, dtype):
 
 def test_clients_with_settings_of_their_own(engine, dtype):
     settings = [{"alpha": 0.9}, {"local_epochs": 1}, {"batch_size": 5, "beta": 0.1}, {"alpha": Schedule(0.2, 0.8)}]
-    check(engine, dtype, apart(engine, PHASES["fml"].algorithm(), own=settings))
+    check(engine, dtype, apart(engine, PHASES["fml"].algorithm(), client_settings=settings))
 
 
 @pytest.mark.parametrize("shape", ["linear", "cosine", "step"])
@@ -186,7 +186,7 @@ def test_settings_that_move_over_the_rounds(engine, dtype, shape):
         alpha=Schedule(0.9, 0.3, shape), beta=Schedule(0.2, 0.8, shape), local_epochs=1, batch_size=8
     ).algorithm()
     settings = [{}, {"alpha": Schedule(0.1, 1.0, "step", 0.25)}, {"beta": 0.4}]
-    check(engine, dtype, apart(engine, algorithm, rounds=4, own=settings))
+    check(engine, dtype, apart(engine, algorithm, rounds=4, client_settings=settings))
 
 
 def test_phases_of_one_step_with_memory_and_edited_gradients(engine, dtype):
@@ -199,7 +199,7 @@ def dropping(seed):
     return nn.Sequential(net[0], nn.Dropout(0.5), net[2])
 
 
-def test_active_dropout_is_stepped_client_after_client_and_said():
+def test_active_dropout_steps_clients_in_turn_with_a_remark():
     algorithm = PHASES["independent"].algorithm()
     differences = apart("stacked", algorithm, rounds=2, personal=dropping, stacked=False)
     assert differences == 0.0
@@ -341,12 +341,12 @@ def test_peers(engine, dtype, kind):
     results = []
     for name in ("inprocess", engine):
         ours = nodes(5, net=lambda seed: mlp(seed, hidden=9 if seed == 104 else 8), labelled="strict" not in kind)
-        for one in ours:
-            one.optimizers = {"personal": amsgrad(one.nets["personal"])}
+        for peer in ours:
+            peer.optimizers = {"personal": amsgrad(peer.nets["personal"])}
         events = []
         run(PEERS[kind].algorithm(), ours, rounds=5, engine=name, events=events)
-        left = {f"{one.id}.{k}": v for one in ours for k, v in weights(one.nets["personal"]).items()}
-        left |= {f"{one.id}.memory.{k}": v for one in ours for k, v in one.memory.items()}
+        left = {f"{peer.id}.{k}": v for peer in ours for k, v in weights(peer.nets["personal"]).items()}
+        left |= {f"{peer.id}.memory.{k}": v for peer in ours for k, v in peer.memory.items()}
         facts = {
             (e.round, e.phase, i, k): torch.tensor(v)
             for e in events

@@ -8,7 +8,7 @@ import torch
 
 import fedmutual
 import forked
-from fedmutual.rundir.checkpoint import COMMIT, sweep
+from fedmutual.rundir.checkpoint import COMMIT, remove_other_states
 
 WARM = """
 from dataclasses import dataclass, replace
@@ -78,7 +78,7 @@ DAMAGED = {
 
 @pytest.mark.parametrize("name", DAMAGED)
 def test_an_extension_of_a_damaged_state_leaves_the_finished_run_as_it_was(small, cli, name):
-    """Else a report would call it unfinished, and it could not be finished."""
+    """Otherwise a report would call the run unfinished, and the run could not be finished."""
     keep = ("--set", "records.keep_best=true")
     assert cli("run", small, "--set", "rounds=2", *keep)[0] == 0
     folder = small.parent / "runs/small"
@@ -96,17 +96,17 @@ def test_a_second_process_is_turned_away(small, cli):
     hold = f"{imports}with held(Path({str(folder)!r})):\n"
     code = hold + " print('held', flush=True); time.sleep(60)"
     out, err = small.parent / "out.txt", small.parent / "err.txt"
-    other = forked.start(["python", "-c", code], small.parent, out, err)
+    holder = forked.start(["python", "-c", code], small.parent, out, err)
     try:
-        while not out.read_text() and other.poll() is None:
+        while not out.read_text() and holder.poll() is None:
             time.sleep(0.01)
         assert out.read_text() == "held\n", err.read_text()
         code, _, err = cli("run", small)
         assert code == 2
         assert "another process is writing this run" in err
     finally:
-        other.kill()
-        other.wait()
+        holder.kill()
+        holder.wait()
     assert cli("run", small)[0] == 0, "a killed process lets go"
 
 
@@ -118,7 +118,7 @@ def test_sweep_takes_other_generations_and_part_files_only(tmp_path):
     for path in remaining + gone:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("")
-    sweep(tmp_path, 2)
+    remove_other_states(tmp_path, 2)
     assert sorted(p for p in tmp_path.rglob("*") if p.is_file()) == sorted(remaining)
 
 

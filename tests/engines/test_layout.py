@@ -26,7 +26,7 @@ def rows():
     return Rows(x, torch.randint(3, (24,), generator=generator))
 
 
-def one(kind, layout, fused):
+def make_client(kind, layout, fused):
     algorithm = Independent(**E).algorithm()
     made = client("0", algorithm, personal=net)
     made.nets["personal"].to(memory_format=layout)
@@ -52,14 +52,14 @@ class Plain(Independent):
 @pytest.mark.parametrize("phase", [Independent(**E), Plain(**E)], ids=["as they come", "edited"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_layout_and_fused_optimiser_change_nothing(kind, phase, tmp_path):
-    plain = one(KINDS[kind], torch.contiguous_format, fused=False)
-    ours = one(KINDS[kind], torch.channels_last, fused=True)
+    plain = make_client(KINDS[kind], torch.contiguous_format, fused=False)
+    ours = make_client(KINDS[kind], torch.channels_last, fused=True)
     assert not ours.nets["personal"][0].weight.is_contiguous()
     for round in range(3):
         work(phase, plain, {}, at(round))
         work(phase, ours, {}, at(round))
         save_client(ours, tmp_path / "c.safetensors", {"run": "r", "round": "1"})
-        ours = one(KINDS[kind], torch.channels_last, fused=True)  # as after a crash
+        ours = make_client(KINDS[kind], torch.channels_last, fused=True)  # as after a crash
         load_client(ours, tmp_path / "c.safetensors", "r", 1)
     assert difference(weights(plain.nets["personal"]), weights(ours.nets["personal"])) < 1e-12
 

@@ -45,18 +45,18 @@ def test_what_fades_becomes_zero(engine):
     assert torch.get_num_threads() == 1
     algorithm = FML(**E).algorithm()
     clients = [client(str(i), algorithm) for i in range(3)]
-    for one in clients:
-        first = one.nets["personal"][0]
+    for faded_client in clients:
+        first = faded_client.nets["personal"][0]
         with torch.no_grad():
             first.weight[0], first.bias[0] = TINY, -9.0  # whatever comes in: ReLU lets nothing through
     federation(algorithm, clients, rounds=1, engine=engine)
-    for one in clients:
-        faded = one.nets["personal"][0].weight
+    for faded_client in clients:
+        faded = faded_client.nets["personal"][0].weight
         assert not faded[0].any()
         assert faded[1:].all()
 
 
-def test_who_takes_part_is_drawn_anew_each_round_and_at_least_one():
+def test_participants_are_drawn_in_each_round_and_at_least_one():
     ids = [str(i) for i in range(10)]
     drawn = {draw_participants(ids, 0.3, at(t)) for t in range(20)}
     assert len(drawn) > 5
@@ -74,12 +74,12 @@ def test_batchnorm_statistics_are_averaged_and_counters_take_the_maximum(engine)
 
     algorithm = FedAvg(weighting="uniform", **E).algorithm()
     clients = [client("0", algorithm, n=16, shared=net), client("1", algorithm, n=40, shared=net)]
-    got = federation(algorithm, clients, start=server(net), rounds=1, engine=engine)
+    shared_state = federation(algorithm, clients, start=server(net), rounds=1, engine=engine)
     states = [weights(c.nets["meme"]) for c in clients]
     assert [s["1.num_batches_tracked"].item() for s in states] == [2, 5]
-    assert got["1.num_batches_tracked"].item() == 5
+    assert shared_state["1.num_batches_tracked"].item() == 5
     for name in ("1.running_mean", "1.running_var"):
-        assert torch.allclose(got[name], (states[0][name] + states[1][name]) / 2, rtol=0, atol=1e-7)
+        assert torch.allclose(shared_state[name], (states[0][name] + states[1][name]) / 2, rtol=0, atol=1e-7)
         assert not torch.equal(states[0][name], states[1][name])
 
 
@@ -155,10 +155,10 @@ def test_the_start_runs_once_before_the_rounds_and_memory_is_carried(engine):
 
 
 def test_a_client_that_answers_nothing_is_left_out_of_the_mean(engine):
-    absent, whole = Absent(**E).algorithm(), FML(**E).algorithm()
-    some = federation(absent, [client(i, absent) for i in ("0", "1", "2")], rounds=1, engine=engine)
-    two = federation(whole, [client(i, whole) for i in ("0", "2")], rounds=1, engine=engine)
-    assert difference(some, two) == 0.0
+    absent, complete = Absent(**E).algorithm(), FML(**E).algorithm()
+    with_absent = federation(absent, [client(i, absent) for i in ("0", "1", "2")], rounds=1, engine=engine)
+    of_two = federation(complete, [client(i, complete) for i in ("0", "2")], rounds=1, engine=engine)
+    assert difference(with_absent, of_two) == 0.0
 
 
 def test_statistics_that_overflow_are_seen():
@@ -175,16 +175,16 @@ def test_statistics_that_overflow_are_seen():
 )
 def test_large_examples_are_scored_a_few_at_a_time(shape, parts):
     """At most 2^22 numbers at once: 1,365 images of 32 x 32, 151 of 96 x 96, and one example at least."""
-    seen = []
+    batch_sizes = []
 
     class Sees(nn.Module):
         def forward(self, x):
-            seen.append(len(x))
+            batch_sizes.append(len(x))
             return torch.stack([x.flatten(1)[:, 0], -x.flatten(1)[:, 0]], 1)
 
     n = sum(parts)
     first = torch.arange(n) % 3 - 1.0  # below 0 for a third: class 1
     x = first.view(-1, *(1,) * len(shape)).expand(-1, *shape)
     scores = score(Sees(), Rows(x, (first < 0).long()), Classification())
-    assert seen == parts
+    assert batch_sizes == parts
     assert (scores["examples"], scores["accuracy"]) == (n, 1.0)

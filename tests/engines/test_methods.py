@@ -58,14 +58,14 @@ def place(tmp_path, monkeypatch):
 
 
 @pytest.fixture(scope="session")
-def whole(tmp_path_factory):
+def find_run(tmp_path_factory):
     """The folder of a method's run in one process: made once for all tests of it, which only read it."""
-    made = {}
+    folders = {}
 
     def find(name):
-        if name not in made:
-            made[name] = fedmutual.run(config(name), tmp_path_factory.mktemp("whole") / "run").folder
-        return made[name]
+        if name not in folders:
+            folders[name] = fedmutual.run(config(name), tmp_path_factory.mktemp("whole") / "run").folder
+        return folders[name]
 
     return find
 
@@ -101,37 +101,37 @@ def test_every_name_and_every_preset_is_run_here():
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_a_stop_in_a_phase_loses_nothing(name, place, whole):
-    assert files(stop_and_resume(whole(name), "part", config(name))) == files(whole(name))
+def test_a_stop_in_a_phase_loses_nothing(name, place, find_run):
+    assert files(stop_and_resume(find_run(name), "part", config(name))) == files(find_run(name))
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_worker_processes_come_to_the_same_bytes_also_after_a_stop(name, place, whole):
+def test_worker_processes_come_to_the_same_bytes_also_after_a_stop(name, place, find_run):
     workers = config(name, **{"engine.name": "processes", "engine.workers": 2})
-    assert files(stop_and_resume(whole(name), "processes", workers)) == files(whole(name))
+    assert files(stop_and_resume(find_run(name), "processes", workers)) == files(find_run(name))
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_stacked_clients_come_to_the_same_but_for_rounding_also_after_a_stop(name, place, whole):
+def test_stacked_clients_come_to_the_same_but_for_rounding_also_after_a_stop(name, place, find_run):
     changes = {"rounds": 2, "engine.participation": 1.0}
     stacked = config(name, **changes, **{"engine.name": "stacked"})
     runs = {
         "inprocess": fedmutual.run(config(name, **changes), "inprocess").folder,
-        "stacked": stop_and_resume(whole(name), "stacked", stacked),
+        "stacked": stop_and_resume(find_run(name), "stacked", stacked),
     }
     assert "vmap refuses" not in (runs["stacked"] / "log.txt").read_text()
-    one, other = (tensors(folder) for folder in runs.values())
+    in_turns, stacked_state = (tensors(folder) for folder in runs.values())
     if name == "feddf":  # Adam's steps are as long as the rate, even where the gradient is a rounding error of either sign
-        distances = torch.cat([(one[k].double() - other[k].double()).abs().flatten() for k in one])
+        distances = torch.cat([(in_turns[k].double() - stacked_state[k].double()).abs().flatten() for k in in_turns])
         assert distances.quantile(0.95) < 1e-4
         assert distances.max() < 2 * 2 * 4 * 1e-3  # either way, in 2 rounds, by 4 steps of at most the server's rate
     else:
-        assert difference(one, other) < 1e-4
+        assert difference(in_turns, stacked_state) < 1e-4
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_what_a_method_leaves_is_read_back_and_scored(name, place, whole):
-    run = fedmutual.Run(whole(name))
+def test_what_a_method_leaves_is_read_back_and_scored(name, place, find_run):
+    run = fedmutual.Run(find_run(name))
     summary, algorithm = run.summary, ALGORITHMS[name](**SETTINGS.get(name, {})).algorithm()
     scores = {s["model"] for s in json.loads((run.folder / "metrics.jsonl").read_text().splitlines()[-1])["scores"]}
     assert all(t.isfinite().all() for t in tensors(run.folder).values())

@@ -126,10 +126,10 @@ def test_a_kill_costs_nothing_on_any_engine(tmp_path, engine, untouched):
     if engine == "cluster":
         pytest.importorskip("ray")
     config = killable(tmp_path, engine)
-    whole = None if engine == "stacked" else untouched
-    done = trial(tmp_path, kills=1, seed=1, config=config, whole=whole)
-    assert len(done.kills) == 1
-    assert "raylet" not in done.said, "the cluster that the command starts for itself is quiet"
+    reference = None if engine == "stacked" else untouched
+    result = trial(tmp_path, kills=1, seed=1, config=config, uninterrupted=reference)
+    assert len(result.kills) == 1
+    assert "raylet" not in result.output, "the cluster that the command starts for itself is quiet"
 
 
 WHOLE = 'part = "features"\nadaptor = "linear"\n', ""
@@ -169,7 +169,7 @@ def test_clients_may_share_a_whole_model_where_their_classes_are_named(tmp_path,
         ('"own_objectives:seven"', '"own_objectives:seven", sze = [8, 8]', "did you mean 'clients.seven.data.size'?"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_shared_is_said_before_anything_is_written(tmp_path, monkeypatch, cli, before, after, sentence):
+def test_an_unshareable_part_is_an_error_before_anything_is_written(tmp_path, monkeypatch, cli, before, after, sentence):
     monkeypatch.chdir(tmp_path)
     path = write(tmp_path)
     text = path.read_text()

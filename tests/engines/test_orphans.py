@@ -40,7 +40,7 @@ def is_alive(process):
 
 @pytest.mark.skipif(not IS_FORKED, reason="worker processes are no forks here")
 def test_a_worker_at_work_ends_when_its_parent_is_killed(tmp_path):
-    """It does not finish its work first: a run that is resumed then would have to share the cores with it."""
+    """The worker does not finish its work first: a resumed run would have to share the cores with the worker."""
     (tmp_path / "orphan.py").write_text(SERVE)
     (tmp_path / "parent.py").write_text(PARENT)
     done = subprocess.run([sys.executable, "parent.py"], cwd=tmp_path, stdout=subprocess.PIPE, text=True, timeout=120)

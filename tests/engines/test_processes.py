@@ -28,7 +28,7 @@ from fedmutual.errors import ConfigError, RunError
 from fedmutual.events import Failed, PhaseDone, Replied, Started
 from fedmutual.federation.workload import Workload
 from fedmutual.rundir import folder as folders
-from fedmutual.rundir.checkpoint import client_state
+from fedmutual.rundir.checkpoint import collect_client_state
 from toy import (
     Counted,
     Ready,
@@ -39,9 +39,9 @@ from toy import (
     federation,
     killed,
     make_dropping,
-    odd,
     parent_pid,
     pid,
+    raise_unpicklable,
     refused,
     server,
 )
@@ -107,7 +107,7 @@ def test_a_killed_fork_server_takes_no_worker_with_it_and_another_one_starts():
     engine.close()
 
 
-def test_a_clients_exception_arrives_as_itself_and_one_that_cannot_cross_by_its_text():
+def test_a_client_exception_keeps_its_type_or_its_text_if_it_cannot_be_pickled():
     engine = hosted()
     with pytest.raises(ConfigError, match="not 1") as caught:
         list(engine.each(refused, {"1": ()}))
@@ -115,11 +115,11 @@ def test_a_clients_exception_arrives_as_itself_and_one_that_cannot_cross_by_its_
     engine.close()
     engine = hosted()
     with pytest.raises(RuntimeError, match="Local: cannot cross"):
-        list(engine.each(odd, {"1": ()}))
+        list(engine.each(raise_unpicklable, {"1": ()}))
     engine.close()
 
 
-def test_what_cannot_be_handed_over_is_said():
+def test_objects_that_cannot_be_sent_to_a_worker_are_an_error():
     with pytest.raises(Unportable, match=r"cannot be handed to worker processes .*use engine.name = 'inprocess'"):
         Processes(lambda id: None, {"0": 1.0}, workers=1, threads=1)
 
@@ -168,7 +168,7 @@ def test_a_phase_that_two_workers_share_has_the_bits_of_one_process(optimizer):
         last = federation(algorithm, clients, start=server(make_dropping), engine=engine, events=events)
         losses = [event.train for event in events if isinstance(event, PhaseDone)]
         works = [event.work for event in events if isinstance(event, PhaseDone)]
-        state = {f"{c.id}.{k}": v for c in clients for k, v in client_state(c, in_phase=True).items()}
+        state = {f"{c.id}.{k}": v for c in clients for k, v in collect_client_state(c, in_phase=True).items()}
         results[engine] = last | state, losses, works
     assert results["inprocess"][1:] == results["processes"][1:]
     assert results["inprocess"][2][0]["0"].steps == 12
@@ -215,12 +215,12 @@ def at_work():
 
 
 @pytest.fixture
-def whole(small):
+def uninterrupted(small):
     fedmutual.run(fedmutual.load_config(small, **{"engine.name": "inprocess"}), "whole")
     return small.parent / "whole"
 
 
-def test_a_worker_killed_in_the_middle_of_a_round_costs_nothing_but_time(small, whole):
+def test_a_worker_killed_in_the_middle_of_a_round_costs_nothing_but_time(small, uninterrupted):
     config = fedmutual.load_config(small, **{"engine.name": "processes", "engine.workers": 2})
     events, deaths = [], []
 
@@ -235,7 +235,7 @@ def test_a_worker_killed_in_the_middle_of_a_round_costs_nothing_but_time(small, 
 
     fedmutual.run(config, "part", observers=[kill])
     assert len(deaths) == 2
-    assert files(small.parent / "part") == files(whole)
+    assert files(small.parent / "part") == files(uninterrupted)
     lost = [e.problem for e in events if isinstance(e, Failed)]
     assert [type(p) for p in lost] == [WorkerLost, WorkerLost]
     log = (small.parent / "part" / "log.txt").read_text()
@@ -247,7 +247,7 @@ def test_a_worker_killed_in_the_middle_of_a_round_costs_nothing_but_time(small, 
 
 def test_a_worker_that_dies_before_the_first_round_is_replaced(small, monkeypatch):
     """One that was used before, say, and was dying when it was taken."""
-    environment, killed = folders.environment, []
+    environment, killed = folders.describe_environment, []
 
     def kill_before_environment(*about):
         if not killed:
@@ -256,7 +256,7 @@ def test_a_worker_that_dies_before_the_first_round_is_replaced(small, monkeypatc
             killed[0].join()
         return environment(*about)
 
-    monkeypatch.setattr(folders, "environment", kill_before_environment)
+    monkeypatch.setattr(folders, "describe_environment", kill_before_environment)
     config = fedmutual.load_config(small, rounds=1, **{"engine.name": "processes", "engine.workers": 2})
     assert fedmutual.run(config, "one").summary["rounds"] == 1
 
@@ -310,7 +310,7 @@ def test_a_worker_that_dies_again_and_again_stops_the_run_with_one_sentence(smal
     fedmutual.run(config, "part", resume=True)
 
 
-def test_a_run_goes_on_in_another_engine(small, whole, cli):
+def test_a_run_goes_on_in_another_engine(small, uninterrupted, cli):
     def stop(event):
         if isinstance(event, Replied) and event.round == 2:
             raise KeyboardInterrupt
@@ -320,7 +320,7 @@ def test_a_run_goes_on_in_another_engine(small, whole, cli):
         fedmutual.run(config, "part", observers=[stop])
     code, _, err = cli("run", small, "--set", "engine.name=inprocess", "--out", "part", "--resume")
     assert code == 0, err
-    assert files(small.parent / "part") == files(whole)
+    assert files(small.parent / "part") == files(uninterrupted)
 
 
 def test_a_script_without_a_guard_runs_once(small):
@@ -335,7 +335,7 @@ def test_a_script_without_a_guard_runs_once(small):
     assert (done.returncode, done.stdout.split()) == (0, ["here", "1"]), done.stderr
 
 
-def test_answers_that_nobody_waited_for_do_not_block_the_next_question():
+def test_unread_answers_do_not_block_the_next_request():
     engine = hosted()
     big = torch.zeros(2_000_000)
     next(engine.each(echo, dict.fromkeys("012", (big,))))
@@ -344,8 +344,8 @@ def test_answers_that_nobody_waited_for_do_not_block_the_next_question():
     assert all(torch.equal(t, big + 1) for t in again.values())
 
 
-def test_a_users_module_is_read_anew_by_the_next_run(small, monkeypatch):
-    """Workers are used again; code that a user changed between two runs in one process must not be the old."""
+def test_the_next_run_imports_a_users_module_again(small, monkeypatch):
+    """Workers are reused; a module that a user changed between two runs of one process must be imported again."""
     monkeypatch.syspath_prepend(small.parent)
     source = (
         "from torch import nn\n"
@@ -365,7 +365,7 @@ def test_a_users_module_is_read_anew_by_the_next_run(small, monkeypatch):
 
 
 def test_a_worker_used_again_finds_an_algorithm_in_another_folder(small, monkeypatch, tmp_path_factory):
-    """What it is handed names the algorithm's module, which must be found before it can be opened."""
+    """The request names the algorithm's module, which must be found before the request can be unpickled."""
     source = "from fedmutual.algorithms import FedAvg\n\n\nclass Mine(FedAvg):\n    pass\n"
     for name in ("first", "second"):
         folder = tmp_path_factory.mktemp(name)

@@ -43,8 +43,8 @@ TWELVE = {
 }
 
 
-def test_whose_rows_are_whose_is_known_after_a_resume(tmp_path):
-    """A checkpoint's file has its tensors in an order of its own, in which client 10 comes before client 2."""
+def test_the_owners_of_public_rows_are_known_after_a_resume(tmp_path):
+    """A checkpoint sorts its tensors by name, so client 10 comes before client 2."""
     notes = []
     fedmutual.run(parse_config(TWELVE), tmp_path / "whole")
     fedmutual.run(parse_config(TWELVE | {"rounds": 1}), tmp_path / "part")

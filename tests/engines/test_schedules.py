@@ -20,16 +20,16 @@ OWN = [0.2, 0.8, 0.8, 0.8]  # client 1's alpha: a step after a quarter of the ro
 @pytest.fixture
 def losses(monkeypatch):
     """(client, round from 0) -> the alpha and beta that its loss was given."""
-    seen = {}
+    weights_by_client = {}
     begin = FML.begin
 
     def look(phase, client, inbox, at):
         const = begin(phase, client, inbox, at)
-        seen[client.id, at.round] = (const["alpha"].item(), const["beta"].item())
+        weights_by_client[client.id, at.round] = (const["alpha"].item(), const["beta"].item())
         return const
 
     monkeypatch.setattr(FML, "begin", look)
-    return seen
+    return weights_by_client
 
 
 def moving(path, shape, engine):

@@ -146,7 +146,7 @@ def test_a_stop_by_hand_stops_all(small, cli):
 @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="a signal to one thread is POSIX's")
 @pytest.mark.parametrize("seeds", [1, 2])
 def test_a_signal_stops_after_the_phase_that_is_under_way(small, seeds):
-    """Also where one run is alone in its lane, and waits for nobody."""
+    """Also with a single run, which waits for no other run."""
 
     def watch(label):
         def look(event):
@@ -176,7 +176,7 @@ def test_a_compiled_step_is_the_same_but_for_rounding(small):
     assert "refuses" not in (ours / "log.txt").read_text()
 
 
-def test_a_compiler_that_fails_is_said_once_and_done_without(small, monkeypatch):
+def test_a_failing_compiler_is_reported_once_and_training_continues_without_it(small, monkeypatch):
     def fails(call, **options):
         def refuse(*args):
             raise RuntimeError("no compiler here\nand more")
@@ -191,7 +191,7 @@ def test_a_compiler_that_fails_is_said_once_and_done_without(small, monkeypatch)
     assert log.count("engine.compile has no effect here: torch.compile refuses (no compiler here)") == 1
 
 
-def test_what_goes_wrong_in_a_common_step_is_said_by_every_run(small, monkeypatch):
+def test_an_error_in_a_common_step_is_raised_in_every_run(small, monkeypatch):
     from fedmutual.engines import group, stacked
 
     def fails(parts):

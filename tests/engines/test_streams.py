@@ -97,14 +97,14 @@ def test_some_steps_now_and_the_others_later_are_all_of_them():
 
 
 def test_what_one_client_raises_is_its_own():
-    asked = parts()
-    rows = asked[0].client.data["private"]
-    asked[0].client.data = {"private": Broken(rows.x, rows.y)}
-    expected = alone(asked[1:])
-    (broken, *whole) = InterleavedSteps(asked).take()
-    assert broken[0] is asked[0]
+    requested = parts()
+    rows = requested[0].client.data["private"]
+    requested[0].client.data = {"private": Broken(rows.x, rows.y)}
+    expected = alone(requested[1:])
+    (broken, *completed) = InterleavedSteps(requested).take()
+    assert broken[0] is requested[0]
     assert isinstance(broken[1], OSError)
     assert str(broken[1]) == "the disk is gone"
-    assert [part.client.id for part, _ in whole] == ["1", "2"]
-    for part, done in whole:
+    assert [part.client.id for part, _ in completed] == ["1", "2"]
+    for part, done in completed:
         same(part, done, expected[part.client.id])

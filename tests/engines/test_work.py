@@ -47,14 +47,14 @@ def test_a_resumed_run_counts_each_round_once(small):
 
 
 def test_the_report_sums_them_and_has_none_where_a_line_lacks_them(small):
-    from fedmutual.report.comparison import comparisons
+    from fedmutual.report.comparison import make_comparisons
     from fedmutual.report.decision import COSTS, list_costs
     from fedmutual.rundir.recorded_run import read_runs
 
     fedmutual.run(fedmutual.load_config(small, rounds=2), "out")
 
     def costs():
-        (comparison,) = comparisons(read_runs(["out"]))
+        (comparison,) = make_comparisons(read_runs(["out"]))
         return dict(zip((name for name, *_ in COSTS), list_costs(comparison.methods[0]), strict=True))
 
     assert [costs()[key][0] for key in ("Gradient steps", "Forward passes")] == [STEPS, 2 * STEPS]

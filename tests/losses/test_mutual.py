@@ -76,12 +76,12 @@ def test_gradients_are_those_of_autograd(alpha: float, beta: float, temperature:
 def test_a_loss_moves_its_own_network_only(alpha: float, beta: float, temperature: float) -> None:
     personal, meme = nn.Linear(3, C), nn.Linear(3, C)
     x = torch.ones(B, 3)
-    for trained, other, loss in ((personal, meme, 0), (meme, personal, 1)):
+    for trained, untrained, loss in ((personal, meme, 0), (meme, personal, 1)):
         losses = mutual(personal(x), meme(x), torch.tensor(TARGETS), alpha, beta, temperature)
         personal.zero_grad()
         meme.zero_grad()
         losses[loss].backward()
-        assert all(p.grad is None for p in other.parameters())
+        assert all(p.grad is None for p in untrained.parameters())
         assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in trained.parameters())
 
 

@@ -66,7 +66,7 @@ def test_dice_is_scikit_learns_f1_of_pixels():
     assert tuple(scores) == OF_MASKS
 
 
-def test_a_class_that_nobody_has_and_nobody_predicts_does_not_count():
+def test_a_class_without_examples_and_predictions_does_not_count():
     # four pixels: truth 0 0 1 1, prediction 0 0 0 1; class 2 is nowhere
     z = F.one_hot(torch.tensor([[[0, 0, 0, 1]]]), 3).movedim(-1, 1).float()
     scores = score_segmentation(z, torch.tensor([[[0, 0, 1, 1]]]))

@@ -231,6 +231,6 @@ def test_a_module_that_is_not_there(module: Module) -> None:
     assert message.startswith("there is no module 'no_such_module'; put no_such_module.py into ")
 
 
-def test_a_module_that_needs_one_whose_name_begins_its_own(module: Module) -> None:
+def test_a_module_that_imports_a_module_with_a_common_name_prefix(module: Module) -> None:
     name = module("import own_")  # not there, and its own name begins with the same letters
     assert refusal(f"{name}:make") == f"module {name!r} cannot be imported: No module named 'own_'"

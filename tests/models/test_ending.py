@@ -26,7 +26,7 @@ def test_the_last_function_is_found(last, ending):
     assert net.training
 
 
-def test_a_network_whose_last_layer_begins_at_zero_gives_logits():
+def test_a_network_with_a_zero_last_layer_returns_logits():
     net = nn.Sequential(nn.Flatten(), nn.Linear(12, 3))
     for parameter in net.parameters():
         nn.init.zeros_(parameter)

@@ -219,6 +219,6 @@ def test_a_network_for_series_convolves_along_time():
     ("shape", "sentence"),
     [((3, 8, 8), "takes series, as arrays"), ((1, 2, 1), "at least 2 steps"), ((2, 5), "takes series")],
 )
-def test_what_is_no_series_is_refused(shape, sentence):
+def test_inputs_that_are_not_series_are_refused(shape, sentence):
     with pytest.raises(ConfigError, match=sentence):
         build("conv1d", shape)

@@ -22,7 +22,7 @@ LENET = ("lenet5", (1, 28, 28))
 
 
 def made(name: str, shape: tuple[int, ...], classes: int, seed: int = 0, source: Path | str | None = None) -> nn.Module:
-    weights = None if source is None else models.weights(str(source), name, KEY)
+    weights = None if source is None else models.find_initial_weights(str(source), name, KEY)
     return models.build(name, shape, classes, torch.Generator().manual_seed(seed), weights=weights)
 
 
@@ -36,8 +36,8 @@ def refusal(source: Path | str, name: str = "lenet5", shape: tuple[int, ...] = (
 
 
 def differing(a: nn.Module, b: nn.Module) -> list[str]:
-    there = b.state_dict()
-    return [k for k, v in a.state_dict().items() if v.shape != there[k].shape or not torch.equal(v, there[k])]
+    other_state = b.state_dict()
+    return [k for k, v in a.state_dict().items() if v.shape != other_state[k].shape or not torch.equal(v, other_state[k])]
 
 
 # Files
@@ -105,7 +105,7 @@ def test_types_are_the_networks_and_counters_of_old_files_may_be_missing(tmp_pat
     assert {v.dtype for v in net.state_dict().values()} == {torch.float32, torch.int64}
 
 
-def test_a_users_own_network_with_two_layers_of_its_classes(module: Callable[[str], str], tmp_path: Path) -> None:
+def test_a_users_network_with_two_layers_of_the_size_of_its_classes(module: Callable[[str], str], tmp_path: Path) -> None:
     name = module("""
     class Two(nn.Module):
         def __init__(self, shape, classes):
@@ -144,13 +144,15 @@ def test_of_a_folder_each_network_takes_its_own_file(tmp_path: Path) -> None:
     )
 
 
-def test_what_a_network_begins_with_is_said_with_its_digest(tmp_path: Path) -> None:
+def test_initial_weights_are_described_with_their_digest(tmp_path: Path) -> None:
     file = tmp_path / "w.safetensors"
     save_file({"a": torch.zeros(1)}, file)
     import hashlib
 
     digest = hashlib.sha256(file.read_bytes()).hexdigest()[:12]
-    assert models.weights(str(file), "mlp", KEY).description == f"weights of {file} (sha256 {digest}), a new head"
+    assert (
+        models.find_initial_weights(str(file), "mlp", KEY).description == f"weights of {file} (sha256 {digest}), a new head"
+    )
 
 
 # What does not fit
@@ -233,7 +235,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def requests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The downloads that were tried; none has a connection."""
     tried: list[str] = []
 
@@ -246,23 +248,23 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return tried
 
 
-def test_without_a_connection_weights_are_random_and_it_is_asked_once(cache: Path, asked: list[str]) -> None:
+def test_without_a_connection_weights_are_random_and_it_is_asked_once(cache: Path, requests: list[str]) -> None:
     waited = socket.getdefaulttimeout()
-    first, other = (models.weights("imagenet", name, KEY) for name in ("torchvision:resnet18", "alexnet"))
+    first, second = (models.find_initial_weights("imagenet", name, KEY) for name in ("torchvision:resnet18", "alexnet"))
     assert socket.getdefaulttimeout() == waited
-    assert (first.state, other.state) == (None, None)
+    assert (first.state, second.state) == (None, None)
     assert first.description == (
         "random weights: ImageNet's of torchvision:resnet18 could not be loaded "
         "(https://download.pytorch.org/models/resnet18-f37072fd.pth cannot be reached: Name or service not known)"
     )
-    assert other.description == (  # its own file, not that of the network which was asked for first
+    assert second.description == (  # its own file, not that of the network which was asked for first
         "random weights: ImageNet's of alexnet could not be loaded "
         "(https://download.pytorch.org/models/alexnet-owt-7be5be79.pth cannot be reached: Name or service not known)"
     )
-    assert len(asked) == 1
+    assert len(requests) == 1
     name, shape = "squeezenet1_1", (3, 32, 32)
     assert differing(made(name, shape, 3, source="imagenet"), made(name, shape, 3)) == []
-    assert len(asked) == 1
+    assert len(requests) == 1
 
 
 def test_one_file_that_the_server_has_not_says_nothing_of_the_others(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,32 +275,34 @@ def test_one_file_that_the_server_has_not_says_nothing_of_the_others(cache: Path
         raise HTTPError(url, 404, "Not Found", None, None)  # type: ignore[arg-type]
 
     monkeypatch.setattr(hub, "download_url_to_file", not_found)
-    descriptions = [models.weights("imagenet", name, KEY).description for name in ("resnet34", "alexnet", "alexnet")]
+    descriptions = [
+        models.find_initial_weights("imagenet", name, KEY).description for name in ("resnet34", "alexnet", "alexnet")
+    ]
     assert len(tried) == 2
     assert descriptions[0].endswith("(https://download.pytorch.org/models/resnet34-b627a593.pth: HTTP Error 404: Not Found)")
 
 
-def test_what_lies_in_torch_hubs_cache_needs_no_connection(cache: Path, asked: list[str]) -> None:
+def test_what_lies_in_torch_hubs_cache_needs_no_connection(cache: Path, requests: list[str]) -> None:
     from torchvision.models import squeezenet1_1
 
     published = squeezenet1_1()
     cache.mkdir(parents=True)
     torch.save(published.state_dict(), cache / "squeezenet1_1-b8a52dc0.pth")
-    models.weights("imagenet", "alexnet", KEY)  # for which a connection is missed
-    weights = models.weights("imagenet", "squeezenet1_1", KEY)
+    models.find_initial_weights("imagenet", "alexnet", KEY)  # for which a connection is missed
+    weights = models.find_initial_weights("imagenet", "squeezenet1_1", KEY)
     assert weights.description == "ImageNet's weights of squeezenet1_1 (IMAGENET1K_V1), a new head"
     net = made("squeezenet1_1", (3, 32, 32), 3, source="imagenet")
     assert differing(net, published) == ["classifier.1.weight", "classifier.1.bias"]
-    assert len(asked) == 1
+    assert len(requests) == 1
 
 
-def test_a_damaged_file_in_the_cache_is_no_crash(cache: Path, asked: list[str]) -> None:
+def test_a_damaged_cache_file_does_not_crash(cache: Path, requests: list[str]) -> None:
     cache.mkdir(parents=True)
     (cache / "alexnet-owt-7be5be79.pth").write_bytes(b"PK\x03\x04 cut off")
-    weights = models.weights("imagenet", "alexnet", KEY)
+    weights = models.find_initial_weights("imagenet", "alexnet", KEY)
     assert weights.state is None
     assert f"({cache / 'alexnet-owt-7be5be79.pth'} cannot be read: " in weights.description
-    assert asked == []
+    assert requests == []
 
 
 @pytest.mark.parametrize(
@@ -310,7 +314,7 @@ def test_a_damaged_file_in_the_cache_is_no_crash(cache: Path, asked: list[str]) 
     ],
 )
 def test_networks_that_imagenet_has_no_weights_of(name: str, why: str) -> None:
-    weights = models.weights("imagenet", name, KEY)
+    weights = models.find_initial_weights("imagenet", name, KEY)
     assert weights == (f"random weights: ImageNet's of {name} could not be loaded ({why})", None, "")
 
 

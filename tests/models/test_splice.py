@@ -21,8 +21,8 @@ def network(name: str, outputs: int = 10) -> nn.Module:
     return models.build(name, IMAGE, outputs, stream(0))
 
 
-def spliced(name: str, *part: str, adaptor: str = "linear", outputs: int = 7, own: int = 5) -> nn.Module:
-    return splice(network(name, outputs), part, adaptor, IMAGE, outputs, stream(own), name)
+def spliced(name: str, *part: str, adaptor: str = "linear", outputs: int = 7, own_seed: int = 5) -> nn.Module:
+    return splice(network(name, outputs), part, adaptor, IMAGE, outputs, stream(own_seed), name)
 
 
 def test_the_part_is_named_by_its_modules_with_or_without_a_dot():
@@ -43,13 +43,13 @@ def test_the_part_is_named_by_its_modules_with_or_without_a_dot():
         ("x", "it has 'features', 'features.conv1'"),
     ],
 )
-def test_a_part_that_matches_nothing_is_said(part, sentence):
+def test_a_part_that_matches_no_module_is_refused(part, sentence):
     with pytest.raises(ConfigError, match=r"key 'model\.part'") as problem:
         list_shared_tensors(network("lenet5"), [part], "lenet5")
     assert sentence in str(problem.value)
 
 
-def test_a_part_that_is_all_is_said():
+def test_a_part_that_covers_all_tensors_is_refused():
     with pytest.raises(ConfigError, match="names all tensors of network 'lenet5'"):
         list_shared_tensors(network("lenet5"), ["features", "classifier"], "lenet5")
 
@@ -57,10 +57,10 @@ def test_a_part_that_is_all_is_said():
 def test_a_beginning_has_its_adaptor_after_it():
     net = spliced("lenet5", "features.")
     x = torch.randn(3, *IMAGE)
-    whole = network("lenet5", 7)
+    unspliced = network("lenet5", 7)
     assert [k for k in net.state_dict() if k.startswith("adaptor")] == ["adaptor.fc.weight", "adaptor.fc.bias"]
-    assert torch.equal(net.get_submodule("features")(x), whole.get_submodule("features")(x))
-    assert torch.equal(net(x), net.get_submodule("adaptor.fc")(whole.get_submodule("features")(x)))
+    assert torch.equal(net.get_submodule("features")(x), unspliced.get_submodule("features")(x))
+    assert torch.equal(net(x), net.get_submodule("adaptor.fc")(unspliced.get_submodule("features")(x)))
 
 
 def test_an_end_has_its_adaptor_before_it():
@@ -86,7 +86,7 @@ def test_modules_below_others_keep_their_names():
         (["features.conv1.weight"], "is no module"),
     ],
 )
-def test_an_adaptor_that_cannot_be_inferred_is_said(part, sentence):
+def test_an_adaptor_that_cannot_be_inferred_is_an_error(part, sentence):
     with pytest.raises(ConfigError) as problem:
         spliced("lenet5", *part)
     assert sentence in str(problem.value)
@@ -132,16 +132,16 @@ class Two(nn.Module):
         return (self.layer(x), x) if self.gives else self.layer(x) + (0 if other is None else other)
 
 
-def test_a_part_that_is_no_map_of_one_tensor_to_one_has_no_adaptor():
+def test_a_part_without_one_input_and_one_output_tensor_has_no_adaptor():
     layer = nn.Linear(4, 4)
-    for net, part, why in (
+    for net, part, reason in (
         (make_sequential(layer=layer, again=layer, last=nn.Linear(4, 2)), "layer", "is called 2 times, not once"),
         (Pair(gives=True), "inner", "gives no tensor but tuple"),
         (Pair(gives=False), "inner", "takes 2 arguments, not one"),
         (Pair(gives=None), "inner", "is never called"),
         (Named(), "last", "is given its input by name"),
     ):
-        with pytest.raises(ConfigError, match=f"cannot be inferred: the module {why}; use model.adaptor = 'rest'"):
+        with pytest.raises(ConfigError, match=f"cannot be inferred: the module {reason}; use model.adaptor = 'rest'"):
             splice(net, [part], "linear", (4,), 2, stream(0), "odd")
 
 
@@ -150,7 +150,7 @@ def test_a_part_may_be_given_settings_by_name():
     assert splice(Named(), ["inner"], "linear", (4,), 2, stream(0), "named")(torch.zeros(3, 4)).shape == (3, 2)
 
 
-def test_ones_own_adaptor_is_told_what_the_part_gives(tmp_path, monkeypatch):
+def test_a_users_adaptor_receives_the_output_size_of_the_part(tmp_path, monkeypatch):
     (tmp_path / "my_adaptors.py").write_text(
         "from torch import nn\n\n\ndef deep(features, classes):\n"
         "    channels, height, width = features\n"
@@ -168,15 +168,15 @@ def test_ones_own_adaptor_is_told_what_the_part_gives(tmp_path, monkeypatch):
 
 def test_the_part_is_the_same_for_all_and_the_adaptor_each_ones_own():
     model = ModelConfig(shared="cnn1", part=("features",))
-    a, b = (build_meme(model, IMAGE, outputs, stream(0), stream(own)) for outputs, own in ((7, 1), (10, 2)))
-    same = build_meme(model, IMAGE, 7, stream(0), stream(1))
+    a, b = (build_meme(model, IMAGE, outputs, stream(0), stream(own_seed)) for outputs, own_seed in ((7, 1), (10, 2)))
+    equal_net = build_meme(model, IMAGE, 7, stream(0), stream(1))
     names = list_shared_tensors(network("cnn1"), ["features"], "cnn1")
     assert isinstance(a, Spliced)
     assert all(torch.equal(a.state_dict()[k], b.state_dict()[k]) for k in names)
     assert (a(torch.zeros(2, *IMAGE)).shape, b(torch.zeros(2, *IMAGE)).shape) == ((2, 7), (2, 10))
-    assert all(torch.equal(v, same.state_dict()[k]) for k, v in a.state_dict().items())
-    other = build_meme(model, IMAGE, 7, stream(0), stream(3))
-    assert not torch.equal(a.state_dict()["adaptor.fc.weight"], other.state_dict()["adaptor.fc.weight"])
+    assert all(torch.equal(v, equal_net.state_dict()[k]) for k, v in a.state_dict().items())
+    other_adaptor = build_meme(model, IMAGE, 7, stream(0), stream(3))
+    assert not torch.equal(a.state_dict()["adaptor.fc.weight"], other_adaptor.state_dict()["adaptor.fc.weight"])
 
 
 def test_the_rest_of_the_network_may_stay_as_it_is():

@@ -78,20 +78,20 @@ def planned_fingerprints(
     cell: the path of its file under experiments/, without the suffix. rounds: `--rounds`. changed: `--set`.
     """
     from fedmutual.reproduce import Scale
-    from fedmutual.reproduce.plan import jobs
+    from fedmutual.reproduce.plan import list_jobs
 
     for cell_job in _cells()[cell]:
-        for job in jobs(cell_job, seeds, Scale(rounds, tuple(changed.items()))):
+        for job in list_jobs(cell_job, seeds, Scale(rounds, tuple(changed.items()))):
             yield job.arm, job.seed, job.fingerprint
 
 
 @cache
 def _cells() -> dict[str, list[Any]]:
     """Path of a cell's file -> the cell as each experiment has it: one may look at the cells of another, with more arms."""
-    from fedmutual.reproduce import experiments
+    from fedmutual.reproduce import read_experiments
 
     cells: dict[str, list[Any]] = {}
-    for experiment in experiments(experiments_folder()):
+    for experiment in read_experiments(experiments_folder()):
         for cell in experiment.cells:
             cells.setdefault(cell.id, []).append(cell)
     return cells
@@ -99,6 +99,6 @@ def _cells() -> dict[str, list[Any]]:
 
 def experiments_folder() -> Path:
     """The folder of the committed experiments."""
-    from fedmutual.reproduce.cells import home
+    from fedmutual.reproduce.cells import find_home
 
-    return home()
+    return find_home()

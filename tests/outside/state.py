@@ -49,17 +49,19 @@ def under(prefix, state):
     return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
 
 
-def assert_equal(here, there):
+def assert_equal(actual, expected):
     """Equal names and values."""
-    assert here.keys() == there.keys()
-    assert all(torch.equal(here[name], there[name]) for name in here)
+    assert actual.keys() == expected.keys()
+    assert all(torch.equal(actual[name], expected[name]) for name in actual)
 
 
-def assert_same(sample, here, there):
+def assert_same(sample, actual, expected):
     """Equal where the sample was written on a machine like this one, else equal but for what becomes of rounding."""
     if samples.read_machines()[sample] == describe_machine():
-        assert_equal(here, there)
+        assert_equal(actual, expected)
         return
-    assert here.keys() == there.keys()
-    for name in here:
-        torch.testing.assert_close(here[name], there[name], rtol=0.02, atol=0.002, msg=lambda text, at=name: f"{at}: {text}")
+    assert actual.keys() == expected.keys()
+    for name in actual:
+        torch.testing.assert_close(
+            actual[name], expected[name], rtol=0.02, atol=0.002, msg=lambda text, at=name: f"{at}: {text}"
+        )

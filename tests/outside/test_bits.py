@@ -108,10 +108,12 @@ def test_an_engine_has_the_same_bits(method, engine, reference, cli, tmp_path, r
     address = ()
     if engine == "cluster":
         address = (f"engine.address={request.getfixturevalue('two_nodes').address}",)
-    here = run(cli, method, engine, tmp_path / "run", *address)
-    there = reference(method)
-    assert json.loads((here / "environment.json").read_text())["engine"]["name"] == engine
-    assert digest(read_state(here), read_scores(here)) == digest(read_state(there), read_scores(there))
+    engine_run = run(cli, method, engine, tmp_path / "run", *address)
+    reference_run = reference(method)
+    assert json.loads((engine_run / "environment.json").read_text())["engine"]["name"] == engine
+    assert digest(read_state(engine_run), read_scores(engine_run)) == digest(
+        read_state(reference_run), read_scores(reference_run)
+    )
 
 
 @pytest.fixture
@@ -125,10 +127,10 @@ def two_nodes():
 
 @pytest.mark.parametrize("method", METHODS)
 def test_stacked_clients_are_equal_but_for_rounding(method, reference, cli, tmp_path):
-    here, there = read_state(run(cli, method, "stacked", tmp_path / "run")), read_state(reference(method))
-    assert here.keys() == there.keys()
-    for name in here:
-        torch.testing.assert_close(here[name], there[name], **ROUNDING, msg=lambda text, name=name: f"{name}: {text}")
+    actual, expected = read_state(run(cli, method, "stacked", tmp_path / "run")), read_state(reference(method))
+    assert actual.keys() == expected.keys()
+    for name in actual:
+        torch.testing.assert_close(actual[name], expected[name], **ROUNDING, msg=lambda text, name=name: f"{name}: {text}")
 
 
 SITES = {
@@ -151,14 +153,16 @@ def test_real_sites_have_the_bits_of_one_process(method, cli, tmp_path):
     (tmp_path / "together.toml").write_text(tomli_w.dumps(together))
     code, _, err = cli("run", tmp_path / "together.toml", "--out", tmp_path / "one")
     assert code == 0, err
-    there, server = fedmutual.Run(tmp_path / "one"), fedmutual.Run(tmp_path / "server")
-    assert server.summary["personal"] == there.summary["personal"]
+    one_process, server = fedmutual.Run(tmp_path / "one"), fedmutual.Run(tmp_path / "server")
+    assert server.summary["personal"] == one_process.summary["personal"]
     receivers = 2 if method == "fedh2l" else 1  # each site sends to both others, or to the server
-    assert server.summary["bytes"] == there.summary["bytes"] | {"up": receivers * there.summary["bytes"]["up"]}
-    assert server.complete == there.complete
-    pairs = [(server.global_model(), there.global_model())] if there.complete else []
+    assert server.summary["bytes"] == one_process.summary["bytes"] | {"up": receivers * one_process.summary["bytes"]["up"]}
+    assert server.complete == one_process.complete
+    pairs = [(server.global_model(), one_process.global_model())] if one_process.complete else []
     if method not in ("fedavg", "fedprox"):
-        pairs += [(fedmutual.Run(path).personal_model(name), there.personal_model(name)) for name, path in states.items()]
+        pairs += [
+            (fedmutual.Run(path).personal_model(name), one_process.personal_model(name)) for name, path in states.items()
+        ]
     assert pairs
-    for here, other in pairs:
-        assert digest(here.state_dict(), {}) == digest(other.state_dict(), {})
+    for site_model, expected_model in pairs:
+        assert digest(site_model.state_dict(), {}) == digest(expected_model.state_dict(), {})

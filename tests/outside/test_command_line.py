@@ -17,10 +17,10 @@ NAMES = {bool: "flag", int: "whole number", float: "number", str: "text", Path: 
 
 def commands(command: Any, name: str = "fedmutual") -> dict[str, Any]:
     """A command and those below it, by what a user types."""
-    found = {name: command}
+    commands_by_name = {name: command}
     for word, inner in getattr(command, "commands", {}).items():
-        found |= commands(inner, f"{name} {word}")
-    return found
+        commands_by_name |= commands(inner, f"{name} {word}")
+    return commands_by_name
 
 
 def describe(command: Any) -> dict[str, str]:

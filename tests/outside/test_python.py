@@ -24,14 +24,14 @@ PROMISED = {
 }
 
 
-def describe(thing):
+def describe(public_object):
     """A function's parameters; of a class its bases, the parameters of a call, its own public methods and properties."""
-    if not inspect.isclass(thing):
-        return parameters(thing)
-    described = {"bases": [base.__name__ for base in thing.__mro__[1:] if _is_public(base)]}
-    if dataclasses.is_dataclass(thing) or "__init__" in vars(thing):
-        described["call"] = parameters(thing)
-    for name, member in vars(thing).items():
+    if not inspect.isclass(public_object):
+        return parameters(public_object)
+    described = {"bases": [base.__name__ for base in public_object.__mro__[1:] if _is_public(base)]}
+    if dataclasses.is_dataclass(public_object) or "__init__" in vars(public_object):
+        described["call"] = parameters(public_object)
+    for name, member in vars(public_object).items():
         if not name.startswith("_") and isinstance(member, property | FunctionType):
             described[name] = "property" if isinstance(member, property) else parameters(member)
     return described
@@ -57,7 +57,7 @@ def test_the_promised_functions(snapshots):
     snapshots.check("python", "promised", {name: parameters(function) for name, function in PROMISED.items()})
 
 
-def test_a_name_that_there_is_not():
+def test_an_unknown_name_of_the_package_is_an_error():
     with pytest.raises(AttributeError, match="nonsense"):
         fedmutual.nonsense  # noqa: B018
 

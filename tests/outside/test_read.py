@@ -31,7 +31,7 @@ MODELS = {
 
 @pytest.mark.parametrize("kind", sample_folders.RUNS)
 def test_a_sample_opens(kind, samples):
-    """Its models are the tensors of its files."""
+    """The models of a sample equal the tensors in its files."""
     folder = samples / sample_folders.RUNS[kind]
     run = fedmutual.Run(folder)
     has_global, personal, forks = MODELS[kind]

@@ -47,11 +47,11 @@ def test_a_finished_sample_is_not_trained_again(name, samples, cli):
             assert _is_contained(json.loads(before[file]), json.loads(after[file]))
 
 
-def _is_contained(part, whole):
+def _is_contained(part, container):
     """Return whether all keys and values of a JSON value are in another value."""
     if isinstance(part, dict):
-        return all(key in whole and _is_contained(value, whole[key]) for key, value in part.items())
-    return part == whole
+        return all(key in container and _is_contained(value, container[key]) for key, value in part.items())
+    return part == container
 
 
 def test_a_finished_sweep_is_judged_again_from_python(samples):

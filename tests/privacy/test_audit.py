@@ -97,7 +97,7 @@ def make_run(tmp_path, monkeypatch):
     arrays = {"x": rng.normal(size=(300, 1, 4, 4)).astype(np.float32), "y": rng.integers(0, 2, 300)}
     source = npz(tmp_path / "noise.npz", **arrays)
 
-    def make(rate, rounds=1, **more):
+    def make(rate, rounds=1, **further_tables):
         tables = {
             "name": "noise",
             "rounds": rounds,
@@ -107,7 +107,7 @@ def make_run(tmp_path, monkeypatch):
             "optimizer": {"lr": rate},
             "engine": {"device": "cpu"},
         }
-        return fedmutual.run(config(**tables | more), tmp_path / "run").folder
+        return fedmutual.run(config(**tables | further_tables), tmp_path / "run").folder
 
     return make
 

@@ -169,10 +169,10 @@ class TableLeak(FML):
         return x.clone().view(self.dtype)
 
 
-def table(values, rows=12, whole=False):
+def table(values, rows=12, is_integer=False):
     """Rows of `FEATURES` columns with so many different values in each."""
     x = torch.randn(rows, FEATURES, generator=torch.Generator().manual_seed(3))
-    x = (x * 1000).round() if whole else x
+    x = (x * 1000).round() if is_integer else x
     return torch.cat([x[:, :values], x[:, :1].expand(-1, FEATURES - values)], 1).contiguous()
 
 
@@ -186,7 +186,7 @@ def test_a_short_row_of_a_table_is_refused(kind, dtype):
         federation(algorithm, [one], rounds=1)
 
 
-@pytest.mark.parametrize("x", [table(3), table(6, whole=True)])
+@pytest.mark.parametrize("x", [table(3), table(6, is_integer=True)])
 def test_a_short_row_of_few_values_or_of_counts_proves_nothing(x):
     """As docs/run-folder.md says: such a row is soon met by chance."""
     algorithm = TableLeak(**E).algorithm()
@@ -194,8 +194,8 @@ def test_a_short_row_of_few_values_or_of_counts_proves_nothing(x):
 
 
 @pytest.mark.parametrize("x", [torch.randn(12), torch.empty(0, FEATURES), torch.randint(0, 255, (12, 5), dtype=torch.uint8)])
-def test_odd_data_are_no_obstacle(x):
-    """Rows that are numbers, none at all, or of a few bytes."""
+def test_unusual_private_data_do_not_stop_a_release(x):
+    """Rows of single numbers, no rows, and rows of a few bytes."""
     algorithm = FML(**E).algorithm()
     one = client("0", algorithm, data={"validation": Rows(x, torch.zeros(len(x), dtype=torch.long))})
     assert release(dict(one.nets["meme"].state_dict()), algorithm.phases[0].leaves(server()), one, {})
@@ -204,15 +204,15 @@ def test_odd_data_are_no_obstacle(x):
 def test_twins_pass_by_storage_and_only_by_storage():
     """model.start = "server", alpha = beta: meme and personal stay equal by right; a copied personal tensor is no meme."""
     algorithm = FML(**E).algorithm()
-    one = client("0", algorithm, personal=lambda seed: mlp(0), boundary_exempt=frozenset(server()))
-    assert federation(algorithm, [one], rounds=2)
-    one = client("0", algorithm, personal=lambda seed: mlp(0))
+    meme_client = client("0", algorithm, personal=lambda seed: mlp(0), boundary_exempt=frozenset(server()))
+    assert federation(algorithm, [meme_client], rounds=2)
+    meme_client = client("0", algorithm, personal=lambda seed: mlp(0))
     with pytest.raises(Refused, match="personal net"):
-        federation(algorithm, [one])
+        federation(algorithm, [meme_client])
     leaking = Leak(what="copy", **E).algorithm()
-    one = client("0", leaking, personal=lambda seed: mlp(0), boundary_exempt=frozenset(server()))
+    meme_client = client("0", leaking, personal=lambda seed: mlp(0), boundary_exempt=frozenset(server()))
     with pytest.raises(Refused, match="personal net"):
-        federation(leaking, [one])
+        federation(leaking, [meme_client])
 
 
 def test_what_comes_back_as_it_went_tells_nothing_and_passes():
@@ -232,16 +232,18 @@ def test_what_comes_back_as_it_went_tells_nothing_and_passes():
 
 
 def test_a_row_that_the_server_guessed_and_the_client_never_touched_is_not_refused():
-    """Else a server would put guesses into units that never fire, and learn by a refusal which of them a client has."""
+    """Otherwise a server could put guesses into units that never fire, and a refusal would confirm a guess."""
     algorithm = FML(alpha=0.3, **E).algorithm()
-    one = client("0", algorithm)
-    guess = one.data["private"].x[3].repeat(8, 1)
+    guessed_client = client("0", algorithm)
+    guess = guessed_client.data["private"].x[3].repeat(8, 1)
     sent = {"0.weight": torch.cat([guess[:5], guess[5:] + 2])}
     reply = {"0.weight": torch.cat([guess[:5], guess[5:] + 1])}
     declared = {"0.weight": (torch.float32, tuple(guess.shape))}
-    assert torch.equal(release(reply, declared, one, sent)["0.weight"], reply["0.weight"])
+    assert torch.equal(release(reply, declared, guessed_client, sent)["0.weight"], reply["0.weight"])
     with pytest.raises(Refused, match="it holds a row of the client's private data"):
-        release({"0.weight": reply["0.weight"].flip(0)}, declared, one, sent)  # in other places than it was sent in
+        release(
+            {"0.weight": reply["0.weight"].flip(0)}, declared, guessed_client, sent
+        )  # in other places than it was sent in
 
 
 def test_what_stays_home_of_the_meme_stays_home():
@@ -268,7 +270,7 @@ def test_how_many_examples_leaves_only_where_it_weighs(algorithm, names):
     assert set(phase.leaves(server())) == names
 
 
-def test_the_released_copy_is_no_view_of_the_clients_tensors():
+def test_the_released_copy_shares_no_storage_with_the_client():
     algorithm = FML(**E).algorithm()
     one = client("0", algorithm)
     reply = dict(one.nets["meme"].state_dict())
@@ -277,10 +279,15 @@ def test_the_released_copy_is_no_view_of_the_clients_tensors():
         assert tensor.untyped_storage().data_ptr() != reply[name].untyped_storage().data_ptr()
 
 
-def test_losses_stay_home_unless_all_is_told():
+def test_losses_are_sent_only_with_share_metrics_all():
     algorithm = FML(**E).algorithm()
     events, metrics = [], {"0": "all", "1": "none", "2": "accuracy"}
-    federation(algorithm, [client(i, algorithm, metrics=told) for i, told in metrics.items()], rounds=1, events=events)
+    federation(
+        algorithm,
+        [client(i, algorithm, metrics=shared_metrics) for i, shared_metrics in metrics.items()],
+        rounds=1,
+        events=events,
+    )
     (done,) = [e for e in events if isinstance(e, PhaseDone)]
     assert set(done.train) == {"0"}
     assert set(done.up) == {"0", "1", "2"}
@@ -308,7 +315,7 @@ def built(algorithm, net, features=FEATURES, **changes):
     return one
 
 
-def test_batchnorm_that_starts_as_ones_and_zeros_is_no_twin():
+def test_equal_initial_batchnorm_tensors_are_not_exempt_from_the_boundary():
     assert built(FML(**E).algorithm(), normed).boundary_exempt == frozenset()
     leaking = Leak(what="statistics", **E).algorithm()
     with pytest.raises(Refused, match=r"its bytes are those of '1[.]weight' of its personal net"):
@@ -395,11 +402,11 @@ def test_what_training_tells_is_declared_too():
 class Talker(Classification):
     """A task whose scores hold more than scores."""
 
-    def __init__(self, said):
-        object.__setattr__(self, "said", said)
+    def __init__(self, values):
+        object.__setattr__(self, "values", values)
 
     def score(self, output, target):
-        return self.said
+        return self.values
 
 
 @pytest.mark.parametrize(
@@ -419,8 +426,8 @@ def test_what_an_evaluation_tells_is_declared_too(message, sentence):
     assert sentence in str(refused.value)
 
 
-def test_a_score_that_is_no_number_is_told_as_none():
-    """A correlation of constants, a mean of nothing: no log has NaN, and a run does not end of it."""
+def test_a_score_that_is_not_a_number_is_sent_as_none():
+    """For example the correlation of constants: no log holds NaN, and the run continues."""
     talker = Talker({"accuracy": math.nan, "recall": [math.inf, 0.5, 1.0], "examples": 3})
     one = client("0", FML(**E).algorithm(), settings={"task": talker})
     (score,) = evaluate_client(one, (EvalSpec("personal", "validation", "personal", "0", "validation"),), {}, 1, None)

@@ -4,13 +4,13 @@ import pytest
 
 import fedmutual
 from fedmutual.rundir.logs import read_lines
-from fedmutual.scores import LEAST_ROWS, coarse_accuracy
+from fedmutual.scores import LEAST_ROWS, coarsen_accuracy
 
 NEVER_TOLD = {"examples", "loss", "recall", "auroc", "majority", "balanced_accuracy"}
 
 
 @pytest.mark.parametrize(
-    ("accuracy", "rows", "told"),
+    ("accuracy", "rows", "expected"),
     [
         (98 / 126, 126, 0.78),
         (97 / 126, 126, 0.77),
@@ -21,13 +21,13 @@ NEVER_TOLD = {"examples", "loss", "recall", "auroc", "majority", "balanced_accur
         (None, 500, None),
     ],
 )
-def test_an_accuracy_is_told_to_one_percent_of_fifty_rows(accuracy, rows, told):
+def test_an_accuracy_is_sent_in_whole_percent_for_at_least_fifty_rows(accuracy, rows, expected):
     values = {"examples": rows, "accuracy": accuracy, "loss": 0.123456, "recall": [0.1, 0.2]}
-    assert coarse_accuracy(values, rows) == (None if told is None else {"accuracy": told})
+    assert coarsen_accuracy(values, rows) == (None if expected is None else {"accuracy": expected})
 
 
 def test_a_task_without_an_accuracy_tells_nothing():
-    assert coarse_accuracy({"examples": 900, "loss": 2.5, "mean_absolute_error": 1.25, "r2": 0.5}, 900) is None
+    assert coarsen_accuracy({"examples": 900, "loss": 2.5, "mean_absolute_error": 1.25, "r2": 0.5}, 900) is None
 
 
 def run(small, **overrides):
@@ -37,9 +37,9 @@ def run(small, **overrides):
     return made, read_lines(small.parent / "run" / "metrics.jsonl")
 
 
-def test_accuracies_alone_are_told_and_the_rest_stays_at_home(small):
+def test_only_accuracies_are_sent_and_other_scores_stay_at_the_client(small):
     small.write_text(small.read_text().replace("examples = 40", "examples = 150"))
-    made, lines = run(small, **{"share.metrics": "accuracy", "records.copies": True})
+    finished_run, lines = run(small, **{"share.metrics": "accuracy", "records.copies": True})
     at_home = {i: read_lines(small.parent / f"run/clients/{i}/metrics.jsonl") for i in "012"}
     disclosed = {
         (line["round"], s["client"], s["model"], s["data"]): s for line in lines for s in line["scores"] if s["client"]
@@ -48,8 +48,8 @@ def test_accuracies_alone_are_told_and_the_rest_stays_at_home(small):
     assert all(line["train"] == {} for line in lines)
     measured = {
         (line["round"], i, s["model"], s["data"]): s
-        for i, found in at_home.items()
-        for line in found
+        for i, client_lines in at_home.items()
+        for line in client_lines
         for s in line["scores"]
     }
     assert disclosed.keys() == {key for key, s in measured.items() if s["examples"] >= LEAST_ROWS and key[2] != "copy"}
@@ -58,18 +58,18 @@ def test_accuracies_alone_are_told_and_the_rest_stays_at_home(small):
         assert not NEVER_TOLD & score.keys()
         assert score["accuracy"] == round(measured[key]["accuracy"], 2)
     assert any(key[2] == "copy" for key in measured)
-    assert made.summary["personal"]["val_accuracy"]["last"]["per_client"] == {
+    assert finished_run.summary["personal"]["val_accuracy"]["last"]["per_client"] == {
         i: disclosed[2, i, "personal", "validation"]["accuracy"] for i in "012"
     }
-    assert made.summary["projected"] is None
+    assert finished_run.summary["projected"] is None
 
 
-def test_of_few_rows_nothing_is_told(small):
+def test_scores_of_few_rows_are_not_sent(small):
     _, lines = run(small, **{"share.metrics": "accuracy", "split.validation": None, "split.preset": "v1"})
     assert {s["data"] for line in lines for s in line["scores"] if s["client"]} == {"test"}
 
 
-def test_unless_it_is_set_all_is_told(small):
+def test_the_default_shares_all_metrics(small):
     _, lines = run(small)
     assert all(s.keys() >= NEVER_TOLD for line in lines for s in line["scores"])
     assert all(line["train"].keys() == set("012") for line in lines)

@@ -14,7 +14,7 @@ from fedmutual.config import parse_config
 from fedmutual.errors import ConfigError
 from fedmutual.federation import build
 from fedmutual.privacy import accountant
-from fedmutual.privacy.accountant import NoisedSteps, epsilon, find_sigma
+from fedmutual.privacy.accountant import NoisedSteps, compute_total_epsilon, find_sigma
 from fedmutual.rundir.recorded_run import read_run
 from fedmutual.studies import privacy_plan
 
@@ -42,7 +42,7 @@ def test_epsilon_is_that_of_opacus_and_of_dp_accounting(setting):
     from opacus.accountants import RDPAccountant
 
     sigma, rate, steps, delta = setting
-    ours = epsilon([NoisedSteps(sigma, rate, steps)], delta)
+    ours = compute_total_epsilon([NoisedSteps(sigma, rate, steps)], delta)
     theirs = by_dp_accounting(RdpAccountant(accountant.ORDERS), *setting)
     assert ours <= theirs * (1 + 1e-9)  # which rounds the divergence of a fractional order up
     assert math.isclose(ours, theirs, rel_tol=0.01)
@@ -53,7 +53,7 @@ def test_epsilon_is_that_of_opacus_and_of_dp_accounting(setting):
         standard = opacus.get_epsilon(delta)
         assert math.isclose(opacus.get_epsilon(delta, alphas=accountant.ORDERS), ours, rel_tol=1e-12)
     assert ours <= standard * (1 + 1e-12)  # more orders can but lower the bound
-    tight = epsilon([NoisedSteps(sigma, rate, steps)], delta, "prv")
+    tight = compute_total_epsilon([NoisedSteps(sigma, rate, steps)], delta, "prv")
     exact = by_dp_accounting(PLDAccountant(), *setting)
     assert exact - 1e-6 <= tight <= exact + 0.03
     assert tight <= ours + 0.02
@@ -65,7 +65,7 @@ def test_by_whole_orders_epsilon_is_that_of_dp_accounting_to_the_last_digits(set
     monkeypatch.setattr(accountant, "ORDERS", integer_orders)
     accountant.compute_epsilon.cache_clear()
     sigma, rate, steps, delta = setting
-    ours = epsilon([NoisedSteps(sigma, rate, steps)], delta)
+    ours = compute_total_epsilon([NoisedSteps(sigma, rate, steps)], delta)
     accountant.compute_epsilon.cache_clear()
     assert math.isclose(ours, by_dp_accounting(RdpAccountant(integer_orders), *setting), rel_tol=1e-9)
 
@@ -75,17 +75,17 @@ def test_steps_of_other_kinds_add_up():
     of = RdpAccountant(accountant.ORDERS)
     for sigma, rate, steps in parts:
         of.compose(SelfComposedDpEvent(PoissonSampledDpEvent(rate, GaussianDpEvent(sigma)), steps))
-    assert math.isclose(epsilon(parts, 1e-5), of.get_epsilon(1e-5), rel_tol=1e-4)
-    assert epsilon(parts, 1e-5) == epsilon(reversed(parts), 1e-5)
-    assert epsilon([], 1e-5) == 0.0
-    assert epsilon([NoisedSteps(1.0, 0.1, 0)], 1e-5) == 0.0
+    assert math.isclose(compute_total_epsilon(parts, 1e-5), of.get_epsilon(1e-5), rel_tol=1e-4)
+    assert compute_total_epsilon(parts, 1e-5) == compute_total_epsilon(reversed(parts), 1e-5)
+    assert compute_total_epsilon([], 1e-5) == 0.0
+    assert compute_total_epsilon([NoisedSteps(1.0, 0.1, 0)], 1e-5) == 0.0
 
 
 @pytest.mark.parametrize(("wished", "rate", "steps"), [(8.0, 0.02, 940), (1.0, 0.02, 940), (0.1, 0.05, 100), (2.0, 1.0, 5)])
 def test_a_planned_sigma_keeps_the_budget_and_wastes_little(wished, rate, steps):
     sigma = find_sigma(wished, rate, steps, 1e-5)
-    assert epsilon([NoisedSteps(sigma, rate, steps)], 1e-5) <= wished
-    assert epsilon([NoisedSteps(0.99 * sigma, rate, steps)], 1e-5) > wished
+    assert compute_total_epsilon([NoisedSteps(sigma, rate, steps)], 1e-5) <= wished
+    assert compute_total_epsilon([NoisedSteps(0.99 * sigma, rate, steps)], 1e-5) > wished
 
 
 def test_a_budget_that_no_noise_can_keep_is_refused():
@@ -93,18 +93,18 @@ def test_a_budget_that_no_noise_can_keep_is_refused():
         find_sigma(1e-9, 1.0, 10**6, 1e-12)
 
 
-def tables(name="fml", nets="both", **more):
+def tables(name="fml", nets="both", **further_tables):
     """A small experiment on digits."""
     settings = {"fml": {"beta": 1.0}, "fedavg": {"weighting": "uniform"}, "fedprox": {"weighting": "uniform"}}
     return {
         "name": "small",
         "rounds": 2,
         "partition": {"clients": 2, "examples": 60},
-        "training": {"local_epochs": 1, "batch_size": 16, **more.pop("training", {})},
-        "algorithm": {"name": name, **settings.get(name, {}), **more.pop("algorithm", {})},
-        "engine": {"name": "inprocess", "device": "cpu", **more.pop("engine", {})},
-        "privacy": {"nets": nets, "sigma": 1.0, **more.pop("privacy", {})},
-        **more,
+        "training": {"local_epochs": 1, "batch_size": 16, **further_tables.pop("training", {})},
+        "algorithm": {"name": name, **settings.get(name, {}), **further_tables.pop("algorithm", {})},
+        "engine": {"name": "inprocess", "device": "cpu", **further_tables.pop("engine", {})},
+        "privacy": {"nets": nets, "sigma": 1.0, **further_tables.pop("privacy", {})},
+        **further_tables,
     }
 
 
@@ -124,24 +124,28 @@ ALL = {
 @pytest.mark.parametrize("name", ALL)
 def test_what_is_planned_is_what_is_spent(name, tmp_path):
     config = parse_config(tables(name, **ALL[name]))
-    plan = privacy_plan.plan(build.build(config))
-    done = run(config, tmp_path / "run")
-    record = json.loads((done.folder / "summary.json").read_text())["privacy"]
+    plan = privacy_plan.plan_privacy(build.build(config))
+    finished_run = run(config, tmp_path / "run")
+    record = json.loads((finished_run.folder / "summary.json").read_text())["privacy"]
     assert record["delta"] == 1e-5
     assert set(record["clients"]) == set(plan) == {"0", "1"}
     for client, cost in plan.items():
-        told = record["clients"][client]
-        assert told["steps"] == cost.steps > 0
-        assert told["epsilon"] == cost.epsilon(config) == epsilon([NoisedSteps(1.0, cost.rate, cost.steps)], 1e-5)
-        assert told["rate"] == cost.rate == 16 / cost.rows
+        recorded = record["clients"][client]
+        assert recorded["steps"] == cost.steps > 0
+        assert (
+            recorded["epsilon"]
+            == cost.epsilon(config)
+            == compute_total_epsilon([NoisedSteps(1.0, cost.rate, cost.steps)], 1e-5)
+        )
+        assert recorded["rate"] == cost.rate == 16 / cost.rows
 
 
 def test_rounds_that_a_client_sits_out_cost_nothing(tmp_path):
     config = parse_config(tables(rounds=4, engine={"participation": 0.5}))
-    plan = privacy_plan.plan(build.build(config))
-    done = run(config, tmp_path / "run")
-    record = json.loads((done.folder / "summary.json").read_text())["privacy"]["clients"]
-    assert {i: told["steps"] for i, told in record.items()} == {i: cost.steps for i, cost in plan.items()}
+    plan = privacy_plan.plan_privacy(build.build(config))
+    finished_run = run(config, tmp_path / "run")
+    record = json.loads((finished_run.folder / "summary.json").read_text())["privacy"]["clients"]
+    assert {i: recorded["steps"] for i, recorded in record.items()} == {i: cost.steps for i, cost in plan.items()}
     assert sum(cost.steps for cost in plan.values()) == 4 * plan["0"].steps / max(1, plan["0"].steps // 4)
 
 
@@ -155,8 +159,8 @@ def test_a_pause_changes_neither_the_model_nor_epsilon(tmp_path):
     assert (uninterrupted.folder / "metrics.jsonl").read_bytes() == (paused.folder / "metrics.jsonl").read_bytes()
 
 
-def test_a_run_whose_personal_network_has_no_finite_loss_is_recorded_to_its_end(tmp_path):
-    """A network without noise may not stop a client, so the run goes on, and its folder must stay readable."""
+def test_a_run_with_an_infinite_personal_loss_is_recorded_to_its_end(tmp_path):
+    """A network without noise must not stop a client, so the run continues, and its folder stays readable."""
 
     def read_losses(lr):
         changed = {"optimizer": {"name": "sgd", "lr": lr}, "algorithm": {"beta": 1.0}}
@@ -190,8 +194,8 @@ def test_a_sweep_says_what_its_trainings_cost_together(tmp_path):
     taken = [
         NoisedSteps(3.0, s["privacy"]["clients"]["0"]["rate"], s["privacy"]["clients"]["0"]["steps"]) for s in summaries
     ]
-    assert f"epsilon {epsilon(taken, 1e-5):.3g} at delta 1e-05" in sentence
-    assert epsilon(taken, 1e-5) > epsilon(taken[:1], 1e-5)
+    assert f"epsilon {compute_total_epsilon(taken, 1e-5):.3g} at delta 1e-05" in sentence
+    assert compute_total_epsilon(taken, 1e-5) > compute_total_epsilon(taken[:1], 1e-5)
 
 
 def test_groups_are_the_unit_where_they_are_asked_for(tmp_path):
@@ -203,7 +207,7 @@ def test_groups_are_the_unit_where_they_are_asked_for(tmp_path):
     config = parse_config(
         tables(data=data, partition={"clients": 1}, privacy={"unit": "group", "group_rows": 2}, split={"validation": 0.2})
     )
-    (cost,) = privacy_plan.plan(build.build(config)).values()
+    (cost,) = privacy_plan.plan_privacy(build.build(config)).values()
     assert cost.units == math.ceil(cost.rows / 6)
     assert math.isclose(cost.rate, 16 / (2 * cost.units))
     done = run(config, tmp_path / "run")

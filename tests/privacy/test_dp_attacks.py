@@ -8,8 +8,8 @@ from scipy import stats
 from torch import nn
 
 from fedmutual.algorithms import FedAvg
-from fedmutual.privacy.accountant import NoisedSteps, epsilon
-from fedmutual.privacy.secret import simulation_secret
+from fedmutual.privacy.accountant import NoisedSteps, compute_total_epsilon
+from fedmutual.privacy.secret import derive_simulation_secret
 from fedmutual.sites import contract as contracts
 from fedmutual.sites.protocol import WORK, Order, pack_message, read_answer
 from fedmutual.sites.site_runtime import SiteRuntime
@@ -66,19 +66,19 @@ def lower_bound(scores, confidence=0.99):
 def audit(sigma):
     """The lower bound over all trainings, each with a secret of its own."""
     return lower_bound(
-        [[trained(simulation_secret(k, str(held)), held, sigma) for k in range(TRAININGS)] for held in (1, 0)]
+        [[trained(derive_simulation_secret(k, str(held)), held, sigma) for k in range(TRAININGS)] for held in (1, 0)]
     )
 
 
 def test_a_canary_audit_stays_below_the_stated_epsilon_and_can_see():
-    stated = epsilon([NoisedSteps(SIGMA, BATCH / N, STEPS)], DELTA)
+    stated = compute_total_epsilon([NoisedSteps(SIGMA, BATCH / N, STEPS)], DELTA)
     without_noise = audit(0.0)
     assert without_noise > stated > 0  # so a mechanism whose noise were missing would be caught
     assert audit(SIGMA) < stated
 
 
 def test_a_canary_audit_catches_noise_that_is_too_small():
-    stated = epsilon([NoisedSteps(SIGMA, BATCH / N, STEPS)], DELTA)
+    stated = compute_total_epsilon([NoisedSteps(SIGMA, BATCH / N, STEPS)], DELTA)
     assert audit(SIGMA / 40) > stated
 
 
@@ -86,7 +86,7 @@ DEFAULT = COMMON | {"algorithm": {"name": "fml"}}
 
 
 @pytest.mark.parametrize(
-    ("common", "found"),
+    ("common", "is_recovered"),
     [
         (DEFAULT, True),
         (DEFAULT | {"privacy": {"nets": "both", "sigma": 1.0}}, False),
@@ -94,7 +94,7 @@ DEFAULT = COMMON | {"algorithm": {"name": "fml"}}
     ],
     ids=["without noise", "both", "meme"],
 )
-def test_the_imprint_attack_reads_no_record_out_of_a_noised_meme(tmp_path, common, found):
+def test_the_imprint_attack_reads_no_record_out_of_a_noised_meme(tmp_path, common, is_recovered):
     """A server chooses a first layer whose units fire for few rows each, and reads those rows out of what comes back."""
     agreed = contracts.read_submitted_contract(
         contract(tmp_path, common | {"share": {"metrics": "none"}}, {"north": SITES["north"]})
@@ -116,15 +116,15 @@ def test_the_imprint_attack_reads_no_record_out_of_a_noised_meme(tmp_path, commo
     _, meme = read_answer(half.do(pack_message(Order(WORK, 0, 0), crafted)))
     decay = (meme[names[0]] / crafted[names[0]]).double().flatten().median()
     weights, biases = (meme[k].double() - decay * crafted[k].double() for k in names[:2])
-    read = set()
+    recovered = set()
     for unit in range(200):
         if biases[unit].abs() > 1e-6:
             errors = (records - weights[unit] / biases[unit]).abs().amax(1)
             if errors.min() < 0.1:
-                read.add(int(errors.argmin()))
-    assert bool(read) == found
-    if found:
-        assert len(read) > 3
+                recovered.add(int(errors.argmin()))
+    assert bool(recovered) == is_recovered
+    if is_recovered:
+        assert len(recovered) > 3
 
 
 def flat(data):

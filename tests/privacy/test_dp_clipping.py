@@ -7,7 +7,7 @@ from torch import nn
 from fedmutual.algorithms import FML, FedAvg, FedProx, Independent
 from fedmutual.core import Net
 from fedmutual.privacy import clipping, layers
-from fedmutual.privacy.clipping import clipped_sum
+from fedmutual.privacy.clipping import compute_clipped_sum
 from fedmutual.stepping import trainable
 from noised import Images, convolutions, distance, job, looped, norm, row_gradients
 from toy import CLASSES, FEATURES, Spare, at, client, mlp, rows, server
@@ -62,22 +62,22 @@ def test_the_clipped_sum_is_that_of_a_plain_loop(case):
     grads = row_gradients(phase, nets, taken, const)
     norms = torch.sqrt(sum(g.flatten(1).square().sum(1) for g in grads.values()))
     middle = float(norms.median())  # half of the rows are clipped, and half are not
-    clipped, terms = clipped_sum(job(phase, nets, const, middle), taken, None)
+    clipped, terms = compute_clipped_sum(job(phase, nets, const, middle), taken, None)
     expected = looped(grads, middle)
     assert distance(clipped, expected) < 1e-4 * norm(expected)
-    whole = phase.loss({n: Net(m, trainable(m)) for n, m in nets.items()}, taken, const)
+    batch_losses = phase.loss({n: Net(m, trainable(m)) for n, m in nets.items()}, taken, const)
     for name, value in terms.items():
-        torch.testing.assert_close(value, whole[name].detach() * len(taken[0]))
+        torch.testing.assert_close(value, batch_losses[name].detach() * len(taken[0]))
 
 
 def test_a_proximal_term_is_clipped_with_the_row_that_it_is_added_to():
     phase = FedProx(mu=0.7)
-    one = client("0", phase.algorithm())
-    const = phase.begin(one, server(), at())
+    fedprox_client = client("0", phase.algorithm())
+    const = phase.begin(fedprox_client, server(), at())
     with torch.no_grad():
-        one.nets["meme"][0].weight.add_(0.3)
-    clipped, terms = clipped_sum(job(phase, one.nets, const, C), batch(), None)
-    expected = looped(row_gradients(phase, one.nets, batch(), const), C)
+        fedprox_client.nets["meme"][0].weight.add_(0.3)
+    clipped, terms = compute_clipped_sum(job(phase, fedprox_client.nets, const, C), batch(), None)
+    expected = looped(row_gradients(phase, fedprox_client.nets, batch(), const), C)
     assert distance(clipped, expected) < 1e-4 * norm(expected)
     assert terms["proximal"] > 0
 
@@ -86,7 +86,7 @@ def test_layers_without_a_rule_go_by_the_gradient_of_every_row():
     plain = {"meme": nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Sequential(nn.Dropout(), nn.Linear(4, 2)))}
     assert all(map(layers.is_plain, plain.values()))
     shared = nn.Linear(4, 4)
-    others = [
+    without_rule = [
         nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True)),
         nn.Sequential(shared, nn.ReLU(), shared),
         nn.Sequential(nn.Conv2d(2, 2, 3, groups=2)),
@@ -99,27 +99,27 @@ def test_layers_without_a_rule_go_by_the_gradient_of_every_row():
     tied[1].weight = tied[0].weight
     hooked = nn.Sequential(nn.Linear(4, 4))
     hooked[0].register_forward_hook(lambda module, taken, given: 2 * given)
-    assert not any(map(layers.is_plain, [*others, tied, hooked]))
+    assert not any(map(layers.is_plain, [*without_rule, tied, hooked]))
 
 
 @pytest.mark.parametrize("memory", [1, 4 * 83 * 3], ids=["row by row", "three rows at once"])
 def test_how_many_rows_are_held_at_once_changes_nothing(memory, monkeypatch):
     nets, taken, codes = {"personal": Mixed()}, batch(), torch.tensor([0, 1, 1, 2, 0, 3, 3, 3, 3, 4, 0, 5])
-    whole = [clipped_sum(job(Independent(), nets, clip=C), taken, units)[0] for units in (None, codes)]
+    expected_sums = [compute_clipped_sum(job(Independent(), nets, clip=C), taken, units)[0] for units in (None, codes)]
     monkeypatch.setattr(clipping, "MEMORY", memory)
-    for units, expected in zip((None, codes), whole, strict=True):
-        assert distance(clipped_sum(job(Independent(), nets, clip=C), taken, units)[0], expected) < 1e-5
+    for units, expected in zip((None, codes), expected_sums, strict=True):
+        assert distance(compute_clipped_sum(job(Independent(), nets, clip=C), taken, units)[0], expected) < 1e-5
 
 
-def test_of_a_group_the_sum_of_its_rows_is_clipped():
+def test_the_gradient_sum_of_a_group_is_clipped():
     nets, taken, codes = {"personal": mlp(1)}, batch(), torch.tensor([4, 1, 1, 2, 4, 3, 3, 3, 3, 4, 0, 5])
-    clipped, _ = clipped_sum(job(Independent(), nets, clip=C), taken, codes)
+    clipped, _ = compute_clipped_sum(job(Independent(), nets, clip=C), taken, codes)
     grads = row_gradients(Independent(), nets, taken, {})
     expected = looped(grads, C, codes)
     assert distance(clipped, expected) < 1e-4 * norm(expected)
     assert distance(clipped, looped(grads, C)) > 0.1 * C
     without = codes != 3
-    fewer, _ = clipped_sum(job(Independent(), nets, clip=C), tuple(t[without] for t in taken), codes[without])
+    fewer, _ = compute_clipped_sum(job(Independent(), nets, clip=C), tuple(t[without] for t in taken), codes[without])
     assert distance(clipped, fewer) <= C
 
 
@@ -133,13 +133,13 @@ def test_one_record_moves_the_sum_by_its_bound_at_most(case, scale):
     other_x, other_y = x.clone(), y.clone()
     other_x[3], other_y[3] = -x[3].flip(0), (y[3] + 1) % 3
     is_kept = torch.arange(len(x)) != 3
-    whole, replaced, removed = (
-        clipped_sum(job(phase, nets, const, C), taken, None)[0]
+    original, replaced, removed = (
+        compute_clipped_sum(job(phase, nets, const, C), taken, None)[0]
         for taken in ((x, y), (other_x, other_y), (x[is_kept], y[is_kept]))
     )
-    added = [distance(sums, removed) for sums in (whole, replaced)]
+    added = [distance(sums, removed) for sums in (original, replaced)]
     assert max(added) <= C
-    assert distance(whole, replaced) <= 2 * C
+    assert distance(original, replaced) <= 2 * C
     if scale > 1:
         assert max(added) > 0.99 * C  # the bound is reached: the test can tell
 
@@ -152,8 +152,8 @@ def test_a_record_without_a_finite_gradient_adds_nothing(case, value):
     bad = x.clone()
     bad[3] = value
     is_kept = torch.arange(len(x)) != 3
-    clipped, _ = clipped_sum(job(phase, nets, const, C), (bad, y), None)
-    expected, _ = clipped_sum(job(phase, nets, const, C), (x[is_kept], y[is_kept]), None)
+    clipped, _ = compute_clipped_sum(job(phase, nets, const, C), (bad, y), None)
+    expected, _ = compute_clipped_sum(job(phase, nets, const, C), (x[is_kept], y[is_kept]), None)
     assert all(g.isfinite().all() for g in clipped.values())
     assert distance(clipped, expected) <= C
     if value != 1e38:
@@ -167,7 +167,7 @@ STEPS, RATE = 60, 0.2
 def test_batches_without_the_record_move_by_exactly_nothing(setting):
     """ProxyFL's loop: two worlds, one of which holds a mislabelled record; what is released is the same in both so far."""
     sums, _ = two_worlds(setting)
-    without, holding = ([moved for held, moved in sums if held is there] for there in (False, True))
+    without, holding = ([moved for held, moved in sums if held is is_present] for is_present in (False, True))
     assert len(without) > 20
     assert len(holding) > 5
     assert max(without) == 0.0
@@ -194,17 +194,17 @@ def two_worlds(setting, beta=1.0):
     for _ in range(STEPS):
         index = (torch.rand(60, generator=rng) < RATE).nonzero()[:, 0]
         silent = tuple(n for n in worlds[0] if n not in noised)
-        both, naive, released = [], [], {}
+        clipped_sums, naive, released = [], [], {}
         for nets, y in zip(worlds, labels, strict=True):
             taken = data.x[index], y[index]
-            own = {n: nets[n] for n in noised}
-            both.append(clipped_sum(job(phase, own, const, C, silent), taken, None)[0])
+            noised_nets = {n: nets[n] for n in noised}
+            clipped_sums.append(compute_clipped_sum(job(phase, noised_nets, const, C, silent), taken, None)[0])
             grads = row_gradients(phase, nets, taken, const)
             naive.append(looped({k: g for k, g in grads.items() if k.startswith("meme.")}, C))
         held = bool((index == 7).any())
-        ours.append((held, distance(*both)))
+        ours.append((held, distance(*clipped_sums)))
         taught.append((held, distance(*naive)))
-        released = {k: g + 0.3 * torch.randn(g.shape, generator=rng, dtype=g.dtype) for k, g in both[0].items()}
+        released = {k: g + 0.3 * torch.randn(g.shape, generator=rng, dtype=g.dtype) for k, g in clipped_sums[0].items()}
         for nets, y, optimizer in zip(worlds, labels, optimizers, strict=True):
             with torch.no_grad():
                 for n in noised:

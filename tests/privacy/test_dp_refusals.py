@@ -17,16 +17,16 @@ from noised import client
 from toy import difference, federation
 
 
-def config(nets="meme", algorithm=None, **more):
-    privacy = {"nets": nets, "sigma": 1.0} | more.pop("privacy", {})
+def config(nets="meme", algorithm=None, **further_tables):
+    privacy = {"nets": nets, "sigma": 1.0} | further_tables.pop("privacy", {})
     return parse_config(
         {
             "rounds": 3,
             "partition": {"clients": 2, "examples": 40},
             "algorithm": {"name": "fml", "beta": 1.0} if algorithm is None else algorithm,
             "privacy": {k: v for k, v in privacy.items() if v is not None},
-            "engine": {"device": "cpu"} | more.pop("engine", {}),
-            **more,
+            "engine": {"device": "cpu"} | further_tables.pop("engine", {}),
+            **further_tables,
         }
     )
 
@@ -69,7 +69,7 @@ def test_proxyfl_with_noise_on_the_proxy_alone_is_refused_as_it_was_published():
         assert made.client("0").privacy.nets == ({"meme"} if nets == "meme" else {"personal", "meme"})
 
 
-def test_a_client_whose_own_beta_lets_its_meme_be_taught_is_refused():
+def test_a_client_with_a_beta_that_teaches_its_meme_is_refused():
     refused("client '1'", "beta = 1", clients={"1": {"algorithm": {"beta": 0.5}}})
 
 
@@ -85,7 +85,7 @@ def test_counts_of_examples_are_refused():
 
 
 @pytest.mark.parametrize("name", ["fedh2l", "fedmd"])
-def test_methods_whose_posteriors_leave_have_no_meme_to_noise(name):
+def test_methods_that_send_posteriors_have_no_meme_to_noise(name):
     refused("has no meme", "'both'", algorithm={"name": name, "public_batch": 4}, split={"public": 0.5})
 
 
@@ -116,7 +116,7 @@ def test_settings_that_void_epsilon_are_refused():
         refused(f"privacy.{key}", privacy={key: value})
 
 
-def test_an_algorithm_that_nobody_has_looked_at_is_refused(tmp_path, monkeypatch):
+def test_an_unreviewed_algorithm_is_refused(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(
         "from dataclasses import dataclass\n"
         "from typing import ClassVar\n"
@@ -144,12 +144,12 @@ def test_a_missing_extra_is_named(monkeypatch):
     refused("pip install 'fedmutual[privacy]'")
 
 
-def test_keys_without_effect_are_said():
+def test_keys_without_effect_are_remarked():
     notes = build.build(config("none", privacy={"clip": 2.0})).plan({}).notes
     assert any("'privacy.clip', 'privacy.sigma'" in note for note in notes)
 
 
-def test_what_epsilon_does_not_count_is_said():
+def test_the_limits_of_epsilon_are_remarked():
     remarks = [note for note in build.build(config()).plan({}).notes if "epsilon" in note]
     assert len(remarks) == 1
     assert "scores" in remarks[0]
@@ -160,7 +160,7 @@ def test_a_delta_that_promises_nothing_is_refused():
     build.build(config(privacy={"delta": 0.0249})).client("0")
 
 
-def test_first_weights_are_said_not_to_be_counted(tmp_path):
+def test_the_privacy_remark_says_that_first_weights_are_not_counted(tmp_path):
     assert not any("first weights" in note for note in build.build(config()).plan({}).notes)
     for key in ("weights", "pretrained"):
         assert len(list_remarks(frozenset({"meme"}), config(model={key: str(tmp_path)}))) == 2

@@ -17,7 +17,7 @@ from fedmutual.data.augment import CropFlip
 from fedmutual.errors import RunError
 from fedmutual.losses import Classification
 from fedmutual.privacy.sampling import Units
-from fedmutual.privacy.secret import SIZE, Stream, derive_key, read_site_secret, simulation_secret
+from fedmutual.privacy.secret import SIZE, Stream, derive_key, derive_simulation_secret, read_site_secret
 from fedmutual.stepping import work
 from noised import SECRET, client
 from toy import FEATURES, at, difference, federation, rows, server, weights
@@ -29,11 +29,11 @@ def stream(*purpose):
     return Stream(derive_key(SECRET, *purpose))
 
 
-def test_each_purpose_and_each_secret_has_a_key_of_its_own():
+def test_each_purpose_and_each_secret_has_its_own_key():
     keys = {derive_key(SECRET, *p) for p in [("a",), ("b",), ("a", "b"), ("ab",), ("a", ""), ("", "a")]}
     assert len(keys) == 6
     assert derive_key(SECRET, "a") not in {derive_key(bytes(32), "a"), SECRET}
-    assert simulation_secret(1, "0") not in {simulation_secret(2, "0"), simulation_secret(1, "1")}
+    assert derive_simulation_secret(1, "0") not in {derive_simulation_secret(2, "0"), derive_simulation_secret(1, "1")}
 
 
 def test_random_numbers_are_the_keystream_of_chacha20():
@@ -90,16 +90,16 @@ def test_groups_are_drawn_whole_and_capped():
     assert units.count == 30
     assert units.expected == 10
     assert math.isclose(units.rate, 10 / (4 + 2 + 28))
-    source, big, seen = stream("groups"), [], set()
+    source, big, drawn_rows = stream("groups"), [], set()
     for _ in range(400):
         index, codes = units.sample(source)
         taken = groups[index.numpy()]
         assert (np.bincount(codes.numpy(), minlength=30) <= 4).all()
         assert (taken == 3).sum() in (0, 2)
         big.append((taken == 7).sum())
-        seen |= set(index[torch.from_numpy(taken == 7)].tolist())
+        drawn_rows |= set(index[torch.from_numpy(taken == 7)].tolist())
     assert set(big) == {0, 4}
-    assert seen == set(range(30))  # by lot, so that each row of a large group is learned from
+    assert drawn_rows == set(range(30))  # by lot, so that each row of a large group is learned from
     assert abs(np.mean(np.array(big) > 0) - units.rate) < 0.1
 
 
@@ -157,13 +157,15 @@ def test_noise_differs_by_networks_of_equal_weights():
     inbox, taken = server(), []
     for layer in (torch.nn.ReLU(), torch.nn.Tanh(), torch.nn.LeakyReLU(0.1), torch.nn.LeakyReLU(0.2)):
         algorithm = FedAvg(local_epochs=1, **UNIFORM).algorithm()
-        one = client("0", algorithm, ["meme"], sigma=1e3)
-        place = next(k for k, m in enumerate(one.nets["meme"]) if not list(m.parameters()))
-        one.nets["meme"][place] = layer
-        reply, _ = work(algorithm.phases[0], one, inbox, at())
+        noised_client = client("0", algorithm, ["meme"], sigma=1e3)
+        place = next(k for k, m in enumerate(noised_client.nets["meme"]) if not list(m.parameters()))
+        noised_client.nets["meme"][place] = layer
+        reply, _ = work(algorithm.phases[0], noised_client, inbox, at())
         taken.append(torch.cat([(reply[k] - inbox[k]).flatten() for k in inbox]))
-    for k, one in enumerate(taken):
-        assert all(abs(torch.cosine_similarity(one, other, 0).item()) < 0.4 for other in taken[k + 1 :])
+    for k, noised_client in enumerate(taken):
+        assert all(
+            abs(torch.cosine_similarity(noised_client, other_update, 0).item()) < 0.4 for other_update in taken[k + 1 :]
+        )
 
 
 def test_noise_differs_by_the_task_and_by_augmentation():
@@ -190,7 +192,7 @@ def test_noise_has_the_size_that_was_asked_for():
     drawn = []
     for k in range(30):
         algorithm = FedAvg(local_steps=1, **UNIFORM).algorithm()
-        one = client("0", algorithm, ["meme"], sigma=50.0, clip=0.1, n=200, secret=simulation_secret(k, "0"))
+        one = client("0", algorithm, ["meme"], sigma=50.0, clip=0.1, n=200, secret=derive_simulation_secret(k, "0"))
         one.optimizers = {"meme": torch.optim.SGD(one.nets["meme"].parameters(), lr=0.0)}
         reply, _ = work(algorithm.phases[0], one, server(), at())
         drawn.append(torch.cat([((reply[k] - v) / -0.1).flatten() for k, v in server().items()]))
@@ -205,12 +207,12 @@ def test_private_rows_are_read_in_gradient_steps_alone():
             return {}
 
     algorithm = Independent(local_epochs=1, batch_size=8).algorithm()
-    one = client("0", algorithm, ["personal"])
+    noised_client = client("0", algorithm, ["personal"])
     with pytest.raises(Refused, match="outside of its gradient steps"):
-        one.data["private"].rows([torch.arange(3)])
+        noised_client.data["private"].rows([torch.arange(3)])
     with pytest.raises(Refused, match="outside of its gradient steps"):
-        work(Peeking(local_epochs=1, batch_size=8), one, {}, at())
-    assert not hasattr(one.data["private"], "labels")
+        work(Peeking(local_epochs=1, batch_size=8), noised_client, {}, at())
+    assert not hasattr(noised_client.data["private"], "labels")
 
 
 def test_the_boundary_still_sees_the_rows():
@@ -231,14 +233,14 @@ def test_steps_are_as_many_as_without_noise():
 
 def test_an_empty_batch_is_a_step_of_noise_alone():
     algorithm = FML(local_steps=40, batch_size=1, beta=1.0).algorithm()
-    one = client("0", algorithm, ["meme"], batch_size=1, n=3, sigma=1.0)
-    before = weights(one.nets["personal"])
-    sampled = [len(one.privacy.units.sample(stream("look", str(k)))[0]) for k in range(20)]
+    noised_client = client("0", algorithm, ["meme"], batch_size=1, n=3, sigma=1.0)
+    before = weights(noised_client.nets["personal"])
+    sampled = [len(noised_client.privacy.units.sample(stream("look", str(k)))[0]) for k in range(20)]
     assert 0 in sampled
-    _, train = work(algorithm.phases[0], one, server(), at())
-    assert one.privacy.steps == 40
+    _, train = work(algorithm.phases[0], noised_client, server(), at())
+    assert noised_client.privacy.steps == 40
     assert set(train) == {"personal", "meme"}
-    assert difference(before, weights(one.nets["personal"])) > 0
+    assert difference(before, weights(noised_client.nets["personal"])) > 0
 
 
 @pytest.mark.parametrize("nets", [["meme"], ["personal", "meme"]], ids=["meme", "both"])
@@ -246,13 +248,13 @@ def test_workers_change_no_bit(nets):
     results = []
     for engine in ("inprocess", "processes"):
         algorithm = FML(local_epochs=1, batch_size=8, beta=1.0).algorithm()
-        ours = [client(i, algorithm, nets, secret=simulation_secret(7, i)) for i in ("0", "1", "2")]
+        ours = [client(i, algorithm, nets, secret=derive_simulation_secret(7, i)) for i in ("0", "1", "2")]
         last = federation(algorithm, ours, engine=engine)
         results.append(last | {f"{c.id}.{k}": v for c in ours for k, v in weights(c.nets["personal"]).items()})
     assert difference(*results) == 0.0
 
 
-def test_a_site_draws_its_secret_once_for_itself_alone(tmp_path):
+def test_a_site_draws_its_own_secret_once(tmp_path):
     path = tmp_path / "state" / "secret"
     first = read_site_secret(path)
     assert len(first) == SIZE

@@ -38,7 +38,7 @@ def test_weights_of_any_scale_by_hand() -> None:
         assert mean(replies, {"b": 3 * scale, "a": scale})["w"].tolist() == [[4.0], [5.0]]
 
 
-def test_of_one_reply_itself_but_not_its_memory() -> None:
+def test_the_mean_of_one_reply_equals_it_without_shared_memory() -> None:
     reply = draw(0)
     for result in (mean({"a": reply}), mean({"a": reply}, {"a": 7.0})):
         for name, tensor in reply.items():
@@ -72,10 +72,10 @@ def replies_of(values: list[float], dtype: torch.dtype = torch.float32) -> dict[
 
 
 def test_the_median_by_hand() -> None:
-    odd = replies_of([1.0, 1e30, 3.0])
-    assert median(odd)["w"].tolist() == [3.0, -3.0]
-    even = replies_of([8.0, -1e30, 1.0, 3.0])  # the mean of the two middle values, 1 and 3
-    assert median(even)["w"].tolist() == [2.0, -2.0]
+    three_replies = replies_of([1.0, 1e30, 3.0])
+    assert median(three_replies)["w"].tolist() == [3.0, -3.0]
+    four_replies = replies_of([8.0, -1e30, 1.0, 3.0])  # the mean of the two middle values, 1 and 3
+    assert median(four_replies)["w"].tolist() == [2.0, -2.0]
 
 
 def test_the_trimmed_mean_by_hand() -> None:
@@ -119,7 +119,7 @@ def test_a_large_tensor_is_sorted_piece_by_piece(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("trim", [-0.1, 0.5, float("nan")])
-def test_a_share_out_of_its_range_is_refused(trim: float) -> None:
+def test_a_share_outside_its_range_is_refused(trim: float) -> None:
     with pytest.raises(ValueError, match="trim must be at least 0 and below"):
         trimmed_mean(replies_of([1.0, 2.0]), trim)
 
@@ -145,14 +145,14 @@ def test_a_rule_by_its_name() -> None:
 
 
 @given(st.permutations(["0", "1", "10", "2", "site"]), st.sampled_from(["mean", "median", "trimmed-mean"]))
-def test_who_answers_first_does_not_matter_to_any_rule(order: list[str], rule: aggregation.Rule) -> None:
+def test_the_order_of_answers_does_not_matter_to_any_rule(order: list[str], rule: aggregation.Rule) -> None:
     replies = {i: draw(n) for n, i in enumerate(sorted(order))}
     straight, turned = Aggregation(rule)(replies), Aggregation(rule)({i: replies[i] for i in order})
     assert all(torch.equal(straight[name], turned[name]) for name in straight)
 
 
 @given(st.permutations(["0", "1", "10", "2", "site"]), st.booleans())
-def test_who_answers_first_does_not_matter(order: list[str], weighted: bool) -> None:
+def test_the_order_of_answers_does_not_matter(order: list[str], weighted: bool) -> None:
     ids = sorted(order)
     replies = {i: draw(n) for n, i in enumerate(ids)}
     weights = {i: n + 0.1 for n, i in enumerate(ids)} if weighted else None

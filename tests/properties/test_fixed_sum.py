@@ -115,7 +115,7 @@ def test_the_mean_in_floating_point_is_as_near_as_the_unit_says(seed: int, count
         ({"w": torch.tensor([1.0])}, float("inf"), "n_k"),
     ],
 )
-def test_who_cannot_be_summed_is_named(reply, weight, reason) -> None:
+def test_a_reply_that_cannot_be_summed_is_named(reply, weight, reason) -> None:
     with pytest.raises(Unusable) as caught:
         FIXED({"a": {"w": torch.tensor([1.0])}, "b": reply}, {"a": 1.0, "b": weight})
     assert caught.value.why.keys() == {"b"}

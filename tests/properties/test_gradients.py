@@ -138,7 +138,7 @@ def test_against_the_primal_by_slsqp(g_pub: Message, g_loc: Message) -> None:
 
 
 @pairs
-def test_told_is_what_was_done(g_pub: Message, g_loc: Message) -> None:
+def test_the_reported_conflict_tells_whether_the_gradient_was_projected(g_pub: Message, g_loc: Message) -> None:
     share = conflict(g_pub, g_loc)
     assert share.shape == ()
     assert share.item() == (exactly(torch.tensor(vector(g_pub)), torch.tensor(vector(g_loc))) < 0)

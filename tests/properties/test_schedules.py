@@ -46,7 +46,7 @@ def test_a_number_stays() -> None:
     assert at.value(1).dtype == torch.get_default_dtype()
 
 
-def test_a_shape_there_is_not() -> None:
+def test_an_unknown_shape_of_a_schedule_is_refused() -> None:
     with pytest.raises(ValueError, match="shape is 'linear', 'cosine' or 'step', not 'cubic'"):
         Schedule(0.0, 1.0, "cubic")
 

@@ -16,12 +16,14 @@ def numbers(at: At, *who: str) -> list[float]:
 
 
 @given(st.integers(0, 2**63), st.integers(-1, 100), words)
-def test_the_same_words_give_the_same_stream(seed: int, round: int, who: tuple[str, ...]) -> None:
-    assert numbers(At(seed, round, 200), *who) == numbers(At(seed, round, 200), *who)
+def test_the_same_words_give_the_same_stream(seed: int, round: int, stream_words: tuple[str, ...]) -> None:
+    assert numbers(At(seed, round, 200), *stream_words) == numbers(At(seed, round, 200), *stream_words)
     torch.rand(1)
     at = At(seed, round, 200)
     at.rng("another", "stream")
-    assert numbers(at, *who) == numbers(At(seed, round, 300), *who)  # more rounds leave the rounds so far what they were
+    assert numbers(at, *stream_words) == numbers(
+        At(seed, round, 300), *stream_words
+    )  # more rounds leave the rounds so far what they were
 
 
 @given(words, words)

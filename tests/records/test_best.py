@@ -11,7 +11,7 @@ from fedmutual.engines import loop
 from fedmutual.errors import RunError
 from fedmutual.events import Score
 from fedmutual.rundir import best
-from fedmutual.rundir.best import Keep, merit, offer, settle
+from fedmutual.rundir.best import Keep, compute_merit, offer, settle
 
 KEEP = ("--set", "records.keep_best=true")
 
@@ -26,24 +26,24 @@ def score(data: str, client: str | None = "0", model: str = "personal", **values
 def test_the_data_that_choose() -> None:
     every = [score("validation", accuracy=0.1), score("validation.all", accuracy=0.2), score("test", accuracy=0.3)]
     held = [*every, score("holdout", accuracy=0.4)]
-    assert merit(every, "validation", "validation") == 0.2  # of all clients' rows, where they can be had
-    assert merit([every[0], every[2]], "validation", "validation") == 0.1
-    assert merit(held, "validation", None) == 0.4
-    assert merit(every, "validation", None) == 0.2
-    assert merit(held, "validation", "test") == 0.3
-    assert merit(every, "validation", "holdout") == 0.2  # there is none
-    assert merit([every[2]], "validation", None) is None
+    assert compute_merit(every, "validation", "validation") == 0.2  # of all clients' rows, where they can be had
+    assert compute_merit([every[0], every[2]], "validation", "validation") == 0.1
+    assert compute_merit(held, "validation", None) == 0.4
+    assert compute_merit(every, "validation", None) == 0.2
+    assert compute_merit(held, "validation", "test") == 0.3
+    assert compute_merit(every, "validation", "holdout") == 0.2  # there is none
+    assert compute_merit([every[2]], "validation", None) is None
 
 
-def test_the_shared_models_own_score_is_the_federations_or_the_mean_of_its_clients() -> None:
+def test_the_shared_models_score_is_on_the_test_set_or_the_mean_over_clients() -> None:
     clients = [score("validation", i, "global", accuracy=a) for i, a in (("0", 0.2), ("1", 0.6))]
-    assert merit(clients, "test", "validation") == pytest.approx(0.4)
-    assert merit([score("test", None, "global", accuracy=0.9), *clients], "test", None) == 0.9
+    assert compute_merit(clients, "test", "validation") == pytest.approx(0.4)
+    assert compute_merit([score("test", None, "global", accuracy=0.9), *clients], "test", None) == 0.9
 
 
-def test_where_no_accuracy_is_told_the_loss_decides() -> None:
-    assert merit([score("validation", loss=0.25)], "validation", None) == -0.25
-    assert merit([score("validation", loss=None)], "validation", None) is None
+def test_without_a_shared_accuracy_the_loss_decides() -> None:
+    assert compute_merit([score("validation", loss=0.25)], "validation", None) == -0.25
+    assert compute_merit([score("validation", loss=None)], "validation", None) is None
 
 
 # Files
@@ -138,8 +138,8 @@ def best_round(folder: str, model: str, client: str | None, data: str) -> int:
 
 
 def equal(a: torch.nn.Module, b: torch.nn.Module) -> bool:
-    there = b.state_dict()
-    return all(torch.equal(v, there[k]) for k, v in a.state_dict().items())
+    other_state = b.state_dict()
+    return all(torch.equal(v, other_state[k]) for k, v in a.state_dict().items())
 
 
 LONG = ("--set", "rounds=12", "--set", "optimizer.lr=0.3", *KEEP)  # a rate at which scores go up and down
@@ -157,15 +157,15 @@ def test_the_models_are_those_of_the_best_round(small, cli, engine: str) -> None
     assert rounds(Path("run/server")) == {"best.safetensors": str(chosen["server"])}
     assert chosen["server"] == run.summary["global"]["test_accuracy"]["best_round"]
     assert min(chosen.values()) < 12
-    for who, round in chosen.items():
+    for owner, round in chosen.items():
         if engine == "inprocess":
             assert cli("run", small, *LONG, "--set", f"rounds={round}", "--out", f"to-{round}", "--resume")[0] == 0
             short = fedmutual.Run(f"to-{round}")
-            if who == "server":
+            if owner == "server":
                 assert equal(run.global_model(best=True), short.global_model())
             else:
-                assert equal(run.personal_model(who, best=True), short.personal_model(who))
-                assert equal(run.personal_model(who, best=True), run.personal_model(who)) == (round == 12)
+                assert equal(run.personal_model(owner, best=True), short.personal_model(owner))
+                assert equal(run.personal_model(owner, best=True), run.personal_model(owner)) == (round == 12)
 
 
 def test_pooled_data_have_one_best(small, cli) -> None:
@@ -201,13 +201,13 @@ def results(folder: str) -> dict[str, bytes]:
 def test_a_stop_after_an_unsaved_best_leaves_no_trace(small, cli, monkeypatch) -> None:
     sparse = (*KEEP, "--set", "rounds=12", "--set", "records.checkpoint_every=5", "--set", "engine.name=inprocess")
     assert cli("run", small, *sparse, "--out", "whole")[0] == 0
-    real = loop.evaluate_client
+    evaluate = loop.evaluate_client
 
     def stopped(client, exams, inbox, round, *rest):
-        told = real(client, exams, inbox, round, *rest)
+        scores = evaluate(client, exams, inbox, round, *rest)
         if (client.id, round) == ("1", 9):
             raise KeyboardInterrupt
-        return told
+        return scores
 
     with monkeypatch.context() as patch:
         patch.setattr(loop, "evaluate_client", stopped)
@@ -227,10 +227,10 @@ def test_rounds_grow_as_if_they_had_been_asked_for_at_once(small, cli, every: in
     assert results("grown") == results("whole")
 
 
-def test_a_file_of_another_name_is_no_round(tmp_path):
-    """In a folder that somebody else made."""
+def test_a_file_with_another_name_is_not_a_best_round(tmp_path):
+    """The folder comes from another person."""
     (tmp_path / "server").mkdir()
     (tmp_path / "server" / "best-x.safetensors").touch()
     best.check(tmp_path)
     with pytest.raises(RunError, match="no best weights are kept here"):
-        best.chosen(tmp_path / "server", 3)
+        best.find_best(tmp_path / "server", 3)

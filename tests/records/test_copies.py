@@ -7,7 +7,7 @@ from fedmutual.rundir.file_names import METRICS
 from fedmutual.rundir.logs import read_lines
 
 
-def own(run, round, model):
+def read_accuracies(run, round, model):
     """Client -> accuracy of a model on its own validation data."""
     line = next(line for line in read_lines(run.folder / METRICS) if line["round"] == round)
     return {s["client"]: s["accuracy"] for s in line["scores"] if (s["model"], s["data"]) == (model, "validation")}
@@ -20,26 +20,26 @@ def test_a_copy_is_what_training_alone_makes_of_the_server_s_model(small, engine
     copies = fedmutual.load_config(small, **settings, **{"algorithm.name": "fedavg", "records.copies": True})
     alone = fedmutual.load_config(small, **settings, **{"algorithm.name": "independent"})
     fedavg, independent = fedmutual.run(copies, "copies"), fedmutual.run(alone, "alone")
-    assert own(fedavg, 1, "copy") == pytest.approx(own(independent, 1, "personal"))
-    assert own(fedavg, 1, "copy") != own(fedavg, 1, "global")
-    assert own(fedavg, 2, "copy") != own(independent, 2, "personal")
+    assert read_accuracies(fedavg, 1, "copy") == pytest.approx(read_accuracies(independent, 1, "personal"))
+    assert read_accuracies(fedavg, 1, "copy") != read_accuracies(fedavg, 1, "global")
+    assert read_accuracies(fedavg, 2, "copy") != read_accuracies(independent, 2, "personal")
 
 
-def test_it_changes_nothing_else(small):
+def test_recording_copies_changes_no_other_result(small):
     changed = {"rounds": 2, "algorithm.name": "fedavg"}
     plain = fedmutual.run(fedmutual.load_config(small, **changed), "plain")
-    more = fedmutual.run(fedmutual.load_config(small, **changed, **{"records.copies": True}), "more")
-    assert own(plain, 2, "copy") == {}
-    assert own(plain, 2, "global") == own(more, 2, "global")
-    assert plain.summary["personal"] == more.summary["personal"]
+    with_copies = fedmutual.run(fedmutual.load_config(small, **changed, **{"records.copies": True}), "more")
+    assert read_accuracies(plain, 2, "copy") == {}
+    assert read_accuracies(plain, 2, "global") == read_accuracies(with_copies, 2, "global")
+    assert plain.summary["personal"] == with_copies.summary["personal"]
 
 
-def test_who_shares_no_scores_shares_none_of_its_copy(small):
+def test_a_client_that_shares_no_scores_shares_no_scores_of_its_copy(small):
     config = fedmutual.load_config(
         small,
         **{"rounds": 1, "algorithm.name": "fedavg", "records.copies": True, "clients.1.share": {"metrics": "none"}},
     )
     run = fedmutual.run(config, "quiet")
-    assert own(run, 1, "copy").keys() == {"0", "2"}
+    assert read_accuracies(run, 1, "copy").keys() == {"0", "2"}
     lines = read_lines(run.folder / "clients" / "1" / METRICS)
     assert [s["model"] for s in lines[0]["scores"]] == ["copy", "global"]

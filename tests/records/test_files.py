@@ -18,12 +18,12 @@ from fedmutual.tensor_files import read_tensors, write_tensors
 @pytest.mark.parametrize("length", range(60, 400, 5))
 def test_tensors_come_back_whatever_the_length_of_their_header(tmp_path, length):
     """A header of 128 or 640 bytes makes a file begin as a pickle does."""
-    given = {"a" * length: torch.arange(3), "b": torch.tensor(0.5)}
-    write_tensors(tmp_path / "x.safetensors", given, {"round": "3"})
+    written = {"a" * length: torch.arange(3), "b": torch.tensor(0.5)}
+    write_tensors(tmp_path / "x.safetensors", written, {"round": "3"})
     tensors, about = read_tensors(tmp_path / "x.safetensors")
     assert about == {"round": "3"}
-    assert tensors.keys() == given.keys()
-    assert all(torch.equal(tensors[k], v) for k, v in given.items())
+    assert tensors.keys() == written.keys()
+    assert all(torch.equal(tensors[k], v) for k, v in written.items())
 
 
 def test_the_same_tensors_are_the_same_bytes(tmp_path):
@@ -83,8 +83,8 @@ def tokens(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["link to a file", "link to nothing", "file"])
-def test_a_part_file_of_somebody_else_is_neither_followed_nor_written(tmp_path, tokens, kind):
-    """A link in the way of a part file would be written through, into a file of the user's elsewhere."""
+def test_a_foreign_part_file_is_neither_followed_nor_written(tmp_path, tokens, kind):
+    """A symbolic link in place of a part file would redirect the write to another file of the user."""
     part, victim = tmp_path / f".x.{tokens}", tmp_path / "victim"
     if kind == "link to a file":
         victim.write_bytes(b"mine")

@@ -39,7 +39,7 @@ def test_a_text_log_that_cannot_be_written(tmp_path):
 
 
 def test_no_line_is_appended_where_a_link_leads(tmp_path):
-    """Who makes a folder in which another's run goes on could have its lines written into any file of that one's."""
+    """The maker of a folder could otherwise redirect another user's log lines into any file of that user."""
     victim, path = tmp_path / "profile", tmp_path / "log.txt"
     victim.write_text("as it was")
     path.symlink_to(victim)

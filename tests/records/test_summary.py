@@ -79,7 +79,7 @@ def test_local_only_has_no_global_model_and_no_shared_metrics_no_personal_scores
     assert summary["global"]["test_accuracy"]["last"] == 0.4
 
 
-def test_without_a_complete_global_model_the_meme_stands_in_for_clients_that_have_no_personal_one():
+def test_without_a_complete_global_model_clients_without_a_personal_model_use_the_meme():
     lines = [line(1, ("meme", "0", "validation", 0.3), ("meme", "1", "validation", 0.5))]
     summary = summarise(parse_config({"algorithm": {"name": "fedavg"}}), lines, [])
     assert summary["global"]["test_accuracy"] is None

@@ -10,12 +10,12 @@ DATA = ("test", "test.own", "test.others", "validation", "validation.all", "hold
 
 def node(client, values, model="personal"):
     """A node's accuracies on as many of DATA as are given; None leaves one out."""
-    found = zip(DATA, values, strict=False)
-    return [{"model": model, "client": client, "data": d, "accuracy": v} for d, v in found if v is not None]
+    values_by_data = zip(DATA, values, strict=False)
+    return [{"model": model, "client": client, "data": d, "accuracy": v} for d, v in values_by_data if v is not None]
 
 
 def line(round, *nodes, train=None):
-    return {"round": round, "train": train or {}, "scores": [s for found in nodes for s in found]}
+    return {"round": round, "train": train or {}, "scores": [s for node_scores in nodes for s in node_scores]}
 
 
 # node a is best after round 1 by its own validation data and after round 2 by everybody's, node b the other way round
@@ -43,9 +43,9 @@ def test_last_and_best_by_the_validation_data_of_all_nodes():
     assert summary["fwt"]["last"]["per_client"] == {"a": 0.5, "b": 0.45}
 
 
-def test_where_no_node_knows_the_others_validation_data_each_chooses_by_its_own():
-    own = [line(n["round"], [s for s in n["scores"] if s["data"] != "validation.all"]) for n in LINES]
-    summary = summed(own, records={"best_by": "validation"})["transfer"]
+def test_without_pooled_validation_data_each_node_chooses_by_its_own():
+    lines = [line(n["round"], [s for s in n["scores"] if s["data"] != "validation.all"]) for n in LINES]
+    summary = summed(lines, records={"best_by": "validation"})["transfer"]
     assert (summary["best_by"], summary["best_rounds"]) == ("validation", {"a": 1, "b": 2})
     assert summary["acc"]["best"]["per_client"] == {"a": 0.5, "b": 0.4}
 
@@ -66,7 +66,7 @@ def test_it_is_chosen_by_what_was_asked_for(by, rounds):
     assert (summary["best_by"], summary["best_rounds"]) == (by, rounds)
 
 
-def test_unset_the_holdout_chooses_where_there_is_one_else_validation():
+def test_by_default_hold_out_rows_choose_and_otherwise_validation_rows():
     assert summed(LINES)["transfer"]["best_by"] == "validation.all"
     held = [line(n["round"], n["scores"], *(node(i, (None,) * 5 + (0.5,)) for i in "ab")) for n in LINES]
     assert summed(held, split={"holdout": 0.1})["transfer"]["best_by"] == "holdout"
@@ -96,8 +96,8 @@ def test_without_domains_there_is_no_transfer():
     assert summed(plain)["transfer"] is None
 
 
-def test_the_share_of_projected_steps_is_what_each_node_last_told():
-    """A node that met nobody in the last exchange told its share before."""
+def test_the_share_of_projected_steps_is_the_last_of_each_node():
+    """A node without a partner in the last exchange reported its share in an earlier exchange."""
     lines = [
         line(1, train={"a": {"local": 1.0, "projected": 0.5}, "b": {"local": 1.0, "projected": 0.1}}),
         line(2, train={"a": {"local": 1.0, "projected": 0.3}, "b": {"local": 1.0}}),

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from fedmutual.errors import RunError
-from fedmutual.report import adapted, write_adaptation
+from fedmutual.report import summarise_adaptation, write_adaptation
 from fedmutual.report.adaptation import Answer, WayGain
 from fedmutual.report.findings import describe_finding
 from fedmutual.report.scale import PERCENT
@@ -18,12 +18,12 @@ ACCURACY = {"fml": (0.8, 0.84, 0.88), "scratch": (0.7, 0.72, 0.74), "fine-tune":
 
 
 @pytest.fixture
-def out(tmp_path):
+def adaptation_folder(tmp_path):
     """FML is 10, 12 and 14 points ahead of scratch; 0, -1 and +1 of fine-tuning; 6, 2 and -2 behind what came."""
     for way, scores in ACCURACY.items():
         for seed, score in enumerate(scores):
             algorithm = "fml" if way == "fml" else "independent"
-            made = Made(algorithm, own=lambda seed, round, client, score=score: score, clients=("0",))
+            made = Made(algorithm, own_score=lambda seed, round, client, score=score: score, clients=("0",))
             write(tmp_path / way / "50" / str(seed), replace(made, seed=seed))
     about = {
         "format": 1,
@@ -40,10 +40,10 @@ def out(tmp_path):
     return tmp_path
 
 
-def test_the_sentence_holds_the_gains_with_their_intervals(out):
+def test_the_sentence_holds_the_gains_with_their_intervals(adaptation_folder):
     """Gains 10, 12, 14: mean 12, s = 2, t(2; 0.975) = 4.303, half = 4.303 * 2 / sqrt 3 = 4.97. 0, -1, 1: half 2.48.
     -6, -2, 2: half 9.94."""
-    _, (sentences,) = adapted(out)
+    _, (sentences,) = summarise_adaptation(adaptation_folder)
     assert sentences == (
         "Adapting by mutual learning with 50 examples: against training from scratch it pays: 12.0 points ahead (95 % "
         "interval 7.0 to 17.0, 3 seeds); against fine-tuning FedAvg's shared model it is level "
@@ -52,53 +52,55 @@ def test_the_sentence_holds_the_gains_with_their_intervals(out):
     )
 
 
-def test_a_fork_that_is_better_than_the_personal_model_is_said(out):
-    """Its gains on fine-tuning are 10, 10, 10 points; a worse one is not said, and stands in the table."""
+def test_a_fork_better_than_the_personal_model_is_reported(adaptation_folder):
+    """The fork gains 10, 10, 10 points over fine-tuning; a worse fork is only listed in the table."""
     better = "That is its personal model; its fork of the shared model, which it may use too, scores 94.0 %: against"
-    for fork, said in ((0.1, True), (-0.2, False)):
+    for fork, is_said in ((0.1, True), (-0.2, False)):
         for seed, tuned in enumerate(ACCURACY["fine-tune"]):
-            own, forked = (lambda s, r, c, score=score: score for score in (ACCURACY["fml"][seed], tuned + fork))
-            made = Made("fml", own=own, shared_own=forked, clients=("0",))
-            shutil.rmtree(out / "fml/50" / str(seed))
-            write(out / "fml/50" / str(seed), replace(made, seed=seed))
-        table, (sentence,) = adapted(out)
+            own_score, forked = (lambda s, r, c, score=score: score for score in (ACCURACY["fml"][seed], tuned + fork))
+            made = Made("fml", own_score=own_score, shared_own=forked, clients=("0",))
+            shutil.rmtree(adaptation_folder / "fml/50" / str(seed))
+            write(adaptation_folder / "fml/50" / str(seed), replace(made, seed=seed))
+        table, (sentence,) = summarise_adaptation(adaptation_folder)
         assert [*table.columns[0].cells][-1] == "FML's fork of the shared model (mlp)"
-        assert (better in sentence) == ("its personal model" in sentence) == said
-        assert ("10.0 points ahead (the same in all 3 seeds)." in sentence) == said
+        assert (better in sentence) == ("its personal model" in sentence) == is_said
+        assert ("10.0 points ahead (the same in all 3 seeds)." in sentence) == is_said
     assert [*table.columns[1].cells][-1].startswith("64.0")
 
 
-def test_the_page_has_a_section_for_the_size(out, tmp_path):
-    write_adaptation(out, tmp_path / "page.html")
+def test_the_page_has_a_section_for_the_size(adaptation_folder, tmp_path):
+    write_adaptation(adaptation_folder, tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     assert "north, 50 examples" in page
     assert "Fine-tuned FedAvg" in page
     assert "The shared model as it came (r, round 5) scores 86.0" in page
 
 
-def test_more_seeds_are_those_of_adapt(out, tmp_path):
+def test_more_seeds_are_those_of_adapt(adaptation_folder, tmp_path):
     """FML's gain over fine-tuning is not certain with three."""
-    made = Made("fml", own=lambda seed, round, client: (0.8, 0.6, 0.88)[seed], clients=("0",))
+    made = Made("fml", own_score=lambda seed, round, client: (0.8, 0.6, 0.88)[seed], clients=("0",))
     for seed in range(3):
-        shutil.rmtree(out / "fml/50" / str(seed))
-        write(out / "fml/50" / str(seed), replace(made, seed=seed))
-    write_adaptation(out, tmp_path / "page.html")
+        shutil.rmtree(adaptation_folder / "fml/50" / str(seed))
+        write(adaptation_folder / "fml/50" / str(seed), replace(made, seed=seed))
+    write_adaptation(adaptation_folder, tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     assert "fedmutual adapt RUN --seeds 5" in page
     assert "fedmutual compare" not in page
 
 
-def test_a_damaged_file_is_named(out):
-    about = json.loads((out / "adapt.json").read_text())
-    (out / "adapt.json").write_text(json.dumps(about | {"rounds": "two"}))
+def test_a_damaged_file_is_named(adaptation_folder):
+    about = json.loads((adaptation_folder / "adapt.json").read_text())
+    (adaptation_folder / "adapt.json").write_text(json.dumps(about | {"rounds": "two"}))
     with pytest.raises(RunError, match=r"adapt\.json: is not what fedmutual writes \(rounds: "):
-        adapted(out)
+        summarise_adaptation(adaptation_folder)
 
 
-def test_a_folder_given_twice_is_the_same_page(out, cli, tmp_path):
-    code, once, _ = cli("report", out, "-o", tmp_path / "page.html")
+def test_a_folder_given_twice_is_the_same_page(adaptation_folder, cli, tmp_path):
+    code, once, _ = cli("report", adaptation_folder, "-o", tmp_path / "page.html")
     assert code == 0
-    assert cli("report", out, out / ".." / out.name, "-o", tmp_path / "page.html") == (0, once, "")
+    assert cli(
+        "report", adaptation_folder, adaptation_folder / ".." / adaptation_folder.name, "-o", tmp_path / "page.html"
+    ) == (0, once, "")
 
 
 def test_a_run_given_twice_counts_once(cli, tmp_path):

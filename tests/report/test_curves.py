@@ -2,8 +2,8 @@
 
 import pytest
 
-from fedmutual.report.comparison import comparisons
-from fedmutual.report.curves import average_over_seeds, pictures
+from fedmutual.report.comparison import make_comparisons
+from fedmutual.report.curves import average_over_seeds, make_pictures
 from fedmutual.rundir.recorded_run import read_runs
 from run_folders import Made, write_all
 
@@ -18,8 +18,8 @@ def test_a_point_is_the_mean_the_lowest_and_the_highest_seed_of_a_round_that_all
 def test_each_loss_term_has_a_curve_of_the_mean_over_clients(tmp_path):
     """The made losses are 2 / (0.5 + round) of the first term and 1.7 / (0.5 + round) of the second, at every client."""
     runs = write_all(tmp_path, [Made("fml", lambda s, r, c: 0.5), Made("independent", lambda s, r, c: 0.5)], [0, 1])
-    (comparison,) = comparisons(read_runs(runs))
-    (losses,) = [p for p in pictures(comparison) if p.id == "loss"]
+    (comparison,) = make_comparisons(read_runs(runs))
+    (losses,) = [p for p in make_pictures(comparison) if p.id == "loss"]
     assert [(c.label, c.style, c.seeds) for c in losses.curves] == [
         ("FML, personal", 0, 2),
         ("FML, shared", 1, 2),
@@ -33,5 +33,5 @@ def test_each_loss_term_has_a_curve_of_the_mean_over_clients(tmp_path):
 
 def test_without_losses_there_is_no_picture_of_losses(tmp_path):
     runs = write_all(tmp_path, [Made("fml", lambda s, r, c: 0.5, shared=lambda s, r: 0.5, tells=False)], [0])
-    (comparison,) = comparisons(read_runs(runs))
-    assert [p.id for p in pictures(comparison)] == ["global"]
+    (comparison,) = make_comparisons(read_runs(runs))
+    assert [p.id for p in make_pictures(comparison)] == ["global"]

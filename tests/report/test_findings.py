@@ -3,7 +3,7 @@
 import pytest
 
 from fedmutual.report import verdicts
-from fedmutual.report.comparison import comparisons
+from fedmutual.report.comparison import make_comparisons
 from fedmutual.report.findings import (
     AllClasses,
     ComparedAfter,
@@ -49,7 +49,7 @@ def pairs(*gains_by_seed):
 
 
 def find(kind, folders):
-    [comparison] = comparisons(read_runs(folders))
+    [comparison] = make_comparisons(read_runs(folders))
     return [finding for finding in verdicts.find_findings(comparison) if isinstance(finding, kind)]
 
 
@@ -103,7 +103,7 @@ def test_a_method_is_compared_with_local_only_and_with_its_rivals(tmp_path):
     assert (both.label, both.personal, both.shared) == ("FML", pytest.approx(0.4), pytest.approx(0.7))
 
 
-def test_of_methods_that_are_no_reference_the_first_is_compared_with_the_others(tmp_path):
+def test_without_a_reference_the_first_method_is_compared_with_the_others(tmp_path):
     fedavg = Made("fedavg", lambda s, r, c: ALONE[c])
     fedprox = Made("fedprox", lambda s, r, c: ALONE[c] - 0.1)
     [rivalry] = find(Rivalry, write_all(tmp_path, [fedprox, fedavg, alone], [0, 1, 2]))
@@ -116,8 +116,8 @@ def test_of_methods_that_are_no_reference_the_first_is_compared_with_the_others(
 )
 def test_the_better_of_two_models(tmp_path, shared, sign, better, wins):
     fml = Made("fml", lambda s, r, c: ALONE[c], lambda s, r: 0.7, shared_own=lambda s, r, c: ALONE[c] + shared)
-    [found] = find(TwoModels, write_all(tmp_path, [fml, alone], [0, 1, 2]))
-    assert (found.estimate.sign, found.better, found.wins, found.total, found.seeds) == (sign, better, wins, 9, 3)
+    [finding] = find(TwoModels, write_all(tmp_path, [fml, alone], [0, 1, 2]))
+    assert (finding.estimate.sign, finding.better, finding.wins, finding.total, finding.seeds) == (sign, better, wins, 9, 3)
 
 
 def test_the_worst_class_has_the_lowest_recall_of_both(tmp_path):
@@ -140,7 +140,7 @@ def test_the_worst_class_has_the_lowest_recall_of_both(tmp_path):
 )
 def test_what_few_seeds_leave_open(tmp_path, seeds, estimates, doubts):
     folders = write_all(tmp_path, [Made("fml", lambda s, r, c: ALONE[c]), alone], seeds)
-    [comparison] = comparisons(read_runs(folders))
+    [comparison] = make_comparisons(read_runs(folders))
     assert list(find_doubts(comparison, estimates)) == doubts
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from fedmutual.report.curves import Curve, Picture, Point
 from fedmutual.report.gain_plot import GainRow, draw_gains, find_limits
-from fedmutual.report.plots import draw_curves, marked
+from fedmutual.report.plots import choose_marks, draw_curves
 from fedmutual.report.statistics import Estimate, Gains, Pair
 
 
@@ -25,15 +25,15 @@ def count_markers(svg, styles):
 
 def test_each_client_s_marker_tells_gain_or_harm_and_whether_it_is_certain():
     """A client gains for certain, one loses for certain, one may gain, one is equal; the mean of all may be chance."""
-    found = gains({"a": (0.1, 0.11, 0.12), "b": (-0.2, -0.21, -0.2), "c": (0.1, -0.05, 0.1), "d": (0, 0, 0)})
+    client_gains = gains({"a": (0.1, 0.11, 0.12), "b": (-0.2, -0.21, -0.2), "c": (0.1, -0.05, 0.1), "d": (0, 0, 0)})
     styles = {}
-    svg = draw_gains([("FML", found)], "p", styles)
-    gain, harm, none, paper = (f"var(--{name})" for name in ("gain", "harm", "muted", "paper"))
+    svg = draw_gains([("FML", client_gains)], "p", styles)
+    gain, harm, muted, paper = (f"var(--{name})" for name in ("gain", "harm", "muted", "paper"))
     assert count_markers(svg, styles) == {
         (gain, gain): 1,
         (harm, harm): 1,
         (gain, paper): 1,
-        (none, paper): 1,
+        (muted, paper): 1,
         (harm, paper): 1,
     }
     assert svg.count("<title>") == 5
@@ -74,7 +74,7 @@ def test_curves_that_lie_on_each_other_differ_in_dash_and_markers_and_have_their
     assert len(lines) == 4
     assert len({match and match[1] for match in dashes}) == 4
     assert all(f">{label}</text>" in svg for label in "ABCD")
-    places = [set(marked(20, k, 4)) - {19} for k in range(4)]
+    places = [set(choose_marks(20, k, 4)) - {19} for k in range(4)]
     assert all(not a & b for k, a in enumerate(places) for b in places[:k])
 
 

@@ -7,11 +7,11 @@ from sklearn.datasets import load_diabetes
 import fedmutual
 from fedmutual.config import parse_config
 from fedmutual.metric import Metric
-from fedmutual.report.comparison import comparisons
+from fedmutual.report.comparison import make_comparisons
 from fedmutual.report.html import render
-from fedmutual.report.measures import gains, global_best, own_best, own_last
+from fedmutual.report.measures import average_global_best, average_own_best, average_own_last, measure_gains
 from fedmutual.report.scale import MetricScale
-from fedmutual.report.terminal import headline
+from fedmutual.report.terminal import make_headline_tables
 from fedmutual.rundir.recorded_run import read_runs
 from fedmutual.rundir.summary import summarise
 from own_data import OWN_TASK
@@ -37,7 +37,7 @@ def compared(request, tmp_path_factory):
             make_sites(request.param), METHODS, "mlp", task=request.param, rounds=2, batch_size=16, out=folder / "out"
         )
     paths = [folder / "out" / method / str(seed) for method in METHODS for seed in range(3)]
-    (comparison,) = comparisons(read_runs(paths))
+    (comparison,) = make_comparisons(read_runs(paths))
     return request.param, comparison
 
 
@@ -51,19 +51,19 @@ def test_a_gain_is_positive_where_the_metric_is_better(compared):
     name, sign = {"regression": ("mean_absolute_error", -1), "multilabel": ("auroc", 1)}.get(task, ("median_error", -1))
     assert (comparison.metric.name, comparison.metric.is_higher_better) == (name, sign > 0)
     fml, fedavg, alone = comparison.methods
-    of_fml = gains(comparison, fml.uses[0])
+    of_fml = measure_gains(comparison, fml.uses[0])
     assert len(of_fml.pairs) == 12
     for pair in of_fml.pairs:
         ours, other = (read_value(m.counted[pair.seed], pair.client, name) for m in (fml, alone))
         assert pair.gain == pytest.approx(sign * (ours - other), abs=1e-12)
     assert len(of_fml.gained) == sum(p.gain > 0 for p in of_fml.pairs)
     values = [read_value(run, client, name) for run in alone.counted for client in ("h0", "h1", "h2", "h3")]
-    assert own_last(alone.uses[0]).mean == pytest.approx(np.mean(values))
+    assert average_own_last(alone.uses[0]).mean == pytest.approx(np.mean(values))
     pick = min if sign > 0 else max
-    assert own_last(alone.uses[0], alone.uses[0].pick_worst).mean == pytest.approx(
+    assert average_own_last(alone.uses[0], alone.uses[0].pick_worst).mean == pytest.approx(
         np.mean([pick(values[k : k + 4]) for k in (0, 4, 8)])
     )
-    for best in (own_best(fml.uses[0]).value, global_best(fedavg.uses[-1]).value):
+    for best in (average_own_best(fml.uses[0]).value, average_global_best(fedavg.uses[-1]).value):
         assert best.n == 3
 
 
@@ -73,7 +73,7 @@ def test_the_page_has_numbers_and_no_word_of_accuracy(compared):
     assert "accura" not in page
     assert comparison.metric.title.lower() in page
     assert "95 % interval" in page.replace("\N{NO-BREAK SPACE}", " ")
-    assert headline(comparison.runs).renderables
+    assert make_headline_tables(comparison.runs).renderables
 
 
 def test_the_best_round_is_the_one_with_the_lowest_error():

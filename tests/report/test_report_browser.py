@@ -32,20 +32,20 @@ def visit(browser, address):
     def open_page(**options):
         context = browser.new_context(**options)
         contexts.append(context)
-        page, console_messages, asked = context.new_page(), [], []
+        page, console_messages, requested_urls = context.new_page(), [], []
 
         def record(route):
             if route.request.url == address:
                 route.continue_()
             else:
-                asked.append(route.request.url)
+                requested_urls.append(route.request.url)
                 route.abort()
 
         page.route("**/*", record)
         page.on("console", lambda message: console_messages.append(message.text))
         page.on("pageerror", lambda problem: console_messages.append(str(problem)))
         page.goto(address)
-        return page, console_messages, asked
+        return page, console_messages, requested_urls
 
     yield open_page
     for context in contexts:
@@ -55,7 +55,7 @@ def visit(browser, address):
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [400, 1280])
 def test_it_opens_quietly_and_fits(visit, scheme, width):
-    page, console_messages, asked = visit(color_scheme=scheme, viewport={"width": width, "height": 900})
+    page, console_messages, requested_urls = visit(color_scheme=scheme, viewport={"width": width, "height": 900})
     page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
     assert page.evaluate("document.documentElement.scrollWidth") == width
     assert page.evaluate("document.body.scrollWidth") <= width
@@ -63,7 +63,7 @@ def test_it_opens_quietly_and_fits(visit, scheme, width):
         .filter(e => e.checkVisibility() && !e.closest('.scroll :scope') && e.getBoundingClientRect().right > innerWidth + 1)
         .map(e => e.outerHTML.slice(0, 80))"""
     assert page.evaluate(outside) == []
-    assert (console_messages, asked) == ([], [])
+    assert (console_messages, requested_urls) == ([], [])
 
 
 def test_the_schemes_differ_in_page_and_picture(visit):
@@ -95,7 +95,7 @@ def test_the_text_of_pictures_is_in_the_page_s_font_and_legible_on_a_phone(visit
 
 
 def test_details_open_to_the_numbers_and_their_csv(visit):
-    page, console_messages, asked = visit()
+    page, console_messages, requested_urls = visit()
     table = page.locator("#c1-global-data")
     assert not table.is_visible()
     page.locator("details", has=table).locator("summary").click()
@@ -108,7 +108,7 @@ def test_details_open_to_the_numbers_and_their_csv(visit):
         link.click()
     assert download.value.suggested_filename == "c1-global-data.csv"
     assert console_messages == []
-    assert [a for a in asked if not a.startswith("data:")] == []
+    assert [a for a in requested_urls if not a.startswith("data:")] == []
 
 
 def test_pointing_at_a_round_says_its_numbers(visit):
@@ -172,9 +172,9 @@ def test_a_key_stays_on_one_line_on_a_phone(browser, tmp_path):
     page.goto((tmp_path / "report.html").as_uri())
     lines = """[...document.querySelectorAll('.keys tbody th')].map(th => {
         const range = document.createRange(); range.selectNodeContents(th); return range.getClientRects().length; })"""
-    found = page.evaluate(lines)
-    assert len(found) >= 2
-    assert set(found) == {1}
+    line_counts = page.evaluate(lines)
+    assert len(line_counts) >= 2
+    assert set(line_counts) == {1}
     context.close()
 
 
@@ -196,7 +196,7 @@ def demo(tmp_path_factory):
     folder = tmp_path_factory.mktemp("demo")
     runs = []
     for name, step, algorithms in (("first", -0.02, ["fml", "fedavg"]), ("second", 0.02, ["fml", "fedavg", "fedprox"])):
-        made = [
+        methods = [
             Made(
                 algorithm,
                 lambda s, r, c, k=k, step=step: 0.8 + step * k + (-1) ** (k + s) * 0.01 * int(c),
@@ -206,9 +206,9 @@ def demo(tmp_path_factory):
             for k, algorithm in enumerate([*algorithms, "independent"])
         ]
         partition = {"kind": "iid" if name == "first" else "shards", "classes_per_client": 4}
-        same = {"name": name, "rounds": 20, "clients": tuple("01234"), "classes": tuple("0123456789")}
-        made = [replace(m, **same, config={"partition": partition}) for m in made]
-        runs += write_all(folder / name, made, range(5))
+        fields = {"name": name, "rounds": 20, "clients": tuple("01234"), "classes": tuple("0123456789")}
+        methods = [replace(m, **fields, config={"partition": partition}) for m in methods]
+        runs += write_all(folder / name, methods, range(5))
     write_report(runs, folder / "report.html")
     return (folder / "report.html").as_uri()
 

@@ -13,10 +13,10 @@ from fedmutual.report.choice import (
     Tried,
     Uncounted,
     describe_choice,
-    edges,
+    find_edges,
     find_harm,
     find_tie,
-    pick,
+    pick_best,
 )
 from fedmutual.report.statistics import Gains, Missing, estimate
 from run_folders import Made, write
@@ -24,9 +24,11 @@ from run_folders import Made, write
 SEEDS = (0, 1)
 
 
-def made(folder, label, score, values=None, alone=None, diverged=None, algorithm="fml", shared=None, by=None, seeds=SEEDS):
+def make_setting(
+    folder, label, score, values=None, alone=None, diverged=None, algorithm="fml", shared=None, by=None, seeds=SEEDS
+):
     """A setting whose clients' models score so on their own rows: score(seed, round, client)."""
-    run = Made(algorithm, own=score, shared_own=shared)
+    run = Made(algorithm, own_score=score, shared_own=shared)
     folders = {s: write(folder / label / str(s), replace(run, seed=s)) for s in seeds}
     return Tried(values or {"optimizer.lr": 0.1}, label, folders, diverged or {}, by, alone)
 
@@ -37,7 +39,7 @@ def flat(value):
 
 def test_the_mean_over_clients_then_over_seeds(tmp_path):
     """Clients 0, 1, 2 score 0.5, 0.6, 0.7 in seed 0 and 0.1 more in seed 1: means 0.6 and 0.7; half = t(1) s / sqrt 2."""
-    one = made(tmp_path, "a", lambda seed, round, client: 0.5 + 0.1 * int(client) + 0.1 * seed)
+    one = make_setting(tmp_path, "a", lambda seed, round, client: 0.5 + 0.1 * int(client) + 0.1 * seed)
     assert one.last.mean == pytest.approx(0.65)
     assert one.last.half == pytest.approx(12.706 * 0.05, rel=1e-3)
     assert one.model == "personal"
@@ -45,70 +47,70 @@ def test_the_mean_over_clients_then_over_seeds(tmp_path):
 
 
 def test_the_last_round_chooses_and_the_best_is_shown(tmp_path):
-    peak = made(tmp_path, "peak", lambda seed, round, client: 0.9 if round == 1 else 0.5)
-    slow = made(tmp_path, "slow", lambda seed, round, client: 0.6)
+    peak = make_setting(tmp_path, "peak", lambda seed, round, client: 0.9 if round == 1 else 0.5)
+    slow = make_setting(tmp_path, "slow", lambda seed, round, client: 0.6)
     assert (peak.last.mean, peak.best.mean, peak.best_rounds) == (0.5, 0.9, (1, 1))
     assert slow.best_rounds == (1, 1)  # of equal rounds the first
-    assert pick([peak, slow]) == (slow,)
+    assert pick_best([peak, slow]) == (slow,)
 
 
 def test_by_which_model(tmp_path):
     """FML's personal models score 0.9, its shared one 0.4; FedAvg has a shared one only."""
-    personal = made(tmp_path / "p", "fml", flat(0.9))
+    personal = make_setting(tmp_path / "p", "fml", flat(0.9))
     assert (personal.model, personal.last.mean) == ("personal", pytest.approx(0.9))
-    assert made(tmp_path / "g", "fedavg", flat(0.4), algorithm="fedavg").model == "global"
-    assert made(tmp_path / "n", "fedavg", flat(0.4), algorithm="fedavg", by="personal").last is None
+    assert make_setting(tmp_path / "g", "fedavg", flat(0.4), algorithm="fedavg").model == "global"
+    assert make_setting(tmp_path / "n", "fedavg", flat(0.4), algorithm="fedavg", by="personal").last is None
 
 
 def test_equal_settings_are_a_tie_and_the_first_given_is_first(tmp_path):
     """Three clients' 0.1, 0.2, 0.3 in any order: floats sum to unlike means, examples do not."""
-    a = made(tmp_path, "a", lambda seed, round, client: (0.1, 0.2, 0.3)[int(client)])
-    b = made(tmp_path, "b", lambda seed, round, client: (0.3, 0.2, 0.1)[int(client)])
-    c = made(tmp_path, "c", flat(0.1))
-    assert pick([c, a, b]) == (a, b)
-    assert find_tie(pick([c, a, b])) == Tie(("a", "b"))
+    a = make_setting(tmp_path, "a", lambda seed, round, client: (0.1, 0.2, 0.3)[int(client)])
+    b = make_setting(tmp_path, "b", lambda seed, round, client: (0.3, 0.2, 0.1)[int(client)])
+    c = make_setting(tmp_path, "c", flat(0.1))
+    assert pick_best([c, a, b]) == (a, b)
+    assert find_tie(pick_best([c, a, b])) == Tie(("a", "b"))
     assert find_tie((a,)) is None
-    assert pick([]) == ()
+    assert pick_best([]) == ()
 
 
 def test_what_diverged_in_one_seed_is_not_chosen(tmp_path):
-    high = made(tmp_path, "high", flat(0.9), diverged={1: "client '0' diverged"})
-    low = made(tmp_path, "low", flat(0.2))
+    high = make_setting(tmp_path, "high", flat(0.9), diverged={1: "client '0' diverged"})
+    low = make_setting(tmp_path, "low", flat(0.2))
     assert (high.last, high.best, high.best_rounds) == (None, None, ())
-    assert pick([high, low]) == (low,)
-    assert pick([high]) == ()
+    assert pick_best([high, low]) == (low,)
+    assert pick_best([high]) == ()
 
 
 def alone(folder, value, seeds=SEEDS):
-    return made(folder, "alone", flat(value), algorithm="independent", seeds=seeds).folders
+    return make_setting(folder, "alone", flat(value), algorithm="independent", seeds=seeds).folders
 
 
 def test_harm_by_hand(tmp_path):
     """0.1, 0.2 and 0.3 below local-only in seeds 0 to 2: mean -20 points, half 4.302653 * 10 / sqrt 3 = 24.84 points."""
     three = (0, 1, 2)
     beside = alone(tmp_path, 0.8, three)
-    worse = made(tmp_path, "worse", lambda seed, round, client: 0.7 - 0.1 * seed, alone=beside, seeds=three)
+    worse = make_setting(tmp_path, "worse", lambda seed, round, client: 0.7 - 0.1 * seed, alone=beside, seeds=three)
     assert isinstance(worse.gain, Gains)
     harm = find_harm(worse)
     assert (harm.estimate.mean, harm.estimate.half) == pytest.approx((-0.2, 0.2484), abs=1e-4)
     assert (harm.label, harm.estimate.sign) == ("worse", 0)
-    far = made(tmp_path, "far", lambda seed, round, client: 0.3 + 0.001 * seed, alone=beside, seeds=three)
+    far = make_setting(tmp_path, "far", lambda seed, round, client: 0.3 + 0.001 * seed, alone=beside, seeds=three)
     assert find_harm(far).estimate.sign == -1
-    equal = made(tmp_path, "equal", flat(0.3), alone=beside, seeds=three)
+    equal = make_setting(tmp_path, "equal", flat(0.3), alone=beside, seeds=three)
     assert find_harm(equal).estimate.tied
-    two = made(tmp_path, "two", flat(0.3), alone=beside)
+    two = make_setting(tmp_path, "two", flat(0.3), alone=beside)
     assert find_harm(two).estimate.is_few
-    near = made(tmp_path, "near", flat(0.79999), alone=beside)
+    near = make_setting(tmp_path, "near", flat(0.79999), alone=beside)
     assert find_harm(near).estimate.mean == pytest.approx(-1e-5)
-    better = made(tmp_path, "better", flat(0.9), alone=beside)
+    better = make_setting(tmp_path, "better", flat(0.9), alone=beside)
     assert find_harm(better) is None
-    assert find_harm(made(tmp_path, "same", flat(0.8), alone=beside)) is None
-    assert find_harm(made(tmp_path, "none", flat(0.1))) is None, "there is nothing to hold it against"
+    assert find_harm(make_setting(tmp_path, "same", flat(0.8), alone=beside)) is None
+    assert find_harm(make_setting(tmp_path, "none", flat(0.1))) is None, "there is nothing to hold it against"
 
 
 def test_one_seed_has_its_interval_over_clients(tmp_path):
     beside = alone(tmp_path, 0.8, seeds=(0,))
-    worse = made(tmp_path, "w", lambda seed, round, client: 0.7 - 0.01 * int(client), alone=beside, seeds=(0,))
+    worse = make_setting(tmp_path, "w", lambda seed, round, client: 0.7 - 0.01 * int(client), alone=beside, seeds=(0,))
     harm = find_harm(worse)
     assert (harm.estimate.n, harm.estimate.unit) == (3, "clients")
     assert worse.last.half is None
@@ -116,13 +118,13 @@ def test_one_seed_has_its_interval_over_clients(tmp_path):
 
 def test_the_shared_model_chooses_and_the_personal_ones_are_held_against_local_only(tmp_path):
     beside = alone(tmp_path, 0.8)
-    one = made(tmp_path, "one", flat(0.7), alone=beside, by="personal")
+    one = make_setting(tmp_path, "one", flat(0.7), alone=beside, by="personal")
     assert find_harm(one).estimate.mean == pytest.approx(-0.1)
 
 
-def test_local_only_training_that_diverged_is_said(tmp_path):
-    folder = write(tmp_path / "alone" / "0", Made("independent", own=flat(0.5), reached=1))
-    one = made(tmp_path, "one", flat(0.7), alone={0: folder}, seeds=(0,))
+def test_diverged_local_only_training_is_reported(tmp_path):
+    folder = write(tmp_path / "alone" / "0", Made("independent", own_score=flat(0.5), reached=1))
+    one = make_setting(tmp_path, "one", flat(0.7), alone={0: folder}, seeds=(0,))
     assert isinstance(one.gain, Missing)
     assert find_harm(one) == SettingNotCompared("one", "local-only training diverged with these settings")
 
@@ -151,19 +153,19 @@ def test_the_sentence_of_a_finding(finding, words):
 
 def test_edges(tmp_path):
     tried = [
-        made(tmp_path, f"{lr} {alpha}", flat(0.5), {"optimizer.lr": lr, "algorithm.alpha": alpha, "rounds": 5})
+        make_setting(tmp_path, f"{lr} {alpha}", flat(0.5), {"optimizer.lr": lr, "algorithm.alpha": alpha, "rounds": 5})
         for lr in (0.1, 0.01, 1)
         for alpha in (0.5, {"start": 0.9, "end": 0.1}, 0.3)
     ]
     by = {(t.values["optimizer.lr"], str(t.values["algorithm.alpha"])): t for t in tried}
-    assert edges(tried, by[1, "0.5"]) == [("optimizer.lr", 1, 0.1), ("algorithm.alpha", 0.5, 0.3)]
-    assert edges(tried, by[0.01, "0.3"]) == [("optimizer.lr", 0.01, 0.1), ("algorithm.alpha", 0.3, 0.5)]
-    assert edges(tried, by[0.1, "{'start': 0.9, 'end': 0.1}"]) == []
+    assert find_edges(tried, by[1, "0.5"]) == [("optimizer.lr", 1, 0.1), ("algorithm.alpha", 0.5, 0.3)]
+    assert find_edges(tried, by[0.01, "0.3"]) == [("optimizer.lr", 0.01, 0.1), ("algorithm.alpha", 0.3, 0.5)]
+    assert find_edges(tried, by[0.1, "{'start': 0.9, 'end': 0.1}"]) == []
 
 
 def test_no_number_of_test_or_validation_data_is_read(tmp_path):
     """Hold-out scores alone decide: the others are taken out of the files, and nothing changes."""
-    tried = [made(tmp_path, name, flat(value)) for name, value in (("a", 0.4), ("b", 0.6))]
+    tried = [make_setting(tmp_path, name, flat(value)) for name, value in (("a", 0.4), ("b", 0.6))]
     before = [(t.last, t.best) for t in tried]
     for path in tmp_path.rglob("metrics.jsonl"):
         lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -172,4 +174,4 @@ def test_no_number_of_test_or_validation_data_is_read(tmp_path):
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     again = [Tried(t.values, t.label, t.folders, {}, None) for t in tried]
     assert [(t.last, t.best) for t in again] == before
-    assert pick(again)[0].label == "b"
+    assert pick_best(again)[0].label == "b"

@@ -9,13 +9,13 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from fedmutual.report import accuracy, domains, headline, tables, verdicts
-from fedmutual.report.comparison import comparisons
-from fedmutual.report.costs import cost_table, courses, draw_costs
-from fedmutual.report.curves import data_table, pictures, slots
+from fedmutual.report import accuracy, domains, make_headline_tables, tables, verdicts
+from fedmutual.report.comparison import make_comparisons
+from fedmutual.report.costs import draw_costs, make_cost_table, make_courses
+from fedmutual.report.curves import assign_slots, make_data_table, make_pictures
 from fedmutual.report.findings import ComparedAfter
 from fedmutual.report.scale import PERCENT
-from fedmutual.report.statistics import last_common
+from fedmutual.report.statistics import find_last_common
 from fedmutual.rundir.recorded_run import read_runs
 from run_folders import Made, list_findings, write, write_all
 
@@ -23,7 +23,7 @@ NODES = ("0", "40")
 LAST, FIRST = {"0": 0.8, "40": 0.6}, {"0": 0.9, "40": 0.5}  # ACC after round 2 and after round 1
 
 
-def own(seed, round, node):
+def own_accuracy(seed, round, node):
     """Validation accuracy: node 0 is best after round 1, node 40 after round 2."""
     return 0.9 if round == {"0": 1, "40": 2}[node] else 0.5
 
@@ -38,14 +38,14 @@ def steps(n):
     return {"training": {"local_steps": n, "batch_size": 32}}
 
 
-def made(algorithm, reach=reach, n=1, **more):
-    return Made(algorithm, own, reach=reach, clients=NODES, **{"config": steps(n), **more})
+def make_method(algorithm, reach=reach, n=1, **more):
+    return Made(algorithm, own_accuracy, reach=reach, clients=NODES, **{"config": steps(n), **more})
 
 
-FEDH2L = made("fedh2l", projected=0.25)
-ALONE = made("independent", lambda s, r, c: (0.5, 0.9, 0.3))
-AGG = made("aggregate", lambda s, r, c: tuple(v - 0.1 for v in reach(s, r, c)))
-FEDAVG = made("fedavg", lambda s, r, c: (0.7, 0.7, 0.7))
+FEDH2L = make_method("fedh2l", projected=0.25)
+ALONE = make_method("independent", lambda s, r, c: (0.5, 0.9, 0.3))
+AGG = make_method("aggregate", lambda s, r, c: tuple(v - 0.1 for v in reach(s, r, c)))
+FEDAVG = make_method("fedavg", lambda s, r, c: (0.7, 0.7, 0.7))
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def folders(tmp_path):
 
 
 def comparison(folders):
-    [compared] = comparisons(read_runs(folders))
+    [compared] = make_comparisons(read_runs(folders))
     return compared
 
 
@@ -68,7 +68,7 @@ def records(table):
 
 def test_the_averages_of_every_method(folders):
     """FedH2L's nodes' ACC, last: 0.7 and 0.72, so 0.71 and half = 12.7062 * 0.01 = 0.127; best: (0.9 + 0.6) / 2 + 0.01."""
-    table = domains.averages(comparison(folders))
+    table = domains.make_average_table(comparison(folders))
     assert [row[0].text for row in table.rows] == ["FedH2L", "AGG", "FedAvg", "Local-only"]
     assert texts(table)[0][1:] == [
         *[("71.0", "± 12.7"), ("76.0", "± 12.7")],
@@ -84,7 +84,7 @@ def test_the_averages_of_every_method(folders):
 
 def test_node_by_node_methods_side_by_side(folders):
     """Node 0, ACC: last 0.8 and 0.82, best (after round 1) 0.9 and 0.92; node 40's best is its last."""
-    table = domains.by_node(comparison(folders), domains.ACC)
+    table = domains.make_node_table(comparison(folders), domains.ACC)
     assert [c.name for c in table.columns] == ["Node", "FedH2L", "AGG", "FedAvg", "Local-only"]
     assert [(row[0].text, row[1].text, row[1].spread, row[1].sub) for row in table.rows] == [
         ("0", "81.0", "± 12.7", "best 91.0 ± 12.7"),
@@ -92,15 +92,15 @@ def test_node_by_node_methods_side_by_side(folders):
         ("mean", "71.0", "± 12.7", "best 76.0 ± 12.7"),
     ]
     assert float(records(table)[0]["AGG best"]) == pytest.approx(0.81)
-    bwt = domains.by_node(comparison(folders), domains.BWT)
+    bwt = domains.make_node_table(comparison(folders), domains.BWT)
     assert [row[4].text for row in bwt.rows] == ["90.0", "90.0", "90.0"]
 
 
-def test_the_share_of_projected_steps_has_a_table_where_there_is_one(folders, tmp_path):
-    drawn = domains.tables(comparison(folders))
+def test_a_recorded_share_of_projected_steps_has_a_table(folders, tmp_path):
+    drawn = domains.make_tables(comparison(folders))
     assert [t.id for t in drawn] == ["domains", "acc", "bwt", "fwt", "projected"]
     assert texts(drawn[-1]) == [[(name, ""), ("25.0", "")] for name in (*NODES, "mean")]
-    assert [t.id for t in domains.tables(comparison([write(tmp_path / "x", AGG)]))] == ["domains", "acc", "bwt", "fwt"]
+    assert [t.id for t in domains.make_tables(comparison([write(tmp_path / "x", AGG)]))] == ["domains", "acc", "bwt", "fwt"]
 
 
 @pytest.mark.parametrize(
@@ -110,24 +110,28 @@ def test_the_share_of_projected_steps_has_a_table_where_there_is_one(folders, tm
         (False, "its own validation data, as a real site can."),
     ],
 )
-def test_what_chose_the_best_rounds_is_said(tmp_path, pooled, message):
+def test_the_rows_that_chose_the_best_rounds_are_named(tmp_path, pooled, message):
     compared = comparison([write(tmp_path / "x", replace(FEDH2L, pooled=pooled))])
-    assert domains.choice(compared) == f"Best is after each node's own best round, chosen by its accuracy on {message}"
+    assert (
+        domains.describe_choice(compared) == f"Best is after each node's own best round, chosen by its accuracy on {message}"
+    )
 
 
 def test_a_best_that_test_rows_chose_is_marked(tmp_path):
     """Without split.validation a node's validation rows are its test rows."""
     seen = comparison([write(tmp_path / "x", replace(FEDH2L, pooled=False, validation_of="test"))])
-    assert domains.choice(seen).endswith("on its own validation data, which are test examples that it is scored on.")
-    marked = [c.name for c in domains.averages(seen).columns if "too good for a forecast" in c.note]
+    assert domains.describe_choice(seen).endswith(
+        "on its own validation data, which are test examples that it is scored on."
+    )
+    marked = [c.name for c in domains.make_average_table(seen).columns if "too good for a forecast" in c.note]
     assert marked == ["best"] * 3
-    assert "too good for a forecast" in domains.by_node(seen, domains.ACC).columns[1].note
+    assert "too good for a forecast" in domains.make_node_table(seen, domains.ACC).columns[1].note
     fair = comparison([write(tmp_path / "y", replace(FEDH2L, pooled=False))])
-    assert not any(c.note for t in domains.tables(fair) for c in t.columns)
+    assert not any(c.note for t in domains.make_tables(fair) for c in t.columns)
 
 
 def test_the_ceiling_says_why_no_node_has_its_score(tmp_path):
-    folders = write_all(tmp_path, [FEDH2L, made("centralised"), ALONE], [0])
+    folders = write_all(tmp_path, [FEDH2L, make_method("centralised"), ALONE], [0])
     metrics = folders[1] / "metrics.jsonl"
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
     lines = [line | {"scores": [s for s in line["scores"] if not s["data"].startswith("test")]} for line in lines]
@@ -135,37 +139,37 @@ def test_the_ceiling_says_why_no_node_has_its_score(tmp_path):
     summary = json.loads((folders[1] / "summary.json").read_text()) | {"transfer": None}
     (folders[1] / "summary.json").write_text(json.dumps(summary))
     seen = comparison(folders)
-    row = next(row for row in domains.averages(seen).rows if row[0].text == "Centralised")
+    row = next(row for row in domains.make_average_table(seen).rows if row[0].text == "Centralised")
     assert {cell.note.partition(",")[0] for cell in row[1:8]} == {"n/a: one model is trained on all data"}
 
 
 def test_of_an_unfinished_run_the_last_round_counts_and_no_best(tmp_path):
-    table = domains.averages(comparison([write(tmp_path / "x", replace(FEDH2L, rounds=9, reached=2))]))
+    table = domains.make_average_table(comparison([write(tmp_path / "x", replace(FEDH2L, rounds=9, reached=2))]))
     assert (table.rows[0][0].sub, table.rows[0][1].text) == ("unfinished: round 2 of 9", "70.0")
     assert table.rows[0][2].note == "n/a: best rounds are chosen when the run is finished"
     assert table.caption == "Means over nodes, %; one seed, so without intervals"
 
 
-def test_nodes_that_share_no_scores_are_no_domains_for_a_report(tmp_path):
+def test_nodes_without_shared_scores_are_not_domains_in_a_report(tmp_path):
     compared = comparison([write(tmp_path / "x", replace(FEDH2L, tells=False))])
     assert not compared.domains
-    assert accuracy.headline(compared).rows[0][3].text == "n/a"
+    assert accuracy.make_headline_table(compared).rows[0][3].text == "n/a"
 
 
 def test_one_model_on_the_rows_of_all_and_of_one(folders):
-    subjects = [row[0].sub for row in tables.beyond_accuracy(comparison(folders)).rows]
+    subjects = [row[0].sub for row in tables.make_other_score_table(comparison(folders)).rows]
     assert subjects[:3] == [
         f"personal model, {w}" for w in ("own validation data", "test data of all domains", "of its own domain")
     ]
     assert "shared model, test data of all domains" in subjects
-    assert [c.title for c in tables.recall(comparison(folders)).columns[1:3]] == [
+    assert [c.title for c in tables.make_recall_table(comparison(folders)).columns[1:3]] == [
         "FedH2L: personal model",
         "AGG: personal model",
     ]
 
 
-def test_why_no_shared_model_stands_in_the_table_of_own_data(folders):
-    notes = [row[1].note for row in accuracy.headline(comparison(folders)).rows]
+def test_the_missing_shared_model_in_the_table_of_own_data_is_explained(folders):
+    notes = [row[1].note for row in accuracy.make_headline_table(comparison(folders)).rows]
     assert notes == [
         "n/a: there is no shared model",
         "n/a: there is no shared model",
@@ -211,7 +215,7 @@ def test_joining_pays_over_all_domains_and_costs_the_own_one(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("gain", "cost", "who"),
+    ("gain", "cost", "ending"),
     [
         ({"0": 0.02, "40": 0.03}, "joining costs nothing: nodes gain there too", "Of 2 nodes, all gain."),
         ({"0": 0.0, "40": 0.03}, "no cost of joining is certain", "Of 2 nodes, 1 gains, 1 stays equal and none is harmed."),
@@ -222,20 +226,20 @@ def test_joining_pays_over_all_domains_and_costs_the_own_one(tmp_path):
         ),
     ],
 )
-def test_what_joining_costs_a_node_s_own_domain(tmp_path, gain, cost, who):
+def test_what_joining_costs_a_node_s_own_domain(tmp_path, gain, cost, ending):
     """In one seed the interval is over nodes: 0.02 and 0.03 are 0.025 with half 12.7 * 0.005 = 0.064, no certain gain."""
-    ours = made("fedh2l", lambda s, r, c: (0.6, 0.9 + gain[c] + 0.0001 * s, 0.5))
+    ours = make_method("fedh2l", lambda s, r, c: (0.6, 0.9 + gain[c] + 0.0001 * s, 0.5))
     seeds = [0, 1, 2] if gain["0"] > 0 else [0]
     sentences = list_findings(write_all(tmp_path, [ours, ALONE], seeds))
     assert sentences[2].startswith(f"FedH2L, on a node's own domain (BWT): {cost}; ")
-    assert sentences[2].endswith(who)
+    assert sentences[2].endswith(ending)
 
 
 def test_many_harmed_nodes_are_not_all_named(tmp_path):
     nodes = tuple("abcdefgh")
-    ours = made("fedh2l", lambda s, r, c: (0.4 - 0.01 * nodes.index(c), 0.9, 0.5))
+    ours = make_method("fedh2l", lambda s, r, c: (0.4 - 0.01 * nodes.index(c), 0.9, 0.5))
     sentences = list_findings(
-        write_all(tmp_path, [replace(m, own=lambda s, r, c: 0.5, clients=nodes) for m in (ours, ALONE)], [0])
+        write_all(tmp_path, [replace(m, own_score=lambda s, r, c: 0.5, clients=nodes) for m in (ours, ALONE)], [0])
     )
     assert sentences[0] == "In this one seed, joining does not pay: with FedH2L nodes do worse over all domains than alone."
     assert sentences[1].endswith(
@@ -244,7 +248,7 @@ def test_many_harmed_nodes_are_not_all_named(tmp_path):
     )
 
 
-def test_without_local_only_it_cannot_be_said(tmp_path):
+def test_without_local_only_training_there_is_no_answer(tmp_path):
     sentences = list_findings(write_all(tmp_path, [FEDH2L, AGG], [0, 1]))
     assert sentences[0] == (
         "These runs cannot say whether joining pays: local-only training (independent) is not among these runs; "
@@ -252,32 +256,32 @@ def test_without_local_only_it_cannot_be_said(tmp_path):
     )
 
 
-def test_methods_that_exchange_ever_so_often_are_held_against_each_other_after_as_many_local_steps(tmp_path):
+def test_methods_with_different_exchange_rates_are_compared_after_equal_local_steps(tmp_path):
     """FedAvg: 4 rounds of 5 steps, evaluated after 5, 10, 15, 20 steps. Alone: 22 rounds of 1, after 2, 4, ..., 20, 22."""
-    alone = made("independent", lambda s, r, c: (r / 100,) * 3, rounds=22, every=2)
-    ours = made("fedavg", lambda s, r, c: (r / 10,) * 3, n=5, rounds=4)
-    plain = [replace(m, own=lambda s, r, c: 0.5) for m in (ours, alone)]
+    alone = make_method("independent", lambda s, r, c: (r / 100,) * 3, rounds=22, every=2)
+    ours = make_method("fedavg", lambda s, r, c: (r / 10,) * 3, n=5, rounds=4)
+    plain = [replace(m, own_score=lambda s, r, c: 0.5) for m in (ours, alone)]
     a, b = read_runs(write_all(tmp_path, plain, [0]))
-    assert last_common(a, b) == (4, 20)
+    assert find_last_common(a, b) == (4, 20)
     sentences = list_findings([a, b])
     assert "nodes score 40.0 %, 20.0 points above local-only" in sentences[1]  # 0.4 and 0.2
     [short] = read_runs([write(tmp_path / "short", replace(plain[0], rounds=3))])
-    assert last_common(short, b) == (2, 10)
+    assert find_last_common(short, b) == (2, 10)
     [after] = [finding for finding in verdicts.find_findings(comparison([short, b])) if isinstance(finding, ComparedAfter)]
     assert after == ComparedAfter("FedAvg", (2,))
 
 
 def test_rounds_that_only_one_of_two_tells_in_steps_are_compared_at_both_ends(tmp_path):
-    epochs = replace(made("fedavg", rounds=2), config={"training": {"local_epochs": 1}})
-    alone = replace(ALONE, own=lambda s, r, c: 0.5, rounds=7)
+    epochs = replace(make_method("fedavg", rounds=2), config={"training": {"local_epochs": 1}})
+    alone = replace(ALONE, own_score=lambda s, r, c: 0.5, rounds=7)
     a, b = read_runs([write(tmp_path / "a", epochs), write(tmp_path / "b", alone)])
-    assert last_common(a, b) == (2, 7)
+    assert find_last_common(a, b) == (2, 7)
     [c] = read_runs([write(tmp_path / "c", replace(alone, rounds=9, reached=7))])
-    assert last_common(a, c) == (0, 0)
+    assert find_last_common(a, c) == (0, 0)
 
 
 def test_curves_of_domains(folders):
-    drawn = {p.id: p for p in pictures(comparison(folders))}
+    drawn = {p.id: p for p in make_pictures(comparison(folders))}
     assert list(drawn) == ["acc", "bwt", "fwt", "worst", "loss", "mutual", "shares"]
     first = drawn["acc"].curves[0]
     assert first.points[0] == (1, pytest.approx(0.71), pytest.approx(0.7), pytest.approx(0.72))
@@ -291,8 +295,8 @@ def test_curves_of_domains(folders):
 
 def test_losses_that_fall_far_are_drawn_on_a_log_scale(tmp_path):
     def losses(rounds):
-        made_ = replace(ALONE, own=lambda s, r, c: 0.5, rounds=rounds)
-        return {p.id: p for p in pictures(comparison([write(tmp_path / str(rounds), made_)]))}["loss"]
+        method = replace(ALONE, own_score=lambda s, r, c: 0.5, rounds=rounds)
+        return {p.id: p for p in make_pictures(comparison([write(tmp_path / str(rounds), method)]))}["loss"]
 
     assert not losses(100).log  # 2 / 1.5 to 2 / 100.5: a factor of 67
     assert losses(200).log  # of 134
@@ -300,21 +304,21 @@ def test_losses_that_fall_far_are_drawn_on_a_log_scale(tmp_path):
 
 def test_local_steps_are_a_second_axis_where_all_take_as_many(tmp_path):
     compared = comparison([write(tmp_path / m.algorithm, replace(m, config=steps(5))) for m in (FEDH2L, ALONE)])
-    assert {(p.steps, p.unit) for p in pictures(compared)} == {(5, "round")}
+    assert {(p.steps, p.unit) for p in make_pictures(compared)} == {(5, "round")}
 
 
 def test_where_methods_take_different_numbers_of_local_steps_curves_go_over_these(tmp_path):
     compared = comparison([write(tmp_path / "a", FEDH2L), write(tmp_path / "b", replace(FEDAVG, config=steps(7)))])
-    drawn = {p.id: p for p in pictures(compared)}
+    drawn = {p.id: p for p in make_pictures(compared)}
     assert list(drawn)[:3] == ["acc", "acc-rounds", "bwt"]
     assert [(p.unit, p.rounds) for p in (drawn["acc"], drawn["acc-rounds"])] == [
         ("local step", [1, 2, 7, 14]),
         ("round", [1, 2]),
     ]
-    assert [c.name for c in data_table(drawn["acc"], PERCENT).columns] == ["Local step", "FedH2L", "FedAvg"]
-    assert [r["local_step"] for r in records(data_table(drawn["acc"], PERCENT))] == ["1", "2", "7", "14"]
+    assert [c.name for c in make_data_table(drawn["acc"], PERCENT).columns] == ["Local step", "FedH2L", "FedAvg"]
+    assert [r["local_step"] for r in records(make_data_table(drawn["acc"], PERCENT))] == ["1", "2", "7", "14"]
     epochs = write(tmp_path / "c", replace(ALONE, config={"training": {"local_epochs": 1}}))
-    drawn = {p.id: p for p in pictures(comparison([tmp_path / "a", tmp_path / "b", epochs]))}
+    drawn = {p.id: p for p in make_pictures(comparison([tmp_path / "a", tmp_path / "b", epochs]))}
     assert list(drawn)[:3] == ["acc", "acc-steps", "bwt"]
     assert [c.label for c in drawn["acc-steps"].curves] == ["FedH2L", "FedAvg"]
     assert drawn["bwt"].unit == "round"
@@ -330,7 +334,7 @@ def test_labels_tell_variants_apart_by_what_most_have_not(tmp_path):
     compared = comparison(runs)
     labels = [m.label for m in compared.methods]
     assert labels == ["FedH2L", "FedH2L (kl = false)", "FedH2L (projection = none)", "FedAvg", "Local-only"]
-    assert slots(compared.methods) == {"FedH2L": 6, labels[1]: 8, labels[2]: 7, "FedAvg": 2, "Local-only": 4}
+    assert assign_slots(compared.methods) == {"FedH2L": 6, labels[1]: 8, labels[2]: 7, "FedAvg": 2, "Local-only": 4}
     against = [s.partition(":")[0] for s in list_findings(runs) if s.startswith("Against")]
     assert against == ["Against FedH2L (kl = false)", "Against FedH2L (projection = none)", "Against FedAvg"]
     two = comparison([tmp_path / "a", tmp_path / "b"])  # of two, neither is what most have
@@ -351,7 +355,7 @@ def costly(tmp_path):
 
 def test_accuracy_against_bytes(costly):
     """A node's mean: 200 of public data, 6 before round 1 and 50 in each; FedAvg 72; AGG public data alone."""
-    drawn = {c.label: c for c in courses(costly)}
+    drawn = {c.label: c for c in make_courses(costly)}
     assert [(k.round, k.sent, k.total) for k in drawn["FedH2L"].costs] == [(1, 56, 256), (2, 106, 306)]
     assert [(k.mean, k.low, k.high) for k in drawn["FedH2L"].costs] == [
         (pytest.approx(0.71), pytest.approx(0.7), pytest.approx(0.72))
@@ -364,13 +368,13 @@ def test_accuracy_against_bytes(costly):
         ("FedAvg", False, False),
         ("Local-only", True, False),
     ]
-    table = cost_table([*drawn.values()], PERCENT)
+    table = make_cost_table([*drawn.values()], PERCENT)
     assert [c.text for c in table.rows[1]] == ["FedH2L", "2", "306 B", "106 B", "71.0"]
     assert float(records(table)[1]["sent_with_seed_set"]) == 306
 
 
 def test_the_picture_of_bytes_names_every_method_and_says_each_point(costly):
-    svg = draw_costs(courses(costly), PERCENT, "x", {})
+    svg = draw_costs(make_courses(costly), PERCENT, "x", {})
     for label in ("FedH2L", "AGG", "FedAvg", "Local-only"):
         assert f">{label}</text>" in svg
     assert "FedH2L, round 2\n306 B sent, 106 B of it in rounds\nACC 71.0 %" in svg
@@ -379,24 +383,24 @@ def test_the_picture_of_bytes_names_every_method_and_says_each_point(costly):
 
 
 def test_methods_that_send_nothing_have_a_picture_too(tmp_path):
-    svg = draw_costs(courses(comparison([write(tmp_path / "x", ALONE)])), PERCENT, "x", {})
+    svg = draw_costs(make_courses(comparison([write(tmp_path / "x", ALONE)])), PERCENT, "x", {})
     assert "Local-only</text>" in svg
 
 
 def test_one_method_that_sends_public_data_alone_has_a_picture(tmp_path):
     """No line's end is left to be named at the side."""
     agg = replace(AGG, sent=lambda r, c: [] if r else sent(0, c)[1:])
-    assert "AGG</text>" in draw_costs(courses(comparison([write(tmp_path / "x", agg)])), PERCENT, "x", {})
+    assert "AGG</text>" in draw_costs(make_courses(comparison([write(tmp_path / "x", agg)])), PERCENT, "x", {})
 
 
-def printed(found, width=80):
+def printed(table, width=80):
     console = Console(width=width, record=True, file=io.StringIO())
-    console.print(found)
+    console.print(table)
     return console.export_text()
 
 
 def test_the_headline_in_the_terminal(folders, tmp_path):
-    text = printed(headline(folders))
+    text = printed(make_headline_tables(folders))
     [line] = [x for x in text.splitlines() if x.startswith("FedH2L")]
     assert re.split(r"  +", line.strip()) == [
         "FedH2L",
@@ -408,31 +412,31 @@ def test_the_headline_in_the_terminal(folders, tmp_path):
     ]
     assert max(len(line.rstrip()) for line in text.splitlines()) <= 80
     clients = write(tmp_path / "other", Made("fml", lambda s, r, c: 0.5, name="clients"))
-    text = printed(headline([*folders, clients]))
+    text = printed(make_headline_tables([*folders, clients]))
     assert text.index("own data, %") < text.index("ACC, %")
     assert "clients" in text
 
 
 def test_bytes_without_a_seed_set_speak_of_none_and_their_labels_do_not_touch(tmp_path):
     """472 to 856 kB, less than a power of ten: labels at every 100 kB would lie over one another."""
-    grows = made("fml", rounds=4, sent=lambda r, c: [("fml", 128_000, 128_000 if r else 344_000)])
-    pictures_by_id = courses(comparison([write(tmp_path / "x", grows)]))
-    assert [c.name for c in cost_table(pictures_by_id, PERCENT).columns] == ["Method", "Round", "sent", "ACC, %"]
+    grows = make_method("fml", rounds=4, sent=lambda r, c: [("fml", 128_000, 128_000 if r else 344_000)])
+    pictures_by_id = make_courses(comparison([write(tmp_path / "x", grows)]))
+    assert [c.name for c in make_cost_table(pictures_by_id, PERCENT).columns] == ["Method", "Round", "sent", "ACC, %"]
     drawn = draw_costs(pictures_by_id, PERCENT, "x", {})
     assert "public" not in drawn
     assert re.findall(r">(\d+ kB)<", drawn) == ["600 kB", "750 kB"]
 
 
-def test_the_same_rows_are_told_once(tmp_path):
-    """A shared model on the test set is one on the data of all domains; validation rows may be those of the own domain."""
-    both = made("fml", shared=lambda s, r: 0.7, shared_own=own, validation_of="test", pooled=False)
+def test_equal_rows_are_listed_once(tmp_path):
+    """The test set is the data of all domains, and validation rows may be those of the own domain."""
+    both = make_method("fml", shared=lambda s, r: 0.7, shared_own=own_accuracy, validation_of="test", pooled=False)
     compared = comparison([write(tmp_path / "x", both), write(tmp_path / "y", replace(FEDAVG, shared=lambda s, r: 0.7))])
-    assert [row[0].sub for row in tables.beyond_accuracy(compared).rows if row[0].text == "FML"] == [
+    assert [row[0].sub for row in tables.make_other_score_table(compared).rows if row[0].text == "FML"] == [
         "shared model, test set",
         "personal model, test data of all domains",
         "personal model, of its own domain (its validation data)",
     ]
-    assert [(c.group, c.name) for c in tables.recall(compared).columns[1:]] == [
+    assert [(c.group, c.name) for c in tables.make_recall_table(compared).columns[1:]] == [
         ("FML", "shared model"),
         ("FML", "personal model"),
         ("FedAvg", "shared model"),

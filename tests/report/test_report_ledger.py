@@ -9,7 +9,7 @@ import pytest
 
 from fedmutual.errors import RunError
 from fedmutual.report import traffic
-from fedmutual.report.comparison import comparisons
+from fedmutual.report.comparison import make_comparisons
 from fedmutual.rundir.ledger_columns import make_columns
 from fedmutual.rundir.recorded_run import read_run, read_runs
 from fedmutual.rundir.schema import LedgerLine
@@ -54,9 +54,9 @@ def test_an_empty_ledger():
 
 
 def test_sums_beyond_what_a_float_counts(ledger):
-    odd = 2**53 + 1
-    many = make_columns(LedgerLine(round=r, phase="x", client="a", down=0, up=odd) for r in (1, 2, 3))
-    assert many.by_client("up") == {"a": 3 * odd}
+    upload_bytes = 2**53 + 1
+    many = make_columns(LedgerLine(round=r, phase="x", client="a", down=0, up=upload_bytes) for r in (1, 2, 3))
+    assert many.by_client("up") == {"a": 3 * upload_bytes}
 
 
 @pytest.mark.parametrize("line", ['{"round": 1, "phase": "p", "client": "0", "down": -1, "up": 0}', '{"round": 1e99}'])
@@ -81,9 +81,14 @@ def test_a_run_of_ten_thousand_rounds_takes_little_memory_and_few_lines(tmp_path
     tracemalloc.stop()
     assert len(run.ledger.round) == 80_000
     assert held_bytes < 10_000_000  # a record a line took 80 MB
-    [comparison] = comparisons([run])
-    assert [c.text for c in traffic.bytes_by_method(comparison).rows[0][2:]] == ["1.4 kB", "4.2 kB", "56.5 MB", "169.4 MB"]
-    by_round = traffic.bytes_by_round(comparison)
+    [comparison] = make_comparisons([run])
+    assert [c.text for c in traffic.make_method_bytes_table(comparison).rows[0][2:]] == [
+        "1.4 kB",
+        "4.2 kB",
+        "56.5 MB",
+        "169.4 MB",
+    ]
+    by_round = traffic.make_round_bytes_table(comparison)
     assert [[c.text for c in row] for row in by_round.rows] == [["1 to 10000", "5.6 kB", "16.9 kB"]]
     assert list(csv.reader(io.StringIO(by_round.csv)))[1:] == [["1", "10000", "5648", "16944"]]
 
@@ -99,18 +104,18 @@ def sent(round, client):
 def methods(tmp_path):
     steps = {"training": {"local_steps": 5, "batch_size": 32}}
     domains = {"reach": lambda s, r, c: (0.5, 0.6, 0.4), "rounds": 4}
-    made = [
+    methods_of_domains = [
         Made("fedh2l", lambda s, r, c: 0.5, sent=sent, **domains),
         Made("aggregate", lambda s, r, c: 0.5, sent=lambda r, c: [] if r else [("seed", 0, 500)], **domains),
         Made("fedavg", lambda s, r, c: 0.5, config=steps, **domains),
         Made("independent", lambda s, r, c: 0.5, **domains),
     ]
-    [compared] = comparisons(read_runs([write(tmp_path / m.algorithm, m) for m in made]))
+    [compared] = make_comparisons(read_runs([write(tmp_path / m.algorithm, m) for m in methods_of_domains]))
     return compared
 
 
-def test_the_seed_set_stands_apart_and_local_steps_are_told(methods):
-    table = traffic.bytes_by_method(methods)
+def test_the_seed_set_has_its_own_column_and_local_steps_are_shown(methods):
+    table = traffic.make_method_bytes_table(methods)
     assert [c.title for c in table.columns[2:]] == [
         "A client in a round: up",
         "A client in a round: down",
@@ -125,13 +130,13 @@ def test_the_seed_set_stands_apart_and_local_steps_are_told(methods):
     assert partition["FedH2L"] == [f"3 tensors, 129 numbers; {once}", "60 B", "90 B", "n/a", "768 B", "1.1 kB", "1.5 kB"]
     assert partition["AGG"] == [f"nothing; {once}", "0 B", "0 B", "n/a", "0 B", "0 B", "1.5 kB"]
     assert partition["FedAvg"][1:] == ["72 B", "64 B", "14 B", "864 B", "768 B", "0 B"]
-    by_round = traffic.bytes_by_round(methods)
+    by_round = traffic.make_round_bytes_table(methods)
     assert [[c.text for c in row][:3] for row in by_round.rows] == [["start", "48 B", "48 B"], ["1 to 4", "180 B", "270 B"]]
 
 
 def test_training_on_pooled_data_alone_has_no_bytes_by_client_or_round(tmp_path):
-    (comparison,) = comparisons(read_runs([write(tmp_path / "run", Made("centralised", lambda s, r, c: 0.5))]))
-    assert [t(comparison).rows for t in (traffic.bytes_by_client, traffic.bytes_by_round)] == [(), ()]
+    (comparison,) = make_comparisons(read_runs([write(tmp_path / "run", Made("centralised", lambda s, r, c: 0.5))]))
+    assert [t(comparison).rows for t in (traffic.make_client_bytes_table, traffic.make_round_bytes_table)] == [(), ()]
 
 
 def test_bytes_are_means_over_seeds_and_a_client_without_messages_counts_as_0(tmp_path):
@@ -150,6 +155,6 @@ def test_bytes_are_means_over_seeds_and_a_client_without_messages_counts_as_0(tm
         )
         for seed, up in sent.items()
     ]
-    (comparison,) = comparisons(read_runs(runs))
-    rows = list(csv.reader(io.StringIO(traffic.bytes_by_client(comparison).csv)))
+    (comparison,) = make_comparisons(read_runs(runs))
+    rows = list(csv.reader(io.StringIO(traffic.make_client_bytes_table(comparison).csv)))
     assert [[row[0], float(row[1]), float(row[2])] for row in rows[1:]] == [["0", 20.0, 0.0], ["1", 4.0, 0.0]]

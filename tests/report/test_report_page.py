@@ -52,15 +52,15 @@ class Page(HTMLParser):
         return [(marks, text) for (name, marks), text in zip(self.elements, self.texts, strict=True) if name == tag]
 
 
-def methods(**more):
+def methods(**fields):
     def rising(last, seed):
         return lambda s, r, c="0": min(1.0, last - 0.4 / r + 0.01 * int(c) + seed * s)
 
     return [
-        Made("fml", rising(0.9, 0.01), rising(0.85, 0.02), shared_own=rising(0.87, 0.01), **more),
-        Made("fedavg", rising(0.8, 0.02), rising(0.86, 0.01), **more),
-        Made("fedprox", rising(0.78, -0.02), rising(0.84, -0.01), **more),
-        Made("independent", rising(0.88, 0.005), **more),
+        Made("fml", rising(0.9, 0.01), rising(0.85, 0.02), shared_own=rising(0.87, 0.01), **fields),
+        Made("fedavg", rising(0.8, 0.02), rising(0.86, 0.01), **fields),
+        Made("fedprox", rising(0.78, -0.02), rising(0.84, -0.01), **fields),
+        Made("independent", rising(0.88, 0.005), **fields),
     ]
 
 
@@ -158,14 +158,14 @@ def test_a_single_run_makes_a_page_that_names_what_is_missing(tmp_path):
     assert "fedmutual compare FILE.toml --methods fml,independent" in text
 
 
-def test_an_unfinished_run_is_shown_as_such(tmp_path):
+def test_an_unfinished_run_is_marked_as_unfinished(tmp_path):
     write_report([write(tmp_path / "run", methods(rounds=9, reached=4)[0])], tmp_path / "report.html")
     text = (tmp_path / "report.html").read_text()
     assert "FML, seed 0, is unfinished: round 4 of 9. Its numbers are from that round." in text
     assert "unfinished: round 4 of 9" in [t for m, t in Page(text).all("td") if m.get("class") == "text"]
 
 
-def test_comparisons_of_different_data_are_told_apart(tmp_path):
+def test_comparisons_on_different_data_have_distinct_titles(tmp_path):
     a = write_all(tmp_path / "a", methods(name="first"), [0])
     b = write_all(tmp_path / "b", methods(name="second", config={"partition": {"kind": "iid", "clients": 3}}), [0])
     write_report([*a, *b], tmp_path / "report.html")
@@ -228,14 +228,14 @@ def _scheme(dark):
     return colours | {"heat": tuple(map(int, heat.groups()))}
 
 
-def _contrast(one, two):
+def _contrast(first, second):
     """WCAG 2.2's contrast ratio of two sRGB colours."""
 
     def luminance(rgb):
         linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (v / 255 for v in rgb)]
         return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
-    high, low = sorted((luminance(one), luminance(two)), reverse=True)
+    high, low = sorted((luminance(first), luminance(second)), reverse=True)
     return (high + 0.05) / (low + 0.05)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import fedmutual.report
 from fedmutual.errors import RunError
-from fedmutual.report import find_runs, headline, verdict, write_report
+from fedmutual.report import find_answers, find_runs, make_headline_tables, write_report
 from fedmutual.rundir.recorded_run import read_runs
 from run_folders import Made, write, write_all
 
@@ -43,8 +43,10 @@ def test_no_runs_are_an_error(tmp_path):
         read_runs([])
 
 
-@pytest.mark.parametrize("command", [headline, verdict, lambda runs: write_report(runs, runs[0] / "report.html")])
-def test_a_folder_that_is_no_run_is_an_error_everywhere(tmp_path, command):
+@pytest.mark.parametrize(
+    "command", [make_headline_tables, find_answers, lambda runs: write_report(runs, runs[0] / "report.html")]
+)
+def test_a_folder_without_a_run_is_an_error_everywhere(tmp_path, command):
     with pytest.raises(RunError, match=r"is no run folder, it has no config\.toml"):
         command([tmp_path])
     assert list(tmp_path.iterdir()) == []

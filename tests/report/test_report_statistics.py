@@ -101,7 +101,7 @@ def test_pairs_are_of_the_last_round_that_both_have(tmp_path):
     assert pairs.estimate.mean == pytest.approx(0)
 
 
-def test_runs_of_another_seed_or_another_partition_are_no_pairs(tmp_path):
+def test_runs_with_another_seed_or_partition_are_not_paired(tmp_path):
     ours = [read_run(write(tmp_path / "fml", Made("fml", fml)))]
     seed = [read_run(write(tmp_path / "seed", Made("independent", alone, seed=1)))]
     data = [read_run(write(tmp_path / "data", Made("independent", alone, counts=lambda k, s: [1, 1, 1])))]
@@ -122,7 +122,7 @@ def test_shared_models_are_paired_by_seed(tmp_path):
     assert pair_global(ours, [read_run(write(tmp_path / "c", Made("independent", alone)))]) is None
 
 
-def test_a_difference_of_rounding_only_is_no_gain(tmp_path):
+def test_a_rounding_difference_is_not_a_gain(tmp_path):
     nearly = math.nextafter(0.3, 1)
     ours = [read_run(write(tmp_path / "fml", Made("fml", lambda s, r, c: nearly)))]
     others = [read_run(write(tmp_path / "alone", Made("independent", lambda s, r, c: 0.3)))]

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from fedmutual.report import accuracy, holdings, measures, provenance, tables, traffic
-from fedmutual.report.comparison import comparisons
-from fedmutual.report.curves import data_table, pictures, thin
+from fedmutual.report.comparison import make_comparisons
+from fedmutual.report.curves import make_data_table, make_pictures, thin_out
 from fedmutual.report.scale import PERCENT
 from fedmutual.report.statistics import Missing
 from fedmutual.rundir.recorded_run import read_runs
@@ -36,7 +36,7 @@ METHODS = [Made("fml", better, shared), Made("fedavg", base, shared), Made("inde
 
 
 def comparison(folders):
-    [compared] = comparisons(read_runs(folders))
+    [compared] = make_comparisons(read_runs(folders))
     return compared
 
 
@@ -54,7 +54,7 @@ def records(table):
 
 
 def test_the_headline(two_seeds):
-    table = accuracy.headline(two_seeds)
+    table = accuracy.make_headline_table(two_seeds)
     fml, _, local = texts(table)
     # t(0.975, 1) = 12.7062, and two numbers d apart have s / sqrt(2) = d / 2
     # shared, last: 0.65, 0.75; at round 1: 0.6, 0.7; half = 12.7062 * 0.05 = 0.635
@@ -93,7 +93,7 @@ def test_the_headline(two_seeds):
 def test_a_method_with_two_models_has_a_line_for_each(tmp_path):
     """After round 2 the shared model is 0.1 above local-only with client 0, 0.1 below with client 1, equal with client 2."""
     both = Made("fml", better, shared, shared_own=lambda s, r, c: ALONE[c] + {"0": 0.1, "1": -0.1, "2": 0}[c] * (r == 2))
-    table = accuracy.headline(comparison(write_all(tmp_path, [both, *METHODS[1:]], [0, 1])))
+    table = accuracy.make_headline_table(comparison(write_all(tmp_path, [both, *METHODS[1:]], [0, 1])))
     assert [(row[0].text, row[0].sub) for row in table.rows] == [
         ("FML", "personal models"),
         ("FML", "shared model"),
@@ -126,20 +126,20 @@ def test_a_method_with_two_models_has_a_line_for_each(tmp_path):
     ]
 
 
-def test_both_models_are_told_apart_everywhere(tmp_path):
+def test_both_models_have_distinct_labels_everywhere(tmp_path):
     both = Made("fml", better, shared, shared_own=lambda s, r, c: 0.45)
     compared = comparison(write_all(tmp_path, [both, METHODS[2]], [0, 1]))
-    assert [row[0].sub for row in tables.beyond_accuracy(compared).rows[:4]] == [
+    assert [row[0].sub for row in tables.make_other_score_table(compared).rows[:4]] == [
         "shared model, test set",
         "personal model, own validation data",
         "personal model, all classes (test set)",
         "shared model, own validation data",
     ]
     # seed 1, client 1: 0.6 by its personal model, 0.45 by the shared one, 0.4 alone
-    table = tables.clients(compared)
+    table = tables.make_client_table(compared)
     assert [c.name for c in table.columns[5:]] == ["FML, personal", "FML, shared", "Local-only"]
     assert [(c.text, c.spread) for c in table.rows[4][5:]] == [("60.0", "+20.0"), ("45.0", "+5.0"), ("40.0", "")]
-    drawn = {p.id: p.curves for p in pictures(compared)}
+    drawn = {p.id: p.curves for p in make_pictures(compared)}
     for id in ("personal", "worst"):
         assert [(c.label, c.slot, c.style) for c in drawn[id][:2]] == [("FML, personal", 1, 0), ("FML, shared", 1, 1)]
     assert [p.mean for p in drawn["personal"][1].points] == pytest.approx([0.45, 0.45])
@@ -148,21 +148,21 @@ def test_both_models_are_told_apart_everywhere(tmp_path):
 
 def test_forks_that_no_complete_model_unites_are_called_so(tmp_path):
     parted = Made("fml", better, shared_own=lambda s, r, c: 0.45)
-    table = accuracy.headline(comparison([write(tmp_path / "a", parted)]))
+    table = accuracy.make_headline_table(comparison([write(tmp_path / "a", parted)]))
     assert [(row[0].sub, row[3].text) for row in table.rows] == [("personal models", "46.7"), ("clients' forks", "45.0")]
     assert "n/a: no complete shared model exists: a part of it stays with the clients" in table.footnotes
 
 
 def test_a_best_on_test_is_called_so(tmp_path):
-    made = Made("fml", better, shared, best_by=("test", "validation"))
-    table = accuracy.headline(comparison([write(tmp_path / "a", made)]))
+    method = Made("fml", better, shared, best_by=("test", "validation"))
+    table = accuracy.make_headline_table(comparison([write(tmp_path / "a", method)]))
     assert [c.name for c in table.columns if "best" in c.name] == [
         "best on test",
         "mean, best on validation",
         "worst, best on validation",
     ]
     assert "one seed" in table.caption
-    table = accuracy.headline(comparison([write(tmp_path / "b", replace(made, validation_of="test"))]))
+    table = accuracy.make_headline_table(comparison([write(tmp_path / "b", replace(method, validation_of="test"))]))
     assert [c.name for c in table.columns if "best" in c.name] == [
         "best on test",
         "mean, best on validation (test examples)",
@@ -182,9 +182,9 @@ def test_a_best_on_test_is_called_so(tmp_path):
         ("test", "train", "best on test"),
     ],
 )
-def test_what_chose_the_best_round_is_said(tmp_path, by, validation_of, message):
+def test_the_rows_that_chose_the_best_round_are_named(tmp_path, by, validation_of, message):
     made = Made("fml", better, shared, best_by=(by, by), validation_of=validation_of)
-    table = accuracy.headline(comparison([write(tmp_path / "a", made)]))
+    table = accuracy.make_headline_table(comparison([write(tmp_path / "a", made)]))
     assert [c.name for c in table.columns if "best" in c.name] == [message, f"mean, {message}", f"worst, {message}"]
     assert bool(table.columns[2].note) == ("test" in message)
 
@@ -194,7 +194,7 @@ def test_bests_chosen_in_several_ways_each_say_how(tmp_path):
         write(tmp_path / "a", Made("fml", better, shared)),
         write(tmp_path / "b", Made("fedavg", base, shared, best_by=("test", "validation"), best_round=2)),
     ]
-    table = accuracy.headline(comparison(folders))
+    table = accuracy.make_headline_table(comparison(folders))
     assert table.columns[2].name == "best"
     assert [row[2].sub for row in table.rows] == ["on hold-out, round 1", "on test, round 2"]
 
@@ -202,13 +202,13 @@ def test_bests_chosen_in_several_ways_each_say_how(tmp_path):
 def test_what_is_missing_says_why(tmp_path):
     silent = Made("fml", better, tells=False)
     compared = comparison([write(tmp_path / "a", silent)])
-    table = accuracy.headline(compared)
+    table = accuracy.make_headline_table(compared)
     assert table.footnotes == (
         "n/a: no complete shared model exists: a part of it stays with the clients",
         "n/a: no client shares its accuracy: share.metrics forbids it, or it was computed on fewer than 50 rows",
-        f"n/a: {measures.no_local(compared)}",
+        f"n/a: {measures.explain_no_local(compared)}",
     )
-    table = accuracy.headline(comparison([write(tmp_path / "b", Made("fml", better, shared, reached=1))]))
+    table = accuracy.make_headline_table(comparison([write(tmp_path / "b", Made("fml", better, shared, reached=1))]))
     assert table.rows[0][0].sub == "personal models, unfinished: round 1 of 2"
     assert table.rows[0][1].text == "60.0"
     assert table.rows[0][2].note == "n/a: a best round is chosen when the run is finished"
@@ -216,11 +216,11 @@ def test_what_is_missing_says_why(tmp_path):
 
 def test_two_decimals_for_a_large_test_set(tmp_path):
     made = Made("fml", better, lambda s, r: 0.98765, test_examples=10_000)
-    assert accuracy.headline(comparison([write(tmp_path / "a", made)])).rows[0][1].text == "98.77"
+    assert accuracy.make_headline_table(comparison([write(tmp_path / "a", made)])).rows[0][1].text == "98.77"
 
 
 def test_beyond_accuracy(two_seeds):
-    table = tables.beyond_accuracy(two_seeds)
+    table = tables.make_other_score_table(two_seeds)
     assert [(row[0].text, row[0].sub) for row in table.rows] == [
         ("FML", "shared model, test set"),
         ("FML", "personal model, own validation data"),
@@ -237,10 +237,10 @@ def test_beyond_accuracy(two_seeds):
 
 def test_an_undefined_auroc(tmp_path):
     made = Made("independent", base, auroc=lambda client: None if client == "0" else 0.8)
-    [row, _] = tables.beyond_accuracy(comparison([write(tmp_path / "a", made)])).rows
+    [row, _] = tables.make_other_score_table(comparison([write(tmp_path / "a", made)])).rows
     assert (row[4].text, row[4].note) == ("0.800", "over the 2 of 3 for which it is defined")
     never = replace(made, auroc=lambda client: None)
-    [row, _] = tables.beyond_accuracy(comparison([write(tmp_path / "b", never)])).rows
+    [row, _] = tables.make_other_score_table(comparison([write(tmp_path / "b", never)])).rows
     assert (row[4].text, row[4].note) == (
         "n/a",
         "n/a: not shared, or undefined, because the scored data have one class only",
@@ -248,7 +248,7 @@ def test_an_undefined_auroc(tmp_path):
 
 
 def test_recall_by_class(two_seeds):
-    table = tables.recall(two_seeds)
+    table = tables.make_recall_table(two_seeds)
     assert [c.title for c in table.columns] == [
         "Class",
         "FML: shared model",
@@ -266,7 +266,7 @@ def test_recall_by_class(two_seeds):
 
 
 def test_every_client(two_seeds):
-    table = tables.clients(two_seeds)
+    table = tables.make_client_table(two_seeds)
     assert len(table.rows) == 6
     # seed 1, client 0: 0.5 alone, 0.7 under FML, 0.5 under FedAvg; the made deal gives it 10 of classes 0 and 1
     row = table.rows[3]
@@ -278,8 +278,8 @@ def test_every_client(two_seeds):
     )
 
 
-def test_who_has_what(two_seeds):
-    first, second = holdings.who_has_what(two_seeds)
+def test_tables_of_what_each_client_holds(two_seeds):
+    first, second = holdings.make_holdings_tables(two_seeds)
     assert first.caption.endswith("seed 0")
     # (class + client + seed) % 3 is 0: none; else 10, 20 or 30 for clients 0, 1, 2
     assert [[c.text for c in row] for row in first.rows] == [
@@ -295,14 +295,14 @@ def test_who_has_what(two_seeds):
 
 def test_more_clients_than_classes_run_down_the_page(tmp_path):
     made = Made("independent", lambda s, r, c: 0.5, clients=tuple("abcde"))
-    [table] = holdings.who_has_what(comparison([write(tmp_path / "a", made)]))
+    [table] = holdings.make_holdings_tables(comparison([write(tmp_path / "a", made)]))
     assert [c.name for c in table.columns] == ["Client", "0", "1", "2", "all"]
     assert [row[0].text for row in table.rows] == list("abcde")
 
 
 def test_bytes(two_seeds):
     # the made ledger: 64 bytes down and up, FedAvg 8 more up; 3 clients, 2 rounds
-    table = traffic.bytes_by_method(two_seeds)
+    table = traffic.make_method_bytes_table(two_seeds)
     assert [[c.text for c in row] for row in table.rows] == [
         ["FML", "2 tensors, 16 numbers", "64 B", "64 B", "384 B", "384 B"],
         [
@@ -315,15 +315,15 @@ def test_bytes(two_seeds):
         ],
         ["Local-only", "nothing", "0 B", "0 B", "0 B", "0 B"],
     ]
-    by_client = traffic.bytes_by_client(two_seeds)
+    by_client = traffic.make_client_bytes_table(two_seeds)
     assert [c.text for c in by_client.rows[0]] == ["0", "128 B", "128 B", "144 B", "128 B", "0 B", "0 B"]
-    by_round = traffic.bytes_by_round(two_seeds)
+    by_round = traffic.make_round_bytes_table(two_seeds)
     assert [c.text for c in by_round.rows[0]] == ["1 to 2", "192 B", "192 B", "216 B", "192 B", "0 B", "0 B"]
     assert [(r["first_round"], r["last_round"], r["FedAvg up"]) for r in records(by_round)] == [("1", "2", "216")]
 
 
 def test_tensors_that_leave(two_seeds):
-    table = traffic.tensors(two_seeds)
+    table = traffic.make_tensor_table(two_seeds)
     assert [[c.text for c in row] for row in table.rows] == [
         ["layers.0.weight", "float32", "4 × 3", "leaves", "leaves"],
         ["layers.0.bias", "float32", "4", "leaves", "leaves"],
@@ -332,13 +332,13 @@ def test_tensors_that_leave(two_seeds):
 
 
 def test_pooled_data_are_not_called_a_federation(tmp_path):
-    table = traffic.bytes_by_method(comparison([write(tmp_path / "a", Made("centralised", base, shared))]))
+    table = traffic.make_method_bytes_table(comparison([write(tmp_path / "a", Made("centralised", base, shared))]))
     assert table.rows[0][1].text == "everything: all data are in one place"
     assert table.footnotes == (traffic.POOLED_NOTE,)
 
 
 def test_curves(two_seeds):
-    drawn = {p.id: p for p in pictures(two_seeds)}
+    drawn = {p.id: p for p in make_pictures(two_seeds)}
     assert list(drawn) == ["global", "personal", "worst", "loss"]
     [fml, fedavg] = drawn["global"].curves
     assert (fml.label, fml.slot, fedavg.slot) == ("FML", 1, 2)
@@ -351,7 +351,7 @@ def test_curves(two_seeds):
     ]
     # the made losses: (2 - 0.3 for each further term) / (0.5 + round)
     assert [p.mean for p in drawn["loss"].curves[1].points] == pytest.approx([1.7 / 1.5, 1.7 / 2.5])
-    table = data_table(drawn["personal"], PERCENT)
+    table = make_data_table(drawn["personal"], PERCENT)
     assert [[c.text for c in row] for row in table.rows] == [["1", "40.0", "40.0", "40.0"], ["2", "50.0", "40.0", "40.0"]]
     assert records(table)[1] == {
         "round": "2",
@@ -365,38 +365,38 @@ def test_curves(two_seeds):
 
 
 def test_long_curves_are_thinned_evenly_with_both_ends():
-    assert thin(list(range(5)), 10) == [0, 1, 2, 3, 4]
-    assert thin(list(range(101)), 11) == list(range(0, 101, 10))
+    assert thin_out(list(range(5)), 10) == [0, 1, 2, 3, 4]
+    assert thin_out(list(range(101)), 11) == list(range(0, 101, 10))
 
 
 def test_how_it_was_made(two_seeds):
-    assert provenance.subtitle(two_seeds) == (
+    assert provenance.make_subtitle(two_seeds) == (
         "digits, 3 classes · 2 of 3 classes a client (shards) · 3 clients · 2 rounds · 2 seeds"
     )
-    assert dict(provenance.facts(two_seeds)) == {
+    assert dict(provenance.list_facts(two_seeds)) == {
         "Methods": "FML, FedAvg and Local-only",
         "Networks": "shared mlp (16 parameters); personal mlp, cnn1 and lenet5 (1,000 to 1,002 parameters)",
         "First weights": "not recorded",
         "Inputs": "minus mean (0.5), over standard deviation (0.25); augmentation: none",
     }
-    config = provenance.configuration(two_seeds)
+    config = provenance.make_configuration_tables(two_seeds)
     assert "seed" not in config.common
     assert "[partition]" in config.common
     assert config.differing is not None
     assert [[c.text for c in row] for row in config.differing.rows] == [["algorithm.name", "fml", "fedavg", "independent"]]
-    environment = provenance.environment(two_seeds)
+    environment = provenance.make_environment_tables(two_seeds)
     assert "threads = 1" in environment.common
     assert "scaling.mean = [0.5]" in environment.common
-    fingerprints = [row[4].text for row in provenance.run_list(two_seeds).rows]
+    fingerprints = [row[4].text for row in provenance.list_runs(two_seeds).rows]
     assert fingerprints[0] == fingerprints[2] == two_seeds.first.partition.fingerprint[:12]
 
 
 def test_gains_need_a_pair(two_seeds, tmp_path):
     lonely = comparison([write(tmp_path / "x", Made("fml", better))])
-    assert measures.gains(lonely, lonely.uses[0]) == Missing(measures.no_local(lonely))
+    assert measures.measure_gains(lonely, lonely.uses[0]) == Missing(measures.explain_no_local(lonely))
 
 
-def test_many_numbers_of_scaling_are_counted_and_told_once(tmp_path):
+def test_many_scaling_numbers_are_counted_and_listed_once(tmp_path):
     folder = write(tmp_path / "a", METHODS[0])
     about = json.loads((folder / "environment.json").read_text())
     scaling = {"divisor": 1.0, "mean": [0.5] * 30, "std": [0.25] * 30, "augment": "none"}
@@ -404,31 +404,31 @@ def test_many_numbers_of_scaling_are_counted_and_told_once(tmp_path):
     clients = {"0": {"task": "t", "scaling": scaling}, "1": {"task": "t", "scaling": other}}
     (folder / "environment.json").write_text(json.dumps(about | {"scaling": scaling, "clients": clients}))
     compared = comparison([folder])
-    assert provenance.scaling(compared.first) == (
+    assert provenance.describe_scaling(compared.first) == (
         "scaled by 30 means and standard deviations, which the environment below lists; augmentation: none"
     )
-    common = provenance.environment(compared).common
+    common = provenance.make_environment_tables(compared).common
     assert common.count("0.5, 0.5") == 15
     assert "clients.1.scaling.mean" in common
     assert "clients.0.task = t" in common
 
 
-def test_the_runs_notes_are_told_once_with_their_methods(tmp_path):
+def test_notes_of_runs_are_listed_once_with_their_methods(tmp_path):
     folders = write_all(tmp_path, METHODS, [0, 1])
     for folder in folders:
-        own = "T  note: only fml\n" if folder.parent.name == "fml" else ""
-        (folder / "log.txt").write_text(f"T  started, 2 rounds\nT  note: mind this\n{own}T  note: mind this\n")
+        method_note = "T  note: only fml\n" if folder.parent.name == "fml" else ""
+        (folder / "log.txt").write_text(f"T  started, 2 rounds\nT  note: mind this\n{method_note}T  note: mind this\n")
     assert provenance.list_run_notes(comparison(folders)) == ["mind this", "FML: only fml"]
 
 
-def test_a_note_of_many_rounds_is_told_once_with_their_number(tmp_path):
+def test_a_note_of_many_rounds_is_listed_once_with_the_number_of_rounds(tmp_path):
     folders = write_all(tmp_path, METHODS, [0, 1])
     logs = {"fml": "at the start: gone|in round 7: gone|in round 7: gone", "fedavg": "in round 1: odd|at the start: new"}
     for folder in folders:
-        said = logs.get(folder.parent.name, "in round 1: even|in round 2: even|in round 3: even").split("|")
+        note_texts = logs.get(folder.parent.name, "in round 1: even|in round 2: even|in round 3: even").split("|")
         if (folder.parent.name, folder.name) == ("independent", folders[-1].name):
-            said = []
-        (folder / "log.txt").write_text("".join(f"T  note {words}\n" for words in said))
+            note_texts = []
+        (folder / "log.txt").write_text("".join(f"T  note {words}\n" for words in note_texts))
     assert provenance.list_run_notes(comparison(folders)) == [
         "FML: gone (in 4 rounds of 2 runs, from the start to round 7)",  # a round that was begun again counts once
         "FedAvg: odd (in round 1)",

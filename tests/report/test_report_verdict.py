@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from fedmutual.report import headline, verdict, verdicts
-from fedmutual.report.comparison import comparisons, differences
+from fedmutual.report import find_answers, make_headline_tables, verdicts
+from fedmutual.report.comparison import find_differences, make_comparisons
 from fedmutual.report.findings import ComparedAfter
 from fedmutual.rundir.recorded_run import read_runs
 from run_folders import Made, list_findings, write, write_all
@@ -72,7 +72,7 @@ def test_it_pays_with_one_and_costs_with_another(tmp_path):
     ]
 
 
-def test_a_worst_class_that_may_be_chance_is_told_where_it_differs_much(tmp_path):
+def test_a_worst_class_that_may_be_chance_is_reported_if_it_differs_much(tmp_path):
     folders = write_all(tmp_path, [Made("fml", plus(-0.1, -0.1, -0.1)), alone], [0, 1])
     [line] = [s for s in list_findings(folders) if s.startswith("Class 2 has the lowest recall")]
     assert line == (
@@ -88,7 +88,7 @@ def test_a_worst_class_that_is_certain(tmp_path):
     assert line == f"{message} (the same in all 3 seeds)."
 
 
-def test_a_worst_class_that_is_as_good_alone_is_not_told(tmp_path):
+def test_a_worst_class_that_is_equally_good_alone_is_not_reported(tmp_path):
     folders = write_all(tmp_path, [Made("fml", lambda s, r, c: ALONE[c] - 0.01 * s), alone], [0, 1, 2])
     assert not [s for s in list_findings(folders) if s.startswith("Class 2 has the lowest recall")]
 
@@ -114,7 +114,9 @@ def test_it_may_be_chance(tmp_path):
 
 def test_two_seeds_that_agree_are_certain_of_nothing(tmp_path):
     """Accuracies move in whole examples, so two seeds may tie: their interval of no width excludes no chance."""
-    folders = write_all(tmp_path, [both((-0.1, -0.1, -0.1), (0.1, 0.1, 0.1)), Made("fedavg", plus(0, 0, 0)), alone], [0, 1])
+    folders = write_all(
+        tmp_path, [make_two_models((-0.1, -0.1, -0.1), (0.1, 0.1, 0.1)), Made("fedavg", plus(0, 0, 0)), alone], [0, 1]
+    )
     sentences = list_findings(folders)
     assert sentences[0] == (
         "Whether federating pays is not certain here: on average clients do worse with FML, as well as alone with FedAvg, "
@@ -150,25 +152,27 @@ def test_one_seed_says_so(tmp_path):
     assert "--seeds 3" in sentences[-1]
 
 
-def both(personal, common, global_=lambda s, r: 0.7):
+def make_two_models(personal, common, global_=lambda s, r: 0.7):
     """FML's gains over local-only, client by client: of its personal models, and of its shared one."""
     return Made("fml", plus(*personal), global_, shared_own=plus(*common))
 
 
-def of_two_models(said):
-    return [s for s in said if s.startswith(("With FML", "Of the two"))]
+def of_two_models(sentences):
+    return [s for s in sentences if s.startswith(("With FML", "Of the two"))]
 
 
 def test_of_two_models_the_better_one_on_own_data_is_named(tmp_path):
     # shared less personal: 0.1, 0.1, -0.05 in every seed: 0.05 in the mean
-    sentences = list_findings(write_all(tmp_path / "a", [both((0.05, 0.05, 0.05), (0.15, 0.15, 0)), alone], [0, 1, 2]))
+    sentences = list_findings(
+        write_all(tmp_path / "a", [make_two_models((0.05, 0.05, 0.05), (0.15, 0.15, 0)), alone], [0, 1, 2])
+    )
     assert sentences[2] == (
         "With FML, the shared model does better on the clients' own validation data than the personal models: "
         "by 5.0 points (the same in all 3 seeds), for 6 of 9 clients over 3 seeds."
     )
     assert sentences[0] == "Federating pays with FML: clients do better on their own data than alone."
     assert sentences[1].startswith("FML: personal models score 75.0 % on the clients' own validation data, 5.0 points above")
-    sentences = list_findings(write_all(tmp_path / "b", [both((0.1, 0.1, 0.1), (0.05, 0.05, 0.05)), alone], [0]))
+    sentences = list_findings(write_all(tmp_path / "b", [make_two_models((0.1, 0.1, 0.1), (0.05, 0.05, 0.05)), alone], [0]))
     assert of_two_models(sentences) == [
         "With FML, the personal models do better on the clients' own validation data than the shared model: "
         "by 5.0 points (the same for all 3 clients), for 3 of 3 clients."
@@ -177,7 +181,7 @@ def test_of_two_models_the_better_one_on_own_data_is_named(tmp_path):
 
 def test_of_two_models_neither_may_be_better(tmp_path):
     # shared less personal: 0.1, 0, -0.04: mean 0.02, s = 0.072111, half = 4.302653 * s / sqrt(3) = 0.179134
-    sentences = list_findings(write_all(tmp_path, [both((0, 0, 0.04), (0.1, 0, 0)), alone], [0]))
+    sentences = list_findings(write_all(tmp_path, [make_two_models((0, 0, 0.04), (0.1, 0, 0)), alone], [0]))
     assert of_two_models(sentences) == [
         "Of the two models of FML neither is certain to be better on the clients' own validation data: "
         "the shared model is 2.0 points ahead (95 % interval 15.9 behind to 19.9 ahead, 3 clients)."
@@ -185,34 +189,42 @@ def test_of_two_models_neither_may_be_better(tmp_path):
 
 
 def test_of_two_models_without_local_only(tmp_path):
-    sentences = list_findings(write_all(tmp_path, [both((0, 0, 0), (0.1, 0.1, 0.1))], [0, 1, 2]))
+    sentences = list_findings(write_all(tmp_path, [make_two_models((0, 0, 0), (0.1, 0.1, 0.1))], [0, 1, 2]))
     assert "by 10.0 points (the same in all 3 seeds), for 9 of 9 clients over 3 seeds." in sentences[1]
 
 
-def test_forks_are_no_shared_model(tmp_path):
-    sentences = list_findings(write_all(tmp_path, [both((0, 0, 0), (0.1, 0.1, 0.1), lambda s, r: None), alone], [0, 1, 2]))
+def test_forks_are_not_a_shared_model(tmp_path):
+    sentences = list_findings(
+        write_all(tmp_path, [make_two_models((0, 0, 0), (0.1, 0.1, 0.1), lambda s, r: None), alone], [0, 1, 2])
+    )
     [line] = of_two_models(sentences)
     assert line.startswith("With FML, the clients' forks do better on the clients' own validation data than the personal")
 
 
-def test_one_model_has_no_rival_of_its_own(tmp_path):
+def test_a_model_is_not_compared_with_itself(tmp_path):
     sentences = list_findings(
         write_all(tmp_path, [Made("fml", plus(0.1, 0.1, 0.1)), Made("fedavg", plus(0, 0, 0)), alone], [0, 1, 2])
     )
     assert of_two_models(sentences) == []
 
 
-def test_models_that_fare_differently_are_told_apart_in_the_lead(tmp_path):
-    sentences = list_findings(write_all(tmp_path / "a", [both((-0.1, -0.1, -0.1), (0.1, 0.1, 0.1)), alone], [0, 1, 2]))
+def test_models_with_different_outcomes_are_named_separately_in_the_lead(tmp_path):
+    sentences = list_findings(
+        write_all(tmp_path / "a", [make_two_models((-0.1, -0.1, -0.1), (0.1, 0.1, 0.1)), alone], [0, 1, 2])
+    )
     assert sentences[0] == (
         "Federating pays with FML (shared model): clients do better on their own data than alone; "
         "with FML (personal models) they do worse."
     )
     # a shared model that serves nobody's own data is no harm to those who have a personal one
-    sentences = list_findings(write_all(tmp_path / "c", [both((0.1, 0.1, 0.1), (-0.1, -0.1, -0.1)), alone], [0, 1, 2]))
+    sentences = list_findings(
+        write_all(tmp_path / "c", [make_two_models((0.1, 0.1, 0.1), (-0.1, -0.1, -0.1)), alone], [0, 1, 2])
+    )
     assert sentences[0] == "Federating pays with FML: clients do better on their own data than alone."
     other = Made("fedavg", plus(0, 0, 0))
-    sentences = list_findings(write_all(tmp_path / "b", [both((0.1, 0.1, 0.1), (0.2, 0.2, 0.2)), other, alone], [0, 1, 2]))
+    sentences = list_findings(
+        write_all(tmp_path / "b", [make_two_models((0.1, 0.1, 0.1), (0.2, 0.2, 0.2)), other, alone], [0, 1, 2])
+    )
     assert "on the clients' own validation data FML (personal models) wins by 10.0 points" in sentences[4]
 
 
@@ -230,7 +242,7 @@ def test_without_local_only_it_says_what_is_missing_and_how_to_get_it(tmp_path):
     assert any(s.startswith("Against FedAvg: on the clients' own validation data FML is level") for s in sentences)
 
 
-def test_local_only_of_another_partition_is_no_measure(tmp_path):
+def test_local_only_training_on_another_partition_is_not_a_baseline(tmp_path):
     other = replace(alone, counts=lambda k, s: [1, 1, 1])
     sentences = list_findings(write_all(tmp_path, [Made("fml", plus(0, 0, 0)), other], [0]))
     assert "no run of the other method has the same seed and the same partition" in sentences[0]
@@ -246,13 +258,13 @@ def test_clients_that_share_nothing(tmp_path):
     assert "no client shares its accuracy: share.metrics" in sentences[0]
 
 
-def test_the_ceiling_is_called_so_and_is_no_federation(tmp_path):
+def test_pooled_training_is_called_the_ceiling_and_not_a_federation(tmp_path):
     sentences = list_findings(write_all(tmp_path, [Made("centralised", plus(0.1, 0.1, 0.1)), alone], [0]))
     assert sentences[0].startswith("Nothing was federated")
     assert sentences[1].startswith("Centralised (the ceiling: all data in one place): the one model scores 80.0 %")
 
 
-def test_an_unfinished_run_is_said_and_left_out(tmp_path):
+def test_an_unfinished_run_is_remarked_and_left_out(tmp_path):
     folders = write_all(tmp_path, [Made("fml", plus(0.1, 0.1, 0.1)), alone], [0, 1])
     folders.append(write(tmp_path / "fml" / "2", Made("fml", plus(-0.5, -0.5, -0.5), seed=2, rounds=2, reached=1)))
     sentences = list_findings(folders)
@@ -261,7 +273,7 @@ def test_an_unfinished_run_is_said_and_left_out(tmp_path):
 
 
 def test_a_diverged_run_is_called_so(tmp_path):
-    """It is not unfinished, for nobody can finish it; and it has the same seed and partition as the other."""
+    """A diverged run cannot be finished, so it is not unfinished. Its seed and partition are those of the other run."""
     folders = write_all(tmp_path, [Made("fml", plus(0.1, 0.1, 0.1), rounds=2, reached=0), alone], [0])
     log = "2026-11-22T20:00:00+00:00  stopped in round 1: Diverged: client '0' diverged in round 1 at batch 1"
     (folders[0] / "log.txt").write_text(f"2026-11-22T19:59:59+00:00  started, 2 rounds, clients 0, 1, 2\n{log}\n")
@@ -293,7 +305,7 @@ def test_an_unfinished_run_alone_is_used_and_compared_at_its_round(tmp_path):
 def test_runs_of_different_length_are_compared_at_the_last_common_round(tmp_path):
     short = write(tmp_path / "alone", replace(alone, rounds=2))
     long = write(tmp_path / "fml", Made("fml", lambda s, r, c: ALONE[c] + 0.1 * (r > 2), rounds=4))
-    [compared] = comparisons(read_runs([long, short]))
+    [compared] = make_comparisons(read_runs([long, short]))
     gain, after = list(verdicts.find_findings(compared))[:2]
     assert (gain.label, gain.accuracy, gain.estimate.mean) == ("FML, rounds = 4", pytest.approx(0.7), 0)
     assert after == ComparedAfter("FML, rounds = 4", (2,))
@@ -310,7 +322,7 @@ def test_a_seed_that_is_there_twice_counts_once(tmp_path):
 def test_settings_that_differ_are_in_the_label(tmp_path):
     small = write(tmp_path / "small", Made("fml", plus(0, 0, 0), config={"algorithm": {"name": "fml", "alpha": 0.3}}))
     big = write(tmp_path / "big", Made("fml", plus(0, 0, 0), config={"algorithm": {"name": "fml", "alpha": 0.7}}))
-    [compared] = comparisons(read_runs([small, big, write(tmp_path / "alone", alone)]))
+    [compared] = make_comparisons(read_runs([small, big, write(tmp_path / "alone", alone)]))
     assert [m.label for m in compared.methods] == ["FML, alpha = 0.3", "FML, alpha = 0.7", "Local-only"]
 
 
@@ -321,28 +333,31 @@ def test_of_two_local_runs_the_one_with_the_same_settings_is_the_measure(tmp_pat
         write(tmp_path / "b", Made("independent", plus(0.1, 0.1, 0.1), config=fast)),
         write(tmp_path / "c", Made("fml", plus(0.1, 0.1, 0.1), config=fast)),
     ]
-    [compared] = comparisons(read_runs(folders))
+    [compared] = make_comparisons(read_runs(folders))
     fml = compared.methods[0]
     assert fml.label == "FML, optimizer.lr = 0.1"
     assert compared.alone(fml).label == "Local-only, optimizer.lr = 0.1"
 
 
 def test_other_data_are_another_comparison(tmp_path):
-    other = {"partition": {"kind": "iid", "clients": 3}}
+    iid_config = {"partition": {"kind": "iid", "clients": 3}}
     a = write_all(
         tmp_path / "a", [Made("fml", plus(0.1, 0.1, 0.1), name="shards"), replace(alone, name="shards")], [0, 1, 2]
     )
     b = write_all(
         tmp_path / "b",
-        [Made("fml", plus(-0.1, -0.1, -0.1), name="dealt", config=other), replace(alone, name="dealt", config=other)],
+        [
+            Made("fml", plus(-0.1, -0.1, -0.1), name="dealt", config=iid_config),
+            replace(alone, name="dealt", config=iid_config),
+        ],
         [0, 1, 2],
     )
-    assert verdict([*a, *b]) == [
+    assert find_answers([*a, *b]) == [
         "shards: Federating pays with FML: clients do better on their own data than alone.",
         "dealt: Federating does not pay: with FML clients do worse on their own data than alone.",
     ]
-    compared = comparisons(read_runs([*a, *b]))
-    assert differences(compared) == [
+    compared = make_comparisons(read_runs([*a, *b]))
+    assert find_differences(compared) == [
         ("partition.kind", ["shards", "iid"]),
         ("partition.classes_per_client", ["2", "not set"]),
     ]
@@ -357,10 +372,12 @@ def test_all_keys_in_which_comparisons_differ_are_found_but_not_those_of_their_m
     }
     slow = replace(alone, config=large | {"optimizer": {"name": "sgd", "lr": 0.01}})
     a = write_all(
-        tmp_path / "a", [replace(both((0, 0, 0), (0, 0, 0)), config=small), replace(alone, config=small)], [0, 1, 2]
+        tmp_path / "a",
+        [replace(make_two_models((0, 0, 0), (0, 0, 0)), config=small), replace(alone, config=small)],
+        [0, 1, 2],
     )
     b = write_all(tmp_path / "b", [Made("fml", plus(0, 0, 0), config=large), slow], [0])
-    assert differences(comparisons(read_runs([*a, *b]))) == [
+    assert find_differences(make_comparisons(read_runs([*a, *b]))) == [
         ("data.size", ["[8, 8]", "[16, 16]"]),
         ("model.shared", ["mlp", "cnn1"]),
         ("optimizer.lr", ["0.01", "0.02; 0.01"]),
@@ -368,13 +385,13 @@ def test_all_keys_in_which_comparisons_differ_are_found_but_not_those_of_their_m
     ]
 
 
-def test_the_folder_of_the_data_and_the_device_are_no_difference(tmp_path):
-    here = write(tmp_path / "a", Made("fml", plus(0, 0, 0), config={"data": {"name": "digits", "root": "/here"}}))
-    there = write(
+def test_the_data_folder_and_the_device_are_not_differences(tmp_path):
+    first = write(tmp_path / "a", Made("fml", plus(0, 0, 0), config={"data": {"name": "digits", "root": "/here"}}))
+    second = write(
         tmp_path / "b",
         replace(alone, config={"data": {"name": "digits", "root": "/there"}, "engine": {"device": "cuda"}}),
     )
-    [compared] = comparisons(read_runs([here, there]))
+    [compared] = make_comparisons(read_runs([first, second]))
     assert [m.label for m in compared.methods] == ["FML", "Local-only"]
 
 
@@ -386,10 +403,10 @@ def test_the_folder_of_the_data_and_the_device_are_no_difference(tmp_path):
         {"clients": {"0": {"data": {"root": "/there"}}}},
     ],
 )
-def test_how_a_machine_works_is_no_difference(tmp_path, other):
+def test_machine_settings_are_not_a_difference_between_runs(tmp_path, other):
     here = write(tmp_path / "a", Made("fml", plus(0, 0, 0)))
     again = write(tmp_path / "b", Made("fml", plus(0, 0, 0), seed=1, config=other))
-    [compared] = comparisons(read_runs([here, again, write(tmp_path / "c", replace(alone, config=other))]))
+    [compared] = make_comparisons(read_runs([here, again, write(tmp_path / "c", replace(alone, config=other))]))
     assert [m.label for m in compared.methods] == ["FML", "Local-only"]
     assert [run.seed for run in compared.methods[0].runs] == [0, 1]
 
@@ -397,13 +414,13 @@ def test_how_a_machine_works_is_no_difference(tmp_path, other):
 @pytest.mark.parametrize("other", [{"engine": {"precision": "bf16"}}, {"engine": {"participation": 0.5}}, {"namely": 1}])
 def test_what_changes_numbers_is_a_difference(tmp_path, other):
     here = write(tmp_path / "a", Made("fml", plus(0, 0, 0)))
-    [compared] = comparisons(read_runs([here, write(tmp_path / "b", Made("fml", plus(0, 0, 0), config=other))]))
+    [compared] = make_comparisons(read_runs([here, write(tmp_path / "b", Made("fml", plus(0, 0, 0), config=other))]))
     assert len(compared.methods) == 2
 
 
 def test_the_headline_in_the_terminal(tmp_path):
     methods = [Made("fml", plus(0.1, 0.2, 0.0), lambda s, r: 0.75 + 0.1 * s), alone]
-    text = printed(headline(write_all(tmp_path, methods, [0, 1])))
+    text = printed(make_headline_tables(write_all(tmp_path, methods, [0, 1])))
     # shared: 0.75, 0.85: 0.8 +- 0.63531; gain 0.1 in both seeds; mean 0.8, worst 0.6 in both
     [line] = [x for x in text.splitlines() if "FML" in x]
     assert re.split(r"  +", line.strip()) == [
@@ -419,7 +436,9 @@ def test_the_headline_in_the_terminal(tmp_path):
 
 
 def test_the_headline_in_the_terminal_has_a_line_for_each_model(tmp_path):
-    text = printed(headline(write_all(tmp_path, [both((0.1, 0.1, 0.1), (0.2, 0, -0.1)), alone], [0, 1])))
+    text = printed(
+        make_headline_tables(write_all(tmp_path, [make_two_models((0.1, 0.1, 0.1), (0.2, 0, -0.1)), alone], [0, 1]))
+    )
     assert rows(text, "FML") == [
         ["FML, personal", "n/a", "80.0", "70.0", "+10.0", "6/0"],
         ["FML, shared", "70.0", "73.3", "50.0", "+3.3", "2/2"],
@@ -434,7 +453,7 @@ def test_the_headline_fits_a_terminal_of_80_columns_when_intervals_are_as_wide_a
         Made("fedavg", lambda s, r, c: float(s), lambda s, r: float(s), clients=clients),
         never,
     ]
-    text = printed(headline(write_all(tmp_path, methods, [0, 1])), width=80)
+    text = printed(make_headline_tables(write_all(tmp_path, methods, [0, 1])), width=80)
     # 0 and 1 have s / sqrt(2) = 0.5, so half = 12.7062 * 0.5, more than accuracy allows
     assert rows(text, "FedAvg") == [["FedAvg", *["50.0 ± 100.0"] * 3, "0.0 ± 100.0", "50/50"]]
     assert [line[1:] for line in rows(text, "FML")] == [
@@ -446,22 +465,24 @@ def test_the_headline_fits_a_terminal_of_80_columns_when_intervals_are_as_wide_a
     assert max(len(line.rstrip()) for line in text.splitlines()) <= 80
 
 
-def test_names_with_brackets_are_no_markup(tmp_path):
+def test_names_with_brackets_are_not_read_as_markup(tmp_path):
     other = {"partition": {"kind": "iid", "clients": 3}}
     folders = [
         write(tmp_path / "a", Made("fml", plus(0, 0, 0), name="[bold]a")),
         write(tmp_path / "b", Made("fml", plus(0, 0, 0), name="b[/red]", config=other)),
     ]
-    text = printed(headline(folders))
+    text = printed(make_headline_tables(folders))
     assert "[bold]a" in text
     assert "b[/red]" in text
 
 
 def test_one_run_has_no_columns_of_gains_and_no_legend_of_what_is_not_there(tmp_path):
-    one = both((0, 0, 0), (0.1, 0.1, 0.1))
-    text = printed(headline([write(tmp_path / "a", one)]))
+    one = make_two_models((0, 0, 0), (0.1, 0.1, 0.1))
+    text = printed(make_headline_tables([write(tmp_path / "a", one)]))
     assert "gain" not in text
     assert "±" not in text
     assert "Last round. n/a: `fedmutual report` says why." in text
     assert rows(text, "FML") == [["FML, personal", "n/a", "70.0", "60.0"], ["FML, shared", "70.0", "80.0", "70.0"]]
-    assert "n/a" not in printed(headline([write(tmp_path / "b", Made("fedavg", plus(0, 0, 0), lambda s, r: 0.5))]))
+    assert "n/a" not in printed(
+        make_headline_tables([write(tmp_path / "b", Made("fedavg", plus(0, 0, 0), lambda s, r: 0.5))])
+    )

@@ -6,9 +6,9 @@ import pytest
 
 from fedmutual.config.methods import find_role, find_title
 from fedmutual.errors import RunError
-from fedmutual.report.comparison import comparisons
-from fedmutual.report.curves import slots
-from fedmutual.report.measures import gains
+from fedmutual.report.comparison import make_comparisons
+from fedmutual.report.curves import assign_slots
+from fedmutual.report.measures import measure_gains
 from fedmutual.report.statistics import Gains, Missing
 from fedmutual.rundir.recorded_run import EARLIER_METHODS, read_runs
 from run_folders import Made, write
@@ -30,7 +30,7 @@ def write_run(folder, algorithm, **role):
 
 
 def compare(*folders):
-    (comparison,) = comparisons(read_runs(folders))
+    (comparison,) = make_comparisons(read_runs(folders))
     return comparison
 
 
@@ -44,7 +44,12 @@ def test_methods_stand_by_position_and_those_that_do_not_federate_stand_last(tmp
     comparison = compare(*folders)
     assert [m.label for m in comparison.methods] == ["FIRST", "SECOND", "UNPLACED", "ALONE"]
     assert [m.label for m in comparison.federated] == ["FIRST", "SECOND", "UNPLACED"]
-    assert slots(comparison.methods) == {"FIRST": 1, "SECOND": 8, "UNPLACED": 7, "ALONE": 6}  # colour 9 of 8 is the first
+    assert assign_slots(comparison.methods) == {
+        "FIRST": 1,
+        "SECOND": 8,
+        "UNPLACED": 7,
+        "ALONE": 6,
+    }  # colour 9 of 8 is the first
 
 
 def test_a_reference_is_compared_with_every_other_federated_method(tmp_path):
@@ -56,13 +61,13 @@ def test_a_reference_is_compared_with_every_other_federated_method(tmp_path):
 def test_a_method_that_does_not_federate_is_the_local_only_training_of_the_gains(tmp_path):
     comparison = compare(write_run(tmp_path / "a", "alone", federates=False), write_run(tmp_path / "b", "mine"))
     federated, local = comparison.methods
-    assert isinstance(gains(comparison, federated.uses[0]), Gains)
-    assert isinstance(gains(comparison, local.uses[0]), Missing)
+    assert isinstance(measure_gains(comparison, federated.uses[0]), Gains)
+    assert isinstance(measure_gains(comparison, local.uses[0]), Missing)
 
 
 def test_two_methods_with_one_colour_are_drawn_in_two_colours(tmp_path):
     comparison = compare(write_run(tmp_path / "a", "one", colour=3), write_run(tmp_path / "b", "two", colour=3))
-    assert slots(comparison.methods) == {"ONE": 3, "TWO": 8}
+    assert assign_slots(comparison.methods) == {"ONE": 3, "TWO": 8}
 
 
 @pytest.mark.parametrize("name", EARLIER_METHODS)

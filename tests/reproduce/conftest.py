@@ -124,7 +124,7 @@ def write_papers(root):
 
 
 @pytest.fixture(scope="package")
-def made(tmp_path_factory):
+def pages_folder(tmp_path_factory):
     """A folder into which the made-up experiments were reproduced, beside the one of their files."""
     root = write_papers(tmp_path_factory.mktemp("made") / "papers")
     for id in ("table9", "looker"):
@@ -159,6 +159,6 @@ def newcomer(papers):
 
 
 @pytest.fixture
-def given():
+def dependent_arm():
     """An arm for the newcomer's cell that starts from its federation."""
     return GIVEN

@@ -14,17 +14,17 @@ from fedmutual.reproduce.benchmark import (
     TEMPLATE,
     compare_methods,
     count_bytes,
-    recommend,
+    make_recommendations,
     render_benchmark,
     summarise,
     tabulate,
 )
 from fedmutual.reproduce.benchmark import OWN as OWN_DATA
-from fedmutual.reproduce.cell_results import measured_cells
-from fedmutual.reproduce.cells import RESULTS, home
+from fedmutual.reproduce.cell_results import read_measured_cells
+from fedmutual.reproduce.cells import RESULTS, find_home
 from fedmutual.reproduce.claims import CONTRADICTED, INCONCLUSIVE, SUPPORTED
 from fedmutual.reproduce.code_lines import count_code_lines, tabulate_code_lines
-from fedmutual.reproduce.plan import jobs
+from fedmutual.reproduce.plan import list_jobs
 from fedmutual.reproduce.result import Budget, Traffic
 from made_results import result
 
@@ -62,22 +62,22 @@ def benchmark(papers):
     (papers / ID / "index.toml").write_text(INDEX)
     arms = "".join(f'\n[cell.arms.{arm}]\nset = {{ "algorithm.name" = "{arm}" }}\n' for arm in ARMS)
     (papers / ID / "labels.toml").write_text(CELL + arms)
-    (papers / TEMPLATE).write_text((home() / TEMPLATE).read_text(encoding="utf-8"))
+    (papers / TEMPLATE).write_text((find_home() / TEMPLATE).read_text(encoding="utf-8"))
     return read_experiment(papers, ID)
 
 
 @pytest.fixture
 def measured(benchmark, store):
     """The cell with three seeds of each arm; two clients, of which the second is 0.1 worse than the first."""
-    for job in jobs(benchmark.cells[0], range(3), Scale()):
-        own = OWN[job.arm][job.seed]
+    for job in list_jobs(benchmark.cells[0], range(3), Scale()):
+        accuracy = OWN[job.arm][job.seed]
         added = {
-            "clients": {"0": (40, own + 0.05), "1": (40, own - 0.05)},
+            "clients": {"0": (40, accuracy + 0.05), "1": (40, accuracy - 0.05)},
             "traffic": Traffic(up=6000, down=3000, seed=1000),
             "budget": Budget(steps=12, forwards=24 if job.arm == "fml" else 12),
         }
-        store.add(job, result(job.arm, job.seed, curve=(0.5, own), fingerprint=job.fingerprint, **added))
-    (of_cell,) = measured_cells(benchmark, store)
+        store.add(job, result(job.arm, job.seed, curve=(0.5, accuracy), fingerprint=job.fingerprint, **added))
+    (of_cell,) = read_measured_cells(benchmark, store)
     return of_cell
 
 
@@ -114,7 +114,7 @@ def test_the_table_begins_with_the_highest_mean(measured):
 
 def test_the_method_to_take_harms_the_fewest_and_then_leads_most(measured):
     """All three lead local-only training but FedProx, whose difference is 0.1, 0.34, 0.16; no client is harmed."""
-    table = recommend(compare_methods([measured]))
+    table = make_recommendations(compare_methods([measured]))
     (setting, first, cheapest), *others = [[cell.text for cell in row] for row in table.rows]
     assert (setting, others) == ("Label skew", [])
     assert first == "Ditto: +30.0 points compared with local-only training, 0.0 clients harmed, 5.0 kB"
@@ -122,10 +122,10 @@ def test_the_method_to_take_harms_the_fewest_and_then_leads_most(measured):
 
 
 def test_where_no_method_leads_local_only_training_the_page_says_so(benchmark, store):
-    for job in jobs(benchmark.cells[0], range(3), Scale()):
+    for job in list_jobs(benchmark.cells[0], range(3), Scale()):
         accuracy = 0.7 + (0.1 if (job.arm == "fml") == (job.seed == 0) else 0.0)
         store.add(job, result(job.arm, job.seed, curve=(0.5, accuracy), fingerprint=job.fingerprint))
-    table = recommend(compare_methods(measured_cells(benchmark, store)))
+    table = make_recommendations(compare_methods(read_measured_cells(benchmark, store)))
     assert {cell.text for cell in table.rows[0][1:]} == {"local-only training: no method is shown to be better"}
 
 
@@ -147,14 +147,14 @@ def test_a_summary_names_the_best_the_harmless_and_the_missing(measured):
 
 
 def test_a_page_of_too_few_seeds_gives_no_verdict(benchmark, papers, store):
-    for job in jobs(benchmark.cells[0], range(2), Scale()):
+    for job in list_jobs(benchmark.cells[0], range(2), Scale()):
         store.add(job, result(job.arm, job.seed, curve=(0.5, OWN[job.arm][job.seed]), fingerprint=job.fingerprint))
-    cells = measured_cells(benchmark, store)
+    cells = read_measured_cells(benchmark, store)
     assert not any(s.measured for s in compare_methods(cells))
-    text = render_benchmark(pages.page(benchmark, cells), papers, "reproduction")
+    text = render_benchmark(pages.make_page(benchmark, cells), papers, "reproduction")
     assert "is worse** than" not in text
-    empty = measured_cells(benchmark, ResultStore(papers / "none"))
-    assert "Not run yet." in render_benchmark(pages.page(benchmark, empty), papers, "reproduction")
+    empty = read_measured_cells(benchmark, ResultStore(papers / "none"))
+    assert "Not run yet." in render_benchmark(pages.make_page(benchmark, empty), papers, "reproduction")
 
 
 def test_the_page_is_written_beside_the_folder_of_the_pages(measured, papers, store, cli, tmp_path, monkeypatch):
@@ -170,30 +170,30 @@ def test_the_page_is_written_beside_the_folder_of_the_pages(measured, papers, st
     assert "paper" not in page_text
 
 
-COMMITTED = read_experiment(home(), ID)
+COMMITTED = read_experiment(find_home(), ID)
 
 
 def test_the_committed_page_is_what_the_committed_results_make():
-    page = pages.page(COMMITTED, measured_cells(COMMITTED, ResultStore(home() / RESULTS)))
-    assert (DOCS / NAME).read_text(encoding="utf-8") == render_benchmark(page, home(), "reproduction"), (
+    page = pages.make_page(COMMITTED, read_measured_cells(COMMITTED, ResultStore(find_home() / RESULTS)))
+    assert (DOCS / NAME).read_text(encoding="utf-8") == render_benchmark(page, find_home(), "reproduction"), (
         "make it anew: fedmutual reproduce --pages docs/reproduction --results experiments/results"
     )
 
 
 @pytest.mark.parametrize("cell", COMMITTED.cells, ids=lambda c: c.name)
 def test_a_cell_is_what_its_sweeps_tuned(cell):
-    """But for the name, for what each arm sets, and, with public data, for the rounds and the rows of these."""
-    tuned = read_tables(home() / f"sweeps/benchmark-{cell.name}.toml")
+    """Except for the name, the keys of each arm and, with public data, the rounds and the public rows."""
+    tuned = read_tables(find_home() / f"sweeps/benchmark-{cell.name}.toml")
     assert {key: value for key, value in tuned.items() if key != "name"} == cell.tables
     assert cell.tunings.keys() == cell.arms.keys()
     assert all(3 <= len(tuning.file.settings) <= 6 for tuning in cell.tunings.values()), "equal budgets"
 
 
 def test_a_rate_at_the_end_of_its_grid_is_counted():
-    (measured,) = (m for m in measured_cells(COMMITTED, ResultStore(home() / RESULTS)) if m.cell.name == "digits")
+    (measured,) = (m for m in read_measured_cells(COMMITTED, ResultStore(find_home() / RESULTS)) if m.cell.name == "digits")
     at_end = 0
     for arm in measured.cell.arms:
-        settings = json.loads((home() / f"sweeps/benchmark-digits-{arm}.json").read_text())["settings"]
+        settings = json.loads((find_home() / f"sweeps/benchmark-digits-{arm}.json").read_text())["settings"]
         rates = [float(setting["set"]["optimizer.lr"]) for setting in settings]
         at_end += float(measured.cell.tunings[arm].chosen["optimizer.lr"]) in (min(rates), max(rates))
     assert summarise(measured).rates_at_end == at_end > 0
@@ -202,21 +202,21 @@ def test_a_rate_at_the_end_of_its_grid_is_counted():
 @pytest.mark.parametrize("cell", COMMITTED.cells, ids=lambda c: c.name)
 def test_all_methods_take_as_many_gradient_steps(cell):
     """20 rounds of 20; FedMD's passes before round 1 are 14 more."""
-    (measured,) = (x for x in measured_cells(COMMITTED, ResultStore(home() / RESULTS)) if x.cell.name == cell.name)
+    (measured,) = (x for x in read_measured_cells(COMMITTED, ResultStore(find_home() / RESULTS)) if x.cell.name == cell.name)
     steps = {arm: {r.budget.steps for r in by_seed.values()} for arm, by_seed in measured.results.items() if by_seed}
     assert all(400 <= count <= 414 for of_arm in steps.values() for count in of_arm), steps
 
 
 def test_what_the_page_calls_surprising_holds_in_the_committed_results():
-    cells = {m.cell.name: m for m in measured_cells(COMMITTED, ResultStore(home() / RESULTS))}
+    cells = {m.cell.name: m for m in read_measured_cells(COMMITTED, ResultStore(find_home() / RESULTS))}
 
-    def own(cell, arm):
+    def average_own(cell, arm):
         return cells[cell].value(OWN_DATA, arm).mean
 
-    assert min(own("labels", arm) for arm in ("fedavg-ft", "fedper")) > own("labels", "fml")
+    assert min(average_own("labels", arm) for arm in ("fedavg-ft", "fedper")) > average_own("labels", "fml")
     for cell in ("labels-networks", "rotations"):
-        assert own(cell, "fedproto") > own(cell, "fml")
+        assert average_own(cell, "fedproto") > average_own(cell, "fml")
         moved = count_bytes(cells[cell])
         assert 35 < moved["FML"] / moved["FedProto"] < 45
-    assert own("labels", "fedavg") > own("labels", "independent")
-    assert own("rotations", "fedavg") < own("rotations", "independent")
+    assert average_own("labels", "fedavg") > average_own("labels", "independent")
+    assert average_own("rotations", "fedavg") < average_own("rotations", "independent")

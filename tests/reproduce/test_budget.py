@@ -10,13 +10,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from fedmutual import run
 from fedmutual.config import make_algorithm, parse_config
 from fedmutual.core import Phase
-from fedmutual.reproduce import ResultStore, Scale, experiments, measures, read_experiment, reproduce
+from fedmutual.reproduce import ResultStore, Scale, measures, read_experiment, read_experiments, reproduce
 from fedmutual.reproduce.budget import count_budget
-from fedmutual.reproduce.cell_results import MeasuredCell, measured_cells
-from fedmutual.reproduce.cells import RESULTS, home
-from fedmutual.reproduce.plan import arm_config, jobs
+from fedmutual.reproduce.cell_results import MeasuredCell, read_measured_cells
+from fedmutual.reproduce.cells import RESULTS, find_home
+from fedmutual.reproduce.plan import list_jobs, make_arm_config
 from fedmutual.reproduce.result import Traffic
-from fedmutual.reproduce.spent import find_budget, spent
+from fedmutual.reproduce.spent import find_budget, make_spent_table
 from fedmutual.rundir.recorded_run import read_run
 from made_results import result
 
@@ -102,7 +102,7 @@ class Own(Phase):
 def test_a_result_keeps_its_budget(papers, store, tmp_path):
     cell = read_experiment(papers, "table9").cells[0]
     reproduce([cell], 1, Scale(), tmp_path / "out", store)
-    for job in jobs(cell, [0], Scale()):
+    for job in list_jobs(cell, [0], Scale()):
         stored = ResultStore(store.folder).find(job)
         assert stored.budget.steps == 2 * 3  # two rounds of one pass over 40 examples in batches of 16
         assert stored.budget.examples == 2 * 40
@@ -116,16 +116,20 @@ def test_the_steps_of_a_result_are_those_that_were_taken(papers, store, tmp_path
     path.write_text(path.read_text().replace("[cell.arms.fml]", f"{rep}\n[cell.arms.fml]"))
     cell = read_experiment(papers, "table9").cells[0]
     reproduce([cell], 1, Scale(), tmp_path / "out", store)
-    (budget,) = (store.find(job).budget for job in jobs(cell, [0], Scale()) if job.arm == "fedrep")
+    (budget,) = (store.find(job).budget for job in list_jobs(cell, [0], Scale()) if job.arm == "fedrep")
     assert (budget.steps, budget.examples) == (2 * (2 + 1) * 3, None)
 
 
-def test_a_result_of_before_budgets_were_kept_has_that_of_its_cell():
+def test_a_result_without_a_stored_budget_gets_the_budget_of_its_cell():
     """Of Table 2, 10 % public: FedH2L takes a local and a mutual step a round, AGG one; FedMD transfers before round 1."""
-    (table2,) = (e for e in experiments(home()) if e.id == "rotated-mnist")
-    (measured,) = (x for x in measured_cells(table2, ResultStore(home() / RESULTS)) if x.cell.name == "shared/public-10")
+    (table2,) = (e for e in read_experiments(find_home()) if e.id == "rotated-mnist")
+    (measured,) = (
+        x for x in read_measured_cells(table2, ResultStore(find_home() / RESULTS)) if x.cell.name == "shared/public-10"
+    )
     budgets = {
-        arm: find_budget(measured, arm, next(iter(found.values()))) for arm, found in measured.results.items() if found
+        arm: find_budget(measured, arm, next(iter(results_by_seed.values())))
+        for arm, results_by_seed in measured.results.items()
+        if results_by_seed
     }
     assert (budgets["fedh2l"].steps, budgets["fedh2l"].examples) == (20_000, 10_000 * 32 + 10_000 * 3 * 32)
     assert (budgets["aggregate"].steps, budgets["aggregate"].examples) == (10_000, 10_000 * 32)
@@ -141,11 +145,11 @@ def test_the_table_of_what_was_spent(papers):
     cell = read_experiment(papers, "table9").cells[0]
     clients = {"0": (30, 0.5), "1": (17, 0.5)}  # batches of 16: 2, and 1 of which one row joins the batch before
     traffic = Traffic(up=2_000, down=4_000, seed=200)
-    found = {"fml": {s: result("fml", s, clients=clients, traffic=traffic) for s in range(2)}, "fedavg": {}}
-    table = spent([MeasuredCell(cell, Scale(2), found)])
+    results = {"fml": {s: result("fml", s, clients=clients, traffic=traffic) for s in range(2)}, "fedavg": {}}
+    table = make_spent_table([MeasuredCell(cell, Scale(2), results)])
     (row,) = [[c.text for c in row] for row in table.rows]
     assert row[1:] == ["FML", "2 of 4", "3", "47", "1,000", "2,000", "100"]
-    assert spent([MeasuredCell(cell, Scale(), {"fml": {}, "fedavg": {}})]) is None
+    assert make_spent_table([MeasuredCell(cell, Scale(), {"fml": {}, "fedavg": {}})]) is None
 
 
 ALIKE = 0.01  # of the gradient steps: an exchange every 350 steps leaves 50 of 20,000 over
@@ -155,13 +159,13 @@ ROWS = dict.fromkeys("0123", 650)  # any, for arms are only compared with each o
 def steps_of(experiment, claim, cell):
     """The gradient steps of both arms of a claim in a cell."""
     than, elsewhere = claim.other
-    found = [(cell, claim.arm), (next((c for c in experiment.cells if c.name == elsewhere), cell), than or claim.arm)]
-    if not all(arm in place.arms for place, arm in found):
+    arms = [(cell, claim.arm), (next((c for c in experiment.cells if c.name == elsewhere), cell), than or claim.arm)]
+    if not all(arm in place.arms for place, arm in arms):
         return None
-    return [count_budget(arm_config(c, arm, 0, Scale()), ROWS, dict.fromkeys(ROWS, 100)).steps for c, arm in found]
+    return [count_budget(make_arm_config(c, arm, 0, Scale()), ROWS, dict.fromkeys(ROWS, 100)).steps for c, arm in arms]
 
 
-REAL = experiments(home())
+REAL = read_experiments(find_home())
 CLAIMS = [(e, claim) for e in REAL for claim in e.index.claims]
 
 

@@ -3,16 +3,16 @@
 import pytest
 
 from fedmutual.errors import ConfigError
-from fedmutual.reproduce import ResultStore, Scale, experiments, read_experiment
-from fedmutual.reproduce.cell_results import measured_cells
-from fedmutual.reproduce.cells import home
+from fedmutual.reproduce import ResultStore, Scale, read_experiment, read_experiments
+from fedmutual.reproduce.cell_results import read_measured_cells
+from fedmutual.reproduce.cells import find_home
 from fedmutual.reproduce.claims import judge
-from fedmutual.reproduce.plan import jobs
+from fedmutual.reproduce.plan import list_jobs
 
 IDS = ["table1", "v1-tables", "curves", "dh", "mh", "oh", "newcomer", "rounds", "v1-local", "catfish", "alphabeta"]
 IDS += ["stability", "fairness", "tuned", "rotated-mnist", "pacs", "office-home", "h2l-ablation", "h2l-figures", "benchmark"]
 IDS += ["privacy", "proxyfl"]
-REAL = experiments(home())
+REAL = read_experiments(find_home())
 
 
 def test_a_cell_is_a_configuration_with_arms(papers):
@@ -99,12 +99,12 @@ def test_the_nearest_name_is_named(papers, id, only, message):
         ),
     ],
 )
-def test_what_is_wrong_is_said_with_its_file(papers, file, before, after, message):
+def test_an_error_names_its_file(papers, file, before, after, message):
     path = papers / "table9" / file
     assert before in path.read_text()
     path.write_text(path.read_text().replace(before, after, 1))
     with pytest.raises(ConfigError) as problem:
-        [list(jobs(cell, [0], Scale())) for cell in read_experiment(papers, "table9").cells]
+        [list(list_jobs(cell, [0], Scale())) for cell in read_experiment(papers, "table9").cells]
     assert message in str(problem.value)
     assert str(path) in str(problem.value)
 
@@ -114,7 +114,7 @@ def test_what_is_wrong_is_said_with_its_file(papers, file, before, after, messag
     ('algorithm = { name = "fml", alpha = 0.4, beta = 0.6 }', "algorithm = 3", "iid.toml, arm 'fedavg': key 'algorithm"),
     ("training = { local_epochs = 1, batch_size = 16 }", "training = 3", "iid.toml, arm 'fedavg': key 'training'"),
 ])  # fmt: skip
-def test_a_table_of_another_kind_is_said_when_a_cell_is_read(papers, before, after, message):
+def test_a_table_of_a_wrong_kind_is_an_error_when_a_cell_is_read(papers, before, after, message):
     path = papers / "table9/digits/iid.toml"
     assert before in path.read_text()
     path.write_text(path.read_text().replace(before, after))
@@ -123,7 +123,7 @@ def test_a_table_of_another_kind_is_said_when_a_cell_is_read(papers, before, aft
     assert message in str(problem.value)
 
 
-def test_a_claim_whose_arms_no_cell_has_together(papers):
+def test_a_claim_about_arms_that_share_no_cell_is_refused(papers):
     path = papers / "table9/digits/iid.toml"
     path.write_text(path.read_text().replace("[cell.arms.fml]", "[cell.arms.ours]"))
     other = papers / "table9/digits/noniid.toml"
@@ -157,17 +157,17 @@ def test_differences_that_experiments_share_stand_in_one_place(papers):
     assert experiment.differences == ("Digits of 8 by 8 pixels.", "One rate for all.")
     assert experiment.code == ("It never shuffles.",)
     assert read_experiment(papers, "looker").code == ()
-    for before, after, said in (
+    for before, after, message in (
         ('["rate"]', '["rte"]', "key 'notes' names 'rte', which notes.toml does not have; did you mean 'rate'?"),
         ('"theirs"', '"their"', "key 'code' names 'their', which notes.toml does not have; did you mean 'theirs'?"),
     ):
         index.write_text(named.replace(before, after))
         with pytest.raises(ConfigError) as problem:
             read_experiment(papers, "table9")
-        assert str(problem.value) == f"{index}: {said}"
+        assert str(problem.value) == f"{index}: {message}"
 
 
-def test_a_plain_configuration_is_no_cell(papers):
+def test_a_plain_configuration_is_not_a_cell(papers):
     (papers / "table9/plain.toml").write_text("rounds = 2")
     with pytest.raises(ConfigError, match=r"plain.toml: has no table \[cell\]"):
         read_experiment(papers, "table9")
@@ -175,7 +175,7 @@ def test_a_plain_configuration_is_no_cell(papers):
 
 def test_a_folder_without_experiments(tmp_path):
     with pytest.raises(ConfigError, match="contains no experiment"):
-        experiments(tmp_path)
+        read_experiments(tmp_path)
 
 
 def test_all_ids_are_there():
@@ -184,10 +184,10 @@ def test_all_ids_are_there():
 
 @pytest.mark.parametrize("experiment", REAL, ids=lambda e: e.id)
 def test_every_real_cell_is_valid(experiment, tmp_path):
-    planned = [job for cell in experiment.cells for job in jobs(cell, [0], Scale())]
+    planned = [job for cell in experiment.cells for job in list_jobs(cell, [0], Scale())]
     assert len(planned) == sum(len(c.arms) for c in experiment.cells)
     assert len({job.fingerprint for job in planned}) > 1
-    unrun = measured_cells(experiment, ResultStore(tmp_path))
+    unrun = read_measured_cells(experiment, ResultStore(tmp_path))
     for claim in experiment.index.claims:  # no claim is idle, no arm or cell misspelt
         assert judge(claim, unrun).lines, claim.text
     assert len(experiment.differences) > 2
@@ -208,11 +208,13 @@ SUM_OF_TABLE_1 = 5422.25  # added up from the printed table
 
 
 def test_curves_dh_rounds_and_stability_ask_for_the_runs_of_table_1():
-    prints = {id: {j.fingerprint for c in e.cells for j in jobs(c, [0], Scale())} for id, e in zip(IDS, REAL, strict=True)}
+    prints = {
+        id: {j.fingerprint for c in e.cells for j in list_jobs(c, [0], Scale())} for id, e in zip(IDS, REAL, strict=True)
+    }
     assert prints["rounds"] < prints["table1"]
     assert prints["stability"] < prints["table1"]
     (control,) = (
-        j.fingerprint for c in REAL[0].cells for j in jobs(c, [0], Scale()) if j.arm == "fml-from-server"
+        j.fingerprint for c in REAL[0].cells for j in list_jobs(c, [0], Scale()) if j.arm == "fml-from-server"
     )  # which the figures leave out
     assert prints["table1"] - {control} < prints["dh"]
     assert prints["table1"] - {control} < prints["curves"]

@@ -8,10 +8,10 @@ from fedmutual.reproduce import Scale, read_experiment
 from fedmutual.reproduce.cell_results import MeasuredCell
 from fedmutual.reproduce.claims import judge
 from fedmutual.reproduce.pooling import pool
-from fedmutual.reproduce.prose import asked, verdict
+from fedmutual.reproduce.prose import describe_condition, describe_verdict
 from fedmutual.reproduce.result import Ends, Traffic
 from fedmutual.reproduce.schema import Claim
-from fedmutual.reproduce.tables import verdicts
+from fedmutual.reproduce.tables import make_verdicts_table
 from made_results import result
 
 LESS, MORE = {"sign": "less"}, {"sign": "more"}
@@ -48,7 +48,7 @@ def test_an_interval_decides(measured):
 def test_one_seed_decides_nothing(measured):
     judged = judge(claim(), [measured((0.9,), (0.1,))])
     assert judged.verdict == "inconclusive"
-    assert verdict(judged, 1) == "inconclusive: +80.0 points (one seed, so no interval)"
+    assert describe_verdict(judged, 1) == "inconclusive: +80.0 points (one seed, so no interval)"
 
 
 def test_only_seeds_that_both_have_are_paired(measured):
@@ -61,7 +61,7 @@ def test_the_interval_by_hand(measured):
     # differences 0.1 and 0.3: mean 0.2, s = 0.1414, t(0.975, 1) = 12.706, half = 12.706 * 0.1414 / sqrt(2) = 1.2706
     judged = judge(claim(), [measured((0.6, 0.8), (0.5, 0.5))])
     assert judged.overall.half == pytest.approx(1.2706, abs=1e-4)
-    assert verdict(judged, 1) == "inconclusive: +20.0 points (95 % interval −107.1 to +147.1, 2 seeds)"
+    assert describe_verdict(judged, 1) == "inconclusive: +20.0 points (95 % interval −107.1 to +147.1, 2 seeds)"
 
 
 def test_over_cells_the_mean_of_each_seed_counts(measured):
@@ -72,7 +72,7 @@ def test_over_cells_the_mean_of_each_seed_counts(measured):
     judged = judge(claim(), [one, other, measured((), ())])
     assert judged.overall.mean == pytest.approx(0.1)
     assert [line.verdict for line in judged.lines] == ["inconclusive", "inconclusive", "not run"]
-    assert verdict(judged, 1).endswith("mean over 2 of 3 cells: 2 inconclusive")
+    assert describe_verdict(judged, 1).endswith("mean over 2 of 3 cells: 2 inconclusive")
 
 
 def other(measured, name, ours, theirs):
@@ -86,7 +86,7 @@ def test_a_cell_of_one_seed_takes_no_interval_away(measured):
     better = measured((0.8, 0.82, 0.813), (0.7, 0.72, 0.713))
     judged = judge(claim(), [better, other(measured, "Non-IID", (0.5,), (0.5,)), measured((), ())])
     assert (judged.verdict, judged.overall.n, judged.unpaired) == ("supported", 3, ("digits MLP, Non-IID",))
-    assert verdict(judged, 1) == (
+    assert describe_verdict(judged, 1) == (
         "supported: +10.0 points (95 % interval +10.0 to +10.0, 3 seeds), mean over 1 of 3 cells, without digits MLP, "
         "Non-IID (no common seeds): 1 supported and 1 inconclusive"
     )
@@ -96,7 +96,7 @@ def test_many_cells_of_fewer_seeds_are_not_left_out_for_one_of_more(measured):
     cells = [measured((0.803,) * 3, (0.703,) * 3) for _ in range(4)] + [measured((0.803,) * 5, (0.703,) * 5)]
     judged = judge(claim(), cells)
     assert (judged.overall.n, judged.unpaired) == (3, ())
-    assert "mean over 5 of 5 cells: 5 supported" in verdict(judged, 1)
+    assert "mean over 5 of 5 cells: 5 supported" in describe_verdict(judged, 1)
 
 
 @pytest.mark.parametrize(("cells", "chosen", "seeds"), [
@@ -131,12 +131,12 @@ def test_each_client_against_its_own(measured):
 
 def of_clients(measured, gains):
     """A cell in which client i gains gains[i] by FML over FedAvg, in each of three seeds."""
-    made = measured((), ())
+    cell = measured((), ())
     for seed in range(3):
         ours = {str(i): (10, 0.5003 + gain) for i, gain in enumerate(gains)}  # of test sets of 10,000
-        made.results["fml"][seed] = result("fml", seed, clients=ours)
-        made.results["fedavg"][seed] = result("fedavg", seed, clients=dict.fromkeys(ours, (10, 0.5003)))
-    return made
+        cell.results["fml"][seed] = result("fml", seed, clients=ours)
+        cell.results["fedavg"][seed] = result("fedavg", seed, clients=dict.fromkeys(ours, (10, 0.5003)))
+    return cell
 
 
 @pytest.mark.parametrize(("gains", "message"), [
@@ -144,11 +144,11 @@ def of_clients(measured, gains):
     ((0.1, -0.05, 0.1), ("contradicted: +5.0 points", "mean over 3 of 3 clients: 2 supported and 1 contradicted")),
     ((0.1, 0.0), ("inconclusive: +5.0 points", "mean over 2 of 2 clients: 1 supported and 1 inconclusive")),
 ])  # fmt: skip
-def test_a_claim_of_each_client_is_not_one_of_their_mean(measured, gains, message):
+def test_a_claim_about_each_client_differs_from_a_claim_about_their_mean(measured, gains, message):
     judged = judge(claim(measure="own_validation", per="client"), [of_clients(measured, gains)])
-    judgement = verdict(judged, 1)
+    judgement = describe_verdict(judged, 1)
     assert (judgement.startswith(message[0]), judgement.endswith(message[1])) == (True, True), judgement
-    assert asked(judged) == "fml minus fedavg; supported if each client's interval lies above 0"
+    assert describe_condition(judged) == "fml minus fedavg; supported if each client's interval lies above 0"
 
 
 UP, DOWN, LEVEL, NONE = (0.8, 0.82, 0.81), (0.67, 0.69, 0.68), (0.7, 0.75, 0.7), ()  # against these:
@@ -179,33 +179,38 @@ def cells_of(measured, *ours):
     ("most", (DOWN, DOWN, UP, UP), "inconclusive"),
     ("most", (DOWN, DOWN, LEVEL), "contradicted"),
 ])  # fmt: skip
-def test_a_claim_of_every_cell_or_of_most_is_not_one_of_their_mean(measured, of, cells, message):
+def test_a_claim_about_every_or_most_cells_differs_from_a_claim_about_their_mean(measured, of, cells, message):
     judged = judge(claim(of=of), cells_of(measured, *cells))
     assert judged.verdict == message
     assert (judged.overall is None) == (message == "not run")  # every other message states the mean too
 
 
-def test_what_every_and_most_ask_for_is_said(measured):
+def test_the_conditions_of_every_and_most_are_described(measured):
     cells = cells_of(measured, UP, DOWN, DOWN)
-    assert asked(judge(claim(of="every"), cells)) == "fml minus fedavg; supported if in every cell the interval lies above 0"
+    assert (
+        describe_condition(judge(claim(of="every"), cells))
+        == "fml minus fedavg; supported if in every cell the interval lies above 0"
+    )
     most = judge(claim(of="most"), cells)
-    assert asked(most) == "fml minus fedavg; supported if in more than half of all cells the interval lies above 0"
-    assert verdict(most, 1).endswith("mean over 3 of 3 cells: 2 contradicted and 1 supported")
-    mean = asked(judge(claim(), cells))
+    assert (
+        describe_condition(most) == "fml minus fedavg; supported if in more than half of all cells the interval lies above 0"
+    )
+    assert describe_verdict(most, 1).endswith("mean over 3 of 3 cells: 2 contradicted and 1 supported")
+    mean = describe_condition(judge(claim(), cells))
     assert mean.endswith("no cell contradicts the claim")
 
 
 def test_what_lines_say_against_a_mean_counts(measured):
     """Of a claim that two are the same, of one of so many times, of clients, and of a mean that denies."""
-    same = claim(sign="same", margin=0.02)
+    equality_claim = claim(sign="same", margin=0.02)
     assert (
-        judge(same, cells_of(measured, UP, tuple(2 * t - u for u, t in zip(UP, THEIRS, strict=True)))).verdict
+        judge(equality_claim, cells_of(measured, UP, tuple(2 * t - u for u, t in zip(UP, THEIRS, strict=True)))).verdict
         == "contradicted"
     )
-    judged = judge(same, cells_of(measured, UP, THEIRS))
+    judged = judge(equality_claim, cells_of(measured, UP, THEIRS))
     assert (judged.verdict, [line.verdict for line in judged.lines]) == ("inconclusive", ["contradicted", "supported"])
-    assert verdict(judged, 1).endswith("1 contradicted and 1 supported, which contradict each other")
-    assert asked(judged).endswith(
+    assert describe_verdict(judged, 1).endswith("1 contradicted and 1 supported, which contradict each other")
+    assert describe_condition(judged).endswith(
         "supported if the interval lies within ± 2.0 points for the mean and for at least one cell, and no cell contradicts "
         "the claim"
     )
@@ -215,7 +220,7 @@ def test_what_lines_say_against_a_mean_counts(measured):
     )  # the mean is certainly below 0, and one is up
     each = judge(claim(measure="own_validation", per="client", of="mean"), [of_clients(measured, (0.1, -0.05))])
     assert each.verdict == "inconclusive"
-    assert asked(each).endswith(
+    assert describe_condition(each).endswith(
         "the interval lies above 0 for the mean and for at least one client, and no client contradicts the claim"
     )
 
@@ -230,7 +235,7 @@ def test_what_was_not_reached_took_one_round_more_at_least(measured):
     reached = measured((0.9, 0.9), (0.2, 0.3), target=0.5)  # round 2 of 2, against none: 3
     assert judge(rounds, [reached]).overall.mean == -1
     neither = judge(rounds, [measured((0.1, 0.1), (0.2, 0.3), target=0.5)])
-    assert verdict(neither, 1) == "inconclusive: no seed of the runs has the numbers"
+    assert describe_verdict(neither, 1) == "inconclusive: no seed of the runs has the numbers"
 
 
 def test_a_diverged_run_has_no_say(measured):
@@ -247,42 +252,44 @@ def fell(measured, arm, *seeds):
 
 
 @pytest.fixture
-def four(measured):
+def four_seeds(measured):
     """A cell in which FML gains ten points in each of four seeds."""
     return measured((0.8, 0.82, 0.81, 0.8), (0.7, 0.72, 0.71, 0.7))
 
 
-def test_an_arm_that_diverged_in_a_seed_wins_nothing(four):
-    judged = judge(claim(), [fell(four, "fml", 1, 3)])
+def test_an_arm_that_diverged_in_a_seed_wins_nothing(four_seeds):
+    judged = judge(claim(), [fell(four_seeds, "fml", 1, 3)])
     assert (judged.verdict, judged.lines[0].verdict) == ("inconclusive", "inconclusive")
-    assert verdict(judged, 1) == (
+    assert describe_verdict(judged, 1) == (
         "inconclusive: +10.0 points (95 % interval +10.0 to +10.0, 2 seeds); fml diverged in 2 of 4 runs"
     )
-    assert verdicts(judged, 1).footnotes == ("fml diverged in 2 of 4 runs",)
+    assert make_verdicts_table(judged, 1).footnotes == ("fml diverged in 2 of 4 runs",)
 
 
-def test_a_rival_that_diverged_is_told_and_wins_nothing_either(four):
-    fell(four, "fedavg", 1)
-    assert verdict(judge(claim(), [four]), 1).endswith("3 seeds); fedavg diverged in 1 of 4 runs")
-    assert judge(claim(), [four]).verdict == "supported"
-    assert judge(claim(sign="less"), [four]).verdict == "inconclusive"
-    assert judge(claim(sign="same", margin=0.2), [four]).verdict == "inconclusive"  # one diverged where the other did not
+def test_a_diverged_rival_is_reported_and_wins_no_comparison(four_seeds):
+    fell(four_seeds, "fedavg", 1)
+    assert describe_verdict(judge(claim(), [four_seeds]), 1).endswith("3 seeds); fedavg diverged in 1 of 4 runs")
+    assert judge(claim(), [four_seeds]).verdict == "supported"
+    assert judge(claim(sign="less"), [four_seeds]).verdict == "inconclusive"
+    assert (
+        judge(claim(sign="same", margin=0.2), [four_seeds]).verdict == "inconclusive"
+    )  # one diverged where the other did not
 
 
-def test_all_diverged_is_not_not_run(measured, four):
-    judged = judge(claim(), [fell(four, "fml", 0, 1, 2, 3), measured((), ())])
+def test_all_diverged_is_not_not_run(measured, four_seeds):
+    judged = judge(claim(), [fell(four_seeds, "fml", 0, 1, 2, 3), measured((), ())])
     assert [line.verdict for line in judged.lines] == ["diverged", "not run"]
-    assert (judged.verdict, verdict(judged, 1)) == ("diverged", "diverged: fml diverged in 4 of 4 runs")
-    assert [row[2].text for row in verdicts(judged, 1).rows] == ["diverged", "not run"]
-    short = MeasuredCell(four.cell, Scale(1), four.results)
-    assert verdict(judge(claim(), [short]), 1) == "diverged, shortened: fml diverged in 4 of 4 runs"
+    assert (judged.verdict, describe_verdict(judged, 1)) == ("diverged", "diverged: fml diverged in 4 of 4 runs")
+    assert [row[2].text for row in make_verdicts_table(judged, 1).rows] == ["diverged", "not run"]
+    short = MeasuredCell(four_seeds.cell, Scale(1), four_seeds.results)
+    assert describe_verdict(judge(claim(), [short]), 1) == "diverged, shortened: fml diverged in 4 of 4 runs"
 
 
-def test_a_cell_in_which_all_diverged_takes_part_in_the_verdict(measured, four):
+def test_a_cell_in_which_all_diverged_takes_part_in_the_verdict(measured, four_seeds):
     better = measured((0.8, 0.82, 0.81), (0.7, 0.72, 0.71))
-    judged = judge(claim(), [better, fell(four, "fml", 0, 1, 2, 3)])
+    judged = judge(claim(), [better, fell(four_seeds, "fml", 0, 1, 2, 3)])
     assert [line.verdict for line in judged.lines] == ["supported", "diverged"]
-    assert verdict(judged, 1) == (
+    assert describe_verdict(judged, 1) == (
         "inconclusive: +10.0 points (95 % interval +10.0 to +10.0, 3 seeds), only in digits MLP, IID, 1 of 2 cells; "
         "fml diverged in 4 of 7 runs"
     )
@@ -291,7 +298,7 @@ def test_a_cell_in_which_all_diverged_takes_part_in_the_verdict(measured, four):
 def test_clients_of_a_run_that_diverged_are_not_supported(measured):
     made = fell(of_clients(measured, (0.1, 0.05)), "fml", 2)
     judged = judge(claim(measure="own_validation", per="client"), [made])
-    assert verdict(judged, 1).endswith("mean over 2 of 2 clients: 2 inconclusive; fml diverged in 1 of 3 runs")
+    assert describe_verdict(judged, 1).endswith("mean over 2 of 2 clients: 2 inconclusive; fml diverged in 1 of 3 runs")
 
 
 def named(measured, name):
@@ -300,58 +307,69 @@ def named(measured, name):
 
 
 def test_an_arm_may_be_held_against_one_of_another_cell(measured):
-    here, there = named(measured((0.9, 0.8), (0.1, 0.1)), "here"), named(measured((0.1, 0.1), (0.6, 0.7)), "there")
-    judged = judge(claim(than="fedavg@there", cells="here"), [here, there])  # 0.9 - 0.6 and 0.8 - 0.7
+    first_cell, second_cell = (
+        named(measured((0.9, 0.8), (0.1, 0.1)), "here"),
+        named(measured((0.1, 0.1), (0.6, 0.7)), "there"),
+    )
+    judged = judge(claim(than="fedavg@there", cells="here"), [first_cell, second_cell])  # 0.9 - 0.6 and 0.8 - 0.7
     assert judged.overall.mean == pytest.approx(0.2)
-    assert asked(judged) == "fml minus fedavg in there; supported if the interval lies above 0"
-    assert judge(claim(than="fedavg@nowhere", cells="here"), [here, there]).verdict == "not run"
+    assert describe_condition(judged) == "fml minus fedavg in there; supported if the interval lies above 0"
+    assert judge(claim(than="fedavg@nowhere", cells="here"), [first_cell, second_cell]).verdict == "not run"
 
 
 def test_a_difference_less_the_same_in_another_cell(measured):
     # leads 0.3, 0.2 here and 0.1, 0.1 there: 0.2 and 0.1 more
-    here, there = named(measured((0.9, 0.8), (0.6, 0.6)), "here"), named(measured((0.5, 0.5), (0.4, 0.4)), "there")
-    judged = judge(claim(cells="here", less="there"), [here, there])
+    first_cell, second_cell = (
+        named(measured((0.9, 0.8), (0.6, 0.6)), "here"),
+        named(measured((0.5, 0.5), (0.4, 0.4)), "there"),
+    )
+    judged = judge(claim(cells="here", less="there"), [first_cell, second_cell])
     assert judged.overall.mean == pytest.approx(0.15)
-    assert asked(judged) == "fml minus fedavg, minus this number in there; supported if the interval lies above 0"
-    alone = judge(claim(than="", cells="here", less="there"), [here, there])  # 0.9 - 0.5 and 0.8 - 0.5
+    assert (
+        describe_condition(judged) == "fml minus fedavg, minus this number in there; supported if the interval lies above 0"
+    )
+    alone = judge(claim(than="", cells="here", less="there"), [first_cell, second_cell])  # 0.9 - 0.5 and 0.8 - 0.5
     assert alone.overall.mean == pytest.approx(0.35)
-    assert asked(alone) == "fml, minus this number in there; supported if the interval lies above 0"
+    assert describe_condition(alone) == "fml, minus this number in there; supported if the interval lies above 0"
 
 
 def test_cells_of_other_scales_are_not_held_against_each_other(measured):
-    here, there = named(measured((0.9, 0.8), (0.6, 0.6)), "here"), named(measured((0.5, 0.5), (0.4, 0.4)), "there")
-    short = replace(there, scale=Scale(1))
-    assert judge(claim(cells="here", less="there"), [here, short]).verdict == "not run"
+    first_cell, second_cell = (
+        named(measured((0.9, 0.8), (0.6, 0.6)), "here"),
+        named(measured((0.5, 0.5), (0.4, 0.4)), "there"),
+    )
+    short = replace(second_cell, scale=Scale(1))
+    assert judge(claim(cells="here", less="there"), [first_cell, short]).verdict == "not run"
 
 
 @pytest.mark.parametrize(("times", "sign", "message"), [
     (100, "more", "supported"), (1000, "more", "contradicted"), (1000, "less", "supported"),
 ])  # fmt: skip
 def test_so_many_times(measured, times, sign, message):
-    made, clients = measured((), ()), {"a": (9, 0.5)}
+    cell, clients = measured((), ()), {"a": (9, 0.5)}
     for seed in range(3):  # 200 up and 1, in a round: 200 times, whatever the seed
         for arm, up in (("fml", 400), ("fedavg", 2)):
-            made.results[arm][seed] = result(arm, seed, clients=clients, traffic=Traffic(up=up, down=0))
-    judged = judge(claim(measure="bytes_up", times=times, sign=sign), [made])
-    assert verdict(judged, 1) == f"{message}: 200.0 times (95 % interval 200.0 to 200.0, 3 seeds)"
+            cell.results[arm][seed] = result(arm, seed, clients=clients, traffic=Traffic(up=up, down=0))
+    judged = judge(claim(measure="bytes_up", times=times, sign=sign), [cell])
+    assert describe_verdict(judged, 1) == f"{message}: 200.0 times (95 % interval 200.0 to 200.0, 3 seeds)"
     side = "above" if sign == "more" else "below"
-    assert asked(judged) == f"fml divided by fedavg; supported if the ratio's interval lies {side} {times:,}"
-    made.results["fedavg"][1] = result("fedavg", 1, clients=clients, traffic=Traffic(up=0, down=0))
-    assert judge(claim(measure="bytes_up", times=times), [made]).overall.n == 2  # nothing is so many times nothing
+    assert describe_condition(judged) == f"fml divided by fedavg; supported if the ratio's interval lies {side} {times:,}"
+    cell.results["fedavg"][1] = result("fedavg", 1, clients=clients, traffic=Traffic(up=0, down=0))
+    assert judge(claim(measure="bytes_up", times=times), [cell]).overall.n == 2  # nothing is so many times nothing
 
 
 def test_of_domains_the_best_round_that_validation_chose_counts(measured):
-    made, last = measured((), ()), dict.fromkeys("ab", 0.1)
+    cell, last = measured((), ()), dict.fromkeys("ab", 0.1)
     for seed in range(2):
         for arm, best in (("fml", {"a": 0.9, "b": 0.7}), ("fedavg", {"a": 0.8, "b": 0.4})):
             clients = dict.fromkeys(best, (9, 0.5))
-            made.results[arm][seed] = result(arm, seed, clients=clients, transfer={"acc": Ends(last=last, best=best)})
-    assert judge(claim(measure="acc"), [made]).overall.mean == pytest.approx(0.2)
-    lines = judge(claim(measure="acc", per="client"), [made]).lines
+            cell.results[arm][seed] = result(arm, seed, clients=clients, transfer={"acc": Ends(last=last, best=best)})
+    assert judge(claim(measure="acc"), [cell]).overall.mean == pytest.approx(0.2)
+    lines = judge(claim(measure="acc", per="client"), [cell]).lines
     assert [line.difference.mean for line in lines] == pytest.approx([0.1, 0.3])
-    assert judge(claim(measure="acc", at="last", than_at="last"), [made]).overall.mean == 0
+    assert judge(claim(measure="acc", at="last", than_at="last"), [cell]).overall.mean == 0
 
 
 def test_nothing_was_run(measured):
     judged = judge(claim(), [measured((), ())])
-    assert (judged.verdict, verdict(judged, 1)) == ("not run", "not run")
+    assert (judged.verdict, describe_verdict(judged, 1)) == ("not run", "not run")

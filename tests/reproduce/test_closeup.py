@@ -12,7 +12,7 @@ from fedmutual import data
 from fedmutual.config.schema import RecordsConfig
 from fedmutual.errors import ConfigError, RunError
 from fedmutual.reproduce import node_analysis
-from fedmutual.reproduce.node_analysis import close_up, features
+from fedmutual.reproduce.node_analysis import close_up, compute_features
 
 TURNED = """
 name = "turned"
@@ -54,7 +54,7 @@ def test_features_are_what_the_last_linear_layer_takes():
     with torch.no_grad():
         net[0].weight.copy_(torch.tensor([[1.0, 1.0], [2.0, -1.0]]))
         net[0].bias.copy_(torch.tensor([0.0, 1.0]))
-    layer_inputs, labels = features(net, Few())
+    layer_inputs, labels = compute_features(net, Few())
     # x1 + x2 and 2 x1 - x2 + 1, below 0 cut off: (1, 3), (2, -1) and (0, -2)
     assert layer_inputs.tolist() == [[1, 3], [2, 0], [0, 0]]
     assert labels.tolist() == [0, 1, 1]
@@ -65,7 +65,7 @@ def test_the_cloud_is_the_plane_of_the_largest_variance(turned):
     cloud = close_up(turned, "0").cloud
     clients = data.load(turned.config).clients
     net = turned.personal_model("0", best=True)
-    seen = np.concatenate([features(net, shares.test)[0] for shares in clients.values()])
+    seen = np.concatenate([compute_features(net, shares.test)[0] for shares in clients.values()])
     left, sizes, _ = np.linalg.svd(seen - seen.mean(0), full_matrices=False)
     assert cloud.explained == pytest.approx((sizes[:2] ** 2 / (sizes**2).sum()).tolist(), abs=1e-4)
     places = np.array([p[2:] for p in cloud.points])
@@ -94,7 +94,7 @@ def test_separate_classes_have_a_large_silhouette(turned, monkeypatch):
         labels = next(y for _, y, *_ in examples.rows([torch.arange(len(examples))])).numpy()
         return np.eye(10)[labels] + 1e-6 * np.arange(len(labels))[:, None], labels
 
-    monkeypatch.setattr(node_analysis, "features", apart)
+    monkeypatch.setattr(node_analysis, "compute_features", apart)
     assert close_up(turned, "0").cloud.silhouette > 0.99
 
 
@@ -110,6 +110,6 @@ def test_the_best_round_is_looked_at(turned, tmp_path):
         close_up(fedmutual.run(config, tmp_path / "run"), "0")
 
 
-def test_no_such_client(turned):
+def test_a_node_analysis_of_an_unknown_client_is_refused(turned):
     with pytest.raises(ConfigError, match="there is no client '7'; set 'node' to one of 0, 90"):
         close_up(turned, "7")

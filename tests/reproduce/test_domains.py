@@ -100,7 +100,7 @@ def test_arms_of_fewer_rounds_are_cut_down_alike(turned):
     assert {r["arm"]: r["rounds"] for r in recorded if r.get("limit")} == {"fedh2l": 2, "seldom": 1, "fedavg": 2}
 
 
-def test_a_known_run_is_looked_at_closely_by_another_cell_without_training_anew(turned):
+def test_node_analysis_of_a_known_run_needs_no_training(turned):
     _, _, out = turned()
     logs = {p: p.read_text() for p in out.glob("runs/*/log.txt")}
     (out.parent / "papers/turned/closer.toml").write_text(CELL.replace('node = "90"', 'node = "0"'))

@@ -6,29 +6,29 @@ from pathlib import Path
 
 import pytest
 
-from fedmutual.reproduce import ResultStore, Scale, experiments, pages, read_experiment
-from fedmutual.reproduce.cell_results import measured_cells
-from fedmutual.reproduce.cells import RESULTS, home
-from fedmutual.reproduce.findings import TEMPLATE, PaperFinding, find_findings, forest, render_findings
-from fedmutual.reproduce.front import marks
-from fedmutual.reproduce.plan import jobs
-from fedmutual.reproduce.printed import count_printed, printed_frame, printed_table
+from fedmutual.reproduce import ResultStore, Scale, pages, read_experiment, read_experiments
+from fedmutual.reproduce.cell_results import read_measured_cells
+from fedmutual.reproduce.cells import RESULTS, find_home
+from fedmutual.reproduce.findings import TEMPLATE, PaperFinding, find_findings, make_forest, render_findings
+from fedmutual.reproduce.front import make_marks
+from fedmutual.reproduce.plan import list_jobs
+from fedmutual.reproduce.printed import count_printed, make_printed_frame, make_printed_table
 from made_results import result
 
 DOCS = Path(__file__).parents[2] / "docs"
-BEGIN, END = marks("printed numbers")
+BEGIN, END = make_marks("printed numbers")
 
 
 @pytest.fixture(scope="module")
 def committed():
     """The pages of all experiments, from the committed results."""
-    store = ResultStore(home() / RESULTS)
-    return pages.adjust([pages.page(e, measured_cells(e, store)) for e in experiments(home())])
+    store = ResultStore(find_home() / RESULTS)
+    return pages.adjust([pages.make_page(e, read_measured_cells(e, store)) for e in read_experiments(find_home())])
 
 
 @pytest.fixture(scope="module")
 def counts(committed):
-    return count_printed(printed_frame([(page.experiment, page.measured_cells) for page in committed]))
+    return count_printed(make_printed_frame([(page.experiment, page.measured_cells) for page in committed]))
 
 
 MAKE = "make it anew: fedmutual reproduce --pages docs/reproduction --results experiments/results"
@@ -36,7 +36,7 @@ MAKE = "make it anew: fedmutual reproduce --pages docs/reproduction --results ex
 
 def test_the_front_page_counts_the_printed_numbers_of_the_committed_results(counts):
     front = (DOCS / "reproduction/README.md").read_text(encoding="utf-8")
-    table = pages.md_table(printed_table(counts), caption=False)
+    table = pages.render_table(make_printed_table(counts), caption=False)
     assert front.partition(BEGIN)[2].partition(END)[0].strip() == table, MAKE
 
 
@@ -54,7 +54,7 @@ def test_the_papers_print_468_numbers(counts):
 
 
 def test_the_findings_are_what_the_committed_results_make(committed, counts):
-    rendered = render_findings(find_findings(committed), counts, home(), "reproduction")
+    rendered = render_findings(find_findings(committed), counts, find_home(), "reproduction")
     assert (DOCS / "findings.md").read_text(encoding="utf-8") == rendered, MAKE
     assert len(rendered.splitlines()) < 70, "one screen"
 
@@ -64,15 +64,15 @@ WHOLE = Scale()
 
 def keep(store, experiment, seeds=3, scale=WHOLE, **arms):
     for cell in experiment.cells[:1]:
-        for job in jobs(cell, range(seeds), scale):
+        for job in list_jobs(cell, range(seeds), scale):
             if job.arm in arms:
                 curve = [0.1013] * (job.config.rounds - 1) + [arms[job.arm] + job.seed / 1000]
                 store.add(job, result(job.arm, job.seed, curve=curve, fingerprint=job.fingerprint, limit=scale.rounds))
 
 
 def states(papers, store):
-    measured = [(e, measured_cells(e, store)) for e in experiments(papers)]
-    return count_printed(printed_frame(measured)).loc["all"].to_dict()
+    measured = [(e, read_measured_cells(e, store)) for e in read_experiments(papers)]
+    return count_printed(make_printed_frame(measured)).loc["all"].to_dict()
 
 
 def test_a_printed_number_is_full_shortened_or_not_run(papers, store):
@@ -117,7 +117,7 @@ def named(papers):
     (("diverged", "diverged"), None, "unmeasured"),
 ])  # fmt: skip
 def test_a_finding_is_sorted_by_the_verdicts_that_stand(papers, store, verdicts, holm, outcome):
-    page = pages.page(experiment := named(papers), measured_cells(experiment, store))
+    page = pages.make_page(experiment := named(papers), read_measured_cells(experiment, store))
     readings = [replace(j, verdict=v, holm=(holm, holm)) for j, v in zip(page.claims[0], verdicts, strict=True)]
     finding = PaperFinding(page, tuple(readings))
     assert finding.outcome == outcome
@@ -129,7 +129,7 @@ def test_the_findings_are_written_beside_the_folder_of_the_pages(papers, store, 
     monkeypatch.chdir(tmp_path)
     experiment = named(papers)
     keep(store, experiment, fml=0.85, fedavg=0.6)
-    shutil.copy(home() / TEMPLATE, papers / TEMPLATE)
+    shutil.copy(find_home() / TEMPLATE, papers / TEMPLATE)
     front = tmp_path / "docs/pages/README.md"
     front.parent.mkdir(parents=True)
     front.write_text(f"Before.\n{BEGIN}\nold\n{END}\nAfter.\n")
@@ -151,10 +151,14 @@ def test_the_findings_are_written_beside_the_folder_of_the_pages(papers, store, 
 def test_only_what_is_long_enough_is_drawn(papers, store):
     experiment = named(papers)
     keep(store, experiment, fml=0.85, fedavg=0.6)
-    (page,) = pages.adjust([pages.page(experiment, measured_cells(experiment, store))])
-    drawn = forest(find_findings([page]))
+    (page,) = pages.adjust([pages.make_page(experiment, read_measured_cells(experiment, store))])
+    drawn = make_forest(find_findings([page]))
     assert [(row.label, row.sign) for row in drawn.rows] == [("FML beats FedAvg", 1), ("… the other way", -1)]
     assert [round(row.difference.mean, 4) for row in drawn.rows] == [0.25, -0.25]
-    short = pages.page(experiment, [replace(measured, scale=Scale(1)) for measured in measured_cells(experiment, store)])
-    assert forest(find_findings([short])).rows  # one of two rounds is half
-    assert not forest(find_findings([pages.page(experiment, measured_cells(experiment, ResultStore(papers / "none")))])).rows
+    short = pages.make_page(
+        experiment, [replace(measured, scale=Scale(1)) for measured in read_measured_cells(experiment, store)]
+    )
+    assert make_forest(find_findings([short])).rows  # one of two rounds is half
+    assert not make_forest(
+        find_findings([pages.make_page(experiment, read_measured_cells(experiment, ResultStore(papers / "none")))])
+    ).rows

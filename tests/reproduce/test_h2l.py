@@ -8,12 +8,12 @@ import pytest
 from fedmutual import models
 from fedmutual.core import At
 from fedmutual.reproduce import Scale, read_experiment
-from fedmutual.reproduce.cells import home
-from fedmutual.reproduce.plan import jobs
+from fedmutual.reproduce.cells import find_home
+from fedmutual.reproduce.plan import list_jobs
 from fedmutual.reproduce.schema import AVERAGE
 
 IDS = ("rotated-mnist", "pacs", "office-home", "h2l-ablation", "h2l-figures")
-FOUND = {id: {c.name: c for c in read_experiment(home(), id).cells} for id in IDS}
+FOUND = {id: {c.name: c for c in read_experiment(find_home(), id).cells} for id in IDS}
 ODD = {("shared/public-5", "fedmd", "bwt"): (89.11, 91.50), ("shared/public-15", "aggregate", "bwt"): (92.47, 92.36)}
 
 
@@ -43,13 +43,13 @@ def test_the_papers_averages_follow_from_its_nodes_but_for_two(id, nodes, rows):
 def test_the_papers_acc_follows_from_bwt_and_fwt_but_for_four():
     """Of nodes with as many test images each, ACC = (BWT + 3 FWT) / 4."""
     numbers = {where: of for where, of in printed("rotated-mnist").items() if where[0].startswith("shared/")}
-    odd = {}
+    deviations = {}
     for cell, arm, measure in numbers:
         for i in ("0", "20", "40", "60") if measure == "acc" else ():
             acc, bwt, fwt = (numbers[cell, arm, m][i] for m in ("acc", "bwt", "fwt"))
             if acc != pytest.approx((bwt + 3 * fwt) / 4, abs=0.0101):
-                odd[cell, arm, i] = (acc, pytest.approx((bwt + 3 * fwt) / 4, abs=0.0101))
-    assert odd == {
+                deviations[cell, arm, i] = (acc, pytest.approx((bwt + 3 * fwt) / 4, abs=0.0101))
+    assert deviations == {
         ("shared/public-5", "fedh2l", "20"): (86.33, 87.17),
         ("shared/public-5", "fedh2l", "40"): (87.50, 87.67),
         ("shared/public-10", "independent", "60"): (56.89, 57.05),
@@ -58,19 +58,19 @@ def test_the_papers_acc_follows_from_bwt_and_fwt_but_for_four():
 
 
 def test_the_papers_numbers_are_shares_of_one_runs_images_but_for_inds():
-    """Which are means of three runs' numbers; of 600, 150 and 450 test images, each rounded to 0.01."""
+    """IND's numbers are means over three runs. Test sets have 600, 150 and 450 images; numbers are rounded to 0.01."""
     images = {"acc": 600, "bwt": 150, "fwt": 450}
 
     def share(of, n, runs):
         return of == pytest.approx(100 * round(of * n * runs / 100) / n / runs, abs=0.0051 if runs == 1 else 0.0101)
 
-    odd = [
+    deviations = [
         (cell, arm, measure, i)
         for (cell, arm, measure), nodes in printed("rotated-mnist").items()
         for i, of in nodes.items()
         if i != AVERAGE and not share(of, images[measure], 3 if arm == "independent" else 1)
     ]
-    assert odd == [("shared/public-15", "aggregate", "bwt", "20")]
+    assert deviations == [("shared/public-15", "aggregate", "bwt", "20")]
 
 
 def test_the_average_accuracies_of_the_printed_tables():
@@ -117,7 +117,9 @@ def test_arms_take_as_many_local_steps_and_are_cut_down_alike():
 
 
 def planned(id, pattern=""):
-    return {j.fingerprint: j for name, c in FOUND[id].items() if name.startswith(pattern) for j in jobs(c, [0], Scale())}
+    return {
+        j.fingerprint: j for name, c in FOUND[id].items() if name.startswith(pattern) for j in list_jobs(c, [0], Scale())
+    }
 
 
 def test_figures_and_ablation_ask_for_the_runs_of_the_tables():
@@ -125,7 +127,9 @@ def test_figures_and_ablation_ask_for_the_runs_of_the_tables():
     drawn = planned("h2l-figures")
     assert drawn.keys() < tables.keys()
     assert all(tables[key].config.records.keep_best for key in drawn)  # what is looked at closely is the best round's model
-    whole = {j.fingerprint for j in jobs(FOUND["rotated-mnist"]["shared/public-10"], [0], Scale()) if j.arm == "fedh2l"}
+    table_fingerprints = {
+        j.fingerprint for j in list_jobs(FOUND["rotated-mnist"]["shared/public-10"], [0], Scale()) if j.arm == "fedh2l"
+    }
     for cell in FOUND["h2l-ablation"].values():
-        assert whole < {j.fingerprint for j in jobs(cell, [0], Scale())}
+        assert table_fingerprints < {j.fingerprint for j in list_jobs(cell, [0], Scale())}
     assert planned("rotated-mnist", "unshared").keys().isdisjoint(planned("rotated-mnist", "shared"))

@@ -23,10 +23,10 @@ def test_epsilon_is_the_runs_and_none_without_noise():
 
 
 def test_own_data_are_those_of_the_clients_that_count():
-    assert read("own_validation", result(curve=(0.1, 0.2), own=(0.6, 0.4))) == (0.4, 0.6)
+    assert read("own_validation", result(curve=(0.1, 0.2), own_curve=(0.6, 0.4))) == (0.4, 0.6)
 
 
-def test_the_local_model_is_the_copy_where_there_is_no_personal_one():
+def test_without_a_personal_model_the_local_model_is_the_copy():
     curves = {"own": (0.3, 0.4), "copies": (0.8, 0.9)}
     assert read("local_validation", result("fedavg", curves=curves, curve=(0, 0))) == (0.9, 0.9)
     assert read("local_validation", result("fml", curves=curves, curve=(0, 0))) == (0.4, 0.4)

@@ -4,14 +4,14 @@ import tomllib
 
 import pytest
 
-from fedmutual.reproduce import ResultStore, experiments
-from fedmutual.reproduce.cell_results import measured_cells
-from fedmutual.reproduce.cells import NOTES, RESULTS, home
+from fedmutual.reproduce import ResultStore, read_experiments
+from fedmutual.reproduce.cell_results import read_measured_cells
+from fedmutual.reproduce.cells import NOTES, RESULTS, find_home
 from fedmutual.reproduce.claims import NOT_RUN
-from fedmutual.reproduce.tables import all_tables
+from fedmutual.reproduce.tables import make_tables
 
 # the page of proxyfl names the differences from ProxyFL's public code in its own list
-REAL = {e.id: e for e in experiments(home()) if e.index.paper and e.id != "proxyfl"}
+REAL = {e.id: e for e in read_experiments(find_home()) if e.index.paper and e.id != "proxyfl"}
 FML = [e for e in REAL.values() if e.index.code == "fml"]
 
 
@@ -28,8 +28,8 @@ def test_a_page_of_fml_says_how_its_learning_rate_was_chosen(experiment):
 
 
 @pytest.mark.parametrize("experiment", FML, ids=lambda e: e.id)
-def test_where_personal_networks_begin_is_said_where_clients_have_them(experiment):
-    """The papers let them begin with the server's model; a claim of Table 1 holds that against ours."""
+def test_the_notes_state_the_start_of_personal_networks(experiment):
+    """In the papers personal networks begin with the server's model; a claim of Table 1 compares both starts."""
     if experiment.id != "newcomer":  # which says it of its own arms
         assert "personal-start" in experiment.index.notes
     (claim,) = (c for c in REAL["table1"].index.claims if c.sign == "same")
@@ -38,11 +38,11 @@ def test_where_personal_networks_begin_is_said_where_clients_have_them(experimen
     assert starts == {"fml-from-server": "server", "fml": "own"}
 
 
-def test_table_1_stands_beside_our_last_and_our_best_rounds():
-    """For the printed numbers may be bests on the test set."""
+def test_table_1_lists_our_last_and_best_rounds_beside_the_paper():
+    """Because the printed numbers may be the best on the test set."""
     table1 = REAL["table1"]
     assert "best-on-test" in table1.index.notes
-    made = list(all_tables(table1, measured_cells(table1, ResultStore(home() / RESULTS))))
+    made = list(make_tables(table1, read_measured_cells(table1, ResultStore(find_home() / RESULTS))))
     captions = [t.caption for t in made]
     assert ["after the last round" in c for c in captions] == [True, False]
     assert ["best on test" in c for c in captions] == [False, True]
@@ -53,7 +53,7 @@ def test_table_1_stands_beside_our_last_and_our_best_rounds():
     assert [printed for text, printed in best if text != NOT_RUN] == ran
 
 
-def test_no_sentence_that_pages_share_stands_in_one_of_them():
-    shared = set(tomllib.loads((home() / NOTES).read_text(encoding="utf-8"))["differences"].values())
+def test_shared_sentences_are_stored_outside_the_pages():
+    shared = set(tomllib.loads((find_home() / NOTES).read_text(encoding="utf-8"))["differences"].values())
     for experiment in REAL.values():
         assert not set(experiment.index.differences) & shared

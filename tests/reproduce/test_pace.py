@@ -1,14 +1,14 @@
 """The time that is left, by hand."""
 
 from fedmutual.reproduce import Scale, read_experiment
-from fedmutual.reproduce.cells import home
+from fedmutual.reproduce.cells import find_home
 from fedmutual.reproduce.eta import Pace
-from fedmutual.reproduce.plan import jobs
+from fedmutual.reproduce.plan import list_jobs
 
 
-def test_a_round_of_many_steps_is_no_measure_of_one_of_a_step():
-    cells = {c.name: c for c in read_experiment(home(), "rotated-mnist").cells}
-    left = [j for j in jobs(cells["shared/public-10"], [0], Scale()) if not j.arm.endswith("-equal-steps")]
+def test_a_round_of_many_steps_is_not_compared_with_a_round_of_one_step():
+    cells = {c.name: c for c in read_experiment(find_home(), "rotated-mnist").cells}
+    left = [j for j in list_jobs(cells["shared/public-10"], [0], Scale()) if not j.arm.endswith("-equal-steps")]
     pace = Pace(left)
     (matched,) = [j for j in left if j.arm == "fedavg-matched"]  # 57 rounds of 175 steps: 9,975 steps of 0.04 s
     assert pace.after([matched], 399) == "1 of 6 runs done, about 33 min 20 s left"  # 5 runs of 10,000 steps

@@ -6,7 +6,7 @@ import pytest
 
 from fedmutual.errors import ConfigError, RunError
 from fedmutual.reproduce import ResultStore, Scale, read_experiment, reproduce
-from fedmutual.rundir.folder import held
+from fedmutual.rundir.folder import lock_folder
 
 INDEX = """
 title = "Table 7: turned digits"
@@ -40,7 +40,7 @@ class Stopped(Exception):
 
 
 @pytest.fixture
-def turned(tmp_path):
+def reproduce_turned(tmp_path):
     """Reproduce a cell "turned/a" or "turned/b", the first closely looked at or not -> (what was done, what was said)."""
     folder = tmp_path / "papers/turned"
     folder.mkdir(parents=True)
@@ -69,94 +69,94 @@ def runs(tmp_path):
     return sorted(p for p in (tmp_path / "out/runs").iterdir() if not p.name.startswith("."))
 
 
-def test_a_cell_that_needs_the_best_weights_of_a_run_that_kept_none_has_it_trained_again(turned, tmp_path):
-    turned("a")
-    assert turned("b")[0].trained == 1
+def test_a_cell_that_needs_the_best_weights_of_a_run_that_kept_none_has_it_trained_again(reproduce_turned, tmp_path):
+    reproduce_turned("a")
+    assert reproduce_turned("b")[0].trained == 1
     assert [p.name.endswith("-best") for p in runs(tmp_path)] == [False, True]
-    assert [turned(name)[0].trained for name in "ab"] == [0, 0]
+    assert [reproduce_turned(name)[0].trained for name in "ab"] == [0, 0]
     (client,) = {r.closeup.client for r in ResultStore(tmp_path / "out/results").of("turned/b")}
     assert client == "0"
 
 
-def test_what_is_kept_for_one_cell_serves_another(turned, tmp_path):
-    turned("b")
+def test_what_is_kept_for_one_cell_serves_another(reproduce_turned, tmp_path):
+    reproduce_turned("b")
     shutil.rmtree(tmp_path / "out/results")
-    assert turned("a")[0].trained == 1  # its folder was looked into
-    assert turned("b")[0].trained == 1
+    assert reproduce_turned("a")[0].trained == 1  # its folder was looked into
+    assert reproduce_turned("b")[0].trained == 1
     assert len(runs(tmp_path)) == 1
 
 
 @pytest.mark.parametrize(("key", "value"), [
     ("engine_threads", 2), ("records_checkpoint_every", 2), ("records_keep_best", True), ("data_workers", 1),
 ])  # fmt: skip
-def test_a_stopped_command_given_again_otherwise_goes_on(turned, tmp_path, key, value):
+def test_a_stopped_command_given_again_otherwise_goes_on(reproduce_turned, tmp_path, key, value):
     with pytest.raises(Stopped):
-        turned("a", stop=3)
-    told, output = turned("a", **{key: value})
-    assert told.trained == 1
+        reproduce_turned("a", stop=3)
+    outcome, output = reproduce_turned("a", **{key: value})
+    assert outcome.trained == 1
     (run,) = runs(tmp_path)
     assert "resumed" in (run / "log.txt").read_text()
     assert any(f"resumes as it began, with {key.replace('_', '.', 1)} = " in line for line in output), output
 
 
-def test_a_release_trains_nothing_anew_and_other_numerics_do(turned, monkeypatch):
-    turned("a")
+def test_a_release_keeps_results_and_a_numerics_version_trains_again(reproduce_turned, monkeypatch):
+    reproduce_turned("a")
     monkeypatch.setattr("fedmutual.__version__", "9.0.0")
-    assert turned("a")[0].trained == 0
+    assert reproduce_turned("a")[0].trained == 0
     monkeypatch.setattr("fedmutual.numerics.VERSION", 2)
-    assert turned("a")[0].trained == 1
+    assert reproduce_turned("a")[0].trained == 1
 
 
 @pytest.mark.parametrize("begun", ["whole", "shorter"])
-def test_a_run_folder_that_an_earlier_release_named_goes_on(turned, tmp_path, begun):
+def test_a_run_folder_that_an_earlier_release_named_goes_on(reproduce_turned, tmp_path, begun):
     if begun == "shorter":
-        turned("a", rounds=1)
+        reproduce_turned("a", rounds=1)
     else:
         with pytest.raises(Stopped):
-            turned("a", stop=3)
+            reproduce_turned("a", stop=3)
     (run,) = runs(tmp_path)
     run.rename(run.with_name(run.name.replace("-n1", "-0.1.0")))
-    assert turned("a")[0].trained == 1
+    assert reproduce_turned("a")[0].trained == 1
     (run,) = (tmp_path / "out/runs").glob("*-3-*")
     assert "resumed" in (run / "log.txt").read_text()
     assert run.name.endswith("-n1" if begun == "shorter" else "-0.1.0")
 
 
-def test_a_longer_run_is_not_begun_with_one_that_kept_too_little(turned, tmp_path):
-    turned("a", rounds=1)
-    turned("b", rounds=2)
+def test_a_longer_run_is_not_begun_with_one_that_kept_too_little(reproduce_turned, tmp_path):
+    reproduce_turned("a", rounds=1)
+    reproduce_turned("b", rounds=2)
     (run,) = (tmp_path / "out/runs").glob("*-2-*")
     assert "resumed" not in (run / "log.txt").read_text()
-    turned("b")
+    reproduce_turned("b")
     (run,) = (tmp_path / "out/runs").glob("*-3-*")
     assert "resumed, going on with round 3" in (run / "log.txt").read_text()
 
 
-def test_a_run_that_another_process_trains_is_not_copied(turned, tmp_path):
-    turned("a", rounds=1)
+def test_a_run_that_another_process_trains_is_not_copied(reproduce_turned, tmp_path):
+    reproduce_turned("a", rounds=1)
     (short,) = runs(tmp_path)
-    with held(short):
-        assert turned("a")[0].trained == 1
+    with lock_folder(short):
+        assert reproduce_turned("a")[0].trained == 1
     (run,) = (tmp_path / "out/runs").glob("*-3-*")
     assert "resumed" not in (run / "log.txt").read_text()
 
 
-def test_what_was_saved_is_copied_and_nothing_else(turned, tmp_path):
-    turned("a", rounds=1)
+def test_only_saved_files_are_copied(reproduce_turned, tmp_path):
+    reproduce_turned("a", rounds=1)
     (short,) = runs(tmp_path)
     for name in ("server/round-7.safetensors", "clients/0/.round-1.safetensors.9.part"):
         (short / name).symlink_to("nowhere")  # no file that could be copied
-    turned("a", rounds=2)
+    reproduce_turned("a", rounds=2)
     (run,) = (tmp_path / "out/runs").glob("*-2-*")
     assert "resumed, going on with round 2" in (run / "log.txt").read_text()
 
 
-def test_a_copy_that_fails_is_one_sentence_and_leaves_nothing(turned, tmp_path):
-    turned("a", rounds=1)
+def test_a_copy_that_fails_is_one_sentence_and_leaves_nothing(reproduce_turned, tmp_path):
+    reproduce_turned("a", rounds=1)
     (short,) = runs(tmp_path)
     (short / "server/notes").symlink_to("nowhere")
     with pytest.raises(RunError, match=r"-3-.*: cannot be begun with a copy of .*-1-.* \(not every file of it"):
-        turned("a")
+        reproduce_turned("a")
     assert [*(tmp_path / "out/runs").iterdir()] == [short]
 
 
@@ -167,11 +167,11 @@ def test_a_copy_that_fails_is_one_sentence_and_leaves_nothing(turned, tmp_path):
     ("validation = 0.10, ", "", "split.validation"),
     ('node = "0"', 'node = "9"', "there is no client '9'; set 'node' to one of 0, 90"),
 ])  # fmt: skip
-def test_what_a_node_needs_is_looked_at_before_its_run_is_trained(turned, tmp_path, before, after, message):
+def test_what_a_node_needs_is_looked_at_before_its_run_is_trained(reproduce_turned, tmp_path, before, after, message):
     path = tmp_path / "papers/turned/b.toml"
     assert before in path.read_text()
     path.write_text(path.read_text().replace(before, after))
     with pytest.raises(ConfigError, match=message) as problem:
-        turned("b")
+        reproduce_turned("b")
     assert str(path) in str(problem.value)
     assert not (tmp_path / "out").exists()

@@ -4,22 +4,22 @@ import pytest
 
 from fedmutual.errors import ConfigError
 from fedmutual.reproduce import Scale, read_experiment
-from fedmutual.reproduce.plan import check, jobs, tells
+from fedmutual.reproduce.plan import check, has_effect, list_jobs
 
 
 def prints(papers, scale=None, here=None, seed=0, id="table9"):
     cell = read_experiment(papers, id).cells[0]
-    return {job.arm: job.fingerprint for job in jobs(cell, [seed], scale or Scale(), here or {})}
+    return {job.arm: job.fingerprint for job in list_jobs(cell, [seed], scale or Scale(), here or {})}
 
 
 def test_what_tells_in_the_result_makes_another_run(papers):
-    same = prints(papers)
-    assert len(set(same.values())) == 2
-    assert prints(papers) == same
-    assert prints(papers, seed=1)["fml"] != same["fml"]
-    assert prints(papers, Scale(1))["fml"] != same["fml"]
-    assert prints(papers, Scale(None, (("optimizer.lr", 0.1),)))["fml"] != same["fml"]
-    assert prints(papers, here={"engine.name": "stacked", "data.root": "elsewhere", "engine.threads": 2}) == same
+    fingerprints = prints(papers)
+    assert len(set(fingerprints.values())) == 2
+    assert prints(papers) == fingerprints
+    assert prints(papers, seed=1)["fml"] != fingerprints["fml"]
+    assert prints(papers, Scale(1))["fml"] != fingerprints["fml"]
+    assert prints(papers, Scale(None, (("optimizer.lr", 0.1),)))["fml"] != fingerprints["fml"]
+    assert prints(papers, here={"engine.name": "stacked", "data.root": "elsewhere", "engine.threads": 2}) == fingerprints
 
 
 def test_a_run_is_the_same_whoever_asks_and_whatever_it_is_called(papers):
@@ -30,13 +30,13 @@ def test_a_run_is_the_same_whoever_asks_and_whatever_it_is_called(papers):
     assert prints(papers) == {k: looker[k] for k in ("fedavg", "fml")}
 
 
-def test_a_default_that_is_written_out_makes_no_other_run(papers):
+def test_writing_out_a_default_keeps_the_run_identity(papers):
     same, path = prints(papers), papers / "table9/digits/iid.toml"
     path.write_text(path.read_text().replace("split = { test = 0.5 }", 'split = { test = 0.5, preset = "journal" }'))
     assert prints(papers) == same
 
 
-def test_more_rounds_than_there_are_is_no_limit(papers):
+def test_a_limit_above_the_number_of_rounds_has_no_effect(papers):
     cell = read_experiment(papers, "table9").cells[0]
     assert Scale(2).of(cell) == Scale(7).of(cell) == Scale().of(cell)
     assert Scale(1).of(cell).words(cell) == "shortened: 1 of 2 rounds"
@@ -45,7 +45,7 @@ def test_more_rounds_than_there_are_is_no_limit(papers):
     assert changed.words(cell) == "shortened: 1 of 2 rounds, partition.examples = 20"
 
 
-@pytest.mark.parametrize(("own", "limit", "cut"), [
+@pytest.mark.parametrize(("arm_rounds", "limit", "cut"), [
     (57, 250, 1),  # 57 exchanges of 175 steps in the place of 10,000 rounds: 1.4 of them
     (57, 2000, 11),  # 11.4
     (57, 5000, 29),  # 28.5, rounded up: half of an arm's rounds is half
@@ -55,13 +55,13 @@ def test_more_rounds_than_there_are_is_no_limit(papers):
     (20_000, 15_000, 15_000),
     (57, 1, 1),
 ])  # fmt: skip
-def test_each_arm_is_cut_in_proportion_to_its_own_rounds(papers, own, limit, cut):
+def test_each_arm_is_cut_in_proportion_to_its_own_rounds(papers, arm_rounds, limit, cut):
     path = papers / "table9/digits/iid.toml"
     arm = '"algorithm.name" = "fedavg"'
-    text = path.read_text().replace("rounds = 2", "rounds = 10_000").replace(arm, f"{arm}, rounds = {own}")
+    text = path.read_text().replace("rounds = 2", "rounds = 10_000").replace(arm, f"{arm}, rounds = {arm_rounds}")
     path.write_text(text.replace("local_epochs = 1", "local_steps = 1"))
     cell = read_experiment(papers, "table9").cells[0]
-    rounds = {j.arm: j.config.rounds for j in jobs(cell, [0], Scale(limit))}
+    rounds = {j.arm: j.config.rounds for j in list_jobs(cell, [0], Scale(limit))}
     assert rounds == {"fedavg": cut, "fml": min(limit, 10_000)}
 
 
@@ -72,23 +72,23 @@ def test_as_many_gradient_steps_are_cut_to_as_many(papers):
     text = path.read_text().replace("rounds = 2", "rounds = 100").replace(arm, f'{arm}, "training.local_steps" = 2')
     path.write_text(text.replace("local_epochs = 1", "local_steps = 1"))
     cell = read_experiment(papers, "table9").cells[0]
-    assert {j.config.rounds for j in jobs(cell, [0], Scale(50))} == {50}
+    assert {j.config.rounds for j in list_jobs(cell, [0], Scale(50))} == {50}
 
 
-def test_an_algorithms_setting_goes_to_those_who_have_it(papers):
+def test_an_algorithm_setting_applies_to_the_methods_that_have_it(papers):
     cell = read_experiment(papers, "table9").cells[0]
-    planned = {j.arm: j.config.algorithm for j in jobs(cell, [0], Scale(None, (("algorithm.weighting", "uniform"),)))}
+    planned = {j.arm: j.config.algorithm for j in list_jobs(cell, [0], Scale(None, (("algorithm.weighting", "uniform"),)))}
     assert planned["fedavg"]["weighting"] == "uniform"
     assert "weighting" not in planned["fml"]
 
 
 def test_keys_that_tell_and_keys_that_do_not():
-    assert all(map(tells, ("optimizer.lr", "data.name", "engine.precision", "records.evaluate_every", "rounds")))
-    assert not any(map(tells, ("engine.name", "engine.threads", "data.root", "name", "records.checkpoint_every")))
+    assert all(map(has_effect, ("optimizer.lr", "data.name", "engine.precision", "records.evaluate_every", "rounds")))
+    assert not any(map(has_effect, ("engine.name", "engine.threads", "data.root", "name", "records.checkpoint_every")))
 
 
 @pytest.mark.parametrize("key", ["seed", "rounds", "name"])
-def test_what_has_an_option_of_its_own_is_not_set(key):
+def test_keys_with_their_own_option_are_refused_by_set(key):
     with pytest.raises(ConfigError, match=f"--set {key}"):
         check({key: 3}, ())
 
@@ -113,7 +113,7 @@ def test_what_some_arm_takes_is_set(papers):
     check({"algorithm.alpha": 0.3, "algorithm.alpha.start": 0.3, "algorithm.weighting": "uniform", "data.labels": {}}, cells)
 
 
-def test_a_cell_none_of_whose_arms_takes_a_key_is_not_changed(papers):
+def test_a_key_that_no_arm_accepts_leaves_the_cell_unchanged(papers):
     path = papers / "table9/digits/iid.toml"
     alone = '[cell.arms.fml]\nset = { "algorithm.name" = "independent" }'
     path.write_text(path.read_text().replace("[cell.arms.fml]", alone))

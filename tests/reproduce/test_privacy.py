@@ -5,18 +5,18 @@ from pathlib import Path
 import pytest
 
 from fedmutual.privacy import accountant
-from fedmutual.reproduce import ResultStore, experiments
-from fedmutual.reproduce.cell_results import measured_cells
-from fedmutual.reproduce.cells import RESULTS, home
+from fedmutual.reproduce import ResultStore, read_experiments
+from fedmutual.reproduce.cell_results import read_measured_cells
+from fedmutual.reproduce.cells import RESULTS, find_home
 
-STORE = ResultStore(home() / RESULTS)
-(PRIVACY,) = (e for e in experiments(home()) if e.id == "privacy")
+STORE = ResultStore(find_home() / RESULTS)
+(PRIVACY,) = (e for e in read_experiments(find_home()) if e.id == "privacy")
 CELLS = pytest.mark.parametrize("cell", PRIVACY.cells, ids=[c.name for c in PRIVACY.cells])
 DOCUMENT = Path(__file__).parents[2] / "docs" / "privacy.md"
 
 
 @CELLS
-def test_each_row_has_a_rate_of_its_own_that_lies_inside_its_grid(cell):
+def test_each_row_has_its_own_rate_inside_its_grid(cell):
     assert set(cell.tunings) == set(cell.arms)
     for arm, tuning in cell.tunings.items():
         set_by_sweep = {"algorithm.name": "fml", **tuning.file.chosen}
@@ -38,19 +38,19 @@ def test_each_run_cost_the_epsilon_of_its_row(cell):
             continue
         rows = min(client.examples for client in result.clients.values())
         steps = accountant.NoisedSteps(config.privacy.sigma, config.training.batch_size / rows, round(result.budget.steps))
-        assert result.epsilon == pytest.approx(accountant.epsilon([steps], 1e-5), rel=1e-4)
+        assert result.epsilon == pytest.approx(accountant.compute_total_epsilon([steps], 1e-5), rel=1e-4)
         assert 0.99 * config.privacy.epsilon < result.epsilon <= config.privacy.epsilon
 
 
 def test_the_page_of_proxyfl_states_the_epsilon_of_all_300_rounds():
     steps = accountant.NoisedSteps(1.0, 250 / 1000, 300 * 4)
-    about = (home() / "proxyfl" / "index.toml").read_text()
-    assert f"After all 300 rounds epsilon would be {accountant.epsilon([steps], 1e-5):.1f}" in about
+    about = (find_home() / "proxyfl" / "index.toml").read_text()
+    assert f"After all 300 rounds epsilon would be {accountant.compute_total_epsilon([steps], 1e-5):.1f}" in about
 
 
 def test_the_docs_print_the_measured_accuracy():
     text = DOCUMENT.read_text()
-    measured = [m for m in measured_cells(PRIVACY, STORE) if m.results]
+    measured = [m for m in read_measured_cells(PRIVACY, STORE) if m.results]
     assert f"| | {' | '.join(m.cell.about.row for m in measured)} |" in text
     for arm, words in {
         "independent": "training alone, no noise",

@@ -9,8 +9,8 @@ import pytest
 import forked
 
 
-def trained(said):
-    return int(next(line for line in said.splitlines() if " trained, " in line).split()[0])
+def trained(output):
+    return int(next(line for line in output.splitlines() if " trained, " in line).split()[0])
 
 
 def rows(path, id="table9"):
@@ -99,18 +99,18 @@ def test_a_killed_command_goes_on_from_its_last_round(cli, papers, tmp_path):
         assert cli(*words, "--out", out)[0] == 0
     log = next(p for p in (tmp_path / "killed").glob("runs/*/log.txt") if "resumed" in p.read_text())
     assert "finished 25 rounds" in log.read_text()
-    recorded, whole = (
+    recorded, uninterrupted = (
         [run["curves"] for run in json.loads((tmp_path / out / "results/table9/digits/iid.json").read_text())["runs"]]
         for out in ("killed", "whole")
     )
-    assert recorded == whole
+    assert recorded == uninterrupted
 
 
 def test_an_optional_cell_without_its_data_is_left_out(reproduce, papers):
     cell = (papers / "table9/digits/iid.toml").read_text()
-    there = 'name = "folder", root = "nowhere"'
+    missing_folder = 'name = "folder", root = "nowhere"'
     (papers / "table9/away.toml").write_text(
-        cell.replace('name = "digits"', there).replace('row = "IID"', 'row = "away"\noptional = true')
+        cell.replace('name = "digits"', missing_folder).replace('row = "IID"', 'row = "away"\noptional = true')
     )
     arguments = ("table9", "--only", "away", "--seeds", "1", "--out", "out")
     code, out, _ = reproduce(*arguments)
@@ -155,7 +155,7 @@ def test_what_a_cell_asks_for_later_is_looked_up_in_the_run(reproduce, papers, t
 
 
 @pytest.mark.parametrize("engine", ["inprocess", "stacked"])
-def test_a_run_that_diverges_is_kept_as_such(reproduce, papers, tmp_path, engine):
+def test_a_diverged_run_is_stored_as_diverged(reproduce, papers, tmp_path, engine):
     path, before = papers / "table9/digits/iid.toml", '"algorithm.name" = "fedavg"'
     path.write_text(path.read_text().replace(before, f'{before}, "optimizer.lr" = 1e30'))
     arguments = ("table9", "--only", "*/iid", "--seeds", "1", "--out", "out", "--engine", engine)
@@ -173,7 +173,9 @@ def test_a_run_that_diverges_is_kept_as_such(reproduce, papers, tmp_path, engine
 
 
 def test_a_loss_under_noise_that_is_not_finite_is_kept_as_a_failure(reproduce, papers, tmp_path, monkeypatch):
-    monkeypatch.setattr("fedmutual.reproduce.run.under_noise", lambda folder, deviations: {"0": 0.5, "0.1": float("nan")})
+    monkeypatch.setattr(
+        "fedmutual.reproduce.run.score_under_noise", lambda folder, deviations: {"0": 0.5, "0.1": float("nan")}
+    )
     arguments = ("table9", "--only", "*/iid", "--seeds", "1", "--out", "out")
     code, _, err = reproduce(*arguments)
     assert code == 3
@@ -181,7 +183,7 @@ def test_a_loss_under_noise_that_is_not_finite_is_kept_as_a_failure(reproduce, p
     assert (trained(reproduce(*arguments)[1]), reproduce(*arguments)[0]) == (0, 3)
 
 
-def test_a_newcomers_rows_are_nobody_elses(reproduce, newcomer, tmp_path):
+def test_a_newcomers_rows_belong_to_no_other_client(reproduce, newcomer, tmp_path):
     code, out, _ = reproduce("newcomer", "--seeds", "1", "--out", "out")
     assert (code, trained(out)) == (0, 2), out
     recorded = [json.loads(p.read_text())["clients"] for p in (tmp_path / "out").glob("runs/*/partition.json")]
@@ -204,15 +206,17 @@ def test_a_part_that_is_not_there(reproduce, newcomer, before, after, message):
     assert message in err
 
 
-def test_an_arm_starts_from_the_run_that_it_needs(reproduce, newcomer, given, tmp_path):
-    newcomer.write_text(newcomer.read_text() + given)
+def test_an_arm_starts_from_the_run_that_it_needs(reproduce, newcomer, dependent_arm, tmp_path):
+    newcomer.write_text(newcomer.read_text() + dependent_arm)
     code, out, err = reproduce("newcomer", "--seeds", "1", "--out", "out")
     assert code == 0, err
     assert trained(out) == 3
     numbers = rows(tmp_path / "out", "newcomer")
     assert ("digits", "federation", "own_validation", "last") not in numbers
-    given, scratch = (numbers["digits", arm, "own_validation", "last"]["mean"] for arm in ("given", "scratch"))
-    assert given > scratch  # two rounds of two others' 900 digits, against twenty digits of its own
+    from_federation, from_scratch = (
+        numbers["digits", arm, "own_validation", "last"]["mean"] for arm in ("given", "scratch")
+    )
+    assert from_federation > from_scratch  # two rounds of two others' 900 digits, against twenty digits of its own
     shutil.rmtree(tmp_path / "out/runs")
     assert trained(reproduce("newcomer", "--seeds", "1", "--out", "out")[1]) == 0
     shorter = reproduce("newcomer", "--seeds", "1", "--rounds", "1", "--out", "out")[1]

@@ -6,12 +6,12 @@ import pytest
 
 from fedmutual.errors import RunError
 from fedmutual.reproduce import ResultStore, Scale, measures, read_experiment
-from fedmutual.reproduce.cell_results import measured_cells
-from fedmutual.reproduce.collect import command
-from fedmutual.reproduce.entries import entry
-from fedmutual.reproduce.pages import page
-from fedmutual.reproduce.plan import jobs
-from fedmutual.reproduce.prose import made, state, verdict
+from fedmutual.reproduce.cell_results import read_measured_cells
+from fedmutual.reproduce.collect import get_command
+from fedmutual.reproduce.entries import make_entry
+from fedmutual.reproduce.pages import make_page
+from fedmutual.reproduce.plan import list_jobs
+from fedmutual.reproduce.prose import describe_origins, describe_state, describe_verdict
 from fedmutual.reproduce.result import ClientResult, Ends
 from made_results import result
 
@@ -19,7 +19,7 @@ from made_results import result
 @pytest.fixture
 def planned(papers):
     def plan(scale=None, seeds=(0,)):
-        return {(j.arm, j.seed): j for j in jobs(read_experiment(papers, "table9").cells[0], seeds, scale or Scale())}
+        return {(j.arm, j.seed): j for j in list_jobs(read_experiment(papers, "table9").cells[0], seeds, scale or Scale())}
 
     return plan
 
@@ -32,12 +32,12 @@ def keep(store, job, curve=(0.5, 0.7), **more):
 def test_kept_and_found_again(store, planned):
     job = planned()["fml", 0]
     keep(store, job)
-    again = ResultStore(store.folder)
-    assert again.find(job).curves["global_test"] == (0.5, 0.7)
-    assert again.find(job).target == 0.8  # the paper's FedAvg, out of the cell
-    assert again.find(job, 1) is not None
-    assert again.find(job, 2) is None
-    assert again.find(planned()["fedavg", 0]) is None
+    reopened = ResultStore(store.folder)
+    assert reopened.find(job).curves["global_test"] == (0.5, 0.7)
+    assert reopened.find(job).target == 0.8  # the paper's FedAvg, out of the cell
+    assert reopened.find(job, 1) is not None
+    assert reopened.find(job, 2) is None
+    assert reopened.find(planned()["fedavg", 0]) is None
 
 
 def test_a_result_of_before_numerics_versions_is_of_the_first(store, planned):
@@ -100,7 +100,7 @@ def test_a_file_that_cannot_be_written_names_its_own_option(store, planned):
     ('"seconds": 1.0', '"seconds": Infinity', "runs.0.seconds: input should be a finite number"),
     ('"optimizer.lr": 0.3', '"optimizer.lr": NaN', "runs.0.changed: value error, input should be finite numbers"),
 ])  # fmt: skip
-def test_what_is_no_accuracy_and_what_is_not_finite_is_damage(store, planned, before, after, message):
+def test_a_value_that_is_not_finite_or_not_an_accuracy_is_damage(store, planned, before, after, message):
     clients = {"0": ClientResult(network="mlp", examples=4, last=0.25, best=0.25, curve=(0.1, 0.25))}
     more = {"noise": {"0.1": 2.5}, "changed": {"optimizer.lr": 0.3}}
     keep(store, planned()["fml", 0], transfer={"acc": Ends(last={"0": 0.5}, best={"0": 0.5})}, **more)
@@ -127,24 +127,24 @@ def test_the_fullest_scale_is_shown(store, planned, papers):
     experiment = read_experiment(papers, "table9")
     for arm in ("fml", "fedavg"):
         keep(store, planned(Scale(1))[arm, 0], curve=(0.4,))
-    measured = measured_cells(experiment, store)[0]
+    measured = read_measured_cells(experiment, store)[0]
     assert measured.words == "shortened: 1 of 2 rounds"
     keep(store, planned()["fml", 0])
-    assert measured_cells(experiment, store)[0].words == "shortened: 1 of 2 rounds"  # all arms before more rounds
+    assert read_measured_cells(experiment, store)[0].words == "shortened: 1 of 2 rounds"  # all arms before more rounds
     keep(store, planned()["fedavg", 0])
-    assert measured_cells(experiment, store)[0].words == ""
+    assert read_measured_cells(experiment, store)[0].words == ""
     assert (
-        measured_cells(experiment, store, Scale(1))[0].words == "shortened: 1 of 2 rounds"
+        read_measured_cells(experiment, store, Scale(1))[0].words == "shortened: 1 of 2 rounds"
     )  # what is asked for comes first
-    assert measured_cells(experiment, store)[1].words == ""
-    assert not measured_cells(experiment, store)[1].run
+    assert read_measured_cells(experiment, store)[1].words == ""
+    assert not read_measured_cells(experiment, store)[1].run
 
 
 def test_results_of_another_configuration_are_not_shown(store, planned, papers):
     keep(store, planned()["fml", 0])
     path = papers / "table9/digits/iid.toml"
     path.write_text(path.read_text().replace("alpha = 0.4", "alpha = 0.5"))
-    assert not measured_cells(read_experiment(papers, "table9"), store)[0].run
+    assert not read_measured_cells(read_experiment(papers, "table9"), store)[0].run
 
 
 def lend(papers, **changes):
@@ -159,28 +159,28 @@ def lend(papers, **changes):
     return read_experiment(papers, "other")
 
 
-def test_what_another_cell_knows_is_shown(store, planned, papers):
+def test_results_of_another_cell_are_shown(store, planned, papers):
     for seed in (0, 1):
         keep(store, planned(seeds=(seed,))["fml", seed])
-    (measured,) = measured_cells(lend(papers), store)
-    assert ({arm: sorted(found) for arm, found in measured.results.items()}, measured.words) == (
+    (measured,) = read_measured_cells(lend(papers), store)
+    assert ({arm: sorted(results_by_seed) for arm, results_by_seed in measured.results.items()}, measured.words) == (
         {"fml": [0, 1], "fedavg": []},
         "",
     )
 
 
-def test_what_another_cell_knows_whole_is_shown_as_the_beginning_of_a_longer_one(store, planned, papers):
+def test_complete_results_of_another_cell_are_shown_as_the_beginning_of_a_longer_run(store, planned, papers):
     keep(store, planned()["fml", 0])
-    (measured,) = measured_cells(lend(papers, longer=("rounds = 2", "rounds = 4")), store)
+    (measured,) = read_measured_cells(lend(papers, longer=("rounds = 2", "rounds = 4")), store)
     assert (measured.words, measured.seeds) == ("shortened: 2 of 4 rounds", [0])
 
 
-def test_results_that_another_cell_cannot_have_are_no_error(store, planned, papers):
+def test_results_impossible_for_another_cell_are_not_an_error(store, planned, papers):
     changed = Scale(None, (("partition.classes_per_client", 3),))
     cell = read_experiment(papers, "table9").cells[1]
-    (job,) = (j for j in jobs(cell, [0], changed) if j.arm == "fml")
+    (job,) = (j for j in list_jobs(cell, [0], changed) if j.arm == "fml")
     keep(store, job)
-    shown = measured_cells(read_experiment(papers, "table9"), store)
+    shown = read_measured_cells(read_experiment(papers, "table9"), store)
     assert [measured.run for measured in shown] == [False, True]
 
 
@@ -191,7 +191,7 @@ def test_a_key_set_to_what_the_cell_has_marks_nothing(store, planned, papers):
     assert Scale(None, (same, other)).of(cell) == Scale(None, (other,))
     assert Scale(None, (("algorithm.alpha", 0.4),)).of(cell) == Scale()
     keep(store, planned()["fml", 0], changed={"training.batch_size": 16})  # as an earlier version kept it
-    (measured, _) = measured_cells(read_experiment(papers, "table9"), store)
+    (measured, _) = read_measured_cells(read_experiment(papers, "table9"), store)
     assert (measured.run, measured.words) == (True, "")
 
 
@@ -200,16 +200,16 @@ def test_results_of_several_numerics_versions_say_so(store, planned, papers):
     for seed, version in ((0, 1), (1, 2)):
         for arm in ("fml", "fedavg"):
             keep(store, planned(seeds=(seed,))[arm, seed], numerics=version)
-    paper_page = page(experiment, measured_cells(experiment, store))
-    assert verdict(paper_page.judged[0], 1).endswith("; made by numerics versions 1 and 2")
+    paper_page = make_page(experiment, read_measured_cells(experiment, store))
+    assert describe_verdict(paper_page.judged[0], 1).endswith("; made by numerics versions 1 and 2")
     assert "2 seeds; made by numerics versions 1 and 2" in paper_page.tables[0].footnotes
 
 
 def test_what_a_known_run_was_not_asked_for_is_not_run_and_no_gap_of_the_method(store, planned, papers):
     keep(store, planned()["fml", 0])
-    (measured,) = measured_cells(lend(papers, closer=("noise = [0.1]", 'node = "0"\nnoise = [0.1]')), store)
+    (measured,) = read_measured_cells(lend(papers, closer=("noise = [0.1]", 'node = "0"\nnoise = [0.1]')), store)
     named = ("global_test", "separation", "noise:0.1", "projected")
-    shown = [entry(measured, "fml", measured.value(m, "fml"), None, measures.find(m)[0], 1) for m in named]
+    shown = [make_entry(measured, "fml", measured.value(m, "fml"), None, measures.find(m)[0], 1) for m in named]
     assert [cell.text for cell in shown] == ["70.0", "not run", "not run", "n/a"]
     assert "has results, but this number of its weights was not computed" in shown[1].note
 
@@ -217,14 +217,16 @@ def test_what_a_known_run_was_not_asked_for_is_not_run_and_no_gap_of_the_method(
 def test_a_run_that_several_cells_look_at_is_counted_once(store, planned, papers):
     keep(store, planned()["fml", 0])
     (papers / "table9/digits/twin.toml").write_text((papers / "table9/digits/iid.toml").read_text())
-    shown = measured_cells(read_experiment(papers, "table9"), store)
+    shown = read_measured_cells(read_experiment(papers, "table9"), store)
     assert sum(measured.run for measured in shown) == 2
-    (line,) = made(shown)
+    (line,) = describe_origins(shown)
     assert ": 1 run;" in line
-    assert state(shown).startswith("2 of 3 cells (settings) were run, 2 of them not with every method, with 1 seed.")
+    assert describe_state(shown).startswith(
+        "2 of 3 cells (settings) were run, 2 of them not with every method, with 1 seed."
+    )
 
 
 @pytest.mark.parametrize("arguments", [["--out", "/disk/of mine"], ["--out=/disk/mine"]])
 def test_the_recorded_command_names_no_folder_of_this_machine(arguments, monkeypatch):
     monkeypatch.setattr("sys.argv", ["/env/bin/fedmutual", "reproduce", "mine", *arguments, "--only", "a b"])
-    assert command() == "fedmutual reproduce mine --only 'a b'"
+    assert get_command() == "fedmutual reproduce mine --only 'a b'"

@@ -8,13 +8,13 @@ from scipy.stats import ttest_1samp
 from fedmutual.reproduce import Scale, read_experiment
 from fedmutual.reproduce.cell_results import MeasuredCell
 from fedmutual.reproduce.claims import judge, judge_readings
-from fedmutual.reproduce.measures import MEASURES, step
+from fedmutual.reproduce.measures import MEASURES, find_step
 from fedmutual.reproduce.pages import Page, adjust
-from fedmutual.reproduce.prose import verdict
+from fedmutual.reproduce.prose import describe_verdict
 from fedmutual.reproduce.result import Ends
 from fedmutual.reproduce.schema import Claim, ReadingTable
-from fedmutual.reproduce.significance import Tails, holm, several, tails
-from fedmutual.reproduce.tables import claims as claims_table
+from fedmutual.reproduce.significance import Tails, adjust_by_holm, compute_several_tails, compute_tails
+from fedmutual.reproduce.tables import make_claims_table as claims_table
 from made_results import result
 
 
@@ -63,21 +63,23 @@ def test_no_verdict_before_every_arm_ran_half_of_its_rounds(measured, rounds, me
     assert (judged.verdict, judged.lines[0].verdict) == (message, message)
     assert judged.overall.mean == pytest.approx(0.0219666, abs=1e-6)  # the number is shown
     assert (judged.p is None) == (message == "too short")
-    assert "2.2 points" in verdict(judged, 1)
+    assert "2.2 points" in describe_verdict(judged, 1)
 
 
-def test_how_short_is_said_of_the_arm_and_not_of_the_cell_alone(measured):
+def test_shortening_is_stated_for_each_arm(measured):
     short = measured(UP, THEIRS, 3)
     assert (short.arm_words("fml"), short.arm_words("fedavg")) == (
         "shortened: 3 of 200 rounds",
         "shortened: 1 of 57 rounds",
     )
-    assert verdict(judge(claim(), [short]), 1).startswith("too short (3 of 200 rounds; shortened: 1 of 57 rounds): +2.2")
+    assert describe_verdict(judge(claim(), [short]), 1).startswith(
+        "too short (3 of 200 rounds; shortened: 1 of 57 rounds): +2.2"
+    )
 
 
-def test_one_arm_alone_may_be_too_short(papers, newcomer, given):
+def test_one_arm_alone_may_be_too_short(papers, newcomer, dependent_arm):
     """An arm that starts from a federation is as short as that."""
-    newcomer.write_text(newcomer.read_text().replace("rounds = 2", "rounds = 20") + given)
+    newcomer.write_text(newcomer.read_text().replace("rounds = 2", "rounds = 20") + dependent_arm)
     (cell,) = read_experiment(papers, "newcomer").cells
     scale = Scale(8)  # of the federation's 20; the newcomer's own round is whole
     assert (scale.trained(cell, "scratch"), scale.trained(cell, "given")) == ((1, 1), (8, 20))
@@ -101,7 +103,7 @@ def test_cells_of_different_length_are_not_averaged(measured):
     assert judged.overall.mean == pytest.approx(0.0219666, abs=1e-6)  # of the two whole ones alone
     assert (judged.pooled, judged.other_lengths) == (2, ("digits MLP, half",))
     assert (
-        verdict(judged, 1)
+        describe_verdict(judged, 1)
         .split("mean over ")[1]
         .startswith("2 of 3 cells, without digits MLP, half (another number of rounds)")
     )
@@ -156,10 +158,10 @@ def test_seeds_that_all_agree_are_the_same_within_more_than_one_image(measured):
 
 
 def test_the_step_of_an_accuracy():
-    assert step([0.5, 0.25]) == 1 / 4
-    assert step(round(n / 600, 5) for n in (311, 477, 502, 599)) == pytest.approx(1 / 600)
-    assert step((0.0981, 0.4137, 0.7222, 0.8515, 0.8819, 0.8991)) == pytest.approx(1e-4)
-    assert step([]) == 0.0
+    assert find_step([0.5, 0.25]) == 1 / 4
+    assert find_step(round(n / 600, 5) for n in (311, 477, 502, 599)) == pytest.approx(1 / 600)
+    assert find_step((0.0981, 0.4137, 0.7222, 0.8515, 0.8819, 0.8991)) == pytest.approx(1e-4)
+    assert find_step([]) == 0.0
 
 
 def test_the_p_value_is_students(measured):
@@ -183,19 +185,19 @@ def test_the_p_value_of_a_margin_is_the_larger_of_two_tests(measured):
 
 def test_of_several_cells_the_p_value_is_that_so_many_agree():
     lines = [Tails(0.001, 0.999), Tails(0.01, 0.99), Tails(0.03, 0.97)]
-    assert several(lines, 3, 1).supports == 0.03  # all three: the largest
-    assert several(lines, 1, 1).supports == pytest.approx(0.003)  # any one: Bonferroni's
-    assert several(lines, 2, 2).supports == pytest.approx(0.02)  # two of three: the second, times two
-    assert several([*lines, None], 4, 1).supports == 1.0  # a cell that was not run
+    assert compute_several_tails(lines, 3, 1).supports == 0.03  # all three: the largest
+    assert compute_several_tails(lines, 1, 1).supports == pytest.approx(0.003)  # any one: Bonferroni's
+    assert compute_several_tails(lines, 2, 2).supports == pytest.approx(0.02)  # two of three: the second, times two
+    assert compute_several_tails([*lines, None], 4, 1).supports == 1.0  # a cell that was not run
 
 
 def test_holm_by_hand():
     # 5 * 0.01, 4 * 0.02, 3 * 0.03, 2 * 0.04 and 1 * 0.05, none smaller than the one before
-    assert holm([0.01, 0.02, 0.03, 0.04, 0.05]) == pytest.approx([0.05, 0.08, 0.09, 0.09, 0.09])
+    assert adjust_by_holm([0.01, 0.02, 0.03, 0.04, 0.05]) == pytest.approx([0.05, 0.08, 0.09, 0.09, 0.09])
     # 3 * 0.01, 2 * 0.02 and 1 * 0.6, in the order that they were given
-    assert holm([0.6, 0.01, 0.02]) == pytest.approx([0.6, 0.03, 0.04])
-    assert holm([0.5, 0.9]) == [1.0, 1.0]
-    assert holm([]) == []
+    assert adjust_by_holm([0.6, 0.01, 0.02]) == pytest.approx([0.6, 0.03, 0.04])
+    assert adjust_by_holm([0.5, 0.9]) == [1.0, 1.0]
+    assert adjust_by_holm([]) == []
 
 
 def page_of(papers, id, *judged):
@@ -205,15 +207,17 @@ def page_of(papers, id, *judged):
 def test_verdicts_are_adjusted_over_their_page_and_over_all(papers, measured):
     judged = judge(claim(), [measured(UP, THEIRS)])
     unrun = judge(claim(), [measured((), ())])
-    made = [replace(judged, p=p) for p in (0.01, 0.02, 0.03)]
-    one, other = adjust([page_of(papers, "table9", made[0], unrun), page_of(papers, "looker", *made[1:])])
-    assert [j.holm for j in one.judged] == [(pytest.approx(0.01), pytest.approx(0.03)), (None, None)]
-    assert [j.holm for j in other.judged] == [
+    judgements = [replace(judged, p=p) for p in (0.01, 0.02, 0.03)]
+    first_page, second_page = adjust(
+        [page_of(papers, "table9", judgements[0], unrun), page_of(papers, "looker", *judgements[1:])]
+    )
+    assert [j.holm for j in first_page.judged] == [(pytest.approx(0.01), pytest.approx(0.03)), (None, None)]
+    assert [j.holm for j in second_page.judged] == [
         (pytest.approx(0.04), pytest.approx(0.04)),
         (pytest.approx(0.04), pytest.approx(0.04)),
     ]
-    assert [cell.text for cell in claims_table(other.claims, 1).rows[0][-3:]] == ["0.020", "0.040", "0.040"]
-    (alone,) = adjust([page_of(papers, "table9", *made)], over_all=False)
+    assert [cell.text for cell in claims_table(second_page.claims, 1).rows[0][-3:]] == ["0.020", "0.040", "0.040"]
+    (alone,) = adjust([page_of(papers, "table9", *judgements)], over_all=False)
     assert [j.holm[1] for j in alone.judged] == [None] * 3
 
 
@@ -235,4 +239,4 @@ def test_a_claim_is_judged_under_each_reading(measured):
 
 def test_two_seeds_have_no_tails(measured):
     judged = judge(claim(), [measured(UP[:2], THEIRS[:2])])
-    assert tails(claim(), judged.overall) is None
+    assert compute_tails(claim(), judged.overall) is None

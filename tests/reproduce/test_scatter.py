@@ -4,9 +4,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from fedmutual.reproduce.figures import standalone, summary
+from fedmutual.reproduce.figures import describe_picture, make_standalone_svg
 from fedmutual.reproduce.result import Cloud
-from fedmutual.reproduce.scatter import MARKS, Scatter, scatter_table
+from fedmutual.reproduce.scatter import MARKS, Scatter, make_scatter_table
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -22,7 +22,7 @@ def scatter(classes=("dog", "house"), domains=("photo", "sketch")):
 @pytest.mark.parametrize("classes", [("dog", "house"), tuple("0123456789"), tuple(f"c{n}" for n in range(40))])
 def test_every_point_is_drawn_once(classes):
     made = scatter(classes)
-    root = ElementTree.fromstring(standalone(made))
+    root = ElementTree.fromstring(make_standalone_svg(made))
     legend = 2 + (len(classes) if classes == ("dog", "house") else 0)
     assert len(root.findall(f".//{SVG}use")) == len(made.cloud.points) + legend
     texts = " ".join(t.text for t in root.iter(f"{SVG}text"))
@@ -37,7 +37,7 @@ def test_marks_tell_the_classes_as_far_as_there_are_marks():
 
 def test_in_words_and_numbers():
     made = scatter()
-    assert summary(made) == "features of node photo. The axes hold 34 % and 12 % of the variance; silhouette 0.30"
-    table = scatter_table(made)
+    assert describe_picture(made) == "features of node photo. The axes hold 34 % and 12 % of the variance; silhouette 0.30"
+    table = make_scatter_table(made)
     assert [[c.text for c in row] for row in table.rows][1] == ["photo", "house", "3", "0.00", "1.12"]  # mean 1.125
     assert len(table.csv.splitlines()) == 1 + len(made.cloud.points)

@@ -5,11 +5,11 @@ import json
 import pytest
 
 from fedmutual.errors import ConfigError
-from fedmutual.reproduce import Scale, experiments, read_experiment
-from fedmutual.reproduce.cell_results import measured_cells
-from fedmutual.reproduce.cells import home
-from fedmutual.reproduce.pages import markdown, page
-from fedmutual.reproduce.plan import jobs
+from fedmutual.reproduce import Scale, read_experiment, read_experiments
+from fedmutual.reproduce.cell_results import read_measured_cells
+from fedmutual.reproduce.cells import find_home
+from fedmutual.reproduce.pages import make_page, render_markdown
+from fedmutual.reproduce.plan import list_jobs
 
 TRIED = [
     {"rounds": "5", "optimizer.lr": rate, "algorithm.mu": mu} for mu in ("0.1", "1.0") for rate in ("0.01", "0.03", "0.1")
@@ -40,7 +40,7 @@ def swept(papers):
 
 def config_of(papers, arm="fedavg"):
     cell = read_experiment(papers, "table9").cells[0]
-    return next(j.config for j in jobs(cell, [0], Scale()) if j.arm == arm)
+    return next(j.config for j in list_jobs(cell, [0], Scale()) if j.arm == arm)
 
 
 def test_an_arm_takes_what_its_sweep_chose_and_no_more(papers, swept):
@@ -90,9 +90,9 @@ def test_a_sweep_that_chose_nothing_is_named(papers, swept, change, message):
     assert message in str(problem.value)
 
 
-def test_how_a_setting_was_chosen_is_said(papers, swept, store, tmp_path):
+def test_the_report_says_how_a_setting_was_chosen(papers, swept, store, tmp_path):
     experiment = read_experiment(papers, "table9")
-    paper_page = page(experiment, measured_cells(experiment, store))
+    paper_page = make_page(experiment, read_measured_cells(experiment, store))
     (row,) = [[cell.text for cell in row] for row in paper_page.tunings.rows]
     assert row[2:] == [
         "optimizer.lr = 0.03, algorithm.mu = 1.0",
@@ -104,12 +104,12 @@ def test_how_a_setting_was_chosen_is_said(papers, swept, store, tmp_path):
         "5 of 2",
         "2",
     ]
-    text = markdown(paper_page, tmp_path / "docs/pages")
+    text = render_markdown(paper_page, tmp_path / "docs/pages")
     assert "[digits-fedprox.json](../../papers/sweeps/digits-fedprox.json)" in text
-    assert "## How settings were chosen" not in markdown(page(read_experiment(papers, "looker"), []))
+    assert "## How settings were chosen" not in render_markdown(make_page(read_experiment(papers, "looker"), []))
 
 
-def test_the_length_of_a_sweep_is_that_of_its_configuration_where_its_command_gave_none(papers, swept):
+def test_a_sweep_command_without_rounds_uses_the_configured_rounds(papers, swept):
     file, _ = swept
     without = [{k: v for k, v in values.items() if k != "rounds"} for values in TRIED]
     file.write_text(json.dumps({**SWEEP, "settings": [{"set": v} for v in without], "chosen": without[0]}))
@@ -118,8 +118,8 @@ def test_the_length_of_a_sweep_is_that_of_its_configuration_where_its_command_ga
     assert (tuning.rounds, tuning.ends) == (7, ["optimizer.lr", "algorithm.mu"])
 
 
-def test_every_method_of_the_tuned_cells_has_a_sweep_of_its_own():
-    (tuned,) = (e for e in experiments(home()) if e.id == "tuned")
+def test_every_method_of_the_tuned_cells_has_its_own_sweep():
+    (tuned,) = (e for e in read_experiments(find_home()) if e.id == "tuned")
     for cell in tuned.cells:
         assert set(cell.tunings) == set(cell.arms)
         for arm, tuning in cell.tunings.items():

@@ -41,7 +41,7 @@ def test_another_content_and_another_key_are_refused() -> None:
 
 
 @pytest.mark.parametrize("certificate", [b"", b"no certificate", bytes(2**13 + 1)])
-def test_what_is_no_certificate_is_refused(certificate) -> None:
+def test_invalid_certificates_are_refused(certificate) -> None:
     with pytest.raises(Forged, match="certificate"):
         make_authority().check("north", certificate, b"", CONTENT)
 

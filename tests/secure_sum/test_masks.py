@@ -79,7 +79,7 @@ def test_the_own_mask_by_hand() -> None:
 
 
 def test_a_long_mask_is_one_keystream() -> None:
-    """It is added in pieces."""
+    """The mask is added in pieces."""
     words = np.zeros(100_003, np.uint64)
     masks.add_seed_mask(words, bytes(32), CONTEXT, "bob")
     cipher = Cipher(ChaCha20(hkdf(bytes(32), CONTEXT.hex(), "self mask", "bob"), bytes(16)), None).encryptor()

@@ -50,7 +50,7 @@ def test_the_sum_of_all_is_that_of_their_words(count) -> None:
 @pytest.mark.parametrize("stage", Stage)
 @pytest.mark.parametrize(("count", "gone"), [(5, {"birch"}), (10, {"ash"}), (10, {"ash", "fir", "pine"})])
 def test_sites_that_drop_out_at_any_stage_cost_nothing(stage, count, gone) -> None:
-    """Who sent words before it dropped out is in the sum; who did not is not."""
+    """A site is in the sum exactly if it sent its words before it dropped out."""
     table = Table(count, away={stage: gone}).run()
     counted = set(NAMES[:count]) - (gone if stage <= Stage.UPLOAD else set())
     assert set(table.server.present) == counted
@@ -73,8 +73,8 @@ def test_below_the_threshold_the_stage_comes_to_nothing(stage) -> None:
 
 
 @pytest.mark.parametrize("stage", Stage)
-def test_a_server_that_starts_anew_goes_on_where_it_was(stage) -> None:
-    """Orders depend on the answers that it holds, and on nothing else."""
+def test_a_restarted_server_continues_from_its_last_round(stage) -> None:
+    """Orders depend only on the saved answers."""
     table = Table(5).run()
     again = Table(5)
     again.server.answers = {s: a for s, a in table.server.answers.items() if s < stage}
@@ -186,7 +186,7 @@ def test_shares_that_were_changed_on_their_way_are_refused_and_named() -> None:
     assert table.server.add_words().tolist() == table.plain(set(FIVE) - {"ash"})
 
 
-def test_a_site_that_is_said_to_have_dropped_out_gives_no_signature() -> None:
+def test_a_site_reported_as_dropped_out_gives_no_signature() -> None:
     without = [i for i in FIVE if i != "ash"]
     table = Table(5, orders={Stage.CONFIRM: change(messages.PresentSites, sites=without)})
     with pytest.raises(TooFewSites):
@@ -194,8 +194,8 @@ def test_a_site_that_is_said_to_have_dropped_out_gives_no_signature() -> None:
     assert "this site dropped out" in table.refusals["ash"]
 
 
-def test_a_dropout_that_is_told_to_some_sites_alone_opens_nothing() -> None:
-    """Two sites are told that one dropped out, the others not: no four signatures are equal."""
+def test_a_dropout_reported_to_some_sites_only_reveals_nothing() -> None:
+    """Two sites hear of a dropout and the others do not: no four signatures cover one list."""
 
     def lie(to, message):
         without = [i for i in FIVE if i != "ash"]
@@ -209,8 +209,8 @@ def test_a_dropout_that_is_told_to_some_sites_alone_opens_nothing() -> None:
     assert "site 'ash' is refused" in table.refusals["birch"]
 
 
-def test_nobody_gives_both_secrets_of_a_site() -> None:
-    """Of a site that is present its seed alone, of one that is not its key alone."""
+def test_no_site_reveals_both_secrets_of_another_site() -> None:
+    """For a present site only its seed is revealed, for an absent site only its key."""
     table = Table(5, away={Stage.UPLOAD: {"elm"}}).run()
     for answer in table.server.answers[Stage.UNMASK].values():
         opened = read_sum_message(messages.OpenedShares, answer, "")
@@ -313,7 +313,7 @@ def test_the_same_sum_is_opened_again_with_the_same_shares() -> None:
     assert read_sum_message(messages.OpenedShares, table.ask(Stage.UNMASK, "ash", order), "").keys == {}
 
 
-def test_a_wrong_share_is_left_out_where_enough_are_right_and_else_named() -> None:
+def test_a_wrong_share_is_left_out_if_enough_are_right_and_otherwise_named() -> None:
     wrong = change(messages.OpenedShares, "ash", seeds=lambda seeds: {**seeds, "birch": "00" * 66})
     table = Table(5, answers={Stage.UNMASK: wrong}).run()
     assert table.server.add_words().tolist() == table.plain(FIVE)

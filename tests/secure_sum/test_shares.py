@@ -45,7 +45,7 @@ def test_one_holder_too_few_fits_every_secret_equally() -> None:
         assert join_shares({1: shares[1], 2: shares[2], 3: share(third)}) == other.to_bytes(32, "big")
 
 
-def test_shares_are_drawn_anew() -> None:
+def test_each_sharing_draws_new_shares() -> None:
     first, second = (split_secret(SECRET, 2, (1, 2)) for _ in range(2))
     assert all(first[i] != second[i] for i in (1, 2))
 
@@ -77,6 +77,6 @@ def test_what_cannot_be_split_is_refused(secret, threshold, points) -> None:
 
 
 @pytest.mark.parametrize("shares", [{}, {0: share(1)}, {1: b""}, {1: share(0)[1:]}, {1: b"\xff" * SHARE_BYTES}])
-def test_what_is_no_share_is_refused(shares) -> None:
+def test_invalid_shares_are_refused(shares) -> None:
     with pytest.raises(ValueError, match="share"):
         join_shares(shares)

@@ -8,7 +8,7 @@ from wards import seeded, site
 
 
 @pytest.fixture(scope="session")
-def given(tmp_path_factory):
+def seeded_wards(tmp_path_factory):
     """Its folder: the federation's file, a folder of each site, and all parts; and the sites. Not to be changed."""
     folder = tmp_path_factory.mktemp("given")
     _, sites = seeded(folder)
@@ -18,6 +18,6 @@ def given(tmp_path_factory):
 
 
 @pytest.fixture
-def ward(given, tmp_path):
+def ward(seeded_wards, tmp_path):
     """A copy of that folder, to spoil."""
-    return shutil.copytree(given[0], tmp_path / "ward")
+    return shutil.copytree(seeded_wards[0], tmp_path / "ward")

@@ -6,7 +6,7 @@ import pytest
 
 from fedmutual.algorithms import FedH2L
 from fedmutual.algorithms.agree import Compare
-from fedmutual.algorithms.peers import agreed as owned_by
+from fedmutual.algorithms.peers import make_agreed_state as owned_by
 from fedmutual.core import At
 from fedmutual.engines.base import participate
 from fedmutual.errors import RunError
@@ -33,14 +33,14 @@ class Seeded(Federation):
         self.desk = Desk(them)
 
 
-def with_another_set(found, *sites):
+def with_another_set(federation, *sites):
     """These sites hold another public seed set than the contract was made with."""
     for n, i in enumerate(sites):
-        half = found[i]
+        half = federation[i]
         data = half.experiment.data
         public = replace(data.public, digest=f"{n:02}" * 32)
         half.experiment = replace(half.experiment, data=replace(data, public=public))
-    return found
+    return federation
 
 
 class Lying(Desk):
@@ -67,7 +67,7 @@ def asked_after_the_start(desk):
 
 
 @pytest.mark.parametrize("name", ONE_ROUND)
-def test_who_has_another_set_is_left_out_by_all_and_the_others_go_on(name, tmp_path):
+def test_a_site_with_another_public_set_is_left_out_and_the_others_continue(name, tmp_path):
     federation = with_another_set(Seeded(tmp_path, ONE_ROUND[name]), "south").run()
     (note,) = federation.notes
     assert note.startswith(
@@ -79,8 +79,8 @@ def test_who_has_another_set_is_left_out_by_all_and_the_others_go_on(name, tmp_p
 
 
 @pytest.mark.parametrize("name", ONE_ROUND)
-def test_one_accuser_is_left_out_itself(name, tmp_path):
-    """And neither the accused, nor the federation."""
+def test_a_single_accuser_is_left_out(name, tmp_path):
+    """The accused site and the federation continue."""
     federation = Seeded(tmp_path, ONE_ROUND[name])
     federation.desk = Lying(federation.desk.halves, "west", comparing, accused=("north",), problem="its rows are others")
     federation.run()
@@ -90,15 +90,15 @@ def test_one_accuser_is_left_out_itself(name, tmp_path):
 
 
 @pytest.mark.parametrize("accused", ["nobody", "server", "west", ""])
-def test_an_accusation_of_whom_there_is_not_puts_out_who_makes_it(accused, tmp_path):
+def test_an_accusation_of_an_unknown_site_excludes_the_accuser(accused, tmp_path):
     federation = Seeded(tmp_path, ONE_ROUND["fedh2l"])
     federation.desk = Lying(federation.desk.halves, "west", comparing, accused=(accused,), problem="x" * 400)
     federation.run()
     assert Conduct(tmp_path / "server").left_out.keys() == {"west"}
 
 
-def test_an_accusation_elsewhere_is_no_accusation(tmp_path):
-    """A site that says so in a round is left out of that round, as one that could not do its part."""
+def test_an_accusation_outside_the_start_only_leaves_the_accuser_out_of_the_round(tmp_path):
+    """A site that accuses in a round is left out of that round, like a site that could not carry out its order."""
     federation = Federation(tmp_path)
     accusing = SiteAnswer(order=None, accused=("north",), problem="its rows are others")
     federation["west"].does = lambda asked, inbox: accusing if asked.round == 1 else {k: v + 0 for k, v in inbox.items()}
@@ -108,14 +108,14 @@ def test_an_accusation_elsewhere_is_no_accusation(tmp_path):
     assert federation["west"].rounds() == federation["north"].rounds() == [(0, 0), (0, 1), (0, 2)]
 
 
-def test_too_few_that_are_left_end_the_federation_and_do_not_begin_it_for_ever(tmp_path):
+def test_too_few_remaining_sites_end_the_federation(tmp_path):
     federation = with_another_set(Seeded(tmp_path, SEEDED), "south", "west")  # three sets: of them the first one counts
-    asked = []
+    answer_counts = []
     for _ in range(2):
         with pytest.raises(RunError, match="2 sites are needed, and of 3 these are excluded for good: south, west; log"):
             federation.run()
-        asked.append(len(federation.desk.answers))
-    assert asked[0] == asked[1]
+        answer_counts.append(len(federation.desk.answers))
+    assert answer_counts[0] == answer_counts[1]
     assert "is left out for good: most sites say" in (tmp_path / "server" / "log.txt").read_text()
 
 

@@ -48,8 +48,8 @@ def ask(
     return read_answer(content)[0], content
 
 
-def told(said: SiteAnswer) -> list[dict]:
-    return [score.values for score in said.scores]
+def list_scores(answer: SiteAnswer) -> list[dict]:
+    return [score.values for score in answer.scores]
 
 
 def orders(rounds: range, models: range) -> Iterator[tuple[int, int]]:
@@ -68,8 +68,8 @@ def test_evaluation_orders_without_end_bring_one_answer_a_finished_round(tmp_pat
         for number, seed in orders(range(-1, 9), range(8)):
             answer, _ = ask(runtime, EXAM, number, seed)
             if answer.scores:
-                answers.setdefault(number, set()).add(tuple(v for values in told(answer) for v in values.values()))
-                assert [values.keys() for values in told(answer)] == [{"accuracy"}] * 2
+                answers.setdefault(number, set()).add(tuple(v for values in list_scores(answer) for v in values.values()))
+                assert [values.keys() for values in list_scores(answer)] == [{"accuracy"}] * 2
     assert answers.keys() == {0, 1, 2}
     assert all(len(distinct) == 1 for distinct in answers.values())
     assert all(value == round(value, 2) for distinct in answers.values() for values in distinct for value in values)
@@ -83,7 +83,7 @@ def test_scores_that_are_asked_for_again_are_the_same_bytes(tmp_path):
     runtime = north(tmp_path)
     ask(runtime, WORK, 0, seed=1)
     answer, content = ask(runtime, EXAM, 0, seed=2)
-    assert told(answer)
+    assert list_scores(answer)
     at_home = read_lines(runtime.folder / METRICS)
     for half_ in (runtime, restarted(tmp_path)):
         assert ask(half_, EXAM, 0, seed=2)[1] == content
@@ -125,14 +125,14 @@ def test_a_phase_is_done_with_one_inbox(tmp_path):
 
 def test_a_phase_that_failed_was_begun_too(tmp_path, monkeypatch):
     """Whether a site fails would be an answer as well."""
-    runtime, real = north(tmp_path), site_runtime.participate
+    runtime, participate = north(tmp_path), site_runtime.participate
 
     def fails(*_):
         raise Diverged("north", 0, 0, "its loss is nan")
 
     monkeypatch.setattr(site_runtime, "participate", fails)
     assert ask(runtime, WORK, 0, seed=1)[0].problem == "it diverged: its loss or its weights are no longer finite"
-    monkeypatch.setattr(site_runtime, "participate", real)
+    monkeypatch.setattr(site_runtime, "participate", participate)
     for half_ in (runtime, restarted(tmp_path)):
         assert ask(half_, WORK, 0, seed=2)[0].problem == admission.ANSWERED
     assert ask(half_, WORK, 0, seed=1)[0].problem is None  # its disk was full, say
@@ -147,11 +147,15 @@ def test_a_new_attempt_goes_back_to_the_state_before(tmp_path):
     fresh = north(tmp_path / "straight")
     ask(fresh, WORK, 0, seed=1)
     for round in (1, 2):
-        (_, again), (_, straight) = (ask(one, WORK, round, seed=70 + round, attempt=1) for one in (runtime, fresh))
+        (_, again), (_, straight) = (
+            ask(back_answer, WORK, round, seed=70 + round, attempt=1) for back_answer in (runtime, fresh)
+        )
         assert same(read_answer(again)[1], read_answer(straight)[1])
     assert ask(runtime, EXAM, 3, seed=9, attempt=1)[0].problem == admission.UNFINISHED  # what followed was taken back
-    one, other = (ask(half_, EXAM, 2, seed=9, attempt=1)[0] for half_ in (restarted(tmp_path / "back"), fresh))
-    assert told(one) == told(other) != []
+    back_answer, straight_answer = (
+        ask(half_, EXAM, 2, seed=9, attempt=1)[0] for half_ in (restarted(tmp_path / "back"), fresh)
+    )
+    assert list_scores(back_answer) == list_scores(straight_answer) != []
     lines = read_sent_messages(runtime.folder)
     assert [line.get("attempt") for line in lines if line["what"] == WORK] == [None] * 4 + [1, 1]
 
@@ -191,28 +195,28 @@ def test_scores_of_a_new_attempt_take_later_rounds_back(tmp_path):
         _, before = ask(runtime, WORK, round, seed=round)
         ask(runtime, EXAM, round, seed=20 + round)
     assert ask(runtime, WORK, 2, seed=2, attempt=1)[1] == before
-    assert told(ask(runtime, EXAM, 1, seed=30, attempt=1)[0])
+    assert list_scores(ask(runtime, EXAM, 1, seed=30, attempt=1)[0])
     assert ask(runtime, WORK, 2, seed=31, attempt=1)[0].problem is None
     assert ask(runtime, WORK, 1, seed=32, attempt=1)[0].problem == admission.ANSWERED
 
 
 def test_nothing_but_scores_depends_on_validation_rows(tmp_path, monkeypatch):
-    """They are trained on by nobody, and no message is made from them."""
+    """No site trains on validation rows, and no message depends on them."""
     messages = {}
-    real = Experiment.rows
+    read_rows = Experiment.rows
 
     def changed(self: Experiment, site: str) -> dict[str, Data]:
-        rows = real(self, site)
+        rows = read_rows(self, site)
         return rows | {"validation": Changed(rows["validation"])}
 
     for name in ("as they are", "changed"):
         runtime = north(tmp_path / name, LONG | TELLING)
         answer = [ask(runtime, WORK, round, seed=round) for round in range(2)]
         scores, _ = ask(runtime, EXAM, 1, seed=5)
-        messages[name] = [content for _, content in answer], told(scores)
+        messages[name] = [content for _, content in answer], list_scores(scores)
         monkeypatch.setattr(Experiment, "rows", changed)
-    (works, scores), (others, other_scores) = messages.values()
-    assert works == others
+    (works, scores), (other_works, other_scores) = messages.values()
+    assert works == other_works
     assert scores != other_scores
 
 
@@ -245,9 +249,9 @@ def test_what_a_site_tells(tmp_path, share, scores, losses):
     answer, _ = ask(runtime, EXAM, 0, seed=1)
     assert bool(work.train) is losses
     if scores is None:
-        assert all({"loss", "examples", "recall"} <= values.keys() for values in told(answer))
+        assert all({"loss", "examples", "recall"} <= values.keys() for values in list_scores(answer))
     else:
-        assert {key for values in told(answer) for key in values} == scores
+        assert {key for values in list_scores(answer) for key in values} == scores
     (line,) = read_lines(runtime.folder / METRICS)
     assert all({"loss", "examples", "recall"} <= score.keys() for score in line["scores"])  # at home it has them all
 
@@ -267,7 +271,7 @@ def test_a_site_may_tell_less_while_the_federation_goes_on(tmp_path):
     again = SiteRuntime(
         halves(tmp_path, tmp_path / "federation.toml", MLP)[0], read_site_file(site(tmp_path, "north", silent))
     )
-    assert told(ask(again, EXAM, 0, seed=1)[0]) == []
+    assert list_scores(ask(again, EXAM, 0, seed=1)[0]) == []
 
 
 @pytest.mark.parametrize(
@@ -280,7 +284,7 @@ def test_a_site_may_tell_less_while_the_federation_goes_on(tmp_path):
         (TELLING, "All its losses and scores are sent"),
     ],
 )
-def test_an_operator_is_told_what_the_setting_means_for_the_rows_that_there_are(tmp_path, more, words):
+def test_an_operator_learns_what_the_setting_means_for_the_available_rows(tmp_path, more, words):
     (runtime,) = halves(tmp_path, contract(tmp_path, LONG, MLP), {"north": MLP["north"] | more})[1].values()
     assert words in describe_disclosure(runtime.experiment, "north")
 

@@ -35,13 +35,13 @@ class Absences:
         agreed, made = halves(self.folder, self.path, self.sites)
         desk = Desk(made)
 
-        def seen(event):
+        def observe(event):
             if isinstance(event, Noted):
                 self.notes.append(event.text)
             watch(desk, event)
 
         with suppress(Killed):
-            Coordinator(agreed, self.folder / "server").run(desk, [seen])
+            Coordinator(agreed, self.folder / "server").run(desk, [observe])
         self.desk = desk
         return self
 
@@ -122,7 +122,10 @@ def test_attempts_are_counted_on_disk_and_end(tmp_path):
 def test_the_attempt_goes_up_once_for_all_later_phases_of_a_round(tmp_path):
     def stamped(phase, seed, *sites):
         order = Order(WORK, 5, phase, senders=(str(seed),))
-        return {found[0].attempt for found in Attempts(tmp_path).stamp(dict.fromkeys(sites, (order, {}))).values()}
+        return {
+            order_and_inbox[0].attempt
+            for order_and_inbox in Attempts(tmp_path).stamp(dict.fromkeys(sites, (order, {}))).values()
+        }
 
     assert stamped(0, 1, "north", "south") == stamped(1, 1, "north", "south") == stamped(2, 1, "north", "south") == {0}
     assert stamped(0, 2, "north", "south") == {0}  # the first phase begins with what is saved
@@ -143,14 +146,14 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("damage", DAMAGED.values(), ids=DAMAGED)
-def test_a_count_of_attempts_that_is_damaged_is_said(tmp_path, damage):
+def test_a_damaged_attempt_count_is_an_error(tmp_path, damage):
     write_json(tmp_path / "attempts.json", {"format": 1, "attempt": 0, "round": None, "phases": {}} | damage)
     with pytest.raises(RunError, match=r"attempts\.json: is damaged: (attempt|phases)"):
         Attempts(tmp_path)
 
 
 @pytest.mark.parametrize("damage", [{"entries": [3]}, {"entries": [["x", 0, "", True]]}, {"dropped": 3}, {"begun": [1]}])
-def test_a_journal_of_a_site_that_is_damaged_is_said(tmp_path, damage):
+def test_a_damaged_site_journal_is_an_error(tmp_path, damage):
     write_json(tmp_path / "diary.json", {"format": 1, "run": "r", "dropped": False, "entries": []} | damage)
     with pytest.raises(RunError, match=rf"diary\.json: is damaged: {next(iter(damage))}"):
         Journal(tmp_path, "north", "r")

@@ -13,10 +13,10 @@ import fedmutual
 from authority import write_startup
 from fedmutual.config import parse_config
 from fedmutual.errors import ConfigError, RunError
-from fedmutual.privacy.accountant import ORDERS, NoisedSteps, epsilon
+from fedmutual.privacy.accountant import ORDERS, NoisedSteps, compute_total_epsilon
 from fedmutual.privacy.budget import PrivacyBudget, Spent
 from fedmutual.privacy.mechanism import Release
-from fedmutual.privacy.secret import simulation_secret
+from fedmutual.privacy.secret import derive_simulation_secret
 from fedmutual.rundir.text import describe_event
 from fedmutual.sites import contract as contracts
 from fedmutual.sites.coordinator import Coordinator
@@ -34,13 +34,13 @@ MEME = PRIVATE | {
 BUDGET = {"epsilon": 50.0}
 
 
-def half(folder, common=PRIVATE, name="north", budget=BUDGET, say=lambda line: None, **given):
+def half(folder, common=PRIVATE, name="north", budget=BUDGET, say=lambda line: None, **site_tables):
     """A site of a federation of itself alone."""
     folder.mkdir(exist_ok=True)
     path = contract(folder, common, {name: SITES[name]})
     return SiteRuntime(
         contracts.read_submitted_contract(path),
-        read_site_file(site(folder, name, SITES[name], privacy=budget, **given)),
+        read_site_file(site(folder, name, SITES[name], privacy=budget, **site_tables)),
         say,
     )
 
@@ -72,7 +72,7 @@ def test_sites_are_one_process_where_their_secrets_are(tmp_path, common, sums):
         secret = path.parent / "state" / ".privacy" / "secret"
         secret.parent.mkdir(parents=True)
         secret.touch(mode=0o600)
-        secret.write_bytes(simulation_secret(0, i))
+        secret.write_bytes(derive_simulation_secret(0, i))
         sites[i] = SiteRuntime(agreed, read_site_file(path), startup=write_startup(path.parent / "startup", i))
     startup = write_startup(tmp_path / "server-kit", "server")
     Coordinator(agreed, tmp_path / "server", startup).run(Desk(sites))
@@ -86,7 +86,7 @@ def test_sites_are_one_process_where_their_secrets_are(tmp_path, common, sums):
         assert record["spent"] == record_of_process["epsilon"]
 
 
-def test_a_site_has_a_secret_of_its_own(tmp_path):
+def test_each_site_has_its_own_secret(tmp_path):
     replies = []
     for k in "ab":
         _, message = work(half(tmp_path / k))
@@ -96,17 +96,17 @@ def test_a_site_has_a_secret_of_its_own(tmp_path):
 
 
 def test_every_inbox_costs_once(tmp_path):
-    one = half(tmp_path)
-    first = work(one, content=True)
+    runtime = half(tmp_path)
+    first = work(runtime, content=True)
     assert len(lines(tmp_path)) == 1
-    assert work(one, content=True) == first
+    assert work(runtime, content=True) == first
     assert len(lines(tmp_path)) == 1
-    work(one, shift=1e-6, attempt=1)  # without a new attempt the site declines
+    work(runtime, shift=1e-6, attempt=1)  # without a new attempt the site declines
     assert len(lines(tmp_path)) == 2
     assert len({line["label"] for line in lines(tmp_path)}) == 2
-    work(one, round=1, attempt=1)
+    work(runtime, round=1, attempt=1)
     assert [line["round"] for line in lines(tmp_path)] == [1, 1, 2]
-    one.do(pack_message(Order(EXAM, 1, 0, attempt=1), {}))
+    runtime.do(pack_message(Order(EXAM, 1, 0, attempt=1), {}))
     assert len(lines(tmp_path)) == 3
     assert all(line["steps"] > 0 and line["federation"] == "wards" for line in lines(tmp_path))
 
@@ -118,24 +118,24 @@ def test_a_crash_before_the_answer_costs_and_the_same_order_again_does_not(tmp_p
     def killed(*_):
         raise Killed
 
-    one = half(tmp_path / "a")
+    runtime = half(tmp_path / "a")
     with monkeypatch.context() as broken:
         broken.setattr(Journal, "write", killed)
         with pytest.raises(Killed):
-            work(one)
+            work(runtime)
     assert len(lines(tmp_path / "a")) == 1
-    again = work(half(tmp_path / "a"), content=True)
+    second_answer = work(half(tmp_path / "a"), content=True)
     assert len(lines(tmp_path / "a")) == 1
-    other = tmp_path / "b"  # which was never killed, and has the same secret
-    secret = other / "north" / "state" / ".privacy" / "secret"
+    other_folder = tmp_path / "b"  # which was never killed, and has the same secret
+    secret = other_folder / "north" / "state" / ".privacy" / "secret"
     secret.parent.mkdir(parents=True)
     secret.touch(mode=0o600)
     secret.write_bytes((tmp_path / "a" / "north" / "state" / ".privacy" / "secret").read_bytes())
-    assert work(half(other), content=True) == again
+    assert work(half(other_folder), content=True) == second_answer
 
 
 def test_what_is_paid_for_is_written_before_a_private_row_is_read(tmp_path, monkeypatch):
-    one = half(tmp_path)
+    runtime = half(tmp_path)
     read = []
 
     def watched(self, line, *args, **kwargs):
@@ -143,13 +143,13 @@ def test_what_is_paid_for_is_written_before_a_private_row_is_read(tmp_path, monk
         raise RuntimeError("stop")
 
     monkeypatch.setattr("fedmutual.privacy.sampling.Units.sample", watched)
-    answer, message = work(one)
+    answer, message = work(runtime)
     assert answer.problem == "it could not do its part; its operator reads why"
     assert message == {}
     assert read == [1]
 
 
-def test_who_has_spent_its_budget_declines_and_the_federation_goes_on(tmp_path):
+def test_a_site_with_a_spent_budget_declines_and_the_federation_continues(tmp_path):
     heard, notes = [], []
     agreed = contracts.read_submitted_contract(contract(tmp_path, PRIVATE | {"rounds": 3}, quorum=2))
     cost = lines_cost(tmp_path / "measured")
@@ -216,17 +216,17 @@ def test_other_data_of_a_site_spend_from_the_same_budget(tmp_path):
 
 def test_the_order_of_the_divergence_is_chosen_before_the_answers_are_seen(tmp_path):
     """The best order for all steps is known only at the end: of mechanisms chosen on the way it would promise too much."""
-    one = budget(tmp_path / "ledger.jsonl", most=8.0)
+    privacy_budget = budget(tmp_path / "ledger.jsonl", most=8.0)
     strong, weak = NoisedSteps(0.7, 0.01, 50), NoisedSteps(8.0, 0.9, 50)
-    one.spend(Release("a", *strong, 0, 0))
-    assert one.spent == epsilon([strong], 1e-5)  # of one kind only the number of steps is chosen
-    one.spend(Release("b", *weak, 0, 0))
-    assert one.spent > epsilon([strong, weak], 1e-5) * (1 + 1e-6)
+    privacy_budget.spend(Release("a", *strong, 0, 0))
+    assert privacy_budget.spent == compute_total_epsilon([strong], 1e-5)  # of one kind only the number of steps is chosen
+    privacy_budget.spend(Release("b", *weak, 0, 0))
+    assert privacy_budget.spent > compute_total_epsilon([strong, weak], 1e-5) * (1 + 1e-6)
     conversion = {order: math.log1p(-1 / order) - math.log(1e-5 * order) / (order - 1) for order in ORDERS}
     gaussian = max(ORDERS, key=lambda order: (8.0 - conversion[order]) / order)
     bound = cost([strong, weak], gaussian)  # dp-accounting bounds the divergence of an order such as 3.9 from above
-    assert bound * (1 - 1e-4) < one.spent <= bound
-    assert one.spent == budget(tmp_path / "ledger.jsonl", most=8.0).spent
+    assert bound * (1 - 1e-4) < privacy_budget.spent <= bound
+    assert privacy_budget.spent == budget(tmp_path / "ledger.jsonl", most=8.0).spent
 
 
 def cost(taken, order):

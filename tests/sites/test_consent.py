@@ -22,7 +22,7 @@ def changed(record, **tables):
 
 
 @pytest.fixture
-def evil(tmp_path, monkeypatch):
+def hostile_module(tmp_path, monkeypatch):
     """A module in the working folder, which is on Python's path as FLARE's is for `python -m`; it leaves a mark."""
     (tmp_path / "evil.py").write_text(f"from pathlib import Path\n\nPath({str(tmp_path / 'mark')!r}).touch()\n")
     monkeypatch.chdir(tmp_path)
@@ -32,10 +32,10 @@ def evil(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("table", ["algorithm", "model", "training"])
-def test_no_code_that_a_job_names_is_imported(record, evil, tmp_path, table):
-    """It is compared before it is parsed."""
+def test_no_code_that_a_job_names_is_imported(record, hostile_module, tmp_path, table):
+    """The contract is compared before it is parsed."""
     key = {"algorithm": "name", "model": "shared", "training": "task"}[table]
-    bad = changed(record, **{table: record["tables"][table] | {key: evil}})
+    bad = changed(record, **{table: record["tables"][table] | {key: hostile_module}})
     with pytest.raises(ConfigError, match=f"its '{table}.{key}' is \"evil:X\", and this site agreed to"):
         accepted(bad, record)
     assert not (tmp_path / "mark").exists()
@@ -66,8 +66,8 @@ def test_keys_that_may_change_without_consent(record, open_key):
         ({"data": {**COMMON["data"], "classes": {"0": "a"}}}, "data.classes"),
     ],
 )
-def test_what_is_told_apart(record, tables, key):
-    """Keys with dots in them, null and no key, 1 and true, 1 and 1.0, a key that begins as one that may change."""
+def test_a_changed_value_of_the_contract_is_found(record, tables, key):
+    """Keys with dots, null and a missing key, 1 and true, 1 and 1.0, a key with the prefix of a key that may change."""
     assert f"its '{key}" in find_difference(record, changed(record, **tables))
 
 
@@ -101,22 +101,22 @@ def test_tables_too_deep_end_the_comparison(record):
     ],
     ids=range(16),
 )
-def test_a_text_that_is_no_record(text):
+def test_a_text_that_is_not_a_record_is_refused(text):
     with pytest.raises(ConfigError, match="not written by fedmutual"):
         read_record(text)
 
 
 def test_of_several_contracts_the_one_of_that_name_is_meant(record):
     """As at a server that carries out several federations."""
-    other = changed(record, name="others") | {"name": "others"}
-    assert check_agreed(json.dumps(other), [record, other], "this server") == other
+    second_record = changed(record, name="others") | {"name": "others"}
+    assert check_agreed(json.dumps(second_record), [record, second_record], "this server") == second_record
     with pytest.raises(ConfigError, match="is of federation 'others', and this server agreed to 'wards'"):
-        check_agreed(json.dumps(other), [record], "this server")
+        check_agreed(json.dumps(second_record), [record], "this server")
     with pytest.raises(ConfigError, match='its \'name\' is "others", and this server agreed to "wards"'):
-        check_agreed(json.dumps(other | {"name": "wards"}), [record], "this server")
+        check_agreed(json.dumps(second_record | {"name": "wards"}), [record], "this server")
 
 
-def test_a_message_shows_little_of_somebody_elses_text(record):
+def test_an_error_message_quotes_foreign_text_briefly(record):
     bad = changed(record, **{"a\x1b[2J\n" * 1000: "y" * 100_000})
     difference = find_difference(record, bad)
     assert len(difference) < 300
@@ -124,7 +124,7 @@ def test_a_message_shows_little_of_somebody_elses_text(record):
 
 
 def test_a_version_that_crosses_moves_no_cursor(record):
-    """It is shown on a console."""
+    """The version is shown on a console."""
     with pytest.raises(ConfigError, match="the contract has fedmutual") as caught:
         accepted(record | {"version": "0.0\x1b]0;evil\x07\n12:00:00  takes part"}, record)
     assert str(caught.value).isprintable()
@@ -140,7 +140,7 @@ def test_lists_in_lists_are_refused_at_every_depth(record, key):
 
 
 def test_a_public_seed_set_has_no_more_rows_than_can_be_counted(tmp_path):
-    """Which rows each gives, no operator agreed to: a lead says it."""
+    """A lead states the rows of each site, and no operator agreed to these numbers."""
     agreed = contracts.read_contract(contract(tmp_path, SEEDED, public="public")).record()
     ones, digest = dict.fromkeys(SITES, 1), "0" * 64
     counts, parts = dict.fromkeys(SITES, [1] * 10), dict.fromkeys(SITES, digest)

@@ -17,7 +17,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 
 from fedmutual.errors import ConfigError
-from fedmutual.rundir.folder import held
+from fedmutual.rundir.folder import lock_folder
 from fedmutual.sites.flare.connectivity import check_connection
 from fedmutual.sites.flare.doctor import run_checks
 from fedmutual.sites.flare.kits import open_kit, provision
@@ -98,7 +98,7 @@ def issued(kits, folder, days, hosts=("localhost",), name="localhost"):
     files[1].write_text(known["localhost"]["pri_key"])
     key = serialization.load_pem_private_key(files[1].read_bytes(), None)
     now, builder = datetime.now(UTC), x509.CertificateBuilder()
-    made = (
+    certificate = (
         builder.subject_name(x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)]))
         .issuer_name(root.subject)
         .public_key(key.public_key())
@@ -108,14 +108,14 @@ def issued(kits, folder, days, hosts=("localhost",), name="localhost"):
         .add_extension(x509.SubjectAlternativeName([x509.DNSName(host) for host in hosts]), critical=False)
         .sign(signer, hashes.SHA256())
     )
-    files[0].write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    files[0].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
     return files
 
 
-def last(found):
+def last(findings):
     """The grades, and what was said last."""
-    found = list(found)
-    return [f.grade for f in found], found[-1].text
+    findings = list(findings)
+    return [f.grade for f in findings], findings[-1].text
 
 
 def test_a_kit_and_its_server_take_each_other(kits):
@@ -131,7 +131,7 @@ def test_a_name_that_has_no_address(kits):
     assert texts.startswith("the server's name 'no-such-host.invalid' has no address here")
 
 
-def test_a_port_where_nobody_listens(kits):
+def test_a_port_without_a_listener_is_reported(kits):
     with socket.create_server(("localhost", 0)) as listening:
         port = listening.getsockname()[1]
     grades, texts = last(check_connection(at(kits, port)))
@@ -172,20 +172,22 @@ def test_a_server_of_another_name(kits, tmp_path):
 
 
 @pytest.mark.parametrize(("days", "why"), [(-2, "the server's certificate expired on "), ((3, 9), "is not valid yet")])
-def test_a_server_whose_certificate_is_out_of_date(kits, tmp_path, days, why):
+def test_an_expired_server_certificate_is_reported(kits, tmp_path, days, why):
     with serving(*issued(kits, tmp_path, days), *startup(kits, ("server", "rootCA.pem"))) as port:
         grades, texts = last(check_connection(at(kits, port)))
     assert grades == ["ok", "ok", "wrong"]
     assert why in texts
 
 
-def test_a_foreign_kit_is_told_from_either_side(kits, tmp_path):
-    other = federation(tmp_path)
-    with serving(*of_server(other)) as port:
+def test_a_foreign_kit_is_detected_from_both_sides(kits, tmp_path):
+    foreign_folder = federation(tmp_path)
+    with serving(*of_server(foreign_folder)) as port:
         _, texts = last(check_connection(at(kits, port)))
     assert "was not issued by this kit's authority" in texts
     *server, _ = of_server(kits)
-    with serving(*server, *startup(other, ("server", "rootCA.pem"))) as port:  # takes our server's name, not our site
+    with serving(
+        *server, *startup(foreign_folder, ("server", "rootCA.pem"))
+    ) as port:  # takes our server's name, not our site
         grades, texts = last(check_connection(at(kits, port)))
     assert grades[-1] == "wrong"
     assert texts.startswith("the server rejects the certificate of 'north' (")
@@ -199,7 +201,7 @@ def test_a_whole_site_is_well(kits, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("given", "why"),
+    ("site_tables", "expected"),
     [
         ({"data": {"name": "npz", "root": "nowhere.npz"}}, "nowhere.npz"),
         ({"model": {"personal": "no-such-net"}}, "no-such-net"),
@@ -207,11 +209,11 @@ def test_a_whole_site_is_well(kits, tmp_path):
         ({"state": {"folder": "file/state"}}, "cannot be written into"),
     ],
 )
-def test_what_is_wrong_with_a_site(kits, tmp_path, given, why):
-    path = site(tmp_path, "north", **given)
+def test_what_is_wrong_with_a_site(kits, tmp_path, site_tables, expected):
+    path = site(tmp_path, "north", **site_tables)
     (path.parent / "file").write_text("no folder")
     texts = [f.text for f in run_checks(kits / "north", path) if f.grade == "wrong"]
-    assert any(why in text for text in texts), texts
+    assert any(expected in text for text in texts), texts
 
 
 def test_a_state_in_the_kit_is_named(kits, tmp_path):
@@ -272,14 +274,14 @@ def test_an_older_flare_is_refused(monkeypatch, version, fine):
 
 def test_a_state_folder_is_of_one_process(kits, tmp_path, cli):
     """A second server, or site, by mistake would take away what the first one works with."""
-    with held(tmp_path / "state"):
+    with lock_folder(tmp_path / "state"):
         code, _, output = cli("server", "--kit", kits / "server", "--state", tmp_path / "state")
     assert code == 2
     assert output.startswith(
         f"error: {tmp_path / 'state'}: another process runs a server with this state folder; wait for it"
     )
     mine = site(tmp_path, "north")
-    with held(mine.parent / "state"):
+    with lock_folder(mine.parent / "state"):
         code, _, output = cli("site", "--kit", kits / "north", "--config", mine)
     assert code == 2
     assert (

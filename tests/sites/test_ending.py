@@ -20,14 +20,14 @@ def test_ctrl_c_and_sigterm_end_them_in_the_middle_of_a_round(tmp_path):
         fed.start("server", *TWO)
         fed.submit()
         fed.round(2)
-        for name, how, code, message in (
+        for name, sent_signal, code, message in (
             ("south", signal.SIGINT, 130, "ended by hand; saved rounds are kept"),
             ("server", signal.SIGTERM, 143, "told to end; saved rounds are kept"),
             ("north", signal.SIGINT, 130, "ended by hand; saved rounds are kept"),  # whose server is gone
         ):
             jobs = fed.job(name)
             assert jobs or name == "north", f"{name} was to be in a job"
-            fed.processes[name].send_signal(how)
+            fed.processes[name].send_signal(sent_signal)
             fed.wait(lambda name=name: fed.processes[name].poll() is not None, 30, f"{name} ends")
             assert fed.processes[name].returncode == code
             assert message in fed.log(name)
@@ -35,8 +35,8 @@ def test_ctrl_c_and_sigterm_end_them_in_the_middle_of_a_round(tmp_path):
             fed.wait(lambda jobs=jobs: not any(map(alive, jobs)), 30, f"the job of {name} ends")
 
 
-def test_ctrl_c_ends_it_when_nobody_reads_what_it_says(tmp_path):
-    """As where `| tee` was ended by the same Ctrl-C."""
+def test_ctrl_c_ends_a_server_whose_output_is_closed(tmp_path):
+    """For example because the same Ctrl-C ended `| tee`."""
     with loopback(tmp_path / "fed", COMMON, TWO) as fed:
         command = [sys.executable, "-m", "fedmutual", "server", "--kit", str(fed.folder / "kits/server")]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=fed.folder)

@@ -20,11 +20,11 @@ def test_the_files_are_those_of_the_tutorial():
     for title, text in TITLED.findall((ROOT / "docs" / "sites.md").read_text(encoding="utf-8")):
         mine = (EXAMPLES / title).read_text(encoding="utf-8")
         if title.endswith(".toml"):
-            here, there = tomllib.loads(mine), tomllib.loads(text)
-            for found in (here, there):  # in containers these have other names
-                found.pop("state", None)
-                found.get("server", {}).pop("hosts", None)
-            assert here == there, title
+            example, tutorial = tomllib.loads(mine), tomllib.loads(text)
+            for tables in (example, tutorial):  # in containers these have other names
+                tables.pop("state", None)
+                tables.get("server", {}).pop("hosts", None)
+            assert example == tutorial, title
         else:
             assert mine == text, title
     sites = read_contract(EXAMPLES / "federation.toml").sites.names

@@ -16,14 +16,16 @@ from wards import COMMON, SITES, accepted, contract, site
         {"algorithm": {"name": "independent"}, "model": {"personal": ["mlp"], "pretrained": "weights"}},
     ],
 )
-def test_what_asks_for_nothing_else_or_serves_sites_own_networks_is_taken(tables):
+def test_defaults_and_keys_for_sites_own_networks_are_accepted(tables):
     assert contracts.make_contract({**COMMON, "sites": {"names": ["a", "b"], "input": [1, 8, 8]}, **tables}, "f.toml")
 
 
-@pytest.mark.parametrize(("given", "read"), [("weights", "north/weights"), ("imagenet", "imagenet"), ("/w.pth", "/w.pth")])
-def test_weights_that_a_site_names_count_from_its_file(tmp_path, given, read):
+@pytest.mark.parametrize(
+    ("weights_key", "read"), [("weights", "north/weights"), ("imagenet", "imagenet"), ("/w.pth", "/w.pth")]
+)
+def test_weights_that_a_site_names_count_from_its_file(tmp_path, weights_key, read):
     pretrained = read_site_file(
-        site(tmp_path, "north", {**SITES["north"], "model": {"pretrained": given}})
+        site(tmp_path, "north", {**SITES["north"], "model": {"pretrained": weights_key}})
     ).file.model.pretrained
     assert pretrained == (str(tmp_path / read) if "north" in read else read)
 

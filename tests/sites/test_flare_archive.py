@@ -272,7 +272,7 @@ def test_no_archive_at_all(deploy, content):
 @settings(max_examples=150, deadline=None)
 @given_examples(data=st.data())
 def test_a_spoiled_archive_ends_nothing(federation, packed, data):
-    """It is refused, or is read as it was signed: spoiled where it tells nothing."""
+    """A spoiled archive is refused, or its content equals the signed content."""
     content = bytearray(packed)
     for _ in range(data.draw(st.integers(1, 8))):
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
@@ -357,8 +357,8 @@ def test_a_deployment_goes_by_the_door(federation, packed, tmp_path, capsys):
         order.set_header(RequestHeader.APP_NAME, app)
         if number is not None:
             order.set_header(RequestHeader.JOB_ID, number)
-        found = JobChecks(work).refuse_order(agent, new_cell_message({}, order))
-        return found and found.payload.body
+        refusal = JobChecks(work).refuse_order(agent, new_cell_message({}, order))
+        return refusal and refusal.payload.body
 
     refused = "refused, or could not; its operator reads why"
     assert answer(packed[:-1]) == answer(packed, number=None) == answer(packed, app="other") == refused
@@ -386,14 +386,14 @@ def test_what_a_crash_left_is_removed_at_the_next_start(federation, tmp_path):
 
 def test_the_folder_of_a_job_that_ended_is_removed_and_no_other(tmp_path):
     """Another job may be deployed, and about to begin."""
-    other = JOB.replace("0a", "1a")
-    for name in (JOB, other, "startup"):
+    other_job = JOB.replace("0a", "1a")
+    for name in (JOB, other_job, "startup"):
         (tmp_path / name).mkdir()
     sweeper, context = Sweeper(str(tmp_path)), FLContext()
     for ended in (JOB, "startup", "../startup"):
         context.set_prop(FLContextKey.CURRENT_JOB_ID, ended, private=True, sticky=False)
         sweeper.handle_event(EventType.JOB_COMPLETED, context)
-    assert {path.name for path in tmp_path.iterdir()} == {other, "startup"}
+    assert {path.name for path in tmp_path.iterdir()} == {other_job, "startup"}
 
 
 def test_a_job_is_started_by_a_python_that_searches_no_working_folder():

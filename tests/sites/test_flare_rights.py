@@ -52,7 +52,7 @@ def test_what_is_not_listed_is_nobodys_right(work, name):
         assert held == ({"submit_job", "get_job_meta"} if role == "lead" else set()), role
 
 
-def test_a_site_tells_nothing_of_itself_when_it_registers(work):
+def test_registration_reveals_nothing_about_a_site(work):
     merged = {}
     for file in ("startup/fed_client.json", "local/resources.json"):
         merged |= json.loads((work["north"] / file).read_text())
@@ -80,7 +80,7 @@ def test_a_letter_that_is_not_sealed_could_be_the_servers(sealed, fine):
 
 
 @pytest.mark.parametrize(("stated_name", "fine"), [("south", True), ("west", False), (None, False)])
-def test_a_letter_is_of_him_whose_seal_it_has(stated_name, fine):
+def test_the_seal_of_a_letter_identifies_its_sender(stated_name, fine):
     letter = Shareable()
     letter.set_peer_props({ReservedKey.IDENTITY_NAME: stated_name})
     request = new_cell_message({MessageHeaderKey.ORIGIN: f"south.{JOB}"}, letter)
@@ -103,7 +103,7 @@ def test_what_a_server_may_order_of_a_site(order, job, fine, tmp_path):
     assert (JobChecks(tmp_path).refuse_order(None, new_cell_message({}, message)) is None) is fine
 
 
-def test_why_a_site_could_not_is_for_its_operator(capsys):
+def test_the_reason_of_a_failure_is_shown_to_the_sites_operator_only(capsys):
     reply = remove_error_text(new_cell_message({}, error_reply("no such file: /srv/xray/smith.png")))
     assert reply.payload.body == "refused, or could not; its operator reads why"
     assert "smith.png" in capsys.readouterr().out
@@ -145,8 +145,8 @@ def test_the_door(me, asker, channel, topic, fine):
     assert is_allowed(me, asker, channel, topic) is fine
 
 
-def test_who_is_refused_writes_no_line_of_its_own_into_the_log(caplog):
-    """Channel and topic are whatever the asker wrote."""
+def test_a_refused_sender_cannot_write_its_own_log_line(caplog):
+    """The sender chooses the text of channel and topic."""
     cell = SimpleNamespace(my_info=SimpleNamespace(fqcn="north"))
     forged = "x\n2026-01-01 12:00:00 - all is well\x1b[2J"
     for channel, topic in ((forged, "y" * 100_000), (["admin"], {"a": 1}), (None, b"z")):

@@ -30,7 +30,7 @@ FLARES = (  # commands of FLARE that a lead of ours has no right to
 )
 
 
-def test_nobody_gets_more_than_is_theirs(tmp_path, monkeypatch):
+def test_no_participant_gets_more_rights_than_its_role(tmp_path, monkeypatch):
     with federated(tmp_path) as federation:
         federation.wait(lambda: "site 'eve' is connected" in federation.log("server"), 60, "the rogue is there")
         (tmp_path / "answers.go").touch()
@@ -105,7 +105,7 @@ def a_job_that_names_other_classes_is_refused(federation: Loopback, session: Ses
     shell = {"id": "rounds", "path": "subprocess.Popen", "args": {"args": ["true"]}}
 
     def change(made: Path) -> None:
-        edit(made / job.APP / "config" / job.SERVER, lambda found: found | {"workflows": [shell]})
+        edit(made / job.APP / "config" / job.SERVER, lambda config: config | {"workflows": [shell]})
 
     assert f"{job.SERVER} has another content" in refused(federation, session, change)
 
@@ -157,11 +157,11 @@ def reads(federation: Loopback, name: str, text: str) -> None:
     """What FLARE logs at a participant, or its console, says so, or will at once."""
     state = federation.folder / ("server" if name == "server" else f"{name}/state")
 
-    def said() -> bool:
+    def is_logged() -> bool:
         files = [federation.folder / f"{name}.log", *state.rglob("log.txt")]
         return any(text in file.read_text(errors="replace") for file in files)
 
-    federation.wait(said, 30, f"{name} reads {text!r}")
+    federation.wait(is_logged, 30, f"{name} reads {text!r}")
 
 
 def edit(path: Path, change: Callable[[Any], Any]) -> None:

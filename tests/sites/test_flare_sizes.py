@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from fedmutual.sites import contract as contracts
-from fedmutual.sites.coordinator import find_longest_message
+from fedmutual.sites.server_experiment import find_longest_message
 from wards import COMMON, SEEDED, contract
 
 pytest.importorskip("nvflare", reason="NVIDIA FLARE is not installed (the extra fedmutual[sites])")
@@ -68,7 +68,7 @@ def test_what_is_longer_is_not_taken(kits, tmp_path, longest, most):
 
 
 def test_flare_refuses_a_longer_one_before_it_is_whole(kits, tmp_path):
-    """And takes one of just that length, and others afterwards."""
+    """A message of exactly the limit is accepted, and later messages too."""
     work = workspace.make_workspace(open_kit(kits / "north"), tmp_path, {"longest": 0})
     sizes = [10, 2**26, 2**26 + 1, 10**8, 20]
     words = [sys.executable, "-c", SEND, str(work / "local" / "comm_config.json"), *map(str, sizes)]

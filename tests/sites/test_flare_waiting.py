@@ -69,7 +69,7 @@ def test_a_site_that_hangs_costs_one_deadline_and_not_every_round(tmp_path):
     assert desk.late() == ()
 
 
-def test_who_is_late_is_waited_for_where_the_quorum_wants_it(tmp_path):
+def test_late_sites_are_waited_for_if_the_quorum_needs_them(tmp_path):
     flare = Flare()
     desk = post(tmp_path, flare, quorum=3)
     flare.dumb = flare.deaf = {"south"}

@@ -26,7 +26,7 @@ def engine(**seen):
     return SimpleNamespace(get_clients=lambda: clients)
 
 
-def test_who_is_overdue_is_connected_and_not_heard():
+def test_an_overdue_site_is_connected_but_not_alive():
     server = engine(north=1, south=3 * workspace.HEARTBEAT)
     assert set(list_connected(server)) == {"north", "south"}
     assert set(list_alive(server)) == {"north"}
@@ -40,8 +40,8 @@ def job(*inside):
 NAMES = ("north", "south", "west")
 
 
-def test_no_job_is_begun_anew_for_a_dead_connection(tmp_path):
-    """South's connection was cut while the job began: it is not in it, and the server has not noticed."""
+def test_a_dead_connection_restarts_no_job(tmp_path):
+    """South's connection was cut at the start of the job: South does not take part, and the server has not noticed."""
     folder = tmp_path / "wards"
     folder.mkdir()
     presence.write_members(tmp_path, {"north": "1", "south": "1"}, ["south"])
@@ -55,8 +55,8 @@ def test_no_job_is_begun_anew_for_a_dead_connection(tmp_path):
         pause_for_changes(folder, job("north"), NAMES)
 
 
-def test_no_job_is_begun_anew_for_who_is_not_of_the_federation(tmp_path):
-    """East was taken out of the names, and its process still runs."""
+def test_a_foreign_site_restarts_no_job(tmp_path):
+    """East is no longer in sites.names, and its process still runs."""
     (tmp_path / "wards").mkdir()
     presence.write_members(tmp_path, {"north": "1", "east": "1"})
     pause_for_changes(tmp_path / "wards", job("north"), NAMES)
@@ -81,7 +81,7 @@ def test_a_job_that_waits_for_its_quorum_does_not_end_the_scheduler():
     assert min(scheduler["args"]["max_schedule_interval"], 2**100_000 * scheduler["args"]["min_schedule_interval"]) == 5
 
 
-def test_nobody_is_there_before_the_server_looked(tmp_path):
+def test_no_site_counts_as_connected_before_the_server_looks(tmp_path):
     assert presence.read_connected(tmp_path) == presence.read_alive(tmp_path) == {}
 
 
@@ -201,7 +201,7 @@ def test_a_lead_has_what_the_server_may_give(tmp_path):
 
 
 def test_a_job_that_the_server_does_not_have_is_not_waited_for(tmp_path, monkeypatch, capsys):
-    """Its state was brought from another host, without FLARE's part of it."""
+    """The server's state was copied from another host without FLARE's files."""
     folder = tmp_path / "wards"
     progress.ProgressFile(folder, contracts.read_contract(contract(tmp_path)), "J1").begin(())
     watch, clock = Watch(), [0.0]

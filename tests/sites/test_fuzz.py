@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from safetensors.torch import load, save
 
 from fedmutual.algorithms import FedH2L
-from fedmutual.algorithms.peers import agreed as owned_by
+from fedmutual.algorithms.peers import make_agreed_state as owned_by
 from fedmutual.errors import UserError
 from fedmutual.rundir.file_names import METRICS
 from fedmutual.rundir.logs import read_lines
 from fedmutual.sites import engine
-from fedmutual.sites.coordinator import Coordinator, build_server_experiment, make_first_state
+from fedmutual.sites.coordinator import Coordinator
 from fedmutual.sites.engine import TooFew
 from fedmutual.sites.mailbox import Mailbox
 from fedmutual.sites.protocol import (
@@ -33,10 +33,11 @@ from fedmutual.sites.protocol import (
     read_answer,
     read_order,
 )
+from fedmutual.sites.server_experiment import build_server_experiment, make_first_state
 from fedmutual.sites.sizes import MessageSizes, limit_message
 from wards import COMMON, SITES, Desk, contract, halves, same
 
-MLPS = {i: {**own, "model": {"personal": "mlp"}} for i, own in SITES.items()}
+MLPS = {i: {**tables, "model": {"personal": "mlp"}} for i, tables in SITES.items()}
 ONE_ROUND = COMMON | {"rounds": 1}
 
 
@@ -158,8 +159,8 @@ ROOM = limit_message(SHAPES, 2000)
 @fuzz(400)
 @given(data=st.data())
 def test_a_mutated_message_is_read_or_refused(data):
-    read, what = data.draw(st.sampled_from([(read_order, SAID.order), (read_answer, SAID)]))
-    content = data.draw(mutated(pack_message(what, TENSORS)))
+    read, header = data.draw(st.sampled_from([(read_order, SAID.order), (read_answer, SAID)]))
+    content = data.draw(mutated(pack_message(header, TENSORS)))
     refusal = ""
     try:
         content_read, message = read(content, ROOM)
@@ -169,7 +170,7 @@ def test_a_mutated_message_is_read_or_refused(data):
         assert refusal.isprintable()
         assert len(refusal) < LONGEST + 200
         return
-    assert isinstance(content_read, type(what))
+    assert isinstance(content_read, type(header))
     assert sum(t.nbytes for t in message.values()) <= ROOM.tensors
     assert len(json.dumps(repr(content_read))) < 10 * ROOM.header
 
@@ -325,12 +326,12 @@ def test_the_largest_honest_messages_are_within_their_sizes(federation):
     phase = agreed.algorithm.phases[0]
     state = make_first_state(agreed, build_server_experiment(agreed))
     sizes = MessageSizes(agreed.algorithm, state, names, by_hand=False)
-    asked = Order(WORK, 2**62, 0, names, names)
-    read_order(pack_message(asked, state), sizes.order)
+    order = Order(WORK, 2**62, 0, names, names)
+    read_order(pack_message(order, state), sizes.order_limit)
     words = "😀" * (LONGEST + 3)
-    full = SiteAnswer(asked, dict.fromkeys(phase.terms, -1.2345678901234568e-300), (), 0, 0, (), words, names, diverged=True)
-    assert sizes.open_answer(asked, pack_message(full, state))[0].accused == names
-    later = replace(asked, phase=1)  # of peers: a remark on each sender of the phase before
+    full = SiteAnswer(order, dict.fromkeys(phase.terms, -1.2345678901234568e-300), (), 0, 0, (), words, names, diverged=True)
+    assert sizes.open_answer(order, pack_message(full, state))[0].accused == names
+    later = replace(order, phase=1)  # of peers: a remark on each sender of the phase before
     peers = FedH2L(batch_size=8, public_batch=4).algorithm()
     letters = MessageSizes(peers, owned_by(dict.fromkeys(names, range(9)), 10), names, by_hand=True)
     assert (

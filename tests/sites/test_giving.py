@@ -11,8 +11,8 @@ from fedmutual.sites import seedset_export
 from wards import CLASSES, SEEDED, UNLABELLED, arrays, contract, in_one_process, seeded, site, with_data
 
 
-def test_a_part_holds_the_public_rows_and_no_others(given):
-    folder, sites = given
+def test_a_part_holds_the_public_rows_and_no_others(seeded_wards):
+    folder, sites = seeded_wards
     one_process = in_one_process(sites)
     for i in sites:
         arrays_of_part, held = arrays(folder / "public" / f"{i}.npz"), arrays(sites[i]["data"]["root"])
@@ -37,8 +37,8 @@ def test_labels_that_stay_with_their_owners_are_in_no_file(tmp_path):
     assert '"counts": null' in record
 
 
-def test_the_command(given, tmp_path, cli):
-    folder, _ = given
+def test_the_command(seeded_wards, tmp_path, cli):
+    folder, _ = seeded_wards
     arguments = ("data", "give", folder / "federation.toml", "--site", folder / "north" / "site.toml", "-o", tmp_path)
     code, output, _ = cli(*arguments)
     assert code == 0
@@ -83,20 +83,20 @@ NOTHING = {
 }
 
 
-@pytest.mark.parametrize("why", NOTHING)
-def test_nothing_to_give(why, tmp_path):
-    common, own, said = NOTHING[why]
+@pytest.mark.parametrize("case", NOTHING)
+def test_nothing_to_give(case, tmp_path):
+    common, site_tables, expected = NOTHING[case]
     sites = with_data(tmp_path)
     path = contract(tmp_path, SEEDED | common, sites, public="public")
     with pytest.raises(ConfigError) as caught:
-        seedset_export.export_seedset(path, site(tmp_path, "north", sites["north"], **own), tmp_path / "public")
-    assert said in str(caught.value)
+        seedset_export.export_seedset(path, site(tmp_path, "north", sites["north"], **site_tables), tmp_path / "public")
+    assert expected in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "public").exists()
 
 
-def test_a_file_is_whole_or_not_there(given, tmp_path, monkeypatch):
-    folder, _ = given
+def test_a_file_is_whole_or_not_there(seeded_wards, tmp_path, monkeypatch):
+    folder, _ = seeded_wards
 
     def full(file, **arrays_):
         file.write(b"PK")

@@ -41,7 +41,7 @@ def test_three_sites_are_one_run_in_one_process(rule, tmp_path):
 
 
 @pytest.mark.parametrize(("name", "round"), [("fml", 1), ("fml", 2), ("fedavg-ft", 1), ("fedproto", 1), ("proxyfl", 1)])
-def test_who_is_away_is_left_out_and_back_in(tmp_path, name, round):
+def test_an_absent_site_is_left_out_until_it_returns(tmp_path, name, round):
     common, tables = (COMMON, SITES) if name == "fml" else of_method(name)
     agreed, sites = halves(tmp_path, contract(tmp_path, common, tables), tables)
     desk, notes = Desk(sites), []
@@ -119,9 +119,9 @@ def test_a_method_between_sites_that_start_again_is_that_of_one_process(name, tm
         agreed, sites = halves(tmp_path, contract(tmp_path, common | {"rounds": rounds}, tables), tables)
         Coordinator(agreed, tmp_path / "server").run(Desk(sites))
     run = fedmutual.run(parse_config(together(common, tables)), tmp_path / "one")
-    there = fedmutual.Run(tmp_path / "server")
-    assert there.summary["bytes"] == run.summary["bytes"]
-    assert there.summary["personal"] == run.summary["personal"]
+    server_run = fedmutual.Run(tmp_path / "server")
+    assert server_run.summary["bytes"] == run.summary["bytes"]
+    assert server_run.summary["personal"] == run.summary["personal"]
     assert same(read_tensors(tmp_path / "server" / "server" / "round-3.safetensors")[0], state(run, "server"))
     for i in SITES:
         mine = read_tensors(sites[i].folder / "clients" / i / "round-3.safetensors")[0]

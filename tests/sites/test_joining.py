@@ -2,8 +2,8 @@
 
 from statistics import fmean
 
-from fedmutual.report.comparison import comparisons
-from fedmutual.report.provenance import subtitle
+from fedmutual.report.comparison import make_comparisons
+from fedmutual.report.provenance import make_subtitle
 from fedmutual.rundir.file_names import METRICS
 from fedmutual.rundir.logs import read_lines
 from fedmutual.rundir.recorded_run import read_runs
@@ -11,7 +11,7 @@ from fedmutual.sites.coordinator import Coordinator
 from run_folders import list_findings
 from wards import COMMON, SITES, Desk, contract, halves
 
-PLAIN = {i: {"model": {"personal": "mlp"}, "data": own["data"]} for i, own in SITES.items()}
+PLAIN = {i: {"model": {"personal": "mlp"}, "data": tables["data"]} for i, tables in SITES.items()}
 
 
 def personal(folder):
@@ -35,8 +35,8 @@ def test_two_federations_tell_whether_joining_pays(tmp_path, cli):
     code, out, _ = cli("report", joined, alone, "-o", tmp_path / "page.html")
     assert code == 0
     assert f"{100 * fmean(score['accuracy'] for score in personal(joined)):.1f}" in out
-    (compared,) = comparisons(read_runs([joined]))
-    assert subtitle(compared).startswith(
+    (compared,) = make_comparisons(read_runs([joined]))
+    assert make_subtitle(compared).startswith(
         "real sites, 10 classes · each with data of its own, which nobody else knows · 3 sites · 3 rounds"
     )
     sentences = list_findings([joined])

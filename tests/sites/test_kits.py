@@ -46,7 +46,7 @@ def test_what_a_killed_provisioning_left_is_removed_and_no_link_is_followed(tmp_
 
 
 def test_a_site_with_the_name_of_the_server_s_host_is_refused(tmp_path):
-    """Its certificate would be the server's, too."""
+    """The site's certificate would also be valid for the server."""
     path = contract(tmp_path, COMMON | {"server": {"hosts": ["north"]}})
     with pytest.raises(ConfigError, match=r"'north' has the name of the server's host"):
         kits.provision(path, tmp_path / "kits")

@@ -12,8 +12,8 @@ WEIGHT = {"name": "w", "dtype": "float32", "shape": [2, 3], "bytes": 24, "sha256
 ONE = {"name": "n", "dtype": "int64", "shape": [], "bytes": 8, "sha256": "cd" * 32}
 
 
-def line(round, phase=1, what="work", to="server", tensors=(WEIGHT, ONE), told=None, bytes=100):
-    return {"round": round, "phase": phase, "what": what, "to": to, "tensors": list(tensors), "told": told or {}} | {
+def line(round, phase=1, what="work", to="server", tensors=(WEIGHT, ONE), header=None, bytes=100):
+    return {"round": round, "phase": phase, "what": what, "to": to, "tensors": list(tensors), "told": header or {}} | {
         "bytes": bytes,
         "sha256": "ef" * 32,
     }
@@ -28,12 +28,12 @@ def write(folder, lines):
 def letters(round):
     """A round of a site that sends to two others, and tells the server that it did."""
     facts = {"train": {"loss": 0.5 / round}}
-    work = [line(round, k, tensors=(), told=facts, bytes=200 + round % 7) for k in (1, 2)]
+    work = [line(round, k, tensors=(), header=facts, bytes=200 + round % 7) for k in (1, 2)]
     return [
         *work,
         line(round, to="south"),
         line(round, to="west"),
-        line(round, 1, "exam", tensors=(), told={"scores": [{}]}),
+        line(round, 1, "exam", tensors=(), header={"scores": [{}]}),
     ]
 
 
@@ -52,11 +52,11 @@ def test_equal_rounds_are_one_row_however_many(tmp_path):
     assert ledger.count_totals(lines)["south"] == {"messages": 200, "tensors": 6400, "bytes": 20000}
 
 
-def test_a_round_that_is_unlike_the_others_stands_alone(tmp_path):
-    odd = [line(3), line(3)]  # asked again, and answered as before
-    refused = [line(5, tensors=(), told={"problem": "it diverged"})]
+def test_a_round_with_other_messages_has_its_own_row(tmp_path):
+    repeated = [line(3), line(3)]  # asked again, and answered as before
+    refused = [line(5, tensors=(), header={"problem": "it diverged"})]
     anew = [line(7) | {"attempt": 1}]
-    lines = [line(0), line(1), line(2), *odd, line(4), *refused, line(6), *anew]
+    lines = [line(0), line(1), line(2), *repeated, line(4), *refused, line(6), *anew]
     rows = ledger.summarise_ledger(ledger.read_ledger(write(tmp_path, lines)))
     places = [(row.first, row.last, row.messages) for row in rows]
     assert places == [(0, 2, 3), (3, 3, 2), (4, 4, 1), (5, 5, 1), (6, 6, 1), (7, 7, 1)]
@@ -65,7 +65,7 @@ def test_a_round_that_is_unlike_the_others_stands_alone(tmp_path):
 
 
 def test_the_tables(tmp_path, cli):
-    folder = write(tmp_path / "state" / "wards", [line(0, told={"train": {"loss": 1.0}}), line(1), line(2)])
+    folder = write(tmp_path / "state" / "wards", [line(0, header={"train": {"loss": 1.0}}), line(1), line(2)])
     code, out, _ = cli("ledger", tmp_path / "state")
     rows = [text.split() for text in out.splitlines()]
     assert code == 0
@@ -100,7 +100,7 @@ def test_a_site_names_its_ledger_by_its_own_file(tmp_path, cli):
         (json.dumps(line(1)) + "\n\xff\n", "line 2 is damaged"),
     ],
 )
-def test_a_damaged_ledger_is_said_with_its_line(tmp_path, cli, text, why):
+def test_a_damaged_ledger_line_is_named(tmp_path, cli, text, why):
     (tmp_path / LEFT).write_bytes(text.encode("latin1"))
     code, out, err = cli("ledger", tmp_path)
     assert (code, out, why in err) == (2, "", True)

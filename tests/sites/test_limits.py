@@ -8,6 +8,7 @@ from fedmutual import plugins
 from fedmutual.errors import ConfigError
 from fedmutual.sites import contract as contracts
 from fedmutual.sites.consent import find_difference
+from fedmutual.sites.contract_checks import check_rounds
 from fedmutual.sites.protocol import WORK, Order, pack_message, read_answer
 from fedmutual.sites.schema import LimitsTable
 from wards import COMMON, SITES, contract, site
@@ -19,13 +20,13 @@ SUBMITTED = {
 }
 
 
-@pytest.mark.parametrize("why", SUBMITTED)
-def test_what_a_submission_changes_needs_consent_unless_it_is_listed(tmp_path, why):
+@pytest.mark.parametrize("expected", SUBMITTED)
+def test_what_a_submission_changes_needs_consent_unless_it_is_listed(tmp_path, expected):
     """A quorum of one would let a lead, with a site that reads the shared model, single another site out."""
     agreed = contracts.read_contract(contract(tmp_path))
-    submitted = contracts.read_contract(contract(tmp_path, **SUBMITTED[why]))
+    submitted = contracts.read_contract(contract(tmp_path, **SUBMITTED[expected]))
     difference = find_difference(agreed.record(), submitted.record())
-    assert difference is None if why is None else difference.startswith(why)
+    assert difference is None if expected is None else difference.startswith(expected)
 
 
 def test_the_server_may_move(tmp_path):
@@ -41,12 +42,12 @@ def test_rounds_beyond_what_a_site_agreed_to(limit, rounds, most):
     """The contract that it agreed to has three."""
     limits = LimitsTable(rounds=limit)
     if most is None:
-        contracts.check_rounds(rounds, 3, limits)
+        check_rounds(rounds, 3, limits)
     else:
         with pytest.raises(
             ConfigError, match=f"^the job is of {rounds} rounds, and this site agreed to {most}; set 'limits."
         ):
-            contracts.check_rounds(rounds, 3, limits)
+            check_rounds(rounds, 3, limits)
 
 
 class Context:

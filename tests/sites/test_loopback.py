@@ -102,8 +102,10 @@ def test_peers_send_to_each_other(tmp_path):
     sites = {i: tables for i, tables in with_data(tmp_path).items() if i != "west"}
     common = {**SEEDED, **TELLING, "rounds": 12, "records": {"evaluate_every": 6}}
     run = fedmutual.run(parse_config(together(common, sites)), tmp_path / "one")
-    there = {"public": {"folder": str(tmp_path / "fed" / "public")}}
-    with loopback(tmp_path / "fed", common, {i: tables | there for i, tables in sites.items()}, public="public") as fed:
+    public_table = {"public": {"folder": str(tmp_path / "fed" / "public")}}
+    with loopback(
+        tmp_path / "fed", common, {i: tables | public_table for i, tables in sites.items()}, public="public"
+    ) as fed:
         for i in sites:
             fed.cli("data", "give", fed.file, "--site", fed.configs[i], "-o", fed.folder / "public")
         fed.start("server", *sites)

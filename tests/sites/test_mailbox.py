@@ -17,8 +17,8 @@ def declared(place):
     return DECLARED if round < ROUNDS and phase < (1 if round < 0 else 2) else None
 
 
-def letter(round, phase=0, x=(1.0, 2.0), kind=WORK, **said):
-    return pack_message(SiteAnswer(Order(kind, round, phase), **said), {"x": torch.tensor(x)})
+def letter(round, phase=0, x=(1.0, 2.0), kind=WORK, **fields):
+    return pack_message(SiteAnswer(Order(kind, round, phase), **fields), {"x": torch.tensor(x)})
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 from fedmutual import plugins, recorded_code
 from fedmutual.errors import ConfigError
 from fedmutual.sites import contract as contracts
-from fedmutual.sites.modules import ListedModules, leave_working_folders, modules_of_server
+from fedmutual.sites.modules import ListedModules, leave_working_folders, make_server_rule
 from fedmutual.sites.site_settings import build_site, read_site_file
 from wards import COMMON, SITES, contract, site
 
@@ -41,7 +41,7 @@ def north(folder, personal="own:Net", **tables):
 def make_client(path):
     """What a site's process makes of its file."""
     mine = read_site_file(path)
-    with plugins.under(mine.code):
+    with plugins.use_rule(mine.code):
         return build_site(contracts.read_contract(path.parents[1] / "federation.toml"), mine).client("north")
 
 
@@ -89,12 +89,12 @@ def test_the_contracts_code_is_the_sites_choice_too(tmp_path):
         "@dataclass(frozen=True, kw_only=True)\nclass Mine(FML):\n    'FML.'\n"
     )
     names = "'algorithm.name' names code of the module 'own', which this process"
-    with pytest.raises(ConfigError, match=names), plugins.under(read_site_file(path).code):
+    with pytest.raises(ConfigError, match=names), plugins.use_rule(read_site_file(path).code):
         contracts.read_contract(file)
-    with pytest.raises(ConfigError, match="add --trust-module own"), plugins.under(modules_of_server([], [file])):
+    with pytest.raises(ConfigError, match="add --trust-module own"), plugins.use_rule(make_server_rule([], [file])):
         contracts.read_contract(file)
     listed = read_site_file(site(tmp_path, "north", trust={"modules": ["own"]}))
-    with plugins.under(listed.code):
+    with plugins.use_rule(listed.code):
         assert contracts.read_contract(file).algorithm.phases
 
 
@@ -151,20 +151,20 @@ def test_a_listed_package_covers_what_is_in_it(tmp_path):
 
 
 def test_a_server_needs_no_trust_in_networks_of_the_sites(tmp_path):
-    """It records the digests of what it imports alone."""
+    """The server records only the digests of the modules that it imports."""
     file = tmp_path / "federation.toml"
     for name in ("own", "lab"):
         (tmp_path / f"{name}.py").write_text(NET)
     tables = {"algorithm": {"name": "own:Mine"}, "model": {"personal": ["lab:Net"]}}
-    with plugins.under(modules_of_server(["own"], [file])):
-        assert recorded_code.digests(tables).keys() == {"own"}
+    with plugins.use_rule(make_server_rule(["own"], [file])):
+        assert recorded_code.compute_digests(tables).keys() == {"own"}
 
 
 def test_a_process_that_is_confined_is_so_in_all_threads(monkeypatch):
     monkeypatch.setattr(plugins, "process_rule", None)
     rule = ListedModules([], [Path("/nowhere")], lambda name: f"list {name}")
-    plugins.confine(rule)
-    assert plugins.rule_in_force() is rule
+    plugins.set_rule(rule)
+    assert plugins.get_rule() is rule
     with pytest.raises(ConfigError, match="then list own"):
         plugins.load("own:Net", "model.shared")
 

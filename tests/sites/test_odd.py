@@ -19,7 +19,7 @@ from fedmutual.rundir.text import describe_event
 from fedmutual.sites import admission, journal, sent_log
 from fedmutual.sites import contract as contracts
 from fedmutual.sites.consent import find_difference
-from fedmutual.sites.coordinator import Coordinator, build_server_experiment, make_first_state
+from fedmutual.sites.coordinator import Coordinator
 from fedmutual.sites.engine import TooFew
 from fedmutual.sites.protocol import (
     EXAM,
@@ -31,11 +31,12 @@ from fedmutual.sites.protocol import (
     read_answer,
     read_order,
 )
+from fedmutual.sites.server_experiment import build_server_experiment, make_first_state
 from fedmutual.sites.site_runtime import SiteRuntime
 from fedmutual.sites.site_settings import read_site_file
 from wards import COMMON, SITES, TELLING, Desk, contract, halves, same, site, together
 
-MLPS = {i: {**own, "model": {"personal": "mlp"}} for i, own in SITES.items()}
+MLPS = {i: {**tables, "model": {"personal": "mlp"}} for i, tables in SITES.items()}
 
 
 class Tampered(Desk):
@@ -106,18 +107,18 @@ ODD = {
 def run(folder, desk, agreed, watch=lambda event: None):
     notes = []
 
-    def seen(event):
+    def observe(event):
         watch(event)
         if isinstance(event, Noted):
             notes.extend(describe_event(event))
 
-    Coordinator(agreed, folder / "server").run(desk, [seen])
+    Coordinator(agreed, folder / "server").run(desk, [observe])
     ledger = read_lines(folder / "server" / LEDGER)
     return notes, [line["round"] for line in ledger if line["client"] == "west" and line["up"]]
 
 
 @pytest.mark.parametrize("why", ODD)
-def test_an_answer_that_makes_no_sense_is_left_out_of_its_round(tmp_path, why):
+def test_an_invalid_answer_is_left_out_of_its_round(tmp_path, why):
     agreed, sites = halves(tmp_path, contract(tmp_path, sites=MLPS), MLPS)
     notes, rounds = run(tmp_path, Tampered(sites, ODD[why]), agreed)
     assert any("'west'" in note and why in note for note in notes), notes
@@ -136,22 +137,22 @@ ODD_SCORES = {
 
 @pytest.mark.parametrize("where", ODD_SCORES)
 @pytest.mark.parametrize("round", [1, 3])
-def test_scores_that_make_no_sense_are_said_in_their_own_round(tmp_path, round, where):
-    """Of the last round, too: nothing comes after it that would say so."""
+def test_invalid_scores_are_noted_in_their_round(tmp_path, round, where):
+    """Also in the last round, after which no further order follows."""
     agreed, sites = halves(tmp_path, contract(tmp_path, {**COMMON, "rounds": 3}, MLPS), MLPS)
 
     class Scored(Desk):
         def ask(self, orders, deadline):
             for i, content in super().ask(orders, deadline):
-                said, _ = read_answer(content)
-                spoilt = i == "west" and (said.order.kind, said.order.round) == (EXAM, round - 1)
-                odd = replace(said, scores=(ReleasedScore("personal", "west", "validation", ODD_SCORES[where]),))
-                yield i, pack_message(odd, {}) if spoilt else content
+                answer, _ = read_answer(content)
+                is_spoilt = i == "west" and (answer.order.kind, answer.order.round) == (EXAM, round - 1)
+                spoilt_answer = replace(answer, scores=(ReleasedScore("personal", "west", "validation", ODD_SCORES[where]),))
+                yield i, pack_message(spoilt_answer, {}) if is_spoilt else content
 
     notes, _ = run(tmp_path, Scored(sites), agreed)
     (note,) = notes
-    said = "the scores of site 'west' are left out: its header says something else than an answer (scores.0."
-    assert note.startswith(f"note in round {round}: {said}{where}")
+    reason = "the scores of site 'west' are left out: its header says something else than an answer (scores.0."
+    assert note.startswith(f"note in round {round}: {reason}{where}")
     lines = read_lines(tmp_path / "server" / METRICS)
     assert [any(s["client"] == "west" for s in line["scores"]) for line in lines] == [r != round for r in (1, 2, 3)]
 
@@ -164,8 +165,8 @@ def test_a_second_answer_is_ignored(tmp_path):
     assert same(fedmutual.Run(tmp_path / "server").global_model().state_dict(), one.global_model().state_dict())
 
 
-def test_a_full_disk_costs_the_site_its_round_and_nothing_else(tmp_path, monkeypatch):
-    """What was not saved is undone: the site goes on from the round before."""
+def test_a_full_disk_excludes_the_site_from_one_round_only(tmp_path, monkeypatch):
+    """Unsaved state is undone: the site continues from the round before."""
     agreed, sites = halves(tmp_path, contract(tmp_path, sites=MLPS), MLPS)
     real, full = journal.write_tensors, [False]
 
@@ -186,9 +187,9 @@ def test_a_full_disk_costs_the_site_its_round_and_nothing_else(tmp_path, monkeyp
     assert fedmutual.Run(sites["west"].folder).round == 3
 
 
-def test_a_network_of_its_own_that_raises_costs_the_site_its_round_and_nothing_else(tmp_path, monkeypatch):
-    """Whatever it raises: what the round had trained before is undone, as if the site had been away."""
-    kept, messages = {}, []
+def test_a_raising_user_network_excludes_the_site_from_one_round_only(tmp_path, monkeypatch):
+    """The training of that round is undone, as if the site had been absent, whatever the network raises."""
+    models, messages = {}, []
 
     def fails(client, phase, inbox, declared, at):
         reply = participate(client, phase, inbox, declared, at)
@@ -201,17 +202,17 @@ def test_a_network_of_its_own_that_raises_costs_the_site_its_round_and_nothing_e
             gone = {i for i, content in orders.items() if i == "west" and read_order(content)[0].round == 1}
             return super().ask({i: content for i, content in orders.items() if i not in gone}, deadline)
 
-    for what, desk in (("away", Away), ("raised", Desk)):
-        (tmp_path / what).mkdir()
-        agreed, sites = halves(tmp_path / what, contract(tmp_path / what, sites=MLPS), MLPS)
+    for case, desk in (("away", Away), ("raised", Desk)):
+        (tmp_path / case).mkdir()
+        agreed, sites = halves(tmp_path / case, contract(tmp_path / case, sites=MLPS), MLPS)
         sites["west"].say = messages.append
-        notes, rounds = run(tmp_path / what, desk(sites), agreed)
+        notes, rounds = run(tmp_path / case, desk(sites), agreed)
         assert rounds == [1, 3]
-        kept[what] = fedmutual.Run(sites["west"].folder).personal_model("west").state_dict()
+        models[case] = fedmutual.Run(sites["west"].folder).personal_model("west").state_dict()
         monkeypatch.setattr("fedmutual.sites.site_runtime.participate", fails)
     assert notes == ["note in round 2: site 'west' is left out: it could not do its part; its operator reads why"]
     assert messages == ["round 2: MemoryError: unable to allocate 3 GiB"]
-    assert same(kept["raised"], kept["away"])
+    assert same(models["raised"], models["away"])
 
 
 def test_what_cannot_be_written_down_does_not_leave(tmp_path, monkeypatch):
@@ -252,7 +253,7 @@ def test_a_meme_is_scored_as_it_was_trained_after_a_restart_too(tmp_path):
     assert "copy" in {score.model for score in scores}
 
 
-def test_a_server_that_lost_its_state_is_told_so(tmp_path):
+def test_a_server_without_its_state_receives_an_error(tmp_path):
     agreed, sites = halves(tmp_path, contract(tmp_path, COMMON | {"rounds": 5}, MLPS), MLPS)
     run(tmp_path, Desk(sites), agreed)
     messages = []
@@ -278,8 +279,8 @@ def test_too_few_sites_stop_the_rounds_and_what_is_saved_goes_on(tmp_path):
     assert same(fedmutual.Run(tmp_path / "server").global_model().state_dict(), one.global_model().state_dict())
 
 
-def test_seven_of_ten_classes_and_a_network_of_its_own(tmp_path):
-    """A part is shared; a site has outputs of its own, an adaptor that stays home, and nobody is told."""
+def test_a_client_with_seven_of_ten_classes_and_its_own_network(tmp_path):
+    """Sites share a part; one site has its own outputs and an adaptor that never leaves the site."""
     common = {**COMMON, "model": {"shared": "mlp", "part": "features"}}
     seven = {**MLPS["west"], "data": {"name": "digits", "classes": list("0123456")}}
     mine = {**MLPS, "west": seven}
@@ -319,11 +320,11 @@ def test_state_of_another_site_file_is_refused(tmp_path):
 
 
 def test_what_a_site_says_moves_no_cursor_and_begins_no_line(tmp_path):
-    """It is for consoles and logs of others."""
-    odd = "\n2026  stopped\x1b[2J" + "x" * 1000
-    answer = read_answer(pack_message(SiteAnswer(Order("work", 0, 0), problem=odd, remarks=(odd,)), {}))[0]
+    """The text reaches consoles and logs of other participants."""
+    hostile_text = "\n2026  stopped\x1b[2J" + "x" * 1000
+    answer = read_answer(pack_message(SiteAnswer(Order("work", 0, 0), problem=hostile_text, remarks=(hostile_text,)), {}))[0]
     with pytest.raises(MalformedMessage) as caught:
-        read_answer(pack_message(SiteAnswer(Order("work", 0, 0), train={odd: math.nan}), {}))
+        read_answer(pack_message(SiteAnswer(Order("work", 0, 0), train={hostile_text: math.nan}), {}))
     for words in (answer.problem, answer.remarks[0], str(caught.value)):
         assert words.isprintable()
         assert len(words) < 600
@@ -363,7 +364,7 @@ def test_a_newcomer_joins_and_a_site_leaves_for_good(tmp_path):
 
 
 def test_a_site_that_starts_again_after_the_end_is_still_at_the_end(tmp_path):
-    """Its summary is there for a report, whatever was started since; of a longer federation it is gone."""
+    """A report finds its summary, whatever was started since; a longer federation removes the summary."""
     path = contract(tmp_path, sites=MLPS)
     agreed, sites = halves(tmp_path, path, MLPS)
     run(tmp_path, Desk(sites), agreed)

@@ -62,16 +62,16 @@ def _alone(path):
     return path
 
 
-@pytest.mark.parametrize("how", [*FILES, *CONTENTS])
-def test_a_part_that_cannot_be_used(how, ward):
+@pytest.mark.parametrize("case", [*FILES, *CONTENTS])
+def test_a_part_that_cannot_be_used(case, ward):
     path = ward / "public" / "south.npz"
-    if how in FILES:
-        spoil, why = FILES[how]
+    if case in FILES:
+        spoil, reason = FILES[case]
         spoil(path)
     else:
-        others, why = CONTENTS[how]
-        rewritten(path, **others)
-    assert refused(ward, why).startswith(str(path))
+        changes, reason = CONTENTS[case]
+        rewritten(path, **changes)
+    assert refused(ward, reason).startswith(str(path))
     with pytest.raises(DataError, match=r"south.npz"):
         contracts.read_submitted_contract(ward / "federation.toml")
 
@@ -140,14 +140,14 @@ BOMBS = {
 }
 
 
-@pytest.mark.parametrize("how", BOMBS)
-def test_a_part_that_would_unpack_to_more_than_its_size_is_not_unpacked(how, ward, monkeypatch):
-    spoil, why = BOMBS[how]
+@pytest.mark.parametrize("case", BOMBS)
+def test_a_part_that_would_unpack_to_more_than_its_size_is_not_unpacked(case, ward, monkeypatch):
+    spoil, reason = BOMBS[case]
     path = ward / "public" / "south.npz"
     spoil(path)
     load, opened = np.load, []
     monkeypatch.setattr(np, "load", lambda file, **named: opened.append(Path(file)) or load(file, **named))
-    message = refused(ward, why)
+    message = refused(ward, reason)
     assert message.startswith(str(path))
     assert message.endswith(ANEW)
     assert path not in opened
@@ -159,12 +159,12 @@ def test_numbers_that_are_not_finite_are_seen_where_they_are_scaled(ward):
     refused(ward, f"row 0 of {path} holds NaN or infinite values")
 
 
-def test_no_damage_passes(given, tmp_path):
+def test_no_damage_passes(seeded_wards, tmp_path):
     """Bits of the file that turn, and files cut short: an error that names it, or what was given, to the byte."""
-    folder, _ = given
+    folder, _ = seeded_wards
     ward = shutil.copytree(folder, tmp_path / "ward")
     agreed, path = contracts.read_submitted_contract(folder / "federation.toml"), ward / "public" / "south.npz"
-    content, rng, named, same = path.read_bytes(), np.random.default_rng(0), 0, 0
+    content, rng, named, unchanged = path.read_bytes(), np.random.default_rng(0), 0, 0
     for _ in range(60):
         spoilt = bytearray(content)
         spoilt[rng.integers(len(content))] ^= 1 << rng.integers(8)
@@ -174,6 +174,6 @@ def test_no_damage_passes(given, tmp_path):
         except UserError as problem:
             named += str(problem).startswith(str(path))
         else:
-            same += runtime.data.public.digest == agreed.public["digest"]
+            unchanged += runtime.data.public.digest == agreed.public["digest"]
     assert named > 40
-    assert named + same == 60
+    assert named + unchanged == 60

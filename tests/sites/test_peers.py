@@ -96,7 +96,7 @@ def test_equal_to_one_process(case, tmp_path):
     assert ours["up"] == (relayed["down"] if case.startswith("fedh2l") else relayed["up"])  # a relay is sent to once
 
 
-def test_a_site_hands_out_what_is_declared_and_nothing_else(tmp_path):
+def test_a_site_sends_only_declared_tensors(tmp_path):
     federation = Ward(tmp_path, SEEDED | TELLING).run()
     start = {"digest": (torch.uint8, (32,)), "rows": (torch.int64, ()), "counts": (torch.int64, (C,))}
     rounds = {"index": (torch.int32, (B,)), "posterior": (torch.float32, (B, C)), "accuracy": (torch.float32, ())}
@@ -145,7 +145,7 @@ def test_the_ledger_counts_what_went_from_site_to_site(tmp_path):
     assert federation.ledger("down", "seed")[0] == {i: sum(public_bytes.values()) - public_bytes[i] for i in public_bytes}
 
 
-def test_pairs_write_to_each_other_and_to_nobody_else(tmp_path):
+def test_pairs_exchange_messages_only_with_each_other(tmp_path):
     federation = Ward(tmp_path, fedh2l(peers="pairs")).run()
     for round in range(ROUNDS):
         met = {(i, to) for i, to, letter in federation.desk.letters if place(letter) == (round, 0)}
@@ -202,13 +202,13 @@ SPOILT = {
 
 
 @pytest.fixture(scope="module")
-def good(tmp_path_factory):
+def undisturbed_models(tmp_path_factory):
     return Ward(tmp_path_factory.mktemp("good") / "ward", SEEDED | {"rounds": 1}).run().personal()
 
 
-@pytest.mark.parametrize("how", SPOILT)
-def test_who_sent_nonsense_is_named_by_who_got_it_and_the_others_go_on(how, good, tmp_path):
-    spoil, why = SPOILT[how]
+@pytest.mark.parametrize("case", SPOILT)
+def test_the_receiver_names_the_sender_of_an_invalid_message_and_the_others_continue(case, undisturbed_models, tmp_path):
+    spoil, reason = SPOILT[case]
 
     def carry(sender, to, letter):
         return spoil(letter) if (sender, to, *place(letter)) == ("south", "north", 0, 0) else letter
@@ -216,8 +216,8 @@ def test_who_sent_nonsense_is_named_by_who_got_it_and_the_others_go_on(how, good
     federation = Ward(tmp_path, SEEDED | {"rounds": 1}, carry).run()
     (note,) = federation.notes
     assert note.startswith("note in round 1: site 'north' left out the message of 'south': ")
-    assert why in note
-    assert {i: same(weights, good[i]) for i, weights in federation.personal().items()} == {
+    assert reason in note
+    assert {i: same(weights, undisturbed_models[i]) for i, weights in federation.personal().items()} == {
         "north": False,  # it heard one peer less
         "south": True,
         "west": True,
@@ -225,7 +225,7 @@ def test_who_sent_nonsense_is_named_by_who_got_it_and_the_others_go_on(how, good
     assert federation.ledger("down", "mutual")[1] == {"north": LETTER, "south": 2 * LETTER, "west": 2 * LETTER}
 
 
-def test_who_is_away_gets_no_letter_and_is_missed_by_nobody(tmp_path):
+def test_an_absent_site_gets_no_letter_and_delays_no_site(tmp_path):
     federation = Ward(tmp_path)
 
     def watch(event):
@@ -241,7 +241,7 @@ def test_who_is_away_gets_no_letter_and_is_missed_by_nobody(tmp_path):
     assert federation.ledger("up", "local")[3] == dict.fromkeys(federation.sites, 2 * LETTER)
 
 
-def test_who_comes_back_between_the_halves_of_a_round_hears_nobody(tmp_path):
+def test_a_site_that_returns_within_a_round_receives_no_messages(tmp_path):
     federation = Ward(tmp_path)
 
     def watch(event):
@@ -275,13 +275,13 @@ def test_a_crash_of_all_between_two_phases_loses_nothing(phase, tmp_path):
     ends = uninterrupted.personal()
     assert all(same(weights, ends[i]) for i, weights in cut.personal().items())
     for ward in (uninterrupted, cut):
-        ward.told = fedmutual.Run(ward.folder / "server").summary
-    assert {k: v for k, v in cut.told.items() if k != "seconds"} == {
-        k: v for k, v in uninterrupted.told.items() if k != "seconds"
+        ward.summary = fedmutual.Run(ward.folder / "server").summary
+    assert {k: v for k, v in cut.summary.items() if k != "seconds"} == {
+        k: v for k, v in uninterrupted.summary.items() if k != "seconds"
     }
 
 
-def test_a_site_that_dies_between_the_halves_of_a_round_says_whom_it_missed(tmp_path):
+def test_a_site_that_dies_within_a_round_names_the_missed_peers(tmp_path):
     federation = Ward(tmp_path)
 
     def kill(event):
@@ -298,23 +298,23 @@ def test_asked_again_a_site_writes_the_same_letters(tmp_path):
     north, all_ = federation.desk.halves["north"], tuple(federation.sites)
     for phase in range(2):
         north.do(pack_message(Order(WORK, -1, phase, senders=() if phase else None, asked=all_), {}))
-    asked = pack_message(Order(WORK, 0, 0, asked=all_), {})
-    answer, letters = north.do(asked), north.letters(asked)
+    order = pack_message(Order(WORK, 0, 0, asked=all_), {})
+    answer, letters = north.do(order), north.letters(order)
     assert letters.keys() == {"south", "west"}
     assert len(set(letters.values())) == 1
     north.do(pack_message(Order(WORK, 0, 1, senders=all_, asked=all_), {}))
-    again = SiteRuntime(federation.agreed, read_site_file(tmp_path / "north" / "site.toml"))
-    for half in (north, again):  # as it is, and after a crash
-        assert (half.do(asked), half.letters(asked)) == (answer, letters)
+    restarted = SiteRuntime(federation.agreed, read_site_file(tmp_path / "north" / "site.toml"))
+    for half in (north, restarted):  # as it is, and after a crash
+        assert (half.do(order), half.letters(order)) == (answer, letters)
     fewer = pack_message(Order(WORK, 0, 0, asked=("north", "west")), {})
-    assert again.do(fewer) == answer  # nothing is trained anew for it
-    assert again.letters(fewer) == {"west": letters["west"]}
-    other = pack_message(Order(WORK, 0, 2, asked=all_), {})
-    assert again.letters(other) == {}  # what was not done goes nowhere
+    assert restarted.do(fewer) == answer  # nothing is trained anew for it
+    assert restarted.letters(fewer) == {"west": letters["west"]}
+    undone_order = pack_message(Order(WORK, 0, 2, asked=all_), {})
+    assert restarted.letters(undone_order) == {}  # what was not done goes nowhere
 
 
 def test_a_site_that_starts_does_not_know_the_contract_of_the_job_yet(tmp_path):
-    """It has FEDERATION.toml, and the state of earlier jobs; what was agreed of the set comes with the next one."""
+    """The site has FEDERATION.toml and the state of earlier jobs; the next job brings the description of the public set."""
     federation = Ward(tmp_path, SEEDED | {"rounds": 1}).run()
     known = contracts.read_contract(tmp_path / "federation.toml")
     assert known.public is None
@@ -331,8 +331,8 @@ def test_letters_of_strangers_are_none(tmp_path):
             runtime.peers.receive(sender, pack_message(Order(WORK, 0, 0), {}))
 
 
-def test_nobody_writes_to_a_site_that_hangs(tmp_path):
-    """Who sent it a letter would wait for it, in each phase. It is asked further, and takes part as soon as it answers."""
+def test_no_letter_is_sent_to_an_unresponsive_site(tmp_path):
+    """Senders would wait in each phase. The server keeps asking the site, which takes part as soon as it answers."""
     federation = Ward(tmp_path)
     federation.desk.late = lambda: ("west",)
     federation.run()

@@ -12,7 +12,7 @@ from fedmutual.sites.protocol import WORK, pack_message, read_answer, read_order
 from wards import COMMON, SITES, Desk, contract, halves
 
 ALL_ROWS = {"split": {"preset": "v1", "test": 0.3}}  # one point of accuracy is more than one example
-MLPS = {i: {**own, "model": {"personal": "mlp"}} for i, own in SITES.items()}
+MLPS = {i: {**tables, "model": {"personal": "mlp"}} for i, tables in SITES.items()}
 ROUNDS, POINTS = 4, 0.02
 
 
@@ -69,15 +69,15 @@ class Hostile(Desk):
 def federated(folder, rule, attack=None, **table):
     """(accuracies of the shared model and of honest sites' own ones on their test rows, what was noted)."""
     common = COMMON | ALL_ROWS | {"rounds": ROUNDS, "server": {"aggregate": rule}, "share": {"metrics": "all"}}
-    agreed, them = halves(folder, contract(folder, common, MLPS, **table), MLPS)
+    agreed, sites = halves(folder, contract(folder, common, MLPS, **table), MLPS)
     notes = []
     Coordinator(agreed, folder / "server").run(
-        Hostile(them, attack), [lambda e: notes.append(e) if isinstance(e, Noted) else 0]
+        Hostile(sites, attack), [lambda e: notes.append(e) if isinstance(e, Noted) else 0]
     )
     shared, site_models = fedmutual.Run(folder / "server").global_model(), {}
     for i in ("north", "south"):
-        rows = them[i].experiment.data.test
-        models = {"shared": shared, "own": fedmutual.Run(them[i].folder).personal_model(i)}
+        rows = sites[i].experiment.data.test
+        models = {"shared": shared, "own": fedmutual.Run(sites[i].folder).personal_model(i)}
         site_models |= {(name, i): score(net, rows, Classification())["accuracy"] for name, net in models.items()}
     return site_models, [note.text for note in notes]
 
@@ -88,9 +88,9 @@ def honest(tmp_path_factory):
     return {rule: federated(tmp_path_factory.mktemp(rule), rule)[0] for rule in ("mean", "median")}
 
 
-def losses(found, without):
+def losses(accuracies, without):
     """Whose accuracy an attack lowered by more than two points."""
-    return {who: without[who] - share for who, share in found.items() if share < without[who] - POINTS}
+    return {who: without[who] - share for who, share in accuracies.items() if share < without[who] - POINTS}
 
 
 @pytest.mark.parametrize("attack", [flipped, huge, replaced])
@@ -100,20 +100,20 @@ def test_beside_the_median_two_honest_sites_of_three_lose_less_than_two_points(a
 
 @pytest.mark.parametrize("attack", [huge, replaced, flipped, flipped_late, flipped_far])
 def test_beside_the_mean_what_is_far_off_is_named_and_left_out(attack, honest, tmp_path):
-    found, notes = federated(tmp_path, "mean", attack)
+    accuracies, notes = federated(tmp_path, "mean", attack)
     reason = "sites.refuse_opposed" if attack in (flipped, flipped_late, flipped_far) else "sites.update_limit"
     assert notes
     assert all("'west'" in note and reason in note for note in notes)
-    assert losses(found, honest["mean"]) == {}
+    assert losses(accuracies, honest["mean"]) == {}
 
 
 def test_beside_the_mean_a_flipped_update_of_the_usual_length_costs_less_than_two_points(honest, tmp_path):
-    found, notes = federated(tmp_path, "mean", flipped_short)
+    accuracies, notes = federated(tmp_path, "mean", flipped_short)
     assert notes == []
-    assert losses(found, honest["mean"]) == {}
+    assert losses(accuracies, honest["mean"]) == {}
 
 
 def test_without_the_rule_a_flipped_update_beside_the_mean_is_not_noticed(honest, tmp_path):
-    found, notes = federated(tmp_path, "mean", flipped, refuse_opposed=False)
+    accuracies, notes = federated(tmp_path, "mean", flipped, refuse_opposed=False)
     assert notes == []
-    assert losses(found, honest["mean"]).keys() == {("shared", "north"), ("shared", "south")}
+    assert losses(accuracies, honest["mean"]).keys() == {("shared", "north"), ("shared", "south")}

@@ -14,16 +14,16 @@ from wards import SEEDED, arrays, changed, contract, in_one_process, joined, ref
 
 
 @pytest.mark.parametrize("name", ["north", "south", "west"])
-def test_a_site_has_the_set_of_one_process(name, given):
-    folder, sites = given
-    one, site_experiment = in_one_process(sites).public, joined(folder, name)
+def test_a_site_has_the_set_of_one_process(name, seeded_wards):
+    folder, sites = seeded_wards
+    one_process, site_experiment = in_one_process(sites).public, joined(folder, name)
     mine = site_experiment.data.public
     assert (mine.owners, mine.counts, mine.digest, mine.unlabelled, mine.sizes) == (
-        one.owners,
-        one.counts,
-        one.digest,
-        one.unlabelled,
-        one.sizes,
+        one_process.owners,
+        one_process.counts,
+        one_process.digest,
+        one_process.unlabelled,
+        one_process.sizes,
     )
     assert site_experiment.clients == (name,)
 
@@ -64,40 +64,42 @@ def test_a_part_of_another_seed_is_seen_by_its_owner(ward):
     refused(ward, "north.npz: it is not what this site's split sets apart", agreed=first)
 
 
-def dropped(found):
+def dropped(arrays):
     """A row fewer, at the end."""
-    return {"x": found["x"][:-1], "y": found["y"][:-1]}
+    return {"x": arrays["x"][:-1], "y": arrays["y"][:-1]}
 
 
-def relabelled(found):
-    y = found["y"].copy()
+def relabelled(arrays):
+    y = arrays["y"].copy()
     y[0] = (y[0] + 1) % 10
     return {"y": y}
 
 
-def exchanged(found):
-    return {"x": found["x"][::-1]}
+def exchanged(arrays):
+    return {"x": arrays["x"][::-1]}
 
 
 @pytest.mark.parametrize(
-    ("how", "odd"),
+    ("change", "difference"),
     [
         (dropped, "this one has 83 rows, and theirs has 84; have it give all the same file"),
         (relabelled, "examples of class number"),
         (exchanged, "as many examples of each class, but not the same ones in the same order (digest "),
     ],
 )
-def test_another_part_than_the_contract_was_made_with(how, odd, ward):
+def test_another_part_than_the_contract_was_made_with(change, difference, ward):
     agreed = contracts.read_submitted_contract(ward / "federation.toml")
     path = ward / "public" / "south.npz"
-    rewritten(path, **how(arrays(path)))
-    message = refused(ward, "the contract was made with another part of site 'south': this one has ", odd, agreed=agreed)
+    rewritten(path, **change(arrays(path)))
+    message = refused(
+        ward, "the contract was made with another part of site 'south': this one has ", difference, agreed=agreed
+    )
     assert message.startswith(str(path))
     refused(ward, "south.npz: it is not what this site's split", agreed=agreed, name="south")
 
 
-def test_a_class_that_nobody_gives(tmp_path):
-    """Two nines at north, of which none is set apart."""
+def test_a_class_missing_in_the_public_set_is_refused(tmp_path):
+    """North has two nines, and its split sets none of them apart."""
     sites = with_data(tmp_path)
     for i, about_ in sites.items():
         held = arrays(about_["data"]["root"])

@@ -14,18 +14,20 @@ from wards import SEEDED, UNLABELLED, accepted, changed, in_one_process, seeded
 @pytest.mark.parametrize("common", [SEEDED, UNLABELLED], ids=["labelled", "unlabelled"])
 def test_it_is_of_the_set_of_one_process(common, tmp_path):
     path, sites = seeded(tmp_path, common)
-    one, labelled = in_one_process(sites, common).public, common is SEEDED
+    one_process, labelled = in_one_process(sites, common).public, common is SEEDED
     public_set = contracts.read_submitted_contract(path).public
-    assert public_set["rows"] == {i: len(rows) for i, rows in one.owners.items()}
-    assert public_set["bytes"] == one.bytes(labelled)
-    assert public_set["digest"] == (one.digest if labelled else one.unlabelled)
-    assert public_set["counts"] == ({i: list(own) for i, own in one.counts.items()} if labelled else None)
+    assert public_set["rows"] == {i: len(rows) for i, rows in one_process.owners.items()}
+    assert public_set["bytes"] == one_process.bytes(labelled)
+    assert public_set["digest"] == (one_process.digest if labelled else one_process.unlabelled)
+    assert public_set["counts"] == (
+        {i: list(class_counts) for i, class_counts in one_process.counts.items()} if labelled else None
+    )
     assert list(public_set["rows"]) == list(public_set["parts"]) == list(sites)
     assert len(set(public_set["parts"].values())) == len(sites)
 
 
-def test_where_the_set_lies_does_not_cross(given):
-    folder, _ = given
+def test_where_the_set_lies_does_not_cross(seeded_wards):
+    folder, _ = seeded_wards
     contract = contracts.read_submitted_contract(folder / "federation.toml")
     crossed = json.dumps(contract.record())
     assert "public" not in contract.record()["tables"]["sites"]
@@ -49,25 +51,25 @@ def test_where_the_set_lies_does_not_cross(given):
         {"more": 1},
     ],
 )
-def test_one_that_makes_no_sense(spoil, given):
-    record = contracts.read_submitted_contract(given[0] / "federation.toml").record()
+def test_an_invalid_public_set_of_a_contract_is_refused(spoil, seeded_wards):
+    record = contracts.read_submitted_contract(seeded_wards[0] / "federation.toml").record()
     with pytest.raises(ConfigError, match=r"^the contract: .*public") as caught:
         accepted(record | {"public": record["public"] | spoil}, record)
     assert "\n" not in str(caught.value)
 
 
-def test_a_contract_that_crossed_has_one(given):
+def test_a_contract_that_crossed_has_one(seeded_wards):
     with pytest.raises(ConfigError, match=r"needs the key 'sites.public'"):
-        accepted(contracts.read_contract(given[0] / "federation.toml").record())
+        accepted(contracts.read_contract(seeded_wards[0] / "federation.toml").record())
 
 
-def test_what_a_submission_may_change_makes_no_other_contract(given):
-    """Nor does the set: a site that starts does not know it yet."""
-    path = given[0] / "federation.toml"
+def test_allowed_changes_of_a_submission_keep_the_contract(seeded_wards):
+    """The description of the public set may change too: a starting site does not know it yet."""
+    path = seeded_wards[0] / "federation.toml"
     contract, submitted = contracts.read_contract(path), contracts.read_submitted_contract(path)
     sites = {"names": contract.sites.names, "input": (1, 8, 8), "public": "x"}
 
-    def other(**tables):
+    def find_change(**tables):
         return find_difference(
             contract.record(),
             contracts.make_contract({**contract.tables, "server": {}, "sites": sites} | tables, "it").record(),
@@ -75,13 +77,13 @@ def test_what_a_submission_may_change_makes_no_other_contract(given):
 
     assert (
         find_difference(contract.record(), submitted.record())
-        is other()
-        is other(rounds=9)
-        is other(server={"port": 9})
+        is find_change()
+        is find_change(rounds=9)
+        is find_change(server={"port": 9})
         is None
     )
-    assert "'seed' is 1, and this site agreed to unset" in other(seed=1)
-    assert "'sites.names'" in other(sites=sites | {"names": ("north", "west", "south")})
+    assert "'seed' is 1, and this site agreed to unset" in find_change(seed=1)
+    assert "'sites.names'" in find_change(sites=sites | {"names": ("north", "west", "south")})
 
 
 def test_too_few_examples_are_seen_before_anything_is_sent(ward):
@@ -91,9 +93,9 @@ def test_too_few_examples_are_seen_before_anything_is_sent(ward):
 
 
 @pytest.mark.parametrize(("version", "fine"), [("0.2.7", True), ("0.1.0", False), ("1.1.0", False)])
-def test_a_job_of_another_version_is_refused_before_its_keys_are_read(given, version, fine):
+def test_a_job_of_another_version_is_refused_before_its_keys_are_read(seeded_wards, version, fine):
     """With keys that this version does not know, as another one may have."""
-    record = contracts.read_submitted_contract(given[0] / "federation.toml").record() | {"version": version}
+    record = contracts.read_submitted_contract(seeded_wards[0] / "federation.toml").record() | {"version": version}
     if fine:
         assert accepted(record).version == version
         return

@@ -14,7 +14,7 @@ from fedmutual.sites.site_runtime import SiteRuntime
 from fedmutual.sites.site_settings import read_site_file
 from wards import COMMON, SITES, Desk, contract, halves
 
-MLPS = {i: {**own, "model": {"personal": "mlp"}} for i, own in SITES.items()}
+MLPS = {i: {**tables, "model": {"personal": "mlp"}} for i, tables in SITES.items()}
 MOVING = {"start": 1.0, "end": 0.0}
 SCHEDULED = COMMON | {"algorithm": {"name": "fml", "alpha": MOVING}}
 SAVED = (".json", ".jsonl", ".safetensors")
@@ -39,13 +39,13 @@ def test_rounds_that_would_not_be_those_of_one_run_are_refused(tmp_path, common,
     Coordinator(agreed, tmp_path / "server").run(Desk(them))
     own_key = "optimizer" in message
     before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.suffix in SAVED}
-    other = contracts.read_contract(contract(tmp_path, {**common, "rounds": rounds}, sites))
+    longer = contracts.read_contract(contract(tmp_path, {**common, "rounds": rounds}, sites))
     for i in ("west",) if own_key else sites:
         with pytest.raises(RunError, match=re.escape(message)):
-            SiteRuntime(other, read_site_file(tmp_path / i / "site.toml"))
+            SiteRuntime(longer, read_site_file(tmp_path / i / "site.toml"))
     if not own_key:
         with pytest.raises(RunError, match=re.escape(message)):
-            Coordinator(other, tmp_path / "server").run(Desk({}))
+            Coordinator(longer, tmp_path / "server").run(Desk({}))
     assert {p: p.read_bytes() for p in before} == before
 
 
@@ -79,6 +79,6 @@ def test_rounds_that_grow_end_as_if_they_had_been_so_many_from_the_first(tmp_pat
             agreed, sites = halves(tmp_path / name, path, MLPS)
             Coordinator(agreed, tmp_path / name / "server").run(Desk(sites))
     for place in ("server", "west/state/wards"):
-        grown, whole = (read_lines(tmp_path / name / place / METRICS) for name in ("grown", "whole"))
-        assert grown == whole
-        assert [line["round"] for line in whole] == [2, 4]
+        grown, from_start = (read_lines(tmp_path / name / place / METRICS) for name in ("grown", "whole"))
+        assert grown == from_start
+        assert [line["round"] for line in from_start] == [2, 4]

@@ -8,16 +8,16 @@ import pytest
 import torch
 
 from fedmutual.algorithms import FedAvg
-from fedmutual.algorithms.fedkd import FedKD, restored
+from fedmutual.algorithms.fedkd import FedKD, restore_model
 from fedmutual.core import Algorithm
 from fedmutual.errors import RunError
-from fedmutual.rundir.checkpoint import committed, file_name, read_state
+from fedmutual.rundir.checkpoint import make_file_name, read_checkpoint, read_state
 from fedmutual.rundir.file_names import METRICS
 from fedmutual.rundir.logs import read_lines
 from fedmutual.sites.conduct import Conduct
-from fedmutual.sites.coordinator import build_server_experiment, make_first_state
 from fedmutual.sites.protocol import SiteAnswer
 from fedmutual.sites.screening import Limits, Update, find_opposed, find_outliers, screen
+from fedmutual.sites.server_experiment import build_server_experiment, make_first_state
 from puppets import Federation, element, moved
 from wards import COMMON
 
@@ -70,7 +70,7 @@ def test_the_opposed_update_by_hand():
     assert opposed_of(a=[1.0, 0.0], b=[1.0, 1.0], c=[-3e300, 0.0], d=[-3e300, 0.0]) is None
 
 
-def test_an_update_that_is_no_number_is_refused():
+def test_an_update_that_is_not_finite_is_refused():
     """A product of factors may overflow, although each of the factors is finite."""
     assert Update({"w": torch.tensor([float("nan")])}, {}).norm() == sys.float_info.max
 
@@ -91,7 +91,7 @@ def test_a_compressed_update_is_measured_as_the_model_that_it_stands_for():
         return {"left.w": torch.full((8, 1), size), "right.w": torch.full((1, 8), size)}
 
     replies = {"north": reply(1.0), "south": reply(1.0), "west": reply(5.0)}
-    assert restored(sent, replies["west"])["w"].max() == 25.0
+    assert restore_model(sent, replies["west"])["w"].max() == 25.0
     unrestored = screen(replies, dict.fromkeys(replies, sent), LIMITS, {}, SHARED)  # measures the factors
     refused = screen(replies, dict.fromkeys(replies, sent), LIMITS, {}, FEDKD)
     assert (unrestored.refused.keys(), refused.refused.keys()) == (set(), {"west"})
@@ -136,7 +136,7 @@ def test_a_counter_of_batches_that_no_round_can_reach_is_refused(value):
     assert screen(replies, dict.fromkeys(replies, sent), LIMITS, {}, SHARED).refused.keys() == {"west"}
 
 
-def test_what_is_no_update_is_held_to_the_square_of_the_limit():
+def test_messages_that_are_not_updates_are_limited_by_the_square():
     """Logits of an MLP after its first epoch were seen to be 12 times as large as those of two CNNs."""
     for times, refused in ((99.0, set()), (101.0, {"west"})):
         replies = {i: {"logits": torch.ones(4) * n} for i, n in (("north", 1.0), ("south", 1.0), ("west", times))}
@@ -145,8 +145,8 @@ def test_what_is_no_update_is_held_to_the_square_of_the_limit():
         assert all("100 times" in why for why in refusals.values())
 
 
-def test_prototypes_are_no_update_of_what_was_sent():
-    """The site that has no example of the second class answers 0 for it, far from the prototype that it was sent."""
+def test_prototypes_are_not_screened_as_updates():
+    """A site without examples of the second class sends a zero prototype, far from the received one."""
     sent = {"prototypes": torch.tensor([[1.0], [9.0]])}
     replies = {i: {"prototypes": torch.tensor([[1.0], [n]])} for i, n in (("north", 9.1), ("south", 9.2), ("west", 0.0))}
     assert screen(replies, dict.fromkeys(replies, sent), LIMITS, {}, MESSAGES).refused == {}
@@ -161,8 +161,8 @@ def boosted(times):
 
 def shared(federation):
     """One element of the shared model after the last saved round."""
-    saved = committed(federation.folder)
-    return element(read_state(federation.folder / "server" / file_name(saved.round), saved.run, saved.round))
+    saved = read_checkpoint(federation.folder)
+    return element(read_state(federation.folder / "server" / make_file_name(saved.round), saved.run, saved.round))
 
 
 def test_a_boosted_update_of_fedkd_is_refused(tmp_path):
@@ -216,7 +216,7 @@ def test_the_limit_is_the_contracts(tmp_path):
 
 
 @pytest.mark.parametrize("count", [2**62, -2000, 0])
-def test_who_lies_about_its_examples_does_not_outweigh_the_others(count, tmp_path):
+def test_a_site_that_overstates_its_examples_does_not_outweigh_the_others(count, tmp_path):
     federation = Federation(tmp_path, FEDAVG)
     for i, (n, by) in {"north": (600, 0.01), "south": (200, 0.03), "west": (count, -0.02)}.items():
         federation[i].does = lambda asked, inbox, n=n, by=by: {**moved(inbox, by), "n_k": torch.tensor(n)}
@@ -227,7 +227,7 @@ def test_who_lies_about_its_examples_does_not_outweigh_the_others(count, tmp_pat
     assert shared(federation) - first == pytest.approx(3 * (600 * 0.01 + 200 * 0.03) / 800, rel=1e-4)
 
 
-def test_who_changes_its_number_of_examples_is_refused_after_a_restart_too(tmp_path):
+def test_a_changed_number_of_examples_is_refused_also_after_a_restart(tmp_path):
     federation = Federation(tmp_path, FEDAVG)
     for i in ("north", "south", "west"):
         federation[i].does = lambda asked, inbox, i=i: {
@@ -246,7 +246,7 @@ def test_who_changes_its_number_of_examples_is_refused_after_a_restart_too(tmp_p
 
 
 def test_the_names_of_losses_are_those_that_the_phase_declares(tmp_path):
-    """Else whoever answers writes what it likes into the server's log of scores."""
+    """Otherwise a site could write any text into the server's log of scores."""
     federation = Federation(tmp_path, COMMON | {"share": {"metrics": "all"}})
     many = {f"loss {n}": 0.5 for n in range(3)} | {"personal": 0.5}
     federation["west"].does = lambda asked, inbox: (SiteAnswer(asked, train=many), moved(inbox, 0.01))
@@ -261,15 +261,15 @@ def test_the_names_of_losses_are_those_that_the_phase_declares(tmp_path):
     ]
 
 
-def test_replies_that_leave_too_few_do_not_begin_the_round_for_ever(tmp_path):
-    """A quorum of all: one site can keep the others from going on, but not for ever, and it is named."""
+def test_too_few_valid_replies_do_not_repeat_the_round_forever(tmp_path):
+    """With a quorum of all sites, one site can delay the others, but not forever, and the error names this site."""
     federation = Federation(tmp_path, quorum=3)
     federation["west"].does = boosted(1e30)
     for _ in range(2):  # begun anew, nobody is asked any more
         with pytest.raises(RunError, match="3 rounds came to nothing although enough sites answered"):
             federation.run()
     assert federation["north"].rounds() == [(0, 0), (0, 1), (1, 1), (2, 1)]
-    assert committed(federation.folder).round == 1
+    assert read_checkpoint(federation.folder).round == 1
     log = (federation.folder / "log.txt").read_text()
     assert log.count("what west sent is of no use, and 3 sites are wanted") == 3
     assert Conduct(federation.folder).setbacks == 3

@@ -11,7 +11,7 @@ from fedmutual import boundary
 from fedmutual.config import parse_config
 from fedmutual.engines import base
 from fedmutual.errors import ConfigError, RunError
-from fedmutual.privacy.secret import simulation_secret
+from fedmutual.privacy.secret import derive_simulation_secret
 from fedmutual.rundir.text import describe_event
 from fedmutual.sites import contract as contracts
 from fedmutual.sites.consent import find_difference
@@ -37,12 +37,12 @@ MASKED, FIXED = {"server": {"sum": "masked"}}, {"server": {"sum": "fixed"}}
 class Federation:
     """Its sites, its server, and what came of them."""
 
-    def __init__(self, folder, common=FML, sites=FIVE, own=None, **given):
+    def __init__(self, folder, common=FML, sites=FIVE, site_tables=None, **contract_tables):
         """own: more tables of every site.toml."""
         folder.mkdir(exist_ok=True)
         self.folder, self.notes = folder, []
-        self.sites = {i: about | (own or {}) for i, about in sites.items()}
-        self.agreed = contracts.read_contract(contract(folder, common | MASKED, sites, **given))
+        self.sites = {i: about | (site_tables or {}) for i, about in sites.items()}
+        self.agreed = contracts.read_contract(contract(folder, common | MASKED, sites, **contract_tables))
         self.desk = Watched({i: self.start(i) for i in sites})
 
     def start(self, name):
@@ -114,8 +114,8 @@ def test_noised_and_masked_sites_are_a_noised_fixed_sum_in_one_process_to_the_bi
     for i, folder in ledgers.items():
         folder.mkdir(parents=True)
         (folder / "secret").touch(mode=0o600)
-        (folder / "secret").write_bytes(simulation_secret(0, i))
-    federation = Federation(tmp_path / "masked", PRIVATE, own={"privacy": {"epsilon": 100.0}})
+        (folder / "secret").write_bytes(derive_simulation_secret(0, i))
+    federation = Federation(tmp_path / "masked", PRIVATE, site_tables={"privacy": {"epsilon": 100.0}})
     started = set()
 
     def start_anew(round, place):
@@ -137,7 +137,7 @@ def test_noised_and_masked_sites_are_a_noised_fixed_sum_in_one_process_to_the_bi
 
 
 def test_a_masked_site_without_a_budget_declines_and_is_left_out_of_the_sum(tmp_path):
-    federation = Federation(tmp_path / "masked", PRIVATE, own={"privacy": {"epsilon": 100.0}})
+    federation = Federation(tmp_path / "masked", PRIVATE, site_tables={"privacy": {"epsilon": 100.0}})
     federation.sites["elm"] = federation.sites["elm"] | {"privacy": {"epsilon": 0.01}}
     federation.desk.halves["elm"] = federation.start("elm")
     assert federation.run().finished
@@ -187,8 +187,8 @@ def test_masked_equals_plain_to_the_bit_whichever_site_drops_out(tmp_path, point
     words = {}  # round -> site -> the words of its update before they are masked
 
     def before(round, phase):
-        gone = set().union(*(sites for stage, sites in away.items() if phase >= stage))
-        federation.desk.away = gone if round == 0 else set()
+        absent_sites = set().union(*(sites for stage, sites in away.items() if phase >= stage))
+        federation.desk.away = absent_sites if round == 0 else set()
         federation.desk.lost = lost[1] if lost is not None and (round, phase) == (0, lost[0]) else None
         if phase == Stage.CONFIRM:
             files = {i: half.folder / UPDATE for i, half in federation.desk.halves.items()}
@@ -196,12 +196,12 @@ def test_masked_equals_plain_to_the_bit_whichever_site_drops_out(tmp_path, point
 
     federation.desk.before = before
     run = federation.run()
-    stage, gone = (lost[0], {lost[1]}) if lost is not None else next(iter(away.items()), (Stage.UNMASK, set()))
-    counted = set(FIVE) - (gone if stage <= Stage.UPLOAD else set())
+    stage, absent_sites = (lost[0], {lost[1]}) if lost is not None else next(iter(away.items()), (Stage.UNMASK, set()))
+    counted = set(FIVE) - (absent_sites if stage <= Stage.UPLOAD else set())
     assert present(federation, 0) == counted
     assert present(federation, 1) == set(FIVE)
     for i in FIVE:
-        assert any("round 1" in note for note in federation.about(i)) == (i in gone)
+        assert any("round 1" in note for note in federation.about(i)) == (i in absent_sites)
         assert not any("round 2" in note for note in federation.about(i))
     sent = [order_to_train(federation, round) for round in (0, 1)]
     for round, received in enumerate([sent[1], run.global_model().state_dict()]):
@@ -235,7 +235,7 @@ def present(federation, round=0):
     return set()
 
 
-def test_sites_and_a_server_that_start_anew_at_every_stage_go_on(tmp_path):
+def test_sites_and_server_restarted_at_every_stage_continue(tmp_path):
     common = FML | {"rounds": 1}
     federation, killed = Federation(tmp_path / "masked", common), set()
 
@@ -256,32 +256,32 @@ def test_sites_and_a_server_that_start_anew_at_every_stage_go_on(tmp_path):
 def test_too_few_sites_open_nothing_and_go_on_when_they_are_back(tmp_path):
     common = FML | {"rounds": 1}
     federation = Federation(tmp_path / "masked", common)
-    gone = {"ash", "elm"}
+    absent_sites = {"ash", "elm"}
 
     def before(round, phase):
-        federation.desk.away = gone if phase >= Stage.UPLOAD else set()
+        federation.desk.away = absent_sites if phase >= Stage.UPLOAD else set()
 
     federation.desk.before = before
     with pytest.raises(TooFew, match=r"3 of 5 .* UPLOAD .* 4 are needed"):
         federation.run()
-    gone.clear()
+    absent_sites.clear()
     plain = in_one_process(tmp_path, common, FIVE)
     assert same(federation.run().global_model().state_dict(), plain.global_model().state_dict())
 
 
 def test_the_privacy_boundary_judges_an_update_before_it_is_masked(tmp_path, monkeypatch):
-    """It sees floats, and masks nothing that it refuses."""
-    federation, seen, release = Federation(tmp_path / "masked", FML | {"rounds": 1}), [], boundary.release
+    """The boundary sees floats, and a refused update is not masked."""
+    federation, dtypes, release = Federation(tmp_path / "masked", FML | {"rounds": 1}), [], boundary.release
 
     def judge(reply, declared, client, inbox):
-        seen.append({str(tensor.dtype) for tensor in reply.values()})
+        dtypes.append({str(tensor.dtype) for tensor in reply.values()})
         if client.id == "cedar":
             raise boundary.Refused("cedar", "classifier.bias", "it holds a private row")
         return release(reply, declared, client, inbox)
 
     monkeypatch.setattr(base, "release", judge)
     federation.run()
-    assert seen == [{"torch.float32"}] * 5
+    assert dtypes == [{"torch.float32"}] * 5
     assert any("its privacy boundary refused a message" in note for note in federation.about("cedar"))
     assert present(federation) == set(FIVE) - {"cedar"}
     assert not (federation.desk.halves["cedar"].folder / UPDATE).exists()
@@ -329,7 +329,7 @@ def test_a_false_dropout_is_named_by_the_site_and_opens_nothing(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("common", "names", "given", "reason"),
+    ("common", "names", "contract_tables", "reason"),
     [
         ({}, ("ash", "elm"), {}, r"3 to 20 sites, and key 'sites\.names' has 2"),
         ({}, [f"s{k}" for k in range(21)], {}, "has 21"),
@@ -342,8 +342,8 @@ def test_a_false_dropout_is_named_by_the_site_and_opens_nothing(tmp_path):
         ({"server": {"sum": "masked", "aggregate": "median"}}, FIVE, {}, "sums nothing"),
     ],
 )
-def test_what_a_secure_sum_does_not_go_together_with_is_refused(tmp_path, common, names, given, reason):
-    path = contract(tmp_path, FML | MASKED | common, {name: {} for name in names}, **given)
+def test_what_a_secure_sum_does_not_go_together_with_is_refused(tmp_path, common, names, contract_tables, reason):
+    path = contract(tmp_path, FML | MASKED | common, {name: {} for name in names}, **contract_tables)
     with pytest.raises(ConfigError, match=reason):
         contracts.read_contract(path)
 

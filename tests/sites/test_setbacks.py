@@ -5,7 +5,7 @@ import torch
 
 import fedmutual
 from fedmutual.errors import RunError
-from fedmutual.rundir.checkpoint import committed, file_name, read_state
+from fedmutual.rundir.checkpoint import make_file_name, read_checkpoint, read_state
 from fedmutual.rundir.file_names import LEDGER, METRICS
 from fedmutual.rundir.logs import read_lines
 from fedmutual.sites import contract as contracts
@@ -18,7 +18,7 @@ from fedmutual.sites.site_settings import read_site_file
 from puppets import DIVERGED, Federation, healthy, moved
 from wards import COMMON, SITES, Desk, contract, halves, same, site
 
-MLPS = {i: {**own, "model": {"personal": "mlp"}} for i, own in SITES.items()}
+MLPS = {i: {**tables, "model": {"personal": "mlp"}} for i, tables in SITES.items()}
 SIX = COMMON | {"rounds": 6}
 
 
@@ -27,8 +27,8 @@ def generations(folder):
 
 
 def state(federation, round):
-    saved = committed(federation.folder)
-    return read_state(federation.folder / "server" / file_name(round), saved.run, round)
+    saved = read_checkpoint(federation.folder)
+    return read_state(federation.folder / "server" / make_file_name(round), saved.run, round)
 
 
 def test_the_server_keeps_the_last_three_states(tmp_path):
@@ -56,18 +56,18 @@ def test_a_round_after_which_most_diverge_is_undone_and_its_outlier_left_out(tmp
     ]
     assert federation["north"].rounds() == [(0, 0), (0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (1, 4), (1, 5)]
     assert federation["west"].rounds() == [(0, 0), (0, 1), (0, 2), (0, 3)]
-    assert committed(federation.folder).round == 6
+    assert read_checkpoint(federation.folder).round == 6
     assert [line["round"] for line in read_lines(federation.folder / METRICS)] == [1, 2, 3, 4, 5, 6]
     assert {line["round"] for line in read_lines(federation.folder / LEDGER)} == {1, 2, 3, 4, 5, 6}
     gone = {k: (v - state(calm, 6)[k]).abs().max().item() for k, v in state(federation, 6).items()}
     assert max(gone.values()) < 0.1  # but for what west did before, the model is that of the others
 
 
-def test_who_is_left_out_stays_so_after_a_restart(tmp_path):
+def test_an_excluded_site_stays_excluded_after_a_restart(tmp_path):
     federation = Federation(tmp_path, SIX, update_limit=1000.0)
     for i in ("north", "south"):
         federation[i].does = healthy(limit=1.5)
-    federation["west"].does = lambda asked, inbox: moved(inbox, 5.0 if asked.round == 1 else 0.01)
+    federation["west"].does = lambda order_count, inbox: moved(inbox, 5.0 if order_count.round == 1 else 0.01)
 
     def kill(event):
         if type(event).__name__ == "RoundDone" and event.round == 4:
@@ -75,14 +75,14 @@ def test_who_is_left_out_stays_so_after_a_restart(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         federation.run(kill)
-    asked = len(federation["west"].orders)
+    order_count = len(federation["west"].orders)
     federation.run()
-    assert len(federation["west"].orders) == asked
+    assert len(federation["west"].orders) == order_count
     assert federation["north"].rounds()[-2:] == [(1, 4), (1, 5)]
 
 
-def test_where_nobody_stands_out_nobody_is_blamed_and_the_third_time_ends_it(tmp_path):
-    """A learning rate that is too high, say: all go back, then as far as is kept, and then it is over."""
+def test_without_an_outlier_no_site_is_blamed_and_the_third_setback_ends_the_federation(tmp_path):
+    """With a too high learning rate all sites go back once, then to the oldest saved round; then the federation ends."""
     federation = Federation(tmp_path, SIX)
     for i in federation.desk.halves:
         federation[i].does = lambda asked, inbox: (
@@ -101,7 +101,7 @@ def test_where_nobody_stands_out_nobody_is_blamed_and_the_third_time_ends_it(tmp
     ]
 
 
-def test_a_first_round_that_diverges_at_all_sites_does_not_begin_for_ever(tmp_path):
+def test_a_first_round_that_diverges_at_all_sites_is_not_repeated_forever(tmp_path):
     federation = Federation(tmp_path)
     for i in federation.desk.halves:
         federation[i].does = lambda asked, inbox: SiteAnswer(asked, problem=DIVERGED, diverged=True)
@@ -122,7 +122,7 @@ def test_a_model_that_diverges_in_round_2_is_begun_from_the_first_one(tmp_path):
     assert federation.about("west")[-1].endswith("its update stood out in round 1, after which most sites diverged")
 
 
-def test_one_site_that_says_it_diverged_sends_nobody_back(tmp_path):
+def test_divergence_at_one_site_does_not_set_the_others_back(tmp_path):
     federation = Federation(tmp_path)
     federation["west"].does = lambda asked, inbox: SiteAnswer(asked, problem=DIVERGED, diverged=True)
     federation.run()
@@ -155,15 +155,15 @@ def test_real_sites_go_back_as_if_the_poisoned_round_had_not_been(tmp_path):
     for name in ("poisoned", "away"):
         (tmp_path / name).mkdir()
         path = contract(tmp_path / name, COMMON, MLPS, update_limit=1e50)
-        agreed, them = halves(tmp_path / name, path, MLPS)
-        desk = Poisoned(them) if name == "poisoned" else Desk(them)
+        agreed, sites = halves(tmp_path / name, path, MLPS)
+        desk = Poisoned(sites) if name == "poisoned" else Desk(sites)
 
         def leave(event, desk=desk, name=name):
             if name == "away" and type(event).__name__ == "RoundDone" and event.round == 1:
                 desk.away = {"west"}
 
         Coordinator(agreed, tmp_path / name / "server").run(desk, [leave])
-        runs = {i: fedmutual.Run(them[i].folder) for i in ("north", "south")}
+        runs = {i: fedmutual.Run(sites[i].folder) for i in ("north", "south")}
         ends[name] = {i: run.personal_model(i).state_dict() for i, run in runs.items()}
         ends[name]["shared"] = fedmutual.Run(tmp_path / name / "server").global_model().state_dict()
     assert Conduct(tmp_path / "poisoned" / "server").left_out.keys() == {"west"}

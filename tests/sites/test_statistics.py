@@ -83,7 +83,7 @@ def test_real_sites_are_one_process_to_the_bit(tmp_path, kind, algorithm):
     """fedavg weights updates, so that its words are one more than a model has numbers."""
     common = FML | {"algorithm": {"name": algorithm}}
     federation = Federation(tmp_path / kind, kind, common)
-    run, one = (
+    run, one_process = (
         federation.run(),
         fedmutual.run(parse_config(together(common | {"server": SERVERS["fixed"]}, federation.sites)), tmp_path / "one"),
     )
@@ -92,14 +92,14 @@ def test_real_sites_are_one_process_to_the_bit(tmp_path, kind, algorithm):
     assert about["statistics"]["rows"] == sum(about["statistics"]["classes"].values())
     scaling = about["clients"]["north"]["scaling"]
     assert (scaling["mean"], scaling["std"]) == (about["statistics"]["mean"], about["statistics"]["std"])
-    assert same(run.global_model().state_dict(), one.global_model().state_dict())
+    assert same(run.global_model().state_dict(), one_process.global_model().state_dict())
     for i in federation.sites:
         if algorithm == "fml":
             mine = fedmutual.Run(federation.folder / i / "state" / "wards")
-            assert same(mine.personal_model(i).state_dict(), one.personal_model(i).state_dict())
+            assert same(mine.personal_model(i).state_dict(), one_process.personal_model(i).state_dict())
         environment = json.loads((federation.folder / i / "state" / "wards" / "environment.json").read_text())
         assert environment["scaling"]["mean"] == scaling["mean"]
-    assert algorithm != "fml" or run.summary["personal"] == one.summary["personal"]
+    assert algorithm != "fml" or run.summary["personal"] == one_process.summary["personal"]
     assert federation.notes == []
     lines = [json.loads(line) for line in (federation.folder / "server" / "ledger.jsonl").open()]
     first = [line for line in lines if line["round"] == 0]
@@ -143,7 +143,7 @@ def test_a_site_that_misses_the_start_is_not_in_the_sums_and_has_the_scaling(tmp
 
 
 @pytest.mark.parametrize("kind", ["masked", "fixed"])
-def test_processes_that_start_anew_at_every_order_ask_once_and_change_no_bit(tmp_path, kind):
+def test_restarting_at_every_order_asks_once_and_changes_no_bit(tmp_path, kind):
     untouched = Federation(tmp_path / "untouched", kind)
     expected = untouched.run()
     federation = Federation(tmp_path / "restarted", kind, sites=untouched.sites)
@@ -157,7 +157,7 @@ def test_processes_that_start_anew_at_every_order_ask_once_and_change_no_bit(tmp
     assert federation.about()["statistics"] == untouched.about()["statistics"]
 
 
-def test_a_server_that_starts_anew_does_not_ask_again(tmp_path):
+def test_a_restarted_server_does_not_ask_for_statistics_again(tmp_path):
     federation = Federation(tmp_path / "masked")
 
     class Killed(Exception):
@@ -267,7 +267,7 @@ def test_impossible_sums_under_masks_end_the_federation_before_training(tmp_path
 
 
 @pytest.mark.parametrize("kind", ["masked", "fixed"])
-def test_a_site_with_values_beyond_the_range_is_left_out_and_told_its_operator_why(tmp_path, kind):
+def test_a_site_with_values_beyond_the_range_is_left_out_and_its_operator_learns_why(tmp_path, kind):
     sites = with_data(tmp_path)
     with np.load(tmp_path / "west-digits.npz") as arrays:
         x, y = arrays["x"].astype(np.float32), arrays["y"]
@@ -312,7 +312,7 @@ def test_two_sites_have_no_masked_statistics(tmp_path):
         ({"classes": ["0", "1"], "name": "npz"}, ("data.classes",)),
     ],
 )
-def test_a_site_with_a_scaling_or_classes_of_its_own_is_refused(tmp_path, data, words):
+def test_a_site_with_its_own_scaling_or_classes_is_refused(tmp_path, data, words):
     sites = with_data(tmp_path)
     path = tmp_path / "few.npz"
     np.savez(path, x=np.zeros((40, 8, 8), np.uint8), y=np.arange(40) % 2)
@@ -361,7 +361,7 @@ def test_columns_of_real_sites_are_those_of_one_process(tmp_path):
         tmp_path / "masked", "masked", common, sites, input=[4], columns=["age", "sex=f", "sex=m", "pulse"]
     )
     run = federation.run()
-    one = fedmutual.run(parse_config(together(common | {"server": SERVERS["fixed"]}, sites)), tmp_path / "one")
+    one_process = fedmutual.run(parse_config(together(common | {"server": SERVERS["fixed"]}, sites)), tmp_path / "one")
     statistics = federation.about()["statistics"]
     assert statistics == json.loads((tmp_path / "one" / "environment.json").read_text())["statistics"]
     assert statistics["inputs"] == ["age", "sex", "pulse"]
@@ -371,7 +371,7 @@ def test_columns_of_real_sites_are_those_of_one_process(tmp_path):
     assert statistics["mean"][1] is None
     steps = federation.desk.halves["west"].experiment.data.space.scaling["columns"]
     assert [step.get("fill") for step in steps] == [statistics["mean"][0], None, 60]
-    assert same(run.global_model().state_dict(), one.global_model().state_dict())
+    assert same(run.global_model().state_dict(), one_process.global_model().state_dict())
 
 
 def test_named_columns_need_the_names_in_the_contract(tmp_path):

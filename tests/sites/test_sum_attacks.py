@@ -45,7 +45,7 @@ def test_a_sum_that_no_updates_have_ends_the_federation(words, weighted):
         apply_total(*words, weighted=weighted)
 
 
-def test_the_imprint_attack_reads_rows_out_of_a_sum_and_not_whose_they_are(tmp_path):
+def test_the_imprint_attack_recovers_rows_from_a_sum_but_not_their_owners(tmp_path):
     """A server whose crafted model has units that fire for one row of all sites reads this row out of the sum, too.
 
     Masks hide which site a row is from. `docs/secure-sum.md` states this.

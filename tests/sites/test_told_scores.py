@@ -58,7 +58,7 @@ def test_a_server_takes_what_a_report_reads():
 
 
 def test_a_site_that_says_that_it_is_a_domain_does_not_spoil_the_report(tmp_path):
-    """It may be one, by a split of its own."""
+    """The site may be a domain by its own split."""
     federation = Federation(tmp_path)
     for site in SITES:
         federation.desk.halves[site] = Teller()

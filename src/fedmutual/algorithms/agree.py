@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fedmutual.algorithms.peers import PEER, Peering, forwarded, of_peers, senders
+from fedmutual.algorithms.peers import PEER, Peering, list_senders, make_forwarded_message, select_peer_messages
 from fedmutual.core import At, Batch, Client, Disagreed, Message, Net, Seeds, Spec
 
 PUBLIC_BATCH = "examples of public data in one exchange"
@@ -38,11 +38,11 @@ class Agree(Silent):
 
     def end(self, client: Client, at: At) -> Message:
         """Return the digest and the counts of this participant's public seed set."""
-        return dict(known(client).about)
+        return dict(read_agreed_facts(client).about)
 
     def receive(self, server: Message, replies: Mapping[str, Message], at: At) -> Message:
         """Return the server state together with all replies, to be forwarded."""
-        return server | forwarded(replies)
+        return server | make_forwarded_message(replies)
 
 
 class Compare(Silent):
@@ -50,7 +50,7 @@ class Compare(Silent):
 
     def send(self, server: Message, to: str, at: At) -> Message:
         """Return the digests and counts of the other participants."""
-        return of_peers(server, [i for i in senders(server) if i != to])
+        return select_peer_messages(server, [i for i in list_senders(server) if i != to])
 
     def begin(self, client: Client, inbox: Message, at: At) -> Message:
         """Return no constants.
@@ -58,25 +58,25 @@ class Compare(Silent):
         Raises:
             Disagreed: a participant's set differs from the most common set; if no set is the most common, from the first.
         """
-        by_sender = {i: {k: inbox[f"{i}{PEER}{k}"] for k in known(client).about} for i in senders(inbox)}
-        facts = dict(sorted({**by_sender, client.id: dict(known(client).about)}.items()))
+        by_sender = {i: {k: inbox[f"{i}{PEER}{k}"] for k in read_agreed_facts(client).about} for i in list_senders(inbox)}
+        facts = dict(sorted({**by_sender, client.id: dict(read_agreed_facts(client).about)}.items()))
         fingerprints = {i: str([v.tolist() for v in about.values()]) for i, about in facts.items()}
         common = Counter(fingerprints.values()).most_common(1)[0][0]
         majority = next(facts[i] for i, print in fingerprints.items() if print == common)
-        others = {i: why for i, about in facts.items() if (why := difference(about, majority)) is not None}
+        others = {i: why for i, about in facts.items() if (why := describe_difference(about, majority)) is not None}
         if others:
             first = next(iter(others))
             raise Disagreed(first, others[first], tuple(others))
         return {}
 
 
-def known(client: Client) -> Seeds:
+def read_agreed_facts(client: Client) -> Seeds:
     """Return the agreed facts about the public seed set of a client that has one."""
     assert client.seeds is not None  # an algorithm with `Algorithm.public` is given it
     return client.seeds
 
 
-def difference(one: Message, others: Message) -> str | None:
+def describe_difference(one: Message, others: Message) -> str | None:
     """Return how one set differs from the others, as one clause; None if the sets are equal."""
     if one["rows"] != others["rows"]:
         return f"{one['rows'].item()} rows, and theirs has {others['rows'].item()}"

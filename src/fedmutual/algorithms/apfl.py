@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from fedmutual.algorithms.fedavg import FedAvg
-from fedmutual.algorithms.peers import one_batch
+from fedmutual.algorithms.peers import read_one_batch
 from fedmutual.batches import draws
 from fedmutual.core import Algorithm, At, Batch, Client, Message, Net, Setting, setting, within
 
@@ -53,42 +53,42 @@ class APFL(FedAvg):
         personal.load_state_dict(personal.state_dict() | personal_tensors)
         first = next(personal.parameters())
         a = client.memory.get(MIX, at.value(self.mix).to(first)) if self.adaptive else at.value(self.mix).to(first)
-        client.memory = {**client.memory, MIX: self._adapted(a, client, at) if self.adaptive else a}
+        client.memory = {**client.memory, MIX: self._adapt_mix(a, client, at) if self.adaptive else a}
         return {MIX: client.memory[MIX]}
 
-    def _adapted(self, a: Tensor, client: Client, at: At) -> Tensor:
+    def _adapt_mix(self, a: Tensor, client: Client, at: At) -> Tensor:
         """Return a in [0, 1] after one step on one batch along <v - w, grad f(a v + (1 - a) w)>, which is df/da."""
         data, personal = client.data["private"], client.nets["personal"]
-        x, y = one_batch(data, next(draws(len(data), 1, self.batch_size, at.rng(client.id, MIX))))
-        v, w = (trained(client, net) for net in ("personal", "meme"))
+        x, y = read_one_batch(data, next(draws(len(data), 1, self.batch_size, at.rng(client.id, MIX))))
+        v, w = (list_trained_parameters(client, net) for net in ("personal", "meme"))
         with torch.enable_grad():
             moving = a.detach().clone().requires_grad_()
             buffers = {k: b.clone() for k, b in personal.named_buffers()}  # BatchNorm's stay as they are
-            output = functional_call(personal, {**mixed(v, w, moving), **buffers}, (x,))
+            output = functional_call(personal, {**mix_weights(v, w, moving), **buffers}, (x,))
             (slope,) = torch.autograd.grad(self.task.fit(output, y), moving)
         return (a - at.number(client.rate) * slope).clamp(0, 1)
 
     def loss(self, nets: Mapping[str, Net], batch: Batch, const: Message) -> Message:
         """Return the mean cross-entropy of w, and of the mixture, whose gradient reaches only v; scalars."""
         x, y = batch
-        mixture = mixed(nets["personal"].params, nets["meme"].params, const[MIX])
+        mixture = mix_weights(nets["personal"].params, nets["meme"].params, const[MIX])
         return super().loss(nets, batch, const) | {"personal": self.task.fit(nets["personal"](x, mixture), y)}
 
     def end(self, client: Client, at: At) -> Message:
         """Return the trained w; at the client, store v and set the personal net to the mixture of v and the trained w."""
-        v, w = (trained(client, net) for net in ("personal", "meme"))
+        v, w = (list_trained_parameters(client, net) for net in ("personal", "meme"))
         client.memory = {**client.memory, **{V + k: p.detach().clone() for k, p in v.items()}}
         with torch.no_grad():
-            for k, mixture in mixed(v, w, client.memory[MIX]).items():
+            for k, mixture in mix_weights(v, w, client.memory[MIX]).items():
                 v[k].copy_(mixture)
         return super().end(client, at)
 
 
-def trained(client: Client, net: str) -> Message:
+def list_trained_parameters(client: Client, net: str) -> Message:
     """Return name -> parameter of the client's net that is trained; a frozen parameter is equal in v, w and the mixture."""
     return {k: p for k, p in client.nets[net].named_parameters() if p.requires_grad}
 
 
-def mixed(v: Mapping[str, Tensor], w: Mapping[str, Tensor], a: Tensor) -> Message:
+def mix_weights(v: Mapping[str, Tensor], w: Mapping[str, Tensor], a: Tensor) -> Message:
     """Return name -> a v + (1 - a) w for each parameter of v, in the parameter's shape. a: []; w receives no gradient."""
     return {k: a * p + (1 - a) * w[k].detach() for k, p in v.items()}

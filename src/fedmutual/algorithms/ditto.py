@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from fedmutual.algorithms.fedavg import FedAvg
-from fedmutual.algorithms.fedprox import copy_received, proximal
+from fedmutual.algorithms.fedprox import compute_proximal, copy_received
 from fedmutual.core import Algorithm, At, Batch, Client, Message, Net, Setting, setting, within
 
 
@@ -47,4 +47,4 @@ class Ditto(FedAvg):
         """Return the copy's mean cross-entropy, and the personal model's plus lam / 2 ||v_k - w_t||^2; scalars."""
         x, y = batch
         personal = {"personal": self.task.fit(nets["personal"](x), y)}
-        return super().loss(nets, batch, const) | personal | {"proximal": proximal(nets["personal"], const, "lam")}
+        return super().loss(nets, batch, const) | personal | {"proximal": compute_proximal(nets["personal"], const, "lam")}

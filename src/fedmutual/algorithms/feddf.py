@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from fedmutual.algorithms.fedavg import N_K, FedAvg
-from fedmutual.algorithms.peers import one_batch
+from fedmutual.algorithms.peers import read_one_batch
 from fedmutual.batches import draws
 from fedmutual.core import Algorithm, At, Bench, Message, Public, get_target_kind, run_field, setting, within
 from fedmutual.losses import kl
@@ -64,7 +64,7 @@ class FedDF(FedAvg):
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
             torch.manual_seed(at.rng("dropout").initial_seed())
             for index in draws(len(public), self.distill_steps, self.distill_batch, at.rng("distillation")):
-                x, *_ = one_batch(public, index)
+                x, *_ = read_one_batch(public, index)
                 with torch.no_grad():
                     net.eval()
                     logits = torch.stack([functional_call(net, t, (x,)) for t in teachers]).mean(0)

@@ -12,19 +12,19 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedmutual.algorithms.agree import PUBLIC_BATCH, Agree, Compare, known
+from fedmutual.algorithms.agree import PUBLIC_BATCH, Agree, Compare, read_agreed_facts
 from fedmutual.algorithms.peers import (
     PEER,
     Peering,
-    flaw,
-    forwarded,
-    members,
-    of_peers,
-    one_batch,
-    opinion,
-    owned_rows,
-    partners,
-    senders,
+    choose_partners,
+    compute_logits,
+    find_flaw,
+    get_members,
+    get_owned_rows,
+    list_senders,
+    make_forwarded_message,
+    read_one_batch,
+    select_peer_messages,
     swap_states,
 )
 from fedmutual.batches import draws
@@ -142,14 +142,16 @@ class Local(FedH2L, Peering):
 
     def end(self, client: Client, at: At) -> Message:
         """Return positions [B], p_i [B, C] and Acc_i [] (a fraction) of a public batch; {} if no node receives it."""
-        seeds = known(client)
-        receivers = len(seeds.owners) > 1 if self.peers == "all" else partners(seeds.owners, self.pairs, at)[client.id]
+        seeds = read_agreed_facts(client)
+        receivers = (
+            len(seeds.owners) > 1 if self.peers == "all" else choose_partners(seeds.owners, self.pairs, at)[client.id]
+        )
         if not receivers:
             return {}
         own_rows = seeds.owners[client.id]
         index = own_rows.start + next(draws(len(own_rows), 1, self.public_batch, at.rng(client.id, "public")))
-        x, y = one_batch(client.data["public"], index)
-        z = opinion(client.nets["personal"], x)
+        x, y = read_one_batch(client.data["public"], index)
+        z = compute_logits(client.nets["personal"], x)
         right = (z.argmax(-1) == y).float().mean() if self.confidence else torch.ones(())
         return {"index": index.int(), "posterior": z.softmax(-1).float(), "accuracy": right.float()}
 
@@ -157,13 +159,13 @@ class Local(FedH2L, Peering):
         """Return the server state together with all replies, to be forwarded.
 
         Raises:
-            Unusable: a reply is not valid; see `flaw`.
+            Unusable: a reply is not valid; see `find_flaw`.
         """
-        owners, rows = owned_rows(server), sum(members(server).values())
-        flaws = {i: why for i, reply in replies.items() if (why := flaw(reply, owners[i], rows)) is not None}
+        owners, rows = get_owned_rows(server), sum(get_members(server).values())
+        flaws = {i: why for i, reply in replies.items() if (why := find_flaw(reply, owners[i], rows)) is not None}
         if flaws:
             raise Unusable(flaws)
-        return server | forwarded(replies)
+        return server | make_forwarded_message(replies)
 
 
 class Mutual(FedH2L, Peering):
@@ -178,8 +180,10 @@ class Mutual(FedH2L, Peering):
 
     def send(self, server: Message, to: str, at: At) -> Message:
         """Return the messages of the peers unchanged."""
-        ids = members(server)
-        return of_peers(server, ids.keys() - {to} if self.peers == "all" else partners(ids, self.pairs, at)[to])
+        ids = get_members(server)
+        return select_peer_messages(
+            server, ids.keys() - {to} if self.peers == "all" else choose_partners(ids, self.pairs, at)[to]
+        )
 
     def begin(self, client: Client, inbox: Message, at: At) -> Message:
         """Activate the second optimiser's state if mutual steps have their own; return no constants."""
@@ -189,12 +193,12 @@ class Mutual(FedH2L, Peering):
 
     def batches(self, client: Client, inbox: Message, at: At) -> Iterable[Batch]:
         """Yield one batch of all peers' samples, none without peers: x [M, ...], y [M], p_j [M, C] and Acc_j [M]."""
-        peers = senders(inbox)
+        peers = list_senders(inbox)
         if not peers:
             return
         index, p = (torch.cat([inbox[f"{j}{PEER}{k}"] for j in peers]) for k in ("index", "posterior"))
         weights = torch.cat([inbox[f"{j}{PEER}accuracy"].expand(len(inbox[f"{j}{PEER}index"])) for j in peers])
-        x, y = one_batch(client.data["public"], index.long())
+        x, y = read_one_batch(client.data["public"], index.long())
         yield x, y, p.to(x), weights.to(x)
 
     def loss(self, nets: Mapping[str, Net], batch: Batch, const: Message) -> Message:

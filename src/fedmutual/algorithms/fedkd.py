@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedmutual.aggregation import mean
-from fedmutual.algorithms.fedproto import fitted
+from fedmutual.algorithms.fedproto import fit_features
 from fedmutual.algorithms.fork import Fork
 from fedmutual.core import Algorithm, At, Batch, Client, Message, Net, Spec, get_target_kind, setting
 from fedmutual.losses import kl
@@ -51,13 +51,13 @@ class FedKD(Fork):
 
     def algorithm(self) -> Algorithm:
         """Return Fork's phases with the features of both networks; the server restores the compressed replies."""
-        return replace(super().algorithm(), features=("personal", "meme"), restore=restored)
+        return replace(super().algorithm(), features=("personal", "meme"), restore=restore_model)
 
     def leaves(self, server: Message) -> Spec:
         """Return the declared reply: the factors [m, r] and [r, n] of each compressed update; each other tensor in full."""
         declared: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
         for k, v in server.items():
-            r = thin(v, self.rank)
+            r = choose_rank(v, self.rank)
             if r is None:
                 declared[k] = (v.dtype, tuple(v.shape))
             else:
@@ -68,7 +68,7 @@ class FedKD(Fork):
         """Load the shared model and store its weights: the reply is the difference from them. Return no constants."""
         super().begin(client, inbox, at)
         state = client.nets["meme"].state_dict()
-        received = {W + k: state[k].clone() for k in client.shared if thin(state[k], self.rank) is not None}
+        received = {W + k: state[k].clone() for k in client.shared if choose_rank(state[k], self.rank) is not None}
         client.memory = {**client.memory, **received}
         return {}
 
@@ -79,7 +79,7 @@ class FedKD(Fork):
         ce_t, ce_s = self.task.fit(z_t, y), self.task.fit(z_s, y)
         log_t, log_s = z_t.log_softmax(-1), z_s.log_softmax(-1)
         taught = (kl(log_s, log_t) + kl(log_t, log_s)).mean() / (ce_t + ce_s)
-        hidden = 2 * F.mse_loss(fitted(h_t, h_s.shape[1]), h_s) / (ce_t + ce_s)
+        hidden = 2 * F.mse_loss(fit_features(h_t, h_s.shape[1]), h_s) / (ce_t + ce_s)
         return {"personal": ce_t, "meme": ce_s, "distillation": taught, "hidden": hidden}
 
     def end(self, client: Client, at: At) -> Message:
@@ -87,7 +87,7 @@ class FedKD(Fork):
         reply: Message = {}
         for k, v in super().end(client, at).items():
             received = client.memory.get(W + k)
-            reply |= {k: v} if received is None else factors(k, v - received, self.rank)
+            reply |= {k: v} if received is None else factorize(k, v - received, self.rank)
         client.memory = {k: v for k, v in client.memory.items() if not k.startswith(W)}
         return reply
 
@@ -95,10 +95,10 @@ class FedKD(Fork):
         """Return the unweighted mean of the restored models."""
         if not replies:
             return server
-        return mean({i: restored(server, reply) for i, reply in replies.items()})
+        return mean({i: restore_model(server, reply) for i, reply in replies.items()})
 
 
-def thin(tensor: Tensor, rank: float) -> int | None:
+def choose_rank(tensor: Tensor, rank: float) -> int | None:
     """Return the rank of an update's factors; None if the factors are not smaller, or the tensor is not a real matrix.
 
     tensor: [M, ...]; with more than two dimensions it counts as a matrix [M, product of the others].
@@ -111,14 +111,14 @@ def thin(tensor: Tensor, rank: float) -> int | None:
     return r if r * (m + n) < m * n else None
 
 
-def factors(name: str, update: Tensor, rank: float) -> Message:
-    """Return the best approximation of an update with the rank of `thin`, as two factors [m, r] and [r, n]."""
-    r = thin(update, rank)
+def factorize(name: str, update: Tensor, rank: float) -> Message:
+    """Return the best approximation of an update with the rank of `choose_rank`, as two factors [m, r] and [r, n]."""
+    r = choose_rank(update, rank)
     u, s, v = torch.linalg.svd(update.detach().cpu().flatten(1), full_matrices=False)
     return {LEFT + name: u[:, :r] * s[:r], RIGHT + name: v[:r]}
 
 
-def restored(server: Message, reply: Message) -> Message:
+def restore_model(server: Message, reply: Message) -> Message:
     """Return a client's model: the sent tensors, and the server's tensors plus the product of the sent factors."""
     full_tensors = {k: v for k, v in reply.items() if not k.startswith((LEFT, RIGHT))}
     learned = {k: v + (reply[LEFT + k] @ reply[RIGHT + k]).view_as(v) for k, v in server.items() if LEFT + k in reply}

@@ -14,7 +14,7 @@ from torch import Tensor
 from fedmutual.aggregation import Aggregation
 from fedmutual.algorithms.agree import PUBLIC_BATCH, Agree, Compare
 from fedmutual.algorithms.independent import Independent
-from fedmutual.algorithms.peers import one_batch, opinion, posterior_flaw
+from fedmutual.algorithms.peers import compute_logits, find_posterior_flaw, read_one_batch
 from fedmutual.batches import draws
 from fedmutual.core import (
     Algorithm,
@@ -103,12 +103,12 @@ class Announce(FedMD):
     def end(self, client: Client, at: At) -> Message:
         """Return this network's scores [B, C] on the round's public batch."""
         x, *_ = self.draw_public_batch(client, at)
-        return {self.consensus: self.convert_outputs(opinion(client.nets["personal"], x)).float()}
+        return {self.consensus: self.convert_outputs(compute_logits(client.nets["personal"], x)).float()}
 
     def draw_public_batch(self, client: Client, at: At) -> Batch:
         """Return the public batch of the round, equal at all participants: inputs [B, ...] and targets [B]."""
         public = client.data["public"]
-        return one_batch(public, next(draws(len(public), 1, self.public_batch, replace(at, phase=0).rng("public"))))
+        return read_one_batch(public, next(draws(len(public), 1, self.public_batch, replace(at, phase=0).rng("public"))))
 
     def receive(self, server: Message, replies: Mapping[str, Message], at: At) -> Message:
         """Return the consensus [B, C]: the mean of the scores, or the result of the rule of `[server]`.
@@ -117,7 +117,7 @@ class Announce(FedMD):
             Unusable: a reply should hold posteriors and does not.
         """
         posteriors = {i: reply[self.consensus] for i, reply in replies.items()} if self.consensus == "posteriors" else {}
-        flaws = {i: why for i, p in posteriors.items() if (why := posterior_flaw(p)) is not None}
+        flaws = {i: why for i, p in posteriors.items() if (why := find_posterior_flaw(p)) is not None}
         if flaws:
             raise Unusable(flaws)
         return server | ({"consensus": self.aggregate(replies)[self.consensus]} if replies else {})

@@ -102,12 +102,12 @@ class FedProto(Independent):
         """Return the mean cross-entropy and the weighted distance to the prototypes (eq. 7), scalars."""
         x, y = batch
         features, output = nets["personal"].features(x)
-        off = (fitted(features, const[PROTOTYPES].shape[1]) - const[PROTOTYPES][y]) * const["known"][y].unsqueeze(-1)
+        off = (fit_features(features, const[PROTOTYPES].shape[1]) - const[PROTOTYPES][y]) * const["known"][y].unsqueeze(-1)
         return {"personal": self.task.fit(output, y), "prototype": const["proto_lam"] * off.square().mean()}
 
     def end(self, client: Client, at: At) -> Message:
         """Return the prototypes [C, D] of the client's examples, from the trained network in eval mode."""
-        sums, counts = class_sums(client.nets["personal"], client.data["private"], int(client.memory["size"]))
+        sums, counts = sum_by_class(client.nets["personal"], client.data["private"], int(client.memory["size"]))
         examples = counts if self.proto_weighting == "samples" else counts.clamp(max=1)
         return {PROTOTYPES: (sums / counts.clamp(min=1).unsqueeze(1)).float(), EXAMPLES: examples}
 
@@ -122,13 +122,13 @@ class FedProto(Independent):
         return {**server, PROTOTYPES: merged.float(), EXAMPLES: counts.sum(0)}
 
 
-def fitted(features: Tensor, size: int) -> Tensor:
+def fit_features(features: Tensor, size: int) -> Tensor:
     """Return features [B, F] as [B, size]: unchanged if F = size, else means over neighbouring features."""
     return features if features.shape[1] == size else F.adaptive_avg_pool1d(features.unsqueeze(1), size).squeeze(1)
 
 
 @torch.no_grad()
-def class_sums(net: nn.Module, data: Data, size: int) -> tuple[Tensor, Tensor]:
+def sum_by_class(net: nn.Module, data: Data, size: int) -> tuple[Tensor, Tensor]:
     """Return the sum of features over the rows of each class [C, size], and the number of rows of each class int64 [C].
 
     The network is in eval mode during the computation, and returns to its earlier mode.
@@ -140,7 +140,7 @@ def class_sums(net: nn.Module, data: Data, size: int) -> tuple[Tensor, Tensor]:
     counts = torch.zeros(last.out_features, device=last.weight.device, dtype=torch.int64)
     for x, y, *_ in data.rows(torch.split(torch.arange(len(data)), _ROWS)):
         features, _ = take_features(last, partial(net, x))
-        sums.index_add_(0, y, fitted(features, size))
+        sums.index_add_(0, y, fit_features(features, size))
         counts += torch.bincount(y, minlength=len(counts))
     net.train(before)
     return sums, counts

@@ -37,7 +37,7 @@ class FedProx(FedAvg):
 
     def loss(self, nets: Mapping[str, Net], batch: Batch, const: Message) -> Message:
         """Return FedAvg's loss and the proximal term, scalars."""
-        return super().loss(nets, batch, const) | {"proximal": proximal(nets["meme"], const, "mu")}
+        return super().loss(nets, batch, const) | {"proximal": compute_proximal(nets["meme"], const, "mu")}
 
 
 def copy_received(client: Client) -> Message:
@@ -46,7 +46,7 @@ def copy_received(client: Client) -> Message:
     return {f"w.{k}": p.detach().clone() for k, p in weights}
 
 
-def proximal(net: Net, const: Message, strength: str) -> Tensor:
+def compute_proximal(net: Net, const: Message, strength: str) -> Tensor:
     """Return strength / 2 ||w - w_t||^2, [], over the received weights of a net.
 
     const: w_t as `copy_received` returns it, and under the name `strength` the tensor [] of that setting.

@@ -49,14 +49,14 @@ class FedTGP(FedProto):
         if not any(len(y) for _, y in sent):
             return server
         q, y = (torch.cat(tensors) for tensors in zip(*sent, strict=True))
-        margin = min(largest_gap(merged[PROTOTYPES][merged[EXAMPLES] > 0]), self.margin)
+        margin = min(compute_largest_gap(merged[PROTOTYPES][merged[EXAMPLES] > 0]), self.margin)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(at.rng("tgp").initial_seed())
             net = TrainableGlobalPrototypes(*server[PROTOTYPES].shape).float()
         net.load_state_dict({**net.state_dict(), **{k.removeprefix(TGP): v for k, v in server.items() if k.startswith(TGP)}})
         optimizer, rng = torch.optim.SGD(net.parameters(), lr=self.server_lr), at.rng("tgp", "batches")
         for rows in epochs(len(q), self.server_epochs, self.batch_size, rng):
-            distance = apart(q[rows], net()) + margin * F.one_hot(y[rows], len(server[EXAMPLES]))
+            distance = compute_distances(q[rows], net()) + margin * F.one_hot(y[rows], len(server[EXAMPLES]))
             optimizer.zero_grad()
             torch.autograd.backward([F.cross_entropy(-distance, y[rows])])
             optimizer.step()
@@ -78,12 +78,12 @@ class TrainableGlobalPrototypes(nn.Module):
         return prototypes
 
 
-def apart(q: Tensor, p: Tensor) -> Tensor:
+def compute_distances(q: Tensor, p: Tensor) -> Tensor:
     """Return the distances [B, C] between the rows of q [B, D] and the rows of p [C, D]."""
     return (q.unsqueeze(1) - p).square().sum(-1).clamp(min=torch.finfo(q.dtype).tiny).sqrt()
 
 
-def largest_gap(prototypes: Tensor) -> float:
+def compute_largest_gap(prototypes: Tensor) -> float:
     """Return the largest distance of a class's mean prototype [c, D] to its nearest other class; infinite for one class."""
     distances = torch.cdist(prototypes.double(), prototypes.double())
     return float(distances.fill_diagonal_(torch.inf).min(1).values.max())

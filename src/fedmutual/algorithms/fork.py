@@ -39,10 +39,10 @@ def copy_shared(client: Client, net: str, inbox: Message) -> None:
     """Load the shared tensors of the inbox into a client's net, and reset its optimiser state."""
     module = client.nets[net]
     module.load_state_dict(module.state_dict() | {k: inbox[k] for k in client.shared})
-    clear_state(client, net)
+    reset_optimizer_state(client, net)
 
 
-def clear_state(client: Client, net: str) -> None:
+def reset_optimizer_state(client: Client, net: str) -> None:
     """Set the optimiser state of a client's net to zero; a frozen net has no state."""
     for state in client.optimizers[net].state.values() if net in client.optimizers else ():
         for remembered in state.values():

@@ -31,7 +31,7 @@ class Peering(Phase):
         return {k: v for k, v in server.items() if PEER not in k}
 
 
-def agreed(owners: Mapping[str, range], classes: int) -> Message:
+def make_agreed_state(owners: Mapping[str, range], classes: int) -> Message:
     """Return the public facts about the seed set, for participants and relay: the number of classes, and each member's rows.
 
     owners: member -> its rows in the seed set, in the order of the rows.
@@ -39,30 +39,30 @@ def agreed(owners: Mapping[str, range], classes: int) -> Message:
     return {"classes": torch.tensor(classes)} | {f"{MEMBER}{i}": torch.tensor(len(rows)) for i, rows in owners.items()}
 
 
-def proxied(ids: Iterable[str], classes: int, first: Message) -> Message:
+def make_proxy_state(ids: Iterable[str], classes: int, first: Message) -> Message:
     """Return the public facts of a federation of proxies: the participants, and the tensors (dtype, shape) of a proxy."""
-    return agreed(dict.fromkeys(ids, range(0)), classes) | {f"{FORM}{k}": v for k, v in first.items()}
+    return make_agreed_state(dict.fromkeys(ids, range(0)), classes) | {f"{FORM}{k}": v for k, v in first.items()}
 
 
-def form(server: Message) -> Message:
+def get_proxy_tensors(server: Message) -> Message:
     """Return the tensors of a proxy by name; only their dtypes and shapes matter."""
     return {k.removeprefix(FORM): v for k, v in server.items() if k.startswith(FORM)}
 
 
-def members(server: Message) -> dict[str, int]:
+def get_members(server: Message) -> dict[str, int]:
     """Return member -> the number of its rows in the public seed set."""
     return {k.removeprefix(MEMBER): int(v) for k, v in server.items() if k.startswith(MEMBER)}
 
 
-def owned_rows(server: Message) -> dict[str, range]:
+def get_owned_rows(server: Message) -> dict[str, range]:
     """Return member -> the positions of its rows in the public seed set."""
     owners, start = {}, 0
-    for i, rows in members(server).items():
+    for i, rows in get_members(server).items():
         owners[i] = range(start, start := start + rows)
     return owners
 
 
-def partners(ids: Iterable[str], pairs: float, at: At) -> dict[str, tuple[str, ...]]:
+def choose_partners(ids: Iterable[str], pairs: float, at: At) -> dict[str, tuple[str, ...]]:
     """Return participant -> its partner in this round, in all phases: a tuple of one participant, or ().
 
     ids: all members; each member computes the same pairs. pairs: the number of pairs for each node, rounded up.
@@ -74,22 +74,22 @@ def partners(ids: Iterable[str], pairs: float, at: At) -> dict[str, tuple[str, .
     return dict.fromkeys(member_ids, ()) | {i: (j,) for pair in drawn for i, j in (pair, pair[::-1])}
 
 
-def senders(messages: Mapping[str, Tensor]) -> tuple[str, ...]:
+def list_senders(messages: Mapping[str, Tensor]) -> tuple[str, ...]:
     """Return the senders of forwarded messages, sorted."""
     return tuple(sorted({k.partition(PEER)[0] for k in messages if PEER in k}))
 
 
-def forwarded(replies: Mapping[str, Message]) -> Message:
+def make_forwarded_message(replies: Mapping[str, Message]) -> Message:
     """Return the messages of all senders as one message, each name with its sender."""
     return {f"{i}{PEER}{k}": v for i, reply in replies.items() for k, v in reply.items()}
 
 
-def of_peers(server: Message, peers: Collection[str]) -> Message:
+def select_peer_messages(server: Message, peers: Collection[str]) -> Message:
     """Return the forwarded messages of these senders, unchanged."""
     return {k: v for k, v in server.items() if k.partition(PEER)[0] in peers}
 
 
-def flaw(reply: Message, owned_rows: range, rows: int) -> str | None:
+def find_flaw(reply: Message, owned_rows: range, rows: int) -> str | None:
     """Return the fault of a peer's message, as one clause; None for a valid message.
 
     owned_rows: the positions of the sender's rows in the public seed set. A peer may send only its own rows, each once,
@@ -97,7 +97,7 @@ def flaw(reply: Message, owned_rows: range, rows: int) -> str | None:
     rows: the number of rows of the set. An accuracy in [0, 1] is accepted: only the sender can compute it.
     """
     index, accuracy = reply["index"], reply["accuracy"]
-    problem = posterior_flaw(reply["posterior"])
+    problem = find_posterior_flaw(reply["posterior"])
     if problem is not None:
         return problem
     if not 0 <= accuracy.item() <= 1:
@@ -111,7 +111,7 @@ def flaw(reply: Message, owned_rows: range, rows: int) -> str | None:
     return None
 
 
-def posterior_flaw(p: Tensor) -> str | None:
+def find_posterior_flaw(p: Tensor) -> str | None:
     """Return why the rows of p [B, C] are not posteriors, as one clause; None if they are."""
     if not p.isfinite().all():
         return "its posteriors are not finite"
@@ -120,13 +120,13 @@ def posterior_flaw(p: Tensor) -> str | None:
     return None
 
 
-def one_batch(data: Data, index: Tensor) -> Batch:
+def read_one_batch(data: Data, index: Tensor) -> Batch:
     """Return the batch of one index tensor [B]."""
     (batch,) = data.rows([index])
     return batch
 
 
-def opinion(net: nn.Module, x: Tensor) -> Tensor:
+def compute_logits(net: nn.Module, x: Tensor) -> Tensor:
     """Return a net's logits [B, C] for x, in eval mode and without gradient; the net returns to its earlier mode."""
     before = net.training
     with torch.no_grad():

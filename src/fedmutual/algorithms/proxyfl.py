@@ -15,8 +15,16 @@ from torch import Tensor
 
 from fedmutual.aggregation import mean
 from fedmutual.algorithms.fml import FML
-from fedmutual.algorithms.fork import clear_state
-from fedmutual.algorithms.peers import PEER, Peering, form, forwarded, members, of_peers, senders
+from fedmutual.algorithms.fork import reset_optimizer_state
+from fedmutual.algorithms.peers import (
+    PEER,
+    Peering,
+    get_members,
+    get_proxy_tensors,
+    list_senders,
+    make_forwarded_message,
+    select_peer_messages,
+)
 from fedmutual.core import Algorithm, At, Batch, Client, Message, Spec, setting
 
 MASS = "mass"  # the push-sum weight of a proxy: float32 []
@@ -54,22 +62,22 @@ class Learn(ProxyFL, Peering):
 
     def leaves(self, server: Message) -> Spec:
         """Return the declared reply: the tensors of a proxy, and its mass []."""
-        return {k: (v.dtype, tuple(v.shape)) for k, v in form(server).items()} | {MASS: (torch.float32, ())}
+        return {k: (v.dtype, tuple(v.shape)) for k, v in get_proxy_tensors(server).items()} | {MASS: (torch.float32, ())}
 
     def begin(self, client: Client, inbox: Message, at: At) -> Message:
         """Keep the mixed proxy with a fresh optimiser state; return alpha [] and beta [] of this round."""
-        clear_state(client, "meme")
+        reset_optimizer_state(client, "meme")
         return {"alpha": at.value(self.alpha), "beta": at.value(self.beta)}
 
     def end(self, client: Client, at: At) -> Message:
         """Return theta and its mass w; keep the mass a w, whether the message arrives or not."""
-        mass = mass_of(client)
+        mass = get_mass(client)
         client.memory = {**client.memory, MASS: (self.own_share * mass).clamp(min=_LEAST)}
         return super().end(client, at) | {MASS: mass}
 
     def receive(self, server: Message, replies: Mapping[str, Message], at: At) -> Message:
         """Return the server state together with all replies, to be forwarded."""
-        return server | forwarded(replies)
+        return server | make_forwarded_message(replies)
 
 
 class Mix(Peering, ProxyFL):
@@ -79,12 +87,12 @@ class Mix(Peering, ProxyFL):
 
     def send(self, server: Message, to: str, at: At) -> Message:
         """Return the message of the preceding peer."""
-        return of_peers(server, before(members(server), to, at.round))
+        return select_peer_messages(server, find_sender(get_members(server), to, at.round))
 
     def begin(self, client: Client, inbox: Message, at: At) -> Message:
         """Set theta and w to the mixture; without a message both stay. Return no constants."""
-        for j in senders(inbox):
-            meme, own_mass = client.nets["meme"], mass_of(client)
+        for j in list_senders(inbox):
+            meme, own_mass = client.nets["meme"], get_mass(client)
             state, received_mass = meme.state_dict(), (1 - self.own_share) * inbox[f"{j}{PEER}{MASS}"].to(own_mass)
             own_proxy = {k: state[k].cpu() for k in client.shared}
             proxies = {client.id: own_proxy, j: {k: inbox[f"{j}{PEER}{k}"] for k in client.shared}}
@@ -101,13 +109,13 @@ class Mix(Peering, ProxyFL):
         return {}
 
 
-def mass_of(client: Client) -> Tensor:
+def get_mass(client: Client) -> Tensor:
     """Return the mass w of the client's proxy: a tensor [], 1 at the start."""
     first = next(client.nets["meme"].parameters())
     return client.memory.get(MASS, torch.ones((), dtype=torch.float32, device=first.device))
 
 
-def before(ids: Iterable[str], peer: str, round: int) -> tuple[str, ...]:
+def find_sender(ids: Iterable[str], peer: str, round: int) -> tuple[str, ...]:
     """Return the peer that sends to `peer` in this round, as a tuple of one id; () if there is no other peer."""
     ordered = sorted(ids)
     if len(ordered) < 2:

@@ -53,7 +53,7 @@ def report(
     output: Annotated[Path, typer.Option("-o", "--output", help="The page to write.")] = Path("report.html"),
 ) -> None:
     """Write one self-contained page about runs: scores with intervals, curves, gains and bytes. Trains nothing."""
-    from fedmutual.report import find_runs, headline, read_runs, verdict, write_report
+    from fedmutual.report import find_answers, find_runs, make_headline_tables, read_runs, write_report
 
     named = list({path.resolve(): path for path in runs}.values())
     adapted = [path for path in named if (path / "adapt.json").is_file() and not (path / "config.toml").is_file()]
@@ -62,8 +62,8 @@ def report(
         return
     run_list = read_runs(folder for path in named for folder in find_runs(path))
     write_report(run_list, output)
-    out.print(headline(run_list))
-    for line in verdict(run_list):
+    out.print(make_headline_tables(run_list))
+    for line in find_answers(run_list):
         print_text(line)
     if held_out := [run.folder for run in run_list if run.held_out]:
         print_text(f"left out, only their hold-out rows were scored: {', '.join(map(str, held_out))}", soft_wrap=True)

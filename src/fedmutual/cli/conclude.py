@@ -9,14 +9,14 @@ from fedmutual.cli.terminal import out, print_text
 
 def print_comparison(groups: list[tuple[str, list[Path]]], page: Path) -> None:
     """Print the tables and the verdict of each group (name, folders), write the page, and print its path."""
-    from fedmutual.report import headline, make_cost_table, read_runs, verdict, write_report
+    from fedmutual.report import find_answers, make_cost_table, make_headline_tables, read_runs, write_report
 
     groups_of_runs = [(name, read_runs(folders)) for name, folders in groups]
     for name, runs in groups_of_runs:
         out.print(f"\n[bold]{escape(name)}[/bold]")
-        out.print(headline(runs))
+        out.print(make_headline_tables(runs))
         out.print(make_cost_table(runs))
-        for line in verdict(runs):
+        for line in find_answers(runs):
             print_text(line)
     write_report([run for _, runs in groups_of_runs for run in runs], page)
     print_text(f"\nreport: {page}", soft_wrap=True)
@@ -24,9 +24,9 @@ def print_comparison(groups: list[tuple[str, list[Path]]], page: Path) -> None:
 
 def print_adaptation(folder: Path, page: Path) -> None:
     """Print the table of an adaptation and whether adapting pays, write the page, and print its path."""
-    from fedmutual.report import adapted, write_adaptation
+    from fedmutual.report import summarise_adaptation, write_adaptation
 
-    table, sentences = adapted(folder)
+    table, sentences = summarise_adaptation(folder)
     out.print(table)
     for line in sentences:
         print_text(line)

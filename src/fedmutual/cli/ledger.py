@@ -15,7 +15,7 @@ def make_ledger_table(rows: Iterable[ledger.Row]) -> Table:
     for row in rows:
         rounds = f"{row.first}-{row.last}" if row.last > row.first else str(row.first) if row.first else "start"
         kind = row.kind
-        size, others = (f"{kind.bytes:,}" if kind.tensors else "-"), ", ".join(kind.values) or "-"
+        size, others = (f"{kind.bytes:,}" if kind.tensors else "-"), ", ".join(kind.value_kinds) or "-"
         name, count = escape(ledger.describe_message(kind)), str(len(kind.tensors) or "-")
         table.add_row(rounds, name, escape(kind.to), f"{row.messages:,}", count, size, others, f"{row.bytes:,}")
     return table

@@ -8,8 +8,8 @@ from fedmutual.cli.arguments import parse_names
 from fedmutual.cli.terminal import print_text, show_progress
 from fedmutual.config import Config, load_compared, parse_override, read_algorithm_name
 from fedmutual.config.grid import format_value
-from fedmutual.report.text import listed
-from fedmutual.rundir.text import holdout_line
+from fedmutual.report.text import join_words
+from fedmutual.rundir.text import format_holdout_scores
 from fedmutual.studies.compare import METHODS, Tuned
 from fedmutual.studies.eligibility import ALL, expand_methods, find_eligible_methods
 from fedmutual.studies.tune import tune
@@ -61,7 +61,7 @@ def tune_methods(
         soft_wrap=True,
     )
     fixed = {parse_override(text)[0] for text in settings}
-    with show_progress(command, holdout_line) as watch:
+    with show_progress(command, format_holdout_scores) as watch:
         tuned = tune(config, methods, trials, folder, resume, watch.of, method_settings, fixed, jobs)
     for method, choice in tuned.items():
         values = ", ".join(f"{key} = {format_value(value)}" for key, value in choice.values.items())
@@ -70,8 +70,8 @@ def tune_methods(
     at_end = [method for method, choice in tuned.items() if choice.is_rate_at_end]
     if at_end:
         print_text(
-            f"warning: the learning rate of {listed(at_end)} is the smallest or the largest that was tried, so another rate "
-            f"may be better; raise --tune {trials}, or set optimizer.lr nearer to the best rate",
+            f"warning: the learning rate of {join_words(at_end)} is the smallest or the largest that was tried, so another "
+            f"rate may be better; raise --tune {trials}, or set optimizer.lr nearer to the best rate",
             soft_wrap=True,
         )
     return tuned

@@ -44,7 +44,7 @@ def privacy(
         _plan_site(file, site, epsilon, overrides)
         return
     config = privacy_plan.read_config(file, overrides, epsilon is not None)
-    costs = privacy_plan.plan(build.build(config, device="cpu"))
+    costs = privacy_plan.plan_privacy(build.build(config, device="cpu"))
     _print_plan(config, costs, epsilon)
     _check_budget(config, {client: cost.epsilon(config) for client, cost in costs.items()} if epsilon is None else {})
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from fedmutual.events import Evaluated, Event, Failed, Finished, Noted, Observer, Replied, Score, Started
-from fedmutual.rundir.text import TimeLeft, describe_event, duration, scores_line
+from fedmutual.rundir.text import TimeLeft, describe_event, format_duration, format_scores
 
 LINES = 100  # at most, of a run without a terminal; log.txt has a line for every evaluation
 _TIMES = 2  # how often a repeated note is printed
@@ -20,7 +20,7 @@ class ProgressDisplay:
     """The display of a command. It makes an observer for each run; runs may be trained in turn or side by side."""
 
     def __init__(
-        self, console: Console, line: FormatScores = scores_line, end: FormatScores = lambda scores: "", runs: int = 1
+        self, console: Console, line: FormatScores = format_scores, end: FormatScores = lambda scores: "", runs: int = 1
     ) -> None:
         """line: formats the scores of an evaluation. end: formats a line after the last evaluation; "" for no line.
 
@@ -99,7 +99,7 @@ class AllRuns:
         if self._since is None or trained <= 0:
             return ""
         left = self.count - max(self._done) + sum(1 - fraction for fraction in self._done.values())
-        return f"{duration((time.monotonic() - self._since) / trained * left)} left for all runs"
+        return f"{format_duration((time.monotonic() - self._since) / trained * left)} left for all runs"
 
 
 class _Line:

@@ -12,28 +12,28 @@ from fedmutual.errors import ConfigError
 from fedmutual.events import Observer
 from fedmutual.files import write_bytes
 from fedmutual.report import cells as report
-from fedmutual.report.text import count
+from fedmutual.report.text import format_amount
 from fedmutual.reproduce import (
     PaperExperiment,
     ResultStore,
     Scale,
     benchmark,
-    experiments,
     findings,
     overview,
     pages,
     printed,
     prose,
     read_experiment,
+    read_experiments,
     repeats,
     reproduce,
 )
-from fedmutual.reproduce.cell_results import measured_cells
-from fedmutual.reproduce.cells import RESULTS, home
+from fedmutual.reproduce.cell_results import read_measured_cells
+from fedmutual.reproduce.cells import RESULTS, find_home
 from fedmutual.reproduce.front import write_front
-from fedmutual.reproduce.plan import check, tells
+from fedmutual.reproduce.plan import check, has_effect
 from fedmutual.reproduce.results import PATIENCE
-from fedmutual.rundir.folder import held
+from fedmutual.rundir.folder import lock_folder
 
 Watch = Callable[[str], Observer]
 
@@ -43,7 +43,7 @@ def print_experiments(root: Path | None, console: Console) -> None:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for name in ("id", "what", "cells", "runs a seed", "rounds"):
         table.add_column(name, justify="left" if name in ("id", "what") else "right", overflow="fold")
-    for e in experiments(root or home()):
+    for e in read_experiments(root or find_home()):
         runs = sum(len(c.arms) for c in e.cells)
         rounds = sorted({c.rounds(arm) for c in e.cells for arm in c.shown})
         table.add_row(e.id, e.index.title, str(len(e.cells)), str(runs), ", ".join(map(str, rounds)))
@@ -68,25 +68,25 @@ def train(
     Raises:
         UserError: there is no such experiment or cell, a key cannot be changed, or `results` contains `out`.
     """
-    experiment = read_experiment(root or home(), id)
+    experiment = read_experiment(root or find_home(), id)
     chosen = experiment.chosen(only)
     check(changed, chosen)
     if results is not None and results.resolve() in (out.resolve(), *out.resolve().parents):
         raise ConfigError(f"--results {results}: is OUT or contains OUT; name a folder that holds only results")
-    recorded = {k: v for k, v in changed.items() if tells(k)}
-    machine_only = {k: v for k, v in changed.items() if not tells(k)}
+    recorded = {k: v for k, v in changed.items() if has_effect(k)}
+    machine_only = {k: v for k, v in changed.items() if not has_effect(k)}
     scale, store = Scale(rounds, tuple(recorded.items())), _store(root, results or out / RESULTS)
 
     say = _make_printer(console)
-    done = reproduce(chosen, seeds, scale, out, store, machine_only, watch, say, jobs)
-    say(f"{count(done.trained, 'run')} trained, {done.known} known")
-    if done.elsewhere:
-        left = f"{count(len(done.elsewhere), 'run')} left to other processes"
-        say(f"{left}: {'; '.join(done.elsewhere.values())}. Run this command again when they are done")
-    with held(out, "has been writing pages for a minute", "run this command again", PATIENCE):
+    outcome = reproduce(chosen, seeds, scale, out, store, machine_only, watch, say, jobs)
+    say(f"{format_amount(outcome.trained, 'run')} trained, {outcome.known} known")
+    if outcome.elsewhere:
+        left = f"{format_amount(len(outcome.elsewhere), 'run')} left to other processes"
+        say(f"{left}: {'; '.join(outcome.elsewhere.values())}. Run this command again when they are done")
+    with lock_folder(out, "has been writing pages for a minute", "run this command again", PATIENCE):
         now = _store(root, results or out / RESULTS)  # with what other processes kept meanwhile of other cells
         _conclude(experiment, now, scale, range(seeds), out, console)
-    return done.failed
+    return outcome.failed
 
 
 def write_pages(id: str | None, folder: Path, results: Path | None, root: Path | None) -> list[Path]:
@@ -95,20 +95,22 @@ def write_pages(id: str | None, folder: Path, results: Path | None, root: Path |
     id: one experiment; None: all. The overview of verdicts covers all experiments. The tables of the folder's front page are
     written if the page has marks for them, and the pages of findings and of the benchmark if there are templates for them.
     """
-    root = root or home()
+    root = root or find_home()
     if id:
         read_experiment(root, id)  # raises an error for an unknown id
-    known = experiments(root)
+    known = read_experiments(root)
     store = _store(root, results or root / RESULTS)
-    all_pages = pages.adjust([pages.page(e, measured_cells(e, store)) for e in known])
+    all_pages = pages.adjust([pages.make_page(e, read_measured_cells(e, store)) for e in known])
     paths = [p for page in all_pages if id in (None, page.experiment.id) for p in pages.write(page, folder, ["md"])]
-    write_bytes(folder / overview.NAME, overview.overview(all_pages).encode())
-    counts = printed.count_printed(printed.printed_frame([(page.experiment, page.measured_cells) for page in all_pages]))
+    write_bytes(folder / overview.NAME, overview.render_overview(all_pages).encode())
+    counts = printed.count_printed(
+        printed.make_printed_frame([(page.experiment, page.measured_cells) for page in all_pages])
+    )
     made = {
-        "printed numbers": printed.printed_table(counts),
-        "repeated runs": repeats.repeats_table(repeats.repeats_frame(store)),
+        "printed numbers": printed.make_printed_table(counts),
+        "repeated runs": repeats.make_repeats_table(repeats.make_repeats_frame(store)),
     }
-    tables = {name: pages.md_table(table, caption=False) for name, table in made.items()}
+    tables = {name: pages.render_table(table, caption=False) for name, table in made.items()}
     return [
         *paths,
         folder / overview.NAME,
@@ -120,7 +122,7 @@ def write_pages(id: str | None, folder: Path, results: Path | None, root: Path |
 
 def _store(root: Path | None, folder: Path) -> ResultStore:
     """Return the results in a folder, which receives new results, and the results that came with the experiments."""
-    shipped = (root or home()) / RESULTS
+    shipped = (root or find_home()) / RESULTS
     return ResultStore(folder) if folder.resolve() == shipped.resolve() else ResultStore(folder, shipped)
 
 
@@ -128,7 +130,7 @@ def _conclude(
     experiment: PaperExperiment, store: ResultStore, scale: Scale, seeds: Sequence[int], out: Path, console: Console
 ) -> None:
     """Print the tables and verdicts, write the files of the page, and print their paths."""
-    page, say = pages.page(experiment, measured_cells(experiment, store, scale, seeds)), _make_printer(console)
+    page, say = pages.make_page(experiment, read_measured_cells(experiment, store, scale, seeds)), _make_printer(console)
     for table in page.tables:
         say(f"\n{table.caption}")
         console.print(_make_terminal_table(table))
@@ -137,7 +139,7 @@ def _conclude(
     decimals = experiment.index.decimals
     for judged in page.judged:
         reading = f" ({judged.reading})" if judged.reading else ""
-        say(f"{judged.claim.text}{reading} {prose.verdict(judged, decimals)}")
+        say(f"{judged.claim.text}{reading} {prose.describe_verdict(judged, decimals)}")
     for path in pages.write(page, out):
         say(str(path))
 

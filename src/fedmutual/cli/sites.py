@@ -1,21 +1,24 @@
 """The commands of real sites. Each command reads its arguments, calls the library and prints the result."""
 
 import json
-import os
-import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
 from fedmutual.cli.federation_progress import format_progress, print_progress, wait_for_all, watch_progress
-from fedmutual.cli.terminal import Code, Terminated, err, exit_with_error, out, print_text, stop_on_sigterm
+from fedmutual.cli.site_process import (
+    check_connection,
+    format_reminder,
+    parse_module_names,
+    print_leaves,
+    run_until_stopped,
+)
+from fedmutual.cli.terminal import Code, exit_with_error, out, print_text
 
 if TYPE_CHECKING:
-    from fedmutual.core import Spec
-    from fedmutual.sites.flare.kits import Kit as Kit_
+    pass
 
 File = Annotated[Path, typer.Argument(metavar="FEDERATION.toml", help="The federation's file.", show_default=False)]
 Kit = Annotated[
@@ -46,12 +49,12 @@ def provision(
     """
     from fedmutual.sites.flare import kits
 
-    made = kits.provision(file, out_folder, tuple(renew or ()))
+    kits_made = kits.provision(file, out_folder, tuple(renew or ()))
     table = Table("kit", "for", "valid until")
-    for kit in made:
+    for kit in kits_made:
         table.add_row(str(kit.folder), kits.KINDS[kit.kind], f"{kit.expires:%Y-%m-%d}")
     out.print(table)
-    print_text(f"the server is reached at {', '.join(made[0].hosts)}, port {made[0].port}")
+    print_text(f"the server is reached at {', '.join(kits_made[0].hosts)}, port {kits_made[0].port}")
     print_text(f"{out_folder / kits.AUTHORITY}: the root key, for you alone; take it off line", soft_wrap=True)
 
 
@@ -73,17 +76,17 @@ def server(
     to which it did not agree.
     """
     from fedmutual import plugins
-    from fedmutual.rundir.folder import held
+    from fedmutual.rundir.folder import lock_folder
     from fedmutual.sites import contract as contracts
-    from fedmutual.sites.coordinator import find_longest_message
     from fedmutual.sites.flare import kits, run, workspace
-    from fedmutual.sites.modules import leave_working_folders, modules_of_server
+    from fedmutual.sites.modules import leave_working_folders, make_server_rule
+    from fedmutual.sites.server_experiment import find_longest_message
 
     leave_working_folders(state)
     server_kit = run.check_kind(kits.open_kit(kit), "server")
     files = [path.resolve() for path in contract or [server_kit.folder / kits.FEDERATION]]
-    code = modules_of_server(_modules(trust_module), files)
-    with plugins.under(code):
+    code = make_server_rule(parse_module_names(trust_module), files)
+    with plugins.use_rule(code):
         agreed = [contracts.read_contract(path) for path in files]
         longest = max(find_longest_message(agreement) for agreement in agreed)
     names = [agreement.name for agreement in agreed]
@@ -95,16 +98,16 @@ def server(
     pointer = {
         "contracts": [agreement.record() for agreement in agreed],
         "files": [*map(str, files)],
-        "modules": _modules(trust_module),
+        "modules": parse_module_names(trust_module),
     }
-    with held(state.resolve(), "runs a server with this state folder", "choose another one by --state"):
-        until = f"{server_kit.expires:%Y-%m-%d}{_format_reminder(server_kit)}"
+    with lock_folder(state.resolve(), "runs a server with this state folder", "choose another one by --state"):
+        until = f"{server_kit.expires:%Y-%m-%d}{format_reminder(server_kit)}"
         print_text(
             f"server {server_kit.hosts[0]}:{server_kit.port}, certificate valid until {until}; Ctrl-C ends it",
             soft_wrap=True,
         )
         print_text(f"it carries out {', '.join(names)}", soft_wrap=True)
-        _run_until_stopped(
+        run_until_stopped(
             server_kit, state.resolve(), {"state": str(state.resolve()), **pointer, workspace.LONGEST: longest}
         )
 
@@ -125,12 +128,12 @@ def site(
     site refuses a job with another contract than the one you agreed to.
     """
     from fedmutual import plugins
-    from fedmutual.rundir.folder import held
+    from fedmutual.rundir.folder import lock_folder
     from fedmutual.sites import contract as contracts
-    from fedmutual.sites.coordinator import find_longest_message
     from fedmutual.sites.disclosure import describe_disclosure
     from fedmutual.sites.flare import kits, run, workspace
     from fedmutual.sites.modules import leave_working_folders
+    from fedmutual.sites.server_experiment import find_longest_message
     from fedmutual.sites.site_runtime import SiteRuntime
     from fedmutual.sites.site_settings import read_site_file
 
@@ -141,20 +144,22 @@ def site(
             f"{config}: belongs to site {site_config.file.site!r}, and {kit} is the kit of {site_kit.name!r}", Code.BAD_INPUT
         )
     kits.check_valid(site_kit)
-    with plugins.under(site_config.code):
+    with plugins.use_rule(site_config.code):
         agreed = contracts.read_contract((contract or site_kit.folder / kits.FEDERATION).resolve())
         runtime = SiteRuntime(agreed, site_config, looks=True)  # checks everything before a connection is opened
         longest = find_longest_message(agreed)
-    with held(site_config.state, "runs a site with this state folder", "choose another one by 'state.folder' in its file"):
-        _print_leaves(runtime.leaves(), runtime.peers is not None, runtime.is_masked)
+    with lock_folder(
+        site_config.state, "runs a site with this state folder", "choose another one by 'state.folder' in its file"
+    ):
+        print_leaves(runtime.leaves(), runtime.peers is not None, runtime.is_masked)
         print_text(describe_disclosure(runtime.experiment, runtime.site), soft_wrap=True)
         print_text(
             f"federation {runtime.folder.name!r}, state and ledger in {runtime.folder}; Ctrl-C ends it", soft_wrap=True
         )
-        print_text(f"certificate valid until {site_kit.expires:%Y-%m-%d}{_format_reminder(site_kit)}", soft_wrap=True)
-        _check_connection(site_kit)
+        print_text(f"certificate valid until {site_kit.expires:%Y-%m-%d}{format_reminder(site_kit)}", soft_wrap=True)
+        check_connection(site_kit)
         pointer = {"config": str(site_config.source), "contracts": [agreed.record()], "rounds": agreed.config.rounds}
-        _run_until_stopped(site_kit, site_config.state, {**pointer, workspace.LONGEST: longest})
+        run_until_stopped(site_kit, site_config.state, {**pointer, workspace.LONGEST: longest})
 
 
 def submit(
@@ -272,72 +277,8 @@ def doctor(
 
     leave_working_folders()
     grades = []
-    for finding in run_checks(kit, config, contract, _modules(trust_module)):
+    for finding in run_checks(kit, config, contract, parse_module_names(trust_module)):
         print_text(f"{finding.grade:5} {finding.text}", soft_wrap=True)
         grades.append(finding.grade)
     if wrong := grades.count("wrong"):
         exit_with_error(f"{wrong} of {len(grades)} checks failed", Code.BAD_INPUT)
-
-
-def _modules(names: list[str] | None) -> list[str]:
-    """Return the modules of --trust-module. Exit if a name is not the name of a module."""
-    from fedmutual.sites.schema import check_modules
-
-    try:
-        return [*check_modules(tuple(names or ()))]
-    except ValueError as problem:
-        exit_with_error(f"--trust-module: {problem}", Code.BAD_INPUT)
-
-
-def _format_reminder(kit: "Kit_") -> str:
-    """Return a reminder if the certificate expires soon, else an empty text."""
-    return f", in {kit.days} days; {kit.reminder}" if kit.reminder else ""
-
-
-def _check_connection(kit: "Kit_") -> None:
-    """Exit if server and kit do not trust each other; print any other obstacle of the connection."""
-    from fedmutual.sites.flare.connectivity import find_obstacle
-
-    text, is_temporary = find_obstacle(kit) or ("", True)
-    if not is_temporary:
-        exit_with_error(text, Code.BAD_INPUT)
-    if text:
-        print_text(f"{text}. The site tries again until the server answers", soft_wrap=True)
-
-
-def _run_until_stopped(kit: Any, state: Path, pointer: Mapping[str, Any]) -> None:
-    from fedmutual.sites.flare import run
-
-    def print_end(interrupt: KeyboardInterrupt) -> int:
-        how, code = (
-            ("told to end", Code.TERMINATED) if isinstance(interrupt, Terminated) else ("ended by hand", Code.STOPPED)
-        )
-        err.print(f"{how}; saved rounds are kept", highlight=False, markup=False)
-        return code
-
-    try:
-        with stop_on_sigterm():
-            code = run.run_process(kit, state, pointer, print_end)
-    except KeyboardInterrupt as interrupt:  # before FLARE runs, or a second one: do not wait for FLARE's threads
-        os._exit(print_end(interrupt))
-    if code in (Code.STOPPED, Code.TERMINATED):
-        sys.exit(code)
-    if code:
-        exit_with_error(f"ended with code {code}; see {state / 'flare' / 'log.txt'}", Code.DIVERGED)
-
-
-def _print_leaves(leaves: Mapping[str, "Spec"], is_peer_to_peer: bool, is_masked: bool) -> None:
-    """Print which tensors may leave a site, for its operator."""
-    table = Table("phase", "tensor", "type", "shape", "bytes", title="All that may leave this site")
-    for phase, spec in leaves.items():
-        for name, (dtype, shape) in spec.items():
-            count = 1
-            for side in shape:
-                count *= side
-            size = count * dtype.itemsize
-            table.add_row(phase, name, str(dtype).removeprefix("torch."), "x".join(map(str, shape)) or "one", f"{size:,}")
-    out.print(table)
-    to = "to the other sites, through the server, encrypted" if is_peer_to_peer else "to the server, which can read them"
-    if is_masked:
-        to = "to the server under masks, which learns only the sum of all sites, with keys, encrypted shares and signatures"
-    print_text(f"These go {to}.")

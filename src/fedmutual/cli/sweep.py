@@ -10,7 +10,7 @@ from rich.table import Table
 
 from fedmutual.config.grid import format_value
 from fedmutual.metric import ACCURACY, Metric
-from fedmutual.report.cells import spread
+from fedmutual.report.cells import format_spread
 from fedmutual.report.choice import Tried
 from fedmutual.report.comparison import MODELS
 from fedmutual.report.scale import MetricScale
@@ -29,7 +29,7 @@ def make_sweep_table(result: Sweep) -> Table:
         table.add_column(f"personal models over\nlocal-only{scale.difference_head}", justify="right", no_wrap=True)
     for tried in result.tried:
         chosen = tried is result.chosen
-        table.add_row(escape(tried.label) + (" *" if chosen else ""), *_cells(tried), style="bold" if chosen else "")
+        table.add_row(escape(tried.label) + (" *" if chosen else ""), *_make_cells(tried), style="bold" if chosen else "")
     return table
 
 
@@ -45,18 +45,18 @@ def format_conclusion(result: Sweep, file: Path) -> Iterator[str]:
     yield f"all results: {result.folder / RESULT}"
 
 
-def _cells(tried: Tried) -> Iterator[str]:
+def _make_cells(tried: Tried) -> Iterator[str]:
     if tried.last is None or tried.best is None:
         seeds = "" if len(tried.folders) == 1 else f" ({len(tried.diverged)} of {len(tried.folders)} seeds)"
         yield f"diverged{seeds}"
         return
     scale = MetricScale(2 if tried.examples >= 5000 else 1, tried.metric)  # 2: where an example weighs 0.02 % or less
-    yield f"{scale.format_value(tried.last.mean)} {spread(tried.last, scale)}".rstrip()
+    yield f"{scale.format_value(tried.last.mean)} {format_spread(tried.last, scale)}".rstrip()
     rounds = sorted(set(tried.best_rounds))
     which = str(rounds[0]) if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]}"
-    yield f"{f'{scale.format_value(tried.best.mean)} {spread(tried.best, scale)}'.rstrip()} ({which})"
+    yield f"{f'{scale.format_value(tried.best.mean)} {format_spread(tried.best, scale)}'.rstrip()} ({which})"
     if isinstance(tried.gain, Gains):
-        yield f"{scale.format_gain(tried.gain.estimate.mean)} {spread(tried.gain.estimate, scale)}".rstrip()
+        yield f"{scale.format_gain(tried.gain.estimate.mean)} {format_spread(tried.gain.estimate, scale)}".rstrip()
 
 
 def _get_metric(result: Sweep) -> Metric:

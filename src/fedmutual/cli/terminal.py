@@ -71,9 +71,9 @@ def show_progress(
     from fedmutual.boundary import Refused
     from fedmutual.cli.progress import ProgressDisplay
     from fedmutual.core import Disagreed, Diverged
-    from fedmutual.rundir.text import worst_line
+    from fedmutual.rundir.text import format_worst_nodes
 
-    watch = ProgressDisplay(err, line, runs=runs) if line else ProgressDisplay(err, end=worst_line, runs=runs)
+    watch = ProgressDisplay(err, line, runs=runs) if line else ProgressDisplay(err, end=format_worst_nodes, runs=runs)
     try:
         with stop_on_sigterm(), watch:
             yield watch

@@ -43,24 +43,25 @@ def run(
     folder = out_folder or Path("runs") / config.name
     expect_workers([config.engine.name])
     with show_progress(format_resume_command("run", set, folder, str(file))) as watch:
-        done = fedmutual.run(config, folder, resume=resume, observers=[watch.of("")])
+        finished = fedmutual.run(config, folder, resume=resume, observers=[watch.of("")])
     if config.records.evaluate_on == "holdout":
         print_text(
-            f"{done.folder}: only hold-out rows were scored; metrics.jsonl has the scores that clients share",
+            f"{finished.folder}: only hold-out rows were scored; metrics.jsonl has the scores that clients share",
             soft_wrap=True,
         )
         return
     from fedmutual.config.methods import find_role
-    from fedmutual.report import headline
+    from fedmutual.report import make_headline_tables
 
-    out.print(headline([folder]))
+    out.print(make_headline_tables([folder]))
     if find_role(config.algorithm["name"]).federates:
         print_text(
             f"`{_format_compare_command(config.algorithm['name'], file, set or [])}` shows the gain over training alone",
             soft_wrap=True,
         )
     print_text(
-        f"{done.folder}: `{shlex.join(('fedmutual', 'report', str(done.folder), '-o', 'report.html'))}` makes its page"
+        f"{finished.folder}: "
+        f"`{shlex.join(('fedmutual', 'report', str(finished.folder), '-o', 'report.html'))}` makes its page"
     )
 
 
@@ -121,7 +122,7 @@ def sweep(
     """
     from fedmutual.cli.sweep import format_conclusion, make_sweep_table
     from fedmutual.config.grid import read_grid
-    from fedmutual.rundir.text import holdout_line
+    from fedmutual.rundir.text import format_holdout_scores
     from fedmutual.studies.sweep import carry_out, plan_sweep
 
     plan = plan_sweep(file, read_grid(set or []), seeds, by.value if by else None)
@@ -129,7 +130,7 @@ def sweep(
     folder = out_folder or Path("runs") / f"{plan.name}-sweep"
     chosen_by = ("--by", by.value) if by else ()
     command = format_resume_command("sweep", set, folder, str(file), "--seeds", str(seeds), *chosen_by)
-    with show_progress(command, holdout_line, runs=len(list(plan.runs))) as watch:
+    with show_progress(command, format_holdout_scores, runs=len(list(plan.runs))) as watch:
         result = carry_out(plan, folder, resume, watch.of, jobs)
     out.print(make_sweep_table(result))
     for line in format_conclusion(result, file):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         read_algorithm_name,
         read_dumped,
         read_tables,
-        with_algorithm,
+        replace_algorithm,
     )
     from fedmutual.config.schema import ColumnConfig, Config, DataConfig, ModelConfig, PartitionConfig, SplitConfig
     from fedmutual.config.sites import ALONE, has_own_data, make_client_config
@@ -63,7 +63,7 @@ __all__ = [
     "read_client_settings",
     "read_dumped",
     "read_tables",
-    "with_algorithm",
+    "replace_algorithm",
 ]
 
 _MODULES = {
@@ -84,7 +84,7 @@ _MODULES = {
     "parse_override": "reading",
     "read_dumped": "reading",
     "read_tables": "reading",
-    "with_algorithm": "reading",
+    "replace_algorithm": "reading",
     "ColumnConfig": "schema",
     "read_algorithm_name": "reading",
     "override_config": "reading",

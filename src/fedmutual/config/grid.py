@@ -28,7 +28,7 @@ def read_grid(texts: Sequence[str]) -> dict[str, list[Any]]:
     """
     grid: dict[str, list[Any]] = {}
     for text in texts:
-        parts = list(_parts(text.partition("=")[2]))
+        parts = list(_split_parts(text.partition("=")[2]))
         if "=" in text and not all(part.strip() for part in parts):
             what = "an empty value among its values" if len(parts) > 1 else "no value"
             raise ConfigError(f"--set {text}: the key has {what}; write --set key=v1,v2, as in --set optimizer.lr=0.01,0.1")
@@ -79,16 +79,16 @@ def format_value(value: Any) -> str:
     """Return a value as ``--set key=value`` takes it: TOML on one line, text without quotes if it is still read as text."""
     if isinstance(value, str) and "," not in value and value.strip() and parse_override(f"key={value}")[1] == value:
         return value
-    return _toml(value)
+    return _format_toml_value(value)
 
 
-def _toml(value: Any) -> str:
+def _format_toml_value(value: Any) -> str:
     if isinstance(value, Schedule):
         value = asdict(value)
     if isinstance(value, Mapping):
-        return "{" + ",".join(f"{format_toml_key(k)}={_toml(v)}" for k, v in value.items()) + "}"
+        return "{" + ",".join(f"{format_toml_key(k)}={_format_toml_value(v)}" for k, v in value.items()) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ",".join(map(_toml, value)) + "]"
+        return "[" + ",".join(map(_format_toml_value, value)) + "]"
     return json.dumps(value, ensure_ascii=False) if isinstance(value, str | bool) else str(value)
 
 
@@ -97,7 +97,7 @@ def format_toml_key(name: str) -> str:
     return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name, ensure_ascii=False)
 
 
-def _parts(text: str) -> Iterator[str]:
+def _split_parts(text: str) -> Iterator[str]:
     """Yield the parts of a text between commas outside brackets, braces and quotes."""
     part, depth, quote, escaped = "", 0, "", False
     for c in text:

@@ -29,39 +29,39 @@ def make_algorithm(config: Config) -> Algorithm:
         ConfigError: `algorithm()` of the configured class raises an error, or does not return an Algorithm.
     """
     try:
-        made = _kind(config)(**read_client_settings(config), **_aggregation(config)).algorithm()
+        algorithm = _find_kind(config)(**read_client_settings(config), **_list_aggregation_rules(config)).algorithm()
     except UserError:
         raise
     except Exception as problem:  # a user's own may fail in any way
         raise ConfigError(
             f"key 'algorithm.name': algorithm() of {config.algorithm['name']!r} raised {format_error(problem)}"
         ) from problem
-    if not isinstance(made, Algorithm):
+    if not isinstance(algorithm, Algorithm):
         raise ConfigError(
-            f"key 'algorithm.name': algorithm() of {config.algorithm['name']!r} returned {type(made).__name__}, but "
+            f"key 'algorithm.name': algorithm() of {config.algorithm['name']!r} returned {type(algorithm).__name__}, but "
             "must return a fedmutual.core.Algorithm"
         )
-    unknown = [model for model in made.scores if model not in SCORED]
+    unknown = [model for model in algorithm.scores if model not in SCORED]
     if unknown:
         raise ConfigError(
             f"key 'algorithm.name': {config.algorithm['name']!r} names {unknown[0]!r} in `scores`; `scores` may hold "
             f"{join_names([repr(model) for model in SCORED])}"
         )
-    return made
+    return algorithm
 
 
 def read_client_settings(config: Config, client: str | None = None) -> Table:
     """Return the algorithm's settings as typed values: of the federation, or only those that a client sets for itself."""
     config_part = config if client is None else config.get_client_config(client)
-    types = _setting_types(_kind(config))
+    types = _list_types_of_kind(_find_kind(config))
     where = "training.task" if client is None else f"clients.{client}.training.task"
-    settings = {k: v for k, v in _settings(config_part).items() if k in types}
-    return {k: tasks.make_task(v, where) if k == "task" else _typed(types[k], v) for k, v in settings.items()}
+    settings = {k: v for k, v in _get_algorithm_settings(config_part).items() if k in types}
+    return {k: tasks.make_task(v, where) if k == "task" else _validate_type(types[k], v) for k, v in settings.items()}
 
 
 def list_setting_types(name: str) -> dict[str, Any]:
     """Return the keys that [algorithm] may have besides `name`, with their types."""
-    types = _setting_types(find_algorithm(name))
+    types = _list_types_of_kind(find_algorithm(name))
     return {k: t for k, t in types.items() if k not in TrainingConfig.model_fields and t is not Aggregation}
 
 
@@ -70,14 +70,14 @@ def list_tunable_settings(config: Config) -> dict[str, tuple[Any, tuple[Any, ...
 
     A setting that changes over the rounds is not tuned.
     """
-    spec = {f.name: f for f in fields(_kind(config)) if f.metadata.get("tune")}
+    spec = {f.name: f for f in fields(_find_kind(config)) if f.metadata.get("tune")}
     tunable = {k: (config.algorithm.get(k, f.default), f.metadata["tune"]) for k, f in spec.items()}
     return {k: (value, tried) for k, (value, tried) in tunable.items() if isinstance(value, int | float)}
 
 
 def has_aggregation(config: Config) -> bool:
     """Return whether the configured algorithm combines replies by the rule of [server]."""
-    return bool(_aggregation(config))
+    return bool(_list_aggregation_rules(config))
 
 
 def list_keys(kind: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:
@@ -111,26 +111,28 @@ def check_methods(config: Config, source: str) -> None:
             if client is not None and known[key] != Setting:  # numbers in a client's own loss; the rest all must agree on
                 raise ConfigError(f"{source}: key '{where}.{key}' is for the whole federation only; remove it")
             try:
-                _typed(known[key], value)
+                _validate_type(known[key], value)
             except ValidationError as problem:
                 raise ConfigError(
                     f"{source}: {format_validation_error(problem.errors()[0], list_keys(), f'{where}.{key}')}"
                 ) from None
         settings = read_client_settings(config) | read_client_settings(config, client)
-        missing = [f.name for f in fields(_kind(config)) if f.name in known and f.name not in settings and is_required(f)]
+        missing = [
+            f.name for f in fields(_find_kind(config)) if f.name in known and f.name not in settings and is_required(f)
+        ]
         if missing:
             raise ConfigError(f"{source}: key 'algorithm.{missing[0]}' is missing: {name!r} has no default for it")
         try:
-            _kind(config)(**settings)
+            _find_kind(config)(**settings)
         except Exception as problem:  # out of range, a setting without default is missing, or whatever one's own may raise
             key, _, why = str(problem).partition(" ")
             message = f"key '{where}.{key}' {why}" if key in known else f"key {where!r}: {problem}"
             raise ConfigError(f"{source}: {message}") from None
 
 
-def with_steps(config: Config) -> Config:
+def set_local_steps(config: Config) -> Config:
     """Return the configuration with `training.local_steps` set if the algorithm counts steps instead of epochs."""
-    steps = {f.name: f.default for f in fields(_kind(config))}.get("local_steps")
+    steps = {f.name: f.default for f in fields(_find_kind(config))}.get("local_steps")
     if not isinstance(steps, int) or config.training.local_steps is not None:
         return config
     return config.model_copy(update={"training": config.training.model_copy(update={"local_steps": steps})})
@@ -157,13 +159,13 @@ def make_default(setting: Field[Any]) -> Any:
     return setting.default if setting.default_factory is MISSING else setting.default_factory()
 
 
-def _aggregation(config: Config) -> dict[str, Aggregation]:
+def _list_aggregation_rules(config: Config) -> dict[str, Aggregation]:
     """Return the rule of [server] for each field of the configured algorithm of the type `Aggregation`."""
     rule = Aggregation(config.server.aggregate, config.server.trim, config.server.sum)
-    return {k: rule for k, kind in _setting_types(_kind(config)).items() if kind is Aggregation}
+    return {k: rule for k, kind in _list_types_of_kind(_find_kind(config)).items() if kind is Aggregation}
 
 
-def _settings(config: Config | ClientConfig) -> Table:
+def _get_algorithm_settings(config: Config | ClientConfig) -> Table:
     return {**config.training.model_dump(exclude_none=True), **{k: v for k, v in config.algorithm.items() if k != "name"}}
 
 
@@ -205,7 +207,7 @@ def is_pooled(config: Config) -> bool:
     return PRESETS.get(config.algorithm["name"], Preset({})).pooled
 
 
-def _kind(config: Config) -> Any:
+def _find_kind(config: Config) -> Any:
     return find_algorithm(config.algorithm["name"])
 
 
@@ -235,25 +237,25 @@ def find_algorithm(name: str) -> Any:
     if not isinstance(vars(kind).get("role", Role()), Role) and "role" not in {f.name for f in fields(kind)}:
         raise LookupError(f"`role` of {name!r} must be a fedmutual.core.Role, such as Role(position=1)")
     try:
-        _setting_types(kind)
+        _list_types_of_kind(kind)
     except Exception as problem:  # an annotation may be any expression
         raise LookupError(f"the fields of {name!r} have a type that cannot be resolved: {problem}") from None
     return kind
 
 
 @cache
-def _setting_types(kind: Any) -> dict[str, Any]:
+def _list_types_of_kind(kind: Any) -> dict[str, Any]:
     """Return the type of each setting of an algorithm class. Resolving types takes 0.2 ms, and pages check many files."""
     hints = get_type_hints(kind)
     return {f.name: hints[f.name] for f in fields(kind) if "filled" not in f.metadata}
 
 
-def _typed(kind: Any, value: Any) -> Any:
+def _validate_type(kind: Any, value: Any) -> Any:
     moving = {Setting: Moving, Setting | None: Moving | None}
-    return _adapter(moving.get(kind, kind)).validate_python(tuple(value) if isinstance(value, list) else value)
+    return _make_adapter(moving.get(kind, kind)).validate_python(tuple(value) if isinstance(value, list) else value)
 
 
 @cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
+def _make_adapter(kind: Any) -> TypeAdapter[Any]:
     """Return the validator of a type. It is cached, because it takes a millisecond, and pages check many configurations."""
     return TypeAdapter(kind, config=_STRICT)

@@ -11,12 +11,16 @@ from fedmutual.errors import ConfigError
 
 def apply_preset(config: Config) -> Config:
     """Return the configuration with the keys of its algorithm's preset, if these keys have their defaults."""
-    return _with_model(config, {k: v for k, v in _keys(config).items() if getattr(config.model, k) == _default(k)})
+    return _replace_model(
+        config, {k: v for k, v in _list_preset_keys(config).items() if getattr(config.model, k) == _get_default(k)}
+    )
 
 
 def remove_preset(config: Config) -> Config:
     """Return the configuration without the keys that `apply_preset` set, before the algorithm is replaced."""
-    return _with_model(config, {k: _default(k) for k, v in _keys(config).items() if getattr(config.model, k) == v})
+    return _replace_model(
+        config, {k: _get_default(k) for k, v in _list_preset_keys(config).items() if getattr(config.model, k) == v}
+    )
 
 
 def drop_preset(tables: Table) -> Table:
@@ -26,38 +30,38 @@ def drop_preset(tables: Table) -> Table:
     if name not in PRESETS or not isinstance(model, Mapping):
         return tables
     preset = PRESETS[name].model
-    return {**tables, "model": {k: v for k, v in model.items() if k not in preset or not _equal(v, preset[k])}}
+    return {**tables, "model": {k: v for k, v in model.items() if k not in preset or not _is_equal(v, preset[k])}}
 
 
 def check_preset(config: Config, tables: Table, source: str) -> None:
     """Raise ConfigError if a key is set to its default, which would undo the preset."""
     model = tables.get("model")
-    for key, value in _keys(config).items():
-        if isinstance(model, Mapping) and key in model and getattr(config.model, key) == _default(key):
-            name, given = config.algorithm["name"], _default(key)
+    for key, value in _list_preset_keys(config).items():
+        if isinstance(model, Mapping) and key in model and getattr(config.model, key) == _get_default(key):
+            name, given = config.algorithm["name"], _get_default(key)
             raise ConfigError(
                 f"{source}: key 'model.{key}' = {given!r} undoes what makes algorithm {name!r}, which sets it to "
-                f"{_shown(value)}; remove it"
+                f"{_format_shown(value)}; remove it"
             )
 
 
-def _keys(config: Config) -> Mapping[str, Any]:
+def _list_preset_keys(config: Config) -> Mapping[str, Any]:
     name = config.algorithm["name"]
     return PRESETS[name].model if name in PRESETS else {}
 
 
-def _default(key: str) -> Any:
+def _get_default(key: str) -> Any:
     return getattr(ModelConfig(), key)
 
 
-def _with_model(config: Config, keys: Mapping[str, Any]) -> Config:
+def _replace_model(config: Config, keys: Mapping[str, Any]) -> Config:
     return config.model_copy(update={"model": config.model.model_copy(update=keys)}) if keys else config
 
 
-def _equal(given: Any, preset: Any) -> bool:
+def _is_equal(given: Any, preset: Any) -> bool:
     listed = tuple(given) if isinstance(given, list) else (given,)
     return bool(listed == preset if isinstance(preset, tuple) else given == preset)
 
 
-def _shown(value: Any) -> str:
+def _format_shown(value: Any) -> str:
     return repr(list(value) if isinstance(value, tuple) else value)

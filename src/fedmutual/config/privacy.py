@@ -45,7 +45,7 @@ def check_privacy(config: Config, source: str) -> None:
             )
 
 
-def ineffective_keys(privacy: PrivacyConfig) -> list[str]:
+def list_ineffective_keys(privacy: PrivacyConfig) -> list[str]:
     """Return the keys of [privacy] that are set but have no effect, because nets = "none"."""
     plain = PrivacyConfig()
     return [] if privacy.nets != "none" else [f"privacy.{k}" for k, v in privacy if v != getattr(plain, k)]

@@ -18,7 +18,7 @@ from fedmutual.config.methods import (
     describe_foreign_key,
     list_keys,
     list_setting_types,
-    with_steps,
+    set_local_steps,
 )
 from fedmutual.config.presets import apply_preset, check_preset, drop_preset, remove_preset
 from fedmutual.config.privacy import check_privacy
@@ -49,7 +49,7 @@ def read_tables(path: Path) -> Table:
         ConfigError: the file cannot be read; or it is a run folder's config.toml and names code that may not be imported
             (see `recorded_code`).
     """
-    tables = _tables(path)
+    tables = _read_file_tables(path)
     if is_run_config(path):
         check_tables(tables, path.parent)
     return tables
@@ -62,12 +62,12 @@ def read_dumped(path: Path) -> Config:
         ConfigError: in one sentence, what is wrong with which key.
     """
     try:
-        return Config.model_validate(_tables(path))
+        return Config.model_validate(_read_file_tables(path))
     except ValidationError as problem:
         raise ConfigError(f"{path}: {format_validation_error(problem.errors()[0], list_keys())}") from None
 
 
-def _tables(path: Path) -> Table:
+def _read_file_tables(path: Path) -> Table:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # some editors put a mark before it
     except FileNotFoundError:
@@ -97,7 +97,7 @@ def parse_config(tables: Table, source: str = "configuration", overrides: Mappin
     name = overrides.get("algorithm.name", inner.get("name") if isinstance(inner, dict) else None)
     if isinstance(name, str):
         try:
-            tables, dropped = _without_foreign(drop_preset(tables), name)
+            tables, dropped = _drop_foreign_keys(drop_preset(tables), name)
         except LookupError as problem:
             raise ConfigError(f"{source}: key 'algorithm.name': {problem}") from None
         if dropped:
@@ -109,7 +109,7 @@ def parse_config(tables: Table, source: str = "configuration", overrides: Mappin
         raise ConfigError(f"{source}: {format_validation_error(problem.errors()[0], list_keys())}") from None
     check_methods(config, source)
     check_preset(config, tables, source)
-    config = with_steps(apply_preset(config))
+    config = set_local_steps(apply_preset(config))
     check_partition(config, source)
     check_own_data(config, source)
     check_model(config, source)
@@ -156,7 +156,7 @@ def load_compared(path: Path, methods: Sequence[str], overrides: Mapping[str, An
     except LookupError as problem:
         raise ConfigError(f"--methods: {problem}") from None
     method_settings: Table = {}
-    base = _known(read_tables(path), overrides)
+    base = _get_known_settings(read_tables(path), overrides)
     for key in [k for k in overrides if k.startswith("algorithm.") and k != "algorithm.name" and methods]:
         setting, *inner = key.split(".")[1:]
         if not any(setting in settings for settings in known.values()):
@@ -173,26 +173,26 @@ def read_algorithm_name(path: Path, overrides: Mapping[str, Any]) -> str | None:
     Raises:
         ConfigError: as `read_tables`.
     """
-    name = _algorithm_name(read_tables(path), overrides)
+    name = _get_algorithm_name(read_tables(path), overrides)
     return name if isinstance(name, str) else None
 
 
-def _algorithm_name(tables: Table, overrides: Mapping[str, Any]) -> Any:
+def _get_algorithm_name(tables: Table, overrides: Mapping[str, Any]) -> Any:
     """Return the value of `algorithm.name` in the overrides, else in the tables; None if it is unset."""
     table = tables.get("algorithm")
     return overrides.get("algorithm.name", table.get("name") if isinstance(table, dict) else None)
 
 
-def _known(tables: Table, overrides: Mapping[str, Any]) -> Collection[str]:
+def _get_known_settings(tables: Table, overrides: Mapping[str, Any]) -> Collection[str]:
     """Return the settings of the algorithm that the tables or an override name; none for an unknown algorithm."""
-    name = _algorithm_name(tables, overrides)
+    name = _get_algorithm_name(tables, overrides)
     try:
         return list_setting_types("fml" if name is None else name) if isinstance(name, str | None) else ()
     except LookupError:
         return ()
 
 
-def with_algorithm(
+def replace_algorithm(
     config: Config, name: str, method_settings: Mapping[str, Any] | None = None
 ) -> tuple[Config, tuple[str, ...]]:
     """Return the experiment with another algorithm, and the dropped keys of [algorithm], which that algorithm lacks.
@@ -203,7 +203,7 @@ def with_algorithm(
         ConfigError: there is no such algorithm, or a setting is wrong.
     """
     try:
-        tables, dropped = _without_foreign(config.model_dump(), name)
+        tables, dropped = _drop_foreign_keys(config.model_dump(), name)
     except LookupError as problem:
         raise ConfigError(f"key 'algorithm.name': {problem}") from None
     clients = {i: c.model_copy(update={"algorithm": tables["clients"][i]["algorithm"]}) for i, c in config.clients.items()}
@@ -212,7 +212,7 @@ def with_algorithm(
     changed = apply_preset(remove_preset(config).model_copy(update={"algorithm": algorithm, "clients": clients}))
     check_methods(changed, "configuration")
     check_model(changed, f"algorithm {name!r}")
-    return with_steps(changed), dropped
+    return set_local_steps(changed), dropped
 
 
 def override_config(config: Config, values: Mapping[str, Any]) -> Config:
@@ -224,7 +224,7 @@ def override_config(config: Config, values: Mapping[str, Any]) -> Config:
     return parse_config(tomllib.loads(dump_config(config)), overrides=values) if values else config
 
 
-def _without_foreign(tables: Table, name: str) -> tuple[Table, tuple[str, ...]]:
+def _drop_foreign_keys(tables: Table, name: str) -> tuple[Table, tuple[str, ...]]:
     """Return the tables without the keys of [algorithm] and [clients.ID.algorithm] that `name` lacks, and these keys.
 
     Raises:
@@ -252,16 +252,16 @@ def _replace(tables: Table, path: Sequence[str], value: Table) -> Table:
 
 def dump_config(config: Config) -> str:
     """Return the configuration as TOML, with the value of every key. `load_config` returns an equal configuration."""
-    return tomli_w.dumps(_plain(config.model_dump()))
+    return tomli_w.dumps(_convert_plain(config.model_dump()))
 
 
-def _plain(value: Any) -> Any:
+def _convert_plain(value: Any) -> Any:
     if isinstance(value, Schedule):
         return asdict(value)
     if isinstance(value, Mapping):
-        return {k: _plain(v) for k, v in value.items() if v is not None and v != {}}
+        return {k: _convert_plain(v) for k, v in value.items() if v is not None and v != {}}
     if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
+        return [_convert_plain(v) for v in value]
     return str(value) if isinstance(value, Path) else value
 
 

@@ -51,7 +51,7 @@ def render_page() -> str:
         above = key.name.partition(".")[0] if "." in key.name else ""
         if above != table:
             table = above
-            kind = _section(Config.model_fields[table].annotation)
+            kind = _find_section(Config.model_fields[table].annotation)
             lines += ["", f"## {table}", "", (kind.__doc__ or "") if kind else _ALGORITHM, ""]
         lines.append(render_key(key))
     return "\n".join(lines)
@@ -89,10 +89,14 @@ def describe_algorithm(name: str) -> list[str]:
     sentences = (f"{name}: {find_title(name)}.", about, f"Settings: {', '.join(types) or 'none'}.")
     lines = [" ".join(filter(None, sentences))]
     for field in (f for f in fields(kind) if f.name in types):
-        default = "needed" if is_required(field) else _value(make_default(field))
-        tried = f"; `compare --tune` tries {', '.join(map(_value, tune))}" if (tune := field.metadata.get("tune")) else ""
+        default = "needed" if is_required(field) else _format_default(make_default(field))
+        tried = (
+            f"; `compare --tune` tries {', '.join(map(_format_default, tune))}"
+            if (tune := field.metadata.get("tune"))
+            else ""
+        )
         meaning = field.metadata.get("about") or "no meaning is given; write the field as fedmutual.core.setting"
-        lines.append(render_key(Key(f"algorithm.{field.name}", _words(types[field.name]), default, meaning + tried)))
+        lines.append(render_key(Key(f"algorithm.{field.name}", _describe_type(types[field.name]), default, meaning + tried)))
     return lines
 
 
@@ -100,24 +104,26 @@ def list_reference_keys(kind: type[Section] = Config, prefix: str = "") -> Itera
     """Return every key, in the order of the schema."""
     types = get_type_hints(kind, include_extras=True)
     for name, spec in kind.model_fields.items():
-        key, inner = f"{prefix}{name}", _section(spec.annotation)
+        key, inner = f"{prefix}{name}", _find_section(spec.annotation)
         if name == "algorithm":
-            yield from _settings(key)
+            yield from _list_algorithm_keys(key)
         elif inner is ClientData:
             yield Key(f"{key}.KEY", "as `data.KEY`", "the federation's", f"any key of [data]. {inner.__doc__}")
         elif inner is not None:
             yield from list_reference_keys(inner, f"{key}.ID." if get_origin(spec.annotation) is dict else f"{key}.")
         else:
             if kind is DataConfig and name == "columns":
-                yield Key(key, "table of " + _COLUMN, _value(spec.default), spec.description or "", read_effect(spec))
+                yield Key(
+                    key, "table of " + _COLUMN, _format_default(spec.default), spec.description or "", read_effect(spec)
+                )
                 yield from list_reference_keys(ColumnConfig, f"{key}.NAME.")
                 continue
             is_inherited = prefix.startswith("clients.") and (spec.default is None or kind is ShareConfig)
-            default = "the federation's" if is_inherited else _value(spec.default)
-            yield Key(key, _words(types[name]), default, spec.description or "", read_effect(spec))
+            default = "the federation's" if is_inherited else _format_default(spec.default)
+            yield Key(key, _describe_type(types[name]), default, spec.description or "", read_effect(spec))
 
 
-def _settings(table: str) -> Iterator[Key]:
+def _list_algorithm_keys(table: str) -> Iterator[Key]:
     """Return the keys of [algorithm] for all algorithms, or those of [clients.ID.algorithm] that a client may set."""
     of_client = table != "algorithm"
     if not of_client:
@@ -126,16 +132,16 @@ def _settings(table: str) -> Iterator[Key]:
     for name, kind in ALGORITHMS.items():
         spec = {f.name: f for f in fields(kind)}
         for setting, type in list_setting_types(name).items():
-            default = "the federation's" if of_client else _value(spec[setting].default)
+            default = "the federation's" if of_client else _format_default(spec[setting].default)
             if type == Setting or not of_client:
                 about = spec[setting].metadata["about"]  # as `core.setting` has it
-                key = Key(f"{table}.{setting}", _words(type), default, about)
+                key = Key(f"{table}.{setting}", _describe_type(type), default, about)
                 owners.setdefault(key, []).append(name)
     for key, names in owners.items():
         yield key._replace(about=f"{join_names(names)}: {key.about}")
 
 
-def _section(kind: Any) -> type[Section] | None:
+def _find_section(kind: Any) -> type[Section] | None:
     """Return the table class of a field; None if the field is not a table."""
     return next((k for k in (kind, *get_args(kind)) if isinstance(k, type) and issubclass(k, Section)), None)
 
@@ -143,24 +149,26 @@ def _section(kind: Any) -> type[Section] | None:
 _NAMES = {str: "text", int: "whole number", float: "number", bool: "true or false", Path: "path", Schedule: "schedule"}
 
 
-def _words(kind: Any) -> str:
+def _describe_type(kind: Any) -> str:
     """Return a type in words: ``Annotated[int, Field(ge=1)]`` is "whole number >= 1"."""
     inner = get_args(kind)
     if kind in _NAMES:
         return _NAMES[kind]
     if get_origin(kind) is Annotated:
-        return ", ".join([_words(inner[0]), *_bounds(inner[1:])]).replace("number, ", "number ", 1)
+        return ", ".join([_describe_type(inner[0]), *_describe_bounds(inner[1:])]).replace("number, ", "number ", 1)
     if get_origin(kind) is tuple:
-        return "list of " + _words(inner[0]).replace("number", "numbers")
+        return "list of " + _describe_type(inner[0]).replace("number", "numbers")
     if get_origin(kind) is dict:
-        return "table of " + _words(inner[1])
+        return "table of " + _describe_type(inner[1])
     if not inner:  # of a user's own setting
         return str(getattr(kind, "__name__", kind))
-    *first, last = map(json.dumps if get_origin(kind) is Literal else _words, (k for k in inner if k is not type(None)))
+    *first, last = map(
+        json.dumps if get_origin(kind) is Literal else _describe_type, (k for k in inner if k is not type(None))
+    )
     return f"{', '.join(first)} or {last}" if first else last
 
 
-def _bounds(extras: tuple[Any, ...]) -> Iterator[str]:
+def _describe_bounds(extras: tuple[Any, ...]) -> Iterator[str]:
     """Return the limits in the annotations of a type, in words."""
     for limit in (limit for extra in extras for limit in getattr(extra, "metadata", ())):
         for name, sign in (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<")):
@@ -168,7 +176,7 @@ def _bounds(extras: tuple[Any, ...]) -> Iterator[str]:
                 yield f"{sign} {getattr(limit, name)}"
 
 
-def _value(default: Any) -> str:
+def _format_default(default: Any) -> str:
     """Return a default as TOML."""
     if default is PydanticUndefined:
         return "needed"

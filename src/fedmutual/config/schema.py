@@ -30,9 +30,9 @@ from fedmutual.config.values import (
     Sides,
     Spreads,
     Trim,
+    drop_empty_table,
     make_column_table,
     name_default_algorithm,
-    unset_if_empty,
 )
 from fedmutual.settings import TRIM, Disclosure, Rule, Sum
 
@@ -414,7 +414,7 @@ class PrivacyConfig(Section):
     )
 
 
-def optional(kind: type[Section]) -> Any:
+def make_optional_table(kind: type[Section]) -> Any:
     """Return a subclass of a table in which all keys are unset, for the settings of one client."""
     types = get_type_hints(kind, include_extras=True)
     unset: Table = {
@@ -424,7 +424,7 @@ def optional(kind: type[Section]) -> Any:
     return create_model(f"Client{kind.__name__}", __base__=Section, **unset)
 
 
-class ClientData(optional(DataConfig)):  # type: ignore[misc]
+class ClientData(make_optional_table(DataConfig)):  # type: ignore[misc]
     """If one client has its own data, all clients must; then there is no [partition], and clients may have any names."""
 
 
@@ -464,7 +464,7 @@ class ClientConfig(Section):
     model: ClientModel = ClientModel()
     training: ClientTraining = ClientTraining()
     optimizer: ClientOptimizer = ClientOptimizer()
-    share: Annotated[ShareConfig | None, BeforeValidator(unset_if_empty)] = None
+    share: Annotated[ShareConfig | None, BeforeValidator(drop_empty_table)] = None
 
 
 class Config(Section):

@@ -38,22 +38,22 @@ def format_validation_error(
     problem: ErrorDetails, everywhere: Iterable[str], prefix: str = "", kind: type[Section] = Config
 ) -> str:
     """Return a validation error of pydantic as one sentence. everywhere: all keys of the configuration, for suggestions."""
-    place = _place(problem)
+    place = _locate_key(problem)
     key = ".".join([prefix, *place] if prefix else place)
     if problem["type"] == "extra_forbidden":
-        return format_unknown_key(key, _keys_of(place[:-1], kind), everywhere)
-    got = problem["input"] if isinstance(problem["input"], dict) else json.dumps(problem["input"], default=str)
+        return format_unknown_key(key, _list_keys_at(place[:-1], kind), everywhere)
+    shown_value = problem["input"] if isinstance(problem["input"], dict) else json.dumps(problem["input"], default=str)
     if problem["type"] == "missing":
         return f"the key {key!r} is missing"
     if problem["type"] in _WANTED:
-        return f"key {key!r} must be {_WANTED[problem['type']]}, not {got}"
+        return f"key {key!r} must be {_WANTED[problem['type']]}, not {shown_value}"
     if problem["type"] == "value_error":
         return f"key {key!r}: {problem['ctx']['error']}"
     message = problem["msg"].removeprefix("Input ").replace("should be", "must be", 1)
-    return f"key {key!r} {message[0].lower()}{message[1:]}, not {got}"
+    return f"key {key!r} {message[0].lower()}{message[1:]}, not {shown_value}"
 
 
-def _place(problem: ErrorDetails) -> list[str]:
+def _locate_key(problem: ErrorDetails) -> list[str]:
     """Return the keys from the top to the wrong key, without pydantic's own steps. Names that users choose are kept."""
     loc = [str(p) for p in problem["loc"]]
     user_names = {len(loc) - 1} if problem["type"] == "extra_forbidden" else set()
@@ -79,7 +79,7 @@ def format_unknown_key(key: str, known: Iterable[str], everywhere: Iterable[str]
     return f"unknown key {key!r}; there {'is' if len(known) == 1 else 'are'} {', '.join(map(repr, known)) or 'none'}"
 
 
-def _keys_of(table: list[str], kind: type[BaseModel]) -> Iterable[str]:
+def _list_keys_at(table: list[str], kind: type[BaseModel]) -> Iterable[str]:
     """Return the keys of the table at a path."""
     if table[:1] == ["clients"] and len(table) > 1:
         kind, table = ClientConfig, table[2:]

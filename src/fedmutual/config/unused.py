@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from fedmutual.config import Config, has_aggregation
 from fedmutual.config.keys import list_effects
-from fedmutual.config.privacy import ineffective_keys
+from fedmutual.config.privacy import list_ineffective_keys
 from fedmutual.config.schema import ClientConfig, EngineConfig, ModelConfig, ServerConfig, TrainingConfig
 from fedmutual.errors import format_count
 
@@ -17,7 +17,7 @@ def describe_unused_keys(config: Config, scores: Sequence[str], pooled: bool) ->
     scores: the scored models of the algorithm, as `Algorithm.scores`. pooled: whether one network learns from all data.
     """
     name = config.algorithm["name"]
-    for why, keys in _idle(config, scores, pooled):
+    for why, keys in _find_unused_keys(config, scores, pooled):
         shown = ", ".join(repr(k) for k in keys[:3]) + (
             f" and {format_count(len(keys) - 3, 'more key')}" if len(keys) > 3 else ""
         )
@@ -27,13 +27,13 @@ def describe_unused_keys(config: Config, scores: Sequence[str], pooled: bool) ->
 
 def describe_unused_engine_keys(config: Config, engine: str) -> Iterator[str]:
     """Return one sentence for each reason why the engine does not use set keys."""
-    plain, given = EngineConfig(), config.engine
+    plain, engine_config = EngineConfig(), config.engine
     keys = [
         f"engine.{k}"
         for k, effect in list_effects(EngineConfig).items()
-        if effect.engines and engine not in effect.engines and getattr(given, k) != getattr(plain, k)
+        if effect.engines and engine not in effect.engines and getattr(engine_config, k) != getattr(plain, k)
     ]
-    if given.name == "auto" and "engine.workers" in keys:  # it was looked at, to choose the engine
+    if engine_config.name == "auto" and "engine.workers" in keys:  # it was looked at, to choose the engine
         keys.remove("engine.workers")
     if engine == "processes" and config.data.workers:
         keys.append("data.workers")  # a worker process may have none of its own
@@ -41,48 +41,48 @@ def describe_unused_engine_keys(config: Config, engine: str) -> Iterator[str]:
         yield f"engine {engine!r} does the work, so {key!r} has no effect"
 
 
-def _idle(config: Config, scores: Sequence[str], pooled: bool) -> Iterator[tuple[str, list[str]]]:
+def _find_unused_keys(config: Config, scores: Sequence[str], pooled: bool) -> Iterator[tuple[str, list[str]]]:
     """Yield (reason, keys without effect)."""
     model = config.model
-    yield "privacy.nets is 'none'", ineffective_keys(config.privacy)
+    yield "privacy.nets is 'none'", list_ineffective_keys(config.privacy)
     if pooled:
-        one = ["model.personal"] if model.personal is not None else []
-        one += ["records.ensemble"] if config.records.ensemble else []
+        personal_key = ["model.personal"] if model.personal is not None else []
+        personal_key += ["records.ensemble"] if config.records.ensemble else []
         part = ["engine.participation"] if config.engine.participation < 1 else []
-        part += _of_server(config)
+        part += _list_server_keys(config)
         part += ["privacy.nets"] if config.privacy.nets != "none" else []
-        yield "algorithm {name!r} trains one network on all data", [*one, *part, *_of_clients(config, _OWN)]
+        yield "algorithm {name!r} trains one network on all data", [*personal_key, *part, *_list_client_keys(config, _OWN)]
         return
     if "global" not in scores and config.privacy.nets == "meme":  # else it is refused
         yield "algorithm {name!r} shares no meme, and nothing of its training leaves", ["privacy.nets"]
     if "personal" not in scores:
         personal = ["model.personal"] if model.personal is not None else []
         personal += ["records.ensemble"] if config.records.ensemble else []
-        yield "algorithm {name!r} trains no personal networks", [*personal, *_of_clients(config, ("model",))]
+        yield "algorithm {name!r} trains no personal networks", [*personal, *_list_client_keys(config, ("model",))]
     if "global" not in scores:
-        given = {
+        reasons = {
             "model.part": model.part is not None and "proxy" not in scores,
             "model.batchnorm": model.batchnorm != ModelConfig().batchnorm and "proxy" not in scores,
             "records.copies": config.records.copies,
             "records.ensemble": config.records.ensemble,
         }
-        yield "algorithm {name!r} shares no model", [k for k, is_set in given.items() if is_set]
+        yield "algorithm {name!r} shares no model", [k for k, is_set in reasons.items() if is_set]
     rule = config.server.aggregate
     if not has_aggregation(config):
-        yield "algorithm {name!r} makes no mean of what clients send", _of_server(config)
+        yield "algorithm {name!r} makes no mean of what clients send", _list_server_keys(config)
     elif rule != ServerConfig().aggregate and "weighting" in config.algorithm:
         yield f"server.aggregate = {rule!r} takes all clients alike", ["algorithm.weighting"]
     if config.training.local_steps is not None and config.training.local_epochs != TrainingConfig().local_epochs:
         yield "algorithm {name!r} counts a round in training.local_steps", ["training.local_epochs"]
 
 
-def _of_server(config: Config) -> list[str]:
+def _list_server_keys(config: Config) -> list[str]:
     """Return the set keys of [server] that say how replies are combined."""
     plain = ServerConfig()
     return [f"server.{k}" for k in ("aggregate", "sum") if getattr(config.server, k) != getattr(plain, k)]
 
 
-def _of_clients(config: Config, tables: Sequence[str]) -> list[str]:
+def _list_client_keys(config: Config, tables: Sequence[str]) -> list[str]:
     """Return the keys of these tables that clients set, without `shuffled`, which always has an effect."""
     plain = ClientConfig()
     return [

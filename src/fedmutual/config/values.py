@@ -17,14 +17,14 @@ from fedmutual.settings import Schedule, Setting, within
 FEDERATED: Literal["federated"] = "federated"  # data.mean, data.std: of the training rows of all clients
 
 
-def _path(value: object) -> object:
+def _check_path(value: object) -> object:
     try:
         return Path(value).expanduser() if isinstance(value, str) else value
     except RuntimeError:
         raise ValueError(f"there is no home folder for {value!r}") from None
 
 
-def _home(value: str) -> str:
+def _expand_home(value: str) -> str:
     return os.path.expanduser(value)
 
 
@@ -44,7 +44,7 @@ def _check_cluster(value: str) -> str:
     return value
 
 
-def _listed(value: object) -> object:
+def _listify(value: object) -> object:
     return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
 
 
@@ -54,12 +54,12 @@ def _list_statistics(value: object) -> object:
     return tuple(value) if isinstance(value, list) else value
 
 
-def unset_if_empty(value: object) -> object:
+def drop_empty_table(value: object) -> object:
     """Return None for an empty table."""
     return None if value == {} else value
 
 
-def _schedule(value: object) -> object:
+def _convert_schedule(value: object) -> object:
     """Convert a table { start, end, shape } to a Schedule."""
     if not isinstance(value, dict):
         return value
@@ -69,17 +69,17 @@ def _schedule(value: object) -> object:
             f'a schedule is {{ start = 0.9, end = 0.3, shape = "linear" }}, not {value}'
             + (f"; it has no {unknown[0]!r}" if unknown else "")
         )
-    if not all(_finite(value.get(k, 0.0)) for k in ("start", "end", "at")):
+    if not all(_check_finite(value.get(k, 0.0)) for k in ("start", "end", "at")):
         raise ValueError(f"the start, end and at of a schedule are finite numbers, not {value}")
     within("the at of a schedule", value.get("at", 0.0), 0, 1)
     return Schedule(**value)
 
 
-def _finite(value: object) -> bool:
+def _check_finite(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _not_negative(value: Setting) -> Setting:
+def _check_not_negative(value: Setting) -> Setting:
     within("a learning rate", value, 0, math.inf)
     return value
 
@@ -91,7 +91,7 @@ def make_column_table(value: object) -> object:
     return {"kind": "category", "values": value} if isinstance(value, list | tuple) else value
 
 
-def _distinct(values: tuple[str, ...]) -> tuple[str, ...]:
+def _check_distinct(values: tuple[str, ...]) -> tuple[str, ...]:
     texts = [v.strip() for v in values]
     if "" in texts or len(set(texts)) < len(texts):
         raise ValueError("the values of a category must differ from one another, and none may be empty")
@@ -118,7 +118,7 @@ def _list_label_columns(value: object) -> object:
     return tuple(value)
 
 
-def _settings(value: object) -> object:
+def _dump_settings(value: object) -> object:
     """Return the settings of an algorithm as TOML, with schedules as tables."""
     if not isinstance(value, dict):
         return value
@@ -130,26 +130,26 @@ def name_default_algorithm(value: object) -> object:
     return {"name": "fml", **value} if isinstance(value, dict) else value
 
 
-PathSetting = Annotated[Path, BeforeValidator(_path)]
-Pretrained = Annotated[str, Field(min_length=1), AfterValidator(_home)]
-Names = Annotated[tuple[str, ...], BeforeValidator(_listed)]
+PathSetting = Annotated[Path, BeforeValidator(_check_path)]
+Pretrained = Annotated[str, Field(min_length=1), AfterValidator(_expand_home)]
+Names = Annotated[tuple[str, ...], BeforeValidator(_listify)]
 DateFormat = Annotated[str, AfterValidator(_check_date_format)]
 LabelColumns = Annotated[str | tuple[str, ...], BeforeValidator(_list_label_columns)]
-Parts = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_listed), Field(min_length=1)]
-ColumnValues = Annotated[Names, Field(min_length=1), AfterValidator(_distinct)]
+Parts = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_listify), Field(min_length=1)]
+ColumnValues = Annotated[Names, Field(min_length=1), AfterValidator(_check_distinct)]
 Means = Annotated[tuple[float, ...] | Literal["federated"], BeforeValidator(_list_statistics)]
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0)]
-Angles = Annotated[tuple[float, ...], BeforeValidator(_listed), Field(min_length=1)]
+Angles = Annotated[tuple[float, ...], BeforeValidator(_listify), Field(min_length=1)]
 Spreads = Annotated[tuple[Positive, ...] | Literal["federated"], BeforeValidator(_list_statistics)]
-Sides = Annotated[tuple[Count, ...], BeforeValidator(_listed)]
+Sides = Annotated[tuple[Count, ...], BeforeValidator(_listify)]
 BatchSize = Annotated[int, Field(ge=1, le=1_000_000_000)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
 Decay = Annotated[float, Field(ge=0)]
 Trim = Annotated[float, Field(ge=0, lt=0.5)]
-Moving = Annotated[float | Schedule, BeforeValidator(_schedule)]
-Rate = Annotated[Moving, AfterValidator(_not_negative)]
-Settings = Annotated[Table, BeforeValidator(_settings)]
+Moving = Annotated[float | Schedule, BeforeValidator(_convert_schedule)]
+Rate = Annotated[Moving, AfterValidator(_check_not_negative)]
+Settings = Annotated[Table, BeforeValidator(_dump_settings)]
 RunName = Annotated[str, AfterValidator(_check_run_name)]
 ClusterAddress = Annotated[str, AfterValidator(_check_cluster)]

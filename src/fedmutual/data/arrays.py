@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedmutual.config import DataConfig
-from fedmutual.data.examples import ArrayExamples, Part, Source, convert_array, listed, merge_parts
+from fedmutual.data.examples import ArrayExamples, Part, Source, convert_array, list_names, merge_parts
 from fedmutual.errors import ConfigError, DataError, format_error
 
 ArraysByName = Mapping[str, npt.NDArray[Any]]
@@ -67,7 +67,7 @@ def _require_kinds(arrays: ArraysByName, path: Path) -> tuple[str, ...]:
     kinds = ("train", "val", "test")
     for name in (f"{kind}_{what}" for kind in kinds for what in ("images", "labels")):
         if name not in arrays:
-            raise DataError(f"{path}: is no file of MedMNIST: there is no array {name!r}; it has {listed(list(arrays))}")
+            raise DataError(f"{path}: is no file of MedMNIST: there is no array {name!r}; it has {list_names(list(arrays))}")
     return kinds
 
 
@@ -99,14 +99,14 @@ def read_array(path: Path, name: str) -> npt.NDArray[Any]:
     """
     arrays = read_arrays(path, missing="name another")
     if name not in arrays:
-        raise DataError(f"{path}: there is no array {name!r}; it has {listed(list(arrays)) or 'none'}")
+        raise DataError(f"{path}: there is no array {name!r}; it has {list_names(list(arrays)) or 'none'}")
     return arrays[name]
 
 
 def _make_part(arrays: ArraysByName, suffix: str, config: DataConfig, place: str) -> Part:
     for name in (f"x{suffix}", f"y{suffix}"):
         if name not in arrays:
-            raise DataError(f"{place}: there is no array {name!r}; it has {listed(list(arrays)) or 'none'}")
+            raise DataError(f"{place}: there is no array {name!r}; it has {list_names(list(arrays)) or 'none'}")
     x = convert_array(arrays[f"x{suffix}"], f"{place}: array 'x{suffix}'").numpy()
     if not len(x):
         raise DataError(f"{place}: array 'x{suffix}' has no rows")
@@ -115,7 +115,7 @@ def _make_part(arrays: ArraysByName, suffix: str, config: DataConfig, place: str
         name = f"{config.group_by}{suffix}" if f"{config.group_by}{suffix}" in arrays else f"group{suffix}"
         if name not in arrays:
             raise DataError(
-                f"{place}: data.group_by needs an array '{config.group_by}{suffix}'; it has {listed(list(arrays))}"
+                f"{place}: data.group_by needs an array '{config.group_by}{suffix}'; it has {list_names(list(arrays))}"
             )
         groups = _convert_column(arrays[name], name, len(x), place).astype(str)
     domain = f"domain{suffix}"

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from fedmutual.data.encoding import ColumnPlan, FloatArray
-from fedmutual.data.examples import listed
+from fedmutual.data.examples import list_names
 from fedmutual.data.table_file import make_text
 
 _DAY = pd.Timedelta(days=1)
@@ -89,8 +89,8 @@ def _read_category(
     row = unknown_rows[0]
     return codes, (
         f"{path}: column {plan.name!r} holds {text.iloc[row]!r} in {name_row(row)} "
-        f"({len(unknown_rows)} of {len(codes)} rows hold unknown values), but the values are {listed(plan.vocabulary)}; fix "
-        "the cell, leave it empty, or add the value to data.columns"
+        f"({len(unknown_rows)} of {len(codes)} rows hold unknown values), but the values are {list_names(plan.vocabulary)}; "
+        "fix the cell, leave it empty, or add the value to data.columns"
     )
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from fedmutual.config import ALONE, Config, has_own_data, make_client_config
 from fedmutual.config.grid import format_toml_key
 from fedmutual.data.draws import Index
-from fedmutual.data.examples import join_examples, listed
+from fedmutual.data.examples import join_examples, list_names
 from fedmutual.data.federation import Federation, load
 from fedmutual.data.notes import NOBODY, count_training_examples
 from fedmutual.data.prepared import Prepared, prepare
@@ -96,7 +96,7 @@ def _compare_sizes(federation: Federation) -> Iterator[str]:
             smallest = min(small_shares.values())
             score = f"; one of {smallest} is {100 / smallest:.0f} % of a score" if kind not in ("private", "public") else ""
             yield (
-                f"{'client' if len(small_shares) == 1 else 'clients'} {listed(list(small_shares))} "
+                f"{'client' if len(small_shares) == 1 else 'clients'} {list_names(list(small_shares))} "
                 f"{'has' if len(small_shares) == 1 else 'have'} fewer than {_FEW} {share_name} examples{score}"
             )
 
@@ -114,9 +114,11 @@ def _check_classes(federation: Federation) -> Iterator[str]:
                 [n for n, k in zip(names, counts, strict=True) if bool(k) == is_present] for is_present in (True, False)
             )
             if len(present) < len(missing):
-                yield f"client {i!r} has training examples of {len(present)} of {len(names)} classes: only {listed(present)}"
+                present_names = list_names(present)
+                yield f"client {i!r} has training examples of {len(present)} of {len(names)} classes: only {present_names}"
             else:
-                yield f"client {i!r} has no training examples of {len(missing)} of {len(names)} classes: {listed(missing)}"
+                missing_names = list_names(missing)
+                yield f"client {i!r} has no training examples of {len(missing)} of {len(names)} classes: {missing_names}"
     class_counts = _count_training(federation)
     largest = int(class_counts.argmax())
     smallest = int(np.where(class_counts > 0, class_counts, class_counts.max() + 1).argmin())
@@ -281,7 +283,7 @@ def _check_values(federation: Federation, scan: _Scan) -> Iterator[str]:
     constant = [names[i] for i in scan.constant.nonzero().flatten().tolist()]
     if constant:
         kind = "channel" if len(federation.space.shape) == 3 else "feature"
-        yield f"constant in all training examples, so without information: {kind} {listed(constant)}"
+        yield f"constant in all training examples, so without information: {kind} {list_names(constant)}"
     is_unscaled = not federation.space.scaling["mean"] and "columns" not in federation.space.scaling
     if is_unscaled and len(scan.mean) <= _VALUES:
         suggested = (scan.mean, scan.std.where(scan.std > 0, 1))

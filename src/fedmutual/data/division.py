@@ -228,13 +228,13 @@ def _list_domains(table: Table) -> list[str]:
     return names
 
 
-def check_name(name: str, what: str) -> None:
+def check_name(name: str, subject: str) -> None:
     """Raise DataError if `name` cannot be the id of a client, which is also the name of a folder.
 
-    what: the begin of the message, with the name.
+    subject: the begin of the message, with the name.
     """
     if not name.strip(". ") or _NOT_IN_NAMES & set(name):
-        raise DataError(f"{what} cannot name a client, because the name is also a folder name; rename it")
+        raise DataError(f"{subject} cannot name a client, because the name is also a folder name; rename it")
 
 
 def _check_groups(table: Table) -> None:

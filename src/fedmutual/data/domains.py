@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedmutual.config import DataConfig
-from fedmutual.data.examples import Published, Source, listed
+from fedmutual.data.examples import Published, Source, list_names
 from fedmutual.data.folder import read_folder
 from fedmutual.data.published import CACHE, VARIABLE
 from fedmutual.errors import ConfigError, DataError
@@ -55,7 +55,7 @@ def _find_folder(config: DataConfig, data_set: _DomainSet) -> Path:
             return candidate
     raise DataError(
         f"data {config.name!r} is not at {candidates[0]} and cannot be downloaded; put the folders "
-        f"{listed(data_set.domains)} "
+        f"{list_names(data_set.domains)} "
         "there, each with a folder of images for every class, or set data.root to their folder"
     )
 

@@ -18,7 +18,7 @@ from fedmutual.data.encoding import (
     list_learned_columns,
     parse_encoding,
 )
-from fedmutual.data.examples import Examples, Source, listed
+from fedmutual.data.examples import Examples, Source, list_names
 from fedmutual.data.targets import Targets
 from fedmutual.errors import ConfigError, DataError, format_count
 
@@ -41,9 +41,9 @@ def check_encoding(config: Config, source: Source) -> None:
     learned_columns = list_learned_columns(source.plans or ())
     if config.privacy.nets != "none" and learned_columns:
         raise ConfigError(
-            f"{source.place}: the steps of columns {listed(learned_columns)} would be learned from private rows, which the "
-            "noise of 'privacy.nets' does not cover; give fill, mean and std (of categories: values) in data.columns, from "
-            "public knowledge"
+            f"{source.place}: the steps of columns {list_names(learned_columns)} would be learned from private rows, which "
+            "the noise of 'privacy.nets' does not cover; give fill, mean and std (of categories: values) in data.columns, "
+            "from public knowledge"
         )
 
 
@@ -95,8 +95,8 @@ def _describe_missing(cells: FloatArray, plans: Sequence[ColumnPlan]) -> list[st
     incomplete_columns = [plan.name for plan, missing in zip(plans, is_missing.T, strict=True) if missing.any()]
     if incomplete_columns:
         count = format_count(int(is_missing.sum()), "empty cell")
-        notes.append(f"{count} in the training rows, in columns {listed(incomplete_columns)}")
+        notes.append(f"{count} in the training rows, in columns {list_names(incomplete_columns)}")
     empty_columns = [plan.name for plan, missing in zip(plans, is_missing.T, strict=True) if missing.all()]
     if empty_columns:
-        notes.append(f"columns {listed(empty_columns)} have no value in any training row, so they hold no information")
+        notes.append(f"columns {list_names(empty_columns)} have no value in any training row, so they hold no information")
     return notes

@@ -153,12 +153,12 @@ class DatasetExamples:
         Reading all examples may take hours.
         """
         return hashlib.sha256(
-            repr(len(self)).encode() + ArrayExamples(self.take(space_evenly(len(self), 64)).numpy()).digest()
+            repr(len(self)).encode() + ArrayExamples(self.take(choose_evenly(len(self), 64)).numpy()).digest()
         ).digest()
 
     def is_repeatable(self) -> bool:
         """Return whether up to 16 items have equal inputs when they are read twice."""
-        rows = space_evenly(len(self), 16)
+        rows = choose_evenly(len(self), 16)
         return torch.equal(self.take(rows), self.take(rows))
 
     def _read_row(self, row: int) -> Tensor:
@@ -258,7 +258,7 @@ def convert_array(x: npt.NDArray[Any], name: str) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(values))
 
 
-def space_evenly(size: int, most: int) -> list[int]:
+def choose_evenly(size: int, most: int) -> list[int]:
     """Return at most `most` different numbers from 0 to `size` - 1, evenly spaced and sorted."""
     return sorted({round(i) for i in np.linspace(0, size - 1, most)})
 
@@ -268,7 +268,7 @@ def format_tensor(x: Tensor) -> str:
     return f"{str(x.dtype).removeprefix('torch.')} of shape {list(x.shape)}"
 
 
-def listed(names: Sequence[object], most: int = 10) -> str:
+def list_names(names: Sequence[object], most: int = 10) -> str:
     """Return the first `most` names, quoted and joined by commas, and the number of the others."""
     omitted = len(names) - most
     return ", ".join(repr(str(n)) for n in islice(names, most)) + (f" and {omitted} more" if omitted > 0 else "")

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 from fedmutual import plugins
 from fedmutual.config import DataConfig
 from fedmutual.data.arrays import make_source
-from fedmutual.data.examples import DatasetExamples, Part, Source, space_evenly
+from fedmutual.data.examples import DatasetExamples, Part, Source, choose_evenly
 from fedmutual.errors import ConfigError, DataError
 
 _WANTED = (
@@ -124,7 +124,7 @@ def _read_labels(dataset: Any, place: str) -> npt.NDArray[Any]:
 
 def _check_labels(dataset: Any, labels: npt.NDArray[Any], name: str, place: str) -> None:
     """Raise DataError where one of up to 16 items has another label than the dataset's attribute `name`."""
-    for i in space_evenly(len(dataset), 16):
+    for i in choose_evenly(len(dataset), 16):
         try:
             label = np.asarray(dataset[i][1])
         except Exception:  # a user's dataset may fail in any way; reading x reports the error

@@ -14,7 +14,7 @@ from fedmutual.data import encoded_store, record, standardizing, stores
 from fedmutual.data.augment import Augment, CropFlip
 from fedmutual.data.division import Division, Table, divide
 from fedmutual.data.draws import Index, make_numpy_generator
-from fedmutual.data.examples import join_examples, listed
+from fedmutual.data.examples import join_examples, list_names
 from fedmutual.data.kinds import HOLDOUT, PRIVATE, PUBLIC, TEST, VALIDATION
 from fedmutual.data.notes import NOBODY, count_training_examples, note_clients_and_classes, note_split
 from fedmutual.data.prepared import Prepared, make_encoded_space, make_row_namer, prepare
@@ -255,7 +255,7 @@ def _check_spaces(spaces: Mapping[str, Space]) -> None:
             raise ConfigError(
                 f"the public set (split.public) is for all, but client {client!r} has {columns}, and client "
                 f"{first_client!r} "
-                f"{listed(first_space.columns or (), 3)}; give all files the same columns in one order"
+                f"{list_names(first_space.columns or (), 3)}; give all files the same columns in one order"
             )
         if space.is_compatible(first_space):
             continue
@@ -267,8 +267,8 @@ def _check_spaces(spaces: Mapping[str, Space]) -> None:
             )
         else:
             difference = (
-                f"the classes {listed(space.classes)}, and client {first_client!r} {listed(first_space.classes)}; name all "
-                "in data.classes"
+                f"the classes {list_names(space.classes)}, and client {first_client!r} {list_names(first_space.classes)}; "
+                "name all in data.classes"
             )
         raise ConfigError(f"the public set (split.public) is for all, but client {client!r} has {difference}")
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from fedmutual.config import DataConfig
 from fedmutual.data.arrays import require_root
 from fedmutual.data.draws import Names
-from fedmutual.data.examples import BadRows, Part, Source, listed
+from fedmutual.data.examples import BadRows, Part, Source, list_names
 from fedmutual.errors import DataError
 
 EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"})
@@ -206,7 +206,7 @@ def _read_groups(base: Path, files: Sequence[Path], column: str) -> Names:
         raise DataError(f"{path}: cannot be read as CSV ({str(problem).strip().splitlines()[0]})") from None
     for name in ("file_name", column):
         if name not in table:
-            raise DataError(f"{path}: there is no column {name!r}; it has {listed(list(table.columns))}")
+            raise DataError(f"{path}: there is no column {name!r}; it has {list_names(list(table.columns))}")
     group_by_file = dict(zip((os.path.normpath(n) for n in table["file_name"]), table[column], strict=True))
     missing_files = [f for f in files if not group_by_file.get(str(f.relative_to(base)))]
     if missing_files:

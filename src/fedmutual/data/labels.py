@@ -11,7 +11,7 @@ import numpy.typing as npt
 from fedmutual.config import DataConfig
 from fedmutual.config.grid import format_toml_key
 from fedmutual.data.draws import Index, Names
-from fedmutual.data.examples import Part, Source, listed
+from fedmutual.data.examples import Part, Source, list_names
 from fedmutual.errors import ConfigError, DataError
 
 
@@ -38,8 +38,8 @@ class UnknownClass(DataError):
         self.where, self.unknown, self.classes = where, unknown, classes
         owner_name, name = next(iter(unknown.items()))
         described = f"{owner_name!r}, which data.labels calls {name!r}," if owner_name != name else f"{owner_name!r}"
-        others = f" (nor are {listed(list(unknown)[1:], 3)})" if len(unknown) > 1 else ""
-        self.reason = f"{where}: its class {described} is none of the classes {listed(classes)}{others}"
+        others = f" (nor are {list_names(list(unknown)[1:], 3)})" if len(unknown) > 1 else ""
+        self.reason = f"{where}: its class {described} is none of the classes {list_names(classes)}{others}"
         similar = {n: _find_similar(new, classes) for n, new in unknown.items()}
         proposal = (
             f"did you mean {similar[owner_name]!r}? If so,"
@@ -128,7 +128,7 @@ def check_renamed(labels: Mapping[str, str], known: Set[str]) -> None:
             similar = get_close_matches(name, known, 1) or [
                 n for n in known if n.strip().casefold() == name.strip().casefold()
             ]
-            fix = f"did you mean {similar[0]!r}?" if similar else f"there are {listed(sorted(known))}"
+            fix = f"did you mean {similar[0]!r}?" if similar else f"there are {list_names(sorted(known))}"
             raise ConfigError(f"key 'data.labels' renames {name!r}, but no label has that name; {fix}")
 
 
@@ -154,7 +154,7 @@ def _get_label_kind(part: Part, source: Source) -> str:
 
 def _count_classes(parts: Sequence[Part], source: Source) -> tuple[str, ...]:
     """Return the names "0" up to the greatest label; raise DataError where most of these classes would have no example."""
-    labels_by_part = [_to_int64(p.labels) for p in parts]
+    labels_by_part = [_clip_to_int64(p.labels) for p in parts]
     present = np.unique(np.concatenate(labels_by_part))
     greatest = int(present[-1])
     if present[0] < 0 or greatest + 1 > 2 * len(present):
@@ -166,12 +166,12 @@ def _count_classes(parts: Sequence[Part], source: Source) -> tuple[str, ...]:
         )
         raise DataError(
             f"{part.where(row)}: its label {part.labels[row]} is out of range: whole numbers must count classes from 0, but "
-            f"the labels are {listed(present.tolist())}; fix the label, or name all classes in data.classes"
+            f"the labels are {list_names(present.tolist())}; fix the label, or name all classes in data.classes"
         )
     return tuple(str(i) for i in range(greatest + 1))
 
 
-def _to_int64(labels: npt.NDArray[Any]) -> Index:
+def _clip_to_int64(labels: npt.NDArray[Any]) -> Index:
     """Return whole numbers as int64, clipped at the greatest int64: a plain cast would make greater numbers negative."""
     clippable = labels.astype(np.uint64) if labels.dtype.kind == "u" else labels
     return np.asarray(np.minimum(clippable, np.iinfo(np.int64).max), dtype=np.int64)

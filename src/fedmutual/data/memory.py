@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 
 from fedmutual.config import DataConfig
 from fedmutual.data.arrays import make_source
-from fedmutual.data.examples import Source, listed
+from fedmutual.data.examples import Source, list_names
 from fedmutual.data.factory import make_factory_source
 from fedmutual.errors import DataError
 
@@ -51,14 +51,14 @@ def convert_features(features: Any, place: str, columns: tuple[str, ...] | None 
     if isinstance(features, pd.DataFrame):
         missing = [c for c in columns or () if c not in features]
         if missing:
-            raise DataError(f"{place}: there is no column {missing[0]!r}; it has {listed(list(features.columns))}")
+            raise DataError(f"{place}: there is no column {missing[0]!r}; it has {list_names(list(features.columns))}")
         table = features[list(columns)] if columns is not None else features
         text = [c for c in table if not pd.api.types.is_numeric_dtype(table[c])]
         if text:
-            raise DataError(f"{place}: the columns {listed(text)} are not numbers; encode them as numbers, or drop them")
+            raise DataError(f"{place}: the columns {list_names(text)} are not numbers; encode them as numbers, or drop them")
         blank = [c for c in table if table[c].isna().any()]
         if blank:
-            raise DataError(f"{place}: the columns {listed(blank)} have missing values; fill them in, or drop the rows")
+            raise DataError(f"{place}: the columns {list_names(blank)} have missing values; fill them in, or drop the rows")
         numbers: npt.NDArray[np.float32] = table.to_numpy(np.float32)
         return numbers
     try:
@@ -69,24 +69,24 @@ def convert_features(features: Any, place: str, columns: tuple[str, ...] | None 
 
 
 def _split_table(
-    given: Any, label: str | Sequence[str] | None, place: str, columns: tuple[str, ...] | None = None
+    arrays: Any, label: str | Sequence[str] | None, place: str, columns: tuple[str, ...] | None = None
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any], tuple[str, ...] | None]:
     """Return x, y, and the names of the features, where they have any. columns: the order in which features are wanted."""
-    if isinstance(given, pd.DataFrame):
+    if isinstance(arrays, pd.DataFrame):
         if label is None:
             raise DataError(f"{place} is a DataFrame; name the column of its targets: Site(..., label='COLUMN')")
         names = [label] if isinstance(label, str) else list(label)
-        missing = [name for name in names if name not in given]
+        missing = [name for name in names if name not in arrays]
         if missing:
             raise DataError(
-                f"{place}: there is no column {missing[0]!r}, which label names; it has {listed(list(given.columns))}"
+                f"{place}: there is no column {missing[0]!r}, which label names; it has {list_names(list(arrays.columns))}"
             )
-        given = (given.drop(columns=names), given[label if isinstance(label, str) else names])
+        arrays = (arrays.drop(columns=names), arrays[label if isinstance(label, str) else names])
     elif label is not None:
-        raise DataError(f"{place}: label = {label!r} is for DataFrames, and train is {type(given).__name__}; leave it out")
-    if not isinstance(given, tuple | list) or len(given) != 2:
-        raise DataError(f"{place} is {type(given).__name__}; give {WANTED}")
-    features, targets = given
+        raise DataError(f"{place}: label = {label!r} is for DataFrames, and train is {type(arrays).__name__}; leave it out")
+    if not isinstance(arrays, tuple | list) or len(arrays) != 2:
+        raise DataError(f"{place} is {type(arrays).__name__}; give {WANTED}")
+    features, targets = arrays
     if isinstance(features, pd.DataFrame):
         columns = columns or tuple(map(str, features.columns))
         return convert_features(features, place, columns), _convert_targets(targets, place), columns

@@ -5,7 +5,7 @@ from typing import Any
 
 from fedmutual.config import Config, SplitConfig
 from fedmutual.data.division import Table
-from fedmutual.data.examples import listed
+from fedmutual.data.examples import list_names
 from fedmutual.errors import format_count
 
 NOBODY = "no client has training examples of"
@@ -78,7 +78,7 @@ def get_batch_size(config: Config, client: str) -> int:
 
 
 def _name_classes(names: Sequence[str]) -> str:
-    return f"{'class' if len(names) == 1 else 'classes'} {listed(names)}"
+    return f"{'class' if len(names) == 1 else 'classes'} {list_names(names)}"
 
 
 def _get_pronoun(names: Sequence[str]) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 from fedmutual import tasks
 from fedmutual.core import TargetKind, get_target_kind
-from fedmutual.data.examples import listed
+from fedmutual.data.examples import list_names
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def describe_column_difference(columns: Sequence[str] | None, other: Sequence[st
         return None
     different = [c for c in columns if c not in other] or [c for c in other if c not in columns]
     return (
-        f"other columns ({listed(different, 3)})"
+        f"other columns ({list_names(different, 3)})"
         if different
-        else f"the same columns in another order ({listed(columns, 3)})"
+        else f"the same columns in another order ({list_names(columns, 3)})"
     )

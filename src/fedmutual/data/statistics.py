@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from fedmutual.data.examples import listed
+from fedmutual.data.examples import list_names
 from fedmutual.errors import DataError
 from fedmutual.wide_sum import DIGITS, decode_total, encode_number
 
@@ -119,13 +119,13 @@ def read_sums(layout: Layout, words: Words) -> Statistics:
     Raises:
         ValueError: no rows have such sums, so that a client sent wrong words.
     """
-    rows, *rest = words.tolist()
-    counts, rest = rest[: len(layout.classes)], rest[len(layout.classes) :]
+    rows, *value_words = words.tolist()
+    counts, value_words = value_words[: len(layout.classes)], value_words[len(layout.classes) :]
     if rows < 1 or any(count < 0 for count in counts) or (layout.classes and sum(counts) != rows):
         raise ValueError("the counts of rows and classes contradict each other")
     missing, means, stds = [], list[float | None](), list[float | None]()
     for number, name in enumerate(layout.inputs):
-        lacking, *digits = rest[number * (1 + 2 * DIGITS) :][: 1 + 2 * DIGITS]
+        lacking, *digits = value_words[number * (1 + 2 * DIGITS) :][: 1 + 2 * DIGITS]
         present = rows * layout.values - lacking
         if lacking < 0 or present < 0:
             raise ValueError(f"input {name!r} lacks more values than there are, or fewer than none")
@@ -149,7 +149,7 @@ def check_layouts(layouts: Mapping[str, Layout]) -> None:
     """Raise DataError, which names two clients, unless all clients have one layout."""
     first_client, first = next(iter(layouts.items()))
     for client, layout in layouts.items():
-        for what, of_client, of_first in (
+        for part, of_client, of_first in (
             ("inputs", layout.inputs, first.inputs),
             ("classes", layout.classes, first.classes),
             ("columns of categories", layout.categories, first.categories),
@@ -157,13 +157,13 @@ def check_layouts(layouts: Mapping[str, Layout]) -> None:
         ):
             if of_client != of_first:
                 raise DataError(
-                    f"statistics need the same {what} at all clients: client {client!r} has {_count(of_client)}, and client "
+                    f"statistics need the same {part} at all clients: client {client!r} has {_count(of_client)}, and client "
                     f"{first_client!r} has {_count(of_first)}; give all clients the same columns, classes and image size"
                 )
 
 
 def _count(values: Sequence[object]) -> str:
-    return f"{len(values)} ({listed(values, 3)})" if len(values) != 1 or isinstance(values[0], str) else str(values[0])
+    return f"{len(values)} ({list_names(values, 3)})" if len(values) != 1 or isinstance(values[0], str) else str(values[0])
 
 
 def _describe_range(name: str) -> str:

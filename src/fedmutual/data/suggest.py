@@ -11,7 +11,7 @@ import pandas as pd
 from fedmutual.config import Config, DataConfig, has_own_data, make_client_config
 from fedmutual.config.grid import format_toml_key
 from fedmutual.data.cells import parse_dates
-from fedmutual.data.examples import listed
+from fedmutual.data.examples import list_names
 from fedmutual.data.sources import TABLES
 from fedmutual.data.table import has_identifiers, list_features
 from fedmutual.data.table_file import make_text, read_frame
@@ -62,12 +62,12 @@ def suggest_columns(config: Config) -> Suggestion | None:
     if any(data.name not in TABLES or data.columns or data.root is None for data in settings.values()):
         return None
     tables, unread = _read_tables(settings)
-    if not any(map(_needs_encoding, tables.values())) and not _differ(tables, settings):
+    if not any(map(_has_text_columns, tables.values())) and not _differ(tables, settings):
         return None
     first, *others = tables.values()
     common = [name for name in first if all(name in table for table in others)]
     partial = sorted({name for table in tables.values() for name in table} - set(common))
-    left_out = [f"columns {listed(partial)} are not in all files"] if partial else []
+    left_out = [f"columns {list_names(partial)} are not in all files"] if partial else []
     remarks = [f"client {client!r} is not part of the recommendation: its file cannot be read" for client in unread]
     for client, table in tables.items():
         remarks += [*_find_date_format(client, table, common), *_find_texts(client, table, common)]
@@ -114,7 +114,7 @@ def _find_date_format(client: str, table: Table, names: Sequence[str]) -> Iterat
     if formats:
         key = _name_key(client, "date_format")
         choice = " or ".join(f'{key} = "{f}"' for f in formats)
-        yield f"the dates in columns {listed(list(columns))} need {choice}" + (
+        yield f"the dates in columns {list_names(list(columns))} need {choice}" + (
             "; choose the format that the file was written in" if len(formats) > 1 else ""
         )
 
@@ -124,8 +124,8 @@ def _find_texts(client: str, table: Table, names: Sequence[str]) -> Iterator[str
     for name in (n for n in names if table[n].texts):
         replacement = f'{{ {format_toml_key(name)} = {{ {format_toml_key(table[name].texts[0])} = "..." }} }}'
         yield (
-            f'column {name!r} has numbers and {listed(table[name].texts)}; replace each text by a number, or by "" for an '
-            f"empty cell: {_name_key(client, 'replace')} = {replacement}"
+            f'column {name!r} has numbers and {list_names(table[name].texts)}; replace each text by a number, or by "" for '
+            f"an empty cell: {_name_key(client, 'replace')} = {replacement}"
         )
 
 
@@ -177,7 +177,7 @@ def _describe_column(cells: "pd.Series[Any]", date_format: str | None) -> _Colum
     return _Column(is_number, texts, is_date or bool(date_formats), date_formats, values, is_complete, is_identifier)
 
 
-def _needs_encoding(table: Mapping[str, _Column]) -> bool:
+def _has_text_columns(table: Mapping[str, _Column]) -> bool:
     return any(not column.is_number or column.texts or not column.is_complete for column in table.values())
 
 

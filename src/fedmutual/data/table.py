@@ -13,7 +13,7 @@ from fedmutual.config import ColumnConfig, DataConfig
 from fedmutual.data.arrays import require_root
 from fedmutual.data.cells import parse_cells, parse_numbers
 from fedmutual.data.encoding import ColumnPlan, Encoding, plan_columns
-from fedmutual.data.examples import ArrayExamples, BadRows, Part, Source, convert_array, listed
+from fedmutual.data.examples import ArrayExamples, BadRows, Part, Source, convert_array, list_names
 from fedmutual.data.table_file import RowNamer, make_row_namer, make_text, read_frame
 from fedmutual.data.table_labels import get_names, read_labels
 from fedmutual.errors import ConfigError, DataError
@@ -107,7 +107,9 @@ def read_labelled(
     frame = read_frame(path, names, (), path.suffix.lower() == ".parquet", "name another")
     missing_columns = [c for c in names if c not in frame]
     if missing_columns:
-        raise DataError(f"{path}: there is no column {missing_columns[0]!r} of labels; it has {listed(list(frame.columns))}")
+        raise DataError(
+            f"{path}: there is no column {missing_columns[0]!r} of labels; it has {list_names(list(frame.columns))}"
+        )
     labels, problems = read_labels(frame, config.label, path, RowNamer(path, len(frame)), numbers)
     if problems:
         raise BadRows(*problems)
@@ -137,7 +139,7 @@ def read_features(
     if missing_columns:
         raise DataError(
             f"{path}: there is no column {missing_columns[0]!r}, which the model learned from; it has "
-            f"{listed(list(frame.columns))}"
+            f"{list_names(list(frame.columns))}"
         )
     name_row = RowNamer(path, len(frame))
     x, problems = (
@@ -164,7 +166,7 @@ def _find_missing_columns(file: _TableFile, config: DataConfig, is_test: bool) -
     named_columns += [("data.replace", column) for column in config.replace if column not in config.columns]
     dropped = [] if is_test else [("data.drop", c) for c in config.drop or ()]  # a test file may lack dropped columns
     return [
-        f"{file.path}: there is no column {column!r}, which {key} names; it has {listed(list(file.frame.columns))}"
+        f"{file.path}: there is no column {column!r}, which {key} names; it has {list_names(list(file.frame.columns))}"
         for key, column in (*named_columns, *dropped)
         if column is not None and column not in file.frame
     ]
@@ -176,7 +178,7 @@ def _compare_columns(file: _TableFile, config: DataConfig, columns: tuple[str, .
     if not different:
         return []
     return [
-        f"{file.path}: its features differ from those of the training file in {listed(different)}; give both files the "
+        f"{file.path}: its features differ from those of the training file in {list_names(different)}; give both files the "
         "same columns"
     ]
 
@@ -207,7 +209,7 @@ def _list_values(name: str, settings: ColumnConfig, frames: Sequence[pd.DataFram
 def _note_decimal_commas(files: Sequence[_TableFile]) -> list[str]:
     """Return a remark on each file whose commas were read as decimal signs, because a comma may also group thousands."""
     columns_by_file = {file.path: file.frame.attrs.get("decimal_commas") for file in files}
-    return [f"{path}: commas in columns {listed(c)} are decimal commas" for path, c in columns_by_file.items() if c]
+    return [f"{path}: commas in columns {list_names(c)} are decimal commas" for path, c in columns_by_file.items() if c]
 
 
 def _note_unused_columns(file: _TableFile, config: DataConfig) -> list[str]:
@@ -215,7 +217,7 @@ def _note_unused_columns(file: _TableFile, config: DataConfig) -> list[str]:
     unused = [c for c in list_features(file.frame, config) if c not in config.columns]
     if not config.columns or not unused:
         return []
-    return [f"{file.path}: columns {listed(unused)} are not in data.columns, so they are no features"]
+    return [f"{file.path}: columns {list_names(unused)} are not in data.columns, so they are no features"]
 
 
 def _note_identifiers(x: Tensor, columns: Sequence[str], path: Path, plans: Sequence[ColumnPlan]) -> list[str]:
@@ -227,7 +229,7 @@ def _note_identifiers(x: Tensor, columns: Sequence[str], path: Path, plans: Sequ
     if not identifiers:
         return []
     return [
-        f"{path}: {listed(identifiers)} holds a different whole number in every row, as identifiers do; exclude "
+        f"{path}: {list_names(identifiers)} holds a different whole number in every row, as identifiers do; exclude "
         "identifiers by "
         "data.drop",
     ]

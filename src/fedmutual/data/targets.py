@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from fedmutual.config import DataConfig
 from fedmutual.core import TargetKind
-from fedmutual.data.examples import Part, Source, listed
+from fedmutual.data.examples import Part, Source, list_names
 from fedmutual.errors import ConfigError, DataError
 
 Targets = npt.NDArray[np.float32] | npt.NDArray[np.int64]
@@ -125,7 +125,7 @@ def _check_rows(is_bad: npt.NDArray[np.bool_], values: npt.NDArray[Any], where: 
     """Raise DataError with the first bad row."""
     if is_bad.any():
         row = int(is_bad.argmax())
-        raise DataError(f"{where(row)}: its target {listed(values[row].ravel().tolist(), 5)} {rule}; fix it")
+        raise DataError(f"{where(row)}: its target {list_names(values[row].ravel().tolist(), 5)} {rule}; fix it")
 
 
 def _name_labels(targets: Sequence[Targets], source: Source, config: DataConfig) -> tuple[str, ...]:

@@ -71,14 +71,14 @@ def split_clients(costs: Mapping[str, float], workers: int) -> tuple[list[list[s
     split, room = {}, load
     for id in sorted(costs, key=lambda i: -costs[i]):
         filled[-1].append(id)
-        rest = costs[id] - room
-        if rest > 1e-9 * load:
-            split[id] = SplitClient((len(filled) - 1, len(filled)), (room / costs[id], rest / costs[id]))
+        remaining_cost = costs[id] - room
+        if remaining_cost > 1e-9 * load:
+            split[id] = SplitClient((len(filled) - 1, len(filled)), (room / costs[id], remaining_cost / costs[id]))
             filled.append([id])
-            room = load - rest
-        elif rest > -1e-9 * load and len(filled) < len(assigned):
+            room = load - remaining_cost
+        elif remaining_cost > -1e-9 * load and len(filled) < len(assigned):
             filled.append([])
             room = load
         else:
-            room = -rest
+            room = -remaining_cost
     return [ids for ids in filled if ids], split

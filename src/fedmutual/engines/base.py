@@ -98,7 +98,7 @@ def _keep_best(
     """Save the weights of a client's personal net in `home` if they score better than in all rounds before."""
     models = {e.model for e in exams if e.net == "personal"}  # a net trained on pooled data is reported as "global"
     reported = "test" if "global" in models else "validation"
-    merit = best.merit([s for s in scores if s.model in models], reported, keep.by, keep.metric)
+    merit = best.compute_merit([s for s in scores if s.model in models], reported, keep.by, keep.metric)
     personal = client.nets["personal"]
     best.offer(home, lambda: {f"personal.{k}": v for k, v in personal.state_dict().items()}, merit, round, keep)
 

@@ -10,7 +10,7 @@ from torch import Size
 from fedmutual.core import Client, Message
 from fedmutual.engines.base import Make, count_parameters, evaluate_client
 from fedmutual.errors import RunError
-from fedmutual.rundir.checkpoint import client_state, restore_client, save_client
+from fedmutual.rundir.checkpoint import collect_client_state, restore_client, save_client
 from fedmutual.tensor_files import read_tensors, write_tensors
 
 R = TypeVar("R")
@@ -74,7 +74,7 @@ class ClientStore:
         while len(self._clients) >= self._disk.resident:
             oldest = next(iter(self._clients))
             if oldest in self._changed:
-                state = client_state(self._clients[oldest], in_phase=True)
+                state = collect_client_state(self._clients[oldest], in_phase=True)
                 write_tensors(self._find_file(oldest), state, {"format": "1"}, sync=False)
                 self._changed.discard(oldest)
                 self._written[oldest] = {name: tensor.shape for name, tensor in state.items()}

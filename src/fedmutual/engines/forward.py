@@ -35,26 +35,26 @@ class CompiledLoss:
         self._plain, self._remarks = plain, remarks
         self._compiled: Forward | None = torch.compile(plain, dynamic=False)
 
-    def __call__(self, params: Any, rest: Any, batch: Batch, const: Message) -> Message:
+    def __call__(self, params: Any, fixed: Any, batch: Batch, const: Message) -> Message:
         """Return the loss terms [k] of the clients; see `Forward`."""
         if self._compiled is not None:
             try:
-                return self._compiled(params, rest, batch, const)
+                return self._compiled(params, fixed, batch, const)
             except Exception as problem:  # no C++ compiler, code that dynamo cannot trace, ...
                 self._compiled = None
                 reason = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
                 self._remarks.append(f"engine.compile has no effect here: torch.compile refuses ({reason[:200]})")
-        return self._plain(params, rest, batch, const)
+        return self._plain(params, fixed, batch, const)
 
 
 def compute_gradients(
-    forward: Forward, params: Mapping[str, Message], rest: Mapping[str, Message], batch: Batch, const: Message
+    forward: Forward, params: Mapping[str, Message], fixed: Mapping[str, Message], batch: Batch, const: Message
 ) -> tuple[Message, Message]:
     """Return the gradients [k, ...] of each client's loss, by "net.parameter", and the loss terms [k].
 
     A parameter without a gradient is left out.
     """
-    terms = forward(dict(params), dict(rest), batch, const)
+    terms = forward(dict(params), dict(fixed), batch, const)
     flat = {f"{net}.{k}": p for net, net_params in params.items() for k, p in net_params.items()}
     total = torch.stack(
         [term.sum() for term in terms.values()]

@@ -56,8 +56,8 @@ class Group:
         for number in numbers:
             for stack in self._stacks.values():
                 stack.collect(number)
-        memory = _stacked([p.client.memory for p in parts])
-        return Steps(self._stacks, self._forward(parts[0]), parts[0], numbers, _stacked(consts), memory)
+        memory = _stack_messages([p.client.memory for p in parts])
+        return Steps(self._stacks, self._forward(parts[0]), parts[0], numbers, _stack_messages(consts), memory)
 
     def _forward(self, like: PhaseInput) -> tuple[Forward, Work]:
         """Return the loss of the phase for clients like this one, and its forward passes per step; compiled once."""
@@ -142,22 +142,22 @@ class Steps:
             groups.setdefault((plans.shape(batch), counts), []).append(i)
         return list(groups.values())
 
-    def _step(self, who: list[int], batch: Batch) -> None:
+    def _step(self, positions: list[int], batch: Batch) -> None:
         """Take one step of these clients, given as positions among the clients of the phase."""
-        rows = self._rows([self._numbers[i] for i in who])
-        index = self._make_index(who, len(self._numbers))
+        rows = self._rows([self._numbers[i] for i in positions])
+        index = self._make_index(positions, len(self._numbers))
         const = {k: _select(v, index) for k, v in self._const.items()}
         memory = {k: _select(v, index) for k, v in self._memory.items()}
         taken = {net: stack.take(rows) for net, stack in self._stacks.items()}
-        params, rest = ({net: tensors[n] for net, tensors in taken.items()} for n in (0, 1))
-        grads, terms = compute_gradients(self._forward, params, rest, batch, const)
+        params, fixed = ({net: tensors[n] for net, tensors in taken.items()} for n in (0, 1))
+        grads, terms = compute_gradients(self._forward, params, fixed, batch, const)
         if type(self._phase).edit is not Phase.edit:
             grads, memory = vmap(self._phase.edit)(grads, memory)
             self._remember(memory, index)
         for net, stack in self._stacks.items():
             net_grads = {k.removeprefix(f"{net}."): g for k, g in grads.items() if k.startswith(f"{net}.")}
-            stack.step(rows, params[net], rest[net], net_grads)
-        self._log.append((who, terms | remembered(self._phase, memory)))
+            stack.step(rows, params[net], fixed[net], net_grads)
+        self._log.append((positions, terms | remembered(self._phase, memory)))
 
     def _remember(self, memory: Message, index: Tensor | None) -> None:
         if index is None:
@@ -186,7 +186,7 @@ class Plans(NamedTuple):
         """Yield the batches of each step by client position; finished clients have none."""
         remaining = dict(enumerate(self.drawn))
         while remaining:
-            batches = {i: batch for i, it in remaining.items() if (batch := next(it, None)) is not None}
+            batches = {i: batch for i, plan in remaining.items() if (batch := next(plan, None)) is not None}
             remaining = {i: remaining[i] for i in batches}
             if batches:
                 yield batches
@@ -197,12 +197,14 @@ def plan_batches(parts: Sequence[PhaseInput]) -> Plans:
     batches = [part.phase.batches(part.client, part.inbox, part.at) for part in parts]
     resident = [b for b in batches if isinstance(b, ResidentBatches)]
     if len(resident) < len(batches) or any(b.store is not resident[0].store for b in resident):
-        return Plans([iter(b) for b in batches], _shape, lambda rows: tuple(map(torch.stack, zip(*rows, strict=True))))
+        return Plans(
+            [iter(b) for b in batches], _get_batch_shape, lambda rows: tuple(map(torch.stack, zip(*rows, strict=True)))
+        )
     store = resident[0].store
     return Plans([iter(b.list_row_numbers()) for b in resident], len, lambda numbers: store.take(torch.stack(numbers)))
 
 
-def _shape(batch: Batch) -> Any:
+def _get_batch_shape(batch: Batch) -> Any:
     return tuple((t.shape, t.dtype) for t in batch)
 
 
@@ -223,7 +225,7 @@ def identify_loss(part: PhaseInput) -> Any:
     return type(part.phase), tuple(settings)
 
 
-def _stacked(messages: Sequence[Message]) -> Message:
+def _stack_messages(messages: Sequence[Message]) -> Message:
     return {k: torch.stack([m[k] for m in messages]) for k in messages[0]}
 
 

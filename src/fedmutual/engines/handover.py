@@ -8,7 +8,7 @@ from fedmutual.core import At, Client, Message, Phase, Spec
 from fedmutual.denormals import flush_denormals
 from fedmutual.engines.base import Reply, participate, release_reply
 from fedmutual.engines.user_errors import raise_user_errors
-from fedmutual.rundir.checkpoint import client_state, restore_client
+from fedmutual.rundir.checkpoint import collect_client_state, restore_client
 from fedmutual.stepping import Progress, steps, with_client_settings, work
 
 
@@ -40,7 +40,7 @@ def begin_phase(
                 return release_reply(client, phase, message, train, inbox, declared)
         stepping.close()
         progress.stream = torch.get_rng_state()
-        return Handover(client_state(client, in_phase=True), progress)
+        return Handover(collect_client_state(client, in_phase=True), progress)
 
 
 @flush_denormals()

@@ -85,16 +85,16 @@ def generate_rounds(
         for observer in observers:
             observer(event)
 
-    round = done = saved or 0
+    round = finished_rounds = saved or 0
     try:
-        report(Started(done, plan.rounds, plan.clients, plan.notes))
+        report(Started(finished_rounds, plan.rounds, plan.clients, plan.notes))
         if saved is None and plan.seeds:
             others = {i: _count_received_seeds(plan, size) for i, size in plan.seeds.items()}
             report(PhaseDone(0, "seed", others, plan.seeds, {}))
         if saved is None and plan.algorithm.start:
             server, _ = yield from _exchange(plan, engine, server, -1, plan.algorithm.start, report)
             report(RoundDone(0, plan.rounds, server, engine.each))
-        for round in range(done, plan.rounds):
+        for round in range(finished_rounds, plan.rounds):
             server, train = yield from _exchange(plan, engine, server, round, plan.algorithm.phases, report)
             if (round + 1) % plan.evaluate_every == 0 or round + 1 == plan.rounds:
                 report(_evaluate(plan, engine, server, round, train, judge))

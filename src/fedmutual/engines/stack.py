@@ -79,7 +79,7 @@ class Stack:
         """Copy a client's optimiser state into the stack, unless the state is a view of the stack already."""
         optimizer = self._clients[number].optimizers[self._net]
         self._steps[number] = {}
-        for name, parameter in self._named(number):
+        for name, parameter in self._list_named(number):
             state = optimizer.state.get(parameter, {})
             if state:
                 self._steps[number][name] = int(state.get("step", 0))
@@ -93,7 +93,7 @@ class Stack:
     def expose(self, number: int) -> None:
         """Set a client's optimiser state to views of the stack, for the parameters that were stepped."""
         optimizer = self._clients[number].optimizers[self._net]
-        for name, parameter in self._named(number):
+        for name, parameter in self._list_named(number):
             if name in self._steps[number] and (self._slots or self._counts):
                 state: dict[str, Any] = {slot: stacked[name][number] for slot, stacked in self._slots.items()}
                 if self._counts:
@@ -107,9 +107,9 @@ class Stack:
         params = {k: rows.take(p.detach()).requires_grad_() for k, p in self.params.items()}
         return params, {k: rows.take(v) for k, v in self.rest.items()}
 
-    def step(self, rows: StackRows, params: Message, rest: Message, grads: Message) -> None:
+    def step(self, rows: StackRows, params: Message, fixed: Message, grads: Message) -> None:
         """Take one optimiser step for these clients on the tensors that `take` returned, and write the tensors back."""
-        optimizer, slots = self._optimizer(rows, params)
+        optimizer, slots = self._make_optimizer(rows, params)
         counted = self._counted if optimizer is self._common else {}
         for name, p in params.items():
             p.grad = laid_as(p, grads[name]) if name in grads else None
@@ -127,7 +127,7 @@ class Stack:
                 rows.put(self.params[name], p)
                 for slot, values in slots.items():
                     rows.put(self._slots[slot][name], values[name])
-            for name, value in rest.items():
+            for name, value in fixed.items():
                 rows.put(self.rest[name], value)
         for number in rows.numbers:
             for name in grads:
@@ -137,7 +137,7 @@ class Stack:
         """Return a step count as a tensor, on the device on which the optimiser expects it."""
         return torch.tensor(float(count), device=p.device if optimizer.defaults.get("fused") else "cpu")
 
-    def _optimizer(self, rows: StackRows, params: Message) -> tuple[Optimizer, dict[str, Message]]:
+    def _make_optimizer(self, rows: StackRows, params: Message) -> tuple[Optimizer, dict[str, Message]]:
         """Return an optimiser of these parameters and its state. All clients together always get one common optimiser."""
         if rows.index_tensor is None and self._common is not None:
             return self._common, self._slots
@@ -149,7 +149,7 @@ class Stack:
             self._common = optimizer
         return optimizer, slots
 
-    def _named(self, number: int) -> Iterator[tuple[str, nn.Parameter]]:
+    def _list_named(self, number: int) -> Iterator[tuple[str, nn.Parameter]]:
         named = self._clients[number].nets[self._net].named_parameters()
         return ((name, p) for name, p in named if name in self.params)
 
@@ -179,15 +179,15 @@ def _describe_net(net: nn.Module) -> Any:
     return tuple(tensors), tuple(modules)
 
 
-def _describe_value(thing: Any) -> Any:
+def _describe_value(value: Any) -> Any:
     """Return a plain value with its type; for another object its identity, so that it equals only itself."""
-    if thing is None or isinstance(thing, bool | int | float | str | torch.dtype | torch.device):
-        return type(thing), thing
-    if isinstance(thing, list | tuple):
-        return type(thing), tuple(map(_describe_value, thing))
-    if isinstance(thing, dict | set | frozenset) and not thing:
-        return type(thing)
-    return id(thing)
+    if value is None or isinstance(value, bool | int | float | str | torch.dtype | torch.device):
+        return type(value), value
+    if isinstance(value, list | tuple):
+        return type(value), tuple(map(_describe_value, value))
+    if isinstance(value, dict | set | frozenset) and not value:
+        return type(value)
+    return id(value)
 
 
 def _describe_optimizer(optimizer: Optimizer) -> Any:

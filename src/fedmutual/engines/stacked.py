@@ -90,12 +90,12 @@ class Stacker:
 
     def _try_mode(self, parts: Sequence[PhaseInput]) -> "StepMode":
         """Return how to step, without timing, so that equal runs have equal bits; on a GPU a faster setting is suggested."""
-        who = f"clients {', '.join(dict.fromkeys(p.client.id for p in parts))} step one after the other, not stacked"
+        remark = f"clients {', '.join(dict.fromkeys(p.client.id for p in parts))} step one after the other, not stacked"
         try:
             check_stackable(parts[:2])
         except Exception as problem:  # whatever a network's or an algorithm's code may do
             why = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
-            self._remarks.append(f"{who}: vmap refuses ({why[:200]})")
+            self._remarks.append(f"{remark}: vmap refuses ({why[:200]})")
             return StepMode.ALONE
         if self._turns:
             return StepMode.TURNS

@@ -23,15 +23,15 @@ def find_exempt_tensors(nets: Mapping[str, nn.Module], shared: tuple[str, ...], 
     if not {"personal", "meme"} <= nets.keys():
         return frozenset()
     personal, meme = (nets[n].state_dict() for n in ("personal", "meme"))
-    if all(k in personal and _same(personal[k], meme[k]) for k in shared):
+    if all(k in personal and _is_equal(personal[k], meme[k]) for k in shared):
         return frozenset(shared)
-    same = {k for k in shared if not is_constant(meme[k]) and any(_same(v, meme[k]) for v in personal.values())}
+    same = {k for k in shared if not is_constant(meme[k]) and any(_is_equal(v, meme[k]) for v in personal.values())}
     if _list_input_statistics(nets["personal"], shape):
         same |= _list_input_statistics(nets["meme"], shape) & set(shared)
     return frozenset(same)
 
 
-def _same(a: Tensor, b: Tensor) -> bool:
+def _is_equal(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and torch.equal(a, b)
 
 

@@ -13,7 +13,7 @@ from fedmutual.errors import ConfigError
 from fedmutual.federation.experiment import Experiment
 from fedmutual.federation.networks import Networks, Pretrained
 from fedmutual.federation.validate import check_clients, check_experiment
-from fedmutual.rundir.checkpoint import shared_state
+from fedmutual.rundir.checkpoint import read_shared_state
 
 
 def build(
@@ -39,7 +39,7 @@ def build(
     """
     federation = data.load(config, prepared, gathered, moments)
     if begun is None and config.model.weights is not None:
-        begun = shared_state(config.model.weights)
+        begun = read_shared_state(config.model.weights)
     algorithm, place = make_algorithm(config), pick_device(device or config.engine.device)
     check_clients(config, federation)
     nets = Networks(config, federation, algorithm.scores, place, begun).begin_with(pretrained or {})

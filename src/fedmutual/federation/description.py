@@ -16,7 +16,7 @@ def describe_networks(experiment: Experiment, sizes: Mapping[str, Mapping[str, i
     """Return the networks as written to environment.json. sizes: parameters of each client's networks."""
     personal = {i: n["personal"] for i, n in sizes.items() if "personal" in n and not experiment.pooled}
     return {
-        "algorithm": method(experiment),
+        "algorithm": describe_run_method(experiment),
         "pooled": experiment.pooled,
         "models": {
             "input": list(experiment.data.space.shape),
@@ -44,7 +44,7 @@ def describe_metric(experiment: Experiment) -> dict[str, Any]:
     return {} if metric == ACCURACY else {"metric": asdict(metric)}
 
 
-def method(experiment: Experiment) -> dict[str, Any]:
+def describe_run_method(experiment: Experiment) -> dict[str, Any]:
     """Return the description of the method from `config.describe_method`, with `shares`: whether it has a shared model."""
     return describe_method(experiment.config) | {"shares": "global" in experiment.algorithm.scores}
 

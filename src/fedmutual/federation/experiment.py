@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fedmutual import data, tasks
-from fedmutual.algorithms.peers import agreed, proxied
+from fedmutual.algorithms.peers import make_agreed_state, make_proxy_state
 from fedmutual.config import Config, read_client_settings, unused
 from fedmutual.core import Algorithm, Bench, Client, Data, Message, Seeds, Task
 from fedmutual.errors import ConfigError
@@ -74,9 +74,9 @@ class Experiment:
         """
         outputs, scores = self.data.space.outputs, self.algorithm.scores
         if self.seeds is not None:
-            return agreed(self.seeds.owners, outputs)
+            return make_agreed_state(self.seeds.owners, outputs)
         if "proxy" in scores:
-            return proxied(members or self.clients, outputs, self.nets.state())
+            return make_proxy_state(members or self.clients, outputs, self.nets.state())
         if self.algorithm.begins is not None:
             try:
                 return self.algorithm.begins(self.nets.shared, outputs)
@@ -103,7 +103,14 @@ class Experiment:
                 example and the network needs more; or noise cannot be added to the training of these networks and rows.
         """
         nets, client_config, private = self.nets.of(id), self.config.get_client_config(id), self.rows(id)["private"]
-        if min(client_config.training.batch_size or self.config.training.batch_size, len(private), self._exchanged()) == 1:
+        if (
+            min(
+                client_config.training.batch_size or self.config.training.batch_size,
+                len(private),
+                self._count_exchanged_rows(),
+            )
+            == 1
+        ):
             self._check_alone(id, nets)
         for name, net in nets.items():
             if not self.nets.frozen(name, id) and not any(p.requires_grad for p in net.parameters()):
@@ -126,7 +133,7 @@ class Experiment:
         return Client(
             id=id,
             nets=nets,
-            optimizers={n: self._optimizer(net, id) for n, net in nets.items() if not self.nets.frozen(n, id)},
+            optimizers={n: self._make_optimizer(net, id) for n, net in nets.items() if not self.nets.frozen(n, id)},
             data=rows,
             rate=rate,
             shared=shared,
@@ -239,7 +246,7 @@ class Experiment:
     def _holdout_only(self) -> bool:
         return self.config.records.evaluate_on == "holdout"
 
-    def _exchanged(self) -> float:
+    def _count_exchanged_rows(self) -> float:
         """Return the fewest public examples of an exchange step; infinity if there is no exchange."""
         use = self.algorithm.public
         if use is None or use.batch is None:
@@ -267,7 +274,7 @@ class Experiment:
                     "training.batch_size, or give the client more examples"
                 ) from None
 
-    def _optimizer(self, net: nn.Module, client: str) -> torch.optim.Optimizer:
+    def _make_optimizer(self, net: nn.Module, client: str) -> torch.optim.Optimizer:
         common, optimizer = self.config.optimizer, self.config.get_client_config(client).optimizer
         params = [p for p in net.parameters() if p.requires_grad]
         fused = self.device.type in ("cpu", "cuda")  # one call for all parameters

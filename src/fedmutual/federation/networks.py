@@ -68,13 +68,13 @@ class Networks:
         """The shared architecture with the server's first weights, for the first client's inputs and classes."""
         net = self.build_shared(self.data.space)
         if self.begun is not None:
-            _begin(net, self.begun, self._crossing(net), self.config.model.weights)
+            _begin(net, self.begun, self._list_exchanged(net), self.config.model.weights)
         return net
 
     @cached_property
     def crossing(self) -> tuple[str, ...]:
         """The names of the shared network's tensors that clients and server exchange."""
-        return self._crossing(self.shared)
+        return self._list_exchanged(self.shared)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -95,7 +95,7 @@ class Networks:
                 if ":" not in name or space.task not in _TAKING_LOGITS or about in checked:
                     continue
                 checked.add(about)
-                ending = find_ending(self._net(name, space, torch.Generator(), key), space.shape)
+                ending = find_ending(self._build_net(name, space, torch.Generator(), key), space.shape)
                 if ending is not None:
                     yield (
                         f"network {name!r} gives probabilities, as after a {ending}, but the losses of {space.task} take "
@@ -135,13 +135,13 @@ class Networks:
             return "those of the shared network"
         if client is None and self.begun is not None:
             return f"the shared model of {model.weights}"
-        weights = self._weights(model.shared) if client is None else self._weights(self.personal(client), client)
+        weights = self._find_weights(model.shared) if client is None else self._find_weights(self.personal(client), client)
         return weights.description if weights else "random weights"
 
     def build_shared(self, space: Space) -> nn.Module:
         """Return the complete shared architecture with the weights that all clients share."""
         at, name = At(self.config.seed, -1, self.config.rounds), self.config.model.shared
-        return self._net(name, space, at.rng("model", "shared"), "model.shared", self._weights(name))
+        return self._build_net(name, space, at.rng("model", "shared"), "model.shared", self._find_weights(name))
 
     def of(self, client: str) -> dict[str, nn.Module]:
         """Return a client's nets as they are before round 1, on its device.
@@ -178,7 +178,7 @@ class Networks:
             about = (space.shape, space.outputs)
             for name, key in networks:
                 if (name, about) not in counted:
-                    counted[name, about] = measure_network(self._net(name, space, torch.Generator(), key), space.shape)
+                    counted[name, about] = measure_network(self._build_net(name, space, torch.Generator(), key), space.shape)
             of_client = [counted[name, about] for name, _ in networks]
             costs[client] = NetworkCost(sum(c.flops for c in of_client), sum(c.parameters for c in of_client))
         return costs
@@ -205,7 +205,7 @@ class Networks:
                 owner = (id if is_clients_own else "", name)
                 if source is not None and owner not in pretrained:
                     key = f"clients.{id}.model.pretrained" if is_clients_own else "model.pretrained"
-                    pretrained[owner] = initial_weights.get(owner) or models.weights(source, name, key)
+                    pretrained[owner] = initial_weights.get(owner) or models.find_initial_weights(source, name, key)
         return replace(self, pretrained=pretrained)
 
     def _build_nets(self, id: str) -> dict[str, nn.Module]:
@@ -214,22 +214,22 @@ class Networks:
             if self.pooled:
                 nets[net] = copy.deepcopy(self.shared)
             elif net == "meme":
-                nets[net] = self._meme(id)
+                nets[net] = self._build_client_meme(id)
             else:
-                nets[net] = self._net(name, self.space(id), at.rng(id, net), key, self._weights(name, id))
+                nets[net] = self._build_net(name, self.space(id), at.rng(id, net), key, self._find_weights(name, id))
         return nets
 
-    def _meme(self, id: str) -> nn.Module:
+    def _build_client_meme(self, id: str) -> nn.Module:
         """Return a client's meme: the shared architecture, or the shared part of it with the client's own adaptor."""
         at, space = At(self.config.seed, -1, self.config.rounds), self.space(id)
         shared_rng, adaptor_rng = at.rng("model", "shared"), at.rng(id, "adaptor")
-        weights = self._weights(self.config.model.shared)
+        weights = self._find_weights(self.config.model.shared)
         net = build_meme(self.config.model, space.shape, space.outputs, shared_rng, adaptor_rng, weights, space.of_pixels)
         if self.begun is not None:
             net.load_state_dict(net.state_dict() | self.state())
         return net
 
-    def _crossing(self, net: nn.Module) -> tuple[str, ...]:
+    def _list_exchanged(self, net: nn.Module) -> tuple[str, ...]:
         """Return the names of the exchanged tensors: of the network or of `model.part`.
 
         BatchNorm layers are not exchanged if `model.batchnorm` is "local".
@@ -248,10 +248,12 @@ class Networks:
             )
         return exchanged
 
-    def _net(self, name: str, space: Space, rng: torch.Generator, key: str, weights: Weights | None = None) -> nn.Module:
+    def _build_net(
+        self, name: str, space: Space, rng: torch.Generator, key: str, weights: Weights | None = None
+    ) -> nn.Module:
         return models.build(name, space.shape, space.outputs, rng, key, weights, space.of_pixels)
 
-    def _weights(self, name: str, client: str = "") -> Weights | None:
+    def _find_weights(self, name: str, client: str = "") -> Weights | None:
         """Return the pretrained weights of a network: those of the client, else those for all; None if there are none."""
         return self.pretrained.get((client, name), self.pretrained.get(("", name)))
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from fedmutual.config import Config
 from fedmutual.core import Public, find_head
-from fedmutual.data.examples import listed
+from fedmutual.data.examples import list_names
 from fedmutual.data.federation import Federation
 from fedmutual.data.space import Space
 from fedmutual.errors import ConfigError
@@ -141,12 +141,12 @@ def _check_shared(experiment: Experiment) -> None:
     if not experiment.nets.forks or experiment.pooled:
         return
     first = experiment.data.space
-    one = next(iter(spaces))
+    first_id = next(iter(spaces))
     for client, space in spaces.items():
         columns = space.compare_columns(first)
         if columns is not None and _depends_on_columns(experiment):
             raise ConfigError(
-                f"client {client!r} has {columns}, and client {one!r} {listed(first.columns or (), 3)}; the shared "
+                f"client {client!r} has {columns}, and client {first_id!r} {list_names(first.columns or (), 3)}; the shared "
                 "part takes the input by position: give all files equal columns in one order, or share a later part "
                 f"({LATER})"
             )
@@ -154,10 +154,10 @@ def _check_shared(experiment: Experiment) -> None:
             continue
         if config.model.part is None and not (space.numbers or first.numbers) and space.classes != first.classes:
             raise ConfigError(
-                f"client {client!r} has {len(space.classes)} classes ({listed(space.classes, 3)}) and client {one!r} "
-                f"{len(first.classes)} ({listed(first.classes, 3)}), and the complete shared network has one output for "
-                "each "
-                "class; name all classes in data.classes, which matches labels by name, or share a part ('model.part')"
+                f"client {client!r} has {len(space.classes)} classes ({list_names(space.classes, 3)}) and client "
+                f"{first_id!r} {len(first.classes)} ({list_names(first.classes, 3)}), and the complete shared network has "
+                "one output for each class; name all classes in data.classes, which matches labels by name, or share a part "
+                "('model.part')"
             )
         different = find_shape_difference(
             experiment.nets.shared, experiment.nets.build_shared(space), experiment.nets.crossing
@@ -165,7 +165,7 @@ def _check_shared(experiment: Experiment) -> None:
         if different is not None:
             cause, fix = _explain_difference(experiment, space)
             raise ConfigError(
-                f"the shared part differs in shape between clients {one!r} and {client!r}, {cause}: "
+                f"the shared part differs in shape between clients {first_id!r} and {client!r}, {cause}: "
                 f"{different!r} of network {config.model.shared!r}; {fix}"
             )
 
@@ -221,14 +221,14 @@ def _check_classes(experiment: Experiment) -> None:
     if experiment.algorithm.begins is None:
         return
     experiment.server()  # raises ConfigError if a setting is missing
-    first, one = experiment.data.space, next(iter(experiment.data.spaces))
+    first, first_id = experiment.data.space, next(iter(experiment.data.spaces))
     for client, space in experiment.data.spaces.items():
         if space.targets != "classes" or space.classes != first.classes:
-            learned = listed(space.classes, 3) if space.targets == "classes" else space.targets
+            learned = list_names(space.classes, 3) if space.targets == "classes" else space.targets
             raise ConfigError(
                 f"algorithm {experiment.config.algorithm['name']!r} needs equal classes at all clients, and client "
                 f"{client!r} has "
-                f"{learned}, client {one!r} {listed(first.classes, 3)}; "
+                f"{learned}, client {first_id!r} {list_names(first.classes, 3)}; "
                 "name "
                 "all classes in data.classes, which matches labels by name"
             )

@@ -81,7 +81,7 @@ def build(
     return net.train()
 
 
-def weights(source: str, name: str, key: str) -> Weights:
+def find_initial_weights(source: str, name: str, key: str) -> Weights:
     """Return the initial weights of the network `name`; `source` is "imagenet", a file or a folder.
 
     Raises:

@@ -37,7 +37,7 @@ def check_installed() -> None:
         ) from None
 
 
-def epsilon(taken: Iterable[NoisedSteps], delta: float, accountant: Accountant = "rdp") -> float:
+def compute_total_epsilon(taken: Iterable[NoisedSteps], delta: float, accountant: Accountant = "rdp") -> float:
     """Return epsilon at delta of all steps together, under adding or removing one unit; 0 without steps, possibly infinite.
 
     Raises:
@@ -51,7 +51,7 @@ def epsilon(taken: Iterable[NoisedSteps], delta: float, accountant: Accountant =
     return max(compute_epsilon(history, delta, accountant), 0.0) if history else 0.0
 
 
-def fixed_order_epsilon(taken: Sequence[NoisedSteps], delta: float, most: float) -> float:
+def compute_fixed_order_epsilon(taken: Sequence[NoisedSteps], delta: float, most: float) -> float:
     """Return epsilon at delta of steps whose settings may have been chosen after earlier answers were seen.
 
     The Renyi order may not depend on what was seen (Lecuyer, 2021, https://arxiv.org/abs/2103.01379, Theorem 1). While all
@@ -63,7 +63,7 @@ def fixed_order_epsilon(taken: Sequence[NoisedSteps], delta: float, most: float)
     """
     kinds = {(steps.sigma, steps.rate) for steps in taken if steps.number}
     if len(kinds) < 2:
-        return epsilon(taken, delta)
+        return compute_total_epsilon(taken, delta)
     check_installed()
     from opacus.accountants.analysis import rdp
 
@@ -86,7 +86,7 @@ def find_sigma(target: float, rate: float, count: int, delta: float, accountant:
     """
 
     def compute_cost(sigma: float) -> float:
-        return epsilon([NoisedSteps(sigma, rate, count)], delta, accountant)
+        return compute_total_epsilon([NoisedSteps(sigma, rate, count)], delta, accountant)
 
     high = 1.0
     while compute_cost(high) > target:

@@ -14,9 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedmutual.errors import RunError
 from fedmutual.files import sync_folder, write_bytes
-from fedmutual.privacy.accountant import NoisedSteps, epsilon, fixed_order_epsilon
+from fedmutual.privacy.accountant import NoisedSteps, compute_fixed_order_epsilon, compute_total_epsilon
 from fedmutual.privacy.mechanism import Release
-from fedmutual.rundir.folder import held
+from fedmutual.rundir.folder import lock_folder
 from fedmutual.rundir.logs import append
 
 _PATIENCE = 60.0  # seconds to wait while another federation of this site writes its line
@@ -56,18 +56,18 @@ class PrivacyBudget:
     @property
     def spent(self) -> float:
         """The epsilon that the site has spent, over all federations and data sets."""
-        return self._compute_total(map(_steps, self._read_all_lines()))
+        return self._compute_total(map(_parse_steps, self._read_all_lines()))
 
     def with_steps(self, planned: NoisedSteps) -> float:
         """Return the epsilon of the site after these additional steps. Nothing is written."""
-        return self._compute_total([*map(_steps, self._read_all_lines()), planned])
+        return self._compute_total([*map(_parse_steps, self._read_all_lines()), planned])
 
     def of_federation(self) -> dict[str, float]:
         """Return the epsilon, the number of steps and the last sampling rate of this federation on these data."""
-        federation_steps = [_steps(line) for line in self._read_lines() if line.federation == self._federation]
+        federation_steps = [_parse_steps(line) for line in self._read_lines() if line.federation == self._federation]
         rate = federation_steps[-1].rate if federation_steps else 0.0
         return {
-            "epsilon": epsilon(federation_steps, self._delta),
+            "epsilon": compute_total_epsilon(federation_steps, self._delta),
             "steps": sum(steps.number for steps in federation_steps),
             "rate": rate,
         }
@@ -89,13 +89,13 @@ class PrivacyBudget:
             round=release.round + 1,
             phase=release.phase + 1,
         )
-        with held(self._path.parent, "is spending this site's privacy budget", "try again", _PATIENCE):
+        with lock_folder(self._path.parent, "is spending this site's privacy budget", "try again", _PATIENCE):
             self._read_lines(has_lock=True)
             lines = self._read_all_lines()
             self._check_unit(lines)
             if any(earlier.label == line.label for earlier in lines):
                 return
-            total = self._compute_total(map(_steps, [*lines, line]))
+            total = self._compute_total(map(_parse_steps, [*lines, line]))
             if total > self._most:
                 raise Spent(
                     f"the privacy budget of this site is spent: {line.steps} more steps would bring epsilon to {total:.4g} "
@@ -116,7 +116,7 @@ class PrivacyBudget:
             )
 
     def _compute_total(self, taken: Iterable[NoisedSteps]) -> float:
-        return fixed_order_epsilon(list(taken), self._delta, self._most)
+        return compute_fixed_order_epsilon(list(taken), self._delta, self._most)
 
     def _read_all_lines(self) -> list[BudgetLine]:
         """Return the lines of all ledgers in the folder."""
@@ -148,7 +148,7 @@ class PrivacyBudget:
         return lines
 
 
-def _steps(line: BudgetLine) -> NoisedSteps:
+def _parse_steps(line: BudgetLine) -> NoisedSteps:
     return NoisedSteps(line.sigma, line.rate, line.steps)
 
 

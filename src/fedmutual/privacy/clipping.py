@@ -30,7 +30,7 @@ class ClippingJob(NamedTuple):
     clip: float  # C, the largest norm of a unit's gradient
 
 
-def clipped_sum(job: ClippingJob, batch: Batch, units: Tensor | None) -> tuple[Message, Message]:
+def compute_clipped_sum(job: ClippingJob, batch: Batch, units: Tensor | None) -> tuple[Message, Message]:
     """Return ("net.name" -> float64 sum of the units' clipped gradients, loss term -> sum over the rows).
 
     batch: at least one row. units: each row's unit [B]; None: each row is a unit.
@@ -43,7 +43,7 @@ def clipped_sum(job: ClippingJob, batch: Batch, units: Tensor | None) -> tuple[M
     return _clip_by_rows(job, batch, torch.arange(len(batch[0])) if units is None else units)
 
 
-def factors(squares: Tensor, clip: float) -> tuple[Tensor, Tensor]:
+def compute_factors(squares: Tensor, clip: float) -> tuple[Tensor, Tensor]:
     """Return (factors [U] that scale the gradients to a norm of at most C, whether the norms are finite [U]).
 
     squares: squared norm of each unit's gradient [U]. The factor of a norm that is not finite is 0.
@@ -65,7 +65,7 @@ def _clip_by_layers(job: ClippingJob, batch: Batch) -> tuple[Message, Message]:
 
     def loss(output: Message, *row: Tensor) -> tuple[Tensor, Message]:
         rows = tuple(t.unsqueeze(0) for t in row)
-        nets = {name: layers.known(rows[0], z.unsqueeze(0)) for name, z in output.items()}
+        nets = {name: layers.make_known_network(rows[0], z.unsqueeze(0)) for name, z in output.items()}
         return _sum_terms(job.phase.loss(nets | _make_constants(job.silent, width), rows, job.const))
 
     slopes, terms = vmap(grad(loss, has_aux=True), randomness="different")(
@@ -75,7 +75,7 @@ def _clip_by_layers(job: ClippingJob, batch: Batch) -> tuple[Message, Message]:
         squares = torch.zeros(len(batch[0]), device=batch[0].device)
         for name, tape in tapes.items():
             squares = squares + tape.backward(slopes[name])
-        scale, finite = factors(squares, job.clip)
+        scale, finite = compute_factors(squares, job.clip)
         sums = {
             f"{name}.{k}": g.double() for name, tape in tapes.items() for k, g in tape.weighted_sum(scale, finite).items()
         }
@@ -86,7 +86,7 @@ def _clip_by_rows(job: ClippingJob, batch: Batch, units: Tensor) -> tuple[Messag
     """Return the sums from the gradient of each single row, by vmap: for any network and any loss."""
     params = {name: {k: p.detach() for k, p in trainable(net).items()} for name, net in job.nets.items()}
     buffers = {name: {k: b.clone() for k, b in net.named_buffers()} for name, net in job.nets.items()}
-    width = _output_shape(next(iter(job.nets.values())), batch) if job.silent else ()
+    width = _find_output_shape(next(iter(job.nets.values())), batch) if job.silent else ()
 
     def make_forward(name: str, weights: Message) -> Callable[[Tensor], Tensor]:
         return lambda x: functional_call(job.nets[name], (weights, buffers[name]), (x,))
@@ -120,7 +120,7 @@ def _clip_by_rows(job: ClippingJob, batch: Batch, units: Tensor) -> tuple[Messag
             sums = {k: sums.get(k, 0) + v.sum() for k, v in terms.items()}
         with torch.no_grad():
             squares = torch.stack([g.flatten(1).square().sum(1) for g in unit_grads.values()]).sum(0)
-            scale, finite = factors(squares, job.clip)
+            scale, finite = compute_factors(squares, job.clip)
             for k, g in unit_grads.items():
                 clean = g if bool(finite.all()) else torch.where(finite.view(-1, *(1 for _ in g.shape[1:])), g, 0.0)
                 total[k] += torch.tensordot(scale, clean, 1).double()
@@ -151,7 +151,7 @@ def _make_constants(names: Sequence[str], width: Sequence[int]) -> dict[str, Net
     return {name: Net(lambda x: torch.zeros(len(x), *width, device=x.device), {}) for name in names}
 
 
-def _output_shape(net: nn.Module, batch: Batch) -> tuple[int, ...]:
+def _find_output_shape(net: nn.Module, batch: Batch) -> tuple[int, ...]:
     """Return the shape of a network's output for one row."""
     with torch.no_grad():
         output: Tensor = net(batch[0][:1])

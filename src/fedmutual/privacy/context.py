@@ -15,7 +15,7 @@ from torch import Tensor
 from fedmutual import module_files, numerics
 from fedmutual.core import At, Client, Data, Message, Phase, Schedule
 from fedmutual.privacy.sampling import Units
-from fedmutual.rundir.checkpoint import client_state
+from fedmutual.rundir.checkpoint import collect_client_state
 
 _SHIPPED = ("fedmutual", "torch", "torchvision")  # the code of these packages is named by `numerics.VERSION`
 _PLAIN = (int, float, str, bool, tuple, type(None))
@@ -35,7 +35,7 @@ def digest_phase(phase: Phase, client: Client, inbox: Message, at: At, noise: tu
         _describe_code(phase, client),
     )
     digest = hashlib.sha256(repr(about).encode())
-    state = {k: v for k, v in client_state(client).items() if not k.startswith("privacy.")}
+    state = {k: v for k, v in collect_client_state(client).items() if not k.startswith("privacy.")}
     for name, tensors in (("inbox", inbox), ("state", state)):
         _add_tensors(digest, name, tensors)
     return digest.hexdigest()
@@ -71,14 +71,14 @@ def _describe_code(phase: Phase, client: Client) -> tuple[object, ...]:
 
 def _digest_modules(kinds: Iterable[type]) -> list[tuple[str, str]]:
     """Return (first part of the module's name, digest of the code) for each class that a user wrote."""
-    tops = {module_files.top_of(kind.__module__) for kind in kinds} - set(_SHIPPED)
+    tops = {module_files.get_top_name(kind.__module__) for kind in kinds} - set(_SHIPPED)
     return [(top, _digest_module(top)) for top in sorted(tops)]
 
 
 @lru_cache
 def _digest_module(top: str) -> str:
     """Return the digest of a module's code as this process imported it; "" for a module of Python, or without a file."""
-    spec = None if module_files.is_of_python(top) else module_files.spec_on_path(top)
+    spec = None if module_files.is_of_python(top) else module_files.find_spec_on_path(top)
     return module_files.digest(spec) if module_files.has_file(spec) else ""
 
 

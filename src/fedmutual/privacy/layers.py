@@ -46,7 +46,7 @@ def is_plain(net: nn.Module) -> bool:
     return is_unshared and type(net) is nn.Sequential and all(type(m) is nn.Sequential or _is_supported(m) for m in modules)
 
 
-def known(x: Tensor, output: Tensor) -> Net:
+def make_known_network(x: Tensor, output: Tensor) -> Net:
     """Return a network that knows only its output [B, C] for this x [B, ...].
 
     Raises:
@@ -84,7 +84,9 @@ class Tape:
         if not self._inputs:  # the network is frozen
             return slope.new_zeros(len(slope))
         self._slopes = list(torch.autograd.grad(self.output, self._outputs, slope))
-        return torch.stack([_square_norms(m, a, d) for (m, a), d in zip(self._inputs, self._slopes, strict=True)]).sum(0)
+        return torch.stack(
+            [_compute_square_norms(m, a, d) for (m, a), d in zip(self._inputs, self._slopes, strict=True)]
+        ).sum(0)
 
     def weighted_sum(self, scale: Tensor, finite: Tensor) -> Message:
         """Return parameter name -> sum over the rows of `scale` [B] times the gradient, without rows that are not finite."""
@@ -134,7 +136,7 @@ def _list_layers(net: nn.Module) -> Iterator[nn.Module]:
             yield child
 
 
-def _square_norms(module: nn.Module, a: Tensor, d: Tensor) -> Tensor:
+def _compute_square_norms(module: nn.Module, a: Tensor, d: Tensor) -> Tensor:
     """Return the squared norm [B] of each row's gradient at a layer's trainable weights. a, d: [B, ...]."""
     trained = {name for name, p in module.named_parameters() if p.requires_grad}
     if isinstance(module, nn.Linear) and a.dim() == 2:
@@ -146,11 +148,11 @@ def _square_norms(module: nn.Module, a: Tensor, d: Tensor) -> Tensor:
         bias = d.sum(1)
     else:
         assert isinstance(module, nn.Conv2d)
-        return torch.cat([_square_conv_norms(module, *chunk, trained) for chunk in _split_rows(module, a, d)])
+        return torch.cat([_compute_square_conv_norms(module, *chunk, trained) for chunk in _split_rows(module, a, d)])
     return weight.square().sum((1, 2)) * ("weight" in trained) + bias.square().sum(1) * ("bias" in trained)
 
 
-def _square_conv_norms(module: nn.Conv2d, a: Tensor, d: Tensor, trained: set[str]) -> Tensor:
+def _compute_square_conv_norms(module: nn.Conv2d, a: Tensor, d: Tensor, trained: set[str]) -> Tensor:
     """Return squared norms [B] for a convolution: patches [B, I, L] and slopes [B, O, L] give gradients [B, O, I]."""
     patches = F.unfold(a, module.kernel_size, module.dilation, module.padding, module.stride)  # type: ignore[arg-type]
     slopes = d.flatten(2)

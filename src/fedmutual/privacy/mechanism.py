@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from fedmutual.core import At, Batch, Client, Data, Message, Net, Phase
-from fedmutual.privacy.clipping import ClippingJob, clipped_sum
+from fedmutual.privacy.clipping import ClippingJob, compute_clipped_sum
 from fedmutual.privacy.context import digest_phase, digest_rows
-from fedmutual.privacy.sampling import PrivateRows, Units, closed
+from fedmutual.privacy.sampling import PrivateRows, Units, refuse_batch
 from fedmutual.privacy.secret import Stream, derive_key
 from fedmutual.stepping import gradients, seed_torch, trainable
 
@@ -62,7 +62,7 @@ class Mechanism:
         try:
             yield from phase.batches(client, inbox, at)
         finally:
-            self.rows.read = closed
+            self.rows.read = refuse_batch
 
     def gradients(self, phase: Phase, client: Client, batch: Batch, const: Message) -> tuple[Message, Message]:
         """Return ("net.name" -> gradient, loss term -> sum over the batch divided by the expected rows) of one step.
@@ -76,11 +76,15 @@ class Mechanism:
         if len(batch[0]) != count:
             raise RuntimeError(f"a step has a batch of {len(batch[0])} rows, and the sample has {count} rows")
         noised = {n: net for n, net in client.nets.items() if n in self.nets}
-        others = tuple(n for n in client.nets if n not in self.nets)
+        exact_nets = tuple(n for n in client.nets if n not in self.nets)
         nets = {n: Net(net, trainable(net)) for n, net in client.nets.items()}
-        sums, terms = clipped_sum(ClippingJob(phase, noised, others, const, self.clip), batch, units) if count else ({}, {})
+        sums, terms = (
+            compute_clipped_sum(ClippingJob(phase, noised, exact_nets, const, self.clip), batch, units)
+            if count
+            else ({}, {})
+        )
         grads = self._add_noise({f"{n}.{k}": p for n in noised for k, p in nets[n].params.items()}, sums)
-        other_params = {f"{n}.{k}": p for n in others for k, p in nets[n].params.items()}
+        other_params = {f"{n}.{k}": p for n in exact_nets for k, p in nets[n].params.items()}
         if other_params and count:
             other_grads, means = gradients(phase, nets, other_params, batch, const)
             grads |= other_grads

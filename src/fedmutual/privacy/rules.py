@@ -11,7 +11,7 @@ from fedmutual.core import Algorithm, At, Data, Message, Setting
 from fedmutual.errors import ConfigError
 from fedmutual.privacy.mechanism import Mechanism
 from fedmutual.privacy.sampling import Units
-from fedmutual.privacy.secret import simulation_secret
+from fedmutual.privacy.secret import derive_simulation_secret
 
 _SCORES = (
     "privacy: epsilon covers the messages that leave a client. Epsilon does not cover the losses and scores recorded here, "
@@ -94,7 +94,7 @@ def make_mechanism(config: Config, client: str, nets: frozenset[str], rows: Data
     privacy = config.privacy
     assert privacy.sigma is not None  # the configuration is checked
     units = make_units(config, client, rows)
-    return Mechanism(client, rows, units, nets, privacy.clip, privacy.sigma, simulation_secret(config.seed, client))
+    return Mechanism(client, rows, units, nets, privacy.clip, privacy.sigma, derive_simulation_secret(config.seed, client))
 
 
 def make_units(config: Config, client: str, rows: Data) -> Units:

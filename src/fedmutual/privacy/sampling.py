@@ -63,7 +63,7 @@ class PrivateRows:
     def __init__(self, client: str, source: Data) -> None:
         """source: the rows without protection; the privacy boundary searches for them in outgoing messages."""
         self.source = source
-        self.read: Read = closed
+        self.read: Read = refuse_batch
         self._client = client
 
     def __len__(self) -> int:
@@ -85,6 +85,6 @@ class PrivateRows:
         return batches
 
 
-def closed(count: int) -> Iterable[Batch] | None:
+def refuse_batch(count: int) -> Iterable[Batch] | None:
     """Return None: no batch may be read now."""
     return None

@@ -32,7 +32,7 @@ def derive_key(secret: bytes, *purpose: str, salt: bytes = _SALT) -> bytes:
     return HKDF(algorithm=SHA256(), length=SIZE, salt=salt, info=info).derive(secret)
 
 
-def simulation_secret(seed: int, client: str) -> bytes:
+def derive_simulation_secret(seed: int, client: str) -> bytes:
     """Return a client's secret of 32 bytes for a run in one process, where equal seeds must give equal results.
 
     The seed determines this secret, so the guarantee holds only against a party without the seed.

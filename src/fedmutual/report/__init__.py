@@ -6,17 +6,26 @@ What makes pages is imported when first used, so that a run's own table does not
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from fedmutual.report.terminal import headline, make_cost_table
-from fedmutual.report.verdicts import verdict
+from fedmutual.report.terminal import make_cost_table, make_headline_tables
+from fedmutual.report.verdicts import find_answers
 from fedmutual.rundir.recorded_run import find_runs, read_runs
 
 if TYPE_CHECKING:
-    from fedmutual.report.adaptation import adapted, write_adaptation
+    from fedmutual.report.adaptation import summarise_adaptation, write_adaptation
     from fedmutual.report.html import write_report
 
-__all__ = ["adapted", "find_runs", "headline", "make_cost_table", "read_runs", "verdict", "write_adaptation", "write_report"]
+__all__ = [
+    "find_answers",
+    "find_runs",
+    "make_cost_table",
+    "make_headline_tables",
+    "read_runs",
+    "summarise_adaptation",
+    "write_adaptation",
+    "write_report",
+]
 
-_HOMES = {"adapted": "adaptation", "write_adaptation": "adaptation", "write_report": "html"}
+_HOMES = {"summarise_adaptation": "adaptation", "write_adaptation": "adaptation", "write_report": "html"}
 
 
 def __getattr__(name: str) -> object:

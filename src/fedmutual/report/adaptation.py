@@ -13,7 +13,7 @@ from rich.table import Table
 from fedmutual.errors import RunError
 from fedmutual.files import read_json
 from fedmutual.metric import Metric
-from fedmutual.report.cells import spread
+from fedmutual.report.cells import format_spread
 from fedmutual.report.comparison import TUNED, Method, RunComparison
 from fedmutual.report.findings import Finding, describe_finding
 from fedmutual.report.html import write_page
@@ -164,14 +164,14 @@ def read_adaptation(out: Path) -> Adaptation:
     return check_record(out / "adapt.json", Adaptation, {**content, "values": content[key]})
 
 
-def adapted(out: Path) -> tuple[Table, list[str]]:
+def summarise_adaptation(out: Path) -> tuple[Table, list[str]]:
     """Return the table for the terminal, ways by sizes, and for each size a sentence: does adapting pay?
 
     Raises:
         RunError: as `read_adaptation`.
     """
     adaptation = read_adaptation(out)
-    return _table(out, adaptation), [_judge(c, adaptation).lead for c in _comparisons(out, adaptation)]
+    return _make_table(out, adaptation), [_judge(c, adaptation).lead for c in _make_comparisons(out, adaptation)]
 
 
 def write_adaptation(out: Path, page: Path) -> None:
@@ -181,10 +181,10 @@ def write_adaptation(out: Path, page: Path) -> None:
         RunError: as `read_adaptation`; the page cannot be written.
     """
     adaptation = read_adaptation(out)
-    write_page(_comparisons(out, adaptation), page, lambda comparison: _judge(comparison, adaptation))
+    write_page(_make_comparisons(out, adaptation), page, lambda comparison: _judge(comparison, adaptation))
 
 
-def _table(out: Path, adaptation: Adaptation) -> Table:
+def _make_table(out: Path, adaptation: Adaptation) -> Table:
     validation_counts = [c.validation for c in adaptation.examples.values()]
     seeds = len(next(iter(adaptation.values["fml"].values())))
     caption = Caption((min(validation_counts), max(validation_counts)), adaptation.rounds, seeds)
@@ -202,43 +202,43 @@ def _table(out: Path, adaptation: Adaptation) -> Table:
     if adaptation.as_it_is is not None:
         label = f"{adaptation.source.label}'s shared model as it is ({adaptation.source.model})"
         unchanged = (adaptation.average([*s.values()]) for s in adaptation.as_it_is.values())
-        table.add_row(escape(label), *(_cell(e, adaptation.scale) for e in unchanged))
+        table.add_row(escape(label), *(_format_cell(e, adaptation.scale) for e in unchanged))
     for arm in reversed(_ARMS):
-        cells = (_cell(adaptation.estimate(arm, size), adaptation.scale) for size in adaptation.examples)
+        cells = (_format_cell(adaptation.estimate(arm, size), adaptation.scale) for size in adaptation.examples)
         table.add_row(escape(f"{adaptation.get_title(arm)} ({adaptation.networks[arm]})"), *cells)
-    forks = [_fork(_runs(out, adaptation, "fml", size), adaptation) for size in adaptation.examples]
+    forks = [_find_fork_score(_read_arm_runs(out, adaptation, "fml", size), adaptation) for size in adaptation.examples]
     if all(forks):
         label = f"FML's fork of the shared model ({adaptation.source.model})"
-        table.add_row(escape(label), *(_cell(fork, adaptation.scale) for fork in forks if fork))
+        table.add_row(escape(label), *(_format_cell(fork, adaptation.scale) for fork in forks if fork))
     return table
 
 
-def _runs(out: Path, adaptation: Adaptation, arm: str, size: str) -> tuple[RecordedRun, ...]:
+def _read_arm_runs(out: Path, adaptation: Adaptation, arm: str, size: str) -> tuple[RecordedRun, ...]:
     return tuple(read_run(out / arm / size / seed) for seed in adaptation.values[arm][size])
 
 
-def _forked(runs: Sequence[RecordedRun]) -> str | None:
+def _find_fork_name(runs: Sequence[RecordedRun]) -> str | None:
     """What the scores call the newcomer's other model, its fork of the shared one; None where it is not scored."""
     return next((m for run in runs for m in run.models if m != run.serves), None)
 
 
-def _fork(runs: Sequence[RecordedRun], adaptation: Adaptation) -> Estimate | None:
+def _find_fork_score(runs: Sequence[RecordedRun], adaptation: Adaptation) -> Estimate | None:
     """Return the score of the newcomer's fork of the shared model; None where it is not scored."""
-    model = _forked(runs)
+    model = _find_fork_name(runs)
     scores = [s.value for run in runs for s in run.get_scores(run.last, model).values()] if model else []
     return adaptation.average(scores) if scores else None
 
 
-def _cell(e: Estimate, scale: MetricScale) -> str:
-    return f"{scale.format_value(e.mean)} {spread(e, scale)}".rstrip()
+def _format_cell(e: Estimate, scale: MetricScale) -> str:
+    return f"{scale.format_value(e.mean)} {format_spread(e, scale)}".rstrip()
 
 
-def _comparisons(out: Path, adaptation: Adaptation) -> list[RunComparison]:
+def _make_comparisons(out: Path, adaptation: Adaptation) -> list[RunComparison]:
     """A comparison a size, whose local-only training is that from scratch."""
     return [
         RunComparison(
             f"{adaptation.name}, {adaptation.format_examples(size)}",
-            tuple(_make_method(adaptation, arm, _runs(out, adaptation, arm, size)) for arm in _ARMS),
+            tuple(_make_method(adaptation, arm, _read_arm_runs(out, adaptation, arm, size)) for arm in _ARMS),
             tuple(describe_finding(f, adaptation.scale) for f in _find_unchanged_model(adaptation, size)),
         )
         for size in adaptation.examples
@@ -286,7 +286,7 @@ def _get_gain(gains: Gains | Missing) -> Estimate | Missing:
 def _find_better_fork(comparison: RunComparison, adaptation: Adaptation, size: str) -> BetterFork | None:
     """Return the newcomer's fork of the shared model where the fork is better than its personal model."""
     fml, tuned, _ = comparison.methods
-    fork, model = _fork(fml.counted, adaptation), _forked(fml.counted)
+    fork, model = _find_fork_score(fml.counted, adaptation), _find_fork_name(fml.counted)
     gains = pair_clients(fml.counted, tuned.counted, model) if model else Missing("")
     if fork is None or isinstance(gains, Missing):
         return None

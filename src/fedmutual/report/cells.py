@@ -96,16 +96,16 @@ class PageTable:
         return "data:text/csv;charset=utf-8," + quote(self.csv, safe=",.:;=()/+-_ ").replace(" ", "%20")
 
 
-def csv_text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+def format_csv(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Return rows as CSV. Floats have at most six decimals, None is empty, and text that is a formula is escaped."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([_csv_cell(name) for name in header])
-    writer.writerows([_csv_cell(value) for value in row] for row in rows)
+    writer.writerow([_format_csv_cell(name) for name in header])
+    writer.writerows([_format_csv_cell(value) for value in row] for row in rows)
     return out.getvalue()
 
 
-def _csv_cell(value: object) -> object:
+def _format_csv_cell(value: object) -> object:
     """A cell as CSV has it. Text that begins a formula gets an apostrophe before it, as OWASP advises ("CSV injection").
 
     Names of classes, sites, tensors and folders come from other people. A negative number begins with "-" and stays a
@@ -119,35 +119,37 @@ def _csv_cell(value: object) -> object:
     return f"'{text}" if text.startswith(_FORMULA) and not _NUMBER.fullmatch(text) else text
 
 
-def share(value: Value, scale: MetricScale, sub: str = "", note: str = "") -> TableCell:
+def make_share_cell(value: Value, scale: MetricScale, sub: str = "", note: str = "") -> TableCell:
     """Return a cell with a fraction in percent and its interval."""
     if isinstance(value, Missing):
-        return missing(value.why)
-    return TableCell(scale.format_value(value.mean), spread(value, scale), sub, note)
+        return make_missing_cell(value.why)
+    return TableCell(scale.format_value(value.mean), format_spread(value, scale), sub, note)
 
 
-def gain(value: Estimate, scale: MetricScale) -> TableCell:
+def make_gain_cell(value: Estimate, scale: MetricScale) -> TableCell:
     """Return a cell with a difference in points, its interval, and the number of units."""
     tone = {1: "gain", -1: "harm"}.get(value.sign, "")
-    return TableCell(scale.format_gain(value.mean), spread(value, scale), f"over {over(value)}", tone=tone)
+    return TableCell(
+        scale.format_gain(value.mean), format_spread(value, scale), f"over {format_repetitions(value)}", tone=tone
+    )
 
 
-def missing(why: str) -> TableCell:
+def make_missing_cell(why: str) -> TableCell:
     """Return a cell without number, with the reason as its footnote."""
     return TableCell("n/a", note=f"n/a: {why}")
 
 
-def over(value: Estimate) -> str:
+def format_repetitions(value: Estimate) -> str:
     """ "3 seeds", "1 client": what an estimate is a mean over."""
     return f"{value.n} {value.unit if value.n != 1 else value.unit.removesuffix('s')}"
 
 
-def numbers(value: Value) -> tuple[float | None, float | None, int]:
+def list_numbers(value: Value) -> tuple[float | None, float | None, int]:
     """(mean, half width, n) for a CSV."""
     return (None, None, 0) if isinstance(value, Missing) else (value.mean, value.half, value.n)
 
 
-def spread(value: Estimate, scale: MetricScale = PERCENT) -> str:
+def format_spread(value: Estimate, scale: MetricScale = PERCENT) -> str:
     """ "± 1.2": half the width of an accuracy's interval, 100 points at most; "" where it has none worth telling."""
     if value.half is None or (value.tied and value.n < ENOUGH):  # that two agree says nothing of the next
         return ""

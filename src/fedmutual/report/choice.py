@@ -102,10 +102,10 @@ class Tried:
     @cached_property
     def rounds(self) -> tuple[dict[int, float], ...]:
         """For each run: round -> the mean of the model's main metric over clients on their hold-out rows."""
-        scores = [{e.round: self._scores(e) for e in run.evaluations} for run in self.runs]
+        scores = [{e.round: self._list_scores(e) for e in run.evaluations} for run in self.runs]
         return tuple({r: fmean(values) for r, values in each.items() if values} for each in scores)
 
-    def _scores(self, evaluation: Evaluation) -> list[float]:
+    def _list_scores(self, evaluation: Evaluation) -> list[float]:
         return [s.value for s in evaluation.per_client(self.model, HOLDOUT).values()] if self.model else []
 
     @property
@@ -118,8 +118,8 @@ class Tried:
     @property
     def best(self) -> Estimate | None:
         """The mean over seeds after each seed's best round."""
-        pick_best = max if self.metric.is_higher_better else min
-        return self._estimate([pick_best(means.values()) for means in self.rounds]) if self.last else None
+        choose_end = max if self.metric.is_higher_better else min
+        return self._estimate([choose_end(means.values()) for means in self.rounds]) if self.last else None
 
     def _estimate(self, values: Sequence[float]) -> Estimate:
         return estimate(values, "seeds", limit=get_limit(self.metric))
@@ -158,7 +158,7 @@ def describe_choice(finding: Finding, metric: Metric = ACCURACY) -> str:
     return describe_finding(finding, MetricScale(2, metric))
 
 
-def pick(tried: Sequence[Tried]) -> tuple[Tried, ...]:
+def pick_best(tried: Sequence[Tried]) -> tuple[Tried, ...]:
     """Return the settings with the best mean after the last round, in the given order: one, or several that are equal."""
     means = [(t, t.last.mean if t.metric.is_higher_better else -t.last.mean) for t in tried if t.last is not None]
     top = max((mean for _, mean in means), default=0.0)
@@ -177,12 +177,12 @@ def find_harm(tried: Tried) -> Finding | None:
     return Harmful(tried.label, tried.gain.estimate)
 
 
-def edges(tried: Sequence[Tried], chosen: Tried) -> list[tuple[str, float, float]]:
+def find_edges(tried: Sequence[Tried], chosen: Tried) -> list[tuple[str, float, float]]:
     """Return (key, chosen value, next value) for each numeric key whose chosen value is the lowest or highest tried."""
     edge_values = []
     for key, value in chosen.values.items():
-        values = sorted({t.values[key] for t in tried if _number(t.values[key])})
-        if len(values) > 1 and _number(value) and value in (values[0], values[-1]):
+        values = sorted({t.values[key] for t in tried if _format_number(t.values[key])})
+        if len(values) > 1 and _format_number(value) and value in (values[0], values[-1]):
             edge_values.append((key, value, values[1] if value == values[0] else values[-2]))
     return edge_values
 
@@ -198,5 +198,5 @@ def find_uncounted(tried: Sequence[Tried]) -> Finding | None:
     return Uncounted(clients) if clients else None
 
 
-def _number(value: object) -> bool:
+def _format_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from fedmutual.report.comparison import Method, RunComparison
 from fedmutual.report.findings import WorstClass
-from fedmutual.report.statistics import SAME, Gains, Pair, last_common, matches
+from fedmutual.report.statistics import SAME, Gains, Pair, find_last_common, match_runs
 from fedmutual.rundir.recorded_run import RecordedRun
 
 _CLEAR = 0.05  # a difference of recall that is told even where it is not certain
@@ -31,8 +31,8 @@ def find_worst_classes(comparison: RunComparison, data: str = "validation") -> I
 def _pair_by_class(comparison: RunComparison, method: Method, alone: Method, data: str) -> dict[str, Gains]:
     """Return class -> each client's recall under both methods, where both have one."""
     pairs: dict[str, list[Pair]] = {}
-    for run, local_run in matches(method.counted, alone.counted):
-        round, local_round = last_common(run, local_run)
+    for run, local_run in match_runs(method.counted, alone.counted):
+        round, local_round = find_last_common(run, local_run)
         scores = run.get_scores(run.at(round), method.uses[0].model, data)
         local_scores = local_run.get_scores(local_run.at(local_round), alone.uses[0].model, data)
         for client in scores.keys() & local_scores.keys():

@@ -1,16 +1,14 @@
 """Which runs belong together: runs on the same data and split are compared, runs of one method differ in the seed."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
-from fedmutual.config.keys import list_effects
-from fedmutual.config.schema import Config
 from fedmutual.errors import RunError
 from fedmutual.metric import ACCURACY, Metric
 from fedmutual.report.scale import MetricScale
+from fedmutual.report.settings import flatten_table, format_setting, format_values, is_distinctive, is_under, shorten_key
 from fedmutual.role import Role
 from fedmutual.rundir.recorded_run import RecordedMethod, RecordedRun
 
@@ -19,7 +17,6 @@ SHORT = {"personal": "personal", "ensemble": "ensemble", "global": "shared", "me
 TUNED = "fine-tune"  # a newcomer's way of `adapt`
 OWN_DOMAIN = "test.own"  # what only nodes that are domains are scored on
 _SAME_DATA = ("data", "partition", "split")  # equal in all runs that are compared
-_NO_MATTER = {"seed", *(key for key, effect in list_effects(Config).items() if effect.affects != "result")}
 
 Variant = tuple[tuple[str, str], ...]
 
@@ -128,7 +125,7 @@ class RunComparison:
     @cached_property
     def domains(self) -> bool:
         """Whether clients are domains, scored on each other's test rows."""
-        return _domains(self.runs)
+        return _has_domains(self.runs)
 
     @property
     def metric(self) -> Metric:
@@ -152,25 +149,25 @@ class RunComparison:
         return max(local, key=lambda m: len(set(m.variant) & set(method.variant)), default=None)
 
 
-def comparisons(runs: Sequence[RecordedRun]) -> list[RunComparison]:
+def make_comparisons(runs: Sequence[RecordedRun]) -> list[RunComparison]:
     """Sort runs into comparisons, in the given order. Runs of a sweep have no scores to compare.
 
     Raises:
         RunError: there are none but a sweep's.
     """
     groups: dict[str, list[RecordedRun]] = {}
-    for run in _scored(runs):
-        same = {k: v for k, v in flat({key: run.config.get(key, {}) for key in _SAME_DATA}) if _matters(k)}
+    for run in _select_scored(runs):
+        same = {k: v for k, v in flatten_table({key: run.config.get(key, {}) for key in _SAME_DATA}) if is_distinctive(k)}
         key = json.dumps([run.partition.source, run.partition.classes, same], sort_keys=True, default=str)
         groups.setdefault(key, []).append(run)
-    names = [_name(group) for group in groups.values()]
+    names = [_get_name(group) for group in groups.values()]
     return [
-        _comparison(group, name if names.count(name) == 1 else f"{name} ({number})")
+        _make_comparison(group, name if names.count(name) == 1 else f"{name} ({number})")
         for number, (name, group) in enumerate(zip(names, groups.values(), strict=True), 1)
     ]
 
 
-def _scored(runs: Sequence[RecordedRun]) -> Sequence[RecordedRun]:
+def _select_scored(runs: Sequence[RecordedRun]) -> Sequence[RecordedRun]:
     """Return the runs with scores on validation and test rows; a sweep's runs would only repeat them without numbers."""
     scored = [run for run in runs if not run.held_out]
     if runs and not scored:
@@ -181,59 +178,33 @@ def _scored(runs: Sequence[RecordedRun]) -> Sequence[RecordedRun]:
     return scored
 
 
-def differences(compared: Sequence[RunComparison]) -> list[tuple[str, list[str]]]:
+def find_differences(compared: Sequence[RunComparison]) -> list[tuple[str, list[str]]]:
     """Return (key, its values in each comparison) for each key in which comparisons differ, without keys of algorithms."""
-    tables = [[dict(flat(run.config)) for run in c.runs] for c in compared]
-    keys = dict.fromkeys(k for runs in tables for t in runs for k in t if _matters(k) and not _under(k, ("algorithm",)))
-    rows = [(key, [_values(runs, key) for runs in tables]) for key in keys]
+    tables = [[dict(flatten_table(run.config)) for run in c.runs] for c in compared]
+    keys = dict.fromkeys(
+        k for runs in tables for t in runs for k in t if is_distinctive(k) and not is_under(k, ("algorithm",))
+    )
+    rows = [(key, [format_values(runs, key) for runs in tables]) for key in keys]
     return [(key, values) for key, values in rows if len(set(values)) > 1]
 
 
-def _matters(key: str) -> bool:
-    """Whether runs that differ in this key, or in a client's own such key, are other runs."""
-    *_, client_key = key.split(".", 2) if key.startswith("clients.") else (key,)
-    return not _under(client_key, _NO_MATTER)
-
-
-def _under(key: str, names: Iterable[str]) -> bool:
-    """Whether a dotted key is one of these, or in a table of that name."""
-    return any(key == name or key.startswith(f"{name}.") for name in names)
-
-
-def _values(tables: Sequence[Mapping[str, Any]], key: str) -> str:
-    """Return the distinct values of a key in the runs of a comparison."""
-    return "; ".join(dict.fromkeys(plain(t[key]) if key in t else "not set" for t in tables))
-
-
-def flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Return (dotted key, value) for each value of nested tables."""
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            yield from flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
-def plain(value: Any) -> str:
-    """Return the value of a setting for a table: text without quotes, other values as JSON."""
-    return value if isinstance(value, str) else json.dumps(value, default=str)
-
-
-def _name(runs: Sequence[RecordedRun]) -> str:
+def _get_name(runs: Sequence[RecordedRun]) -> str:
     names = dict.fromkeys(r.settings.name for r in runs)
     return next(iter(names)) if len(names) == 1 else runs[0].partition.source
 
 
-def _comparison(runs: Sequence[RecordedRun], name: str) -> RunComparison:
-    variants, domains = _variants(runs), _domains(runs)
+def _make_comparison(runs: Sequence[RecordedRun], name: str) -> RunComparison:
+    variants, domains = _find_variants(runs), _has_domains(runs)
     groups: dict[tuple[str, Variant], list[RecordedRun]] = {}
     for run, variant in zip(runs, variants, strict=True):
         groups.setdefault((run.algorithm, variant), []).append(run)
-    distinctive = {g: _telling(g[1], [v for name, v in groups if name == g[0]]) if domains else g[1] for g in groups}
+    distinctive = {
+        g: _select_distinctive_settings(g[1], [v for name, v in groups if name == g[0]]) if domains else g[1] for g in groups
+    }
     methods, remarks = [], []
     for group in sorted(groups, key=lambda g: (*_make_sort_key(groups[g][0].method), domains and bool(distinctive[g]))):
         (algorithm, variant), members = group, groups[group]
-        label = _label(members[0].method.title, [f"{_short(k)} = {v}" for k, v in distinctive[group]], domains)
+        label = _format_label(members[0].method.title, [f"{shorten_key(k)} = {v}" for k, v in distinctive[group]], domains)
         once = {r.seed: r for r in reversed(members)}
         ordered_runs = tuple(once[seed] for seed in sorted(once))
         method = Method(algorithm, variant, label, ordered_runs, members[0].method.role)
@@ -241,7 +212,7 @@ def _comparison(runs: Sequence[RecordedRun], name: str) -> RunComparison:
         remarks += [
             f"{label}: seed {r.seed} is there twice; {r.folder} is left out." for r in members if r is not once[r.seed]
         ]
-        remarks += _unfinished(method)
+        remarks += _describe_unfinished(method)
     return RunComparison(name, tuple(methods), tuple(remarks))
 
 
@@ -251,18 +222,18 @@ def _make_sort_key(method: RecordedMethod) -> tuple[bool, bool, bool, int]:
     return method.pooled, not role.federates, role.position is None, role.position or 0
 
 
-def _label(name: str, settings: Sequence[str], domains: bool) -> str:
+def _format_label(name: str, settings: Sequence[str], domains: bool) -> str:
     """ "FML, alpha = 0.3"; where clients are domains "FedH2L (kl = false)", for many are named in a row there."""
     if domains:
         return f"{name} ({', '.join(settings)})" if settings else name
     return ", ".join((name, *settings))
 
 
-def _domains(runs: Sequence[RecordedRun]) -> bool:
+def _has_domains(runs: Sequence[RecordedRun]) -> bool:
     return any(s.data == OWN_DOMAIN for r in runs if r.last and r.metric == ACCURACY for s in r.last.scores)
 
 
-def _telling(variant: Variant, beside: Sequence[Variant]) -> Variant:
+def _select_distinctive_settings(variant: Variant, beside: Sequence[Variant]) -> Variant:
     """Return the settings that distinguish a variant from most other variants of its algorithm.
 
     Where clients are domains, methods exchange ever so often by nature: what differs between them would be in every label.
@@ -275,7 +246,7 @@ def _telling(variant: Variant, beside: Sequence[Variant]) -> Variant:
     return tuple((k, v) for k, v in variant if not common(k, v))
 
 
-def _unfinished(method: Method) -> Iterator[str]:
+def _describe_unfinished(method: Method) -> Iterator[str]:
     for run in method.runs:
         if not run.finished:
             unfinished = run.diverged is None
@@ -286,9 +257,12 @@ def _unfinished(method: Method) -> Iterator[str]:
             yield f"{state} {numbers if run.evaluations else none}"
 
 
-def _variants(runs: Sequence[RecordedRun]) -> list[Variant]:
+def _find_variants(runs: Sequence[RecordedRun]) -> list[Variant]:
     """For each run the settings in which its comparison differs; an algorithm's own keys against the same algorithm's."""
-    tables = [{k: plain(v) for k, v in flat(r.config) if _matters(k) and not _under(k, _SAME_DATA)} for r in runs]
+    tables = [
+        {k: format_setting(v) for k, v in flatten_table(r.config) if is_distinctive(k) and not is_under(k, _SAME_DATA)}
+        for r in runs
+    ]
 
     def values(key: str, run: RecordedRun) -> set[str | None]:
         """What runs hold that choose the key themselves: a method's name, or trials on hold-out rows, may have set it."""
@@ -303,7 +277,3 @@ def _variants(runs: Sequence[RecordedRun]) -> list[Variant]:
         tuple((key, table.get(key, "default")) for key in keys if len(values(key, run)) > 1)
         for table, run in zip(tables, runs, strict=True)
     ]
-
-
-def _short(key: str) -> str:
-    return key.removeprefix("algorithm.").removeprefix("training.")

@@ -8,15 +8,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
-from fedmutual.report.cells import Column, PageTable, TableCell, csv_text
+from fedmutual.report.cells import Column, PageTable, TableCell, format_csv
 from fedmutual.report.comparison import Method, RunComparison
-from fedmutual.report.curves import DRAWN, average_over_seeds, slots, thin
+from fedmutual.report.curves import DRAWN, assign_slots, average_over_seeds, thin_out
 from fedmutual.report.domains import ACC
-from fedmutual.report.measures import mean_of
-from fedmutual.report.plots import HEIGHT, MARKS, TEXT, WIDTH, end_labels, fitted, make_axes, room
+from fedmutual.report.measures import average_known
+from fedmutual.report.plots import HEIGHT, MARKS, TEXT, WIDTH, draw_end_labels, fit_label, make_axes, measure_label_room
 from fedmutual.report.scale import MetricScale
-from fedmutual.report.svg import Hit, Styles, colour, inline
-from fedmutual.report.text import size
+from fedmutual.report.svg import Hit, Styles, make_colour, make_inline_svg
+from fedmutual.report.text import format_size
 from fedmutual.rundir.recorded_run import RecordedRun
 from fedmutual.rundir.schema import Evaluation
 
@@ -60,17 +60,17 @@ class Course:
         return not self.free and self.costs[0].total == self.costs[-1].total
 
 
-def courses(comparison: RunComparison) -> list[Course]:
+def make_courses(comparison: RunComparison) -> list[Course]:
     """Return for each method its accuracies and bytes, round by round; methods without scores or ledger are left out."""
-    taken = slots(comparison.methods)
-    all_courses = [Course(m.label, taken[m.label], len(m.counted), tuple(_costs(m))) for m in comparison.methods]
+    taken = assign_slots(comparison.methods)
+    all_courses = [Course(m.label, taken[m.label], len(m.counted), tuple(_make_course(m))) for m in comparison.methods]
     return [c for c in all_courses if c.costs]
 
 
-def _costs(method: Method) -> list[Cost]:
+def _make_course(method: Method) -> list[Cost]:
     runs = [r for r in method.counted if r.evaluations]
     points = average_over_seeds(
-        (r.seed, {e.round: score for e in r.evaluations if (score := _mean(r, e)) is not None}) for r in runs
+        (r.seed, {e.round: score for e in r.evaluations if (score := _average_accuracy(r, e)) is not None}) for r in runs
     )
     if not points:
         return []
@@ -81,27 +81,27 @@ def _costs(method: Method) -> list[Cost]:
     return [Cost(p.round, bytes, seed, p.mean, p.low, p.high) for p, bytes in zip(points, sent.tolist(), strict=True)]
 
 
-def _mean(run: RecordedRun, evaluation: Evaluation) -> float | None:
-    return mean_of([*run.get_scores(evaluation, data=ACC.data).values()], "value")
+def _average_accuracy(run: RecordedRun, evaluation: Evaluation) -> float | None:
+    return average_known([*run.get_scores(evaluation, data=ACC.data).values()], "value")
 
 
-def seeded(drawn: Sequence[Course]) -> bool:
+def has_seed_set(drawn: Sequence[Course]) -> bool:
     """Whether any method gives out a public seed set."""
     return any(cost.seed for course in drawn for cost in course.costs)
 
 
-def cost_table(drawn: Sequence[Course], scale: MetricScale) -> PageTable:
+def make_cost_table(drawn: Sequence[Course], scale: MetricScale) -> PageTable:
     """Return the table of the picture's numbers; where there is a public seed set, bytes with it and without it."""
-    public = seeded(drawn)
+    public = has_seed_set(drawn)
     rows = [
         (
             TableCell(c.label),
             TableCell(f"{cost.round:,}"),
-            *(TableCell(size(sent)) for sent in ((cost.total, cost.sent) if public else (cost.sent,))),
+            *(TableCell(format_size(sent)) for sent in ((cost.total, cost.sent) if public else (cost.sent,))),
             TableCell(scale.format_value(cost.mean)),
         )
         for c in drawn
-        for cost in thin(c.costs, LISTED)
+        for cost in thin_out(c.costs, LISTED)
     ]
     sent = [Column(name, "A node") for name in (("sent, with the seed set", "without") if public else ("sent",))]
     columns = (Column("Method", numeric=False), Column("Round"), *sent, Column("ACC, %"))
@@ -113,41 +113,41 @@ def cost_table(drawn: Sequence[Course], scale: MetricScale) -> PageTable:
         f"Bytes that a node has sent, and mean ACC; means over seeds{some}",
         columns,
         tuple(rows),
-        csv_text(header, lines),
+        format_csv(header, lines),
     )
 
 
 def draw_costs(drawn: Sequence[Course], scale: MetricScale, prefix: str, styles: Styles) -> str:
     """Return the picture as SVG: bytes on a log scale, with the seed set's; a method that sends nothing is a level line."""
-    figure, axes = make_axes(WIDTH, HEIGHT, left=34, right=room(c.label for c in drawn), bottom=38, top=8)
+    figure, axes = make_axes(WIDTH, HEIGHT, left=34, right=measure_label_room(c.label for c in drawn), bottom=38, top=8)
     paid = [c for c in drawn if not c.free]
     if paid:
         axes.set_xscale("log")
     for course in paid:
         _draw(axes, course)
     for course in (c for c in drawn if c.free):
-        tone, reached = colour(f"s{course.slot}"), 100 * course.costs[-1].mean
+        tone, reached = make_colour(f"s{course.slot}"), 100 * course.costs[-1].mean
         axes.axhline(reached, color=tone, linewidth=1.4, linestyle=(0, (1, 1.6)), clip_on=False)
-    axes.grid(axis="x", color=colour("rule"), linewidth=0.8, clip_on=False)
-    among = ", its public data among them" if seeded(drawn) else ""
-    axes.set_xlabel(f"bytes that a node has sent{among}", color=colour("muted"), fontsize=TEXT)
+    axes.grid(axis="x", color=make_colour("rule"), linewidth=0.8, clip_on=False)
+    among = ", its public data among them" if has_seed_set(drawn) else ""
+    axes.set_xlabel(f"bytes that a node has sent{among}", color=make_colour("muted"), fontsize=TEXT)
     if paid:
-        axes.set_xticks(_ticks(axes))
+        axes.set_xticks(_set_ticks(axes))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda bytes, _: _format_bytes(bytes)))
         axes.minorticks_off()
     else:
         axes.set_xticks([])
     axes.yaxis.set_major_locator(MaxNLocator(6))
-    end_labels(axes, [(c.label, c.slot, 100 * c.costs[-1].mean) for c in drawn if not c.once])
-    hits = [hit for course in paid for hit in _hits(axes, course, scale)]
-    return inline(figure, prefix, f"{TITLE}; the numbers are in the table below", styles, hits)
+    draw_end_labels(axes, [(c.label, c.slot, 100 * c.costs[-1].mean) for c in drawn if not c.once])
+    hits = [hit for course in paid for hit in _make_hits(axes, course, scale)]
+    return make_inline_svg(figure, prefix, f"{TITLE}; the numbers are in the table below", styles, hits)
 
 
 def _format_bytes(bytes: float) -> str:
-    return size(bytes).replace(".0", "")
+    return format_size(bytes).replace(".0", "")
 
 
-def _ticks(axes: Any) -> list[float]:
+def _set_ticks(axes: Any) -> list[float]:
     """Round numbers of bytes along the axis, of those whose labels would touch the first."""
     low, high = axes.get_xlim()
     decades = LogLocator(subs=(1, 3) if high < 1000 * low else (1,), numticks=8)
@@ -163,8 +163,8 @@ def _ticks(axes: Any) -> list[float]:
 
 
 def _draw(axes: Any, course: Course) -> None:
-    shown = [c for c in thin(course.costs, DRAWN) if c.total > 0]
-    x, tone = [c.total for c in shown], colour(f"s{course.slot}")
+    shown = [c for c in thin_out(course.costs, DRAWN) if c.total > 0]
+    x, tone = [c.total for c in shown], make_colour(f"s{course.slot}")
     if course.seeds > 1:
         low, high = ([100 * v for v in values] for values in ([c.low for c in shown], [c.high for c in shown]))
         axes.fill_between(x, low, high, color=tone, alpha=0.13, linewidth=0, clip_on=False)
@@ -173,15 +173,17 @@ def _draw(axes: Any, course: Course) -> None:
     axes.plot(x, [100 * c.mean for c in shown], color=tone, linewidth=1.8, markevery=marked, clip_on=False, **marks)
     if course.once:  # its name stands at its end, which is far from where the other lines end
         end = (x[-1], 100 * shown[-1].mean)
-        axes.annotate(fitted(course.label), end, (5, 0), textcoords="offset points", va="center", fontsize=TEXT, color=tone)
+        axes.annotate(
+            fit_label(course.label), end, (5, 0), textcoords="offset points", va="center", fontsize=TEXT, color=tone
+        )
 
 
-def _hits(axes: Any, course: Course, scale: MetricScale) -> list[Hit]:
+def _make_hits(axes: Any, course: Course, scale: MetricScale) -> list[Hit]:
     """A square to point at around each listed point."""
     height, hits = axes.figure.bbox.height, []
-    for cost in (c for c in thin(course.costs, LISTED) if c.total > 0):
+    for cost in (c for c in thin_out(course.costs, LISTED) if c.total > 0):
         x, y = (float(v) for v in axes.transData.transform((cost.total, 100 * cost.mean)))
-        of_it = f", {size(cost.sent)} of it in rounds" if cost.seed else ""
-        title = f"{course.label}, round {cost.round:,}\n{size(cost.total)} sent{of_it}"
+        of_it = f", {format_size(cost.sent)} of it in rounds" if cost.seed else ""
+        title = f"{course.label}, round {cost.round:,}\n{format_size(cost.total)} sent{of_it}"
         hits.append(Hit(x - 8, height - y - 8, 16, 16, f"{title}\nACC {scale.format_value(cost.mean)} %"))
     return hits

@@ -7,12 +7,12 @@ from typing import NamedTuple, TypeVar
 
 import pandas as pd
 
-from fedmutual.report.cells import Column, PageTable, TableCell, csv_text
+from fedmutual.report.cells import Column, PageTable, TableCell, format_csv
 from fedmutual.report.comparison import Method, RunComparison, Use
 from fedmutual.report.domains import ACC, MEASURES, DomainMeasure
 from fedmutual.report.scale import MetricScale
 from fedmutual.report.svg import SLOTS
-from fedmutual.report.text import fixed
+from fedmutual.report.text import format_number
 from fedmutual.rundir.recorded_run import RecordedRun
 from fedmutual.rundir.schema import Evaluation
 
@@ -71,25 +71,29 @@ class Picture:
     @property
     def listed(self) -> list[int]:
         """The rounds that the table lists and that show their numbers under the pointer."""
-        return thin(self.rounds, LISTED)
+        return thin_out(self.rounds, LISTED)
 
 
-def pictures(comparison: RunComparison) -> list[Picture]:
+def make_pictures(comparison: RunComparison) -> list[Picture]:
     """Return the pictures of a comparison; a picture without a curve is left out."""
-    taken = slots(comparison.methods)
-    drawn = _of_domains(comparison, taken) if comparison.domains else _of_clients(comparison, taken)
-    losses = [c for m in comparison.methods for c in _losses(m, taken[m.label], lambda term: term not in (*MUTUAL, SHARE))]
-    mutual = [c for m in comparison.methods for c in _losses(m, taken[m.label], lambda term: term in MUTUAL)]
-    shares = [c for m in comparison.methods for c in _losses(m, taken[m.label], lambda term: term == SHARE)]
+    taken = assign_slots(comparison.methods)
+    drawn = _make_domain_pictures(comparison, taken) if comparison.domains else _make_client_pictures(comparison, taken)
+    losses = [
+        c
+        for m in comparison.methods
+        for c in _make_loss_curves(m, taken[m.label], lambda term: term not in (*MUTUAL, SHARE))
+    ]
+    mutual = [c for m in comparison.methods for c in _make_loss_curves(m, taken[m.label], lambda term: term in MUTUAL)]
+    shares = [c for m in comparison.methods for c in _make_loss_curves(m, taken[m.label], lambda term: term == SHARE)]
     who = "nodes" if comparison.domains else "clients"
     drawn.append(Picture("loss", f"Training loss, mean over {who}", False, tuple(losses)))
     drawn.append(Picture("mutual", f"Mutual loss: what peers teach, mean over {who}", False, tuple(mutual)))
     drawn.append(Picture("shares", f"Mutual steps projected so far, %, mean over {who}", True, tuple(shares)))
     drawn = [replace(p, curves=tuple(c for c in p.curves if c.points)) for p in drawn]
-    return _over_steps([p for p in drawn if p.curves], {m.label: m.runs[0].local_steps for m in comparison.methods})
+    return _add_step_pictures([p for p in drawn if p.curves], {m.label: m.runs[0].local_steps for m in comparison.methods})
 
 
-def _over_steps(over_rounds: list[Picture], paces: Mapping[str, int | None]) -> list[Picture]:
+def _add_step_pictures(over_rounds: list[Picture], paces: Mapping[str, int | None]) -> list[Picture]:
     """The pictures over local steps where methods take different numbers of them in a round; then the first over rounds too.
 
     Where all take the same number, it is a second axis; where some rounds are told in epochs, only the first picture is
@@ -97,7 +101,7 @@ def _over_steps(over_rounds: list[Picture], paces: Mapping[str, int | None]) -> 
     """
     if len(set(paces.values())) == 1:
         return [replace(p, steps=next(iter(paces.values())) or 1) for p in over_rounds]
-    over_steps = [_stretched(p, paces) for p in over_rounds]
+    over_steps = [_stretch_picture(p, paces) for p in over_rounds]
     if None not in paces.values():
         return [
             *over_steps[:1],
@@ -108,7 +112,7 @@ def _over_steps(over_rounds: list[Picture], paces: Mapping[str, int | None]) -> 
     return [over_rounds[0], *([beside] if beside.curves else []), *over_rounds[1:]]
 
 
-def _stretched(picture: Picture, paces: Mapping[str, int | None]) -> Picture:
+def _stretch_picture(picture: Picture, paces: Mapping[str, int | None]) -> Picture:
     """Return a picture over local steps, of the methods that count rounds in local steps."""
     curves = []
     for curve in picture.curves:
@@ -119,19 +123,21 @@ def _stretched(picture: Picture, paces: Mapping[str, int | None]) -> Picture:
     return replace(picture, curves=tuple(curves), unit="local step")
 
 
-def _of_clients(comparison: RunComparison, taken: Mapping[str, int]) -> list[Picture]:
+def _make_client_pictures(comparison: RunComparison, taken: Mapping[str, int]) -> list[Picture]:
     def shared(run: RecordedRun, evaluation: Evaluation) -> float | None:
         score = evaluation.find("global", "test")
         return score.value if score else None
 
     def summarise_clients(pick: Callable[[list[float]], float]) -> tuple[Curve, ...]:
         uses = [(style, use) for m in comparison.methods for style, use in enumerate(m.uses)]
-        return tuple(_curve(u.method, u.label, taken[u.method.label], style, _own(u, pick)) for style, u in uses)
+        return tuple(
+            _make_one_curve(u.method, u.label, taken[u.method.label], style, _read_own_score(u, pick)) for style, u in uses
+        )
 
     title, scale = comparison.metric.title, comparison.scale
     is_percent = comparison.metric.is_fraction
     worst = min if comparison.metric.is_higher_better else max
-    tests = tuple(_curve(m, m.label, taken[m.label], 0, shared) for m in comparison.methods)
+    tests = tuple(_make_one_curve(m, m.label, taken[m.label], 0, shared) for m in comparison.methods)
     return [
         Picture("global", f"Shared model on the test set: {title}{scale.head}", is_percent, tests),
         Picture(
@@ -149,15 +155,18 @@ def _of_clients(comparison: RunComparison, taken: Mapping[str, int]) -> list[Pic
     ]
 
 
-def _of_domains(comparison: RunComparison, taken: Mapping[str, int]) -> list[Picture]:
+def _make_domain_pictures(comparison: RunComparison, taken: Mapping[str, int]) -> list[Picture]:
     def over(measure: DomainMeasure, pick: Callable[[list[float]], float] = fmean) -> tuple[Curve, ...]:
-        return tuple(_curve(m, m.label, taken[m.label], 0, _own(m.uses[0], pick, measure.data)) for m in comparison.methods)
+        return tuple(
+            _make_one_curve(m, m.label, taken[m.label], 0, _read_own_score(m.uses[0], pick, measure.data))
+            for m in comparison.methods
+        )
 
     means = [Picture(m.key, f"{m.name}: {m.rows}, mean over nodes, %", True, over(m)) for m in MEASURES]
     return [*means, Picture("worst", f"{ACC.name} of the worst node, %", True, over(ACC, min))]
 
 
-def _own(use: Use, pick: Callable[[list[float]], float], data: str = "validation") -> Number:
+def _read_own_score(use: Use, pick: Callable[[list[float]], float], data: str = "validation") -> Number:
     """A model on rows that are the clients' own: their mean, or `pick` of them."""
 
     def number(run: RecordedRun, evaluation: Evaluation) -> float | None:
@@ -167,7 +176,7 @@ def _own(use: Use, pick: Callable[[list[float]], float], data: str = "validation
     return number
 
 
-def slots(methods: Sequence[Method]) -> dict[str, int]:
+def assign_slots(methods: Sequence[Method]) -> dict[str, int]:
     """Return label -> number of colour and mark: the number of the method's role if it is free, else a free number."""
     taken: dict[str, int] = {}
     for method in methods:
@@ -183,21 +192,21 @@ def slots(methods: Sequence[Method]) -> dict[str, int]:
 T = TypeVar("T")
 
 
-def thin(items: Sequence[T], most: int) -> list[T]:
+def thin_out(items: Sequence[T], most: int) -> list[T]:
     """Return at most `most` items at even distances, with the first and the last."""
     if len(items) <= most:
         return list(items)
     return [items[round(k * (len(items) - 1) / (most - 1))] for k in range(most)]
 
 
-def data_table(picture: Picture, scale: MetricScale) -> PageTable:
+def make_data_table(picture: Picture, scale: MetricScale) -> PageTable:
     """Return the table of a picture's numbers, round by round."""
     at = {c.label: {p.round: p for p in c.points} for c in picture.curves}
     rounds, shown_rounds = picture.rounds, picture.listed
     rows = []
     for round in shown_rounds:
         points = [at[c.label].get(round) for c in picture.curves]
-        texts = [(scale.format_value(p.mean) if picture.percent else fixed(p.mean, 3)) if p else "" for p in points]
+        texts = [(scale.format_value(p.mean) if picture.percent else format_number(p.mean, 3)) if p else "" for p in points]
         rows.append((TableCell(str(round)), *map(TableCell, texts)))
     some = "" if len(shown_rounds) == len(rounds) else f"; {len(shown_rounds)} of {len(rounds)} evaluations, the CSV has all"
     return PageTable(
@@ -205,13 +214,13 @@ def data_table(picture: Picture, scale: MetricScale) -> PageTable:
         caption=f"{picture.title}; means over seeds{some}",
         columns=(Column(picture.unit.capitalize()), *(Column(c.label) for c in picture.curves)),
         rows=tuple(rows),
-        csv=_csv(picture, rounds),
+        csv=_make_csv(picture, rounds),
     )
 
 
-def _csv(picture: Picture, rounds: Sequence[int]) -> str:
+def _make_csv(picture: Picture, rounds: Sequence[int]) -> str:
     runs = [(c.label, seed, values) for c in picture.curves for seed, values in c.runs]
-    return csv_text(
+    return format_csv(
         [picture.unit.replace(" ", "_"), *(f"{label}, seed {seed}" for label, seed, _ in runs)],
         [[round, *(f"{values[round]:.4f}" if round in values else "" for _, _, values in runs)] for round in rounds],
     )
@@ -230,7 +239,7 @@ def make_curve(label: str, slot: int, style: int, runs: Iterable[tuple[int, dict
     return Curve(label, slot, style, points, len(runs_with_values), runs_with_values, method)
 
 
-def _curve(method: Method, label: str, slot: int, style: int, number: Number) -> Curve:
+def _make_one_curve(method: Method, label: str, slot: int, style: int, number: Number) -> Curve:
     runs = (
         (run.seed, {e.round: value for e in run.evaluations if (value := number(run, e)) is not None})
         for run in method.counted
@@ -238,7 +247,7 @@ def _curve(method: Method, label: str, slot: int, style: int, number: Number) ->
     return make_curve(label, slot, style, runs, method.label)
 
 
-def _losses(method: Method, slot: int, wanted: Callable[[str], bool]) -> list[Curve]:
+def _make_loss_curves(method: Method, slot: int, wanted: Callable[[str], bool]) -> list[Curve]:
     """Return a curve for each loss term: the mean over the clients that took part in the round."""
     rows = [
         (term, run.seed, evaluation.round, loss)

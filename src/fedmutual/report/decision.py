@@ -5,17 +5,17 @@ from statistics import fmean
 
 from fedmutual.metric import ACCURACY
 from fedmutual.report import measures
-from fedmutual.report.cells import Column, PageTable, TableCell, csv_text, missing, numbers, share
+from fedmutual.report.cells import Column, PageTable, TableCell, format_csv, list_numbers, make_missing_cell, make_share_cell
 from fedmutual.report.comparison import Method, RunComparison, Use
 from fedmutual.report.statistics import Gains, Missing, Value
-from fedmutual.report.text import fixed, size
+from fedmutual.report.text import format_number, format_size
 from fedmutual.rundir.recorded_run import RecordedRun
 
 COSTS: Sequence[tuple[str, Callable[[RecordedRun], float | None], Callable[[float], str], str]] = (
     (
         "Bytes",
         lambda run: run.ledger.total("up") + run.ledger.total("down") + sum(run.ledger.seed.values()),
-        lambda n: size(n),
+        lambda n: format_size(n),
         "nothing was sent so far",
     ),
     (
@@ -33,7 +33,7 @@ COSTS: Sequence[tuple[str, Callable[[RecordedRun], float | None], Callable[[floa
     (
         "Seconds",
         lambda run: run.summary.seconds if run.summary else None,
-        lambda n: fixed(n, 1 if n < 100 else 0),
+        lambda n: format_number(n, 1 if n < 100 else 0),
         "the run is not finished",
     ),
 )
@@ -46,21 +46,31 @@ def make_decision_table(comparison: RunComparison) -> PageTable:
     """Return a table with a line for each model: accuracies on own data and all classes, clients harmed, costs."""
     rows, lines = [], []
     for use in comparison.uses:
-        mean, worst, test = measures.own_last(use), measures.own_last(use, use.pick_worst), score_all_classes(use)
-        gains, costs = measures.gains(comparison, use), list_costs(use.method)
+        mean, worst, test = (
+            measures.average_own_last(use),
+            measures.average_own_last(use, use.pick_worst),
+            score_all_classes(use),
+        )
+        gains, costs = measures.measure_gains(comparison, use), list_costs(use.method)
         rows.append(
             (
                 TableCell(use.label),
-                *(share(value, comparison.scale) for value in (mean, worst)),
-                missing(gains.why)
+                *(make_share_cell(value, comparison.scale) for value in (mean, worst)),
+                make_missing_cell(gains.why)
                 if isinstance(gains, Missing)
                 else TableCell(f"{len(gains.harmed)} of {len(gains.pairs)}"),
-                share(test, comparison.scale),
-                *(missing(why) if value is None else TableCell(text) for value, text, why in costs),
+                make_share_cell(test, comparison.scale),
+                *(make_missing_cell(why) if value is None else TableCell(text) for value, text, why in costs),
             )
         )
         harmed = len(gains.harmed) if isinstance(gains, Gains) else None
-        line = [*numbers(mean)[:1], *numbers(worst)[:1], harmed, *numbers(test)[:1], *(value for value, *_ in costs)]
+        line = [
+            *list_numbers(mean)[:1],
+            *list_numbers(worst)[:1],
+            harmed,
+            *list_numbers(test)[:1],
+            *(value for value, *_ in costs),
+        ]
         lines.append([use.method.label, use.name, *line])
     columns = (
         Column("Method", numeric=False),
@@ -70,20 +80,20 @@ def make_decision_table(comparison: RunComparison) -> PageTable:
         Column(f"{'all classes' if comparison.metric == ACCURACY else 'mean'}{comparison.scale.head}", "Test set"),
         *(Column(name, "All clients, whole run", note=_FORWARDS if name == "Forward passes" else "") for name, *_ in COSTS),
     )
-    header = ["method", "model", "own_mean", "own_worst", "harmed", "test", *(_key(name) for name, *_ in COSTS)]
+    header = ["method", "model", "own_mean", "own_worst", "harmed", "test", *(_make_key(name) for name, *_ in COSTS)]
     caption = "What each method reaches after the last round, and what it costs; means over seeds"
-    return PageTable("decision", caption, columns, tuple(rows), csv_text(header, lines), cards=True)
+    return PageTable("decision", caption, columns, tuple(rows), format_csv(header, lines), cards=True)
 
 
 def score_all_classes(use: Use) -> Value:
     """Return the accuracy on the test set of all classes after the last round; for personal models the mean over clients."""
     if use.model == "global":
-        return measures.global_last(use)
+        return measures.average_global_last(use)
 
     def number(run: RecordedRun) -> float | None:
-        return measures.mean_of([*run.get_scores(run.last, use.model, "test").values()], "value")
+        return measures.average_known([*run.get_scores(run.last, use.model, "test").values()], "value")
 
-    return measures.over_seeds(use.method.counted, number, "the model is scored on the clients' own rows only")
+    return measures.average_over_seeds(use.method.counted, number, "the model is scored on the clients' own rows only")
 
 
 def list_costs(method: Method) -> list[tuple[float | None, str, str]]:
@@ -97,5 +107,5 @@ def list_costs(method: Method) -> list[tuple[float | None, str, str]]:
     return costs
 
 
-def _key(name: str) -> str:
+def _make_key(name: str) -> str:
     return name.lower().replace(" ", "_")

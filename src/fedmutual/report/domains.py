@@ -4,12 +4,21 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from fedmutual.report.cells import Column, PageTable, TableCell, csv_text, missing, numbers, share, spread
+from fedmutual.report.cells import (
+    Column,
+    PageTable,
+    TableCell,
+    format_csv,
+    format_spread,
+    list_numbers,
+    make_missing_cell,
+    make_share_cell,
+)
 from fedmutual.report.comparison import OWN_DOMAIN, Method, RunComparison
-from fedmutual.report.measures import SEEN, chosen_by, over_seeds
+from fedmutual.report.measures import SEEN, average_over_seeds, name_choosing_data
 from fedmutual.report.scale import PERCENT, MetricScale
 from fedmutual.report.statistics import Missing, Value
-from fedmutual.report.text import count, listed
+from fedmutual.report.text import format_amount, join_words
 from fedmutual.rundir.recorded_run import RecordedRun
 from fedmutual.rundir.schema import ClientScores
 
@@ -46,17 +55,17 @@ _CHOSEN = {
 _ONE = "one model is trained on all data, and no node has one; its score on the test set is with the shared models' below"
 
 
-def last(method: Method, measure: DomainMeasure, pick: Pick = fmean) -> Value:
+def average_last(method: Method, measure: DomainMeasure, pick: Pick = fmean) -> Value:
     """Return the mean over seeds of a measure after the last round: the mean over nodes, or `pick` of the nodes' values."""
 
     def number(run: RecordedRun) -> float | None:
-        accuracies = per_node(run, measure)
+        accuracies = list_node_scores(run, measure)
         return pick([*accuracies.values()]) if accuracies else None
 
-    return over_seeds(method.counted, number, _why(method))
+    return average_over_seeds(method.counted, number, _explain_missing(method))
 
 
-def best(
+def average_best(
     method: Method, measure: DomainMeasure, of: Callable[[ClientScores], float | None] = lambda measured: measured.mean
 ) -> Value:
     """Return the mean over finished runs of a measure after each node's best round: the mean over nodes, or `of` them."""
@@ -67,61 +76,63 @@ def best(
         return of(measured.best) if measured else None
 
     unfinished = "best rounds are chosen when the run is finished"
-    return over_seeds(method.counted, number, _ONE if method.is_pooled else unfinished)
+    return average_over_seeds(method.counted, number, _ONE if method.is_pooled else unfinished)
 
 
-def per_node(run: RecordedRun, measure: DomainMeasure) -> dict[str, float]:
+def list_node_scores(run: RecordedRun, measure: DomainMeasure) -> dict[str, float]:
     """Return node -> a measure after the last round; nodes that do not share their scores are left out."""
     return {i: s.value for i, s in run.get_scores(run.last, data=measure.data).items()}
 
 
-def projected(method: Method, node: str | None = None) -> Value:
+def average_projected(method: Method, node: str | None = None) -> Value:
     """Return the share of mutual steps whose gradient was projected, mean over finished runs: over all nodes, or of one."""
 
     def number(run: RecordedRun) -> float | None:
         shares = run.summary.projected if run.summary else None
         return None if shares is None else shares.mean if node is None else shares.per_client.get(node)
 
-    return over_seeds(method.counted, number, "it projects no gradient")
+    return average_over_seeds(method.counted, number, "it projects no gradient")
 
 
-def choice(comparison: RunComparison) -> str:
+def describe_choice(comparison: RunComparison) -> str:
     """Return a sentence: which data chose the best rounds."""
-    by = _chosen(comparison)
+    by = _find_choosing_data(comparison)
     if not by:
         return "Best rounds are chosen when a run is finished."
-    data_names = listed([_CHOSEN.get(data, data) for data in sorted(by)], "or")
+    data_names = join_words([_CHOSEN.get(data, data) for data in sorted(by)], "or")
     return f"Best is after each node's own best round, chosen by its accuracy on {data_names}."
 
 
-def _chosen(comparison: RunComparison) -> set[str]:
+def _find_choosing_data(comparison: RunComparison) -> set[str]:
     """The data that chose the best rounds."""
     done = [(r, r.summary.transfer) for m in comparison.methods for r in m.counted if r.summary and r.summary.transfer]
-    return {chosen_by(reached.best_by, run) for run, reached in done}
+    return {name_choosing_data(reached.best_by, run) for run, reached in done}
 
 
-def _caution(comparison: RunComparison) -> str:
+def _describe_caution(comparison: RunComparison) -> str:
     """A footnote to the best rounds, where test data chose them."""
-    return SEEN if any("test" in data for data in _chosen(comparison)) else ""
+    return SEEN if any("test" in data for data in _find_choosing_data(comparison)) else ""
 
 
-def tables(comparison: RunComparison) -> list[PageTable]:
+def make_tables(comparison: RunComparison) -> list[PageTable]:
     """Return all tables on nodes: averages, each measure node by node, and the projected steps."""
-    shares = [_projections(comparison)] if _projecting(comparison) else []
-    return [averages(comparison), *(by_node(comparison, m) for m in MEASURES), *shares]
+    shares = [_make_projection_table(comparison)] if _list_projecting(comparison) else []
+    return [make_average_table(comparison), *(make_node_table(comparison, m) for m in MEASURES), *shares]
 
 
-def averages(comparison: RunComparison) -> PageTable:
+def make_average_table(comparison: RunComparison) -> PageTable:
     """Return a table with a line for each method: means over nodes after last and best rounds, and the worst node."""
-    scale, projecting = comparison.scale, _projecting(comparison)
+    scale, projecting = comparison.scale, _list_projecting(comparison)
     rows, lines = [], []
     for m in comparison.methods:
-        values = [value for measure in MEASURES for value in (last(m, measure), best(m, measure))]
-        values += [last(m, ACC, min), *([projected(m)] if projecting else [])]
-        rows.append((TableCell(m.label, sub=_pace(comparison, m)), *(share(value, scale) for value in values)))
-        lines.append([m.label, len(m.counted), *(v for value in values for v in numbers(value)[:2])])
+        values = [value for measure in MEASURES for value in (average_last(m, measure), average_best(m, measure))]
+        values += [average_last(m, ACC, min), *([average_projected(m)] if projecting else [])]
+        rows.append(
+            (TableCell(m.label, sub=_describe_pace(comparison, m)), *(make_share_cell(value, scale) for value in values))
+        )
+        lines.append([m.label, len(m.counted), *(v for value in values for v in list_numbers(value)[:2])])
     columns = [Column("Method", numeric=False, brief="Method")]
-    ends = (("last", ""), ("best", _caution(comparison)))
+    ends = (("last", ""), ("best", _describe_caution(comparison)))
     columns += [
         Column(end, f"{m.name}: {m.rows}", note=note, brief=f"{m.name}, {m.rows}" if end == "last" else "")
         for m in MEASURES
@@ -134,79 +145,83 @@ def averages(comparison: RunComparison) -> PageTable:
     names = [f"{m.key}_{end}" for m in MEASURES for end in ("last", "best")] + ["acc_worst"]
     names += ["projected"] if projecting else []
     header = ["method", "seeds", *(f"{n}{end}" for n in names for end in ("", "_half_width"))]
-    caption = f"Means over nodes, %{_over(comparison)}"
-    return PageTable("domains", caption, tuple(columns), tuple(rows), csv_text(header, lines), cards=True)
+    caption = f"Means over nodes, %{_describe_repetitions(comparison)}"
+    return PageTable("domains", caption, tuple(columns), tuple(rows), format_csv(header, lines), cards=True)
 
 
-def by_node(comparison: RunComparison, measure: DomainMeasure) -> PageTable:
+def make_node_table(comparison: RunComparison, measure: DomainMeasure) -> PageTable:
     """Return a table of nodes by methods: a measure after the last round, and below it after the node's best round."""
     scale = comparison.scale
     rows, lines = [], []
-    for node in _nodes(comparison):
+    for node in _list_nodes(comparison):
         cells = [
             (
-                over_seeds(m.counted, lambda run, i=node: per_node(run, measure).get(i), _why(m)),  # type: ignore[misc]
-                best(m, measure, lambda best, i=node: best.per_client.get(i)),  # type: ignore[misc]
+                average_over_seeds(
+                    m.counted,
+                    lambda run, i=node: list_node_scores(run, measure).get(i),  # type: ignore[misc]
+                    _explain_missing(m),
+                ),
+                average_best(m, measure, lambda best, i=node: best.per_client.get(i)),  # type: ignore[misc]
             )
             for m in comparison.methods
         ]
-        rows.append((TableCell(node), *(_both(*values, scale) for values in cells)))
-        lines.append([node, *(v for values in cells for value in values for v in numbers(value)[:2])])
-    means = [(last(m, measure), best(m, measure)) for m in comparison.methods]
-    rows.append((TableCell("mean"), *(_both(*values, scale) for values in means)))
+        rows.append((TableCell(node), *(_format_last_and_best(*values, scale) for values in cells)))
+        lines.append([node, *(v for values in cells for value in values for v in list_numbers(value)[:2])])
+    means = [(average_last(m, measure), average_best(m, measure)) for m in comparison.methods]
+    rows.append((TableCell("mean"), *(_format_last_and_best(*values, scale) for values in means)))
     ends = ("last", "last_half_width", "best", "best_half_width")
     header = ["node", *(f"{m.label} {end}" for m in comparison.methods for end in ends)]
-    seen = _caution(comparison)
+    seen = _describe_caution(comparison)
     columns = (Column("Node", numeric=False), *(Column(m.label, note=seen) for m in comparison.methods))
     caption = f"{measure.name}, %: each node's model on test data of {measure.rows}; last round, and below it best"
-    return PageTable(measure.key, caption, columns, tuple(rows), csv_text(header, lines))
+    return PageTable(measure.key, caption, columns, tuple(rows), format_csv(header, lines))
 
 
-def _projections(comparison: RunComparison) -> PageTable:
-    methods = [m for m in comparison.methods if not isinstance(projected(m), Missing)]
-    names: list[str | None] = [*_nodes(comparison), None]
-    node_values = [(node or "mean", [projected(m, node) for m in methods]) for node in names]
-    rows = tuple((TableCell(name), *(share(value, PERCENT) for value in values)) for name, values in node_values)
-    lines = [[name, *(v for value in values for v in numbers(value)[:2])] for name, values in node_values]
+def _make_projection_table(comparison: RunComparison) -> PageTable:
+    methods = [m for m in comparison.methods if not isinstance(average_projected(m), Missing)]
+    names: list[str | None] = [*_list_nodes(comparison), None]
+    node_values = [(node or "mean", [average_projected(m, node) for m in methods]) for node in names]
+    rows = tuple((TableCell(name), *(make_share_cell(value, PERCENT) for value in values)) for name, values in node_values)
+    lines = [[name, *(v for value in values for v in list_numbers(value)[:2])] for name, values in node_values]
     header = ["node", *(f"{m.label}{end}" for m in methods for end in ("", "_half_width"))]
     columns = (Column("Node", numeric=False), *(Column(m.label) for m in methods))
     caption = "Mutual steps whose gradient was projected, %"
-    return PageTable("projected", caption, columns, rows, csv_text(header, lines))
+    return PageTable("projected", caption, columns, rows, format_csv(header, lines))
 
 
-def _projecting(comparison: RunComparison) -> bool:
-    return any(not isinstance(projected(m), Missing) for m in comparison.methods)
+def _list_projecting(comparison: RunComparison) -> bool:
+    return any(not isinstance(average_projected(m), Missing) for m in comparison.methods)
 
 
-def _nodes(comparison: RunComparison) -> Iterator[str]:
+def _list_nodes(comparison: RunComparison) -> Iterator[str]:
     yield from comparison.first.partition.clients
 
 
-def _both(last: Value, best: Value, scale: MetricScale) -> TableCell:
+def _format_last_and_best(last: Value, best: Value, scale: MetricScale) -> TableCell:
     """The last round's number, and the best one's below it."""
     if isinstance(last, Missing):
-        return missing(last.why)
+        return make_missing_cell(last.why)
     below = ""
     if not isinstance(best, Missing):
-        below = f"best {scale.format_value(best.mean)} {spread(best, scale)}".rstrip()
-    return share(last, scale, below)
+        below = f"best {scale.format_value(best.mean)} {format_spread(best, scale)}".rstrip()
+    return make_share_cell(last, scale, below)
 
 
-def _pace(comparison: RunComparison, method: Method) -> str:
+def _describe_pace(comparison: RunComparison, method: Method) -> str:
     """Said beneath a method's name: its rounds where not all have as many; that it is unfinished; its seeds."""
     counted = method.counted
     if not counted:
         return "nothing evaluated yet"
-    parts = [] if len({len(m.counted) for m in comparison.methods}) == 1 else [count(len(counted), "seed")]
+    parts = [] if len({len(m.counted) for m in comparison.methods}) == 1 else [format_amount(len(counted), "seed")]
     paces = {(r.settings.rounds, r.local_steps) for r in comparison.runs}
     run = counted[0]
     if len(paces) > 1 or (run.local_steps or 1) > 1:
-        each = f" of {count(run.local_steps, 'local step')}" if run.local_steps else ""
-        parts.append(f"{count(run.settings.rounds, 'round')}{each}")
+        each = f" of {format_amount(run.local_steps, 'local step')}" if run.local_steps else ""
+        parts.append(f"{format_amount(run.settings.rounds, 'round')}{each}")
     return ", ".join(parts + ([] if run.finished else [run.state]))
 
 
-def _why(method: Method) -> str:
+def _explain_missing(method: Method) -> str:
     if method.is_pooled:
         return _ONE
     if not any(r.evaluations for r in method.runs):
@@ -214,9 +229,9 @@ def _why(method: Method) -> str:
     return "no node was scored so: it shares no scores, or there is no other domain"
 
 
-def _over(comparison: RunComparison) -> str:
+def _describe_repetitions(comparison: RunComparison) -> str:
     seeds = {len(m.counted) for m in comparison.methods}
     if seeds == {1}:
         return "; one seed, so without intervals"
-    many = count(seeds.pop(), "seed") if len(seeds) == 1 else "seeds"
+    many = format_amount(seeds.pop(), "seed") if len(seeds) == 1 else "seeds"
     return f" ± 95 % interval over {many}"

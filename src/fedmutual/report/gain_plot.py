@@ -6,10 +6,10 @@ from typing import Any
 
 from matplotlib.ticker import MaxNLocator
 
-from fedmutual.report.plots import TEXT, WIDTH, fitted, make_axes
+from fedmutual.report.plots import TEXT, WIDTH, fit_label, make_axes
 from fedmutual.report.scale import PERCENT, MetricScale
 from fedmutual.report.statistics import SAME, Estimate, Gains
-from fedmutual.report.svg import Hit, Styles, colour, inline
+from fedmutual.report.svg import Hit, Styles, make_colour, make_inline_svg
 
 ROW = 13.0  # height of a client's row in pixels
 MOST_ROWS = 44  # beyond so many rows all clients of a method share a row
@@ -55,31 +55,31 @@ def draw_gains(
     low, high = find_limits(rows, scale.factor)
     axes.set_xlim(low, high)
     axes.set_ylim(depth - 0.6, -0.7)
-    axes.axvline(0, color=colour("ink"), linewidth=1, clip_on=False)
+    axes.axvline(0, color=make_colour("ink"), linewidth=1, clip_on=False)
     for height in [row.height - 0.8 for row in rows if row.is_mean][1:]:
-        axes.axhline(height, color=colour("rule"), linewidth=1, clip_on=False)
+        axes.axhline(height, color=make_colour("rule"), linewidth=1, clip_on=False)
     for row in rows:
         _draw_row(axes, row, (low, high), scale.factor)
     axes.set_yticks([*labels], [row.label for row in labels.values()])
     for tick, row in zip(axes.get_yticklabels(), labels.values(), strict=True):
-        tick.set_color(colour("ink" if row.is_mean else "muted"))
+        tick.set_color(make_colour("ink" if row.is_mean else "muted"))
         tick.set_fontweight("bold" if row.is_mean else "normal")
     axes.grid(axis="y", visible=False)
-    axes.grid(axis="x", color=colour("rule"), linewidth=0.8, clip_on=False)
+    axes.grid(axis="x", color=make_colour("rule"), linewidth=0.8, clip_on=False)
     axes.xaxis.set_major_locator(MaxNLocator(6))
-    axes.set_xlabel(scale.difference_mark.strip() or scale.metric.title, color=colour("muted"), fontsize=TEXT)
+    axes.set_xlabel(scale.difference_mark.strip() or scale.metric.title, color=make_colour("muted"), fontsize=TEXT)
     unit = scale.difference_mark.strip()
     methods = ", ".join(f"{label} {scale.format_gain(gains.estimate.mean)}" for label, gains in method_gains)
     title = f"Gain over local-only in {unit}" if unit else "Gain over local-only"
     label = f"{title}, by method and {noun}; means: {methods}; all numbers are in a table below"
-    return inline(figure, prefix, label, styles, _make_hits(axes, rows, is_dense, scale.factor))
+    return make_inline_svg(figure, prefix, label, styles, _make_hits(axes, rows, is_dense, scale.factor))
 
 
 def _make_rows(method_gains: Sequence[tuple[str, Gains]], noun: str, is_dense: bool, scale: MetricScale) -> list[GainRow]:
     rows: list[GainRow] = []
     height = 0.0
     for label, gains in method_gains:
-        rows.append(GainRow(fitted(label), height, gains.estimate, _describe(label, gains.estimate, scale), is_mean=True))
+        rows.append(GainRow(fit_label(label), height, gains.estimate, _describe(label, gains.estimate, scale), is_mean=True))
         for number, (client, estimate) in enumerate(gains.by_client.items()):
             name = f"{noun} {client}" if client.isdigit() else client
             by_seed = [
@@ -92,7 +92,7 @@ def _make_rows(method_gains: Sequence[tuple[str, Gains]], noun: str, is_dense: b
                 rows.append(GainRow("", height + 1.0 + 0.4 * (number % 4), estimate, title, has_interval=False))
             else:
                 height += 1
-                rows.append(GainRow(fitted(client if number and client.isdigit() else name), height, estimate, title))
+                rows.append(GainRow(fit_label(client if number and client.isdigit() else name), height, estimate, title))
         height += 3.6 if is_dense else 1.6
     return rows
 
@@ -130,14 +130,14 @@ def _draw_row(axes: Any, row: GainRow, limits: tuple[float, float], factor: int)
     if row.has_interval and gain.half:
         ends = factor * gain.low, factor * gain.high
         shown = max(ends[0], limits[0]), min(ends[1], limits[1])
-        axes.plot(shown, (row.height,) * 2, color=colour(tone), linewidth=2.4 if row.is_mean else 1.2, clip_on=False)
-        arrow: dict[str, Any] = {"color": colour(tone), "markersize": 4, "markeredgewidth": 0, "clip_on": False}
+        axes.plot(shown, (row.height,) * 2, color=make_colour(tone), linewidth=2.4 if row.is_mean else 1.2, clip_on=False)
+        arrow: dict[str, Any] = {"color": make_colour(tone), "markersize": 4, "markeredgewidth": 0, "clip_on": False}
         if ends[0] < limits[0]:
             axes.plot(limits[0], row.height, marker="<", **arrow)
         if ends[1] > limits[1]:
             axes.plot(limits[1], row.height, marker=">", **arrow)
-    style: dict[str, Any] = {"markersize": 9 if row.is_mean else 6, "markeredgewidth": 1.3, "color": colour(tone)}
-    face = colour(tone if gain.sign else "paper")
+    style: dict[str, Any] = {"markersize": 9 if row.is_mean else 6, "markeredgewidth": 1.3, "color": make_colour(tone)}
+    face = make_colour(tone if gain.sign else "paper")
     axes.plot(factor * gain.mean, row.height, marker=shape, markerfacecolor=face, clip_on=False, **style)
 
 

@@ -9,39 +9,39 @@ NONE, NOTHING = "none", "nothing leaves"
 
 def is_stated(comparison: RunComparison) -> bool:
     """Whether any of the methods has an epsilon: else no table speaks of it."""
-    return any(_summaries(m) for m in comparison.methods)
+    return any(_list_summaries(m) for m in comparison.methods)
 
 
-def epsilon(method: Method) -> float | None:
+def find_epsilon(method: Method) -> float | None:
     """Return the largest epsilon of any client in any counted run; None where a run has no finite epsilon."""
-    epsilons = [c.epsilon for s in _summaries(method) for c in s.clients.values()]
-    if not epsilons or len(_summaries(method)) < len(method.counted):
+    epsilons = [c.epsilon for s in _list_summaries(method) for c in s.clients.values()]
+    if not epsilons or len(_list_summaries(method)) < len(method.counted):
         return None
     return None if None in epsilons else max(e for e in epsilons if e is not None)
 
 
-def text(method: Method) -> str:
+def format_epsilon(method: Method) -> str:
     """Return the epsilon in a table: "4.5", "none", or "nothing leaves"."""
-    value = epsilon(method)
+    value = find_epsilon(method)
     if value is not None:
         return f"{value:.3g}"
     leaves = [r.summary.leaves for r in method.counted if r.summary and r.summary.leaves]
     return NOTHING if leaves and not any(spec for phases in leaves for spec in phases.values()) else NONE
 
 
-def column(comparison: RunComparison) -> Column:
+def make_column(comparison: RunComparison) -> Column:
     """Return the head of the column of epsilons."""
-    known = {(s.delta, s.unit) for m in comparison.methods for s in _summaries(m)}
+    known = {(s.delta, s.unit) for m in comparison.methods for s in _list_summaries(m)}
     of = ", ".join(f"at delta {delta:g}, of each {unit}" for delta, unit in sorted(known))
     note = f"Epsilon {of}: the largest of any client, of what leaves in one run; it counts no scores and no validation rows."
     return Column("epsilon", "Differential privacy", note=note)
 
 
-def cell(method: Method) -> TableCell:
+def make_cell(method: Method) -> TableCell:
     """Return the cell with a method's epsilon."""
-    return TableCell(text(method))
+    return TableCell(format_epsilon(method))
 
 
-def _summaries(method: Method) -> list[RecordedGuarantee]:
+def _list_summaries(method: Method) -> list[RecordedGuarantee]:
     """What the counted runs say of their guarantees."""
     return [r.summary.privacy for r in method.counted if r.summary and r.summary.privacy]

@@ -19,15 +19,15 @@ from fedmutual.errors import RunError
 from fedmutual.metric import ACCURACY
 from fedmutual.report import accuracy, decision, domains, holdings, measures, other_tasks, provenance, tables, traffic
 from fedmutual.report.cells import PageTable
-from fedmutual.report.comparison import RunComparison, comparisons, differences
-from fedmutual.report.costs import TITLE, cost_table, courses, draw_costs, seeded
-from fedmutual.report.curves import data_table, pictures
+from fedmutual.report.comparison import RunComparison, find_differences, make_comparisons
+from fedmutual.report.costs import TITLE, draw_costs, has_seed_set, make_cost_table, make_courses
+from fedmutual.report.curves import make_data_table, make_pictures
 from fedmutual.report.gain_plot import draw_gains
 from fedmutual.report.plots import draw_curves
 from fedmutual.report.rendering import make_environment
 from fedmutual.report.statistics import Gains
 from fedmutual.report.svg import Styles
-from fedmutual.report.text import count
+from fedmutual.report.text import format_amount
 from fedmutual.report.verdicts import judge
 from fedmutual.report.wording import Verdict
 from fedmutual.rundir.recorded_run import RecordedRun, read_runs
@@ -83,7 +83,7 @@ def write_report(runs: Sequence[Path | RecordedRun], out: Path) -> None:
     Raises:
         RunError: a folder is no run's or damaged, or `out` cannot be written or is another file than a page.
     """
-    write_page(comparisons(read_runs(runs)), out)
+    write_page(make_comparisons(read_runs(runs)), out)
 
 
 def write_page(compared: Sequence[RunComparison], out: Path, judged: Callable[[RunComparison], Verdict] = judge) -> None:
@@ -96,7 +96,7 @@ def check_page(out: Path) -> None:
     """Raise RunError where `out` is a folder, or a file of another kind than a page."""
     if not out.name:  # "." or "/"
         raise RunError(f"{out}: is a folder; name a file with -o")
-    if _other(out):
+    if _is_other_kind(out):
         raise RunError(f"{out}: is there and no page of HTML; name another file with -o")
 
 
@@ -119,7 +119,7 @@ def write_text(page: str, out: Path) -> None:
         raise RunError(f"{out}: cannot be written ({problem.strerror or problem}); name another file with -o") from None
 
 
-def _other(out: Path) -> bool:
+def _is_other_kind(out: Path) -> bool:
     """Whether the path is a file of another kind than a page, for example a file of a run."""
     try:
         start = out.read_bytes()[:64].removeprefix(codecs.BOM_UTF8) if out.is_file() else b""
@@ -131,45 +131,51 @@ def _other(out: Path) -> bool:
 def render(compared: Sequence[RunComparison], judged: Callable[[RunComparison], Verdict] = judge) -> str:
     """Return the page of some comparisons as HTML."""
     styles: Styles = {}
-    sections = [_section(c, judged(c), f"c{number}", styles) for number, c in enumerate(compared, 1)]
+    sections = [_make_section(c, judged(c), f"c{number}", styles) for number, c in enumerate(compared, 1)]
     template = make_environment("fedmutual.report", html=True).get_template("report.html.j2")
-    return template.render(sections=sections, styles=styles, differences=differences(compared), version=version("fedmutual"))
+    return template.render(
+        sections=sections, styles=styles, differences=find_differences(compared), version=version("fedmutual")
+    )
 
 
-def _section(comparison: RunComparison, verdict: Verdict, id: str, styles: Styles) -> PageSection:
-    by_domain = domains.tables(comparison) if comparison.domains else []
-    headline = accuracy.headline(comparison)
-    over = count(max(len(m.counted) for m in comparison.methods), "seed")
+def _make_section(comparison: RunComparison, verdict: Verdict, id: str, styles: Styles) -> PageSection:
+    by_domain = domains.make_tables(comparison) if comparison.domains else []
+    headline = accuracy.make_headline_table(comparison)
+    over = format_amount(max(len(m.counted) for m in comparison.methods), "seed")
     shown = [
-        Drawn(p.title, draw_curves(p, f"{id}-{p.id}", styles), data_table(p, comparison.scale)) for p in pictures(comparison)
+        Drawn(p.title, draw_curves(p, f"{id}-{p.id}", styles), make_data_table(p, comparison.scale))
+        for p in make_pictures(comparison)
     ]
     return PageSection(
         id=id,
         comparison=comparison,
-        subtitle=provenance.subtitle(comparison),
-        facts=provenance.facts(comparison),
+        subtitle=provenance.make_subtitle(comparison),
+        facts=provenance.list_facts(comparison),
         verdict=verdict,
         answer=_draw_gains(comparison, domains.ACC if comparison.domains else None, f"{id}-gain", styles),
         summary=(by_domain[0] if by_domain else headline).shorten(f"Last round{comparison.scale.head} (means over {over})"),
         own_domain=_draw_gains(comparison, domains.BWT, f"{id}-own", styles) if comparison.domains else None,
         domains=by_domain,
-        choice=domains.choice(comparison) if comparison.domains else "",
+        choice=domains.describe_choice(comparison) if comparison.domains else "",
         headline=headline,
         decision=decision.make_decision_table(comparison),
-        clients=tables.clients(comparison),
-        beyond=tables.beyond_accuracy(comparison) if comparison.metric == ACCURACY else None,
-        others=other_tasks.other_tasks(comparison),
-        recall=tables.recall(comparison),
+        clients=tables.make_client_table(comparison),
+        beyond=tables.make_other_score_table(comparison) if comparison.metric == ACCURACY else None,
+        others=other_tasks.make_other_task_table(comparison),
+        recall=tables.make_recall_table(comparison),
         curves=shown[:_CURVES],
         more_curves=shown[_CURVES:],
-        costs=_costs(comparison, id, styles),
-        holdings=holdings.who_has_what(comparison),
-        bytes=[f(comparison) for f in (traffic.bytes_by_method, traffic.bytes_by_client, traffic.bytes_by_round)],
-        tensors=traffic.tensors(comparison),
-        runs=provenance.run_list(comparison),
+        costs=_make_cost_section(comparison, id, styles),
+        holdings=holdings.make_holdings_tables(comparison),
+        bytes=[
+            f(comparison)
+            for f in (traffic.make_method_bytes_table, traffic.make_client_bytes_table, traffic.make_round_bytes_table)
+        ],
+        tensors=traffic.make_tensor_table(comparison),
+        runs=provenance.list_runs(comparison),
         notes=provenance.list_run_notes(comparison),
-        config=provenance.configuration(comparison),
-        environment=provenance.environment(comparison),
+        config=provenance.make_configuration_tables(comparison),
+        environment=provenance.make_environment_tables(comparison),
     )
 
 
@@ -182,14 +188,16 @@ def _draw_gains(comparison: RunComparison, measure: domains.DomainMeasure | None
         uses = [(use.label, use) for use in comparison.uses]
         title, noun = "Gain over local-only on own validation data", "client"
     data = measure.data if measure else "validation"
-    method_gains = [(label, g) for label, use in uses if isinstance(g := measures.gains(comparison, use, data), Gains)]
+    method_gains = [
+        (label, g) for label, use in uses if isinstance(g := measures.measure_gains(comparison, use, data), Gains)
+    ]
     return Drawn(title, draw_gains(method_gains, id, styles, noun, comparison.scale)) if method_gains else None
 
 
-def _costs(comparison: RunComparison, id: str, styles: Styles) -> Drawn | None:
+def _make_cost_section(comparison: RunComparison, id: str, styles: Styles) -> Drawn | None:
     """Return the table and picture of accuracy against bytes, for clients that are domains."""
-    drawn = courses(comparison) if comparison.domains else []
+    drawn = make_courses(comparison) if comparison.domains else []
     if not drawn:
         return None
     scale = comparison.scale
-    return Drawn(TITLE, draw_costs(drawn, scale, f"{id}-costs", styles), cost_table(drawn, scale), seeded(drawn))
+    return Drawn(TITLE, draw_costs(drawn, scale, f"{id}-costs", styles), make_cost_table(drawn, scale), has_seed_set(drawn))

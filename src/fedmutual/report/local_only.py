@@ -13,7 +13,7 @@ def compare_with_local_only(comparison: RunComparison, method: Method, *data: st
 
     data: kinds of rows as in `MethodGain`. Without gain on the first kind, only the reason is returned.
     """
-    gains = [measures.gains(comparison, method.uses[0], rows) for rows in data]
+    gains = [measures.measure_gains(comparison, method.uses[0], rows) for rows in data]
     if isinstance(gains[0], Missing):
         if method.federated and comparison.alone(method):
             yield NotCompared(method.label, gains[0].why)

@@ -23,13 +23,13 @@ class Best:
     rounds: tuple[int, ...] = ()
 
 
-def over_seeds(runs: Sequence[RecordedRun], number: Callable[[RecordedRun], float | None], why: str) -> Value:
+def average_over_seeds(runs: Sequence[RecordedRun], number: Callable[[RecordedRun], float | None], why: str) -> Value:
     """Return the mean of a number over the runs that have one; without such a run, `why` is the reason."""
     values = [value for run in runs if (value := number(run)) is not None]
     return estimate(values, SEEDS) if values else Missing(why)
 
 
-def global_last(use: Use) -> Value:
+def average_global_last(use: Use) -> Value:
     """Return the shared model's main metric on the test set after the last round; missing for a use of another model."""
     if use != use.method.uses[-1]:
         return Missing("the shared model has a line of its own")
@@ -38,31 +38,31 @@ def global_last(use: Use) -> Value:
         score = run.last.find("global", "test") if run.last else None
         return score.value if score else None
 
-    return over_seeds(use.method.counted, number, _no_global(use.method))
+    return average_over_seeds(use.method.counted, number, _explain_no_global(use.method))
 
 
-def global_best(use: Use) -> Best:
+def average_global_best(use: Use) -> Best:
     """Return the shared model's value of the main metric on the test set after the chosen round."""
-    last = global_last(use)
+    last = average_global_last(use)
     scores = [r.summary.global_.test for r in use.method.counted if r.summary and r.summary.global_]
     chosen = [s for s in scores if s]
     if isinstance(last, Missing) or not chosen:
         return Best(last if isinstance(last, Missing) else Missing(_UNCHOSEN), "")
-    by = dict.fromkeys(chosen_by(s.best_by, use.method.runs[0]) for s in chosen)
+    by = dict.fromkeys(name_choosing_data(s.best_by, use.method.runs[0]) for s in chosen)
     return Best(estimate([s.best for s in chosen], SEEDS), " or ".join(by), tuple(s.best_round for s in chosen))
 
 
-def own_last(use: Use, pick: Callable[[list[float]], float] = fmean) -> Value:
+def average_own_last(use: Use, pick: Callable[[list[float]], float] = fmean) -> Value:
     """Return a model's accuracy on own validation data after the last round: the mean over clients, or `pick` of them."""
 
     def number(run: RecordedRun) -> float | None:
         scores = [s.value for s in run.get_scores(run.last, use.model).values()]
         return pick(scores) if scores else None
 
-    return over_seeds(use.method.counted, number, _no_own(use.method))
+    return average_over_seeds(use.method.counted, number, _explain_no_own(use.method))
 
 
-def own_best(use: Use, worst: bool = False) -> Best:
+def average_own_best(use: Use, worst: bool = False) -> Best:
     """Return the accuracy on own validation data after the chosen round: the mean over clients, or the worst client's."""
     method = use.method
     if use != method.uses[0]:
@@ -70,27 +70,27 @@ def own_best(use: Use, worst: bool = False) -> Best:
     scores = [r.summary.personal.validation for r in method.counted if r.summary and r.summary.personal]
     chosen = [s.best for s in scores if s]
     if not chosen:
-        last = own_last(use)
+        last = average_own_last(use)
         return Best(last if isinstance(last, Missing) else Missing(_UNCHOSEN), "")
-    by = dict.fromkeys(chosen_by(s.best_by or "validation", method.runs[0]) for s in chosen)
+    by = dict.fromkeys(name_choosing_data(s.best_by or "validation", method.runs[0]) for s in chosen)
     value = estimate([s.worst if worst else s.mean for s in chosen], SEEDS)
     return Best(value, " or ".join(by), tuple(s.best_round for s in chosen if s.best_round))
 
 
-def gains(comparison: RunComparison, use: Use, data: str = "validation") -> Gains | Missing:
+def measure_gains(comparison: RunComparison, use: Use, data: str = "validation") -> Gains | Missing:
     """Return each client's gain over local-only training on its rows of one kind: `data`."""
     method = use.method
     alone = comparison.alone(method)
     if method.is_local_only:
         return Missing("this is local-only training itself")
     if alone is None:
-        return Missing(no_local(comparison))
+        return Missing(explain_no_local(comparison))
     if any(r.evaluations for r in method.runs) and not any(r.serves for r in method.counted):
-        return Missing(_no_own(method))
+        return Missing(_explain_no_own(method))
     return pair_clients(method.counted, alone.counted, use.model, data=data)
 
 
-def no_local(comparison: RunComparison) -> str:
+def explain_no_local(comparison: RunComparison) -> str:
     """Return the clause that local-only training is missing, and how to get it."""
     first = (*comparison.federated, *comparison.methods)[0].algorithm
     fix = f"`fedmutual compare FILE.toml --methods {first},{_LOCAL_ONLY}` makes it"
@@ -110,47 +110,53 @@ class Subject:
     everything: bool = False  # whether on test rows of all that there is
 
 
-def subjects(comparison: RunComparison, method: Method) -> list[Subject]:
+def list_subjects(comparison: RunComparison, method: Method) -> list[Subject]:
     """Return the models and rows that were scored under a method."""
-    all_of = [Subject("shared model, test set", _scores(lambda e: [e.find("global", "test")]), True)]
-    seen = comparison.domains and validation_is_test(comparison.first)  # validation rows are those of the own domain
+    all_of = [Subject("shared model, test set", _make_score_reader(lambda e: [e.find("global", "test")]), True)]
+    is_own_domain_seen = comparison.domains and is_validation_test(
+        comparison.first
+    )  # validation rows are those of the own domain
     for model in (use.model for use in method.uses if use.model):
         name = {"personal": "personal model", "ensemble": "ensemble of both models", "meme": "own fork"}.get(
             model, "shared model"
         )
-        all_of += [] if seen else [Subject(f"{name}, own validation data", _own(model, "validation"))]
+        all_of += (
+            [] if is_own_domain_seen else [Subject(f"{name}, own validation data", _make_own_reader(model, "validation"))]
+        )
         if comparison.domains:
-            everywhere = Subject(f"{name}, test data of all domains", _own(model, "test"), True)
+            everywhere = Subject(f"{name}, test data of all domains", _make_own_reader(model, "test"), True)
             if model == "global" and any(everywhere.scores(r) for r in method.counted):
                 del all_of[0]  # the test set is the data of all domains
-            title = f"{name}, of its own domain (its validation data)" if seen else f"{name}, of its own domain"
-            all_of += [everywhere, Subject(title, _own(model, OWN_DOMAIN))]
+            title = (
+                f"{name}, of its own domain (its validation data)" if is_own_domain_seen else f"{name}, of its own domain"
+            )
+            all_of += [everywhere, Subject(title, _make_own_reader(model, OWN_DOMAIN))]
         elif model != "global":
-            all_of.append(Subject(f"{name}, all classes (test set)", _own(model, "test"), True))
+            all_of.append(Subject(f"{name}, all classes (test set)", _make_own_reader(model, "test"), True))
     return [s for s in all_of if any(s.scores(r) for r in method.counted)]
 
 
-def _scores(find: Callable[[Evaluation], list[MetricScore | None]]) -> Callable[[RecordedRun], list[MetricScore]]:
+def _make_score_reader(find: Callable[[Evaluation], list[MetricScore | None]]) -> Callable[[RecordedRun], list[MetricScore]]:
     return lambda run: [s for s in find(run.last) if s] if run.last else []
 
 
-def _own(model: str, data: str) -> Callable[[RecordedRun], list[MetricScore]]:
-    return _scores(lambda e: list(e.per_client(model, data).values()))
+def _make_own_reader(model: str, data: str) -> Callable[[RecordedRun], list[MetricScore]]:
+    return _make_score_reader(lambda e: list(e.per_client(model, data).values()))
 
 
 _UNCHOSEN = "a best round is chosen when the run is finished"
 
 
-def chosen_by(data: str, run: RecordedRun) -> str:
+def name_choosing_data(data: str, run: RecordedRun) -> str:
     """Return the name of the data that chose the best round; test examples are always named as such."""
     if data == "holdout":
         return "hold-out"
-    if data.startswith("validation") and validation_is_test(run):
+    if data.startswith("validation") and is_validation_test(run):
         return f"{data} (test examples)"
     return data
 
 
-def validation_is_test(run: RecordedRun) -> bool:
+def is_validation_test(run: RecordedRun) -> bool:
     """Whether the clients' validation data are taken from the test set, as the papers do."""
     return any(c.validation and c.validation.of == "test" for c in run.partition.clients.values())
 
@@ -158,7 +164,7 @@ def validation_is_test(run: RecordedRun) -> bool:
 SEEN = "the best round was chosen on the very test examples that it is scored on: too good for a forecast"
 
 
-def _no_global(method: Method) -> str:
+def _explain_no_global(method: Method) -> str:
     recorded = method.runs[0].method  # of the run: the fine-tuning of a newcomer is a federated method, and trains alone
     if not recorded.shares:
         return "there is no shared model" + ("" if recorded.role.federates else ": nothing is shared")
@@ -171,7 +177,7 @@ def _no_global(method: Method) -> str:
     return "no complete shared model exists: a part of it stays with the clients"
 
 
-def _no_own(method: Method) -> str:
+def _explain_no_own(method: Method) -> str:
     if not any(r.evaluations for r in method.runs):
         return "nothing was evaluated yet"
     metric = method.runs[0].metric
@@ -180,12 +186,12 @@ def _no_own(method: Method) -> str:
     return f"no client shares its {metric.title}: share.metrics forbids it, or it was computed on fewer than 50 rows"
 
 
-def mean_of(scores: Sequence[MetricScore], key: str) -> float | None:
+def average_known(scores: Sequence[MetricScore], key: str) -> float | None:
     """Return the mean of a score over those that are known; None where none is known."""
     values = [v for s in scores if (v := getattr(s, key)) is not None]
     return fmean(values) if values else None
 
 
-def shown(value: Value) -> Estimate | None:
+def get_estimate(value: Value) -> Estimate | None:
     """Return the estimate, or None where it is missing."""
     return value if isinstance(value, Estimate) else None

@@ -3,17 +3,17 @@
 from collections.abc import Iterator
 
 from fedmutual.metric import ACCURACY
-from fedmutual.report.cells import Column, PageTable, TableCell, csv_text, missing, numbers
+from fedmutual.report.cells import Column, PageTable, TableCell, format_csv, list_numbers, make_missing_cell
 from fedmutual.report.comparison import SHORT, Method, RunComparison
 from fedmutual.report.findings import Finding, MoreTasks, OtherTask
-from fedmutual.report.measures import over_seeds
+from fedmutual.report.measures import average_over_seeds
 from fedmutual.report.statistics import Estimate, Value
 from fedmutual.rundir.recorded_run import RecordedRun
 
 _MOST = 3  # clients that the verdict names
 
 
-def other_tasks(comparison: RunComparison) -> PageTable | None:
+def make_other_task_table(comparison: RunComparison) -> PageTable | None:
     """Return a table with a line for each client and score: each model on the client's own validation data, last round.
 
     None where all scores are those of classes.
@@ -27,12 +27,12 @@ def other_tasks(comparison: RunComparison) -> PageTable | None:
         for score in scores:
             values = [_average_score(method, model, client, score) for method, model in models.values()]
             rows.append((TableCell(client), TableCell(score), *(_make_cell(value) for value in values)))
-            lines.append([client, score, *(number for value in values for number in numbers(value)[:2])])
+            lines.append([client, score, *(number for value in values for number in list_numbers(value)[:2])])
     columns = (Column("Client", numeric=False), Column("Score", numeric=False), *(Column(label) for label in models))
     header = ["client", "score", *(f"{label}{end}" for label in models for end in ("", "_half_width"))]
     whose = "Clients with another task: scores" if comparison.metric == ACCURACY else "All scores of clients"
     caption = f"{whose} on their own validation data, last round"
-    return PageTable("others", caption, columns, tuple(rows), csv_text(header, lines))
+    return PageTable("others", caption, columns, tuple(rows), format_csv(header, lines))
 
 
 def find_other_tasks(comparison: RunComparison) -> Iterator[Finding]:
@@ -75,10 +75,10 @@ def _average_score(method: Method, model: str, client: str, score: str) -> Value
             (o.values.get(score) for o in others if (o.model, o.client, o.data) == (model, client, "validation")), None
         )
 
-    return over_seeds(method.counted, read_score, "not scored")
+    return average_over_seeds(method.counted, read_score, "not scored")
 
 
 def _make_cell(value: Value) -> TableCell:
     if not isinstance(value, Estimate):
-        return missing(value.why)
+        return make_missing_cell(value.why)
     return TableCell(f"{value.mean:.4g}", f"± {value.half:.2g}" if value.half is not None else "")

@@ -7,8 +7,8 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from fedmutual.report.curves import DRAWN, Picture, thin
-from fedmutual.report.svg import Hit, Styles, colour, inline
+from fedmutual.report.curves import DRAWN, Picture, thin_out
+from fedmutual.report.svg import Hit, Styles, make_colour, make_inline_svg
 
 WIDTH, HEIGHT = 420, 250  # of a picture of curves; a column of the page is about as wide, a phone a little less
 TEXT = 11
@@ -21,16 +21,16 @@ MARKED = 5  # markers on a line
 
 def draw_curves(picture: Picture, prefix: str, styles: Styles) -> str:
     """Curves over rounds as SVG: a line a method, labelled at its end, with the range over seeds as a band."""
-    right = room(c.label for c in picture.curves)
+    right = measure_label_room(c.label for c in picture.curves)
     stepped = picture.steps > 1
     bottom, top = 38, 38 if stepped else 8
     height = max(HEIGHT + 30 * stepped, LINE * (len(picture.curves) + 1) + bottom + top)  # the labels fit beside the axes
     figure, axes = make_axes(WIDTH, height, left=44 if picture.log else 34, right=right, bottom=bottom, top=top)
     scale = 100 if picture.percent else 1
     for number, curve in enumerate(picture.curves):
-        shown = thin(curve.points, DRAWN)
+        shown = thin_out(curve.points, DRAWN)
         x, y = [p.round for p in shown], [scale * p.mean for p in shown]
-        tone = colour(f"s{curve.slot}")
+        tone = make_colour(f"s{curve.slot}")
         if curve.seeds > 1 and picture.percent:  # losses are drawn without: there are many, and they are no result
             low, high = ([scale * v for v in values] for values in ([p.low for p in shown], [p.high for p in shown]))
             axes.fill_between(x, low, high, color=tone, alpha=0.13, linewidth=0, clip_on=False)
@@ -39,11 +39,11 @@ def draw_curves(picture: Picture, prefix: str, styles: Styles) -> str:
             "linestyle": DASHES[number % len(DASHES)],
             "linewidth": 2.6 if number == 0 else 1.8,
             "marker": MARKS[curve.slot - 1],
-            "markerfacecolor": colour("paper") if curve.style else tone,
-            "markevery": marked(len(x), number, len(picture.curves)),
+            "markerfacecolor": make_colour("paper") if curve.style else tone,
+            "markevery": choose_marks(len(x), number, len(picture.curves)),
         }
         axes.plot(x, y, color=tone, markersize=5, markeredgewidth=1, clip_on=False, **style)
-    axes.set_xlabel(picture.unit, color=colour("muted"), fontsize=TEXT)
+    axes.set_xlabel(picture.unit, color=make_colour("muted"), fontsize=TEXT)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     if picture.log:
         axes.set_yscale("log")
@@ -52,13 +52,13 @@ def draw_curves(picture: Picture, prefix: str, styles: Styles) -> str:
     else:
         axes.yaxis.set_major_locator(MaxNLocator(6))
     if stepped:
-        _second_axis(axes, picture.steps)
-    end_labels(axes, [(c.label, c.slot, scale * c.points[-1].mean) for c in picture.curves])
+        _add_step_axis(axes, picture.steps)
+    draw_end_labels(axes, [(c.label, c.slot, scale * c.points[-1].mean) for c in picture.curves])
     label = f"{picture.title}, over {picture.unit}s; the numbers are in the table below"
-    return inline(figure, prefix, label, styles, _columns(axes, picture))
+    return make_inline_svg(figure, prefix, label, styles, _draw_columns(axes, picture))
 
 
-def marked(length: int, number: int, curves: int) -> list[int]:
+def choose_marks(length: int, number: int, curves: int) -> list[int]:
     """The places of a curve's markers among its points: at its end, and before it where no other curve has its markers.
 
     length: points of the curve; number: its place among the curves.
@@ -72,25 +72,25 @@ def make_axes(width: float, height: float, left: float, right: float, bottom: fl
     figure = Figure(figsize=(width / 72, height / 72), dpi=72)
     axes = figure.add_axes((left / width, bottom / height, (width - left - right) / width, (height - bottom - top) / height))
     axes.set_axisbelow(True)
-    axes.grid(axis="y", color=colour("rule"), linewidth=0.8, clip_on=False)
-    axes.tick_params(length=0, pad=5, labelcolor=colour("muted"), labelsize=TEXT)
+    axes.grid(axis="y", color=make_colour("rule"), linewidth=0.8, clip_on=False)
+    axes.tick_params(length=0, pad=5, labelcolor=make_colour("muted"), labelsize=TEXT)
     for name, spine in axes.spines.items():
         spine.set_visible(name == "bottom")
-        spine.set_color(colour("rule"))
+        spine.set_color(make_colour("rule"))
     return figure, axes
 
 
-def _second_axis(axes: Any, steps: int) -> None:
+def _add_step_axis(axes: Any, steps: int) -> None:
     """Add an axis of local steps above the axis of rounds."""
     above = axes.secondary_xaxis("top", functions=(lambda r: r * steps, lambda s: s / steps))
-    above.set_xlabel("local step", color=colour("muted"), fontsize=TEXT)
+    above.set_xlabel("local step", color=make_colour("muted"), fontsize=TEXT)
     above.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    above.tick_params(length=0, pad=5, labelcolor=colour("muted"), labelsize=TEXT)
+    above.tick_params(length=0, pad=5, labelcolor=make_colour("muted"), labelsize=TEXT)
     above.spines["top"].set_visible(False)
     above.patch.set_visible(False)
 
 
-def end_labels(axes: Any, ends: Sequence[tuple[str, int, float]]) -> None:
+def draw_end_labels(axes: Any, ends: Sequence[tuple[str, int, float]]) -> None:
     """Each line's name (label, colour's slot, last height) at its end, pushed apart where they would touch."""
     axes.get_ylim()  # settles the limits, which the places below depend on
     height = axes.get_window_extent().height
@@ -99,32 +99,32 @@ def end_labels(axes: Any, ends: Sequence[tuple[str, int, float]]) -> None:
     ]
     order = sorted(range(len(ends)), key=lambda k: up[k])
     gap = LINE / height
-    for k, place in zip(order, _apart([up[k] for k in order], gap), strict=True):
+    for k, place in zip(order, _spread_places([up[k] for k in order], gap), strict=True):
         label, slot, _ = ends[k]
         axes.annotate(
-            fitted(label),
+            fit_label(label),
             (1, place),
             xytext=(4, 0),
             xycoords="axes fraction",
             textcoords="offset points",
             va="center_baseline",
             fontsize=TEXT,
-            color=colour(f"s{slot}"),
+            color=make_colour(f"s{slot}"),
             annotation_clip=False,
         )
 
 
-def room(labels: Iterable[str]) -> float:
+def measure_label_room(labels: Iterable[str]) -> float:
     """Pixels to the right of the axes for the longest of some labels, as they are drawn."""
-    return 10 + 6.2 * max(len(fitted(label)) for label in labels)
+    return 10 + 6.2 * max(len(fit_label(label)) for label in labels)
 
 
-def fitted(label: str) -> str:
+def fit_label(label: str) -> str:
     """A label that is too long for a picture without its middle; the tables have it whole."""
     return label if len(label) <= LONGEST else f"{label[: LONGEST // 2]}…{label[-LONGEST // 2 + 1 :]}"
 
 
-def _apart(places: Sequence[float], gap: float) -> list[float]:
+def _spread_places(places: Sequence[float], gap: float) -> list[float]:
     """Ascending places within 0 .. 1, moved as little as it takes to have a gap between neighbours; if all fit, within."""
     moved = list(places)
     if not moved:
@@ -139,7 +139,7 @@ def _apart(places: Sequence[float], gap: float) -> list[float]:
     return moved
 
 
-def _columns(axes: Any, picture: Picture) -> list[Hit]:
+def _draw_columns(axes: Any, picture: Picture) -> list[Hit]:
     """Draw a column to point at for each row of the picture's table, with the text of that row."""
     box, height = axes.get_window_extent(), axes.figure.bbox.height
     centres = [float(axes.transData.transform((r, 0))[0]) for r in picture.listed]

@@ -6,9 +6,10 @@ from typing import Any
 
 import tomli_w
 
-from fedmutual.report.cells import Column, PageTable, TableCell, csv_text
-from fedmutual.report.comparison import RunComparison, flat, plain
-from fedmutual.report.text import count, fixed, listed
+from fedmutual.report.cells import Column, PageTable, TableCell, format_csv
+from fedmutual.report.comparison import RunComparison
+from fedmutual.report.settings import flatten_table, format_setting
+from fedmutual.report.text import format_amount, format_number, join_words
 from fedmutual.rundir.recorded_run import RecordedRun
 
 _SAID = 4  # means and standard deviations that are told one by one: those of an image's channels
@@ -22,43 +23,43 @@ class Settings:
     differing: PageTable | None
 
 
-def subtitle(comparison: RunComparison) -> str:
+def make_subtitle(comparison: RunComparison) -> str:
     """Return the line below the title of a report: data, division, and numbers of clients, rounds and seeds."""
     run = comparison.first
     rounds = sorted({r.settings.rounds for r in comparison.runs})
-    who = count(len(run.partition.clients), "client")
+    participants = format_amount(len(run.partition.clients), "client")
     if comparison.at_sites:
-        who = count(len(run.environment.get("clients", {})), "site")
+        participants = format_amount(len(run.environment.get("clients", {})), "site")
     classes = f", {len(comparison.classes)} classes" if len(comparison.classes) > 1 else ""
     return " · ".join(
         (
             f"{'real sites' if comparison.at_sites else run.partition.source}{classes}",
-            partition(run),
-            who,
-            f"{listed([str(r) for r in rounds], 'or')} rounds",
-            count(len({r.seed for r in comparison.runs}), "seed"),
+            describe_partition(run),
+            participants,
+            f"{join_words([str(r) for r in rounds], 'or')} rounds",
+            format_amount(len({r.seed for r in comparison.runs}), "seed"),
         )
     )
 
 
-def facts(comparison: RunComparison) -> list[tuple[str, str]]:
+def list_facts(comparison: RunComparison) -> list[tuple[str, str]]:
     """Return the facts of the runs: (term, description)."""
     return [
-        ("Methods", listed([m.label for m in comparison.methods])),
-        ("Networks", networks(comparison)),
-        ("First weights", first_weights(comparison)),
-        ("Inputs", scaling(comparison.first)),
+        ("Methods", join_words([m.label for m in comparison.methods])),
+        ("Networks", describe_networks(comparison)),
+        ("First weights", describe_first_weights(comparison)),
+        ("Inputs", describe_scaling(comparison.first)),
     ]
 
 
-def partition(run: RecordedRun) -> str:
+def describe_partition(run: RecordedRun) -> str:
     """Return how the data were partitioned."""
-    kind, given = run.partition.kind, run.config.get("partition", {})
+    kind, partition_keys = run.partition.kind, run.config.get("partition", {})
     words = {
         "iid": "dealt at random (iid)",
-        "shards": f"{given.get('classes_per_client')} of {len(run.partition.classes)} classes a client (shards)",
-        "dirichlet": f"class mix drawn from Dirichlet({given.get('alpha')})",
-        "pfllib": f"PFLlib's protocol, Dirichlet({given.get('alpha')})",
+        "shards": f"{partition_keys.get('classes_per_client')} of {len(run.partition.classes)} classes a client (shards)",
+        "dirichlet": f"class mix drawn from Dirichlet({partition_keys.get('alpha')})",
+        "pfllib": f"PFLlib's protocol, Dirichlet({partition_keys.get('alpha')})",
         "domains": "a client for each domain",
         "file": "partition given by a file",
         "sites": "each with data of its own, which nobody else knows",
@@ -66,27 +67,29 @@ def partition(run: RecordedRun) -> str:
     return words.get(kind, kind)
 
 
-def networks(comparison: RunComparison) -> str:
+def describe_networks(comparison: RunComparison) -> str:
     """Return the shared and the personal networks with their sizes."""
-    shared, personal = _models(comparison)
-    parts = [f"{kind} {_networks(recorded)}" for kind, recorded in (("shared", shared), ("personal", personal)) if recorded]
+    shared, personal = _list_models(comparison)
+    parts = [
+        f"{kind} {_format_networks(recorded)}" for kind, recorded in (("shared", shared), ("personal", personal)) if recorded
+    ]
     return "; ".join(parts) or "not recorded"
 
 
-def first_weights(comparison: RunComparison) -> str:
+def describe_first_weights(comparison: RunComparison) -> str:
     """Return the first weights of the networks: random, or from which source; and why not the requested ones."""
-    weights = dict.fromkeys(str(n["weights"]) for recorded in _models(comparison) for n in recorded if "weights" in n)
+    weights = dict.fromkeys(str(n["weights"]) for recorded in _list_models(comparison) for n in recorded if "weights" in n)
     return "; ".join(weights) or "not recorded"
 
 
-def _models(comparison: RunComparison) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _list_models(comparison: RunComparison) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """What was recorded of the shared network of each run, and of each client's own."""
     models = [r.environment.get("models") or {} for r in comparison.runs]
     shared = [m["shared"] for m in models if m.get("shared")]
     return shared, [n for m in models for n in (m.get("personal") or {}).values()]
 
 
-def scaling(run: RecordedRun) -> str:
+def describe_scaling(run: RecordedRun) -> str:
     """Return how the inputs were scaled."""
     recorded = run.environment.get("scaling") or {}
     if not recorded:
@@ -96,23 +99,23 @@ def scaling(run: RecordedRun) -> str:
     if len(mean) > _SAID:
         scaled.append(f"scaled by {len(mean)} means and standard deviations, which the environment below lists")
     elif mean and std:
-        scaled.append("minus mean ({}), over standard deviation ({})".format(*map(_numbers, (mean, std))))
+        scaled.append("minus mean ({}), over standard deviation ({})".format(*map(_format_numbers, (mean, std))))
     if recorded.get("columns"):
         scaled.append(f"{len(recorded['columns'])} columns encoded by data.columns, as the environment below lists")
     return f"{', '.join(scaled) or 'not scaled'}; augmentation: {recorded.get('augment', 'not recorded')}"
 
 
-def _numbers(values: Sequence[float]) -> str:
+def _format_numbers(values: Sequence[float]) -> str:
     return ", ".join(f"{v:.4g}" for v in values)
 
 
-def run_list(comparison: RunComparison) -> PageTable:
+def list_runs(comparison: RunComparison) -> PageTable:
     """Return the table of all runs: state, time, partition and folder."""
     rows, lines = [], []
     for m in comparison.methods:
         for r in m.runs:
             seconds = r.summary.seconds if r.summary else None
-            took = "n/a" if seconds is None else f"{fixed(seconds, 1 if seconds < 100 else 0)} s"
+            took = "n/a" if seconds is None else f"{format_number(seconds, 1 if seconds < 100 else 0)} s"
             place = "/".join(r.folder.resolve().parts[-3:])
             cells = (r.state, took, r.partition.fingerprint[:12], place)
             rows.append((TableCell(m.label), TableCell(str(r.seed)), *map(TableCell, cells)))
@@ -131,7 +134,7 @@ def run_list(comparison: RunComparison) -> PageTable:
         caption,
         columns,
         tuple(rows),
-        csv_text(["method", "seed", "state", "seconds", "fingerprint", "folder"], lines),
+        format_csv(["method", "seed", "state", "seconds", "fingerprint", "folder"], lines),
     )
 
 
@@ -144,12 +147,12 @@ def list_run_notes(comparison: RunComparison) -> list[str]:
     sentences = []
     for note, runs in runs_by_note.items():
         labels = list(dict.fromkeys(label for label, _ in runs))
-        whose = "" if len(labels) == len(comparison.methods) else f"{listed(labels)}: "
-        sentences.append(f"{whose}{note}{_when([rounds for _, rounds in runs])}")
-    return [*sentences, *_tuned(comparison)]
+        whose = "" if len(labels) == len(comparison.methods) else f"{join_words(labels)}: "
+        sentences.append(f"{whose}{note}{_describe_rounds([rounds for _, rounds in runs])}")
+    return [*sentences, *_describe_tuning(comparison)]
 
 
-def _tuned(comparison: RunComparison) -> Iterator[str]:
+def _describe_tuning(comparison: RunComparison) -> Iterator[str]:
     """One sentence for each method whose settings trials on hold-out rows chose."""
     for m in comparison.methods:
         for values in dict.fromkeys(tuple(run.tuned.items()) for run in m.runs if run.tuned):
@@ -157,7 +160,7 @@ def _tuned(comparison: RunComparison) -> Iterator[str]:
             yield f"{m.label}: {settings}, chosen on hold-out rows before these runs"
 
 
-def _when(of_runs: Sequence[set[int]]) -> str:
+def _describe_rounds(of_runs: Sequence[set[int]]) -> str:
     """ " (in 4 rounds of 2 runs, from the start to round 7)"; nothing of what came up before the first round."""
     rounds = sorted(r for rounds in of_runs for r in rounds)
     if not rounds:
@@ -169,9 +172,9 @@ def _when(of_runs: Sequence[set[int]]) -> str:
     return f" (in {len(rounds)} rounds{runs}, from {first} to {last})"
 
 
-def configuration(comparison: RunComparison) -> Settings:
+def make_configuration_tables(comparison: RunComparison) -> Settings:
     """Return the resolved configurations: equal keys as TOML, the others in a table."""
-    tables = [{k: v for k, v in flat(r.config) if k != "seed"} for r in comparison.runs]
+    tables = [{k: v for k, v in flatten_table(r.config) if k != "seed"} for r in comparison.runs]
     common, differing = _split(tables)
     nested: dict[str, Any] = {}
     for key, value in common.items():
@@ -182,28 +185,30 @@ def configuration(comparison: RunComparison) -> Settings:
         table[last] = value
     return Settings(
         tomli_w.dumps(nested),
-        _by_method(comparison, tables, differing, "config", "Keys in which the runs differ, beside the seed"),
+        _make_method_table(comparison, tables, differing, "config", "Keys in which the runs differ, beside the seed"),
     )
 
 
-def environment(comparison: RunComparison) -> Settings:
+def make_environment_tables(comparison: RunComparison) -> Settings:
     """Return the environments of the runs: machine, versions and sizes of the models."""
-    tables = [dict(_about(r.environment)) for r in comparison.runs]
+    tables = [dict(_flatten_environment(r.environment)) for r in comparison.runs]
     common, differing = _split(tables)
-    text = "\n".join(f"{k} = {plain(v)}" for k, v in common.items())
-    return Settings(text, _by_method(comparison, tables, differing, "environment", "Where the runs' environments differ"))
+    text = "\n".join(f"{k} = {format_setting(v)}" for k, v in common.items())
+    return Settings(
+        text, _make_method_table(comparison, tables, differing, "environment", "Where the runs' environments differ")
+    )
 
 
-def _about(environment: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _flatten_environment(environment: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Return the keys of an environment that the page shows; a client's scaling only where it differs from the run's."""
     run_scaling = environment.get("scaling")
-    yield from flat({k: v for k, v in environment.items() if k not in ("format", "command", "clients")})
+    yield from flatten_table({k: v for k, v in environment.items() if k not in ("format", "command", "clients")})
     for id, client in (environment.get("clients") or {}).items():
         same = isinstance(client, Mapping) and client.get("scaling") == run_scaling
         client_about = (
             {k: v for k, v in client.items() if k != "scaling" or not same} if isinstance(client, Mapping) else client
         )
-        yield from flat({"clients": {id: client_about}})
+        yield from flatten_table({"clients": {id: client_about}})
 
 
 def _split(tables: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[str]]:
@@ -213,7 +218,7 @@ def _split(tables: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[st
     return alike, [k for k in keys if k not in alike]
 
 
-def _by_method(
+def _make_method_table(
     comparison: RunComparison, tables: Sequence[Mapping[str, Any]], keys: Sequence[str], id: str, caption: str
 ) -> PageTable | None:
     """A line a key, a column a method; where seeds differ, all their values."""
@@ -226,7 +231,7 @@ def _by_method(
         [
             key,
             *(
-                "; ".join(dict.fromkeys(plain(t[key]) if key in t else "–" for t in method_tables))
+                "; ".join(dict.fromkeys(format_setting(t[key]) if key in t else "–" for t in method_tables))
                 for method_tables in tables_by_method.values()
             ),
         ]
@@ -234,12 +239,12 @@ def _by_method(
     ]
     columns = (Column("Key", numeric=False), *(Column(label, numeric=False) for label in tables_by_method))
     cells = tuple(tuple(TableCell(text) for text in row) for row in rows)
-    return PageTable(f"{id}-differs", caption, columns, cells, csv_text(["key", *tables_by_method], rows))
+    return PageTable(f"{id}-differs", caption, columns, cells, format_csv(["key", *tables_by_method], rows))
 
 
-def _networks(recorded: Sequence[Mapping[str, Any]]) -> str:
+def _format_networks(recorded: Sequence[Mapping[str, Any]]) -> str:
     """ "mlp and cnn1 (1,000 to 2,000 parameters)"."""
     names = list(dict.fromkeys(str(n.get("name")) for n in recorded))
     sizes = sorted({n["parameters"] for n in recorded if isinstance(n.get("parameters"), int)})
     span = f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} to {sizes[-1]:,}" if sizes else "unknown number of"
-    return f"{listed(names)} ({span} parameters)"
+    return f"{join_words(names)} ({span} parameters)"

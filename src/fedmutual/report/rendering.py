@@ -9,7 +9,7 @@ from jinja2 import BaseLoader, ChoiceLoader, Environment, FileSystemLoader, Pack
 from markupsafe import Markup, escape
 
 from fedmutual.report.scale import MetricScale
-from fedmutual.report.text import count, listed
+from fedmutual.report.text import format_amount, join_words
 
 
 def make_environment(*sources: str | Path, html: bool, keep_trailing_newline: bool = False) -> Environment:
@@ -42,7 +42,7 @@ def mark_prose(text: str) -> Markup:
 @cache
 def _load_macros(template: str) -> Any:
     environment = make_environment("fedmutual.report", html=False)
-    environment.filters |= {"count": count, "listed": listed, "value": _format_value, "gain": _format_gain}
+    environment.filters |= {"count": format_amount, "listed": join_words, "value": _format_value, "gain": _format_gain}
     environment.filters |= {
         "one": _remove_plural,
         "number": "{:,}".format,

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from fedmutual.metric import ACCURACY, Metric
-from fedmutual.report.text import MINUS, fixed
+from fedmutual.report.text import MINUS, format_number
 
 _DIGITS, _SPREAD_DIGITS = 3, 2  # of a number that is no fraction, and of a difference and half an interval
 
@@ -43,7 +43,7 @@ class MetricScale:
     def format_value(self, value: float) -> str:
         """Return 0.912 as "91.2", a number that is no fraction with three digits: 53.8712 as "53.9"."""
         if self.metric.is_fraction:
-            return fixed(100 * value, self.decimals)
+            return format_number(100 * value, self.decimals)
         return _round_number(value, _DIGITS)
 
     def format_spread(self, half: float) -> str:
@@ -58,7 +58,7 @@ class MetricScale:
 
 def _round_number(value: float, digits: int) -> str:
     """Return a number with this number of significant digits, without an exponent for a large number."""
-    return f"{value:.{digits}g}".replace("-", MINUS) if abs(value) < 10**digits else fixed(value, 0)
+    return f"{value:.{digits}g}".replace("-", MINUS) if abs(value) < 10**digits else format_number(value, 0)
 
 
 PERCENT = MetricScale()

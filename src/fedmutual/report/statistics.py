@@ -146,7 +146,7 @@ class Gains:
         clients = dict.fromkeys(p.client for p in self.pairs)
         of = {i: [p for p in self.pairs if p.client == i] for i in clients}
         return {
-            i: estimate([p.gain for p in pairs], "seeds", _grain(pairs), get_limit(pairs[0].metric))
+            i: estimate([p.gain for p in pairs], "seeds", _find_grain(pairs), get_limit(pairs[0].metric))
             for i, pairs in of.items()
         }
 
@@ -161,12 +161,12 @@ class Gains:
         by_seed = [[p for p in self.pairs if p.seed == seed] for seed in self.seeds]
         limit = get_limit(self.pairs[0].metric)
         if len(by_seed) > 1:
-            grain = max(_grain(pairs) / len(pairs) for pairs in by_seed)
+            grain = max(_find_grain(pairs) / len(pairs) for pairs in by_seed)
             return estimate([fmean(p.gain for p in pairs) for pairs in by_seed], "seeds", grain, limit)
-        return estimate([p.gain for p in by_seed[0]], "clients", _grain(by_seed[0]), limit)
+        return estimate([p.gain for p in by_seed[0]], "clients", _find_grain(by_seed[0]), limit)
 
 
-def _grain(pairs: Sequence[Pair]) -> float:
+def _find_grain(pairs: Sequence[Pair]) -> float:
     """Return by how much one example moves the gain of a client at most."""
     fractions = [p for p in pairs if p.metric.is_fraction]
     return max((1 / p.examples if p.examples else COARSE for p in fractions), default=0.0)
@@ -190,8 +190,8 @@ def pair_clients(
     client's own rows both are scored on.
     """
     pairs = []
-    for a, b in matches(ours, others):
-        round, their_round = last_common(a, b)
+    for a, b in match_runs(ours, others):
+        round, their_round = find_last_common(a, b)
         our_scores, their_scores = (
             a.get_scores(a.at(round), model, data),
             b.get_scores(b.at(their_round), other, data),
@@ -202,7 +202,7 @@ def pair_clients(
         return Gains(tuple(pairs))
     if not ours or not others:
         return Missing("one of the two has no run with numbers")
-    if not matches(ours, others):
+    if not match_runs(ours, others):
         return Missing("no run of the other method has the same seed and the same partition")
     return Missing("the two have no evaluated round, or no client that shares its scores, in common")
 
@@ -210,22 +210,22 @@ def pair_clients(
 def pair_global(ours: Sequence[RecordedRun], others: Sequence[RecordedRun]) -> Estimate | None:
     """Return how much better our shared model is on the test set, mean over seeds; None where no runs can be paired."""
     gains, grain = [], 0.0
-    for a, b in matches(ours, others):
-        rounds = zip((a, b), last_common(a, b), strict=True)
+    for a, b in match_runs(ours, others):
+        rounds = zip((a, b), find_last_common(a, b), strict=True)
         our_score, their_score = (e.find("global", "test") if (e := run.at(round)) else None for run, round in rounds)
         if our_score and their_score:
             pair = Pair(a.seed, "", 0, our_score.value, their_score.value, our_score.examples, a.metric)
             gains.append(pair.gain)
-            grain = max(grain, _grain([pair]) if our_score.examples else 0.0)
+            grain = max(grain, _find_grain([pair]) if our_score.examples else 0.0)
     return estimate(gains, "seeds", grain, get_limit(ours[0].metric)) if gains else None
 
 
-def matches(ours: Sequence[RecordedRun], others: Sequence[RecordedRun]) -> list[tuple[RecordedRun, RecordedRun]]:
+def match_runs(ours: Sequence[RecordedRun], others: Sequence[RecordedRun]) -> list[tuple[RecordedRun, RecordedRun]]:
     """Return the pairs of runs with the same seed and the same partition of the same data."""
     return [(a, b) for a in ours for b in others if (a.seed, a.partition.fingerprint) == (b.seed, b.partition.fingerprint)]
 
 
-def last_common(a: RecordedRun, b: RecordedRun) -> tuple[int, int]:
+def find_last_common(a: RecordedRun, b: RecordedRun) -> tuple[int, int]:
     """Return the last rounds after which both runs were evaluated and had trained equally long; 0, 0 where there are none.
 
     As much is the same round, or where rounds are told in local steps the same number of these; where only one run

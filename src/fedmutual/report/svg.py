@@ -30,12 +30,12 @@ Styles = dict[str, str]
 """CSS declarations -> the class that has them; filled as figures are drawn, so that equal styles share a class."""
 
 
-def colour(name: str) -> str:
+def make_colour(name: str) -> str:
     """A colour for matplotlib that stands for a CSS variable of the page: "s1" .. "s8", "ink", "muted", "rule", ..."""
     return _TOKENS[name]
 
 
-def inline(figure: Figure, prefix: str, label: str, styles: Styles, hits: Sequence[Hit] = ()) -> str:
+def make_inline_svg(figure: Figure, prefix: str, label: str, styles: Styles, hits: Sequence[Hit] = ()) -> str:
     """The figure as an <svg> element. `prefix` keeps its ids apart from other figures'; `label` is its text alternative.
 
     The figure's artists are to be drawn without clipping: a clip path would be named by every line.
@@ -49,10 +49,10 @@ def inline(figure: Figure, prefix: str, label: str, styles: Styles, hits: Sequen
     root = ET.fromstring(file.getvalue())
     for child in [c for c in root if c.tag.endswith(("metadata", "defs"))]:
         root.remove(child)  # the first <defs> holds a style rule that would apply to the whole page
-    _tidy(root, prefix, styles)
+    _tidy_svg(root, prefix, styles)
     root.attrib |= {"role": "img", "aria-label": label, "class": "plot"}
     for hit in hits:
-        where = {k: _short(getattr(hit, k)) for k in ("x", "y", "width", "height")}
+        where = {k: _shorten_number(getattr(hit, k)) for k in ("x", "y", "width", "height")}
         rect = ET.SubElement(root, f"{{{_SVG}}}rect", where)
         if hit.text:
             ET.SubElement(rect, f"{{{_SVG}}}title").text = hit.text
@@ -60,7 +60,7 @@ def inline(figure: Figure, prefix: str, label: str, styles: Styles, hits: Sequen
     return re.sub(r">\s+<", "><", re.sub(r"</?g ?/?>", "", text))  # no group says anything any more
 
 
-def _tidy(root: ET.Element, prefix: str, styles: Styles) -> None:
+def _tidy_svg(root: ET.Element, prefix: str, styles: Styles) -> None:
     """Take out what only costs bytes (unused ids, long decimals, fonts by name); styles become classes."""
     used = dict.fromkeys(e.attrib[_LINK][1:] for e in root.iter() if _LINK in e.attrib)
     ids = {id: f"{prefix}-{number}" for number, id in enumerate(used)}
@@ -71,25 +71,25 @@ def _tidy(root: ET.Element, prefix: str, styles: Styles) -> None:
             element.set("id", ids[marks["id"]])
         if _LINK in marks:
             element.set("href", f"#{ids[marks[_LINK][1:]]}")
-        if style := _colours(re.sub(r"font-family:[^;]*;?\s*", "", marks.get("style", ""))):
+        if style := _replace_colours(re.sub(r"font-family:[^;]*;?\s*", "", marks.get("style", ""))):
             element.set("class", styles.setdefault(style, f"p{len(styles)}"))
         for key in ("viewBox", "d", "x", "y", "transform"):
             if key in marks and not re.match(r"rotate\(-?0[ ,]", marks[key]):
-                element.set(key, _numbers(marks[key]))
+                element.set(key, _shorten_numbers(marks[key]))
 
 
-def _numbers(text: str) -> str:
+def _shorten_numbers(text: str) -> str:
     """Coordinates to a tenth of a pixel. After a move (M) what follows is a line (L) even if it is not said, but not after a
     curve (C, Q)."""
-    short = " ".join(re.sub(r"-?\d+\.\d+", lambda m: _short(float(m[0])), text).split())
+    short = " ".join(re.sub(r"-?\d+\.\d+", lambda m: _shorten_number(float(m[0])), text).split())
     return short if re.search("[CQ]", short) else short.replace(" L ", " ")
 
 
-def _short(number: float) -> str:
+def _shorten_number(number: float) -> str:
     return f"{number:.1f}".removesuffix(".0")
 
 
-def _colours(text: str) -> str:
+def _replace_colours(text: str) -> str:
     for name, token in _TOKENS.items():
         text = text.replace(token, f"var(--{name})")
     return text

@@ -6,35 +6,39 @@ import pandas as pd
 
 from fedmutual.metric import ACCURACY
 from fedmutual.report import measures
-from fedmutual.report.cells import Column, PageTable, TableCell, csv_text, missing, numbers, share
+from fedmutual.report.cells import Column, PageTable, TableCell, format_csv, list_numbers, make_missing_cell, make_share_cell
 from fedmutual.report.comparison import RunComparison, Use
-from fedmutual.report.measures import Subject, mean_of, over_seeds
+from fedmutual.report.measures import Subject, average_known, average_over_seeds
 from fedmutual.report.scale import MetricScale
 from fedmutual.report.statistics import Gains, Missing, Pair
-from fedmutual.report.text import fixed, percent
+from fedmutual.report.text import format_number, format_percent
 from fedmutual.rundir.recorded_run import RecordedRun
 
 
-def beyond_accuracy(comparison: RunComparison) -> PageTable:
+def make_other_score_table(comparison: RunComparison) -> PageTable:
     """Return the table of scores that a frequent class does not raise, with the accuracy of always naming that class."""
     scale = comparison.scale
     rows, lines = [], []
     keys = ("value", "majority", "balanced_accuracy", "auroc", "loss")
     for m in comparison.methods:
-        for subject in measures.subjects(comparison, m):
+        for subject in measures.list_subjects(comparison, m):
             scores = {
-                key: over_seeds(m.counted, lambda run, s=subject, k=key: mean_of(s.scores(run), k), _UNDEFINED[key])  # type: ignore[misc]
+                key: average_over_seeds(
+                    m.counted,
+                    lambda run, s=subject, k=key: average_known(s.scores(run), k),  # type: ignore[misc]
+                    _UNDEFINED[key],
+                )
                 for key in keys
             }
-            cells = [share(scores[key], scale, note=_partly(m.counted, subject, key)) for key in keys[:3]]
+            cells = [make_share_cell(scores[key], scale, note=_note_partial(m.counted, subject, key)) for key in keys[:3]]
             auroc, loss = (
-                missing(v.why)
+                make_missing_cell(v.why)
                 if isinstance(v, Missing)
-                else TableCell(fixed(v.mean, 3), note=_partly(m.counted, subject, key))
+                else TableCell(format_number(v.mean, 3), note=_note_partial(m.counted, subject, key))
                 for key, v in ((k, scores[k]) for k in keys[3:])
             )
             rows.append((TableCell(m.label, sub=subject.title), *cells, auroc, loss))
-            lines.append([m.label, subject.title, *(numbers(scores[key])[0] for key in keys)])
+            lines.append([m.label, subject.title, *(list_numbers(scores[key])[0] for key in keys)])
     columns = (
         Column("Method, and what is scored", numeric=False),
         Column("Accuracy, %"),
@@ -44,22 +48,25 @@ def beyond_accuracy(comparison: RunComparison) -> PageTable:
         Column("Loss"),
     )
     caption = "Last round; own data: the mean of the clients' scores. Most frequent class: the accuracy of always naming it"
-    return PageTable("beyond", caption, columns, tuple(rows), csv_text(["method", "scored", "accuracy", *keys[1:]], lines))
+    return PageTable("beyond", caption, columns, tuple(rows), format_csv(["method", "scored", "accuracy", *keys[1:]], lines))
 
 
-def recall(comparison: RunComparison) -> PageTable:
+def make_recall_table(comparison: RunComparison) -> PageTable:
     """Return the table of each class's recall: of each method the shared model, and the personal models on all classes."""
     columns = [Column("Class", numeric=False)]
     recalls: list[list[float | None]] = []
     for m in comparison.methods:
-        for subject in measures.subjects(comparison, m):
+        for subject in measures.list_subjects(comparison, m):
             if subject.everything:
                 columns.append(Column(subject.title.partition(",")[0], m.label))
                 recalls.append(_average_recalls(m.counted, subject, len(comparison.classes)))
     rows = tuple(
         (
             TableCell(name),
-            *(missing("the test set has no example of the class") if v is None else _shaded(v) for v in values),
+            *(
+                make_missing_cell("the test set has no example of the class") if v is None else _make_shaded_cell(v)
+                for v in values
+            ),
         )
         for name, *values in zip(comparison.classes, *recalls, strict=True)
     )
@@ -67,12 +74,12 @@ def recall(comparison: RunComparison) -> PageTable:
     header = ["class", *(f"{c.group}: {c.name}" for c in columns[1:])]
     where = "test data of all domains" if comparison.domains else "test set"
     caption = f"Recall of each class on the {where}, %, last round; personal models: the mean over clients"
-    return PageTable("recall", caption, tuple(columns), rows, csv_text(header, lines))
+    return PageTable("recall", caption, tuple(columns), rows, format_csv(header, lines))
 
 
-def clients(comparison: RunComparison) -> PageTable:
+def make_client_table(comparison: RunComparison) -> PageTable:
     """Return the table of all clients of all seeds: training examples, network, accuracies and gains."""
-    pairs = {u: _pairs(comparison, u) for u in comparison.uses}
+    pairs = {u: _list_pairs(comparison, u) for u in comparison.uses}
     accuracies = {u: _get_accuracies(u) for u in comparison.uses}
     runs: dict[int, RecordedRun] = {}  # of the first method that has the seed
     for run in (r for m in comparison.methods for r in m.counted):
@@ -82,17 +89,19 @@ def clients(comparison: RunComparison) -> PageTable:
         (r.seed, client) for r in sorted(runs.values(), key=lambda r: r.seed) for client in r.partition.clients
     ]:
         run = runs[seed]
-        examples, network = sum(run.partition.clients[client].counts.training), _network(comparison, seed, client)
+        examples, network = sum(run.partition.clients[client].counts.training), _find_network(comparison, seed, client)
         score = run.get_scores(run.last).get(client)
         majority = score.majority if score else None
         about = (TableCell(client), TableCell(str(seed)), TableCell(f"{examples:,}"), TableCell(network))
         served = []
         for u in comparison.uses:
             pair, accuracy = pairs[u].get((seed, client)), accuracies[u].get((seed, client))
-            served.append(_served(accuracy, pair, comparison.scale))
+            served.append(_format_served(accuracy, pair, comparison.scale))
             compared = (pair.round, pair.other, pair.gain) if pair else (None, None, None)
             lines.append([seed, client, examples, network, majority, u.label, accuracy, *compared])
-        rows.append((*about, *([_majority(majority, comparison.scale)] if comparison.metric == ACCURACY else []), *served))
+        rows.append(
+            (*about, *([_format_majority(majority, comparison.scale)] if comparison.metric == ACCURACY else []), *served)
+        )
     metric, scale = comparison.metric, comparison.scale
     title = metric.heading
     group = f"{title} on own validation data{scale.head} (gain over local-only{scale.difference_head})"
@@ -106,16 +115,16 @@ def clients(comparison: RunComparison) -> PageTable:
         *(Column(u.label, group) for u in comparison.uses),
     )
     header = ["seed", "client", "examples", "network", "majority", "method", metric.name, "compared_at_round", "local_only"]
-    return PageTable("clients", "Every client, last round", columns, tuple(rows), csv_text([*header, "gain"], lines))
+    return PageTable("clients", "Every client, last round", columns, tuple(rows), format_csv([*header, "gain"], lines))
 
 
-def _pairs(comparison: RunComparison, use: Use) -> dict[tuple[int, str], Pair]:
-    gains = measures.gains(comparison, use)
+def _list_pairs(comparison: RunComparison, use: Use) -> dict[tuple[int, str], Pair]:
+    gains = measures.measure_gains(comparison, use)
     return {(p.seed, p.client): p for p in gains.pairs} if isinstance(gains, Gains) else {}
 
 
-def _majority(share: float | None, scale: MetricScale) -> TableCell:
-    return missing(_UNTOLD) if share is None else TableCell(scale.format_value(share))
+def _format_majority(share: float | None, scale: MetricScale) -> TableCell:
+    return make_missing_cell(_UNTOLD) if share is None else TableCell(scale.format_value(share))
 
 
 _UNTOLD = "not shared: the run is missing or unfinished, or the client does not share this score (share.metrics)"
@@ -125,7 +134,7 @@ _UNDEFINED = {
 }
 
 
-def _partly(runs: Sequence[RecordedRun], subject: Subject, key: str) -> str:
+def _note_partial(runs: Sequence[RecordedRun], subject: Subject, key: str) -> str:
     """A footnote where a score is defined for some clients only."""
     scores = [s for run in runs for s in subject.scores(run)]
     defined = sum(getattr(s, key) is not None for s in scores)
@@ -146,8 +155,8 @@ def _average_recalls(runs: Sequence[RecordedRun], subject: Subject, classes: int
     return [means.get(number) for number in range(classes)]
 
 
-def _shaded(value: float) -> TableCell:
-    return TableCell(percent(value), shade=value)
+def _make_shaded_cell(value: float) -> TableCell:
+    return TableCell(format_percent(value), shade=value)
 
 
 def _get_accuracies(use: Use) -> dict[tuple[int, str], float]:
@@ -156,17 +165,17 @@ def _get_accuracies(use: Use) -> dict[tuple[int, str], float]:
     return {(seed, client): score.value for seed, by_client in scores for client, score in by_client.items()}
 
 
-def _served(accuracy: float | None, pair: Pair | None, scale: MetricScale) -> TableCell:
+def _format_served(accuracy: float | None, pair: Pair | None, scale: MetricScale) -> TableCell:
     """A client's accuracy, and its gain beside it."""
     if accuracy is None:
-        return missing(_UNTOLD)
+        return make_missing_cell(_UNTOLD)
     if pair is None:
         return TableCell(scale.format_value(accuracy))
     tone = "gain" if pair.gain > 0 else "harm" if pair.gain < 0 else ""
     return TableCell(scale.format_value(accuracy), spread=scale.format_gain(pair.gain), tone=tone)
 
 
-def _network(comparison: RunComparison, seed: int, client: str) -> str:
+def _find_network(comparison: RunComparison, seed: int, client: str) -> str:
     """The client's own network; where it has none, the shared one."""
     methods = sorted(comparison.methods, key=lambda m: m.is_local_only)
     models = [r.environment.get("models") or {} for m in methods for r in m.runs if r.seed == seed]

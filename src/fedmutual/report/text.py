@@ -5,34 +5,34 @@ from collections.abc import Sequence
 MINUS = "\N{MINUS SIGN}"
 
 
-def percent(fraction: float, decimals: int = 1) -> str:
+def format_percent(fraction: float, decimals: int = 1) -> str:
     """0.912 -> "91.2": percent without its sign."""
-    return fixed(100 * fraction, decimals)
+    return format_number(100 * fraction, decimals)
 
 
-def points(difference: float, decimals: int = 1) -> str:
+def format_points(difference: float, decimals: int = 1) -> str:
     """0.0123 -> "+1.2": percentage points with their sign; what rounds to 0 has none."""
-    text = fixed(100 * difference, decimals)
+    text = format_number(100 * difference, decimals)
     return f"+{text}" if text[0] != MINUS and text.strip("0.") else text
 
 
-def fixed(value: float, decimals: int) -> str:
+def format_number(value: float, decimals: int) -> str:
     """Return a number with this number of decimals and a true minus sign; a number that rounds to 0 has no sign."""
     text = f"{value:.{decimals}f}"
     return text.replace("-", MINUS) if text.strip("-0.") else text.removeprefix("-")
 
 
-def count(n: int, noun: str) -> str:
+def format_amount(n: int, noun: str) -> str:
     """ "1 client", "1,200 clients"."""
     return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
 
 
-def listed(words: Sequence[str], last: str = "and") -> str:
+def join_words(words: Sequence[str], last: str = "and") -> str:
     """ "a", "a and b", "a, b and c"."""
     return f" {last} ".join(filter(None, (", ".join(words[:-1]), words[-1]))) if words else ""
 
 
-def size(n: float) -> str:
+def format_size(n: float) -> str:
     """796840 -> "796.8 kB": bytes in powers of 1000."""
     for unit in ("B", "kB", "MB", "GB"):
         if abs(n) < 1000:

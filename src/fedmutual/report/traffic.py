@@ -6,12 +6,12 @@ from math import prod
 
 import pandas as pd
 
-from fedmutual.report.cells import Column, PageTable, TableCell, csv_text, missing
+from fedmutual.report.cells import Column, PageTable, TableCell, format_csv, make_missing_cell
 from fedmutual.report.comparison import Method, RunComparison
-from fedmutual.report.text import count, size
+from fedmutual.report.text import format_amount, format_size
 
 
-def bytes_by_method(comparison: RunComparison) -> PageTable:
+def make_method_bytes_table(comparison: RunComparison) -> PageTable:
     """Return a table with a line for each method: declared messages, bytes sent, and a public seed set's bytes apart."""
     counted = {m.label: [r for r in m.counted if r.ledger] for m in comparison.methods}
     seeded = any(r.ledger.seed for runs in counted.values() for r in runs)
@@ -28,10 +28,10 @@ def bytes_by_method(comparison: RunComparison) -> PageTable:
     ]
     rows, lines = [], []
     for m in comparison.methods:
-        name, left = TableCell(m.label, note=POOLED_NOTE if m.is_pooled else ""), _leaving(m)
-        leaves = missing("what may leave is written when a run is finished") if left == "n/a" else TableCell(left)
+        name, left = TableCell(m.label, note=POOLED_NOTE if m.is_pooled else ""), _describe_leaving(m)
+        leaves = make_missing_cell("what may leave is written when a run is finished") if left == "n/a" else TableCell(left)
         if not counted[m.label]:
-            rows.append((name, TableCell(left), *[missing("the ledger is empty so far")] * (len(columns) - 2)))
+            rows.append((name, TableCell(left), *[make_missing_cell("the ledger is empty so far")] * (len(columns) - 2)))
             continue
         ledgers = [r.ledger for r in counted[m.label]]
         visits, n = sum(k.visits for k in ledgers) or 1, len(ledgers)
@@ -41,12 +41,19 @@ def bytes_by_method(comparison: RunComparison) -> PageTable:
         step = [up / steps if steps else None] if stepped else []
         values = (up, down, *step, *run_bytes, *([seed] if seeded else []))
         rows.append(
-            (name, leaves, *(missing("rounds are counted in epochs") if v is None else TableCell(size(v)) for v in values))
+            (
+                name,
+                leaves,
+                *(
+                    make_missing_cell("rounds are counted in epochs") if v is None else TableCell(format_size(v))
+                    for v in values
+                ),
+            )
         )
         lines.append([m.label, up, down, up / steps if steps else None, *run_bytes, seed])
     header = ["method", "up_client_round", "down_client_round", "up_client_step", "up_run", "down_run", "seed_set"]
     caption = "Bytes of the tensors sent, means over seeds"
-    return PageTable("bytes", caption, tuple(columns), tuple(rows), csv_text(header, lines), True)
+    return PageTable("bytes", caption, tuple(columns), tuple(rows), format_csv(header, lines), True)
 
 
 _STEPS = "bytes of a round, divided by its local steps: so methods that exchange less often can be compared"
@@ -54,17 +61,19 @@ _SEED = "all clients' public data, given out once before the first round, then r
 POOLED_NOTE = "the data of all participants are in one place; moving the data is not counted"
 
 
-def bytes_by_client(comparison: RunComparison) -> PageTable:
+def make_client_bytes_table(comparison: RunComparison) -> PageTable:
     """Return a table with a line for each client: its bytes in the whole run under each method."""
-    return _bytes(comparison, "bytes-client", "client", "Bytes of each client over the whole run, means over seeds")
+    return _make_bytes_table(
+        comparison, "bytes-client", "client", "Bytes of each client over the whole run, means over seeds"
+    )
 
 
-def bytes_by_round(comparison: RunComparison) -> PageTable:
+def make_round_bytes_table(comparison: RunComparison) -> PageTable:
     """Return a table with a line for each round, or for several equal rounds: bytes of all clients under each method."""
-    return _bytes(comparison, "bytes-round", "round", "Bytes of all clients in a round, means over seeds")
+    return _make_bytes_table(comparison, "bytes-round", "round", "Bytes of all clients in a round, means over seeds")
 
 
-def _bytes(comparison: RunComparison, id: str, key: str, caption: str) -> PageTable:
+def _make_bytes_table(comparison: RunComparison, id: str, key: str, caption: str) -> PageTable:
     methods = [m for m in comparison.methods if not m.is_pooled and any(r.ledger for r in m.counted)]
     ways = [(m.label, way) for m in methods for way in ("up", "down")]
     by_method = {m.label: _average_bytes(m, key) for m in methods}
@@ -77,11 +86,11 @@ def _bytes(comparison: RunComparison, id: str, key: str, caption: str) -> PageTa
         first, *more = [name for name, *_ in equal]
         last = more[-1] if more else first
         head = "start" if first == 0 else str(first) if last == first else f"{first} to {last}"
-        rows.append((TableCell(head), *(TableCell(size(v)) for v in values)))
+        rows.append((TableCell(head), *(TableCell(format_size(v)) for v in values)))
         lines.append([first, *([last] if key == "round" else []), *values])
     columns = (Column(key.capitalize(), numeric=False), *(Column(way, label) for label, way in ways))
     header = [*(["first_round", "last_round"] if key == "round" else [key]), *(f"{label} {way}" for label, way in ways)]
-    return PageTable(id, caption, columns, tuple(rows), csv_text(header, lines))
+    return PageTable(id, caption, columns, tuple(rows), format_csv(header, lines))
 
 
 def _average_bytes(method: Method, key: str) -> pd.DataFrame:
@@ -94,26 +103,26 @@ def _average_bytes(method: Method, key: str) -> pd.DataFrame:
     return pd.concat(sums).groupby(level=0, sort=False).sum() / len(ledgers)
 
 
-def _leaving(method: Method) -> str:
+def _describe_leaving(method: Method) -> str:
     """What a reply may hold under a method."""
     if method.is_pooled:
         return "everything: all data are in one place"
-    leaves = _leaves(method)
+    leaves = _list_leaves(method)
     has_seed_set = any(r.ledger.seed for r in method.counted)
     if leaves is None:
         return "n/a"
     if not leaves:
         return "nothing; once, before: its public data" if has_seed_set else "nothing"
     values = sum(prod(shape) for _, shape in leaves.values())
-    words = f"{count(len(leaves), 'tensor')}, {values:,} numbers"
+    words = f"{format_amount(len(leaves), 'tensor')}, {values:,} numbers"
     if any(name.endswith("n_k") for name in leaves):
         words += ", with n_k, how many examples it trains on"
     return f"{words}; once, before: its public data" if has_seed_set else words
 
 
-def tensors(comparison: RunComparison) -> PageTable | None:
+def make_tensor_table(comparison: RunComparison) -> PageTable | None:
     """Return the table of all tensors that may leave a client; None where nothing leaves."""
-    leaves_by_method = {m.label: _leaves(m) or {} for m in comparison.methods if not m.is_pooled}
+    leaves_by_method = {m.label: _list_leaves(m) or {} for m in comparison.methods if not m.is_pooled}
     leaves_by_method = {label: leaves for label, leaves in leaves_by_method.items() if leaves}
     specs = dict.fromkeys((name, *spec) for leaves in leaves_by_method.values() for name, spec in leaves.items())
     if not specs:
@@ -126,7 +135,7 @@ def tensors(comparison: RunComparison) -> PageTable | None:
         (
             TableCell(name),
             TableCell(kind),
-            TableCell(_shape(shape)),
+            TableCell(_format_shape(shape)),
             *(TableCell("leaves" if yes else "–") for yes in leaves_client),
         )
         for name, kind, shape, leaves_client in marks
@@ -137,12 +146,12 @@ def tensors(comparison: RunComparison) -> PageTable | None:
         Column("shape"),
         *(Column(m, numeric=False) for m in leaves_by_method),
     )
-    lines = [[name, kind, _shape(shape), *map(int, leaves_client)] for name, kind, shape, leaves_client in marks]
+    lines = [[name, kind, _format_shape(shape), *map(int, leaves_client)] for name, kind, shape, leaves_client in marks]
     caption = "Tensors that may leave a client, as declared before the run"
-    return PageTable("tensors", caption, columns, rows, csv_text(["tensor", "type", "shape", *leaves_by_method], lines))
+    return PageTable("tensors", caption, columns, rows, format_csv(["tensor", "type", "shape", *leaves_by_method], lines))
 
 
-def _leaves(method: Method) -> Mapping[str, tuple[str, tuple[int, ...]]] | None:
+def _list_leaves(method: Method) -> Mapping[str, tuple[str, tuple[int, ...]]] | None:
     """Name -> dtype, shape over all phases; None before a run is finished. A phase is named where there are several."""
     summary = next((r.summary for r in method.runs if r.summary), None)
     if summary is None or summary.leaves is None:
@@ -151,5 +160,5 @@ def _leaves(method: Method) -> Mapping[str, tuple[str, tuple[int, ...]]] | None:
     return {f"{p}: {n}" if several else n: spec for p, leaves in summary.leaves.items() for n, spec in leaves.items()}
 
 
-def _shape(shape: Sequence[int]) -> str:
+def _format_shape(shape: Sequence[int]) -> str:
     return " × ".join(map(str, shape)) or "one number"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fedmutual.report import classes, joining, measures, other_tasks
 from fedmutual.report.answer import FEDERATING, JOINING, conclude, decide
-from fedmutual.report.comparison import Method, RunComparison, Use, comparisons
+from fedmutual.report.comparison import Method, RunComparison, Use, make_comparisons
 from fedmutual.report.domains import ACC
 from fedmutual.report.findings import (
     AllClasses,
@@ -21,20 +21,20 @@ from fedmutual.report.wording import Verdict
 from fedmutual.rundir.recorded_run import RecordedRun, read_runs
 
 
-def verdict(runs: Sequence[Path | RecordedRun]) -> list[str]:
+def find_answers(runs: Sequence[Path | RecordedRun]) -> list[str]:
     """Return the answer about run folders, one sentence for each comparison: does federating pay.
 
     Raises:
         RunError: a folder is not the folder of a run, or is damaged.
     """
-    compared = comparisons(read_runs(runs))
+    compared = make_comparisons(read_runs(runs))
     return [f"{c.name}: {judge(c).lead}" if len(compared) > 1 else judge(c).lead for c in compared]
 
 
 def judge(comparison: RunComparison) -> Verdict:
     """Return the verdict on one comparison."""
     data = ACC.data if comparison.domains else "validation"
-    gains = {method.label: measures.gains(comparison, method.uses[0], data) for method in comparison.federated}
+    gains = {method.label: measures.measure_gains(comparison, method.uses[0], data) for method in comparison.federated}
     estimates = [g.estimate for g in gains.values() if isinstance(g, Gains)]
     ways, question = (gains, JOINING) if comparison.domains else (_find_ways(comparison), FEDERATING)
     return conclude(comparison, decide(comparison, ways, question), list(find_findings(comparison)), estimates)
@@ -62,7 +62,7 @@ def _find_ways(comparison: RunComparison) -> dict[str, Gains | Missing]:
     """Return the gains of each federating method; of each of its models, where another model than the first is better."""
     ways: dict[str, Gains | Missing] = {}
     for method in comparison.federated:
-        gains = {use: measures.gains(comparison, use) for use in method.uses}
+        gains = {use: measures.measure_gains(comparison, use) for use in method.uses}
         signs = [g.estimate.sign for g in gains.values() if isinstance(g, Gains)]
         is_split = bool(signs) and max(signs) > signs[0]
         ways |= {_name_use(use): g for use, g in gains.items()} if is_split else {method.label: gains[method.uses[0]]}
@@ -101,19 +101,19 @@ def _compare_with_rivals(comparison: RunComparison, method: Method) -> Iterator[
 
 def _find_all_classes(method: Method) -> Iterator[Finding]:
     """Return the accuracies on the test set of a method with personal models and a shared one."""
-    personal = measures.over_seeds(
+    personal = measures.average_over_seeds(
         method.counted,
-        lambda run: measures.mean_of([*run.get_scores(run.last, "personal", "test").values()], "value"),
+        lambda run: measures.average_known([*run.get_scores(run.last, "personal", "test").values()], "value"),
         "",
     )
-    shared = measures.global_last(method.uses[-1])
+    shared = measures.average_global_last(method.uses[-1])
     if isinstance(personal, Estimate) and isinstance(shared, Estimate):
         yield AllClasses(method.label, personal.mean, shared.mean)
 
 
 def _find_frequent_class(method: Method) -> Iterator[Finding]:
-    accuracy = measures.over_seeds(
-        method.counted, lambda run: measures.mean_of([*run.get_scores(run.last).values()], "majority"), ""
+    accuracy = measures.average_over_seeds(
+        method.counted, lambda run: measures.average_known([*run.get_scores(run.last).values()], "majority"), ""
     )
     if isinstance(accuracy, Estimate):
         yield FrequentClass(accuracy.mean)

@@ -10,16 +10,16 @@ from fedmutual.files import write_bytes
 from fedmutual.report.cells import Column, PageTable, TableCell
 from fedmutual.report.rendering import make_environment
 from fedmutual.report.statistics import Estimate
-from fedmutual.report.text import listed, points, size
+from fedmutual.report.text import format_points, format_size, join_words
 from fedmutual.reproduce import measures, prose
 from fedmutual.reproduce.cell_results import MeasuredCell
 from fedmutual.reproduce.claims import CONTRADICTED, INCONCLUSIVE, SUPPORTED, Judged, judge
 from fedmutual.reproduce.code_lines import tabulate_code_lines
-from fedmutual.reproduce.entries import entry, name
-from fedmutual.reproduce.pages import MADE, Page, md_table
+from fedmutual.reproduce.entries import make_entry, name
+from fedmutual.reproduce.pages import MADE, Page, render_table
 from fedmutual.reproduce.schema import Claim
-from fedmutual.reproduce.significance import holm, stands
-from fedmutual.reproduce.spent import spent_frame
+from fedmutual.reproduce.significance import adjust_by_holm, is_significant
+from fedmutual.reproduce.spent import make_spent_frame
 
 ID, NAME, TEMPLATE = "benchmark", "benchmark.md", "benchmark.md.j2"
 PAPERS_METHODS = ("fml", "fedh2l")
@@ -46,12 +46,12 @@ class MethodComparison:
     @property
     def is_robust(self) -> bool:
         """Return whether the verdict stands after Holm's adjustment."""
-        return stands(self.adjusted_p)
+        return is_significant(self.adjusted_p)
 
     @property
     def points(self) -> str:
         """Return the mean difference, such as "+1.2", in points."""
-        return points(self.judged.overall.mean) if self.judged.overall else ""
+        return format_points(self.judged.overall.mean) if self.judged.overall else ""
 
 
 @dataclass(frozen=True)
@@ -81,14 +81,14 @@ class MethodStanding:
 def compare_methods(measured_cells: Sequence[MeasuredCell]) -> list[MethodStanding]:
     """Return the standing of each of COMPARED that a cell has, with p-values adjusted over all pairs."""
     judged = [
-        (method, rival, measured, judge(_claim(method, rival, measured), [measured]))
+        (method, rival, measured, judge(_make_claim(method, rival, measured), [measured]))
         for method in COMPARED
         for measured in measured_cells
         for rival in measured.cell.shown
         if method in measured.cell.shown and rival != method
     ]
-    p_values = {_pair(method, rival, measured): j.p for method, rival, measured, j in judged if j.p is not None}
-    adjusted = dict(zip(p_values, holm(list(p_values.values())), strict=True))
+    p_values = {_make_pair_key(method, rival, measured): j.p for method, rival, measured, j in judged if j.p is not None}
+    adjusted = dict(zip(p_values, adjust_by_holm(list(p_values.values())), strict=True))
     return [
         MethodStanding(
             chosen,
@@ -99,7 +99,7 @@ def compare_methods(measured_cells: Sequence[MeasuredCell]) -> list[MethodStandi
                     rival,
                     name(rival, measured.cell.shown[rival]),
                     j,
-                    adjusted.get(_pair(method, rival, measured)),
+                    adjusted.get(_make_pair_key(method, rival, measured)),
                 )
                 for method, rival, measured, j in judged
                 if method == chosen
@@ -116,18 +116,18 @@ def _name_methods(measured_cells: Sequence[MeasuredCell]) -> Iterator[tuple[str,
             yield method, titles[0]
 
 
-def _claim(method: str, rival: str, measured: MeasuredCell) -> Claim:
+def _make_claim(method: str, rival: str, measured: MeasuredCell) -> Claim:
     return Claim(text=f"{method} less {rival}", measure=OWN, arm=method, than=rival, cells=measured.cell.name)
 
 
-def _pair(method: str, rival: str, measured: MeasuredCell) -> tuple[str, frozenset[str]]:
+def _make_pair_key(method: str, rival: str, measured: MeasuredCell) -> tuple[str, frozenset[str]]:
     """Return one key for a comparison and for the same comparison the other way round."""
     return measured.cell.id, frozenset((method, rival))
 
 
 def tabulate(measured: MeasuredCell) -> PageTable:
     """Return the table of a cell: one row for each arm with results, the highest accuracy on own data first."""
-    work, moved = spent_frame([measured]).set_index("method"), count_bytes(measured)
+    work, moved = make_spent_frame([measured]).set_index("method"), count_bytes(measured)
     ranked = sorted(_estimate_own(measured).items(), key=lambda item: -item[1].mean)
     rows = []
     for arm, _ in ranked:
@@ -135,8 +135,8 @@ def tabulate(measured: MeasuredCell) -> PageTable:
         rows.append(
             (
                 TableCell(title),
-                *(_cell(measured, arm, measure) for measure in (OWN, WORST, HARMED, SHARED)),
-                TableCell(size(moved[title])),
+                *(_make_cell(measured, arm, measure) for measure in (OWN, WORST, HARMED, SHARED)),
+                TableCell(format_size(moved[title])),
                 TableCell(f"{work.loc[title, 'steps']:,.0f}"),
                 TableCell(_format_forwards(measured, arm)),
                 TableCell(str(sum(not r.failed for r in measured.results[arm].values()))),
@@ -158,11 +158,11 @@ def tabulate(measured: MeasuredCell) -> PageTable:
 
 def count_bytes(measured: MeasuredCell) -> dict[str, float]:
     """Return display name -> the bytes that a client sends and receives in a run, its public examples included."""
-    work = spent_frame([measured]).set_index("method")
+    work = make_spent_frame([measured]).set_index("method")
     return {title: float(row["up"] + row["down"] + row["public"]) for title, row in work.iterrows()}
 
 
-def recommend(standings: Sequence[MethodStanding]) -> PageTable | None:
+def make_recommendations(standings: Sequence[MethodStanding]) -> PageTable | None:
     """Return a table of recommended methods in each cell; None if no cell compares methods with local-only training.
 
     Both choices are better than local-only training. The first harms the fewest clients on average, and has the largest gain
@@ -195,10 +195,11 @@ def _count_harmed(comparison: MethodComparison) -> float:
 def _format_choice(comparison: MethodComparison | None, moved: Mapping[str, float]) -> TableCell:
     if comparison is None or comparison.judged.overall is None:
         return TableCell("local-only training: no method is shown to be better")
-    lead = points(-comparison.judged.overall.mean)
+    lead = format_points(-comparison.judged.overall.mean)
     harmed = f"{_count_harmed(comparison):.1f} clients harmed"
     return TableCell(
-        f"{comparison.rival}: {lead} points compared with local-only training, {harmed}, {size(moved[comparison.rival])}"
+        f"{comparison.rival}: {lead} points compared with local-only training, {harmed}, "
+        f"{format_size(moved[comparison.rival])}"
     )
 
 
@@ -208,8 +209,8 @@ def _estimate_own(measured: MeasuredCell) -> dict[str, Estimate]:
     return {arm: e for arm, e in estimates.items() if e is not None}
 
 
-def _cell(measured: MeasuredCell, arm: str, measure: str) -> TableCell:
-    cell = entry(measured, arm, measured.value(measure, arm), None, measures.find(measure)[0], 1)
+def _make_cell(measured: MeasuredCell, arm: str, measure: str) -> TableCell:
+    cell = make_entry(measured, arm, measured.value(measure, arm), None, measures.find(measure)[0], 1)
     return TableCell(cell.text, cell.spread)  # the column of seeds says what the notes would say
 
 
@@ -242,7 +243,7 @@ def summarise(measured: MeasuredCell) -> CellSummary:
     seeds, tunings = len(measured.seeds), measured.cell.tunings.values()
     return CellSummary(
         measured=measured,
-        table=md_table(tabulate(measured), caption=False) if estimates else "",
+        table=render_table(tabulate(measured), caption=False) if estimates else "",
         best=name(best, arms[best]) if best else "",
         best_percent=f"{100 * estimates[best].mean:.1f}" if best else "",
         alone_percent=f"{100 * estimates[ALONE].mean:.1f}" if ALONE in estimates else "",
@@ -273,10 +274,10 @@ def write_benchmark(pages: Sequence[Page], root: Path, folder: Path) -> list[Pat
 def render_benchmark(page: Page, root: Path, pages: str) -> str:
     """Return the benchmark page as Markdown. pages: the relative path from this page to the experiments' pages."""
     environment = make_environment(root, html=False)
-    environment.filters |= {"listed": listed}
+    environment.filters |= {"listed": join_words}
     standings = compare_methods(page.measured_cells)
     papers = [s for s in standings if s.arm in PAPERS_METHODS]
-    recommended = recommend(standings)
+    recommended = make_recommendations(standings)
     return environment.get_template(TEMPLATE).render(
         made=MADE,
         pages=pages,
@@ -284,20 +285,20 @@ def render_benchmark(page: Page, root: Path, pages: str) -> str:
         index=page.experiment.index,
         standings=standings,
         papers=papers,
-        recommended=md_table(recommended, caption=False) if recommended else "",
-        percent=partial(_percent, page.measured_cells),
-        lines=md_table(tabulate_code_lines(), caption=False),
+        recommended=render_table(recommended, caption=False) if recommended else "",
+        percent=partial(_format_own_accuracy, page.measured_cells),
+        lines=render_table(tabulate_code_lines(), caption=False),
         cells=[summarise(measured) for measured in page.measured_cells],
-        state=prose.state(page.measured_cells),
+        state=prose.describe_state(page.measured_cells),
         comparisons=len({(c.measured.cell.id, frozenset((s.title, c.rival))) for s in standings for c in s.measured}),
         robust_losses=sum(c.is_robust for s in papers for c in s.select(CONTRADICTED)),
         verdicts={"leads": SUPPORTED, "loses": CONTRADICTED, "open": INCONCLUSIVE},
-        hardware=list(prose.made(page.measured_cells)),
-        commands=prose.commands(page.measured_cells),
+        hardware=list(prose.describe_origins(page.measured_cells)),
+        commands=prose.list_commands(page.measured_cells),
     )
 
 
-def _percent(measured_cells: Sequence[MeasuredCell], cell: str, arm: str) -> str:
+def _format_own_accuracy(measured_cells: Sequence[MeasuredCell], cell: str, arm: str) -> str:
     """Return the accuracy of an arm on clients' own data in a cell, such as "93.8 %"; "n/a" without results."""
     values = [m.value(OWN, arm) for m in measured_cells if m.cell.name == cell and arm in m.cell.shown]
     return f"{100 * values[0].mean:.1f} %" if values and values[0] else "n/a"

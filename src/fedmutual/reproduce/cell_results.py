@@ -8,7 +8,7 @@ from fedmutual.errors import ConfigError
 from fedmutual.report.statistics import Estimate, estimate
 from fedmutual.reproduce import measures
 from fedmutual.reproduce.cells import Cell, PaperExperiment
-from fedmutual.reproduce.plan import Scale, jobs
+from fedmutual.reproduce.plan import Scale, list_jobs
 from fedmutual.reproduce.result import Result
 from fedmutual.reproduce.results import ResultStore
 from fedmutual.reproduce.schema import End
@@ -91,7 +91,7 @@ class MeasuredCell:
         return {i: estimate([run[i] for run in runs if i in run], "seeds") for i in clients}
 
 
-def lacks(cell: Cell, result: Result) -> bool:
+def is_incomplete(cell: Cell, result: Result) -> bool:
     """Return whether a finished run lacks something that the cell asks for, from the final weights or about each client."""
     about = cell.about
     has_noise = (
@@ -102,7 +102,7 @@ def lacks(cell: Cell, result: Result) -> bool:
     return not ((has_noise and has_client_curves and has_node_analysis) or result.failed)
 
 
-def measured_cells(
+def read_measured_cells(
     experiment: PaperExperiment, store: ResultStore, wanted: Scale | None = None, seeds: Iterable[int] | None = None
 ) -> list[MeasuredCell]:
     """Return one `MeasuredCell` for each cell: at the wanted scale if there are results, else at the most complete scale.
@@ -145,7 +145,7 @@ def _find_seeds(cell: Cell, store: ResultStore, scale: Scale) -> set[int]:
 
 def _find_results(cell: Cell, store: ResultStore, scale: Scale, seeds: Iterable[int]) -> dict[str, dict[int, Result]]:
     by_arm: dict[str, dict[int, Result]] = {arm: {} for arm in cell.shown}
-    for job in jobs(cell, sorted(seeds), scale):
+    for job in list_jobs(cell, sorted(seeds), scale):
         if job.arm in by_arm and (result := store.find(job)) is not None:
             by_arm[job.arm][job.seed] = result
     return by_arm

@@ -17,9 +17,9 @@ from pydantic import BaseModel, ValidationError
 from fedmutual.config import Config, check_scored, parse_config, read_tables
 from fedmutual.config.keys import Table
 from fedmutual.errors import ConfigError
-from fedmutual.reproduce.checks import check_claims, check_measures, near
+from fedmutual.reproduce.checks import check_claims, check_measures, suggest_near
 from fedmutual.reproduce.schema import Arm, CellTable, Claim, Index, Notes
-from fedmutual.reproduce.tuning import Tuning, read_tuning, tuned_settings
+from fedmutual.reproduce.tuning import Tuning, make_tuned_settings, read_tuning
 
 INDEX, NOTES, RESULTS = "index.toml", "notes.toml", "results"
 DEFAULT_RATE = Config.model_fields["optimizer"].default.lr
@@ -113,7 +113,7 @@ class PaperExperiment:
         """
         for pattern in only:
             if not any(fnmatch(c.name, pattern) for c in self.cells):
-                raise ConfigError(f"--only {pattern!r} matches no cell of {self.id}{near(pattern, self.names)}")
+                raise ConfigError(f"--only {pattern!r} matches no cell of {self.id}{suggest_near(pattern, self.names)}")
         return tuple(c for c in self.cells if not only or any(fnmatch(c.name, p) for p in only))
 
     @property
@@ -122,7 +122,7 @@ class PaperExperiment:
         return [c.name for c in self.cells]
 
 
-def home() -> Path:
+def find_home() -> Path:
     """Return the folder of the experiments: in the source checkout, else in the installed package.
 
     Raises:
@@ -136,7 +136,7 @@ def home() -> Path:
     raise ConfigError("this installation of fedmutual has no experiments; name their folder with --experiments")
 
 
-def experiments(root: Path) -> list[PaperExperiment]:
+def read_experiments(root: Path) -> list[PaperExperiment]:
     """Return all experiments of a folder, in the order of their indexes.
 
     Raises:
@@ -163,7 +163,7 @@ def read_experiment(root: Path, id: str) -> PaperExperiment:
     if not known:
         raise ConfigError(_format_no_experiment(root))
     if id not in known:
-        raise ConfigError(f"there is no experiment {id!r}{near(id, known)}")
+        raise ConfigError(f"there is no experiment {id!r}{suggest_near(id, known)}")
     index = _validate(Index, read_tables(path), path)
     check_measures(index, path)
     own_cells = [_read_cell(root, file, id, id, index) for file in _list_cell_files(root / id)]
@@ -191,11 +191,12 @@ def _read_notes(root: Path, index: Index, path: Path) -> tuple[tuple[str, ...], 
     notes = _validate(Notes, read_tables(root / NOTES), root / NOTES)
     for name, known in ((name, notes.differences) for name in index.notes):
         if name not in known:
-            raise ConfigError(f"{path}: key 'notes' names {name!r}, which {NOTES} does not have{near(name, list(known))}")
+            raise ConfigError(
+                f"{path}: key 'notes' names {name!r}, which {NOTES} does not have{suggest_near(name, list(known))}"
+            )
     if index.code and index.code not in notes.code:
-        raise ConfigError(
-            f"{path}: key 'code' names {index.code!r}, which {NOTES} does not have{near(index.code, list(notes.code))}"
-        )
+        suggestion = suggest_near(index.code, list(notes.code))
+        raise ConfigError(f"{path}: key 'code' names {index.code!r}, which {NOTES} does not have{suggestion}")
     return (*index.differences, *(notes.differences[name] for name in index.notes)), notes.code.get(index.code, ())
 
 
@@ -226,7 +227,7 @@ def _read_cell(root: Path, path: Path, owner: str, id: str, index: Index) -> Cel
     for k, arm in arms.items():
         if arm.needs is not None and (arm.needs not in arms or arms[arm.needs].needs):
             free = [other for other, a in arms.items() if a.needs is None]
-            like = near(arm.needs, free)
+            like = suggest_near(arm.needs, free)
             raise ConfigError(f"{path}: arm {k!r} needs {arm.needs!r}, which is no arm that stands alone{like}")
     wanted = [k for k in index.arms or arms if k in arms]
     wanted += dict.fromkeys(need for k in wanted if (need := arms[k].needs) and need not in wanted)
@@ -249,7 +250,7 @@ def _resolve_settings(arm: Arm, tuning: Tuning | None, tables: Table, source: st
     optimizer = tables.get("optimizer")
     rate = optimizer.get("lr", DEFAULT_RATE) if isinstance(optimizer, dict) else DEFAULT_RATE
     try:
-        return arm.model_copy(update={"set": tuned_settings(arm.set, tuning, arm.rate_times, rate)})
+        return arm.model_copy(update={"set": make_tuned_settings(arm.set, tuning, arm.rate_times, rate)})
     except ValueError as problem:
         raise ConfigError(f"{source}: {problem}; set the arm's rate itself") from None
 
@@ -264,6 +265,6 @@ def _validate(kind: type[S], tables: Any, path: Path, prefix: str = "") -> S:
         first = problem.errors()[0]
         place = [str(p) for p in (*filter(None, (prefix,)), *first["loc"])]
         if first["type"] == "extra_forbidden":
-            like = near(place[-1], [*Arm.model_fields, *Claim.model_fields, *kind.model_fields])
+            like = suggest_near(place[-1], [*Arm.model_fields, *Claim.model_fields, *kind.model_fields])
             raise ConfigError(f"{path}: unknown key {'.'.join(place)!r}{like}") from None
         raise ConfigError(f"{path}: key {'.'.join(place)!r}: {first['msg'][0].lower()}{first['msg'][1:]}") from None

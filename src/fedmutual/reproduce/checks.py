@@ -16,7 +16,7 @@ def check_measures(index: Index, path: Path) -> None:
         try:
             measures.find(name)
         except LookupError as problem:
-            raise ConfigError(f"{path}: {problem}{near(name, list(measures.MEASURES))}") from None
+            raise ConfigError(f"{path}: {problem}{suggest_near(name, list(measures.MEASURES))}") from None
         except ValueError as problem:
             raise ConfigError(f"{path}: {problem}") from None
     for name in index.figures:
@@ -44,10 +44,10 @@ def check_claims(index: Index, arms: Mapping[str, Collection[str]], path: Path) 
         (than, elsewhere), claim_text = claim.other, f"{path}: the claim {claim.text!r}"
         matching_cells = [name for name in arms if fnmatch(name, claim.cells)]
         for cell in [claim.cells] * (not matching_cells) + [c for c in (claim.less, elsewhere) if c and c not in arms]:
-            raise ConfigError(f"{claim_text} matches no cell {cell!r}{near(cell, list(arms))}")
+            raise ConfigError(f"{claim_text} matches no cell {cell!r}{suggest_near(cell, list(arms))}")
         for arm in (claim.arm, than):
             if arm and arm not in known:
-                raise ConfigError(f"{claim_text} has no arm {arm!r}{near(arm, known)}")
+                raise ConfigError(f"{claim_text} has no arm {arm!r}{suggest_near(arm, known)}")
         needed = [
             (claim.arm, ""),
             (claim.arm, claim.less),
@@ -58,7 +58,7 @@ def check_claims(index: Index, arms: Mapping[str, Collection[str]], path: Path) 
             raise ConfigError(f"{claim_text} has {together} in no cell that it speaks of; name others")
 
 
-def near(word: str, known: Sequence[str]) -> str:
+def suggest_near(word: str, known: Sequence[str]) -> str:
     """Return the end of an error message: "; did you mean ...?" with the nearest known word, else all known words."""
     matches = get_close_matches(word, known, 1, 0.5)
     return f"; did you mean {matches[0]!r}?" if matches else f"; there are {', '.join(known)}"

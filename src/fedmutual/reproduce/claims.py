@@ -9,10 +9,10 @@ from statistics import fmean
 
 from fedmutual.report.statistics import ENOUGH, Estimate, estimate
 from fedmutual.reproduce.cell_results import MeasuredCell
-from fedmutual.reproduce.operands import Side, Values, grain, of_cell, of_clients, sides
+from fedmutual.reproduce.operands import Side, Values, find_grain, find_operands, list_cell_values, list_client_values
 from fedmutual.reproduce.pooling import pool
 from fedmutual.reproduce.schema import Claim
-from fedmutual.reproduce.significance import Tails, several, tails
+from fedmutual.reproduce.significance import Tails, compute_several_tails, compute_tails
 
 SUPPORTED, CONTRADICTED, INCONCLUSIVE = "supported", "contradicted", "inconclusive"
 TOO_SHORT, DIVERGED, NOT_RUN = "too short", "diverged", "not run"
@@ -96,7 +96,7 @@ def judge_readings(claim: Claim, measured_cells: Sequence[MeasuredCell]) -> tupl
 def judge(claim: Claim, measured_cells: Sequence[MeasuredCell], reading: str = "") -> Judged:
     """Return the claim judged over all cells that it concerns."""
     named = [
-        (measured, sides(claim, measured, measured_cells))
+        (measured, find_operands(claim, measured, measured_cells))
         for measured in measured_cells
         if fnmatch(measured.cell.name, claim.cells)
     ]
@@ -130,10 +130,12 @@ def _judge_cell(claim: Claim, measured: MeasuredCell, operands: Sequence[Side]) 
         side.measured.scale == measured.scale for side in operands
     )  # a number of fewer rounds is not held against another
     seeds = [s for s in measured.seeds if is_comparable and all(side.measured.good(side.arm, s) for side in operands)]
-    diverged, smallest = _count_divergence(operands), grain(claim, operands)
+    diverged, smallest = _count_divergence(operands), find_grain(claim, operands)
     share = min(side.measured.share(side.arm) for side in operands)
     scale = "; ".join(dict.fromkeys(filter(None, (side.measured.arm_words(side.arm) for side in operands))))
-    for title, values in (of_clients if claim.per == "client" else of_cell)(claim, measured, operands, seeds):
+    for title, values in (list_client_values if claim.per == "client" else list_cell_values)(
+        claim, measured, operands, seeds
+    ):
         e = _estimate(list(values.values()), smallest) if values else None
         if not seeds:
             verdict = DIVERGED if diverged else NOT_RUN
@@ -177,10 +179,10 @@ def _has_interval(lines: Iterable[Line]) -> bool:
 
 def _compute_tails(claim: Claim, lines: Sequence[Line], overall: Estimate | None) -> Tails:
     if claim.whose == "mean":
-        return several([tails(claim, overall)], 1, 1)
-    judged = [None if line.verdict in (TOO_SHORT, DIVERGED) else tails(claim, line.difference) for line in lines]
+        return compute_several_tails([compute_tails(claim, overall)], 1, 1)
+    judged = [None if line.verdict in (TOO_SHORT, DIVERGED) else compute_tails(claim, line.difference) for line in lines]
     supporting, contradicting = _count_needed(claim, len(lines))
-    return several(judged, supporting, contradicting)
+    return compute_several_tails(judged, supporting, contradicting)
 
 
 def _count_divergence(operands: Iterable[Side]) -> Lost:

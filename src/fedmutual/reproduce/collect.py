@@ -101,7 +101,7 @@ def _read_epsilon(run: RecordedRun) -> float | None:
     return round(max(finite), DIGITS) if finite and len(finite) == len(spent) else None
 
 
-def failure(job: Job, folder: Path, together: int, why: str) -> Result:
+def make_failure(job: Job, folder: Path, together: int, why: str) -> Result:
     """Return the result of a run in which a client diverged. why: the error message."""
     return Result(**_describe_run(job, read_run(folder), together), seconds=0.0, failed=why)
 
@@ -121,7 +121,7 @@ def _describe_run(job: Job, run: RecordedRun, together: int) -> dict[str, Any]:
         "limit": job.scale.rounds,
         "changed": dict(job.scale.changed),
         "target": job.cell.target,
-        "made": Made(command=command(), engine=engine, together=together, weights=_list_weights(run), **machine),
+        "made": Made(command=get_command(), engine=engine, together=together, weights=_list_weights(run), **machine),
     }
 
 
@@ -136,7 +136,7 @@ def _list_weights(run: RecordedRun) -> tuple[str, ...]:
     return tuple(sources) if set(sources) - {"random weights"} else ()
 
 
-def command() -> str:
+def get_command() -> str:
     """Return the command line of this process: the program's name without its path, and no `--out`.
 
     The folder of `--out` affects no number, and its path says how the disk of the measuring machine is arranged.

@@ -11,7 +11,7 @@ from fedmutual.reproduce.entries import name
 from fedmutual.reproduce.result import Result
 
 
-def curves(measured: MeasuredCell, values: Callable[[Result], Sequence[float]]) -> tuple[Curve, ...]:
+def make_curves(measured: MeasuredCell, values: Callable[[Result], Sequence[float]]) -> tuple[Curve, ...]:
     """Return one curve for each arm that has values. values: a result -> one value for each evaluated round, or nothing."""
     slots = _assign_slots(list(measured.cell.shown))
     drawn = []

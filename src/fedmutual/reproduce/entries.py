@@ -6,9 +6,9 @@ from fedmutual.algorithms import ALGORITHMS
 from fedmutual.config.methods import find_title
 from fedmutual.report.cells import TableCell
 from fedmutual.report.statistics import Estimate
-from fedmutual.report.text import count, fixed, listed, percent
+from fedmutual.report.text import format_amount, format_number, format_percent, join_words
 from fedmutual.reproduce import measures
-from fedmutual.reproduce.cell_results import MeasuredCell, lacks
+from fedmutual.reproduce.cell_results import MeasuredCell, is_incomplete
 from fedmutual.reproduce.claims import DIVERGED, NOT_RUN, Judged, Lost
 from fedmutual.reproduce.schema import Arm
 
@@ -18,17 +18,19 @@ def name(key: str, arm: Arm) -> str:
     return arm.title or (find_title(key) if key in ALGORITHMS else key)
 
 
-def amount(value: Estimate, unit: str, decimals: int) -> tuple[str, str]:
+def format_value(value: Estimate, unit: str, decimals: int) -> tuple[str, str]:
     """Return (the mean as text, "± " with half of the interval's width as text); the second is "" without an interval."""
     if unit in ("%", "points"):
-        return percent(value.mean, decimals), "" if value.half is None else f"± {percent(value.half, decimals)}"
+        return format_percent(
+            value.mean, decimals
+        ), "" if value.half is None else f"± {format_percent(value.half, decimals)}"
     if unit == "bytes":
         return f"{value.mean:,.0f}", "" if (value.half or 0) < 0.5 else f"± {value.half:,.0f}"
     places = 1 if unit in ("rounds", "times", "clients") else 3
-    return fixed(value.mean, places), "" if value.half is None else f"± {fixed(value.half, places)}"
+    return format_number(value.mean, places), "" if value.half is None else f"± {format_number(value.half, places)}"
 
 
-def entry(
+def make_entry(
     measured: MeasuredCell, arm: str, value: Estimate | None, paper: float | None, measure: measures.Measure, decimals: int
 ) -> TableCell:
     """Return the table cell of an arm's number with the paper's number, or with the reason why there is no number."""
@@ -36,7 +38,7 @@ def entry(
     paper_text = f"paper {paper:.2f}" if paper is not None else ""
     failed = [f"seed {s}: {r.failed}" for s, r in measured.results[arm].items() if r.failed]
     if value is None:
-        unasked = measure.of_weights and any(lacks(measured.cell, r) for r in measured.results[arm].values())
+        unasked = measure.of_weights and any(is_incomplete(measured.cell, r) for r in measured.results[arm].values())
         text = DIVERGED if failed else NOT_RUN if unasked or not measured.results[arm] else _name_missing(unit)
         why = {
             NOT_RUN: "the run has results, but this number of its weights was not computed" if unasked else "",
@@ -44,36 +46,38 @@ def entry(
             "not reached": "; ".join(filter(None, ("not reached", measured.arm_words(arm)))),
         }
         return TableCell(text, sub=paper_text, note="; ".join(failed) or why.get(text, ""))
-    mean, spread = amount(value, unit, decimals)
+    mean, spread = format_value(value, unit, decimals)
     missing = len(measured.results[arm]) - value.n
     notes = [measured.arm_words(arm), f"{value.n} seed" + ("s" if value.n > 1 else "")]
     notes += (
         [
-            f"{count(missing, 'more seed')} without this number"
+            f"{format_amount(missing, 'more seed')} without this number"
             + (", because the target was not reached" if unit == "rounds" else "")
         ]
         if missing
         else []
     )
-    return TableCell(mean, spread, paper_text, "; ".join(filter(None, (*notes, mixed(measured.numerics(arm)), *failed))))
+    return TableCell(
+        mean, spread, paper_text, "; ".join(filter(None, (*notes, describe_mixed_versions(measured.numerics(arm)), *failed)))
+    )
 
 
 def _name_missing(unit: str) -> str:
     return "not reached" if unit == "rounds" else "n/a"
 
 
-def mixed(versions: Iterable[int]) -> str:
+def describe_mixed_versions(versions: Iterable[int]) -> str:
     """Return "made by numerics versions 1 and 2"; "" if all results have one numerics version."""
     several = sorted(set(versions))
-    return f"made by numerics versions {listed([str(v) for v in several])}" if len(several) > 1 else ""
+    return f"made by numerics versions {join_words([str(v) for v in several])}" if len(several) > 1 else ""
 
 
-def lost(diverged: Lost) -> str:
+def describe_divergence(diverged: Lost) -> str:
     """Return "fml diverged in 2 of 4 runs"; "" if no run diverged."""
-    return listed([f"{arm} diverged in {n} of {count(of, 'run')}" for arm, (n, of) in diverged.items()])
+    return join_words([f"{arm} diverged in {n} of {format_amount(of, 'run')}" for arm, (n, of) in diverged.items()])
 
 
-def unit(judged: Judged) -> str:
+def get_unit(judged: Judged) -> str:
     """Return the unit of a claim's difference."""
     if judged.claim.times is not None:
         return "times"
@@ -81,6 +85,6 @@ def unit(judged: Judged) -> str:
     return "points" if measure_unit == "%" else measure_unit
 
 
-def capital(text: str) -> str:
+def capitalize(text: str) -> str:
     """Return the text with a capital first letter."""
     return text[:1].upper() + text[1:]

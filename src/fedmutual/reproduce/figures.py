@@ -8,19 +8,19 @@ from importlib.resources import files
 from xml.sax.saxutils import escape
 
 from fedmutual.report.cells import PageTable
-from fedmutual.report.curves import Picture, data_table
+from fedmutual.report.curves import Picture, make_data_table
 from fedmutual.report.plots import draw_curves
 from fedmutual.report.scale import MetricScale
 from fedmutual.report.svg import Styles
-from fedmutual.report.text import fixed, percent
+from fedmutual.report.text import format_number, format_percent
 from fedmutual.reproduce import measures
 from fedmutual.reproduce.cell_results import MeasuredCell
 from fedmutual.reproduce.cells import PaperExperiment
-from fedmutual.reproduce.curves import curves
+from fedmutual.reproduce.curves import make_curves
 from fedmutual.reproduce.forest import Forest, draw_forest
-from fedmutual.reproduce.node_figures import closeups
+from fedmutual.reproduce.node_figures import make_node_pictures
 from fedmutual.reproduce.result import Result
-from fedmutual.reproduce.scatter import Scatter, draw_scatter, scatter_table
+from fedmutual.reproduce.scatter import Scatter, draw_scatter, make_scatter_table
 
 Drawn = Picture | Scatter
 Alone = Drawn | Forest  # what a file of its own may hold
@@ -32,34 +32,38 @@ _WORDS = {
 }
 
 
-def pictures(experiment: PaperExperiment, measured_cells: Sequence[MeasuredCell]) -> list[Drawn]:
+def make_pictures(experiment: PaperExperiment, measured_cells: Sequence[MeasuredCell]) -> list[Drawn]:
     """Yield one picture for each cell and measure with results, for each client if the index asks, and of a node."""
     drawn: list[Drawn] = []
     for measured in measured_cells:
         if not measured.run or not fnmatch(measured.cell.name, experiment.index.draw):
             continue
         if measured.cell.about.node is not None:
-            drawn += closeups(measured)
+            drawn += make_node_pictures(measured)
         tag = f" ({measured.words})" if measured.words else ""
         stem = measured.cell.name.replace("/", "-")
         if experiment.index.view == "clients":
             for i, network in measured.networks.items():
                 title = f"{measured.cell.title}: client {i}, {network}, own data, %{tag}"
-                drawn.append(Picture(f"{stem}-{i}", title, True, curves(measured, partial(_of_client, client=i))))
+                drawn.append(
+                    Picture(f"{stem}-{i}", title, True, make_curves(measured, partial(_make_client_reader, client=i)))
+                )
             continue
         for measure in experiment.index.figures:
             key = measures.find(measure)[0].curve
             title = f"{measured.cell.title}: {_WORDS[key]}{tag}"
-            drawn.append(Picture(f"{stem}-{key}".replace("_", "-"), title, True, curves(measured, partial(curve, key=key))))
+            drawn.append(
+                Picture(f"{stem}-{key}".replace("_", "-"), title, True, make_curves(measured, partial(get_curve, key=key)))
+            )
     return [p for p in drawn if isinstance(p, Scatter) or p.curves]
 
 
-def curve(result: Result, key: str) -> tuple[float, ...]:
+def get_curve(result: Result, key: str) -> tuple[float, ...]:
     """Return the values of a curve of a run; "local" is the curve of the model that the client trained itself."""
-    return result.curves.get(measures.trained(result) if key == "local" else key, ())
+    return result.curves.get(measures.name_trained_curve(result) if key == "local" else key, ())
 
 
-def _of_client(result: Result, client: str) -> tuple[float, ...]:
+def _make_client_reader(result: Result, client: str) -> tuple[float, ...]:
     return result.clients[client].curve if client in result.clients else ()
 
 
@@ -70,12 +74,12 @@ def draw(picture: Drawn, prefix: str, styles: Styles) -> str:
     return draw_curves(picture, prefix, styles)
 
 
-def numbers_of(picture: Drawn, decimals: int) -> PageTable:
+def make_number_table(picture: Drawn, decimals: int) -> PageTable:
     """Return the numbers of the picture as a table."""
-    return scatter_table(picture) if isinstance(picture, Scatter) else data_table(picture, MetricScale(decimals))
+    return make_scatter_table(picture) if isinstance(picture, Scatter) else make_data_table(picture, MetricScale(decimals))
 
 
-def standalone(picture: Alone) -> str:
+def make_standalone_svg(picture: Alone) -> str:
     """Return the picture as a separate SVG file, in the page's light colours and with a label on every line."""
     styles: Styles = {}
     drawn = draw_forest(picture, "p", styles) if isinstance(picture, Forest) else draw(picture, "p", styles)
@@ -89,14 +93,14 @@ def standalone(picture: Alone) -> str:
     rules = "".join(f".{name}{{{light(style)}}}" for style, name in styles.items())
     rules += f"svg{{background:{colours['paper']}}}text{{font-family:sans-serif}}rect{{fill:none}}"
     head, rest = drawn.split(">", 1)
-    about = f"<title>{escape(picture.title)}</title><desc>{escape(summary(picture))}</desc>"
+    about = f"<title>{escape(picture.title)}</title><desc>{escape(describe_picture(picture))}</desc>"
     return f'{head} xmlns="http://www.w3.org/2000/svg">{about}<style>{rules}</style>{rest}\n'
 
 
-def summary(picture: Alone) -> str:
+def describe_picture(picture: Alone) -> str:
     """Return a description of the picture in words; for curves, the last value of each line."""
     if isinstance(picture, Scatter | Forest):
         return picture.words
-    format_value = percent if picture.percent else partial(fixed, decimals=3)
+    format_value = format_percent if picture.percent else partial(format_number, decimals=3)
     ends = (f"{c.label} {format_value(c.points[-1].mean)} after round {c.points[-1].round}" for c in picture.curves)
     return f"{picture.title}. {'; '.join(ends)}"

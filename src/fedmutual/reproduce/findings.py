@@ -11,12 +11,12 @@ from fedmutual.files import write_bytes
 from fedmutual.report.rendering import make_environment
 from fedmutual.reproduce import prose
 from fedmutual.reproduce.claims import CONTRADICTED, DECIDED, INCONCLUSIVE, SUPPORTED, Judged
-from fedmutual.reproduce.entries import capital, unit
-from fedmutual.reproduce.figures import standalone
+from fedmutual.reproduce.entries import capitalize, get_unit
+from fedmutual.reproduce.figures import make_standalone_svg
 from fedmutual.reproduce.forest import Forest, ForestRow
 from fedmutual.reproduce.pages import FIGURES, MADE, Page
 from fedmutual.reproduce.printed import ALL
-from fedmutual.reproduce.significance import stands
+from fedmutual.reproduce.significance import is_significant
 
 NAME, TEMPLATE = "findings.md", "findings.md.j2"
 FIGURE = "findings.svg"
@@ -51,17 +51,17 @@ class PaperFinding:
         """Return each reading's verdict: "As the paper trains: supported: +1.2 points ...; at equal steps: not run"."""
         texts = []
         for judged in self.readings:
-            verdict = prose.verdict(judged, self.page.experiment.index.decimals)
-            if judged.verdict in DECIDED and not stands(judged.holm[1]):
+            verdict = prose.describe_verdict(judged, self.page.experiment.index.decimals)
+            if judged.verdict in DECIDED and not is_significant(judged.holm[1]):
                 verdict += ", but not after Holm's adjustment"
             texts.append(f"{judged.reading}: {verdict}" if judged.reading else verdict)
-        return capital("; ".join(texts))
+        return capitalize("; ".join(texts))
 
 
 def _decide_outcome(judged: Judged) -> str | None:
     """Return the verdict, or inconclusive if the verdict may be chance; None if too few runs exist for a verdict."""
     if judged.verdict in DECIDED:
-        return judged.verdict if stands(judged.holm[1]) else INCONCLUSIVE
+        return judged.verdict if is_significant(judged.holm[1]) else INCONCLUSIVE
     return INCONCLUSIVE if judged.verdict == INCONCLUSIVE else None
 
 
@@ -70,13 +70,13 @@ def find_findings(pages: Sequence[Page]) -> list[PaperFinding]:
     return [PaperFinding(page, readings) for page in pages for readings in page.claims if readings[0].claim.finding]
 
 
-def forest(findings: Sequence[PaperFinding]) -> Forest:
+def make_forest(findings: Sequence[PaperFinding]) -> Forest:
     """Return the forest plot of the findings that are differences in points and have a verdict."""
     rows = []
     for finding in findings:
         label = finding.text
         for number, judged in enumerate(finding.readings):
-            if _decide_outcome(judged) is None or judged.overall is None or unit(judged) != "points":
+            if _decide_outcome(judged) is None or judged.overall is None or get_unit(judged) != "points":
                 continue
             sign = {SUPPORTED: 1, CONTRADICTED: -1}.get(judged.verdict, 0)
             rows.append(ForestRow(label if number == 0 else f"{label} {judged.reading}", judged.overall, sign))
@@ -94,9 +94,9 @@ def write_findings(pages: Sequence[Page], counts: pd.DataFrame, root: Path, fold
     """
     if not (root / TEMPLATE).exists():
         return []
-    path, drawn = folder.parent / NAME, forest(findings := find_findings(pages))
+    path, drawn = folder.parent / NAME, make_forest(findings := find_findings(pages))
     text = render_findings(findings, counts, root, Path(os.path.relpath(folder, path.parent)).as_posix())
-    write_bytes(folder / FIGURES / FIGURE, standalone(drawn).encode())
+    write_bytes(folder / FIGURES / FIGURE, make_standalone_svg(drawn).encode())
     write_bytes(path, text.encode())
     return [path]
 
@@ -107,7 +107,7 @@ def render_findings(findings: Sequence[PaperFinding], counts: pd.DataFrame, root
     return template.render(
         made=MADE,
         figure=f"{pages}/{FIGURES}/{FIGURE}",
-        picture=forest(findings),
+        picture=make_forest(findings),
         pages=pages,
         methods="methods.md",
         groups={

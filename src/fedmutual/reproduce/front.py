@@ -8,16 +8,16 @@ from fedmutual.files import write_bytes
 FRONT = "README.md"
 
 
-def marks(name: str) -> tuple[str, str]:
+def make_marks(name: str) -> tuple[str, str]:
     """Return the comment lines before and after a generated table. name: such as "printed numbers"."""
     made = f"<!-- {name}: made by `fedmutual reproduce --pages FOLDER` from the results; not to be edited -->"
     return made, f"<!-- end of {name} -->"
 
 
-def write_front(folder: Path, made: Mapping[str, str]) -> list[Path]:
+def write_front(folder: Path, sections: Mapping[str, str]) -> list[Path]:
     """Write each table between its marks in the front page and return the page's path; [] for a page without marks.
 
-    made: table name -> Markdown. A table without marks in the page is left out.
+    sections: table name -> Markdown. A table without marks in the page is left out.
 
     Raises:
         RunError: the page cannot be written.
@@ -25,8 +25,8 @@ def write_front(folder: Path, made: Mapping[str, str]) -> list[Path]:
     path = folder / FRONT
     text = before = path.read_text(encoding="utf-8") if path.exists() else ""
     has_marks = False
-    for name, table in made.items():
-        begin, end = marks(name)
+    for name, table in sections.items():
+        begin, end = make_marks(name)
         head, begun, rest = text.partition(begin)
         _, ended, tail = rest.partition(end)
         if begun and ended:

@@ -87,31 +87,31 @@ def _is_number(text: str) -> bool:
         return False
 
 
-def title(name: str) -> str:
+def get_title(name: str) -> str:
     """Return the title of a measure in tables."""
     measure, argument = find(name)
     return measure.title.format(argument, percent=f"{100 * float(argument):g}" if argument else "")
 
 
-def oscillation(curve: Sequence[float]) -> float | None:
+def measure_oscillation(curve: Sequence[float]) -> float | None:
     """Return the standard deviation of the change from value to value in the last quarter of a curve; None if too short."""
     last = curve[-max(len(curve) // 4, 2) - 1 :]  # so many changes, and two at least
     changes = [b - a for a, b in itertools.pairwise(last)]
     return pstdev(changes) if len(changes) > 1 else None
 
 
-def reached(result: Result, target: float) -> float | None:
+def find_reached_round(result: Result, target: float) -> float | None:
     """Return the first evaluated round at which the global model's accuracy is at least `target`; None if no round is."""
     curve = result.curves.get("global_test", ())
     return next((float(r) for r, value in zip(result.evaluated, curve, strict=False) if value >= target), None)
 
 
-def trained(result: Result) -> str:
+def name_trained_curve(result: Result) -> str:
     """Return the curve name of the model that a client trained: the personal model, else the copy before averaging."""
     return "copies" if "copies" in result.curves and result.model != "personal" else "own"
 
 
-def step(fractions: Iterable[float]) -> float:
+def find_step(fractions: Iterable[float]) -> float:
     """Return the step of an accuracy: 1 / n for the smallest n for which all fractions are multiples of 1 / n to 5 decimals.
 
     n is the number of examples, or a divisor of it: the step is never too small. Return 0.0 without fractions, and if no n
@@ -124,37 +124,37 @@ def step(fractions: Iterable[float]) -> float:
     return 1 / float(steps[0]) if len(steps) else 0.0
 
 
-def _of_clients(result: Result) -> Iterator[float]:
+def _list_client_steps(result: Result) -> Iterator[float]:
     return (v for client in result.clients.values() for v in (client.last, client.best, *client.curve))
 
 
-def _grain_of_curve(name: Callable[[Result], str]) -> Callable[[Sequence[Result], bool], float]:
+def _make_curve_grain(name: Callable[[Result], str]) -> Callable[[Sequence[Result], bool], float]:
     def grain(results: Sequence[Result], per_client: bool) -> float:
-        each = (_of_clients(r) if per_client else r.curves.get(name(r), ()) for r in results)
-        return step(itertools.chain.from_iterable(each))
+        each = (_list_client_steps(r) if per_client else r.curves.get(name(r), ()) for r in results)
+        return find_step(itertools.chain.from_iterable(each))
 
     return grain
 
 
-def _grain_of_nodes(name: str) -> Callable[[Sequence[Result], bool], float]:
+def _make_node_grain(name: str) -> Callable[[Sequence[Result], bool], float]:
     def grain(results: Sequence[Result], per_client: bool) -> float:
         ends = [r.transfer[name] for r in results if name in r.transfer]
         nodes = 1 if per_client else max((len(e.last) for e in ends), default=1)
-        return step(v for e in ends for v in (*e.last.values(), *e.best.values())) / nodes
+        return find_step(v for e in ends for v in (*e.last.values(), *e.best.values())) / nodes
 
     return grain
 
 
-def _grain_of_gain(results: Sequence[Result], per_client: bool) -> float:
+def _find_gain_grain(results: Sequence[Result], per_client: bool) -> float:
     half = max((len(r.clients) // 2 for r in results), default=0)
-    return step(v for r in results for v in _of_clients(r)) / max(half, 1)
+    return find_step(v for r in results for v in _list_client_steps(r)) / max(half, 1)
 
 
-def _grain_of_rounds(results: Sequence[Result], per_client: bool) -> float:
+def _find_round_grain(results: Sequence[Result], per_client: bool) -> float:
     return float(max((r.every for r in results), default=1))
 
 
-def _curve(name: str) -> Callable[[Result, Beside, str], Reading]:
+def _make_curve_measure(name: str) -> Callable[[Result, Beside, str], Reading]:
     def read(result: Result, beside: Beside, argument: str) -> Reading:
         curve = result.curves.get(name)
         return Reading(curve[-1], max(curve)) if curve else Reading(None)
@@ -162,27 +162,27 @@ def _curve(name: str) -> Callable[[Result, Beside, str], Reading]:
     return read
 
 
-def _local(result: Result, beside: Beside, argument: str) -> Reading:
-    return _curve(trained(result))(result, beside, argument)
+def _read_local(result: Result, beside: Beside, argument: str) -> Reading:
+    return _make_curve_measure(name_trained_curve(result))(result, beside, argument)
 
 
-def _swing(name: str) -> Callable[[Result, Beside, str], Reading]:
+def _make_swing_measure(name: str) -> Callable[[Result, Beside, str], Reading]:
     def read(result: Result, beside: Beside, argument: str) -> Reading:
-        return Reading(oscillation(result.curves.get(name, ())))
+        return Reading(measure_oscillation(result.curves.get(name, ())))
 
     return read
 
 
-def _rounds_to(result: Result, beside: Beside, argument: str) -> Reading:
+def _read_rounds_to(result: Result, beside: Beside, argument: str) -> Reading:
     target = result.target
-    return Reading(reached(result, float(argument) * target) if target is not None else None)
+    return Reading(find_reached_round(result, float(argument) * target) if target is not None else None)
 
 
-def _noise(result: Result, beside: Beside, argument: str) -> Reading:
+def _read_noise(result: Result, beside: Beside, argument: str) -> Reading:
     return Reading(result.noise.get(argument))
 
 
-def _gain(large: bool) -> Callable[[Result, Beside, str], Reading]:
+def _make_gain_measure(large: bool) -> Callable[[Result, Beside, str], Reading]:
     """Read the mean gain over independent training of the half of the clients with the most, or fewest, training rows."""
 
     def read(result: Result, beside: Beside, argument: str) -> Reading:
@@ -197,12 +197,12 @@ def _gain(large: bool) -> Callable[[Result, Beside, str], Reading]:
     return read
 
 
-def _worst(result: Result, beside: Beside, argument: str) -> Reading:
+def _read_worst(result: Result, beside: Beside, argument: str) -> Reading:
     """Read the accuracy of the client with the lowest accuracy."""
     return Reading(min((client.last for client in result.clients.values()), default=None))
 
 
-def _harmed(result: Result, beside: Beside, argument: str) -> Reading:
+def _count_harmed(result: Result, beside: Beside, argument: str) -> Reading:
     """Count the clients whose accuracy is lower than after independent training with the same seed."""
     alone = beside.get("independent")
     if alone is None or alone is result or alone.failed or not result.clients:
@@ -210,11 +210,11 @@ def _harmed(result: Result, beside: Beside, argument: str) -> Reading:
     return Reading(float(sum(client.last < alone.clients[i].last for i, client in result.clients.items())))
 
 
-def _own(result: Result, at: End) -> Mapping[str, float]:
+def _list_own_accuracies(result: Result, at: End) -> Mapping[str, float]:
     return {i: getattr(client, at) for i, client in result.clients.items()}
 
 
-def _transferred(name: str, title: str) -> Measure:
+def _make_transfer_measure(name: str, title: str) -> Measure:
     """Return the measure of ACC, BWT or FWT: each node's value, and the mean over nodes."""
 
     def nodes(result: Result, at: End) -> Mapping[str, float]:
@@ -223,10 +223,10 @@ def _transferred(name: str, title: str) -> Measure:
     def read(result: Result, beside: Beside, argument: str) -> Reading:
         return Reading(*(fmean(values.values()) if (values := nodes(result, at)) else None for at in ("last", "best")))
 
-    return Measure(title, "%", read, CHOSEN_BY_OTHERS, nodes=nodes, grain=_grain_of_nodes(name))
+    return Measure(title, "%", read, CHOSEN_BY_OTHERS, nodes=nodes, grain=_make_node_grain(name))
 
 
-def _bytes(way: str, once: bool = False) -> Callable[[Result, Beside, str], Reading]:
+def _make_bytes_measure(way: str, once: bool = False) -> Callable[[Result, Beside, str], Reading]:
     """Read the mean bytes of a client: per local step (per round, if rounds are epochs), or once in a run."""
 
     def read(result: Result, beside: Beside, argument: str) -> Reading:
@@ -238,15 +238,15 @@ def _bytes(way: str, once: bool = False) -> Callable[[Result, Beside, str], Read
     return read
 
 
-def _projected(result: Result, beside: Beside, argument: str) -> Reading:
+def _read_projected(result: Result, beside: Beside, argument: str) -> Reading:
     return Reading(result.projected)
 
 
-def _epsilon(result: Result, beside: Beside, argument: str) -> Reading:
+def _read_epsilon(result: Result, beside: Beside, argument: str) -> Reading:
     return Reading(result.epsilon)
 
 
-def _silhouette(result: Result, beside: Beside, argument: str) -> Reading:
+def _read_silhouette(result: Result, beside: Beside, argument: str) -> Reading:
     return Reading(None, result.closeup.cloud.silhouette if result.closeup else None)
 
 
@@ -254,48 +254,61 @@ MEASURES: dict[str, Measure] = {
     "global_test": Measure(
         "global model, test set, %",
         "%",
-        _curve("global_test"),
+        _make_curve_measure("global_test"),
         CHOSEN_BY_TEST,
         "global_test",
-        grain=_grain_of_curve(lambda result: "global_test"),
+        grain=_make_curve_grain(lambda result: "global_test"),
     ),
     "own_validation": Measure(
         "clients' model, own validation data, %",
         "%",
-        _curve("own"),
+        _make_curve_measure("own"),
         CHOSEN_BY_ITSELF,
         "own",
-        _own,
-        grain=_grain_of_curve(lambda result: "own"),
+        _list_own_accuracies,
+        grain=_make_curve_grain(lambda result: "own"),
     ),
-    "worst": Measure("worst client, own validation data, %", "%", _worst),
-    "harmed": Measure("clients harmed", "clients", _harmed),
+    "worst": Measure("worst client, own validation data, %", "%", _read_worst),
+    "harmed": Measure("clients harmed", "clients", _count_harmed),
     "local_validation": Measure(
         "clients' personal models or local copies, validation data, %",
         "%",
-        _local,
+        _read_local,
         CHOSEN_BY_ITSELF,
         "local",
-        _own,
-        grain=_grain_of_curve(trained),
+        _list_own_accuracies,
+        grain=_make_curve_grain(name_trained_curve),
     ),
-    "swing_global": Measure("oscillation of the global model, points", "points", _swing("global_test")),
-    "swing_own": Measure("oscillation of the clients' model, points", "points", _swing("own")),
+    "swing_global": Measure("oscillation of the global model, points", "points", _make_swing_measure("global_test")),
+    "swing_own": Measure("oscillation of the clients' model, points", "points", _make_swing_measure("own")),
     "rounds_to": Measure(
-        "rounds to {percent} % of the paper's FedAvg", "rounds", _rounds_to, counted=True, grain=_grain_of_rounds
+        "rounds to {percent} % of the paper's FedAvg", "rounds", _read_rounds_to, counted=True, grain=_find_round_grain
     ),
-    "noise": Measure("loss with noise {} on the weights", "loss", _noise, of_weights=True, counted=True),
-    "gain_small": Measure("gain of the clients with fewest examples, points", "points", _gain(False), grain=_grain_of_gain),
-    "gain_large": Measure("gain of the clients with most examples, points", "points", _gain(True), grain=_grain_of_gain),
-    "acc": _transferred("acc", "ACC, all nodes' test data, %"),
-    "bwt": _transferred("bwt", "BWT, own test data, %"),
-    "fwt": _transferred("fwt", "FWT, the other nodes' test data, %"),
-    "bytes_up": Measure("bytes that a node sends for each local step", "bytes", _bytes("up"), of_one_step=True),
-    "bytes_down": Measure("bytes that a node receives for each local step", "bytes", _bytes("down"), of_one_step=True),
-    "bytes_seed": Measure("bytes of the public examples that a node sent, once", "bytes", _bytes("seed", once=True)),
-    "projected": Measure("projected mutual steps, %", "%", _projected),
-    "epsilon": Measure("epsilon of all messages, the largest of all clients", "score", _epsilon),
+    "noise": Measure("loss with noise {} on the weights", "loss", _read_noise, of_weights=True, counted=True),
+    "gain_small": Measure(
+        "gain of the clients with fewest examples, points", "points", _make_gain_measure(False), grain=_find_gain_grain
+    ),
+    "gain_large": Measure(
+        "gain of the clients with most examples, points", "points", _make_gain_measure(True), grain=_find_gain_grain
+    ),
+    "acc": _make_transfer_measure("acc", "ACC, all nodes' test data, %"),
+    "bwt": _make_transfer_measure("bwt", "BWT, own test data, %"),
+    "fwt": _make_transfer_measure("fwt", "FWT, the other nodes' test data, %"),
+    "bytes_up": Measure("bytes that a node sends for each local step", "bytes", _make_bytes_measure("up"), of_one_step=True),
+    "bytes_down": Measure(
+        "bytes that a node receives for each local step", "bytes", _make_bytes_measure("down"), of_one_step=True
+    ),
+    "bytes_seed": Measure(
+        "bytes of the public examples that a node sent, once", "bytes", _make_bytes_measure("seed", once=True)
+    ),
+    "projected": Measure("projected mutual steps, %", "%", _read_projected),
+    "epsilon": Measure("epsilon of all messages, the largest of all clients", "score", _read_epsilon),
     "separation": Measure(
-        "silhouette of the classes in the features", "score", _silhouette, CHOSEN_BY_OTHERS, only_best=True, of_weights=True
+        "silhouette of the classes in the features",
+        "score",
+        _read_silhouette,
+        CHOSEN_BY_OTHERS,
+        only_best=True,
+        of_weights=True,
     ),
 }

@@ -70,7 +70,7 @@ def _compute_cloud(run: Run, client: str) -> Cloud:
     net = run.global_model(best=True) if names == "global" else run.personal_model(client, best=True)
     federation = data.load(run.config)
     tests = {i: shares.test for i, shares in federation.clients.items() if shares.test is not None}
-    client_features = [features(net, test) for test in tests.values()]
+    client_features = [compute_features(net, test) for test in tests.values()]
     all_features, labels = np.concatenate([x for x, _ in client_features]), np.concatenate([y for _, y in client_features])
     domain_index = np.repeat(np.arange(len(client_features)), [len(y) for _, y in client_features])
     pca = PCA(2, svd_solver="full")
@@ -93,7 +93,7 @@ def _round_position(place: np.ndarray) -> tuple[float, float]:
 
 
 @torch.no_grad()
-def features(net: nn.Module, examples: Data) -> tuple[np.ndarray, np.ndarray]:
+def compute_features(net: nn.Module, examples: Data) -> tuple[np.ndarray, np.ndarray]:
     """Return (the inputs of the network's last linear layer [N, F], the labels [N])."""
     last = [m for m in net.modules() if isinstance(m, nn.Linear)][-1]
     layer_inputs: list[torch.Tensor] = []

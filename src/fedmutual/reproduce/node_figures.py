@@ -5,7 +5,7 @@ from functools import partial
 
 from fedmutual.report.curves import Curve, Picture
 from fedmutual.reproduce.cell_results import MeasuredCell
-from fedmutual.reproduce.curves import curves
+from fedmutual.reproduce.curves import make_curves
 from fedmutual.reproduce.entries import name
 from fedmutual.reproduce.result import Result
 from fedmutual.reproduce.scatter import Scatter
@@ -15,7 +15,7 @@ MUTUAL = ("kl", "ce")
 EARLY = 1000  # rounds over which the mutual losses are drawn, as the paper's figure has it
 
 
-def closeups(measured: MeasuredCell) -> Iterator[Picture | Scatter]:
+def make_node_pictures(measured: MeasuredCell) -> Iterator[Picture | Scatter]:
     """Yield the pictures of the node that the cell names, from all runs that have a node analysis."""
     node, tag, stem = (
         measured.cell.about.node,
@@ -28,13 +28,13 @@ def closeups(measured: MeasuredCell) -> Iterator[Picture | Scatter]:
             title = f"{measured.cell.title}: features of node {node}'s model, {method}, seed {seed}{tag}"
             yield Scatter(f"{stem}-features-{arm}", title, closeup.cloud)
     title = f"{measured.cell.title}: node {node}'s model on all nodes' validation data, %{tag}"
-    yield Picture(f"{stem}-validation", title, True, curves(measured, _read_validation))
+    yield Picture(f"{stem}-validation", title, True, make_curves(measured, _read_validation))
     title = f"{measured.cell.title}: node {node}, loss of the local step{tag}"
     yield Picture(
         f"{stem}-local-loss",
         title,
         False,
-        tuple(c for term in LOCAL for c in curves(measured, partial(_read_loss, term=term))),
+        tuple(c for term in LOCAL for c in make_curves(measured, partial(_read_loss, term=term))),
     )
     title = f"{measured.cell.title}: node {node}, losses of the mutual step, the first {EARLY:,} rounds{tag}"
     yield Picture(
@@ -54,7 +54,7 @@ def _read_loss(result: Result, term: str) -> tuple[float, ...]:
 
 
 def _draw_early(measured: MeasuredCell, term: str, style: int) -> Iterator[Curve]:
-    for c in curves(measured, partial(_read_loss, term=term)):
+    for c in make_curves(measured, partial(_read_loss, term=term)):
         points = tuple(p for p in c.points if p.round <= EARLY)
         runs = tuple((seed, {r: v for r, v in values.items() if r <= EARLY}) for seed, values in c.runs)
         if points:

@@ -15,7 +15,7 @@ from fedmutual.studies.trained_run import Run
 DRAWS = 5
 
 
-def under_noise(run: Run, deviations: Sequence[float]) -> dict[str, float]:
+def score_under_noise(run: Run, deviations: Sequence[float]) -> dict[str, float]:
     """Return standard deviation -> mean cross-entropy on the test set over DRAWS draws; "0" is the loss without noise.
 
     The noise of each tensor is scaled by the tensor's root mean square, so that one deviation is comparable over layers and

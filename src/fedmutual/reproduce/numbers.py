@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from fedmutual.report.cells import csv_text
+from fedmutual.report.cells import format_csv
 from fedmutual.report.statistics import Estimate
 from fedmutual.reproduce import measures
 from fedmutual.reproduce.cell_results import MeasuredCell
@@ -14,7 +14,7 @@ from fedmutual.reproduce.schema import AVERAGE, End
 ENDS: tuple[End, ...] = ("last", "best")
 
 
-def numbers(experiment: PaperExperiment, measured_cells: Sequence[MeasuredCell]) -> Iterator[dict[str, Any]]:
+def list_records(experiment: PaperExperiment, measured_cells: Sequence[MeasuredCell]) -> Iterator[dict[str, Any]]:
     """Yield one record for each cell, arm, measure and end (fractions, rounds, losses or bytes); also for nodes if shown."""
     for measured in measured_cells:
         for arm in measured.cell.shown:
@@ -51,7 +51,7 @@ def _make_record(
     }
 
 
-def as_csv(experiment: PaperExperiment, measured_cells: Sequence[MeasuredCell]) -> str:
-    """Return the records of `numbers` as CSV."""
+def format_records(experiment: PaperExperiment, measured_cells: Sequence[MeasuredCell]) -> str:
+    """Return the records of `list_records` as CSV."""
     keys = ("cell", "arm", "measure", "at", "node", "mean", "half", "seeds", "paper", "state")
-    return csv_text(keys, [[line[k] for k in keys] for line in numbers(experiment, measured_cells)])
+    return format_csv(keys, [[line[k] for k in keys] for line in list_records(experiment, measured_cells)])

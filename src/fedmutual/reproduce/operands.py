@@ -20,7 +20,7 @@ class Side(NamedTuple):
     at: End
 
 
-def sides(claim: Claim, measured: MeasuredCell, measured_cells: Sequence[MeasuredCell]) -> list[Side]:
+def find_operands(claim: Claim, measured: MeasuredCell, measured_cells: Sequence[MeasuredCell]) -> list[Side]:
     """Return the numbers that a claim compares in a cell; [] if the cell, or another cell of the claim, lacks an arm."""
     by_name = {x.cell.name: x for x in measured_cells}
     counts = measures.find(claim.measure)[0].counts
@@ -38,7 +38,7 @@ def sides(claim: Claim, measured: MeasuredCell, measured_cells: Sequence[Measure
     return named if len(named) == len(operands) else []
 
 
-def grain(claim: Claim, operands: Sequence[Side]) -> float:
+def find_grain(claim: Claim, operands: Sequence[Side]) -> float:
     """Return the change of the claim's difference by one test example; 0.0 for a measure that does not count examples."""
     of_measure = measures.find(claim.measure)[0].grain
     if of_measure is None or claim.times is not None:
@@ -47,7 +47,7 @@ def grain(claim: Claim, operands: Sequence[Side]) -> float:
     return max((of_measure(results, claim.per == "client") for results in runs if results), default=0.0)
 
 
-def of_cell(
+def list_cell_values(
     claim: Claim, measured: MeasuredCell, operands: Sequence[Side], seeds: Sequence[int]
 ) -> Iterator[tuple[str, Values]]:
     """Yield (the cell's title, seed -> value) once."""
@@ -60,7 +60,7 @@ def of_cell(
     yield measured.cell.title, _compare(claim, operands, numbers)
 
 
-def of_clients(
+def list_client_values(
     claim: Claim, measured: MeasuredCell, operands: Sequence[Side], seeds: Sequence[int]
 ) -> Iterator[tuple[str, Values]]:
     """Yield (the client's title, seed -> value) for each client."""

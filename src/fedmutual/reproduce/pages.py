@@ -13,16 +13,16 @@ from fedmutual.files import write_bytes
 from fedmutual.report.cells import PageTable, TableCell
 from fedmutual.report.rendering import make_environment
 from fedmutual.report.svg import Styles
-from fedmutual.report.text import listed
+from fedmutual.report.text import join_words
 from fedmutual.reproduce import prose, tables
 from fedmutual.reproduce.cell_results import MeasuredCell
 from fedmutual.reproduce.cells import PaperExperiment
 from fedmutual.reproduce.claims import Judged, judge_readings
-from fedmutual.reproduce.entries import capital, unit
-from fedmutual.reproduce.figures import Drawn, draw, numbers_of, pictures, standalone, summary
-from fedmutual.reproduce.numbers import numbers
-from fedmutual.reproduce.significance import holm
-from fedmutual.reproduce.spent import spent, spent_frame
+from fedmutual.reproduce.entries import capitalize, get_unit
+from fedmutual.reproduce.figures import Drawn, describe_picture, draw, make_number_table, make_pictures, make_standalone_svg
+from fedmutual.reproduce.numbers import list_records
+from fedmutual.reproduce.significance import adjust_by_holm
+from fedmutual.reproduce.spent import make_spent_frame, make_spent_table
 
 FIGURES = "figures"
 MADE = "<!-- Made by `fedmutual reproduce --pages FOLDER` from the results; not to be edited. -->"
@@ -46,17 +46,21 @@ class Page:
     @property
     def tunings(self) -> PageTable | None:
         """Return the table of tuned settings; None if no sweep chose a setting."""
-        return tables.tunings(self.measured_cells)
+        return tables.make_tunings_table(self.measured_cells)
 
     @property
     def spent(self) -> PageTable | None:
         """Return the table of training work for each arm; None if nothing was run."""
-        return spent(self.measured_cells)
+        return make_spent_table(self.measured_cells)
 
     @property
     def differences(self) -> list[str]:
         """Return the differences from the paper: choices, shortened cells, and initial weights."""
-        return [*self.experiment.differences, *prose.shortened(self.measured_cells), *prose.begun(self.measured_cells)]
+        return [
+            *self.experiment.differences,
+            *prose.describe_shortening(self.measured_cells),
+            *prose.describe_initial_weights(self.measured_cells),
+        ]
 
     @property
     def numbers_heading(self) -> str:
@@ -73,12 +77,13 @@ class Page:
         return f"{FIGURES}/{self.experiment.id}-{picture.id}.svg"
 
 
-def page(experiment: PaperExperiment, measured_cells: Sequence[MeasuredCell]) -> Page:
+def make_page(experiment: PaperExperiment, measured_cells: Sequence[MeasuredCell]) -> Page:
     """Return the page of an experiment from the given results."""
     judged = tuple(judge_readings(claim, measured_cells) for claim in experiment.index.claims)
-    page_tables = tuple(tables.all_tables(experiment, measured_cells))
+    page_tables = tuple(tables.make_tables(experiment, measured_cells))
     return adjust(
-        [Page(experiment, measured_cells, judged, page_tables, tuple(pictures(experiment, measured_cells)))], over_all=False
+        [Page(experiment, measured_cells, judged, page_tables, tuple(make_pictures(experiment, measured_cells)))],
+        over_all=False,
     )[0]
 
 
@@ -88,9 +93,9 @@ def adjust(pages: Sequence[Page], over_all: bool = True) -> list[Page]:
     over_all: whether `pages` are all pages; otherwise the adjusted value over all pages is None.
     """
     adjusted = []
-    all_values = iter(holm([j.p for page in pages for j in page.judged if j.p is not None]))
+    all_values = iter(adjust_by_holm([j.p for page in pages for j in page.judged if j.p is not None]))
     for page in pages:
-        page_values = iter(holm([j.p for j in page.judged if j.p is not None]))
+        page_values = iter(adjust_by_holm([j.p for j in page.judged if j.p is not None]))
         claims = tuple(
             tuple(
                 j if j.p is None else replace(j, holm=(next(page_values), next(all_values) if over_all else None))
@@ -108,9 +113,13 @@ def write(page: Page, folder: Path, kinds: Sequence[str] = ("md", "html", "json"
     Raises:
         RunError: the folder cannot be written.
     """
-    makers: dict[str, Callable[[Page], str]] = {"md": partial(markdown, folder=folder), "html": html, "json": as_json}
+    makers: dict[str, Callable[[Page], str]] = {
+        "md": partial(render_markdown, folder=folder),
+        "html": render_html,
+        "json": render_json,
+    }
     id = page.experiment.id
-    drawings = {page.figure(p): standalone(p) for p in page.pictures}
+    drawings = {page.figure(p): make_standalone_svg(p) for p in page.pictures}
     for old in (folder / FIGURES).glob(f"{id}-*.svg"):
         if f"{FIGURES}/{old.name}" not in drawings:
             old.unlink(missing_ok=True)
@@ -122,20 +131,20 @@ def write(page: Page, folder: Path, kinds: Sequence[str] = ("md", "html", "json"
     return paths
 
 
-def markdown(page: Page, folder: Path | None = None) -> str:
+def render_markdown(page: Page, folder: Path | None = None) -> str:
     """Return the page as Markdown. folder: where the page will lie, for links to files outside it; None: no such links."""
     index, decimals = page.experiment.index, page.experiment.index.decimals
     parts = [
         MADE,
         f"# {index.title}",
         f"{index.about} ({index.paper})" if index.paper else index.about,
-        f"    {prose.command(page.experiment)}",
-        prose.state(page.measured_cells),
+        f"    {prose.make_command(page.experiment)}",
+        prose.describe_state(page.measured_cells),
     ]
     if page.claims or index.paper:
         parts.append("## Claims and verdicts")
     if page.claims:
-        parts += [md_table(tables.claims(page.claims, decimals), caption=False), prose.P_VALUES]
+        parts += [render_table(tables.make_claims_table(page.claims, decimals), caption=False), prose.P_VALUES]
     elif index.paper:
         parts.append("The paper makes no claim here that numbers can confirm or contradict.")
     if index.supports:
@@ -145,25 +154,25 @@ def markdown(page: Page, folder: Path | None = None) -> str:
         for judged in readings:
             if len(judged.judged_lines) > 1:
                 parts += [f"*{number}, {judged.reading}*"] * (len(readings) > 1)
-                parts.append(md_table(_table_of_run_cells(judged, decimals), caption=False))
+                parts.append(render_table(_tabulate_run_cells(judged, decimals), caption=False))
     parts.append(f"## {page.numbers_heading}")
-    parts += [md_table(t) for t in page.tables]
+    parts += [render_table(t) for t in page.tables]
     parts.append("Ours: mean ± half of the 95 % interval (Student's t) over seeds.")
     if page.spent:
-        parts += ["## Cost of each method", md_table(page.spent), prose.BUDGETS]
+        parts += ["## Cost of each method", render_table(page.spent), prose.BUDGETS]
     if page.pictures:
         parts.append("## Figures")
-        parts += [f"![{summary(p)}]({page.figure(p)})\n\n*{p.title}*" for p in page.pictures]
+        parts += [f"![{describe_picture(p)}]({page.figure(p)})\n\n*{p.title}*" for p in page.pictures]
     if page.tunings:
-        parts += ["## How settings were chosen", md_table(page.tunings)]
+        parts += ["## How settings were chosen", render_table(page.tunings)]
         if folder is not None:
-            parts.append(f"Files of the sweeps: {listed(_link_sweeps(page, folder))}.")
+            parts.append(f"Files of the sweeps: {join_words(_link_sweeps(page, folder))}.")
     parts += [f"## {page.differences_heading}", _number_sentences(page.differences)]
     if code := page.experiment.code:
         parts += ["## Differences of the authors' public code", _number_sentences(code)]
     parts.append("## Hardware and time")
-    parts.append("\n".join(f"- {line}" for line in prose.made(page.measured_cells)) or "Nothing was run yet.")
-    if commands := prose.commands(page.measured_cells):
+    parts.append("\n".join(f"- {line}" for line in prose.describe_origins(page.measured_cells)) or "Nothing was run yet.")
+    if commands := prose.list_commands(page.measured_cells):
         parts += ["Commands that made the results:", "\n".join(f"    {c}" for c in commands)]
     return "\n\n".join(parts) + "\n"
 
@@ -180,18 +189,18 @@ def _link_sweeps(page: Page, folder: Path) -> list[str]:
 
 def _format_question(readings: Sequence[Judged]) -> str:
     """Return the comparison and condition of the first reading, then the comparisons of the other readings."""
-    others = (f" {capital(j.reading)}: {prose.operands(j)}." for j in readings[1:])
-    return f"{prose.asked(readings[0])}.{''.join(others)}"
+    others = (f" {capitalize(j.reading)}: {prose.describe_comparison(j)}." for j in readings[1:])
+    return f"{prose.describe_condition(readings[0])}.{''.join(others)}"
 
 
-def _table_of_run_cells(judged: Judged, decimals: int) -> PageTable:
+def _tabulate_run_cells(judged: Judged, decimals: int) -> PageTable:
     """Return the claim's table without the cells that were not run."""
-    table = tables.verdicts(judged, decimals)
+    table = tables.make_verdicts_table(judged, decimals)
     rows = tuple(r for r, line in zip(table.rows, judged.lines, strict=True) if line.is_judged)
     return PageTable(table.id, table.caption, table.columns, rows, table.csv)
 
 
-def md_table(table: PageTable, caption: bool = True) -> str:
+def render_table(table: PageTable, caption: bool = True) -> str:
     """Return a table as Markdown, with its footnotes below."""
     heads = [f"{c.group}: {c.name}" if c.group else c.name for c in table.columns]
     rules = ["---" if not c.numeric else "---:" for c in table.columns]
@@ -207,26 +216,26 @@ def _format_cell(cell: TableCell, footnotes: Sequence[str]) -> str:
     return text + mark + (f"<br>{cell.sub}" if cell.sub else "")
 
 
-def html(page: Page) -> str:
+def render_html(page: Page) -> str:
     """Return the page as one self-contained HTML file."""
     styles: Styles = {}
     decimals = page.experiment.index.decimals
     environment = make_environment("fedmutual.reproduce", "fedmutual.report", html=True)
-    figures = [(p.title, draw(p, f"f-{p.id}", styles), numbers_of(p, decimals)) for p in page.pictures]
+    figures = [(p.title, draw(p, f"f-{p.id}", styles), make_number_table(p, decimals)) for p in page.pictures]
     claims = [
         {
             "asked": _format_question(readings),
-            "tables": [(j.reading, tables.verdicts(j, decimals)) for j in readings if len(j.judged_lines) > 1],
+            "tables": [(j.reading, tables.make_verdicts_table(j, decimals)) for j in readings if len(j.judged_lines) > 1],
         }
         for readings in page.claims
     ]
     return environment.get_template("experiment.html.j2").render(
         id=page.experiment.id,
         index=page.experiment.index,
-        command=prose.command(page.experiment),
-        state=prose.state(page.measured_cells).replace("**", ""),
+        command=prose.make_command(page.experiment),
+        state=prose.describe_state(page.measured_cells).replace("**", ""),
         claims=claims,
-        verdicts=tables.claims(page.claims, decimals) if page.claims or page.experiment.index.paper else None,
+        verdicts=tables.make_claims_table(page.claims, decimals) if page.claims or page.experiment.index.paper else None,
         numbers_heading=page.numbers_heading,
         differences_heading=page.differences_heading,
         spent=page.spent,
@@ -237,14 +246,14 @@ def html(page: Page) -> str:
         figures=figures,
         differences=page.differences,
         code=page.experiment.code,
-        made=list(prose.made(page.measured_cells)),
-        commands=prose.commands(page.measured_cells),
+        made=list(prose.describe_origins(page.measured_cells)),
+        commands=prose.list_commands(page.measured_cells),
         styles=styles,
         version=version("fedmutual"),
     )
 
 
-def as_json(page: Page) -> str:
+def render_json(page: Page) -> str:
     """Return the numbers of the page as JSON."""
     content: Mapping[str, Any] = {
         "format": 1,
@@ -253,11 +262,11 @@ def as_json(page: Page) -> str:
         "paper": page.experiment.index.paper,
         "differences": page.differences,
         "code": list(page.experiment.code),
-        "numbers": list(numbers(page.experiment, page.measured_cells)),
-        "spent": json.loads(spent_frame(page.measured_cells).to_json(orient="records")),
+        "numbers": list(list_records(page.experiment, page.measured_cells)),
+        "spent": json.loads(make_spent_frame(page.measured_cells).to_json(orient="records")),
         "claims": [_describe_claim(readings) for readings in page.claims],
-        "made": list(prose.made(page.measured_cells)),
-        "commands": prose.commands(page.measured_cells),
+        "made": list(prose.describe_origins(page.measured_cells)),
+        "commands": prose.list_commands(page.measured_cells),
     }
     return json.dumps(content, indent=1, allow_nan=False) + "\n"
 
@@ -284,7 +293,7 @@ def _describe_reading(judged: Judged) -> dict[str, Any]:
         "verdict": judged.verdict,
         "p": judged.p,
         "holm": {"page": judged.holm[0], "all": judged.holm[1]},
-        "unit": unit(judged),
+        "unit": get_unit(judged),
     }
     diverged = {arm: n for arm, (n, _) in judged.diverged.items()}
     about |= {"of": judged.claim.whose, "apart": [*judged.unpaired, *judged.other_lengths], "diverged": diverged}

@@ -38,7 +38,7 @@ class Scale:
         most = max(map(cell.rounds, cell.arms))
         rounds = self.rounds if self.rounds is not None and self.rounds < most else None
         algorithms = _list_algorithms(cell)
-        changed = tuple((k, v) for k, v in self.changed if tells(k) and any(_accepts(a, k) for a in algorithms))
+        changed = tuple((k, v) for k, v in self.changed if has_effect(k) and any(_accepts(a, k) for a in algorithms))
         return Scale(rounds, _drop_silent(cell, changed))
 
     def words(self, cell: Cell, arm: str | None = None) -> str:
@@ -73,7 +73,7 @@ def _drop_silent(cell: Cell, changed: Changed) -> Changed:
     """Return the changed keys that change the fingerprint of an arm."""
 
     def prints(changed: Changed) -> list[str]:
-        return [fingerprint(arm_config(cell, arm, 0, Scale(None, changed)), {}) for arm in cell.arms]
+        return [compute_fingerprint(make_arm_config(cell, arm, 0, Scale(None, changed)), {}) for arm in cell.arms]
 
     kept_pairs, full_prints = changed, prints(changed) if changed else []
     for pair in changed:
@@ -91,7 +91,7 @@ class Job:
     arm: str
     seed: int
     scale: Scale  # of this cell
-    config: Config  # without what only a machine knows: see `placed`
+    config: Config  # without what only a machine knows: see `place_config`
     fingerprint: str  # of the configuration and of the run it starts from; the version comes beside it
     needs: "Job | None" = None
 
@@ -106,7 +106,7 @@ class Job:
         return self.cell.arms[self.arm]
 
 
-def jobs(cell: Cell, seeds: Iterable[int], scale: Scale, here: Here = MappingProxyType({})) -> Iterator[Job]:
+def list_jobs(cell: Cell, seeds: Iterable[int], scale: Scale, here: Here = MappingProxyType({})) -> Iterator[Job]:
     """Yield all runs of a cell; a run comes after the run that it starts from.
 
     here: keys of this machine that do not change a result, such as engine.name.
@@ -117,7 +117,7 @@ def jobs(cell: Cell, seeds: Iterable[int], scale: Scale, here: Here = MappingPro
     of_cell = scale.of(cell)
     seeds = list(seeds)
     # parsing takes a millisecond, and seeds differ in one key only
-    configs = {arm: arm_config(cell, arm, seeds[0], of_cell, here) for arm in (cell.arms if seeds else ())}
+    configs = {arm: make_arm_config(cell, arm, seeds[0], of_cell, here) for arm in (cell.arms if seeds else ())}
     for seed in seeds:
         jobs_by_arm: dict[str, Job] = {}
         for arm in cell.arms:
@@ -139,11 +139,11 @@ def _plan_with_needs(
         "examples": arm_table.examples,
     }
     config = configs[arm].model_copy(update={"seed": seed})
-    jobs_by_arm[arm] = Job(cell, arm, seed, scale, config, fingerprint(config, inputs), needed)
+    jobs_by_arm[arm] = Job(cell, arm, seed, scale, config, compute_fingerprint(config, inputs), needed)
     yield jobs_by_arm[arm]
 
 
-def arm_config(cell: Cell, arm: str, seed: int, scale: Scale, here: Here = MappingProxyType({})) -> Config:
+def make_arm_config(cell: Cell, arm: str, seed: int, scale: Scale, here: Here = MappingProxyType({})) -> Config:
     """Return the configuration of an arm at a scale of its cell, with the keys of this machine."""
     algorithm = _name_algorithm(cell, arm)
     limit = {} if scale.rounds is None else {"rounds": cell.within(arm, scale.rounds)}
@@ -170,24 +170,24 @@ def _accepts(algorithm: str, key: str) -> bool:
         return True  # there is no such algorithm: who parses the configuration says so, and where
 
 
-def fingerprint(config: Config, given: Mapping[str, Any]) -> str:
-    """Return the identity of a run: a digest of all set keys that change the result and of `given`, then the rounds.
+def compute_fingerprint(config: Config, parts: Mapping[str, Any]) -> str:
+    """Return the identity of a run: a digest of all set keys that change the result and of `parts`, then the rounds.
 
     Defaults are left out, so that a new key in a later version does not change the fingerprint of older runs.
     """
     set_keys = config.model_dump(mode="json", exclude={"rounds"}, exclude_defaults=True)
-    counted = {k: _without_silent(k, v) for k, v in set_keys.items() if k not in _SILENT}
-    counted["given"] = {k: v for k, v in given.items() if v is not None}
+    counted = {k: _drop_silent_keys(k, v) for k, v in set_keys.items() if k not in _SILENT}
+    counted["given"] = {k: v for k, v in parts.items() if v is not None}
     text = json.dumps({k: v for k, v in counted.items() if v != {}}, sort_keys=True)
     return f"{hashlib.sha256(text.encode()).hexdigest()[:20]}-{config.rounds}"
 
 
-def _without_silent(name: str, value: Any) -> Any:
+def _drop_silent_keys(name: str, value: Any) -> Any:
     """Return a table without the keys that cannot change a number of the result; any other value as it is."""
     return {k: v for k, v in value.items() if f"{name}.{k}" not in _SILENT} if isinstance(value, dict) else value
 
 
-def tells(key: str) -> bool:
+def has_effect(key: str) -> bool:
     """Return whether a dotted key can change a result; keys that say where to compute or where data lie cannot."""
     return key not in _SILENT
 

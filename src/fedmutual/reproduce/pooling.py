@@ -15,10 +15,10 @@ def pool(cells: Sequence[Collection[int]]) -> tuple[tuple[int, ...], tuple[int, 
     best: tuple[tuple[int, ...], tuple[int, ...]] = (), ()
     for seeds in sorted(filter(None, shared), key=sorted):
         chosen = tuple(n for n, cell in enumerate(cells) if seeds <= set(cell))
-        best = max(best, (chosen, tuple(sorted(seeds))), key=_worth)
+        best = max(best, (chosen, tuple(sorted(seeds))), key=_find_worth)
     return best
 
 
-def _worth(pooled: tuple[tuple[int, ...], tuple[int, ...]]) -> tuple[bool, int, int]:
+def _find_worth(pooled: tuple[tuple[int, ...], tuple[int, ...]]) -> tuple[bool, int, int]:
     cells, seeds = map(len, pooled)
     return seeds > 1, cells * seeds, cells

@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from fedmutual.report.cells import Column, PageTable, TableCell, csv_text
+from fedmutual.report.cells import Column, PageTable, TableCell, format_csv
 from fedmutual.reproduce.cell_results import MeasuredCell
 from fedmutual.reproduce.cells import PaperExperiment
 from fedmutual.reproduce.claims import NOT_RUN
@@ -16,19 +16,21 @@ ALL = "all"
 NUMBER = ["cell", "arm", "measure", "node"]  # what a printed number is known by
 
 
-def printed_frame(experiments: Sequence[tuple[PaperExperiment, Sequence[MeasuredCell]]]) -> pd.DataFrame:
+def make_printed_frame(experiments: Sequence[tuple[PaperExperiment, Sequence[MeasuredCell]]]) -> pd.DataFrame:
     """Return a table with a row for each printed number: "experiment", NUMBER, "value" and "state", one of STATES.
 
     A cell that repeats the paper's numbers of another cell (`printed_in`) counts for that cell if that cell has the arm; the
     most complete state counts.
     """
-    frame = pd.DataFrame((row for experiment, measured_cells in experiments for row in _rows(experiment, measured_cells)))
+    frame = pd.DataFrame(
+        (row for experiment, measured_cells in experiments for row in _list_rows(experiment, measured_cells))
+    )
     frame["state"] = pd.Categorical(frame["state"], STATES, ordered=True)
     printed = frame[~frame["again"]].drop(columns="state")
     return printed.merge(frame.groupby(NUMBER)["state"].min().reset_index(), on=NUMBER).drop(columns="again")
 
 
-def _rows(experiment: PaperExperiment, measured_cells: Sequence[MeasuredCell]) -> Iterator[dict[str, Any]]:
+def _list_rows(experiment: PaperExperiment, measured_cells: Sequence[MeasuredCell]) -> Iterator[dict[str, Any]]:
     for measured in measured_cells:
         again = measured.cell.about.printed_in
         about = {"experiment": experiment.id, "cell": again or measured.cell.id, "again": bool(again)}
@@ -46,7 +48,7 @@ def count_printed(frame: pd.DataFrame) -> pd.DataFrame:
     return counts
 
 
-def printed_table(counts: pd.DataFrame) -> PageTable:
+def make_printed_table(counts: pd.DataFrame) -> PageTable:
     """Return the counts as a report table, with a link to the page of each experiment."""
     rows = [
         (
@@ -56,5 +58,5 @@ def printed_table(counts: pd.DataFrame) -> PageTable:
         for name, numbers in counts.iterrows()
     ]
     heads = (Column("Experiment", numeric=False), *map(Column, ("Printed numbers", *STATES)))
-    csv = csv_text(["experiment", *STATES], counts.reset_index().to_numpy().tolist())
+    csv = format_csv(["experiment", *STATES], counts.reset_index().to_numpy().tolist())
     return PageTable("printed", "", heads, tuple(rows), csv)

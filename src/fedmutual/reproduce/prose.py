@@ -5,13 +5,13 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 from fedmutual.report.statistics import Estimate
-from fedmutual.report.text import count, fixed, listed, percent
+from fedmutual.report.text import format_amount, format_number, format_percent, join_words
 from fedmutual.reproduce.cell_results import MeasuredCell
 from fedmutual.reproduce.cells import PaperExperiment
 from fedmutual.reproduce.claims import DECIDED, DIVERGED, NOT_RUN, TOO_SHORT, Judged
-from fedmutual.reproduce.entries import lost, mixed, unit
+from fedmutual.reproduce.entries import describe_divergence, describe_mixed_versions, get_unit
 from fedmutual.reproduce.result import Result
-from fedmutual.rundir.text import duration
+from fedmutual.rundir.text import format_duration
 
 P_VALUES = (
     "p is two-sided, from Student's t over seeds. For a claim about every cell or most cells, p combines the p-values of "
@@ -28,27 +28,36 @@ _WHERE = {"mean": "", "every": "in every {} ", "most": "in more than half of all
 _SIGNS = {"more": "above 0", "less": "below 0"}
 
 
-def verdict(judged: Judged, decimals: int) -> str:
+def describe_verdict(judged: Judged, decimals: int) -> str:
     """Return "supported, shortened: +1.20 points (95 % interval +0.40 to +2.00, 3 seeds), mean over 4 of 24 cells"."""
-    divergence, short = lost(judged.diverged), ", shortened" if judged.shortened and judged.verdict != TOO_SHORT else ""
+    divergence, short = (
+        describe_divergence(judged.diverged),
+        ", shortened" if judged.shortened and judged.verdict != TOO_SHORT else "",
+    )
     if judged.verdict == TOO_SHORT and len(ran := {line.scale.removeprefix("shortened: ") for line in judged.run}) == 1:
         short = f" ({ran.pop()})"
     if judged.verdict in (NOT_RUN, DIVERGED):
         return f"{judged.verdict}{short}: {divergence}" if divergence else judged.verdict
-    divergence = "".join(f"; {remark}" for remark in (mixed(judged.numerics), divergence) if remark)
+    divergence = "".join(f"; {remark}" for remark in (describe_mixed_versions(judged.numerics), divergence) if remark)
     if judged.overall is None:
         return f"{judged.verdict}: no seed of the runs has the numbers{divergence}"
-    return f"{judged.verdict}{short}: {difference(judged, judged.overall, decimals)}{_format_pool(judged)}{divergence}"
+    return (
+        f"{judged.verdict}{short}: {describe_difference(judged, judged.overall, decimals)}{_format_pool(judged)}{divergence}"
+    )
 
 
-def difference(judged: Judged, e: Estimate, decimals: int) -> str:
+def describe_difference(judged: Judged, e: Estimate, decimals: int) -> str:
     """Return "+1.20 points (95 % interval +0.40 to +2.00, 3 seeds)"."""
-    kind = unit(judged)
+    kind = get_unit(judged)
 
     def format_value(value: float) -> str:
         if kind == "times":
             return f"{value:,.1f}"
-        text = percent(value, decimals) if kind == "points" else fixed(value, {"rounds": 1, "bytes": 0}.get(kind, 3))
+        text = (
+            format_percent(value, decimals)
+            if kind == "points"
+            else format_number(value, {"rounds": 1, "bytes": 0}.get(kind, 3))
+        )
         return f"+{text}" if value > 0 and text.strip("0.") else text
 
     words = {"loss": "of loss", "score": "of score"}.get(kind, kind)
@@ -63,7 +72,7 @@ def _format_pool(judged: Judged) -> str:
     pooled, noun = judged.pooled, judged.claim.per
     pooled_text = f"{pooled} of {len(judged.lines)} {noun}s"
     if noun == "client" and len(judged.run) < len(judged.lines):  # who is in a cell without numbers is not known
-        pooled_text = count(pooled, noun)
+        pooled_text = format_amount(pooled, noun)
     if len(judged.run) == 1:
         return f", only in {judged.run[0].title}, {pooled_text}"
     counted = Counter(line.verdict for line in judged.run)
@@ -72,15 +81,15 @@ def _format_pool(judged: Judged) -> str:
     for titles, why in ((judged.unpaired, "no common seeds"), (judged.other_lengths, "another number of rounds")):
         if titles:
             pooled_text += f", without {'; '.join(titles) if len(titles) < NAMED else f'{len(titles)} others'} ({why})"
-    return f", mean over {pooled_text}: {listed([f'{n} {word}' for word, n in counted.most_common()])}{against}"
+    return f", mean over {pooled_text}: {join_words([f'{n} {word}' for word, n in counted.most_common()])}{against}"
 
 
-def p_value(p: float | None) -> str:
+def format_p_value(p: float | None) -> str:
     """Return "0.012" or "< 0.001"; "" for None."""
-    return "" if p is None else "< 0.001" if p < 0.001 else fixed(p, 3)
+    return "" if p is None else "< 0.001" if p < 0.001 else format_number(p, 3)
 
 
-def operands(judged: Judged) -> str:
+def describe_comparison(judged: Judged) -> str:
     """Return the comparison of a claim: "fml minus fedavg", "fedavg divided by fedh2l"."""
     claim, (than, elsewhere) = judged.claim, judged.claim.other
     if claim.times is not None:
@@ -88,28 +97,30 @@ def operands(judged: Judged) -> str:
     comparison = f"{claim.arm} minus {than}" + (f" in {elsewhere}" if elsewhere else "") if than else claim.arm
     comparison += f", minus this number in {claim.less}" if claim.less else ""
     best = [arm for arm, at in ((claim.arm, claim.at), (than, claim.than_at)) if at == "best"]
-    return comparison + (f", with the best round of {listed(best)}" if best else "")
+    return comparison + (f", with the best round of {join_words(best)}" if best else "")
 
 
-def asked(judged: Judged) -> str:
+def describe_condition(judged: Judged) -> str:
     """Return the comparison of a claim and the condition under which the claim is supported."""
     claim = judged.claim
     where = _WHERE[claim.whose].format(claim.per)
     by_mean = claim.whose == "mean" and len(judged.lines) > 1
-    other = f" for the mean and for at least one {claim.per}, and no {claim.per} contradicts the claim" if by_mean else ""
+    line_condition = (
+        f" for the mean and for at least one {claim.per}, and no {claim.per} contradicts the claim" if by_mean else ""
+    )
     whose = "each client's" if (claim.per, claim.whose) == ("client", "every") else f"{where}the"
     if claim.times is not None:
         way = "above" if claim.sign == "more" else "below"
         side = f"{where}the ratio's interval lies {way} {claim.times:,.0f}"
     elif claim.sign == "same":
-        margin = percent(claim.margin, 1) if unit(judged) == "points" else f"{claim.margin:g}"
-        side = f"{whose} interval lies within ± {margin} {unit(judged)}"
+        margin = format_percent(claim.margin, 1) if get_unit(judged) == "points" else f"{claim.margin:g}"
+        side = f"{whose} interval lies within ± {margin} {get_unit(judged)}"
     else:
         side = f"{whose} interval lies {_SIGNS[claim.sign]}"
-    return f"{operands(judged)}; supported if {side}{other}"
+    return f"{describe_comparison(judged)}; supported if {side}{line_condition}"
 
 
-def state(measured_cells: Sequence[MeasuredCell]) -> str:
+def describe_state(measured_cells: Sequence[MeasuredCell]) -> str:
     """Return how many cells were run, with how many seeds."""
     run = [measured for measured in measured_cells if measured.run]
     if not run:
@@ -118,55 +129,55 @@ def state(measured_cells: Sequence[MeasuredCell]) -> str:
     noun = "seed" if seeds == [1] else "seeds"
     incomplete = sum(not all(measured.results.values()) for measured in run)
     partly = f", {incomplete} of them not with every method" if incomplete else ""
-    cells, numbers = count(len(measured_cells), "cell"), listed([str(n) for n in seeds], "or")
+    cells, numbers = format_amount(len(measured_cells), "cell"), join_words([str(n) for n in seeds], "or")
     summary = f"{len(run)} of {cells} (settings) {'was' if len(run) == 1 else 'were'} run{partly}, with {numbers} {noun}."
     shortened_cells = [measured for measured in run if measured.words]
     is_are = "is" if len(shortened_cells) == 1 else "are"
-    return summary + (f" {count(len(shortened_cells), 'cell')} {is_are} **shortened**." if shortened_cells else "")
+    return summary + (f" {format_amount(len(shortened_cells), 'cell')} {is_are} **shortened**." if shortened_cells else "")
 
 
-def shortened(measured_cells: Sequence[MeasuredCell]) -> Iterator[str]:
+def describe_shortening(measured_cells: Sequence[MeasuredCell]) -> Iterator[str]:
     """Yield one sentence for each way in which cells are shortened."""
     ways: dict[str, list[str]] = {}
     for measured in measured_cells:
         if measured.words:
             ways.setdefault(measured.words.removeprefix("shortened: "), []).append(measured.cell.name)
     for way, names in ways.items():
-        yield f"Shortened, {way}: {listed(names) if len(names) < 7 else f'{len(names)} cells'}."
+        yield f"Shortened, {way}: {join_words(names) if len(names) < 7 else f'{len(names)} cells'}."
 
 
-def begun(measured_cells: Sequence[MeasuredCell]) -> Iterator[str]:
+def describe_initial_weights(measured_cells: Sequence[MeasuredCell]) -> Iterator[str]:
     """Yield one sentence for each kind of non-random initial weights."""
-    for weights in dict.fromkeys(r.made.weights for r in results(measured_cells) if r.made.weights):
+    for weights in dict.fromkeys(r.made.weights for r in list_results(measured_cells) if r.made.weights):
         yield f"Initial weights of the networks: {'; '.join(weights)}."
 
 
-def made(measured_cells: Sequence[MeasuredCell]) -> Iterator[str]:
+def describe_origins(measured_cells: Sequence[MeasuredCell]) -> Iterator[str]:
     """Yield one line with hardware, versions and time for each set-up that made results."""
     groups: dict[tuple[str, ...], list[Result]] = {}
-    for result in results(measured_cells):
+    for result in list_results(measured_cells):
         origin = result.made
-        machine = f"{origin.device}, {count(origin.cpus, 'core')}, {origin.platform}"
+        machine = f"{origin.device}, {format_amount(origin.cpus, 'core')}, {origin.platform}"
         versions = (
             f"Python {origin.python}, torch {origin.torch}, torchvision {origin.torchvision}, fedmutual {result.version}"
         )
         together_text = "" if origin.together == 1 else f", {origin.together} runs at once (each run has the seconds of all)"
         groups.setdefault(
-            (machine, versions, f"engine {origin.engine}, {count(origin.threads, 'thread')}{together_text}"), []
+            (machine, versions, f"engine {origin.engine}, {format_amount(origin.threads, 'thread')}{together_text}"), []
         ).append(result)
     for key, group in groups.items():
         timed = [r for r in group if r.seconds]
-        pace = f"; {duration(sum(r.seconds for r in timed))} in all" if timed and timed[0].made.together == 1 else ""
+        pace = f"; {format_duration(sum(r.seconds for r in timed))} in all" if timed and timed[0].made.together == 1 else ""
         pace += f", {median(r.seconds / r.rounds for r in timed):.1f} s a round (median)" if timed else ""
-        yield f"{'; '.join(key)}: {count(len(group), 'run')}{pace}."
+        yield f"{'; '.join(key)}: {format_amount(len(group), 'run')}{pace}."
 
 
-def commands(measured_cells: Sequence[MeasuredCell]) -> list[str]:
+def list_commands(measured_cells: Sequence[MeasuredCell]) -> list[str]:
     """Return the commands that made the results, each once."""
-    return list(dict.fromkeys(r.made.command for r in results(measured_cells)))
+    return list(dict.fromkeys(r.made.command for r in list_results(measured_cells)))
 
 
-def results(measured_cells: Sequence[MeasuredCell]) -> list[Result]:
+def list_results(measured_cells: Sequence[MeasuredCell]) -> list[Result]:
     """Return all shown results; a run that several cells share comes once."""
     shown = {
         r.fingerprint: r for measured in measured_cells for by_seed in measured.results.values() for r in by_seed.values()
@@ -174,6 +185,6 @@ def results(measured_cells: Sequence[MeasuredCell]) -> list[Result]:
     return list(shown.values())
 
 
-def command(experiment: PaperExperiment) -> str:
+def make_command(experiment: PaperExperiment) -> str:
     """Return the command that runs the experiment."""
     return f"fedmutual reproduce {experiment.id}"

@@ -7,8 +7,8 @@ from typing import Any
 
 import pandas as pd
 
-from fedmutual.report.cells import Column, PageTable, TableCell, csv_text
-from fedmutual.report.text import percent
+from fedmutual.report.cells import Column, PageTable, TableCell, format_csv
+from fedmutual.report.text import format_percent
 from fedmutual.reproduce.result import Result
 from fedmutual.reproduce.results import ResultStore
 
@@ -17,19 +17,19 @@ NUMBERS = ["pairs", "scores", "equal", "largest"]
 SAME, OTHER = "the same", "another"
 
 
-def repeats_frame(store: ResultStore) -> pd.DataFrame:
+def make_repeats_frame(store: ResultStore) -> pd.DataFrame:
     """Return a row for each cell, arm and machine: "pairs" of runs, "scores", the "equal" scores, "largest" difference.
 
     The largest difference is a fraction. Scores are those of the curves, in rounds that both runs evaluated. The two runs
     of a pair have one configuration, seed and numerics version, and differ only in the rounds. Runs with equal rounds are
     no pair, because they may be one run that two cells share.
     """
-    frame = pd.DataFrame(_rows(store), columns=[*KEYS, *NUMBERS])
+    frame = pd.DataFrame(_list_rows(store), columns=[*KEYS, *NUMBERS])
     sums = {"pairs": "sum", "scores": "sum", "equal": "sum", "largest": "max"}
     return frame.groupby(KEYS, sort=False).agg(sums).reset_index()
 
 
-def _rows(store: ResultStore) -> Iterator[dict[str, Any]]:
+def _list_rows(store: ResultStore) -> Iterator[dict[str, Any]]:
     alike: dict[tuple[str, int], dict[int, tuple[str, Result]]] = defaultdict(dict)  # by rounds
     for cell in store.cells:
         for result in store.of(cell):
@@ -37,11 +37,11 @@ def _rows(store: ResultStore) -> Iterator[dict[str, Any]]:
                 alike[result.fingerprint.rpartition("-")[0], result.numerics].setdefault(result.rounds, (cell, result))
     for runs in alike.values():
         for (cell, first), (_, second) in combinations(runs.values(), 2):
-            if differences := [abs(a - b) for a, b in _scores(first, second)]:
+            if differences := [abs(a - b) for a, b in _pair_scores(first, second)]:
                 yield {
                     "cell": cell,
                     "arm": first.arm,
-                    "machine": SAME if _machine(first) == _machine(second) else OTHER,
+                    "machine": SAME if _identify_machine(first) == _identify_machine(second) else OTHER,
                     "pairs": 1,
                     "scores": len(differences),
                     "equal": differences.count(0.0),
@@ -49,24 +49,24 @@ def _rows(store: ResultStore) -> Iterator[dict[str, Any]]:
                 }
 
 
-def _scores(first: Result, second: Result) -> Iterator[tuple[float, float]]:
+def _pair_scores(first: Result, second: Result) -> Iterator[tuple[float, float]]:
     """Return the pairs of scores of every curve and round that both runs have."""
     for name in first.curves.keys() & second.curves.keys():
         one, other = (dict(zip(r.evaluated, r.curves[name], strict=True)) for r in (first, second))
         yield from ((one[n], other[n]) for n in sorted(one.keys() & other.keys()))
 
 
-def _machine(result: Result) -> tuple[Any, ...]:
+def _identify_machine(result: Result) -> tuple[Any, ...]:
     made = result.made
     return made.platform, made.cpus, made.device, made.threads, made.python, made.torch
 
 
-def repeats_table(frame: pd.DataFrame) -> PageTable:
+def make_repeats_table(frame: pd.DataFrame) -> PageTable:
     """Return the frame as a report table, with differences in points."""
     rows = []
     for row in frame.itertuples():
-        numbers = f"{row.pairs:,}", f"{row.equal:,} of {row.scores:,}", percent(row.largest, 2)
+        numbers = f"{row.pairs:,}", f"{row.equal:,} of {row.scores:,}", format_percent(row.largest, 2)
         rows.append(tuple(map(TableCell, (row.cell, row.arm, row.machine, *numbers))))
     heads = [Column(head, numeric=False) for head in ("Cell", "Arm", "Machine")]
     heads += map(Column, ("Pairs of runs", "Equal scores", "Largest difference"))
-    return PageTable("repeats", "", tuple(heads), tuple(rows), csv_text([*KEYS, *NUMBERS], frame.to_numpy().tolist()))
+    return PageTable("repeats", "", tuple(heads), tuple(rows), format_csv([*KEYS, *NUMBERS], frame.to_numpy().tolist()))

@@ -11,7 +11,7 @@ from fedmutual.errors import RunError
 from fedmutual.files import read_json, write_bytes
 from fedmutual.reproduce.plan import Job, Scale
 from fedmutual.reproduce.result import Result
-from fedmutual.rundir.folder import held
+from fedmutual.rundir.folder import lock_folder
 
 PATIENCE = 60.0  # seconds until another process that writes results is given up
 FIX = "choose another folder with --results"
@@ -80,7 +80,7 @@ class ResultStore:
         Raises:
             RunError: the file is damaged, cannot be written, or stays locked by another process for a minute.
         """
-        with held(self.folder, "has been writing results for a minute", FIX, PATIENCE):
+        with lock_folder(self.folder, "has been writing results for a minute", FIX, PATIENCE):
             self._add(self.folder / f"{job.cell.id}.json", result)
         self._take(job.cell.id, [result])
 

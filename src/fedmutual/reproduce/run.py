@@ -16,19 +16,26 @@ from fedmutual import data, numerics
 from fedmutual.core import Diverged
 from fedmutual.errors import Busy, DataError
 from fedmutual.events import Observer
-from fedmutual.report.text import count
+from fedmutual.report.text import format_amount
 from fedmutual.reproduce import node_analysis
-from fedmutual.reproduce.cell_results import lacks
+from fedmutual.reproduce.cell_results import is_incomplete
 from fedmutual.reproduce.cells import Cell
-from fedmutual.reproduce.collect import collect, failure
+from fedmutual.reproduce.collect import collect, make_failure
 from fedmutual.reproduce.eta import Pace
-from fedmutual.reproduce.noise import under_noise
+from fedmutual.reproduce.noise import score_under_noise
 from fedmutual.reproduce.plan import Job, Scale
-from fedmutual.reproduce.plan import jobs as list_jobs
+from fedmutual.reproduce.plan import list_jobs as list_jobs
 from fedmutual.reproduce.result import Result
 from fedmutual.reproduce.results import ResultStore
-from fedmutual.reproduce.run_dirs import as_begun, claim, folder, foreign, lengthen, otherwise
-from fedmutual.reproduce.subset import placed
+from fedmutual.reproduce.run_dirs import (
+    extend_run,
+    find_missing_device,
+    list_changed_keys,
+    lock_run,
+    make_run_path,
+    restore_machine_keys,
+)
+from fedmutual.reproduce.subset import place_config
 from fedmutual.rundir.file_names import SUMMARY
 from fedmutual.studies import run
 from fedmutual.studies.side_by_side import RunRequest, attempt_run, limit_jobs, train_queue
@@ -74,7 +81,7 @@ def reproduce(
     for cell, job in {job.cell.id: (job.cell, job) for job in pace.left if job.cell.about.node}.values():
         node_analysis.check(job.config, cell.about.node or "", f"{cell.path}, arm {job.arm!r}")
     outcome.known = len(fingerprints) - len(pace.left)
-    say(f"{count(len(pace.left), 'run')} to train, {outcome.known} known")
+    say(f"{format_amount(len(pace.left), 'run')} to train, {outcome.known} known")
     if pace.left:
         store.check()
         at_once = limit_jobs([j.config for j in pace.left], jobs)
@@ -111,7 +118,7 @@ def _lacks_data(of_cell: Sequence[Job], store: ResultStore, say: Say) -> bool:
 def _is_missing(store: ResultStore, job: Job) -> bool:
     """Return whether a run must be trained, or its folder read again for something that the cell now asks for."""
     result = store.find(job, numerics.VERSION)
-    return result is None or lacks(job.cell, result)
+    return result is None or is_incomplete(job.cell, result)
 
 
 def _is_stacked(stage: Sequence[Job]) -> bool:
@@ -167,7 +174,7 @@ class CellWork:
         if begun is not None and begun.failed:
             self.outcome.failed.append(f"{job.label}: not run, for {job.about.needs}, which it starts from, diverged")
             return False
-        if not (folder(self.out, job.needs) / SUMMARY).exists():
+        if not (make_run_path(self.out, job.needs) / SUMMARY).exists():
             self._leave(job, f"starts from {job.about.needs}")
             return False
         return True
@@ -175,7 +182,7 @@ class CellWork:
     def claim(self, job: Job, locks: ExitStack) -> bool:
         """Lock a run; return whether to train it, because no other process trains it or has trained it."""
         try:
-            locks.enter_context(claim(self.out, job.fingerprint))
+            locks.enter_context(lock_run(self.out, job.fingerprint))
             is_free = True
         except Busy:
             is_free = False
@@ -184,7 +191,7 @@ class CellWork:
             self.outcome.known += self.pace.drop([job])
         elif not is_free:
             self._leave(job, "is in training there")
-        elif (device := foreign(folder(self.out, job), job.config.rounds)) is not None:
+        elif (device := find_missing_device(make_run_path(self.out, job), job.config.rounds)) is not None:
             self._leave(job, f"was begun on {device!r}, which this machine lacks")
         else:
             return True
@@ -200,7 +207,7 @@ class CellWork:
     def _to_begin_with(self, job: Job) -> bool:
         """Return whether to train a run with a stored result, because its models, from which others start, are missing."""
         result = self.store.find(job, numerics.VERSION)
-        return not (result and result.failed) and not (folder(self.out, job) / SUMMARY).exists()
+        return not (result and result.failed) and not (make_run_path(self.out, job) / SUMMARY).exists()
 
     def _leave(self, job: Job, why: str) -> None:
         """Record that a run is left to other processes."""
@@ -208,10 +215,10 @@ class CellWork:
 
     def prepare(self, job: Job) -> RunRequest:
         """Choose the folder of a run and how the run begins there."""
-        place, wanted_config = folder(self.out, job), placed(job, self.out)
-        lengthen(job, wanted_config, place, self.out)
-        config = as_begun(wanted_config, place)
-        if (changed := otherwise(wanted_config, config)) and not (place / SUMMARY).exists():
+        place, wanted_config = make_run_path(self.out, job), place_config(job, self.out)
+        extend_run(job, wanted_config, place, self.out)
+        config = restore_machine_keys(wanted_config, place)
+        if (changed := list_changed_keys(wanted_config, config)) and not (place / SUMMARY).exists():
             self.say(f"{job.label} resumes as it began, with {', '.join(changed)}")
         return RunRequest(config, place, True, [self.watch(job.label)] if self.watch else [])
 
@@ -291,10 +298,12 @@ class CellQueue:
 def _make_result(job: Job, request: RunRequest, problem: Diverged | None, together: int) -> Result:
     """Return the result of a run that has ended."""
     if problem is not None:
-        return failure(job, request.folder, together, str(problem))
+        return make_failure(job, request.folder, together, str(problem))
     about, finished = job.cell.about, open_trained_run(request.folder, request.config)
-    noise = under_noise(finished, about.noise) if about.noise and _has_global_model(finished) else {}
+    noise = score_under_noise(finished, about.noise) if about.noise and _has_global_model(finished) else {}
     if unbounded := [deviation for deviation, loss in noise.items() if not math.isfinite(loss)]:
-        return failure(job, request.folder, together, f"the loss with noise {unbounded[0]} on the weights is not finite")
+        return make_failure(
+            job, request.folder, together, f"the loss with noise {unbounded[0]} on the weights is not finite"
+        )
     close_up = node_analysis.close_up(finished, about.node) if about.node else None
     return collect(job, request.folder, together, noise, close_up)

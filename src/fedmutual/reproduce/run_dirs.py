@@ -12,10 +12,10 @@ from fedmutual.config.keys import list_effects
 from fedmutual.errors import ConfigError, RunError
 from fedmutual.federation.build import pick_device
 from fedmutual.files import read_json
-from fedmutual.reproduce.plan import Job, tells
-from fedmutual.rundir.checkpoint import committed, file_name
+from fedmutual.reproduce.plan import Job, has_effect
+from fedmutual.rundir.checkpoint import make_file_name, read_checkpoint
 from fedmutual.rundir.file_names import CONFIG, ENVIRONMENT, LOCK, SUMMARY
-from fedmutual.rundir.folder import held, reopen
+from fedmutual.rundir.folder import check_resumable, lock_folder
 
 CLAIMS = "claims"  # below OUT; a folder a run, with the lock that who trains it holds
 BEST = "-best"  # a second folder, with the best weights that the first has not
@@ -23,12 +23,12 @@ RELEASES = {1: ("0.1.0",)}  # numerics version -> releases that named a run's fo
 _RESUMABLE = frozenset(key for key, effect in list_effects(Config).items() if effect.resumable)
 
 
-def folder(out: Path, job: Job) -> Path:
+def make_run_path(out: Path, job: Job) -> Path:
     """Return the folder of a run. Each numerics version has its own, and so has a run that must keep the best weights."""
     named = [out / "runs" / f"{job.fingerprint}-{name}" for name in _list_suffixes()]
     plain = next((p for p in named if p.exists() or p.with_name(p.name + BEST).exists()), named[0])
     best = plain.with_name(plain.name + BEST)
-    lacking = job.cell.about.node is not None and (plain / CONFIG).exists() and not _keeps_best(plain)
+    lacking = job.cell.about.node is not None and (plain / CONFIG).exists() and not _has_best_weights(plain)
     return best if lacking or best.exists() else plain
 
 
@@ -37,15 +37,15 @@ def _list_suffixes() -> tuple[str, ...]:
     return (f"n{numerics.VERSION}", *RELEASES.get(numerics.VERSION, ()))
 
 
-def claim(out: Path, fingerprint: str) -> AbstractContextManager[None]:
+def lock_run(out: Path, fingerprint: str) -> AbstractContextManager[None]:
     """Return a lock on a run, held from before its folder exists until its result is stored.
 
     Entering the lock raises Busy if another process holds it, and RunError if the lock file cannot be written.
     """
-    return held(out / CLAIMS / f"{fingerprint}-{_list_suffixes()[0]}", "trains this run")
+    return lock_folder(out / CLAIMS / f"{fingerprint}-{_list_suffixes()[0]}", "trains this run")
 
 
-def foreign(place: Path, rounds: int) -> str | None:
+def find_missing_device(place: Path, rounds: int) -> str | None:
     """Return the device that the run in this folder needs to continue, if this machine lacks that device; else None."""
     if not (place / CONFIG).exists() or ((place / SUMMARY).exists() and read_dumped(place / CONFIG).rounds >= rounds):
         return None
@@ -57,7 +57,7 @@ def foreign(place: Path, rounds: int) -> str | None:
     return None
 
 
-def as_begun(config: Config, place: Path) -> Config:
+def restore_machine_keys(config: Config, place: Path) -> Config:
     """Return the configuration with the machine keys of the run in the folder, if there is one: it resumes only with these.
 
     So a run that another cell began, or a command repeated with other threads, can resume.
@@ -74,7 +74,7 @@ def as_begun(config: Config, place: Path) -> Config:
     return config.model_copy(update={"name": before.name, **tables})
 
 
-def otherwise(asked: Config, begun: Config) -> list[str]:
+def list_changed_keys(asked: Config, begun: Config) -> list[str]:
     """Return the keys in which the resumed run differs from the requested configuration: "engine.threads = 1"."""
     tables = [(table, getattr(asked, table), getattr(begun, table)) for table in ("data", "engine", "records")]
     return [
@@ -86,15 +86,15 @@ def otherwise(asked: Config, begun: Config) -> list[str]:
 
 
 def _select_machine_keys(table: str, keys: Collection[str]) -> Iterator[str]:
-    return (key for key in keys if not tells(f"{table}.{key}") and f"{table}.{key}" not in _RESUMABLE)
+    return (key for key in keys if not has_effect(f"{table}.{key}") and f"{table}.{key}" not in _RESUMABLE)
 
 
-def _keeps_best(place: Path) -> bool:
+def _has_best_weights(place: Path) -> bool:
     """Return whether a run keeps the weights of its best round."""
     return read_dumped(place / CONFIG).records.keep_best
 
 
-def lengthen(job: Job, config: Config, place: Path, out: Path) -> None:
+def extend_run(job: Job, config: Config, place: Path, out: Path) -> None:
     """Copy a shorter run with the same configuration into the folder, if there is one that can resume.
 
     Raises:
@@ -103,12 +103,12 @@ def lengthen(job: Job, config: Config, place: Path, out: Path) -> None:
     for rounds, begun in _find_shorter(out, job) if not place.exists() else []:
         with ExitStack() as locks:
             try:
-                locks.enter_context(claim(out, f"{job.fingerprint.partition('-')[0]}-{rounds}"))
-                locks.enter_context(held(begun))
-                reopen(begun, as_begun(config, begun))
-                saved = committed(begun)
-                lacking = job.cell.about.node is not None and not _keeps_best(begun)
-                if saved is None or lacking or foreign(begun, config.rounds) is not None:
+                locks.enter_context(lock_run(out, f"{job.fingerprint.partition('-')[0]}-{rounds}"))
+                locks.enter_context(lock_folder(begun))
+                check_resumable(begun, restore_machine_keys(config, begun))
+                saved = read_checkpoint(begun)
+                lacking = job.cell.about.node is not None and not _has_best_weights(begun)
+                if saved is None or lacking or find_missing_device(begun, config.rounds) is not None:
                     continue
             except RunError:  # another process trains it, a schedule moves by the number of rounds, or it is damaged
                 continue
@@ -146,7 +146,7 @@ def _ignore_other_rounds(round: int) -> Callable[[str, list[str]], list[str]]:
     """Return an ignore function for copytree: locks, part files, and weights of rounds other than the saved round."""
 
     def others(_: str, names: list[str]) -> list[str]:
-        weights_file = file_name(round)
+        weights_file = make_file_name(round)
         return [n for n in names if n == LOCK or n.endswith(".part") or (n.startswith("round-") and n != weights_file)]
 
     return others

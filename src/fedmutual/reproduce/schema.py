@@ -14,7 +14,7 @@ Printed = Annotated[dict[str, dict[str, float]], Field(min_length=1)]
 """Measure -> node -> the paper's number; the node "average" is the mean as the paper prints it."""
 
 
-def plain(node: str) -> str:
+def normalize_node(node: str) -> str:
     """Return the node's name in the spelling common to all copies of a data set: "Real_World" becomes "real world"."""
     return node.casefold().replace("_", " ")
 
@@ -39,13 +39,13 @@ class Arm(_Section):
     def all_printed(self, measure: str) -> list[tuple[str, str, float]]:
         """Return every printed number as (measure, node, number). measure: for numbers that do not name their measure."""
         if isinstance(self.paper, dict):
-            return [(name, plain(node), v) for name, nodes in self.paper.items() for node, v in nodes.items()]
+            return [(name, normalize_node(node), v) for name, nodes in self.paper.items() for node, v in nodes.items()]
         return [] if self.paper is None else [(measure, AVERAGE, self.paper)]
 
     def printed(self, measure: str, node: str = AVERAGE) -> float | None:
         """Return the paper's number, in the paper's unit; None if the paper has none."""
         if isinstance(self.paper, dict):
-            return {plain(k): v for k, v in self.paper.get(measure, {}).items()}.get(plain(node))
+            return {normalize_node(k): v for k, v in self.paper.get(measure, {}).items()}.get(normalize_node(node))
         return self.paper if node == AVERAGE else None
 
 

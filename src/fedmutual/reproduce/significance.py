@@ -24,19 +24,19 @@ class Tails(NamedTuple):
 NO_NUMBER = Tails(1.0, 1.0)
 
 
-def tails(claim: Claim, difference: Estimate | None) -> Tails | None:
+def compute_tails(claim: Claim, difference: Estimate | None) -> Tails | None:
     """Return the p-values of one difference over seeds; None for fewer than three seeds, which decide nothing."""
     if difference is None or difference.half is None or difference.n < ENOUGH:
         return None
     if claim.sign == "same":  # two one-sided tests: the difference is above -margin, and below margin
-        within = max(_p_above(difference, -claim.margin), _below(difference, claim.margin))
-        return Tails(within, min(_p_above(difference, claim.margin), _below(difference, -claim.margin)))
+        within = max(_compute_p_above(difference, -claim.margin), _compute_p_below(difference, claim.margin))
+        return Tails(within, min(_compute_p_above(difference, claim.margin), _compute_p_below(difference, -claim.margin)))
     bound = claim.times or 0.0
-    above, below = _p_above(difference, bound), _below(difference, bound)
+    above, below = _compute_p_above(difference, bound), _compute_p_below(difference, bound)
     return Tails(above, below) if claim.sign == "more" else Tails(below, above)
 
 
-def several(lines: Sequence[Tails | None], supporting: int, contradicting: int) -> Tails:
+def compute_several_tails(lines: Sequence[Tails | None], supporting: int, contradicting: int) -> Tails:
     """Return the p-values that at least `supporting` cells support a claim and at least `contradicting` contradict it.
 
     The k-th smallest of n p-values times n - k + 1: Bonferroni's partial conjunction (Benjamini and Heller, Screening for
@@ -49,7 +49,7 @@ def several(lines: Sequence[Tails | None], supporting: int, contradicting: int) 
     return Tails(min(supports, 1.0), min(contradicts, 1.0))
 
 
-def _p_above(difference: Estimate, bound: float) -> float:
+def _compute_p_above(difference: Estimate, bound: float) -> float:
     """Return the one-sided p-value that the mean lies above a bound; for equal seeds, 0 or 1 by the grain."""
     assert difference.half is not None
     if difference.tied:
@@ -58,22 +58,24 @@ def _p_above(difference: Estimate, bound: float) -> float:
     return float(t.sf((difference.mean - bound) / error, difference.n - 1))
 
 
-def _below(difference: Estimate, bound: float) -> float:
+def _compute_p_below(difference: Estimate, bound: float) -> float:
     assert difference.half is not None
     if difference.tied:
         return 0.0 if bound - difference.mean > difference.grain + SAME else 1.0
-    return _p_above(Estimate(-difference.mean, difference.half, difference.n, difference.unit, difference.grain), -bound)
+    return _compute_p_above(
+        Estimate(-difference.mean, difference.half, difference.n, difference.unit, difference.grain), -bound
+    )
 
 
 SURE = 0.05  # an adjusted p below it stands
 
 
-def stands(p: float | None) -> bool:
+def is_significant(p: float | None) -> bool:
     """Return whether a verdict with this adjusted p-value stands."""
     return p is not None and p < SURE
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
+def adjust_by_holm(p_values: Sequence[float]) -> list[float]:
     """Return Holm's adjusted p-values, in the order of `p_values`.
 
     Holm, A simple sequentially rejective multiple test procedure, Scandinavian Journal of Statistics 6, 1979.

@@ -5,11 +5,11 @@ from typing import Any
 
 import pandas as pd
 
-from fedmutual.report.cells import Column, PageTable, TableCell, csv_text
+from fedmutual.report.cells import Column, PageTable, TableCell, format_csv
 from fedmutual.reproduce.budget import count_budget
 from fedmutual.reproduce.cell_results import MeasuredCell
 from fedmutual.reproduce.entries import name
-from fedmutual.reproduce.plan import arm_config
+from fedmutual.reproduce.plan import make_arm_config
 from fedmutual.reproduce.result import Budget, Result
 
 KEYS = ("setting", "method", "rounds")
@@ -25,15 +25,15 @@ HEADS = (
 CAPTION = "For one client over the complete run, mean over clients and seeds"
 
 
-def spent_frame(measured_cells: Sequence[MeasuredCell]) -> pd.DataFrame:
+def make_spent_frame(measured_cells: Sequence[MeasuredCell]) -> pd.DataFrame:
     """Return a row for each arm with results: "setting", "method", "rounds", and the means of NUMBERS or NaN."""
-    frame = pd.DataFrame(_rows(measured_cells), columns=[*KEYS, *NUMBERS])
+    frame = pd.DataFrame(_list_rows(measured_cells), columns=[*KEYS, *NUMBERS])
     return frame.groupby(list(KEYS), sort=False)[list(NUMBERS)].mean().reset_index()
 
 
-def spent(measured_cells: Sequence[MeasuredCell]) -> PageTable | None:
+def make_spent_table(measured_cells: Sequence[MeasuredCell]) -> PageTable | None:
     """Return the frame as a report table; None if nothing was run."""
-    means = spent_frame(measured_cells)
+    means = make_spent_frame(measured_cells)
     if means.empty:
         return None
     rows = [
@@ -41,21 +41,21 @@ def spent(measured_cells: Sequence[MeasuredCell]) -> PageTable | None:
             TableCell(row.setting),
             TableCell(row.method),
             TableCell(row.rounds),
-            *(_number(getattr(row, key)) for key in NUMBERS),
+            *(_format_number(getattr(row, key)) for key in NUMBERS),
         )
         for row in means.itertuples()
     ]
-    csv = csv_text(list(means.columns), means.astype(object).where(means.notna(), None).to_numpy().tolist())
+    csv = format_csv(list(means.columns), means.astype(object).where(means.notna(), None).to_numpy().tolist())
     return PageTable(
         "spent", CAPTION, (Column("Setting", numeric=False), Column("Method", numeric=False), *HEADS), tuple(rows), csv
     )
 
 
-def _number(value: float) -> TableCell:
+def _format_number(value: float) -> TableCell:
     return TableCell("n/a", note="n/a: not counted in this run") if pd.isna(value) else TableCell(f"{value:,.0f}")
 
 
-def _rows(measured_cells: Sequence[MeasuredCell]) -> Iterator[dict[str, Any]]:
+def _list_rows(measured_cells: Sequence[MeasuredCell]) -> Iterator[dict[str, Any]]:
     for measured in measured_cells:
         for arm, results in measured.results.items():
             ran, planned = measured.scale.trained(measured.cell, arm)
@@ -78,7 +78,7 @@ def find_budget(measured: MeasuredCell, arm: str, result: Result) -> Budget | No
     """Return a run's stored budget, else the budget counted from its configuration and its clients' rows."""
     if result.budget is not None:
         return result.budget
-    config = arm_config(measured.cell, arm, result.seed, measured.scale)
+    config = make_arm_config(measured.cell, arm, result.seed, measured.scale)
     private = {i: client.examples for i, client in result.clients.items()}
     public_share, private_share = config.split.public, config.split.private or 1 - config.split.public
     public = {i: round(n * public_share / private_share) for i, n in private.items()} if public_share else {}

@@ -14,17 +14,17 @@ from fedmutual.data.kinds import PRIVATE
 from fedmutual.errors import ConfigError
 from fedmutual.files import write_json
 from fedmutual.reproduce.plan import Job
-from fedmutual.reproduce.run_dirs import folder
+from fedmutual.reproduce.run_dirs import make_run_path
 
 
-def placed(job: Job, out: Path) -> Config:
+def place_config(job: Job, out: Path) -> Config:
     """Return the configuration of a run with the paths of this machine: the run it starts from, and its partition file.
 
     Raises:
         UserError: the partition has no such client, or a client has too few examples.
     """
     tables: dict[str, Any] = tomllib.loads(dump_config(job.config))
-    changed = {"model.weights": str(folder(out, job.needs))} if job.needs is not None else {}
+    changed = {"model.weights": str(make_run_path(out, job.needs))} if job.needs is not None else {}
     if job.about.clients is not None or job.about.examples is not None:
         tables["partition"] = {"kind": "file", "file": str(_write_partition(job, out))}
     elif not changed:

@@ -2,17 +2,25 @@
 
 from collections.abc import Mapping, Sequence
 
-from fedmutual.report.cells import Column, PageTable, TableCell, csv_text
+from fedmutual.report.cells import Column, PageTable, TableCell, format_csv
 from fedmutual.report.statistics import estimate
-from fedmutual.report.text import listed
+from fedmutual.report.text import join_words
 from fedmutual.reproduce import measures
 from fedmutual.reproduce.cell_results import MeasuredCell
 from fedmutual.reproduce.cells import PaperExperiment
 from fedmutual.reproduce.claims import DIVERGED, NOT_RUN, Judged
-from fedmutual.reproduce.entries import amount, capital, entry, lost, mixed, name, unit
-from fedmutual.reproduce.numbers import as_csv
-from fedmutual.reproduce.prose import p_value, verdict
-from fedmutual.reproduce.schema import AVERAGE, End, plain
+from fedmutual.reproduce.entries import (
+    capitalize,
+    describe_divergence,
+    describe_mixed_versions,
+    format_value,
+    get_unit,
+    make_entry,
+    name,
+)
+from fedmutual.reproduce.numbers import format_records
+from fedmutual.reproduce.prose import describe_verdict, format_p_value
+from fedmutual.reproduce.schema import AVERAGE, End, normalize_node
 from fedmutual.reproduce.tuning import Tuning
 
 LAST: End = "last"
@@ -26,7 +34,7 @@ TUNED = (
 P_VALUES = ("p", "Holm, this page", "Holm, all pages")
 
 
-def all_tables(experiment: PaperExperiment, measured_cells: Sequence[MeasuredCell]) -> list[PageTable]:
+def make_tables(experiment: PaperExperiment, measured_cells: Sequence[MeasuredCell]) -> list[PageTable]:
     """Return the tables of an experiment: first those with the paper's numbers, then those of the cells with results."""
     if experiment.index.view == "clients":
         return [_tabulate_clients(experiment, measured_cells)]
@@ -66,28 +74,34 @@ def _tabulate_settings(
     rows, columns = _list_places(measured_cells)
     heads = [Column("Setting", numeric=False), Column("Method", numeric=False)]
     for column in columns:
-        heads += [Column(_head(m, at, measured_cells), column) if len(wanted) > 1 else Column(column) for m in wanted]
+        heads += [Column(_make_head(m, at, measured_cells), column) if len(wanted) > 1 else Column(column) for m in wanted]
     lines = []
     for row in rows:
         cell_by_column = {
             measured.cell.about.column: measured for measured in measured_cells if measured.cell.about.row == row
         }
-        for arm, label in _arms(list(cell_by_column.values())).items():
-            cells = [_cell(cell_by_column.get(c), arm, m, at, experiment.index.decimals) for c in columns for m in wanted]
+        for arm, label in _list_arms(list(cell_by_column.values())).items():
+            cells = [
+                _make_cell(cell_by_column.get(c), arm, m, at, experiment.index.decimals) for c in columns for m in wanted
+            ]
             lines.append((TableCell(row), TableCell(label), *cells))
     fair = at == BEST and all(measures.find(m)[0].counts == BEST for m in wanted)
     when = "after the last round" if at == LAST else FAIR if fair else "after the best round, so the numbers are too high"
-    caption = capital(f"{_head(wanted[0], at, measured_cells)}, {when}" if len(wanted) == 1 else when)
+    caption = capitalize(f"{_make_head(wanted[0], at, measured_cells)}, {when}" if len(wanted) == 1 else when)
     return PageTable(
-        f"{at}-{wanted[0].partition(':')[0]}", caption, tuple(heads), tuple(lines), as_csv(experiment, measured_cells)
+        f"{at}-{wanted[0].partition(':')[0]}",
+        caption,
+        tuple(heads),
+        tuple(lines),
+        format_records(experiment, measured_cells),
     )
 
 
-def _head(measure: str, at: End, measured_cells: Sequence[MeasuredCell]) -> str:
+def _make_head(measure: str, at: End, measured_cells: Sequence[MeasuredCell]) -> str:
     if at in (LAST, measures.find(measure)[0].counts):
-        return measures.title(measure)
+        return measures.get_title(measure)
     tests = all(measured.cell.validates_on_test for measured in measured_cells)
-    return f"{measures.title(measure)}, {measures.CHOSEN_BY_TEST if tests else measures.find(measure)[0].chosen}"
+    return f"{measures.get_title(measure)}, {measures.CHOSEN_BY_TEST if tests else measures.find(measure)[0].chosen}"
 
 
 def _list_places(measured_cells: Sequence[MeasuredCell]) -> tuple[list[str], list[str]]:
@@ -101,16 +115,16 @@ def _sort_settings(rows: list[str]) -> list[str]:
     return sorted(rows, key=lambda row: not row.startswith("IID"))
 
 
-def _arms(measured_cells: Sequence[MeasuredCell]) -> dict[str, str]:
+def _list_arms(measured_cells: Sequence[MeasuredCell]) -> dict[str, str]:
     return {key: name(key, arm) for measured in measured_cells for key, arm in measured.cell.shown.items()}
 
 
-def _cell(measured: MeasuredCell | None, arm: str, measure: str, at: End, decimals: int) -> TableCell:
+def _make_cell(measured: MeasuredCell | None, arm: str, measure: str, at: End, decimals: int) -> TableCell:
     if measured is None or arm not in measured.cell.shown:
         return TableCell("")
     kind = measures.find(measure)[0]
     paper = measured.cell.shown[arm].printed(measure) if kind.prints(at) else None
-    return entry(measured, arm, measured.value(measure, arm, at), paper, kind, decimals)
+    return make_entry(measured, arm, measured.value(measure, arm, at), paper, kind, decimals)
 
 
 def _tabulate_nodes(experiment: PaperExperiment, measured_cells: Sequence[MeasuredCell], measure: str) -> PageTable:
@@ -123,12 +137,12 @@ def _tabulate_nodes(experiment: PaperExperiment, measured_cells: Sequence[Measur
     lines = []
     for measured in measured_cells:
         for arm, about in measured.cell.shown.items():
-            values = {plain(i): v for i, v in measured.nodes(measure, arm, kind.counts).items()}
+            values = {normalize_node(i): v for i, v in measured.nodes(measure, arm, kind.counts).items()}
             values |= {AVERAGE: v} if (v := measured.value(measure, arm, kind.counts)) else {}
-            cells = [entry(measured, arm, values.get(i), about.printed(measure, i), kind, decimals) for i in nodes]
+            cells = [make_entry(measured, arm, values.get(i), about.printed(measure, i), kind, decimals) for i in nodes]
             lines.append((TableCell(measured.cell.about.row), TableCell(name(arm, about)), *cells))
-    caption = capital(f"{measures.title(measure)}, {FAIR}")
-    return PageTable(f"nodes-{measure}", caption, tuple(heads), tuple(lines), as_csv(experiment, measured_cells))
+    caption = capitalize(f"{measures.get_title(measure)}, {FAIR}")
+    return PageTable(f"nodes-{measure}", caption, tuple(heads), tuple(lines), format_records(experiment, measured_cells))
 
 
 def _name_nodes(tables: Sequence[Mapping[str, object]]) -> dict[str, str]:
@@ -136,14 +150,14 @@ def _name_nodes(tables: Sequence[Mapping[str, object]]) -> dict[str, str]:
     names: dict[str, str] = {}
     for table in tables:
         for node in table:
-            names.setdefault(plain(node), node)
+            names.setdefault(normalize_node(node), node)
     names.pop(AVERAGE, None)
     return {**names, AVERAGE: AVERAGE}
 
 
 def _tabulate_clients(experiment: PaperExperiment, measured_cells: Sequence[MeasuredCell]) -> PageTable:
     """Return a table with a row for each client: the accuracy of its model on its validation data, last and best round."""
-    decimals, arms = experiment.index.decimals, _arms(measured_cells)
+    decimals, arms = experiment.index.decimals, _list_arms(measured_cells)
     heads = [Column("Setting", numeric=False), Column("Client", numeric=False)]
     for label in arms.values():
         heads += [Column("last round", label), Column("best round", label)]
@@ -157,7 +171,7 @@ def _tabulate_clients(experiment: PaperExperiment, measured_cells: Sequence[Meas
             lines.append((TableCell(measured.cell.about.row), TableCell("all"), *(TableCell(NOT_RUN) for _ in heads[2:])))
     images = ", which are test images" if all(measured.cell.validates_on_test for measured in measured_cells) else ""
     caption = f"Each client's own model on its own validation data, %; the best round is chosen on these data{images}"
-    return PageTable(LAST, caption, tuple(heads), tuple(lines), as_csv(experiment, measured_cells))
+    return PageTable(LAST, caption, tuple(heads), tuple(lines), format_records(experiment, measured_cells))
 
 
 def _make_client_cell(measured: MeasuredCell, arm: str, client: str, at: End, decimals: int) -> TableCell:
@@ -165,12 +179,16 @@ def _make_client_cell(measured: MeasuredCell, arm: str, client: str, at: End, de
     if not runs:
         return TableCell(NOT_RUN)
     e = estimate([getattr(r.clients[client], at) for r in runs], "seeds")
-    mean, spread = amount(e, "%", decimals)
-    notes = (measured.arm_words(arm), f"{e.n} seed" + ("s" if e.n > 1 else ""), mixed(r.numerics for r in runs))
+    mean, spread = format_value(e, "%", decimals)
+    notes = (
+        measured.arm_words(arm),
+        f"{e.n} seed" + ("s" if e.n > 1 else ""),
+        describe_mixed_versions(r.numerics for r in runs),
+    )
     return TableCell(mean, spread, note="; ".join(filter(None, notes)))
 
 
-def claims(readings: Sequence[Sequence[Judged]], decimals: int) -> PageTable:
+def make_claims_table(readings: Sequence[Sequence[Judged]], decimals: int) -> PageTable:
     """Return the table of all claims with their verdicts, one row for each reading, with p-values and Holm's adjustments."""
     several = any(len(of_claim) > 1 for of_claim in readings)
     lines, rows = [], []
@@ -180,17 +198,22 @@ def claims(readings: Sequence[Sequence[Judged]], decimals: int) -> PageTable:
             p_values = (judged.p, *judged.holm)
             read = (TableCell(judged.reading),) if several else ()
             lines.append(
-                (*head, *read, TableCell(capital(verdict(judged, decimals))), *(TableCell(p_value(p)) for p in p_values))
+                (
+                    *head,
+                    *read,
+                    TableCell(capitalize(describe_verdict(judged, decimals))),
+                    *(TableCell(format_p_value(p)) for p in p_values),
+                )
             )
             rows.append([number, judged.claim.text, judged.reading, judged.verdict, *p_values])
     heads = [Column("No."), Column("Claim", numeric=False), Column("Verdict", numeric=False), *map(Column, P_VALUES)]
     if several:
         heads.insert(2, Column("Reading", numeric=False))
-    csv = csv_text(["claim", "text", "reading", "verdict", "p", "holm_page", "holm_all"], rows)
+    csv = format_csv(["claim", "text", "reading", "verdict", "p", "holm_page", "holm_all"], rows)
     return PageTable("claims", "Claims and verdicts", tuple(heads), tuple(lines), csv)
 
 
-def tunings(measured_cells: Sequence[MeasuredCell]) -> PageTable | None:
+def make_tunings_table(measured_cells: Sequence[MeasuredCell]) -> PageTable | None:
     """Return the table of the settings that sweeps chose, one row for each such arm; None if there is none."""
     rows, csv = [], []
     for measured in measured_cells:
@@ -200,9 +223,9 @@ def tunings(measured_cells: Sequence[MeasuredCell]) -> PageTable | None:
                 measured.cell.title,
                 name(arm, measured.cell.arms[arm]),
                 ", ".join(f"{key} = {value}" for key, value in tuning.chosen.items()) + share,
-                file_name(tuning),
+                get_sweep_path(tuning),
                 "; ".join(f"{key}: {', '.join(map(str, tried))}" for key, tried in tuning.grid.items()),
-                listed(tuning.ends) or "no",
+                join_words(tuning.ends) or "no",
                 {"global": "shared", "personal": "personal"}.get(file.by or "", "a client's"),
                 f"{100 * file.holdout:g} %",
                 f"{tuning.rounds} of {measured.cell.rounds(arm)}",
@@ -223,23 +246,25 @@ def tunings(measured_cells: Sequence[MeasuredCell]) -> PageTable | None:
         "Seeds",
     )
     columns = tuple(Column(head, numeric=head in ("Held out", "Rounds", "Seeds")) for head in heads)
-    return PageTable("tunings", TUNED, columns, tuple(rows), csv_text(heads, csv)) if rows else None
+    return PageTable("tunings", TUNED, columns, tuple(rows), format_csv(heads, csv)) if rows else None
 
 
-def file_name(tuning: Tuning) -> str:
+def get_sweep_path(tuning: Tuning) -> str:
     """Return the path of a sweep file below the folder of the experiments: "sweeps/mnist-mlp-noniid3-fml.json"."""
     return f"{tuning.path.parent.name}/{tuning.path.name}"
 
 
-def verdicts(judged: Judged, decimals: int) -> PageTable:
+def make_verdicts_table(judged: Judged, decimals: int) -> PageTable:
     """Return the table of a claim's verdicts, one row for each cell or client."""
     lines = []
     for line in judged.lines:
         none = DIVERGED if line.is_judged else NOT_RUN
-        text, spread = amount(line.difference, unit(judged), decimals) if line.difference else (none, "")
-        note = "; ".join(filter(None, (line.scale, mixed(line.numerics), lost(line.diverged))))
+        text, spread = format_value(line.difference, get_unit(judged), decimals) if line.difference else (none, "")
+        note = "; ".join(
+            filter(None, (line.scale, describe_mixed_versions(line.numerics), describe_divergence(line.diverged)))
+        )
         lines.append((TableCell(line.title), TableCell(line.verdict), TableCell(text, spread, note=note)))
     heads = (Column("Where", numeric=False), Column("Verdict", numeric=False), Column("Difference"))
     rows = [[line.title, line.verdict, *((e.mean, e.half, e.n) if (e := line.difference) else ())] for line in judged.lines]
-    csv = csv_text(["where", "verdict", "difference", "half_width", "seeds"], rows)
+    csv = format_csv(["where", "verdict", "difference", "half_width", "seeds"], rows)
     return PageTable("verdicts", judged.claim.text, heads, tuple(lines), csv)

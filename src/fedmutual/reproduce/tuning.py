@@ -104,7 +104,7 @@ def read_tuning(root: Path, sweep: str, rate_times: float, source: str) -> Tunin
     )
 
 
-def tuned_settings(settings: Mapping[str, Any], tuning: Tuning | None, rate_times: float, rate: Any) -> dict[str, Any]:
+def make_tuned_settings(settings: Mapping[str, Any], tuning: Tuning | None, rate_times: float, rate: Any) -> dict[str, Any]:
     """Return an arm's overrides together with the settings of its sweep and with its share of the learning rate.
 
     rate: the learning rate of the cell, for an arm without a sweep. The arm's overrides win over the sweep.

@@ -7,7 +7,7 @@ from fedmutual.rundir.record_files import read_record
 from fedmutual.rundir.schema import About
 
 
-def about(folder: Path) -> About:
+def read_networks(folder: Path) -> About:
     """Return the networks of a run, and the inputs and outputs of each client.
 
     Raises:

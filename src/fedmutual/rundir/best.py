@@ -37,14 +37,16 @@ class BestWeights:
     def __call__(self, event: Event) -> None:
         """Save the model of a round if its score is the best so far."""
         if isinstance(event, Evaluated):
-            self._merit = merit([s for s in event.scores if s.model == "global"], "test", self._keep.by, self._keep.metric)
+            self._merit = compute_merit(
+                [s for s in event.scores if s.model == "global"], "test", self._keep.by, self._keep.metric
+            )
         elif isinstance(event, RoundDone):
             if event.server:
                 offer(self._half, lambda: event.server, self._merit, event.round, self._keep)
             self._merit = None
 
 
-def merit(scores: Sequence[Score], reported: str, by: str | None, metric: Metric = ACCURACY) -> float | None:
+def compute_merit(scores: Sequence[Score], reported: str, by: str | None, metric: Metric = ACCURACY) -> float | None:
     """Return how good one model is, greater is better: by its main metric, else minus its loss; None without either.
 
     Several clients' scores give their mean; a score on the pooled rows of all clients ("validation.all") comes first.
@@ -125,14 +127,14 @@ def load(half: Path, saved: int, run: str) -> Message:
     Raises:
         RunError: there is no best file, or the file is damaged or belongs to another run.
     """
-    _, file = chosen(half, saved)
+    _, file = find_best(half, saved)
     tensors, about = read_tensors(file)
     if about.get("run") != run:
         raise RunError(f"{file}: belongs to another run")
     return tensors
 
 
-def chosen(half: Path, saved: int) -> tuple[int, Path]:
+def find_best(half: Path, saved: int) -> tuple[int, Path]:
     """Return the best round up to the saved round, and the file of its weights in `half`.
 
     Raises:

@@ -13,7 +13,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
-from fedmutual.algorithms.peers import members
+from fedmutual.algorithms.peers import get_members
 from fedmutual.core import Client, Message
 from fedmutual.errors import RunError
 from fedmutual.events import Event, RoundDone, Started
@@ -57,7 +57,7 @@ class Checkpoints:
             self._save(event)
 
     def _save(self, event: RoundDone) -> None:
-        name, about = file_name(event.round), {"format": "1", "run": self._run, "round": str(event.round)}
+        name, about = make_file_name(event.round), {"format": "1", "run": self._run, "round": str(event.round)}
         write_tensors(self._folder / "server" / name, event.server, about)
         places = {i: (self._folder / "clients" / i / name, about) for i in self._clients}
         for _ in event.visit(save_client, places):
@@ -72,31 +72,31 @@ class Checkpoints:
                 "seconds": round(self.seconds, 3),
             },
         )
-        sweep(self._folder, event.round, self._generations)
+        remove_other_states(self._folder, event.round, self._generations)
         if self._keep is not None:
             best.settle(self._folder, event.round, event.rounds, self._keep.every)
 
 
-def sweep(folder: Path, round: int | None, generations: int = 1) -> None:
+def remove_other_states(folder: Path, round: int | None, generations: int = 1) -> None:
     """Remove the state files of rounds other than the saved round, and part files.
 
     generations: how many states are kept, up to the saved round.
     """
-    kept_files = set() if round is None else {file_name(r) for r in range(round - generations + 1, round + 1)}
+    kept_files = set() if round is None else {make_file_name(r) for r in range(round - generations + 1, round + 1)}
     for half in (folder, folder / "server", folder / PRETRAINED, *(folder / "clients").glob("*")):
         for file in (*half.glob("round-*.safetensors"), *half.glob(".*.part")):
             if file.name not in kept_files:
                 file.unlink(missing_ok=True)
 
 
-def file_name(round: int) -> str:
+def make_file_name(round: int) -> str:
     """Return the name of the state files of a round."""
     return f"round-{round}.safetensors"
 
 
 def save_client(client: Client, path: Path, about: Mapping[str, str]) -> None:
     """Write the state of a client: personal net, the tensors of the meme that are not shared, optimisers, and memory."""
-    write_tensors(path, client_state(client), about)
+    write_tensors(path, collect_client_state(client), about)
 
 
 def load_client(client: Client, path: Path, run: str, round: int) -> None:
@@ -107,7 +107,7 @@ def load_client(client: Client, path: Path, run: str, round: int) -> None:
     """
     state = read_state(path, run, round)
     beside = ("optimizer.", "memory.", "privacy.")  # all other tensors are of networks
-    wanted = {k: v for k, v in client_state(client).items() if not k.startswith(beside)}
+    wanted = {k: v for k, v in collect_client_state(client).items() if not k.startswith(beside)}
     net_tensors = {k: v for k, v in state.items() if not k.startswith(beside)}
     shapes = [{k: v.shape for k, v in tensors.items()} for tensors in (wanted, net_tensors)]
     if shapes[0] != shapes[1]:
@@ -116,20 +116,20 @@ def load_client(client: Client, path: Path, run: str, round: int) -> None:
 
 
 def restore_client(client: Client, state: Message) -> None:
-    """Restore the state of a client from the tensors of `client_state`."""
+    """Restore the state of a client from the tensors of `collect_client_state`."""
     with torch.no_grad():
         for name, net in client.nets.items():
-            net.load_state_dict(net.state_dict() | _under(state, f"{name}."))
+            net.load_state_dict(net.state_dict() | _select_under(state, f"{name}."))
     for name, optimizer in client.optimizers.items():
         slots: dict[int, dict[str, Tensor]] = {}
-        for key, value in _under(state, f"optimizer.{name}.").items():
+        for key, value in _select_under(state, f"optimizer.{name}.").items():
             slot, _, what = key.partition(".")
             slots.setdefault(int(slot), {})[what] = value
         optimizer.load_state_dict({**optimizer.state_dict(), "state": slots})
         for p, values in optimizer.state.items():
             values |= {k: laid_as(p, v) for k, v in values.items() if isinstance(v, Tensor) and v.shape == p.shape}
     device = next((p.device for net in client.nets.values() for p in net.parameters()), None)
-    client.memory = {k: v.to(device, copy=True) for k, v in _under(state, "memory.").items()}
+    client.memory = {k: v.to(device, copy=True) for k, v in _select_under(state, "memory.").items()}
     if client.privacy is not None and "privacy.steps" in state:
         client.privacy.steps = int(state["privacy.steps"])
 
@@ -154,7 +154,7 @@ def read_state(path: Path, run: str, round: int, first: Message | None = None) -
     return {k: tensors[k] for k in first or {}} | tensors
 
 
-def shared_state(folder: Path) -> Message:
+def read_shared_state(folder: Path) -> Message:
     """Return the shared tensors of a run after its last saved round.
 
     A tensor with a space in its name is not a network's: the server remembers it, as a velocity (docs/own-algorithm.md).
@@ -162,12 +162,12 @@ def shared_state(folder: Path) -> Message:
     Raises:
         RunError: the folder holds no run with a saved round, or the algorithm shares no model.
     """
-    saved = committed(folder)
+    saved = read_checkpoint(folder)
     if saved is None:
         raise RunError(f"{folder}: there is no run with a saved round in this folder")
-    state = read_state(folder / "server" / file_name(saved.round), saved.run, saved.round)
+    state = read_state(folder / "server" / make_file_name(saved.round), saved.run, saved.round)
     shared = {name: tensor for name, tensor in state.items() if " " not in name}
-    if not shared or members(state):  # the state of a relay says which peer has which public rows
+    if not shared or get_members(state):  # the state of a relay says which peer has which public rows
         raise RunError(f"{folder}: its algorithm shares no model; name the folder of a run of fml or fedavg")
     return shared
 
@@ -182,7 +182,7 @@ class Saved(BaseModel):
     seconds: float
 
 
-def committed(folder: Path) -> Saved | None:
+def read_checkpoint(folder: Path) -> Saved | None:
     """Return the content of checkpoint.json; None before the first save.
 
     Raises:
@@ -197,7 +197,7 @@ def committed(folder: Path) -> Saved | None:
         raise RunError(f"{folder / COMMIT}: is damaged: {first['loc'][0]}: {first['msg']}") from None
 
 
-def client_state(client: Client, in_phase: bool = False) -> Message:
+def collect_client_state(client: Client, in_phase: bool = False) -> Message:
     """Return the state of a client that lasts from round to round, by name.
 
     in_phase: return also the shared tensors of the meme and its optimiser's state, which last from step to step.
@@ -214,5 +214,5 @@ def client_state(client: Client, in_phase: bool = False) -> Message:
     return state | {f"memory.{k}": v for k, v in client.memory.items()}
 
 
-def _under(state: Message, prefix: str) -> Message:
+def _select_under(state: Message, prefix: str) -> Message:
     return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}

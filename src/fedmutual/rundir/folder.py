@@ -19,7 +19,7 @@ from fedmutual.config.keys import list_effects
 from fedmutual.core import Message, Schedule
 from fedmutual.errors import Busy, RunError
 from fedmutual.files import read_json, write_bytes
-from fedmutual.recorded_code import MODULES, check_unchanged, digests
+from fedmutual.recorded_code import MODULES, check_unchanged, compute_digests
 from fedmutual.rundir.file_names import BEGUN, CONFIG, ENVIRONMENT, LOCK, PARTITION, SUMMARY
 from fedmutual.rundir.record_files import write_record
 from fedmutual.rundir.schema import Environment, RecordedPartition
@@ -29,7 +29,7 @@ _RESUMABLE = frozenset(key for key, effect in list_effects(Config).items() if ef
 
 
 @contextmanager
-def held(
+def lock_folder(
     folder: Path,
     other: str = "is writing this run",
     mend: str = "choose another folder with --out",
@@ -79,7 +79,7 @@ def check_free(folder: Path) -> None:
         raise RunError(f"{folder}: holds {content} choose another folder with --out")
 
 
-def reopen(folder: Path, config: Config) -> None:
+def check_resumable(folder: Path, config: Config) -> None:
     """Check that this configuration can resume the run in a folder: an equal configuration, or one with more rounds.
 
     No file is changed, and no code that the folder names is imported.
@@ -88,7 +88,7 @@ def reopen(folder: Path, config: Config) -> None:
         RunError: the run has another configuration, or the code that it names has changed since.
     """
     before = read_dumped(folder / CONFIG)
-    changed = sorted(_changes(before.model_dump(), config.model_dump()))
+    changed = sorted(_list_changes(before.model_dump(), config.model_dump()))
     changed = [key for key in changed if key not in _RESUMABLE]
     if changed == ["rounds"] and config.rounds > before.rounds:
         _check_schedules(folder, before, config, "start a new run with --out")
@@ -114,7 +114,7 @@ def check_schedules(folder: Path, config: Config) -> None:
     _check_schedules(folder, read_dumped(folder / CONFIG), config, "give the federation another name")
 
 
-def identity(config: Config, fingerprint: str) -> str:
+def compute_identity(config: Config, fingerprint: str) -> str:
     """Return a hex digest of a run's settings and data. The number of rounds and resumable keys are left out.
 
     Default values are left out too, so that a key which a later version adds does not change the digest.
@@ -127,7 +127,7 @@ def identity(config: Config, fingerprint: str) -> str:
     return hashlib.sha256(f"{json.dumps(settings, sort_keys=True)}\n{fingerprint}".encode()).hexdigest()[:32]
 
 
-def begun(folder: Path) -> Message | None:
+def find_source_weights(folder: Path) -> Message | None:
     """Return the weights of another run with which the run in this folder began; None if it began with random weights."""
     return read_tensors(folder / BEGUN)[0] if (folder / CONFIG).exists() and (folder / BEGUN).exists() else None
 
@@ -149,13 +149,13 @@ def write_about(folder: Path, config: Config, environment: Mapping[str, Any], pa
     if (folder / CONFIG).exists() and read_json(folder / PARTITION).get("fingerprint") != partition["fingerprint"]:
         raise RunError(f"{folder}: the data, or their partition, are not those that this run was started with")
     (folder / SUMMARY).unlink(missing_ok=True)  # a summary of fewer rounds
-    modules = digests(config.model_dump())
+    modules = compute_digests(config.model_dump())
     write_record(folder / ENVIRONMENT, Environment, {**environment, **({MODULES: modules} if modules else {})})
     write_record(folder / PARTITION, RecordedPartition, dict(partition))
     write_bytes(folder / CONFIG, dump_config(config).encode())
 
 
-def environment(threads: int, device: torch.device) -> dict[str, Any]:
+def describe_environment(threads: int, device: torch.device) -> dict[str, Any]:
     """Return the machine, the versions and the command of this run, for environment.json."""
     return {
         "format": 1,
@@ -186,16 +186,16 @@ def check_no_links(folder: Path) -> None:
             )
 
 
-def _changes(before: Any, after: Any, path: str = "") -> Iterator[str]:
+def _list_changes(before: Any, after: Any, path: str = "") -> Iterator[str]:
     if isinstance(before, dict) and isinstance(after, dict):
         for key in before.keys() | after.keys():
-            yield from _changes(before.get(key), after.get(key), f"{path}.{key}" if path else key)
+            yield from _list_changes(before.get(key), after.get(key), f"{path}.{key}" if path else key)
     elif before != after:
         yield path
 
 
 def _check_schedules(folder: Path, before: Config, config: Config, mend: str) -> None:
-    schedule = next(_schedules(config), None)
+    schedule = next(_list_schedules(config), None)
     if schedule is not None and config.rounds != before.rounds:
         raise RunError(
             f"{folder}: rounds cannot {'grow' if config.rounds > before.rounds else 'shrink'} from {before.rounds} to "
@@ -203,7 +203,7 @@ def _check_schedules(folder: Path, before: Config, config: Config, mend: str) ->
         )
 
 
-def _schedules(config: Config) -> Iterator[str]:
+def _list_schedules(config: Config) -> Iterator[str]:
     """Yield the keys whose values depend on the number of rounds."""
     rates = {"": config.optimizer.lr} | {f"clients.{i}.": c.optimizer.lr for i, c in config.clients.items()}
     yield from (f"{where}optimizer.lr" for where, rate in rates.items() if isinstance(rate, Schedule))

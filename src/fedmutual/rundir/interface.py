@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedmutual.rundir.about import about
+from fedmutual.rundir.about import read_networks
 from fedmutual.rundir.schema import Participant
 
 
@@ -20,13 +20,13 @@ class Interface:
     agreed: bool  # whether all clients of the model scale their inputs equally
 
 
-def interface(folder: Path, client: str | None = None) -> Interface:
+def read_interface(folder: Path, client: str | None = None) -> Interface:
     """Return the inputs and outputs of a client's model; without a client, of the shared model.
 
     Raises:
         RunError: a file of the folder is missing or damaged.
     """
-    clients = about(folder).clients
+    clients = read_networks(folder).clients
     participant = clients[client] if client is not None else next(iter(clients.values()))
     return Interface(
         shape=participant.input,

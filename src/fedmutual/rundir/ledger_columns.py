@@ -36,25 +36,25 @@ class LedgerColumns:
 
     def total(self, way: str, start: bool = True) -> int:
         """Return the bytes of all clients in the run. way: "up" or "down". start: with the bytes before the first round."""
-        return int(self._way(way)[self.round >= (0 if start else 1)].sum())
+        return int(self._get_column(way)[self.round >= (0 if start else 1)].sum())
 
     def by_client(self, way: str) -> dict[str, int]:
         """Return the bytes of each client in the run, by client."""
-        return dict(zip(self.clients, _sums(self.client, self._way(way), len(self.clients)), strict=True))
+        return dict(zip(self.clients, _sum_by_index(self.client, self._get_column(way), len(self.clients)), strict=True))
 
     def by_round(self, way: str) -> dict[int, int]:
         """Return the bytes of all clients in a round, by round. Rounds without a line are left out."""
         rounds, place = np.unique(self.round, return_inverse=True)
-        return dict(zip(rounds.tolist(), _sums(place, self._way(way), len(rounds)), strict=True))
+        return dict(zip(rounds.tolist(), _sum_by_index(place, self._get_column(way), len(rounds)), strict=True))
 
     def until(self, rounds: Sequence[int], way: str = "up") -> list[int]:
         """Return the bytes of all clients up to the end of each of these rounds, with the bytes before the first round."""
         order = np.argsort(self.round, kind="stable")
-        sums = np.concatenate([[0], np.cumsum(self._way(way)[order])])
+        sums = np.concatenate([[0], np.cumsum(self._get_column(way)[order])])
         totals: list[int] = sums[np.searchsorted(self.round[order], rounds, side="right")].tolist()
         return totals
 
-    def _way(self, way: str) -> Ints:
+    def _get_column(self, way: str) -> Ints:
         return {"up": self.up, "down": self.down}[way]
 
 
@@ -72,17 +72,17 @@ def make_columns(lines: Iterable[LedgerLine]) -> LedgerColumns:
             rows.append((line.round, place, line.up, line.down))
             works.append((line.steps, line.forwards))
     round, client, up, down = np.array(rows, dtype=np.int64).reshape(-1, 4).T
-    steps, forwards = (_total(column) for column in zip(*works, strict=True)) if works else (None, None)
+    steps, forwards = (_add_up(column) for column in zip(*works, strict=True)) if works else (None, None)
     return LedgerColumns(tuple(places), round, client, up, down, seed, steps, forwards)
 
 
-def _total(column: Sequence[int | None]) -> int | None:
+def _add_up(column: Sequence[int | None]) -> int | None:
     """Return the sum of a column; None if a value is missing."""
     known = [value for value in column if value is not None]
     return sum(known) if len(known) == len(column) else None
 
 
-def _sums(index: Ints, values: Ints, n: int) -> list[int]:
+def _sum_by_index(index: Ints, values: Ints, n: int) -> list[int]:
     """Return the sum of the values at each index 0 .. n - 1, in integers: np.bincount would sum in floating point."""
     sums = np.zeros(n, dtype=np.int64)
     np.add.at(sums, index, values)

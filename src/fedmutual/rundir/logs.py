@@ -22,7 +22,7 @@ class Metrics:
         """Append the scores."""
         if isinstance(event, Evaluated):
             scores = [{"model": s.model, "client": s.client, "data": s.data, **s.values} for s in event.scores]
-            append(self._path, [_line({"round": event.round, "train": event.train, "scores": scores})])
+            append(self._path, [_format_line({"round": event.round, "train": event.train, "scores": scores})])
 
 
 class Ledger:
@@ -41,13 +41,13 @@ class Ledger:
             append(
                 self._path,
                 (
-                    _line({**about, "client": i, "down": event.down[i], "up": up, **_work(event, i)})
+                    _format_line({**about, "client": i, "down": event.down[i], "up": up, **_list_work(event, i)})
                     for i, up in event.up.items()
                 ),
             )
 
 
-def _work(event: PhaseDone, client: str) -> dict[str, int | None]:
+def _list_work(event: PhaseDone, client: str) -> dict[str, int | None]:
     """Return the gradient steps and forward passes of a client's phase; empty for a real site."""
     work = event.work.get(client)
     return {} if work is None else {"steps": work.steps, "forwards": work.forwards}
@@ -116,7 +116,7 @@ def _open_no_link(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
-def stays_scored(round: int, saved: int | None, every: int, rounds: int) -> bool:
+def is_scored_on_resume(round: int, saved: int | None, every: int, rounds: int) -> bool:
     """Return whether the scores of a round stay on resume: the round is saved, and a run of `rounds` evaluates it."""
     return saved is not None and round <= saved and (round % every == 0 or round == rounds)
 
@@ -144,5 +144,5 @@ def _read_text(path: Path) -> str | None:
         raise RunError(f"{path}: line {number} is damaged; restore the file, or start a new run in another folder") from None
 
 
-def _line(content: dict[str, Any]) -> str:
+def _format_line(content: dict[str, Any]) -> str:
     return json.dumps(content, allow_nan=False)

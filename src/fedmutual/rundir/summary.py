@@ -11,7 +11,7 @@ from fedmutual.rundir.logs import read_lines
 from fedmutual.rundir.main_metric import read_metric
 from fedmutual.rundir.record_files import write_record
 from fedmutual.rundir.schema import Summary
-from fedmutual.rundir.transfer import per_client, projected, transfer
+from fedmutual.rundir.transfer import list_client_scores, measure_transfer, read_projected
 
 SEED = "seed"  # the phase of round 0 in which nodes send their public data; its bytes are counted apart
 Lines = Sequence[Mapping[str, Any]]
@@ -33,42 +33,46 @@ def summarise(config: Config, metrics: Lines, ledger: Lines, metric: Metric = AC
     chosen_by = config.records.best_by or ("holdout" if held else None)
     scored = {s["model"] for line in metrics for s in line["scores"] if s["client"] is not None}
     model = next((m for m in ("personal", "global", "meme") if m in scored), None)  # what a client would use, if scored
-    other = metric if metric != ACCURACY else None
+    other_metric = metric if metric != ACCURACY else None
     return {
-        "global": {"test_accuracy": _global(metrics, chosen_by or "test", ACCURACY)}
-        | ({"test_metric": _global(metrics, chosen_by or "test", other)} if other else {}),
+        "global": {"test_accuracy": _summarise_global(metrics, chosen_by or "test", ACCURACY)}
+        | ({"test_metric": _summarise_global(metrics, chosen_by or "test", other_metric)} if other_metric else {}),
         "personal": {
             "model": model,
-            "val_accuracy": _personal(metrics, model, chosen_by or "validation", ACCURACY),
-            **({"val_metric": _personal(metrics, model, chosen_by or "validation", other)} if other else {}),
-            **_others(metrics, model),
+            "val_accuracy": _summarise_personal(metrics, model, chosen_by or "validation", ACCURACY),
+            **(
+                {"val_metric": _summarise_personal(metrics, model, chosen_by or "validation", other_metric)}
+                if other_metric
+                else {}
+            ),
+            **_find_other_scores(metrics, model),
         },
-        **({"metric": other.name} if other else {}),
-        "transfer": transfer(metrics, model, chosen_by or "validation"),
-        "projected": projected(metrics),
-        "bytes": _bytes(ledger),
+        **({"metric": other_metric.name} if other_metric else {}),
+        "transfer": measure_transfer(metrics, model, chosen_by or "validation"),
+        "projected": read_projected(metrics),
+        "bytes": _sum_bytes(ledger),
     }
 
 
-def _bytes(ledger: Lines) -> dict[str, int]:
+def _sum_bytes(ledger: Lines) -> dict[str, int]:
     """Return the bytes that clients sent ("up") and received ("down"), and the bytes of their public data ("seed")."""
     seed = [line for line in ledger if (line["round"], line["phase"]) == (0, SEED)]
     ways = {way: sum(line[way] for line in ledger) - sum(line[way] for line in seed) for way in ("up", "down")}
     return ways | {"seed": sum(line["up"] for line in seed)}
 
 
-def _global(metrics: Lines, best_by: str, metric: Metric) -> dict[str, Any] | None:
+def _summarise_global(metrics: Lines, best_by: str, metric: Metric) -> dict[str, Any] | None:
     """Return the metric of the shared model on the test set; None without a complete shared model."""
-    test = {line["round"]: _mean(line, "global", "test", metric.name) for line in metrics}
+    test = {line["round"]: _average_metric(line, "global", "test", metric.name) for line in metrics}
     if not test or any(v is None for v in test.values()):
         return None
-    judged = {line["round"]: _mean(line, "global", best_by, metric.name) for line in metrics}
+    judged = {line["round"]: _average_metric(line, "global", best_by, metric.name) for line in metrics}
     by = best_by if None not in judged.values() else "test"
-    best = _best(judged if by == best_by else test, metric)
+    best = _find_best(judged if by == best_by else test, metric)
     return {"last": test[max(test)], "best": test[best], "best_round": best, "best_by": by}
 
 
-def _others(metrics: Lines, model: str | None) -> dict[str, Any]:
+def _find_other_scores(metrics: Lines, model: str | None) -> dict[str, Any]:
     """Return the last scores, on validation data, of clients whose task has no accuracy metric; empty where all have one."""
     last = metrics[-1]["scores"] if metrics else ()
     named = ("model", "client", "data")
@@ -80,38 +84,38 @@ def _others(metrics: Lines, model: str | None) -> dict[str, Any]:
     return {"other_tasks": {"last": by_client}} if by_client else {}
 
 
-def _personal(metrics: Lines, model: str | None, best_by: str, metric: Metric) -> dict[str, Any] | None:
+def _summarise_personal(metrics: Lines, model: str | None, best_by: str, metric: Metric) -> dict[str, Any] | None:
     """Return the metric of the model that a client would use on validation data; None if no client shares its scores."""
     if model is None:
         return None
-    scores = {line["round"]: per_client(line, model, "validation", metric.name) for line in metrics}
+    scores = {line["round"]: list_client_scores(line, model, "validation", metric.name) for line in metrics}
     if not all(scores.values()):  # no client has the metric
         return None
-    judged = {line["round"]: _mean(line, model, best_by, metric.name) for line in metrics}
+    judged = {line["round"]: _average_metric(line, model, best_by, metric.name) for line in metrics}
     by = best_by if None not in judged.values() else "validation"
-    best = _best(judged if by == best_by else {r: _mean_of(s) for r, s in scores.items()}, metric)
+    best = _find_best(judged if by == best_by else {r: _average_scores(s) for r, s in scores.items()}, metric)
     at = {"last": max(scores), "best": best}
     worst = min if metric.is_higher_better else max
     values = {
-        name: {"mean": _mean_of(scores[r]), "worst": worst(scores[r].values()), "per_client": scores[r]}
+        name: {"mean": _average_scores(scores[r]), "worst": worst(scores[r].values()), "per_client": scores[r]}
         for name, r in at.items()
     }
     values["best"] |= {"best_round": best, "best_by": by}
     return values
 
 
-def _mean(line: Mapping[str, Any], model: str, data: str, metric: str) -> float | None:
+def _average_metric(line: Mapping[str, Any], model: str, data: str, metric: str) -> float | None:
     """Return the metric of a model on the common rows, else its mean over clients; None without the metric."""
     scores = [s for s in line["scores"] if s["model"] == model and s["data"] == data and _has(s, metric)]
     values = [s[metric] for s in scores if s["client"] is None] or [s[metric] for s in scores]
     return sum(values) / len(values) if values else None
 
 
-def _mean_of(scores: Mapping[str, float]) -> float:
+def _average_scores(scores: Mapping[str, float]) -> float:
     return sum(scores.values()) / len(scores)
 
 
-def _best(judged: Mapping[int, float | None], metric: Metric) -> int:
+def _find_best(judged: Mapping[int, float | None], metric: Metric) -> int:
     """Return the first round with the best value."""
     sign = 1 if metric.is_higher_better else -1
     return max(judged, key=lambda r: (sign * (judged[r] or 0.0), -r))

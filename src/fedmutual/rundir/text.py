@@ -48,7 +48,7 @@ class TimeLeft:
         """Return the remaining time after `round` rounds as text, "" before any progress; fractions of a round count."""
         if round <= self._done:
             return ""
-        return f"{duration((time.monotonic() - self._since) / (round - self._done) * (self._rounds - round))} left"
+        return f"{format_duration((time.monotonic() - self._since) / (round - self._done) * (self._rounds - round))} left"
 
 
 def describe_event(event: Event) -> list[str]:
@@ -61,7 +61,7 @@ def describe_event(event: Event) -> list[str]:
         case Noted():
             return [f"note {'at the start' if event.round < 1 else f'in round {event.round}'}: {event.text}"]
         case Evaluated():
-            return [f"round {event.round}  {scores_line(event.scores)}"]
+            return [f"round {event.round}  {format_scores(event.scores)}"]
         case Failed():
             return [f"stopped in round {event.round}: {type(event.problem).__name__}: {event.problem}"]
         case Finished():
@@ -69,77 +69,77 @@ def describe_event(event: Event) -> list[str]:
     return []
 
 
-def scores_line(scores: tuple[Score, ...]) -> str:
+def format_scores(scores: tuple[Score, ...]) -> str:
     """Return the scores of an evaluation as text, such as "shared 91.2 %  personal 98.1 % (worst 97.0 %)".
 
     The shared model is scored on the test set, personal models on validation rows. For clients that are domains the text is
-    "ACC 89.1 %  BWT 93.3 %  FWT 87.7 %", means over clients. If only hold-out rows were scored: as `holdout_line`.
+    "ACC 89.1 %  BWT 93.3 %  FWT 87.7 %", means over clients. If only hold-out rows were scored: as `format_holdout_scores`.
     """
-    if nodes := transfers(scores):
-        return "  ".join(f"{name} {percent(sum(of.values()) / len(of))}" for name, of in nodes.items())
+    if nodes := read_transfers(scores):
+        return "  ".join(f"{name} {format_percent(sum(of.values()) / len(of))}" for name, of in nodes.items())
     parts = [f"{_CALLED['global']} {format_score(s.values)}" for s in scores if s.model == "global" and s.client is None]
     for model in ("personal", "meme"):
-        parts += _of_clients(scores, model, "validation", worst=True)
-    return "  ".join(parts) or holdout_line(scores)
+        parts += _format_client_scores(scores, model, "validation", worst=True)
+    return "  ".join(parts) or format_holdout_scores(scores)
 
 
-def _of_clients(scores: tuple[Score, ...], model: str, data: str, worst: bool = False) -> list[str]:
+def _format_client_scores(scores: tuple[Score, ...], model: str, data: str, worst: bool = False) -> list[str]:
     """Return the mean and worst accuracy of a model on clients' rows, and the score of each client without an accuracy."""
     of_clients = [s for s in scores if s.model == model and s.data == data and s.client is not None]
-    shares = [share for s in of_clients if (share := accuracy(s.values)) is not None]
-    worst_text = f" (worst {percent(min(shares))})" if shares and worst else ""
-    mean = [f"{_CALLED[model]} {percent(sum(shares) / len(shares))}{worst_text}"] if shares else []
-    without = [s for s in of_clients if accuracy(s.values) is None]
+    shares = [share for s in of_clients if (share := get_accuracy(s.values)) is not None]
+    worst_text = f" (worst {format_percent(min(shares))})" if shares and worst else ""
+    mean = [f"{_CALLED[model]} {format_percent(sum(shares) / len(shares))}{worst_text}"] if shares else []
+    without = [s for s in of_clients if get_accuracy(s.values) is None]
     return mean + [f"{_CALLED[model]} of {s.client} {format_score(s.values)}" for s in without]
 
 
-def worst_line(scores: tuple[Score, ...]) -> str:
+def format_worst_nodes(scores: tuple[Score, ...]) -> str:
     """Return "worst node: ACC 86.0 % (40)  BWT 92.0 % (0)  FWT 84.0 % (40)"; "" unless clients are domains."""
-    worst = {name: min(of.items(), key=lambda item: item[1]) for name, of in transfers(scores).items()}
-    text = "  ".join(f"{name} {percent(share)} ({node})" for name, (node, share) in worst.items())
+    worst = {name: min(of.items(), key=lambda item: item[1]) for name, of in read_transfers(scores).items()}
+    text = "  ".join(f"{name} {format_percent(share)} ({node})" for name, (node, share) in worst.items())
     return f"worst node: {text}" if text else ""
 
 
-def transfers(scores: tuple[Score, ...]) -> dict[str, dict[str, float]]:
+def read_transfers(scores: tuple[Score, ...]) -> dict[str, dict[str, float]]:
     """Return the accuracy of the model that a node would use, by measure ("ACC", "BWT", "FWT") and node."""
     scored = {s.model for s in scores if s.client is not None and s.data == MEASURES["bwt"]}
     model = next((m for m in ("personal", "global", "meme") if m in scored), None)
     by_measure: dict[str, dict[str, float]] = {}
     for name, data in MEASURES.items() if model else ():
         for s in scores:
-            if (s.model, s.data) == (model, data) and s.client is not None and (share := accuracy(s.values)) is not None:
+            if (s.model, s.data) == (model, data) and s.client is not None and (share := get_accuracy(s.values)) is not None:
                 by_measure.setdefault(name.upper(), {})[s.client] = share
     return by_measure
 
 
-def holdout_line(scores: tuple[Score, ...]) -> str:
+def format_holdout_scores(scores: tuple[Score, ...]) -> str:
     """Return "personal 98.1 % on hold-out", the scores by which a setting is chosen; no test or validation score."""
-    parts = [part for model in ("personal", "global", "meme") for part in _of_clients(scores, model, "holdout")]
+    parts = [part for model in ("personal", "global", "meme") for part in _format_client_scores(scores, model, "holdout")]
     return f"{'  '.join(parts)} on hold-out" if parts else "no scores are shared"
 
 
 def format_score(values: Mapping[str, object]) -> str:
     """Return the accuracy as text; for a task without an accuracy its first score that is not the loss: "dice 0.743"."""
-    share = accuracy(values)
+    share = get_accuracy(values)
     if share is not None:
-        return percent(share)
+        return format_percent(share)
     numbers = {name: value for name, value in values.items() if isinstance(value, float)}
     name = next((name for name in numbers if name != "loss"), "loss")
     return f"{name} {numbers[name]:.3g}" if name in numbers else "without a score"
 
 
-def accuracy(values: Mapping[str, object]) -> float | None:
+def get_accuracy(values: Mapping[str, object]) -> float | None:
     """Return the accuracy of a score; None for a task without an accuracy."""
     share = values.get("accuracy")
     return float(share) if isinstance(share, int | float) else None
 
 
-def percent(fraction: float) -> str:
+def format_percent(fraction: float) -> str:
     """Return a fraction as text: 0.912 -> "91.2 %"."""
     return f"{100 * fraction:.1f} %"
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Return seconds as text: 75 -> "1 min 15 s"."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)

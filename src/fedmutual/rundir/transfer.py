@@ -12,52 +12,52 @@ MEASURES = {"acc": "test", "bwt": "test.own", "fwt": "test.others"}
 _CHOICE = {"holdout": ("holdout",), "validation": ("validation.all", "validation"), "test": ("test",)}
 
 
-def transfer(metrics: Lines, model: str | None, best_by: str) -> dict[str, Any] | None:
+def measure_transfer(metrics: Lines, model: str | None, best_by: str) -> dict[str, Any] | None:
     """Return ACC, BWT and FWT of the nodes after the last round and after each node's best round; None without domains.
 
     best_by: "holdout", "validation" (rows of all nodes if they are scored, else the node's rows) or "test".
     """
-    if model is None or not any(per_client(line, model, MEASURES["bwt"]) for line in metrics):
+    if model is None or not any(list_client_scores(line, model, MEASURES["bwt"]) for line in metrics):
         return None
     wanted = (*_CHOICE[best_by], "validation", "test")
-    by = next((data for data in wanted if all(per_client(line, model, data) for line in metrics)), "test")
-    judged = {line["round"]: per_client(line, model, by) for line in metrics}
-    rounds = {i: _best({r: scores[i] for r, scores in judged.items() if i in scores}) for i in judged[max(judged)]}
+    by = next((data for data in wanted if all(list_client_scores(line, model, data) for line in metrics)), "test")
+    judged = {line["round"]: list_client_scores(line, model, by) for line in metrics}
+    rounds = {i: _find_best({r: scores[i] for r, scores in judged.items() if i in scores}) for i in judged[max(judged)]}
     return {
-        **{name: _measured(metrics, model, data, rounds) for name, data in MEASURES.items()},
+        **{name: _measure_ends(metrics, model, data, rounds) for name, data in MEASURES.items()},
         "best_rounds": rounds,
         "best_by": by,
     }
 
 
-def projected(metrics: Lines) -> dict[str, Any] | None:
+def read_projected(metrics: Lines) -> dict[str, Any] | None:
     """Return the last reported share of each node's mutual steps with a projected gradient; None if there is no report."""
     shares = {i: terms["projected"] for line in metrics for i, terms in line["train"].items() if "projected" in terms}
-    return {"mean": _mean(shares), "per_client": shares} if shares else None
+    return {"mean": _average_values(shares), "per_client": shares} if shares else None
 
 
-def per_client(line: Mapping[str, Any], model: str, data: str, metric: str = "accuracy") -> dict[str, float]:
+def list_client_scores(line: Mapping[str, Any], model: str, data: str, metric: str = "accuracy") -> dict[str, float]:
     """Return a score of a model on one kind of rows, by client; clients without this score are left out."""
     scores = {s["client"]: s.get(metric) for s in line["scores"] if (s["model"], s["data"]) == (model, data)}
     return {i: v for i, v in scores.items() if i is not None and isinstance(v, int | float)}
 
 
-def _measured(metrics: Lines, model: str, data: str, rounds: Mapping[str, int]) -> dict[str, Any] | None:
+def _measure_ends(metrics: Lines, model: str, data: str, rounds: Mapping[str, int]) -> dict[str, Any] | None:
     """Return one measure after the last and after each node's best round; None without scores (FWT of a single node)."""
-    scores = {line["round"]: per_client(line, model, data) for line in metrics}
+    scores = {line["round"]: list_client_scores(line, model, data) for line in metrics}
     last = scores[max(scores)]
     best = {i: scores[r][i] for i, r in rounds.items() if i in scores[r]}
-    return {"last": _summed(last), "best": _summed(best)} if last and best else None
+    return {"last": _sum_up(last), "best": _sum_up(best)} if last and best else None
 
 
-def _summed(values: PerClient) -> dict[str, Any]:
-    return {"mean": _mean(values), "worst": min(values.values()), "per_client": values}
+def _sum_up(values: PerClient) -> dict[str, Any]:
+    return {"mean": _average_values(values), "worst": min(values.values()), "per_client": values}
 
 
-def _mean(values: PerClient) -> float:
+def _average_values(values: PerClient) -> float:
     return sum(values.values()) / len(values)
 
 
-def _best(judged: Mapping[int, float]) -> int:
+def _find_best(judged: Mapping[int, float]) -> int:
     """Return the first round with the greatest value."""
     return max(judged, key=lambda r: (judged[r], -r))

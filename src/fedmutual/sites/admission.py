@@ -9,7 +9,7 @@ later phases of the old attempt; the site works from its state before that order
 
 from dataclasses import dataclass
 
-from fedmutual.rundir.logs import stays_scored
+from fedmutual.rundir.logs import is_scored_on_resume
 from fedmutual.sites.journal import BegunOrder, Journal, Place
 from fedmutual.sites.protocol import ATTEMPTS, EXAM, Order
 
@@ -45,7 +45,7 @@ class Bounds:
         if order.kind != EXAM:
             return order.round, order.phase
         number = order.round + 1
-        if order.round < 0 or not stays_scored(number, number, self.evaluate_every, self.rounds):
+        if order.round < 0 or not is_scored_on_resume(number, number, self.evaluate_every, self.rounds):
             raise Declined(NOT_DUE)
         return order.round, self.phases
 

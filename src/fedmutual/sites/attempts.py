@@ -89,13 +89,13 @@ class Attempts:
     def _note(self, order: Order, digests: Mapping[str, str]) -> None:
         if order.round != self._round:
             self._round, self._phases = order.round, {}
-        asked = self._phases.get(str(order.phase), {"digests": {}})["digests"]
-        if any(asked.get(site, digest) != digest for site, digest in digests.items()):
+        place_digests = self._phases.get(str(order.phase), {"digests": {}})["digests"]
+        if any(place_digests.get(site, digest) != digest for site, digest in digests.items()):
             self.number = min(self.number + 1, ATTEMPTS)  # beyond that, sites that answered before decline
             self._phases = {phase: about for phase, about in self._phases.items() if int(phase) < order.phase}
-            asked = {}
+            place_digests = {}
         senders = None if order.senders is None else list(order.senders)
-        self._phases[str(order.phase)] = {"senders": senders, "digests": {**asked, **digests}}
+        self._phases[str(order.phase)] = {"senders": senders, "digests": {**place_digests, **digests}}
         self._write()
 
     def _write(self) -> None:

@@ -12,13 +12,12 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 import fedmutual
-from fedmutual import tasks
-from fedmutual.config import Config, has_aggregation, list_keys, make_algorithm, merge_overrides, parse_config, read_tables
+from fedmutual.config import Config, list_keys, make_algorithm, merge_overrides, parse_config, read_tables
 from fedmutual.config.keys import Section, Table, list_effects
 from fedmutual.config.schema import ServerConfig, ShareConfig
 from fedmutual.config.sentences import format_validation_error
 from fedmutual.config.values import FEDERATED
-from fedmutual.core import Algorithm, get_target_kind
+from fedmutual.core import Algorithm
 from fedmutual.data.space import Space
 from fedmutual.data.standardizing import make_layout
 from fedmutual.data.statistics import Layout
@@ -26,11 +25,10 @@ from fedmutual.errors import ConfigError
 from fedmutual.rundir import folder as folders
 from fedmutual.sites import seedset
 from fedmutual.sites.consent import FORMAT, check_agreed, digest_agreed
-from fedmutual.sites.peers import is_peer_to_peer
-from fedmutual.sites.schema import WORK_FOLDER, LimitsTable, SeedsTable, ServerTable, SiteFile, SitesTable
+from fedmutual.sites.contract_checks import check_contract
+from fedmutual.sites.schema import SeedsTable, ServerTable, SiteFile, SitesTable
 from fedmutual.sites.screening import Limits
-from fedmutual.sites.secure_sum.fixed_point import is_summable
-from fedmutual.sites.secure_sum.messages import LEAST_SITES, MOST_SITES, find_threshold
+from fedmutual.sites.secure_sum.messages import find_threshold
 from fedmutual.sites.statistics import SumStatistics
 
 S = TypeVar("S", bound=Section)
@@ -143,9 +141,9 @@ class Contract:
 
 
 def identify(config: Config, fingerprint: str) -> str:
-    """Return `folders.identity` of the state of a federation or site, without the table `share`, which may change."""
+    """Return `folders.compute_identity` of a federation or site, without the table `share`, which may change."""
     clients = {i: client.model_copy(update={"share": None}) for i, client in config.clients.items()}
-    return folders.identity(config.model_copy(update={"share": ShareConfig(), "clients": clients}), fingerprint)
+    return folders.compute_identity(config.model_copy(update={"share": ShareConfig(), "clients": clients}), fingerprint)
 
 
 def read_contract(path: Path) -> Contract:
@@ -180,109 +178,39 @@ def make_contract(tables: Mapping[str, Any], source: str, **more: Any) -> Contra
     Raises:
         ConfigError: a key is wrong, missing, or not allowed in a contract.
     """
-    rest = {k: v for k, v in tables.items() if k not in ("server", "sites")}
+    run_tables = {k: v for k, v in tables.items() if k not in ("server", "sites")}
     for key, why in _NOT_COMMON.items():
-        if key in rest:
+        if key in run_tables:
             raise ConfigError(f"{source}: key {key!r} has no place in a federation's file: {why}; remove the key")
-    mappings = {table: keys for table, keys in rest.items() if isinstance(keys, Mapping)}  # parse_config refuses others
-    given = {"data": {}, "privacy": {}, **mappings}
+    mappings = {
+        table: keys for table, keys in run_tables.items() if isinstance(keys, Mapping)
+    }  # parse_config refuses others
+    checked_tables = {"data": {}, "privacy": {}, **mappings}
     for key, effect in list_effects(Config).items():
         table, _, name = key.partition(".")
         default = attrgetter(key)(Config())
-        if effect.unused_on_sites and given.get(table, {}).get(name, default) != default:
+        if effect.unused_on_sites and checked_tables.get(table, {}).get(name, default) != default:
             raise ConfigError(f"{source}: key {key!r} has no effect between real sites: {effect.unused_on_sites}; remove it")
-    site_keys = [k for k in ("name", "root", "test", "group_by", "label", "labels") if k in given["data"]]
+    site_keys = [k for k in ("name", "root", "test", "group_by", "label", "labels") if k in checked_tables["data"]]
     if site_keys:
         raise ConfigError(
             f"{source}: key 'data.{site_keys[0]}' has no place in a federation's file: a site's data stand in its site.toml"
         )
-    budget_keys = [k for k in ("epsilon", "delta", "accountant") if k in given["privacy"]]
+    budget_keys = [k for k in ("epsilon", "delta", "accountant") if k in checked_tables["privacy"]]
     if budget_keys:
         raise ConfigError(
             f"{source}: key 'privacy.{budget_keys[0]}' has no place in a federation's file: a site's budget stands in its "
             "site.toml"
         )
     server = parse_table(ServerTable, tables.get("server", {}), source, "server")
-    rest["server"] = server.model_dump(include=set(ServerConfig.model_fields))  # a run does not need the address
+    run_tables["server"] = server.model_dump(include=set(ServerConfig.model_fields))  # a run does not need the address
     if server.sum == "masked":
-        rest["server"]["sum"] = "fixed"  # a masked sum has the same bits
+        run_tables["server"]["sum"] = "fixed"  # a masked sum has the same bits
     contract = Contract(
-        dict(rest), parse_table(SitesTable, tables.get("sites", {}), source, "sites"), server, source=source, **more
+        dict(run_tables), parse_table(SitesTable, tables.get("sites", {}), source, "sites"), server, source=source, **more
     )
-    if contract.name.lower() == WORK_FOLDER or contract.name.startswith("."):
-        raise ConfigError(
-            f"{source}: key 'name' cannot be {contract.name!r}: beside the federation's folder of that name there are "
-            "files and folders of the process itself; choose another"
-        )
-    shares = {"global", "proxy"} & set(contract.algorithm.scores)
-    if contract.config.model.pretrained is not None and shares:
-        raise ConfigError(
-            f"{source}: key 'model.pretrained' cannot be here, for between real sites the shared network begins with random "
-            "weights; a site's own network takes it from its site.toml"
-        )
-    if get_target_kind(tasks.make_task(contract.config.training.task)) != "numbers" and "classes" not in given["data"]:
-        raise ConfigError(f"{source}: the key 'data.classes' is missing: labels are matched by these names at every site")
-    if contract.algorithm.public is not None and contract.algorithm.public.server:
-        raise ConfigError(
-            f"{source}: algorithm {contract.config.algorithm['name']!r} trains on public data at the server, and between "
-            "real sites the server has no data; choose another algorithm"
-        )
-    if contract.algorithm.public is not None and contract.sites.public is None and contract.public is None:
-        raise ConfigError(
-            f"{source}: algorithm {contract.config.algorithm['name']!r} needs the key 'sites.public', the folder of the "
-            "public seed set that all sites have"
-        )
-    if contract.layout is not None:
-        _check_statistics(contract, source)
-    if contract.config.server != ServerConfig() and not has_aggregation(contract.config):
-        name = "server.aggregate" if contract.config.server.aggregate != ServerConfig().aggregate else "server.sum"
-        raise ConfigError(
-            f"{source}: key {name!r} has no effect between real sites with algorithm "
-            f"{contract.config.algorithm['name']!r}, which makes no mean of what they send; remove it"
-        )
-    if contract.is_masked:
-        _check_masked(contract, source)
-    if contract.public is not None and not _matches_seeds(contract, contract.public):
-        raise ConfigError(f"{source}: its public seed set has other sites or classes than the contract; submit it again")
+    check_contract(contract, source)
     return contract
-
-
-def _check_statistics(contract: Contract, source: str) -> None:
-    """Raise ConfigError where the server cannot sum statistics before the first round."""
-    algorithm = contract.algorithm
-    if algorithm.public is not None or len(algorithm.start) > 1 or is_peer_to_peer(algorithm):
-        raise ConfigError(
-            f"{source}: data.mean = 'federated' is summed at the server before the first round, and algorithm "
-            f"{contract.config.algorithm['name']!r} has public data, messages between sites or a start of its own; set "
-            "'data.mean' and 'data.std' to numbers"
-        )
-
-
-def _check_masked(contract: Contract, source: str) -> None:
-    """Raise ConfigError where a secure sum is not possible, or a key needs the updates that the server does not see."""
-    algorithm, sites = contract.algorithm, contract.sites
-    count, threshold = len(sites.names), find_threshold(len(sites.names))
-    if len(algorithm.phases) != 1 or make_algorithm(contract.config).start or not is_summable(algorithm.phases[0]):
-        raise ConfigError(
-            f"{source}: server.sum = 'masked' adds updates of a shared model, and algorithm "
-            f"{contract.config.algorithm['name']!r} sends more, or something else; choose fml, fedavg or fedprox, or remove "
-            "'server.sum'"
-        )
-    if not LEAST_SITES <= count <= MOST_SITES:
-        raise ConfigError(
-            f"{source}: server.sum = 'masked' is for {LEAST_SITES} to {MOST_SITES} sites, and key 'sites.names' has {count}"
-        )
-    if sites.quorum is not None and sites.quorum < threshold:
-        raise ConfigError(
-            f"{source}: server.sum = 'masked' needs more than two thirds of the sites in every round; set 'sites.quorum' to "
-            f"{threshold} or more, or remove it"
-        )
-    for key in ("update_limit", "examples_limit"):
-        if getattr(sites, key) != SitesTable.model_fields[key].default:
-            raise ConfigError(
-                f"{source}: key 'sites.{key}' has no effect with server.sum = 'masked', where the server sees no site's "
-                "update; remove one of the two"
-            )
 
 
 def accept_contract(text: Any, agreed: Iterable[Table], who: str = "this site") -> Contract:
@@ -300,21 +228,6 @@ def accept_contract(text: Any, agreed: Iterable[Table], who: str = "this site") 
     return make_contract(record["tables"], "the contract", public=seeds, version=record["version"])
 
 
-def check_rounds(rounds: int, agreed: int, limits: LimitsTable) -> None:
-    """Check a submitted contract's rounds against a site's limit.
-
-    agreed: the rounds of the contract that the site agreed to, which are the limit where the site's file sets none.
-
-    Raises:
-        ConfigError: the contract has more rounds.
-    """
-    limit = limits.rounds or agreed
-    if rounds > limit:
-        raise ConfigError(
-            f"the job is of {rounds} rounds, and this site agreed to {limit}; set 'limits.rounds' in its file to allow more"
-        )
-
-
 def parse_table(kind: type[S], table: Any, source: str, prefix: str = "") -> S:
     """Return the validated table. Raises ConfigError, which names the source and the key, where the table is wrong."""
     try:
@@ -322,14 +235,3 @@ def parse_table(kind: type[S], table: Any, source: str, prefix: str = "") -> S:
     except ValidationError as problem:
         keys = [*list_keys(), *(f"{prefix}.{k}" if prefix else k for k in kind.model_fields)]
         raise ConfigError(f"{source}: {format_validation_error(problem.errors()[0], keys, prefix, kind)}") from None
-
-
-def _matches_seeds(contract: Contract, seeds: Table) -> bool:
-    """Return whether the description of the public seed set fits the sites, the classes and the algorithm."""
-    public_data, names, counts = contract.algorithm.public, contract.sites.names, seeds["counts"]
-    if public_data is None or public_data.labelled == (counts is None):
-        return False
-    if any(tuple(seeds[k]) != names for k in ("rows", "bytes", "parts")):
-        return False
-    classes = len(contract.config.data.classes or ())
-    return counts is None or (tuple(counts) == names and all(len(site_counts) == classes for site_counts in counts.values()))

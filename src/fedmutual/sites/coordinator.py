@@ -7,26 +7,19 @@ from typing import Any
 
 import torch
 
-from fedmutual import tasks
-from fedmutual.algorithms.peers import agreed
-from fedmutual.config.values import FEDERATED
 from fedmutual.core import At, Message
-from fedmutual.data import Federation
-from fedmutual.data.scaling import BYTE, Scaling
-from fedmutual.data.space import Space
-from fedmutual.data.statistics import Layout, Statistics, add_sums, read_sums
+from fedmutual.data.statistics import Layout, add_sums, read_sums
 from fedmutual.engines.base import participate
 from fedmutual.engines.loop import count_bytes, federate
 from fedmutual.errors import RunError, UserError
 from fedmutual.events import Event, Failed, Noted, Observer, PhaseDone, RoundDone
-from fedmutual.federation.description import describe_metric, describe_shared_network, describe_space, method
+from fedmutual.federation.description import describe_metric, describe_run_method, describe_shared_network, describe_space
 from fedmutual.federation.experiment import Experiment, list_leaves
-from fedmutual.federation.networks import Networks
 from fedmutual.federation.plan import RoundPlan
 from fedmutual.rundir import folder as folders
-from fedmutual.rundir.checkpoint import Checkpoints, Saved, committed, file_name, read_state, sweep
+from fedmutual.rundir.checkpoint import Checkpoints, Saved, make_file_name, read_checkpoint, read_state, remove_other_states
 from fedmutual.rundir.file_names import LEDGER, METRICS
-from fedmutual.rundir.logs import Ledger, Metrics, rewind, stays_scored
+from fedmutual.rundir.logs import Ledger, Metrics, is_scored_on_resume, rewind
 from fedmutual.rundir.summary import write_summary
 from fedmutual.rundir.text import TextLog
 from fedmutual.sites.attempts import Attempts
@@ -36,10 +29,11 @@ from fedmutual.sites.engine import Setback, SitesEngine, TooFew
 from fedmutual.sites.peers import is_peer_to_peer
 from fedmutual.sites.protocol import Post
 from fedmutual.sites.secure_sum.exchange import SecureSums
-from fedmutual.sites.secure_sum.fixed_point import count_words, list_masked_leaves, use_masked_sum
+from fedmutual.sites.secure_sum.fixed_point import list_masked_leaves, use_masked_sum
 from fedmutual.sites.secure_sum.identity import read_authority
 from fedmutual.sites.secure_sum.messages import WORDS
 from fedmutual.sites.secure_sum.server_files import SumStages
+from fedmutual.sites.server_experiment import build_server_experiment, count_update, make_first_state
 from fedmutual.sites.setbacks import GENERATIONS, check_setbacks, go_back
 from fedmutual.sites.sizes import MessageSizes
 from fedmutual.sites.statistics import (
@@ -51,62 +45,6 @@ from fedmutual.sites.statistics import (
     read_scaling,
     write_gathered,
 )
-
-
-def build_server_experiment(contract: Contract, statistics: Statistics | None = None) -> Experiment:
-    """Build the experiment of the server: networks and settings, without any data.
-
-    statistics: of all sites' training rows, with data.mean = "federated"; None: not yet known.
-    """
-    config = contract.config
-    outputs = tasks.make_task(config.training.task).outputs
-    classes = tuple(config.data.classes or ("y",))
-    image = len(contract.sites.input) == 3  # of an image file; a site's own source may scale its values otherwise
-    divisor, size = (BYTE, (contract.sites.input[1], contract.sites.input[2])) if image else (1.0, None)
-    mean, std = config.data.mean or (), config.data.std or ()
-    if mean == FEDERATED or std == FEDERATED:
-        mean, std = ((), ()) if statistics is None or config.data.columns else statistics.moments
-    space = Space(
-        shape=tuple(contract.sites.input),
-        classes=classes,
-        outputs=outputs or len(classes),
-        task=config.training.task,
-        scaling=Scaling(divisor, mean, std, size).record(),
-    )
-    no_data = Federation({}, {"": space}, None, {"clients": {}, "classes": list(classes)}, ())
-    nets = Networks(config, no_data, contract.algorithm.scores, torch.device("cpu"))
-    return Experiment(config, no_data, contract.algorithm, nets)
-
-
-def make_first_state(contract: Contract, experiment: Experiment) -> Message:
-    """Return the state of the server before the first round."""
-    if contract.public is None:
-        return experiment.server(contract.sites.names)
-    return agreed(list_row_owners(contract), experiment.data.space.outputs)
-
-
-def find_longest_message(contract: Contract) -> int:
-    """Return the number of bytes of the longest message between the server and the sites of a federation."""
-    experiment, names = build_server_experiment(contract), contract.sites.names
-    if contract.algorithm.public is None:
-        state = experiment.server()
-    else:  # a contract before submission lacks the number of rows of each site; no message size depends on this number
-        state = agreed(dict.fromkeys(names, range(0)), experiment.data.space.outputs)
-    words = count_update(contract, state)
-    return MessageSizes(contract.algorithm, state, names, is_peer_to_peer(contract.algorithm), words).longest
-
-
-def count_update(contract: Contract, state: Message) -> int | None:
-    """Return the number of words of an update in a secure sum, or None where the sum is not masked. state: the server's."""
-    return count_words(contract.algorithm.phases[0], state) if contract.is_masked else None
-
-
-def list_row_owners(contract: Contract) -> dict[str, range]:
-    """Return for each site the positions of its rows in the public seed set."""
-    rows_by_site, start = {}, 0
-    for site, rows in (contract.public or {"rows": {}})["rows"].items():
-        rows_by_site[site] = range(start, start := start + rows)
-    return rows_by_site
 
 
 @dataclass(frozen=True)
@@ -129,7 +67,7 @@ class Coordinator:
         """
         contract, experiment = self.contract, build_server_experiment(self.contract)
         name = identify(contract.config, contract.digest + (contract.public or {"digest": ""})["digest"])
-        with folders.held(self.folder):
+        with folders.lock_folder(self.folder):
             first_state = make_first_state(contract, experiment)
             server, saved = self._restore(first_state, name)
             gathered = read_gathered(self.folder) if contract.layout is not None else None
@@ -226,7 +164,7 @@ class Coordinator:
 
     def _restore(self, first_state: Message, name: str) -> tuple[Message, Saved | None]:
         """Return (state, last saved round or None), and cut the logs after the last saved round."""
-        saved = committed(self.folder)
+        saved = read_checkpoint(self.folder)
         if saved is not None and saved.run != name:
             raise RunError(f"{self.folder}: holds another federation of this name; give the new federation another name")
         config, last = self.contract.config, saved.round if saved else None
@@ -236,17 +174,17 @@ class Coordinator:
             raise RunError(
                 f"{self.folder}: round {last} is done, and the contract has {config.rounds}; set 'rounds' to {last} or more"
             )
-        sweep(self.folder, last, GENERATIONS)
+        remove_other_states(self.folder, last, GENERATIONS)
         every = config.records.evaluate_every
-        rewind(self.folder / METRICS, lambda round: stays_scored(round, last, every, config.rounds))
+        rewind(self.folder / METRICS, lambda round: is_scored_on_resume(round, last, every, config.rounds))
         rewind(self.folder / LEDGER, lambda round: last is not None and round <= last)
         if saved is None:
             return first_state, None
-        return read_state(self.folder / "server" / file_name(saved.round), name, saved.round, first_state), saved
+        return read_state(self.folder / "server" / make_file_name(saved.round), name, saved.round, first_state), saved
 
     def _describe(self, experiment: Experiment, gathered: GatheredStatistics | None) -> None:
         """Write the files that describe the federation. gathered: the statistics of all sites, if they are known."""
-        about: dict[str, Any] = folders.environment(1, torch.device("cpu"))
+        about: dict[str, Any] = folders.describe_environment(1, torch.device("cpu"))
         if gathered is not None:
             experiment = build_server_experiment(self.contract, gathered.statistics)
             about["statistics"] = gathered.statistics.record()
@@ -257,7 +195,12 @@ class Coordinator:
             "shared": describe_shared_network(experiment),
             "personal": {},
         }
-        about |= {"engine": {"name": "sites"}, "algorithm": method(experiment), "pooled": False, "models": models}
+        about |= {
+            "engine": {"name": "sites"},
+            "algorithm": describe_run_method(experiment),
+            "pooled": False,
+            "models": models,
+        }
         about |= describe_metric(experiment)
         about |= {"clients": dict.fromkeys(self.contract.sites.names, describe_space(space))}
         record = {"format": 1, "kind": "sites", "source": "sites", "fingerprint": self.contract.digest}

@@ -77,14 +77,14 @@ def plan_site(path: Path, site: Path, overrides: Mapping[str, Any]) -> SitePlan:
             f"{next(iter(overrides))!r} cannot be set for a federation of real sites; change FEDERATION.toml or site.toml"
         )
     mine = read_site_file(site)
-    made = build_site(contracts.read_submitted_contract(path), mine)
-    costs, privacy = privacy_plan.plan(made), made.config.privacy
+    experiment = build_site(contracts.read_submitted_contract(path), mine)
+    costs, privacy = privacy_plan.plan_privacy(experiment), experiment.config.privacy
     if privacy.epsilon is None:
-        return SitePlan(made.config, costs, None, 0.0, 0.0)
+        return SitePlan(experiment.config, costs, None, 0.0, 0.0)
     (cost,) = costs.values()
-    budget = open_budget(made, mine.file.site, made.config.name, mine.state)
+    budget = open_budget(experiment, mine.file.site, experiment.config.name, mine.state)
     planned = NoisedSteps(cost.sigma, cost.rate, cost.steps)
-    return SitePlan(made.config, costs, privacy.epsilon, budget.spent, budget.with_steps(planned))
+    return SitePlan(experiment.config, costs, privacy.epsilon, budget.spent, budget.with_steps(planned))
 
 
 def protect(client: Client, budget: PrivacyBudget | None, state: Path) -> Client:
@@ -100,7 +100,7 @@ def record(experiment: Experiment, site: str, budget: PrivacyBudget | None) -> M
     if budget is None:
         return {}
     site_budget = budget.of_federation()
-    return {"privacy": {**privacy_plan.about(experiment.config, {site: site_budget}), "spent": budget.spent}}
+    return {"privacy": {**privacy_plan.describe_privacy(experiment.config, {site: site_budget}), "spent": budget.spent}}
 
 
 def remark_others(experiment: Experiment, site: str, state: Path, say: Callable[[str], None]) -> None:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from fedmutual.core import Client, Message
 from fedmutual.errors import RunError
 from fedmutual.files import read_json, write_bytes, write_json
-from fedmutual.rundir.checkpoint import COMMIT, client_state, file_name, load_client
+from fedmutual.rundir.checkpoint import COMMIT, collect_client_state, load_client, make_file_name
 from fedmutual.tensor_files import write_tensors
 
 DIARY = "diary.json"
@@ -114,8 +114,8 @@ class Journal:
 
     def scores(self, round: int, inbox: str) -> bytes | None:
         """Return the saved answer to an order to score with this digest (inbox), or None."""
-        is_saved = self._scored == ScoredRound(round, inbox) and self._scores_path(round).exists()
-        return self._scores_path(round).read_bytes() if is_saved else None
+        is_saved = self._scored == ScoredRound(round, inbox) and self._make_scores_path(round).exists()
+        return self._make_scores_path(round).read_bytes() if is_saved else None
 
     def before(self, place: Place) -> JournalEntry | None:
         """Return the last entry before a round and phase, or None."""
@@ -123,11 +123,11 @@ class Journal:
 
     def load(self, client: Client, entry: JournalEntry) -> None:
         """Load the saved state after a phase into a new client."""
-        load_client(client, self._state_path(entry), self._run, entry.round + 1)
+        load_client(client, self._make_state_path(entry), self._run, entry.round + 1)
 
     def reply(self, entry: JournalEntry) -> bytes:
         """Return the saved answer after a phase."""
-        return self._reply_path(entry).read_bytes()
+        return self._make_reply_path(entry).read_bytes()
 
     def begin(self, begun: BegunOrder) -> bool:
         """Record a begun order, and drop entries and scores from its place on; return whether entries were dropped.
@@ -139,7 +139,7 @@ class Journal:
         scored = self._scored if self._scored and self._scored.round < begun.round else None
         self._write_record(entries, begun, scored, self.forgotten)
         if self._scored and scored is None:
-            self._scores_path(self._scored.round).unlink(missing_ok=True)
+            self._make_scores_path(self._scored.round).unlink(missing_ok=True)
         dropped, self.begun, self._scored = self._replace(entries), begun, scored
         if dropped:
             ended = max((e.round for e in entries if e.last), default=None)
@@ -154,8 +154,8 @@ class Journal:
             RunError: the disk is full, or cannot be written. What was saved before is untouched.
         """
         about = {"format": "1", "run": self._run, "round": str(entry.round + 1)}
-        write_tensors(self._state_path(entry), client_state(client), about)
-        write_bytes(self._reply_path(entry), reply)
+        write_tensors(self._make_state_path(entry), collect_client_state(client), about)
+        write_bytes(self._make_reply_path(entry), reply)
         ends = {e.round: e for e in self.entries if e.round < entry.round}  # round -> its last entry
         earlier = [ends[round] for round in sorted(ends)[-ROUNDS_BACK:]]
         entries = [*earlier, *(e for e in self.entries if e.round == entry.round), entry]
@@ -173,18 +173,18 @@ class Journal:
             RunError: the disk is full, or cannot be written. What was saved before is untouched.
         """
         before, scored = self._scored, ScoredRound(round, inbox)
-        write_bytes(self._scores_path(round), reply)
+        write_bytes(self._make_scores_path(round), reply)
         self._write_record(self.entries, self.begun, scored, self.forgotten)
         self._scored = scored
         if before is not None and before.round != round:
-            self._scores_path(before.round).unlink(missing_ok=True)
+            self._make_scores_path(before.round).unlink(missing_ok=True)
 
     def shared(self, message: Message, round: int) -> None:
         """Save the shared model that the server sent after a round, for `fedmutual predict`."""
         about = {"format": "1", "run": self._run, "round": str(round + 1)}
-        write_tensors(self._folder / "server" / file_name(round + 1), message, about)
+        write_tensors(self._folder / "server" / make_file_name(round + 1), message, about)
         for file in (self._folder / "server").glob("round-*.safetensors"):
-            if file.name != file_name(round + 1):
+            if file.name != make_file_name(round + 1):
                 file.unlink(missing_ok=True)
 
     def _write_record(
@@ -207,16 +207,16 @@ class Journal:
 
     def _remove(self, dropped: list[JournalEntry]) -> None:
         """Remove the files of dropped entries that no remaining entry uses."""
-        used = {path for e in self.entries for path in (self._state_path(e), self._reply_path(e))}
-        for path in {path for e in dropped for path in (self._state_path(e), self._reply_path(e))} - used:
+        used = {path for e in self.entries for path in (self._make_state_path(e), self._make_reply_path(e))}
+        for path in {path for e in dropped for path in (self._make_state_path(e), self._make_reply_path(e))} - used:
             path.unlink(missing_ok=True)
 
-    def _state_path(self, entry: JournalEntry) -> Path:
-        name = file_name(entry.round + 1) if entry.last else f"phase-{entry.round + 1}-{entry.phase + 1}.safetensors"
+    def _make_state_path(self, entry: JournalEntry) -> Path:
+        name = make_file_name(entry.round + 1) if entry.last else f"phase-{entry.round + 1}-{entry.phase + 1}.safetensors"
         return self._folder / "clients" / self._site / name
 
-    def _reply_path(self, entry: JournalEntry) -> Path:
+    def _make_reply_path(self, entry: JournalEntry) -> Path:
         return self._folder / "answers" / f"{entry.round + 1}-{entry.phase + 1}.safetensors"
 
-    def _scores_path(self, round: int) -> Path:
+    def _make_scores_path(self, round: int) -> Path:
         return self._folder / "answers" / f"{round + 1}-scores.safetensors"

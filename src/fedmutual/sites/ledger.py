@@ -20,10 +20,10 @@ class Kind:
     """Messages with equal names, shapes and kinds of content; their values may differ."""
 
     phase: int
-    what: str  # WORK or EXAM
+    order_kind: str  # WORK or EXAM
     to: str
     tensors: tuple[tuple[str, str, tuple[int, ...], int], ...]  # name, dtype, shape, bytes
-    values: tuple[str, ...]  # kinds of values beside them
+    value_kinds: tuple[str, ...]  # kinds of values beside them
     problem: str  # said instead of a message; else empty
     attempt: int = 0  # above 0 once the server went back
 
@@ -67,7 +67,7 @@ def read_ledger(folder: Path) -> list[Line]:
     lines = read_sent_messages(folder)
     for number, line in enumerate(lines, 1):
         try:
-            _kind(line)
+            _make_kind(line)
         except (KeyError, TypeError, ValueError, AttributeError):
             raise RunError(
                 f"{folder / LEFT}: line {number} is of another form than `fedmutual site` writes; look for a copy"
@@ -77,10 +77,10 @@ def read_ledger(folder: Path) -> list[Line]:
 
 def summarise_ledger(lines: Iterable[Line]) -> list[Row]:
     """Return one row for each kind of message, over consecutive rounds with equal kinds of messages."""
-    rounds = [(round, _counted(of)) for round, of in groupby(sorted(lines, key=_round), _round)]
+    rounds = [(round, _count_kinds(of)) for round, of in groupby(sorted(lines, key=_get_round), _get_round)]
     return [
         Row(same[0][0], same[-1][0], kind, sum(of[kind][0] for _, of in same), sum(of[kind][1] for _, of in same))
-        for same in _runs(rounds)
+        for same in _group_equal_rounds(rounds)
         for kind in same[0][1]
     ]
 
@@ -99,20 +99,20 @@ def count_totals(lines: Sequence[Line]) -> dict[str, dict[str, int]]:
 _Round = tuple[int, dict[Kind, tuple[int, int]]]  # its number; kind -> messages, bytes
 
 
-def _counted(lines: Iterable[Line]) -> dict[Kind, tuple[int, int]]:
+def _count_kinds(lines: Iterable[Line]) -> dict[Kind, tuple[int, int]]:
     counts: dict[Kind, tuple[int, int]] = {}
     for line in lines:
-        kind = _kind(line)
+        kind = _make_kind(line)
         messages, size = counts.get(kind, (0, 0))
         counts[kind] = (messages + 1, size + line["bytes"])
     return counts
 
 
-def _runs(rounds: Sequence[_Round]) -> Iterable[list[_Round]]:
+def _group_equal_rounds(rounds: Sequence[_Round]) -> Iterable[list[_Round]]:
     """Yield groups of consecutive rounds with equal kinds of messages and equal counts."""
     run: list[_Round] = []
     for round, kinds in rounds:
-        if run and (round != run[-1][0] + 1 or _often(kinds) != _often(run[-1][1])):
+        if run and (round != run[-1][0] + 1 or _list_message_counts(kinds) != _list_message_counts(run[-1][1])):
             yield run
             run = []
         run.append((round, kinds))
@@ -120,19 +120,19 @@ def _runs(rounds: Sequence[_Round]) -> Iterable[list[_Round]]:
         yield run
 
 
-def _often(kinds: Mapping[Kind, tuple[int, int]]) -> list[tuple[Kind, int]]:
+def _list_message_counts(kinds: Mapping[Kind, tuple[int, int]]) -> list[tuple[Kind, int]]:
     return [(kind, messages) for kind, (messages, _) in kinds.items()]
 
 
-def _round(line: Line) -> int:
+def _get_round(line: Line) -> int:
     return int(line["round"])
 
 
-def _kind(line: Line) -> Kind:
+def _make_kind(line: Line) -> Kind:
     tensors = tuple((t["name"], t["dtype"], tuple(map(int, t["shape"])), int(t["bytes"])) for t in line["tensors"])
     values = dict(line["told"])
     problem = values.pop("problem", "")
-    int(line["bytes"]), _round(line)
+    int(line["bytes"]), _get_round(line)
     words = {"train": "losses", "scores": "scores", "remarks": "remarks"}
     value_kinds = tuple(words.get(k, k) for k in values)
     return Kind(line["phase"], line["what"], line["to"], tensors, value_kinds, problem, int(line.get("attempt", 0)))
@@ -140,9 +140,9 @@ def _kind(line: Line) -> Kind:
 
 def describe_message(kind: Kind) -> str:
     """Return the phase, the scores, or the problem that a kind of message tells, as the ledger lists it."""
-    again = f", attempt {kind.attempt}" if kind.attempt else ""
+    attempt_note = f", attempt {kind.attempt}" if kind.attempt else ""
     if kind.problem:
-        return f"no message: {kind.problem}{again}"
-    if kind.what == EXAM:
-        return f"{'scores' if kind.values else 'scored at the site, nothing sent'}{again}"
-    return f"phase {kind.phase}{'' if kind.tensors else ', done'}{again}"
+        return f"no message: {kind.problem}{attempt_note}"
+    if kind.order_kind == EXAM:
+        return f"{'scores' if kind.value_kinds else 'scored at the site, nothing sent'}{attempt_note}"
+    return f"phase {kind.phase}{'' if kind.tensors else ', done'}{attempt_note}"

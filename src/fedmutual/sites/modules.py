@@ -13,7 +13,7 @@ from types import ModuleType
 
 from fedmutual import module_files
 from fedmutual.errors import ConfigError
-from fedmutual.module_files import SHIPPED, top_of
+from fedmutual.module_files import SHIPPED, get_top_name
 
 
 class ListedModules(MetaPathFinder):
@@ -48,8 +48,10 @@ class ListedModules(MetaPathFinder):
             )
         if module_files.is_of_python(module) or not all(part.isidentifier() for part in module.split(".")):
             raise ConfigError(f"{names}, which cannot be the name of a user's module")
-        beside = [spec for folder in self._folders if (spec := module_files.spec_in(folder, module)) is not None]
-        places = dict.fromkeys(_place(spec) for spec in (*beside, _installed(top_of(module))) if spec is not None)
+        beside = [spec for folder in self._folders if (spec := module_files.find_spec_in(folder, module)) is not None]
+        places = dict.fromkeys(
+            _describe_place(spec) for spec in (*beside, _has_installed(get_top_name(module))) if spec is not None
+        )
         if len(places) > 1:
             raise ConfigError(f"{names}, and there are several of that name: {' and '.join(places)}; rename one")
         if self not in sys.meta_path:
@@ -57,17 +59,17 @@ class ListedModules(MetaPathFinder):
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         """Return where a listed module is; Python's import system calls this method for modules that are not installed."""
-        if path is not None or fullname not in map(top_of, self._modules):
+        if path is not None or fullname not in map(get_top_name, self._modules):
             return None
-        return next((spec for folder in self._folders if (spec := module_files.spec_in(folder, fullname))), None)
+        return next((spec for folder in self._folders if (spec := module_files.find_spec_in(folder, fullname))), None)
 
 
-def modules_of_server(modules: Sequence[str], contracts: Sequence[Path]) -> ListedModules:
+def make_server_rule(modules: Sequence[str], contracts: Sequence[Path]) -> ListedModules:
     """The rule of a server's process. contracts: the federations' files, beside which its operator puts modules."""
     return ListedModules(modules, [path.parent for path in contracts], lambda name: f"add --trust-module {name}")
 
 
-def _installed(top: str) -> ModuleSpec | None:
+def _has_installed(top: str) -> ModuleSpec | None:
     """Return the module of this name that Python has imported, or finds outside the operator's folders; None without one."""
     if top in sys.modules:
         return sys.modules[top].__spec__
@@ -75,7 +77,7 @@ def _installed(top: str) -> ModuleSpec | None:
     return next((spec for finder in others if (spec := finder.find_spec(top, None)) is not None), None)
 
 
-def _place(spec: ModuleSpec) -> str:
+def _describe_place(spec: ModuleSpec) -> str:
     """Return the place of a module for messages."""
     if module_files.has_file(spec):
         return str(Path(str(spec.origin)).resolve())

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from fedmutual.algorithms.peers import Peering, forwarded
+from fedmutual.algorithms.peers import Peering, make_forwarded_message
 from fedmutual.core import Algorithm, At, Message, Phase, Spec, Unusable
 from fedmutual.engines.loop import count_bytes
 from fedmutual.sites.mailbox import Mailbox, Place
@@ -34,7 +34,9 @@ class PeerMailbox:
         """state: the public state before the first round. folder: holds the site's own messages until the round ends."""
         self._algorithm, self._state, self._site, self._folder = algorithm, state, site, folder / "letters"
         self._others, self._rounds = tuple(i for i in sites if i != site), rounds
-        self.mail = Mailbox(self._others, self._declare_letter, MessageSizes(algorithm, state, sites, by_hand=True).letter)
+        self.mail = Mailbox(
+            self._others, self._declare_letter, MessageSizes(algorithm, state, sites, by_hand=True).letter_limit
+        )
 
     def receive(self, sender: str, letter: bytes) -> None:
         """Store a letter of another site. Raises MalformedMessage, with the reason, where the letter is refused."""
@@ -66,13 +68,13 @@ class PeerMailbox:
         for file in self._folder.glob("*.safetensors"):
             if not file.name.startswith(f"{order.round + 1}-"):
                 file.unlink(missing_ok=True)
-        write_tensors(self._file(order), message, {"format": "1"})
+        write_tensors(self._make_path(order), message, {"format": "1"})
         return up
 
     def inbox(self, order: Order, at: At) -> tuple[Message, int, tuple[str, ...]]:
         """Return (inbox of a phase, bytes of other sites in the inbox, one remark for each message that was left out)."""
         self.mail.begin(order.round)
-        phases, state, remarks = self._phases(order), self._state, list[str]()
+        phases, state, remarks = self._list_phases(order), self._state, list[str]()
         for number, phase in enumerate(phases[: order.phase]):
             earlier_order, earlier_at = replace(order, phase=number), replace(at, phase=number)
             replies, missing = self._collect_replies(earlier_order, earlier_at)
@@ -99,23 +101,23 @@ class PeerMailbox:
 
     def _is_receiver(self, receiver: str, sender: str, message: Message, order: Order, at: At) -> bool:
         """Return whether a site needs the sender's message of a phase. message: one that the sender may have sent."""
-        phases = self._phases(order)
+        phases = self._list_phases(order)
         if not message or order.phase + 1 == len(phases):
             return False
         phase, following = phases[order.phase : order.phase + 2]
         try:
             state = phase.receive(self._state, {sender: message}, at)
         except Unusable:  # this site's message does not fit the rows of another sender; the receivers are the same
-            state = self._state | forwarded({sender: message})
+            state = self._state | make_forwarded_message({sender: message})
         return bool(following.send(state, receiver, replace(at, phase=order.phase + 1)))
 
     def _read_message(self, order: Order) -> Message:
-        return read_tensors(self._file(order))[0] if self._file(order).exists() else {}
+        return read_tensors(self._make_path(order))[0] if self._make_path(order).exists() else {}
 
-    def _file(self, order: Order) -> Path:
+    def _make_path(self, order: Order) -> Path:
         return self._folder / f"{order.round + 1}-{order.phase + 1}.safetensors"
 
-    def _phases(self, order: Order) -> tuple[Phase, ...]:
+    def _list_phases(self, order: Order) -> tuple[Phase, ...]:
         return self._algorithm.start if order.round < 0 else self._algorithm.phases
 
 

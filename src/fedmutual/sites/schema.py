@@ -14,7 +14,7 @@ from fedmutual.config.schema import (
     ServerConfig,
     ShareConfig,
     SplitConfig,
-    optional,
+    make_optional_table,
 )
 from fedmutual.config.values import Count, Names, PathSetting, Settings, Sides
 from fedmutual.module_files import is_of_python
@@ -180,11 +180,11 @@ class SitePrivacy(Section):
     delta: Annotated[float, Field(gt=0, lt=1)] = key(1e-5, "the delta of the guarantee (epsilon, delta)")
 
 
-class SiteSplit(optional(SplitConfig)):  # type: ignore[misc]
+class SiteSplit(make_optional_table(SplitConfig)):  # type: ignore[misc]
     """Which rows a site holds out."""
 
 
-class SiteShare(optional(ShareConfig)):  # type: ignore[misc]
+class SiteShare(make_optional_table(ShareConfig)):  # type: ignore[misc]
     """What a site discloses besides its messages."""
 
 

@@ -75,7 +75,7 @@ def compute_cosine(update: Update, other: Update) -> float:
     return sum(torch.sum(update.change(name) * other.change(name)).item() for name in shared) / norms
 
 
-def median_of_others(values: Mapping[str, float], site: str) -> float:
+def compute_median_of_others(values: Mapping[str, float], site: str) -> float:
     """Return the median of the other sites' values; for an even number, the mean of the two middle values."""
     return median(value for i, value in values.items() if i != site)
 
@@ -147,7 +147,7 @@ def find_outliers(values: Mapping[str, float], limit: float, least: int = LEAST)
     """Return the sites with a value above `limit` times the median of the others; none for fewer than `least` values."""
     if len(values) < least:
         return []
-    return [i for i, value in values.items() if value > limit * median_of_others(values, i)]
+    return [i for i, value in values.items() if value > limit * compute_median_of_others(values, i)]
 
 
 def _find_fault(site: str, reply: Message, sent: Message, limits: Limits, known: Mapping[str, int]) -> str | None:

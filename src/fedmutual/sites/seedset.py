@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedmutual.algorithms.agree import difference
+from fedmutual.algorithms.agree import describe_difference
 from fedmutual.config.keys import Table
 from fedmutual.core import Message, Public
 from fedmutual.data import PublicSet
@@ -34,14 +34,14 @@ def record_seedset(folder: Path, sites: Sequence[str], shape: Sequence[int], cla
     for i, one in files.items():
         _check(make_seedset_path(folder, i), find_mismatch(one, shape, classes, files[sites[0]].scaling))
     check_enough(use, {i: len(one.x) for i, one in files.items()})
-    parts = {i: _part(one, make_seedset_path(folder, i)) for i, one in files.items()}
-    public = _gathered(parts, classes)
+    parts = {i: _read_site_part(one, make_seedset_path(folder, i)) for i, one in files.items()}
+    public = _gather_parts(parts, classes)
     about = SeedsTable(
         rows={i: len(rows) for i, rows in public.owners.items()},
         counts={i: list(counts) for i, counts in public.counts.items()} if use.labelled else None,
         bytes=public.bytes(use.labelled),
         digest=public.digest if use.labelled else public.unlabelled,
-        parts={i: _print(_gathered({i: part}, classes).summary(use.labelled)) for i, part in parts.items()},
+        parts={i: _print(_gather_parts({i: part}, classes).summary(use.labelled)) for i, part in parts.items()},
     )
     return about.model_dump()
 
@@ -68,14 +68,14 @@ class CollectedSeedset:
             return None
         parts = {i: self._of(i, site_part, federation.space.shape, classes, prepared[self.site]) for i in self.sites}
         for i in self.sites if self.agreed is not None else ():
-            self._check_agreed(i, _gathered({i: parts[i]}, classes).summary(self.labelled))
+            self._check_agreed(i, _gather_parts({i: parts[i]}, classes).summary(self.labelled))
         for k, name in enumerate(classes):
             if self.labelled and site_part.trained[k] and not any(part.counts[k] for part in parts.values()):
                 raise ConfigError(
                     f"{self.folder}: the public seed set has no example of class {name!r}, which this site trains on; raise "
                     "'split.public' in the federation's file, and have all sites write their parts again"
                 )
-        return _gathered(parts, classes)
+        return _gather_parts(parts, classes)
 
     def _of(
         self, site: str, site_part: PublicPart, shape: Sequence[int], classes: Sequence[str], prepared: Prepared
@@ -84,8 +84,8 @@ class CollectedSeedset:
         path, one = make_seedset_path(self.folder, site), _read_part(self.folder, site, self.labelled)
         _check(path, find_mismatch(one, shape, classes, prepared.scaled))
         if site != self.site:
-            return _part(one, path, site_part.rows)
-        if not _equal(one, site_part):
+            return _read_site_part(one, path, site_part.rows)
+        if not _is_equal(one, site_part):
             raise DataError(
                 f"{path}: it is not what this site's split sets apart as public, but of another seed, split or other data; "
                 "write the part again with `fedmutual data give`, and send it to all sites"
@@ -98,7 +98,7 @@ class CollectedSeedset:
         rows, counts = torch.tensor(self.agreed["rows"][site]), self.agreed["counts"]
         digest = torch.frombuffer(bytearray.fromhex(self.agreed["parts"][site]), dtype=torch.uint8)
         theirs = {"rows": rows, "digest": digest} | ({"counts": torch.tensor(counts[site])} if self.labelled else {})
-        unequal = difference(mine, theirs)
+        unequal = describe_difference(mine, theirs)
         if unequal is not None:
             raise DataError(
                 f"{make_seedset_path(self.folder, site)}: the contract was made with another part of site {site!r}: "
@@ -122,26 +122,32 @@ def _check(path: Path, fault: str | None) -> None:
         raise DataError(f"{path}: {fault}; give the data of all sites one form, and have this part written again")
 
 
-def _part(given: SeedsetFile, path: Path, like: Rows | None = None) -> PublicPart:
+def _read_site_part(seedset_file: SeedsetFile, path: Path, like: Rows | None = None) -> PublicPart:
     """Return a part as data sets have parts. like: rows whose storage and augmentation the part takes; None: no training."""
-    labels = np.full(len(given.x), -1) if given.labels is None else given.labels
+    labels = np.full(len(seedset_file.x), -1) if seedset_file.labels is None else seedset_file.labels
     resident = like is not None and isinstance(like.store, ResidentStore)
-    store, _ = make_store(given.examples, labels, given.scaling, lambda row: f"row {row} of {path}", resident, 0)
+    store, _ = make_store(
+        seedset_file.examples, labels, seedset_file.scaling, lambda row: f"row {row} of {path}", resident, 0
+    )
     rows = Rows(store, np.arange(len(labels))) if like is None else like.over(store)
-    return PublicPart(rows, given.examples, given.counts, given.counts)
+    return PublicPart(rows, seedset_file.examples, seedset_file.counts, seedset_file.counts)
 
 
-def _equal(one: SeedsetFile, site_part: PublicPart) -> bool:
+def _is_equal(seedset_file: SeedsetFile, site_part: PublicPart) -> bool:
     """Return whether a file has the rows of this site's split."""
     assert site_part.rows is not None
     index = site_part.rows.index
-    if len(one.x) != len(index) or (one.labels is not None and not np.array_equal(one.labels, site_part.rows.labels)):
+    if len(seedset_file.x) != len(index) or (
+        seedset_file.labels is not None and not np.array_equal(seedset_file.labels, site_part.rows.labels)
+    ):
         return False
     pieces = (slice(k, k + _CHUNK) for k in range(0, len(index), _CHUNK))
-    return all(np.array_equal(one.x[rows], site_part.examples.take(index[rows].tolist()).numpy()) for rows in pieces)
+    return all(
+        np.array_equal(seedset_file.x[rows], site_part.examples.take(index[rows].tolist()).numpy()) for rows in pieces
+    )
 
 
-def _gathered(parts: Mapping[str, PublicPart], classes: Sequence[str]) -> PublicSet:
+def _gather_parts(parts: Mapping[str, PublicPart], classes: Sequence[str]) -> PublicSet:
     public = make_public_set(parts, tuple(classes))
     assert public is not None  # every part has rows
     return public

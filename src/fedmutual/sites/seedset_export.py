@@ -20,11 +20,11 @@ def export_seedset(file: Path, site: Path, folder: Path) -> SeedsetFile:
         UserError: the site has no public rows, or a file cannot be read or written.
     """
     mine = read_site_file(site)
-    with plugins.under(mine.code):
-        return _give(contracts.read_contract(file), mine, file, folder)
+    with plugins.use_rule(mine.code):
+        return _write_own_part(contracts.read_contract(file), mine, file, folder)
 
 
-def _give(contract: contracts.Contract, mine: SiteSettings, file: Path, folder: Path) -> SeedsetFile:
+def _write_own_part(contract: contracts.Contract, mine: SiteSettings, file: Path, folder: Path) -> SeedsetFile:
     config, use, name = configure_site(contract, mine), contract.algorithm.public, mine.file.site
     if use is None:
         raise ConfigError(f"{file}: algorithm {config.algorithm['name']!r} has no public seed set, so nothing is given")
@@ -46,13 +46,13 @@ def _give(contract: contracts.Contract, mine: SiteSettings, file: Path, folder: 
     return made
 
 
-def describe_export(made: SeedsetFile, folder: Path) -> Iterator[str]:
+def describe_export(exported: SeedsetFile, folder: Path) -> Iterator[str]:
     """Yield sentences for the site's operator on the part that was written."""
-    known = "and their labels" if made.labels is not None else "and not their labels"
-    path = make_seedset_path(folder, made.site)
-    yield f"{path}: {format_count(len(made.x), 'example')} of site {made.site!r}, {made.size:,} bytes"
-    if made.labels is not None:
-        yield f"of each class: {', '.join(f'{name} {n}' for name, n in zip(made.classes, made.counts, strict=True))}"
+    known = "and their labels" if exported.labels is not None else "and not their labels"
+    path = make_seedset_path(folder, exported.site)
+    yield f"{path}: {format_count(len(exported.x), 'example')} of site {exported.site!r}, {exported.size:,} bytes"
+    if exported.labels is not None:
+        yield f"of each class: {', '.join(f'{name} {n}' for name, n in zip(exported.classes, exported.counts, strict=True))}"
     yield (
         "Send this file to all other sites and to the person who submits the federation. They then know these examples "
         f"{known}, and this cannot be undone; the file has no other rows."

@@ -15,10 +15,10 @@ from pydantic import Field, ValidationError
 from fedmutual.config.keys import Section
 from fedmutual.data import arrays
 from fedmutual.data.draws import Index, count_classes
-from fedmutual.data.examples import ArrayExamples, listed
+from fedmutual.data.examples import ArrayExamples, list_names
 from fedmutual.data.scaling import Scaling, parse_scaling
 from fedmutual.errors import DataError, format_error
-from fedmutual.files import replacing
+from fedmutual.files import replace_file
 
 _ARRAYS = ("x", "y", "classes", "about")
 _WORDS = 2**24  # bytes of an array of text: names of classes, scaling
@@ -75,13 +75,13 @@ def make_seedset_path(folder: Path, site: str) -> Path:
     return folder / f"{site}.npz"
 
 
-def write_seedset_file(folder: Path, given: SeedsetFile) -> Path:
+def write_seedset_file(folder: Path, content: SeedsetFile) -> Path:
     """Write a part completely or not at all, and return its path. Raises RunError where the file cannot be written."""
-    about = {"format": 1, "site": given.site, "scaling": given.scaling.record()}
-    contents = {"x": given.x, "classes": np.array(given.classes), "about": np.array(json.dumps(about))}
-    with replacing(make_seedset_path(folder, given.site)) as file:
-        np.savez(file, **contents, **({} if given.labels is None else {"y": given.labels}))  # type: ignore[arg-type]
-    return make_seedset_path(folder, given.site)
+    about = {"format": 1, "site": content.site, "scaling": content.scaling.record()}
+    contents = {"x": content.x, "classes": np.array(content.classes), "about": np.array(json.dumps(about))}
+    with replace_file(make_seedset_path(folder, content.site)) as file:
+        np.savez(file, **contents, **({} if content.labels is None else {"y": content.labels}))  # type: ignore[arg-type]
+    return make_seedset_path(folder, content.site)
 
 
 def read_seedset_file(folder: Path, site: str) -> SeedsetFile:
@@ -98,11 +98,15 @@ def read_seedset_file(folder: Path, site: str) -> SeedsetFile:
     try:
         about = _About.model_validate_json(str(contents["about"]))
         part = SeedsetFile(
-            site, contents["x"], contents.get("y"), _names(contents["classes"]), parse_scaling(about.scaling.model_dump())
+            site,
+            contents["x"],
+            contents.get("y"),
+            _list_class_names(contents["classes"]),
+            parse_scaling(about.scaling.model_dump()),
         )
-        why = f"it is of site {about.site!r}" if about.site != site else _odd(part)
+        why = f"it is of site {about.site!r}" if about.site != site else _find_fault(part)
     except (KeyError, ValidationError):
-        why = _foreign(list(contents))
+        why = _find_foreign(list(contents))
     if why is not None:
         raise DataError(f"{path}: {why}; {mend}")
     return part
@@ -126,7 +130,7 @@ def _find_excess(path: Path) -> str | None:
             members, room = archive.infolist(), path.stat().st_size
             names = [member.filename.removesuffix(".npy") for member in members]
             if not set(names) <= set(_ARRAYS):
-                return _foreign(names)
+                return _find_foreign(names)
             if len(set(names)) < len(names):
                 return "it holds an array twice"
             for member in members:
@@ -144,8 +148,8 @@ def _find_excess(path: Path) -> str | None:
     return None
 
 
-def _foreign(names: Sequence[str]) -> str:
-    return f"it is not what `fedmutual data give` wrote, but holds {listed(names) or 'nothing'}"
+def _find_foreign(names: Sequence[str]) -> str:
+    return f"it is not what `fedmutual data give` wrote, but holds {list_names(names) or 'nothing'}"
 
 
 def _find_array_excess(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> str | None:
@@ -164,31 +168,33 @@ def _find_array_excess(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> str
     return None
 
 
-def _names(classes: npt.NDArray[Any]) -> tuple[str, ...]:
+def _list_class_names(classes: npt.NDArray[Any]) -> tuple[str, ...]:
     return tuple(str(name) for name in classes.reshape(-1).tolist())
 
 
-def _odd(given: SeedsetFile) -> str | None:
+def _find_fault(content: SeedsetFile) -> str | None:
     """Return in one clause why a part is invalid; None where the part is valid."""
-    x, y, mean = given.x, given.labels, given.scaling.mean
+    x, y, mean = content.x, content.labels, content.scaling.mean
     if x.ndim not in (2, 4) or x.dtype not in (np.uint8, np.float32) or not x.size:
         return f"its examples are {x.dtype} of the shape {list(x.shape)}, and no images or features"
-    if len(mean) not in (0, x.shape[1]) or len(given.scaling.std) != len(mean) or 0 in given.scaling.std:
-        return f"it has {len(mean)} means and {len(given.scaling.std)} deviations for {x.shape[1]} channels or features"
-    if given.scaling.size is not None and (x.ndim != 4 or min(given.scaling.size) < 1):
-        return f"its examples of the shape {list(x.shape[1:])} are to be resized to {list(given.scaling.size)}"
-    if y is not None and (y.shape != (len(x),) or y.dtype != np.int64 or y.min() < 0 or y.max() >= len(given.classes)):
-        return f"its labels are not {len(x)} numbers of {len(given.classes)} classes"
+    if len(mean) not in (0, x.shape[1]) or len(content.scaling.std) != len(mean) or 0 in content.scaling.std:
+        return f"it has {len(mean)} means and {len(content.scaling.std)} deviations for {x.shape[1]} channels or features"
+    if content.scaling.size is not None and (x.ndim != 4 or min(content.scaling.size) < 1):
+        return f"its examples of the shape {list(x.shape[1:])} are to be resized to {list(content.scaling.size)}"
+    if y is not None and (y.shape != (len(x),) or y.dtype != np.int64 or y.min() < 0 or y.max() >= len(content.classes)):
+        return f"its labels are not {len(x)} numbers of {len(content.classes)} classes"
     return None
 
 
-def find_mismatch(given: SeedsetFile, shape: Sequence[int], classes: Sequence[str], scaling: Scaling) -> str | None:
+def find_mismatch(part: SeedsetFile, shape: Sequence[int], classes: Sequence[str], scaling: Scaling) -> str | None:
     """Return in one clause how a part differs from the wanted form, or None. Each site chooses the dtype of its examples."""
-    if given.shape != tuple(shape):
-        return f"its examples have the shape {list(given.shape)}, and {list(shape)} is wanted"
-    if given.classes != tuple(classes):
-        return f"its labels are of the classes {listed(given.classes)}, and {listed(classes)} are wanted, in this order"
-    if (given.scaling.mean, given.scaling.std) != (scaling.mean, scaling.std):
-        stated, wanted = ([list(s.mean), list(s.std)] for s in (given.scaling, scaling))
+    if part.shape != tuple(shape):
+        return f"its examples have the shape {list(part.shape)}, and {list(shape)} is wanted"
+    if part.classes != tuple(classes):
+        return (
+            f"its labels are of the classes {list_names(part.classes)}, and {list_names(classes)} are wanted, in this order"
+        )
+    if (part.scaling.mean, part.scaling.std) != (scaling.mean, scaling.std):
+        stated, wanted = ([list(s.mean), list(s.std)] for s in (part.scaling, scaling))
         return f"its examples are to be scaled by data.mean and data.std {stated}, and {wanted} are wanted"
     return None

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fedmutual.errors import RunError
 from fedmutual.files import write_json
-from fedmutual.rundir.checkpoint import COMMIT, Saved, committed, file_name
+from fedmutual.rundir.checkpoint import COMMIT, Saved, make_file_name, read_checkpoint
 from fedmutual.sites.attempts import Attempts
 from fedmutual.sites.conduct import Conduct
 from fedmutual.sites.screening import Limits
@@ -37,7 +37,7 @@ def go_back(folder: Path, diverged: bool, conduct: Conduct, attempts: Attempts, 
     Raises:
         RunError: the attempts that sites follow are used up; or something cannot be written.
     """
-    saved = committed(folder)
+    saved = read_checkpoint(folder)
     if not diverged or saved is None:
         conduct.count_setback()
         attempts.raise_number()
@@ -56,20 +56,20 @@ def go_back(folder: Path, diverged: bool, conduct: Conduct, attempts: Attempts, 
 def _find_target(folder: Path, last: int, first_time: bool) -> int:
     """Return the number of finished rounds to go back to; `last` where no earlier state is saved."""
     earlier = range(max(last - GENERATIONS + 1, 0), last)
-    saved_rounds = [r for r in earlier if r == 0 or _state_path(folder, r).exists()]
+    saved_rounds = [r for r in earlier if r == 0 or _make_state_path(folder, r).exists()]
     return (max(saved_rounds) if first_time else min(saved_rounds)) if saved_rounds else last
 
 
 def _commit(folder: Path, saved: Saved, round: int) -> None:
     """Make an earlier state the federation's. Before round 1 nothing is saved, unless the algorithm has a start."""
-    if _state_path(folder, round).exists():
+    if _make_state_path(folder, round).exists():
         write_json(folder / COMMIT, {"format": 1, "run": saved.run, "round": round, "seconds": saved.seconds})
     else:
         (folder / COMMIT).unlink(missing_ok=True)
 
 
-def _state_path(folder: Path, round: int) -> Path:
-    return folder / "server" / file_name(round)
+def _make_state_path(folder: Path, round: int) -> Path:
+    return folder / "server" / make_file_name(round)
 
 
 def _describe(target: int, undone: Collection[int]) -> str:

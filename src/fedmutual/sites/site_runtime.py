@@ -23,7 +23,7 @@ from fedmutual.federation.experiment import Experiment
 from fedmutual.privacy.budget import PrivacyBudget, Spent
 from fedmutual.rundir import folder as folders
 from fedmutual.rundir.file_names import METRICS
-from fedmutual.rundir.logs import Metrics, read_lines, rewind, stays_scored
+from fedmutual.rundir.logs import Metrics, is_scored_on_resume, read_lines, rewind
 from fedmutual.rundir.summary import write_summary
 from fedmutual.sites import guarantee
 from fedmutual.sites.admission import Bounds, Declined, admit, find_answer
@@ -93,7 +93,7 @@ class SiteRuntime:
             self._budget = guarantee.open_budget(self.experiment, self.site, contract.name, settings.state)
             guarantee.remark_others(self.experiment, self.site, settings.state, say)
         experiment, algorithm = self.experiment, self.experiment.algorithm
-        fingerprint = experiment.data.partition["fingerprint"] + contract.digest + _seedset_digest(experiment)
+        fingerprint = experiment.data.partition["fingerprint"] + contract.digest + _get_seedset_digest(experiment)
         self._journal = Journal(self.folder, self.site, identify(experiment.config, fingerprint))
         stages = len(Stage) if contract.is_masked else 0
         self._bounds = Bounds(
@@ -112,7 +112,7 @@ class SiteRuntime:
                 algorithm, self._public, self.site, contract.sites.names, self.folder, experiment.config.rounds
             )
         words = count_words(algorithm.phases[0], self._public) if contract.is_masked else None
-        self._limit = MessageSizes(algorithm, self._public, contract.sites.names, self.peers is not None, words).order
+        self._limit = MessageSizes(algorithm, self._public, contract.sites.names, self.peers is not None, words).order_limit
         self.is_masked = contract.is_masked
         self._sums: SumFiles | None = None
         if contract.is_masked and not looks:
@@ -136,7 +136,7 @@ class SiteRuntime:
             return experiment
 
         def sum_site() -> Words:
-            with plugins.under(settings.code):
+            with plugins.use_rule(settings.code):
                 ((prepared, rows),) = list_training_rows(experiment.config, prepare(experiment.config)).values()
                 return sum_client(prepared, rows, hide_carries=contract.is_masked)
 
@@ -184,7 +184,7 @@ class SiteRuntime:
             inbox = self._adopt_scaling(moments, inbox)
             if order.kind == EXAM:
                 answer, message = self._evaluate(order, inbox)
-            elif order.phase < len(self._phases(order)):
+            elif order.phase < len(self._list_phases(order)):
                 answer, message = self._do_phase(order, inbox, digest)
             else:
                 answer, message, unmasked = self._do_sum_stage(order, inbox)
@@ -217,7 +217,7 @@ class SiteRuntime:
         order, inbox = read_order(content)
         if self.peers is None or order.kind == EXAM or find_answer(self._journal, order, digest_order(order, inbox)) is None:
             return {}
-        letters = self.peers.letters(order, self._place_in_run(order))
+        letters = self.peers.letters(order, self._make_place(order))
         for receiver, letter in letters.items():
             self._sent_log.record(*read_answer(letter), letter, receiver)
         return letters
@@ -237,7 +237,7 @@ class SiteRuntime:
         Raises:
             Declined: the order lacks the scaling, or has another one than earlier orders.
         """
-        layout, is_stage = self._contract.layout, order.kind != EXAM and order.phase >= len(self._phases(order))
+        layout, is_stage = self._contract.layout, order.kind != EXAM and order.phase >= len(self._list_phases(order))
         if layout is None or order.round < 0 or is_stage:
             return None
         try:
@@ -272,7 +272,7 @@ class SiteRuntime:
 
     def _do_phase(self, order: Order, inbox: Message, digest: str) -> tuple[SiteAnswer, Message]:
         """Carry out the client's part of a phase, and return (answer, message). digest: of the order."""
-        at, phase = self._place_in_run(order), self._phases(order)[order.phase]
+        at, phase = self._make_place(order), self._list_phases(order)[order.phase]
         client = self._restore_client((order.round, order.phase))
         up: int | None = None
         down: int | None = None
@@ -350,29 +350,29 @@ class SiteRuntime:
             self._at = place
         return self._client
 
-    def _phases(self, order: Order) -> tuple[Phase, ...]:
+    def _list_phases(self, order: Order) -> tuple[Phase, ...]:
         return self.experiment.algorithm.start if order.round < 0 else self.experiment.algorithm.phases
 
-    def _place_in_run(self, order: Order) -> At:
+    def _make_place(self, order: Order) -> At:
         config = self.experiment.config
         return At(config.seed, order.round, config.rounds, order.phase)
 
 
-def _seedset_digest(experiment: Experiment) -> str:
+def _get_seedset_digest(experiment: Experiment) -> str:
     """Return the digest of the public seed set in hex; an empty text where the algorithm uses none."""
     return "" if experiment.seeds is None else bytes(experiment.seeds.about["digest"].tolist()).hex()
 
 
 def _prepare_folder(folder: Path, experiment: Experiment, site: str) -> None:
     """Write the folder in the form of a run of one client, so that `predict` and `report` can read the folder."""
-    about = folders.environment(experiment.config.engine.threads, experiment.device)
+    about = folders.describe_environment(experiment.config.engine.threads, experiment.device)
     about |= {"engine": {"name": "sites"}, "scaling": experiment.data.space.scaling}
     sizes = {name: sum(p.numel() for p in net.parameters()) for name, net in experiment.client(site).nets.items()}
     about |= description.describe_networks(experiment, {site: sizes})
     folders.write_about(folder, experiment.config, about, experiment.data.partition)
     every, rounds = experiment.config.records.evaluate_every, experiment.config.rounds
     rewind(folder / LEFT, lambda round: True)  # drops an incomplete last line, which a kill or a full disk leaves
-    rewind(folder / METRICS, lambda round: stays_scored(round, round, every, rounds))
+    rewind(folder / METRICS, lambda round: is_scored_on_resume(round, round, every, rounds))
 
 
 def _describe_problem(problem: BaseException) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fedmutual import plugins
 from fedmutual.config import Config, read_tables
-from fedmutual.data.examples import listed
+from fedmutual.data.examples import list_names
 from fedmutual.data.space import describe_column_difference
 from fedmutual.data.standardizing import make_layout
 from fedmutual.data.statistics import Moments
@@ -78,7 +78,7 @@ def build_site(contract: Contract, settings: SiteSettings, moments: Moments | No
     config = configure_site(contract, settings)
     if contract.layout is not None and moments is None:
         moments = make_placeholder(contract.layout)
-    with plugins.under(settings.code):
+    with plugins.use_rule(settings.code):
         experiment = build.build(config, gathered=_collect_seedset(contract, settings), moments=moments)
     shape = list(experiment.data.space.shape)
     if shape != list(contract.sites.input) and (experiment.nets.shares or experiment.algorithm.public):
@@ -90,7 +90,7 @@ def build_site(contract: Contract, settings: SiteSettings, moments: Moments | No
     if difference is not None:
         raise ConfigError(
             f"{settings.source}: the examples have {difference}, and the federation agreed on "
-            f"{listed(contract.sites.columns or ())} (sites.columns); change the columns of the file to these"
+            f"{list_names(contract.sites.columns or ())} (sites.columns); change the columns of the file to these"
         )
     if contract.layout is not None:
         layout = make_layout(experiment.data.space, contract.config.data.columns)
@@ -112,7 +112,7 @@ def configure_site(contract: Contract, settings: SiteSettings) -> Config:
             f"{settings.source}: site {settings.file.site!r} is not of federation {contract.name!r}; the sites of this "
             f"federation are {', '.join(contract.sites.names)}; correct the key 'site'"
         )
-    with plugins.under(settings.code):
+    with plugins.use_rule(settings.code):
         return contract.at(settings.file, str(settings.source))
 
 

@@ -35,11 +35,11 @@ class MessageSizes:
         self._algorithm, self._state, self._sites, self._by_hand = algorithm, state, tuple(sites), by_hand
         self._words_of_update = words
         phases = (*algorithm.start, *algorithm.phases)
-        self._traffic = len(self._sites) * sum(spec_bytes(phase.leaves(state)) for phase in phases)  # of one round, at most
+        self._traffic = len(self._sites) * sum(count_bytes(phase.leaves(state)) for phase in phases)  # of one round, at most
         self._letter: Spec = {CONTENT: (torch.uint8, (LONGEST_CONTENT,))}
 
     @property
-    def order(self) -> Limit:
+    def order_limit(self) -> Limit:
         """Of an order: who it goes to, and an inbox, which is made of the state and of what all sent in phases before."""
         held = {k: (v.dtype, tuple(v.shape)) for k, v in self._state.items()}
         for number, phase in enumerate((*self._algorithm.start, *self._algorithm.phases)):
@@ -48,10 +48,10 @@ class MessageSizes:
         held |= self._letter if self._words_of_update is not None else {}
         sums = find_sums(self._algorithm)
         held |= declare_scaling(sums.layout) if sums is not None else {}
-        return limit_message({} if self._by_hand else held, self._words())
+        return limit_message({} if self._by_hand else held, self._count_word_bytes())
 
     @property
-    def letter(self) -> Limit:
+    def letter_limit(self) -> Limit:
         """The limit of the largest message from site to site."""
         limits = [
             limit_message(phase.leaves(self._state), _FIXED) for phase in (*self._algorithm.start, *self._algorithm.phases)
@@ -59,14 +59,14 @@ class MessageSizes:
         return Limit(max(one.header for one in limits), max(one.tensors for one in limits))
 
     @property
-    def longest(self) -> int:
+    def longest_bytes(self) -> int:
         """Bytes of the longest message of all."""
         rounds = ((-1, self._algorithm.start), (0, self._algorithm.phases))
-        work = [self._answer(Order(WORK, round, n)) for round, phases in rounds for n in range(len(phases))]
+        work = [self._limit_answer(Order(WORK, round, n)) for round, phases in rounds for n in range(len(phases))]
         if self._words_of_update is not None:
-            work += [self._answer(Order(WORK, round, stage)) for round, phases in rounds if phases for stage in Stage]
-        answers = (*work, self._answer(Order(EXAM, 0, 0)))
-        return _ALIGNED + max(one.header + one.tensors for one in (self.order, self.letter, *answers))
+            work += [self._limit_answer(Order(WORK, round, stage)) for round, phases in rounds if phases for stage in Stage]
+        answers = (*work, self._limit_answer(Order(EXAM, 0, 0)))
+        return _ALIGNED + max(one.header + one.tensors for one in (self.order_limit, self.letter_limit, *answers))
 
     def open_answer(self, order: Order, content: bytes) -> tuple[SiteAnswer, Message]:
         """What a site answered to an order.
@@ -74,31 +74,35 @@ class MessageSizes:
         Raises:
             MalformedMessage: the bytes are longer than any answer, or state larger counts than possible.
         """
-        answer, message = read_answer(content, self._answer(order))
-        if len(answer.remarks) > self._remarks(order):
-            raise MalformedMessage(f"it makes {len(answer.remarks):,} remarks, and {self._remarks(order)} are possible")
+        answer, message = read_answer(content, self._limit_answer(order))
+        if len(answer.remarks) > self._count_remarks(order):
+            raise MalformedMessage(
+                f"it makes {len(answer.remarks):,} remarks, and {self._count_remarks(order)} are possible"
+            )
         if max(answer.up or 0, answer.down or 0) > self._traffic:
             raise MalformedMessage("it counts more bytes than the messages of a round have")
         return answer, message
 
-    def _answer(self, order: Order) -> Limit:
+    def _limit_answer(self, order: Order) -> Limit:
         """Of an answer: scores, or a message, losses and remarks."""
         if order.kind == EXAM:
-            return limit_message({}, self._words() + _SCORES)
+            return limit_message({}, self._count_word_bytes() + _SCORES)
         phases = self._algorithm.start if order.round < 0 else self._algorithm.phases
         if self._words_of_update is not None and order.phase >= len(phases):
             sums = find_sums(self._algorithm)
             count = self._words_of_update if order.round >= 0 or sums is None else sums.layout.count
             upload: Spec = {WORDS: (torch.int64, (count,))}
-            return limit_message(upload if order.phase == Stage.UPLOAD else self._letter, self._words())
+            return limit_message(upload if order.phase == Stage.UPLOAD else self._letter, self._count_word_bytes())
         phase, is_hidden = phases[order.phase], self._by_hand or self._words_of_update is not None
-        return limit_message({} if is_hidden else phase.leaves(self._state), self._words(self._remarks(order), phase.terms))
+        return limit_message(
+            {} if is_hidden else phase.leaves(self._state), self._count_word_bytes(self._count_remarks(order), phase.terms)
+        )
 
-    def _remarks(self, order: Order) -> int:
+    def _count_remarks(self, order: Order) -> int:
         """How many an answer makes at most: one on each sender, of each phase before."""
         return order.phase * len(self._sites)
 
-    def _words(self, remarks: int = 0, terms: Collection[str] = ()) -> int:
+    def _count_word_bytes(self, remarks: int = 0, terms: Collection[str] = ()) -> int:
         """Bytes of the words in a header: names of who is asked, whose messages count and who is accused; remarks, and a
         problem; losses."""
         names = (*self._sites, *self._sites, *self._sites, *terms)
@@ -108,12 +112,12 @@ class MessageSizes:
 
 def limit_message(declared: Spec, words: int) -> Limit:
     """Return the limit of a message with the declared tensors and this number of bytes of words in its header."""
-    size = spec_bytes(declared)
+    size = count_bytes(declared)
     entry = {"dtype": "F8_E8M0", "data_offsets": [size, size]}  # the longest name of a dtype
     table = json.dumps({k: {**entry, "shape": list(shape)} for k, (_, shape) in declared.items()})
     return Limit(len(table) + words + _ALIGNED, size)
 
 
-def spec_bytes(declared: Spec) -> int:
+def count_bytes(declared: Spec) -> int:
     """Return the bytes of the declared tensors."""
     return sum(prod(shape) * dtype.itemsize for dtype, shape in declared.values())

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedmutual.algorithms.fedavg import N_K
 from fedmutual.core import Algorithm, At, Batch, Client, Message, Net, Phase, Spec
-from fedmutual.data.examples import listed
+from fedmutual.data.examples import list_names
 from fedmutual.data.statistics import Layout, Moments, Statistics, Words, parse_statistics, read_sums
 from fedmutual.errors import RunError
 from fedmutual.files import read_json, write_json
@@ -105,7 +105,7 @@ def find_layout_fault(layout: Layout, agreed: Layout, is_named: bool) -> str | N
     is_named: whether the contract names the columns (`sites.columns`); without, only their number is compared.
     """
     if layout.classes != agreed.classes:
-        return f"the classes are {listed(layout.classes)}, and not those of 'data.classes', {listed(agreed.classes)}"
+        return f"the classes are {list_names(layout.classes)}, and not those of 'data.classes', {list_names(agreed.classes)}"
     if (len(layout.inputs), layout.values) != (len(agreed.inputs), agreed.values):
         return "the examples have another shape than 'sites.input'; change 'data.size' or the columns to fit"
     if layout.inputs != agreed.inputs and not is_named:

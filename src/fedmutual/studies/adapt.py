@@ -14,14 +14,14 @@ from fedmutual import data
 from fedmutual.config import ALONE, Config
 from fedmutual.config.keys import Table
 from fedmutual.core import Task, get_metric
-from fedmutual.data.examples import listed
+from fedmutual.data.examples import list_names
 from fedmutual.errors import ConfigError, RunError
 from fedmutual.evaluation import score
 from fedmutual.events import Observer
 from fedmutual.federation import build
 from fedmutual.files import read_json, write_json
 from fedmutual.metric import ACCURACY, Metric
-from fedmutual.recorded_code import trusting
+from fedmutual.recorded_code import set_trust
 from fedmutual.rundir.file_names import CONFIG
 from fedmutual.studies import newcomer
 from fedmutual.studies.compare import Planned, check_folders, train_all
@@ -51,11 +51,11 @@ def adapt(
     Raises:
         UserError: in one sentence, what does not fit what, before anything is trained.
     """
-    with trusting(trust_code):
-        _adapt(run, file, out, sizes, seeds, fedavg, resume, overrides, watch)
+    with set_trust(trust_code):
+        _adapt_shared_model(run, file, out, sizes, seeds, fedavg, resume, overrides, watch)
 
 
-def _adapt(
+def _adapt_shared_model(
     run: str | Path,
     file: str | Path,
     out: str | Path,
@@ -67,14 +67,16 @@ def _adapt(
     watch: Callable[[str], Observer] | None,
 ) -> None:
     shared, folder = newcomer.read_source(Path(run)), Path(out)
-    tuned = shared if fedavg is None else _fedavg(Path(fedavg), shared)
+    tuned = shared if fedavg is None else _read_fedavg_run(Path(fedavg), shared)
     _check_apart(folder, shared, tuned)
-    who = newcomer.read_newcomer(Path(file), overrides or {}, shared, tuned)
-    first, read = who.config("fml", None), who.prepare()
+    joining = newcomer.read_newcomer(Path(file), overrides or {}, shared, tuned)
+    first, read = joining.config("fml", None), joining.prepare()
     _note_divisor(read, shared, tuned)
-    counts = _there(sizes, data.load(first, {"": read}), str(file))
+    counts = _select_sizes(sizes, data.load(first, {"": read}), str(file))
     numbers = range(first.seed, first.seed + seeds)
-    arms = [(arm, size, seed, who.config(arm, n, seed)) for size, n in counts.items() for seed in numbers for arm in ARMS]
+    arms = [
+        (arm, size, seed, joining.config(arm, n, seed)) for size, n in counts.items() for seed in numbers for arm in ARMS
+    ]
     for *_, config in arms[: len(ARMS)]:
         build.build(config, prepared={"": read}).client(ALONE)
     planned: list[Planned] = [
@@ -91,13 +93,13 @@ def _adapt(
     results: Table = {arm: {size: {} for size in counts} for arm in ARMS}
     for (arm, size, seed, _), done in zip(arms, runs, strict=True):
         results[arm][size][str(seed)] = done.summary["personal"][scores]["last"]["mean"]
-    networks = {arm: _network(config) for arm, *_, config in arms[: len(ARMS)]}
+    networks = {arm: _get_network(config) for arm, *_, config in arms[: len(ARMS)]}
     table: Table = {"rounds": first.rounds, "seeds": [*numbers], "networks": networks}
     table |= {"accuracy": results} if metric == ACCURACY else {"metric": asdict(metric), "values": results}
-    write_json(folder / ADAPT, about | table | _as_it_is(who, counts, [*numbers], read, task, metric))
+    write_json(folder / ADAPT, about | table | _score_unchanged(joining, counts, [*numbers], read, task, metric))
 
 
-def _fedavg(folder: Path, shared: SourceRun) -> SourceRun:
+def _read_fedavg_run(folder: Path, shared: SourceRun) -> SourceRun:
     source = newcomer.read_source(folder)
     name, run = source.run.config.algorithm["name"], shared.run.folder
     if name != "fedavg":
@@ -105,7 +107,7 @@ def _fedavg(folder: Path, shared: SourceRun) -> SourceRun:
             f"{folder}: is a run of {name!r}, and --fedavg names one of 'fedavg'; without it that of {run} is tuned"
         )
     if shared.is_complete and source.is_complete:  # else the newcomer's data are compared with the complete model
-        ours, theirs = _inputs(shared), _inputs(source)
+        ours, theirs = _list_inputs(shared), _list_inputs(source)
         for key in (k for k in ours if ours[k] != theirs[k]):
             raise RunError(
                 f"{folder}: its shared model takes {key} {theirs[key]}, and the shared model of {run} takes "
@@ -114,14 +116,14 @@ def _fedavg(folder: Path, shared: SourceRun) -> SourceRun:
     return source
 
 
-def _inputs(source: SourceRun) -> dict[str, str]:
+def _list_inputs(source: SourceRun) -> dict[str, str]:
     """Return the inputs of a shared model by their description in messages; augmentation is not part of the inputs."""
     takes = source.takes
     about: dict[str, str] = {
         "training.task =": source.run.config.training.task,
         "examples of the shape": str(list(takes.shape)),
-        "data.classes =": listed(takes.classes),
-        "the columns": listed(takes.columns) if takes.columns else "none",
+        "data.classes =": list_names(takes.classes),
+        "the columns": list_names(takes.columns) if takes.columns else "none",
     }
     words = {"divisor": "inputs divided by", **{key: f"data.{key} =" for key in ("mean", "std", "size")}}
     for key, description in words.items():
@@ -145,7 +147,7 @@ def parse_sizes(text: str) -> tuple[int | None, ...]:
     return tuple(None if word == "all" else int(word) for word in words)
 
 
-def _there(wanted: Sequence[int | None], federation: data.Federation, file: str) -> dict[str, int | None]:
+def _select_sizes(wanted: Sequence[int | None], federation: data.Federation, file: str) -> dict[str, int | None]:
     """Return name of a size -> number of examples (None: all), for the sizes for which there are enough examples."""
     shares = federation.partition["clients"][ALONE]
     most = sum(len(part["rows"]) for kind, part in shares.items() if kind != "counts" and part["of"] == "train")
@@ -201,20 +203,20 @@ def _check_same(folder: Path, about: Table, resume: bool) -> None:
             )
 
 
-def _network(config: Config) -> str:
+def _get_network(config: Config) -> str:
     return (config.model.personal or (config.model.shared,))[0]
 
 
-def _as_it_is(
-    who: Newcomer, sizes: Mapping[str, int | None], seeds: Sequence[int], read: data.Prepared, task: Task, metric: Metric
+def _score_unchanged(
+    joining: Newcomer, sizes: Mapping[str, int | None], seeds: Sequence[int], read: data.Prepared, task: Task, metric: Metric
 ) -> Table:
     """Return the scores of the unchanged shared model on the newcomer's validation data, and the numbers of examples."""
-    net = who.shared.run.global_model() if who.shared.run.complete else None
+    net = joining.shared.run.global_model() if joining.shared.run.complete else None
     counts: Table = {}
     scores: Table = {size: {} for size in sizes}
     for size, n in sizes.items():
         for seed in seeds:
-            shares = data.load(who.config("fml", n, seed), {"": read}).clients[ALONE]
+            shares = data.load(joining.config("fml", n, seed), {"": read}).clients[ALONE]
             counts[size] = {"training": len(shares.private), "validation": len(shares.validation)}
             if net is not None:
                 scores[size][str(seed)] = score(net, shares.validation, task)[metric.name]

@@ -16,11 +16,11 @@ from fedmutual.data.stores import check_finite
 from fedmutual.errors import RunError
 from fedmutual.federation.networks import POOLED
 from fedmutual.metric import TargetKind
-from fedmutual.rundir.about import about
+from fedmutual.rundir.about import read_networks
 from fedmutual.rundir.best import BEST
-from fedmutual.rundir.checkpoint import committed, file_name
+from fedmutual.rundir.checkpoint import make_file_name, read_checkpoint
 from fedmutual.rundir.file_names import CONFIG
-from fedmutual.rundir.interface import Interface, interface
+from fedmutual.rundir.interface import Interface, read_interface
 from fedmutual.studies.outputs import ANSWER_FORMS, AnswerForm
 from fedmutual.studies.trained_run import Run
 
@@ -62,7 +62,7 @@ def choose_model(
     Raises:
         RunError: the path is no run and no model of one, or the run has no such model, or keeps none of its best round.
     """
-    place, client = _place(path, client)
+    place, client = _locate_model(path, client)
     return choose_model_of_run(Run(place, trust_code), client, best or path.name == BEST, ensemble)
 
 
@@ -73,7 +73,7 @@ def choose_model_of_run(run: Run, client: str | None = None, best: bool = False,
         RunError: the run has no such model, or keeps none of its best round.
     """
     place = run.folder
-    known = about(place)
+    known = read_networks(place)
     if client is not None and client not in known.clients:
         raise RunError(
             f"{place}: there is no client {client!r}; there are {', '.join(known.clients)}, and without --client the "
@@ -85,16 +85,18 @@ def choose_model_of_run(run: Run, client: str | None = None, best: bool = False,
     if client is not None and personal:
         description = f"personal model of client {client!r} ({personal.name})"
         when = run.best_round(client) if best else None
-        return _answering(run, run.personal_model(client, best), description, "personal", personal.name, client, when)
+        return _make_answering_model(
+            run, run.personal_model(client, best), description, "personal", personal.name, client, when
+        )
     if client is not None and not known.pooled and not run.complete:
         if best:
             raise RunError(f"{place}: client {client!r} has no best fork; without --best the last saved fork answers")
         description = f"client {client!r}'s fork of the shared model ({shared})"
-        return _answering(run, run.meme(client), description, "meme", shared, client)
+        return _make_answering_model(run, run.meme(client), description, "meme", shared, client)
     kind = "model of all data in one place" if known.pooled else "shared model"
     served = f", for client {client!r}, which has no personal model" if client is not None else ""
     when = run.best_round() if best else None
-    return _answering(run, run.global_model(best), f"{kind} ({shared})", "global", shared, client, when, served)
+    return _make_answering_model(run, run.global_model(best), f"{kind} ({shared})", "global", shared, client, when, served)
 
 
 def find_run_folder(run_or_model: Path) -> Path:
@@ -103,7 +105,7 @@ def find_run_folder(run_or_model: Path) -> Path:
     Raises:
         RunError: the path is no run and no model of one.
     """
-    return _place(run_or_model, None)[0]
+    return _locate_model(run_or_model, None)[0]
 
 
 def _choose_ensemble(run: Run, client: str | None, best: bool) -> AnsweringModel:
@@ -113,11 +115,11 @@ def _choose_ensemble(run: Run, client: str | None, best: bool) -> AnsweringModel
         raise RunError(f"{run.folder}: {why}")
     net = run.ensemble(client)
     description = f"ensemble of client {client!r}'s personal model, with the weight {net.weight:g}, and the shared model"
-    networks = f"{about(run.folder).models.personal[client].name} and {run.config.model.shared}"
-    return _answering(run, net, description, "ensemble", networks, client)
+    networks = f"{read_networks(run.folder).models.personal[client].name} and {run.config.model.shared}"
+    return _make_answering_model(run, net, description, "ensemble", networks, client)
 
 
-def _answering(
+def _make_answering_model(
     run: Run,
     net: nn.Module,
     description: str,
@@ -128,7 +130,7 @@ def _answering(
     served: str = "",
 ) -> AnsweringModel:
     """Return the model with its inputs. best: the best round, if the model is that of the best round."""
-    takes = interface(run.folder, client)
+    takes = read_interface(run.folder, client)
     if not takes.agreed:
         raise RunError(
             f"{run.folder}: each client scales its inputs differently, and the scaling of these files is unknown; name a "
@@ -151,7 +153,7 @@ def _answering(
     )
 
 
-def _place(path: Path, client: str | None) -> tuple[Path, str | None]:
+def _locate_model(path: Path, client: str | None) -> tuple[Path, str | None]:
     """Return the run's folder and the client whose model is meant."""
     if path.suffix != ".safetensors":
         if not (path / CONFIG).is_file():
@@ -163,8 +165,8 @@ def _place(path: Path, client: str | None) -> tuple[Path, str | None]:
     folder, owner = (home.parent, None) if home.name == "server" else (home.parent.parent, home.name)
     if not path.is_file() or not (folder / CONFIG).is_file() or (owner is not None and home.parent.name != "clients"):
         raise RunError(f"{path}: is no model file in a run's folder, as RUN/server/round-7.safetensors is")
-    saved = committed(folder)
-    if saved is None or path.name not in (file_name(saved.round), BEST):
+    saved = read_checkpoint(folder)
+    if saved is None or path.name not in (make_file_name(saved.round), BEST):
         raise RunError(f"{path}: is not the saved round of {folder}; name the run's folder, and its saved model answers")
     return folder, None if owner == POOLED else owner
 
@@ -175,7 +177,7 @@ def make_scaler(takes: Interface) -> Callable[[Tensor], Tensor]:
     return scaling.parse_scaling(takes.scaling) if columns is None else parse_encoding(columns)
 
 
-def raw_shape(takes: Interface) -> tuple[int, ...]:
+def find_raw_shape(takes: Interface) -> tuple[int, ...]:
     """Return the shape of one raw example: of an encoded table one value for each column."""
     columns = takes.scaling.get("columns")
     return takes.shape if columns is None else (len(columns),)
@@ -200,7 +202,7 @@ def scale_examples(raw: Tensor, where: Callable[[int], str], takes: Interface, s
     return check_finite(x, range(len(x)), where)
 
 
-def takes_pixels(takes: Interface) -> bool:
+def is_pixel_input(takes: Interface) -> bool:
     """Return whether a model learned from images of whole numbers, as image files hold them."""
     return len(takes.shape) == 3 and takes.scaling["divisor"] != 1
 

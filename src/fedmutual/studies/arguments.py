@@ -42,26 +42,26 @@ _FACTORY = "; let its factory take the argument `classes`"
 
 
 def make_config(
-    sites: Mapping[str, Mapping[str, Any]], method: Any, given: Mapping[str, Any], settings: Mapping[str, Any]
+    sites: Mapping[str, Mapping[str, Any]], method: Any, arguments: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> Config:
     """Return the configuration of a federation of objects.
 
-    sites: table of each client. method: an algorithm's name, or an instance of one. given: arguments by `KEYS`, None where
-    unset. settings: further keys, dotted.
+    sites: table of each client. method: an algorithm's name, or an instance of one. arguments: by `KEYS`, None where unset.
+    settings: further keys, dotted.
 
     Raises:
         UserError: an argument cannot be used.
     """
-    overrides = {KEYS[k]: v for k, v in given.items() if v is not None} | dict(settings)
-    if given.get("engine") not in (None, *ENGINES):
+    overrides = {KEYS[k]: v for k, v in arguments.items() if v is not None} | dict(settings)
+    if arguments.get("engine") not in (None, *ENGINES):
         raise ConfigError(
-            f"argument 'engine': {given['engine']!r} starts other processes, which do not hold these objects; use one of "
-            f"{', '.join(ENGINES)}"
+            f"argument 'engine': {arguments['engine']!r} starts other processes, which do not hold these objects; use "
+            f"one of {', '.join(ENGINES)}"
         )
-    if given.get("engine") in (None, "auto"):
+    if arguments.get("engine") in (None, "auto"):
         import torch
 
-        on_gpu = given.get("device") in (None, "auto", "cuda") and torch.cuda.is_available()
+        on_gpu = arguments.get("device") in (None, "auto", "cuda") and torch.cuda.is_available()
         overrides["engine.name"] = "stacked" if on_gpu else "inprocess"
     algorithm, training = describe_method(method)
     overrides |= {f"training.{k}": v for k, v in training.items() if f"training.{k}" not in overrides}

@@ -6,12 +6,12 @@ from itertools import repeat
 from pathlib import Path
 from typing import Any
 
-from fedmutual.config import Config, check_scored, override_config, with_algorithm
+from fedmutual.config import Config, check_scored, override_config, replace_algorithm
 from fedmutual.config.grid import format_value, make_folder_name
 from fedmutual.errors import ConfigError
 from fedmutual.events import Observer
 from fedmutual.rundir.file_names import CONFIG, TUNED
-from fedmutual.rundir.folder import check_free, reopen
+from fedmutual.rundir.folder import check_free, check_resumable
 from fedmutual.rundir.record_files import write_record
 from fedmutual.rundir.schema import TunedRecord
 from fedmutual.studies.run import can_stack, run_together
@@ -55,7 +55,7 @@ def list_variants(
         raise ConfigError(f"--methods names {twice[0]!r} twice; name each algorithm once")
     check_scored(config, config.name)
     chosen = {method: choice.values for method, choice in (tuned or {}).items()}
-    changed = {m: override_config(with_algorithm(config, m, method_settings)[0], chosen.get(m, {})) for m in methods}
+    changed = {m: override_config(replace_algorithm(config, m, method_settings)[0], chosen.get(m, {})) for m in methods}
     _check_paces(changed)
     for method, variant in changed.items():
         for seed in range(config.seed, config.seed + seeds):
@@ -128,7 +128,7 @@ def check_folders(planned: Sequence[Planned], resume: bool) -> None:
     """Check that every run can be made, or gone on with. Raises RunError before anything is changed."""
     for _, config, folder in planned:
         if resume and (folder / CONFIG).exists():
-            reopen(folder, config)
+            check_resumable(folder, config)
         else:
             check_free(folder)
 

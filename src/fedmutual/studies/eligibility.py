@@ -8,7 +8,7 @@ import torch
 
 from fedmutual import data
 from fedmutual.algorithms import ALGORITHMS
-from fedmutual.config import Config, with_algorithm
+from fedmutual.config import Config, replace_algorithm
 from fedmutual.errors import ConfigError, UserError
 from fedmutual.federation import build
 
@@ -64,7 +64,7 @@ def _check_method(
     config: Config, method: str, settings: Mapping[str, Any] | None, prepared: Mapping[str, data.Prepared]
 ) -> None:
     """Raise UserError, in one sentence, unless the method's networks can be made and trained."""
-    variant, _ = with_algorithm(config, method, settings)
+    variant, _ = replace_algorithm(config, method, settings)
     with torch.random.fork_rng(devices=[]):
         experiment = build.build(variant, prepared=prepared)
         for client in experiment.clients:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from fedmutual.errors import RunError
 from fedmutual.files import write_bytes, write_json
-from fedmutual.studies.answering_model import AnsweringModel, choose_model, find_run_folder, list_columns, raw_shape
+from fedmutual.studies.answering_model import AnsweringModel, choose_model, find_raw_shape, find_run_folder, list_columns
 from fedmutual.studies.exported_model import (
     INPUT,
     convert_to_onnx,
@@ -85,7 +85,7 @@ def _write_files(folder: Path, run_folder: Path, answering: AnsweringModel) -> l
     about = {"model": answering.description, "fedmutual": version("fedmutual"), "classes": json.dumps(takes.classes)}
     write_tensors(folder / WEIGHTS, answering.net.state_dict(), about)
     try:
-        program = export_program(make_raw_input_model(answering), raw_shape(takes))
+        program = export_program(make_raw_input_model(answering), find_raw_shape(takes))
         write_bytes(folder / PROGRAM, serialise_program(program))
     except RunError as problem:
         left_out += [f"{PROGRAM} and {ONNX}: {problem}"]
@@ -103,7 +103,12 @@ def _write_files(folder: Path, run_folder: Path, answering: AnsweringModel) -> l
             "client": answering.client,
             "round": answering.round,
             "fedmutual": version("fedmutual"),
-            "input": {"name": INPUT, "dtype": "float32", "shape": list(raw_shape(takes)), "columns": list_columns(takes)},
+            "input": {
+                "name": INPUT,
+                "dtype": "float32",
+                "shape": list(find_raw_shape(takes)),
+                "columns": list_columns(takes),
+            },
             "output": {
                 "name": answering.form.name,
                 "dtype": "float32",

@@ -17,7 +17,7 @@ from fedmutual.report.scale import MetricScale
 from fedmutual.report.statistics import estimate, wilson_interval
 from fedmutual.rundir.recorded_run import RecordedRun, read_run
 from fedmutual.rundir.schema import MetricScore
-from fedmutual.studies.answering_model import AnsweringModel, list_columns, raw_shape
+from fedmutual.studies.answering_model import AnsweringModel, find_raw_shape, list_columns
 
 _MARKUP = re.compile(r"([\\`*_{}\[\]#|~!])")
 _ROWS = {
@@ -57,7 +57,7 @@ def write_model_card(folder: Path, answering: AnsweringModel, files: dict[str, s
         run=run,
         answering=answering,
         takes=answering.takes,
-        shape=raw_shape(answering.takes),
+        shape=find_raw_shape(answering.takes),
         columns=list_columns(answering.takes),
         source=PurePath(run.partition.source).name,  # the folders above the file are nobody else's business
         values=_describe_values(answering),

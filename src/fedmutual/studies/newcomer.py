@@ -12,13 +12,13 @@ from fedmutual.config import Config, check_scored, merge_overrides, parse_config
 from fedmutual.config.keys import Table
 from fedmutual.config.values import FEDERATED
 from fedmutual.core import Task, get_metric, get_target_kind
-from fedmutual.data.examples import listed
+from fedmutual.data.examples import list_names
 from fedmutual.data.labels import UnknownClass
 from fedmutual.errors import ConfigError, DataError, RunError
 from fedmutual.recorded_code import check_tables
-from fedmutual.rundir.checkpoint import file_name, shared_state
+from fedmutual.rundir.checkpoint import make_file_name, read_shared_state
 from fedmutual.rundir.file_names import CONFIG
-from fedmutual.rundir.interface import Interface, interface
+from fedmutual.rundir.interface import Interface, read_interface
 from fedmutual.rundir.recorded_run import read_method
 from fedmutual.studies.trained_run import Run
 from fedmutual.tasks import make_task
@@ -42,7 +42,7 @@ class SourceRun:
     @cached_property
     def takes(self) -> Interface:
         """The inputs and outputs of its shared model."""
-        return interface(self.run.folder)
+        return read_interface(self.run.folder)
 
     @cached_property
     def model(self) -> Table:
@@ -62,7 +62,7 @@ class SourceRun:
 
     def about(self) -> Table:
         """The identity of this model: it differs for other models, and for this model after further rounds."""
-        digest = hashlib.sha256((self.run.folder / "server" / file_name(self.run.round)).read_bytes()).hexdigest()
+        digest = hashlib.sha256((self.run.folder / "server" / make_file_name(self.run.round)).read_bytes()).hexdigest()
         config = self.run.config
         return {
             "run": str(self.run.folder),
@@ -86,7 +86,7 @@ def read_source(folder: Path) -> SourceRun:
             f"{folder}: is not a run's folder, because it has no {CONFIG}; name a folder that `fedmutual run` wrote"
         )
     run = Run(folder)
-    shared_state(folder)
+    read_shared_state(folder)
     source = SourceRun(run)
     # the newcomer's own runs build these networks, and learn this task
     check_tables({"model": source.model, "training": {"task": run.config.training.task}}, folder)
@@ -112,14 +112,16 @@ class Newcomer:
         model_keys = {k: v for k, v in self.tables.get("model", {}).items() if k not in _SHARES}
         personal, adaptor = ({k: v for k, v in model_keys.items() if k == key} for key in ("personal", "adaptor"))
         start = {"start": "server"}  # needs a whole model
-        others = "independent"
+        algorithm_name = "independent"
         if arm == "fml":
             model = {**self.shared.model, **model_keys, **({} if personal or not self.shared.is_complete else start)}
         elif arm == "scratch":
             model = {"shared": self.shared.model["shared"], **personal}
         else:
             model = {**self.tuned.model, **(start if self.tuned.is_complete else adaptor)}
-            others = "independent" if self.tuned.is_complete else "fedavg"  # of one: a part with an adaptor, trained alone
+            algorithm_name = (
+                "independent" if self.tuned.is_complete else "fedavg"
+            )  # of one: a part with an adaptor, trained alone
         weights = {"fml": self.shared, "fine-tune": self.tuned}.get(arm)
         if weights is not None:
             model["weights"] = str(weights.run.folder.resolve())
@@ -129,7 +131,7 @@ class Newcomer:
                 **self.tables,
                 **({} if seed is None else {"seed": seed}),
                 "partition": {"kind": "iid", "clients": 1, **({} if size is None else {"examples": size})},
-                "algorithm": self.tables.get("algorithm", {}) if arm == "fml" else {"name": others},
+                "algorithm": self.tables.get("algorithm", {}) if arm == "fml" else {"name": algorithm_name},
                 "model": model,
             },
             self.file,
@@ -167,13 +169,13 @@ class Newcomer:
             )
         if takes.columns is not None and read.space.columns != takes.columns:
             raise ConfigError(
-                f"{self.file}: the columns are {listed(read.space.columns or ())}, and {place} takes "
-                f"{listed(takes.columns)}; write the columns of the model into the file, in this order"
+                f"{self.file}: the columns are {list_names(read.space.columns or ())}, and {place} takes "
+                f"{list_names(takes.columns)}; write the columns of the model into the file, in this order"
             )
         if read.space.classes != takes.classes and not read.space.numbers:
             raise ConfigError(
-                f"{self.file}: the classes are {listed(read.space.classes)}, and {place} has the outputs "
-                f"{listed(takes.classes)}; name these in data.classes, in this order"
+                f"{self.file}: the classes are {list_names(read.space.classes)}, and {place} has the outputs "
+                f"{list_names(takes.classes)}; name these in data.classes, in this order"
             )
         for key, values in {"mean": list(read.scaled.mean), "std": list(read.scaled.std)}.items():
             if takes.agreed and values != takes.scaling[key]:
@@ -208,8 +210,8 @@ def read_newcomer(file: Path, overrides: Mapping[str, Any], shared: SourceRun, t
     joined = merge_overrides({"model": shared.model}, {"model": tables.get("model", {})})
     parsed = parse_config({**tables, **joined}, str(file))  # says what is wrong with a key or its type
     check_scored(parsed, str(file))
-    given = tables.get("data", {})
-    if "name" not in given:
+    data_table = tables.get("data", {})
+    if "name" not in data_table:
         raise ConfigError(f"{file}: the key 'data.name' is missing, the source of the newcomer's examples")
     if tables.get("algorithm", {}).get("name", "fml") != "fml":
         raise ConfigError(
@@ -226,23 +228,23 @@ def read_newcomer(file: Path, overrides: Mapping[str, Any], shared: SourceRun, t
             raise ConfigError(
                 f"{file}: key 'model.{key}' is {model[key]!r}, and {shared.run.folder} has {value}; remove the key"
             )
-    return Newcomer(str(file), {**tables, "data": _data(file, given, shared)}, shared, tuned)
+    return Newcomer(str(file), {**tables, "data": _complete_data(file, data_table, shared)}, shared, tuned)
 
 
-def _data(file: Path, given: Table, shared: SourceRun) -> Table:
+def _complete_data(file: Path, data_table: Table, shared: SourceRun) -> Table:
     """Return [data], completed by the classes, size and scaling of a complete shared model; a part fits any data."""
     takes = shared.takes
     if not shared.is_complete:
-        return given
+        return data_table
     settled: Table = {"classes": list(takes.classes)}
     if get_target_kind(shared.task) == "numbers":
         settled = {}
-    if "classes" in given and tuple(given["classes"]) != takes.classes:
+    if "classes" in data_table and tuple(data_table["classes"]) != takes.classes:
         raise ConfigError(
-            f"{file}: key 'data.classes' is {given['classes']}, and the shared model of {shared.run.folder} has the "
-            f"outputs {listed(takes.classes)}; remove the key: a newcomer with some of the classes is matched by name"
+            f"{file}: key 'data.classes' is {data_table['classes']}, and the shared model of {shared.run.folder} has the "
+            f"outputs {list_names(takes.classes)}; remove the key: a newcomer with some of the classes is matched by name"
         )
-    if takes.agreed and FEDERATED in (given.get("mean"), given.get("std")):
+    if takes.agreed and FEDERATED in (data_table.get("mean"), data_table.get("std")):
         raise ConfigError(
             f"{file}: 'data.mean' and 'data.std' cannot be {FEDERATED!r}: a newcomer has no other clients to add its rows "
             f"to; remove both keys, and those of {shared.run.folder} are used"
@@ -250,11 +252,11 @@ def _data(file: Path, given: Table, shared: SourceRun) -> Table:
     if takes.scaling.get("columns"):
         steps = ("values", "fill", "mean", "std") if takes.agreed else ("values",)
         settled["columns"] = {c["name"]: _describe_column(c, steps) for c in takes.scaling["columns"]}
-    elif takes.agreed and "mean" not in given and "std" not in given:
+    elif takes.agreed and "mean" not in data_table and "std" not in data_table:
         settled |= {"mean": takes.scaling["mean"], "std": takes.scaling["std"]}
     if takes.scaling.get("size"):
         settled["size"] = takes.scaling["size"]
-    return {**settled, **given}
+    return {**settled, **data_table}
 
 
 def _describe_column(column: Table, steps: Sequence[str]) -> Table:

@@ -1,7 +1,6 @@
 """Federations of objects in memory: the caller's datasets, arrays, DataFrames and networks, without a file."""
 
-import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,38 +10,24 @@ from typing import Any
 import pandas as pd
 from torch import nn
 
-from fedmutual.config import Config, make_algorithm
-from fedmutual.data.memory import make_memory_source
-from fedmutual.errors import ConfigError
-from fedmutual.in_memory import PREFIX, holding
+from fedmutual.in_memory import hold_objects
 from fedmutual.report.scale import MetricScale
 from fedmutual.rundir.main_metric import read_metric
 from fedmutual.studies.arguments import make_config, speaking_of_arguments
 from fedmutual.studies.compare import check_folders, train_all
 from fedmutual.studies.progress import ProgressBars
 from fedmutual.studies.run import run
+from fedmutual.studies.site_objects import (
+    Model,
+    Site,
+    add_shared_network,
+    check_distinct_networks,
+    check_shared_network,
+    hold_sites,
+    load_in_place,
+    name_methods,
+)
 from fedmutual.studies.trained_run import Run
-
-Model = nn.Module | str | Callable[..., nn.Module]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Site:
-    """One participant: its data and its network.
-
-    train: a torch Dataset of (x, y); a pair (x, y) of arrays, tensors or DataFrames; or a DataFrame with `label`.
-    test: test rows in one of these forms; None: a fifth of `train` is held out. label: the column of the targets of a
-    DataFrame, or a list of columns of 0 and 1 (several labels of one example).
-    model: the personal network of the participant: an nn.Module with its first weights, a name of `fedmutual list models`,
-    or a function of (shape, classes) that makes a network; None: the shared architecture.
-    settings: keys of this participant alone, for example {"optimizer.lr": 0.01}.
-    """
-
-    train: Any
-    test: Any = None
-    label: str | Sequence[str] | None = None
-    model: Model | None = None
-    settings: Mapping[str, Any] | None = None
 
 
 class ObjectRun(Run):
@@ -53,17 +38,17 @@ class ObjectRun(Run):
         super().__init__(folder)
         self._objects, self._keep = dict(objects), keep
 
-    def _shared_net(self) -> nn.Module:
-        with holding(self._objects):
-            return super()._shared_net()
+    def _build_shared_net(self) -> nn.Module:
+        with hold_objects(self._objects):
+            return super()._build_shared_net()
 
-    def _net(self, name: str, state: dict[str, Any], client: str | None = None) -> nn.Module:
-        with holding(self._objects):
-            return super()._net(name, state, client)
+    def _build_net(self, name: str, state: dict[str, Any], client: str | None = None) -> nn.Module:
+        with hold_objects(self._objects):
+            return super()._build_net(name, state, client)
 
     def meme(self, client: str) -> nn.Module:
         """Return a client's fork; see `Run.meme`."""
-        with holding(self._objects):
+        with hold_objects(self._objects):
             return super().meme(client)
 
 
@@ -136,16 +121,20 @@ def federate(
         Diverged: a client's loss or weights are not finite.
     """
     config_arguments = {k: v for k, v in locals().items() if k in _CONFIG_ARGUMENTS}
-    with speaking_of_arguments(), _collect(sites, shared, method) as (objects, tables), _folder(out) as (folder, keep):
+    with (
+        speaking_of_arguments(),
+        hold_sites(sites, shared, method) as (objects, tables),
+        _open_folder(out) as (folder, keep),
+    ):
         if in_place:
-            _check_distinct(sites, shared)
-        config = make_config(tables, method, config_arguments, _add_shared(settings, shared))
-        _check_shared(config, shared)
+            check_distinct_networks(sites, shared)
+        config = make_config(tables, method, config_arguments, add_shared_network(settings, shared))
+        check_shared_network(config, shared)
         with ProgressBars(shown=progress) as bars:
             run(config, folder, resume, [bars.watch(config.name)] if progress else [])
         trained = ObjectRun(folder, objects, keep)
         if in_place:
-            _load_in_place(trained, sites, shared)
+            load_in_place(trained, sites, shared)
     return trained
 
 
@@ -180,13 +169,13 @@ def compare(
         UserError, Diverged: as `federate`.
     """
     config_arguments = {k: v for k, v in locals().items() if k in _CONFIG_ARGUMENTS}
-    with speaking_of_arguments(), _folder(out) as (folder, keep):
-        titled = _name_methods(methods)
+    with speaking_of_arguments(), _open_folder(out) as (folder, keep):
+        titled = name_methods(methods)
         planned = []
-        with _collect(sites, shared, *titled.values()) as (objects, tables):
+        with hold_sites(sites, shared, *titled.values()) as (objects, tables):
             for title, method in titled.items():
-                config = make_config(tables, method, config_arguments, _add_shared(settings, shared))
-                _check_shared(config, shared)
+                config = make_config(tables, method, config_arguments, add_shared_network(settings, shared))
+                check_shared_network(config, shared)
                 for number in range(config.seed, config.seed + seeds):
                     planned += [(title, config.model_copy(update={"seed": number}), folder / title / str(number))]
             check_folders(planned, resume)
@@ -212,101 +201,7 @@ _CONFIG_ARGUMENTS = (
 
 
 @contextmanager
-def _collect(
-    sites: Mapping[str, Site], shared: Model | None, *methods: Any
-) -> Iterator[tuple[dict[str, Any], dict[str, dict[str, Any]]]]:
-    """Keep the caller's objects during the block; yield the objects by name, and the table of each client."""
-    if not isinstance(sites, Mapping) or not sites or not all(isinstance(site, Site) for site in sites.values()):
-        raise ConfigError("argument 'sites' must be a dictionary of fedmutual.Site by name, as {'north': Site(train=...)}")
-    objects: dict[str, Any] = {f"method.{type(m).__name__}": type(m) for m in methods if not isinstance(m, str)}
-    tables: dict[str, dict[str, Any]] = {}
-    for site_name, site in sites.items():
-        table = _nest(site.settings or {})
-        source = make_memory_source(site.train, site.test, site.label, f"site {site_name!r}")
-        objects[f"data.{site_name}"] = lambda source=source: source
-        table.setdefault("data", {})["name"] = f"{PREFIX}data.{site_name}"
-        if site.model is not None:
-            objects[f"model.{site_name}"] = _make_factory(site.model, f"model of site {site_name!r}")
-            table.setdefault("model", {})["personal"] = _name_model(site.model, f"model.{site_name}")
-        tables[str(site_name)] = table
-    if shared is not None:
-        objects["shared"] = _make_factory(shared, "argument 'shared'")
-    with holding(objects):
-        yield objects, tables
-
-
-def _nest(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return dotted keys as nested tables."""
-    tables: dict[str, Any] = {}
-    for key, value in settings.items():
-        table, _, name = key.partition(".")
-        tables.setdefault(table, {})[name] = value
-    return tables
-
-
-def _make_factory(model: Model, place: str) -> Any:
-    """Return a function that makes a new network at each call: copies of an nn.Module."""
-    if isinstance(model, nn.Module):
-        original = copy.deepcopy(model).cpu()
-        return lambda: copy.deepcopy(original)
-    if isinstance(model, str) or callable(model):
-        return model
-    raise ConfigError(f"{place} is {type(model).__name__}; give an nn.Module, a function that makes one, or a name")
-
-
-def _name_model(model: Model, name: str) -> str:
-    return model if isinstance(model, str) else f"{PREFIX}{name}"
-
-
-def _add_shared(settings: Mapping[str, Any] | None, shared: Model | None) -> dict[str, Any]:
-    return {**(settings or {}), **({} if shared is None else {"model.shared": _name_model(shared, "shared")})}
-
-
-def _check_shared(config: Config, shared: Model | None) -> None:
-    """Raise ConfigError if the method needs a shared network and none is given."""
-    needed = {"global", "proxy"} & set(make_algorithm(config).scores)
-    if needed and shared is None:
-        raise ConfigError(
-            f"method {config.algorithm['name']!r} shares a network; give it as the argument 'shared', as shared='mlp'"
-        )
-
-
-def _check_distinct(sites: Mapping[str, Site], shared: Model | None) -> None:
-    """Raise ConfigError if one nn.Module would receive the weights of two participants."""
-    owners: dict[int, str] = {}
-    for owner, model in (*((f"site {n!r}", s.model) for n, s in sites.items()), ("shared", shared)):
-        if isinstance(model, nn.Module) and owners.setdefault(id(model), owner) != owner:
-            raise ConfigError(
-                f"in_place=True: {owners[id(model)]} and {owner} share one nn.Module, which holds the weights of one; "
-                "give each a copy: copy.deepcopy(net)"
-            )
-
-
-def _load_in_place(run: Run, sites: Mapping[str, Site], shared: Model | None) -> None:
-    """Load the trained weights into the caller's modules."""
-    from fedmutual.rundir.about import about
-
-    personal = about(run.folder).models.personal
-    for name, site in sites.items():
-        if isinstance(site.model, nn.Module) and name in personal:
-            site.model.load_state_dict(run.personal_model(name).state_dict())
-    if isinstance(shared, nn.Module) and run.complete:
-        shared.load_state_dict(run.global_model().state_dict())
-
-
-def _name_methods(methods: Sequence[Any] | Mapping[str, Any]) -> dict[str, Any]:
-    if isinstance(methods, Mapping):
-        return dict(methods)
-    names = [method if isinstance(method, str) else type(method).__name__.lower() for method in methods]
-    twice = [n for k, n in enumerate(names) if n in names[:k]]
-    if twice or not names:
-        what = f"has {twice[0]!r} twice" if twice else "is empty"
-        raise ConfigError(f"argument 'methods' {what}; give titles: methods={{'a': FML(alpha=0.3), 'b': FML(alpha=0.7)}}")
-    return dict(zip(names, methods, strict=True))
-
-
-@contextmanager
-def _folder(out: str | Path | None) -> Iterator[tuple[Path, TemporaryDirectory[str] | None]]:
+def _open_folder(out: str | Path | None) -> Iterator[tuple[Path, TemporaryDirectory[str] | None]]:
     """Yield the folder of a run or a comparison; a temporary folder is removed if training fails."""
     if out is not None:
         yield Path(out), None

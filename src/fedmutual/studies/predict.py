@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedmutual.data import arrays, folder, table
 from fedmutual.data.encoding import parse_encoding
-from fedmutual.data.examples import BadRows, convert_array, listed
+from fedmutual.data.examples import BadRows, convert_array, list_names
 from fedmutual.data.memory import convert_features
 from fedmutual.data.table_file import SUFFIXES
 from fedmutual.errors import DataError, RunError
@@ -21,10 +21,10 @@ from fedmutual.studies.answering_model import (
     AnsweringModel,
     choose_model,
     choose_model_of_run,
+    is_pixel_input,
     list_columns,
     make_scaler,
     scale_examples,
-    takes_pixels,
 )
 from fedmutual.studies.trained_run import Run
 
@@ -137,7 +137,7 @@ def make_prediction(example: str, answer: Tensor, answering: AnsweringModel) -> 
 def _read_examples(files: Sequence[Path], answering: AnsweringModel) -> Iterator[Learned]:
     for file in files:
         if file.suffix.lower() not in (*SUFFIXES, ".npz"):
-            yield [str(file)], _image(file, answering)
+            yield [str(file)], _read_one_image(file, answering)
             continue
         if file.suffix.lower() in SUFFIXES:
             if answering.takes.columns is None:
@@ -164,11 +164,11 @@ def _read_examples(files: Sequence[Path], answering: AnsweringModel) -> Iterator
             yield [called(start + k) for k in range(len(part))], part
 
 
-def _image(file: Path, answering: AnsweringModel) -> Tensor:
+def _read_one_image(file: Path, answering: AnsweringModel) -> Tensor:
     """Return one image [1, C, H, W] of uint8, read as the images of the run."""
     takes, shape = answering.takes, answering.takes.shape
     most = takes.scaling["divisor"]
-    if not takes_pixels(takes) or shape[0] not in (1, 3):
+    if not is_pixel_input(takes) or shape[0] not in (1, 3):
         raise DataError(f"{file}: the model did not learn from pixels of 8 bits; give it {_describe_wanted(answering)}")
     x = torch.tensor(folder.decode_image(file, shape[0] == 1, takes.scaling.get("size") if answering.files else None)[None])
     if x.max() > most:
@@ -182,9 +182,9 @@ def _describe_wanted(answering: AnsweringModel) -> str:
     """Return in words which inputs a model takes."""
     takes = answering.takes
     if takes.columns is not None:
-        return f"a CSV file with the columns {listed(list_columns(takes) or ())}"
+        return f"a CSV file with the columns {list_names(list_columns(takes) or ())}"
     return (
         "images"
-        if takes_pixels(takes)
+        if is_pixel_input(takes)
         else f"an npz file with an array 'x' of shape [n, {', '.join(map(str, takes.shape))}]"
     )

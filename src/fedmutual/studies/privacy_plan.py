@@ -17,7 +17,7 @@ from fedmutual.errors import ConfigError
 from fedmutual.federation.experiment import Experiment
 from fedmutual.files import read_json
 from fedmutual.privacy import rules
-from fedmutual.privacy.accountant import NoisedSteps, epsilon, find_sigma
+from fedmutual.privacy.accountant import NoisedSteps, compute_total_epsilon, find_sigma
 from fedmutual.privacy.mechanism import Mechanism
 from fedmutual.rundir.file_names import SUMMARY
 from fedmutual.stepping import with_client_settings
@@ -34,7 +34,9 @@ class PrivacyCost(NamedTuple):
 
     def epsilon(self, config: Config) -> float:
         """Return epsilon at the configured delta, by the configured accountant."""
-        return epsilon([NoisedSteps(self.sigma, self.rate, self.steps)], config.privacy.delta, config.privacy.accountant)
+        return compute_total_epsilon(
+            [NoisedSteps(self.sigma, self.rate, self.steps)], config.privacy.delta, config.privacy.accountant
+        )
 
     def find_sigma(self, wished: float, config: Config) -> float:
         """Return the smallest noise multiplier with which the steps cost at most this epsilon."""
@@ -54,7 +56,7 @@ def read_config(path: Path, overrides: Mapping[str, Any], sigma_wanted: bool) ->
     return load_config(path, **({"privacy.sigma": 1.0} if sigma_wanted else {}) | dict(overrides))
 
 
-def plan(experiment: Experiment) -> dict[str, PrivacyCost]:
+def plan_privacy(experiment: Experiment) -> dict[str, PrivacyCost]:
     """Return the cost of each client, by its own rows and batch size. Nothing is trained.
 
     Raises:
@@ -82,7 +84,7 @@ def check_budget(experiment: Experiment) -> None:
     budget = config.privacy.epsilon
     if budget is None or not experiment.noised:
         return
-    for client, cost in plan(experiment).items():
+    for client, cost in plan_privacy(experiment).items():
         spent = cost.epsilon(config)
         if spent > budget:
             raise ConfigError(
@@ -97,16 +99,16 @@ def record(experiment: Experiment, engine: Engine) -> Mapping[str, Any]:
     privacy = experiment.config.privacy
     if not experiment.noised:
         return {}
-    taken = dict(engine.each(_taken, dict.fromkeys(experiment.clients, ())))
+    taken = dict(engine.each(_list_taken_steps, dict.fromkeys(experiment.clients, ())))
     clients = {}
     for client in experiment.clients:
         steps = taken[client]
-        spent = epsilon([steps], privacy.delta, privacy.accountant)
+        spent = compute_total_epsilon([steps], privacy.delta, privacy.accountant)
         clients[client] = {"epsilon": spent if math.isfinite(spent) else None, "steps": steps.number, "rate": steps.rate}
-    return {"privacy": about(experiment.config, clients)}
+    return {"privacy": describe_privacy(experiment.config, clients)}
 
 
-def about(config: Config, clients: Mapping[str, Mapping[str, float | None]]) -> dict[str, Any]:
+def describe_privacy(config: Config, clients: Mapping[str, Mapping[str, float | None]]) -> dict[str, Any]:
     """Return the privacy settings and the cost of each client: epsilon, steps, sampling rate."""
     return {**config.privacy.model_dump(exclude={"epsilon"}), "clients": clients}
 
@@ -122,14 +124,14 @@ def describe_trials(folders: Sequence[Path], config: Config) -> str | None:
             taken.setdefault(client, []).append(NoisedSteps(stated["sigma"], cost["rate"], cost["steps"]))
     if not taken:
         return None
-    total = max(epsilon(steps, config.privacy.delta) for steps in taken.values())
+    total = max(compute_total_epsilon(steps, config.privacy.delta) for steps in taken.values())
     return (
         f"privacy: the trainings of this sweep used the same rows, and together cost epsilon {total:.3g} at delta "
         f"{config.privacy.delta:g}; the scores by which a setting is chosen are not counted"
     )
 
 
-def _taken(client: Client) -> NoisedSteps:
+def _list_taken_steps(client: Client) -> NoisedSteps:
     """Return a client's noised steps so far."""
     assert isinstance(client.privacy, Mechanism)
     return NoisedSteps(client.privacy.sigma, client.privacy.units.rate, client.privacy.steps)
@@ -155,25 +157,27 @@ def _count_steps(experiment: Experiment, id: str, rows: int) -> int:
     """Return the number of steps on private rows in all rounds of a client, with the start."""
     config, algorithm = experiment.config, experiment.algorithm
     fraction = config.engine.participation
-    asked = [
+    taking_part = [
         r
         for r in range(config.rounds)
         if id in draw_participants(experiment.clients, fraction, At(config.seed, r, config.rounds))
     ]
     try:
-        steps = {r: _round_steps(experiment, id, rows, r, algorithm.phases) for r in {*asked[:1], *asked[-1:]}}
+        steps = {
+            r: _count_round_steps(experiment, id, rows, r, algorithm.phases) for r in {*taking_part[:1], *taking_part[-1:]}
+        }
         if len(set(steps.values())) > 1:
-            steps = {r: _round_steps(experiment, id, rows, r, algorithm.phases) for r in asked}
+            steps = {r: _count_round_steps(experiment, id, rows, r, algorithm.phases) for r in taking_part}
         else:
-            steps = dict.fromkeys(asked, next(iter(steps.values()), 0))
-        return _round_steps(experiment, id, rows, -1, algorithm.start) + sum(steps.values())
+            steps = dict.fromkeys(taking_part, next(iter(steps.values()), 0))
+        return _count_round_steps(experiment, id, rows, -1, algorithm.start) + sum(steps.values())
     except Exception as problem:  # an algorithm of one's own may ask for more than a plan has
         raise ConfigError(
             f"algorithm {config.algorithm['name']!r}: its steps cannot be counted before it is trained ({problem})"
         ) from problem
 
 
-def _round_steps(experiment: Experiment, id: str, rows: int, round: int, phases: Iterable[Phase]) -> int:
+def _count_round_steps(experiment: Experiment, id: str, rows: int, round: int, phases: Iterable[Phase]) -> int:
     """Return the number of steps on private rows in one round; round -1 is the start."""
     config, seeds = experiment.config, experiment.seeds
     private, public = _Counted(rows), _Counted(sum(map(len, seeds.owners.values())) if seeds else 0)

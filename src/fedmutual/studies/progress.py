@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from fedmutual.events import Evaluated, Event, Failed, Finished, Observer, RoundDone, Started
-from fedmutual.rundir.text import scores_line
+from fedmutual.rundir.text import format_scores
 
 _LINES = 10  # of a run, at most, where there is no terminal
 
@@ -43,7 +43,7 @@ class ProgressBars:
                     rounds, lines = event.rounds, _LINES * event.done // event.rounds
                     bar = self._bars.add_task(name, total=event.rounds, completed=event.done, scores="")
                 case Evaluated():
-                    scores = scores_line(event.scores)
+                    scores = format_scores(event.scores)
                 case RoundDone() if bar is not None:
                     self._bars.update(bar, completed=event.round, scores=scores)
                     if not self._is_live and _LINES * event.round // rounds > lines:

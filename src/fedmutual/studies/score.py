@@ -14,14 +14,14 @@ from torch import Tensor
 from fedmutual.core import Task, get_metric
 from fedmutual.data import arrays, folder, labels, table
 from fedmutual.data.encoding import parse_encoding
-from fedmutual.data.examples import ArrayExamples, Part, Source, listed
+from fedmutual.data.examples import ArrayExamples, Part, Source, list_names
 from fedmutual.data.table_file import SUFFIXES
 from fedmutual.data.targets import check_masks, read_targets
 from fedmutual.errors import DataError
 from fedmutual.evaluation import forward_in_parts
 from fedmutual.metric import ACCURACY, Metric
 from fedmutual.report.statistics import wilson_interval
-from fedmutual.studies.answering_model import AnsweringModel, choose_model, make_scaler, scale_examples, takes_pixels
+from fedmutual.studies.answering_model import AnsweringModel, choose_model, is_pixel_input, make_scaler, scale_examples
 
 _AT_ONCE = 512  # rows of a forward
 _RESAMPLES = 500
@@ -124,7 +124,7 @@ def _read_labelled(file: Path, answering: AnsweringModel) -> Source:
     """
     takes = answering.takes
     data = answering.data.model_copy(update={"root": file, "test": None, "group_by": None})  # of the training files
-    if file.is_dir() and takes_pixels(takes) and answering.kind == "classes":
+    if file.is_dir() and is_pixel_input(takes) and answering.kind == "classes":
         source = folder.read_folder(data, domains=False)
         if source.test is not None:
             raise DataError(f"{file}: contains the folders train and test; name one of the two")
@@ -160,11 +160,11 @@ def _describe_labelled(answering: AnsweringModel) -> str:
     """Return a description of the files that a model can be scored on."""
     takes = answering.takes
     if takes.columns is not None:
-        return f"a CSV file with the columns {listed([*takes.columns, *answering.data.label_columns])}"
+        return f"a CSV file with the columns {list_names([*takes.columns, *answering.data.label_columns])}"
     shape = ", ".join(map(str, takes.shape))
     arrays_text = f"an npz file with the arrays 'x' of shape [n, {shape}] and 'y'"
     return (
         f"{arrays_text}, or a folder of images by class"
-        if takes_pixels(takes) and answering.kind == "classes"
+        if is_pixel_input(takes) and answering.kind == "classes"
         else arrays_text
     )

@@ -17,11 +17,11 @@ from fedmutual.models.splice import build_meme
 from fedmutual.recorded_code import RecordedCode
 from fedmutual.report.scale import MetricScale
 from fedmutual.rundir import best as bests
-from fedmutual.rundir.about import about
-from fedmutual.rundir.checkpoint import Saved, committed, file_name, read_state, shared_state
+from fedmutual.rundir.about import read_networks
+from fedmutual.rundir.checkpoint import Saved, make_file_name, read_checkpoint, read_shared_state, read_state
 from fedmutual.rundir.file_names import CONFIG, SUMMARY
 from fedmutual.rundir.frames import read_scores
-from fedmutual.rundir.interface import interface
+from fedmutual.rundir.interface import read_interface
 from fedmutual.rundir.main_metric import read_metric
 from fedmutual.studies.history import plot_history
 from fedmutual.tasks import make_task
@@ -51,9 +51,8 @@ class Run:
         """Return the run's method, state, and the last scores that clients share."""
         last = read_scores(self.folder)
         state = "finished" if self.finished else "not finished"
-        text = (
-            f"<Run {self.config.name!r}: {self.config.algorithm['name']}, {len(about(self.folder).clients)} clients, {state}"
-        )
+        clients = read_networks(self.folder).clients
+        text = f"<Run {self.config.name!r}: {self.config.algorithm['name']}, {len(clients)} clients, {state}"
         if last.empty:
             return f"{text}, in {self.folder}>"
         last = last[last["round"] == last["round"].max()]
@@ -113,7 +112,7 @@ class Run:
         Raises:
             RunError: nothing was saved.
         """
-        return self._saved().round
+        return self._find_saved().round
 
     def best_round(self, client: str | None = None) -> int:
         """Return the best round, up to the last saved round, whose weights are stored.
@@ -123,14 +122,14 @@ class Run:
         Raises:
             RunError: nothing was saved, or the run has no `records.keep_best`.
         """
-        pooled = about(self.folder).pooled
+        pooled = read_networks(self.folder).pooled
         half = f"clients/{POOLED if pooled else client}" if pooled or client is not None else "server"
-        return bests.chosen(self.folder / half, self._saved().round)[0]
+        return bests.find_best(self.folder / half, self._find_saved().round)[0]
 
     @property
     def complete(self) -> bool:
         """Whether the server saved a complete model."""
-        return self._state("server").keys() >= self._shared_net().state_dict().keys()
+        return self._read_state("server").keys() >= self._build_shared_net().state_dict().keys()
 
     def global_model(self, best: bool = False) -> nn.Module:
         """Return the shared model in eval mode, after the last saved round or after the best round.
@@ -138,20 +137,20 @@ class Run:
         Raises:
             RunError: nothing was saved, no complete shared model exists, or no best round was stored.
         """
-        known = about(self.folder)
+        known = read_networks(self.folder)
         if known.pooled:
-            return self._net(self.config.model.shared, self._client_state(POOLED, best=best))
-        state = self._state("server")
+            return self._build_net(self.config.model.shared, self._read_client_state(POOLED, best=best))
+        state = self._read_state("server")
         if not self.complete:
             names = ", ".join(known.clients)
-            part = state.keys() & self._shared_net().state_dict().keys()
+            part = state.keys() & self._build_shared_net().state_dict().keys()
             reason = "a part of the model stays with each client" if part else "nothing is shared"
             raise RunError(
                 f"{self.folder}: this run has no complete global model, because {reason}; use the model of one client "
                 f"(`fedmutual predict --client ID`): {names}"
             )
-        saved = self._state("server", best)
-        return self._net(self.config.model.shared, {k: saved[k] for k in self._shared_net().state_dict()})
+        saved = self._read_state("server", best)
+        return self._build_net(self.config.model.shared, {k: saved[k] for k in self._build_shared_net().state_dict()})
 
     def personal_model(self, client: str, best: bool = False) -> nn.Module:
         """Return a client's personal model in eval mode, after the last saved round or after the best round.
@@ -159,11 +158,11 @@ class Run:
         Raises:
             RunError: nothing was saved, there is no such client or model, or no best round was stored.
         """
-        names = about(self.folder).models.personal
+        names = read_networks(self.folder).models.personal
         if client not in names:
             known = ", ".join(names) or "none: its algorithm trains no personal models"
             raise RunError(f"{self.folder}: there is no personal model of client {client!r}; there are {known}")
-        return self._net(names[client].name, self._client_state(client, best=best), client)
+        return self._build_net(names[client].name, self._read_client_state(client, best=best), client)
 
     def meme(self, client: str) -> nn.Module:
         """Return a client's fork of the shared model in eval mode, after the last saved round, with the client's adaptor.
@@ -171,14 +170,14 @@ class Run:
         Raises:
             RunError: nothing was saved, or there is no such client or fork.
         """
-        if client not in (client_ids := about(self.folder).clients):
+        if client not in (client_ids := read_networks(self.folder).clients):
             raise RunError(f"{self.folder}: there is no client {client!r}; there are {', '.join(client_ids)}")
-        with plugins.under(self._code):
+        with plugins.use_rule(self._code):
             rng = At(0, -1, 1).rng("any")
-            net = build_meme(self.config.model, *self._sizes(client), rng, rng, of_pixels=None)
-        meme_state = self._client_state(client, "meme.")  # of a proxy all of it
+            net = build_meme(self.config.model, *self._find_sizes(client), rng, rng, of_pixels=None)
+        meme_state = self._read_client_state(client, "meme.")  # of a proxy all of it
         net.load_state_dict(
-            meme_state if net.state_dict().keys() <= meme_state.keys() else shared_state(self.folder) | meme_state
+            meme_state if net.state_dict().keys() <= meme_state.keys() else read_shared_state(self.folder) | meme_state
         )
         return net.eval()
 
@@ -191,14 +190,14 @@ class Run:
             RunError: as `personal_model` and `meme`; the run has no ensemble.
         """
         personal = self.personal_model(client)
-        weight = self._client_state(client, "memory.").get(WEIGHT)
+        weight = self._read_client_state(client, "memory.").get(WEIGHT)
         if weight is None:
             raise RunError(f"{self.folder}: this run has no ensembles; train one with records.ensemble = true")
         return Ensemble(personal, self.global_model() if self.complete else self.meme(client), float(weight)).eval()
 
-    def _sizes(self, client: str | None = None) -> tuple[tuple[int, ...], int]:
+    def _find_sizes(self, client: str | None = None) -> tuple[tuple[int, ...], int]:
         """Return the inputs and outputs of one client's networks, or of all clients' networks."""
-        clients = about(self.folder).clients
+        clients = read_networks(self.folder).clients
         whose = clients[client] if client else next(iter(clients.values()))
         return whose.input, whose.outputs
 
@@ -208,32 +207,32 @@ class Run:
         Raises:
             UserError: the code of an own task is missing, or may not be imported.
         """
-        with plugins.under(self._code):
-            return make_task(interface(self.folder, client).task)
+        with plugins.use_rule(self._code):
+            return make_task(read_interface(self.folder, client).task)
 
-    def _shared_net(self) -> nn.Module:
-        with plugins.under(self._code):
-            return models.build(self.config.model.shared, *self._sizes(), At(0, -1, 1).rng("any"), of_pixels=None)
+    def _build_shared_net(self) -> nn.Module:
+        with plugins.use_rule(self._code):
+            return models.build(self.config.model.shared, *self._find_sizes(), At(0, -1, 1).rng("any"), of_pixels=None)
 
-    def _saved(self) -> Saved:
-        saved = committed(self.folder)
+    def _find_saved(self) -> Saved:
+        saved = read_checkpoint(self.folder)
         if saved is None:
             raise RunError(f"{self.folder}: nothing was saved yet, so there is no model")
         return saved
 
-    def _state(self, half: str, best: bool = False) -> dict[str, torch.Tensor]:
-        saved, place = self._saved(), self.folder / half
+    def _read_state(self, half: str, best: bool = False) -> dict[str, torch.Tensor]:
+        saved, place = self._find_saved(), self.folder / half
         if best:
             return bests.load(place, saved.round, saved.run)
-        return read_state(place / file_name(saved.round), saved.run, saved.round)
+        return read_state(place / make_file_name(saved.round), saved.run, saved.round)
 
-    def _client_state(self, client: str, prefix: str = "personal.", best: bool = False) -> dict[str, torch.Tensor]:
-        state = self._state(f"clients/{client}", best)
+    def _read_client_state(self, client: str, prefix: str = "personal.", best: bool = False) -> dict[str, torch.Tensor]:
+        state = self._read_state(f"clients/{client}", best)
         return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
 
-    def _net(self, name: str, state: dict[str, torch.Tensor], client: str | None = None) -> nn.Module:
-        with plugins.under(self._code):
-            net = models.build(name, *self._sizes(client), At(0, -1, 1).rng("any"), of_pixels=None)
+    def _build_net(self, name: str, state: dict[str, torch.Tensor], client: str | None = None) -> nn.Module:
+        with plugins.use_rule(self._code):
+            net = models.build(name, *self._find_sizes(client), At(0, -1, 1).rng("any"), of_pixels=None)
         net.load_state_dict(state)
         return net.eval()
 

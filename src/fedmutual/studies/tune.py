@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedmutual.config import Config, list_tunable_settings, with_algorithm
+from fedmutual.config import Config, list_tunable_settings, replace_algorithm
 from fedmutual.config.grid import make_folder_name
 from fedmutual.core import Schedule, Setting
 from fedmutual.errors import ConfigError
@@ -54,7 +54,7 @@ def tune(
         config = config.model_copy(update={"split": config.split.model_copy(update={"holdout": SHARE})})
     chosen = {}
     for method in methods:
-        variant, _ = with_algorithm(config, method, method_settings)
+        variant, _ = replace_algorithm(config, method, method_settings)
         observers = None if watch is None else (lambda name, method=method: watch(f"tune {method}, {name}"))
         chosen[method] = _tune_method(
             variant, trials, out / TRIALS / make_folder_name(method), resume, observers, fixed, jobs
@@ -94,7 +94,7 @@ def _plan_trials(
     """(key, its values) in the order in which they are tried: half of the trials for the learning rate, the rest in turn."""
     left = trials
     if RATE in start:
-        rates = [_scale(start[RATE], factor) for factor in FACTORS]
+        rates = [_scale_rate(start[RATE], factor) for factor in FACTORS]
         count = min(len(rates), math.ceil(trials / 2) if candidates else trials)
         left -= count
         yield RATE, rates[:count]
@@ -107,12 +107,12 @@ def _plan_trials(
         yield key, [start[key], *others[:count]]
 
 
-def _scale(rate: Setting, factor: float) -> Setting:
+def _scale_rate(rate: Setting, factor: float) -> Setting:
     """A learning rate times a factor, with three digits."""
     if isinstance(rate, Schedule):
-        return replace(rate, start=_round(rate.start * factor), end=_round(rate.end * factor))
-    return _round(rate * factor)
+        return replace(rate, start=_round_number(rate.start * factor), end=_round_number(rate.end * factor))
+    return _round_number(rate * factor)
 
 
-def _round(number: float) -> float:
+def _round_number(number: float) -> float:
     return float(f"{number:.3g}")

@@ -11,7 +11,7 @@ from nvflare.fuel.hci.server.authz import PreAuthzReturnCode
 from nvflare.fuel.hci.server.constants import ConnProps
 
 import fedmutual
-from fedmutual.rundir.checkpoint import committed
+from fedmutual.rundir.checkpoint import read_checkpoint
 from fedmutual.sites.flare import presence, progress
 from fedmutual.sites.flare.admin_protocol import AGAIN, RESULT, STATUS, STOP, list_results
 from fedmutual.sites.flare.progress import Outcome
@@ -62,7 +62,7 @@ class LeadCommands(CommandModule):  # type: ignore[misc]
         if folder is None or state is None:
             conn.append_dict({"files": []})
             return
-        saved = committed(folder)
+        saved = read_checkpoint(folder)
         files = list_results(folder, saved.round if saved else None)
         if len(args) > 2:
             path = files.get(args[2])

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from fedmutual.rundir.checkpoint import COMMIT, file_name
+from fedmutual.rundir.checkpoint import COMMIT, make_file_name
 from fedmutual.rundir.file_names import CONFIG, ENVIRONMENT, LEDGER, METRICS, PARTITION, SUMMARY
 
 STATUS, STOP, RESULT, AGAIN = (f"fedmutual_{what}" for what in ("status", "stop", "result", "again"))
@@ -14,7 +14,7 @@ _MODEL = r"server/round-[0-9]{1,18}\.safetensors"
 def list_results(folder: Path, round: int | None) -> dict[str, Path]:
     """Return the files that a lead may fetch: name -> path. round: of the saved shared model; None: no model is saved."""
     names = [name for name in _FILES if (folder / name).is_file()]
-    model = [] if round is None else [f"server/{file_name(round)}"]
+    model = [] if round is None else [f"server/{make_file_name(round)}"]
     return {name: folder / name for name in (*names, *model)}
 
 

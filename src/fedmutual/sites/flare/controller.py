@@ -27,7 +27,7 @@ from fedmutual.sites.engine import TooFew
 from fedmutual.sites.flare import presence, rejoin_backoff, workspace
 from fedmutual.sites.flare.console import print_line
 from fedmutual.sites.flare.progress import FILE, Outcome, ProgressFile, change_progress, read_progress
-from fedmutual.sites.modules import leave_working_folders, modules_of_server
+from fedmutual.sites.modules import leave_working_folders, make_server_rule
 
 TASK, READY, BODY = "do", "ready", "body"
 _TICK = 0.05
@@ -62,7 +62,7 @@ class Rounds(Controller):  # type: ignore[misc]
         pointer = workspace.read_pointer(work)
         state = Path(pointer["state"])
         leave_working_folders(work)
-        plugins.confine(modules_of_server(pointer["modules"], [Path(file) for file in pointer["files"]]))
+        plugins.set_rule(make_server_rule(pointer["modules"], [Path(file) for file in pointer["files"]]))
         try:
             contract = accept_contract(self._contract, pointer["contracts"], "this server")
         except UserError as problem:  # since the submission, the server was upgraded or agreed to another contract

@@ -16,7 +16,7 @@ from fedmutual.sites.contract import Contract
 from fedmutual.sites.flare.connectivity import KNOW, OK, WRONG, Check, check_connection
 from fedmutual.sites.flare.kits import FEDERATION, KINDS, SOON, Kit, check_valid, open_kit
 from fedmutual.sites.flare.nvflare_import import check_version
-from fedmutual.sites.modules import modules_of_server
+from fedmutual.sites.modules import make_server_rule
 from fedmutual.sites.secure_sum.identity import read_certificate
 from fedmutual.sites.site_settings import build_site, read_site_file
 
@@ -42,8 +42,8 @@ def run_checks(
     agreed: Contract | None = None
     file = (contract or kit.folder / FEDERATION).resolve()
     try:
-        code = read_site_file(config).code if config is not None else modules_of_server(modules, [file])
-        with plugins.under(code):
+        code = read_site_file(config).code if config is not None else make_server_rule(modules, [file])
+        with plugins.use_rule(code):
             agreed = contracts.read_contract(file)
         yield Check(OK, f"federation {agreed.name!r}: {', '.join(agreed.sites.names)}; {agreed.config.algorithm['name']}")
     except UserError as problem:
@@ -116,7 +116,7 @@ def _check_site(kit: Kit, config: Path, agreed: Contract) -> Iterator[Check]:
             raise ConfigError(
                 f"{config}: belongs to site {site_config.file.site!r}, and {kit.folder} is the kit of {kit.name!r}"
             )
-        with plugins.under(site_config.code):
+        with plugins.use_rule(site_config.code):
             experiment = build_site(agreed, site_config)
             nets, rows = experiment.networks(kit.name), experiment.rows(kit.name)
     except UserError as problem:

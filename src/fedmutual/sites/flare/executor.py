@@ -15,7 +15,8 @@ from nvflare.apis.signal import Signal
 from fedmutual import plugins
 from fedmutual.errors import UserError
 from fedmutual.rundir import folder as folders
-from fedmutual.sites.contract import accept_contract, check_rounds
+from fedmutual.sites.contract import accept_contract
+from fedmutual.sites.contract_checks import check_rounds
 from fedmutual.sites.flare import workspace
 from fedmutual.sites.flare.access_control import PEER_TOPIC
 from fedmutual.sites.flare.console import print_line, print_line_seldom
@@ -97,7 +98,7 @@ class SiteExecutor(Executor):  # type: ignore[misc]
         pointer = workspace.read_pointer(work)
         site_config = read_site_file(Path(pointer["config"]))
         leave_working_folders(work)
-        plugins.confine(site_config.code)
+        plugins.set_rule(site_config.code)
         contract = accept_contract(self._contract, pointer["contracts"])
         check_rounds(contract.config.rounds, pointer["rounds"], site_config.file.limits)
         _lock_state(self._lock, site_config.state / contract.name, patience)
@@ -136,7 +137,7 @@ def _lock_state(lock: ExitStack, folder: Path, patience: float) -> None:
     until = time.monotonic() + patience
     while True:
         try:
-            lock.enter_context(folders.held(folder, "still works with this state", "end that process"))
+            lock.enter_context(folders.lock_folder(folder, "still works with this state", "end that process"))
             return
         except UserError:
             if time.monotonic() > until:

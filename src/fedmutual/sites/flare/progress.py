@@ -8,7 +8,7 @@ from typing import Any
 
 from fedmutual.events import Evaluated, Event, Noted, PhaseDone, Replied, RoundDone, Started
 from fedmutual.files import write_json
-from fedmutual.rundir.text import TimeLeft, scores_line
+from fedmutual.rundir.text import TimeLeft, format_scores
 from fedmutual.sites.contract import Contract
 
 FILE = "progress.json"
@@ -87,7 +87,7 @@ class ProgressFile:
                 traffic = {"up": event.up, "down": event.down}
                 self._state["bytes"] = {k: self._state["bytes"][k] + sum(traffic[k].values()) for k in traffic}
             case Evaluated():
-                self._state["scores"] = scores_line(event.scores)
+                self._state["scores"] = format_scores(event.scores)
             case RoundDone():
                 self._state |= {"round": event.round, "left": self._time_left.after(event.round), "tries": 0}
             case _:

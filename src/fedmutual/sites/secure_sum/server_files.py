@@ -48,7 +48,7 @@ class SumStages:
             return server
         for number, sites in record.stages.items():
             stage = Stage(int(number))
-            server.answers[stage] = {site: read_tensors(self._stage_file(stage, site))[0] for site in sites}
+            server.answers[stage] = {site: read_tensors(self._make_stage_path(stage, site))[0] for site in sites}
         return server
 
     def save(self, server: SumServer, stage: Stage) -> None:
@@ -58,7 +58,7 @@ class SumStages:
             RunError: a file cannot be written.
         """
         for site, answer in server.answers[stage].items():
-            write_tensors(self._stage_file(stage, site), answer, {"format": "1"})
+            write_tensors(self._make_stage_path(stage, site), answer, {"format": "1"})
         stages = {str(int(closed)): sorted(answers) for closed, answers in server.answers.items()}
         write_json(self._folder / RECORD, {"format": 1, "binding": server.context.binding.hex(), "stages": stages})
 
@@ -72,5 +72,5 @@ class SumStages:
             place = ".".join(map(str, problem.errors(include_input=False)[0]["loc"]))
             raise RunError(f"{path}: is damaged at {place}; restore a copy of the folder {self._folder}") from None
 
-    def _stage_file(self, stage: Stage, site: str) -> Path:
+    def _make_stage_path(self, stage: Stage, site: str) -> Path:
         return self._folder / f"{int(stage)}-{site}.safetensors"

@@ -119,17 +119,17 @@ class SumSite:
             split_secret(secret, self._context.threshold, list(points.values())) for secret in (mask_key, seed)
         ]
         sealed = {}
-        for other in announcements:
-            share_of_key, share_of_seed = (shares[points[other.site]] for shares in shares_by_secret)
-            if other.site == self._site:
+        for peer_announcement in announcements:
+            share_of_key, share_of_seed = (shares[points[peer_announcement.site]] for shares in shares_by_secret)
+            if peer_announcement.site == self._site:
                 own_shares = HeldShares(key=share_of_key.hex(), seed=share_of_seed.hex())
             else:
-                sealed[other.site] = messages.seal_shares(
+                sealed[peer_announcement.site] = messages.seal_shares(
                     self._context,
                     seal_key,
-                    bytes.fromhex(other.seal_key),
+                    bytes.fromhex(peer_announcement.seal_key),
                     self._site,
-                    other.site,
+                    peer_announcement.site,
                     share_of_key + share_of_seed,
                 ).hex()
         self._change_secrets(announcements=announcements, shares={self._site: own_shares})

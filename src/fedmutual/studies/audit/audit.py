@@ -18,12 +18,12 @@ from fedmutual.federation import build
 from fedmutual.federation.experiment import Experiment
 from fedmutual.federation.networks import POOLED
 from fedmutual.files import write_json
-from fedmutual.recorded_code import RecordedCode, check_tables, trusting
+from fedmutual.recorded_code import RecordedCode, check_tables, set_trust
 from fedmutual.report.audit_result import Attack, Audit, Guarantee, Imprint, Membership, Model
 from fedmutual.rundir import folder as folders
 from fedmutual.rundir import pretrained
-from fedmutual.rundir.about import about
-from fedmutual.rundir.checkpoint import committed, file_name, load_client, read_state
+from fedmutual.rundir.about import read_networks
+from fedmutual.rundir.checkpoint import load_client, make_file_name, read_checkpoint, read_state
 from fedmutual.rundir.file_names import CONFIG
 from fedmutual.stepping import work
 from fedmutual.studies.audit import imprint
@@ -66,7 +66,7 @@ def audit(
     if shadows < 0:
         raise RunError(f"shadows = {shadows}: cannot be below 0")
     folder = Path(run)
-    with trusting(trust_code), plugins.under(RecordedCode(folder)):
+    with set_trust(trust_code), plugins.use_rule(RecordedCode(folder)):
         result = _Auditor(_open(folder), shadows, tell).audit()
     write_json(_make_folder(folder if out is None else Path(out)) / AUDIT, result.model_dump(mode="json"))
     return result
@@ -96,13 +96,13 @@ def _open(folder: Path) -> _Opened:
     run = Run(folder)
     if not run.finished:
         raise RunError(f"{folder}: the run is not finished; finish it with `fedmutual run FILE --resume`, then audit it")
-    tasks = {client.task for client in about(folder).clients.values()}
+    tasks = {client.task for client in read_networks(folder).clients.values()}
     if tasks != {"classification"}:
         raise RunError(f"{folder}: its clients learn {', '.join(map(repr, sorted(tasks)))}; only classification is audited")
     check_tables(run.config.model_dump(), folder)
     prepared = data.prepare(run.config)
     weights = pretrained.read_initial_weights(folder)
-    experiment = build.build(run.config, prepared=prepared, begun=folders.begun(folder), pretrained=weights)
+    experiment = build.build(run.config, prepared=prepared, begun=folders.find_source_weights(folder), pretrained=weights)
     if experiment.data.partition["fingerprint"] != run.summary.get("fingerprint"):
         raise RunError(
             f"{folder}: the data are not those that the run was trained on; audit it where its data are, unchanged, with "
@@ -140,7 +140,7 @@ class _Auditor:
             shadows=self.shadows,
             privacy=self._read_guarantee(),
             memberships=tuple(m for m in memberships if m is not None),
-            imprints=tuple(self._imprint(pools)),
+            imprints=tuple(self._attack_by_imprint(pools)),
             notes=tuple(dict.fromkeys(self.notes)),
         )
 
@@ -157,7 +157,7 @@ class _Auditor:
             returned = self._return_meme(i)
             if returned is not None:
                 yield ("returned", i), returned
-            if i in about(run.folder).models.personal:
+            if i in read_networks(run.folder).models.personal:
                 yield ("personal", i), run.personal_model(i)
 
     def _score(self, net: nn.Module, key: Key, pools: list[Pool]) -> Confidence:
@@ -167,9 +167,9 @@ class _Auditor:
 
     def _restore(self, client: str) -> tuple[Client, Message]:
         """A client and the server's state, as the run's last round left them."""
-        folder, saved = self.opened.run.folder, committed(self.opened.run.folder)
+        folder, saved = self.opened.run.folder, read_checkpoint(self.opened.run.folder)
         assert saved is not None  # the run is finished
-        file, made = file_name(saved.round), self.experiment.client(client)
+        file, made = make_file_name(saved.round), self.experiment.client(client)
         load_client(made, folder / "clients" / client / file, saved.run, saved.round)
         return made, read_state(folder / "server" / file, saved.run, saved.round, self.experiment.server())
 
@@ -204,21 +204,21 @@ class _Auditor:
         return attacks
 
     def _measure(self, key: Key, attack: Attack, scores: Scores, mask: Mask, level: float) -> Membership | None:
-        members, others = scores[mask], scores[~mask]
-        if min(len(members), len(others)) < FEWEST:
+        members, outside = scores[mask], scores[~mask]
+        if min(len(members), len(outside)) < FEWEST:
             self.notes.append(
-                f"The {_name(key)} was not attacked by {attack}: {len(members)} training rows and {len(others)} held-out "
+                f"The {_name(key)} was not attacked by {attack}: {len(members)} training rows and {len(outside)} held-out "
                 f"rows are left, and {FEWEST} of each are needed."
             )
             return None
-        rng = np.random.default_rng([self.opened.config.seed, len(members), len(others)])
-        strength = measure_strength(members, others, level, rng)
+        rng = np.random.default_rng([self.opened.config.seed, len(members), len(outside)])
+        strength = measure_strength(members, outside, level, rng)
         model, client = key
         return Membership(
-            model=model, client=client, attack=attack, members=len(members), others=len(others), **strength._asdict()
+            model=model, client=client, attack=attack, members=len(members), others=len(outside), **strength._asdict()
         )
 
-    def _imprint(self, pools: list[Pool]) -> Iterator[Imprint]:
+    def _attack_by_imprint(self, pools: list[Pool]) -> Iterator[Imprint]:
         """Return the results of the imprint attack on each client whose meme leaves."""
         experiment = self.experiment
         if experiment.pooled or "meme" not in experiment.networks(experiment.clients[0]):
@@ -232,7 +232,9 @@ class _Auditor:
             held_out = pool.rows.with_index(pool.index[pool.members :])
             private = pool.rows.with_index(pool.index[: pool.members])
             with torch.random.fork_rng(devices=[]):
-                yield imprint.attack(client, *_first_phase(experiment), server, experiment.nets.shared, private, held_out)
+                yield imprint.attack(
+                    client, *_find_training_phase(experiment), server, experiment.nets.shared, private, held_out
+                )
 
     def _read_guarantee(self) -> Guarantee | None:
         stated = self.opened.run.summary.get("privacy")
@@ -253,7 +255,7 @@ def train_meme(experiment: Experiment, client: Client, server: Message) -> nn.Mo
     """
     if "meme" not in client.nets:
         return None
-    phase, at = _first_phase(experiment)
+    phase, at = _find_training_phase(experiment)
     try:
         with torch.random.fork_rng(devices=[]):
             reply, _ = work(phase, client, server, at)
@@ -262,7 +264,7 @@ def train_meme(experiment: Experiment, client: Client, server: Message) -> nn.Mo
     return copy.deepcopy(client.nets["meme"]) if reply.keys() & {*client.shared} else None
 
 
-def _first_phase(experiment: Experiment) -> tuple[Phase, At]:
+def _find_training_phase(experiment: Experiment) -> tuple[Phase, At]:
     """The phase in which a client trains the shared model, and the last round."""
     config = experiment.config
     return experiment.algorithm.phases[0], At(config.seed, config.rounds - 1, config.rounds, 0)

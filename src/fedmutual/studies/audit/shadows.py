@@ -64,7 +64,7 @@ def train_shadows(
     for number, split in enumerate(splits, 1):
         tell(f"shadow run {number} of {len(splits)}")
         seeded = config.model_copy(update={"seed": config.seed + SEED_STEP * number})
-        made = build.build(
+        shadow_experiment = build.build(
             seeded, str(experiment.device), prepared, experiment.nets.begun, experiment.nets.pretrained or None
         )
         shares = {
@@ -73,7 +73,7 @@ def train_shadows(
             )
             for pool in pools
         }
-        shadow = replace(made, data=replace(experiment.data, clients=shares))
+        shadow = replace(shadow_experiment, data=replace(experiment.data, clients=shares))
         try:
             clients, server = _train(shadow)
         except Diverged as problem:

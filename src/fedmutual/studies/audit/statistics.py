@@ -21,7 +21,7 @@ class Strength(NamedTuple):
     auc_high: float
 
 
-def measure_strength(members: Scores, others: Scores, level: float, rng: np.random.Generator) -> Strength:
+def measure_strength(members: Scores, non_members: Scores, level: float, rng: np.random.Generator) -> Strength:
     """Return how well a score distinguishes members from others.
 
     members [M], others [N]: scores, larger for rows that look like members; at least 4 of each. level: of each of the two
@@ -33,9 +33,9 @@ def measure_strength(members: Scores, others: Scores, level: float, rng: np.rand
     Raises:
         ValueError: there are too few rows.
     """
-    if min(len(members), len(others)) < FEWEST:
-        raise ValueError(f"a measurement needs {FEWEST} rows of each kind; got {len(members)} and {len(others)}")
-    halves = [np.array_split(rng.permutation(scores), 2) for scores in (members, others)]
+    if min(len(members), len(non_members)) < FEWEST:
+        raise ValueError(f"a measurement needs {FEWEST} rows of each kind; got {len(members)} and {len(non_members)}")
+    halves = [np.array_split(rng.permutation(scores), 2) for scores in (members, non_members)]
     threshold = choose_threshold(halves[0][0], halves[1][0])
     hits, alarms = (int((half[1] > threshold).sum()) for half in halves)
     sizes = [len(half[1]) for half in halves]
@@ -44,7 +44,7 @@ def measure_strength(members: Scores, others: Scores, level: float, rng: np.rand
         clopper_pearson(k, n, share) for k, n in zip((hits, alarms), sizes, strict=True)
     )
     advantage = hits / sizes[0] - alarms / sizes[1]
-    return Strength(advantage, hit_low - alarm_high, hit_high - alarm_low, *measure_auc(members, others, level))
+    return Strength(advantage, hit_low - alarm_high, hit_high - alarm_low, *measure_auc(members, non_members, level))
 
 
 def choose_threshold(members: Scores, others: Scores) -> float:
@@ -60,15 +60,15 @@ def clopper_pearson(successes: int, trials: int, level: float) -> tuple[float, f
     return float(interval.low), float(interval.high)
 
 
-def measure_auc(members: Scores, others: Scores, level: float) -> tuple[float, float, float]:
+def measure_auc(members: Scores, non_members: Scores, level: float) -> tuple[float, float, float]:
     """Return the area under the ROC curve, and its interval by the variance of DeLong et al. 1988
     (https://doi.org/10.2307/2531595)."""
-    ranks = stats.rankdata(np.concatenate([members, others]))
-    group_ranks = stats.rankdata(members), stats.rankdata(others)
-    placed = (ranks[: len(members)] - group_ranks[0]) / len(others)  # the share of others below each member
+    ranks = stats.rankdata(np.concatenate([members, non_members]))
+    group_ranks = stats.rankdata(members), stats.rankdata(non_members)
+    placed = (ranks[: len(members)] - group_ranks[0]) / len(non_members)  # the share of others below each member
     passed = 1 - (ranks[len(members) :] - group_ranks[1]) / len(members)  # the share of members above each other row
     auc = float(placed.mean())
-    error = float(np.sqrt(placed.var(ddof=1) / len(members) + passed.var(ddof=1) / len(others)))
+    error = float(np.sqrt(placed.var(ddof=1) / len(members) + passed.var(ddof=1) / len(non_members)))
     reach = float(stats.norm.ppf(0.5 + level / 2)) * error
     return auc, max(0.0, auc - reach), min(1.0, auc + reach)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from fedmutual.config import Config
 from fedmutual.config.grid import Grid
 from fedmutual.events import Observer
-from fedmutual.recorded_code import trusting
+from fedmutual.recorded_code import set_trust
 from fedmutual.studies.sweep.plan import By, SweepPlan, plan_sweep
 from fedmutual.studies.sweep.result import RESULT, Sweep
 from fedmutual.studies.sweep.work import carry_out
@@ -40,7 +40,7 @@ def sweep(
     Raises:
         UserError: a combination cannot be trained; raised before the first training.
     """
-    with trusting(trust_code):
+    with set_trust(trust_code):
         plan = plan_sweep(experiment, grid, seeds, by)
         folder = Path(out) if out is not None else Path("runs") / f"{plan.name}-sweep"
         return carry_out(plan, folder, resume, watch, jobs)

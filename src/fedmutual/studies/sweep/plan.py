@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from fedmutual.config import Config, dump_config, is_pooled, make_algorithm, parse_config, read_tables, with_algorithm
+from fedmutual.config import Config, dump_config, is_pooled, make_algorithm, parse_config, read_tables, replace_algorithm
 from fedmutual.config.grid import Grid, expand_grid, list_combinations, make_folder_name, make_label
 from fedmutual.errors import ConfigError
 
@@ -46,7 +46,7 @@ class SweepPlan:
         known = [s for s in self.settings if s.config.algorithm["name"] == LOCAL_ONLY]
         references: list[SweepSetting | None] = []
         for setting in self.settings:
-            made = _alone(setting, self.several) if _has_personal(setting.config) else None
+            made = _name_alone(setting, self.several) if _has_personal(setting.config) else None
             same = next((s for s in known if made and s.config == made.config), made)
             known += [same] if same and same not in known else []
             references.append(same if same is not setting else None)
@@ -70,7 +70,7 @@ def plan_sweep(experiment: Config | str | Path, grid: Grid, seeds: int = 1, by: 
     several = [key for key, tried in lists.items() if len(tried) > 1]
     if not several:
         raise ConfigError("there is nothing to choose from; give a key several values: --set optimizer.lr=0.003,0.01,0.03")
-    for key in filter(_moves_rows, several):
+    for key in filter(_has_effect_on_rows, several):
         mend = "--seeds 3 tries each setting with three" if key == "seed" else "make a sweep for each"
         raise ConfigError(f"--set {key}: settings are compared on the same hold-out rows, so it takes one value; {mend}")
     given = isinstance(experiment, Config)
@@ -79,7 +79,7 @@ def plan_sweep(experiment: Config | str | Path, grid: Grid, seeds: int = 1, by: 
         tables, "configuration" if given else str(experiment), list(list_combinations(lists)), several, by
     )
     first = settings[0].config
-    return SweepPlan(first.name, tuple(several), _held_out(settings), tuple(range(first.seed, first.seed + seeds)), by)
+    return SweepPlan(first.name, tuple(several), _list_held_out(settings), tuple(range(first.seed, first.seed + seeds)), by)
 
 
 def plan_combinations(config: Config, combinations: Sequence[Mapping[str, Any]]) -> SweepPlan:
@@ -90,7 +90,7 @@ def plan_combinations(config: Config, combinations: Sequence[Mapping[str, Any]])
     """
     tables, keys = tomllib.loads(dump_config(config)), tuple(combinations[0])
     settings = _check_settings(tables, "configuration", combinations, keys, None)
-    return SweepPlan(config.name, keys, _held_out(settings), (config.seed,), None, with_local=False)
+    return SweepPlan(config.name, keys, _list_held_out(settings), (config.seed,), None, with_local=False)
 
 
 def _check_settings(
@@ -101,7 +101,7 @@ def _check_settings(
     for values in combinations:
         label = make_label({key: values[key] for key in several})
         try:
-            config = _unseen(parse_config(dict(tables), source, values))
+            config = _hide_scores(parse_config(dict(tables), source, values))
             _check_by(config, by)
         except ConfigError as problem:
             raise ConfigError(f"with {label}: {problem}") from None
@@ -111,7 +111,7 @@ def _check_settings(
     return settings
 
 
-def _unseen(config: Config) -> Config:
+def _hide_scores(config: Config) -> Config:
     """Return the configuration without scores of test and validation data, which may take longer than the training."""
     if config.records.evaluate_on != "all":  # the command for the chosen setting would not score them either
         raise ConfigError("records.evaluate_on: a sweep always scores hold-out rows only; remove the key")
@@ -120,7 +120,7 @@ def _unseen(config: Config) -> Config:
     )
 
 
-def _held_out(settings: list[SweepSetting]) -> tuple[SweepSetting, ...]:
+def _list_held_out(settings: list[SweepSetting]) -> tuple[SweepSetting, ...]:
     first = settings[0].config  # they have the same rows
     if first.split.holdout or first.partition.kind == "file":
         return tuple(settings)
@@ -133,8 +133,8 @@ def _held_out(settings: list[SweepSetting]) -> tuple[SweepSetting, ...]:
     return tuple(SweepSetting(s.values, s.label, s.config.model_copy(update={"split": split}), s.folder) for s in settings)
 
 
-def _alone(setting: SweepSetting, several: Sequence[str]) -> SweepSetting:
-    config, _ = with_algorithm(setting.config, LOCAL_ONLY)
+def _name_alone(setting: SweepSetting, several: Sequence[str]) -> SweepSetting:
+    config, _ = replace_algorithm(setting.config, LOCAL_ONLY)
     values = {k: v for k, v in setting.values.items() if ".algorithm." not in f".{k}."}
     label = ", ".join(filter(None, (LOCAL_ONLY, make_label({k: v for k, v in values.items() if k in several}))))
     return SweepSetting(values, label, config, make_folder_name(label))
@@ -152,7 +152,7 @@ def _check_by(config: Config, by: By | None) -> None:
         raise ConfigError(f"--by global: algorithm {name!r} has no shared model; leave --by out")
 
 
-def _moves_rows(key: str) -> bool:
+def _has_effect_on_rows(key: str) -> bool:
     """Return whether a key changes the rows, or the meaning of their scores."""
     parts = key.split(".")
     inner = parts[2:] if parts[0] == "clients" else parts

@@ -14,11 +14,11 @@ from fedmutual.report.choice import (
     EndOfValues,
     Tried,
     describe_choice,
-    edges,
+    find_edges,
     find_harm,
     find_tie,
     find_uncounted,
-    pick,
+    pick_best,
 )
 from fedmutual.report.findings import Finding
 from fedmutual.report.statistics import Estimate, Gains
@@ -44,7 +44,7 @@ class Sweep:
 
 def judge_sweep(plan: SweepPlan, out: Path, tried: Sequence[Tried]) -> Sweep:
     """Return the result of a sweep: the best setting, and warnings about this setting and others."""
-    best = pick(tried)
+    best = pick_best(tried)
     ends = _find_ends_of_values(plan, tried, best[0]) if best else ()
     findings = [find_uncounted(tried), find_tie(best), *ends, *map(find_harm, tried)]
     metric = best[0].metric if best else ACCURACY
@@ -53,7 +53,7 @@ def judge_sweep(plan: SweepPlan, out: Path, tried: Sequence[Tried]) -> Sweep:
 
 def _find_ends_of_values(plan: SweepPlan, tried: Sequence[Tried], chosen: Tried) -> Iterator[Finding]:
     config = next(s.config for s in plan.settings if s.label == chosen.label)
-    for key, value, neighbour in edges(tried, chosen):
+    for key, value, neighbour in find_edges(tried, chosen):
         further = value + (value - neighbour) * (1 if isinstance(value, int) else 1e-3)
         try:
             parse_config(tomllib.loads(dump_config(config)), overrides={key: further})
@@ -70,33 +70,33 @@ def make_sweep_record(plan: SweepPlan, sweep: Sweep) -> dict[str, Any]:
         "seeds": list(plan.seeds),
         "by": plan.by,
         "holdout": plan.settings[0].config.split.holdout,
-        "settings": [_setting(tried, sweep.folder) for tried in sweep.tried],
+        "settings": [_make_setting_record(tried, sweep.folder) for tried in sweep.tried],
         "best": [tried.label for tried in sweep.best],
-        "chosen": _texts(sweep.chosen) if sweep.chosen else None,
+        "chosen": _format_settings(sweep.chosen) if sweep.chosen else None,
         "warnings": list(sweep.warnings),
     }
 
 
-def _setting(tried: Tried, out: Path) -> dict[str, Any]:
+def _make_setting_record(tried: Tried, out: Path) -> dict[str, Any]:
     return {
         "label": tried.label,
-        "set": _texts(tried),
+        "set": _format_settings(tried),
         "runs": [path.relative_to(out).as_posix() for path in tried.folders.values()],
         "diverged": {str(seed): how for seed, how in tried.diverged.items()},
         "model": tried.model,
         f"holdout_{tried.metric.name}": {
-            "last": _number(tried.last),
-            "best": _number(tried.best),
+            "last": _make_number(tried.last),
+            "best": _make_number(tried.best),
             "best_rounds": list(tried.best_rounds),
         },
-        "over_local_only": _number(tried.gain.estimate) if isinstance(tried.gain, Gains) else None,
+        "over_local_only": _make_number(tried.gain.estimate) if isinstance(tried.gain, Gains) else None,
     }
 
 
-def _texts(tried: Tried) -> dict[str, str]:
+def _format_settings(tried: Tried) -> dict[str, str]:
     """Return key -> value in the form of `--set`."""
     return {key: format_value(value) for key, value in tried.values.items()}
 
 
-def _number(e: Estimate | None) -> dict[str, Any] | None:
+def _make_number(e: Estimate | None) -> dict[str, Any] | None:
     return None if e is None else {"mean": e.mean, "half": e.half, "n": e.n, "over": e.unit}

@@ -55,7 +55,7 @@ def carry_out(
     check_folders([(work.name, work.config, work.folder) for work in works], resume)
     _rehearse([work for work in works if not (work.folder / SUMMARY).exists()])
     diverged = _train(works, resume, watch, jobs)
-    sweep = judge_sweep(plan, out, _tried(plan, out, diverged))
+    sweep = judge_sweep(plan, out, _collect_tried(plan, out, diverged))
     cost = privacy_plan.describe_trials([work.folder for work in works], works[0].config)
     sweep = replace(sweep, warnings=(*sweep.warnings, cost)) if cost else sweep
     write_json(out / RESULT, make_sweep_record(plan, sweep))
@@ -78,7 +78,7 @@ def _rehearse(works: Sequence[SweepRun]) -> None:
 def _check_scores(experiment: Experiment) -> None:
     """Raise UserError if a client cannot be built, or if no score can choose a setting."""
     metrics = {id: get_metric(experiment.task(id)) for id in experiment.clients}
-    sharing = [id for id in experiment.clients if _shares_metric(experiment.client(id), metrics[id])]
+    sharing = [id for id in experiment.clients if _has_shared_metric(experiment.client(id), metrics[id])]
     if not sharing:
         raise ConfigError("no client sends its scores, so no score can choose a setting; set share.metrics to 'all'")
     if ACCURACY not in (common := {metrics[id] for id in sharing}) and (len(common) > 1 or None in common):
@@ -87,7 +87,7 @@ def _check_scores(experiment: Experiment) -> None:
         )
 
 
-def _shares_metric(client: Client, metric: Metric | None) -> bool:
+def _has_shared_metric(client: Client, metric: Metric | None) -> bool:
     """Return whether a client shares its main metric on hold-out rows; of pooled data, on the rows of any client."""
     sizes = [len(rows) for name, rows in client.data.items() if name.startswith("holdout")]
     return any(is_disclosed(client.metrics, rows) if metric == ACCURACY else client.metrics == "all" for rows in sizes)
@@ -111,7 +111,7 @@ def _train(
     return {folder: str(problem) for folder, problem in zip(folders, problems, strict=True) if problem is not None}
 
 
-def _tried(plan: SweepPlan, out: Path, diverged: Mapping[Path, str]) -> list[Tried]:
+def _collect_tried(plan: SweepPlan, out: Path, diverged: Mapping[Path, str]) -> list[Tried]:
     def folders(name: str) -> dict[int, Path]:
         return {seed: out / name / str(seed) for seed in plan.seeds}
 

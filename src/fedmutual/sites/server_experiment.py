@@ -1,0 +1,74 @@
+"""The experiment of the server of real sites, from the contract alone: networks, settings, the first state, and no data."""
+
+import torch
+
+from fedmutual import tasks
+from fedmutual.algorithms.peers import make_agreed_state
+from fedmutual.config.values import FEDERATED
+from fedmutual.core import Message
+from fedmutual.data import Federation
+from fedmutual.data.scaling import BYTE, Scaling
+from fedmutual.data.space import Space
+from fedmutual.data.statistics import Statistics
+from fedmutual.federation.experiment import Experiment
+from fedmutual.federation.networks import Networks
+from fedmutual.sites.contract import Contract
+from fedmutual.sites.peers import is_peer_to_peer
+from fedmutual.sites.secure_sum.fixed_point import count_words
+from fedmutual.sites.sizes import MessageSizes
+
+
+def build_server_experiment(contract: Contract, statistics: Statistics | None = None) -> Experiment:
+    """Build the experiment of the server: networks and settings, without any data.
+
+    statistics: of all sites' training rows, with data.mean = "federated"; None: not yet known.
+    """
+    config = contract.config
+    outputs = tasks.make_task(config.training.task).outputs
+    classes = tuple(config.data.classes or ("y",))
+    image = len(contract.sites.input) == 3  # of an image file; a site's own source may scale its values otherwise
+    divisor, size = (BYTE, (contract.sites.input[1], contract.sites.input[2])) if image else (1.0, None)
+    mean, std = config.data.mean or (), config.data.std or ()
+    if mean == FEDERATED or std == FEDERATED:
+        mean, std = ((), ()) if statistics is None or config.data.columns else statistics.moments
+    space = Space(
+        shape=tuple(contract.sites.input),
+        classes=classes,
+        outputs=outputs or len(classes),
+        task=config.training.task,
+        scaling=Scaling(divisor, mean, std, size).record(),
+    )
+    no_data = Federation({}, {"": space}, None, {"clients": {}, "classes": list(classes)}, ())
+    nets = Networks(config, no_data, contract.algorithm.scores, torch.device("cpu"))
+    return Experiment(config, no_data, contract.algorithm, nets)
+
+
+def make_first_state(contract: Contract, experiment: Experiment) -> Message:
+    """Return the state of the server before the first round."""
+    if contract.public is None:
+        return experiment.server(contract.sites.names)
+    return make_agreed_state(list_row_owners(contract), experiment.data.space.outputs)
+
+
+def find_longest_message(contract: Contract) -> int:
+    """Return the number of bytes of the longest message between the server and the sites of a federation."""
+    experiment, names = build_server_experiment(contract), contract.sites.names
+    if contract.algorithm.public is None:
+        state = experiment.server()
+    else:  # a contract before submission lacks the number of rows of each site; no message size depends on this number
+        state = make_agreed_state(dict.fromkeys(names, range(0)), experiment.data.space.outputs)
+    words = count_update(contract, state)
+    return MessageSizes(contract.algorithm, state, names, is_peer_to_peer(contract.algorithm), words).longest_bytes
+
+
+def count_update(contract: Contract, state: Message) -> int | None:
+    """Return the number of words of an update in a secure sum, or None where the sum is not masked. state: the server's."""
+    return count_words(contract.algorithm.phases[0], state) if contract.is_masked else None
+
+
+def list_row_owners(contract: Contract) -> dict[str, range]:
+    """Return for each site the positions of its rows in the public seed set."""
+    rows_by_site, start = {}, 0
+    for site, rows in (contract.public or {"rows": {}})["rows"].items():
+        rows_by_site[site] = range(start, start := start + rows)
+    return rows_by_site
