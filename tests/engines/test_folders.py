@@ -92,8 +92,8 @@ def test_an_extension_of_a_damaged_state_leaves_the_finished_run_as_it_was(small
 
 def test_a_second_process_is_turned_away(small, cli):
     folder = small.parent / "runs/small"
-    imports = "from fedmutual.rundir.folder import held\nfrom pathlib import Path\nimport time\n"
-    hold = f"{imports}with held(Path({str(folder)!r})):\n"
+    imports = "from fedmutual.rundir.folder import lock_folder\nfrom pathlib import Path\nimport time\n"
+    hold = f"{imports}with lock_folder(Path({str(folder)!r})):\n"
     code = hold + " print('held', flush=True); time.sleep(60)"
     out, err = small.parent / "out.txt", small.parent / "err.txt"
     holder = forked.start(["python", "-c", code], small.parent, out, err)
