@@ -83,10 +83,11 @@ def test_a_tracker_that_fails_later_does_not_stop_the_run(small, cli, mlflow, mo
 
 
 def test_wandb_has_the_numbers_and_settings_of_the_run_offline(small, cli, tmp_path, monkeypatch):
-    pytest.importorskip("wandb", reason="the extra is not installed")
+    wandb = pytest.importorskip("wandb", reason="the extra is not installed")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
     assert cli("run", small, "--set", "records.trackers=['wandb']", "--out", "r")[0] == 0
+    wandb.teardown()  # waits for wandb's own process, as the end of a command does: until then the file may be incomplete
     (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
     content = file.read_bytes()  # records of a log, whose texts are not compressed
     accuracy = fedmutual.Run("r").summary["global"]["test_accuracy"]["last"]
