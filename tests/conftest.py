@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import sys
 
 import pytest
@@ -11,6 +12,10 @@ from hypothesis import settings
 # Tests run side by side, a core each (pytest-xdist), and so does what they start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
+
+# Where a shell starts the tests in the background, they and the commands that they start ignore the signal of Ctrl-C.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The same examples each time: a change is judged by what it changed. `--hypothesis-profile default` looks for new ones.
 settings.register_profile("fixed", derandomize=True)
@@ -55,14 +60,23 @@ def find_tier(nodeid):
     return "run" if path.startswith("tests/cli/") else "unit"
 
 
-@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their markers
+@pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Mark each test with its tier, and sort: what needs a Ray cluster, which takes 15 s to start, then what kills it; then
-    federations of FLARE's processes, so that one worker runs these one after another while the others run the rest.
+    """Mark each test with its tier; when pytest has chosen the tests, sort them.
+
+    pytest-xdist gives each worker a part of the list, and a worker without tests takes some from the end of another's part.
+    The tests that need a Ray cluster begin the first part, those that kill the cluster last: its start takes 15 s.
+    Federations of FLARE's processes begin the second part. So at most one test of each kind runs at a time.
     """
     for item in items:
         item.add_marker(find_tier(item.nodeid))
-    items.sort(key=lambda item: ("cluster" not in item.nodeid, "test_cluster" in item.nodeid, not starts_flare(item.nodeid)))
+    result = yield
+    items.sort(key=lambda item: ("cluster" not in item.nodeid, "test_cluster" in item.nodeid))
+    flare = [item for item in items if starts_flare(item.nodeid)]
+    others = [item for item in items if not starts_flare(item.nodeid)]
+    part = len(items) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    items[:] = [*others[:part], *flare, *others[part:]]
+    return result
 
 
 def starts_flare(nodeid):

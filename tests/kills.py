@@ -28,7 +28,7 @@ training = {{ local_epochs = 2, batch_size = 16 }}
 engine = {{ threads = 1, device = "cpu", participation = 0.7 }}
 records = {{ checkpoint_every = 2, evaluate_every = 3, keep_best = true }}
 """
-DEADLINE = 120.0  # seconds for one attempt
+DEADLINE = 300.0  # seconds for one attempt
 SAID = "said.txt"
 
 
