@@ -22,14 +22,14 @@ FEWEST, DISTINCT = 4, 4  # but of a row that has so many elements, and so many d
 OWN = ("private", "holdout", "validation", "test.own")  # the rows that are a client's
 
 _rows: "WeakKeyDictionary[Data, KnownRows]" = WeakKeyDictionary()
+_digests: "WeakKeyDictionary[Data, frozenset[bytes]]" = WeakKeyDictionary()
 
 
 class KnownRows(NamedTuple):
     """The rows of a data set whose bytes identify them."""
 
-    size: int  # bytes of one
-    begins: NDArray[np.uint64]  # what they begin with, by which most that is no row is told apart
-    digests: frozenset[bytes]
+    size: int  # bytes of a row
+    first_words: NDArray[np.uint64]  # the first eight bytes of each row, each value once
 
 
 class Refused(RuntimeError):
@@ -157,17 +157,17 @@ def _find_private_row(tensor: Tensor, client: Client, sent: Tensor | None) -> st
     cut = dict[int, tuple[NDArray[np.uint8], NDArray[np.uint64]]]()  # by size: most kinds of data have rows of one
     for kind in (kind for kind in OWN if kind in client.data):
         data = client.data[kind]
-        size, begins, digests = _find_identifying_rows(
-            getattr(data, "source", data)
-        )  # private rows may be guarded (privacy.sampling)
-        if not digests or _view_bytes(tensor) % size:
+        data = getattr(data, "source", data)  # private rows may be guarded (privacy.sampling)
+        size, first_words = _find_identifying_rows(data)
+        if not len(first_words) or _view_bytes(tensor) % size:
             continue
         if size not in cut:
             pieces = _split_bytes(tensor, size)
             pieces = pieces if sent is None else pieces[(pieces != _split_bytes(sent, size)).any(1)]
             cut[size] = pieces, _read_first_words(pieces)
         pieces, theirs = cut[size]
-        if any(digest in digests for digest in _digest_pieces(pieces[np.isin(theirs, begins)])):
+        similar = pieces[np.isin(theirs, first_words)]
+        if len(similar) and not _digest_identifying_rows(data).isdisjoint(_digest_pieces(similar)):
             return kind
     return None
 
@@ -175,14 +175,26 @@ def _find_private_row(tensor: Tensor, client: Client, sent: Tensor | None) -> st
 def _find_identifying_rows(data: Data) -> KnownRows:
     """Return the identifying rows of a data set, computed once for each data set."""
     if data not in _rows:
-        size, begins, digests = 1, [np.empty(0, np.uint64)], set[bytes]()
-        for x, *_ in data.rows(torch.split(torch.arange(len(data)), 1024)) if len(data) else ():
-            size = x[0].numel() * x.element_size()
-            proving = _split_bytes(x, size)[_is_identifying(x.reshape(len(x), -1)).cpu().numpy()]
-            begins.append(_read_first_words(proving))
-            digests.update(_digest_pieces(proving))
-        _rows[data] = KnownRows(size, np.unique(np.concatenate(begins)), frozenset(digests))
+        size, first_words = 1, [np.empty(0, np.uint64)]
+        for rows in _list_identifying_rows(data):
+            size = rows.shape[1]
+            first_words.append(_read_first_words(rows))
+        _rows[data] = KnownRows(size, np.unique(np.concatenate(first_words)))
     return _rows[data]
+
+
+def _digest_identifying_rows(data: Data) -> frozenset[bytes]:
+    """Return the digests of a data set's identifying rows, computed once: only where a first word is equal, for the cost."""
+    if data not in _digests:
+        _digests[data] = frozenset(digest for part in _list_identifying_rows(data) for digest in _digest_pieces(part))
+    return _digests[data]
+
+
+def _list_identifying_rows(data: Data) -> Iterator[NDArray[np.uint8]]:
+    """Yield the bytes of a data set's identifying rows, [N, bytes of a row] at a time."""
+    for x, *_ in data.rows(torch.split(torch.arange(len(data)), 1024)) if len(data) else ():
+        identifying = _is_identifying(x.reshape(len(x), -1)).cpu().numpy()
+        yield _split_bytes(x, x[0].numel() * x.element_size())[identifying]
 
 
 def _is_identifying(x: Tensor) -> Tensor:
