@@ -82,10 +82,12 @@ def test_every_way_is_an_ordinary_run_and_the_others_are_not_touched(run, cli):
     assert "FML (cnn1)" in out
     output = " ".join(out.split())
     assert "FML's fork of the shared model (mlp)" in output
-    forks = output.count("That is its personal model; its fork of the shared model, which it may use too, scores ")
+    forks = output.count(
+        "These numbers are of its personal model. Its fork of the shared model, which it may use too, scores "
+    )
     assert output.count("against training from scratch it ") == 2
     assert output.count("against fine-tuning FML's shared model it ") == 2 + forks
-    assert output.count("against the shared model as it came it ") == 2
+    assert output.count("against the unchanged shared model it ") == 2
     assert cli("report", "a", "-o", "again.html")[1] == out.replace("a/report.html", "again.html")
     page = Path("a/report.html").read_text()
     assert Path("again.html").read_text() == page

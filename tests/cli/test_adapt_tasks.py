@@ -78,7 +78,7 @@ def test_the_main_metric_compares_the_ways(tmp_path, monkeypatch, cli, write, me
             assert value == pytest.approx(last["value"].iloc[-1])
     ways, unchanged = about["values"], about["as it is"]["20"]
     ahead = np.mean([sign * (ways["fml"]["20"][seed] - unchanged[seed]) for seed in unchanged])
-    sentence = " ".join(out.split()).split("the shared model as it came it")[1]
+    sentence = " ".join(out.split()).split("the unchanged shared model it")[1]
     expected = "level" if abs(ahead) < 5e-4 else "ahead" if ahead > 0 else "behind"
     assert expected in sentence.split("(")[0]
 

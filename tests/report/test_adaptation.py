@@ -47,14 +47,16 @@ def test_the_sentence_holds_the_gains_with_their_intervals(adaptation_folder):
     assert sentences == (
         "Adapting by mutual learning with 50 examples: against training from scratch it pays: 12.0 points ahead (95 % "
         "interval 7.0 to 17.0, 3 seeds); against fine-tuning FedAvg's shared model it is level "
-        "(95 % interval 2.5 behind to 2.5 ahead, 3 seeds); against the shared model as it came it is "
+        "(95 % interval 2.5 behind to 2.5 ahead, 3 seeds); against the unchanged shared model it is "
         "2.0 points behind (95 % interval 11.9 behind to 7.9 ahead, 3 seeds), which may be chance."
     )
 
 
 def test_a_fork_better_than_the_personal_model_is_reported(adaptation_folder):
     """The fork gains 10, 10, 10 points over fine-tuning; a worse fork is only listed in the table."""
-    better = "That is its personal model; its fork of the shared model, which it may use too, scores 94.0 %: against"
+    better = (
+        "These numbers are of its personal model. Its fork of the shared model, which it may use too, scores 94.0 %: against"
+    )
     for fork, is_said in ((0.1, True), (-0.2, False)):
         for seed, tuned in enumerate(ACCURACY["fine-tune"]):
             own_score, forked = (lambda s, r, c, score=score: score for score in (ACCURACY["fml"][seed], tuned + fork))
@@ -64,7 +66,7 @@ def test_a_fork_better_than_the_personal_model_is_reported(adaptation_folder):
         table, (sentence,) = summarise_adaptation(adaptation_folder)
         assert [*table.columns[0].cells][-1] == "FML's fork of the shared model (mlp)"
         assert (better in sentence) == ("its personal model" in sentence) == is_said
-        assert ("10.0 points ahead (the same in all 3 seeds)." in sentence) == is_said
+        assert ("10.0 points ahead (equal in all 3 seeds)." in sentence) == is_said
     assert [*table.columns[1].cells][-1].startswith("64.0")
 
 
@@ -73,7 +75,7 @@ def test_the_page_has_a_section_for_the_size(adaptation_folder, tmp_path):
     page = (tmp_path / "page.html").read_text()
     assert "north, 50 examples" in page
     assert "Fine-tuned FedAvg" in page
-    assert "The shared model as it came (r, round 5) scores 86.0" in page
+    assert "The unchanged shared model (r, round 5) scores 86.0" in page
 
 
 def test_more_seeds_are_those_of_adapt(adaptation_folder, tmp_path):
@@ -121,9 +123,13 @@ def test_a_run_given_twice_counts_once(cli, tmp_path):
             estimate([0.1, 0.11, 0.12], "seeds"),
             "against fine-tuning T's shared model it pays: 11.0 points ahead",
         ),
-        ("unchanged", estimate([-0.1, -0.11, -0.12], "seeds"), "as it came it does not pay: 11.0 points behind"),
-        ("scratch", estimate([0.0] * 3, "seeds"), "it is level (the same in all 3 seeds)."),
-        ("scratch", estimate([0.1] * 2, "seeds"), "ahead (the same in both seeds), and two seeds cannot exclude chance."),
+        (
+            "unchanged",
+            estimate([-0.1, -0.11, -0.12], "seeds"),
+            "the unchanged shared model it does not pay: 11.0 points behind",
+        ),
+        ("scratch", estimate([0.0] * 3, "seeds"), "it is level (equal in all 3 seeds)."),
+        ("scratch", estimate([0.1] * 2, "seeds"), "ahead (equal in both seeds), and two seeds cannot exclude chance."),
     ],
 )
 def test_the_sentence_of_an_answer(rival, gain, words):

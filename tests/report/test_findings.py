@@ -151,7 +151,7 @@ def test_what_few_seeds_leave_open(tmp_path, seeds, estimates, doubts):
         (Estimate(-0.013, 0.009, 3, "seeds"), "1.3 points below (95 % interval 0.4 to 2.2, 3 seeds)"),
         (Estimate(-0.5, 0.9, 3, "clients"), "50.0 points below (95 % interval 100.0 below to 40.0 above, 3 clients)"),
         (Estimate(0.0, 0.01, 3, "seeds"), "level (95 % interval 1.0 below to 1.0 above, 3 seeds)"),
-        (Estimate(0.02, 0.0, 2, "seeds"), "2.0 points above (the same in both seeds)"),
+        (Estimate(0.02, 0.0, 2, "seeds"), "2.0 points above (equal in both seeds)"),
         (Estimate(0.02, None, 1, "clients"), "2.0 points above (one client, so no interval)"),
     ],
 )
@@ -174,19 +174,19 @@ PROSE = [
     ),
     (
         MethodGain("Centralised", True, "global", "test", 0.8, CERTAIN, Effects("node", 1, 1, (), 5)),
-        "Centralised (the ceiling: all data in one place): over all domains (ACC) nodes score 80.0 %, 10.0 points "
+        "Centralised (an upper bound: all data in one place): over all domains (ACC) nodes score 80.0 %, 10.0 points "
         "above local-only (95 % interval 8.0 to 12.0, 5 seeds). The only node gains.",
     ),
     (
         MethodGain("FedH2L", False, "personal", "test.own", 0.8, OPEN, ONE_HARMED),
-        "FedH2L, on a node's own domain (BWT): no cost of joining is certain; 80.0 %, 1.0 points below local-only "
+        "FedH2L, on a node's own domain (BWT): a cost of joining is not certain; 80.0 %, 1.0 points below local-only "
         "(95 % interval 4.0 below to 2.0 above, 5 seeds). The only node is harmed: node a by 1.0 points, which may "
         "be chance.",
     ),
     (
         ComparedAfter("FML", (2, 1000)),
-        "FML is compared with local-only after round 2 and 1,000, the last after which both were evaluated and had "
-        "trained as much.",
+        "FML is compared with local-only after round 2 and 1,000, the last evaluated round after equal training of "
+        "both.",
     ),
     (
         TwoModels("FML", "shared model", "personal models", CERTAIN, 6, 9, 3),
@@ -195,7 +195,7 @@ PROSE = [
     ),
     (
         TwoModels("FML", "clients' forks", "personal models", OPEN, 6, 9, 3),
-        "Of the two models of FML neither is certain to be better on the clients' own validation data: the "
+        "It is not certain which model of FML is better on the clients' own validation data: the "
         "clients' forks are 1.0 points behind (95 % interval 4.0 behind to 2.0 ahead, 5 seeds).",
     ),
     (
@@ -210,7 +210,7 @@ PROSE = [
     ),
     (
         FrequentClass(0.5),
-        "Always naming a client's most frequent class would score 50.0 % on its validation data.",
+        "A model that always predicts a client's most frequent class would score 50.0 % on its validation data.",
     ),
     (
         WorstClass("cat", "FML", 0.3, 0.31, OPEN),
@@ -223,11 +223,11 @@ PROSE = [
         "personal and 2 with Local-only.",
     ),
     (MoreTasks(2), "2 more clients have a task without accuracy; the page has a table of all."),
-    (FewSeeds(2, True, "adapt"), "Two seeds cannot exclude chance; more seeds may tell: `fedmutual adapt RUN --seeds 5`."),
+    (FewSeeds(2, True, "adapt"), "Two seeds cannot exclude chance; more seeds may decide: `fedmutual adapt RUN --seeds 5`."),
     (
         OneSeed("sites"),
-        "There is one seed only: intervals over clients tell how clients differ, not what another seed would give; "
-        "submitting the federation with another seed and another name makes more.",
+        "There is only one seed: intervals over clients show how clients differ, not the result of another seed; "
+        "submitting the federation with another seed and another name gives more.",
     ),
     (
         UnequalSteps("FedRep", 924.0, "Local-only", 84.0),

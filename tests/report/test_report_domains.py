@@ -185,7 +185,7 @@ def test_two_seeds_cannot_say_whether_joining_pays(folders):
         "and two seeds cannot exclude chance."
     )
     assert sentences[2].startswith(
-        "FedH2L, on a node's own domain (BWT): no cost of joining is certain; 76.0 %, 14.0 points below"
+        "FedH2L, on a node's own domain (BWT): a cost of joining is not certain; 76.0 %, 14.0 points below"
     )
 
 
@@ -208,9 +208,9 @@ def test_joining_pays_over_all_domains_and_costs_the_own_one(tmp_path):
     # AGG is 0.1 below FedH2L everywhere
     [against] = [s for s in sentences if s.startswith("Against AGG")]
     assert against == (
-        "Against AGG: on all domains (ACC) FedH2L wins by 10.0 points (the same in all 3 seeds); on its own "
-        "domain (BWT) FedH2L wins by 10.0 points (the same in all 3 seeds); on the other domains (FWT) "
-        "FedH2L wins by 10.0 points (the same in all 3 seeds)."
+        "Against AGG: on all domains (ACC) FedH2L wins by 10.0 points (equal in all 3 seeds); on its own "
+        "domain (BWT) FedH2L wins by 10.0 points (equal in all 3 seeds); on the other domains (FWT) "
+        "FedH2L wins by 10.0 points (equal in all 3 seeds)."
     )
 
 
@@ -218,10 +218,14 @@ def test_joining_pays_over_all_domains_and_costs_the_own_one(tmp_path):
     ("gain", "cost", "ending"),
     [
         ({"0": 0.02, "40": 0.03}, "joining costs nothing: nodes gain there too", "Of 2 nodes, all gain."),
-        ({"0": 0.0, "40": 0.03}, "no cost of joining is certain", "Of 2 nodes, 1 gains, 1 stays equal and none is harmed."),
+        (
+            {"0": 0.0, "40": 0.03},
+            "a cost of joining is not certain",
+            "Of 2 nodes, 1 gains, 1 stays equal and none is harmed.",
+        ),
         (
             {"0": -0.04, "40": 0.01},
-            "no cost of joining is certain",
+            "a cost of joining is not certain",
             "Of 2 nodes, 1 gains and 1 is harmed: node 0 by 4.0 points.",
         ),
     ],

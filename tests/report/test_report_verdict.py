@@ -50,25 +50,28 @@ def test_it_pays_with_one_and_costs_with_another(tmp_path):
     )
     assert sentences[1] == (
         "FML: personal models score 80.0 % on the clients' own validation data, 10.0 points above local-only "
-        "(the same in all 3 seeds). Of 9 clients over 3 seeds, all gain."
+        "(equal in all 3 seeds). Of 9 clients over 3 seeds, all gain."
     )
     assert sentences[2] == (
         "FedAvg: the shared model scores 56.7 % on the clients' own validation data, 13.3 points below local-only "
-        "(the same in all 3 seeds). Of 9 clients over 3 seeds, none gains, 3 stay equal and 6 are harmed: "
+        "(equal in all 3 seeds). Of 9 clients over 3 seeds, none gains, 3 stay equal and 6 are harmed: "
         "client 0 in seed 0 by 30.0 points and 5 others, each by no more."
     )
     assert sentences[3] == (
-        "Against FedAvg: on the clients' own validation data FML wins by 23.3 points (the same in all 3 seeds); "
-        "as one shared model on the test set FML loses by 5.0 points (the same in all 3 seeds)."
+        "Against FedAvg: on the clients' own validation data FML wins by 23.3 points (equal in all 3 seeds); "
+        "as one shared model on the test set FML loses by 5.0 points (equal in all 3 seeds)."
     )
     assert sentences[4] == "On all classes (the test set) FML's personal models score 40.0 %, its shared model 70.0 %."
-    assert sentences[5] == "Always naming a client's most frequent class would score 50.0 % on its validation data."
+    assert (
+        sentences[5]
+        == "A model that always predicts a client's most frequent class would score 50.0 % on its validation data."
+    )
     # a client's recall of class 2 is half its accuracy, so its loss is half of that too; one of 5 examples is 20 / 3 points
     assert sentences[6:] == [
         "Class 2 has the lowest recall of FML and local-only combined: 40.0 %, alone 35.0 %: 5.0 points above, which may be "
-        "chance (the same in all 3 seeds).",
+        "chance (equal in all 3 seeds).",
         "Class 2 has the lowest recall of FedAvg and local-only combined: 28.3 %, alone 35.0 %: 6.7 points below, which may "
-        "be chance (the same in all 3 seeds).",
+        "be chance (equal in all 3 seeds).",
     ]
 
 
@@ -77,7 +80,7 @@ def test_a_worst_class_that_may_be_chance_is_reported_if_it_differs_much(tmp_pat
     [line] = [s for s in list_findings(folders) if s.startswith("Class 2 has the lowest recall")]
     assert line == (
         "Class 2 has the lowest recall of FML and local-only combined: 30.0 %, alone 35.0 %: 5.0 points below, and two "
-        "seeds cannot exclude chance (the same in both seeds)."
+        "seeds cannot exclude chance (equal in both seeds)."
     )
 
 
@@ -85,7 +88,7 @@ def test_a_worst_class_that_is_certain(tmp_path):
     folders = write_all(tmp_path, [Made("fml", plus(-0.2, -0.2, -0.2)), alone], [0, 1, 2])
     [line] = [s for s in list_findings(folders) if s.startswith("Class 2 has the lowest recall")]
     message = "Class 2 has the lowest recall of FML and local-only combined: 25.0 %, alone 35.0 %: 10.0 points below"
-    assert line == f"{message} (the same in all 3 seeds)."
+    assert line == f"{message} (equal in all 3 seeds)."
 
 
 def test_a_worst_class_that_is_equally_good_alone_is_not_reported(tmp_path):
@@ -108,7 +111,9 @@ def test_it_may_be_chance(tmp_path):
         "Whether federating pays is not certain here: on average clients do better with FML, "
         "and two seeds cannot exclude chance."
     )
-    assert sentences[-1] == "Two seeds cannot exclude chance; more seeds may tell: `fedmutual compare FILE.toml --seeds 5`."
+    assert (
+        sentences[-1] == "Two seeds cannot exclude chance; more seeds may decide: `fedmutual compare FILE.toml --seeds 5`."
+    )
     assert "1.0 points above local-only (95 % interval 100.0 below to 100.0 above, 2 seeds)" in sentences[1]
 
 
@@ -122,8 +127,8 @@ def test_two_seeds_that_agree_are_certain_of_nothing(tmp_path):
         "Whether federating pays is not certain here: on average clients do worse with FML, as well as alone with FedAvg, "
         "and two seeds cannot exclude chance."
     )
-    assert "10.0 points below local-only (the same in both seeds)." in sentences[1]
-    assert sentences[-1].startswith("Two seeds cannot exclude chance; more seeds may tell")
+    assert "10.0 points below local-only (equal in both seeds)." in sentences[1]
+    assert sentences[-1].startswith("Two seeds cannot exclude chance; more seeds may decide")
     assert not [s for s in sentences if " wins by " in s or " loses by " in s]
 
 
@@ -131,8 +136,7 @@ def test_a_method_that_is_local_only_in_every_seed_reads_well(tmp_path):
     sentences = list_findings(write_all(tmp_path, [Made("fml", plus(0, 0, 0)), alone], [0, 1, 2]))
     assert sentences[0] == "Whether federating pays is not certain here: on average clients do as well as alone with FML."
     assert (
-        "level with local-only (the same in all 3 seeds). Of 9 clients over 3 seeds, none gains, 9 stay equal"
-        in sentences[1]
+        "level with local-only (equal in all 3 seeds). Of 9 clients over 3 seeds, none gains, 9 stay equal" in sentences[1]
     )
     assert not any("more seeds" in s for s in sentences)
 
@@ -148,7 +152,7 @@ def test_one_seed_says_so(tmp_path):
     # 0.1, 0.2, 0.15: mean 0.15, s = 0.05, half = 4.302653 * 0.05 / sqrt(3) = 0.1242
     assert sentences[0].startswith("In this one seed, federating pays with FML")
     assert "(95 % interval 2.6 to 27.4, 3 clients). Of 3 clients, all gain." in sentences[1]
-    assert "one seed only" in sentences[-1]
+    assert "only one seed" in sentences[-1]
     assert "--seeds 3" in sentences[-1]
 
 
@@ -158,7 +162,7 @@ def make_two_models(personal, common, global_=lambda s, r: 0.7):
 
 
 def of_two_models(sentences):
-    return [s for s in sentences if s.startswith(("With FML", "Of the two"))]
+    return [s for s in sentences if s.startswith(("With FML", "It is not certain which model"))]
 
 
 def test_of_two_models_the_better_one_on_own_data_is_named(tmp_path):
@@ -168,14 +172,14 @@ def test_of_two_models_the_better_one_on_own_data_is_named(tmp_path):
     )
     assert sentences[2] == (
         "With FML, the shared model does better on the clients' own validation data than the personal models: "
-        "by 5.0 points (the same in all 3 seeds), for 6 of 9 clients over 3 seeds."
+        "by 5.0 points (equal in all 3 seeds), for 6 of 9 clients over 3 seeds."
     )
     assert sentences[0] == "Federating pays with FML: clients do better on their own data than alone."
     assert sentences[1].startswith("FML: personal models score 75.0 % on the clients' own validation data, 5.0 points above")
     sentences = list_findings(write_all(tmp_path / "b", [make_two_models((0.1, 0.1, 0.1), (0.05, 0.05, 0.05)), alone], [0]))
     assert of_two_models(sentences) == [
         "With FML, the personal models do better on the clients' own validation data than the shared model: "
-        "by 5.0 points (the same for all 3 clients), for 3 of 3 clients."
+        "by 5.0 points (equal for all 3 clients), for 3 of 3 clients."
     ]
 
 
@@ -183,14 +187,14 @@ def test_of_two_models_neither_may_be_better(tmp_path):
     # shared less personal: 0.1, 0, -0.04: mean 0.02, s = 0.072111, half = 4.302653 * s / sqrt(3) = 0.179134
     sentences = list_findings(write_all(tmp_path, [make_two_models((0, 0, 0.04), (0.1, 0, 0)), alone], [0]))
     assert of_two_models(sentences) == [
-        "Of the two models of FML neither is certain to be better on the clients' own validation data: "
+        "It is not certain which model of FML is better on the clients' own validation data: "
         "the shared model is 2.0 points ahead (95 % interval 15.9 behind to 19.9 ahead, 3 clients)."
     ]
 
 
 def test_of_two_models_without_local_only(tmp_path):
     sentences = list_findings(write_all(tmp_path, [make_two_models((0, 0, 0), (0.1, 0.1, 0.1))], [0, 1, 2]))
-    assert "by 10.0 points (the same in all 3 seeds), for 9 of 9 clients over 3 seeds." in sentences[1]
+    assert "by 10.0 points (equal in all 3 seeds), for 9 of 9 clients over 3 seeds." in sentences[1]
 
 
 def test_forks_are_not_a_shared_model(tmp_path):
@@ -261,7 +265,7 @@ def test_clients_that_share_nothing(tmp_path):
 def test_pooled_training_is_called_the_ceiling_and_not_a_federation(tmp_path):
     sentences = list_findings(write_all(tmp_path, [Made("centralised", plus(0.1, 0.1, 0.1)), alone], [0]))
     assert sentences[0].startswith("Nothing was federated")
-    assert sentences[1].startswith("Centralised (the ceiling: all data in one place): the one model scores 80.0 %")
+    assert sentences[1].startswith("Centralised (an upper bound: all data in one place): the one model scores 80.0 %")
 
 
 def test_an_unfinished_run_is_remarked_and_left_out(tmp_path):
@@ -269,7 +273,7 @@ def test_an_unfinished_run_is_remarked_and_left_out(tmp_path):
     folders.append(write(tmp_path / "fml" / "2", Made("fml", plus(-0.5, -0.5, -0.5), seed=2, rounds=2, reached=1)))
     sentences = list_findings(folders)
     assert "FML, seed 2, is unfinished: round 1 of 2. Its numbers are left out." in sentences
-    assert "10.0 points above local-only (the same in both seeds)" in sentences[1]
+    assert "10.0 points above local-only (equal in both seeds)" in sentences[1]
 
 
 def test_a_diverged_run_is_called_so(tmp_path):

@@ -50,7 +50,7 @@ def test_the_way_that_harms_most_is_named_with_its_worst_client():
         "FedAvg: +1.0 points (95 % interval −18.7 to +20.7 over the clients); "
         "2 of 3 clients are harmed, client c the most, by 5.0 points."
     )
-    assert render(answer, "best") == "FML: +20.0 points (the same for all 3 clients); 3 of 3 clients gain."
+    assert render(answer, "best") == "FML: +20.0 points (equal for all 3 clients); 3 of 3 clients gain."
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ PRESETS: dict[str, Preset] = {
     "centralised": Preset(
         {},
         "Centralised",
-        "One model, trained on all participants' data in one place: the ceiling, nothing is private.",
+        "One model, trained on all participants' data in one place: an upper bound; nothing is private.",
         role=Role(colour=5, federates=False),
         pooled=True,
     ),

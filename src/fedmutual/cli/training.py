@@ -148,7 +148,7 @@ def demo(
     """Does federated mutual learning improve models of handwritten digits, for which clients, and with how many bytes?
 
     Two experiments: clients with few images and different networks, where mutual learning pays; clients with different
-    digits, where mutual learning does not pay.
+    digits, where mutual learning gains little.
     """
     folder = out_folder or Path("runs") / "demo"
     if demo_plan.is_finished(folder) and not resume:
