@@ -9,6 +9,7 @@ import argparse
 import copy
 import time
 from collections.abc import Callable, Iterable
+from itertools import chain
 
 import torch
 import torch.nn.functional as F
@@ -65,13 +66,13 @@ class Federation:
         self.optimizers = [torch.optim.SGD(net.parameters(), **SGD) for net in self.personal]
 
     def round(self, orders: Orders | None = None) -> None:
-        """Run one round: fork, one epoch of mutual learning at each client, the mean of the forks."""
+        """Run one round: fork, mutual learning at each client, the mean of the forks."""
         memes = [self.train(k, orders) for k in range(len(self.data))]
         states = [meme.state_dict() for meme in memes]
         self.shared.load_state_dict({k: torch.stack([s[k] for s in states]).mean(0) for k in states[0]})
 
     def train(self, k: int, orders: Orders | None) -> nn.Module:
-        """Train one epoch of a client and return its fork."""
+        """Train a client on these batches, by default one epoch, and return its fork."""
         (xs, ys), personal, opt_p = self.data[k], self.personal[k], self.optimizers[k]
         meme = copy.deepcopy(self.shared)
         opt_m = torch.optim.SGD(meme.parameters(), **SGD)
@@ -96,11 +97,16 @@ def noise(clients: int, rows: int, shape: tuple[int, ...]) -> list[tuple[Tensor,
     return [(torch.randn(rows, *shape), torch.randint(CLASSES, (rows,))) for _ in range(clients)]
 
 
+def shuffle(rows: int, epochs: int) -> Iterable[Tensor]:
+    return chain.from_iterable(torch.randperm(rows).split(BATCH) for _ in range(epochs))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", choices=NETS, required=True)
     parser.add_argument("--clients", type=int, default=5)
     parser.add_argument("--rows", type=int, required=True)
+    parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--threads", type=int, required=True)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -110,7 +116,7 @@ def main() -> None:
     while rounds := stage.wait():
         begun = time.perf_counter()
         for _ in range(rounds):
-            federation.round()
+            federation.round(lambda _: shuffle(args.rows, args.epochs))
         stage.tell(time.perf_counter() - begun)
 
 

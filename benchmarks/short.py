@@ -11,8 +11,8 @@ from common import Options, ratios, spread, verdict
 from turns import Contestant, take_turns
 
 ROUNDS = 3
-# model, clients, batches of a client in a round, the most of the bare loop's time
-SETTINGS = (("mlp", 5, 94, 0.72), ("lenet5", 5, 60, 0.80), ("mlp", 20, 24, 0.72), ("lenet5", 20, 15, 0.80))
+# model, clients, batches of a client in an epoch, epochs of a round, the most of the bare loop's time
+SETTINGS = (("mlp", 5, 94, 5, 0.72), ("lenet5", 5, 60, 1, 0.80), ("mlp", 20, 24, 5, 0.72), ("lenet5", 20, 15, 1, 0.80))
 
 
 def measure(options: Options) -> list[dict[str, Any]]:
@@ -22,8 +22,8 @@ def measure(options: Options) -> list[dict[str, Any]]:
     return [_compare(*setting, options) for setting in SETTINGS]
 
 
-def _compare(model: str, clients: int, batches: int, goal: float, options: Options) -> dict[str, Any]:
-    work = ("--model", model, "--clients", clients, "--rows", (1 if options.tiny else batches) * BATCH)
+def _compare(model: str, clients: int, batches: int, epochs: int, goal: float, options: Options) -> dict[str, Any]:
+    work = ("--model", model, "--clients", clients, "--rows", (1 if options.tiny else batches) * BATCH, "--epochs", epochs)
     starts = {
         "bare, 2 threads": partial(Contestant, "bare.py", "--threads", 2, *work),
         "fedmutual, auto": partial(Contestant, "ours.py", "--engine", "auto", "--rounds", ROUNDS, *work),
@@ -37,6 +37,7 @@ def _compare(model: str, clients: int, batches: int, goal: float, options: Optio
         "model": model,
         "clients": clients,
         "batches_per_client": batches,
+        "epochs": epochs,
         "rounds": ROUNDS,
         "turns": options.pairs,
         "over_bare": ratio,
