@@ -130,7 +130,7 @@ def test_fedavg_s_shared_model_is_fine_tuned_where_it_is_given(run, small, cli):
     assert all(torch.equal(tensors[k], shared[k]) for k in shared)
     code, _, err = adapt(cli, "--fedavg", "r", out="b")
     assert code == 2
-    assert "r: is a run of 'fml', and --fedavg names one of 'fedavg'" in err
+    assert "r: is a run of 'fml', and --fedavg must name a run of 'fedavg'" in err
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ def test_three_of_the_ten_classes_are_matched_by_name(run, cli):
     text = text.replace('"three.npz"', '"three.npz", labels = { "digit 7" = "7" }')
     code, _, err = adapt(cli, "--examples", "30", "--seeds", 1, text=text)
     assert code == 0, err
-    assert "the newcomer's inputs are divided by 1, and those of r were by 16" in err
+    assert "the newcomer's inputs are divided by 1, and the inputs of r were divided by 16" in err
     done = fedmutual.Run("a/fml/30/0")
     assert done.personal_model("0")(torch.zeros(1, 1, 8, 8)).shape == (1, 10)
     assert done.config.data.mean == (0.3053,)
@@ -300,7 +300,7 @@ def test_a_whole_fedavg_model_beside_a_part_must_fit_the_newcomer_s_data(parts, 
     for settings, sentence in (
         (
             ["data.mean=[0.3]", "data.std=[0.4]"],
-            "n.toml: key 'data.std' makes [0.4] of what the shared model of whole takes",
+            "n.toml: key 'data.std' is [0.4], and the shared model of whole has",
         ),
         (["data.size=[12,12]"], "the shape [1, 12, 12] and the shared model of whole takes [1, 8, 8]; set data.size"),
         (['data.labels={"kind 2"="two"}'], "and the shared model of whole has the outputs 'kind 2', "),
@@ -334,7 +334,7 @@ def test_a_newcomer_to_a_shared_part_brings_its_own_kind_of_data(parts, cli):
     [
         ('part = "classifier"', "key 'model.part' is 'classifier', and fml has features; remove the key"),
         ('shared = "mlp"', "key 'model.shared' is 'mlp', and fml has cnn1; remove the key"),
-        ('start = "server"', "key 'model.start' is set for each way"),
+        ('start = "server"', "key 'model.start' is set by each way"),
         ("part = 3", "key 'model.part'"),
     ],
 )
@@ -366,7 +366,7 @@ def test_a_size_above_the_available_examples_is_left_out(run, cli):
         ),
         (NEWCOMER + 'model = { part = "features" }', "n.toml: key 'model.part' is 'features', and r has unset"),
         (NEWCOMER + "model = 3", "n.toml: key 'model'"),
-        (NEWCOMER + 'model = { start = "own" }', "n.toml: key 'model.start' is set for each way"),
+        (NEWCOMER + 'model = { start = "own" }', "n.toml: key 'model.start' is set by each way"),
         (NEWCOMER.replace("alpha", 'name = "fedavg", alph'), "unknown key 'algorithm.alph"),
         (
             NEWCOMER.replace("alpha = 0.4, beta = 0.7", 'name = "fedavg"'),
@@ -377,7 +377,7 @@ def test_a_size_above_the_available_examples_is_left_out(run, cli):
             "n.toml: key 'data.classes' is ['1', '2'], and the",
         ),
         (NEWCOMER.replace('"digits"', '"digits", size = [9, 9]'), "takes [1, 8, 8]; set data.size = [8, 8]"),
-        (NEWCOMER.replace('"digits"', '"digits", mean = [0.5], std = [1]'), "n.toml: key 'data.mean' makes [0.5] of what"),
+        (NEWCOMER.replace('"digits"', '"digits", mean = [0.5], std = [1]'), "n.toml: key 'data.mean' is [0.5], and"),
         (
             NEWCOMER.replace('"digits"', '"digits", mean = "federated", std = "federated"'),
             "n.toml: 'data.mean' and 'data.std' cannot be 'federated': a newcomer has no other clients",

@@ -83,7 +83,7 @@ def test_missing_hold_out_rows_are_an_error_before_training(small, cli):
     code, out, err = cli("sweep", small, "--set", "optimizer.lr=0.05,0.1", "--set", "rounds=1", "--out", "s")
     assert code == 0
     assert err.splitlines()[0].startswith(
-        "note: the experiment holds nothing out to choose by, so split.holdout = 0.1 is set"
+        "note: the experiment has no hold-out rows to choose by, so split.holdout = 0.1 is set"
     )
     assert "split.holdout" not in out.partition("chosen: ")[2], "what was chosen is run on all training data"
 

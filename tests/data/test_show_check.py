@@ -53,7 +53,7 @@ def test_public_and_test_rows() -> None:
     assert lines[2][:5] == ["0", *(str(sum(counts[kind])) for kind in ("private", "public", "validation", "test"))]
     output = problems(partition={"clients": 20}, split=split)
     assert "fewer than 30 public examples" in output
-    assert "fewer than 30 test examples; one of 9 is 11 % of a score" in output
+    assert "fewer than 30 test examples; one example of 9 is 11 % of a score" in output
 
 
 def test_many_clients_and_classes_as_bars(tmp_path: Path) -> None:
@@ -86,7 +86,9 @@ def test_clients_and_classes() -> None:
         partition={"kind": "shards", "clients": 5, "classes_per_client": 6, "examples": 20}, split={"holdout": 0.2}
     )
     assert "clients '0', '1', '2', '3', '4' have fewer than 30 training examples" in output
-    assert "clients '0', '1', '2', '3', '4' have fewer than 30 hold-out examples; one of 4 is 25 % of a score" in output
+    assert (
+        "clients '0', '1', '2', '3', '4' have fewer than 30 hold-out examples; one example of 4 is 25 % of a score" in output
+    )
     assert "client '0' has no training examples of 4 of 10 classes" in output
     output = problems(partition={"kind": "dirichlet", "clients": 12, "alpha": 0.1, "min_size": 5})
     assert "12 of 12 clients lack training examples of some class" in output

@@ -266,7 +266,7 @@ def test_too_few_valid_replies_do_not_repeat_the_round_forever(tmp_path):
     federation = Federation(tmp_path, quorum=3)
     federation["west"].does = boosted(1e30)
     for _ in range(2):  # begun anew, nobody is asked any more
-        with pytest.raises(RunError, match="3 rounds came to nothing although enough sites answered"):
+        with pytest.raises(RunError, match="3 rounds failed although enough sites answered"):
             federation.run()
     assert federation["north"].rounds() == [(0, 0), (0, 1), (1, 1), (2, 1)]
     assert read_checkpoint(federation.folder).round == 1

@@ -46,7 +46,7 @@ def test_a_round_after_which_most_diverge_is_undone_and_its_outlier_left_out(tmp
     federation.agreed = contracts.read_contract(contract(tmp_path / "found", SIX, update_limit=1000.0))
     federation.run()
     calm.run()
-    out = "site 'west' is left out for good: its update stood out in round 3, after which most sites diverged"
+    out = "site 'west' is left out for good: its update was unusually large in round 3, after which most sites diverged"
     assert federation.notes == [
         f"note in round 4: site 'north' is left out: {DIVERGED}",
         f"note in round 4: site 'south' is left out: {DIVERGED}",
@@ -89,7 +89,7 @@ def test_without_an_outlier_no_site_is_blamed_and_the_third_setback_ends_the_fed
             SiteAnswer(asked, problem=DIVERGED, diverged=True) if asked.round == 4 else moved(inbox, 0.01)
         )
     for _ in range(2):  # and begun anew, nobody is asked
-        with pytest.raises(RunError, match=r"3 rounds came to nothing .* another name, with a smaller optimizer\.lr"):
+        with pytest.raises(RunError, match=r"3 rounds failed .* another name, with a smaller optimizer\.lr"):
             federation.run()
     went = [(0, r) for r in range(5)] + [(1, 3), (1, 4)] + [(2, r) for r in (2, 3, 4)]
     assert federation["west"].rounds() == went
@@ -105,7 +105,7 @@ def test_a_first_round_that_diverges_at_all_sites_is_not_repeated_forever(tmp_pa
     federation = Federation(tmp_path)
     for i in federation.desk.halves:
         federation[i].does = lambda asked, inbox: SiteAnswer(asked, problem=DIVERGED, diverged=True)
-    with pytest.raises(RunError, match="3 rounds came to nothing"):
+    with pytest.raises(RunError, match="3 rounds failed"):
         federation.run()
     assert federation["north"].rounds() == [(0, 0), (1, 0), (2, 0)]
 
@@ -119,7 +119,9 @@ def test_a_model_that_diverges_in_round_2_is_begun_from_the_first_one(tmp_path):
     federation.run()
     assert federation["north"].rounds() == [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2)]
     assert "the federation goes back to the first shared model; rounds undone: 1" in federation.notes[-2]
-    assert federation.about("west")[-1].endswith("its update stood out in round 1, after which most sites diverged")
+    assert federation.about("west")[-1].endswith(
+        "its update was unusually large in round 1, after which most sites diverged"
+    )
 
 
 def test_divergence_at_one_site_does_not_set_the_others_back(tmp_path):

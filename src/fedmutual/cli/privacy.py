@@ -57,7 +57,7 @@ def _plan_site(file: Path, site: Path, epsilon: float | None, overrides: dict[st
     _print_plan(plan.config, plan.costs, epsilon)
     if epsilon is None and plan.budget is not None:
         print_text(
-            f"spent by this site so far: epsilon {plan.spent:.4g}; with all these rounds besides {plan.total:.4g}; the "
+            f"spent by this site so far: epsilon {plan.spent:.4g}; with these rounds added {plan.total:.4g}; the "
             f"site's budget is {plan.budget:g}"
         )
         _check_budget(plan.config, dict.fromkeys(plan.costs, plan.total))

@@ -55,7 +55,10 @@ def provision(
         table.add_row(str(kit.folder), kits.KINDS[kit.kind], f"{kit.expires:%Y-%m-%d}")
     out.print(table)
     print_text(f"the server is reached at {', '.join(kits_made[0].hosts)}, port {kits_made[0].port}")
-    print_text(f"{out_folder / kits.AUTHORITY}: the root key, for you alone; take it off line", soft_wrap=True)
+    print_text(
+        f"{out_folder / kits.AUTHORITY}: the root key, for you alone; keep it on a computer without a network",
+        soft_wrap=True,
+    )
 
 
 def server(

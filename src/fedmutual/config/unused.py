@@ -54,7 +54,7 @@ def _find_unused_keys(config: Config, scores: Sequence[str], pooled: bool) -> It
         yield "algorithm {name!r} trains one network on all data", [*personal_key, *part, *_list_client_keys(config, _OWN)]
         return
     if "global" not in scores and config.privacy.nets == "meme":  # else it is refused
-        yield "algorithm {name!r} shares no meme, and nothing of its training leaves", ["privacy.nets"]
+        yield "algorithm {name!r} sends nothing", ["privacy.nets"]
     if "personal" not in scores:
         personal = ["model.personal"] if model.personal is not None else []
         personal += ["records.ensemble"] if config.records.ensemble else []

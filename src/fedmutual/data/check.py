@@ -94,7 +94,11 @@ def _compare_sizes(federation: Federation) -> Iterator[str]:
         small_shares = {i: len(rows) for i, rows in shares.items() if rows is not None and len(rows) < _FEW}
         if small_shares:
             smallest = min(small_shares.values())
-            score = f"; one of {smallest} is {100 / smallest:.0f} % of a score" if kind not in ("private", "public") else ""
+            score = (
+                f"; one example of {smallest} is {100 / smallest:.0f} % of a score"
+                if kind not in ("private", "public")
+                else ""
+            )
             yield (
                 f"{'client' if len(small_shares) == 1 else 'clients'} {list_names(list(small_shares))} "
                 f"{'has' if len(small_shares) == 1 else 'have'} fewer than {_FEW} {share_name} examples{score}"

@@ -91,7 +91,7 @@ class Worker:
         except self.ray.exceptions.RayTaskError:  # the worker is alive
             raise
         except self.ray.exceptions.ActorUnavailableError:
-            raise WorkerLost(self.name, self.clients, "is out of reach, as its node or the network is down") from None
+            raise WorkerLost(self.name, self.clients, "cannot be reached, because its node or the network is down") from None
         except self.ray.exceptions.RayError as problem:
             raise WorkerLost(self.name, self.clients, f"died ({_find_reason(problem)})") from None
 

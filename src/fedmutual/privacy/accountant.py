@@ -33,7 +33,7 @@ def check_installed() -> None:
         import opacus.accountants  # noqa: F401
     except ImportError:
         raise ConfigError(
-            "privacy needs the extra 'privacy', whose accountants say what training costs: pip install 'fedmutual[privacy]'"
+            "privacy needs the extra 'privacy', whose accountants compute epsilon: pip install 'fedmutual[privacy]'"
         ) from None
 
 

@@ -115,8 +115,9 @@ def make_units(config: Config, client: str, rows: Data) -> Units:
     units = Units(len(rows), batch_size, groups, privacy.group_rows)
     if privacy.delta * units.count >= 1:
         raise ConfigError(
-            f"privacy.delta = {privacy.delta:g} promises nothing: client {client!r} has {units.count} {privacy.unit}s, and "
-            f"a method that publishes one of these at random meets this delta; set it far below {1 / units.count:.2g}"
+            f"privacy.delta = {privacy.delta:g} guarantees nothing: client {client!r} has {units.count} "
+            f"{privacy.unit}s, and a method that publishes one of these at random meets this delta; set it far below "
+            f"{1 / units.count:.2g}"
         )
     return units
 
@@ -146,6 +147,7 @@ def _check_teacher(config: Config, algorithm: Algorithm, client: str) -> None:
             whose = "" if config.get_client_config(client).algorithm.get("beta") is None else f" of client {client!r}"
             raise ConfigError(
                 f"privacy.nets = 'meme' needs algorithm.beta = 1 in every round, and it is {values[low]:g} in round "
-                f"{low + 1}{whose}: the rest is taught by the personal network, which has seen the same rows without noise, "
-                "so that one row moves the gradients of all others; set algorithm.beta = 1, or privacy.nets = 'both'"
+                f"{low + 1}{whose}: with a smaller beta the personal network teaches the meme, and learned the rows without "
+                "noise, so that one row changes the gradients of all others; set algorithm.beta = 1, or "
+                "privacy.nets = 'both'"
             )

@@ -194,12 +194,12 @@ def make_contract(tables: Mapping[str, Any], source: str, **more: Any) -> Contra
     site_keys = [k for k in ("name", "root", "test", "group_by", "label", "labels") if k in checked_tables["data"]]
     if site_keys:
         raise ConfigError(
-            f"{source}: key 'data.{site_keys[0]}' has no place in a federation's file: a site's data stand in its site.toml"
+            f"{source}: key 'data.{site_keys[0]}' has no place in a federation's file: a site's data are in its site.toml"
         )
     budget_keys = [k for k in ("epsilon", "delta", "accountant") if k in checked_tables["privacy"]]
     if budget_keys:
         raise ConfigError(
-            f"{source}: key 'privacy.{budget_keys[0]}' has no place in a federation's file: a site's budget stands in its "
+            f"{source}: key 'privacy.{budget_keys[0]}' has no place in a federation's file: a site's budget is in its "
             "site.toml"
         )
     server = parse_table(ServerTable, tables.get("server", {}), source, "server")

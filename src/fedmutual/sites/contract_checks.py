@@ -21,8 +21,8 @@ def check_contract(contract: "Contract", source: str) -> None:
     """Raise ConfigError where real sites cannot carry out the contract. source: the name of the file in messages."""
     if contract.name.lower() == WORK_FOLDER or contract.name.startswith("."):
         raise ConfigError(
-            f"{source}: key 'name' cannot be {contract.name!r}: beside the federation's folder of that name there are "
-            "files and folders of the process itself; choose another"
+            f"{source}: key 'name' cannot be {contract.name!r}: the process has its own "
+            "files under this name; choose another name"
         )
     shares = {"global", "proxy"} & set(contract.algorithm.scores)
     if contract.config.model.pretrained is not None and shares:

@@ -43,8 +43,8 @@ class ListedModules(MetaPathFinder):
         names = f"key {key!r} names code of the module {module!r}"
         if not any(f"{module}.".startswith(f"{listed}.") for listed in self._modules):
             raise ConfigError(
-                f"{names}, which this process does not trust; look at that code, which could do here whatever this process "
-                f"may, then {self._mend(module)}"
+                f"{names}, which this process does not trust; read that code, which would have all rights of this process, "
+                f"then {self._mend(module)}"
             )
         if module_files.is_of_python(module) or not all(part.isidentifier() for part in module.split(".")):
             raise ConfigError(f"{names}, which cannot be the name of a user's module")

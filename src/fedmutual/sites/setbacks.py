@@ -23,7 +23,7 @@ def check_setbacks(conduct: Conduct, folder: Path) -> None:
     """Raise RunError if so many rounds failed that the federation must end."""
     if conduct.setbacks >= SETBACKS:
         raise RunError(
-            f"{folder}: {SETBACKS} rounds came to nothing although enough sites answered, as log.txt says; begin a "
+            f"{folder}: {SETBACKS} rounds failed although enough sites answered, as log.txt says; begin a "
             "federation of another name, with a smaller optimizer.lr if training diverged, or with server.aggregate = "
             "'median' if a site's messages may be hostile"
         )
@@ -45,7 +45,10 @@ def go_back(folder: Path, diverged: bool, conduct: Conduct, attempts: Attempts, 
     target = _find_target(folder, saved.round, conduct.setbacks == 0)
     undone = range(target, saved.round)
     suspects = conduct.find_suspects(undone, limits.update)
-    out = {i: f"its update stood out in round {round + 1}, after which most sites diverged" for i, round in suspects.items()}
+    out = {
+        i: f"its update was unusually large in round {round + 1}, after which most sites diverged"
+        for i, round in suspects.items()
+    }
     conduct.leave_out(out)
     conduct.count_setback(undone)
     attempts.raise_number()

@@ -104,7 +104,8 @@ def _read_fedavg_run(folder: Path, shared: SourceRun) -> SourceRun:
     name, run = source.run.config.algorithm["name"], shared.run.folder
     if name != "fedavg":
         raise RunError(
-            f"{folder}: is a run of {name!r}, and --fedavg names one of 'fedavg'; without it that of {run} is tuned"
+            f"{folder}: is a run of {name!r}, and --fedavg must name a run of 'fedavg'; leave it out to "
+            f"fine-tune the model of {run}"
         )
     if shared.is_complete and source.is_complete:  # else the newcomer's data are compared with the complete model
         ours, theirs = _list_inputs(shared), _list_inputs(source)
@@ -168,8 +169,8 @@ def _note_divisor(read: data.Prepared, *sources: SourceRun) -> None:
         theirs = source.takes.scaling["divisor"]
         if ours != theirs:
             warnings.warn(
-                f"the newcomer's inputs are divided by {ours:g}, and those of {source.run.folder} were by {theirs:g}: do "
-                "both end in the same range?",
+                f"the newcomer's inputs are divided by {ours:g}, and the inputs of {source.run.folder} were divided by "
+                f"{theirs:g}: check that both then have one range",
                 stacklevel=3,
             )
             return

@@ -111,7 +111,11 @@ def find_run_folder(run_or_model: Path) -> Path:
 def _choose_ensemble(run: Run, client: str | None, best: bool) -> AnsweringModel:
     """The ensemble of a client. Raises RunError where no client is named, or a best round is asked for."""
     if client is None or best:
-        why = "no best ensemble is stored; remove --best" if best else "an ensemble is a client's; name one with --client"
+        why = (
+            "no best ensemble is stored; remove --best"
+            if best
+            else "an ensemble belongs to a client; name the client with --client"
+        )
         raise RunError(f"{run.folder}: {why}")
     net = run.ensemble(client)
     description = f"ensemble of client {client!r}'s personal model, with the weight {net.weight:g}, and the shared model"

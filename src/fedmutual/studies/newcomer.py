@@ -27,7 +27,7 @@ ARMS = ("fml", "scratch", "fine-tune")
 NAME = "newcomer"  # where the file names none
 _SHARES = ("shared", "part", "batchnorm")  # the keys of [model] that all participants of a run have in common
 _NOT_HERS = {
-    "partition": "a newcomer is one participant, and --examples says of how many examples",
+    "partition": "a newcomer is one participant, and --examples sets its number of examples",
     "clients": "a newcomer is one participant; its settings are in the other tables",
     "share": "a newcomer discloses nothing to others",
 }
@@ -181,9 +181,7 @@ class Newcomer:
             if takes.agreed and values != takes.scaling[key]:
                 settled = "remove data.mean and data.std, and the run's are used"
                 mend = settled if self.shared.is_complete else "set both to that run's"
-                raise ConfigError(
-                    f"{self.file}: key 'data.{key}' makes {values} of what {place} takes with {takes.scaling[key]}; {mend}"
-                )
+                raise ConfigError(f"{self.file}: key 'data.{key}' is {values}, and {place} has {takes.scaling[key]}; {mend}")
 
 
 def name_newcomer(file: Path, overrides: Mapping[str, Any]) -> str:
@@ -206,7 +204,7 @@ def read_newcomer(file: Path, overrides: Mapping[str, Any], shared: SourceRun, t
     model = table if isinstance(table := tables.get("model"), dict) else {}
     for key in ("start", "weights", "pretrained"):
         if key in model:
-            raise ConfigError(f"{file}: key 'model.{key}' is set for each way of starting by itself; remove it")
+            raise ConfigError(f"{file}: key 'model.{key}' is set by each way to adapt; remove it")
     joined = merge_overrides({"model": shared.model}, {"model": tables.get("model", {})})
     parsed = parse_config({**tables, **joined}, str(file))  # says what is wrong with a key or its type
     check_scored(parsed, str(file))

@@ -173,7 +173,8 @@ def _read_one_image(file: Path, answering: AnsweringModel) -> Tensor:
     x = torch.tensor(folder.decode_image(file, shape[0] == 1, takes.scaling.get("size") if answering.files else None)[None])
     if x.max() > most:
         raise BadRows(
-            f"{file} has pixels up to {int(x.max())}, and those that the model learned from go up to {most:g}; scale it so"
+            f"{file} has pixels up to {int(x.max())}, and those that the model learned from go up to {most:g}; "
+            "scale it to that range"
         )
     return x
 

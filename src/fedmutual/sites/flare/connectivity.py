@@ -79,18 +79,20 @@ def _check_tls(kit: Kit, plain: socket.socket, patience: float) -> Check:
         )
         return Check(WRONG, why, is_temporary=True)
     except ssl.SSLEOFError:
-        why = f"{host}:{port} hangs up in the TLS handshake: another program answers, or a proxy whose server is down"
+        why = (
+            f"{host}:{port} closes the connection in the TLS handshake: another program or a proxy without a server answers"
+        )
         return Check(WRONG, why, is_temporary=True)
     except ssl.SSLError as problem:
         return Check(WRONG, _explain_refusal(kit, problem.reason or str(problem)))
     except OSError as problem:
-        why = f"{host}:{port} breaks off in the TLS handshake ({problem.strerror or problem})"
+        why = f"{host}:{port} loses the connection in the TLS handshake ({problem.strerror or problem})"
         return Check(WRONG, why, is_temporary=True)
     if not first_byte:
         return Check(
             WRONG,
-            f"{host}:{port} hangs up after the TLS handshake: it rejects the certificate of {kit.name!r}, which "
-            "belongs to another federation or authority, or has expired by the server's clock",
+            f"{host}:{port} closes the connection after the TLS handshake: it rejects the certificate of "
+            f"{kit.name!r}, which belongs to another federation or authority, or has expired by the server's clock",
         )
     return Check(OK, f"mutual TLS with {host}:{port}: each accepts the other's certificate ({version})")
 

@@ -154,7 +154,7 @@ class Watch(FLComponent):  # type: ignore[misc]
         tries = 0 if state["outcome"] == Outcome.AGAIN else state["tries"]
         limits = state["limits"]
         if tries >= limits["retries"] and state["outcome"] != Outcome.SHORT:
-            print_line(f"{folder.name}: restarted {tries} times without success; given up")
+            print_line(f"{folder.name}: restarted {tries} times without success; not restarted again")
             progress.change_progress(
                 folder, outcome=Outcome.FAILED, said=f"restarted {tries} times without success: {state['said']}"
             )

@@ -250,7 +250,7 @@ def open_shares(context: SumContext, private: bytes, public: bytes, sender: str,
         cipher = _make_cipher(context, private, public, sender, receiver)
         return cipher.decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], context.binding)
     except InvalidTag:
-        raise Rejected(f"the shares of site {sender!r} are refused: they were changed on the way") from None
+        raise Rejected(f"the shares of site {sender!r} are refused: they were changed during transfer") from None
 
 
 def _make_cipher(context: SumContext, private: bytes, public: bytes, sender: str, receiver: str) -> ChaCha20Poly1305:

@@ -196,9 +196,8 @@ class _Auditor:
             judged, mask = ~np.isnan(ratios), is_member(_choose_pools(pools, key))
             if not judged.all():
                 self.notes.append(
-                    f"Rows of the {_name(key)} that {self.shadows} shadow runs cannot judge, because no shadow run was "
-                    f"trained on them or none without them: {int((~judged).sum())} of {len(judged)}; more --shadows "
-                    "judge more."
+                    f"{self.shadows} shadow runs cannot judge {int((~judged).sum())} of {len(judged)} rows of "
+                    f"the {_name(key)}, because all or none of these runs were trained on them; more --shadows judge more."
                 )
             attacks.append((key, "shadows", ratios[judged], mask[judged]))
         return attacks

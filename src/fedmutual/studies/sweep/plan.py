@@ -125,8 +125,8 @@ def _list_held_out(settings: list[SweepSetting]) -> tuple[SweepSetting, ...]:
     if first.split.holdout or first.partition.kind == "file":
         return tuple(settings)
     warnings.warn(
-        f"the experiment holds nothing out to choose by, so split.holdout = {SHARE:g} is set for the sweep: a tenth of each "
-        "client's training data is not trained on",
+        f"the experiment has no hold-out rows to choose by, so split.holdout = {SHARE:g} is set for the sweep: "
+        "a tenth of each client's training data is not trained on",
         stacklevel=3,
     )
     split = first.split.model_copy(update={"holdout": SHARE})
