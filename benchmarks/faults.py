@@ -77,7 +77,7 @@ def lied(content, how):
     return protocol.pack_message(said, message)
 
 
-def do(self, content):
+def carry_out(self, content):
     answer, lie = honest(self, content), HERE / "lie"
     if lie.exists() and protocol.read_order(content)[0].kind == protocol.WORK:
         answer = lied(answer, lie.read_text())

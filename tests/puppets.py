@@ -26,7 +26,7 @@ class Puppet:
     def __init__(self, does=lambda asked, inbox: moved(inbox, 0.01)):
         self.does, self.orders = does, []
 
-    def do(self, content):
+    def carry_out(self, content):
         order, inbox = read_order(content)
         self.orders.append(order)
         if order.kind == EXAM:
@@ -41,7 +41,7 @@ class Puppet:
         )
         return pack_message(SiteAnswer(order) if answer is None else replace(answer, order=order), message)
 
-    def letters(self, content):
+    def make_letters(self, content):
         return {}
 
     def rounds(self):

@@ -169,14 +169,14 @@ class Desk:
     def list_connected(self) -> tuple[str, ...]:
         return tuple(i for i in self.halves if i not in self.away)
 
-    def late(self) -> tuple[str, ...]:
+    def list_late(self) -> tuple[str, ...]:
         return ()
 
     def ask(self, orders: Mapping[str, bytes], deadline: float) -> Iterator[tuple[str, bytes]]:
         for i, order in orders.items():
-            answer = self.halves[i].do(order)
+            answer = self.halves[i].carry_out(order)
             self.answers.append((i, order, answer))
-            for to, letter in self.halves[i].letters(order).items():
+            for to, letter in self.halves[i].make_letters(order).items():
                 self.letters.append((i, to, letter))
                 carried = self.carry(i, to, letter)
                 with suppress(MalformedMessage):

@@ -47,7 +47,7 @@ def rounds(observer, clock, first, last, every):
 @pytest.mark.parametrize("every", [1, 50, 99])
 def test_ten_thousand_rounds_say_about_a_hundred_lines(clock, every):
     watch, out = screen(terminal=False)
-    observer = watch.of("")
+    observer = watch.observe("")
     observer(Started(0, 10_000, NODES, ()))
     rounds(observer, clock, 1, 10_000, every)
     observer(Finished(10_000))
@@ -59,7 +59,7 @@ def test_ten_thousand_rounds_say_about_a_hundred_lines(clock, every):
 
 def test_a_short_run_says_every_evaluation(clock):
     watch, out = screen(terminal=False)
-    observer = watch.of("x")
+    observer = watch.observe("x")
     observer(Started(2, 60, NODES, ()))
     out.truncate(0)
     rounds(observer, clock, 3, 60, 2)
@@ -69,7 +69,7 @@ def test_a_short_run_says_every_evaluation(clock):
 def test_between_evaluations_the_last_scores_and_the_time_left_stay(clock):
     watch, _ = screen(terminal=True)
     with watch:
-        observer = watch.of("")
+        observer = watch.observe("")
         observer(Started(0, 10_000, NODES, ()))
         rounds(observer, clock, 1, 49, 50)
         [task] = watch.bar.tasks
@@ -87,7 +87,7 @@ def test_between_evaluations_the_last_scores_and_the_time_left_stay(clock):
 def test_a_screen_is_drawn_at_its_own_pace_however_fast_the_rounds_are(clock):
     watch, out = screen(terminal=True)
     with watch:
-        observer = watch.of("")
+        observer = watch.observe("")
         observer(Started(0, 10_000, NODES, ()))
         rounds(observer, clock, 1, 2_000, 50)
         drawn = out.getvalue().count("\r")
@@ -99,7 +99,7 @@ def test_a_screen_is_drawn_at_its_own_pace_however_fast_the_rounds_are(clock):
 
 def test_a_sweep_shows_no_test_score(clock):
     watch, out = screen(terminal=False, line=format_holdout_scores, end=lambda scores: "")
-    observer = watch.of("")
+    observer = watch.observe("")
     observer(Started(0, 1, NODES, ()))
     observer(Evaluated(1, {}, scores()))
     observer(Finished(1))
@@ -124,7 +124,7 @@ def test_where_hold_out_rows_alone_are_scored_they_are_what_is_shown():
 
 def test_a_problem_of_every_round_is_remarked_twice():
     watch, out = screen(terminal=False)
-    observer = watch.of("")
+    observer = watch.observe("")
     for round in range(7, 10):
         observer(Noted(round, "the message of client 'b' is left out: why"))
     observer(Noted(9, "the message of client 'c' is left out: why"))
@@ -137,7 +137,7 @@ def test_a_problem_of_every_round_is_remarked_twice():
 
 def test_of_several_runs_each_line_has_the_number_and_the_time_left_for_all(clock):
     watch, out = screen(terminal=False, runs=3)
-    first, second, third = (watch.of(name) for name in ("a", "b", "c"))
+    first, second, third = (watch.observe(name) for name in ("a", "b", "c"))
     for observer in (first, second):
         observer(Started(0, 2, NODES, ()))
         for round in (1, 2):
@@ -173,7 +173,7 @@ def test_a_run_that_was_finished_before_takes_no_time(clock):
 
 def test_runs_that_are_trained_at_once_count_together(clock):
     watch, out = screen(terminal=False, runs=2)
-    observers = [watch.of(name) for name in "ab"]
+    observers = [watch.observe(name) for name in "ab"]
     for observer in observers:
         observer(Started(0, 4, NODES, ()))
     clock[0] = 8.0
@@ -184,7 +184,7 @@ def test_runs_that_are_trained_at_once_count_together(clock):
 
 def test_a_divergence_is_of_the_run_by_its_name(clock):
     watch, _ = screen(terminal=False, runs=2)
-    observer, problem = watch.of("fml, seed 0"), RuntimeError()
+    observer, problem = watch.observe("fml, seed 0"), RuntimeError()
     observer(Started(0, 2, NODES, ()))
     observer(Failed(1, problem))
     assert watch.failed == {problem: "fml, seed 0"}

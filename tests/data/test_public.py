@@ -68,11 +68,11 @@ def test_labels_of_others_cannot_be_read(brought: bool, tmp_path: Path) -> None:
     for id, positions in public_set.owners.items():
         is_own = torch.zeros(len(public_set), dtype=torch.bool)
         is_own[list(positions)] = True
-        seen, labels = everything(public_set.seen_by(id, labels=False))
+        seen, labels = everything(public_set.show_to(id, labels=False))
         assert torch.equal(seen, x)
         assert torch.equal(labels[is_own], y[is_own])
         assert (labels[~is_own] == -1).all()
-        assert torch.equal(everything(public_set.seen_by(id, labels=True))[1], y)
+        assert torch.equal(everything(public_set.show_to(id, labels=True))[1], y)
     assert torch.equal(everything(public_set.data)[1], y)  # as before
 
 

@@ -113,7 +113,7 @@ def test_the_imprint_attack_reads_no_record_out_of_a_noised_meme(tmp_path, commo
     crafted[names[0]] = directions
     crafted[names[1]] = -(projected.mean(0) + 3.0 * projected.std(0)).float()
     crafted[names[2]], crafted[names[4]] = torch.eye(200), torch.randn(10, 200, generator=rng) * 0.2
-    _, meme = read_answer(half.do(pack_message(Order(WORK, 0, 0), crafted)))
+    _, meme = read_answer(half.carry_out(pack_message(Order(WORK, 0, 0), crafted)))
     decay = (meme[names[0]] / crafted[names[0]]).double().flatten().median()
     weights, biases = (meme[k].double() - decay * crafted[k].double() for k in names[:2])
     recovered = set()

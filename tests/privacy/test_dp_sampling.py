@@ -40,12 +40,12 @@ def test_random_numbers_are_the_keystream_of_chacha20():
     key = derive_key(SECRET, "a")
     plain = Cipher(ChaCha20(key, bytes(16)), None).encryptor().update(bytes(80))
     one = Stream(key)
-    taken = torch.cat([one.words(3), one.words(0), one.words(7)])
+    taken = torch.cat([one.draw_words(3), one.draw_words(0), one.draw_words(7)])
     assert taken.numpy().tobytes() == plain
 
 
 def test_normals_are_normal():
-    draws = stream("normals").normals(200_001, torch.device("cpu"))
+    draws = stream("normals").draw_normals(200_001, torch.device("cpu"))
     assert draws.dtype == torch.float64
     assert draws.shape == (200_001,)
     assert stats.kstest(draws.numpy(), "norm").pvalue > 0.001

@@ -81,14 +81,14 @@ def test_what_diverged_in_one_seed_is_not_chosen(tmp_path):
     assert pick_best([high]) == ()
 
 
-def alone(folder, value, seeds=SEEDS):
+def write_local_only(folder, value, seeds=SEEDS):
     return make_setting(folder, "alone", flat(value), algorithm="independent", seeds=seeds).folders
 
 
 def test_harm_by_hand(tmp_path):
     """0.1, 0.2 and 0.3 below local-only in seeds 0 to 2: mean -20 points, half 4.302653 * 10 / sqrt 3 = 24.84 points."""
     three = (0, 1, 2)
-    beside = alone(tmp_path, 0.8, three)
+    beside = write_local_only(tmp_path, 0.8, three)
     worse = make_setting(tmp_path, "worse", lambda seed, round, client: 0.7 - 0.1 * seed, alone=beside, seeds=three)
     assert isinstance(worse.gain, Gains)
     harm = find_harm(worse)
@@ -109,7 +109,7 @@ def test_harm_by_hand(tmp_path):
 
 
 def test_one_seed_has_its_interval_over_clients(tmp_path):
-    beside = alone(tmp_path, 0.8, seeds=(0,))
+    beside = write_local_only(tmp_path, 0.8, seeds=(0,))
     worse = make_setting(tmp_path, "w", lambda seed, round, client: 0.7 - 0.01 * int(client), alone=beside, seeds=(0,))
     harm = find_harm(worse)
     assert (harm.estimate.n, harm.estimate.unit) == (3, "clients")
@@ -117,7 +117,7 @@ def test_one_seed_has_its_interval_over_clients(tmp_path):
 
 
 def test_the_shared_model_chooses_and_the_personal_ones_are_held_against_local_only(tmp_path):
-    beside = alone(tmp_path, 0.8)
+    beside = write_local_only(tmp_path, 0.8)
     one = make_setting(tmp_path, "one", flat(0.7), alone=beside, by="personal")
     assert find_harm(one).estimate.mean == pytest.approx(-0.1)
 

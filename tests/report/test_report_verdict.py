@@ -340,7 +340,7 @@ def test_of_two_local_runs_the_one_with_the_same_settings_is_the_measure(tmp_pat
     [compared] = make_comparisons(read_runs(folders))
     fml = compared.methods[0]
     assert fml.label == "FML, optimizer.lr = 0.1"
-    assert compared.alone(fml).label == "Local-only, optimizer.lr = 0.1"
+    assert compared.find_local_only(fml).label == "Local-only, optimizer.lr = 0.1"
 
 
 def test_other_data_are_another_comparison(tmp_path):

@@ -211,7 +211,7 @@ def test_what_the_page_calls_surprising_holds_in_the_committed_results():
     cells = {m.cell.name: m for m in read_measured_cells(COMMITTED, ResultStore(find_home() / RESULTS))}
 
     def average_own(cell, arm):
-        return cells[cell].value(OWN_DATA, arm).mean
+        return cells[cell].estimate(OWN_DATA, arm).mean
 
     assert min(average_own("labels", arm) for arm in ("fedavg-ft", "fedper")) > average_own("labels", "fml")
     for cell in ("labels-networks", "rotations"):

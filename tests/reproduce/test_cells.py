@@ -23,8 +23,8 @@ def test_a_cell_is_a_configuration_with_arms(papers):
     assert list(looker.cells[0].arms) == ["fedavg", "fml", "independent"]
     assert [a.paper for a in table.cells[0].arms.values()] == [80.0, 81.5]
     assert [a.paper for a in looker.cells[0].arms.values()] == [None, None, None]  # of another measure
-    assert [c.name for c in table.chosen(["*noniid"])] == ["digits/noniid"]
-    assert len(table.chosen([])) == 2
+    assert [c.name for c in table.choose_cells(["*noniid"])] == ["digits/noniid"]
+    assert len(table.choose_cells([])) == 2
 
 
 def test_numbers_in_names_sort_as_numbers(papers):
@@ -43,7 +43,7 @@ def test_numbers_in_names_sort_as_numbers(papers):
 )
 def test_the_nearest_name_is_named(papers, id, only, message):
     with pytest.raises(ConfigError) as problem:
-        read_experiment(papers, id).chosen(only)
+        read_experiment(papers, id).choose_cells(only)
     assert str(problem.value) == message
 
 

@@ -107,7 +107,7 @@ def test_arms_take_as_many_local_steps_and_are_cut_down_alike():
     for cells in FOUND.values():
         for cell in cells.values():
             for arm, about in cell.arms.items():
-                assert cell.within(arm, 1000) == max(round(cell.rounds(arm) / 10), 1)
+                assert cell.limit_rounds(arm, 1000) == max(round(cell.rounds(arm) / 10), 1)
                 if arm.endswith("-equal-steps"):
                     continue
                 steps = about.set.get("training.local_steps", 1)

@@ -49,7 +49,7 @@ def reproduce_turned(tmp_path):
     (folder / "b.toml").write_text(CLOSER)
 
     def call(name, rounds=None, stop=None, **here):
-        cells = read_experiment(tmp_path / "papers", "turned").chosen([name])
+        cells = read_experiment(tmp_path / "papers", "turned").choose_cells([name])
         messages, out = [], tmp_path / "out"
 
         def watch(label):
@@ -74,7 +74,7 @@ def test_a_cell_that_needs_the_best_weights_of_a_run_that_kept_none_has_it_train
     assert reproduce_turned("b")[0].trained == 1
     assert [p.name.endswith("-best") for p in runs(tmp_path)] == [False, True]
     assert [reproduce_turned(name)[0].trained for name in "ab"] == [0, 0]
-    (client,) = {r.closeup.client for r in ResultStore(tmp_path / "out/results").of("turned/b")}
+    (client,) = {r.closeup.client for r in ResultStore(tmp_path / "out/results").list_results("turned/b")}
     assert client == "0"
 
 

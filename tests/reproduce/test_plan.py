@@ -38,11 +38,11 @@ def test_writing_out_a_default_keeps_the_run_identity(papers):
 
 def test_a_limit_above_the_number_of_rounds_has_no_effect(papers):
     cell = read_experiment(papers, "table9").cells[0]
-    assert Scale(2).of(cell) == Scale(7).of(cell) == Scale().of(cell)
-    assert Scale(1).of(cell).words(cell) == "shortened: 1 of 2 rounds"
-    assert Scale().of(cell).words(cell) == ""
-    changed = Scale(1, (("partition.examples", 20),)).of(cell)
-    assert changed.words(cell) == "shortened: 1 of 2 rounds, partition.examples = 20"
+    assert Scale(2).fit_to(cell) == Scale(7).fit_to(cell) == Scale().fit_to(cell)
+    assert Scale(1).fit_to(cell).describe(cell) == "shortened: 1 of 2 rounds"
+    assert Scale().fit_to(cell).describe(cell) == ""
+    changed = Scale(1, (("partition.examples", 20),)).fit_to(cell)
+    assert changed.describe(cell) == "shortened: 1 of 2 rounds, partition.examples = 20"
 
 
 @pytest.mark.parametrize(("arm_rounds", "limit", "cut"), [
@@ -119,5 +119,5 @@ def test_a_key_that_no_arm_accepts_leaves_the_cell_unchanged(papers):
     path.write_text(path.read_text().replace("[cell.arms.fml]", alone))
     changed = Scale(None, (("algorithm.alpha", 0.3),))
     without, with_fml = read_experiment(papers, "table9").cells
-    assert changed.of(without) == Scale()
-    assert changed.of(with_fml) == changed
+    assert changed.fit_to(without) == Scale()
+    assert changed.fit_to(with_fml) == changed

@@ -29,7 +29,7 @@ def test_each_row_has_its_own_rate_inside_its_grid(cell):
 @CELLS
 def test_each_run_cost_the_epsilon_of_its_row(cell):
     """By the accountant, from the rows, the batch and the steps: not from what the run wrote."""
-    results = STORE.of(cell.id)
+    results = STORE.list_results(cell.id)
     assert {(r.arm, r.seed) for r in results} == {(arm, seed) for arm in cell.arms for seed in range(3)}
     for result in results:
         config = cell.config(result.arm)
@@ -64,5 +64,5 @@ def test_the_docs_print_the_measured_accuracy():
 
 def _print(measured, arm):
     """Return the accuracy of the clients' own models and of the shared model, as "88.8 ± 3.9; 75.9 ± 8.7"."""
-    estimates = [measured.value(name, arm) for name in ("own_validation", "global_test")]
+    estimates = [measured.estimate(name, arm) for name in ("own_validation", "global_test")]
     return "; ".join(f"{100 * e.mean:.1f} ± {100 * e.half:.1f}" for e in estimates if e is not None) or "not run"

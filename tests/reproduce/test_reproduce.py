@@ -9,7 +9,7 @@ import pytest
 import forked
 
 
-def trained(output):
+def count_trained(output):
     return int(next(line for line in output.splitlines() if " trained, " in line).split()[0])
 
 
@@ -33,7 +33,7 @@ def test_every_installation_lists_the_ids(cli):
 def test_trained_once_then_known(reproduce, tmp_path):
     code, out, _ = reproduce("table9", "--seeds", "2", "--out", "out")
     assert code == 0, out
-    assert trained(out) == 8
+    assert count_trained(out) == 8
     assert "about" in out  # how much time is left
     assert "left" in out
     numbers = rows(tmp_path / "out")
@@ -43,14 +43,14 @@ def test_trained_once_then_known(reproduce, tmp_path):
     assert "paper 81.50" in before
     assert "shortened" not in before.lower()
 
-    assert trained(reproduce("table9", "--seeds", "2", "--out", "out")[1]) == 0
+    assert count_trained(reproduce("table9", "--seeds", "2", "--out", "out")[1]) == 0
     shutil.rmtree(tmp_path / "out/runs")  # committed results are all that another checkout has
     code, out, _ = reproduce("table9", "--seeds", "2", "--out", "out")
-    assert (code, trained(out)) == (0, 0)
+    assert (code, count_trained(out)) == (0, 0)
     assert (tmp_path / "out/table9.md").read_text() == before
 
     code, out, _ = reproduce("looker", "--seeds", "2", "--out", "out")
-    assert (code, trained(out)) == (0, 4), "only the arm that is new"
+    assert (code, count_trained(out)) == (0, 4), "only the arm that is new"
     numbers = rows(tmp_path / "out", "looker")
     assert numbers["digits/iid", "fml", "noise:0.1", "last"]["mean"] > 0
     assert ("digits/iid", "independent", "noise:0.1", "last") not in numbers, "it has no global model"
@@ -59,7 +59,7 @@ def test_trained_once_then_known(reproduce, tmp_path):
 
 def test_only_some_cells_and_fewer_rounds_are_marked(reproduce, tmp_path):
     code, out, _ = reproduce("table9", "--only", "*/iid", "--seeds", "1", "--rounds", "1", "--out", "out")
-    assert (code, trained(out)) == (0, 2)
+    assert (code, count_trained(out)) == (0, 2)
     text, page = ((tmp_path / f"out/table9.{kind}").read_text() for kind in ("md", "html"))
     for page_text in (text, page, out, (tmp_path / "out/table9.json").read_text()):
         assert "1 of 2 rounds" in page_text
@@ -71,15 +71,15 @@ def test_only_some_cells_and_fewer_rounds_are_marked(reproduce, tmp_path):
 def test_a_changed_key_is_marked_and_where_the_work_is_done_is_not(reproduce, tmp_path):
     arguments = ("table9", "--only", "*/iid", "--seeds", "1", "--out", "out")
     code, out, _ = reproduce(*arguments, "--set", "optimizer.lr=0.05", "--set", "engine.threads=2", "--engine", "stacked")
-    assert (code, trained(out)) == (0, 2)
+    assert (code, count_trained(out)) == (0, 2)
     assert "optimizer.lr = 0.05" in out
     assert "threads" not in (tmp_path / "out/table9.md").read_text().split("## Hardware")[0]
     recorded = json.loads((tmp_path / "out/results/table9/digits/iid.json").read_text())["runs"]
     assert [run["made"]["together"] for run in recorded] == [2, 2]
-    assert trained(reproduce(*arguments, "--set", "optimizer.lr=0.05")[1]) == 0
+    assert count_trained(reproduce(*arguments, "--set", "optimizer.lr=0.05")[1]) == 0
     moving = ("--set", "algorithm.alpha={ start = 0.9, end = 0.1 }", "--rounds", "1")
     code, out, _ = reproduce(*arguments, *moving)  # a table for a value; FedAvg has no alpha
-    assert (code, trained(out)) == (0, 2)
+    assert (code, count_trained(out)) == (0, 2)
     assert 'algorithm.alpha = {"start": 0.9, "end": 0.1}' in out
 
 
@@ -114,7 +114,7 @@ def test_an_optional_cell_without_its_data_is_left_out(reproduce, papers):
     )
     arguments = ("table9", "--only", "away", "--seeds", "1", "--out", "out")
     code, out, _ = reproduce(*arguments)
-    assert (code, trained(out)) == (0, 0)
+    assert (code, count_trained(out)) == (0, 0)
     assert "away is left out: " in out
     assert "nowhere" in out
     (papers / "table9/away.toml").write_text((papers / "table9/away.toml").read_text().replace("optional = true", ""))
@@ -125,7 +125,7 @@ def test_more_rounds_go_on_from_fewer(reproduce, papers, tmp_path):
     arguments = ("table9", "--only", "*/iid", "--seeds", "1")
     assert reproduce(*arguments, "--rounds", "1", "--out", "grown")[0] == 0
     for out in ("grown", "whole"):
-        assert trained(reproduce(*arguments, "--out", out)[1]) == 2
+        assert count_trained(reproduce(*arguments, "--out", out)[1]) == 2
     logs = [p.read_text() for p in (tmp_path / "grown/runs").glob("*-2-*/log.txt")]
     assert len(logs) == 2
     assert all("resumed, going on with round 2 of 2" in log for log in logs)
@@ -147,7 +147,7 @@ def test_what_a_cell_asks_for_later_is_looked_up_in_the_run(reproduce, papers, t
     assert reproduce(*arguments)[0] == 0
     logs = {p: p.read_text() for p in (tmp_path / "out/runs").glob("*/log.txt")}
     path.write_text(path.read_text().replace("noise = [0.1]", "noise = [0.1, 0.5]\neach = true"))
-    assert trained(reproduce(*arguments)[1]) == 2
+    assert count_trained(reproduce(*arguments)[1]) == 2
     assert {p: p.read_text() for p in logs} == logs  # no round was trained again
     recorded = json.loads((tmp_path / "out/results/table9/digits/iid.json").read_text())["runs"]
     assert all(run["noise"].keys() == {"0", "0.1", "0.5"} for run in recorded)
@@ -167,7 +167,7 @@ def test_a_diverged_run_is_stored_as_diverged(reproduce, papers, tmp_path, engin
     assert of_claim["diverged"] == of_claim["where"][0]["diverged"] == {"fedavg": 1}
     assert rows(tmp_path / "out")["digits/iid", "fml", "global_test", "last"]["mean"] > 0.1
     code, out, again = reproduce(*arguments)
-    assert (code, trained(out)) == (3, 0)  # nothing is trained, and the same runs have no numbers
+    assert (code, count_trained(out)) == (3, 0)  # nothing is trained, and the same runs have no numbers
     assert "fedavg, seed 0: client '0' diverged in round 1" in again
     assert reproduce("table9", "--only", "*/noniid", *arguments[3:])[0] == 0  # of other runs nothing is said
 
@@ -180,12 +180,12 @@ def test_a_loss_under_noise_that_is_not_finite_is_kept_as_a_failure(reproduce, p
     code, _, err = reproduce(*arguments)
     assert code == 3
     assert "fml, seed 0: the loss with noise 0.1 on the weights is not finite" in err
-    assert (trained(reproduce(*arguments)[1]), reproduce(*arguments)[0]) == (0, 3)
+    assert (count_trained(reproduce(*arguments)[1]), reproduce(*arguments)[0]) == (0, 3)
 
 
 def test_a_newcomers_rows_belong_to_no_other_client(reproduce, newcomer, tmp_path):
     code, out, _ = reproduce("newcomer", "--seeds", "1", "--out", "out")
-    assert (code, trained(out)) == (0, 2), out
+    assert (code, count_trained(out)) == (0, 2), out
     recorded = [json.loads(p.read_text())["clients"] for p in (tmp_path / "out").glob("runs/*/partition.json")]
     federation, alone = sorted(recorded, key=len, reverse=True)
     assert (set(federation), set(alone)) == ({"0", "1"}, {"2"})
@@ -210,7 +210,7 @@ def test_an_arm_starts_from_the_run_that_it_needs(reproduce, newcomer, dependent
     newcomer.write_text(newcomer.read_text() + dependent_arm)
     code, out, err = reproduce("newcomer", "--seeds", "1", "--out", "out")
     assert code == 0, err
-    assert trained(out) == 3
+    assert count_trained(out) == 3
     numbers = rows(tmp_path / "out", "newcomer")
     assert ("digits", "federation", "own_validation", "last") not in numbers
     from_federation, from_scratch = (
@@ -218,9 +218,9 @@ def test_an_arm_starts_from_the_run_that_it_needs(reproduce, newcomer, dependent
     )
     assert from_federation > from_scratch  # two rounds of two others' 900 digits, against twenty digits of its own
     shutil.rmtree(tmp_path / "out/runs")
-    assert trained(reproduce("newcomer", "--seeds", "1", "--out", "out")[1]) == 0
+    assert count_trained(reproduce("newcomer", "--seeds", "1", "--out", "out")[1]) == 0
     shorter = reproduce("newcomer", "--seeds", "1", "--rounds", "1", "--out", "out")[1]
-    assert trained(shorter) == 2  # the federation is another then, and what starts from it; from scratch is as before
+    assert count_trained(shorter) == 2  # the federation is another then, and what starts from it; from scratch is as before
 
 
 @pytest.mark.parametrize(("arguments", "message"), [

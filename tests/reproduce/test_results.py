@@ -60,8 +60,12 @@ def test_new_results_go_to_the_first_folder_and_both_are_read(tmp_path, planned)
     keep(ResultStore(shipped), planned()["fml", 0])
     both = ResultStore(local_folder, shipped)
     keep(both, planned()["fedavg", 0])
-    assert len(ResultStore(local_folder, shipped).of("table9/digits/iid")) == 2
-    assert len(ResultStore(local_folder).of("table9/digits/iid")) == len(ResultStore(shipped).of("table9/digits/iid")) == 1
+    assert len(ResultStore(local_folder, shipped).list_results("table9/digits/iid")) == 2
+    assert (
+        len(ResultStore(local_folder).list_results("table9/digits/iid"))
+        == len(ResultStore(shipped).list_results("table9/digits/iid"))
+        == 1
+    )
 
 
 @pytest.mark.parametrize(
@@ -187,9 +191,9 @@ def test_results_impossible_for_another_cell_are_not_an_error(store, planned, pa
 def test_a_key_set_to_what_the_cell_has_marks_nothing(store, planned, papers):
     cell = read_experiment(papers, "table9").cells[0]
     same, other = ("training.batch_size", 16), ("optimizer.lr", 0.3)
-    assert Scale(None, (same,)).of(cell) == Scale()
-    assert Scale(None, (same, other)).of(cell) == Scale(None, (other,))
-    assert Scale(None, (("algorithm.alpha", 0.4),)).of(cell) == Scale()
+    assert Scale(None, (same,)).fit_to(cell) == Scale()
+    assert Scale(None, (same, other)).fit_to(cell) == Scale(None, (other,))
+    assert Scale(None, (("algorithm.alpha", 0.4),)).fit_to(cell) == Scale()
     keep(store, planned()["fml", 0], changed={"training.batch_size": 16})  # as an earlier version kept it
     (measured, _) = read_measured_cells(read_experiment(papers, "table9"), store)
     assert (measured.run, measured.words) == (True, "")
@@ -209,7 +213,7 @@ def test_what_a_known_run_was_not_asked_for_is_not_run_and_no_gap_of_the_method(
     keep(store, planned()["fml", 0])
     (measured,) = read_measured_cells(lend(papers, closer=("noise = [0.1]", 'node = "0"\nnoise = [0.1]')), store)
     named = ("global_test", "separation", "noise:0.1", "projected")
-    shown = [make_entry(measured, "fml", measured.value(m, "fml"), None, measures.find(m)[0], 1) for m in named]
+    shown = [make_entry(measured, "fml", measured.estimate(m, "fml"), None, measures.find(m)[0], 1) for m in named]
     assert [cell.text for cell in shown] == ["70.0", "not run", "not run", "n/a"]
     assert "has results, but this number of its weights was not computed" in shown[1].note
 

@@ -68,7 +68,7 @@ def test_no_verdict_before_every_arm_ran_half_of_its_rounds(measured, rounds, me
 
 def test_shortening_is_stated_for_each_arm(measured):
     short = measured(UP, THEIRS, 3)
-    assert (short.arm_words("fml"), short.arm_words("fedavg")) == (
+    assert (short.describe_arm("fml"), short.describe_arm("fedavg")) == (
         "shortened: 3 of 200 rounds",
         "shortened: 1 of 57 rounds",
     )
@@ -82,7 +82,7 @@ def test_one_arm_alone_may_be_too_short(papers, newcomer, dependent_arm):
     newcomer.write_text(newcomer.read_text().replace("rounds = 2", "rounds = 20") + dependent_arm)
     (cell,) = read_experiment(papers, "newcomer").cells
     scale = Scale(8)  # of the federation's 20; the newcomer's own round is whole
-    assert (scale.trained(cell, "scratch"), scale.trained(cell, "given")) == ((1, 1), (8, 20))
+    assert (scale.count_rounds(cell, "scratch"), scale.count_rounds(cell, "given")) == ((1, 1), (8, 20))
     results = {arm: {s: result(arm, s, curve=(v,)) for s, v in enumerate(UP)} for arm in ("given", "scratch")}
     about = claim(arm="given", than="scratch", measure="own_validation")
     assert judge(about, [MeasuredCell(cell, scale, results)]).verdict == "too short"

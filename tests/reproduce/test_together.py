@@ -57,7 +57,7 @@ def labels(experiment):
     return {job.label: job for cell in experiment.cells for job in list_jobs(cell, range(1), Scale())}
 
 
-def trained(output):
+def count_trained(output):
     return int(re.search(r"^(\d+) runs? trained", output, re.MULTILINE)[1])
 
 
@@ -255,7 +255,7 @@ def test_two_processes_share_the_work(reproduce, papers, tmp_path):
     )
     code, output, _ = reproduce(*words[1:])
     assert (code, other_process.wait(120)) == (0, 0), (tmp_path / "err.txt").read_text()
-    assert trained(output) + trained(other_output.read_text()) == 12
+    assert count_trained(output) + count_trained(other_output.read_text()) == 12
     assert list_results(tmp_path / "out") == [
         (c, a, n) for c in ("iid", "noniid") for a in ("fedavg", "fml") for n in range(3)
     ]
@@ -272,14 +272,14 @@ def test_results_that_another_process_does_not_get_done_with(table9, tmp_path, m
         pytest.raises(results.RunError, match="another process has been writing results for a"),
     ):
         command.train("table9", (), 1, None, {}, tmp_path / "out", None, table9.cells[0].path.parents[2], nothing, silent)
-    assert not [*store.all()]
+    assert not [*store.list_all_results()]
 
 
 @pytest.mark.process
 def test_runs_side_by_side_give_the_same_numbers_as_in_turn(reproduce, tmp_path):
     for number in ("1", "2"):
         code, out, _ = reproduce("table9", "--seeds", "1", "--jobs", number, "--out", f"jobs{number}")
-        assert (code, trained(out)) == (0, 4), out
+        assert (code, count_trained(out)) == (0, 4), out
         assert "4 of 4 runs done" in out
     in_turn, side_by_side = (json.loads((tmp_path / f"jobs{n}/table9.json").read_text())["numbers"] for n in "12")
     assert in_turn == side_by_side != []

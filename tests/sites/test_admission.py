@@ -44,7 +44,7 @@ def ask(
     site_half: SiteRuntime, kind: str, round: int, seed: int, attempt: int = 0, phase: int = 0
 ) -> tuple[SiteAnswer, bytes]:
     """An order with the shared model of a seed -> what is said to it, and as bytes."""
-    content = site_half.do(pack_message(Order(kind, round, phase, attempt=attempt), weights(site_half, seed)))
+    content = site_half.carry_out(pack_message(Order(kind, round, phase, attempt=attempt), weights(site_half, seed)))
     return read_answer(content)[0], content
 
 
@@ -294,9 +294,9 @@ def test_an_order_that_fails_each_time_fills_no_ledger(tmp_path):
     runtime = north(tmp_path)
     state = {k: torch.full_like(v, torch.nan) for k, v in runtime.experiment.server().items()}
     order = pack_message(Order(WORK, 0, 0), state)
-    assert read_answer(runtime.do(order))[0].diverged
+    assert read_answer(runtime.carry_out(order))[0].diverged
     for _ in range(100):
-        runtime.do(order)
+        runtime.carry_out(order)
     with pytest.raises(MalformedMessage, match="is not answered again"):
-        runtime.do(order)
+        runtime.carry_out(order)
     assert len(read_sent_messages(runtime.folder)) == 101

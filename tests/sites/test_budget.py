@@ -48,7 +48,7 @@ def half(folder, common=PRIVATE, name="north", budget=BUDGET, say=lambda line: N
 def work(half, round=0, phase=0, shift=0.0, content=False, attempt=0):
     """An order to a half, with its own first model moved so far -> the answer and its tensors."""
     inbox = {k: v + shift if v.is_floating_point() else v for k, v in half.experiment.server().items()}
-    given = half.do(pack_message(Order(WORK, round, phase, attempt=attempt), inbox))
+    given = half.carry_out(pack_message(Order(WORK, round, phase, attempt=attempt), inbox))
     return given if content else read_answer(given)
 
 
@@ -106,7 +106,7 @@ def test_every_inbox_costs_once(tmp_path):
     assert len({line["label"] for line in lines(tmp_path)}) == 2
     work(runtime, round=1, attempt=1)
     assert [line["round"] for line in lines(tmp_path)] == [1, 1, 2]
-    runtime.do(pack_message(Order(EXAM, 1, 0, attempt=1), {}))
+    runtime.carry_out(pack_message(Order(EXAM, 1, 0, attempt=1), {}))
     assert len(lines(tmp_path)) == 3
     assert all(line["steps"] > 0 and line["federation"] == "wards" for line in lines(tmp_path))
 
@@ -321,7 +321,7 @@ def test_a_diverging_loss_does_not_tell_on_a_record(tmp_path):
     """A model that makes some rows overflow is answered like any other: with noise, and no word of it."""
     one = half(tmp_path)
     inbox = {k: v * 1e30 for k, v in one.experiment.server().items()}
-    answer, message = read_answer(one.do(pack_message(Order(WORK, 0, 0), inbox)))
+    answer, message = read_answer(one.carry_out(pack_message(Order(WORK, 0, 0), inbox)))
     assert answer.problem is None
     assert all(torch.isfinite(v).all() for v in message.values())
     assert replace(answer, order=Order(WORK, 0, 0)).train == {}

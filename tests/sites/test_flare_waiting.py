@@ -63,10 +63,10 @@ def test_a_site_that_hangs_costs_one_deadline_and_not_every_round(tmp_path):
     flare.deaf = {"south"}  # it hangs, and takes no other
     answered, took = round_(desk)
     assert (answered, took < DEADLINE) == ({"north", "west"}, True)
-    assert desk.late() == ("south",)
+    assert desk.list_late() == ("south",)
     flare.deaf, flare.dumb = set(), set()
     assert round_(desk)[0] == set(SITES)  # it takes orders again, and is waited for
-    assert desk.late() == ()
+    assert desk.list_late() == ()
 
 
 def test_late_sites_are_waited_for_if_the_quorum_needs_them(tmp_path):

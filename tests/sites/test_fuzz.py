@@ -203,7 +203,7 @@ def test_mutated_letters_fill_no_mailbox(data):
             mail.put(sender, content)
         except MalformedMessage:
             refusals += 1
-    held = [(i, r, m) for r in range(-1, 9) for p in range(9) for i, m in mail.letters((r, p)).items()]
+    held = [(i, r, m) for r in range(-1, 9) for p in range(9) for i, m in mail.read_letters((r, p)).items()]
     assert mail.refused.total() == refusals
     assert mail.refused.keys() <= {"a", "b", ""}
     for sender in Letters.SENDERS:
@@ -223,7 +223,7 @@ def federation(tmp_path_factory):
     agreed, sites = halves(folder, contract(folder, ONE_ROUND, MLPS), MLPS)
     state = make_first_state(agreed, build_server_experiment(agreed))
     asked = pack_message(Order(WORK, 0, 0), state)
-    answers = {i: half.do(asked) for i, half in sites.items()}
+    answers = {i: half.carry_out(asked) for i, half in sites.items()}
     return folder, agreed, sites, asked, answers
 
 
@@ -240,9 +240,9 @@ def test_a_site_outlives_mutated_orders(federation, data):
     base = data.draw(st.sampled_from([asked, pack_message(Order(EXAM, 0, 0), state)]))
     content, before, refusal = data.draw(mutated(base)), files(north.folder), ""
     try:
-        answer, message = read_answer(north.do(content))
+        answer, message = read_answer(north.carry_out(content))
         assert answer.problem is not None or not message or message.keys() == state.keys()
-        north.letters(content)
+        north.make_letters(content)
     except (MalformedMessage, UserError) as problem:
         refusal = str(problem)
     after = files(north.folder)
@@ -259,7 +259,7 @@ def test_a_site_outlives_mutated_orders(federation, data):
 
 def test_after_them_a_site_answers_an_honest_order_as_before(federation):
     _, _, sites, asked, answers = federation
-    one, other = read_answer(sites["north"].do(asked)), read_answer(answers["north"])
+    one, other = read_answer(sites["north"].carry_out(asked)), read_answer(answers["north"])
     assert same(one[1], other[1])
     assert one[0] == other[0]
 

@@ -27,7 +27,7 @@ def mail():
 
 
 def places(mail, sender="b"):
-    return {(r, p) for r in range(-1, ROUNDS) for p in range(3) if sender in mail.letters((r, p))}
+    return {(r, p) for r in range(-1, ROUNDS) for p in range(3) if sender in mail.read_letters((r, p))}
 
 
 def test_the_round_under_way_and_one_later_of_each_sender_are_kept(mail):
@@ -96,7 +96,7 @@ def test_what_is_refused_is_counted_and_not_kept(why, mail):
         assert message in str(caught.value)
         assert mail.refused == {"b": count}
     assert places(mail) == {(3, 0)}
-    assert mail.letters((3, 0))["b"]["x"].tolist() == [1.0, 2.0]
+    assert mail.read_letters((3, 0))["b"]["x"].tolist() == [1.0, 2.0]
     assert message in mail.take_reason("b")
     assert mail.take_reason("b") is None
     assert places(mail, "c") == set()
@@ -120,4 +120,4 @@ def test_letters_of_rounds_that_never_come_take_no_memory(tmp_path):
         with pytest.raises(MalformedMessage):
             north.peers.receive("west", pack_message(SiteAnswer(Order(WORK, round, 0)), {"anything": big}))
     assert north.peers.mail.refused == {"west": 200}
-    assert not any(north.peers.mail.letters((round, 0)) for round in range(10))
+    assert not any(north.peers.mail.read_letters((round, 0)) for round in range(10))

@@ -224,16 +224,16 @@ def test_what_cannot_be_written_down_does_not_leave(tmp_path, monkeypatch):
 
     monkeypatch.setattr(sent_log, "append", full)
     with pytest.raises(RunError, match="No space left"):
-        north.do(pack_message(Order("work", 0, 0), north.experiment.server()))
+        north.carry_out(pack_message(Order("work", 0, 0), north.experiment.server()))
 
 
 def test_asked_again_answers_as_before_and_trains_nothing_twice(tmp_path):
     agreed, sites = halves(tmp_path, contract(tmp_path, sites=MLPS), MLPS)
     north, server = sites["north"], sites["north"].experiment.server()
     asked = pack_message(Order("work", 0, 0), server)
-    first = north.do(asked)
+    first = north.carry_out(asked)
     again = SiteRuntime(agreed, read_site_file(site(tmp_path, "north", MLPS["north"])))  # started anew
-    assert again.do(asked) == north.do(asked) == first
+    assert again.carry_out(asked) == north.carry_out(asked) == first
     assert len(sent_log.read_sent_messages(north.folder)) == 3  # every answer that left, the repeated ones too
 
 
@@ -243,13 +243,13 @@ def test_a_meme_is_scored_as_it_was_trained_after_a_restart_too(tmp_path):
     agreed, sites = halves(tmp_path, contract(tmp_path, common, MLPS), MLPS)
     state = make_first_state(agreed, build_server_experiment(agreed))
     work, exam = pack_message(Order("work", 0, 0), state), pack_message(Order(EXAM, 0, 0), state)
-    sites["north"].do(work)
+    sites["north"].carry_out(work)
     anew = SiteRuntime(agreed, read_site_file(tmp_path / "north" / "site.toml"))
-    anew.do(work)  # answered as before
-    scores = read_answer(anew.do(exam))[0].scores
+    anew.carry_out(work)  # answered as before
+    scores = read_answer(anew.carry_out(exam))[0].scores
     (other,) = halves(tmp_path / "whole", contract(tmp_path, common, MLPS), {"north": MLPS["north"]})[1].values()
-    other.do(work)
-    assert read_answer(other.do(exam))[0].scores == scores
+    other.carry_out(work)
+    assert read_answer(other.carry_out(exam))[0].scores == scores
     assert "copy" in {score.model for score in scores}
 
 
@@ -258,7 +258,7 @@ def test_a_server_without_its_state_receives_an_error(tmp_path):
     run(tmp_path, Desk(sites), agreed)
     messages = []
     north = SiteRuntime(agreed, read_site_file(site(tmp_path, "north", MLPS["north"])), messages.append)
-    answer, message = read_answer(north.do(pack_message(Order("work", 0, 0), north.experiment.server())))
+    answer, message = read_answer(north.carry_out(pack_message(Order("work", 0, 0), north.experiment.server())))
     assert (message, answer.problem) == ({}, admission.PAST)
     assert messages == [f"round 1: not done, for {admission.PAST}"]
     assert fedmutual.Run(north.folder).round == 5  # nothing of the site's was touched
@@ -334,7 +334,7 @@ def test_what_a_site_says_moves_no_cursor_and_begins_no_line(tmp_path):
 def test_an_order_that_is_none(tmp_path):
     _, sites = halves(tmp_path, contract(tmp_path, sites=MLPS), MLPS)
     with pytest.raises(MalformedMessage):
-        sites["north"].do(b"nonsense")
+        sites["north"].carry_out(b"nonsense")
 
 
 def test_a_newcomer_joins_and_a_site_leaves_for_good(tmp_path):

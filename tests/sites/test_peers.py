@@ -297,20 +297,20 @@ def test_asked_again_a_site_writes_the_same_letters(tmp_path):
     federation = Ward(tmp_path, SEEDED | {"rounds": 1})
     north, all_ = federation.desk.halves["north"], tuple(federation.sites)
     for phase in range(2):
-        north.do(pack_message(Order(WORK, -1, phase, senders=() if phase else None, asked=all_), {}))
+        north.carry_out(pack_message(Order(WORK, -1, phase, senders=() if phase else None, asked=all_), {}))
     order = pack_message(Order(WORK, 0, 0, asked=all_), {})
-    answer, letters = north.do(order), north.letters(order)
+    answer, letters = north.carry_out(order), north.make_letters(order)
     assert letters.keys() == {"south", "west"}
     assert len(set(letters.values())) == 1
-    north.do(pack_message(Order(WORK, 0, 1, senders=all_, asked=all_), {}))
+    north.carry_out(pack_message(Order(WORK, 0, 1, senders=all_, asked=all_), {}))
     restarted = SiteRuntime(federation.agreed, read_site_file(tmp_path / "north" / "site.toml"))
     for half in (north, restarted):  # as it is, and after a crash
-        assert (half.do(order), half.letters(order)) == (answer, letters)
+        assert (half.carry_out(order), half.make_letters(order)) == (answer, letters)
     fewer = pack_message(Order(WORK, 0, 0, asked=("north", "west")), {})
-    assert restarted.do(fewer) == answer  # nothing is trained anew for it
-    assert restarted.letters(fewer) == {"west": letters["west"]}
+    assert restarted.carry_out(fewer) == answer  # nothing is trained anew for it
+    assert restarted.make_letters(fewer) == {"west": letters["west"]}
     undone_order = pack_message(Order(WORK, 0, 2, asked=all_), {})
-    assert restarted.letters(undone_order) == {}  # what was not done goes nowhere
+    assert restarted.make_letters(undone_order) == {}  # what was not done goes nowhere
 
 
 def test_a_site_that_starts_does_not_know_the_contract_of_the_job_yet(tmp_path):
@@ -334,7 +334,7 @@ def test_letters_of_strangers_are_none(tmp_path):
 def test_no_letter_is_sent_to_an_unresponsive_site(tmp_path):
     """Senders would wait in each phase. The server keeps asking the site, which takes part as soon as it answers."""
     federation = Ward(tmp_path)
-    federation.desk.late = lambda: ("west",)
+    federation.desk.list_late = lambda: ("west",)
     federation.run()
     assert {to for _, to, letter in federation.desk.letters if place(letter)[0] >= 0} == {"north", "south"}
     assert {site for site, _, _ in federation.desk.answers} == {"north", "south", "west"}

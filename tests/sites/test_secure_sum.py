@@ -296,7 +296,7 @@ def test_a_second_attempt_of_an_opened_round_is_declined_by_every_site(tmp_path)
     federation.run()
     order = pack_message(Order("work", 0, int(Stage.KEYS), attempt=1), json_message(attempt=1))
     for half in federation.desk.halves.values():
-        answer, message = read_answer(half.do(order))
+        answer, message = read_answer(half.carry_out(order))
         assert "opened before" in (answer.problem or "")
         assert message == {}
 

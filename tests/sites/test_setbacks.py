@@ -176,7 +176,7 @@ def test_a_site_says_that_it_diverged(tmp_path):
     agreed = contracts.read_contract(contract(tmp_path, COMMON, MLPS))
     north = SiteRuntime(agreed, read_site_file(site(tmp_path, "north", MLPS["north"])))
     broken = {k: torch.full_like(v, 1e30) for k, v in north.experiment.server().items()}
-    answer, message = read_answer(north.do(pack_message(Order(WORK, 0, 0), broken)))
+    answer, message = read_answer(north.carry_out(pack_message(Order(WORK, 0, 0), broken)))
     assert (answer.diverged, message) == (True, {})
-    answer, _ = read_answer(north.do(pack_message(Order(WORK, 0, 0), north.experiment.server())))
+    answer, _ = read_answer(north.carry_out(pack_message(Order(WORK, 0, 0), north.experiment.server())))
     assert not answer.diverged

@@ -223,10 +223,10 @@ def test_a_site_declines_another_scaling_and_does_the_order_with_the_first(tmp_p
     orders = [(read_order(o), a) for i, o, a in federation.desk.answers if i == "north"]
     (order, inbox), answer = next(one for one in orders if one[0][0].kind == "exam")
     rest = {name: tensor for name, tensor in inbox.items() if name != SCALING}
-    declined, message = read_answer(half.do(pack_message(order, rest | changed)))
+    declined, message = read_answer(half.carry_out(pack_message(order, rest | changed)))
     assert word in declined.problem
     assert message == {}
-    assert half.do(pack_message(order, inbox)) == answer
+    assert half.carry_out(pack_message(order, inbox)) == answer
 
 
 HOSTILE = {

@@ -56,7 +56,7 @@ def test_the_imprint_attack_recovers_rows_from_a_sum_but_not_their_owners(tmp_pa
     parts = [runtime.experiment.rows(i) for i, runtime in zip(sites, runtimes, strict=True)]
     crafted = craft_model(runtimes[0].experiment.server(), torch.cat([flatten_rows(part["validation"]) for part in parts]))
     replies = {
-        i: read_answer(runtime.do(pack_message(Order(WORK, 0, 0), crafted)))[1]
+        i: read_answer(runtime.carry_out(pack_message(Order(WORK, 0, 0), crafted)))[1]
         for i, runtime in zip(sites, runtimes, strict=True)
     }
     memes = {i: {name: reply[name] for name in crafted} for i, reply in replies.items()}

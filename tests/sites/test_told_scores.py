@@ -32,9 +32,9 @@ class Teller(Puppet):
         super().__init__()
         self._scores = tuple(scores)
 
-    def do(self, content):
+    def carry_out(self, content):
         asked, _ = read_order(content)
-        return pack_message(SiteAnswer(asked, scores=self._scores), {}) if asked.kind == EXAM else super().do(content)
+        return pack_message(SiteAnswer(asked, scores=self._scores), {}) if asked.kind == EXAM else super().carry_out(content)
 
 
 @pytest.mark.parametrize("lies", LIES.values(), ids=LIES)

@@ -133,7 +133,9 @@ def reproduce(
     with show_progress(f"{shlex.join(('fedmutual', *sys.argv[1:]))}") as watch:
         folder = out_folder or Path("runs") / "reproduce"
         name = command.check_id(id)
-        failed = command.train(name, only or (), seeds or 3, rounds, changed, folder, results, root, watch.of, out, jobs)
+        failed = command.train(
+            name, only or (), seeds or 3, rounds, changed, folder, results, root, watch.observe, out, jobs
+        )
     if failed:
         exit_with_error(f"{len(failed)} runs have no numbers: {'; '.join(failed)}", Code.DIVERGED)
     return None
@@ -172,7 +174,7 @@ def adapt(
     )
     start_fork_server()
     with show_progress(format_resume_command("adapt", set, folder, str(run), *words)) as watch:
-        adapt.adapt(run, data, folder, sizes, seeds, fedavg, resume, overrides, watch.of)
+        adapt.adapt(run, data, folder, sizes, seeds, fedavg, resume, overrides, watch.observe)
     conclude.print_adaptation(folder, folder / "report.html")
 
 

@@ -62,7 +62,7 @@ def tune_methods(
     )
     fixed = {parse_override(text)[0] for text in settings}
     with show_progress(command, format_holdout_scores) as watch:
-        tuned = tune(config, methods, trials, folder, resume, watch.of, method_settings, fixed, jobs)
+        tuned = tune(config, methods, trials, folder, resume, watch.observe, method_settings, fixed, jobs)
     for method, choice in tuned.items():
         values = ", ".join(f"{key} = {format_value(value)}" for key, value in choice.values.items())
         reason = "every trial diverged" if choice.tried else "no setting is left to tune"

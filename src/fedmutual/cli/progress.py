@@ -49,7 +49,7 @@ class ProgressDisplay:
     def __exit__(self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None) -> None:
         self.bar.stop()
 
-    def of(self, label: str) -> Observer:
+    def observe(self, label: str) -> Observer:
         """Return an observer of the run with this label; runs are numbered in the order of the calls."""
         self._run_count += 1
         return _Line(self, label, self._run_count)
@@ -150,7 +150,7 @@ class _Line:
     def _time_left(self, round: float) -> str:
         """Return the time left for this run after `round` rounds, or for all runs if there are several."""
         if self._watch.all_runs is None:
-            return self._left.after(round)
+            return self._left.estimate_after(round)
         self._watch.all_runs.reach(self._number, round / self._rounds)
         return self._watch.all_runs.time_left()
 

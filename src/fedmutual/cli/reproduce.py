@@ -69,7 +69,7 @@ def train(
         UserError: there is no such experiment or cell, a key cannot be changed, or `results` contains `out`.
     """
     experiment = read_experiment(root or find_home(), id)
-    chosen = experiment.chosen(only)
+    chosen = experiment.choose_cells(only)
     check(changed, chosen)
     if results is not None and results.resolve() in (out.resolve(), *out.resolve().parents):
         raise ConfigError(f"--results {results}: is OUT or contains OUT; name a folder that holds only results")

@@ -43,7 +43,7 @@ def run(
     folder = out_folder or Path("runs") / config.name
     expect_workers([config.engine.name])
     with show_progress(format_resume_command("run", set, folder, str(file))) as watch:
-        finished = fedmutual.run(config, folder, resume=resume, observers=[watch.of("")])
+        finished = fedmutual.run(config, folder, resume=resume, observers=[watch.observe("")])
     if config.records.evaluate_on == "holdout":
         print_text(
             f"{finished.folder}: only hold-out rows were scored; metrics.jsonl has the scores that clients share",
@@ -131,7 +131,7 @@ def sweep(
     chosen_by = ("--by", by.value) if by else ()
     command = format_resume_command("sweep", set, folder, str(file), "--seeds", str(seeds), *chosen_by)
     with show_progress(command, format_holdout_scores, runs=len(list(plan.runs))) as watch:
-        result = carry_out(plan, folder, resume, watch.of, jobs)
+        result = carry_out(plan, folder, resume, watch.observe, jobs)
     out.print(make_sweep_table(result))
     for line in format_conclusion(result, file):
         print_text(line, soft_wrap=True)
@@ -186,4 +186,6 @@ def _compare(
 ) -> list[Path]:
     from fedmutual.studies.compare import compare as compare_all
 
-    return [r.folder for r in compare_all(config, methods, seeds, folder, resume, watch.of, method_settings, tuned, jobs)]
+    return [
+        r.folder for r in compare_all(config, methods, seeds, folder, resume, watch.observe, method_settings, tuned, jobs)
+    ]

@@ -134,7 +134,7 @@ def _divide_data_set(config: Config, prepared: Prepared) -> Federation:
         )
         store, space = encoded.store, make_encoded_space(prepared.space, encoded.encoding)
         notes += encoded.notes
-    augment = CropFlip(prepared.scaled.black(space.shape[0])) if config.data.augment == "crop-flip" else None
+    augment = CropFlip(prepared.scaled.scale_black(space.shape[0])) if config.data.augment == "crop-flip" else None
     partition = record.make_record(config, prepared.table, division, prepared.digest)
     notes += () if config.partition.kind == "file" else note_split(config.split, prepared.table)
     codes = None if prepared.table.groups is None else np.unique(prepared.table.groups, return_inverse=True)[1]

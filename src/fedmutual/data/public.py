@@ -46,7 +46,7 @@ class PublicSet:
         """The rows of each node with public rows; a single part where all rows are of one store."""
         return [self.data] if isinstance(self.data, Rows) else self.data.parts
 
-    def seen_by(self, client: str, labels: bool) -> Rows | ChainedRows:
+    def show_to(self, client: str, labels: bool) -> Rows | ChainedRows:
         """Return the set as one client sees it.
 
         labels: whether public data are labelled; if not, labels of other nodes are hidden: -1, or NaN for numeric targets.

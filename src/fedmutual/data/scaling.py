@@ -40,7 +40,7 @@ class Scaling:
         """Return the entry of environment.json."""
         return {**asdict(self), "mean": list(self.mean), "std": list(self.std), "size": self.size and list(self.size)}
 
-    def black(self, channels: int) -> Tensor:
+    def scale_black(self, channels: int) -> Tensor:
         """Return the scaled value [C] of a stored 0."""
         return -torch.tensor(self.mean) / torch.tensor(self.std) if self.mean else torch.zeros(channels)
 

@@ -99,7 +99,7 @@ class Cluster:
         file = folder / f".reach-{token_hex(8)}.part"
         file.touch()
         try:
-            seen = [worker.wait_for(worker.actor.sees.remote(str(file))) for worker in self._workers]
+            seen = [worker.wait_for(worker.actor.has_file.remote(str(file))) for worker in self._workers]
         finally:
             file.unlink(missing_ok=True)
         for worker, sees in zip(self._workers, seen, strict=True):

@@ -65,7 +65,7 @@ class ClientActor:
         for reply in answer_request(job, self._clients):
             yield bytes(pack_payload(reply))
 
-    def sees(self, file: str) -> bool:
+    def has_file(self, file: str) -> bool:
         """Return whether this file exists on the node of this worker."""
         return Path(file).exists()
 

@@ -37,7 +37,7 @@ def list_client_rows(data: Federation, client: str, algorithm: Algorithm) -> dic
         "holdout": shares.holdout,
     }
     if data.public is not None and algorithm.public is not None and not algorithm.public.server:
-        views["public"] = data.public.seen_by(client, algorithm.public.labelled)
+        views["public"] = data.public.show_to(client, algorithm.public.labelled)
     if not isinstance(data.test, Rows):  # clients do not divide one data set
         return {k: v for k, v in views.items() if v is not None}
     views["test"] = data.test

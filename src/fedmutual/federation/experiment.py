@@ -84,12 +84,12 @@ class Experiment:
                 raise ConfigError(f"key 'algorithm.name': {self.config.algorithm['name']!r}: {problem}") from None
         return self.nets.state() if "global" in scores and not self.pooled else {}
 
-    def bench(self) -> Bench | None:
+    def make_bench(self) -> Bench | None:
         """Return the model and public data for training at the server; None if the algorithm does not train there."""
         public, use = self.data.public, self.algorithm.public
         if public is None or use is None or not use.server:
             return None
-        return Bench(self.nets.placed(copy.deepcopy(self.nets.shared)), public.data.to(self.device))
+        return Bench(self.nets.place(copy.deepcopy(self.nets.shared)), public.data.to(self.device))
 
     def task(self, client: str) -> Task:
         """Return a client's task: its losses, scores and main metric."""
@@ -102,7 +102,7 @@ class Experiment:
             ConfigError: a network cannot be trained: none of its parameters is trainable, or the client's batches hold one
                 example and the network needs more; or noise cannot be added to the training of these networks and rows.
         """
-        nets, client_config, private = self.nets.of(id), self.config.get_client_config(id), self.rows(id)["private"]
+        nets, client_config, private = self.nets.build_for(id), self.config.get_client_config(id), self.rows(id)["private"]
         if (
             min(
                 client_config.training.batch_size or self.config.training.batch_size,
@@ -113,7 +113,7 @@ class Experiment:
         ):
             self._check_alone(id, nets)
         for name, net in nets.items():
-            if not self.nets.frozen(name, id) and not any(p.requires_grad for p in net.parameters()):
+            if not self.nets.is_frozen(name, id) and not any(p.requires_grad for p in net.parameters()):
                 raise ConfigError(f"the {name} network of client {id!r} has no trainable parameter; unfreeze some of it")
         if self.noised:
             rules.check_nets(id, nets)
@@ -133,7 +133,7 @@ class Experiment:
         return Client(
             id=id,
             nets=nets,
-            optimizers={n: self._make_optimizer(net, id) for n, net in nets.items() if not self.nets.frozen(n, id)},
+            optimizers={n: self._make_optimizer(net, id) for n, net in nets.items() if not self.nets.is_frozen(n, id)},
             data=rows,
             rate=rate,
             shared=shared,
@@ -152,7 +152,7 @@ class Experiment:
             tf32 = self.config.engine.precision == "tf32"
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
 
-    def work(self) -> dict[str, Workload]:
+    def estimate_work(self) -> dict[str, Workload]:
         """Return the work of each client, estimated from the arithmetic of its networks."""
         costs, work = self.nets.costs(), {}
         optimizer = self.config.optimizer
@@ -197,10 +197,10 @@ class Experiment:
             ),
             participation=config.engine.participation,
             evaluate_every=config.records.evaluate_every,
-            exams={i: tuple(self.exams(i)) for i in self.clients},
+            exams={i: tuple(self.list_evaluations(i)) for i in self.clients},
             seeds=self._count_public_bytes(),
             homes=homes,
-            bench=self.bench(),
+            bench=self.make_bench(),
         )
 
     def judge(self) -> Judge | None:
@@ -209,7 +209,7 @@ class Experiment:
         if not self.nets.complete or self.pooled or self.data.test is None or len(learned) > 1 or self._holdout_only:
             return None
         self._set_tf32()
-        net, test = self.nets.placed(copy.deepcopy(self.nets.shared)), self.data.test.to(self.device)
+        net, test = self.nets.place(copy.deepcopy(self.nets.shared)), self.data.test.to(self.device)
         task = tasks.make_task(learned.pop())
 
         def score_shared_model(server: Message) -> Score:
@@ -231,7 +231,7 @@ class Experiment:
         """Return all tensors that may leave a client: phase -> name -> (dtype, shape)."""
         return list_leaves(self.algorithm, self.server())
 
-    def exams(self, id: str) -> Iterable[EvalSpec]:
+    def list_evaluations(self, id: str) -> Iterable[EvalSpec]:
         """Yield the evaluations at a client."""
         known = self.rows(id)
         if self.pooled:

@@ -191,9 +191,9 @@ def _check_features(experiment: Experiment) -> None:
     """Check that networks end in a linear layer if the algorithm reads the input of that layer."""
     networks, checked = experiment.algorithm.features, set[tuple[str, str, tuple[int, ...], int]]()
     for client in experiment.clients if networks else ():
-        space, named = experiment.nets.space(client), experiment.nets.named(client)
+        space, named = experiment.nets.space(client), experiment.nets.name_architectures(client)
         unchecked = {(net, named[net][0], space.shape, space.outputs) for net in networks} - checked
-        nets = experiment.nets.of(client) if unchecked else {}
+        nets = experiment.nets.build_for(client) if unchecked else {}
         for net, *_ in sorted(unchecked):
             if count_features(nets[net], space.shape, experiment.device) is None:
                 network, key = named[net]

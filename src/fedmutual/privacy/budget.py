@@ -62,7 +62,7 @@ class PrivacyBudget:
         """Return the epsilon of the site after these additional steps. Nothing is written."""
         return self._compute_total([*map(_parse_steps, self._read_all_lines()), planned])
 
-    def of_federation(self) -> dict[str, float]:
+    def sum_up_federation(self) -> dict[str, float]:
         """Return the epsilon, the number of steps and the last sampling rate of this federation on these data."""
         federation_steps = [_parse_steps(line) for line in self._read_lines() if line.federation == self._federation]
         rate = federation_steps[-1].rate if federation_steps else 0.0

@@ -99,7 +99,7 @@ class Mechanism:
         sizes = [p.numel() for p in params.values()]
         noise = torch.zeros(sum(sizes), dtype=torch.float64)
         if self.sigma:
-            noise = Stream(derive_key(self._key, "noise", str(self._step))).normals(sum(sizes), device)
+            noise = Stream(derive_key(self._key, "noise", str(self._step))).draw_normals(sum(sizes), device)
             noise = noise.mul_(self.sigma * self.clip)
         grads: Message = {}
         for (name, p), z in zip(params.items(), torch.split(noise, sizes), strict=True):

@@ -30,7 +30,7 @@ class Units:
 
     def sample(self, stream: Stream) -> tuple[Tensor, Tensor | None]:
         """Return a Poisson batch: (row numbers int64 [B], each row's unit [B]; None where rows are units). B may be 0."""
-        is_drawn = stream.chances(self.rate, self.count)
+        is_drawn = stream.draw_bernoulli(self.rate, self.count)
         if self.codes is None:
             return is_drawn.nonzero()[:, 0], None
         rows = np.flatnonzero(is_drawn.numpy()[self.codes])
@@ -42,7 +42,7 @@ class Units:
         """Return at most `most` random rows of each group; the draw from one group does not depend on other groups."""
         assert self.codes is not None
         assert self._most is not None
-        sort_keys = stream.words(len(self.codes)).numpy()[rows]
+        sort_keys = stream.draw_words(len(self.codes)).numpy()[rows]
         order = np.lexsort((sort_keys, self.codes[rows]))
         codes = self.codes[rows][order]
         first = np.searchsorted(codes, codes)  # where each row's group begins in the order

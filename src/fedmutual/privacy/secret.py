@@ -86,22 +86,22 @@ class Stream:
         """key: 32 bytes, used for no other stream."""
         self._cipher = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor()
 
-    def words(self, count: int) -> Tensor:
+    def draw_words(self, count: int) -> Tensor:
         """Return uniform random int64 [count] over all 64 bits."""
         content = bytearray(8 * count + 16)
         self._cipher.update_into(bytes(8 * count), content)
         return torch.frombuffer(content, dtype=torch.int64, count=count) if count else torch.empty(0, dtype=torch.int64)
 
-    def chances(self, probability: float, count: int) -> Tensor:
+    def draw_bernoulli(self, probability: float, count: int) -> Tensor:
         """Return independent bool [count], each True with the probability, rounded down to a multiple of 2^-63."""
         threshold = int(probability * 2**63)
-        return self.words(count).bitwise_and_(2**63 - 1) < threshold if threshold < 2**63 else torch.ones(count).bool()
+        return self.draw_words(count).bitwise_and_(2**63 - 1) < threshold if threshold < 2**63 else torch.ones(count).bool()
 
     def generator(self) -> torch.Generator:
         """Return a torch generator for augmentation and dropout, whose numbers are never sent."""
-        return torch.Generator().manual_seed(int(self.words(1)) & (2**63 - 1))
+        return torch.Generator().manual_seed(int(self.draw_words(1)) & (2**63 - 1))
 
-    def normals(self, count: int, device: torch.device) -> Tensor:
+    def draw_normals(self, count: int, device: torch.device) -> Tensor:
         """Return independent standard normals, float64 [count], on the device.
 
         Each is the sum of two Box-Muller values, divided by sqrt(2). float64 cannot represent every real number, and
@@ -110,7 +110,7 @@ class Stream:
         (Holohan and Braghin, 2021, https://arxiv.org/abs/2107.10138).
         """
         half = -(-count // 2)
-        words = self.words(4 * half).to(device if device.type != "mps" else "cpu")  # Apple's GPUs have no float64
+        words = self.draw_words(4 * half).to(device if device.type != "mps" else "cpu")  # Apple's GPUs have no float64
         uniform = words.bitwise_right_shift_(64 - _BITS).bitwise_and_(2**_BITS - 1).double()
         # without the factor 2 of sqrt(-2 log u), because the sum of two values is divided by sqrt(2)
         radius = uniform[: 2 * half].add_(0.5).mul_(2.0**-_BITS).log_().mul_(-1.0).sqrt_()

@@ -17,7 +17,7 @@ def find_worst_classes(comparison: RunComparison, data: str = "validation") -> I
     alone, that recall would be the lower one by chance.
     """
     for method in comparison.federated:
-        alone = comparison.alone(method)
+        alone = comparison.find_local_only(method)
         gains = _pair_by_class(comparison, method, alone, data) if alone and len(comparison.classes) > 1 else {}
         if not gains:
             continue
@@ -33,8 +33,8 @@ def _pair_by_class(comparison: RunComparison, method: Method, alone: Method, dat
     pairs: dict[str, list[Pair]] = {}
     for run, local_run in match_runs(method.counted, alone.counted):
         round, local_round = find_last_common(run, local_run)
-        scores = run.get_scores(run.at(round), method.uses[0].model, data)
-        local_scores = local_run.get_scores(local_run.at(local_round), alone.uses[0].model, data)
+        scores = run.get_scores(run.find_evaluation(round), method.uses[0].model, data)
+        local_scores = local_run.get_scores(local_run.find_evaluation(local_round), alone.uses[0].model, data)
         for client in scores.keys() & local_scores.keys():
             recalls = zip(comparison.classes, scores[client].recall or (), local_scores[client].recall or (), strict=False)
             for number, (name, recall, local_recall) in enumerate(recalls):

@@ -143,7 +143,7 @@ class RunComparison:
         tests = (s.examples or 0 for r in self.runs if r.last for s in r.last.scores if s.data == "test")
         return MetricScale(2 if max(tests, default=0) >= 5000 else 1, self.metric)
 
-    def alone(self, method: Method) -> Method | None:
+    def find_local_only(self, method: Method) -> Method | None:
         """The local-only training with which a method is compared: of several, the one with the most equal settings."""
         local = [m for m in self.methods if m.is_local_only]
         return max(local, key=lambda m: len(set(m.variant) & set(method.variant)), default=None)

@@ -15,7 +15,7 @@ def compare_with_local_only(comparison: RunComparison, method: Method, *data: st
     """
     gains = [measures.measure_gains(comparison, method.uses[0], rows) for rows in data]
     if isinstance(gains[0], Missing):
-        if method.federated and comparison.alone(method):
+        if method.federated and comparison.find_local_only(method):
             yield NotCompared(method.label, gains[0].why)
         return
     for rows, gain in zip(data, gains, strict=True):

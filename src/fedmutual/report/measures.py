@@ -80,7 +80,7 @@ def average_own_best(use: Use, worst: bool = False) -> Best:
 def measure_gains(comparison: RunComparison, use: Use, data: str = "validation") -> Gains | Missing:
     """Return each client's gain over local-only training on its rows of one kind: `data`."""
     method = use.method
-    alone = comparison.alone(method)
+    alone = comparison.find_local_only(method)
     if method.is_local_only:
         return Missing("this is local-only training itself")
     if alone is None:

@@ -193,8 +193,8 @@ def pair_clients(
     for a, b in match_runs(ours, others):
         round, their_round = find_last_common(a, b)
         our_scores, their_scores = (
-            a.get_scores(a.at(round), model, data),
-            b.get_scores(b.at(their_round), other, data),
+            a.get_scores(a.find_evaluation(round), model, data),
+            b.get_scores(b.find_evaluation(their_round), other, data),
         )
         both = [(i, our_scores[i], their_scores[i]) for i in our_scores if i in their_scores]
         pairs += [Pair(a.seed, i, round, x.value, y.value, x.examples, a.metric) for i, x, y in both]
@@ -212,7 +212,9 @@ def pair_global(ours: Sequence[RecordedRun], others: Sequence[RecordedRun]) -> E
     gains, grain = [], 0.0
     for a, b in match_runs(ours, others):
         rounds = zip((a, b), find_last_common(a, b), strict=True)
-        our_score, their_score = (e.find("global", "test") if (e := run.at(round)) else None for run, round in rounds)
+        our_score, their_score = (
+            e.find("global", "test") if (e := run.find_evaluation(round)) else None for run, round in rounds
+        )
         if our_score and their_score:
             pair = Pair(a.seed, "", 0, our_score.value, their_score.value, our_score.examples, a.metric)
             gains.append(pair.gain)

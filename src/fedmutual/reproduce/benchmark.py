@@ -188,7 +188,7 @@ def make_recommendations(standings: Sequence[MethodStanding]) -> PageTable | Non
 
 
 def _count_harmed(comparison: MethodComparison) -> float:
-    harmed = comparison.measured.value(HARMED, comparison.arm)
+    harmed = comparison.measured.estimate(HARMED, comparison.arm)
     return harmed.mean if harmed else 0.0
 
 
@@ -205,12 +205,12 @@ def _format_choice(comparison: MethodComparison | None, moved: Mapping[str, floa
 
 def _estimate_own(measured: MeasuredCell) -> dict[str, Estimate]:
     """Return arm -> accuracy on clients' own data, only for arms with results."""
-    estimates = {arm: measured.value(OWN, arm) for arm in measured.cell.shown}
+    estimates = {arm: measured.estimate(OWN, arm) for arm in measured.cell.shown}
     return {arm: e for arm, e in estimates.items() if e is not None}
 
 
 def _make_cell(measured: MeasuredCell, arm: str, measure: str) -> TableCell:
-    cell = make_entry(measured, arm, measured.value(measure, arm), None, measures.find(measure)[0], 1)
+    cell = make_entry(measured, arm, measured.estimate(measure, arm), None, measures.find(measure)[0], 1)
     return TableCell(cell.text, cell.spread)  # the column of seeds says what the notes would say
 
 
@@ -239,7 +239,7 @@ def summarise(measured: MeasuredCell) -> CellSummary:
     """Return the summary of a cell."""
     estimates, arms = _estimate_own(measured), measured.cell.shown
     best = max(estimates, key=lambda arm: estimates[arm].mean, default="")
-    harmed = {arm: measured.value(HARMED, arm) for arm in estimates}
+    harmed = {arm: measured.estimate(HARMED, arm) for arm in estimates}
     seeds, tunings = len(measured.seeds), measured.cell.tunings.values()
     return CellSummary(
         measured=measured,
@@ -300,5 +300,5 @@ def render_benchmark(page: Page, root: Path, pages: str) -> str:
 
 def _format_own_accuracy(measured_cells: Sequence[MeasuredCell], cell: str, arm: str) -> str:
     """Return the accuracy of an arm on clients' own data in a cell, such as "93.8 %"; "n/a" without results."""
-    values = [m.value(OWN, arm) for m in measured_cells if m.cell.name == cell and arm in m.cell.shown]
+    values = [m.estimate(OWN, arm) for m in measured_cells if m.cell.name == cell and arm in m.cell.shown]
     return f"{100 * values[0].mean:.1f} %" if values and values[0] else "n/a"

@@ -25,7 +25,7 @@ class ClientRows:
     own_public: int
     public: int
 
-    def of(self, parts: tuple[str, ...]) -> int:
+    def count(self, parts: tuple[str, ...]) -> int:
         """Return the number of rows in the named parts of `PARTS`; "public" already contains "own public"."""
         sizes = dict(zip(PARTS, (self.private, self.own_public, self.public), strict=True))
         return sum(sizes[part] for part in PARTS if part in parts and not (part == "own public" and "public" in parts))
@@ -69,7 +69,7 @@ def count_budget(config: Config, private: Mapping[str, int], public: Mapping[str
 
 
 def _count_client_work(config: Config, algorithm: Algorithm, rows: ClientRows, clients: int) -> ArmWork | None:
-    rows = replace(rows, private=rows.of(algorithm.trains_on))  # what a phase calls private
+    rows = replace(rows, private=rows.count(algorithm.trains_on))  # what a phase calls private
     start = [_count_phase_work(phase, rows, clients, True) for phase in algorithm.start]
     rounds = [_count_phase_work(phase, rows, clients, False) for phase in algorithm.phases]
     if None in (*start, *rounds):

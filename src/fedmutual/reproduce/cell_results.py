@@ -30,15 +30,15 @@ class MeasuredCell:
     @property
     def words(self) -> str:
         """Return how the cell is shortened; "" for a full-length cell and for a cell without results."""
-        return self.scale.words(self.cell) if self.run else ""
+        return self.scale.describe(self.cell) if self.run else ""
 
-    def arm_words(self, arm: str) -> str:
+    def describe_arm(self, arm: str) -> str:
         """Return how the arm is shortened; "" for a full-length arm and for an arm without results."""
-        return self.scale.words(self.cell, arm) if self.results.get(arm) else ""
+        return self.scale.describe(self.cell, arm) if self.results.get(arm) else ""
 
     def share(self, arm: str) -> float:
         """Return the completed share of the arm's full number of rounds, from 0 to 1."""
-        rounds, full_rounds = self.scale.trained(self.cell, arm)
+        rounds, full_rounds = self.scale.count_rounds(self.cell, arm)
         return rounds / full_rounds
 
     @property
@@ -51,12 +51,12 @@ class MeasuredCell:
         """Return client id -> network name, over all stored runs."""
         return {i: c.network for by_seed in self.results.values() for r in by_seed.values() for i, c in r.clients.items()}
 
-    def good(self, arm: str, seed: int) -> bool:
+    def has_numbers(self, arm: str, seed: int) -> bool:
         """Return whether the run has numbers: it is stored and no client diverged."""
         result = self.results.get(arm, {}).get(seed)
         return result is not None and not result.failed
 
-    def diverged(self, arm: str) -> tuple[int, int]:
+    def count_diverged(self, arm: str) -> tuple[int, int]:
         """Return (the number of the arm's runs in which a client diverged, the number of the arm's runs)."""
         arm_results = self.results.get(arm, {}).values()
         return sum(bool(r.failed) for r in arm_results), len(arm_results)
@@ -65,21 +65,21 @@ class MeasuredCell:
         """Return the numerics versions of the arm's runs. seeds: count only the runs of these seeds."""
         return {r.numerics for s, r in self.results.get(arm, {}).items() if seeds is None or s in seeds}
 
-    def number(self, measure: str, arm: str, seed: int, at: End = "last") -> float | None:
+    def read_number(self, measure: str, arm: str, seed: int, at: End = "last") -> float | None:
         """Return a measure of one run after the last or the best round; None if the run lacks the measure."""
-        if not self.good(arm, seed):
+        if not self.has_numbers(arm, seed):
             return None
         kind, argument = measures.find(measure)
         same_seed = {other: by_seed[seed] for other, by_seed in self.results.items() if seed in by_seed}
         reading = kind.read(self.results[arm][seed], same_seed, argument)
         return reading.last if at == "last" else reading.best
 
-    def value(self, measure: str, arm: str, at: End = "last") -> Estimate | None:
+    def estimate(self, measure: str, arm: str, at: End = "last") -> Estimate | None:
         """Return the estimate of a measure over the arm's seeds; None if every run lacks the measure."""
-        values = [v for seed in self.results.get(arm, {}) if (v := self.number(measure, arm, seed, at)) is not None]
+        values = [v for seed in self.results.get(arm, {}) if (v := self.read_number(measure, arm, seed, at)) is not None]
         return estimate(values, "seeds") if values else None
 
-    def nodes(self, measure: str, arm: str, at: End) -> dict[str, Estimate]:
+    def estimate_nodes(self, measure: str, arm: str, at: End) -> dict[str, Estimate]:
         """Return client id -> estimate of a measure over the arm's seeds; {} if every run lacks the measure."""
         read_nodes = measures.find(measure)[0].nodes
         runs = (
@@ -118,13 +118,13 @@ def read_measured_cells(
 def _narrow_scale(scale: Scale, cell: Cell) -> Scale | None:
     """Return the scale for one cell; None if an arm of the cell cannot have one of the changed keys."""
     with suppress(ConfigError):
-        return scale.of(cell)
+        return scale.fit_to(cell)
     return None
 
 
 def _read_measured(cell: Cell, store: ResultStore, wanted: Scale | None, seeds: Iterable[int] | None) -> MeasuredCell:
     scales, candidates = [] if wanted is None else [wanted], []
-    for stored_scale in store.ways(cell.id):
+    for stored_scale in store.list_scales(cell.id):
         if (scale := _narrow_scale(stored_scale, cell)) is not None and scale not in scales:
             scales.append(scale)
     for scale in scales:
@@ -139,8 +139,8 @@ def _read_measured(cell: Cell, store: ResultStore, wanted: Scale | None, seeds: 
 
 def _find_seeds(cell: Cell, store: ResultStore, scale: Scale) -> set[int]:
     """Return the seeds of all stored runs, of any cell, that have as many rounds as a run of this cell at the scale."""
-    rounds = {cell.rounds(arm) if scale.rounds is None else cell.within(arm, scale.rounds) for arm in cell.arms}
-    return {result.seed for result in store.all() if result.rounds in rounds}
+    rounds = {cell.rounds(arm) if scale.rounds is None else cell.limit_rounds(arm, scale.rounds) for arm in cell.arms}
+    return {result.seed for result in store.list_all_results() if result.rounds in rounds}
 
 
 def _find_results(cell: Cell, store: ResultStore, scale: Scale, seeds: Iterable[int]) -> dict[str, dict[int, Result]]:

@@ -85,7 +85,7 @@ class Cell:
         """Return the number of rounds of every arm that does not set `rounds` itself."""
         return int(self.tables.get("rounds") or Config.model_fields["rounds"].default)
 
-    def within(self, arm: str, limit: int) -> int:
+    def limit_rounds(self, arm: str, limit: int) -> int:
         """Return the number of rounds of an arm, at least 1, when the cell is shortened to `limit` rounds.
 
         An arm with fewer rounds than the cell is shortened in the same proportion as the cell, rounded half up. An arm with
@@ -105,7 +105,7 @@ class PaperExperiment:
     differences: tuple[str, ...] = ()  # from the paper: its own, and those that it shares with others
     code: tuple[str, ...] = ()  # what the authors' public code does otherwise
 
-    def chosen(self, only: Sequence[str]) -> tuple[Cell, ...]:
+    def choose_cells(self, only: Sequence[str]) -> tuple[Cell, ...]:
         """Return the cells whose names match one of the patterns; without patterns, all cells.
 
         Raises:

@@ -129,10 +129,10 @@ def _judge_cell(claim: Claim, measured: MeasuredCell, operands: Sequence[Side]) 
     is_comparable = all(
         side.measured.scale == measured.scale for side in operands
     )  # a number of fewer rounds is not held against another
-    seeds = [s for s in measured.seeds if is_comparable and all(side.measured.good(side.arm, s) for side in operands)]
+    seeds = [s for s in measured.seeds if is_comparable and all(side.measured.has_numbers(side.arm, s) for side in operands)]
     diverged, smallest = _count_divergence(operands), find_grain(claim, operands)
     share = min(side.measured.share(side.arm) for side in operands)
-    scale = "; ".join(dict.fromkeys(filter(None, (side.measured.arm_words(side.arm) for side in operands))))
+    scale = "; ".join(dict.fromkeys(filter(None, (side.measured.describe_arm(side.arm) for side in operands))))
     for title, values in (list_client_values if claim.per == "client" else list_cell_values)(
         claim, measured, operands, seeds
     ):
@@ -149,7 +149,7 @@ def _judge_cell(claim: Claim, measured: MeasuredCell, operands: Sequence[Side]) 
             verdict=verdict,
             scale=scale,
             share=share,
-            length=measured.scale.length(measured.cell),
+            length=measured.scale.compute_length(measured.cell),
             numerics=frozenset[int]().union(*(side.measured.numerics(side.arm, seeds) for side in operands)),
             diverged=diverged,
         )
@@ -187,7 +187,7 @@ def _compute_tails(claim: Claim, lines: Sequence[Line], overall: Estimate | None
 
 def _count_divergence(operands: Iterable[Side]) -> Lost:
     """Return arm -> (runs in which a client diverged, all runs), only for arms with such runs."""
-    divergences = {(id(side.measured), side.arm): side.measured.diverged(side.arm) for side in operands}
+    divergences = {(id(side.measured), side.arm): side.measured.count_diverged(side.arm) for side in operands}
     sums: dict[str, tuple[int, int]] = {}
     for (_, arm), (n, of) in divergences.items():
         sums_before = sums.get(arm, (0, 0))

@@ -43,12 +43,12 @@ def make_entry(
         why = {
             NOT_RUN: "the run has results, but this number of its weights was not computed" if unasked else "",
             "n/a": "n/a: this method does not have this number",
-            "not reached": "; ".join(filter(None, ("not reached", measured.arm_words(arm)))),
+            "not reached": "; ".join(filter(None, ("not reached", measured.describe_arm(arm)))),
         }
         return TableCell(text, sub=paper_text, note="; ".join(failed) or why.get(text, ""))
     mean, spread = format_value(value, unit, decimals)
     missing = len(measured.results[arm]) - value.n
-    notes = [measured.arm_words(arm), f"{value.n} seed" + ("s" if value.n > 1 else "")]
+    notes = [measured.describe_arm(arm), f"{value.n} seed" + ("s" if value.n > 1 else "")]
     notes += (
         [
             f"{format_amount(missing, 'more seed')} without this number"

@@ -22,7 +22,7 @@ class Pace:
         self.left = [job for job in self.left if job.fingerprint not in prints]
         return before - len(self.left)
 
-    def after(self, finished_jobs: Sequence[Job], seconds: float, at_once: int = 1) -> str:
+    def report_finished(self, finished_jobs: Sequence[Job], seconds: float, at_once: int = 1) -> str:
         """Record the seconds of finished runs and return a progress line: "3 of 36 runs done, about 1 h 20 min left".
 
         at_once: how many runs are trained side by side.

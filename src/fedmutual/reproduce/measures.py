@@ -58,7 +58,7 @@ class Measure:
         """Return the end that is compared with the paper: "best" only if validation data chose the best round."""
         return "best" if self.chosen == CHOSEN_BY_OTHERS else "last"
 
-    def prints(self, at: End) -> bool:
+    def is_printed_at(self, at: End) -> bool:
         """Return whether the paper's number stands beside this end; also for a best round that was chosen on test images."""
         return at == self.counts or self.chosen == CHOSEN_BY_TEST
 

@@ -21,9 +21,9 @@ def list_records(experiment: PaperExperiment, measured_cells: Sequence[MeasuredC
             for measure in experiment.index.measures:
                 for at in ENDS:
                     if experiment.index.view == "nodes":
-                        for node, value in measured.nodes(measure, arm, at).items():
+                        for node, value in measured.estimate_nodes(measure, arm, at).items():
                             yield _make_record(measured, arm, measure, at, node, value)
-                    mean = measured.value(measure, arm, at)
+                    mean = measured.estimate(measure, arm, at)
                     if mean is None and (at != measures.find(measure)[0].counts or measured.results[arm]):
                         continue
                     yield _make_record(measured, arm, measure, at, None, mean)
@@ -33,7 +33,7 @@ def _make_record(
     measured: MeasuredCell, arm: str, measure: str, at: End, node: str | None, value: Estimate | None
 ) -> dict[str, Any]:
     kind = measures.find(measure)[0]
-    paper = measured.cell.shown[arm].printed(measure, node or AVERAGE) if at == kind.counts else None
+    paper = measured.cell.shown[arm].find_printed(measure, node or AVERAGE) if at == kind.counts else None
     return {
         "cell": measured.cell.name,
         "row": measured.cell.about.row,
@@ -47,7 +47,7 @@ def _make_record(
         "half": value.half if value else None,
         "seeds": value.n if value else 0,
         "paper": paper,
-        "state": measured.arm_words(arm) if measured.results[arm] else NOT_RUN,
+        "state": measured.describe_arm(arm) if measured.results[arm] else NOT_RUN,
     }
 
 

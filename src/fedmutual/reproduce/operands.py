@@ -53,7 +53,7 @@ def list_cell_values(
     """Yield (the cell's title, seed -> value) once."""
     numbers = {}
     for seed in seeds:
-        numbers[seed] = [side.measured.number(claim.measure, side.arm, seed, side.at) for side in operands]
+        numbers[seed] = [side.measured.read_number(claim.measure, side.arm, seed, side.at) for side in operands]
         if claim.measure.startswith("rounds_to") and any(n is not None for n in numbers[seed]):  # more than there were
             more = [side.measured.results[side.arm][seed].rounds + 1.0 for side in operands]
             numbers[seed] = [m if n is None else n for n, m in zip(numbers[seed], more, strict=True)]

@@ -29,7 +29,7 @@ class Scale:
     rounds: int | None = None
     changed: Changed = ()
 
-    def of(self, cell: Cell) -> "Scale":
+    def fit_to(self, cell: Cell) -> "Scale":
         """Return the scale for one cell, without a limit that no arm exceeds and without keys that change no arm.
 
         Raises:
@@ -41,30 +41,32 @@ class Scale:
         changed = tuple((k, v) for k, v in self.changed if has_effect(k) and any(_accepts(a, k) for a in algorithms))
         return Scale(rounds, _drop_silent(cell, changed))
 
-    def words(self, cell: Cell, arm: str | None = None) -> str:
+    def describe(self, cell: Cell, arm: str | None = None) -> str:
         """Return "shortened: 50 of 200 rounds, partition.examples = 200" for a cell or one arm; "" for the full length."""
         if arm is None:
             most = max(map(cell.rounds, cell.arms))
             rounds, full_rounds = self.rounds or most, cell.about.paper_rounds or most
         else:
-            rounds, full_rounds = self.trained(cell, arm)
+            rounds, full_rounds = self.count_rounds(cell, arm)
         parts = [f"{rounds} of {full_rounds} rounds"] if rounds < full_rounds else []
         parts += [f"{k} = {json.dumps(v)}" for k, v in self.changed]
         return f"shortened: {', '.join(parts)}" if parts else ""
 
-    def length(self, cell: Cell) -> tuple[Fraction, str]:
+    def compute_length(self, cell: Cell) -> tuple[Fraction, str]:
         """Return (the share of the cell's rounds, the changed keys as JSON); cells are averaged only if both are equal."""
         rounds = cell.common_rounds if self.rounds is None else min(self.rounds, cell.common_rounds)
         return Fraction(rounds, cell.common_rounds), json.dumps(self.changed)
 
-    def trained(self, cell: Cell, arm: str) -> tuple[int, int]:
+    def count_rounds(self, cell: Cell, arm: str) -> tuple[int, int]:
         """Return (the arm's rounds at this scale, its full rounds), or those of the arm it starts from, if that is cut more.
 
         The full rounds are the paper's, if the cell says that the paper trains for more rounds.
         """
         longer = cell.about.paper_rounds / max(map(cell.rounds, cell.arms)) if cell.about.paper_rounds else 1.0
         chain = [arm, *filter(None, (cell.arms[arm].needs,))]
-        pairs = [(cell.rounds(a) if self.rounds is None else cell.within(a, self.rounds), cell.rounds(a)) for a in chain]
+        pairs = [
+            (cell.rounds(a) if self.rounds is None else cell.limit_rounds(a, self.rounds), cell.rounds(a)) for a in chain
+        ]
         rounds, full_rounds = min(pairs, key=lambda pair: Fraction(*pair))
         return rounds, round(full_rounds * max(longer, 1.0))
 
@@ -114,7 +116,7 @@ def list_jobs(cell: Cell, seeds: Iterable[int], scale: Scale, here: Here = Mappi
     Raises:
         ConfigError: an arm's configuration is not valid; the message names file, arm and key.
     """
-    of_cell = scale.of(cell)
+    of_cell = scale.fit_to(cell)
     seeds = list(seeds)
     # parsing takes a millisecond, and seeds differ in one key only
     configs = {arm: make_arm_config(cell, arm, seeds[0], of_cell, here) for arm in (cell.arms if seeds else ())}
@@ -146,7 +148,7 @@ def _plan_with_needs(
 def make_arm_config(cell: Cell, arm: str, seed: int, scale: Scale, here: Here = MappingProxyType({})) -> Config:
     """Return the configuration of an arm at a scale of its cell, with the keys of this machine."""
     algorithm = _name_algorithm(cell, arm)
-    limit = {} if scale.rounds is None else {"rounds": cell.within(arm, scale.rounds)}
+    limit = {} if scale.rounds is None else {"rounds": cell.limit_rounds(arm, scale.rounds)}
     changed = {k: v for k, v in (*scale.changed, *here.items()) if _accepts(algorithm, k)}  # as `compare --set`: who has it
     return cell.config(arm, changed | {"seed": seed, **limit})
 

@@ -35,8 +35,8 @@ def _list_rows(experiment: PaperExperiment, measured_cells: Sequence[MeasuredCel
         again = measured.cell.about.printed_in
         about = {"experiment": experiment.id, "cell": again or measured.cell.id, "again": bool(again)}
         for arm, method in measured.cell.shown.items():
-            state = NOT_RUN if not measured.results.get(arm) else SHORTENED if measured.arm_words(arm) else FULL
-            for measure, node, value in method.all_printed(experiment.index.measures[0]):
+            state = NOT_RUN if not measured.results.get(arm) else SHORTENED if measured.describe_arm(arm) else FULL
+            for measure, node, value in method.list_printed(experiment.index.measures[0]):
                 yield {**about, "arm": arm, "measure": measure, "node": node, "value": value, "state": state}
 
 

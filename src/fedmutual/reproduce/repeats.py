@@ -32,7 +32,7 @@ def make_repeats_frame(store: ResultStore) -> pd.DataFrame:
 def _list_rows(store: ResultStore) -> Iterator[dict[str, Any]]:
     alike: dict[tuple[str, int], dict[int, tuple[str, Result]]] = defaultdict(dict)  # by rounds
     for cell in store.cells:
-        for result in store.of(cell):
+        for result in store.list_results(cell):
             if not result.failed:
                 alike[result.fingerprint.rpartition("-")[0], result.numerics].setdefault(result.rounds, (cell, result))
     for runs in alike.values():

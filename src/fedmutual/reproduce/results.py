@@ -32,18 +32,18 @@ class ResultStore:
         """Return the ids of the cells that have results, sorted."""
         return sorted(self._found)
 
-    def of(self, cell: str) -> Sequence[Result]:
+    def list_results(self, cell: str) -> Sequence[Result]:
         """Return all results of a cell."""
         return self._found.get(cell, ())
 
-    def all(self) -> Iterator[Result]:
+    def list_all_results(self) -> Iterator[Result]:
         """Return all results."""
         return (result for cell_results in self._found.values() for result in cell_results)
 
-    def ways(self, cell: str) -> list[Scale]:
+    def list_scales(self, cell: str) -> list[Scale]:
         """Return the scales of all stored runs, first those of this cell; cells share runs, so all are candidates."""
         ways: list[Scale] = []
-        for result in (*self.of(cell), *self.all()):
+        for result in (*self.list_results(cell), *self.list_all_results()):
             changed = tuple(result.changed.items())
             ways += [w for limit in (result.limit, result.rounds) if (w := Scale(limit, changed)) not in ways]
         return ways
@@ -51,7 +51,7 @@ class ResultStore:
     def find(self, job: Job, numerics: int | None = None) -> Result | None:
         """Return the result of a run, stored by any experiment, or None. numerics: a version; None: any version."""
         candidates = [
-            *self.of(job.cell.id),
+            *self.list_results(job.cell.id),
             *(r for cell, cell_results in self._found.items() if cell != job.cell.id for r in cell_results),
         ]
         for result in candidates:

@@ -86,7 +86,7 @@ def reproduce(
         store.check()
         at_once = limit_jobs([j.config for j in pace.left], jobs)
         work = CellWork(out, store, watch, outcome, pace, say, planned, at_once)
-        while work.through():  # once more: what others had may be let go of by now
+        while work.train_planned():  # once more: what others had may be let go of by now
             outcome.elsewhere.clear()
             outcome.failed.clear()
     outcome.failed = [*_known_failures(planned, store), *outcome.failed]
@@ -145,7 +145,7 @@ class CellWork:
     jobs: int | None  # how many runs side by side; None: chosen by what the first run takes
     needed: set[str] = field(default_factory=set)  # fingerprints of the runs that other runs to train start from
 
-    def through(self) -> bool:
+    def train_planned(self) -> bool:
         """Train the runs that no other process trains; return whether to try again, because other processes had some."""
         trained_before = self.outcome.trained
         for is_stacked, stages in groupby(self._list_stages(), key=_is_stacked):
@@ -186,7 +186,7 @@ class CellWork:
             is_free = True
         except Busy:
             is_free = False
-        self._look(job)
+        self._read_results_of_others(job)
         if not _is_missing(self.store, job) and not (job.fingerprint in self.needed and self._to_begin_with(job)):
             self.outcome.known += self.pace.drop([job])
         elif not is_free:
@@ -197,7 +197,7 @@ class CellWork:
             return True
         return False
 
-    def _look(self, job: Job) -> None:
+    def _read_results_of_others(self, job: Job) -> None:
         """Read the results that other processes stored for a run meanwhile, in any cell."""
         for cell in dict.fromkeys(
             j.cell.id for of_cell in self.planned for j in of_cell if j.fingerprint == job.fingerprint
@@ -248,7 +248,7 @@ class CellWork:
             for job, request in zip(own_jobs, requests, strict=True):
                 self.store_result(job, request, attempt_run(request), len(requests))
             if own_jobs:
-                self.say(self.pace.after(own_jobs, time.monotonic() - begun))
+                self.say(self.pace.report_finished(own_jobs, time.monotonic() - begun))
 
 
 class CellQueue:
@@ -287,7 +287,7 @@ class CellQueue:
         job, locks = self._in_training.pop(request.folder)
         with locks:
             self._work.store_result(job, request, problem)
-        self._work.say(self._work.pace.after([job], seconds, at_once))
+        self._work.say(self._work.pace.report_finished([job], seconds, at_once))
 
     def close(self) -> None:
         """Release the locks of runs whose training was stopped."""

@@ -36,13 +36,13 @@ class Arm(_Section):
     rate_times: float = Field(default=1.0, gt=0)  # so many times the learning rate of the sweep, or of the cell
     shown: bool = True  # False: it is trained only because others need it
 
-    def all_printed(self, measure: str) -> list[tuple[str, str, float]]:
+    def list_printed(self, measure: str) -> list[tuple[str, str, float]]:
         """Return every printed number as (measure, node, number). measure: for numbers that do not name their measure."""
         if isinstance(self.paper, dict):
             return [(name, normalize_node(node), v) for name, nodes in self.paper.items() for node, v in nodes.items()]
         return [] if self.paper is None else [(measure, AVERAGE, self.paper)]
 
-    def printed(self, measure: str, node: str = AVERAGE) -> float | None:
+    def find_printed(self, measure: str, node: str = AVERAGE) -> float | None:
         """Return the paper's number, in the paper's unit; None if the paper has none."""
         if isinstance(self.paper, dict):
             return {normalize_node(k): v for k, v in self.paper.get(measure, {}).items()}.get(normalize_node(node))

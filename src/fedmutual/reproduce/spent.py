@@ -58,7 +58,7 @@ def _format_number(value: float) -> TableCell:
 def _list_rows(measured_cells: Sequence[MeasuredCell]) -> Iterator[dict[str, Any]]:
     for measured in measured_cells:
         for arm, results in measured.results.items():
-            ran, planned = measured.scale.trained(measured.cell, arm)
+            ran, planned = measured.scale.count_rounds(measured.cell, arm)
             for result in results.values():
                 if not result.failed:
                     budget, traffic, clients = find_budget(measured, arm, result), result.traffic, len(result.clients) or 1

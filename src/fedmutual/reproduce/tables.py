@@ -123,23 +123,25 @@ def _make_cell(measured: MeasuredCell | None, arm: str, measure: str, at: End, d
     if measured is None or arm not in measured.cell.shown:
         return TableCell("")
     kind = measures.find(measure)[0]
-    paper = measured.cell.shown[arm].printed(measure) if kind.prints(at) else None
-    return make_entry(measured, arm, measured.value(measure, arm, at), paper, kind, decimals)
+    paper = measured.cell.shown[arm].find_printed(measure) if kind.is_printed_at(at) else None
+    return make_entry(measured, arm, measured.estimate(measure, arm, at), paper, kind, decimals)
 
 
 def _tabulate_nodes(experiment: PaperExperiment, measured_cells: Sequence[MeasuredCell], measure: str) -> PageTable:
     """Return a table of one measure with a row for each setting and arm and a column for each node, the mean last."""
     kind, decimals = measures.find(measure)[0], experiment.index.decimals
     printed = [a.paper.get(measure, {}) for x in measured_cells for a in x.cell.shown.values() if isinstance(a.paper, dict)]
-    node_values = [measured.nodes(measure, arm, kind.counts) for measured in measured_cells for arm in measured.cell.shown]
+    node_values = [
+        measured.estimate_nodes(measure, arm, kind.counts) for measured in measured_cells for arm in measured.cell.shown
+    ]
     nodes = _name_nodes([*printed, *node_values])
     heads = [Column("Setting", numeric=False), Column("Method", numeric=False), *map(Column, nodes.values())]
     lines = []
     for measured in measured_cells:
         for arm, about in measured.cell.shown.items():
-            values = {normalize_node(i): v for i, v in measured.nodes(measure, arm, kind.counts).items()}
-            values |= {AVERAGE: v} if (v := measured.value(measure, arm, kind.counts)) else {}
-            cells = [make_entry(measured, arm, values.get(i), about.printed(measure, i), kind, decimals) for i in nodes]
+            values = {normalize_node(i): v for i, v in measured.estimate_nodes(measure, arm, kind.counts).items()}
+            values |= {AVERAGE: v} if (v := measured.estimate(measure, arm, kind.counts)) else {}
+            cells = [make_entry(measured, arm, values.get(i), about.find_printed(measure, i), kind, decimals) for i in nodes]
             lines.append((TableCell(measured.cell.about.row), TableCell(name(arm, about)), *cells))
     caption = capitalize(f"{measures.get_title(measure)}, {FAIR}")
     return PageTable(f"nodes-{measure}", caption, tuple(heads), tuple(lines), format_records(experiment, measured_cells))
@@ -181,7 +183,7 @@ def _make_client_cell(measured: MeasuredCell, arm: str, client: str, at: End, de
     e = estimate([getattr(r.clients[client], at) for r in runs], "seeds")
     mean, spread = format_value(e, "%", decimals)
     notes = (
-        measured.arm_words(arm),
+        measured.describe_arm(arm),
         f"{e.n} seed" + ("s" if e.n > 1 else ""),
         describe_mixed_versions(r.numerics for r in runs),
     )

@@ -158,7 +158,7 @@ class RecordedRun:
         """Return the model that a client would use: the first of `models`."""
         return next(iter(self.models), None)
 
-    def at(self, round: int) -> Evaluation | None:
+    def find_evaluation(self, round: int) -> Evaluation | None:
         """Return the evaluation after a round; None if the round was not evaluated."""
         return next((e for e in self.evaluations if e.round == round), None)
 

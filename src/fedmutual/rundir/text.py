@@ -44,7 +44,7 @@ class TimeLeft:
         """Measure from now; `event` says how many rounds are done already."""
         self._since, self._done, self._rounds = time.monotonic(), event.done, event.rounds
 
-    def after(self, round: float) -> str:
+    def estimate_after(self, round: float) -> str:
         """Return the remaining time after `round` rounds as text, "" before any progress; fractions of a round count."""
         if round <= self._done:
             return ""

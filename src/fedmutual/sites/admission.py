@@ -85,4 +85,4 @@ def _is_forgotten(journal: Journal, place: Place) -> bool:
     """Return whether the site's state before a place is lost: of earlier rounds the journal has only the last state."""
     if journal.entries and place[1] > 0 and place[0] < journal.entries[-1].round:
         return True
-    return journal.before(place) is None and journal.forgotten
+    return journal.find_before(place) is None and journal.forgotten

@@ -102,7 +102,7 @@ class Contract:
         """The bounds that the server checks replies against."""
         return Limits(self.sites.update_limit, self.sites.examples_limit, self.sites.refuse_opposed)
 
-    def at(self, site_file: SiteFile, source: str) -> Config:
+    def make_site_config(self, site_file: SiteFile, source: str) -> Config:
         """Return the full configuration of one site: a federation of one client, with the site's own data.
 
         source: the name of the file in error messages.

@@ -122,7 +122,7 @@ class SitesEngine:
         inputs = {i: a for i, a in arguments.items() if i not in self._conduct.left_out}
         receivers = None
         if self._by_hand:  # sending to an unresponsive site would block the sender
-            receivers = tuple(sorted(inputs.keys() & set(self._post.list_connected()) - set(self._post.late())))
+            receivers = tuple(sorted(inputs.keys() & set(self._post.list_connected()) - set(self._post.list_late())))
         outcome = self._collect(inputs, self._attempts.stamp({i: self._make_order(a, receivers) for i, a in inputs.items()}))
         if self._sums is not None:
             self._check_count(outcome, len(outcome.replies), inputs)

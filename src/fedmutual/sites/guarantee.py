@@ -99,7 +99,7 @@ def record(experiment: Experiment, site: str, budget: PrivacyBudget | None) -> M
     """Return the entry `privacy` of the site's summary.json; no entry without a budget."""
     if budget is None:
         return {}
-    site_budget = budget.of_federation()
+    site_budget = budget.sum_up_federation()
     return {"privacy": {**privacy_plan.describe_privacy(experiment.config, {site: site_budget}), "spent": budget.spent}}
 
 

@@ -117,7 +117,7 @@ class Journal:
         is_saved = self._scored == ScoredRound(round, inbox) and self._make_scores_path(round).exists()
         return self._make_scores_path(round).read_bytes() if is_saved else None
 
-    def before(self, place: Place) -> JournalEntry | None:
+    def find_before(self, place: Place) -> JournalEntry | None:
         """Return the last entry before a round and phase, or None."""
         return max((e for e in self.entries if e.place < place), default=None, key=lambda e: e.place)
 
@@ -179,7 +179,7 @@ class Journal:
         if before is not None and before.round != round:
             self._make_scores_path(before.round).unlink(missing_ok=True)
 
-    def shared(self, message: Message, round: int) -> None:
+    def save_shared(self, message: Message, round: int) -> None:
         """Save the shared model that the server sent after a round, for `fedmutual predict`."""
         about = {"format": "1", "run": self._run, "round": str(round + 1)}
         write_tensors(self._folder / "server" / make_file_name(round + 1), message, about)

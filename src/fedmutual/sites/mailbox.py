@@ -72,7 +72,7 @@ class Mailbox:
                 rounds = {round, max((place[0] for place in letters if place[0] > round), default=round)}
                 self._letters[i] = {place: message for place, message in letters.items() if place[0] in rounds}
 
-    def letters(self, place: Place) -> dict[str, Message]:
+    def read_letters(self, place: Place) -> dict[str, Message]:
         """Return the messages of a round and phase: sender -> message."""
         with self._lock:
             return {i: letters[place] for i, letters in self._letters.items() if place in letters}

@@ -50,7 +50,7 @@ class PeerMailbox:
             return None
         return phases[number].leaves(self._state) or None
 
-    def letters(self, order: Order, at: At) -> Letters:
+    def make_letters(self, order: Order, at: At) -> Letters:
         """Return the letters to other sites after a phase, made from the site's stored message."""
         message = self._read_message(order)
         letter = pack_message(SiteAnswer(Order(order.kind, order.round, order.phase)), message)
@@ -85,7 +85,7 @@ class PeerMailbox:
 
     def _collect_replies(self, order: Order, at: At) -> tuple[dict[str, Message], dict[str, str]]:
         """Return (messages of the named sites and of this site, reason for each missing message)."""
-        own_message, letters = self._read_message(order), self.mail.letters((order.round, order.phase))
+        own_message, letters = self._read_message(order), self.mail.read_letters((order.round, order.phase))
         replies, missing = {self._site: own_message} if own_message else {}, dict[str, str]()
         for i in (i for i in self._others if i in (order.senders or ())):
             if i in letters:

@@ -85,7 +85,7 @@ class Post(Protocol):
         """Return the connected sites."""
         ...
 
-    def late(self) -> tuple[str, ...]:
+    def list_late(self) -> tuple[str, ...]:
         """Return the connected sites that missed a deadline and have sent nothing since. They get orders without waiting."""
         ...
 

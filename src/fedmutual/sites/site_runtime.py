@@ -159,7 +159,7 @@ class SiteRuntime:
             return {name: {WORDS: (torch.int64, (count,))} for name, count in counts.items()}
         return {type(p).__name__.lower(): p.leaves(self._public) for p in (*algorithm.start, *algorithm.phases)}
 
-    def do(self, content: bytes) -> bytes:
+    def carry_out(self, content: bytes) -> bytes:
         """Carry out an order, and return the answer. Only this answer leaves the site for the server.
 
         Raises:
@@ -212,12 +212,12 @@ class SiteRuntime:
                 "allow more"
             )
 
-    def letters(self, content: bytes) -> dict[str, bytes]:
+    def make_letters(self, content: bytes) -> dict[str, bytes]:
         """Return the letters to the other sites after an order was carried out: site -> bytes. Each letter is logged."""
         order, inbox = read_order(content)
         if self.peers is None or order.kind == EXAM or find_answer(self._journal, order, digest_order(order, inbox)) is None:
             return {}
-        letters = self.peers.letters(order, self._make_place(order))
+        letters = self.peers.make_letters(order, self._make_place(order))
         for receiver, letter in letters.items():
             self._sent_log.record(*read_answer(letter), letter, receiver)
         return letters
@@ -303,12 +303,12 @@ class SiteRuntime:
     def _evaluate(self, order: Order, inbox: Message) -> tuple[SiteAnswer, Message]:
         """Write the site's scores after a round to its disk, and return those that the site shares."""
         client = self._restore_client((order.round + 1, 0))
-        exams = tuple(self.experiment.exams(self.site))
+        exams = tuple(self.experiment.list_evaluations(self.site))
         if any(exam.model == COPY for exam in exams):
             self._restore_sent_meme(client, order)
         scores = compute_scores(client, exams, inbox)
         if inbox:
-            self._journal.shared(inbox, order.round)
+            self._journal.save_shared(inbox, order.round)
         rewind(self.folder / METRICS, lambda round: round <= order.round)
         Metrics(self.folder)(Evaluated(order.round + 1, {}, tuple(scores.values())))
         self._write_summary(order.round + 1)
@@ -316,7 +316,7 @@ class SiteRuntime:
 
     def _restore_sent_meme(self, client: Client, order: Order) -> None:
         """Load the meme's tensors that the client sent: scores are of the trained meme, which no state file holds."""
-        entry, meme = self._journal.before((order.round + 1, 0)), client.nets.get("meme")
+        entry, meme = self._journal.find_before((order.round + 1, 0)), client.nets.get("meme")
         if entry is not None and meme is not None:
             sent = read_answer(self._journal.reply(entry))[1] if self._sums is None else self._sums.read_reply()
             meme.load_state_dict(meme.state_dict() | {k: v for k, v in sent.items() if k in client.shared})
@@ -341,7 +341,7 @@ class SiteRuntime:
 
     def _restore_client(self, at: Place) -> Client:
         """Return the client with its state before a phase."""
-        entry = self._journal.before(at)
+        entry = self._journal.find_before(at)
         place = entry.place if entry else None
         if self._client is None or self._at != place:
             self._client = guarantee.protect(self.experiment.client(self.site), self._budget, self._state)

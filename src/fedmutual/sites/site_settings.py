@@ -113,7 +113,7 @@ def configure_site(contract: Contract, settings: SiteSettings) -> Config:
             f"federation are {', '.join(contract.sites.names)}; correct the key 'site'"
         )
     with plugins.use_rule(settings.code):
-        return contract.at(settings.file, str(settings.source))
+        return contract.make_site_config(settings.file, str(settings.source))
 
 
 def _collect_seedset(contract: Contract, settings: SiteSettings) -> CollectedSeedset | None:

@@ -82,7 +82,7 @@ def _adapt_shared_model(
     planned: list[Planned] = [
         (f"{arm}, {size} examples, seed {seed}", config, folder / arm / size / str(seed)) for arm, size, seed, config in arms
     ]
-    about = {"format": 1, "name": first.name, "from": shared.about(), "fine-tuned": tuned.about()}
+    about = {"format": 1, "name": first.name, "from": shared.describe(), "fine-tuned": tuned.describe()}
     _check_same(folder, about, resume)
     check_folders(planned, resume)
     write_json(folder / ADAPT, about)

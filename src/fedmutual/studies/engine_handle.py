@@ -23,7 +23,7 @@ class EngineHandle:
         folder: of the run, where states of clients may be stored; None: all clients stay in memory.
         """
         engine = experiment.config.engine
-        self.experiment, self.work = experiment, experiment.work()
+        self.experiment, self.work = experiment, experiment.estimate_work()
         self._automatic = engine.name == "auto"
         name = before if before and self._automatic else engine.name
         self.choice = choose_engine(name, engine.workers, experiment.device, self.work, stackable=not experiment.noised)

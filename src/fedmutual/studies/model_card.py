@@ -98,7 +98,7 @@ def _count_training_examples(run: RecordedRun, answering: AnsweringModel) -> int
 
 def _list_scores(run: RecordedRun, answering: AnsweringModel, scale: MetricScale | None) -> Iterator[CardScore]:
     """Yield the scores of the model after its round: on the test set, on the client's rows, or as a mean over clients."""
-    evaluation = run.at(answering.round)
+    evaluation = run.find_evaluation(answering.round)
     if evaluation is None or scale is None:
         return
     scores = [s for s in evaluation.list_scores(scale.metric.name) if s.model == answering.role]

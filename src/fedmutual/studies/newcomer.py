@@ -60,7 +60,7 @@ class SourceRun:
         """Whether the layer of the classes is shared too, so that all must have the same ones."""
         return "part" not in self.model
 
-    def about(self) -> Table:
+    def describe(self) -> Table:
         """The identity of this model: it differs for other models, and for this model after further rounds."""
         digest = hashlib.sha256((self.run.folder / "server" / make_file_name(self.run.round)).read_bytes()).hexdigest()
         config = self.run.config

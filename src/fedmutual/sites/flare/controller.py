@@ -134,7 +134,7 @@ class TaskPost:
         same = (i for i, connection in self.began.items() if connections.get(i) == connection and not is_disconnected(i))
         return tuple(sorted(same))
 
-    def late(self) -> tuple[str, ...]:
+    def list_late(self) -> tuple[str, ...]:
         """Return the sites that missed a deadline and have taken no order since."""
         return tuple(sorted(self._late))
 

@@ -65,8 +65,8 @@ class SiteExecutor(Executor):  # type: ignore[misc]
                         SiteAnswer(read_order(content)[0], problem="it does not take part; its operator reads why"), {}
                     )
                 )
-            answer = self._runtime.do(content)
-            self._send_to_peers(self._runtime.letters(content), fl_ctx)
+            answer = self._runtime.carry_out(content)
+            self._send_to_peers(self._runtime.make_letters(content), fl_ctx)
             self._print_progress(content)
             return _make_answer(answer)
         except MalformedMessage as problem:

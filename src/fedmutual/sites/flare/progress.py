@@ -89,7 +89,7 @@ class ProgressFile:
             case Evaluated():
                 self._state["scores"] = format_scores(event.scores)
             case RoundDone():
-                self._state |= {"round": event.round, "left": self._time_left.after(event.round), "tries": 0}
+                self._state |= {"round": event.round, "left": self._time_left.estimate_after(event.round), "tries": 0}
             case _:
                 return
         self._write()

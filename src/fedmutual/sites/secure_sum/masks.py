@@ -92,4 +92,4 @@ def _add_keystream(words: Words, key: bytes, subtract: bool = False) -> None:
     stream, change = Stream(key), np.subtract if subtract else np.add
     for start in range(0, len(words), _PIECE):
         piece = words[start : start + _PIECE]
-        change(piece, stream.words(len(piece)).numpy().view(np.uint64), out=piece)
+        change(piece, stream.draw_words(len(piece)).numpy().view(np.uint64), out=piece)
