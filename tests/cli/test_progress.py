@@ -165,10 +165,10 @@ def test_a_run_that_was_finished_before_takes_no_time(clock):
     """Of four runs the first two are finished and the third goes on after half of its rounds."""
     runs = AllRuns(4)
     runs.start(3, 0.5)
-    assert runs.time_left() == ""
+    assert runs.format_time_left() == ""
     clock[0] = 10.0
     runs.reach(3, 1.0)
-    assert runs.time_left() == "20 s left for all runs"
+    assert runs.format_time_left() == "20 s left for all runs"
 
 
 def test_runs_that_are_trained_at_once_count_together(clock):

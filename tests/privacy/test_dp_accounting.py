@@ -134,7 +134,7 @@ def test_what_is_planned_is_what_is_spent(name, tmp_path):
         assert recorded["steps"] == cost.steps > 0
         assert (
             recorded["epsilon"]
-            == cost.epsilon(config)
+            == cost.compute_epsilon(config)
             == compute_total_epsilon([NoisedSteps(1.0, cost.rate, cost.steps)], 1e-5)
         )
         assert recorded["rate"] == cost.rate == 16 / cost.rows
@@ -212,4 +212,4 @@ def test_groups_are_the_unit_where_they_are_asked_for(tmp_path):
     assert math.isclose(cost.rate, 16 / (2 * cost.units))
     done = run(config, tmp_path / "run")
     (recorded,) = json.loads((done.folder / "summary.json").read_text())["privacy"]["clients"].values()
-    assert recorded["epsilon"] == cost.epsilon(config)
+    assert recorded["epsilon"] == cost.compute_epsilon(config)

@@ -36,27 +36,33 @@ def ledger():
 
 def test_sums_without_the_seed_set(ledger):
     assert ledger.seed == {"a": 500, "b": 701}
-    assert (ledger.total("up"), ledger.total("down")) == (1 + 10 + 20 + 40 + 6, 3 + 30 + 5)
-    assert (ledger.total("up", start=False), ledger.total("down", start=False)) == (76, 35)
-    assert ledger.by_client("up") == {"b": 1 + 20 + 40, "a": 10 + 6}
-    assert ledger.by_round("down") == {0: 3, 1: 30, 2: 5}
+    assert (ledger.sum_bytes("up"), ledger.sum_bytes("down")) == (1 + 10 + 20 + 40 + 6, 3 + 30 + 5)
+    assert (ledger.sum_bytes("up", start=False), ledger.sum_bytes("down", start=False)) == (76, 35)
+    assert ledger.sum_by_client("up") == {"b": 1 + 20 + 40, "a": 10 + 6}
+    assert ledger.sum_by_round("down") == {0: 3, 1: 30, 2: 5}
     assert ledger.visits == 4  # both clients in both rounds; the start is none
 
 
 def test_sums_up_to_a_round(ledger):
-    assert ledger.until([0, 1, 2, 99]) == [1, 31, 77, 77]
-    assert ledger.until([1, 2], "down") == [33, 38]
+    assert ledger.sum_until([0, 1, 2, 99]) == [1, 31, 77, 77]
+    assert ledger.sum_until([1, 2], "down") == [33, 38]
 
 
 def test_an_empty_ledger():
     none = make_columns([])
-    assert (bool(none), none.visits, none.total("up"), none.by_round("up"), none.until([1, 2])) == (False, 0, 0, {}, [0, 0])
+    assert (bool(none), none.visits, none.sum_bytes("up"), none.sum_by_round("up"), none.sum_until([1, 2])) == (
+        False,
+        0,
+        0,
+        {},
+        [0, 0],
+    )
 
 
 def test_sums_beyond_what_a_float_counts(ledger):
     upload_bytes = 2**53 + 1
     many = make_columns(LedgerLine(round=r, phase="x", client="a", down=0, up=upload_bytes) for r in (1, 2, 3))
-    assert many.by_client("up") == {"a": 3 * upload_bytes}
+    assert many.sum_by_client("up") == {"a": 3 * upload_bytes}
 
 
 @pytest.mark.parametrize("line", ['{"round": 1, "phase": "p", "client": "0", "down": -1, "up": 0}', '{"round": 1e99}'])

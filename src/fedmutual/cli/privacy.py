@@ -46,7 +46,9 @@ def privacy(
     config = privacy_plan.read_config(file, overrides, epsilon is not None)
     costs = privacy_plan.plan_privacy(build.build(config, device="cpu"))
     _print_plan(config, costs, epsilon)
-    _check_budget(config, {client: cost.epsilon(config) for client, cost in costs.items()} if epsilon is None else {})
+    _check_budget(
+        config, {client: cost.compute_epsilon(config) for client, cost in costs.items()} if epsilon is None else {}
+    )
 
 
 def _plan_site(file: Path, site: Path, epsilon: float | None, overrides: dict[str, Any]) -> None:
@@ -71,7 +73,7 @@ def _print_plan(config: "Config", costs: "dict[str, PrivacyCost]", target: float
         table.add_column(title, justify="left" if title == "client" else "right")
     needed = {i: cost.sigma if target is None else cost.find_sigma(target, config) for i, cost in costs.items()}
     for client, cost in costs.items():
-        spent = cost._replace(sigma=needed[client]).epsilon(config)
+        spent = cost._replace(sigma=needed[client]).compute_epsilon(config)
         numbers = (f"{cost.units}", f"{cost.rate:.4g}", f"{cost.steps}", f"{needed[client]:g}", f"{spent:.4g}")
         table.add_row(escape(client), *numbers)
     out.print(table)

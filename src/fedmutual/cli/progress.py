@@ -90,7 +90,7 @@ class AllRuns:
         """This fraction of the run's rounds is done."""
         self._done[number] = fraction
 
-    def time_left(self) -> str:
+    def format_time_left(self) -> str:
         """Return the time left for all runs, at the speed so far, as text; "" before any work is done.
 
         Runs start in the order of their numbers, and a run that was finished before this command never starts.
@@ -152,7 +152,7 @@ class _Line:
         if self._watch.all_runs is None:
             return self._left.estimate_after(round)
         self._watch.all_runs.reach(self._number, round / self._rounds)
-        return self._watch.all_runs.time_left()
+        return self._watch.all_runs.format_time_left()
 
     def _reach_end(self) -> None:
         """Record that nothing of this run is left to train."""

@@ -106,7 +106,7 @@ class Tried:
         return tuple({r: fmean(values) for r, values in each.items() if values} for each in scores)
 
     def _list_scores(self, evaluation: Evaluation) -> list[float]:
-        return [s.value for s in evaluation.per_client(self.model, HOLDOUT).values()] if self.model else []
+        return [s.value for s in evaluation.get_client_scores(self.model, HOLDOUT).values()] if self.model else []
 
     @property
     def last(self) -> Estimate | None:
@@ -139,7 +139,7 @@ class Tried:
     @property
     def uncounted(self) -> tuple[str, ...]:
         """The clients whose task lacks the main metric: they have no part in the score."""
-        others = [o for run in self.runs[:1] if run.last for o in run.last.others if o.by_metric(self.metric.name) is None]
+        others = [o for run in self.runs[:1] if run.last for o in run.last.others if o.find_score(self.metric.name) is None]
         return tuple(dict.fromkeys(o.client for o in others if o.client is not None and o.data == HOLDOUT))
 
     @cached_property

@@ -77,7 +77,7 @@ def _make_course(method: Method) -> list[Cost]:
     nodes = [len(r.partition.clients or r.ledger.clients) or 1 for r in runs]  # a server knows no site's partition
     seed = fmean(sum(r.ledger.seed.values()) / n for r, n in zip(runs, nodes, strict=True))
     rounds = [p.round for p in points]
-    sent = np.mean([np.divide(r.ledger.until(rounds), n) for r, n in zip(runs, nodes, strict=True)], axis=0)
+    sent = np.mean([np.divide(r.ledger.sum_until(rounds), n) for r, n in zip(runs, nodes, strict=True)], axis=0)
     return [Cost(p.round, bytes, seed, p.mean, p.low, p.high) for p, bytes in zip(points, sent.tolist(), strict=True)]
 
 

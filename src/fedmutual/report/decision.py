@@ -14,7 +14,7 @@ from fedmutual.rundir.recorded_run import RecordedRun
 COSTS: Sequence[tuple[str, Callable[[RecordedRun], float | None], Callable[[float], str], str]] = (
     (
         "Bytes",
-        lambda run: run.ledger.total("up") + run.ledger.total("down") + sum(run.ledger.seed.values()),
+        lambda run: run.ledger.sum_bytes("up") + run.ledger.sum_bytes("down") + sum(run.ledger.seed.values()),
         lambda n: format_size(n),
         "nothing was sent so far",
     ),

@@ -141,7 +141,7 @@ def _make_score_reader(find: Callable[[Evaluation], list[MetricScore | None]]) -
 
 
 def _make_own_reader(model: str, data: str) -> Callable[[RecordedRun], list[MetricScore]]:
-    return _make_score_reader(lambda e: list(e.per_client(model, data).values()))
+    return _make_score_reader(lambda e: list(e.get_client_scores(model, data).values()))
 
 
 _UNCHOSEN = "a best round is chosen when the run is finished"

@@ -35,8 +35,8 @@ def make_method_bytes_table(comparison: RunComparison) -> PageTable:
             continue
         ledgers = [r.ledger for r in counted[m.label]]
         visits, n = sum(k.visits for k in ledgers) or 1, len(ledgers)
-        up, down = (sum(k.total(way, start=False) for k in ledgers) / visits for way in ("up", "down"))
-        run_bytes = [sum(k.total(way) for k in ledgers) / n for way in ("up", "down")]
+        up, down = (sum(k.sum_bytes(way, start=False) for k in ledgers) / visits for way in ("up", "down"))
+        run_bytes = [sum(k.sum_bytes(way) for k in ledgers) / n for way in ("up", "down")]
         seed, steps = sum(sum(k.seed.values()) for k in ledgers) / n, counted[m.label][0].settings.training.local_steps
         step = [up / steps if steps else None] if stepped else []
         values = (up, down, *step, *run_bytes, *([seed] if seeded else []))
@@ -97,7 +97,9 @@ def _average_bytes(method: Method, key: str) -> pd.DataFrame:
     """Return the bytes up and down of each client or round, as means over seeds; a seed without the row counts as 0."""
     ledgers = [r.ledger for r in method.counted]
     sums = [
-        pd.DataFrame({way: ledger.by_client(way) if key == "client" else ledger.by_round(way) for way in ("up", "down")})
+        pd.DataFrame(
+            {way: ledger.sum_by_client(way) if key == "client" else ledger.sum_by_round(way) for way in ("up", "down")}
+        )
         for ledger in ledgers
     ]
     return pd.concat(sums).groupby(level=0, sort=False).sum() / len(ledgers)

@@ -36,7 +36,7 @@ class MeasuredCell:
         """Return how the arm is shortened; "" for a full-length arm and for an arm without results."""
         return self.scale.describe(self.cell, arm) if self.results.get(arm) else ""
 
-    def share(self, arm: str) -> float:
+    def compute_share(self, arm: str) -> float:
         """Return the completed share of the arm's full number of rounds, from 0 to 1."""
         rounds, full_rounds = self.scale.count_rounds(self.cell, arm)
         return rounds / full_rounds
@@ -61,7 +61,7 @@ class MeasuredCell:
         arm_results = self.results.get(arm, {}).values()
         return sum(bool(r.failed) for r in arm_results), len(arm_results)
 
-    def numerics(self, arm: str, seeds: Collection[int] | None = None) -> set[int]:
+    def list_numerics(self, arm: str, seeds: Collection[int] | None = None) -> set[int]:
         """Return the numerics versions of the arm's runs. seeds: count only the runs of these seeds."""
         return {r.numerics for s, r in self.results.get(arm, {}).items() if seeds is None or s in seeds}
 

@@ -131,7 +131,7 @@ def _judge_cell(claim: Claim, measured: MeasuredCell, operands: Sequence[Side]) 
     )  # a number of fewer rounds is not held against another
     seeds = [s for s in measured.seeds if is_comparable and all(side.measured.has_numbers(side.arm, s) for side in operands)]
     diverged, smallest = _count_divergence(operands), find_grain(claim, operands)
-    share = min(side.measured.share(side.arm) for side in operands)
+    share = min(side.measured.compute_share(side.arm) for side in operands)
     scale = "; ".join(dict.fromkeys(filter(None, (side.measured.describe_arm(side.arm) for side in operands))))
     for title, values in (list_client_values if claim.per == "client" else list_cell_values)(
         claim, measured, operands, seeds
@@ -150,7 +150,7 @@ def _judge_cell(claim: Claim, measured: MeasuredCell, operands: Sequence[Side]) 
             scale=scale,
             share=share,
             length=measured.scale.compute_length(measured.cell),
-            numerics=frozenset[int]().union(*(side.measured.numerics(side.arm, seeds) for side in operands)),
+            numerics=frozenset[int]().union(*(side.measured.list_numerics(side.arm, seeds) for side in operands)),
             diverged=diverged,
         )
 

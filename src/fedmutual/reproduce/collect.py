@@ -56,7 +56,7 @@ def _read_traffic(run: RecordedRun) -> Traffic:
     """Return the bytes of the rounds' messages, and separately the bytes of the public examples, which are sent once."""
     ledger = run.ledger
     return Traffic(
-        up=ledger.total("up", start=False), down=ledger.total("down", start=False), seed=sum(ledger.seed.values())
+        up=ledger.sum_bytes("up", start=False), down=ledger.sum_bytes("down", start=False), seed=sum(ledger.seed.values())
     )
 
 

@@ -58,7 +58,10 @@ def make_entry(
         else []
     )
     return TableCell(
-        mean, spread, paper_text, "; ".join(filter(None, (*notes, describe_mixed_versions(measured.numerics(arm)), *failed)))
+        mean,
+        spread,
+        paper_text,
+        "; ".join(filter(None, (*notes, describe_mixed_versions(measured.list_numerics(arm)), *failed))),
     )
 
 

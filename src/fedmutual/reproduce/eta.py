@@ -16,7 +16,7 @@ class Pace:
         self._count = len(self.left)
         self._seen: dict[tuple[str, str], list[float]] = {}
 
-    def drop(self, done: Iterable[Job]) -> int:
+    def remove_finished(self, done: Iterable[Job]) -> int:
         """Remove finished runs from the remaining runs and return how many were removed."""
         prints, before = {job.fingerprint for job in done}, len(self.left)
         self.left = [job for job in self.left if job.fingerprint not in prints]
@@ -27,7 +27,7 @@ class Pace:
 
         at_once: how many runs are trained side by side.
         """
-        self.drop(finished_jobs)
+        self.remove_finished(finished_jobs)
         work = sum(map(_count_work, finished_jobs))
         for job in finished_jobs:
             self._seen.setdefault((job.cell.id, job.arm), []).append(seconds / work)

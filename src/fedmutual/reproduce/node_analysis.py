@@ -47,7 +47,7 @@ def close_up(run: Run, client: str) -> CloseUp:
     if client not in run_record.partition.clients:
         known = ", ".join(run_record.partition.clients)
         raise ConfigError(f"{run.folder}: there is no client {client!r}; set 'node' to one of {known}")
-    scores = [e.per_client(run_record.serves or "", "validation.all").get(client) for e in run_record.evaluations]
+    scores = [e.get_client_scores(run_record.serves or "", "validation.all").get(client) for e in run_record.evaluations]
     if None in scores:
         raise ConfigError(
             f"{run.folder}: client {client!r} has no score on all clients' validation data; set partition.kind = 'domains'"

@@ -179,7 +179,7 @@ class CellWork:
             return False
         return True
 
-    def claim(self, job: Job, locks: ExitStack) -> bool:
+    def claim_run(self, job: Job, locks: ExitStack) -> bool:
         """Lock a run; return whether to train it, because no other process trains it or has trained it."""
         try:
             locks.enter_context(lock_run(self.out, job.fingerprint))
@@ -188,7 +188,7 @@ class CellWork:
             is_free = False
         self._read_results_of_others(job)
         if not _is_missing(self.store, job) and not (job.fingerprint in self.needed and self._to_begin_with(job)):
-            self.outcome.known += self.pace.drop([job])
+            self.outcome.known += self.pace.remove_finished([job])
         elif not is_free:
             self._leave(job, "is in training there")
         elif (device := find_missing_device(make_run_path(self.out, job), job.config.rounds)) is not None:
@@ -238,7 +238,7 @@ class CellWork:
     def _train_stack(self, stage: Sequence[Job]) -> None:
         """Train some runs together, store their results and report the remaining time."""
         with ExitStack() as locks:
-            own_jobs = [job for job in stage if self.claim(job, locks)]
+            own_jobs = [job for job in stage if self.claim_run(job, locks)]
             requests = [self.prepare(job) for job in own_jobs]
             begun = time.monotonic()
             if len(requests) > 1:
@@ -267,7 +267,7 @@ class CellQueue:
         while (job := next((job for job in self._waiting if not self._has_to_wait(job)), None)) is not None:
             self._waiting.remove(job)
             with ExitStack() as locks:
-                if self._work.can_begin(job) and self._work.claim(job, locks):
+                if self._work.can_begin(job) and self._work.claim_run(job, locks):
                     request = self._work.prepare(job)
                     self._in_training[request.folder] = job, locks.pop_all()
                     return request

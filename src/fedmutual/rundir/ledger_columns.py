@@ -34,20 +34,20 @@ class LedgerColumns:
         later = self.round > 0
         return len(np.unique(self.round[later] * len(self.clients) + self.client[later]))
 
-    def total(self, way: str, start: bool = True) -> int:
+    def sum_bytes(self, way: str, start: bool = True) -> int:
         """Return the bytes of all clients in the run. way: "up" or "down". start: with the bytes before the first round."""
         return int(self._get_column(way)[self.round >= (0 if start else 1)].sum())
 
-    def by_client(self, way: str) -> dict[str, int]:
+    def sum_by_client(self, way: str) -> dict[str, int]:
         """Return the bytes of each client in the run, by client."""
         return dict(zip(self.clients, _sum_by_index(self.client, self._get_column(way), len(self.clients)), strict=True))
 
-    def by_round(self, way: str) -> dict[int, int]:
+    def sum_by_round(self, way: str) -> dict[int, int]:
         """Return the bytes of all clients in a round, by round. Rounds without a line are left out."""
         rounds, place = np.unique(self.round, return_inverse=True)
         return dict(zip(rounds.tolist(), _sum_by_index(place, self._get_column(way), len(rounds)), strict=True))
 
-    def until(self, rounds: Sequence[int], way: str = "up") -> list[int]:
+    def sum_until(self, rounds: Sequence[int], way: str = "up") -> list[int]:
         """Return the bytes of all clients up to the end of each of these rounds, with the bytes before the first round."""
         order = np.argsort(self.round, kind="stable")
         sums = np.concatenate([[0], np.cumsum(self._get_column(way)[order])])

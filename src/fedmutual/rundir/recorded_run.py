@@ -167,7 +167,7 @@ class RecordedRun:
     ) -> dict[str, MetricScore]:
         """Return client -> score of a model on the client's own rows. model: None is the model that clients would use."""
         model = model or self.serves
-        return evaluation.per_client(model, data) if evaluation and model else {}
+        return evaluation.get_client_scores(model, data) if evaluation and model else {}
 
 
 def find_runs(path: Path) -> list[Path]:

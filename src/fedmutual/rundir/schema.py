@@ -52,7 +52,7 @@ class OtherScore(BaseModel):
         """Return the scores by name."""
         return {k: v for k, v in (self.model_extra or {}).items() if isinstance(v, float)}
 
-    def by_metric(self, name: str) -> MetricScore | None:
+    def find_score(self, name: str) -> MetricScore | None:
         """Return the score with this main metric; None where the metric is undefined or not disclosed."""
         value, examples = self.values.get(name), (self.model_extra or {}).get("examples")
         if value is None:
@@ -78,7 +78,7 @@ class Evaluation(Record):
         """Return the scores with a metric, for example of a client whose task has another main metric than the run."""
         if metric == "accuracy":
             return tuple(s for s in self.rows if isinstance(s, RecordedScore))
-        return tuple(m for s in self.others if (m := s.by_metric(metric)) is not None)
+        return tuple(m for s in self.others if (m := s.find_score(metric)) is not None)
 
     @property
     def others(self) -> tuple[OtherScore, ...]:
@@ -89,7 +89,7 @@ class Evaluation(Record):
         """Return the score of a model on a set of rows; None if there is none."""
         return next((s for s in self.scores if (s.model, s.data, s.client) == (model, data, client)), None)
 
-    def per_client(self, model: str, data: str) -> dict[str, MetricScore]:
+    def get_client_scores(self, model: str, data: str) -> dict[str, MetricScore]:
         """Return the score of a model on each client's rows, by client."""
         return {s.client: s for s in self.scores if s.client is not None and (s.model, s.data) == (model, data)}
 

@@ -53,8 +53,8 @@ class Bounds:
 def find_answer(journal: Journal, order: Order, inbox: str) -> bytes | None:
     """Return the earlier answer to this order, or None. inbox: the digest of the order."""
     if order.kind == EXAM:
-        return journal.scores(order.round, inbox)
-    return journal.answer((order.round, order.phase), inbox)
+        return journal.find_scores_answer(order.round, inbox)
+    return journal.find_answer((order.round, order.phase), inbox)
 
 
 def admit(journal: Journal, order: Order, inbox: str, bounds: Bounds) -> bool:

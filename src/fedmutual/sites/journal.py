@@ -107,12 +107,12 @@ class Journal:
             BegunOrder(0, *last.place, last.inbox) if last else None
         )  # older versions had no attempts
 
-    def answer(self, place: Place, inbox: str) -> bytes | None:
+    def find_answer(self, place: Place, inbox: str) -> bytes | None:
         """Return the saved answer to an order of work with this digest (inbox), or None."""
         entry = next((e for e in self.entries if e.place == place and e.inbox == inbox), None)
-        return self.reply(entry) if entry else None
+        return self.read_reply(entry) if entry else None
 
-    def scores(self, round: int, inbox: str) -> bytes | None:
+    def find_scores_answer(self, round: int, inbox: str) -> bytes | None:
         """Return the saved answer to an order to score with this digest (inbox), or None."""
         is_saved = self._scored == ScoredRound(round, inbox) and self._make_scores_path(round).exists()
         return self._make_scores_path(round).read_bytes() if is_saved else None
@@ -125,7 +125,7 @@ class Journal:
         """Load the saved state after a phase into a new client."""
         load_client(client, self._make_state_path(entry), self._run, entry.round + 1)
 
-    def reply(self, entry: JournalEntry) -> bytes:
+    def read_reply(self, entry: JournalEntry) -> bytes:
         """Return the saved answer after a phase."""
         return self._make_reply_path(entry).read_bytes()
 

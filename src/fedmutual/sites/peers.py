@@ -56,7 +56,7 @@ class PeerMailbox:
         letter = pack_message(SiteAnswer(Order(order.kind, order.round, order.phase)), message)
         return dict.fromkeys(self._list_receivers(order, message, at), letter)
 
-    def keep(self, order: Order, message: Message, at: At) -> int:
+    def store_message(self, order: Order, message: Message, at: At) -> int:
         """Store the site's own message, so that it can be sent again; return the number of bytes that go to other sites.
 
         Messages of earlier rounds are removed.
@@ -71,7 +71,7 @@ class PeerMailbox:
         write_tensors(self._make_path(order), message, {"format": "1"})
         return up
 
-    def inbox(self, order: Order, at: At) -> tuple[Message, int, tuple[str, ...]]:
+    def read_inbox(self, order: Order, at: At) -> tuple[Message, int, tuple[str, ...]]:
         """Return (inbox of a phase, bytes of other sites in the inbox, one remark for each message that was left out)."""
         self.mail.begin(order.round)
         phases, state, remarks = self._list_phases(order), self._state, list[str]()

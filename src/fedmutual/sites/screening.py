@@ -48,11 +48,11 @@ class Update(NamedTuple):
     reply: Message
     sent: Message
 
-    def names(self) -> list[str]:
+    def list_names(self) -> list[str]:
         """Return the names of the floating tensors."""
         return [name for name, tensor in self.reply.items() if tensor.is_floating_point()]
 
-    def change(self, name: str) -> Tensor:
+    def compute_change(self, name: str) -> Tensor:
         """Return one tensor of the reply minus the sent tensor, float64 in its shape [...].
 
         A tensor that was not sent to the site is returned without a change.
@@ -60,19 +60,19 @@ class Update(NamedTuple):
         tensor = self.reply[name].double()
         return tensor - self.sent[name].double() if name in self.sent else tensor
 
-    def norm(self) -> float:
+    def compute_norm(self) -> float:
         """Return the L2 norm over all tensors; the largest float where the norm is not finite, which JSON can hold."""
-        norm = math.hypot(*(torch.linalg.vector_norm(self.change(name)).item() for name in self.names()))
+        norm = math.hypot(*(torch.linalg.vector_norm(self.compute_change(name)).item() for name in self.list_names()))
         return norm if math.isfinite(norm) else sys.float_info.max
 
 
 def compute_cosine(update: Update, other: Update) -> float:
     """Return the cosine of the angle between two updates, 0 where the norm of one is 0 or the product is not finite."""
-    norms = update.norm() * other.norm()
+    norms = update.compute_norm() * other.compute_norm()
     if norms == 0 or not math.isfinite(norms):
         return 0.0
-    shared = [name for name in update.names() if name in other.reply]
-    return sum(torch.sum(update.change(name) * other.change(name)).item() for name in shared) / norms
+    shared = [name for name in update.list_names() if name in other.reply]
+    return sum(torch.sum(update.compute_change(name) * other.compute_change(name)).item() for name in shared) / norms
 
 
 def compute_median_of_others(values: Mapping[str, float], site: str) -> float:
@@ -98,7 +98,7 @@ def screen(
     refused = {i: why for i, reply in replies.items() if (why := _find_fault(i, reply, sent[i], limits, known))}
     usable = {i: reply if restore is None else restore(sent[i], reply) for i, reply in replies.items() if i not in refused}
     changes = {i: Update(reply, sent[i] if updates else {}) for i, reply in usable.items()}
-    norms = {i: change.norm() for i, change in changes.items()}
+    norms = {i: change.compute_norm() for i, change in changes.items()}
     counts = {i: float(reply[N_K]) for i, reply in usable.items() if N_K in reply and limits.examples is None}
     too_many = f"its n_k is more than {limits.update:g} times the median of the others'; sites.examples_limit can allow it"
     refused |= dict.fromkeys(find_outliers(counts, limits.update), too_many)
@@ -123,7 +123,7 @@ def find_opposed(updates: Mapping[str, Update]) -> str | None:
     some of them are opposed. Therefore each pair of the others must agree, and the update must be longer than their
     median. Among fewer than `LEAST` updates no update counts as opposed.
     """
-    norms = {i: update.norm() for i, update in updates.items()}
+    norms = {i: update.compute_norm() for i, update in updates.items()}
     for site in find_outliers(norms, 1.0):
         others = [update for i, update in updates.items() if i != site]
         is_opposed = all(compute_cosine(updates[site], other) <= -COSINE for other in others)

@@ -278,12 +278,12 @@ class SiteRuntime:
         down: int | None = None
         remarks: tuple[str, ...] = ()
         if self.peers is not None:
-            inbox, down, remarks = self.peers.inbox(order, at)
+            inbox, down, remarks = self.peers.read_inbox(order, at)
         reply = participate(client, phase, inbox, phase.leaves(self._public), at)
         self._sent_log.check(reply.message)
         self._at = (order.round, order.phase)
         if self.peers is not None:
-            up = self.peers.keep(order, reply.message, at)
+            up = self.peers.store_message(order, reply.message, at)
         if self._sums is not None:  # after the boundary; an unmasked update does not leave the site
             self._sums.write_update(reply.message, inbox, order.round, digest)
             return SiteAnswer(order, reply.train), {}
@@ -318,7 +318,7 @@ class SiteRuntime:
         """Load the meme's tensors that the client sent: scores are of the trained meme, which no state file holds."""
         entry, meme = self._journal.find_before((order.round + 1, 0)), client.nets.get("meme")
         if entry is not None and meme is not None:
-            sent = read_answer(self._journal.reply(entry))[1] if self._sums is None else self._sums.read_reply()
+            sent = read_answer(self._journal.read_reply(entry))[1] if self._sums is None else self._sums.read_reply()
             meme.load_state_dict(meme.state_dict() | {k: v for k, v in sent.items() if k in client.shared})
 
     def _write_summary(self, round: int) -> None:

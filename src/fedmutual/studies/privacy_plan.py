@@ -32,7 +32,7 @@ class PrivacyCost(NamedTuple):
     steps: int
     sigma: float
 
-    def epsilon(self, config: Config) -> float:
+    def compute_epsilon(self, config: Config) -> float:
         """Return epsilon at the configured delta, by the configured accountant."""
         return compute_total_epsilon(
             [NoisedSteps(self.sigma, self.rate, self.steps)], config.privacy.delta, config.privacy.accountant
@@ -85,7 +85,7 @@ def check_budget(experiment: Experiment) -> None:
     if budget is None or not experiment.noised:
         return
     for client, cost in plan_privacy(experiment).items():
-        spent = cost.epsilon(config)
+        spent = cost.compute_epsilon(config)
         if spent > budget:
             raise ConfigError(
                 f"privacy.epsilon = {budget:g}: {cost.steps} steps with sigma {cost.sigma:g} cost client {client!r} epsilon "

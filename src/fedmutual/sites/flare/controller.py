@@ -76,7 +76,7 @@ class Rounds(Controller):  # type: ignore[misc]
         progress.begin(post.list_connected())  # from now on the server restarts the job if it fails
         pause = partial(pause_for_changes, folder, post, contract.sites.names)
         try:
-            progress.begin(post.ready(contract.sites.wait))
+            progress.begin(post.wait_until_ready(contract.sites.wait))
             Coordinator(contract, folder, work / "startup").run(post, [progress], pause)
             progress.end(Outcome.DONE, "all rounds are done")
         except Paused as reason:
@@ -143,7 +143,7 @@ class TaskPost:
         if self._abort.triggered or os.getppid() != self._parent:
             raise Aborted
 
-    def ready(self, wait: float) -> tuple[str, ...]:
+    def wait_until_ready(self, wait: float) -> tuple[str, ...]:
         """Wait at most `wait` seconds until all sites take orders, and return the sites that do."""
         return tuple(sorted(i for i, _ in self._send_tasks(READY, dict.fromkeys(self.list_connected(), b""), wait)))
 
