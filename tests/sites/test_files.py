@@ -34,6 +34,10 @@ def test_weights_that_a_site_names_count_from_its_file(tmp_path, weights_key, re
     ("tables", "message"),
     [
         (
+            {"algorithm": {"name": "centralised"}},
+            "algorithm 'centralised' trains on all data in one place, and real sites keep their data; choose another",
+        ),
+        (
             {"algorithm": {"name": "feddf"}},
             "algorithm 'feddf' trains on public data at the server, and between real sites the",
         ),

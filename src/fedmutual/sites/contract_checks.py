@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from fedmutual import tasks
-from fedmutual.config import has_aggregation, make_algorithm
+from fedmutual.config import has_aggregation, is_pooled, make_algorithm
 from fedmutual.config.keys import Table
 from fedmutual.config.schema import ServerConfig
 from fedmutual.core import get_target_kind
@@ -33,6 +33,11 @@ def check_contract(contract: "Contract", source: str) -> None:
     kind = get_target_kind(tasks.make_task(contract.config.training.task))
     if kind != "numbers" and "classes" not in contract.tables.get("data", {}):
         raise ConfigError(f"{source}: the key 'data.classes' is missing: labels are matched by these names at every site")
+    if is_pooled(contract.config):
+        raise ConfigError(
+            f"{source}: algorithm {contract.config.algorithm['name']!r} trains on all data in one place, and real sites "
+            "keep their data; choose another algorithm"
+        )
     if contract.algorithm.public is not None and contract.algorithm.public.server:
         raise ConfigError(
             f"{source}: algorithm {contract.config.algorithm['name']!r} trains on public data at the server, and between "
