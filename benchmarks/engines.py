@@ -79,7 +79,7 @@ def difference(model: str, batches: int) -> float:
         data = [next(iter(shares[i].private.rows([torch.arange(rows)]))) for i in clients]
         bare = Federation(NETS[model], [(x.contiguous(), y) for x, y in data])
         before = _personal(ours)
-        _load(bare.shared, ours.experiment.server())
+        _load(bare.shared, ours.experiment.make_server_state())
         for net, i in zip(bare.personal, clients, strict=True):
             _load(net, before[i])
         server = train(ours, 1, ())
@@ -91,7 +91,7 @@ def difference(model: str, batches: int) -> float:
 
 
 def _personal(ours: Any) -> dict[str, Message]:
-    return dict(ours.engine.each(_state, dict.fromkeys(ours.experiment.clients, ())))
+    return dict(ours.engine.run_each(_state, dict.fromkeys(ours.experiment.clients, ())))
 
 
 def _state(client: Client) -> Message:

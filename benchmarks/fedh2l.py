@@ -41,9 +41,9 @@ def apart(times: int) -> dict[str, Spread]:
         checkpoints(Started(0, FOREVER, handle.experiment.clients, ()))
         for round in range(1, times + 1):
             begun = time.perf_counter()
-            list(handle.engine.each(evaluate_client, {i: (exams[i], {}, round, None) for i in exams}))
+            list(handle.engine.run_each(evaluate_client, {i: (exams[i], {}, round, None) for i in exams}))
             scored = time.perf_counter()
-            checkpoints(RoundDone(round, FOREVER, handle.experiment.server(), handle.engine.each))
+            checkpoints(RoundDone(round, FOREVER, handle.experiment.make_server_state(), handle.engine.run_each))
             scoring.append(1e3 * (scored - begun))
             saving.append(1e3 * (time.perf_counter() - scored))
     return {"scoring": spread(scoring), "saving": spread(saving)}

@@ -87,7 +87,9 @@ def hosted(experiment_config: Config) -> Iterator[EngineHandle]:
 
 def train(handle: EngineHandle, rounds: int, observers: Sequence[Observer]) -> Message:
     """Run this many rounds of training and nothing else; return the server's state."""
-    return federate(quiet(handle.experiment, rounds), handle.engine, handle.experiment.server(), None, observers, judge=None)
+    return federate(
+        quiet(handle.experiment, rounds), handle.engine, handle.experiment.make_server_state(), None, observers, judge=None
+    )
 
 
 def quiet(experiment: Experiment, rounds: int) -> RoundPlan:

@@ -57,7 +57,7 @@ def test_a_federation_begins_with_another_runs_model(small):
     files = {p: p.read_bytes() for p in first.folder.rglob("*") if p.is_file()}
     config = load_config(small, **{"model.weights": "first", "seed": 5, "engine.name": "inprocess"})
     shared = first.global_model().state_dict()
-    assert same(build(config).server(), shared)
+    assert same(build(config).make_server_state(), shared)
     assert same(build(config).client("0").nets["meme"].state_dict(), shared)
     assert not same(build(config).client("0").nets["personal"].state_dict(), shared)
     started_config = load_config(small, **{"model.weights": "first", "model.start": "server", "seed": 5})

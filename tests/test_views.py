@@ -46,13 +46,13 @@ def test_no_client_trains_on_evaluation_rows_of_any_client(algorithm, split, par
     held = set().union(*(index(s.validation) for s in experiment.data.clients.values()), index(experiment.data.test))
     held |= set().union(*(index(s.holdout) for s in experiment.data.clients.values() if s.holdout is not None))
     for client in experiment.clients:
-        rows = experiment.rows(client)
+        rows = experiment.load_rows(client)
         trained = index(rows["private"]) | (index(rows["public"]) if "public" in rows else set())
         assert trained
         assert not trained & held
     if partition == "turned":  # nor on another turn of it
         base = {row % 200 for row in held}
-        assert not {row % 200 for i in experiment.clients for row in index(experiment.rows(i)["private"])} & base
+        assert not {row % 200 for i in experiment.clients for row in index(experiment.load_rows(i)["private"])} & base
 
 
 def test_what_each_algorithm_learns_from():
@@ -70,12 +70,12 @@ def test_what_each_algorithm_learns_from():
             "fedmd": private,
         }
         for name, rows in expected.items():
-            assert index(make_experiment(name).rows(i)["private"]) == rows, name
+            assert index(make_experiment(name).load_rows(i)["private"]) == rows, name
         for local, rows in (("private+own-public", private | public), ("private", private)):
-            assert index(make_experiment("fedh2l", **{"algorithm.local_data": local}).rows(i)["private"]) == rows
-        assert index(make_experiment("fedh2l", **{"algorithm.labels": False}).rows(i)["private"]) == private | public
+            assert index(make_experiment("fedh2l", **{"algorithm.local_data": local}).load_rows(i)["private"]) == rows
+        assert index(make_experiment("fedh2l", **{"algorithm.labels": False}).load_rows(i)["private"]) == private | public
     centralised = make_experiment("centralised")
-    assert index(centralised.rows("pooled")["private"]) == set().union(*(p | q for p, q in rows_by_client.values()))
+    assert index(centralised.load_rows("pooled")["private"]) == set().union(*(p | q for p, q in rows_by_client.values()))
 
 
 def test_the_public_set_is_all_nodes_and_labels_of_others_are_hidden_where_they_stay_home():
@@ -87,7 +87,7 @@ def test_the_public_set_is_all_nodes_and_labels_of_others_are_hidden_where_they_
             positions = [set(r) for r in client.seeds.owners.values()]
             assert set().union(*positions) == set(range(len(client.data["public"])))
             assert not any(a & b for a, b in combinations(positions, 2))
-            seen = experiment.rows(i)["public"].labels
+            seen = experiment.load_rows(i)["public"].labels
             is_own = np.isin(np.arange(len(seen)), list(client.seeds.owners[i]))
             assert (seen[is_own] >= 0).all()
             assert (seen[~is_own] >= 0).all() == labels
@@ -97,7 +97,7 @@ def test_the_public_set_is_all_nodes_and_labels_of_others_are_hidden_where_they_
 def test_a_domain_is_scored_on_its_own_the_others_and_all_test_rows():
     experiment = make_experiment("fedh2l")
     for i, shares in experiment.data.clients.items():
-        rows = experiment.rows(i)
+        rows = experiment.load_rows(i)
         assert index(rows["test.own"]) == index(shares.test)
         assert index(rows["test.own"]) | index(rows["test.others"]) == index(rows["test"])
         assert not index(rows["test.own"]) & index(rows["test.others"])
@@ -125,7 +125,7 @@ def test_a_regression_or_too_little_public_data_is_refused(kind, cli, tmp_path, 
 def test_validation_rows_that_are_test_rows_choose_nothing_pooled_with_a_remark():
     common = {"data.name": "digits", "model.shared": "mlp", "algorithm.name": "fedh2l", "algorithm.public_batch": 8}
     experiment = build(parse_config({}, overrides=common | {"split.public": 0.2} | PARTITIONS["turned"]))
-    assert "validation.all" not in experiment.rows("0")
+    assert "validation.all" not in experiment.load_rows("0")
     assert any("validation rows are test rows" in note for note in experiment.plan({}).notes)
     assert not any("validation rows are test rows" in note for note in make_experiment("fedh2l").plan({}).notes)
     for by, is_remarked in ((None, False), ("holdout", False), ("validation", True)):

@@ -18,7 +18,7 @@ class Visit(Protocol):
     def __call__(
         self, do: Callable[Concatenate[Client, ...], R], arguments: Mapping[str, tuple[Any, ...]]
     ) -> Iterator[tuple[str, R]]:
-        """Run `do` as `engines.base.Engine.each`."""
+        """Run `do` as `engines.base.Engine.run_each`."""
         ...
 
 

@@ -72,7 +72,7 @@ def test_what_is_missing_is_one_sentence(name, tables, sentence):
 def test_prototypes_of_a_set_size_need_no_features_of_the_shared_network():
     tables = {"shared": "nets:convolution", "personal": ["mlp"]}
     built = build(config("fedproto", model=tables, algorithm={"name": "fedproto", "proto_size": 16}))
-    assert built.server()["prototypes"].shape == (10, 16)
+    assert built.make_server_state()["prototypes"].shape == (10, 16)
 
 
 @pytest.mark.parametrize("name", ["fedproto", "fedtgp"])

@@ -56,7 +56,7 @@ def test_an_image_of_the_training_folder_becomes_the_training_tensor(pictures, m
     monkeypatch.setattr(predict, "choose_model", lambda *_, **__: answering._replace(net=net))
     rows = data.load(pictures.config).clients["1"].private
     x, _ = everything(rows)
-    files = [rows.where(k) for k in range(len(rows))]
+    files = [rows.name_row(k) for k in range(len(rows))]
     fedmutual.predict(pictures.folder, files)
     assert torch.equal(torch.cat(inputs), x)
 

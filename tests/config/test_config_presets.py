@@ -74,6 +74,8 @@ def test_a_key_that_is_the_users_own_stays():
 def test_fedper_is_fedavg_of_a_part():
     """The same networks, and the same tensors that cross."""
     presets, keys = named("fedper"), named("fedavg", model={"part": ["features"], "adaptor": "rest"})
-    assert build(presets).leaves() == build(keys).leaves()
-    assert set(build(presets).server()) == {k for k in build(named("fedavg")).server() if k.startswith("features.")}
-    assert set(build(named("lg-fedavg")).server()) == {"classifier.weight", "classifier.bias"}
+    assert build(presets).list_leaves() == build(keys).list_leaves()
+    assert set(build(presets).make_server_state()) == {
+        k for k in build(named("fedavg")).make_server_state() if k.startswith("features.")
+    }
+    assert set(build(named("lg-fedavg")).make_server_state()) == {"classifier.weight", "classifier.bias"}

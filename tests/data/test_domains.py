@@ -50,7 +50,7 @@ def test_office_home_in_one_size(name: str, tmp_path: Path) -> None:
     assert list(federation.clients) == list(spelled)
     assert federation.space.shape == (3, 8, 8)
     assert federation.public is not None
-    assert set(federation.public.bytes(labels=False).values()) == {4 * 3 * 8 * 8}
+    assert set(federation.public.count_bytes(labels=False).values()) == {4 * 3 * 8 * 8}
     refused("'office-home' needs the key 'data.size'", data={k: about[k] for k in ("name", "root")}, partition=DOMAINS)
 
 

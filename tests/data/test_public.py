@@ -57,8 +57,8 @@ def test_no_client_has_public_rows() -> None:
 def test_bytes_are_those_of_the_source() -> None:
     public_set = public()
     for id, positions in public_set.owners.items():
-        assert public_set.bytes(labels=False)[id] == 64 * len(positions)  # 8 x 8 uint8
-        assert public_set.bytes(labels=True)[id] == (64 + 8) * len(positions)
+        assert public_set.count_bytes(labels=False)[id] == 64 * len(positions)  # 8 x 8 uint8
+        assert public_set.count_bytes(labels=True)[id] == (64 + 8) * len(positions)
 
 
 @pytest.mark.parametrize("brought", [False, True])
@@ -159,7 +159,7 @@ def test_clients_with_data_of_their_own(tmp_path: Path) -> None:
     assert isinstance(public_set.data, ChainedRows)
     x, _ = everything(public_set.data)
     assert [(x[list(p)] >= 1000).all().item() for p in public_set.owners.values()] == [False, True]
-    assert public_set.bytes(labels=True)["south"] == (4 + 8) * len(public_set.owners["south"])
+    assert public_set.count_bytes(labels=True)["south"] == (4 + 8) * len(public_set.owners["south"])
     for shares in federation.clients.values():
         assert isinstance(shares.test, Rows)
     assert isinstance(federation.test, ChainedRows)

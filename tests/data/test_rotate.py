@@ -111,7 +111,7 @@ def test_rotated_mnist_as_published() -> None:
     assert base["0"] == base["20"] == base["40"] == base["60"]
     assert len(set.union(*base["0"])) == 1000
     assert federation.public is not None
-    assert federation.public.bytes(labels=True) == dict.fromkeys(federation.clients, 100 * (28 * 28 + 8))
+    assert federation.public.count_bytes(labels=True) == dict.fromkeys(federation.clients, 100 * (28 * 28 + 8))
     defaults = data.load(parse_config(tables | {"data": {"name": "rotated-mnist"}}))
     assert defaults.partition == federation.partition
 

@@ -31,7 +31,7 @@ def test_averaging_touches_the_shared_part_alone(path):
     (phase,) = experiment.algorithm.phases
     clients = {i: experiment.client(i) for i in experiment.clients}
     shared = tuple(k for k in clients["north"].nets["meme"].state_dict() if k.startswith("features."))
-    server, at = experiment.server(), At(0, 0, 3)
+    server, at = experiment.make_server_state(), At(0, 0, 3)
     assert tuple(server) == shared == experiment.nets.crossing
     replies = {i: participate(client, phase, server, phase.leaves(server), at).message for i, client in clients.items()}
     assert all(tuple(reply) == shared for reply in replies.values())
@@ -54,7 +54,7 @@ def test_an_adaptor_is_trained(path):
     experiment = build(fedmutual.load_config(path))
     client = experiment.client("seven")
     before = copied(client.nets["meme"])
-    work(experiment.algorithm.phases[0], client, experiment.server(), At(0, 0, 3))
+    work(experiment.algorithm.phases[0], client, experiment.make_server_state(), At(0, 0, 3))
     assert not torch.equal(before["adaptor.fc.weight"], client.nets["meme"].state_dict()["adaptor.fc.weight"])
 
 

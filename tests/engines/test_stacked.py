@@ -252,7 +252,7 @@ def test_paces_are_of_steps_on_copies(small):
 
     def parts(**changes):
         experiment = build(loaded(small, **changes))
-        (phase,), server = experiment.algorithm.phases, experiment.server()
+        (phase,), server = experiment.algorithm.phases, experiment.make_server_state()
         clients = [experiment.client(i) for i in experiment.clients]
         return [PhaseInput(c, with_client_settings(phase, c), server, phase.leaves(server), At(0, 0, 3)) for c in clients]
 

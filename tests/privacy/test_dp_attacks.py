@@ -102,9 +102,9 @@ def test_the_imprint_attack_reads_no_record_out_of_a_noised_meme(tmp_path, commo
     private = {"privacy": {"epsilon": 100.0}} if "privacy" in common else {}
     half = SiteRuntime(agreed, read_site_file(site(tmp_path, "north", SITES["north"], **private)))
     experiment = half.experiment
-    shapes = {k: tuple(v.shape) for k, v in experiment.server().items()}
+    shapes = {k: tuple(v.shape) for k, v in experiment.make_server_state().items()}
     names = list(shapes)
-    shares = experiment.rows("north")
+    shares = experiment.load_rows("north")
     records, known = (flat(shares[kind]) for kind in ("private", "validation"))
     rng = torch.Generator().manual_seed(5)
     crafted = {k: torch.zeros(shape) for k, shape in shapes.items()}

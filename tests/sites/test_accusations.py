@@ -142,7 +142,7 @@ def test_most_of_all_sites_decide(case, tmp_path):
     sizes = MessageSizes(peers, owned_by(dict.fromkeys("abcde", range(9)), 10), "abcde", by_hand=True)
     sites = SitesEngine(desk, 2, 1.0, True, sizes, Attempts(tmp_path), conduct, Limits(10.0, None), peers)
     given = {i: (Compare(), {}, {}, At(0, -1, 1, 1)) for i in "abcde"}
-    assert dict(sites.each(participate, given)).keys() == set("abcde") - set(accusations) - out
+    assert dict(sites.run_each(participate, given)).keys() == set("abcde") - set(accusations) - out
     assert conduct.left_out.keys() == out
 
 

@@ -36,7 +36,7 @@ def restarted(folder, common=LONG) -> SiteRuntime:
 def weights(site_half: SiteRuntime, seed: int) -> Message:
     """Some shared model."""
     generator = torch.Generator().manual_seed(seed)
-    state = site_half.experiment.server()
+    state = site_half.experiment.make_server_state()
     return {k: torch.randn(v.shape, generator=generator) * 0.1 for k, v in state.items()}
 
 
@@ -203,7 +203,7 @@ def test_scores_of_a_new_attempt_take_later_rounds_back(tmp_path):
 def test_nothing_but_scores_depends_on_validation_rows(tmp_path, monkeypatch):
     """No site trains on validation rows, and no message depends on them."""
     messages = {}
-    read_rows = Experiment.rows
+    read_rows = Experiment.load_rows
 
     def changed(self: Experiment, site: str) -> dict[str, Data]:
         rows = read_rows(self, site)
@@ -214,7 +214,7 @@ def test_nothing_but_scores_depends_on_validation_rows(tmp_path, monkeypatch):
         answer = [ask(runtime, WORK, round, seed=round) for round in range(2)]
         scores, _ = ask(runtime, EXAM, 1, seed=5)
         messages[name] = [content for _, content in answer], list_scores(scores)
-        monkeypatch.setattr(Experiment, "rows", changed)
+        monkeypatch.setattr(Experiment, "load_rows", changed)
     (works, scores), (other_works, other_scores) = messages.values()
     assert works == other_works
     assert scores != other_scores
@@ -292,7 +292,7 @@ def test_an_operator_learns_what_the_setting_means_for_the_available_rows(tmp_pa
 def test_an_order_that_fails_each_time_fills_no_ledger(tmp_path):
     """A server can choose a shared model on which every site diverges."""
     runtime = north(tmp_path)
-    state = {k: torch.full_like(v, torch.nan) for k, v in runtime.experiment.server().items()}
+    state = {k: torch.full_like(v, torch.nan) for k, v in runtime.experiment.make_server_state().items()}
     order = pack_message(Order(WORK, 0, 0), state)
     assert read_answer(runtime.carry_out(order))[0].diverged
     for _ in range(100):

@@ -47,7 +47,7 @@ def half(folder, common=PRIVATE, name="north", budget=BUDGET, say=lambda line: N
 
 def work(half, round=0, phase=0, shift=0.0, content=False, attempt=0):
     """An order to a half, with its own first model moved so far -> the answer and its tensors."""
-    inbox = {k: v + shift if v.is_floating_point() else v for k, v in half.experiment.server().items()}
+    inbox = {k: v + shift if v.is_floating_point() else v for k, v in half.experiment.make_server_state().items()}
     given = half.carry_out(pack_message(Order(WORK, round, phase, attempt=attempt), inbox))
     return given if content else read_answer(given)
 
@@ -320,7 +320,7 @@ def test_units_do_not_mix_in_one_ledger(tmp_path):
 def test_a_diverging_loss_does_not_tell_on_a_record(tmp_path):
     """A model that makes some rows overflow is answered like any other: with noise, and no word of it."""
     one = half(tmp_path)
-    inbox = {k: v * 1e30 for k, v in one.experiment.server().items()}
+    inbox = {k: v * 1e30 for k, v in one.experiment.make_server_state().items()}
     answer, message = read_answer(one.carry_out(pack_message(Order(WORK, 0, 0), inbox)))
     assert answer.problem is None
     assert all(torch.isfinite(v).all() for v in message.values())

@@ -23,7 +23,7 @@ def submitted(folder, algorithm):
     folder.mkdir()
     common = {**COMMON, "name": folder.name, "algorithm": {"name": algorithm}}
     agreed, sites = halves(folder, contract(folder, common, PLAIN), PLAIN)
-    assert bool(sites["north"].leaves()[algorithm]) == (algorithm == "fml")  # on its own, nothing leaves a site
+    assert bool(sites["north"].list_leaves()[algorithm]) == (algorithm == "fml")  # on its own, nothing leaves a site
     Coordinator(agreed, folder / "server").run(Desk(sites))
     return folder / "server"
 

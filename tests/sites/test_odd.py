@@ -224,12 +224,12 @@ def test_what_cannot_be_written_down_does_not_leave(tmp_path, monkeypatch):
 
     monkeypatch.setattr(sent_log, "append", full)
     with pytest.raises(RunError, match="No space left"):
-        north.carry_out(pack_message(Order("work", 0, 0), north.experiment.server()))
+        north.carry_out(pack_message(Order("work", 0, 0), north.experiment.make_server_state()))
 
 
 def test_asked_again_answers_as_before_and_trains_nothing_twice(tmp_path):
     agreed, sites = halves(tmp_path, contract(tmp_path, sites=MLPS), MLPS)
-    north, server = sites["north"], sites["north"].experiment.server()
+    north, server = sites["north"], sites["north"].experiment.make_server_state()
     asked = pack_message(Order("work", 0, 0), server)
     first = north.carry_out(asked)
     again = SiteRuntime(agreed, read_site_file(site(tmp_path, "north", MLPS["north"])))  # started anew
@@ -258,7 +258,7 @@ def test_a_server_without_its_state_receives_an_error(tmp_path):
     run(tmp_path, Desk(sites), agreed)
     messages = []
     north = SiteRuntime(agreed, read_site_file(site(tmp_path, "north", MLPS["north"])), messages.append)
-    answer, message = read_answer(north.carry_out(pack_message(Order("work", 0, 0), north.experiment.server())))
+    answer, message = read_answer(north.carry_out(pack_message(Order("work", 0, 0), north.experiment.make_server_state())))
     assert (message, answer.problem) == ({}, admission.PAST)
     assert messages == [f"round 1: not done, for {admission.PAST}"]
     assert fedmutual.Run(north.folder).round == 5  # nothing of the site's was touched

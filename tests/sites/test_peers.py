@@ -319,8 +319,8 @@ def test_a_site_that_starts_does_not_know_the_contract_of_the_job_yet(tmp_path):
     known = contracts.read_contract(tmp_path / "federation.toml")
     assert known.public is None
     assert (
-        SiteRuntime(known, read_site_file(tmp_path / "north" / "site.toml")).leaves()
-        == federation.desk.halves["north"].leaves()
+        SiteRuntime(known, read_site_file(tmp_path / "north" / "site.toml")).list_leaves()
+        == federation.desk.halves["north"].list_leaves()
     )
 
 

@@ -17,7 +17,7 @@ def test_it_is_of_the_set_of_one_process(common, tmp_path):
     one_process, labelled = in_one_process(sites, common).public, common is SEEDED
     public_set = contracts.read_submitted_contract(path).public
     assert public_set["rows"] == {i: len(rows) for i, rows in one_process.owners.items()}
-    assert public_set["bytes"] == one_process.bytes(labelled)
+    assert public_set["bytes"] == one_process.count_bytes(labelled)
     assert public_set["digest"] == (one_process.digest if labelled else one_process.unlabelled)
     assert public_set["counts"] == (
         {i: list(class_counts) for i, class_counts in one_process.counts.items()} if labelled else None

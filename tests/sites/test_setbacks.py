@@ -175,8 +175,8 @@ def test_real_sites_go_back_as_if_the_poisoned_round_had_not_been(tmp_path):
 def test_a_site_says_that_it_diverged(tmp_path):
     agreed = contracts.read_contract(contract(tmp_path, COMMON, MLPS))
     north = SiteRuntime(agreed, read_site_file(site(tmp_path, "north", MLPS["north"])))
-    broken = {k: torch.full_like(v, 1e30) for k, v in north.experiment.server().items()}
+    broken = {k: torch.full_like(v, 1e30) for k, v in north.experiment.make_server_state().items()}
     answer, message = read_answer(north.carry_out(pack_message(Order(WORK, 0, 0), broken)))
     assert (answer.diverged, message) == (True, {})
-    answer, _ = read_answer(north.carry_out(pack_message(Order(WORK, 0, 0), north.experiment.server())))
+    answer, _ = read_answer(north.carry_out(pack_message(Order(WORK, 0, 0), north.experiment.make_server_state())))
     assert not answer.diverged

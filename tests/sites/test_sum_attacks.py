@@ -53,8 +53,10 @@ def test_the_imprint_attack_recovers_rows_from_a_sum_but_not_their_owners(tmp_pa
     sites = with_data(tmp_path)
     agreed = contracts.read_contract(contract(tmp_path, COMMON | {"algorithm": {"name": "fedavg"}}, sites))
     runtimes = [SiteRuntime(agreed, read_site_file(site(tmp_path, i, sites[i]))) for i in sites]
-    parts = [runtime.experiment.rows(i) for i, runtime in zip(sites, runtimes, strict=True)]
-    crafted = craft_model(runtimes[0].experiment.server(), torch.cat([flatten_rows(part["validation"]) for part in parts]))
+    parts = [runtime.experiment.load_rows(i) for i, runtime in zip(sites, runtimes, strict=True)]
+    crafted = craft_model(
+        runtimes[0].experiment.make_server_state(), torch.cat([flatten_rows(part["validation"]) for part in parts])
+    )
     replies = {
         i: read_answer(runtime.carry_out(pack_message(Order(WORK, 0, 0), crafted)))[1]
         for i, runtime in zip(sites, runtimes, strict=True)

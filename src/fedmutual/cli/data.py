@@ -52,7 +52,7 @@ def check(file: File, set: Set = None, trust_code: TrustCode = False) -> None:
         print_text(finding)
     experiment = build.build(config, device="cpu", prepared=prepared)
     for client in experiment.clients:
-        experiment.networks(client)  # a network is made, and checked, when it is needed
+        experiment.build_networks(client)  # a network is made, and checked, when it is needed
     if not findings:
         print_text("nothing stands out")
 

@@ -154,7 +154,7 @@ def site(
     with lock_folder(
         site_config.state, "runs a site with this state folder", "choose another one by 'state.folder' in its file"
     ):
-        print_leaves(runtime.leaves(), runtime.peers is not None, runtime.is_masked)
+        print_leaves(runtime.list_leaves(), runtime.peers is not None, runtime.is_masked)
         print_text(describe_disclosure(runtime.experiment, runtime.site), soft_wrap=True)
         print_text(
             f"federation {runtime.folder.name!r}, state and ledger in {runtime.folder}; Ctrl-C ends it", soft_wrap=True

@@ -240,8 +240,8 @@ def _find_leaks_between_clients(scans: Mapping[str, _Scan]) -> Iterator[str]:
                 yield (
                     f"{len(leaked)} of the {len(scored_scan.scored)} examples that client {scored_client!r} is scored on "
                     "equal a training "
-                    f"example of client {trainer!r}, {scored_scan.rows.where(leaked[0])} for instance "
-                    f"{trained_scan.rows.where(copy)}"
+                    f"example of client {trainer!r}, {scored_scan.rows.name_row(leaked[0])} for instance "
+                    f"{trained_scan.rows.name_row(copy)}"
                 )
 
 
@@ -258,8 +258,8 @@ def _find_duplicates(federation: Federation, scan: _Scan) -> Iterator[str]:
             copy = trained[scan.digests[trained] == scan.digests[leaked[0]]][0]
             yield (
                 f"{len(leaked)} of {len(scored)} {share_name} examples equal a training example, "
-                f"{scan.rows.where(leaked[0])} for "
-                f"instance {scan.rows.where(copy)}; scores on these examples measure memorisation"
+                f"{scan.rows.name_row(leaked[0])} for "
+                f"instance {scan.rows.name_row(copy)}; scores on these examples measure memorisation"
             )
     _, distinct = np.unique(scan.digests, return_inverse=True)
     first = np.full(distinct.max() + 1, -1)
@@ -271,8 +271,8 @@ def _find_duplicates(federation: Federation, scan: _Scan) -> Iterator[str]:
     if len(conflicting):
         row, other_row = conflicting[0], first[distinct[conflicting[0]]]
         yield (
-            f"equal examples have different labels, {scan.rows.where(row)} ({federation.space.classes[labels[row]]!r}) and "
-            f"{scan.rows.where(other_row)} ({federation.space.classes[labels[other_row]]!r}) for instance"
+            f"equal examples have different labels, {scan.rows.name_row(row)} ({federation.space.classes[labels[row]]!r}) "
+            f"and {scan.rows.name_row(other_row)} ({federation.space.classes[labels[other_row]]!r}) for instance"
         )
 
 
@@ -281,7 +281,7 @@ def _check_values(federation: Federation, scan: _Scan) -> Iterator[str]:
     if len(scan.blank):
         yield (
             f"{format_count(len(scan.blank), 'image')} with a single value in all pixels: "
-            f"{scan.rows.where(scan.blank[0])}, for instance"
+            f"{scan.rows.name_row(scan.blank[0])}, for instance"
         )
     names = federation.space.columns or tuple(str(i) for i in range(len(scan.constant)))
     constant = [names[i] for i in scan.constant.nonzero().flatten().tolist()]

@@ -60,7 +60,7 @@ class PublicSet:
         parts = zip(public_clients, self.data.parts, strict=True)
         return ChainedRows([part if i == client else part.unlabelled(range(len(part))) for i, part in parts])
 
-    def bytes(self, labels: bool) -> dict[str, int]:
+    def count_bytes(self, labels: bool) -> dict[str, int]:
         """Return the bytes that each node sends once: its examples and, if `labels`, their labels."""
         return {i: size + labels * self.label_size * len(self.owners[i]) for i, size in self.sizes.items()}
 

@@ -44,7 +44,7 @@ class Rows:
         """The store that holds the rows."""
         return self._store
 
-    def where(self, position: int) -> str:
+    def name_row(self, position: int) -> str:
         """Return the name in messages of the row at `position`."""
         return self._store.where(int(self.index[position]))
 
@@ -52,7 +52,7 @@ class Rows:
         """Return the rows `index` of this store, with this augmentation."""
         return Rows(self._store, index, self._augment, self._group_codes)
 
-    def over(self, store: Store) -> "Rows":
+    def with_store(self, store: Store) -> "Rows":
         """Return all rows of another store, with this augmentation."""
         return Rows(store, np.arange(len(store.labels)), self._augment)
 

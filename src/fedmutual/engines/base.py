@@ -26,7 +26,7 @@ Make = Callable[[str], Client]
 class Engine(Protocol):
     """Holds the clients of a run. Messages move between processes; clients stay in theirs."""
 
-    def remarks(self) -> list[str]:
+    def take_remarks(self) -> list[str]:
         """Return new remarks for the user about how this engine works; each remark is returned once."""
         ...
 
@@ -34,7 +34,7 @@ class Engine(Protocol):
         """Release the clients, and the processes or memory that held them."""
         ...
 
-    def each(
+    def run_each(
         self, do: Callable[Concatenate[Client, ...], R], arguments: Mapping[str, tuple[Any, ...]]
     ) -> Iterator[tuple[str, R]]:
         """Run ``do(client, *arguments[id])`` in the process of each client; yield (id, result) as clients finish."""

@@ -74,10 +74,10 @@ class Group:
         for i, part in enumerate(parts):
             if steps.took[i]:
                 part.client.memory = steps.memory(i)
-            part.client.work = steps.work(i)
+            part.client.work = steps.count_work(i)
             for stack in self._stacks.values():
                 stack.expose(self._number[id(part.client)])
-        for part, curves in zip(parts, steps.curves(), strict=True):
+        for part, curves in zip(parts, steps.read_curves(), strict=True):
             yield part.client, partial(_make_reply, part, curves)
 
 
@@ -119,7 +119,7 @@ class Steps:
                 for i in who:
                     self.took[i] += 1
 
-    def work(self, i: int) -> Work:
+    def count_work(self, i: int) -> Work:
         """Return the steps and forward passes of a client."""
         return Work(self.took[i], self.took[i] * (self._one_step.forwards or 0))
 
@@ -127,7 +127,7 @@ class Steps:
         """Return the memory of a client after its steps."""
         return {k: v[i] for k, v in self._memory.items()}
 
-    def curves(self) -> list[Message]:
+    def read_curves(self) -> list[Message]:
         """Return each client's loss terms over its steps. Only here the CPU waits for the device."""
         who = torch.tensor([i for members, _ in self._log for i in members])
         names = self._log[0][1] if self._log else ()

@@ -16,15 +16,15 @@ class InProcess:
     def __init__(self, clients: Iterable[Client]) -> None:
         self._clients = {client.id: client for client in clients}
 
-    def each(
+    def run_each(
         self, do: Callable[Concatenate[Client, ...], R], arguments: Mapping[str, tuple[Any, ...]]
     ) -> Iterator[tuple[str, R]]:
-        """As `Engine.each`, in the order of `arguments`."""
+        """As `Engine.run_each`, in the order of `arguments`."""
         for id, values in arguments.items():
             yield id, do(self._clients[id], *values)
 
-    def remarks(self) -> list[str]:
-        """As `Engine.remarks`."""
+    def take_remarks(self) -> list[str]:
+        """As `Engine.take_remarks`."""
         return []
 
     def close(self) -> None:
@@ -40,10 +40,10 @@ class DiskBackedInProcess(InProcess):
         self._store = ClientStore()
         self._store.hold(make, ids, disk)
 
-    def each(
+    def run_each(
         self, do: Callable[Concatenate[Client, ...], R], arguments: Mapping[str, tuple[Any, ...]]
     ) -> Iterator[tuple[str, R]]:
-        """As `Engine.each`, in the order of `arguments`."""
+        """As `Engine.run_each`, in the order of `arguments`."""
         for id, values in arguments.items():
             yield id, self._store.run(id, do, *values)
 

@@ -62,7 +62,7 @@ def drive(rounds: Generator[Arguments, RunPhase, R], engine: Engine) -> R:
     try:
         arguments = next(rounds)
         while True:
-            arguments = rounds.send(partial(engine.each, participate, arguments))
+            arguments = rounds.send(partial(engine.run_each, participate, arguments))
     except StopIteration as end:
         result: R = end.value
         return result
@@ -93,13 +93,13 @@ def generate_rounds(
             report(PhaseDone(0, "seed", others, plan.seeds, {}))
         if saved is None and plan.algorithm.start:
             server, _ = yield from _exchange(plan, engine, server, -1, plan.algorithm.start, report)
-            report(RoundDone(0, plan.rounds, server, engine.each))
+            report(RoundDone(0, plan.rounds, server, engine.run_each))
         for round in range(finished_rounds, plan.rounds):
             server, train = yield from _exchange(plan, engine, server, round, plan.algorithm.phases, report)
             if (round + 1) % plan.evaluate_every == 0 or round + 1 == plan.rounds:
                 report(_evaluate(plan, engine, server, round, train, judge))
                 _report_remarks(engine, round, report)
-            report(RoundDone(round + 1, plan.rounds, server, engine.each))
+            report(RoundDone(round + 1, plan.rounds, server, engine.run_each))
     except (Paused, GeneratorExit):
         raise
     except BaseException as problem:
@@ -176,7 +176,7 @@ def _receive(phase: Phase, server: Message, replies: dict[str, Message], at: At,
 
 def _report_remarks(engine: Engine, round: int, report: Observer) -> None:
     """Report the new remarks of the engine."""
-    for remark in engine.remarks():
+    for remark in engine.take_remarks():
         report(Noted(round + 1, remark))
 
 
@@ -188,7 +188,7 @@ def _evaluate(plan: RoundPlan, engine: Engine, server: Message, round: int, trai
     arguments = {
         i: (specs, _get_inbox(plan, server, i, at), round + 1, plan.homes.get(i), plan.keep) for i, specs in exams.items()
     }
-    answers = engine.each(evaluate_client, arguments)
+    answers = engine.run_each(evaluate_client, arguments)
     scores = [judge(server)] if judge else []  # worker processes score their clients meanwhile
     by_client = dict(answers)
     return Evaluated(round + 1, train, (*scores, *(s for i in plan.exams for s in by_client.get(i, ()))))

@@ -55,8 +55,8 @@ class RunScheduler:
         return [problems.get(engine) for engine in self._engines]
 
     def read_remarks(self, engine: "RunEngine") -> list[str]:
-        """As `Engine.remarks`: every run receives all remarks, because the runs share their stacks."""
-        remarks = self._stacker.remarks()
+        """As `Engine.take_remarks`: every run receives all remarks, because the runs share their stacks."""
+        remarks = self._stacker.take_remarks()
         for each in self._engines:
             self._unread[each] += remarks
         unread, self._unread[engine] = self._unread[engine], []
@@ -91,8 +91,8 @@ class RunEngine(InProcess):
         """Return the client of this run with this id."""
         return self._clients[id]
 
-    def remarks(self) -> list[str]:
-        """As `Engine.remarks`."""
+    def take_remarks(self) -> list[str]:
+        """As `Engine.take_remarks`."""
         return self._scheduler.read_remarks(self)
 
 

@@ -19,7 +19,7 @@ def check_stackable(parts: Sequence[PhaseInput]) -> None:
     steps = Group([part.client for part in copies]).begin(copies)
     if steps is not None:
         steps.take(plan_batches(copies), most=1)
-        steps.curves()
+        steps.read_curves()
 
 
 def time_steps(parts: Sequence[PhaseInput]) -> tuple[float, float] | None:

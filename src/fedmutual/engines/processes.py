@@ -55,7 +55,7 @@ class Processes:
             self._homes = {id: worker for worker, ids in enumerate(assigned) for id in ids}  # where a client's state is
             self._workers = [_take_worker() for _ in assigned]  # all processes start at once
             for worker, ids in zip(self._workers, assigned, strict=True):
-                worker.host(HostRequest(number, make, ids, threads, torch.get_default_dtype(), disk))
+                worker.host_clients(HostRequest(number, make, ids, threads, torch.get_default_dtype(), disk))
             hosting = len(self._workers)
             while hosting:
                 hosting -= len(self._read_replies(number))
@@ -63,10 +63,10 @@ class Processes:
             self.close()
             raise
 
-    def each(
+    def run_each(
         self, do: Callable[Concatenate[Client, ...], R], arguments: Mapping[str, tuple[Any, ...]]
     ) -> Iterator[tuple[str, R]]:
-        """As `Engine.each`, in the order in which clients finish. Work begins with the call, not with the first result.
+        """As `Engine.run_each`, in the order in which clients finish. Work begins with the call, not with the first result.
 
         A worker first takes its part of the phases that it begins for another worker, then runs its other clients, and then
         ends the phases that other workers began.
@@ -99,8 +99,8 @@ class Processes:
                     left.remove(reply.client)
                     yield reply.client, reply.result
 
-    def remarks(self) -> list[str]:
-        """As `Engine.remarks`."""
+    def take_remarks(self) -> list[str]:
+        """As `Engine.take_remarks`."""
         return []
 
     def close(self) -> None:
@@ -109,7 +109,7 @@ class Processes:
             try:
                 if worker.pending:
                     raise WorkerLost("worker", (), "is busy")
-                worker.host(HostRequest(next(_request_numbers), _build_no_client, (), 1, torch.float32))
+                worker.host_clients(HostRequest(next(_request_numbers), _build_no_client, (), 1, torch.float32))
                 idle_workers.append(worker)
             except (WorkerLost, OSError):
                 worker.stop()
@@ -135,7 +135,7 @@ class _Worker(ChildProcess):
         self.clients: tuple[str, ...] = ()
         self.pending = 0  # replies that the process still has to send
 
-    def host(self, request: HostRequest) -> None:
+    def host_clients(self, request: HostRequest) -> None:
         """Ask the process to build clients, and to hold them."""
         self.clients = tuple(request.clients)
         self.send(pack_payload(WorkerSettings(os.getcwd(), list(sys.path))), 0)

@@ -59,7 +59,9 @@ class Cluster:
         try:
             content_ref = reservation.ray.put(content)  # sent to each node once
             assigned = zip(reservation.workers, assign_clients(costs, reservation.most_workers), strict=False)
-            for worker, reply in [(worker, worker.host(content_ref, ids, threads, disk)) for worker, ids in assigned]:
+            for worker, reply in [
+                (worker, worker.host_clients(content_ref, ids, threads, disk)) for worker, ids in assigned
+            ]:
                 _unpack_reply(worker.wait_for(reply))
         except BaseException:
             reservation.end()
@@ -70,10 +72,10 @@ class Cluster:
         """Return the number of workers that hold clients."""
         return sum(bool(worker.clients) for worker in self._workers)
 
-    def each(
+    def run_each(
         self, do: Callable[Concatenate[Client, ...], R], arguments: Mapping[str, tuple[Any, ...]]
     ) -> Iterator[tuple[str, R]]:
-        """As `Engine.each`, in the order in which clients finish. Work begins with the call, not with the first result.
+        """As `Engine.run_each`, in the order in which clients finish. Work begins with the call, not with the first result.
 
         A worker receives one job for all its clients, so that arguments that the clients share are sent once.
         """
@@ -81,12 +83,12 @@ class Cluster:
         for worker in self._workers:
             arguments_here = {i: values for i, values in arguments.items() if i in worker.clients}
             if arguments_here:
-                streams[worker.actor.work.remote(bytes(pack_payload(JobRequest(0, do, arguments_here))))] = worker
+                streams[worker.actor.run_job.remote(bytes(pack_payload(JobRequest(0, do, arguments_here))))] = worker
         self._streams |= streams
         return ((reply.client, reply.result) for reply in self._read_replies(list(streams)))
 
-    def remarks(self) -> list[str]:
-        """As `Engine.remarks`."""
+    def take_remarks(self) -> list[str]:
+        """As `Engine.take_remarks`."""
         return []
 
     def reach(self, folder: Path) -> None:
@@ -120,7 +122,7 @@ class Cluster:
             return
         if reservation.is_joined and not reservation.is_gone and self._are_idle(reservation):
             for worker in reservation.workers:
-                worker.host(b"", ())
+                worker.host_clients(b"", ())
             keep_reservation(reservation)
         else:
             reservation.end()

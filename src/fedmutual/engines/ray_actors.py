@@ -30,7 +30,7 @@ class ClientActor:
         """Return the name of this worker for messages."""
         return f"worker process {os.getpid()} on node {import_ray().util.get_node_ip_address()}"
 
-    def host(
+    def host_clients(
         self,
         make: bytes,
         ids: Sequence[str],
@@ -60,7 +60,7 @@ class ClientActor:
             problem = make_portable(caught)
         return bytes(pack_payload(WorkerReply(0, "", None, problem)))
 
-    def work(self, job: bytes) -> Iterator[bytes]:
+    def run_job(self, job: bytes) -> Iterator[bytes]:
         """Run a job -> packed replies, one for each client."""
         for reply in answer_request(job, self._clients):
             yield bytes(pack_payload(reply))
@@ -79,10 +79,10 @@ class Worker:
     name: str = "a worker"
     clients: tuple[str, ...] = ()
 
-    def host(self, make: Any, ids: Sequence[str], threads: int = 1, disk: DiskStorage | None = None) -> Any:
+    def host_clients(self, make: Any, ids: Sequence[str], threads: int = 1, disk: DiskStorage | None = None) -> Any:
         """Ask the actor to build and hold clients -> a reference to its reply."""
         self.clients = tuple(ids)
-        return self.actor.host.remote(make, ids, threads, torch.get_default_dtype(), os.getcwd(), sys.path, disk)
+        return self.actor.host_clients.remote(make, ids, threads, torch.get_default_dtype(), os.getcwd(), sys.path, disk)
 
     def wait_for(self, reference: Any) -> Any:
         """Return the value of a reference. Raises WorkerLost if the worker or its node died."""

@@ -47,7 +47,7 @@ class Reservation:
         """Return whether other code has shut Ray down, and the reservation with it."""
         return identify_session(self.ray) != self.session
 
-    def fits(self, request: ResourceRequest, clients: int) -> bool:
+    def can_host(self, request: ResourceRequest, clients: int) -> bool:
         """Return whether the reservation meets the request for this number of clients."""
         if self.is_gone or request != self.request or len(self.workers) < min(self.most_workers, clients):
             return False
@@ -113,7 +113,7 @@ def take_reservation(request: ResourceRequest, clients: int) -> Reservation:
     """
     while kept_reservations:
         reservation = kept_reservations.pop()
-        if reservation.fits(request, clients):
+        if reservation.can_host(request, clients):
             return reservation
         reservation.end()
     ray = import_ray()

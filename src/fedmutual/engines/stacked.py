@@ -30,20 +30,20 @@ class Stacked(InProcess):
         super().__init__(clients)
         self._stacker = Stacker(self._clients.values(), compile, turns)
 
-    def each(
+    def run_each(
         self, do: Callable[Concatenate[Client, ...], R], arguments: Mapping[str, tuple[Any, ...]]
     ) -> Iterator[tuple[str, R]]:
-        """As `Engine.each`; clients with one architecture run a phase together."""
+        """As `Engine.run_each`; clients with one architecture run a phase together."""
         if do is not participate:
-            yield from super().each(do, arguments)
+            yield from super().run_each(do, arguments)
             return
         asked: list[tuple[Client, tuple[Any, ...]]] = [(self._clients[i], values) for i, values in arguments.items()]
         for client, reply in self._stacker.participate(asked):
             yield client.id, reply()  # type: ignore[misc]  # R is Reply
 
-    def remarks(self) -> list[str]:
-        """As `Engine.remarks`."""
-        return self._stacker.remarks()
+    def take_remarks(self) -> list[str]:
+        """As `Engine.take_remarks`."""
+        return self._stacker.take_remarks()
 
 
 class Stacker:
@@ -73,8 +73,8 @@ class Stacker:
         for client, values in remaining.values():
             yield client, partial(participate, client, *values)
 
-    def remarks(self) -> list[str]:
-        """As `Engine.remarks`."""
+    def take_remarks(self) -> list[str]:
+        """As `Engine.take_remarks`."""
         remarks = list(self._remarks)
         self._remarks.clear()
         return remarks

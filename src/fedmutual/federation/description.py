@@ -23,7 +23,11 @@ def describe_networks(experiment: Experiment, sizes: Mapping[str, Mapping[str, i
             "classes": len(experiment.data.space.classes),
             "shared": describe_shared_network(experiment),
             "personal": {
-                i: {"name": experiment.nets.personal(i), "parameters": n, "weights": experiment.nets.first_weights(i)}
+                i: {
+                    "name": experiment.nets.name_personal(i),
+                    "parameters": n,
+                    "weights": experiment.nets.describe_first_weights(i),
+                }
                 for i, n in personal.items()
             },
         },
@@ -55,7 +59,7 @@ def describe_shared_network(experiment: Experiment) -> dict[str, Any] | None:
     if not nets.shares:
         return None
     count = sum(p.numel() for p in nets.shared.parameters())
-    return {"name": experiment.config.model.shared, "parameters": count, "weights": nets.first_weights()}
+    return {"name": experiment.config.model.shared, "parameters": count, "weights": nets.describe_first_weights()}
 
 
 def describe_space(space: Space) -> dict[str, Any]:

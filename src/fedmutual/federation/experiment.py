@@ -61,9 +61,9 @@ class Experiment:
     @cached_property
     def noised(self) -> frozenset[str]:
         """The networks that are trained with noise (`privacy.nets`)."""
-        return rules.list_noised_nets(self.config, self.algorithm, self.server(), self.pooled)
+        return rules.list_noised_nets(self.config, self.algorithm, self.make_server_state(), self.pooled)
 
-    def server(self, members: Sequence[str] | None = None) -> Message:
+    def make_server_state(self, members: Sequence[str] | None = None) -> Message:
         """Return the server's first state: the shared tensors, the agreed public seed set or the proxies, or the state that
         the algorithm begins with; empty if there is none.
 
@@ -95,14 +95,18 @@ class Experiment:
         """Return a client's task: its losses, scores and main metric."""
         return tasks.make_task(self.nets.space(client).task)
 
-    def networks(self, id: str) -> dict[str, nn.Module]:
+    def build_networks(self, id: str) -> dict[str, nn.Module]:
         """Return a client's networks by name, as before round 1, without optimisers, which import `torch._dynamo`.
 
         Raises:
             ConfigError: a network cannot be trained: none of its parameters is trainable, or the client's batches hold one
                 example and the network needs more; or noise cannot be added to the training of these networks and rows.
         """
-        nets, client_config, private = self.nets.build_for(id), self.config.get_client_config(id), self.rows(id)["private"]
+        nets, client_config, private = (
+            self.nets.build_for(id),
+            self.config.get_client_config(id),
+            self.load_rows(id)["private"],
+        )
         if (
             min(
                 client_config.training.batch_size or self.config.training.batch_size,
@@ -123,7 +127,7 @@ class Experiment:
     def client(self, id: str) -> Client:
         """Return a participant as before round 1. Raises ConfigError as `networks` does."""
         self._set_tf32()
-        nets, client_config, rows = self.networks(id), self.config.get_client_config(id), self.rows(id)
+        nets, client_config, rows = self.build_networks(id), self.config.get_client_config(id), self.load_rows(id)
         privacy: Mechanism | None = None
         if self.noised:
             privacy = rules.make_mechanism(self.config, id, self.noised, rows["private"])
@@ -154,7 +158,7 @@ class Experiment:
 
     def estimate_work(self) -> dict[str, Workload]:
         """Return the work of each client, estimated from the arithmetic of its networks."""
-        costs, work = self.nets.costs(), {}
+        costs, work = self.nets.measure_costs(), {}
         optimizer = self.config.optimizer
         slots = 2 + optimizer.amsgrad if optimizer.name != "sgd" else int(optimizer.momentum > 0)
         for id in self.clients:
@@ -166,7 +170,7 @@ class Experiment:
 
     def _load(self, id: str) -> tuple[float, float]:
         """Return the number of a client's steps in a round, and the number of examples in these steps."""
-        rows = len(self.rows(id)["private"])
+        rows = len(self.load_rows(id)["private"])
         training, common = self.config.get_client_config(id).training, self.config.training
         first = self.algorithm.phases[0]
         batch, steps = training.batch_size or common.batch_size, training.local_steps or getattr(first, "local_steps", None)
@@ -218,7 +222,7 @@ class Experiment:
 
         return score_shared_model
 
-    def rows(self, id: str) -> dict[str, Data]:
+    def load_rows(self, id: str) -> dict[str, Data]:
         """Return the training and evaluation rows of a client, by the names of `Client.data`."""
         views = (
             evaluation_sets.pool_rows(self.data)
@@ -227,13 +231,13 @@ class Experiment:
         )
         return {name: rows.to(self.device) for name, rows in views.items()}
 
-    def leaves(self) -> dict[str, dict[str, tuple[str, list[int]]]]:
+    def list_leaves(self) -> dict[str, dict[str, tuple[str, list[int]]]]:
         """Return all tensors that may leave a client: phase -> name -> (dtype, shape)."""
-        return list_leaves(self.algorithm, self.server())
+        return list_leaves(self.algorithm, self.make_server_state())
 
     def list_evaluations(self, id: str) -> Iterable[EvalSpec]:
         """Yield the evaluations at a client."""
-        known = self.rows(id)
+        known = self.load_rows(id)
         if self.pooled:
             evaluations = evaluation_sets.list_pooled_evaluations(known)
         else:
@@ -261,7 +265,7 @@ class Experiment:
     def _count_public_bytes(self) -> dict[str, int]:
         """Return the bytes of public data that each client gives; empty if the algorithm uses no public data."""
         public, use = self.data.public, self.algorithm.public
-        return {} if public is None or use is None else public.bytes(use.labelled)
+        return {} if public is None or use is None else public.count_bytes(use.labelled)
 
     def _check_alone(self, id: str, nets: Mapping[str, nn.Module]) -> None:
         """Raise ConfigError if a net cannot be trained on one example at a time, for example because of BatchNorm."""

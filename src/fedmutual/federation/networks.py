@@ -107,7 +107,7 @@ class Networks:
         state = self.shared.state_dict()
         return {k: state[k].detach().to("cpu", copy=True).contiguous() for k in self.crossing}
 
-    def personal(self, client: str) -> str:
+    def name_personal(self, client: str) -> str:
         """Return the name of a client's personal architecture."""
         listed = self.config.model.personal or (self.config.model.shared,)
         if self.pooled:
@@ -123,19 +123,21 @@ class Networks:
         if "personal" in self.scores:
             of_client = self.config.get_client_config(client).model.personal
             listed = "model.personal" if self.config.model.personal else "model.shared"
-            named["personal"] = (self.personal(client), f"clients.{client}.model.personal" if of_client else listed)
+            named["personal"] = (self.name_personal(client), f"clients.{client}.model.personal" if of_client else listed)
         if self.forks:
             named["meme"] = shared
         return named
 
-    def first_weights(self, client: str | None = None) -> str:
+    def describe_first_weights(self, client: str | None = None) -> str:
         """Return a description of the initial weights of a client's personal network; None: those of the shared network."""
         model = self.config.model
         if client is not None and model.start == "server":
             return "those of the shared network"
         if client is None and self.begun is not None:
             return f"the shared model of {model.weights}"
-        weights = self._find_weights(model.shared) if client is None else self._find_weights(self.personal(client), client)
+        weights = (
+            self._find_weights(model.shared) if client is None else self._find_weights(self.name_personal(client), client)
+        )
         return weights.description if weights else "random weights"
 
     def build_shared(self, space: Space) -> nn.Module:
@@ -155,8 +157,8 @@ class Networks:
                 nets["personal"].load_state_dict(self.shared.state_dict())
             except RuntimeError:
                 raise ConfigError(
-                    f"model.start = 'server': client {client!r} has the personal network {self.personal(client)!r}, which "
-                    f"cannot start from the shared {self.config.model.shared!r}; use model.start = 'own'"
+                    f"model.start = 'server': client {client!r} has the personal network {self.name_personal(client)!r}, "
+                    f"which cannot start from the shared {self.config.model.shared!r}; use model.start = 'own'"
                 ) from None
         if "personal" in nets and self.is_frozen("personal", client):
             nets["personal"].requires_grad_(False)
@@ -170,7 +172,7 @@ class Networks:
         """Move a network to the device. On a CPU channels are last in memory: convolutions are 1.2 to 1.5 times as fast."""
         return net.to(memory_format=torch.channels_last) if self.device.type == "cpu" else net.to(self.device)
 
-    def costs(self) -> dict[str, NetworkCost]:
+    def measure_costs(self) -> dict[str, NetworkCost]:
         """Return the cost of all networks of each client together."""
         counted, costs = dict[tuple[str, Any], NetworkCost](), {}
         for client in self.clients:

@@ -53,7 +53,7 @@ def _check_privacy(experiment: Experiment) -> None:
     """Refuse settings that would make the reported epsilon invalid."""
     if experiment.noised:
         config, algorithm = experiment.config, experiment.algorithm
-        rules.check_algorithm(config, algorithm, experiment.noised, experiment.server(), experiment.clients)
+        rules.check_algorithm(config, algorithm, experiment.noised, experiment.make_server_state(), experiment.clients)
 
 
 def _check_holdout(experiment: Experiment) -> None:
@@ -173,11 +173,11 @@ def _check_shared(experiment: Experiment) -> None:
 def _check_equal_networks(experiment: Experiment) -> None:
     """Check that personal networks equal the shared one and that the shared model is complete, if the method needs this."""
     algorithm, name, shared = experiment.algorithm, experiment.config.algorithm["name"], experiment.config.model.shared
-    other = next((i for i in experiment.clients if experiment.nets.personal(i) != shared), None)
+    other = next((i for i in experiment.clients if experiment.nets.name_personal(i) != shared), None)
     if algorithm.alike and other is not None:
         raise ConfigError(
             f"algorithm {name!r} needs the shared network {shared!r} as every personal network, and client {other!r} has "
-            f"{experiment.nets.personal(other)!r}; remove 'model.personal', or choose an algorithm for networks of "
+            f"{experiment.nets.name_personal(other)!r}; remove 'model.personal', or choose an algorithm for networks of "
             "different "
             "design (fml, fedproto)"
         )
@@ -220,7 +220,7 @@ def _check_classes(experiment: Experiment) -> None:
     """Check that all clients have equal classes if the server starts with a state for each class."""
     if experiment.algorithm.begins is None:
         return
-    experiment.server()  # raises ConfigError if a setting is missing
+    experiment.make_server_state()  # raises ConfigError if a setting is missing
     first, first_id = experiment.data.space, next(iter(experiment.data.spaces))
     for client, space in experiment.data.spaces.items():
         if space.targets != "classes" or space.classes != first.classes:

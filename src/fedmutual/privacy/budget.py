@@ -58,7 +58,7 @@ class PrivacyBudget:
         """The epsilon that the site has spent, over all federations and data sets."""
         return self._compute_total(map(_parse_steps, self._read_all_lines()))
 
-    def with_steps(self, planned: NoisedSteps) -> float:
+    def compute_epsilon_with(self, planned: NoisedSteps) -> float:
         """Return the epsilon of the site after these additional steps. Nothing is written."""
         return self._compute_total([*map(_parse_steps, self._read_all_lines()), planned])
 

@@ -118,13 +118,13 @@ class Mechanism:
         label = derive_key(self.secret, "label", context, str(self._step)).hex()[:32]
         self.spend(Release(label, self.sigma, self.units.rate, count, at.round, at.phase))
         self._key = derive_key(self.secret, "phase", context, str(self._step))
-        seed_torch(Stream(derive_key(self._key, "dropout")).generator().initial_seed())
+        seed_torch(Stream(derive_key(self._key, "dropout")).make_generator().initial_seed())
         return self._sample_batches(count, self._key)
 
     def _sample_batches(self, count: int, key: bytes) -> Iterator[Batch]:
         stream, source = Stream(derive_key(key, "sampling")), self.rows.source
         samples = [self.units.sample(stream) for _ in range(count)]
-        augment = Stream(derive_key(key, "augment")).generator()
+        augment = Stream(derive_key(key, "augment")).make_generator()
         batches = iter(source.rows([rows for rows, _ in samples if len(rows)], augment))
         for rows, units in samples:
             self._drawn.append((len(rows), units))

@@ -97,7 +97,7 @@ class Stream:
         threshold = int(probability * 2**63)
         return self.draw_words(count).bitwise_and_(2**63 - 1) < threshold if threshold < 2**63 else torch.ones(count).bool()
 
-    def generator(self) -> torch.Generator:
+    def make_generator(self) -> torch.Generator:
         """Return a torch generator for augmentation and dropout, whose numbers are never sent."""
         return torch.Generator().manual_seed(int(self.draw_words(1)) & (2**63 - 1))
 

@@ -94,9 +94,9 @@ class Coordinator:
                     break
                 except Setback as problem:
                     actions = go_back(self.folder, problem.diverged, conduct, attempts, contract.limits)
-                    _log_remarks(logs, problem.round + 1, [*engine.remarks(), str(problem), *actions])
+                    _log_remarks(logs, problem.round + 1, [*engine.take_remarks(), str(problem), *actions])
                 except (TooFew, UserError):
-                    _log_remarks(logs, (saved.round if saved else 0) + 1, engine.remarks())
+                    _log_remarks(logs, (saved.round if saved else 0) + 1, engine.take_remarks())
                     raise
                 server, saved = self._restore(first_state, name)
             self._write_summary(checkpoints.seconds)
@@ -105,12 +105,12 @@ class Coordinator:
         """Ask the sites for the sums of their training rows, and save and return the statistics.
 
         Raises:
-            TooFew, Setback, RunError: as `SitesEngine.each`. RunError: also where no rows have such sums.
+            TooFew, Setback, RunError: as `SitesEngine.run_each`. RunError: also where no rows have such sums.
         """
         config, phase = self.contract.config, SumStatistics(layout)
         at, declared = At(config.seed, -1, config.rounds, 0), phase.leaves({})
         sites = self.contract.sites.names
-        replies = dict(engine.each(participate, {i: (phase, {}, declared, at) for i in sites}))
+        replies = dict(engine.run_each(participate, {i: (phase, {}, declared, at) for i in sites}))
         try:
             words = [message.get(SUMS, message.get(WORDS)) for message, *_ in replies.values()]
             statistics = read_sums(layout, add_sums(tensor.numpy() for tensor in words if tensor is not None))
@@ -226,7 +226,7 @@ def _log_statistics(
     logs: Sequence[Observer], gathered: GatheredStatistics, engine: SitesEngine, saved: Saved | None
 ) -> None:
     """Log the bytes of the statistics, unless a saved round has them in its log, and the engine's remarks."""
-    _log_remarks(logs, 0, engine.remarks())
+    _log_remarks(logs, 0, engine.take_remarks())
     for log in logs if saved is None else ():
         log(PhaseDone(0, SUMS, dict(gathered.down), dict(gathered.up), {}))
 

@@ -11,7 +11,7 @@ def describe_disclosure(experiment: Experiment, site: str) -> str:
         return "All its losses and scores are sent: from these, the operator of the server can compute validation examples."
     if metrics == "none" or "accuracy" not in experiment.task(site).tells:
         return "Its losses and scores are not sent."
-    rows = experiment.rows(site)
+    rows = experiment.load_rows(site)
     kinds = dict.fromkeys(exam.rows for exam in experiment.list_evaluations(site))
     sent = [kind for kind in kinds if is_disclosed(metrics, len(rows[kind]))]
     if not sent:

@@ -92,15 +92,15 @@ class SitesEngine:
         self._finished: tuple[str, ...] = ()  # the sites that did the phase before
         self.scaling: Message = {}  # added to each order to train or to score (`statistics.pack_scaling`)
 
-    def remarks(self) -> list[str]:
-        """Return the remarks since the last call, as `Engine.remarks`."""
+    def take_remarks(self) -> list[str]:
+        """Return the remarks since the last call, as `Engine.take_remarks`."""
         remarks, self._remarks = self._remarks, []
         return remarks
 
     def close(self) -> None:
         """Do nothing: the sites keep running."""
 
-    def each(
+    def run_each(
         self, do: Callable[Concatenate[Client, ...], R], arguments: Mapping[str, tuple[Any, ...]]
     ) -> Iterator[tuple[str, R]]:
         """Send the work of each client as an order to its site, and yield (site, result).

@@ -84,7 +84,7 @@ def plan_site(path: Path, site: Path, overrides: Mapping[str, Any]) -> SitePlan:
     (cost,) = costs.values()
     budget = open_budget(experiment, mine.file.site, experiment.config.name, mine.state)
     planned = NoisedSteps(cost.sigma, cost.rate, cost.steps)
-    return SitePlan(experiment.config, costs, privacy.epsilon, budget.spent, budget.with_steps(planned))
+    return SitePlan(experiment.config, costs, privacy.epsilon, budget.spent, budget.compute_epsilon_with(planned))
 
 
 def protect(client: Client, budget: PrivacyBudget | None, state: Path) -> Client:

@@ -39,7 +39,7 @@ def record_seedset(folder: Path, sites: Sequence[str], shape: Sequence[int], cla
     about = SeedsTable(
         rows={i: len(rows) for i, rows in public.owners.items()},
         counts={i: list(counts) for i, counts in public.counts.items()} if use.labelled else None,
-        bytes=public.bytes(use.labelled),
+        bytes=public.count_bytes(use.labelled),
         digest=public.digest if use.labelled else public.unlabelled,
         parts={i: _print(_gather_parts({i: part}, classes).summary(use.labelled)) for i, part in parts.items()},
     )
@@ -129,7 +129,7 @@ def _read_site_part(seedset_file: SeedsetFile, path: Path, like: Rows | None = N
     store, _ = make_store(
         seedset_file.examples, labels, seedset_file.scaling, lambda row: f"row {row} of {path}", resident, 0
     )
-    rows = Rows(store, np.arange(len(labels))) if like is None else like.over(store)
+    rows = Rows(store, np.arange(len(labels))) if like is None else like.with_store(store)
     return PublicPart(rows, seedset_file.examples, seedset_file.counts, seedset_file.counts)
 
 

@@ -46,7 +46,7 @@ def build_server_experiment(contract: Contract, statistics: Statistics | None = 
 def make_first_state(contract: Contract, experiment: Experiment) -> Message:
     """Return the state of the server before the first round."""
     if contract.public is None:
-        return experiment.server(contract.sites.names)
+        return experiment.make_server_state(contract.sites.names)
     return make_agreed_state(list_row_owners(contract), experiment.data.space.outputs)
 
 
@@ -54,7 +54,7 @@ def find_longest_message(contract: Contract) -> int:
     """Return the number of bytes of the longest message between the server and the sites of a federation."""
     experiment, names = build_server_experiment(contract), contract.sites.names
     if contract.algorithm.public is None:
-        state = experiment.server()
+        state = experiment.make_server_state()
     else:  # a contract before submission lacks the number of rows of each site; no message size depends on this number
         state = make_agreed_state(dict.fromkeys(names, range(0)), experiment.data.space.outputs)
     words = count_update(contract, state)

@@ -105,7 +105,7 @@ class SiteRuntime:
         self._declined = set[str]()  # reasons for declined orders since the last accepted order: each is recorded once
         self._sent_log = SentLog(self.folder, self.site)
         # only the names and shapes of the first state are used, which are public
-        self._public = experiment.server(contract.sites.names)
+        self._public = experiment.make_server_state(contract.sites.names)
         self.peers: PeerMailbox | None = None
         if is_peer_to_peer(algorithm):
             self.peers = PeerMailbox(
@@ -150,7 +150,7 @@ class SiteRuntime:
         except RunError as problem:  # in the site's own file, keys have no prefix `clients.NAME`
             raise RunError(str(problem).replace(f"'clients.{self.site}.", "'")) from None
 
-    def leaves(self) -> dict[str, Spec]:
+    def list_leaves(self) -> dict[str, Spec]:
         """Return all tensors that may leave this site: name of the phase -> name of the tensor -> (dtype, shape)."""
         algorithm = self.experiment.algorithm
         if self.is_masked:
@@ -327,7 +327,7 @@ class SiteRuntime:
         if round == config.rounds:
             spent = guarantee.record(self.experiment, self.site, self._budget)
             algorithm = self.experiment.algorithm
-            leaves = list_masked_leaves(algorithm, self._public) if self.is_masked else self.experiment.leaves()
+            leaves = list_masked_leaves(algorithm, self._public) if self.is_masked else self.experiment.list_leaves()
             write_summary(self.folder, config, leaves=leaves, bytes=None, **spent)  # the ledger has the bytes
 
     def _save(self, order: Order, digest: str, reply: bytes) -> None:

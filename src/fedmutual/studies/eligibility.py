@@ -68,7 +68,7 @@ def _check_method(
     with torch.random.fork_rng(devices=[]):
         experiment = build.build(variant, prepared=prepared)
         for client in experiment.clients:
-            experiment.networks(client)
+            experiment.build_networks(client)
     if variant.model.batchnorm != config.model.batchnorm and experiment.nets.notes:  # the method would be FedAvg
         raise ConfigError(experiment.nets.notes[0])
     if (variant.training.local_steps is None) != (config.training.local_steps is None):

@@ -71,7 +71,7 @@ def plan_privacy(experiment: Experiment) -> dict[str, PrivacyCost]:
     assert config.privacy.sigma is not None  # the configuration is checked
     costs = {}
     for client in experiment.clients:
-        rows = experiment.rows(client)["private"]
+        rows = experiment.load_rows(client)["private"]
         units = rules.make_units(config, client, rows)
         steps = _count_steps(experiment, client, len(rows))
         costs[client] = PrivacyCost(len(rows), units.count, units.rate, steps, config.privacy.sigma)
@@ -99,7 +99,7 @@ def record(experiment: Experiment, engine: Engine) -> Mapping[str, Any]:
     privacy = experiment.config.privacy
     if not experiment.noised:
         return {}
-    taken = dict(engine.each(_list_taken_steps, dict.fromkeys(experiment.clients, ())))
+    taken = dict(engine.run_each(_list_taken_steps, dict.fromkeys(experiment.clients, ())))
     clients = {}
     for client in experiment.clients:
         steps = taken[client]

@@ -39,13 +39,13 @@ def restore_run(experiment: Experiment, engine: Engine, folder: Path, name: str)
     if experiment.config.records.keep_best:
         bests.settle(folder, last, rounds, due)
     rewind(folder / LEDGER, lambda round: saved is not None and round <= saved.round)
-    server = experiment.server()
+    server = experiment.make_server_state()
     if saved is None:
         return server, None
     if saved.run != name:
         raise RunError(f"{folder}: its checkpoint belongs to another run; choose another folder with --out")
     file = make_file_name(saved.round)
-    for _ in engine.each(load_client, {i: (home / file, name, saved.round) for i, home in homes.items()}):
+    for _ in engine.run_each(load_client, {i: (home / file, name, saved.round) for i, home in homes.items()}):
         pass
     return read_state(folder / "server" / file, name, saved.round, server), saved
 

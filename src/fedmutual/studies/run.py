@@ -164,7 +164,7 @@ def _describe(folder: Path, experiment: Experiment, engine: Engine, choice: Engi
     about |= {"engine": choice._asdict(), "scaling": experiment.data.space.scaling}
     if experiment.data.statistics is not None:
         about["statistics"] = experiment.data.statistics.record()
-    sizes = engine.each(count_parameters, dict.fromkeys(experiment.clients, ()))
+    sizes = engine.run_each(count_parameters, dict.fromkeys(experiment.clients, ()))
     if experiment.nets.begun is not None:
         folders.write_begun(folder, experiment.nets.begun)
     folders.write_about(
@@ -234,7 +234,7 @@ def _train(
         folder,
         config,
         seconds=round(checkpoints.seconds, 3),
-        leaves=experiment.leaves(),
+        leaves=experiment.list_leaves(),
         data={"name": config.data.name, "classes": partition["classes"]},
         fingerprint=partition["fingerprint"],
         **privacy_plan.record(experiment, engine),

@@ -118,7 +118,7 @@ def _check_site(kit: Kit, config: Path, agreed: Contract) -> Iterator[Check]:
             )
         with plugins.use_rule(site_config.code):
             experiment = build_site(agreed, site_config)
-            nets, rows = experiment.networks(kit.name), experiment.rows(kit.name)
+            nets, rows = experiment.build_networks(kit.name), experiment.load_rows(kit.name)
     except UserError as problem:
         yield Check(WRONG, str(problem).replace(f"clients.{kit.name}.", ""))
         return

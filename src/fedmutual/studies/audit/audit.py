@@ -171,7 +171,7 @@ class _Auditor:
         assert saved is not None  # the run is finished
         file, made = make_file_name(saved.round), self.experiment.client(client)
         load_client(made, folder / "clients" / client / file, saved.run, saved.round)
-        return made, read_state(folder / "server" / file, saved.run, saved.round, self.experiment.server())
+        return made, read_state(folder / "server" / file, saved.run, saved.round, self.experiment.make_server_state())
 
     def _return_meme(self, client: str) -> nn.Module | None:
         """Return the meme that a client would send in a further round; None if no meme leaves."""
@@ -220,7 +220,7 @@ class _Auditor:
     def _attack_by_imprint(self, pools: list[Pool]) -> Iterator[Imprint]:
         """Return the results of the imprint attack on each client whose meme leaves."""
         experiment = self.experiment
-        if experiment.pooled or "meme" not in experiment.networks(experiment.clients[0]):
+        if experiment.pooled or "meme" not in experiment.build_networks(experiment.clients[0]):
             self.notes.append("The imprint attack was not tried: no client takes a shared model from the server.")
             return
         for pool in pools:

@@ -87,5 +87,5 @@ def _train(experiment: Experiment) -> tuple[dict[str, Client], Message]:
     clients = {i: experiment.client(i) for i in experiment.clients}
     plan = replace(experiment.plan({}), exams={}, evaluate_every=experiment.config.rounds)
     with torch.random.fork_rng(devices=[]), closing(InProcess(clients.values())) as engine:
-        server = federate(plan, engine, experiment.server(), None, [], None)
+        server = federate(plan, engine, experiment.make_server_state(), None, [], None)
     return clients, server
