@@ -95,7 +95,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """The scores of the models after a round."""
+    """The scores of the models after a round. `train` has the mean of each loss term, by client."""
 
     round: int
     train: Mapping[str, Mapping[str, float]]
@@ -104,7 +104,10 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class RoundDone:
-    """A round is complete: the time to save the state."""
+    """A round is complete: the time to save the state. Round 0 is the start.
+
+    `server` is the server's state, and `visit` runs a function where each client lives.
+    """
 
     round: int
     rounds: int

@@ -25,7 +25,10 @@ LARGEST = int(LIMIT) << FRACTION_BITS  # the largest integer of one update, weig
 
 @dataclass(frozen=True)
 class EncodedSum:
-    """Encoded updates of one client or of several."""
+    """The sum of the encoded updates of one client or of several, in fixed point.
+
+    `weighted`: whether each update was multiplied by the client's number of training rows n_k.
+    """
 
     tensors: Message  # name -> int64, the update of each floating tensor
     weight: int  # the number of clients, or where updates are weighted the sum of their n_k

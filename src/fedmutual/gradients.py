@@ -41,15 +41,14 @@ def pcgrad(g_pub: Message, g_loc: Message) -> Message:
 def conflict(g_pub: Message, g_loc: Message) -> Tensor:
     """Return 1.0 if the gradients' inner product is negative, so that `project` changes g_pub, else 0.0: a tensor []."""
     pub, loc = _flatten_pair(g_pub, g_loc)
-    return (_multiply_inner(pub, _scale_to_unit(loc)) < 0).to(torch.get_default_dtype())
+    return (_compute_inner_product(pub, _scale_to_unit(loc)) < 0).to(torch.get_default_dtype())
 
 
 def _remove_component(g: Tensor, wall: Tensor) -> Tensor:
     """Return g [P] without its component against the wall [P]."""
     wall = _scale_to_unit(wall)
-    v = (-_multiply_inner(g, wall)).clamp(min=0) / _multiply_inner(wall, wall).clamp(
-        min=0.25
-    )  # at least that, unless the wall is 0
+    square = _compute_inner_product(wall, wall).clamp(min=0.25)  # at least that, unless the wall is 0
+    v = (-_compute_inner_product(g, wall)).clamp(min=0) / square
     return g + v * wall
 
 
@@ -62,7 +61,7 @@ def _scale_to_unit(vector: Tensor) -> Tensor:
     return vector / torch.where(largest == 0, 1, largest / torch.frexp(largest).mantissa)
 
 
-def _multiply_inner(a: Tensor, b: Tensor) -> Tensor:
+def _compute_inner_product(a: Tensor, b: Tensor) -> Tensor:
     """Return the inner product of a [P] and b [P], a tensor []."""
     return (a * b).sum()
 

@@ -31,7 +31,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Division:
-    """Row numbers of the table: the test set, and each client's shares."""
+    """Which rows each client has, as row numbers of a `Table` [n]: the common test set, and the shares of each client."""
 
     test: Index
     # by client: "private", "validation"; "holdout" and "public" if any; "test" where clients have test rows of their own

@@ -33,7 +33,11 @@ class ColumnPlan(NamedTuple):
 
 @dataclass(frozen=True)
 class EncodedColumn:
-    """The steps of one column."""
+    """How the cells of one column become features.
+
+    A category becomes one feature of 0 or 1 for each value. A missing number or date is replaced by `fill`, and then becomes
+    (cell - `mean`) / `std`; a date is its days since 1970-01-01.
+    """
 
     name: str
     kind: str  # number, date or category
@@ -64,7 +68,10 @@ class EncodedColumn:
 
 @dataclass(frozen=True)
 class Encoding:
-    """The steps of all columns of a table."""
+    """How the cells [B, columns] of a table become features [B, F].
+
+    F is the number of features of all columns together, in the order of the columns.
+    """
 
     columns: tuple[EncodedColumn, ...]
     vocabularies: tuple[tuple[str, ...], ...]  # a column each, as in its `ColumnPlan`
@@ -145,7 +152,7 @@ def list_learned_columns(plans: Sequence[ColumnPlan]) -> list[str]:
 
 
 class EncodedExamples:
-    """The rows of a table, encoded."""
+    """The rows of a table as features: the cells are encoded when rows are taken, so the table is stored once."""
 
     def __init__(self, cells: Examples, encoding: Encoding) -> None:
         self._cells, self._encoding = cells, encoding

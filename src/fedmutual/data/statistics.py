@@ -39,7 +39,7 @@ class Layout:
 
 
 class Moments(NamedTuple):
-    """By which inputs are standardised."""
+    """The numbers by which inputs are standardised: (x - mean) / std, one mean and one divisor for each input."""
 
     mean: tuple[float, ...]  # of each input
     std: tuple[float, ...]  # the divisor of each input
@@ -47,7 +47,10 @@ class Moments(NamedTuple):
 
 @dataclass(frozen=True)
 class Statistics:
-    """What the sums of all clients tell."""
+    """The statistics of the training rows of all clients together, computed from the sums of `Layout`.
+
+    `rows` is the number of rows, and `inputs` are the names of columns, or the numbers of channels or features.
+    """
 
     rows: int
     classes: dict[str, int]  # class -> rows

@@ -42,7 +42,10 @@ class Engine(Protocol):
 
 
 class Reply(NamedTuple):
-    """What a client sends after a phase."""
+    """What a client sends after a phase.
+
+    `message` holds the tensors, which passed the boundary checks; the other fields are the second channel.
+    """
 
     message: Message
     train: dict[str, float]  # mean of each loss term; empty unless the client shares all metrics

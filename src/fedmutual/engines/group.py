@@ -23,7 +23,7 @@ from fedmutual.stepping import means, rate, ready, remembered
 
 
 class PhaseInput(NamedTuple):
-    """The input of a client's phase."""
+    """The input of a client's phase: the message that was sent to the client, and all tensors that may leave."""
 
     client: Client
     phase: Phase  # with the client's own settings
@@ -88,7 +88,10 @@ def _make_reply(part: PhaseInput, curves: Message) -> Reply:
 
 
 class Steps:
-    """The steps of a phase for some clients of a group."""
+    """The local steps of a phase for some clients of a group: in each step, clients with equal batch shapes step together.
+
+    `took` has the number of steps of each client so far, in the order of the phase's clients.
+    """
 
     def __init__(
         self,

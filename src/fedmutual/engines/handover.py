@@ -13,7 +13,7 @@ from fedmutual.stepping import Progress, steps, with_client_settings, work
 
 
 class Handover(NamedTuple):
-    """All that another worker needs to continue a client's phase."""
+    """All that another worker needs to continue a client's phase: the client's state, and the progress of the phase."""
 
     state: Message  # of the client
     progress: Progress

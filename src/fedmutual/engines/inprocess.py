@@ -11,7 +11,7 @@ R = TypeVar("R")
 
 
 class InProcess:
-    """An engine without other processes."""
+    """An engine without other processes: it calls each function for one client after the other, in this process."""
 
     def __init__(self, clients: Iterable[Client]) -> None:
         self._clients = {client.id: client for client in clients}

@@ -18,7 +18,10 @@ Training = Generator[Arguments, RunPhase, None]
 
 
 class RunScheduler:
-    """Trains several runs together."""
+    """Trains several runs together in one process, without threads: clients of all runs with one architecture step together.
+
+    Each run is a generator that yields its phases; the scheduler runs the phases of all runs, and sends the replies back.
+    """
 
     def __init__(self, federations: Sequence[Sequence[Client]], compile: bool = False, turns: bool = False) -> None:
         self._stacker = Stacker([client for clients in federations for client in clients], compile, turns)
@@ -76,7 +79,7 @@ class RunScheduler:
 
 
 class RunEngine(InProcess):
-    """The engine of one of several runs that are trained together."""
+    """The engine of one of several runs that are trained together. It holds the clients of its run only."""
 
     def __init__(self, scheduler: RunScheduler, clients: Sequence[Client]) -> None:
         super().__init__(clients)

@@ -72,7 +72,7 @@ class ClientActor:
 
 @dataclass(eq=False)
 class Worker:
-    """The engine's handle of an actor."""
+    """The engine's handle of an actor: the actor, its name in messages, and the ids of the clients that it holds."""
 
     ray: Any
     actor: Any

@@ -17,7 +17,12 @@ START = 300.0  # seconds to wait until workers with reserved resources have star
 
 
 class ResourceRequest(NamedTuple):
-    """The resources that an engine asks a cluster for."""
+    """The resources that an engine asks a cluster for.
+
+    `workers` is the number of workers (None: as many as the nodes have resources for), `threads` is the number of CPUs of
+    each worker, `address` is that of a running cluster (None: start one on this machine), and `gpus` is the share of a GPU
+    of each worker (None: equal shares of the cluster's GPUs; 0: no GPU).
+    """
 
     workers: int | None
     threads: int
@@ -27,7 +32,11 @@ class ResourceRequest(NamedTuple):
 
 @dataclass(eq=False)
 class Reservation:
-    """Workers and the resources that a cluster reserved for them."""
+    """Workers, and the resources that a cluster reserved for them until `end`.
+
+    `ray` is Ray's module, `request` is what was asked for, and `session` identifies the session of Ray in which the
+    reservation was made.
+    """
 
     ray: Any
     request: ResourceRequest

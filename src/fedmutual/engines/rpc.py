@@ -47,7 +47,11 @@ class JobRequest(NamedTuple):
 
 
 class WorkerReply(NamedTuple):
-    """The reply of a worker for one client."""
+    """The reply of a worker for one client to a `JobRequest`; to a `HostRequest` one reply, whose `client` is "".
+
+    `job` is the number of the request. `result` is what the function returned; if `problem` is set, the function raised that
+    exception and the result is None.
+    """
 
     job: int
     client: str

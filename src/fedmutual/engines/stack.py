@@ -19,7 +19,7 @@ from fedmutual.stepping import laid_as
 
 
 class StackRows(NamedTuple):
-    """Some clients of a stack."""
+    """Some clients of a stack of K clients: their positions in the stack, 0 .. K - 1."""
 
     numbers: list[int]
     index_tensor: Tensor | None  # the numbers as a tensor; None: all clients, in order
@@ -35,7 +35,12 @@ class StackRows(NamedTuple):
 
 
 class Stack:
-    """One net of K clients with its optimiser."""
+    """One net of K clients with its optimiser: each parameter, buffer and optimiser state is one tensor [K, ...].
+
+    The tensors of the clients' own nets are views of the stack, so a step on the stack changes the nets. `skeleton` is a
+    copy of the net for calls under vmap, `params` are the trained parameters by name, `rest` are the frozen parameters and
+    the buffers, and `count` is K.
+    """
 
     def __init__(self, clients: Sequence[Client], net: str) -> None:
         self._clients, self._net, self.count = clients, net, len(clients)

@@ -9,7 +9,7 @@ _STEP, _RATE = 6e-4, 4e10  # a rough guess of a core: seconds that any step take
 
 
 class Workload(NamedTuple):
-    """The work of one client in a run."""
+    """The estimated work of one client in a run: local steps, and the floating-point operations of all of these steps."""
 
     steps: float
     flops: float
@@ -22,7 +22,7 @@ class Workload(NamedTuple):
 
 
 class NetworkCost(NamedTuple):
-    """The cost of a network."""
+    """The cost of a network, or of several networks together: operations of a forward pass, and the number of parameters."""
 
     flops: float  # of a forward pass of one example; 0 if not known
     parameters: int

@@ -21,7 +21,10 @@ MEMORY = 2**28  # bytes of per-row gradients in memory at once
 
 
 class ClippingJob(NamedTuple):
-    """The loss, the networks and the clipping norm for the gradients of a batch."""
+    """What the clipped gradients of a batch are computed from: the loss of the phase, the networks and the clipping norm.
+
+    `const` are the constants of the loss, as `Phase.begin` returned them.
+    """
 
     phase: Phase
     nets: Mapping[str, nn.Module]  # the noised networks

@@ -20,7 +20,11 @@ from fedmutual.stepping import gradients, seed_torch, trainable
 
 
 class Release(NamedTuple):
-    """The privacy cost of the steps of one phase."""
+    """The privacy cost of the noised steps of one phase of one client.
+
+    `sigma` is the noise multiplier, `rate` is the probability with which a unit is in a batch, and `steps` is the number of
+    steps. `round` and `phase` count from 0; round -1 is the start.
+    """
 
     label: str  # digest of all inputs of the answer; an equal label means an equal answer, without a second cost
     sigma: float

@@ -80,7 +80,11 @@ def _create_secret(path: Path) -> None:
 
 
 class Stream:
-    """The stream of random numbers for one purpose."""
+    """The stream of random numbers for one purpose: the ChaCha20 keystream of one key (RFC 8439), on the CPU.
+
+    Each call takes the next numbers of the stream, so that equal calls in equal order give equal numbers. Two streams of one
+    key would repeat their numbers, and with them the noise: use each key for one stream.
+    """
 
     def __init__(self, key: bytes) -> None:
         """key: 32 bytes, used for no other stream."""

@@ -13,7 +13,7 @@ class _AuditRecord(BaseModel):
 
 
 class Membership(_AuditRecord):
-    """What one membership attack achieved against one model."""
+    """What one membership attack achieved against one model; see `studies.audit.statistics.Strength`."""
 
     model: Model  # the shared model; the meme as a client returns it; a client's personal model
     client: str | None  # None: the shared model, and the rows of all clients

@@ -25,7 +25,10 @@ TITLE = "Accuracy against bytes: mean ACC, %, by what a node has sent"
 
 
 class Cost(NamedTuple):
-    """A method after a round: means over seeds, the lowest and the highest seed's accuracy, bytes a node."""
+    """A method after a round: the bytes that a node has sent, and the accuracy as a fraction in [0, 1].
+
+    Bytes are a mean over nodes and seeds. The accuracy is the mean over seeds, and the lowest and the highest seed.
+    """
 
     round: int
     sent: float
@@ -42,7 +45,10 @@ class Cost(NamedTuple):
 
 @dataclass(frozen=True)
 class Course:
-    """A method's line."""
+    """A method's line in the picture of accuracy against bytes: one `Cost` for each scored round, sorted by round.
+
+    `label` names the method, `slot` (1 .. SLOTS) is its colour and its mark, and `seeds` is the number of its runs.
+    """
 
     label: str
     slot: int

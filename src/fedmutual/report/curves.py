@@ -25,7 +25,10 @@ STEEP = 100  # losses that fall further than this are drawn on a log scale
 
 
 class Point(NamedTuple):
-    """A method after a round: the mean over its seeds, the lowest and the highest of them."""
+    """A value of a method after a round: the mean over the method's seeds, and the lowest and the highest seed.
+
+    Accuracies and other shares are fractions in [0, 1]; losses and other metrics have their own unit.
+    """
 
     round: int
     mean: float
@@ -35,7 +38,11 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Curve:
-    """A line of a picture."""
+    """A line of a picture: one number of a method, such as an accuracy or a loss term, over the rounds.
+
+    `label` is the text of the legend. `points` are sorted by round, and `seeds` is the number of runs that they are means
+    of.
+    """
 
     label: str
     slot: int  # 1 .. SLOTS: its colour and its mark
@@ -48,7 +55,11 @@ class Curve:
 
 @dataclass(frozen=True)
 class Picture:
-    """Curves with common axes."""
+    """Curves with common axes: the horizontal axis has rounds or local steps (`unit`), the vertical axis one measure.
+
+    `id` is the picture's name in the page, and `title` is its heading. `percent`: whether values are fractions that are
+    drawn in percent.
+    """
 
     id: str
     title: str

@@ -27,7 +27,10 @@ Pick = Callable[[Sequence[float]], float]
 
 @dataclass(frozen=True)
 class DomainMeasure:
-    """An accuracy of a node's model: on whose test rows."""
+    """An accuracy of a node's model in percent, over the test rows of some domains.
+
+    `key` is the name in summary.json, `data` names the scored rows in metrics.jsonl, and `rows` names them for readers.
+    """
 
     key: str
     data: str

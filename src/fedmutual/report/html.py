@@ -37,7 +37,7 @@ _CURVES = 2  # pictures of curves that are not folded
 
 @dataclass(frozen=True)
 class Drawn:
-    """A picture and its title."""
+    """A picture: its title, its content as SVG text, and the table with its numbers."""
 
     title: str
     svg: str

@@ -17,7 +17,10 @@ _SAID = 4  # means and standard deviations that are told one by one: those of an
 
 @dataclass(frozen=True)
 class Settings:
-    """What is equal in all runs, and a table of what differs between the methods."""
+    """The settings of all runs of a comparison.
+
+    `common` has what is equal in all runs, as text, and `differing` has a column for each method; None: nothing differs.
+    """
 
     common: str
     differing: PageTable | None

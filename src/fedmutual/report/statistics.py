@@ -65,7 +65,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Missing:
-    """A number that is not there, and why: a clause for a footnote."""
+    """A number that cannot be given. `why` is the reason, as a clause for a footnote."""
 
     why: str
 
@@ -112,7 +112,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Gains:
-    """All pairs of two methods."""
+    """The results of two methods: one `Pair` for each client of each seed that both methods have."""
 
     pairs: tuple[Pair, ...]
 

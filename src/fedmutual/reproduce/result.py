@@ -46,7 +46,7 @@ class Budget(_Kept):
 
 
 class Cloud(_Kept):
-    """The features of test examples on their first two principal axes."""
+    """The features of test examples on their first two principal axes, with the domain and the class of each."""
 
     domains: tuple[str, ...]
     classes: tuple[str, ...]

@@ -22,7 +22,7 @@ MARKS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "p", "h")
 
 @dataclass(frozen=True)
 class Scatter:
-    """The points of one model."""
+    """The picture of the features of test examples in one model, as points on two axes. `id` is its name in file names."""
 
     id: str
     title: str

@@ -10,7 +10,11 @@ from fedmutual.reproduce.schema import Claim
 
 
 class Tails(NamedTuple):
-    """The one-sided p-values of a claim and of its opposite."""
+    """The one-sided p-values of a claim and of its opposite: the smaller `supports` is, the better the claim is supported.
+
+    `supports` belongs to the null hypothesis that the claim is wrong, and `contradicts` to the null hypothesis that the
+    opposite of the claim is wrong.
+    """
 
     supports: float
     contradicts: float

@@ -28,7 +28,12 @@ class TriedSetting(_SweepRecord):
 
 
 class SweepFile(_SweepRecord):
-    """The keys of sweep.json that describe the chosen setting and the choice."""
+    """The keys of sweep.json that describe the chosen setting and the choice.
+
+    `name` is the name of the configuration, `seeds` are the seeds of each trial, and `holdout` is the fraction of the
+    training rows whose scores chose. `settings` are all trials, and `chosen` maps the keys of the best trial to its values
+    as `--set` takes them; None: every trial diverged.
+    """
 
     name: str
     seeds: tuple[int, ...]
@@ -40,7 +45,10 @@ class SweepFile(_SweepRecord):
 
 @dataclass(frozen=True)
 class Tuning:
-    """The settings that a sweep chose for an arm."""
+    """The settings that a sweep chose for an arm, read from the file of that sweep.
+
+    `path` is the path of the sweep's result, a copy of sweep.json, and `file` is the content of this file.
+    """
 
     path: Path
     file: SweepFile

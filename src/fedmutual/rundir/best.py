@@ -19,7 +19,7 @@ BEST = "best.safetensors"
 
 
 class Keep(NamedTuple):
-    """The rule that chooses the best weights."""
+    """The rule that chooses the best weights of a run, and the run to which the stored weights belong."""
 
     by: str | None  # records.best_by
     every: int  # records.evaluate_every

@@ -42,7 +42,7 @@ _NOTE = re.compile(r"\S+  note(?: (?P<start>at the start)| in round (?P<round>\d
 
 
 class RecordedMethod(NamedTuple):
-    """The description of a run's method: title, role and keys."""
+    """The description of a run's method, as the run folder has it: title, role, and the keys that its preset sets."""
 
     title: str  # the name in tables
     shares: bool  # whether the method has a shared model

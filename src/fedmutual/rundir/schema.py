@@ -107,13 +107,16 @@ class LedgerLine(Record):
 
 
 class RecordedRows(Record):
-    """A part of a client's rows."""
+    """A part of a client's rows. `of`: "train" or "test", the part of the data set with these rows; None: not recorded."""
 
     of: str | None = None
 
 
 class ClassCounts(Record):
-    """The examples per class in each part of a client's rows."""
+    """The examples per class in each part of a client's rows, in the order of the classes.
+
+    None: the client has no such part.
+    """
 
     private: tuple[int, ...]
     public: tuple[int, ...] | None = None

@@ -54,7 +54,11 @@ def open_budget(experiment: Experiment, site: str, federation: str, state: Path)
 
 
 class SitePlan(NamedTuple):
-    """The privacy cost of a contract's rounds at one site."""
+    """The privacy cost of a contract's rounds at one site.
+
+    `costs` has one entry, by the name of the site. `budget` is the largest total epsilon that the site allows; None: it has
+    no budget, so `spent` and `total` are 0.
+    """
 
     config: Config
     costs: dict[str, privacy_plan.PrivacyCost]

@@ -23,7 +23,7 @@ Place = tuple[int, int]  # round, phase; the scores of a round have the number a
 
 
 class JournalEntry(NamedTuple):
-    """One finished phase."""
+    """One finished phase. Rounds and phases count from 0; round -1 is the start."""
 
     round: int
     phase: int
@@ -37,7 +37,7 @@ class JournalEntry(NamedTuple):
 
 
 class BegunOrder(NamedTuple):
-    """The last order that was begun, finished or not."""
+    """The last order that was begun, finished or not: its attempt, round and phase, and its digest (`inbox`)."""
 
     attempt: int
     round: int
@@ -51,7 +51,7 @@ class BegunOrder(NamedTuple):
 
 
 class ScoredRound(NamedTuple):
-    """The last round with answered scores."""
+    """The last round whose scores were sent, from 0, and the digest of the order to score (`inbox`)."""
 
     round: int
     inbox: str

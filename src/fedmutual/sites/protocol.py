@@ -128,7 +128,7 @@ class MalformedMessage(ValueError):
 
 
 class Limit(NamedTuple):
-    """The most bytes of a message, as `sizes` computes them."""
+    """The largest size of a message in bytes, as `sizes` computes it: of its header, and of its tensors."""
 
     header: int
     tensors: int

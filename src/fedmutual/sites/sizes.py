@@ -23,7 +23,7 @@ _SCORES = 2**20  # bytes of all scores that a site tells at once: some networks 
 
 
 class MessageSizes:
-    """Of the messages of one federation."""
+    """The largest sizes of the messages of one federation, computed from the contract before any message arrives."""
 
     def __init__(
         self, algorithm: Algorithm, state: Message, sites: Collection[str], by_hand: bool, words: int | None = None

@@ -54,7 +54,7 @@ class ObjectRun(Run):
 
 @dataclass(frozen=True)
 class Comparison:
-    """Runs of several methods over several seeds on the same objects."""
+    """Runs of several methods over several seeds on the same objects, as `fedmutual.compare` returns them."""
 
     runs: Mapping[tuple[str, int], Run]  # (method, seed) -> run
 

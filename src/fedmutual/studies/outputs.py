@@ -10,7 +10,7 @@ from fedmutual.metric import TargetKind
 
 @dataclass(frozen=True)
 class AnswerForm:
-    """The answers for one kind of targets."""
+    """How a network's outputs become answers, for one kind of targets. `description` says what an answer is, for users."""
 
     name: str  # of the output of an exported program
     description: str

@@ -34,7 +34,10 @@ Learned = tuple[Sequence[str], Tensor]  # examples: what they are called, unscal
 
 @dataclass(frozen=True)
 class Prediction:
-    """The prediction of a model for one example."""
+    """The prediction of a model for one example. `kind` says which of `ranked`, `numbers` and `mask` the model gives.
+
+    "classes": one class each; "labels": any number of labels; "numbers": a regression; "masks": a class of each pixel.
+    """
 
     example: str  # the image's path; of a table or of arrays "line 3 of rows.csv"
     model: str  # the model that predicted: "personal model of client '3' (cnn1), round 20"

@@ -29,7 +29,7 @@ _RESAMPLES = 500
 
 @dataclass(frozen=True)
 class FileScore:
-    """The scores of a model on a labelled file."""
+    """The scores of a model on a labelled file, which is `file`."""
 
     file: str
     model: str  # the model: "personal model of client '3' (cnn1), round 20"

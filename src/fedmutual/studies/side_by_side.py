@@ -70,7 +70,7 @@ def choose_jobs(runs: int, seconds: float, threads: int, workers: int = 1) -> in
 
 
 class RunRequest(NamedTuple):
-    """A run to train; the arguments of `run`."""
+    """A run to train; the fields are the arguments of `fedmutual.run`."""
 
     config: Config
     folder: Path

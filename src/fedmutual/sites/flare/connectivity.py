@@ -14,7 +14,7 @@ _EXPIRED, _TOO_EARLY, _UNKNOWN_ISSUER, _NAMES = 10, 9, (18, 19, 20, 21, 7), (62,
 
 
 class Check(NamedTuple):
-    """The result of one check."""
+    """The result of one check of a participant's kit or connection: a grade, and a sentence for the operator."""
 
     grade: str  # OK, KNOW (worth knowing) or WRONG
     text: str

@@ -36,7 +36,10 @@ SOON = 30  # days before a certificate expires
 
 @dataclass(frozen=True)
 class Kit:
-    """The kit of one participant."""
+    """The kit of one participant: the folder with keys, certificate and address of the server, which `provision` writes.
+
+    `name` is the participant's name in the certificate, which is valid until `expires`, and `port` is the server's.
+    """
 
     folder: Path
     name: str

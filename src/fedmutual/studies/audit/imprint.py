@@ -17,7 +17,7 @@ _STILL = 1e-6  # a bias that moved less belongs to a unit that no row reached
 
 
 class First(NamedTuple):
-    """The names of the first layer's tensors in the state of a network."""
+    """The names of the first layer's tensors in the state of a network: weight [units, F] and bias [units]."""
 
     weight: str
     bias: str

@@ -57,7 +57,7 @@ def is_member(pools: Sequence[Pool]) -> npt.NDArray[np.bool_]:
 
 @dataclass(frozen=True)
 class Confidence:
-    """The confidence of a model on rows."""
+    """The confidence of a model on n rows: the larger a number, the surer the model is of the row."""
 
     loss: Scores  # [n]: minus the cross-entropy of the true class
     answers: Scores  # [n]: the logarithm of the largest probability

@@ -24,7 +24,10 @@ SEED_STEP = 1_000_003  # between the seeds of shadow runs: not a seed that other
 
 @dataclass(frozen=True)
 class Shadow:
-    """A trained shadow run."""
+    """A trained shadow run: the audited run's configuration, trained on other splits of each client's rows.
+
+    `clients` are its clients after the last round, by id, and `server` is the server's state after the last round.
+    """
 
     experiment: Experiment
     clients: Mapping[str, Client]

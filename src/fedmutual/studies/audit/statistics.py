@@ -11,7 +11,11 @@ FEWEST = 4  # rows of each kind that a measurement needs
 
 
 class Strength(NamedTuple):
-    """What an attack achieves: estimates with their intervals."""
+    """What a membership attack achieves, with confidence intervals (`low` to `high`, and `auc_low` to `auc_high`).
+
+    The advantage is the share of true positives minus the share of false positives: 0 for guessing, 1 for a perfect attack.
+    The AUC is the area under the ROC curve: 0.5 for guessing, 1 for a perfect attack.
+    """
 
     advantage: float
     low: float

@@ -19,7 +19,7 @@ SHARE = 0.1  # of each client's training data, held out where the experiment hol
 
 @dataclass(frozen=True)
 class SweepSetting:
-    """One combination of values."""
+    """One combination of values, with the configuration of its runs. `label` is the combination as messages name it."""
 
     values: Mapping[str, Any]  # by dotted key, those that are fixed too
     label: str
@@ -29,7 +29,11 @@ class SweepSetting:
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """All that will be tried."""
+    """The runs of a sweep: every setting with every seed, and local-only training beside the settings.
+
+    `name` is the name of the configuration. `by` is the model whose hold-out score chooses; None: the model that a client
+    would use.
+    """
 
     name: str
     several: tuple[str, ...]  # the keys that have several values

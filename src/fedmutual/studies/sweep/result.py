@@ -29,7 +29,10 @@ RESULT = "sweep.json"
 
 @dataclass(frozen=True)
 class Sweep:
-    """The tried settings, and the best setting by hold-out scores."""
+    """The tried settings, and the best setting by hold-out scores.
+
+    `folder` contains sweep.json and the runs, and `tried` has all settings in the order in which they were given.
+    """
 
     folder: Path
     tried: tuple[Tried, ...]

@@ -29,7 +29,7 @@ from fedmutual.studies.sweep.result import RESULT, Sweep, judge_sweep, make_swee
 
 
 class SweepRun(NamedTuple):
-    """A run of a sweep: its folder, its name in messages, and its configuration."""
+    """A run of a sweep: its folder, its name in messages, and its configuration with the seed of this run."""
 
     folder: Path
     name: str
