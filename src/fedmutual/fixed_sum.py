@@ -36,7 +36,7 @@ class EncodedSum:
 
 
 def encode_update(reply: Message, base: Message, weight: float | None = None) -> EncodedSum:
-    """Encode one client's update in fixed point.
+    """Return one client's update (reply - base) in fixed point, as int64 tensors in the shapes of the reply.
 
     base: what the server had sent, by name; a tensor that is not in it counts from zero. weight: n_k of a weighted sum, a
     whole number from 1 to HEAVIEST.

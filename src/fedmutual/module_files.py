@@ -43,7 +43,7 @@ def is_of_python(module: str) -> bool:
 
 
 def is_same(one: ModuleSpec | None, other: ModuleSpec | None) -> bool:
-    """Return whether two specs have the same file."""
+    """Return whether two module specs name one file; False if either has no file."""
     return has_file(one) and has_file(other) and Path(str(one.origin)).resolve() == Path(str(other.origin)).resolve()
 
 

@@ -152,7 +152,7 @@ def make_call(net: nn.Module, replaced: Message | None = None) -> Callable[..., 
 
 
 def count_calls(call: Callable[..., Tensor], work: Work) -> Callable[..., Tensor]:
-    """Return `call` with a counter of forward passes."""
+    """Return `call` with a counter: each call adds 1 to `work.forwards`, unless that is None."""
 
     def counted(x: Tensor, *weights: Message) -> Tensor:
         if work.forwards is not None:

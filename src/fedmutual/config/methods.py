@@ -81,7 +81,7 @@ def has_aggregation(config: Config) -> bool:
 
 
 def list_keys(kind: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:
-    """Return every dotted key of a configuration."""
+    """Yield every dotted key of a configuration, such as "optimizer.lr", in the order of the schema."""
     for name, spec in kind.model_fields.items():
         if isinstance(spec.annotation, type) and issubclass(spec.annotation, BaseModel):
             yield from list_keys(spec.annotation, f"{prefix}{name}.")
@@ -155,7 +155,7 @@ def is_required(setting: Field[Any]) -> bool:
 
 
 def make_default(setting: Field[Any]) -> Any:
-    """Return the default of a setting that has one."""
+    """Return the default of a setting that has one; a default that can change is made anew."""
     return setting.default if setting.default_factory is MISSING else setting.default_factory()
 
 

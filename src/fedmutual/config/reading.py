@@ -56,7 +56,7 @@ def read_tables(path: Path) -> Table:
 
 
 def read_dumped(path: Path) -> Config:
-    """Read the configuration that `dump_config` wrote into a run folder. No code that it names is imported.
+    """Return the configuration that `dump_config` wrote into a run folder. No code that it names is imported.
 
     Raises:
         ConfigError: in one sentence, what is wrong with which key.

@@ -32,7 +32,7 @@ class BadRows(DataError):
 
 
 def list_problems(problem: DataError) -> list[str]:
-    """Return all sentences of an error about data."""
+    """Return all sentences of an error about data, each once: one for each unusable example of `BadRows`."""
     if not isinstance(problem, BadRows):
         return [str(problem)]
     return list(dict.fromkeys(map(str, problem.args)))  # a fault of the whole data set is raised for every batch

@@ -80,7 +80,7 @@ def load(
     gathered: Gather | None = None,
     moments: Moments | None = None,
 ) -> Federation:
-    """Divide the configured data among the clients.
+    """Divide the configured data among the clients, and return the data of all clients.
 
     prepared: the result of `prepare`; None: read the data.
     gathered: makes the public seed set, where other sites add to it; None: the rows of these clients.

@@ -56,7 +56,7 @@ def subtract_mean(x: Tensor, mean: Sequence[float], std: Sequence[float]) -> Ten
 
 
 def parse_scaling(entry: Mapping[str, Any]) -> Scaling:
-    """Return the scaling that `Scaling.record` wrote."""
+    """Return the scaling of an entry that `Scaling.record` wrote into environment.json."""
     size = entry.get("size")
     return Scaling(entry["divisor"], tuple(entry["mean"]), tuple(entry["std"]), size and (size[0], size[1]))
 

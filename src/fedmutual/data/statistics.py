@@ -111,7 +111,7 @@ def sum_rows(layout: Layout, chunks: Iterable[Tensor], labels: Sequence[int], hi
 
 
 def add_sums(parts: Iterable[Words]) -> Words:
-    """Return the sum of the words of several clients."""
+    """Return the sum of the words of several clients, each int64 [Layout.count]."""
     total: Words = np.sum(np.stack(list(parts)), axis=0, dtype=np.int64)
     return total
 

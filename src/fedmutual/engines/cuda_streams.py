@@ -44,7 +44,7 @@ class InterleavedSteps:
 
 
 def find_device(parts: Sequence[PhaseInput]) -> torch.device:
-    """Return the device of these clients' networks."""
+    """Return the device of these clients' networks: that of the first client."""
     return next(p.device for net in parts[0].client.nets.values() for p in net.parameters())
 
 

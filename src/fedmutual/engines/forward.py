@@ -15,7 +15,7 @@ Forward = Callable[[Any, Any, Batch, Message], Message]
 
 
 def compute_stacked_loss(phase: Phase, skeletons: Mapping[str, nn.Module], like: Client, work: Work) -> Forward:
-    """The phase's loss for many clients at once. work: takes the forward passes of one step."""
+    """Return the phase's loss as a function for many clients at once. work: takes the forward passes of one step."""
     heads = {n: find_head(net) for n, net in skeletons.items()}
 
     def loss(params: Any, rest: Any, batch: Batch, const: Message) -> Message:

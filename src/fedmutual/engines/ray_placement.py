@@ -167,7 +167,11 @@ def count_workers(ray: Any, request: ResourceRequest) -> int:
 
 
 def choose_gpu_share(ray: Any, gpus: float | None, workers: int) -> dict[str, float]:
-    """Return the share of a GPU that a worker reserves."""
+    """Return the share of a GPU that each worker reserves, as Ray's resources: {"GPU": share}; {} for none.
+
+    Raises:
+        ConfigError: the share is not given, and the cluster has no GPU.
+    """
     if gpus is not None:
         return {"GPU": gpus} if gpus else {}
     available = int(ray.cluster_resources().get("GPU", 0))

@@ -25,7 +25,7 @@ def build(
     gathered: Gather | None = None,
     moments: Moments | None = None,
 ) -> Experiment:
-    """Read the data, build everything that the configuration names, and check that the parts fit.
+    """Return the experiment of a configuration: read the data, build the networks, and check that the parts fit.
 
     device: a name that replaces `engine.device`.
     prepared: data that are read already; None: the data are read.

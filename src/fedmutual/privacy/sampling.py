@@ -86,5 +86,5 @@ class PrivateRows:
 
 
 def refuse_batch(count: int) -> Iterable[Batch] | None:
-    """Return None: no batch may be read now."""
+    """Return None, in place of a batch: the client draws batches only inside a noised phase."""
     return None

@@ -140,17 +140,17 @@ def make_missing_cell(why: str) -> TableCell:
 
 
 def format_repetitions(value: Estimate) -> str:
-    """ "3 seeds", "1 client": what an estimate is a mean over."""
+    """Return what an estimate is a mean over: "3 seeds", "1 client"."""
     return f"{value.n} {value.unit if value.n != 1 else value.unit.removesuffix('s')}"
 
 
 def list_numbers(value: Value) -> tuple[float | None, float | None, int]:
-    """(mean, half width, n) for a CSV."""
+    """Return (mean, half width of the interval, n) for a CSV; (None, None, 0) for a missing number."""
     return (None, None, 0) if isinstance(value, Missing) else (value.mean, value.half, value.n)
 
 
 def format_spread(value: Estimate, scale: MetricScale = PERCENT) -> str:
-    """ "± 1.2": half the width of an accuracy's interval, 100 points at most; "" where it has none worth telling."""
+    """Return half the width of an accuracy's interval, 100 points at most: "± 1.2"; "" where there is none worth telling."""
     if value.half is None or (value.tied and value.n < ENOUGH):  # that two agree says nothing of the next
         return ""
     return f"± {scale.format_spread(min(value.half, value.limit))}"

@@ -150,7 +150,7 @@ class RunComparison:
 
 
 def make_comparisons(runs: Sequence[RecordedRun]) -> list[RunComparison]:
-    """Sort runs into comparisons, in the given order. Runs of a sweep have no scores to compare.
+    """Return the runs sorted into comparisons, in the given order. Runs of a sweep have no scores to compare.
 
     Raises:
         RunError: there are none but a sweep's.

@@ -92,7 +92,7 @@ def _average_accuracy(run: RecordedRun, evaluation: Evaluation) -> float | None:
 
 
 def has_seed_set(drawn: Sequence[Course]) -> bool:
-    """Whether any method gives out a public seed set."""
+    """Return whether a client of any method sends public data."""
     return any(cost.seed for course in drawn for cost in course.costs)
 
 

@@ -37,7 +37,7 @@ def draw_gains(
     noun: str = "client",
     scale: MetricScale = PERCENT,
 ) -> str:
-    """Gains as SVG: for each method (label, gains) a row for the mean and a row a client, with 95 % intervals.
+    """Return gains as SVG: for each method (label, gains) a row for the mean and a row a client, with 95 % intervals.
 
     scale: of the gains; fractions are shown in points.
 
@@ -107,7 +107,7 @@ def _describe(label: str, estimate: Estimate, scale: MetricScale) -> str:
 
 
 def find_limits(rows: Sequence[GainRow], factor: int = 100) -> tuple[float, float]:
-    """The range of the axis: every mean, 0, and intervals as far as they are no wider than the means' own range.
+    """Return (low, high) of the axis: every mean, 0, and intervals that are no wider than the means' own range.
 
     factor: from a gain to the number on the axis, which is 100 for points.
     Two seeds make intervals of many times the gain; without this limit they would hide all differences.

@@ -8,7 +8,7 @@ NONE, NOTHING = "none", "nothing leaves"
 
 
 def is_stated(comparison: RunComparison) -> bool:
-    """Whether any of the methods has an epsilon: else no table speaks of it."""
+    """Return whether a method has an epsilon; if none has one, no table has a column of epsilons."""
     return any(_list_summaries(m) for m in comparison.methods)
 
 
@@ -30,7 +30,7 @@ def format_epsilon(method: Method) -> str:
 
 
 def make_column(comparison: RunComparison) -> Column:
-    """Return the head of the column of epsilons."""
+    """Return the head of the column of epsilons, with a note on delta and the unit of privacy."""
     known = {(s.delta, s.unit) for m in comparison.methods for s in _list_summaries(m)}
     of = ", ".join(f"at delta {delta:g}, of each {unit}" for delta, unit in sorted(known))
     note = f"Epsilon {of}: the largest of any client, of what leaves in one run; it counts no scores and no validation rows."
@@ -38,7 +38,7 @@ def make_column(comparison: RunComparison) -> Column:
 
 
 def make_cell(method: Method) -> TableCell:
-    """Return the cell with a method's epsilon."""
+    """Return the cell with the largest epsilon of a method, over its clients and runs."""
     return TableCell(format_epsilon(method))
 
 

@@ -129,7 +129,7 @@ def _is_other_kind(out: Path) -> bool:
 
 
 def render(compared: Sequence[RunComparison], judged: Callable[[RunComparison], Verdict] = judge) -> str:
-    """Return the page of some comparisons as HTML."""
+    """Return the page of some comparisons as HTML: one text with all styles and pictures, which loads no other file."""
     styles: Styles = {}
     sections = [_make_section(c, judged(c), f"c{number}", styles) for number, c in enumerate(compared, 1)]
     template = make_environment("fedmutual.report", html=True).get_template("report.html.j2")

@@ -157,7 +157,7 @@ def name_choosing_data(data: str, run: RecordedRun) -> str:
 
 
 def is_validation_test(run: RecordedRun) -> bool:
-    """Whether the clients' validation data are taken from the test set, as the papers do."""
+    """Return whether the clients' validation data are taken from the test set, as in the papers."""
     return any(c.validation and c.validation.of == "test" for c in run.partition.clients.values())
 
 

@@ -20,7 +20,7 @@ MARKED = 5  # markers on a line
 
 
 def draw_curves(picture: Picture, prefix: str, styles: Styles) -> str:
-    """Curves over rounds as SVG: a line a method, labelled at its end, with the range over seeds as a band."""
+    """Return curves over rounds as SVG: a line a method, labelled at its end, with the range over seeds as a band."""
     right = measure_label_room(c.label for c in picture.curves)
     stepped = picture.steps > 1
     bottom, top = 38, 38 if stepped else 8
@@ -59,7 +59,7 @@ def draw_curves(picture: Picture, prefix: str, styles: Styles) -> str:
 
 
 def choose_marks(length: int, number: int, curves: int) -> list[int]:
-    """The places of a curve's markers among its points: at its end, and before it where no other curve has its markers.
+    """Return the positions of a curve's markers among its points: the end, and before it places without others' markers.
 
     length: points of the curve; number: its place among the curves.
     """
@@ -68,7 +68,7 @@ def choose_marks(length: int, number: int, curves: int) -> list[int]:
 
 
 def make_axes(width: float, height: float, left: float, right: float, bottom: float, top: float) -> tuple[Figure, Any]:
-    """A figure with one pair of axes, margins in pixels."""
+    """Return a figure of width x height pixels and its one pair of axes, with these margins in pixels."""
     figure = Figure(figsize=(width / 72, height / 72), dpi=72)
     axes = figure.add_axes((left / width, bottom / height, (width - left - right) / width, (height - bottom - top) / height))
     axes.set_axisbelow(True)
@@ -115,12 +115,12 @@ def draw_end_labels(axes: Any, ends: Sequence[tuple[str, int, float]]) -> None:
 
 
 def measure_label_room(labels: Iterable[str]) -> float:
-    """Pixels to the right of the axes for the longest of some labels, as they are drawn."""
+    """Return the pixels to the right of the axes for the longest of some labels, as they are drawn."""
     return 10 + 6.2 * max(len(fit_label(label)) for label in labels)
 
 
 def fit_label(label: str) -> str:
-    """A label that is too long for a picture without its middle; the tables have it whole."""
+    """Return a label for a picture: a long one without its middle; the tables have the whole label."""
     return label if len(label) <= LONGEST else f"{label[: LONGEST // 2]}…{label[-LONGEST // 2 + 1 :]}"
 
 

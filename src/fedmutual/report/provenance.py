@@ -56,7 +56,7 @@ def list_facts(comparison: RunComparison) -> list[tuple[str, str]]:
 
 
 def describe_partition(run: RecordedRun) -> str:
-    """Return how the data were partitioned."""
+    """Return in a clause how the data were partitioned among the clients."""
     kind, partition_keys = run.partition.kind, run.config.get("partition", {})
     words = {
         "iid": "dealt at random (iid)",
@@ -93,7 +93,7 @@ def _list_models(comparison: RunComparison) -> tuple[list[dict[str, Any]], list[
 
 
 def describe_scaling(run: RecordedRun) -> str:
-    """Return how the inputs were scaled."""
+    """Return in a clause how the inputs were scaled; see `RecordedScaling`."""
     recorded = run.environment.get("scaling") or {}
     if not recorded:
         return "not recorded"

@@ -11,13 +11,13 @@ _NO_MATTER = {"seed", *(key for key, effect in list_effects(Config).items() if e
 
 
 def is_distinctive(key: str) -> bool:
-    """Whether runs that differ in this key, or in a client's own such key, are other runs."""
+    """Return whether runs that differ in this key, or in a client's own key of this name, are compared as other methods."""
     *_, client_key = key.split(".", 2) if key.startswith("clients.") else (key,)
     return not is_under(client_key, _NO_MATTER)
 
 
 def is_under(key: str, names: Iterable[str]) -> bool:
-    """Whether a dotted key is one of these, or in a table of that name."""
+    """Return whether a dotted key is one of these names, or a key in a table of one of these names."""
     return any(key == name or key.startswith(f"{name}.") for name in names)
 
 

@@ -31,12 +31,12 @@ Styles = dict[str, str]
 
 
 def make_colour(name: str) -> str:
-    """A colour for matplotlib that stands for a CSS variable of the page: "s1" .. "s8", "ink", "muted", "rule", ..."""
+    """Return a colour for matplotlib that stands for a CSS variable of a page: "s1" .. "s8", "ink", "muted", ..."""
     return _TOKENS[name]
 
 
 def make_inline_svg(figure: Figure, prefix: str, label: str, styles: Styles, hits: Sequence[Hit] = ()) -> str:
-    """The figure as an <svg> element. `prefix` keeps its ids apart from other figures'; `label` is its text alternative.
+    """Return a figure as an <svg> element. prefix: keeps its ids apart from other figures'. label: its text alternative.
 
     The figure's artists are to be drawn without clipping: a clip path would be named by every line.
     """

@@ -6,7 +6,7 @@ MINUS = "\N{MINUS SIGN}"
 
 
 def format_percent(fraction: float, decimals: int = 1) -> str:
-    """0.912 -> "91.2": percent without its sign."""
+    """Return a fraction in percent without the sign: 0.912 -> "91.2"."""
     return format_number(100 * fraction, decimals)
 
 
@@ -23,17 +23,17 @@ def format_number(value: float, decimals: int) -> str:
 
 
 def format_amount(n: int, noun: str) -> str:
-    """ "1 client", "1,200 clients"."""
+    """Return a number with its noun: "1 client", "1,200 clients"."""
     return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
 
 
 def join_words(words: Sequence[str], last: str = "and") -> str:
-    """ "a", "a and b", "a, b and c"."""
+    """Return words as one clause: "a", "a and b", "a, b and c"."""
     return f" {last} ".join(filter(None, (", ".join(words[:-1]), words[-1]))) if words else ""
 
 
 def format_size(n: float) -> str:
-    """796840 -> "796.8 kB": bytes in powers of 1000."""
+    """Return bytes as text, in powers of 1000: 796840 -> "796.8 kB"."""
     for unit in ("B", "kB", "MB", "GB"):
         if abs(n) < 1000:
             return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"

@@ -32,7 +32,7 @@ def find_answers(runs: Sequence[Path | RecordedRun]) -> list[str]:
 
 
 def judge(comparison: RunComparison) -> Verdict:
-    """Return the verdict on one comparison."""
+    """Return the verdict on one comparison: whether federating pays, the sentences of the page, and the findings."""
     data = ACC.data if comparison.domains else "validation"
     gains = {method.label: measures.measure_gains(comparison, method.uses[0], data) for method in comparison.federated}
     estimates = [g.estimate for g in gains.values() if isinstance(g, Gains)]

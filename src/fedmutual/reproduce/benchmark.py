@@ -236,7 +236,7 @@ class CellSummary:
 
 
 def summarise(measured: MeasuredCell) -> CellSummary:
-    """Return the summary of a cell."""
+    """Return the summary of a cell: the best method, the methods that harm no client, and the runs that are missing."""
     estimates, arms = _estimate_own(measured), measured.cell.shown
     best = max(estimates, key=lambda arm: estimates[arm].mean, default="")
     harmed = {arm: measured.estimate(HARMED, arm) for arm in estimates}

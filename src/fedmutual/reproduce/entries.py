@@ -81,7 +81,7 @@ def describe_divergence(diverged: Lost) -> str:
 
 
 def get_unit(judged: Judged) -> str:
-    """Return the unit of a claim's difference."""
+    """Return the unit of a claim's difference: "points" for accuracies, "times" for quotients, else that of the measure."""
     if judged.claim.times is not None:
         return "times"
     measure_unit = measures.find(judged.claim.measure)[0].unit

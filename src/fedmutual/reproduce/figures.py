@@ -75,7 +75,7 @@ def draw(picture: Drawn, prefix: str, styles: Styles) -> str:
 
 
 def make_number_table(picture: Drawn, decimals: int) -> PageTable:
-    """Return the numbers of the picture as a table."""
+    """Return the numbers of a picture as a table. decimals: of accuracies in percent."""
     return make_scatter_table(picture) if isinstance(picture, Scatter) else make_data_table(picture, MetricScale(decimals))
 
 

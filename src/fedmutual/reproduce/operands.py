@@ -50,7 +50,7 @@ def find_grain(claim: Claim, operands: Sequence[Side]) -> float:
 def list_cell_values(
     claim: Claim, measured: MeasuredCell, operands: Sequence[Side], seeds: Sequence[int]
 ) -> Iterator[tuple[str, Values]]:
-    """Yield (the cell's title, seed -> value) once."""
+    """Yield one pair: the cell's title, and for each seed the difference (or the quotient) that the claim is about."""
     numbers = {}
     for seed in seeds:
         numbers[seed] = [side.measured.read_number(claim.measure, side.arm, seed, side.at) for side in operands]

@@ -254,7 +254,7 @@ def render_html(page: Page) -> str:
 
 
 def render_json(page: Page) -> str:
-    """Return the numbers of the page as JSON."""
+    """Return the numbers of the page as JSON: claims with verdicts, and the value of each arm and measure."""
     content: Mapping[str, Any] = {
         "format": 1,
         "id": page.experiment.id,

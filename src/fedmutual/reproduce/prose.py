@@ -186,5 +186,5 @@ def list_results(measured_cells: Sequence[MeasuredCell]) -> list[Result]:
 
 
 def make_command(experiment: PaperExperiment) -> str:
-    """Return the command that runs the experiment."""
+    """Return the command that runs the experiment: "fedmutual reproduce ID"."""
     return f"fedmutual reproduce {experiment.id}"

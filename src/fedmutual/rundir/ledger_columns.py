@@ -59,7 +59,7 @@ class LedgerColumns:
 
 
 def make_columns(lines: Iterable[LedgerLine]) -> LedgerColumns:
-    """Return the lines of a ledger as columns."""
+    """Return the lines of a ledger as columns. The lines of the public seed set only count for `LedgerColumns.seed`."""
     places: dict[str, int] = {}
     seed: dict[str, int] = {}
     rows: list[tuple[int, int, int, int]] = []

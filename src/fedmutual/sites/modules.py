@@ -65,7 +65,7 @@ class ListedModules(MetaPathFinder):
 
 
 def make_server_rule(modules: Sequence[str], contracts: Sequence[Path]) -> ListedModules:
-    """The rule of a server's process. contracts: the federations' files, beside which its operator puts modules."""
+    """Return the rule of a server's process. contracts: the federations' files, beside which its operator puts modules."""
     return ListedModules(modules, [path.parent for path in contracts], lambda name: f"add --trust-module {name}")
 
 

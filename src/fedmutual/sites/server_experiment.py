@@ -19,7 +19,7 @@ from fedmutual.sites.sizes import MessageSizes
 
 
 def build_server_experiment(contract: Contract, statistics: Statistics | None = None) -> Experiment:
-    """Build the experiment of the server: networks and settings, without any data.
+    """Return the experiment of the server: networks and settings, without any data.
 
     statistics: of all sites' training rows, with data.mean = "federated"; None: not yet known.
     """

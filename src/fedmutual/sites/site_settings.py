@@ -68,7 +68,7 @@ def _resolve_path(source: Path, path: Path) -> Path:
 
 
 def build_site(contract: Contract, settings: SiteSettings, moments: Moments | None = None) -> Experiment:
-    """Build the experiment of one site, and check all that can be checked without the other sites.
+    """Return the experiment of one site, after all checks that need no other site.
 
     moments: what standardises inputs, with data.mean = "federated"; None: nothing, until the server has sent it.
 

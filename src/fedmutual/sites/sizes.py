@@ -119,5 +119,5 @@ def limit_message(declared: Spec, words: int) -> Limit:
 
 
 def count_bytes(declared: Spec) -> int:
-    """Return the bytes of the declared tensors."""
+    """Return the bytes of all declared tensors together, without names and header."""
     return sum(prod(shape) * dtype.itemsize for dtype, shape in declared.values())

@@ -73,7 +73,7 @@ def get_screened(message: Message) -> Message:
 
 
 def declare_scaling(layout: Layout) -> Spec:
-    """Return the tensor with the scaling in an order."""
+    """Return the declared tensor with the scaling in an order: float64 [2, inputs], means and standard deviations."""
     return {SCALING: (torch.float64, (2, len(layout.inputs)))}
 
 

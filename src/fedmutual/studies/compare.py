@@ -84,7 +84,7 @@ def compare(
     tuned: Mapping[str, Tuned] | None = None,
     jobs: int | None = None,
 ) -> list[Run]:
-    """Run every method with every seed into OUT/<method>/<seed>; a finished one is not trained again on resume.
+    """Run every method with every seed into OUT/<method>/<seed>, and return all runs; finished runs are not trained again.
 
     The folder of a method "module:Class" is named without the colon, which Windows refuses.
 

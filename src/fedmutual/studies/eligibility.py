@@ -24,7 +24,7 @@ class Eligibility:
 
 
 def expand_methods(names: Sequence[str] | None, algorithm: str | None, default: Sequence[str]) -> tuple[str, ...]:
-    """The names of `--methods`, with every method of the package in the place of "all".
+    """Return the names of `--methods`, with every method of the package in the place of "all".
 
     names: None where `--methods` is unset; then the methods are the configuration's algorithm and the default methods.
     algorithm: the algorithm that the configuration names, None where the configuration names no algorithm. With "all" it
@@ -41,7 +41,7 @@ def expand_methods(names: Sequence[str] | None, algorithm: str | None, default: 
 def find_eligible_methods(
     config: Config, methods: Sequence[str], required: Sequence[str], settings: Mapping[str, Any] | None = None
 ) -> Eligibility:
-    """Build the experiment of each method once, without training. The data are read once.
+    """Return which methods can be trained: the experiment of each is built once, untrained, with data that are read once.
 
     required: methods that the user named, which are not left out. settings: as `compare` takes them.
 

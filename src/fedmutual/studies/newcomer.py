@@ -185,7 +185,7 @@ class Newcomer:
 
 
 def name_newcomer(file: Path, overrides: Mapping[str, Any]) -> str:
-    """What the newcomer is called."""
+    """Return the name of a newcomer: the key `name` of its file, else `NAME`."""
     return str(merge_overrides(read_tables(file), overrides).get("name", NAME))
 
 

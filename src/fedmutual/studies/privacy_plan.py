@@ -95,7 +95,7 @@ def check_budget(experiment: Experiment) -> None:
 
 
 def record(experiment: Experiment, engine: Engine) -> Mapping[str, Any]:
-    """What summary.json holds of it, by the steps that were taken; nothing where nothing was noised."""
+    """Return {"privacy": its table in summary.json}, by the steps that were taken; {} where nothing was noised."""
     privacy = experiment.config.privacy
     if not experiment.noised:
         return {}

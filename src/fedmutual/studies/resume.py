@@ -28,7 +28,13 @@ def check_saved(folder: Path, experiment: Experiment) -> None:
 
 
 def restore_run(experiment: Experiment, engine: Engine, folder: Path, name: str) -> tuple[Message, Saved | None]:
-    """Restore clients and logs to the last saved round; return the server's state and the saved round."""
+    """Restore clients and logs to the last saved round; return the server's state and the saved round.
+
+    Nothing saved: the server's first state, and None. name: the identity of the run, which its checkpoint must have.
+
+    Raises:
+        RunError: the checkpoint belongs to another run.
+    """
     saved = read_checkpoint(folder)
     remove_other_states(folder, saved.round if saved else None)
     remove_abandoned_files(folder)

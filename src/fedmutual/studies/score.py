@@ -43,7 +43,7 @@ class FileScore:
 def score_file(
     run_or_model: str | Path, file: str | Path, client: str | None = None, best: bool = False, trust_code: bool = False
 ) -> FileScore:
-    """Score a run's model on a labelled CSV or npz file, or on a folder of images by class.
+    """Return the scores of a run's model on a labelled CSV or npz file, or on a folder of images by class.
 
     run_or_model, client, best, trust_code: the model, as for `fedmutual.predict`. Classes are matched by name, after the
     renaming of the run's `data.labels`; several labels and the classes of masks by position. The interval is Wilson's for

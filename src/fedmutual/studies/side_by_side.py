@@ -122,7 +122,7 @@ def train_queue(queue: RunQueue, jobs: int | None = None) -> None:
 
 
 def attempt_run(request: RunRequest) -> Exception | None:
-    """Train a run in this process; return its error."""
+    """Train a run in this process, and return the exception that stopped it; None: it is finished."""
     try:
         run(*request)
     except Exception as problem:

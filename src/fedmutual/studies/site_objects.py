@@ -40,7 +40,11 @@ class Site:
 def hold_sites(
     sites: Mapping[str, Site], shared: Model | None, *methods: Any
 ) -> Iterator[tuple[dict[str, Any], dict[str, dict[str, Any]]]]:
-    """Keep the caller's objects during the block; yield the objects by name, and the table of each client."""
+    """Keep the caller's objects during the block; yield the objects by name, and the table of each client.
+
+    Raises:
+        ConfigError: `sites` is no dictionary of `Site` by name, or is empty.
+    """
     if not isinstance(sites, Mapping) or not sites or not all(isinstance(site, Site) for site in sites.values()):
         raise ConfigError("argument 'sites' must be a dictionary of fedmutual.Site by name, as {'north': Site(train=...)}")
     objects: dict[str, Any] = {f"method.{type(m).__name__}": type(m) for m in methods if not isinstance(m, str)}
@@ -121,7 +125,11 @@ def load_in_place(run: Run, sites: Mapping[str, Site], shared: Model | None) -> 
 
 
 def name_methods(methods: Sequence[Any] | Mapping[str, Any]) -> dict[str, Any]:
-    """Return the methods by title: by the given titles, or by the names of the algorithms."""
+    """Return the methods by title: by the given titles, or by the names of the algorithms.
+
+    Raises:
+        ConfigError: there is no method, or two methods have one name.
+    """
     if isinstance(methods, Mapping):
         return dict(methods)
     names = [method if isinstance(method, str) else type(method).__name__.lower() for method in methods]

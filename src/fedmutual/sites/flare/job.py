@@ -27,7 +27,7 @@ def write_job(contract: Contract, folder: Path) -> Path:
 
 
 def format_json(content: dict[str, Any]) -> bytes:
-    """Return the bytes of a file of the job."""
+    """Return the content of a JSON file of a job, as UTF-8 bytes."""
     return json.dumps(content, indent=1).encode()
 
 

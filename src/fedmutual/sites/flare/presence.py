@@ -38,7 +38,7 @@ def _read_members(folder: Path) -> tuple[dict[str, str], list[str]]:
 
 
 def request_stop(folder: Path) -> None:
-    """Request a stop after the current round."""
+    """Write the file that asks the server in this folder to stop after the current round."""
     write_json(folder / STOP, {"format": 1})
 
 

@@ -52,7 +52,7 @@ def make_workspace(kit: Kit, state: Path, pointer: Mapping[str, Any]) -> Path:
 
 
 def read_pointer(work: Path) -> dict[str, Any]:
-    """Return the facts that `make_workspace` wrote."""
+    """Return the content of the file that `make_workspace` wrote into FLARE's working folder."""
     pointer: dict[str, Any] = json.loads((work / "local" / POINTER).read_text(encoding="utf-8"))
     return pointer
 

@@ -36,7 +36,7 @@ def find_first_layer(net: nn.Module, features: int) -> First | None:
 
 
 def attack(client: Client, phase: Phase, at: At, server: Message, net: nn.Module, private: Data, held_out: Data) -> Imprint:
-    """Send a crafted model to a client, and read training rows out of the answer.
+    """Send a crafted model to a client, read training rows out of the answer, and return how many were read.
 
     client: is changed. server: the state that the client expects. net: the shared network. private: the client's training
     rows. held_out: rows that nobody trains on: they stand for what the server knows of such data, and for coincidences.

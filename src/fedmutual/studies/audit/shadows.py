@@ -59,7 +59,7 @@ def train_shadows(
     prepared: Mapping[str, data.Prepared],
     tell: Callable[[str], None],
 ) -> Iterator[Shadow]:
-    """Train the shadow runs one after the other, each with a seed of its own.
+    """Yield the trained shadow runs, one after the other, each with a seed of its own.
 
     Raises:
         RunError: a shadow run diverges.

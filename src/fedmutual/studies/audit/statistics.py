@@ -59,7 +59,7 @@ def choose_threshold(members: Scores, others: Scores) -> float:
 
 
 def clopper_pearson(successes: int, trials: int, level: float) -> tuple[float, float]:
-    """Return the exact interval of a share."""
+    """Return the exact interval (low, high) of a share of successes among trials (Clopper and Pearson, 1934)."""
     interval = stats.binomtest(successes, trials).proportion_ci(level, method="exact")
     return float(interval.low), float(interval.high)
 

@@ -65,7 +65,9 @@ class SweepPlan:
 
 
 def plan_sweep(experiment: Config | str | Path, grid: Grid, seeds: int = 1, by: By | None = None) -> SweepPlan:
-    """Check every combination. If the experiment has no hold-out rows, a tenth becomes hold-out rows, with a warning.
+    """Return the plan of a sweep, after a check of every combination of values.
+
+    If the experiment has no hold-out rows, a tenth of the training rows becomes hold-out rows, with a warning.
 
     Raises:
         ConfigError: a combination is no experiment, or two cannot be compared on the same rows.
@@ -87,7 +89,7 @@ def plan_sweep(experiment: Config | str | Path, grid: Grid, seeds: int = 1, by: 
 
 
 def plan_combinations(config: Config, combinations: Sequence[Mapping[str, Any]]) -> SweepPlan:
-    """The sweep over these combinations of values, which all hold the same keys: one seed, no local-only training beside.
+    """Return the plan of a sweep over combinations that have equal keys: one seed, no local-only training beside.
 
     Raises:
         ConfigError: as `plan_sweep`.

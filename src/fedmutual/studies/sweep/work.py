@@ -43,7 +43,7 @@ def carry_out(
     watch: Callable[[str], Observer] | None = None,
     jobs: int | None = None,
 ) -> Sweep:
-    """Train the plan, choose the best setting, and write OUT/sweep.json. Finished runs are not trained again on resume.
+    """Train the plan, write OUT/sweep.json, and return the result. Finished runs are not trained again on resume.
 
     With the engine "stacked", or "auto" on a GPU, all runs train at once, with their clients in common stacks.
     jobs: the number of runs that are trained side by side; None: chosen by the duration of the first run.
