@@ -317,7 +317,7 @@ def test_a_run_goes_on_from_what_it_began_with(small):
 def test_the_pool_has_the_labels_that_clients_have(small):
     small.write_text(small.read_text().replace('name = "fml", alpha = 0.4, beta = 0.6', 'name = "centralised"'))
     bad = build(load_config(small, **{"clients.1.training.shuffled": 1.0, "clients.2.training.shuffled": 1.0})).data
-    pooled = bad.pooled().private
+    pooled = bad.pool_clients().private
     label_by_row = dict(zip(pooled.index.tolist(), pooled.labels.tolist(), strict=True))
     for shares in bad.clients.values():
         assert [label_by_row[i] for i in shares.private.index.tolist()] == shares.private.labels.tolist()

@@ -314,7 +314,7 @@ def test_what_is_found_only_while_reading(tmp_path: Path, workers: int) -> None:
         list(rows.rows(torch.arange(len(rows)).split(5)))
     pictures = folder(tmp_path / "f", {"cat": 4, "dog": 4}) | {"resident": False, "workers": workers}
     (tmp_path / "f" / "dog" / "02.png").write_bytes(b"no image")
-    rows = data.load(config(data=pictures, partition={"clients": 1})).pooled().private
+    rows = data.load(config(data=pictures, partition={"clients": 1})).pool_clients().private
     with pytest.raises(DataError, match=r"^\S*02.png cannot be read as an image"):
         list(rows.rows([torch.arange(len(rows))]))
 

@@ -59,8 +59,8 @@ def test_a_messy_file_is_read_as_the_plain_one(tmp_path: Path, delimiter: str) -
     plain = data.load(config(data=write_plain(tmp_path / "plain.csv")))
     messy_settings = write_messy(tmp_path / "messy.csv", delimiter)
     messy = data.load(config(data=messy_settings))
-    x, y = everything(plain.pooled().private)
-    messy_x, messy_y = everything(messy.pooled().private)
+    x, y = everything(plain.pool_clients().private)
+    messy_x, messy_y = everything(messy.pool_clients().private)
     torch.testing.assert_close(messy_x, x)
     assert torch.equal(messy_y, y)
     assert [note.partition(": ")[2] for note in messy.notes if "comma" in note] == (
@@ -80,7 +80,7 @@ def test_numbers_to_learn_may_have_decimal_commas(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("stay;age\n" + "".join(f"{k},5;{k}\n" for k in range(40)))
     about = {"name": "csv", "root": str(tmp_path / "a.csv"), "label": "stay"}
     federation = data.load(config(data=about, training={"task": "regression"}))
-    x, y = everything(federation.pooled().private)
+    x, y = everything(federation.pool_clients().private)
     assert torch.equal(y, x[:, 0] + 0.5)
 
 

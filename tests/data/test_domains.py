@@ -81,4 +81,4 @@ def test_pacs_as_published() -> None:
     held = {i: sum(map(sum, c["counts"].values())) for i, c in federation.partition["clients"].items()}
     assert held == {"art_painting": 2048, "cartoon": 2344, "photo": 1670, "sketch": 3929}
     assert federation.space.classes == ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
-    assert len(federation.pooled().private) == sum(n - round(0.1 * n) - round(0.15 * n) for n in held.values())
+    assert len(federation.pool_clients().private) == sum(n - round(0.1 * n) - round(0.15 * n) for n in held.values())

@@ -67,9 +67,9 @@ def test_encoded_rows_are_those_of_scikit_learns_transformers(tmp_path: Path, fi
     numbers = make_pipeline(SimpleImputer(strategy="median"), StandardScaler())
     categories = OneHotEncoder(categories=[["f", "m"]], handle_unknown="ignore", sparse_output=False)
     expected = ColumnTransformer([("age", numbers, ["age"]), ("sex", categories, ["sex"]), ("days", numbers, ["days"])])
-    expected.fit(table.iloc[federation.pooled().private.index])
+    expected.fit(table.iloc[federation.pool_clients().private.index])
     assert federation.space.columns == ("age", "sex=f", "sex=m", "admitted")
-    for rows in (federation.pooled().private, federation.pooled().validation, federation.test):
+    for rows in (federation.pool_clients().private, federation.pool_clients().validation, federation.test):
         assert rows is not None
         x, _ = everything(rows)
         wanted = np.asarray(expected.transform(table.iloc[rows.index]), dtype=np.float32)
@@ -239,7 +239,7 @@ def test_a_clean_table_of_numbers_stays_as_it_is(tmp_path: Path) -> None:
     plain = config(data=write(tmp_path / "a.csv", frame))
     assert suggest_columns(plain) is None
     federation = data.load(plain)
-    rows = federation.pooled().private
+    rows = federation.pool_clients().private
     assert "columns" not in federation.space.scaling
     assert torch.equal(everything(rows)[0], torch.tensor(frame[["a", "b"]].to_numpy(np.float32)[rows.index]))
 

@@ -30,7 +30,7 @@ def test_what_is_scored_on_is_never_trained_on(kind: dict[str, Any], split: dict
 
 def test_all_rows_in_one_place() -> None:
     federation = data.load(config(partition=SHARDS, split={"holdout": 0.1}))
-    pooled = federation.pooled()
+    pooled = federation.pool_clients()
     clients = federation.clients.values()
     assert np.array_equal(pooled.private.index, np.sort(np.concatenate([s.private.index for s in clients])))
     assert np.array_equal(pooled.validation.index, federation.test.index)
@@ -41,7 +41,7 @@ def test_all_rows_in_one_place() -> None:
     at = np.searchsorted(pooled.private.index, federation.clients["2"].private.index)
     assert torch.equal(x[at], own_x)
     assert torch.equal(y[at], own_y)
-    assert data.load(config()).pooled().holdout is None
+    assert data.load(config()).pool_clients().holdout is None
 
 
 def test_the_same_seed_gives_the_same_federation() -> None:

@@ -45,7 +45,7 @@ def test_rows_of_all_nodes_in_one_order() -> None:
         assert not set(shares.public.index) & set(shares.private.index)
     assert [i for positions in public_set.owners.values() for i in positions] == list(range(len(public_set)))
     all_rows = np.concatenate([s.private.index for s in federation.clients.values()] + [public_set.data.index])
-    assert np.array_equal(federation.pooled().private.index, np.sort(all_rows))
+    assert np.array_equal(federation.pool_clients().private.index, np.sort(all_rows))
 
 
 def test_no_client_has_public_rows() -> None:

@@ -29,7 +29,7 @@ def test_a_published_set(name: str, shape: tuple[int, ...], sizes: list[int], cl
     assert federation.space.shape == shape
     assert (federation.space.classes[0], federation.space.classes[-1]) == classes
     assert federation.partition["test"] == {"examples": 10_000, "counts": sizes}
-    private = federation.pooled().private
+    private = federation.pool_clients().private
     assert len(private) == (60_000 if name == "mnist" else 50_000)
     ((x, _),) = private.rows(
         [torch.arange(0, len(private), 7)]

@@ -42,7 +42,7 @@ def test_clients_share_one_store() -> None:
 def test_other_labels_take_no_more_memory_on_a_device() -> None:
     rows = data.load(config(data={"name": "digits"})).clients["0"].private
     device = torch.device("meta")
-    stores: list[Any] = [r.to(device).store for r in (rows, rows.unlabelled([0]), rows.unlabelled(range(9)))]
+    stores: list[Any] = [r.to(device).store for r in (rows, rows.hide_labels([0]), rows.hide_labels(range(9)))]
     assert len({id(store) for store in stores}) == 3
     assert all(store.x is stores[0].x for store in stores)
 

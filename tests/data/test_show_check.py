@@ -152,7 +152,7 @@ def test_inputs_that_tell_nothing(tmp_path: Path) -> None:
     line = next(s for s in output.splitlines() if s.startswith("the training examples suggest"))
     federation = data.load(config(data=about))
     training_rows = np.loadtxt(tmp_path / "a.csv", delimiter=",", skiprows=1, usecols=(0, 1, 2))[
-        federation.pooled().private.index
+        federation.pool_clients().private.index
     ]
     mean = ", ".join(f"{v:.4g}" for v in training_rows.mean(0))
     std = ", ".join(f"{v:.4g}" for v in (*training_rows.std(0)[:1], 1, *training_rows.std(0)[2:]))

@@ -74,7 +74,9 @@ def test_a_table(tmp_path: Path) -> None:
     x, y = everything(federation.test)
     assert torch.equal(x[:, 1], x[:, 0] * 10)
     assert torch.equal(y, (x[:, 0] % 2).long())
-    assert {int(v) // 2 for v in x[:, 0]}.isdisjoint({int(v) // 2 for v in everything(federation.pooled().private)[0][:, 0]})
+    assert {int(v) // 2 for v in x[:, 0]}.isdisjoint(
+        {int(v) // 2 for v in everything(federation.pool_clients().private)[0][:, 0]}
+    )
 
 
 def test_a_table_with_a_test_file_in_another_order(tmp_path: Path) -> None:
@@ -188,7 +190,7 @@ def test_declared_numeric_targets_may_be_more_exact_than_the_items(module: Calla
             def __getitem__(self, i): return torch.tensor([float(i)]), torch.tensor(self.targets[i], dtype=torch.float32)
         """)
     about = {"data": {"name": f"{name}:make"}, "training": {"task": "regression"}, "partition": {"clients": 1}}
-    assert len(data.load(config(**about, split=HALF)).pooled().private) > 0
+    assert len(data.load(config(**about, split=HALF)).pool_clients().private) > 0
 
 
 CHANGING = """

@@ -44,10 +44,10 @@ def test_labels_are_read_under_their_names(tmp_path):
 
 def test_targets_of_rows_move_together(tmp_path):
     shares = load(write_npz(tmp_path, make_labels())()).clients["0"].private
-    shuffled = shares.shuffled(1.0, np.random.default_rng(2))
+    shuffled = shares.shuffle_labels(1.0, np.random.default_rng(2))
     assert sorted(map(tuple, shuffled.labels)) == sorted(map(tuple, shares.labels))
-    assert np.isnan(shares.unlabelled([1]).labels[1]).all()
-    assert not np.isnan(shares.unlabelled([1]).labels[0]).any()
+    assert np.isnan(shares.hide_labels([1]).labels[1]).all()
+    assert not np.isnan(shares.hide_labels([1]).labels[0]).any()
 
 
 @pytest.mark.parametrize(

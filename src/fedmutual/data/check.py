@@ -175,7 +175,7 @@ class _Scan:
 
 def _scan_rows(federation: Federation) -> _Scan:
     """Read every row that a client or the test set has, once."""
-    pooled = federation.pooled()
+    pooled = federation.pool_clients()
     test = _get_test_rows(federation)
     shares = [s.index for s in (pooled.private, pooled.validation, pooled.holdout, test) if s is not None]
     rows = test.with_index(np.unique(np.concatenate(shares)))
@@ -247,7 +247,7 @@ def _find_leaks_between_clients(scans: Mapping[str, _Scan]) -> Iterator[str]:
 
 def _find_duplicates(federation: Federation, scan: _Scan) -> Iterator[str]:
     """Yield a sentence for examples that are both in training and in evaluation, or have two labels."""
-    pooled = federation.pooled()
+    pooled = federation.pool_clients()
     trained, test = scan.trained, _get_test_rows(federation)
     for share_name, share in (("test", test), ("validation", pooled.validation), ("hold-out", pooled.holdout)):
         if share is None or (share_name == "validation" and np.isin(share.index, test.index).all()):

@@ -56,7 +56,7 @@ class Federation:
         """The space of the first client: the space of all clients, unless they have data of their own."""
         return next(iter(self.spaces.values()))
 
-    def pooled(self) -> Shares:
+    def pool_clients(self) -> Shares:
         """Return the rows of all clients together, each row once; the shares must be of one data set.
 
         `private` includes the public rows.
@@ -142,7 +142,7 @@ def _divide_data_set(config: Config, prepared: Prepared) -> Federation:
     for i, client_config in config.clients.items():
         if client_config.training.shuffled and i in clients:
             rng = make_numpy_generator(At(config.seed, -1, config.rounds).rng(i, "shuffled"))
-            clients[i] = replace(clients[i], private=clients[i].private.shuffled(client_config.training.shuffled, rng))
+            clients[i] = replace(clients[i], private=clients[i].private.shuffle_labels(client_config.training.shuffled, rng))
     return Federation(
         clients=clients,
         spaces={i: _make_client_space(config, i, space) for i in clients},

@@ -55,10 +55,10 @@ class PublicSet:
             return self.data
         own_positions = self.owners[client]
         if isinstance(self.data, Rows):
-            return self.data.unlabelled([i for i in range(len(self)) if i not in own_positions])
+            return self.data.hide_labels([i for i in range(len(self)) if i not in own_positions])
         public_clients = [i for i, positions in self.owners.items() if len(positions)]
         parts = zip(public_clients, self.data.parts, strict=True)
-        return ChainedRows([part if i == client else part.unlabelled(range(len(part))) for i, part in parts])
+        return ChainedRows([part if i == client else part.hide_labels(range(len(part))) for i, part in parts])
 
     def count_bytes(self, labels: bool) -> dict[str, int]:
         """Return the bytes that each node sends once: its examples and, if `labels`, their labels."""

@@ -56,18 +56,18 @@ class Rows:
         """Return all rows of another store, with this augmentation."""
         return Rows(store, np.arange(len(store.labels)), self._augment)
 
-    def shuffled(self, fraction: float, rng: np.random.Generator) -> "Rows":
+    def shuffle_labels(self, fraction: float, rng: np.random.Generator) -> "Rows":
         """Return these rows with a random `fraction` of their labels permuted among the chosen rows."""
         places = torch.from_numpy(rng.choice(self.index, round(fraction * len(self.index)), replace=False))
         labels = self._store.labels.clone()
         labels[places] = labels[places[torch.from_numpy(rng.permutation(len(places)))]]
-        return Rows(self._store.relabelled(labels), self.index, self._augment, self._group_codes)
+        return Rows(self._store.replace_labels(labels), self.index, self._augment, self._group_codes)
 
-    def unlabelled(self, positions: Sequence[int]) -> "Rows":
+    def hide_labels(self, positions: Sequence[int]) -> "Rows":
         """Return these rows with the labels at `positions` hidden: class numbers become -1, numeric targets NaN."""
         labels = self._store.labels.clone()
         labels[torch.from_numpy(self.index[list(positions)])] = torch.nan if labels.is_floating_point() else -1
-        return Rows(self._store.relabelled(labels), self.index, self._augment, self._group_codes)
+        return Rows(self._store.replace_labels(labels), self.index, self._augment, self._group_codes)
 
     def to(self, device: torch.device) -> "Rows":
         """Return these rows with batches on `device`."""
@@ -92,7 +92,7 @@ def merge_rows(shares: Sequence[Rows]) -> Rows:
     merged = shares[0].with_index(np.unique(np.concatenate([s.index for s in shares])))
     if torch.equal(labels, merged._store.labels):
         return merged
-    return Rows(merged._store.relabelled(labels), merged.index, merged._augment, merged._group_codes)
+    return Rows(merged._store.replace_labels(labels), merged.index, merged._augment, merged._group_codes)
 
 
 class ChainedRows:

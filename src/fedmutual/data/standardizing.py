@@ -80,7 +80,7 @@ def standardize(prepared: "Prepared", moments: Moments) -> "Prepared":
     scaled = replace(prepared.scaled, mean=mean, std=std)
     space = replace(prepared.space, scaling={**prepared.space.scaling, "mean": list(mean), "std": list(std)})
     assert prepared.store is not None
-    return replace(prepared, store=prepared.store.standardized(mean, std), scaled=scaled, space=space)
+    return replace(prepared, store=prepared.store.standardize(mean, std), scaled=scaled, space=space)
 
 
 def _make_layout(prepared: "Prepared") -> Layout:

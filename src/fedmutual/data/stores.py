@@ -34,11 +34,11 @@ class Store(Protocol):
         """Return a store of these examples that hands out batches on `device`."""
         ...
 
-    def relabelled(self, labels: Tensor) -> "Store":
+    def replace_labels(self, labels: Tensor) -> "Store":
         """Return a store of these examples with other labels [N]."""
         ...
 
-    def standardized(self, mean: Sequence[float], std: Sequence[float]) -> "Store":
+    def standardize(self, mean: Sequence[float], std: Sequence[float]) -> "Store":
         """Return a store of these examples minus `mean`, over `std`, a value for each channel or feature."""
         ...
 
@@ -93,14 +93,14 @@ class ResidentStore:
             moved.x, moved.labels = self._moved_examples[device], self.labels.to(device)
         return self._on_devices[device]
 
-    def relabelled(self, labels: Tensor) -> "ResidentStore":
+    def replace_labels(self, labels: Tensor) -> "ResidentStore":
         """Return a store with other labels [N]; the examples are not copied."""
         other = copy(self)
         other.labels, other._moved_examples = labels, self._moved_examples
         return other
 
-    def standardized(self, mean: Sequence[float], std: Sequence[float]) -> "ResidentStore":
-        """Return a store of standardised examples; see `Store.standardized`. The examples are copied."""
+    def standardize(self, mean: Sequence[float], std: Sequence[float]) -> "ResidentStore":
+        """Return a store of standardised examples; see `Store.standardize`. The examples are copied."""
         other = copy(self)
         other.x, other._on_devices, other._moved_examples = subtract_mean(self.x.clone(), mean, std), {}, {}
         return other
@@ -156,16 +156,16 @@ class StreamedStore:
         moved._device = device
         return moved
 
-    def relabelled(self, labels: Tensor) -> "StreamedStore":
+    def replace_labels(self, labels: Tensor) -> "StreamedStore":
         """Return a store of these examples with other labels [N]."""
         other = copy(self)
         other.labels = labels
         return other
 
-    def standardized(self, mean: Sequence[float], std: Sequence[float]) -> "StreamedStore":
-        """Return a store that standardises its examples; see `Store.standardized`."""
+    def standardize(self, mean: Sequence[float], std: Sequence[float]) -> "StreamedStore":
+        """Return a store that standardises its examples; see `Store.standardize`."""
         other = copy(self)
-        other._dataset = self._dataset.standardized(mean, std)
+        other._dataset = self._dataset.standardize(mean, std)
         return other
 
     def batches(self, plan: Iterable[Tensor]) -> Iterator[Batch]:
@@ -197,7 +197,7 @@ class _BatchDataset(Dataset[Any]):
     def __init__(self, examples: Examples, scaling: Scaling) -> None:
         self._examples, self._scaling = examples, scaling
 
-    def standardized(self, mean: Sequence[float], std: Sequence[float]) -> "_BatchDataset":
+    def standardize(self, mean: Sequence[float], std: Sequence[float]) -> "_BatchDataset":
         return _BatchDataset(self._examples, replace(self._scaling, mean=tuple(mean), std=tuple(std)))
 
     def __getitem__(self, row: int) -> Any:

@@ -116,7 +116,7 @@ class Steps:
     @flush_denormals()
     def take(self, plans: "Plans", most: int | None = None) -> None:
         """Take all steps, or at most `most` steps."""
-        for batches in islice(plans.steps(), most):
+        for batches in islice(plans.draw_steps(), most):
             for who in self._group_alike(batches, plans):
                 self._step(who, plans.gather([batches[i] for i in who]))
                 for i in who:
@@ -141,7 +141,7 @@ class Steps:
         """Return groups of clients that can step together: equal batch shapes, and equal step counts of their optimisers."""
         groups: dict[Any, list[int]] = {}
         for i, batch in batches.items():
-            counts = tuple(stack.steps(self._numbers[i]) for stack in self._stacks.values())
+            counts = tuple(stack.count_steps(self._numbers[i]) for stack in self._stacks.values())
             groups.setdefault((plans.shape(batch), counts), []).append(i)
         return list(groups.values())
 
@@ -185,7 +185,7 @@ class Plans(NamedTuple):
     shape: Callable[[Any], Any]
     gather: Callable[[list[Any]], Batch]  # stacks the batches of several clients
 
-    def steps(self) -> Iterator[dict[int, Any]]:
+    def draw_steps(self) -> Iterator[dict[int, Any]]:
         """Yield the batches of each step by client position; finished clients have none."""
         remaining = dict(enumerate(self.drawn))
         while remaining:

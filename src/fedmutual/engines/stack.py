@@ -76,7 +76,7 @@ class Stack:
         else:
             self._lr = lr
 
-    def steps(self, number: int) -> tuple[int, ...]:
+    def count_steps(self, number: int) -> tuple[int, ...]:
         """Return a client's step count of each parameter; () for SGD. Only clients with equal counts step together."""
         return tuple(self._steps[number].get(name, 0) for name in self.params) if self._counts else ()
 

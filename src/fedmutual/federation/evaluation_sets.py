@@ -17,7 +17,7 @@ SCORED = frozenset((model, kind) for model in ("personal", "global", "meme", ENS
 
 def pool_rows(data: Federation) -> dict[str, View]:
     """Return the rows of the method `centralised` by name: the rows of all clients, and each client's evaluation rows."""
-    views: dict[str, View | None] = {"private": data.pooled().private, "test": data.test}
+    views: dict[str, View | None] = {"private": data.pool_clients().private, "test": data.test}
     for i, shares in data.clients.items():
         views |= {f"validation of {i}": shares.validation, f"holdout of {i}": shares.holdout}
     return {k: v for k, v in views.items() if v is not None}

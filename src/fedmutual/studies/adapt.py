@@ -70,12 +70,15 @@ def _adapt_shared_model(
     tuned = shared if fedavg is None else _read_fedavg_run(Path(fedavg), shared)
     _check_apart(folder, shared, tuned)
     joining = newcomer.read_newcomer(Path(file), overrides or {}, shared, tuned)
-    first, read = joining.config("fml", None), joining.prepare()
+    first, read = joining.make_config("fml", None), joining.prepare()
     _note_divisor(read, shared, tuned)
     counts = _select_sizes(sizes, data.load(first, {"": read}), str(file))
     numbers = range(first.seed, first.seed + seeds)
     arms = [
-        (arm, size, seed, joining.config(arm, n, seed)) for size, n in counts.items() for seed in numbers for arm in ARMS
+        (arm, size, seed, joining.make_config(arm, n, seed))
+        for size, n in counts.items()
+        for seed in numbers
+        for arm in ARMS
     ]
     for *_, config in arms[: len(ARMS)]:
         build.build(config, prepared={"": read}).client(ALONE)
@@ -217,7 +220,7 @@ def _score_unchanged(
     scores: Table = {size: {} for size in sizes}
     for size, n in sizes.items():
         for seed in seeds:
-            shares = data.load(joining.config("fml", n, seed), {"": read}).clients[ALONE]
+            shares = data.load(joining.make_config("fml", n, seed), {"": read}).clients[ALONE]
             counts[size] = {"training": len(shares.private), "validation": len(shares.validation)}
             if net is not None:
                 scores[size][str(seed)] = score(net, shares.validation, task)[metric.name]

@@ -107,7 +107,7 @@ class Newcomer:
     shared: SourceRun
     tuned: SourceRun  # whose shared model is fine-tuned
 
-    def config(self, arm: str, size: int | None, seed: int | None = None) -> Config:
+    def make_config(self, arm: str, size: int | None, seed: int | None = None) -> Config:
         """Return the ordinary configuration of one way (of ARMS). size: the number of training examples; None: all."""
         model_keys = {k: v for k, v in self.tables.get("model", {}).items() if k not in _SHARES}
         personal, adaptor = ({k: v for k, v in model_keys.items() if k == key} for key in ("personal", "adaptor"))
@@ -144,7 +144,7 @@ class Newcomer:
             UserError: the model does not have a class, or takes examples of another shape, other columns or another scaling.
         """
         try:
-            read = data.prepare(self.config("fml", None))[""]
+            read = data.prepare(self.make_config("fml", None))[""]
         except UnknownClass as problem:
             if not self.shared.is_complete:
                 raise  # these are the newcomer's own classes
