@@ -184,7 +184,7 @@ def _find_identifying_rows(data: Data) -> KnownRows:
 
 
 def _digest_identifying_rows(data: Data) -> frozenset[bytes]:
-    """Return the digests of a data set's identifying rows, computed once: only where a first word is equal, for the cost."""
+    """Return the digests of a data set's identifying rows, computed once, when a message first begins as a row."""
     if data not in _digests:
         _digests[data] = frozenset(digest for part in _list_identifying_rows(data) for digest in _digest_pieces(part))
     return _digests[data]

@@ -59,7 +59,8 @@ def test_an_adaptor_is_trained(path):
 
 
 def test_a_whole_run_with_no_global_model(path, cli):
-    code, out, err = cli("run", path, "--set", "rounds=12", "--out", "run")
+    slower = ("--set", "clients.light.optimizer.lr=0.0005")  # with 0.002 R2 swings from round to round
+    code, out, err = cli("run", path, "--set", "rounds=16", *slower, "--out", "run")
     assert code == 0, err
     run = fedmutual.Run("run")
     summary = run.summary
@@ -69,7 +70,7 @@ def test_a_whole_run_with_no_global_model(path, cli):
     assert last["mean"] > 0.5
     light = summary["personal"]["other_tasks"]["last"]["light"]
     assert light.keys() == {"examples", "loss", "mean_absolute_error", "r2"}
-    assert light["r2"] > 0, "better than the mean of the targets; how much better depends on the processor's arithmetic"
+    assert light["r2"] > 0.5
     marks = summary["personal"]["other_tasks"]["last"]["marks"]
     assert marks.keys() == {"examples", "loss", "auroc", "f1", "label_auroc"}
     assert marks["auroc"] > 0.75

@@ -48,8 +48,8 @@ def half(folder, common=PRIVATE, name="north", budget=BUDGET, say=lambda line: N
 def work(half, round=0, phase=0, shift=0.0, content=False, attempt=0):
     """An order to a half, with its own first model moved so far -> the answer and its tensors."""
     inbox = {k: v + shift if v.is_floating_point() else v for k, v in half.experiment.make_server_state().items()}
-    given = half.carry_out(pack_message(Order(WORK, round, phase, attempt=attempt), inbox))
-    return given if content else read_answer(given)
+    answer = half.carry_out(pack_message(Order(WORK, round, phase, attempt=attempt), inbox))
+    return answer if content else read_answer(answer)
 
 
 def lines(folder, name="north"):

@@ -89,7 +89,7 @@ class Experiment:
         public, use = self.data.public, self.algorithm.public
         if public is None or use is None or not use.server:
             return None
-        return Bench(self.nets.place(copy.deepcopy(self.nets.shared)), public.data.to(self.device))
+        return Bench(self.nets.place_on_device(copy.deepcopy(self.nets.shared)), public.data.to(self.device))
 
     def task(self, client: str) -> Task:
         """Return a client's task: its losses, scores and main metric."""
@@ -213,7 +213,7 @@ class Experiment:
         if not self.nets.complete or self.pooled or self.data.test is None or len(learned) > 1 or self._holdout_only:
             return None
         self._set_tf32()
-        net, test = self.nets.place(copy.deepcopy(self.nets.shared)), self.data.test.to(self.device)
+        net, test = self.nets.place_on_device(copy.deepcopy(self.nets.shared)), self.data.test.to(self.device)
         task = tasks.make_task(learned.pop())
 
         def score_shared_model(server: Message) -> Score:

@@ -162,13 +162,13 @@ class Networks:
                 ) from None
         if "personal" in nets and self.is_frozen("personal", client):
             nets["personal"].requires_grad_(False)
-        return {name: self.place(net) for name, net in nets.items()}
+        return {name: self.place_on_device(net) for name, net in nets.items()}
 
     def is_frozen(self, net: str, client: str) -> bool:
         """Return whether a client's net is frozen."""
         return net == "personal" and self.config.get_client_config(client).model.frozen
 
-    def place(self, net: nn.Module) -> nn.Module:
+    def place_on_device(self, net: nn.Module) -> nn.Module:
         """Move a network to the device. On a CPU channels are last in memory: convolutions are 1.2 to 1.5 times as fast."""
         return net.to(memory_format=torch.channels_last) if self.device.type == "cpu" else net.to(self.device)
 

@@ -86,7 +86,7 @@ def reproduce(
         store.check()
         at_once = limit_jobs([j.config for j in pace.left], jobs)
         work = CellWork(out, store, watch, outcome, pace, say, planned, at_once)
-        while work.train_planned():  # once more: what others had may be let go of by now
+        while work.train_planned():  # try again: other processes may have released their runs
             outcome.elsewhere.clear()
             outcome.failed.clear()
     outcome.failed = [*_known_failures(planned, store), *outcome.failed]

@@ -162,7 +162,7 @@ class _Auditor:
 
     def _score(self, net: nn.Module, key: Key, pools: list[Pool]) -> Confidence:
         self.tell(f"membership: the {_name(key)}")
-        placed = self.experiment.nets.place(net).eval()
+        placed = self.experiment.nets.place_on_device(net).eval()
         return compute_confidence(placed, _choose_pools(pools, key), self.experiment.device)
 
     def _restore(self, client: str) -> tuple[Client, Message]:
@@ -187,7 +187,7 @@ class _Auditor:
         for shadow in train_shadows(opened.config, opened.experiment, pools, splits, opened.prepared, self.tell):
             for key in audited:
                 chosen = _choose_pools(pools, key)
-                net = shadow.experiment.nets.place(_take_model(shadow, key)).eval()
+                net = shadow.experiment.nets.place_on_device(_take_model(shadow, key)).eval()
                 margins[key].append(compute_confidence(net, chosen, self.experiment.device).margin)
                 masks[key].append(np.concatenate([shadow.trained[pool.client] for pool in chosen]))
         attacks: list[Scored] = []
