@@ -1,22 +1,23 @@
 """Shared by the sections: numbers with their spread, goals, and result files with the machine and the command."""
 
+import ctypes
 import json
-import multiprocessing
 import os
 import platform
-import resource
 import shlex
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from fedmutual.report.statistics import estimate
@@ -97,32 +98,46 @@ class Others:
     """The share of the processors' time that other programs took meanwhile, 0 to 1; None if it is not known."""
 
     def __init__(self) -> None:
-        self._begun = time.monotonic(), self._seconds()
+        adopt_orphans()
+        self._begun = time.monotonic(), _read_other_seconds()
 
     def share(self) -> float | None:
-        """Return the share since the object was made; processes of the benchmark must have ended, or be its workers."""
-        (when, before), now = self._begun, self._seconds()
+        """Return the share since the object was made."""
+        (when, before), now = self._begun, _read_other_seconds()
         if before is None or now is None:
             return None
         return max(0.0, figure((now - before) / (time.monotonic() - when) / (os.cpu_count() or 1), 2))
 
-    @staticmethod
-    def _seconds() -> float | None:
-        """Return the busy seconds of all processors since the machine started, without the benchmark's processes."""
-        try:
-            ticks = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
-        except OSError:
-            return None
-        idle = ticks[3] + ticks[4]
-        ours = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-        workers = [_ticks(child.pid) for child in multiprocessing.active_children()]  # that wait for more work
-        return (sum(ticks) - idle - sum(workers)) / os.sysconf("SC_CLK_TCK") - sum(r.ru_utime + r.ru_stime for r in ours)
+
+def adopt_orphans() -> None:
+    """Make this process the parent of each descendant whose parent ends, so that its time is known. Only on Linux.
+
+    A contestant's fork server and workers end shortly after the contestant, which has not waited for them.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER of prctl(2)
 
 
-def _ticks(process: int | None) -> int:
-    """Return the clock ticks of a process."""
-    words = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    return int(words[11]) + int(words[12])
+def read_own_seconds() -> float:
+    """Return the processor seconds of this process and of all its descendants, also of those that have ended."""
+    return sum(psutil.Process().cpu_times()[:4]) + read_children_seconds()
+
+
+def read_children_seconds() -> float:
+    """Return the processor seconds of all descendants, and of the ended ones for which a descendant has waited."""
+    total = 0.0
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            total += sum(child.cpu_times()[:4])  # user and system, of the process and of its children
+    return total
+
+
+def _read_other_seconds() -> float | None:
+    """Return the busy seconds of all processors since the machine started, without those of the benchmark's processes."""
+    if sys.platform != "linux":
+        return None
+    times = psutil.cpu_times()
+    return float(times.user + times.nice + times.system + times.irq + times.softirq + times.steal) - read_own_seconds()
 
 
 def versions(*more: str) -> dict[str, str]:

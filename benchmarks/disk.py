@@ -17,24 +17,28 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from common import Options, figure, spread
-from scale import MIB, measure_process, read_children_seconds
+from common import Options, figure, read_children_seconds, spread
+from scale import MIB, measure_process
 
-ROUNDS, PARTICIPANTS, WORKERS, GOAL = 6, 100, 2, 4.0
+ROUNDS, PARTICIPANTS, WORKERS = 6, 100, 2
+TINY = 20  # with --tiny, the part of all numbers of clients
+Setting = tuple[int, int, int | None, Path | None]  # clients, participants of a round, resident clients, earlier version
 
 
 def measure(options: Options) -> list[dict[str, Any]]:
     """Return a row for each number of clients, with and without states on disk."""
-    turns = 1 if options.tiny else min(options.pairs, 3)
-    rows = [_summarise((2000, 50, None), [run_in_child(2000, 50, None)])]
-    settings: list[tuple[int, int | None, Path | None]] = [(200, None, None), (200, 25, None)]
-    settings += [(200, None, options.before)] if options.before else []
+    turns, part = (1, TINY) if options.tiny else (min(options.pairs, 3), 1)
+    participants, many, few = PARTICIPANTS // part, 2000 // part, 200 // part
+    stored = (many, participants, 50 // part, None)
+    rows = [_summarise(stored, [run_in_child(*stored)])]
+    settings = [(few, participants, None, None), (few, participants, 25 // part, None)]
+    settings += [(few, participants, None, options.before)] if options.before else []
     measured = [[run_in_child(*setting) for setting in settings] for _ in range(turns)]
     return rows + [_summarise(setting, list(of)) for setting, of in zip(settings, zip(*measured, strict=True), strict=True)]
 
 
-def _summarise(setting: tuple[int, int | None, Path | None], measured: list[dict[str, Any]]) -> dict[str, Any]:
-    clients, resident, before = setting
+def _summarise(setting: Setting, measured: list[dict[str, Any]]) -> dict[str, Any]:
+    clients, _, resident, before = setting
     row = {
         "clients": clients,
         "resident": resident,
@@ -48,15 +52,16 @@ def _summarise(setting: tuple[int, int | None, Path | None], measured: list[dict
     return row
 
 
-def run_in_child(clients: int, resident: int | None, before: Path | None) -> dict[str, Any]:
+def run_in_child(clients: int, participants: int, resident: int | None, before: Path | None) -> dict[str, Any]:
     """Return the peak memory in bytes, and the seconds of rounds 2 to the last but one, of the clock and of processors."""
-    words = [sys.executable, __file__, "--clients", str(clients), *(("--resident", str(resident)) if resident else ())]
+    words = [sys.executable, __file__, "--clients", str(clients), "--participants", str(participants)]
+    words += ["--resident", str(resident)] if resident else []
     environment = os.environ | ({"PYTHONPATH": str(before / "src")} if before else {})
     measured, peak = measure_process(words, environment)
     return {"peak": peak, **measured}
 
 
-def run_here(clients: int, resident: int | None) -> dict[str, Any]:
+def run_here(clients: int, participants: int, resident: int | None) -> dict[str, Any]:
     """Train in this process and its workers; return the seconds of the rounds of training."""
     from fedmutual import run
     from fedmutual.config import parse_config
@@ -70,7 +75,7 @@ def run_here(clients: int, resident: int | None) -> dict[str, Any]:
         if isinstance(event, RoundDone):
             times.append((time.monotonic(), time.process_time() + read_children_seconds()))
 
-    engine = {"name": "processes", "workers": WORKERS, "device": "cpu", "participation": PARTICIPANTS / clients}
+    engine = {"name": "processes", "workers": WORKERS, "device": "cpu", "participation": participants / clients}
     config = parse_config(
         {
             "name": "disk",
@@ -94,9 +99,10 @@ def run_here(clients: int, resident: int | None) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--clients", type=int, required=True)
+    parser.add_argument("--participants", type=int, required=True)
     parser.add_argument("--resident", type=int)
     args = parser.parse_args()
-    print(json.dumps(run_here(args.clients, args.resident)))
+    print(json.dumps(run_here(args.clients, args.participants, args.resident)))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from statistics import mean, median
 from typing import Any, NamedTuple
 
 import psutil
-from common import Options, figure
+from common import Options, figure, read_children_seconds
 
 HERE = Path(__file__).parent
 RESULTS, PAGE, PICTURE = (
@@ -340,16 +340,6 @@ def ray_nodes(count: int) -> Iterator[dict[str, str]]:
     finally:
         import_ray().shutdown()
         cluster.shutdown()
-
-
-def read_children_seconds() -> float:
-    """Return the processor seconds of all living descendants since they started."""
-    total = 0.0
-    for child in psutil.Process().children(recursive=True):
-        with suppress(psutil.Error):
-            used = child.cpu_times()
-            total += used.user + used.system
-    return total
 
 
 def insert_tables(page: str, tables: str) -> str:
