@@ -106,8 +106,8 @@ def test_the_nearest_name(name: str, near: str) -> None:
 
 def test_a_name_like_no_other() -> None:
     assert refusal("transformer-of-ours") == (
-        "there is no network 'transformer-of-ours'; there are mlp, lenet5, lenet5-tanh, cnn1, cnn2, conv1d, "
-        "resnet18, resnet18-gn, unet, torchvision's, and 'module:factory'"
+        "there is no network 'transformer-of-ours'; there are mlp, lenet5, lenet5-bn, lenet5-tanh, cnn1, "
+        "cnn2, conv1d, resnet18, resnet18-gn, unet, torchvision's, and 'module:factory'"
     )
 
 

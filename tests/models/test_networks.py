@@ -38,6 +38,7 @@ SIZES = [
     ("lenet5", (1, 28, 28), 10, 61_706),
     ("lenet5", (3, 32, 32), 10, 62_006),
     ("lenet5", (3, 32, 32), 100, 69_656),
+    ("lenet5-bn", (1, 28, 28), 10, 61_706 + 2 * (6 + 16)),
     ("lenet5-tanh", (1, 28, 28), 10, 61_706),
     ("cnn1", (3, 32, 32), 10, 125_258),
     ("cnn2", (3, 32, 32), 10, 319_242),
@@ -54,7 +55,7 @@ def test_parameters(name: str, shape: tuple[int, ...], classes: int, parameters:
 
 
 @pytest.mark.parametrize("shape", [(1, 12, 12), (3, 13, 40), (2, 31, 33), (4, 48, 37)])
-@pytest.mark.parametrize("name", ["mlp", "lenet5", "lenet5-tanh", "cnn1", "cnn2"])
+@pytest.mark.parametrize("name", ["mlp", "lenet5", "lenet5-bn", "lenet5-tanh", "cnn1", "cnn2"])
 def test_any_image_that_fits(name: str, shape: tuple[int, ...]) -> None:
     assert build(name, shape, classes=3)(torch.zeros(5, *shape)).shape == (5, 3)
 
@@ -66,7 +67,9 @@ def test_an_mlp_takes_any_shape(shape: tuple[int, ...]) -> None:
     assert net(torch.zeros(5, *shape)).shape == (5, 2)
 
 
-@pytest.mark.parametrize(("name", "least"), [("lenet5", 12), ("lenet5-tanh", 12), ("cnn1", 4), ("cnn2", 8)])
+@pytest.mark.parametrize(
+    ("name", "least"), [("lenet5", 12), ("lenet5-bn", 12), ("lenet5-tanh", 12), ("cnn1", 4), ("cnn2", 8)]
+)
 def test_the_least_image(name: str, least: int) -> None:
     assert build(name, (1, least, least + 1))(torch.zeros(2, 1, least, least + 1)).shape == (2, 10)
     small = (1, least + 1, least - 1)
@@ -132,6 +135,18 @@ def test_pooling_before_relu_is_the_function_of_the_paper(paper, shape: tuple[in
     up = torch.randn(3, 10, generator=rng(2), dtype=torch.float64)
     for a, b in zip(*(torch.autograd.grad((z * up).sum(), list(weights.values())) for z in (ours, theirs)), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+def test_lenet5_bn_normalises_each_channel_of_a_convolution() -> None:
+    net, x = build("lenet5-bn", (1, 28, 28)).double(), torch.randn(3, 1, 28, 28, generator=rng(1), dtype=torch.float64)
+    w, h = dict(net.named_parameters()), x
+    for name, padding in (("conv1", 2), ("conv2", 0)):
+        z = F.conv2d(h, w[f"features.{name}.weight"], w[f"features.{name}.bias"], padding=padding)
+        centred = z - z.mean((0, 2, 3), keepdim=True)
+        z = centred / (centred.square().mean((0, 2, 3), keepdim=True) + 1e-5).sqrt()  # scale 1 and shift 0 at the start
+        h = z.relu().unflatten(-1, (-1, 2)).unflatten(-3, (-1, 2)).amax((-3, -1))
+    h = F.relu(linear(F.relu(linear(h.flatten(1), w, "classifier.fc1")), w, "classifier.fc2"))
+    torch.testing.assert_close(net(x), linear(h, w, "classifier.fc3"), rtol=1e-9, atol=1e-9)
 
 
 def test_lenet5_tanh_squashes_and_averages() -> None:
