@@ -154,7 +154,7 @@ def test_local_only_among_the_settings_is_trained_once(held_out_config):
     swept = sweep(held_out_config, grid, out="s")
     assert sorted(p.name for p in Path("s").iterdir()) == ["name=fedavg", "name=fml", "name=independent", "sweep.json"]
     assert [t.model for t in swept.tried] == ["personal", "personal", "global"]
-    assert [t.alone is not None for t in swept.tried] == [True, False, False]
+    assert [t.local_only is not None for t in swept.tried] == [True, False, False]
 
 
 def edge_warnings(result):

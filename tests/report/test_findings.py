@@ -60,12 +60,12 @@ def test_clients_count_once_in_each_seed():
         ("b", 1, pytest.approx(0.05)),
         ("b", 0, pytest.approx(0.02)),
     ]
-    assert effects.named == effects.harmed
+    assert effects.harms_to_name == effects.harmed
 
 
 def test_of_many_harmed_clients_the_most_harmed_one_is_named():
     effects = count_clients(pairs({"a": -0.01, "b": -0.04, "c": -0.02, "d": -0.03}))
-    assert [harm.client for harm in effects.named] == ["b"]
+    assert [harm.client for harm in effects.harms_to_name] == ["b"]
     assert [harm.seed for harm in effects.harmed] == [None] * 4  # one seed: no need to name it
 
 
@@ -93,7 +93,7 @@ def test_a_method_is_compared_with_local_only_and_with_its_rivals(tmp_path):
     assert (gains["FML"].accuracy, gains["FML"].estimate.sign, gains["FML"].effects.gained) == (pytest.approx(0.8), 1, 9)
     effects = gains["FedAvg"].effects  # client 1 loses 5 points and client 2 ten, in each seed
     assert (gains["FedAvg"].estimate.sign, effects.equal, len(effects.harmed)) == (-1, 3, 6)
-    assert (effects.named[0].client, effects.named[0].loss) == ("2", pytest.approx(0.1))
+    assert (effects.harms_to_name[0].client, effects.harms_to_name[0].loss) == ("2", pytest.approx(0.1))
     [rivalry] = find(Rivalry, folders)
     assert [(c.data, c.estimate.mean) for c in rivalry.contests] == [
         ("validation", pytest.approx(0.15)),
@@ -125,7 +125,7 @@ def test_the_worst_class_has_the_lowest_recall_of_both(tmp_path):
     fml = Made("fml", lambda s, r, c: ALONE[c] - 0.2)
     [worst] = find(WorstClass, write_all(tmp_path, [fml, alone], [0, 1, 2]))
     assert (worst.name, worst.estimate.sign) == ("2", -1)
-    assert (worst.recall, worst.recall_alone) == (pytest.approx(0.25), pytest.approx(0.35))
+    assert (worst.recall, worst.local_recall) == (pytest.approx(0.25), pytest.approx(0.35))
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def test_the_question_names_how_many(participants, question, title):
 def test_the_possible_gain_is_stated_with_the_clients_data():
     two_gains = gains(0.1, 0.2)  # alone 0.5
     all_classes = decision(Holdings((36, 40), (10, 10), 10, 10), FML=two_gains)
-    assert all_classes.value_alone == pytest.approx(0.5)
+    assert all_classes.local_value == pytest.approx(0.5)
     assert render(all_classes, "data") == (
         "Each client trains on 36 to 40 examples of 10 of 10 classes. Trained alone, it scores 50.0 %: "
         "50.0 points are left to gain."

@@ -141,7 +141,7 @@ def test_code_lines_leave_out_blanks_comments_and_docstrings():
 
 def test_a_summary_names_the_best_the_harmless_and_the_missing(measured):
     summary = summarise(measured)
-    assert (summary.best, summary.best_percent, summary.alone_percent, summary.seeds) == ("Ditto", "90.0", "60.0", 3)
+    assert (summary.best, summary.best_percent, summary.local_percent, summary.seeds) == ("Ditto", "90.0", "60.0", 3)
     assert summary.harmless == ("FML", "Ditto", "FedProx")
     assert summary.missing == ()
 

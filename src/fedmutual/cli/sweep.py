@@ -25,7 +25,7 @@ def make_sweep_table(result: Sweep) -> Table:
     scale = MetricScale(metric=_get_metric(result))
     for name in ("last", "best"):
         table.add_column(f"hold-out{scale.head}\n{name} round", justify="right", no_wrap=True)
-    if any(tried.alone for tried in result.tried):
+    if any(tried.local_only for tried in result.tried):
         table.add_column(f"personal models over\nlocal-only{scale.difference_head}", justify="right", no_wrap=True)
     for tried in result.tried:
         chosen = tried is result.chosen

@@ -125,7 +125,7 @@ class Decision:
         return min(others, key=lambda way: way.estimate.mean, default=None)
 
     @property
-    def value_alone(self) -> float | None:
+    def local_value(self) -> float | None:
         """The main metric of local-only training on the rows of the gain: mean over clients, then seeds."""
         return self.best.gains.means[1] if self.best else None
 

@@ -81,7 +81,7 @@ class Tried:
     folders: Mapping[int, Path]  # by seed
     diverged: Mapping[int, str]  # seed -> how; one is enough for the setting not to be chosen
     by: str | None  # "personal", "global"; None: the model that a client would use
-    alone: Mapping[int, Path] | None = None  # local-only training beside it; None where it has no personal models
+    local_only: Mapping[int, Path] | None = None  # local-only training beside it; None where it has no personal models
 
     @cached_property
     def runs(self) -> tuple[RecordedRun, ...]:
@@ -145,9 +145,9 @@ class Tried:
     @cached_property
     def gain(self) -> Gains | Missing | None:
         """Return the gain of personal models over local-only training, in pairs on hold-out rows; None without pairs."""
-        if self.alone is None or self.last is None:
+        if self.local_only is None or self.last is None:
             return None
-        others = [run for run in map(read_run, self.alone.values()) if run.finished]
+        others = [run for run in map(read_run, self.local_only.values()) if run.finished]
         if not others:
             return Missing("local-only training diverged with these settings")
         return pair_clients(self.runs, others, "personal", "personal", HOLDOUT)

@@ -17,8 +17,8 @@ def find_worst_classes(comparison: RunComparison, data: str = "validation") -> I
     alone, that recall would be the lower one by chance.
     """
     for method in comparison.federated:
-        alone = comparison.find_local_only(method)
-        gains = _pair_by_class(comparison, method, alone, data) if alone and len(comparison.classes) > 1 else {}
+        local_only = comparison.find_local_only(method)
+        gains = _pair_by_class(comparison, method, local_only, data) if local_only and len(comparison.classes) > 1 else {}
         if not gains:
             continue
         recalls = {name: class_gains.means for name, class_gains in gains.items()}
@@ -28,13 +28,13 @@ def find_worst_classes(comparison: RunComparison, data: str = "validation") -> I
             yield WorstClass(worst, method.label, *recalls[worst], estimate)
 
 
-def _pair_by_class(comparison: RunComparison, method: Method, alone: Method, data: str) -> dict[str, Gains]:
+def _pair_by_class(comparison: RunComparison, method: Method, local_only: Method, data: str) -> dict[str, Gains]:
     """Return class -> each client's recall under both methods, where both have one."""
     pairs: dict[str, list[Pair]] = {}
-    for run, local_run in match_runs(method.counted, alone.counted):
+    for run, local_run in match_runs(method.counted, local_only.counted):
         round, local_round = find_last_common(run, local_run)
         scores = run.get_scores(run.find_evaluation(round), method.uses[0].model, data)
-        local_scores = local_run.get_scores(local_run.find_evaluation(local_round), alone.uses[0].model, data)
+        local_scores = local_run.get_scores(local_run.find_evaluation(local_round), local_only.uses[0].model, data)
         for client in scores.keys() & local_scores.keys():
             recalls = zip(comparison.classes, scores[client].recall or (), local_scores[client].recall or (), strict=False)
             for number, (name, recall, local_recall) in enumerate(recalls):

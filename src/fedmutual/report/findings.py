@@ -63,7 +63,7 @@ class Effects:
         return self.total - self.gained - len(self.harmed)
 
     @property
-    def named(self) -> tuple[Harm, ...]:
+    def harms_to_name(self) -> tuple[Harm, ...]:
         """The harmed ones that a sentence names."""
         return self.harmed[: self.most_named]
 
@@ -164,7 +164,7 @@ class WorstClass(Finding):
     name: str
     label: str
     recall: float
-    recall_alone: float
+    local_recall: float
     estimate: Estimate
 
 

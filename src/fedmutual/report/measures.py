@@ -80,14 +80,14 @@ def average_own_best(use: Use, worst: bool = False) -> Best:
 def measure_gains(comparison: RunComparison, use: Use, data: str = "validation") -> Gains | Missing:
     """Return each client's gain over local-only training on its rows of one kind: `data`."""
     method = use.method
-    alone = comparison.find_local_only(method)
+    local_only = comparison.find_local_only(method)
     if method.is_local_only:
         return Missing("this is local-only training itself")
-    if alone is None:
+    if local_only is None:
         return Missing(explain_no_local(comparison))
     if any(r.evaluations for r in method.runs) and not any(r.serves for r in method.counted):
         return Missing(_explain_no_own(method))
-    return pair_clients(method.counted, alone.counted, use.model, data=data)
+    return pair_clients(method.counted, local_only.counted, use.model, data=data)
 
 
 def explain_no_local(comparison: RunComparison) -> str:

@@ -168,12 +168,12 @@ def make_recommendations(standings: Sequence[MethodStanding]) -> PageTable | Non
     Both choices are better than local-only training. The first harms the fewest clients on average, and has the largest gain
     of equally harmful methods. The second sends and receives the fewest bytes.
     """
-    alone = next((s for s in standings if s.arm == ALONE), None)
-    if alone is None or not alone.measured_cells:
+    local_only = next((s for s in standings if s.arm == ALONE), None)
+    if local_only is None or not local_only.measured_cells:
         return None
     rows = []
-    for measured in alone.measured_cells:
-        better = alone.select(CONTRADICTED, measured)  # local-only training loses to them; the largest lead first
+    for measured in local_only.measured_cells:
+        better = local_only.select(CONTRADICTED, measured)  # local-only training loses to them; the largest lead first
         moved = count_bytes(measured)
         first = min(better, key=lambda c: _count_harmed(c), default=None)
         cheapest = min(better, key=lambda c: moved[c.rival], default=None)
@@ -227,7 +227,7 @@ class CellSummary:
     table: str  # Markdown
     best: str  # the method with the highest mean on own data; "" without results
     best_percent: str
-    alone_percent: str  # of local-only training; "" without its results
+    local_percent: str  # of local-only training; "" without its results
     harmless: tuple[str, ...]  # methods that harm no client in any seed
     missing: tuple[str, ...]  # methods with fewer than all seeds
     seeds: int
@@ -246,7 +246,7 @@ def summarise(measured: MeasuredCell) -> CellSummary:
         table=render_table(tabulate(measured), caption=False) if estimates else "",
         best=name(best, arms[best]) if best else "",
         best_percent=f"{100 * estimates[best].mean:.1f}" if best else "",
-        alone_percent=f"{100 * estimates[ALONE].mean:.1f}" if ALONE in estimates else "",
+        local_percent=f"{100 * estimates[ALONE].mean:.1f}" if ALONE in estimates else "",
         harmless=tuple(name(arm, arms[arm]) for arm, e in harmed.items() if e is not None and e.mean == 0),
         missing=tuple(name(arm, arms[arm]) for arm in arms if len(measured.results[arm]) < seeds or not seeds),
         seeds=seeds,

@@ -114,5 +114,5 @@ def _count_steps(steps: int, rows: int, batch: int) -> ArmWork:
 
 def _count_passes(epochs: int, rows: int, batch: int) -> ArmWork:
     """Return the work of `epochs` passes; a last batch of a single row joins the batch before it."""
-    alone = rows > batch > 1 and rows % batch == 1
-    return ArmWork(epochs * (math.ceil(rows / batch) - alone), epochs * rows)
+    leaves_one_row = rows > batch > 1 and rows % batch == 1
+    return ArmWork(epochs * (math.ceil(rows / batch) - leaves_one_row), epochs * rows)

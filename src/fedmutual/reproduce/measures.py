@@ -186,13 +186,13 @@ def _make_gain_measure(large: bool) -> Callable[[Result, Beside, str], Reading]:
     """Read the mean gain over independent training of the half of the clients with the most, or fewest, training rows."""
 
     def read(result: Result, beside: Beside, argument: str) -> Reading:
-        alone = beside.get("independent")
-        if alone is None or alone is result or alone.failed or not result.clients:
+        local_only = beside.get("independent")
+        if local_only is None or local_only is result or local_only.failed or not result.clients:
             return Reading(None)
         by_size = sorted(result.clients, key=lambda i: result.clients[i].examples)
         half = len(by_size) // 2
         chosen = by_size[-half:] if large else by_size[:half]
-        return Reading(fmean(result.clients[i].last - alone.clients[i].last for i in chosen)) if half else Reading(None)
+        return Reading(fmean(result.clients[i].last - local_only.clients[i].last for i in chosen)) if half else Reading(None)
 
     return read
 
@@ -204,10 +204,10 @@ def _read_worst(result: Result, beside: Beside, argument: str) -> Reading:
 
 def _count_harmed(result: Result, beside: Beside, argument: str) -> Reading:
     """Count the clients whose accuracy is lower than after independent training with the same seed."""
-    alone = beside.get("independent")
-    if alone is None or alone is result or alone.failed or not result.clients:
+    local_only = beside.get("independent")
+    if local_only is None or local_only is result or local_only.failed or not result.clients:
         return Reading(None)
-    return Reading(float(sum(client.last < alone.clients[i].last for i, client in result.clients.items())))
+    return Reading(float(sum(client.last < local_only.clients[i].last for i, client in result.clients.items())))
 
 
 def _list_own_accuracies(result: Result, at: End) -> Mapping[str, float]:

@@ -43,14 +43,14 @@ class SweepPlan:
     with_local: bool = True  # whether local-only training is trained beside the settings
 
     @cached_property
-    def alone(self) -> tuple[SweepSetting | None, ...]:
+    def local_only_settings(self) -> tuple[SweepSetting | None, ...]:
         """Return local-only training with the values of each setting, each once; None without personal models."""
         if not self.with_local:
             return (None,) * len(self.settings)
         known = [s for s in self.settings if s.config.algorithm["name"] == LOCAL_ONLY]
         references: list[SweepSetting | None] = []
         for setting in self.settings:
-            made = _name_alone(setting, self.several) if _has_personal(setting.config) else None
+            made = _make_local_only(setting, self.several) if _has_personal(setting.config) else None
             same = next((s for s in known if made and s.config == made.config), made)
             known += [same] if same and same not in known else []
             references.append(same if same is not setting else None)
@@ -59,7 +59,7 @@ class SweepPlan:
     @property
     def runs(self) -> Iterator[tuple[SweepSetting, int, Config]]:
         """Yield (setting, seed, configuration) of all settings, then of local-only training, each once."""
-        each = {s.folder: s for s in (*self.settings, *self.alone) if s is not None}
+        each = {s.folder: s for s in (*self.settings, *self.local_only_settings) if s is not None}
         for setting in each.values():
             yield from ((setting, seed, setting.config.model_copy(update={"seed": seed})) for seed in self.seeds)
 
@@ -139,7 +139,7 @@ def _list_held_out(settings: list[SweepSetting]) -> tuple[SweepSetting, ...]:
     return tuple(SweepSetting(s.values, s.label, s.config.model_copy(update={"split": split}), s.folder) for s in settings)
 
 
-def _name_alone(setting: SweepSetting, several: Sequence[str]) -> SweepSetting:
+def _make_local_only(setting: SweepSetting, several: Sequence[str]) -> SweepSetting:
     config, _ = replace_algorithm(setting.config, LOCAL_ONLY)
     values = {k: v for k, v in setting.values.items() if ".algorithm." not in f".{k}."}
     label = ", ".join(filter(None, (LOCAL_ONLY, make_label({k: v for k, v in values.items() if k in several}))))

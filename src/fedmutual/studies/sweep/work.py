@@ -122,7 +122,7 @@ def _collect_tried(plan: SweepPlan, out: Path, diverged: Mapping[Path, str]) -> 
             folders=folders(setting.folder),
             diverged={s: diverged[path] for s, path in folders(setting.folder).items() if path in diverged},
             by=plan.by,
-            alone=folders(alone.folder) if alone else None,
+            local_only=folders(local_only.folder) if local_only else None,
         )
-        for setting, alone in zip(plan.settings, plan.alone, strict=True)
+        for setting, local_only in zip(plan.settings, plan.local_only_settings, strict=True)
     ]
