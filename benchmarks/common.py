@@ -35,6 +35,7 @@ class Options:
     pflib: Path | None  # of the section peers: a clone of PFLlib
     htfl: Path | None  # there, a clone of HtFLlib
     setting: str | None  # there, the only setting that is measured, as "mlp-5"
+    epochs: int  # there, of a round
     before: Path | None = None  # of the section disk: a clone of an earlier version
 
 

@@ -58,6 +58,7 @@ def make_server(library: str, system: Path, args: argparse.Namespace) -> Any:
         "num_classes": CLASSES,
         "num_clients": args.clients,
         "batch_size": BATCH,
+        "local_epochs": args.epochs,
         "local_learning_rate": SGD["lr"],
         "alpha": ALPHA,
         "beta": BETA,
@@ -96,6 +97,7 @@ def main() -> None:
     parser.add_argument("--model", choices=NETS, required=True)
     parser.add_argument("--clients", type=int, required=True)
     parser.add_argument("--rows", type=int, required=True)
+    parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--test-rows", type=int, required=True)
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--evaluate", action="store_true")

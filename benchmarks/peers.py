@@ -2,7 +2,7 @@
 
     uv run python benchmarks/run.py peers --pflib PATH --htfl PATH
 
-All contestants have the noise, networks, batch size, and one local epoch of bare.py, and two cores.
+All contestants have the noise, networks and batch size of bare.py, an equal number of local epochs, and two cores.
 """
 
 from functools import partial
@@ -48,7 +48,7 @@ def _setting(
     model: str, clients: int, batches: int, algorithm: str, evaluates: bool, clones: dict[str, Path], options: Options
 ) -> dict[str, Any]:
     rows = BATCH * (1 if options.tiny else batches)
-    work: tuple[object, ...] = ("--model", model, "--clients", clients, "--rows", rows)
+    work: tuple[object, ...] = ("--model", model, "--clients", clients, "--rows", rows, "--epochs", options.epochs)
     scored = ("--evaluate",) if evaluates else ()
     ours = ("--engine", "processes", "--workers", 2, "--algorithm", algorithm, "--test-rows", rows // TEST_PART)
     starts = {"fedmutual": partial(Contestant, "ours.py", *work, *ours, *scored)}
@@ -68,6 +68,7 @@ def _setting(
         "model": model,
         "clients": clients,
         "batches_per_client": rows // BATCH,
+        "epochs": options.epochs,
         "algorithm": algorithm,
         "evaluation": evaluates,
         "turns": options.pairs,

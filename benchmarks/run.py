@@ -42,6 +42,7 @@ def main() -> None:
     parser.add_argument("--pflib", type=Path, metavar="PATH", help="of the section peers: a clone of PFLlib")
     parser.add_argument("--htfl", type=Path, metavar="PATH", help="of the section peers: a clone of HtFLlib")
     parser.add_argument("--setting", metavar="MODEL-K", help="of the section peers: one setting only, for example mlp-5")
+    parser.add_argument("--epochs", type=int, default=1, metavar="N", help="of a round of the section peers")
     parser.add_argument("--before", type=Path, metavar="PATH", help="of the section disk: a clone of an earlier version")
     parser.add_argument("--tiny", action="store_true", help="only see that it runs: the numbers mean nothing")
     parser.add_argument("--json-dir", type=Path, help="benchmarks/results; with --tiny, nowhere")
@@ -51,7 +52,16 @@ def main() -> None:
         if name not in SECTIONS:
             parser.error(f"there is no section {name!r}; there are {', '.join(SECTIONS)}")
     options = Options(
-        args.pairs, args.tiny, args.device, args.compile, args.seeds, args.pflib, args.htfl, args.setting, args.before
+        args.pairs,
+        args.tiny,
+        args.device,
+        args.compile,
+        args.seeds,
+        args.pflib,
+        args.htfl,
+        args.setting,
+        args.epochs,
+        args.before,
     )
     for name in args.sections or SECTIONS:
         about = {"command": command("run.py"), "tiny": args.tiny, "machine": machine()}
@@ -64,7 +74,9 @@ def main() -> None:
         if share is not None and share > 0.05:
             print(f"note: {share:.0%} of the machine went to other work meanwhile; figures from a quiet one are worth more")
         if folder:
-            file = f"{name}-{args.setting}" if name == "peers" and args.setting else name
+            file = name
+            if name == "peers":
+                file += (f"-{args.setting}" if args.setting else "") + (f"-epochs-{args.epochs}" if args.epochs > 1 else "")
             write(folder, file, {**about, "others_share": share}, results)
 
 
