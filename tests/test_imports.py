@@ -3,6 +3,7 @@
 import ast
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,11 +39,14 @@ def imports(file: str, source: str) -> Iterator[Import]:
     return visit(ast.parse(source), False)
 
 
-ALL = [
-    one_import
-    for path in sorted(SOURCE.rglob("*.py"))
-    for one_import in imports(path.relative_to(SOURCE).as_posix(), path.read_text(encoding="utf-8"))
-]
+@cache
+def list_all_imports() -> list[Import]:
+    """Return the imports of all files; a function, so that only the process that runs these tests reads the files."""
+    return [
+        one_import
+        for path in sorted(SOURCE.rglob("*.py"))
+        for one_import in imports(path.relative_to(SOURCE).as_posix(), path.read_text(encoding="utf-8"))
+    ]
 
 
 def of_algorithms(one_import: Import) -> bool:
@@ -139,13 +143,14 @@ RULES = [of_rooms, of_algorithms, of_engines, of_core, of_cli, of_report, of_ext
 
 @pytest.mark.parametrize("rule", RULES)
 def test_rule(rule) -> None:
-    assert {one_import.file for one_import in ALL} > {"core.py", "algorithms/fml.py", "cli/app.py", "report/html.py"}
-    assert [one_import for one_import in ALL if not rule(one_import)] == []
+    found = list_all_imports()
+    assert {one_import.file for one_import in found} > {"core.py", "algorithms/fml.py", "cli/app.py", "report/html.py"}
+    assert [one_import for one_import in found if not rule(one_import)] == []
 
 
 @pytest.mark.parametrize("extra", EXTRAS)
 def test_each_extra_is_declared_in_one_place(extra: str) -> None:
-    files = {f.file for f in ALL if not f.name.startswith("fedmutual.") and extra in f.name.split(".")}
+    files = {f.file for f in list_all_imports() if not f.name.startswith("fedmutual.") and extra in f.name.split(".")}
     assert len({Path(f).parent if extra == "nvflare" else f for f in files}) <= 1
 
 

@@ -57,6 +57,15 @@ def test_the_pages_are_made_of_the_results_again(cli, tmp_path, monkeypatch):
     )
     assert code == 0, err
     committed = {path.relative_to(DOCS.parent): path.read_text(encoding="utf-8") for path in sorted(DOCS.glob("*.md"))}
-    committed[Path("findings.md")] = (DOCS.parent / "findings.md").read_text(encoding="utf-8")
+    committed |= {Path(name): (DOCS.parent / name).read_text(encoding="utf-8") for name in ("findings.md", "benchmark.md")}
     assert len(committed) > 20
-    assert [path for path, text in committed.items() if (Path("docs") / path).read_text(encoding="utf-8") != text] == []
+    different = [path for path, text in committed.items() if (Path("docs") / path).read_text(encoding="utf-8") != text]
+    assert different == [], "make it anew: fedmutual reproduce --pages docs/reproduction --results experiments/results"
+    assert len(committed[Path("findings.md")].splitlines()) < 70, "one screen"
+    figures = (sorted(p.name for p in folder.glob("figures/*.svg")) for folder in (DOCS, Path("docs/reproduction")))
+    assert next(figures) == next(figures)
+
+
+def test_no_committed_result_names_a_path_of_the_machine_that_measured():
+    paths = ("/tmp/", "/work/", "/home/", "/root/", "C:\\\\")
+    assert not [cell for cell, runs in read_results().items() if any(p in json.dumps(runs) for p in paths)]

@@ -1,53 +1,14 @@
-"""The pages: made from results alone; those that are committed are what the committed results make."""
+"""The pages are made from results, without training."""
 
 import re
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from xml.etree import ElementTree
 
-import pytest
-
-from fedmutual.reproduce import ResultStore, Scale, overview, pages, read_experiment, read_experiments
+from fedmutual.reproduce import ResultStore, Scale, overview, pages, read_experiment
 from fedmutual.reproduce.cell_results import read_measured_cells
-from fedmutual.reproduce.cells import RESULTS, find_home
 from fedmutual.reproduce.plan import list_jobs
 from made_results import MADE, result
-
-DOCS = Path(__file__).parents[2] / "docs" / "reproduction"
-STORE = ResultStore(find_home() / RESULTS)
-REAL = read_experiments(find_home())
-
-
-@cache
-def committed_pages():
-    """The pages of all experiments, from the committed results."""
-    return pages.adjust([pages.make_page(e, read_measured_cells(e, STORE)) for e in REAL])
-
-
-def committed(id):
-    """The page of an experiment, from the committed results."""
-    (page,) = (p for p in committed_pages() if p.experiment.id == id)
-    return page
-
-
-@pytest.mark.parametrize("experiment", REAL, ids=lambda e: e.id)
-def test_a_committed_page_is_what_its_results_make(experiment):
-    paper_page = committed(experiment.id)
-    assert (DOCS / f"{experiment.id}.md").read_text(encoding="utf-8") == pages.render_markdown(paper_page, DOCS), (
-        "make it anew: fedmutual reproduce --pages docs/reproduction --results experiments/results"
-    )
-    assert {p.name for p in (DOCS / "figures").glob(f"{experiment.id}-*.svg")} == {
-        Path(paper_page.figure(p)).name for p in paper_page.pictures
-    }
-
-
-def test_the_committed_verdicts_are_what_all_results_make():
-    page_text = overview.render_overview(committed_pages())
-    assert (DOCS / overview.NAME).read_text(encoding="utf-8") == page_text
-    claims = [claim for e in REAL for claim in e.index.claims]
-    assert f"\n{len(claims)} claims, " in page_text
-    assert all(f" | {claim.text} | " in page_text for claim in claims)
 
 
 def test_all_verdicts_are_counted(papers, store):
@@ -69,14 +30,6 @@ def counts(claims):
     """Verdict -> [how many, after Holm a page, after Holm over all], where there are any."""
     rows = [[cell.text for cell in row] for row in overview.count_verdicts(claims).rows]
     return {verdict: numbers for verdict, *numbers in rows if numbers[0] != "0"}
-
-
-def test_a_committed_result_belongs_to_a_cell():
-    known = {cell.id for e in REAL for cell in e.cells}
-    files = {
-        p.relative_to(find_home() / RESULTS).with_suffix("").as_posix() for p in (find_home() / RESULTS).rglob("*.json")
-    }
-    assert files <= known
 
 
 def test_a_page_without_results_says_so(papers, store):
