@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fedmutual import models
 from fedmutual.errors import ConfigError
+from fedmutual.models.parts import MaxPool
 
 
 def rng(seed: int = 0) -> torch.Generator:
@@ -135,6 +136,27 @@ def test_pooling_before_relu_is_the_function_of_the_paper(paper, shape: tuple[in
     up = torch.randn(3, 10, generator=rng(2), dtype=torch.float64)
     for a, b in zip(*(torch.autograd.grad((z * up).sum(), list(weights.values())) for z in (ours, theirs)), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(2, 6, 28, 28), (3, 1, 5, 4), (1, 16, 2, 3)])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_max_pooling_without_gradients_has_the_bits_of_torchs(shape: tuple[int, ...], layout: torch.memory_format) -> None:
+    x = torch.randn(shape, generator=rng(0)).relu().to(memory_format=layout)  # ReLU: with equal maxima
+    x[0, 0, 0, 0], x[0, 0, 1, 2] = math.nan, math.inf
+    with torch.no_grad():
+        ours = MaxPool()(x)
+    torch.testing.assert_close(ours, F.max_pool2d(x, 2), rtol=0, atol=0, equal_nan=True)
+    assert ours.is_contiguous(memory_format=layout)
+
+
+@pytest.mark.parametrize("name", ["lenet5", "lenet5-bn", "cnn1", "cnn2", "unet"])
+def test_logits_with_and_without_gradients_have_equal_bits(name: str) -> None:
+    net, x = build(name, (1, 28, 28)).eval(), torch.randn(70, 1, 28, 28, generator=rng(1))
+    for layout in (torch.contiguous_format, torch.channels_last):
+        net, x = net.to(memory_format=layout), x.to(memory_format=layout)
+        with torch.no_grad():
+            logits = net(x)
+        assert torch.equal(logits, net(x))
 
 
 def test_lenet5_bn_normalises_each_channel_of_a_convolution() -> None:

@@ -6,7 +6,7 @@ the width of the first fully connected layer (120 here, as in LeNet5) nor the pa
 
 from torch import nn
 
-from fedmutual.models.parts import join_halves, make_sequential, parse_image_shape
+from fedmutual.models.parts import MaxPool, join_halves, make_sequential, parse_image_shape
 
 HIDDEN = 120
 
@@ -22,10 +22,10 @@ def cnn1(shape: tuple[int, ...], classes: int) -> nn.Module:
     channels, height, width = parse_image_shape(shape, least=4)
     features = make_sequential(
         conv1=nn.Conv2d(channels, 6, 3, padding=1),
-        pool1=nn.MaxPool2d(2),
+        pool1=MaxPool(),
         relu1=nn.ReLU(),
         conv2=nn.Conv2d(6, 16, 3, padding=1),
-        pool2=nn.MaxPool2d(2),
+        pool2=MaxPool(),
         relu2=nn.ReLU(),
         flatten=nn.Flatten(),
     )

@@ -5,7 +5,7 @@ Shen et al., Federated Mutual Learning, 2020, https://arxiv.org/abs/2006.16765. 
 
 from torch import nn
 
-from fedmutual.models.parts import join_halves, make_sequential, parse_image_shape
+from fedmutual.models.parts import MaxPool, join_halves, make_sequential, parse_image_shape
 
 WIDTH = 128
 
@@ -21,13 +21,13 @@ def cnn2(shape: tuple[int, ...], classes: int) -> nn.Module:
     channels, height, width = parse_image_shape(shape, least=8)
     features = make_sequential(
         conv1=nn.Conv2d(channels, WIDTH, 3, padding=1),
-        pool1=nn.MaxPool2d(2),
+        pool1=MaxPool(),
         relu1=nn.ReLU(),
         conv2=nn.Conv2d(WIDTH, WIDTH, 3, padding=1),
-        pool2=nn.MaxPool2d(2),
+        pool2=MaxPool(),
         relu2=nn.ReLU(),
         conv3=nn.Conv2d(WIDTH, WIDTH, 3, padding=1),
-        pool3=nn.MaxPool2d(2),
+        pool3=MaxPool(),
         relu3=nn.ReLU(),
         flatten=nn.Flatten(),
     )

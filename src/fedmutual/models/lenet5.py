@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from torch import nn
 
-from fedmutual.models.parts import join_halves, make_sequential, parse_image_shape
+from fedmutual.models.parts import MaxPool, join_halves, make_sequential, parse_image_shape
 
 CHANNELS = 6, 16  # of the two convolutions
 ORIGINAL = 32  # image side in the paper; smaller images are padded by 2, so that 28 (MNIST) becomes 32
@@ -23,7 +23,7 @@ def lenet5(shape: tuple[int, ...], classes: int) -> nn.Module:
     Raises:
         ValueError: the images are smaller than 12 x 12 (12 + 4 - 4, halved, - 4, halved, leaves 1).
     """
-    return _make_lenet5(shape, classes, "relu", lambda n: {f"pool{n}": nn.MaxPool2d(2), f"relu{n}": nn.ReLU()})
+    return _make_lenet5(shape, classes, "relu", lambda n: {f"pool{n}": MaxPool(), f"relu{n}": nn.ReLU()})
 
 
 def lenet5_bn(shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -34,7 +34,7 @@ def lenet5_bn(shape: tuple[int, ...], classes: int) -> nn.Module:
     """
 
     def make_pool(n: int) -> dict[str, nn.Module]:
-        return {f"norm{n}": nn.BatchNorm2d(CHANNELS[n - 1]), f"pool{n}": nn.MaxPool2d(2), f"relu{n}": nn.ReLU()}
+        return {f"norm{n}": nn.BatchNorm2d(CHANNELS[n - 1]), f"pool{n}": MaxPool(), f"relu{n}": nn.ReLU()}
 
     return _make_lenet5(shape, classes, "relu", make_pool)
 

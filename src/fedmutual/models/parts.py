@@ -1,8 +1,9 @@
-"""Common parts of fedmutual's own networks: the check of image shapes, and two named halves."""
+"""Common parts of fedmutual's own networks: the check of image shapes, max pooling, and two named halves."""
 
 from collections import OrderedDict
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 
 def parse_image_shape(shape: tuple[int, ...], least: int = 1) -> tuple[int, int, int]:
@@ -26,6 +27,26 @@ def describe_too_small(shape: tuple[int, ...], least: int) -> str:
         f"takes images of at least {least} x {least} pixels, but these have {shape[1]} x {shape[2]}; "
         "choose another network, or larger images with the key 'data.size'"
     )
+
+
+class MaxPool(nn.MaxPool2d):
+    """Max pooling of 2 x 2 pixels: [B, C, H, W] -> [B, C, H // 2, W // 2].
+
+    Without gradients, on a CPU, the pooling is two maxima of halves. The values are equal, and torch's own pooling
+    takes seven times as long for six channels: half of the time of LeNet5's evaluation.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the pooled images."""
+        if torch.is_grad_enabled() or x.device.type != "cpu":
+            pooled: Tensor = super().forward(x)
+            return pooled
+        height, width = x.shape[-2] // 2 * 2, x.shape[-1] // 2 * 2
+        rows = torch.maximum(x[..., 0:height:2, :width], x[..., 1:height:2, :width])
+        return torch.maximum(rows[..., ::2], rows[..., 1::2])
 
 
 def make_sequential(**layers: nn.Module) -> nn.Sequential:

@@ -7,7 +7,7 @@ https://arxiv.org/abs/1505.04597. It has two levels in place of five, padded con
 import torch
 from torch import Tensor, nn
 
-from fedmutual.models.parts import join_halves, make_sequential, parse_image_shape
+from fedmutual.models.parts import MaxPool, join_halves, make_sequential, parse_image_shape
 
 WIDTHS = (16, 32)  # channels at full and at half size
 
@@ -19,7 +19,7 @@ class UNetFeatures(nn.Module):
         super().__init__()
         wide, deep = WIDTHS
         self.down = _convolve_twice(channels, wide)
-        self.pool = nn.MaxPool2d(2)
+        self.pool = MaxPool()
         self.middle = _convolve_twice(wide, deep)
         self.up = nn.ConvTranspose2d(deep, wide, 2, stride=2)
         self.join = _convolve_twice(2 * wide, wide)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.grad import conv2d_weight
 
 from fedmutual.core import Message, Net
+from fedmutual.models.parts import MaxPool
 
 _MEMORY = 2**26  # bytes of patches in memory at once
 _WITHOUT_WEIGHTS = {
@@ -25,6 +26,7 @@ _WITHOUT_WEIGHTS = {
     nn.GELU,
     nn.Identity,
     nn.LeakyReLU,
+    MaxPool,
     nn.MaxPool2d,
     nn.ReLU,
     nn.SiLU,
