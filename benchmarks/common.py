@@ -111,9 +111,9 @@ class Others:
 
 
 def adopt_orphans() -> None:
-    """Make this process the parent of each descendant whose parent ends, so that its time is known. Only on Linux.
+    """Make this process the parent of each descendant whose parent ends, so that the time of the descendant is counted.
 
-    A contestant's fork server and workers end shortly after the contestant, which has not waited for them.
+    Only on Linux. A contestant's fork server and workers end shortly after the contestant, which has not waited for them.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER of prctl(2)

@@ -21,17 +21,17 @@ from common import Options, figure, read_children_seconds, spread
 from scale import MIB, measure_process
 
 ROUNDS, PARTICIPANTS, WORKERS = 6, 100, 2
-TINY = 20  # with --tiny, the part of all numbers of clients
+TINY = 20  # with --tiny, each number of clients is divided by this
 Setting = tuple[int, int, int | None, Path | None]  # clients, participants of a round, resident clients, earlier version
 
 
 def measure(options: Options) -> list[dict[str, Any]]:
     """Return a row for each number of clients, with and without states on disk."""
-    turns, part = (1, TINY) if options.tiny else (min(options.pairs, 3), 1)
-    participants, many, few = PARTICIPANTS // part, 2000 // part, 200 // part
-    stored = (many, participants, 50 // part, None)
+    turns, divisor = (1, TINY) if options.tiny else (min(options.pairs, 3), 1)
+    participants, many, few = PARTICIPANTS // divisor, 2000 // divisor, 200 // divisor
+    stored = (many, participants, 50 // divisor, None)
     rows = [_summarise(stored, [run_in_child(*stored)])]
-    settings = [(few, participants, None, None), (few, participants, 25 // part, None)]
+    settings = [(few, participants, None, None), (few, participants, 25 // divisor, None)]
     settings += [(few, participants, None, options.before)] if options.before else []
     measured = [[run_in_child(*setting) for setting in settings] for _ in range(turns)]
     return rows + [_summarise(setting, list(of)) for setting, of in zip(settings, zip(*measured, strict=True), strict=True)]

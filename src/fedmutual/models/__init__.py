@@ -37,7 +37,7 @@ _OURS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {
 NAMES: dict[str, str] = {
     "mlp": "two hidden layers of 200 units; any shape",
     "lenet5": "two 5x5 convolutions (6, 16), then 120 and 84 units; images from 12 x 12",
-    "lenet5-bn": "lenet5 with BatchNorm after each convolution, as for fedbn; images from 12 x 12",
+    "lenet5-bn": "lenet5 with BatchNorm after each convolution, for example for fedbn; images from 12 x 12",
     "lenet5-tanh": "lenet5 with tanh and average pooling, closer to the network of 1998; images from 12 x 12",
     "cnn1": "two 3x3 convolutions (6, 16), then 120 units; images from 4 x 4",
     "cnn2": "three 3x3 convolutions of 128 channels, one fully connected layer; images from 8 x 8",
