@@ -3,6 +3,7 @@
 import json
 from functools import cache
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
@@ -219,3 +220,8 @@ def test_what_the_page_calls_surprising_holds_in_the_committed_results():
         assert 35 < moved["FML"] / moved["FedProto"] < 45
     assert average_own("labels", "fedavg") > average_own("labels", "independent")
     assert average_own("rotations", "fedavg") < average_own("rotations", "independent")
+    with_batchnorm = "rotations-batchnorm"
+    assert average_own(with_batchnorm, "fedavg") < average_own(with_batchnorm, "fedbn")
+    assert average_own(with_batchnorm, "fedbn") <= average_own(with_batchnorm, "independent")
+    of_seeds = [fmean(c.last for c in r.clients.values()) for r in cells[with_batchnorm].results["fedmd"].values()]
+    assert [accuracy < 0.12 for accuracy in sorted(of_seeds)] == [True, True, False, False, False]
