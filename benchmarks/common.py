@@ -35,7 +35,7 @@ class Options:
     pflib: Path | None  # of the section peers: a clone of PFLlib
     htfl: Path | None  # there, a clone of HtFLlib
     setting: str | None  # there, the only setting that is measured, as "mlp-5"
-    epochs: int  # there, of a round
+    epochs: int  # there, local epochs of a round
     before: Path | None = None  # of the section disk: a clone of an earlier version
 
 
@@ -99,7 +99,6 @@ class Others:
     """The share of the processors' time that other programs took meanwhile, 0 to 1; None if it is not known."""
 
     def __init__(self) -> None:
-        adopt_orphans()
         self._begun = time.monotonic(), _read_other_seconds()
 
     def share(self) -> float | None:
@@ -125,10 +124,10 @@ def read_own_seconds() -> float:
 
 
 def read_children_seconds() -> float:
-    """Return the processor seconds of all descendants, and of the ended ones for which a descendant has waited."""
+    """Return the processor seconds of all existing descendants, and of ended processes that one of these has waited for."""
     total = 0.0
     for child in psutil.Process().children(recursive=True):
-        with suppress(psutil.NoSuchProcess):
+        with suppress(psutil.Error):
             total += sum(child.cpu_times()[:4])  # user and system, of the process and of its children
     return total
 

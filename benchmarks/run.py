@@ -9,7 +9,7 @@ import argparse
 import importlib
 from pathlib import Path
 
-from common import Options, Others, command, machine, write
+from common import Options, Others, adopt_orphans, command, machine, write
 
 # section: the module that has it, as a function `measure(options) -> results, None where it cannot be measured here`
 SECTIONS = {
@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--pflib", type=Path, metavar="PATH", help="of the section peers: a clone of PFLlib")
     parser.add_argument("--htfl", type=Path, metavar="PATH", help="of the section peers: a clone of HtFLlib")
     parser.add_argument("--setting", metavar="MODEL-K", help="of the section peers: one setting only, for example mlp-5")
-    parser.add_argument("--epochs", type=int, default=1, metavar="N", help="of a round of the section peers")
+    parser.add_argument("--epochs", type=int, default=1, metavar="N", help="of the section peers: local epochs of a round")
     parser.add_argument("--before", type=Path, metavar="PATH", help="of the section disk: a clone of an earlier version")
     parser.add_argument("--tiny", action="store_true", help="only see that it runs: the numbers mean nothing")
     parser.add_argument("--json-dir", type=Path, help="benchmarks/results; with --tiny, nowhere")
@@ -63,6 +63,7 @@ def main() -> None:
         args.epochs,
         args.before,
     )
+    adopt_orphans()
     for name in args.sections or SECTIONS:
         about = {"command": command("run.py"), "tiny": args.tiny, "machine": machine()}
         print(f"== {name}", flush=True)

@@ -41,7 +41,7 @@ def imports(file: str, source: str) -> Iterator[Import]:
 
 @cache
 def list_all_imports() -> list[Import]:
-    """Return the imports of all files; a function, so that only the process that runs these tests reads the files."""
+    """Return the imports of all files. They are not read when tests are collected."""
     return [
         one_import
         for path in sorted(SOURCE.rglob("*.py"))
@@ -143,9 +143,9 @@ RULES = [of_rooms, of_algorithms, of_engines, of_core, of_cli, of_report, of_ext
 
 @pytest.mark.parametrize("rule", RULES)
 def test_rule(rule) -> None:
-    found = list_all_imports()
-    assert {one_import.file for one_import in found} > {"core.py", "algorithms/fml.py", "cli/app.py", "report/html.py"}
-    assert [one_import for one_import in found if not rule(one_import)] == []
+    all_imports = list_all_imports()
+    assert {one_import.file for one_import in all_imports} > {"core.py", "algorithms/fml.py", "cli/app.py", "report/html.py"}
+    assert [one_import for one_import in all_imports if not rule(one_import)] == []
 
 
 @pytest.mark.parametrize("extra", EXTRAS)

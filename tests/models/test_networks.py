@@ -140,7 +140,7 @@ def test_pooling_before_relu_is_the_function_of_the_paper(paper, shape: tuple[in
 
 @pytest.mark.parametrize("shape", [(2, 6, 28, 28), (3, 1, 5, 4), (1, 16, 2, 3)])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_max_pooling_without_gradients_has_the_bits_of_torchs(shape: tuple[int, ...], layout: torch.memory_format) -> None:
+def test_max_pooling_without_gradients_has_the_values_of_torchs(shape: tuple[int, ...], layout: torch.memory_format) -> None:
     x = torch.randn(shape, generator=rng(0)).relu().to(memory_format=layout)  # ReLU: with equal maxima
     x[0, 0, 0, 0], x[0, 0, 1, 2] = math.nan, math.inf
     with torch.no_grad():
@@ -149,8 +149,14 @@ def test_max_pooling_without_gradients_has_the_bits_of_torchs(shape: tuple[int, 
     assert ours.is_contiguous(memory_format=layout)
 
 
+def test_an_exported_network_has_torchs_max_pooling() -> None:
+    with torch.no_grad():
+        program = torch.export.export(build("lenet5", (1, 28, 28)).eval(), (torch.zeros(2, 1, 28, 28),))
+    assert sum("max_pool2d" in str(node.target) for node in program.graph.nodes) == 2
+
+
 @pytest.mark.parametrize("name", ["lenet5", "lenet5-bn", "cnn1", "cnn2", "unet"])
-def test_logits_with_and_without_gradients_have_equal_bits(name: str) -> None:
+def test_logits_with_and_without_gradients_are_equal(name: str) -> None:
     net, x = build(name, (1, 28, 28)).eval(), torch.randn(70, 1, 28, 28, generator=rng(1))
     for layout in (torch.contiguous_format, torch.channels_last):
         net, x = net.to(memory_format=layout), x.to(memory_format=layout)

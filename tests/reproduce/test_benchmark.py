@@ -175,7 +175,7 @@ COMMITTED = read_experiment(find_home(), ID)
 
 
 @cache
-def read_committed():
+def read_committed_cells():
     """Return the cells with their committed results, by name."""
     return {m.cell.name: m for m in read_measured_cells(COMMITTED, ResultStore(find_home() / RESULTS))}
 
@@ -190,7 +190,7 @@ def test_a_cell_is_what_its_sweeps_tuned(cell):
 
 
 def test_a_rate_at_the_end_of_its_grid_is_counted():
-    measured = read_committed()["digits"]
+    measured = read_committed_cells()["digits"]
     at_end = 0
     for arm in measured.cell.arms:
         settings = json.loads((find_home() / f"sweeps/benchmark-digits-{arm}.json").read_text())["settings"]
@@ -202,13 +202,13 @@ def test_a_rate_at_the_end_of_its_grid_is_counted():
 @pytest.mark.parametrize("cell", COMMITTED.cells, ids=lambda c: c.name)
 def test_all_methods_take_as_many_gradient_steps(cell):
     """20 rounds of 20; FedMD's passes before round 1 are 14 more."""
-    measured = read_committed()[cell.name]
+    measured = read_committed_cells()[cell.name]
     steps = {arm: {r.budget.steps for r in by_seed.values()} for arm, by_seed in measured.results.items() if by_seed}
     assert all(400 <= count <= 414 for of_arm in steps.values() for count in of_arm), steps
 
 
 def test_what_the_page_calls_surprising_holds_in_the_committed_results():
-    cells = read_committed()
+    cells = read_committed_cells()
 
     def average_own(cell, arm):
         return cells[cell].estimate(OWN_DATA, arm).mean

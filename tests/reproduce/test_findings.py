@@ -20,8 +20,8 @@ BEGIN, END = make_marks("printed numbers")
 
 def test_the_papers_print_468_numbers(tmp_path):
     """Table 1: 72; v1: 24; FedH2L's Tables 2 to 4: 13, 5 and 5 rows of 15; its Tables 5 to 7: 9 rows of 3."""
-    experiments, none = read_experiments(find_home()), ResultStore(tmp_path)
-    counts = count_printed(make_printed_frame([(e, read_measured_cells(e, none)) for e in experiments]))
+    experiments, empty_store = read_experiments(find_home()), ResultStore(tmp_path)
+    counts = count_printed(make_printed_frame([(e, read_measured_cells(e, empty_store)) for e in experiments]))
     assert counts.sum(axis=1).to_dict() == {
         "table1": 24 * 3,
         "v1-tables": 12 * 2,

@@ -140,12 +140,12 @@ def set_local_steps(config: Config) -> Config:
 
 def describe_foreign_key(where: str, key: str, names: Sequence[str]) -> str:
     """Return the message about a key that none of these algorithms has: the algorithm of a run, or all compared ones."""
-    owners, is_one = [a for a in ALGORITHMS if key in list_setting_types(a)], len(names) == 1
+    owners, is_single = [a for a in ALGORITHMS if key in list_setting_types(a)], len(names) == 1
     if owners:
-        these = f"algorithm is {names[0]!r}" if is_one else f"methods are {', '.join(names)}"
+        these = f"algorithm is {names[0]!r}" if is_single else f"methods are {', '.join(names)}"
         return f"key '{where}.{key}' is a setting of {join_names(owners)}, and the {these}; remove it"
     known = dict.fromkeys(k for name in names for k in list_setting_types(name))
-    these = f"algorithm {names[0]!r}" if is_one else f"algorithms {', '.join(names)}"
+    these = f"algorithm {names[0]!r}" if is_single else f"algorithms {', '.join(names)}"
     return f"{format_unknown_key(f'{where}.{key}', known, list_keys())} (of {these})"
 
 

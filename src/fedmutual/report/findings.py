@@ -64,7 +64,7 @@ class Effects:
 
     @property
     def harms_to_name(self) -> tuple[Harm, ...]:
-        """The harmed ones that a sentence names."""
+        """The harms that a sentence names."""
         return self.harmed[: self.most_named]
 
     @property
