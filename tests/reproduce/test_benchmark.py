@@ -220,6 +220,10 @@ def test_what_the_page_calls_surprising_holds_in_the_committed_results():
         assert 35 < moved["FML"] / moved["FedProto"] < 45
     assert average_own("labels", "fedavg") > average_own("labels", "independent")
     assert average_own("rotations", "fedavg") < average_own("rotations", "independent")
+    others = set(cells["pacs-small"].cell.arms) - {"proxyfl", "fml"}
+    assert max(average_own("pacs-small", arm) for arm in others) < min(
+        average_own("pacs-small", arm) for arm in ("proxyfl", "fml")
+    )
     with_batchnorm = "rotations-batchnorm"
     assert average_own(with_batchnorm, "fedavg") < average_own(with_batchnorm, "fedbn")
     assert average_own(with_batchnorm, "fedbn") <= average_own(with_batchnorm, "independent")
