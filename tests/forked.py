@@ -17,6 +17,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -63,7 +64,8 @@ class Fork:
     def send_signal(self, number: int) -> None:
         """Send a signal to the command, unless it has ended."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with suppress(ProcessLookupError):  # the server has reaped the command, and not reported its end yet
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         """End the command by SIGKILL."""

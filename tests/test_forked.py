@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 
 import pytest
 
@@ -47,3 +48,11 @@ def test_a_process_that_is_late_or_forgotten_is_killed(tmp_path):
     assert forked.run(["python", "-c", "print(1)"], tmp_path).stdout == "1\n"
     forgotten.kill()
     assert forgotten.wait() == -9
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux forks")
+def test_a_signal_to_a_command_that_has_just_ended_is_no_error(tmp_path, monkeypatch):
+    process = forked.start(["python", "-c", "pass"], tmp_path, tmp_path / "out", tmp_path / "err")
+    process.wait(60)
+    monkeypatch.setattr(process, "poll", lambda: None)  # as until its end is reported
+    process.kill()
