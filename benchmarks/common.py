@@ -118,11 +118,6 @@ def adopt_orphans() -> None:
         ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER of prctl(2)
 
 
-def read_own_seconds() -> float:
-    """Return the processor seconds of this process and of all its descendants, also of those that have ended."""
-    return sum(psutil.Process().cpu_times()[:4]) + read_children_seconds()
-
-
 def read_children_seconds() -> float:
     """Return the processor seconds of all existing descendants, and of ended processes that one of these has waited for."""
     total = 0.0
@@ -137,7 +132,8 @@ def _read_other_seconds() -> float | None:
     if sys.platform != "linux":
         return None
     times = psutil.cpu_times()
-    return float(times.user + times.nice + times.system + times.irq + times.softirq + times.steal) - read_own_seconds()
+    busy = times.user + times.nice + times.system + times.irq + times.softirq + times.steal
+    return float(busy - sum(psutil.Process().cpu_times()[:4]) - read_children_seconds())
 
 
 def versions(*more: str) -> dict[str, str]:

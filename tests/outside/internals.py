@@ -70,10 +70,8 @@ def write_sites(
     return file, files, wards.together(common, sites)
 
 
-def planned_fingerprints(
-    cell: str, seeds: Iterable[int], rounds: int | None, changed: Mapping[str, Any]
-) -> Iterator[tuple[str, int, str]]:
-    """What `fedmutual reproduce` plans for a cell of the committed experiments -> (arm, seed, fingerprint) of each run.
+def planned_jobs(cell: str, seeds: Iterable[int], rounds: int | None, changed: Mapping[str, Any]) -> Iterator[Any]:
+    """What `fedmutual reproduce` plans for a cell of the committed experiments: a job for each run.
 
     cell: the path of its file under experiments/, without the suffix. rounds: `--rounds`. changed: `--set`.
     """
@@ -81,8 +79,15 @@ def planned_fingerprints(
     from fedmutual.reproduce.plan import list_jobs
 
     for cell_job in _cells()[cell]:
-        for job in list_jobs(cell_job, seeds, Scale(rounds, tuple(changed.items()))):
-            yield job.arm, job.seed, job.fingerprint
+        yield from list_jobs(cell_job, seeds, Scale(rounds, tuple(changed.items())))
+
+
+def list_lost_results(cell: str, jobs: Mapping[str, Any]) -> list[str]:
+    """Return the fingerprints of the committed results of a cell that the store does not find for their job."""
+    from fedmutual.reproduce import ResultStore
+
+    store = ResultStore(experiments_folder() / "results")
+    return [r.fingerprint for r in store.list_results(cell) if not store.find(jobs[r.fingerprint], r.numerics)]
 
 
 @cache

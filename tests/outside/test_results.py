@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from outside.internals import experiments_folder, planned_fingerprints
+from outside.internals import experiments_folder, list_lost_results, planned_jobs
 from outside.snapshots import FOLDER
 
 DOCS = FOLDER.parents[1] / "docs" / "reproduction"
@@ -26,18 +26,20 @@ def read_results():
 @pytest.mark.parametrize("cell", read_results())
 def test_each_result_is_found_again_by_its_fingerprint(cell):
     """A run of the same cell, arm, seed, `--rounds` and `--set` is planned with the fingerprint that the result has."""
-    ways, planned = defaultdict(set), set()
+    ways, planned, jobs = defaultdict(set), set(), {}
     for result in read_results()[cell]:
         ways[result.get("limit"), json.dumps(result.get("changed", {}))].add(result["seed"])
     for (limit, changed), seeds in ways.items():
-        for run in planned_fingerprints(cell, sorted(seeds), limit, json.loads(changed)):
-            planned.add((limit, changed, *run))
+        for job in planned_jobs(cell, sorted(seeds), limit, json.loads(changed)):
+            planned.add((limit, changed, job.arm, job.seed, job.fingerprint))
+            jobs[job.fingerprint] = job
     lost = [
         way
         for result in read_results()[cell]
         if (way := (result.get("limit"), json.dumps(result.get("changed", {})), *map(result.get, RUN))) not in planned
     ]
     assert lost == []
+    assert list_lost_results(cell, jobs) == []
 
 
 def test_there_are_results():
