@@ -274,6 +274,9 @@ class Phase(abc.ABC):
     # whether only gradient steps read private rows, so that noise on these steps covers all that leaves; a subclass does not
     # inherit it
     dp_ready: ClassVar[bool] = False
+    # the algorithm whose shared model `fedmutual adapt` fine-tunes for comparison with a newcomer that learns by this class;
+    # None: a newcomer cannot learn by it. A subclass does not inherit it
+    adapt_rival: ClassVar[str | None] = None
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

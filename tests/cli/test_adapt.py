@@ -370,7 +370,11 @@ def test_a_size_above_the_available_examples_is_left_out(run, cli):
         (NEWCOMER.replace("alpha", 'name = "fedavg", alph'), "unknown key 'algorithm.alph"),
         (
             NEWCOMER.replace("alpha = 0.4, beta = 0.7", 'name = "fedavg"'),
-            "n.toml: key 'algorithm.name': a newcomer adapts by",
+            "n.toml: key 'algorithm.name': a newcomer cannot adapt by 'fedavg', because its class does not declare",
+        ),
+        (
+            NEWCOMER.replace("alpha = 0.4, beta = 0.7", 'name = "proxyfl"'),  # a subclass does not inherit `adapt_rival`
+            "n.toml: key 'algorithm.name': a newcomer cannot adapt by 'proxyfl', because its class does not declare",
         ),
         (
             NEWCOMER.replace('"digits"', '"digits", classes = ["1", "2"]'),

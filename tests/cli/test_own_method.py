@@ -43,6 +43,16 @@ class Placed(FedAvgM):
     role: ClassVar[Role] = Role(position=0, colour=2, reference=True)
 """
 
+MUTUAL = """
+
+from fedmutual.algorithms import FML, Independent
+
+@dataclass(frozen=True, kw_only=True)
+class Duo(FML):
+    "FML, compared with FedProx when a newcomer adapts."
+    adapt_rival: ClassVar[str | None] = "fedprox"
+"""
+
 NEWCOMER = """
 name = "north"
 rounds = 1
@@ -230,3 +240,33 @@ def test_a_newcomer_adapts_its_shared_model(folder, cli):
     assert code == 0, err
     assert (folder / "a" / "report.html").exists()
     assert read_json(folder / "a" / "adapt.json")["examples"].keys() == {"20"}
+
+
+def test_a_newcomer_adapts_by_a_mutual_method_that_declares_it(folder, cli):
+    with (folder / "my_algorithms.py").open("a") as file:
+        file.write(MUTUAL)
+    (folder / "newcomer.toml").write_text(NEWCOMER + 'algorithm = { name = "my_algorithms:Duo", alpha = 0.4 }\n')
+    for method in ("fml", "fedprox"):
+        assert (
+            cli("run", "momentum.toml", "--set", "rounds=1", f"--set=algorithm={{name='{method}'}}", "--out", method)[0] == 0
+        )
+    options = ("--data", "newcomer.toml", "--examples", "20", "--seeds", 1, "--out", "a")
+    code, out, err = cli("adapt", "fml", "--fedavg", "fedprox", *options)
+    assert code == 0, err
+    assert "Duo (mlp)" in out
+    assert "against fine-tuning FedProx's shared model it " in " ".join(out.split())
+    (way, *others), folders = read_json(folder / "a" / "adapt.json")["networks"], {p.name for p in (folder / "a").iterdir()}
+    assert others == ["scratch", "fine-tune"]
+    assert {way, *others} <= folders
+    assert fedmutual.Run(folder / "a" / way / "20" / "0").config.algorithm == {"name": "my_algorithms:Duo", "alpha": 0.4}
+    code, _, err = cli("adapt", "fml", "--fedavg", "fml", *options)
+    assert (code, "--fedavg must name a run of 'fedprox'" in err) == (2, True)
+
+
+def test_a_newcomer_cannot_adapt_by_a_method_without_a_shared_model(folder, cli):
+    with (folder / "my_algorithms.py").open("a") as file:
+        file.write(MUTUAL.replace("class Duo(FML)", "class Duo(Independent)"))
+    (folder / "newcomer.toml").write_text(NEWCOMER + 'algorithm = { name = "my_algorithms:Duo" }\n')
+    assert cli("run", "momentum.toml", "--set", "rounds=1", "--set=algorithm={name='fml'}", "--out", "r")[0] == 0
+    code, _, err = cli("adapt", "r", "--data", "newcomer.toml", "--out", "a")
+    assert (code, "because its `scores` lack 'global'" in err) == (2, True), err

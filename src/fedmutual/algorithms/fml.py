@@ -39,6 +39,7 @@ class FML(Fork):
     scores: ClassVar[tuple[str, ...]] = ("global", "personal")
     terms: ClassVar[tuple[str, ...]] = ("personal", "meme")
     dp_ready: ClassVar[bool] = True
+    adapt_rival: ClassVar[str | None] = "fedavg"
     sum_ready: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

@@ -14,7 +14,7 @@ from fedmutual.errors import RunError
 from fedmutual.files import read_json
 from fedmutual.metric import Metric
 from fedmutual.report.cells import format_spread
-from fedmutual.report.comparison import TUNED, Method, RunComparison
+from fedmutual.report.comparison import Method, RunComparison
 from fedmutual.report.findings import Finding, describe_finding
 from fedmutual.report.html import write_page
 from fedmutual.report.measures import SEEDS
@@ -23,11 +23,10 @@ from fedmutual.report.statistics import SAME, Estimate, Gains, Missing, estimate
 from fedmutual.report.verdicts import judge
 from fedmutual.report.wording import Verdict
 from fedmutual.role import Role
+from fedmutual.rundir.file_names import FINE_TUNE, SCRATCH
 from fedmutual.rundir.record_files import check_record
 from fedmutual.rundir.recorded_run import EARLIER_METHODS, RecordedRun, read_run
 from fedmutual.rundir.schema import Record, RecordedMetric
-
-_ARMS = ("fml", TUNED, "scratch")  # as they are shown; the first is held against the others
 
 
 class Shared(Record):
@@ -76,9 +75,15 @@ class Adaptation(Record):
         """Return 1 if a higher value is better, else -1."""
         return 1 if self.scale.metric.is_higher_better else -1
 
-    def estimate(self, arm: str, size: str) -> Estimate:
+    @property
+    def ways(self) -> tuple[str, str, str]:
+        """Return the ways to adapt as they are shown: the newcomer's algorithm, then those that it is compared with."""
+        algorithm = next(way for way in self.values if way not in (FINE_TUNE, SCRATCH))
+        return algorithm, FINE_TUNE, SCRATCH
+
+    def estimate(self, way: str, size: str) -> Estimate:
         """Return the mean of the main metric of a way to adapt over its seeds."""
-        return self.average([*self.values[arm][size].values()])
+        return self.average([*self.values[way][size].values()])
 
     def average(self, values: Sequence[float], grain: float = 0.0) -> Estimate:
         """Return the mean of values of the main metric over seeds."""
@@ -87,10 +92,6 @@ class Adaptation(Record):
     def format_examples(self, size: str) -> str:
         """Return "50 examples"; where the newcomer uses all its data, "all 412 examples"."""
         return f"{'all ' if size == 'all' else ''}{self.examples[size].training:,} examples"
-
-    def get_title(self, arm: str) -> str:
-        """Return the title of a way to adapt."""
-        return {"fml": "FML", TUNED: f"Fine-tuned {self.tuned.label}", "scratch": "From scratch"}[arm]
 
 
 class AdaptationFinding(Finding):
@@ -171,7 +172,8 @@ def summarise_adaptation(out: Path) -> tuple[Table, list[str]]:
         RunError: as `read_adaptation`.
     """
     adaptation = read_adaptation(out)
-    return _make_table(out, adaptation), [_judge(c, adaptation).lead for c in _make_comparisons(out, adaptation)]
+    comparisons = _make_comparisons(out, adaptation)
+    return _make_table(comparisons, adaptation), [_judge(c, adaptation).lead for c in comparisons]
 
 
 def write_adaptation(out: Path, page: Path) -> None:
@@ -184,9 +186,9 @@ def write_adaptation(out: Path, page: Path) -> None:
     write_page(_make_comparisons(out, adaptation), page, lambda comparison: _judge(comparison, adaptation))
 
 
-def _make_table(out: Path, adaptation: Adaptation) -> Table:
+def _make_table(comparisons: Sequence[RunComparison], adaptation: Adaptation) -> Table:
     validation_counts = [c.validation for c in adaptation.examples.values()]
-    seeds = len(next(iter(adaptation.values["fml"].values())))
+    seeds = len(next(iter(adaptation.values[FINE_TUNE].values())))
     caption = Caption((min(validation_counts), max(validation_counts)), adaptation.rounds, seeds)
     table = Table(
         caption=describe_finding(caption, adaptation.scale),
@@ -203,18 +205,15 @@ def _make_table(out: Path, adaptation: Adaptation) -> Table:
         label = f"{adaptation.source.label}'s shared model as it is ({adaptation.source.model})"
         unchanged = (adaptation.average([*s.values()]) for s in adaptation.as_it_is.values())
         table.add_row(escape(label), *(_format_cell(e, adaptation.scale) for e in unchanged))
-    for arm in reversed(_ARMS):
-        cells = (_format_cell(adaptation.estimate(arm, size), adaptation.scale) for size in adaptation.examples)
-        table.add_row(escape(f"{adaptation.get_title(arm)} ({adaptation.networks[arm]})"), *cells)
-    forks = [_find_fork_score(_read_arm_runs(out, adaptation, "fml", size), adaptation) for size in adaptation.examples]
+    titles = [method.label for method in comparisons[0].methods]
+    for way, title in reversed([*zip(adaptation.ways, titles, strict=True)]):
+        cells = (_format_cell(adaptation.estimate(way, size), adaptation.scale) for size in adaptation.examples)
+        table.add_row(escape(f"{title} ({adaptation.networks[way]})"), *cells)
+    forks = [_find_fork_score(comparison.methods[0].runs, adaptation) for comparison in comparisons]
     if all(forks):
-        label = f"FML's fork of the shared model ({adaptation.source.model})"
+        label = f"{titles[0]}'s fork of the shared model ({adaptation.source.model})"
         table.add_row(escape(label), *(_format_cell(fork, adaptation.scale) for fork in forks if fork))
     return table
-
-
-def _read_arm_runs(out: Path, adaptation: Adaptation, arm: str, size: str) -> tuple[RecordedRun, ...]:
-    return tuple(read_run(out / arm / size / seed) for seed in adaptation.values[arm][size])
 
 
 def _find_fork_name(runs: Sequence[RecordedRun]) -> str | None:
@@ -238,18 +237,21 @@ def _make_comparisons(out: Path, adaptation: Adaptation) -> list[RunComparison]:
     return [
         RunComparison(
             f"{adaptation.name}, {adaptation.format_examples(size)}",
-            tuple(_make_method(adaptation, arm, _read_arm_runs(out, adaptation, arm, size)) for arm in _ARMS),
+            tuple(_make_method(out, adaptation, way, size) for way in adaptation.ways),
             tuple(describe_finding(f, adaptation.scale) for f in _find_unchanged_model(adaptation, size)),
         )
         for size in adaptation.examples
     ]
 
 
-def _make_method(adaptation: Adaptation, arm: str, runs: tuple[RecordedRun, ...]) -> Method:
+def _make_method(out: Path, adaptation: Adaptation, way: str, size: str) -> Method:
     """Return a way to adapt as a method. Fine-tuning counts as federated, because it begins with a federation's model."""
-    is_tuned, first = arm == TUNED, runs[0]
-    role = Role() if is_tuned else first.method.role
-    return Method(TUNED if is_tuned else first.algorithm, (), adaptation.get_title(arm), runs, role)
+    runs = tuple(read_run(out / way / size / seed) for seed in adaptation.values[way][size])
+    first = runs[0]
+    if way == FINE_TUNE:
+        return Method(FINE_TUNE, (), f"Fine-tuned {adaptation.tuned.label}", runs, Role())
+    label = "From scratch" if way == SCRATCH else first.method.title
+    return Method(first.algorithm, (), label, runs, first.method.role)
 
 
 def _find_unchanged_model(adaptation: Adaptation, size: str) -> Iterator[Finding]:
@@ -265,14 +267,14 @@ def _judge(comparison: RunComparison, adaptation: Adaptation) -> Verdict:
 
 
 def _find_answer(comparison: RunComparison, adaptation: Adaptation) -> Answer:
-    fml, tuned, scratch = comparison.methods
-    size, title = fml.runs[0].folder.parent.name, adaptation.tuned.label
+    adapted, tuned, scratch = comparison.methods
+    size, title = adapted.runs[0].folder.parent.name, adaptation.tuned.label
     contests = [
-        WayGain("scratch", title, _get_gain(pair_clients(fml.counted, scratch.counted))),
-        WayGain(TUNED, title, _get_gain(pair_clients(fml.counted, tuned.counted))),
+        WayGain(SCRATCH, title, _get_gain(pair_clients(adapted.counted, scratch.counted))),
+        WayGain(FINE_TUNE, title, _get_gain(pair_clients(adapted.counted, tuned.counted))),
     ]
     if adaptation.as_it_is is not None:
-        values, sign = adaptation.values["fml"][size], adaptation.sign
+        values, sign = adaptation.values[adaptation.ways[0]][size], adaptation.sign
         ahead = [sign * (values[seed] - score) for seed, score in adaptation.as_it_is[size].items()]
         gain = adaptation.average(ahead, 1 / adaptation.examples[size].validation if adaptation.metric is None else 0.0)
         contests.append(WayGain("unchanged", title, gain))
@@ -285,11 +287,11 @@ def _get_gain(gains: Gains | Missing) -> Estimate | Missing:
 
 def _find_better_fork(comparison: RunComparison, adaptation: Adaptation, size: str) -> BetterFork | None:
     """Return the newcomer's fork of the shared model where the fork is better than its personal model."""
-    fml, tuned, _ = comparison.methods
-    fork, model = _find_fork_score(fml.counted, adaptation), _find_fork_name(fml.counted)
-    gains = pair_clients(fml.counted, tuned.counted, model) if model else Missing("")
+    adapted, tuned, _ = comparison.methods
+    fork, model = _find_fork_score(adapted.counted, adaptation), _find_fork_name(adapted.counted)
+    gains = pair_clients(adapted.counted, tuned.counted, model) if model else Missing("")
     if fork is None or isinstance(gains, Missing):
         return None
-    if adaptation.sign * (fork.mean - adaptation.estimate("fml", size).mean) <= 0:
+    if adaptation.sign * (fork.mean - adaptation.estimate(adaptation.ways[0], size).mean) <= 0:
         return None
-    return BetterFork(fork.mean, WayGain(TUNED, adaptation.tuned.label, gains.estimate))
+    return BetterFork(fork.mean, WayGain(FINE_TUNE, adaptation.tuned.label, gains.estimate))

@@ -14,7 +14,6 @@ from fedmutual.rundir.recorded_run import RecordedMethod, RecordedRun
 
 MODELS = {"personal": "personal models", "ensemble": "ensembles", "global": "shared model", "meme": "clients' forks"}
 SHORT = {"personal": "personal", "ensemble": "ensemble", "global": "shared", "meme": "fork"}
-TUNED = "fine-tune"  # a newcomer's way of `adapt`
 OWN_DOMAIN = "test.own"  # what only nodes that are domains are scored on
 _SAME_DATA = ("data", "partition", "split")  # equal in all runs that are compared
 

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import ClassVar, Literal
 
-from fedmutual.report.comparison import TUNED, RunComparison
+from fedmutual.report.comparison import RunComparison
 from fedmutual.report.rendering import render_macro
 from fedmutual.report.scale import MetricScale
 from fedmutual.report.statistics import Estimate, Gains
+from fedmutual.rundir.file_names import FINE_TUNE
 
 _NAMED_PAIRS = 3  # harmed clients of single seeds that are named; of more, the one that is harmed most
 _NAMED_NODES = 5  # harmed nodes that are named
@@ -265,4 +266,4 @@ def find_unequal_steps(comparison: RunComparison) -> Iterator[UnequalSteps]:
 def _find_source(comparison: RunComparison) -> Source:
     if comparison.at_sites:
         return "sites"
-    return "adapt" if any(m.algorithm == TUNED for m in comparison.methods) else "compare"
+    return "adapt" if any(m.algorithm == FINE_TUNE for m in comparison.methods) else "compare"

@@ -11,3 +11,4 @@ TUNED = "tuned.json"  # of a run of `compare --tune`
 LOG = "log.txt"
 LOCK = ".lock"
 BEGUN = "begun.safetensors"  # the weights that the run began with, if they are of another run
+FINE_TUNE, SCRATCH = "fine-tune", "scratch"  # folders of `adapt`, beside the folder of the newcomer's algorithm

@@ -13,6 +13,7 @@ from typing import Any
 from fedmutual import data
 from fedmutual.config import ALONE, Config
 from fedmutual.config.keys import Table
+from fedmutual.config.methods import find_adapt_rival
 from fedmutual.core import Task, get_metric
 from fedmutual.data.examples import list_names
 from fedmutual.errors import ConfigError, RunError
@@ -25,7 +26,7 @@ from fedmutual.recorded_code import set_trust
 from fedmutual.rundir.file_names import CONFIG
 from fedmutual.studies import newcomer
 from fedmutual.studies.compare import Planned, check_folders, train_all
-from fedmutual.studies.newcomer import ARMS, Newcomer, SourceRun
+from fedmutual.studies.newcomer import Newcomer, SourceRun
 
 ADAPT = "adapt.json"
 
@@ -44,8 +45,9 @@ def adapt(
 ) -> None:
     """Adapt a run's shared model to a newcomer's data in every way, with every size and seed.
 
-    file: TOML, the newcomer's half of a configuration. sizes: training examples, None for all. fedavg: a FedAvg run, whose
-    shared model is fine-tuned; unset, `run`'s own is. Runs go to OUT/<way>/<size>/<seed>, what came out to OUT/adapt.json.
+    file: TOML, the newcomer's part of a configuration. sizes: training examples, None for all. fedavg: a run of FedAvg (of
+    the `Phase.adapt_rival` of the newcomer's algorithm), whose shared model is fine-tuned; unset, the shared model of `run`.
+    Runs are in OUT/<way>/<size>/<seed>, the scores in OUT/adapt.json.
     trust_code: import whatever code the runs' folders name.
 
     Raises:
@@ -67,23 +69,27 @@ def _adapt_shared_model(
     watch: Callable[[str], Observer] | None,
 ) -> None:
     shared, folder = newcomer.read_source(Path(run)), Path(out)
-    tuned = shared if fedavg is None else _read_fedavg_run(Path(fedavg), shared)
+    tuned = shared if fedavg is None else newcomer.read_source(Path(fedavg))
     _check_apart(folder, shared, tuned)
     joining = newcomer.read_newcomer(Path(file), overrides or {}, shared, tuned)
-    first, read = joining.make_config("fml", None), joining.prepare()
+    if tuned is not shared:
+        _check_tuned(joining)
+    first, read = joining.make_config(joining.ways[0], None), joining.prepare()
     _note_divisor(read, shared, tuned)
     counts = _select_sizes(sizes, data.load(first, {"": read}), str(file))
     numbers = range(first.seed, first.seed + seeds)
-    arms = [
-        (arm, size, seed, joining.make_config(arm, n, seed))
+    runs_to_train = [
+        (way, size, seed, joining.make_config(way, n, seed))
         for size, n in counts.items()
         for seed in numbers
-        for arm in ARMS
+        for way in joining.ways
     ]
-    for *_, config in arms[: len(ARMS)]:
+    config_by_way = {way: config for way, *_, config in runs_to_train[: len(joining.ways)]}
+    for config in config_by_way.values():
         build.build(config, prepared={"": read}).client(ALONE)
     planned: list[Planned] = [
-        (f"{arm}, {size} examples, seed {seed}", config, folder / arm / size / str(seed)) for arm, size, seed, config in arms
+        (f"{way}, {size} examples, seed {seed}", config, folder / way / size / str(seed))
+        for way, size, seed, config in runs_to_train
     ]
     about = {"format": 1, "name": first.name, "from": shared.describe(), "fine-tuned": tuned.describe()}
     _check_same(folder, about, resume)
@@ -93,21 +99,23 @@ def _adapt_shared_model(
     task, metric = shared.task, get_metric(shared.task)
     assert metric is not None  # `read_source` has looked
     scores = "val_accuracy" if metric == ACCURACY else "val_metric"
-    results: Table = {arm: {size: {} for size in counts} for arm in ARMS}
-    for (arm, size, seed, _), done in zip(arms, runs, strict=True):
-        results[arm][size][str(seed)] = done.summary["personal"][scores]["last"]["mean"]
-    networks = {arm: _get_network(config) for arm, *_, config in arms[: len(ARMS)]}
+    results: Table = {way: {size: {} for size in counts} for way in joining.ways}
+    for (way, size, seed, _), done in zip(runs_to_train, runs, strict=True):
+        results[way][size][str(seed)] = done.summary["personal"][scores]["last"]["mean"]
+    networks = {way: _get_network(config) for way, config in config_by_way.items()}
     table: Table = {"rounds": first.rounds, "seeds": [*numbers], "networks": networks}
     table |= {"accuracy": results} if metric == ACCURACY else {"metric": asdict(metric), "values": results}
     write_json(folder / ADAPT, about | table | _score_unchanged(joining, counts, [*numbers], read, task, metric))
 
 
-def _read_fedavg_run(folder: Path, shared: SourceRun) -> SourceRun:
-    source = newcomer.read_source(folder)
-    name, run = source.run.config.algorithm["name"], shared.run.folder
-    if name != "fedavg":
+def _check_tuned(joining: Newcomer) -> None:
+    """Raise RunError if the run of --fedavg has another algorithm than the rival of the newcomer's, or other inputs."""
+    shared, source = joining.shared, joining.tuned
+    folder, run = source.run.folder, shared.run.folder
+    name, rival = source.run.config.algorithm["name"], find_adapt_rival(joining.algorithm["name"])
+    if name != rival:
         raise RunError(
-            f"{folder}: is a run of {name!r}, and --fedavg must name a run of 'fedavg'; leave it out to "
+            f"{folder}: is a run of {name!r}, and --fedavg must name a run of {rival!r}; leave it out to "
             f"fine-tune the model of {run}"
         )
     if shared.is_complete and source.is_complete:  # else the newcomer's data are compared with the complete model
@@ -115,9 +123,8 @@ def _read_fedavg_run(folder: Path, shared: SourceRun) -> SourceRun:
         for key in (k for k in ours if ours[k] != theirs[k]):
             raise RunError(
                 f"{folder}: its shared model takes {key} {theirs[key]}, and the shared model of {run} takes "
-                f"{ours[key]}; name a FedAvg run with equal inputs and classes"
+                f"{ours[key]}; name a run with equal inputs and classes"
             )
-    return source
 
 
 def _list_inputs(source: SourceRun) -> dict[str, str]:
@@ -220,7 +227,7 @@ def _score_unchanged(
     scores: Table = {size: {} for size in sizes}
     for size, n in sizes.items():
         for seed in seeds:
-            shares = data.load(joining.make_config("fml", n, seed), {"": read}).clients[ALONE]
+            shares = data.load(joining.make_config(joining.ways[0], n, seed), {"": read}).clients[ALONE]
             counts[size] = {"training": len(shares.private), "validation": len(shares.validation)}
             if net is not None:
                 scores[size][str(seed)] = score(net, shares.validation, task)[metric.name]

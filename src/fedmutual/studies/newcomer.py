@@ -9,7 +9,9 @@ from typing import Any
 
 from fedmutual import data
 from fedmutual.config import Config, check_scored, merge_overrides, parse_config, read_tables
+from fedmutual.config.grid import make_folder_name
 from fedmutual.config.keys import Table
+from fedmutual.config.methods import find_adapt_rival, find_local_only, make_algorithm
 from fedmutual.config.values import FEDERATED
 from fedmutual.core import Task, get_metric, get_target_kind
 from fedmutual.data.examples import list_names
@@ -17,13 +19,12 @@ from fedmutual.data.labels import UnknownClass
 from fedmutual.errors import ConfigError, DataError, RunError
 from fedmutual.recorded_code import check_tables
 from fedmutual.rundir.checkpoint import make_file_name, read_shared_state
-from fedmutual.rundir.file_names import CONFIG
+from fedmutual.rundir.file_names import CONFIG, FINE_TUNE, SCRATCH
 from fedmutual.rundir.interface import Interface, read_interface
 from fedmutual.rundir.recorded_run import read_method
 from fedmutual.studies.trained_run import Run
 from fedmutual.tasks import make_task
 
-ARMS = ("fml", "scratch", "fine-tune")
 NAME = "newcomer"  # where the file names none
 _SHARES = ("shared", "part", "batchnorm")  # the keys of [model] that all participants of a run have in common
 _NOT_HERS = {
@@ -104,34 +105,40 @@ class Newcomer:
 
     file: str  # what messages call it
     tables: Table
+    algorithm: Table  # [algorithm], with the name
     shared: SourceRun
     tuned: SourceRun  # whose shared model is fine-tuned
 
-    def make_config(self, arm: str, size: int | None, seed: int | None = None) -> Config:
-        """Return the ordinary configuration of one way (of ARMS). size: the number of training examples; None: all."""
+    @property
+    def ways(self) -> tuple[str, str, str]:
+        """Return the ways to adapt, by the names of their folders: the newcomer's algorithm, training alone, fine-tuning."""
+        return make_folder_name(self.algorithm["name"]), SCRATCH, FINE_TUNE
+
+    def make_config(self, way: str, size: int | None, seed: int | None = None) -> Config:
+        """Return the ordinary configuration of one of `ways`. size: the number of training examples; None: all."""
         model_keys = {k: v for k, v in self.tables.get("model", {}).items() if k not in _SHARES}
         personal, adaptor = ({k: v for k, v in model_keys.items() if k == key} for key in ("personal", "adaptor"))
         start = {"start": "server"}  # needs a whole model
-        algorithm_name = "independent"
-        if arm == "fml":
-            model = {**self.shared.model, **model_keys, **({} if personal or not self.shared.is_complete else start)}
-        elif arm == "scratch":
+        algorithm: Table = {"name": find_local_only()}
+        if way == SCRATCH:
             model = {"shared": self.shared.model["shared"], **personal}
-        else:
+        elif way == FINE_TUNE:
             model = {**self.tuned.model, **(start if self.tuned.is_complete else adaptor)}
-            algorithm_name = (
-                "independent" if self.tuned.is_complete else "fedavg"
-            )  # of one: a part with an adaptor, trained alone
-        weights = {"fml": self.shared, "fine-tune": self.tuned}.get(arm)
-        if weights is not None:
-            model["weights"] = str(weights.run.folder.resolve())
+            if not self.tuned.is_complete:  # a part with an adaptor, in a federation of one
+                algorithm = {"name": find_adapt_rival(self.algorithm["name"])}
+        else:
+            algorithm = self.algorithm
+            model = {**self.shared.model, **model_keys, **({} if personal or not self.shared.is_complete else start)}
+        if way != SCRATCH:
+            source = self.tuned if way == FINE_TUNE else self.shared
+            model["weights"] = str(source.run.folder.resolve())
         return parse_config(
             {
                 "name": NAME,
                 **self.tables,
                 **({} if seed is None else {"seed": seed}),
                 "partition": {"kind": "iid", "clients": 1, **({} if size is None else {"examples": size})},
-                "algorithm": self.tables.get("algorithm", {}) if arm == "fml" else {"name": algorithm_name},
+                "algorithm": algorithm,
                 "model": model,
             },
             self.file,
@@ -144,7 +151,7 @@ class Newcomer:
             UserError: the model does not have a class, or takes examples of another shape, other columns or another scaling.
         """
         try:
-            read = data.prepare(self.make_config("fml", None))[""]
+            read = data.prepare(self.make_config(self.ways[0], None))[""]
         except UnknownClass as problem:
             if not self.shared.is_complete:
                 raise  # these are the newcomer's own classes
@@ -211,9 +218,16 @@ def read_newcomer(file: Path, overrides: Mapping[str, Any], shared: SourceRun, t
     data_table = tables.get("data", {})
     if "name" not in data_table:
         raise ConfigError(f"{file}: the key 'data.name' is missing, the source of the newcomer's examples")
-    if tables.get("algorithm", {}).get("name", "fml") != "fml":
+    algorithm = {"name": parsed.algorithm["name"], **tables.get("algorithm", {})}
+    if find_adapt_rival(name := algorithm["name"]) is None:
         raise ConfigError(
-            f"{file}: key 'algorithm.name': a newcomer adapts by 'fml', the other ways are run beside it; remove it"
+            f"{file}: key 'algorithm.name': a newcomer cannot adapt by {name!r}, because its class does not declare "
+            "`adapt_rival`; remove the key, and the newcomer adapts by FML"
+        )
+    if missing := {"global", "personal"} - {*make_algorithm(parsed).scores}:
+        raise ConfigError(
+            f"{file}: key 'algorithm.name': a newcomer cannot adapt by {name!r}, because its `scores` lack "
+            f"{min(missing)!r}; add the model to `scores`, or remove `adapt_rival` from the class"
         )
     if (given_task := parsed.training.task) != task:
         raise ConfigError(
@@ -226,7 +240,7 @@ def read_newcomer(file: Path, overrides: Mapping[str, Any], shared: SourceRun, t
             raise ConfigError(
                 f"{file}: key 'model.{key}' is {model[key]!r}, and {shared.run.folder} has {value}; remove the key"
             )
-    return Newcomer(str(file), {**tables, "data": _complete_data(file, data_table, shared)}, shared, tuned)
+    return Newcomer(str(file), {**tables, "data": _complete_data(file, data_table, shared)}, algorithm, shared, tuned)
 
 
 def _complete_data(file: Path, data_table: Table, shared: SourceRun) -> Table:
