@@ -2,9 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Concatenate, Protocol, TypeVar
-
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Any, Concatenate, Protocol, TypeVar
 
 from fedmutual.core import Client, Message, Work
 from fedmutual.scores import Scores
@@ -61,26 +59,6 @@ class PhaseDone:
     up: Mapping[str, int]  # and by each
     train: Mapping[str, Mapping[str, float]]  # mean of each loss term, of those who tell all
     work: Mapping[str, Work] = field(default_factory=dict)  # of each client in a simulation; of no real site
-
-
-Share = Annotated[float, Field(ge=0, le=1)]
-
-
-class Known(BaseModel):
-    """The scores of a classifier that `report` reads, without an import of this module; it ignores other scores.
-
-    Shares are in [0, 1]; None if a score is undefined.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
-
-    accuracy: Share | None = None
-    examples: int | None = None
-    loss: float | None = None
-    balanced_accuracy: Share | None = None
-    auroc: Share | None = None
-    majority: Share | None = None
-    recall: tuple[Share | None, ...] | None = None  # one a class
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ def _list_scores(comparison: RunComparison) -> dict[str, list[str]]:
     for run in (r for m in comparison.methods for r in m.counted if r.last):
         for other in run.last.others if run.last else ():
             if other.client is not None and other.data == "validation":
-                names.setdefault(other.client, {}).update(dict.fromkeys(other.values))
+                names.setdefault(other.client, {}).update({n: None for n in other.values if other.find_score(n) is not None})
     return {client: list(scores) for client, scores in names.items() if scores}
 
 
@@ -72,7 +72,7 @@ def _average_score(method: Method, model: str, client: str, score: str) -> Value
     def read_score(run: RecordedRun) -> float | None:
         others = run.last.others if run.last else ()
         return next(
-            (o.values.get(score) for o in others if (o.model, o.client, o.data) == (model, client, "validation")), None
+            (o.find_number(score) for o in others if (o.model, o.client, o.data) == (model, client, "validation")), None
         )
 
     return average_over_seeds(method.counted, read_score, "not scored")

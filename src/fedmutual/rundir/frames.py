@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedmutual.rundir.file_names import METRICS
-from fedmutual.rundir.logs import read_lines
+from fedmutual.rundir.record_files import read_records
+from fedmutual.rundir.schema import Evaluation
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -25,10 +26,10 @@ def read_scores(folder: Path) -> "pd.DataFrame":
     import pandas as pd  # takes 0.3 s, and only tables need it
 
     rows = [
-        (line["round"], score["model"], score["client"], score["data"], metric, float(value))
-        for line in read_lines(folder / METRICS)
-        for score in line["scores"]
-        for metric, value in score.items()
-        if isinstance(value, int | float) and not isinstance(value, bool)
+        (evaluation.round, row.model, row.client, row.data, metric, float(value))
+        for evaluation in read_records(folder / METRICS, Evaluation)
+        for row in evaluation.rows
+        for metric, value in row.values.items()
+        if isinstance(value, int | float)
     ]
     return pd.DataFrame(rows, columns=list(COLUMNS))

@@ -1,9 +1,10 @@
 """The schema of the files in a run's folder, as far as fedmutual reads them."""
 
+import json
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fedmutual.role import Role
 
@@ -17,13 +18,9 @@ class Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True, populate_by_name=True)
 
 
-class MetricScore(Record):
-    """The main metric of a model on a set of rows."""
+class _OtherScores(Record):
+    """The scores of a classifier beside the accuracy. Fractions in [0, 1]; None if a score is undefined or not shared."""
 
-    model: str  # "global", "personal", or "meme": a client's fork where no complete global model exists
-    client: str | None  # None: the rows of the common test set
-    data: str  # "test", "validation" or "holdout"; for domains also "test.own", "test.others", "validation.all"
-    value: float
     examples: int | None = None
     loss: float | None = None
     balanced_accuracy: Share | None = None
@@ -32,33 +29,65 @@ class MetricScore(Record):
     recall: tuple[Share | None, ...] | None = None  # one value per class
 
 
-class RecordedScore(MetricScore):
-    """The scores of a classifier on a set of rows. Fractions in [0, 1]; None if a score is undefined."""
+class ClassScores(_OtherScores):
+    """The scores of a classifier on a set of rows."""
 
-    value: Share = Field(alias="accuracy")
+    accuracy: Share | None = None
 
 
-class OtherScore(BaseModel):
-    """The scores of a model on a set of rows, for a task without an accuracy."""
+class MetricScore(_OtherScores):
+    """The main metric of a model on a set of rows."""
+
+    model: str  # "global", "personal", or "meme": a client's fork where no complete global model exists
+    client: str | None  # None: the rows of the common test set
+    data: str  # "test", "validation" or "holdout"; for domains also "test.own", "test.others", "validation.all"
+    value: float
+
+
+class ScoreRow(BaseModel):
+    """All scores of a model on a set of rows, by name; the task of the rows declares the names."""
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
-    model: str
-    client: str | None
+
+    model: str  # as in `MetricScore`
+    client: str | None = None  # missing in the log of a client's own folder
     data: str
-    accuracy: None = None
+
+    _class_scores: ClassScores | None = None
+
+    @model_validator(mode="after")
+    def _read_class_scores(self) -> Self:
+        if self.values.get("accuracy") is not None:  # as JSON, where a list may stand for a tuple
+            self._class_scores = ClassScores.model_validate_json(json.dumps(self.values))
+        return self
 
     @property
-    def values(self) -> dict[str, float]:
-        """Return the scores by name."""
-        return {k: v for k, v in (self.model_extra or {}).items() if isinstance(v, float)}
+    def values(self) -> dict[str, Any]:
+        """Return all scores by name, in the order of the file: numbers, lists with a number per class, or None."""
+        return self.model_extra or {}
+
+    @property
+    def has_accuracy(self) -> bool:
+        """Return whether these are the scores of a classifier."""
+        return self._class_scores is not None
+
+    def find_number(self, name: str) -> float | None:
+        """Return a score that is a number; None where the score is missing, undefined or no number."""
+        value = self.values.get(name)
+        return value if isinstance(value, int | float) else None
 
     def find_score(self, name: str) -> MetricScore | None:
         """Return the score with this main metric; None where the metric is undefined or not disclosed."""
-        value, examples = self.values.get(name), (self.model_extra or {}).get("examples")
-        if value is None:
+        known: dict[str, Any] = {"examples": self.values.get("examples")}
+        if self._class_scores is None:
+            value = self.values.get(name)
+            known = known if isinstance(known["examples"], int) else {}
+        else:
+            known = self._class_scores.model_dump()
+            value = known.pop("accuracy") if name == "accuracy" else None
+        if not isinstance(value, float):
             return None
-        known = examples if isinstance(examples, int) else None
-        return MetricScore(model=self.model, client=self.client, data=self.data, value=value, examples=known)
+        return MetricScore(model=self.model, client=self.client, data=self.data, value=value, **known)
 
 
 class Evaluation(Record):
@@ -66,7 +95,7 @@ class Evaluation(Record):
 
     round: Annotated[int, Field(ge=1)]
     train: dict[str, dict[str, float]] = {}  # client -> loss term -> its mean over the round
-    rows: tuple[RecordedScore | OtherScore, ...] = Field(default=(), alias="scores")
+    rows: tuple[ScoreRow, ...] = Field(default=(), alias="scores")
     metric: str = "accuracy"  # the main metric of the run
 
     @cached_property
@@ -76,14 +105,12 @@ class Evaluation(Record):
 
     def list_scores(self, metric: str) -> tuple[MetricScore, ...]:
         """Return the scores with a metric, for example of a client whose task has another main metric than the run."""
-        if metric == "accuracy":
-            return tuple(s for s in self.rows if isinstance(s, RecordedScore))
-        return tuple(m for s in self.others if (m := s.find_score(metric)) is not None)
+        return tuple(m for s in self.rows if (m := s.find_score(metric)) is not None)
 
     @property
-    def others(self) -> tuple[OtherScore, ...]:
+    def others(self) -> tuple[ScoreRow, ...]:
         """Return the scores of tasks without an accuracy."""
-        return tuple(s for s in self.rows if isinstance(s, OtherScore))
+        return tuple(s for s in self.rows if not s.has_accuracy)
 
     def find(self, model: str, data: str, client: str | None = None) -> MetricScore | None:
         """Return the score of a model on a set of rows; None if there is none."""

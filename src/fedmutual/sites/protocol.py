@@ -16,7 +16,8 @@ from safetensors.torch import load, save
 
 from fedmutual.boundary import Refused, check_declared
 from fedmutual.core import Message, Spec
-from fedmutual.events import Known, Score
+from fedmutual.events import Score
+from fedmutual.rundir.schema import ClassScores
 
 WORK: Literal["work"] = "work"
 EXAM: Literal["exam"] = "exam"
@@ -119,7 +120,7 @@ def _check_values(values: dict[str, Any]) -> dict[str, Any]:
     """The values of a score, as they are. Raises ValueError where a report could not read them, or whose they are."""
     if _ABOUT & values.keys():
         raise ValueError("a value has a name that is reserved: client, model or data")
-    Known.model_validate_json(json.dumps(values))
+    ClassScores.model_validate_json(json.dumps(values))
     return values
 
 
