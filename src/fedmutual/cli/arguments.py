@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import fedmutual
+from fedmutual.role import DEFAULT_METHODS
 
 if TYPE_CHECKING:
     from fedmutual import Config
@@ -49,8 +50,8 @@ Methods = Annotated[
     str | None,
     typer.Option(
         help="Algorithms, separated by commas: names, `module:Class` of your own, or `all` that fit the file; unset, the "
-        "file's algorithm with fml, fedavg, fedprox and independent. `centralised` trains on all data in one place: an "
-        "upper bound.",
+        f"file's algorithm with {', '.join(DEFAULT_METHODS[:-1])} and {DEFAULT_METHODS[-1]}. `centralised` trains on all "
+        "data in one place: an upper bound.",
         show_default=False,
     ),
 ]

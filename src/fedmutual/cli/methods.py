@@ -9,8 +9,9 @@ from fedmutual.cli.terminal import print_text, show_progress
 from fedmutual.config import Config, load_compared, parse_override, read_algorithm_name
 from fedmutual.config.grid import format_value
 from fedmutual.report.text import join_words
+from fedmutual.role import DEFAULT_METHODS
 from fedmutual.rundir.text import format_holdout_scores
-from fedmutual.studies.compare import METHODS, Tuned
+from fedmutual.studies.compare import Tuned
 from fedmutual.studies.eligibility import ALL, expand_methods, find_eligible_methods
 from fedmutual.studies.tune import tune
 
@@ -27,7 +28,7 @@ def choose_methods(
     """
     names = None if methods is None else parse_names(methods)
     algorithm = read_algorithm_name(file, overrides)
-    expanded = expand_methods(names, algorithm, METHODS)
+    expanded = expand_methods(names, algorithm, DEFAULT_METHODS)
     config, method_settings = load_compared(file, expanded, overrides)
     if names is None or ALL not in names:
         if algorithm is not None and algorithm not in expanded:

@@ -21,6 +21,7 @@ from fedmutual.cli.terminal import (
     show_progress,
 )
 from fedmutual.engines.child_process import expect_workers, start_fork_server
+from fedmutual.role import LOCAL_ONLY
 
 if TYPE_CHECKING:
     from fedmutual import Config
@@ -170,7 +171,7 @@ def demo(
 def _format_compare_command(method: str, file: Path, settings: list[str]) -> str:
     """Return the command that compares a run's method with local-only training, with the settings of the run."""
     sets = [word for text in settings if text.partition("=")[0].strip() != "algorithm.name" for word in ("--set", text)]
-    return shlex.join(("fedmutual", "compare", str(file), "--methods", f"{method},independent", *sets))
+    return shlex.join(("fedmutual", "compare", str(file), "--methods", f"{method},{LOCAL_ONLY}", *sets))
 
 
 def _compare(

@@ -202,11 +202,6 @@ def find_role(name: str) -> Role:
     return role if isinstance(role, Role) else Role()  # a class inherits no role; a field of this name is a setting
 
 
-def find_local_only() -> str:
-    """Return the name of the algorithm of local-only training: the algorithm that neither federates nor pools data."""
-    return next(name for name in ALGORITHMS if not find_role(name).federates and not _is_pooled(name))
-
-
 def find_adapt_rival(name: str) -> str | None:
     """Return the algorithm whose shared model `adapt` fine-tunes for comparison with a newcomer that learns by `name`.
 
@@ -221,11 +216,7 @@ def find_adapt_rival(name: str) -> str | None:
 
 def is_pooled(config: Config) -> bool:
     """Return whether one network learns from the data of all clients in one place."""
-    return _is_pooled(config.algorithm["name"])
-
-
-def _is_pooled(name: str) -> bool:
-    return PRESETS.get(name, Preset({})).pooled
+    return PRESETS.get(config.algorithm["name"], Preset({})).pooled
 
 
 def _find_kind(config: Config) -> Any:

@@ -7,11 +7,11 @@ from statistics import fmean
 from fedmutual.metric import ACCURACY
 from fedmutual.report.comparison import OWN_DOMAIN, Method, RunComparison, Use
 from fedmutual.report.statistics import Estimate, Gains, Missing, Value, estimate, pair_clients
+from fedmutual.role import LOCAL_ONLY
 from fedmutual.rundir.recorded_run import RecordedRun
 from fedmutual.rundir.schema import Evaluation, MetricScore
 
 SEEDS = "seeds"
-_LOCAL_ONLY = "independent"  # the algorithm of local-only training that a message recommends
 
 
 @dataclass(frozen=True)
@@ -93,12 +93,10 @@ def measure_gains(comparison: RunComparison, use: Use, data: str = "validation")
 def explain_no_local(comparison: RunComparison) -> str:
     """Return the clause that local-only training is missing, and how to get it."""
     first = (*comparison.federated, *comparison.methods)[0].algorithm
-    fix = f"`fedmutual compare FILE.toml --methods {first},{_LOCAL_ONLY}` makes it"
+    fix = f"`fedmutual compare FILE.toml --methods {first},{LOCAL_ONLY}` makes it"
     if comparison.at_sites:
-        fix = (
-            f"submit the federation once more with the algorithm {_LOCAL_ONLY} and another name, and report on both results"
-        )
-    return f"local-only training ({_LOCAL_ONLY}) is not among these runs; {fix}"
+        fix = f"submit the federation once more with the algorithm {LOCAL_ONLY} and another name, and report on both results"
+    return f"local-only training ({LOCAL_ONLY}) is not among these runs; {fix}"
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,8 @@ from functools import partial
 from pathlib import Path
 from statistics import fmean
 
+from fedmutual.algorithms import ALGORITHMS
+from fedmutual.config.methods import find_role
 from fedmutual.files import write_bytes
 from fedmutual.report.cells import Column, PageTable, TableCell
 from fedmutual.report.rendering import make_environment
@@ -20,12 +22,12 @@ from fedmutual.reproduce.pages import MADE, Page, render_table
 from fedmutual.reproduce.schema import Claim
 from fedmutual.reproduce.significance import adjust_by_holm, is_significant
 from fedmutual.reproduce.spent import make_spent_frame
+from fedmutual.role import LOCAL_ONLY
 
 ID, NAME, TEMPLATE = "benchmark", "benchmark.md", "benchmark.md.j2"
-PAPERS_METHODS = ("fml", "fedh2l")
+PAPERS_METHODS = tuple(name for name in ALGORITHMS if find_role(name).reference)
 OWN, WORST, HARMED, SHARED = "own_validation", "worst", "harmed", "global_test"
-ALONE = "independent"
-COMPARED = (*PAPERS_METHODS, ALONE)  # each with all others
+COMPARED = (*PAPERS_METHODS, LOCAL_ONLY)  # each with all others
 
 
 @dataclass(frozen=True)
@@ -168,7 +170,7 @@ def make_recommendations(standings: Sequence[MethodStanding]) -> PageTable | Non
     Both choices are better than local-only training. The first harms the fewest clients on average, and has the largest gain
     of equally harmful methods. The second sends and receives the fewest bytes.
     """
-    local_only = next((s for s in standings if s.arm == ALONE), None)
+    local_only = next((s for s in standings if s.arm == LOCAL_ONLY), None)
     if local_only is None or not local_only.measured_cells:
         return None
     rows = []
@@ -246,7 +248,7 @@ def summarise(measured: MeasuredCell) -> CellSummary:
         table=render_table(tabulate(measured), caption=False) if estimates else "",
         best=name(best, arms[best]) if best else "",
         best_percent=f"{100 * estimates[best].mean:.1f}" if best else "",
-        local_percent=f"{100 * estimates[ALONE].mean:.1f}" if ALONE in estimates else "",
+        local_percent=f"{100 * estimates[LOCAL_ONLY].mean:.1f}" if LOCAL_ONLY in estimates else "",
         harmless=tuple(name(arm, arms[arm]) for arm, e in harmed.items() if e is not None and e.mean == 0),
         missing=tuple(name(arm, arms[arm]) for arm in arms if len(measured.results[arm]) < seeds or not seeds),
         seeds=seeds,

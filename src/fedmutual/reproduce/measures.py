@@ -15,6 +15,7 @@ import numpy as np
 
 from fedmutual.reproduce.result import Result
 from fedmutual.reproduce.schema import End
+from fedmutual.role import LOCAL_ONLY
 
 MOST_EXAMPLES = 40_000  # of a test set whose step 5 decimals can tell
 ROUNDED = 0.51e-5  # kept accuracies have 5 decimals
@@ -50,7 +51,6 @@ class Measure:
         None  # (an arm's results, whether of one client) -> by how much
     )
     # one example more moves it at least; None of what is not counted in examples
-    of_one_step: bool = False  # it is a number of one local step, whatever the budget
     counted: bool = False  # its name goes on with a number: "noise:0.2"
 
     @property
@@ -186,7 +186,7 @@ def _make_gain_measure(large: bool) -> Callable[[Result, Beside, str], Reading]:
     """Read the mean gain over independent training of the half of the clients with the most, or fewest, training rows."""
 
     def read(result: Result, beside: Beside, argument: str) -> Reading:
-        local_only = beside.get("independent")
+        local_only = beside.get(LOCAL_ONLY)
         if local_only is None or local_only is result or local_only.failed or not result.clients:
             return Reading(None)
         by_size = sorted(result.clients, key=lambda i: result.clients[i].examples)
@@ -204,7 +204,7 @@ def _read_worst(result: Result, beside: Beside, argument: str) -> Reading:
 
 def _count_harmed(result: Result, beside: Beside, argument: str) -> Reading:
     """Count the clients whose accuracy is lower than after independent training with the same seed."""
-    local_only = beside.get("independent")
+    local_only = beside.get(LOCAL_ONLY)
     if local_only is None or local_only is result or local_only.failed or not result.clients:
         return Reading(None)
     return Reading(float(sum(client.last < local_only.clients[i].last for i, client in result.clients.items())))
@@ -294,10 +294,8 @@ MEASURES: dict[str, Measure] = {
     "acc": _make_transfer_measure("acc", "ACC, all nodes' test data, %"),
     "bwt": _make_transfer_measure("bwt", "BWT, own test data, %"),
     "fwt": _make_transfer_measure("fwt", "FWT, the other nodes' test data, %"),
-    "bytes_up": Measure("bytes that a node sends for each local step", "bytes", _make_bytes_measure("up"), of_one_step=True),
-    "bytes_down": Measure(
-        "bytes that a node receives for each local step", "bytes", _make_bytes_measure("down"), of_one_step=True
-    ),
+    "bytes_up": Measure("bytes that a node sends for each local step", "bytes", _make_bytes_measure("up")),
+    "bytes_down": Measure("bytes that a node receives for each local step", "bytes", _make_bytes_measure("down")),
     "bytes_seed": Measure(
         "bytes of the public examples that a node sent, once", "bytes", _make_bytes_measure("seed", once=True)
     ),

@@ -10,6 +10,7 @@ from fedmutual.config import Config, check_scored, override_config, replace_algo
 from fedmutual.config.grid import format_value, make_folder_name
 from fedmutual.errors import ConfigError
 from fedmutual.events import Observer
+from fedmutual.role import DEFAULT_METHODS
 from fedmutual.rundir.file_names import CONFIG, TUNED
 from fedmutual.rundir.folder import check_free, check_resumable
 from fedmutual.rundir.record_files import write_record
@@ -18,7 +19,6 @@ from fedmutual.studies.run import can_stack, run_together
 from fedmutual.studies.side_by_side import RunRequest, limit_jobs, train_runs
 from fedmutual.studies.trained_run import Run, open_trained_run
 
-METHODS = ("fml", "fedavg", "fedprox", "independent")
 TRIALS = "tune"  # of a comparison's folder: a sweep for each method, by `--tune`
 Planned = tuple[str, Config, Path]  # what a run is called while it is watched, what it is, where it goes
 
@@ -49,7 +49,7 @@ def list_variants(
         ConfigError: there is no method, one comes twice, or one does not fit the configuration.
     """
     if not methods:
-        raise ConfigError(f"--methods names no algorithm; name some, separated by commas: {','.join(METHODS)}")
+        raise ConfigError(f"--methods names no algorithm; name some, separated by commas: {','.join(DEFAULT_METHODS)}")
     twice = [method for n, method in enumerate(methods) if method in methods[:n]]
     if twice:
         raise ConfigError(f"--methods names {twice[0]!r} twice; name each algorithm once")

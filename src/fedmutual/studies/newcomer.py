@@ -11,13 +11,14 @@ from fedmutual import data
 from fedmutual.config import Config, check_scored, merge_overrides, parse_config, read_tables
 from fedmutual.config.grid import make_folder_name
 from fedmutual.config.keys import Table
-from fedmutual.config.methods import find_adapt_rival, find_local_only, make_algorithm
+from fedmutual.config.methods import find_adapt_rival, make_algorithm
 from fedmutual.config.values import FEDERATED
 from fedmutual.core import Task, get_metric, get_target_kind
 from fedmutual.data.examples import list_names
 from fedmutual.data.labels import UnknownClass
 from fedmutual.errors import ConfigError, DataError, RunError
 from fedmutual.recorded_code import check_tables
+from fedmutual.role import LOCAL_ONLY
 from fedmutual.rundir.checkpoint import make_file_name, read_shared_state
 from fedmutual.rundir.file_names import CONFIG, FINE_TUNE, SCRATCH
 from fedmutual.rundir.interface import Interface, read_interface
@@ -119,7 +120,7 @@ class Newcomer:
         model_keys = {k: v for k, v in self.tables.get("model", {}).items() if k not in _SHARES}
         personal, adaptor = ({k: v for k, v in model_keys.items() if k == key} for key in ("personal", "adaptor"))
         start = {"start": "server"}  # needs a whole model
-        algorithm: Table = {"name": find_local_only()}
+        algorithm: Table = {"name": LOCAL_ONLY}
         if way == SCRATCH:
             model = {"shared": self.shared.model["shared"], **personal}
         elif way == FINE_TUNE:

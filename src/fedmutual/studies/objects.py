@@ -12,6 +12,7 @@ from torch import nn
 
 from fedmutual.in_memory import hold_objects
 from fedmutual.report.scale import MetricScale
+from fedmutual.role import LOCAL_ONLY
 from fedmutual.rundir.main_metric import read_metric
 from fedmutual.studies.arguments import make_config, speaking_of_arguments
 from fedmutual.studies.compare import check_folders, train_all
@@ -140,7 +141,7 @@ def federate(
 
 def compare(
     sites: Mapping[str, Site],
-    methods: Sequence[Any] | Mapping[str, Any] = ("fml", "fedavg", "independent"),
+    methods: Sequence[Any] | Mapping[str, Any] = ("fml", "fedavg", LOCAL_ONLY),
     shared: Model | None = None,
     *,
     seeds: int = 3,

@@ -11,9 +11,9 @@ from typing import Any, Literal
 from fedmutual.config import Config, dump_config, is_pooled, make_algorithm, parse_config, read_tables, replace_algorithm
 from fedmutual.config.grid import Grid, expand_grid, list_combinations, make_folder_name, make_label
 from fedmutual.errors import ConfigError
+from fedmutual.role import LOCAL_ONLY
 
 By = Literal["personal", "global"]
-LOCAL_ONLY = "independent"  # the algorithm with which the personal models of each setting are compared
 SHARE = 0.1  # of each client's training data, held out where the experiment holds nothing out
 
 
