@@ -34,7 +34,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 import fedmutual  # noqa: E402
 from fedmutual.config import parse_config  # noqa: E402
-from fedmutual.rundir.logs import read_lines  # noqa: E402
+from log_lines import read_lines  # noqa: E402
 from loopback import LEAD, Loopback, loopback  # noqa: E402
 from wards import COMMON, SITES, together  # noqa: E402
 

@@ -9,7 +9,9 @@ from common import Options
 from ours import hosted, noisy, train
 
 from fedmutual.rundir.file_names import LEDGER
-from fedmutual.rundir.logs import Ledger, read_lines
+from fedmutual.rundir.observers import Ledger
+from fedmutual.rundir.record_files import read_records
+from fedmutual.rundir.schema import LedgerLine
 
 CLIENTS = 5
 METHODS = ("fml", "fedavg", "fedprox")
@@ -34,5 +36,5 @@ def _round(model: str, method: str) -> tuple[int, int]:
         tempfile.TemporaryDirectory() as folder,
     ):
         train(handle, 1, [Ledger(Path(folder))])
-        lines = read_lines(Path(folder) / LEDGER)
-    return sum(line["down"] for line in lines), sum(line["up"] for line in lines)
+        lines = list(read_records(Path(folder) / LEDGER, LedgerLine))
+    return sum(line.down for line in lines), sum(line.up for line in lines)

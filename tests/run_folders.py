@@ -9,9 +9,14 @@ from typing import Any
 
 import tomli_w
 
+from fedmutual.config import Config
+from fedmutual.metric import ACCURACY, Metric
 from fedmutual.report.comparison import make_comparisons
 from fedmutual.report.verdicts import judge
+from fedmutual.rundir.ledger_columns import make_columns
 from fedmutual.rundir.recorded_run import read_runs
+from fedmutual.rundir.schema import Evaluation, LedgerLine
+from fedmutual.rundir.summary import summarise
 from fedmutual.rundir.transfer import measure_transfer
 
 Own = Callable[[int, int, str], float]  # (seed, round, client) -> accuracy on the client's own validation data
@@ -114,6 +119,19 @@ def write(folder: Path, method: Made) -> Path:
 def write_all(out: Path, methods: Sequence[Made], seeds: Sequence[int]) -> list[Path]:
     """Write OUT/<method>/<seed> for every method and seed, in the layout of `compare`."""
     return [write(out / m.algorithm / str(s), replace(m, seed=s)) for m in methods for s in seeds]
+
+
+def summarise_lines(
+    config: Config, metrics: Sequence[Mapping[str, Any]], ledger: Sequence[Mapping[str, Any]], metric: Metric = ACCURACY
+) -> dict[str, Any]:
+    """Return the scores and bytes of summary.json from lines of the logs."""
+    columns = make_columns(LedgerLine.model_validate(line) for line in ledger)
+    return summarise(config, read_evaluations(metrics), columns, metric)
+
+
+def read_evaluations(metrics: Sequence[Mapping[str, Any]]) -> list[Evaluation]:
+    """Return lines of metrics.jsonl as records."""
+    return [Evaluation.model_validate_json(json.dumps(line)) for line in metrics]
 
 
 def list_findings(folders: Sequence[Path]) -> list[str]:
@@ -256,7 +274,7 @@ def _summary(method: Made, fingerprint: str, evaluations: Sequence[dict[str, Any
             "model": SERVES[method.algorithm],
             "val_accuracy": {"last": average_own(method.rounds), "best": best} if method.tells else None,
         },
-        "transfer": measure_transfer(evaluations, SERVES[method.algorithm], "validation"),
+        "transfer": measure_transfer(read_evaluations(evaluations), SERVES[method.algorithm], "validation"),
         "projected": None
         if method.projected is None
         else {"mean": method.projected, "per_client": dict.fromkeys(method.clients, method.projected)},

@@ -17,8 +17,8 @@ from fedmutual import Site, UserError
 from fedmutual.algorithms import FML, FedAvg
 from fedmutual.events import RoundDone, Started
 from fedmutual.files import read_json
-from fedmutual.rundir.logs import read_lines
 from fedmutual.studies.progress import ProgressBars
+from log_lines import read_lines
 
 NAMES = ("north", "south")
 QUICK = {"rounds": 2, "local_epochs": 1, "batch_size": 16, "device": "cpu", "progress": False}

@@ -12,7 +12,7 @@ import fedmutual
 from fedmutual.config import dump_config, load_config
 from fedmutual.federation.build import build
 from fedmutual.files import read_json
-from fedmutual.rundir.logs import read_lines
+from log_lines import read_lines
 from objectives import NUMBERS, write
 
 

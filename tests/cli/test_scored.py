@@ -8,7 +8,7 @@ import pytest
 
 from fedmutual.files import read_json
 from fedmutual.rundir import best
-from fedmutual.rundir.logs import read_lines
+from log_lines import read_lines
 
 
 @pytest.mark.parametrize("method", ["fml", "fedavg", "centralised"])

@@ -3,8 +3,8 @@
 import pytest
 
 import fedmutual
-from fedmutual.rundir.logs import read_lines
 from fedmutual.scores import LEAST_ROWS, coarsen_accuracy
+from log_lines import read_lines
 
 NEVER_TOLD = {"examples", "loss", "recall", "auroc", "majority", "balanced_accuracy"}
 

@@ -4,7 +4,7 @@ import pytest
 
 import fedmutual
 from fedmutual.rundir.file_names import METRICS
-from fedmutual.rundir.logs import read_lines
+from log_lines import read_lines
 
 
 def read_accuracies(run, round, model):

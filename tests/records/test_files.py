@@ -11,7 +11,8 @@ from safetensors.torch import save
 from fedmutual.config import read_tables
 from fedmutual.errors import ConfigError, RunError
 from fedmutual.files import read_json, write_bytes
-from fedmutual.rundir.logs import read_lines
+from fedmutual.rundir.record_files import read_records
+from fedmutual.rundir.schema import Evaluation
 from fedmutual.tensor_files import read_tensors, write_tensors
 
 
@@ -115,8 +116,8 @@ def test_brackets_in_brackets_are_one_sentence_and_no_traceback(tmp_path):
     (tmp_path / "x.json").write_text("[" * DEEP)
     with pytest.raises(RunError, match="damaged or no JSON"):
         read_json(tmp_path / "x.json")
-    with pytest.raises(RunError, match="line 1 is damaged"):
-        read_lines(tmp_path / "x.json")
+    with pytest.raises(RunError, match="line 1 is cut off"):
+        list(read_records(tmp_path / "x.json", Evaluation))
     with pytest.raises(ConfigError, match="not valid TOML"):
         read_tables(_written(tmp_path / "x.toml", "a = " + "[" * DEEP))
     (tmp_path / "x").write_bytes(save({"w": torch.zeros(3)}, metadata={"fedmutual": "[" * DEEP}))

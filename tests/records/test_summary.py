@@ -3,7 +3,7 @@
 import pytest
 
 from fedmutual.config import parse_config
-from fedmutual.rundir.summary import summarise
+from run_folders import summarise_lines as summarise
 
 
 def line(round, *scores):

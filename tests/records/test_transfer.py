@@ -3,7 +3,7 @@
 import pytest
 
 from fedmutual.config import parse_config
-from fedmutual.rundir.summary import summarise
+from run_folders import summarise_lines
 
 DATA = ("test", "test.own", "test.others", "validation", "validation.all", "holdout")
 
@@ -27,7 +27,7 @@ LINES = [
 
 
 def summed(lines, **tables):
-    return summarise(parse_config(tables), lines, [])
+    return summarise_lines(parse_config(tables), lines, [])
 
 
 def test_last_and_best_by_the_validation_data_of_all_nodes():

@@ -13,8 +13,8 @@ from fedmutual.report.measures import average_global_best, average_own_best, ave
 from fedmutual.report.scale import MetricScale
 from fedmutual.report.terminal import make_headline_tables
 from fedmutual.rundir.recorded_run import read_runs
-from fedmutual.rundir.summary import summarise
 from own_data import OWN_TASK
+from run_folders import summarise_lines
 
 CONFIG = parse_config({})
 METHODS = ("fml", "fedavg", "independent")
@@ -85,7 +85,7 @@ def test_the_best_round_is_the_one_with_the_lowest_error():
 
     metric = Metric("mae", "mean absolute error", is_fraction=False, is_higher_better=False)
     lines = [line(1, 5.0, 3.0), line(2, 2.0, 4.0), line(3, 9.0, 1.0)]
-    personal = summarise(CONFIG, lines, [], metric)["personal"]
+    personal = summarise_lines(CONFIG, lines, [], metric)["personal"]
     assert (personal["val_metric"]["best"]["best_round"], personal["val_metric"]["best"]["mean"]) == (2, 3.0)
     assert (personal["val_metric"]["last"]["mean"], personal["val_metric"]["last"]["worst"]) == (5.0, 9.0)
     assert personal["val_accuracy"] is None

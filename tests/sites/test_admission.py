@@ -8,7 +8,6 @@ import torch
 from fedmutual.core import Data, Diverged, Message
 from fedmutual.federation.experiment import Experiment
 from fedmutual.rundir.file_names import METRICS
-from fedmutual.rundir.logs import read_lines
 from fedmutual.sites import admission, site_runtime
 from fedmutual.sites.disclosure import describe_disclosure
 from fedmutual.sites.journal import ROUNDS_BACK
@@ -16,6 +15,7 @@ from fedmutual.sites.protocol import ATTEMPTS, EXAM, WORK, MalformedMessage, Ord
 from fedmutual.sites.sent_log import read_sent_messages
 from fedmutual.sites.site_runtime import SiteRuntime
 from fedmutual.sites.site_settings import read_site_file
+from log_lines import read_lines
 from wards import COMMON, SITES, TELLING, contract, halves, same, site
 
 MLP = {"north": SITES["north"]}

@@ -17,7 +17,6 @@ from fedmutual.algorithms import FedH2L
 from fedmutual.algorithms.peers import make_agreed_state as owned_by
 from fedmutual.errors import UserError
 from fedmutual.rundir.file_names import METRICS
-from fedmutual.rundir.logs import read_lines
 from fedmutual.sites import engine
 from fedmutual.sites.coordinator import Coordinator
 from fedmutual.sites.engine import TooFew
@@ -35,6 +34,7 @@ from fedmutual.sites.protocol import (
 )
 from fedmutual.sites.server_experiment import build_server_experiment, make_first_state
 from fedmutual.sites.sizes import MessageSizes, limit_message
+from log_lines import read_lines
 from wards import COMMON, SITES, Desk, contract, halves, same
 
 MLPS = {i: {**tables, "model": {"personal": "mlp"}} for i, tables in SITES.items()}

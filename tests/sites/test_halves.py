@@ -8,12 +8,12 @@ import fedmutual
 from fedmutual.config import parse_config
 from fedmutual.errors import ConfigError
 from fedmutual.rundir.file_names import LEDGER
-from fedmutual.rundir.logs import read_lines
 from fedmutual.rundir.text import describe_event
 from fedmutual.sites import contract as contracts
 from fedmutual.sites.consent import find_difference
 from fedmutual.sites.coordinator import Coordinator
 from fedmutual.tensor_files import read_tensors
+from log_lines import read_lines
 from wards import COMMON, SITES, TELLING, Desk, contract, halves, same, together
 
 RULES = {

@@ -5,9 +5,9 @@ from statistics import fmean
 from fedmutual.report.comparison import make_comparisons
 from fedmutual.report.provenance import make_subtitle
 from fedmutual.rundir.file_names import METRICS
-from fedmutual.rundir.logs import read_lines
 from fedmutual.rundir.recorded_run import read_runs
 from fedmutual.sites.coordinator import Coordinator
+from log_lines import read_lines
 from run_folders import list_findings
 from wards import COMMON, SITES, Desk, contract, halves
 

@@ -14,7 +14,6 @@ from fedmutual.engines.base import participate
 from fedmutual.errors import RunError, UserError
 from fedmutual.events import Noted
 from fedmutual.rundir.file_names import LEDGER, METRICS
-from fedmutual.rundir.logs import read_lines
 from fedmutual.rundir.text import describe_event
 from fedmutual.sites import admission, journal, sent_log
 from fedmutual.sites import contract as contracts
@@ -34,6 +33,7 @@ from fedmutual.sites.protocol import (
 from fedmutual.sites.server_experiment import build_server_experiment, make_first_state
 from fedmutual.sites.site_runtime import SiteRuntime
 from fedmutual.sites.site_settings import read_site_file
+from log_lines import read_lines
 from wards import COMMON, SITES, TELLING, Desk, contract, halves, same, site, together
 
 MLPS = {i: {**tables, "model": {"personal": "mlp"}} for i, tables in SITES.items()}

@@ -11,13 +11,13 @@ from fedmutual.config import parse_config
 from fedmutual.events import Noted, PhaseDone
 from fedmutual.rundir import text
 from fedmutual.rundir.file_names import LEDGER
-from fedmutual.rundir.logs import read_lines
 from fedmutual.sites import contract as contracts
 from fedmutual.sites.coordinator import Coordinator
 from fedmutual.sites.protocol import EXAM, WORK, MalformedMessage, Order, SiteAnswer, pack_message, read_answer, read_order
 from fedmutual.sites.sent_log import read_sent_messages
 from fedmutual.sites.site_runtime import SiteRuntime
 from fedmutual.sites.site_settings import read_site_file
+from log_lines import read_lines
 from wards import SEEDED, TELLING, Desk, halves, same, seeded, together
 
 B, C, OTHERS, ROUNDS = 8, 10, 2, SEEDED["rounds"]

@@ -6,12 +6,12 @@ import pytest
 
 from fedmutual.errors import RunError
 from fedmutual.rundir.file_names import METRICS
-from fedmutual.rundir.logs import read_lines
 from fedmutual.sites import contract as contracts
 from fedmutual.sites.consent import find_difference
 from fedmutual.sites.coordinator import Coordinator
 from fedmutual.sites.site_runtime import SiteRuntime
 from fedmutual.sites.site_settings import read_site_file
+from log_lines import read_lines
 from wards import COMMON, SITES, Desk, contract, halves
 
 MLPS = {i: {**tables, "model": {"personal": "mlp"}} for i, tables in SITES.items()}

@@ -13,11 +13,11 @@ from fedmutual.core import Algorithm
 from fedmutual.errors import RunError
 from fedmutual.rundir.checkpoint import make_file_name, read_checkpoint, read_state
 from fedmutual.rundir.file_names import METRICS
-from fedmutual.rundir.logs import read_lines
 from fedmutual.sites.conduct import Conduct
 from fedmutual.sites.protocol import SiteAnswer
 from fedmutual.sites.screening import Limits, Update, find_opposed, find_outliers, screen
 from fedmutual.sites.server_experiment import build_server_experiment, make_first_state
+from log_lines import read_lines
 from puppets import Federation, element, moved
 from wards import COMMON
 

@@ -7,7 +7,6 @@ import fedmutual
 from fedmutual.errors import RunError
 from fedmutual.rundir.checkpoint import make_file_name, read_checkpoint, read_state
 from fedmutual.rundir.file_names import LEDGER, METRICS
-from fedmutual.rundir.logs import read_lines
 from fedmutual.sites import contract as contracts
 from fedmutual.sites.attempts import Attempts
 from fedmutual.sites.conduct import Conduct
@@ -15,6 +14,7 @@ from fedmutual.sites.coordinator import Coordinator
 from fedmutual.sites.protocol import ATTEMPTS, WORK, Order, SiteAnswer, pack_message, read_answer
 from fedmutual.sites.site_runtime import SiteRuntime
 from fedmutual.sites.site_settings import read_site_file
+from log_lines import read_lines
 from puppets import DIVERGED, Federation, healthy, moved
 from wards import COMMON, SITES, Desk, contract, halves, same, site
 

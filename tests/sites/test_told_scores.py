@@ -4,8 +4,8 @@ import pytest
 
 from fedmutual.report.html import write_report
 from fedmutual.rundir.file_names import METRICS
-from fedmutual.rundir.logs import read_lines
 from fedmutual.sites.protocol import EXAM, ReleasedScore, SiteAnswer, pack_message, read_order
+from log_lines import read_lines
 from puppets import SITES, Federation, Puppet
 
 HONEST = (ReleasedScore("personal", None, "validation", {"accuracy": 0.9, "examples": 100}),)

@@ -1,6 +1,5 @@
 """The interface of all engines, and the functions that an engine runs at each client."""
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Concatenate, NamedTuple, Protocol, TypeVar
@@ -13,8 +12,7 @@ from fedmutual.evaluation import EvalSpec, compute_scores, select_metrics
 from fedmutual.events import Score
 from fedmutual.rundir import best
 from fedmutual.rundir.best import Keep
-from fedmutual.rundir.file_names import METRICS
-from fedmutual.rundir.logs import append
+from fedmutual.rundir.observers import append_scores
 from fedmutual.stepping import work
 
 R = TypeVar("R")
@@ -89,9 +87,8 @@ def evaluate_client(
     if keep is not None and home is not None and "personal" in client.nets:
         _keep_best(client, exams, scores, round, home, keep)
     if client.metrics != "all" and home is not None:
-        line = {"round": round, "scores": [{"model": s.model, "data": s.data, **s.values} for s in scores]}
         home.mkdir(parents=True, exist_ok=True)
-        append(home / METRICS, [json.dumps(line)])
+        append_scores(home, round, scores)
     return select_metrics(client, measured)
 
 

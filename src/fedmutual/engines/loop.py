@@ -24,6 +24,7 @@ from fedmutual.events import (
     Started,
 )
 from fedmutual.federation.plan import Judge, RoundPlan
+from fedmutual.rundir.schema import SEED
 
 R = TypeVar("R")
 
@@ -90,7 +91,7 @@ def generate_rounds(
         report(Started(finished_rounds, plan.rounds, plan.clients, plan.notes))
         if saved is None and plan.seeds:
             others = {i: _count_received_seeds(plan, size) for i, size in plan.seeds.items()}
-            report(PhaseDone(0, "seed", others, plan.seeds, {}))
+            report(PhaseDone(0, SEED, others, plan.seeds, {}))
         if saved is None and plan.algorithm.start:
             server, _ = yield from _exchange(plan, engine, server, -1, plan.algorithm.start, report)
             report(RoundDone(0, plan.rounds, server, engine.run_each))

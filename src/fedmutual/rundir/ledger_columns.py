@@ -6,9 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fedmutual.rundir.schema import LedgerLine
+from fedmutual.rundir.schema import SEED, LedgerLine
 
-SEED = "seed"  # the phase of round 0 in which clients give out their public data, once
 Ints = npt.NDArray[np.int64]
 
 

@@ -1,73 +1,13 @@
-"""Append the scores and bytes of a run to its logs. Lines hold no times, so that a resumed run writes equal lines."""
+"""Append lines to the logs of a run, and remove the lines of rounds that are not saved."""
 
 import json
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 from fedmutual.errors import RunError
-from fedmutual.events import Evaluated, Event, PhaseDone
 from fedmutual.files import write_bytes
 from fedmutual.rundir.file_names import LEDGER, METRICS
-
-
-class Metrics:
-    """Observer: writes a line per evaluation to metrics.jsonl."""
-
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / METRICS
-
-    def __call__(self, event: Event) -> None:
-        """Append the scores."""
-        if isinstance(event, Evaluated):
-            scores = [{"model": s.model, "client": s.client, "data": s.data, **s.values} for s in event.scores]
-            append(self._path, [_format_line({"round": event.round, "train": event.train, "scores": scores})])
-
-
-class Ledger:
-    """Observer: writes a line per round, phase and client to ledger.jsonl: the bytes that the client received and sent.
-
-    In a simulation the line also holds the client's gradient steps and forward passes.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / LEDGER
-
-    def __call__(self, event: Event) -> None:
-        """Append the bytes."""
-        if isinstance(event, PhaseDone):
-            about = {"round": event.round, "phase": event.phase}
-            append(
-                self._path,
-                (
-                    _format_line({**about, "client": i, "down": event.down[i], "up": up, **_list_work(event, i)})
-                    for i, up in event.up.items()
-                ),
-            )
-
-
-def _list_work(event: PhaseDone, client: str) -> dict[str, int | None]:
-    """Return the gradient steps and forward passes of a client's phase; empty for a real site."""
-    work = event.work.get(client)
-    return {} if work is None else {"steps": work.steps, "forwards": work.forwards}
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return all lines of a log; none before the log exists.
-
-    Raises:
-        RunError: a line is not JSON, or the file cannot be read.
-    """
-    lines = []
-    for number, text in enumerate((_read_text(path) or "").splitlines(), 1):
-        try:
-            lines.append(json.loads(text))
-        except (ValueError, RecursionError):
-            raise RunError(
-                f"{path}: line {number} is damaged; restore the file, or start a new run in another folder"
-            ) from None
-    return lines
 
 
 def rewind(path: Path, keep: Callable[[int], bool]) -> None:
@@ -76,7 +16,7 @@ def rewind(path: Path, keep: Callable[[int], bool]) -> None:
     keep: whether the lines of a round stay.
 
     Raises:
-        RunError: as `read_lines`.
+        RunError: a line is not JSON, or the file cannot be read.
     """
     text = _read_text(path)
     if text is None:
@@ -142,7 +82,3 @@ def _read_text(path: Path) -> str | None:
     except UnicodeDecodeError as problem:
         number = content.count(b"\n", 0, problem.start) + 1
         raise RunError(f"{path}: line {number} is damaged; restore the file, or start a new run in another folder") from None
-
-
-def _format_line(content: dict[str, Any]) -> str:
-    return json.dumps(content, allow_nan=False)

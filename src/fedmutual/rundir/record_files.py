@@ -2,7 +2,7 @@
 
 import json
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from fedmutual.errors import RunError
 from fedmutual.files import Table, read_json, write_json
 from fedmutual.rundir.file_names import SUMMARY
+from fedmutual.rundir.logs import append
 from fedmutual.rundir.schema import Record
 
 R = TypeVar("R", bound=Record)
@@ -35,8 +36,8 @@ def check_record(path: Path, kind: type[R], table: Table) -> R:
         return kind.model_validate_json(json.dumps(table, default=str))  # as JSON, where a list may stand for a tuple
     except ValidationError as problem:
         raise RunError(
-            f"{path}: is not what fedmutual writes ({_describe(problem)}); restore the file as the run wrote it, or begin "
-            "again in another folder"
+            f"{path}: is not what fedmutual writes ({describe_violation(problem)}); restore the file as the run wrote it, "
+            "or begin again in another folder"
         ) from None
 
 
@@ -80,9 +81,23 @@ def read_records(path: Path, kind: type[R]) -> Iterator[R]:
         try:
             yield kind.model_validate_json(line)
         except ValidationError as problem:
-            raise make_line_error(path, number, _describe(problem), is_cut and number == len(lines)) from None
+            raise make_line_error(path, number, describe_violation(problem), is_cut and number == len(lines)) from None
     if is_cut:
         raise make_line_error(path, len(lines), "the line has no end", is_cut)
+
+
+def append_records(path: Path, records: Iterable[Record]) -> None:
+    """Append records to a log as lines that `read_records` can read.
+
+    Raises:
+        RunError: the log cannot be written.
+    """
+    append(path, (json.dumps(_dump(record), allow_nan=False) for record in records))
+
+
+def _dump(record: Record) -> Table:
+    """Return a record as the table of its file; keys that were not set are left out."""
+    return record.model_dump(by_alias=True, exclude_unset=True)
 
 
 def make_line_error(path: Path, line: int, why: str, is_cut: bool = False) -> RunError:
@@ -93,7 +108,7 @@ def make_line_error(path: Path, line: int, why: str, is_cut: bool = False) -> Ru
     return RunError(f"{path}: line {line} is not what fedmutual writes ({why}); begin again in another folder")
 
 
-def _describe(problem: ValidationError) -> str:
+def describe_violation(problem: ValidationError) -> str:
     """Return the first violation of a schema in a few words, with its key."""
     first = problem.errors()[0]
     key = ".".join(map(str, first["loc"]))

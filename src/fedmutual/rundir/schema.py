@@ -121,6 +121,10 @@ class Evaluation(Record):
         return {s.client: s for s in self.scores if s.client is not None and (s.model, s.data) == (model, data)}
 
 
+SEED = "seed"
+"""The phase of round 0 in which clients send their public data once; reports and summaries keep its bytes apart."""
+
+
 class LedgerLine(Record):
     """A line of ledger.jsonl: bytes of the tensors sent down to a client and up from it in a phase."""
 

@@ -3,7 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-Lines = Sequence[Mapping[str, Any]]
+from fedmutual.metric import ACCURACY, Metric
+from fedmutual.rundir.schema import Evaluation
+
 PerClient = Mapping[str, float]
 
 MEASURES = {"acc": "test", "bwt": "test.own", "fwt": "test.others"}
@@ -12,7 +14,7 @@ MEASURES = {"acc": "test", "bwt": "test.own", "fwt": "test.others"}
 _CHOICE = {"holdout": ("holdout",), "validation": ("validation.all", "validation"), "test": ("test",)}
 
 
-def measure_transfer(metrics: Lines, model: str | None, best_by: str) -> dict[str, Any] | None:
+def measure_transfer(metrics: Sequence[Evaluation], model: str | None, best_by: str) -> dict[str, Any] | None:
     """Return ACC, BWT and FWT of the nodes after the last round and after each node's best round; None without domains.
 
     best_by: "holdout", "validation" (rows of all nodes if they are scored, else the node's rows) or "test".
@@ -21,8 +23,8 @@ def measure_transfer(metrics: Lines, model: str | None, best_by: str) -> dict[st
         return None
     wanted = (*_CHOICE[best_by], "validation", "test")
     by = next((data for data in wanted if all(list_client_scores(line, model, data) for line in metrics)), "test")
-    judged = {line["round"]: list_client_scores(line, model, by) for line in metrics}
-    rounds = {i: _find_best({r: scores[i] for r, scores in judged.items() if i in scores}) for i in judged[max(judged)]}
+    judged = {line.round: list_client_scores(line, model, by) for line in metrics}
+    rounds = {i: find_best_round({r: scores[i] for r, scores in judged.items() if i in scores}) for i in judged[max(judged)]}
     return {
         **{name: _measure_ends(metrics, model, data, rounds) for name, data in MEASURES.items()},
         "best_rounds": rounds,
@@ -30,34 +32,36 @@ def measure_transfer(metrics: Lines, model: str | None, best_by: str) -> dict[st
     }
 
 
-def read_projected(metrics: Lines) -> dict[str, Any] | None:
+def read_projected(metrics: Sequence[Evaluation]) -> dict[str, Any] | None:
     """Return the last reported share of each node's mutual steps with a projected gradient; None if there is no report."""
-    shares = {i: terms["projected"] for line in metrics for i, terms in line["train"].items() if "projected" in terms}
-    return {"mean": _average_values(shares), "per_client": shares} if shares else None
+    shares = {i: terms["projected"] for line in metrics for i, terms in line.train.items() if "projected" in terms}
+    return {"mean": average_values(shares), "per_client": shares} if shares else None
 
 
-def list_client_scores(line: Mapping[str, Any], model: str, data: str, metric: str = "accuracy") -> dict[str, float]:
+def list_client_scores(line: Evaluation, model: str, data: str, metric: str = "accuracy") -> dict[str, float]:
     """Return a score of a model on one kind of rows, by client; clients without this score are left out."""
-    scores = {s["client"]: s.get(metric) for s in line["scores"] if (s["model"], s["data"]) == (model, data)}
-    return {i: v for i, v in scores.items() if i is not None and isinstance(v, int | float)}
+    scores = {row.client: row.find_number(metric) for row in line.rows if (row.model, row.data) == (model, data)}
+    return {i: v for i, v in scores.items() if i is not None and v is not None}
 
 
-def _measure_ends(metrics: Lines, model: str, data: str, rounds: Mapping[str, int]) -> dict[str, Any] | None:
+def _measure_ends(metrics: Sequence[Evaluation], model: str, data: str, rounds: Mapping[str, int]) -> dict[str, Any] | None:
     """Return one measure after the last and after each node's best round; None without scores (FWT of a single node)."""
-    scores = {line["round"]: list_client_scores(line, model, data) for line in metrics}
+    scores = {line.round: list_client_scores(line, model, data) for line in metrics}
     last = scores[max(scores)]
     best = {i: scores[r][i] for i, r in rounds.items() if i in scores[r]}
     return {"last": _sum_up(last), "best": _sum_up(best)} if last and best else None
 
 
 def _sum_up(values: PerClient) -> dict[str, Any]:
-    return {"mean": _average_values(values), "worst": min(values.values()), "per_client": values}
+    return {"mean": average_values(values), "worst": min(values.values()), "per_client": values}
 
 
-def _average_values(values: PerClient) -> float:
+def average_values(values: PerClient) -> float:
+    """Return the mean over clients."""
     return sum(values.values()) / len(values)
 
 
-def _find_best(judged: Mapping[int, float]) -> int:
-    """Return the first round with the greatest value."""
-    return max(judged, key=lambda r: (judged[r], -r))
+def find_best_round(judged: Mapping[int, float], metric: Metric = ACCURACY) -> int:
+    """Return the first round with the best value of a metric."""
+    sign = 1 if metric.is_higher_better else -1
+    return max(judged, key=lambda r: (sign * judged[r], -r))

@@ -19,7 +19,8 @@ from fedmutual.federation.plan import RoundPlan
 from fedmutual.rundir import folder as folders
 from fedmutual.rundir.checkpoint import Checkpoints, Saved, make_file_name, read_checkpoint, read_state, remove_other_states
 from fedmutual.rundir.file_names import LEDGER, METRICS
-from fedmutual.rundir.logs import Ledger, Metrics, is_scored_on_resume, rewind
+from fedmutual.rundir.logs import is_scored_on_resume, rewind
+from fedmutual.rundir.observers import Ledger, Metrics
 from fedmutual.rundir.summary import write_summary
 from fedmutual.rundir.text import TextLog
 from fedmutual.sites.attempts import Attempts

@@ -23,7 +23,10 @@ from fedmutual.federation.experiment import Experiment
 from fedmutual.privacy.budget import PrivacyBudget, Spent
 from fedmutual.rundir import folder as folders
 from fedmutual.rundir.file_names import METRICS
-from fedmutual.rundir.logs import Metrics, is_scored_on_resume, read_lines, rewind
+from fedmutual.rundir.logs import is_scored_on_resume, rewind
+from fedmutual.rundir.observers import Metrics
+from fedmutual.rundir.record_files import read_records
+from fedmutual.rundir.schema import Evaluation
 from fedmutual.rundir.summary import write_summary
 from fedmutual.sites import guarantee
 from fedmutual.sites.admission import Bounds, Declined, admit, find_answer
@@ -126,7 +129,7 @@ class SiteRuntime:
         self._at: Place | None = None  # the last phase that the client in memory did; None: no phase
         if not looks:
             _prepare_folder(self.folder, experiment, self.site)
-            self._write_summary(max((line["round"] for line in read_lines(self.folder / METRICS)), default=0))
+            self._write_summary(max((line.round for line in read_records(self.folder / METRICS, Evaluation)), default=0))
 
     def _build_experiment(self) -> Experiment:
         """Build the site's experiment, with the scaling that the server has sent, if it has."""

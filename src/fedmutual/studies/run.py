@@ -31,7 +31,7 @@ from fedmutual.rundir.checkpoint import (
     read_checkpoint,
 )
 from fedmutual.rundir.file_names import CONFIG, ENVIRONMENT
-from fedmutual.rundir.logs import Ledger, Metrics
+from fedmutual.rundir.observers import Ledger, Metrics
 from fedmutual.rundir.summary import write_summary
 from fedmutual.rundir.text import TextLog
 from fedmutual.rundir.trackers import Tracker
