@@ -1,5 +1,7 @@
 """Errors caused by user input: one sentence that names the file, the key or the client, and the fix."""
 
+from collections.abc import Sequence
+
 
 class UserError(Exception):
     """Bad input. The command line prints its one sentence and exits with 2; no traceback."""
@@ -39,5 +41,10 @@ def format_error(problem: Exception) -> str:
 
 
 def format_count(number: int, noun: str) -> str:
-    """Return a number with its noun, in the plural unless the number is 1."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    """Return a number with its noun: "1 client", "1,200 clients"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def join_words(words: Sequence[str], last: str = "and") -> str:
+    """Return words as one clause: "a", "a and b", "a, b and c"."""
+    return f" {last} ".join(filter(None, (", ".join(words[:-1]), words[-1]))) if words else ""

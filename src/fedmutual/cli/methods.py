@@ -8,7 +8,7 @@ from fedmutual.cli.arguments import parse_names
 from fedmutual.cli.terminal import print_text, show_progress
 from fedmutual.config import Config, load_compared, parse_override, read_algorithm_name
 from fedmutual.config.grid import format_value
-from fedmutual.report.text import join_words
+from fedmutual.errors import join_words
 from fedmutual.role import DEFAULT_METHODS
 from fedmutual.rundir.text import format_holdout_scores
 from fedmutual.studies.compare import Tuned

@@ -8,11 +8,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from fedmutual.errors import ConfigError
+from fedmutual.errors import ConfigError, format_count
 from fedmutual.events import Observer
 from fedmutual.files import write_bytes
 from fedmutual.report import cells as report
-from fedmutual.report.text import format_amount
 from fedmutual.reproduce import (
     PaperExperiment,
     ResultStore,
@@ -79,9 +78,9 @@ def train(
 
     say = _make_printer(console)
     outcome = reproduce(chosen, seeds, scale, out, store, machine_only, watch, say, jobs)
-    say(f"{format_amount(outcome.trained, 'run')} trained, {outcome.known} known")
+    say(f"{format_count(outcome.trained, 'run')} trained, {outcome.known} known")
     if outcome.elsewhere:
-        left = f"{format_amount(len(outcome.elsewhere), 'run')} left to other processes"
+        left = f"{format_count(len(outcome.elsewhere), 'run')} left to other processes"
         say(f"{left}: {'; '.join(outcome.elsewhere.values())}. Run this command again when they are done")
     with lock_folder(out, "has been writing pages for a minute", "run this command again", PATIENCE):
         now = _store(root, results or out / RESULTS)  # with what other processes kept meanwhile of other cells

@@ -14,10 +14,10 @@ from fedmutual.algorithms import ALGORITHMS
 from fedmutual.algorithms.presets import PRESETS, Preset
 from fedmutual.config.keys import Table
 from fedmutual.config.schema import ClientConfig, Config, TrainingConfig
-from fedmutual.config.sentences import format_unknown_key, format_validation_error, join_names
+from fedmutual.config.sentences import format_unknown_key, format_validation_error
 from fedmutual.config.values import Moving
 from fedmutual.core import SCORED, Algorithm, Role, Setting
-from fedmutual.errors import ConfigError, UserError, format_error
+from fedmutual.errors import ConfigError, UserError, format_error, join_words
 
 _STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 
@@ -45,7 +45,7 @@ def make_algorithm(config: Config) -> Algorithm:
     if unknown:
         raise ConfigError(
             f"key 'algorithm.name': {config.algorithm['name']!r} names {unknown[0]!r} in `scores`; `scores` may hold "
-            f"{join_names([repr(model) for model in SCORED])}"
+            f"{join_words([repr(model) for model in SCORED])}"
         )
     return algorithm
 
@@ -143,7 +143,7 @@ def describe_foreign_key(where: str, key: str, names: Sequence[str]) -> str:
     owners, is_single = [a for a in ALGORITHMS if key in list_setting_types(a)], len(names) == 1
     if owners:
         these = f"algorithm is {names[0]!r}" if is_single else f"methods are {', '.join(names)}"
-        return f"key '{where}.{key}' is a setting of {join_names(owners)}, and the {these}; remove it"
+        return f"key '{where}.{key}' is a setting of {join_words(owners)}, and the {these}; remove it"
     known = dict.fromkeys(k for name in names for k in list_setting_types(name))
     these = f"algorithm {names[0]!r}" if is_single else f"algorithms {', '.join(names)}"
     return f"{format_unknown_key(f'{where}.{key}', known, list_keys())} (of {these})"

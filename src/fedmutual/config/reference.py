@@ -13,9 +13,8 @@ from fedmutual.algorithms.presets import PRESETS, Preset
 from fedmutual.config.keys import KeyEffect, Section, read_effect
 from fedmutual.config.methods import find_algorithm, find_title, is_required, list_setting_types, make_default
 from fedmutual.config.schema import ClientData, ColumnConfig, Config, DataConfig, ShareConfig
-from fedmutual.config.sentences import join_names
 from fedmutual.core import Schedule, Setting
-from fedmutual.errors import ConfigError
+from fedmutual.errors import ConfigError, join_words
 
 _HEAD = """# Every key of a configuration
 
@@ -138,7 +137,7 @@ def _list_algorithm_keys(table: str) -> Iterator[Key]:
                 key = Key(f"{table}.{setting}", _describe_type(type), default, about)
                 owners.setdefault(key, []).append(name)
     for key, names in owners.items():
-        yield key._replace(about=f"{join_names(names)}: {key.about}")
+        yield key._replace(about=f"{join_words(names)}: {key.about}")
 
 
 def _find_section(kind: Any) -> type[Section] | None:

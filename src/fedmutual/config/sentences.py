@@ -2,7 +2,7 @@
 
 import difflib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, get_args
 
 from pydantic import BaseModel
@@ -59,11 +59,6 @@ def _locate_key(problem: ErrorDetails) -> list[str]:
     user_names = {len(loc) - 1} if problem["type"] == "extra_forbidden" else set()
     user_names |= {n for n in range(1, len(loc)) if loc[:n] in (["clients"], ["data", "labels"], ["data", "columns"])}
     return [p for n, p in enumerate(loc) if n in user_names or not p.startswith(_INNER)]
-
-
-def join_names(names: Sequence[str]) -> str:
-    """Return "a", "a and b", or "a, b and c"."""
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def format_unknown_key(key: str, known: Iterable[str], everywhere: Iterable[str]) -> str:

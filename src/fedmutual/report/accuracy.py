@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from fedmutual.errors import format_count
 from fedmutual.report import guarantee, measures
 from fedmutual.report.cells import (
     Column,
@@ -17,7 +18,6 @@ from fedmutual.report.comparison import RunComparison, Use
 from fedmutual.report.measures import Best
 from fedmutual.report.scale import MetricScale
 from fedmutual.report.statistics import Gains, Missing
-from fedmutual.report.text import format_amount
 
 SHARED, OWN, GAIN = "Shared model, test set", "Client's model, own data", "Gain over local-only"
 
@@ -79,7 +79,7 @@ def _describe_repetitions(comparison: RunComparison) -> str:
     seeds = {len(m.counted) for m in comparison.methods}
     if seeds == {1}:
         return " (one seed, so without intervals)"
-    many = format_amount(seeds.pop(), "seed") if len(seeds) == 1 else "seeds"
+    many = format_count(seeds.pop(), "seed") if len(seeds) == 1 else "seeds"
     return f" (mean ± 95 % interval over {many})"
 
 
@@ -89,7 +89,7 @@ def _describe_state(comparison: RunComparison, use: Use) -> str:
     if not counted:
         return "nothing evaluated yet"
     words = [use.name] if use.name else []
-    words += [] if len({len(m.counted) for m in comparison.methods}) == 1 else [format_amount(len(counted), "seed")]
+    words += [] if len({len(m.counted) for m in comparison.methods}) == 1 else [format_count(len(counted), "seed")]
     run = counted[0]
     return ", ".join(words + ([] if run.finished else [run.state]))
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from fedmutual.errors import format_count, join_words
 from fedmutual.report.cells import (
     Column,
     PageTable,
@@ -18,7 +19,6 @@ from fedmutual.report.comparison import OWN_DOMAIN, Method, RunComparison
 from fedmutual.report.measures import SEEN, average_over_seeds, name_choosing_data
 from fedmutual.report.scale import PERCENT, MetricScale
 from fedmutual.report.statistics import Missing, Value
-from fedmutual.report.text import format_amount, join_words
 from fedmutual.rundir.recorded_run import RecordedRun
 from fedmutual.rundir.schema import ClientScores
 
@@ -215,12 +215,12 @@ def _describe_pace(comparison: RunComparison, method: Method) -> str:
     counted = method.counted
     if not counted:
         return "nothing evaluated yet"
-    parts = [] if len({len(m.counted) for m in comparison.methods}) == 1 else [format_amount(len(counted), "seed")]
+    parts = [] if len({len(m.counted) for m in comparison.methods}) == 1 else [format_count(len(counted), "seed")]
     paces = {(r.settings.rounds, r.local_steps) for r in comparison.runs}
     run = counted[0]
     if len(paces) > 1 or (run.local_steps or 1) > 1:
-        each = f" of {format_amount(run.local_steps, 'local step')}" if run.local_steps else ""
-        parts.append(f"{format_amount(run.settings.rounds, 'round')}{each}")
+        each = f" of {format_count(run.local_steps, 'local step')}" if run.local_steps else ""
+        parts.append(f"{format_count(run.settings.rounds, 'round')}{each}")
     return ", ".join(parts + ([] if run.finished else [run.state]))
 
 
@@ -236,5 +236,5 @@ def _describe_repetitions(comparison: RunComparison) -> str:
     seeds = {len(m.counted) for m in comparison.methods}
     if seeds == {1}:
         return "; one seed, so without intervals"
-    many = format_amount(seeds.pop(), "seed") if len(seeds) == 1 else "seeds"
+    many = format_count(seeds.pop(), "seed") if len(seeds) == 1 else "seeds"
     return f" ± 95 % interval over {many}"

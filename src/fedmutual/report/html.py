@@ -15,7 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from secrets import token_hex
 
-from fedmutual.errors import RunError
+from fedmutual.errors import RunError, format_count
 from fedmutual.metric import ACCURACY
 from fedmutual.report import accuracy, decision, domains, holdings, measures, other_tasks, provenance, tables, traffic
 from fedmutual.report.cells import PageTable
@@ -27,7 +27,6 @@ from fedmutual.report.plots import draw_curves
 from fedmutual.report.rendering import make_environment
 from fedmutual.report.statistics import Gains
 from fedmutual.report.svg import Styles
-from fedmutual.report.text import format_amount
 from fedmutual.report.verdicts import judge
 from fedmutual.report.wording import Verdict
 from fedmutual.rundir.recorded_run import RecordedRun, read_runs
@@ -141,7 +140,7 @@ def render(compared: Sequence[RunComparison], judged: Callable[[RunComparison], 
 def _make_section(comparison: RunComparison, verdict: Verdict, id: str, styles: Styles) -> PageSection:
     by_domain = domains.make_tables(comparison) if comparison.domains else []
     headline = accuracy.make_headline_table(comparison)
-    over = format_amount(max(len(m.counted) for m in comparison.methods), "seed")
+    over = format_count(max(len(m.counted) for m in comparison.methods), "seed")
     shown = [
         Drawn(p.title, draw_curves(p, f"{id}-{p.id}", styles), make_data_table(p, comparison.scale))
         for p in make_pictures(comparison)

@@ -6,10 +6,11 @@ from typing import Any
 
 import tomli_w
 
+from fedmutual.errors import format_count, join_words
 from fedmutual.report.cells import Column, PageTable, TableCell, format_csv
 from fedmutual.report.comparison import RunComparison
 from fedmutual.report.settings import flatten_table, format_setting
-from fedmutual.report.text import format_amount, format_number, join_words
+from fedmutual.report.text import format_number
 from fedmutual.rundir.recorded_run import RecordedRun
 
 _SAID = 4  # means and standard deviations that are told one by one: those of an image's channels
@@ -30,9 +31,9 @@ def make_subtitle(comparison: RunComparison) -> str:
     """Return the line below the title of a report: data, division, and numbers of clients, rounds and seeds."""
     run = comparison.first
     rounds = sorted({r.settings.rounds for r in comparison.runs})
-    participants = format_amount(len(run.partition.clients), "client")
+    participants = format_count(len(run.partition.clients), "client")
     if comparison.at_sites:
-        participants = format_amount(len(run.environment.get("clients", {})), "site")
+        participants = format_count(len(run.environment.get("clients", {})), "site")
     classes = f", {len(comparison.classes)} classes" if len(comparison.classes) > 1 else ""
     return " · ".join(
         (
@@ -40,7 +41,7 @@ def make_subtitle(comparison: RunComparison) -> str:
             describe_partition(run),
             participants,
             f"{join_words([str(r) for r in rounds], 'or')} rounds",
-            format_amount(len({r.seed for r in comparison.runs}), "seed"),
+            format_count(len({r.seed for r in comparison.runs}), "seed"),
         )
     )
 

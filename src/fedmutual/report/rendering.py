@@ -8,8 +8,8 @@ from typing import Any
 from jinja2 import BaseLoader, ChoiceLoader, Environment, FileSystemLoader, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from fedmutual.errors import format_count, join_words
 from fedmutual.report.scale import MetricScale
-from fedmutual.report.text import format_amount, join_words
 
 
 def make_environment(*sources: str | Path, html: bool, keep_trailing_newline: bool = False) -> Environment:
@@ -42,7 +42,7 @@ def mark_prose(text: str) -> Markup:
 @cache
 def _load_macros(template: str) -> Any:
     environment = make_environment("fedmutual.report", html=False)
-    environment.filters |= {"count": format_amount, "listed": join_words, "value": _format_value, "gain": _format_gain}
+    environment.filters |= {"count": format_count, "listed": join_words, "value": _format_value, "gain": _format_gain}
     environment.filters |= {
         "one": _remove_plural,
         "number": "{:,}".format,

@@ -1,7 +1,5 @@
 """Numbers and lists in words."""
 
-from collections.abc import Sequence
-
 MINUS = "\N{MINUS SIGN}"
 
 
@@ -20,16 +18,6 @@ def format_number(value: float, decimals: int) -> str:
     """Return a number with this number of decimals and a true minus sign; a number that rounds to 0 has no sign."""
     text = f"{value:.{decimals}f}"
     return text.replace("-", MINUS) if text.strip("-0.") else text.removeprefix("-")
-
-
-def format_amount(n: int, noun: str) -> str:
-    """Return a number with its noun: "1 client", "1,200 clients"."""
-    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
-
-
-def join_words(words: Sequence[str], last: str = "and") -> str:
-    """Return words as one clause: "a", "a and b", "a, b and c"."""
-    return f" {last} ".join(filter(None, (", ".join(words[:-1]), words[-1]))) if words else ""
 
 
 def format_size(n: float) -> str:

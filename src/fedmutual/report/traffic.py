@@ -6,9 +6,10 @@ from math import prod
 
 import pandas as pd
 
+from fedmutual.errors import format_count
 from fedmutual.report.cells import Column, PageTable, TableCell, format_csv, make_missing_cell
 from fedmutual.report.comparison import Method, RunComparison
-from fedmutual.report.text import format_amount, format_size
+from fedmutual.report.text import format_size
 
 
 def make_method_bytes_table(comparison: RunComparison) -> PageTable:
@@ -116,7 +117,7 @@ def _describe_leaving(method: Method) -> str:
     if not leaves:
         return "nothing; once, before: its public data" if has_seed_set else "nothing"
     values = sum(prod(shape) for _, shape in leaves.values())
-    words = f"{format_amount(len(leaves), 'tensor')}, {values:,} numbers"
+    words = f"{format_count(len(leaves), 'tensor')}, {values:,} numbers"
     if any(name.endswith("n_k") for name in leaves):
         words += ", with n_k, how many examples it trains on"
     return f"{words}; once, before: its public data" if has_seed_set else words

@@ -8,11 +8,12 @@ from statistics import fmean
 
 from fedmutual.algorithms import ALGORITHMS
 from fedmutual.config.methods import find_role
+from fedmutual.errors import join_words
 from fedmutual.files import write_bytes
 from fedmutual.report.cells import Column, PageTable, TableCell
 from fedmutual.report.rendering import make_environment
 from fedmutual.report.statistics import Estimate
-from fedmutual.report.text import format_points, format_size, join_words
+from fedmutual.report.text import format_points, format_size
 from fedmutual.reproduce import measures, prose
 from fedmutual.reproduce.cell_results import MeasuredCell
 from fedmutual.reproduce.claims import CONTRADICTED, INCONCLUSIVE, SUPPORTED, Judged, judge

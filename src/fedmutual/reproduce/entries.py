@@ -4,9 +4,10 @@ from collections.abc import Iterable
 
 from fedmutual.algorithms import ALGORITHMS
 from fedmutual.config.methods import find_title
+from fedmutual.errors import format_count, join_words
 from fedmutual.report.cells import TableCell
 from fedmutual.report.statistics import Estimate
-from fedmutual.report.text import format_amount, format_number, format_percent, join_words
+from fedmutual.report.text import format_number, format_percent
 from fedmutual.reproduce import measures
 from fedmutual.reproduce.cell_results import MeasuredCell, is_incomplete
 from fedmutual.reproduce.claims import DIVERGED, NOT_RUN, Judged, Lost
@@ -51,7 +52,7 @@ def make_entry(
     notes = [measured.describe_arm(arm), f"{value.n} seed" + ("s" if value.n > 1 else "")]
     notes += (
         [
-            f"{format_amount(missing, 'more seed')} without this number"
+            f"{format_count(missing, 'more seed')} without this number"
             + (", because the target was not reached" if unit == "rounds" else "")
         ]
         if missing
@@ -77,7 +78,7 @@ def describe_mixed_versions(versions: Iterable[int]) -> str:
 
 def describe_divergence(diverged: Lost) -> str:
     """Return "fml diverged in 2 of 4 runs"; "" if no run diverged."""
-    return join_words([f"{arm} diverged in {n} of {format_amount(of, 'run')}" for arm, (n, of) in diverged.items()])
+    return join_words([f"{arm} diverged in {n} of {format_count(of, 'run')}" for arm, (n, of) in diverged.items()])
 
 
 def get_unit(judged: Judged) -> str:

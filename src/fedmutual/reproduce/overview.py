@@ -3,8 +3,8 @@
 from collections import Counter
 from collections.abc import Sequence
 
+from fedmutual.errors import format_count
 from fedmutual.report.cells import Column, PageTable, TableCell
-from fedmutual.report.text import format_amount
 from fedmutual.reproduce import prose, tables
 from fedmutual.reproduce.claims import CONTRADICTED, DIVERGED, INCONCLUSIVE, NOT_RUN, SUPPORTED, TOO_SHORT
 from fedmutual.reproduce.entries import capitalize
@@ -42,7 +42,7 @@ def _make_sentence(pages: Sequence[Page]) -> str:
     decided = [j for j in judged if j.verdict in (SUPPORTED, CONTRADICTED)]
     stand = sum(is_significant(j.holm[1]) for j in decided)
     return (
-        f"{format_amount(claims, 'claim')}, {format_amount(len(judged), 'verdict')} including other readings; "
+        f"{format_count(claims, 'claim')}, {format_count(len(judged), 'verdict')} including other readings; "
         f"{len(decided)} of these are "
         f"supported or contradicted, and {stand} of them remain after Holm's adjustment over all pages."
     )

@@ -9,11 +9,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from fedmutual.errors import join_words
 from fedmutual.files import write_bytes
 from fedmutual.report.cells import PageTable, TableCell
 from fedmutual.report.rendering import make_environment
 from fedmutual.report.svg import Styles
-from fedmutual.report.text import join_words
 from fedmutual.reproduce import prose, tables
 from fedmutual.reproduce.cell_results import MeasuredCell
 from fedmutual.reproduce.cells import PaperExperiment

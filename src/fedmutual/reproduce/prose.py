@@ -4,8 +4,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from statistics import median
 
+from fedmutual.errors import format_count, join_words
 from fedmutual.report.statistics import Estimate
-from fedmutual.report.text import format_amount, format_number, format_percent, join_words
+from fedmutual.report.text import format_number, format_percent
 from fedmutual.reproduce.cell_results import MeasuredCell
 from fedmutual.reproduce.cells import PaperExperiment
 from fedmutual.reproduce.claims import DECIDED, DIVERGED, NOT_RUN, TOO_SHORT, Judged
@@ -72,7 +73,7 @@ def _format_pool(judged: Judged) -> str:
     pooled, noun = judged.pooled, judged.claim.per
     pooled_text = f"{pooled} of {len(judged.lines)} {noun}s"
     if noun == "client" and len(judged.run) < len(judged.lines):  # who is in a cell without numbers is not known
-        pooled_text = format_amount(pooled, noun)
+        pooled_text = format_count(pooled, noun)
     if len(judged.run) == 1:
         return f", only in {judged.run[0].title}, {pooled_text}"
     counted = Counter(line.verdict for line in judged.run)
@@ -129,11 +130,11 @@ def describe_state(measured_cells: Sequence[MeasuredCell]) -> str:
     noun = "seed" if seeds == [1] else "seeds"
     incomplete = sum(not all(measured.results.values()) for measured in run)
     partly = f", {incomplete} of them not with every method" if incomplete else ""
-    cells, numbers = format_amount(len(measured_cells), "cell"), join_words([str(n) for n in seeds], "or")
+    cells, numbers = format_count(len(measured_cells), "cell"), join_words([str(n) for n in seeds], "or")
     summary = f"{len(run)} of {cells} (settings) {'was' if len(run) == 1 else 'were'} run{partly}, with {numbers} {noun}."
     shortened_cells = [measured for measured in run if measured.words]
     is_are = "is" if len(shortened_cells) == 1 else "are"
-    return summary + (f" {format_amount(len(shortened_cells), 'cell')} {is_are} **shortened**." if shortened_cells else "")
+    return summary + (f" {format_count(len(shortened_cells), 'cell')} {is_are} **shortened**." if shortened_cells else "")
 
 
 def describe_shortening(measured_cells: Sequence[MeasuredCell]) -> Iterator[str]:
@@ -157,19 +158,19 @@ def describe_origins(measured_cells: Sequence[MeasuredCell]) -> Iterator[str]:
     groups: dict[tuple[str, ...], list[Result]] = {}
     for result in list_results(measured_cells):
         origin = result.made
-        machine = f"{origin.device}, {format_amount(origin.cpus, 'core')}, {origin.platform}"
+        machine = f"{origin.device}, {format_count(origin.cpus, 'core')}, {origin.platform}"
         versions = (
             f"Python {origin.python}, torch {origin.torch}, torchvision {origin.torchvision}, fedmutual {result.version}"
         )
         together_text = "" if origin.together == 1 else f", {origin.together} runs at once (each run has the seconds of all)"
         groups.setdefault(
-            (machine, versions, f"engine {origin.engine}, {format_amount(origin.threads, 'thread')}{together_text}"), []
+            (machine, versions, f"engine {origin.engine}, {format_count(origin.threads, 'thread')}{together_text}"), []
         ).append(result)
     for key, group in groups.items():
         timed = [r for r in group if r.seconds]
         pace = f"; {format_duration(sum(r.seconds for r in timed))} in all" if timed and timed[0].made.together == 1 else ""
         pace += f", {median(r.seconds / r.rounds for r in timed):.1f} s a round (median)" if timed else ""
-        yield f"{'; '.join(key)}: {format_amount(len(group), 'run')}{pace}."
+        yield f"{'; '.join(key)}: {format_count(len(group), 'run')}{pace}."
 
 
 def list_commands(measured_cells: Sequence[MeasuredCell]) -> list[str]:

@@ -14,9 +14,8 @@ from typing import Any
 
 from fedmutual import data, numerics
 from fedmutual.core import Diverged
-from fedmutual.errors import Busy, DataError
+from fedmutual.errors import Busy, DataError, format_count
 from fedmutual.events import Observer
-from fedmutual.report.text import format_amount
 from fedmutual.reproduce import node_analysis
 from fedmutual.reproduce.cell_results import is_incomplete
 from fedmutual.reproduce.cells import Cell
@@ -81,7 +80,7 @@ def reproduce(
     for cell, job in {job.cell.id: (job.cell, job) for job in pace.left if job.cell.about.node}.values():
         node_analysis.check(job.config, cell.about.node or "", f"{cell.path}, arm {job.arm!r}")
     outcome.known = len(fingerprints) - len(pace.left)
-    say(f"{format_amount(len(pace.left), 'run')} to train, {outcome.known} known")
+    say(f"{format_count(len(pace.left), 'run')} to train, {outcome.known} known")
     if pace.left:
         store.check()
         at_once = limit_jobs([j.config for j in pace.left], jobs)

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
+from fedmutual.errors import join_words
 from fedmutual.report.cells import Column, PageTable, TableCell, format_csv
 from fedmutual.report.statistics import estimate
-from fedmutual.report.text import join_words
 from fedmutual.reproduce import measures
 from fedmutual.reproduce.cell_results import MeasuredCell
 from fedmutual.reproduce.cells import PaperExperiment
