@@ -4,7 +4,7 @@ import pytest
 
 from fedmutual import run
 from fedmutual.config import parse_config
-from fedmutual.config.unused import describe_unused_engine_keys
+from fedmutual.config.unused import describe_unused_engine_keys, describe_unused_keys
 from fedmutual.federation import build
 
 
@@ -74,24 +74,28 @@ def test_keys_without_effect_are_remarked(tables, message):
 @pytest.mark.parametrize(
     ("engine", "keys"),
     [
-        ("inprocess", ["engine.workers", "engine.gpus", "engine.compile"]),
-        ("processes", ["engine.gpus", "engine.compile", "data.workers"]),
-        ("stacked", ["engine.workers", "engine.gpus"]),
-        ("cluster", ["engine.compile"]),
+        ("inprocess", "'engine.workers', 'engine.gpus', 'engine.compile' have"),
+        ("processes", "'data.workers', 'engine.gpus', 'engine.compile' have"),
+        ("stacked", "'engine.workers', 'engine.gpus' have"),
+        ("cluster", "'engine.compile' has"),
     ],
 )
 def test_keys_unused_by_the_engine_are_remarked(engine, keys):
     tables = {"data": {"name": "digits", "workers": 1}, "engine": {"workers": 2, "gpus": 0.5, "compile": True}}
     tables["engine"]["name"] = engine
     config = parse_config({"rounds": 2, "partition": {"clients": 2}, "model": {"shared": "mlp"}, **tables})
-    assert list(describe_unused_engine_keys(config, engine)) == [
-        f"engine {engine!r} does the work, so {k!r} has no effect" for k in keys
-    ]
+    assert list(describe_unused_engine_keys(config, engine)) == [f"engine {engine!r} does the work, so {keys} no effect"]
 
 
 def test_workers_that_chose_the_engine_are_not_idle():
     config = parse_config({"rounds": 2, "data": {"name": "digits"}, "engine": {"workers": 1}, "model": {"shared": "mlp"}})
     assert list(describe_unused_engine_keys(config, "inprocess")) == []
+
+
+def test_a_noised_proxy_is_no_key_without_effect():
+    privacy = {"nets": "meme", "sigma": 1.0}
+    config = parse_config({"algorithm": {"name": "proxyfl"}, "privacy": privacy, "model": {"shared": "mlp"}})
+    assert list(describe_unused_keys(config, ("personal", "proxy"), False)) == []
 
 
 def test_a_run_says_them(tmp_path):

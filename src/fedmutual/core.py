@@ -19,6 +19,7 @@ from fedmutual.metric import Metric as Metric
 from fedmutual.metric import TargetKind as TargetKind
 from fedmutual.role import Role as Role
 from fedmutual.settings import Disclosure as Disclosure
+from fedmutual.settings import OnlyIf as OnlyIf
 from fedmutual.settings import Schedule as Schedule
 from fedmutual.settings import Setting as Setting
 from fedmutual.settings import within as within
@@ -69,12 +70,13 @@ class Unusable(Exception):
         self.why = dict(why)
 
 
-def setting(default: T, about: str, tune: tuple[T, ...] = ()) -> T:
+def setting(default: T, about: str, tune: tuple[T, ...] = (), only_if: tuple[OnlyIf, ...] = ()) -> T:
     """Return a dataclass field that users set under [algorithm]. about: its meaning in one line, for `list keys`.
 
     tune: the values that `compare --tune` tries; without values the setting is not tuned.
+    only_if: the conditions under which the setting has an effect.
     """
-    return field(default=default, metadata={"about": about, "tune": tune})
+    return field(default=default, metadata={"about": about, "tune": tune, "only_if": only_if})
 
 
 def run_field(default: T) -> T:

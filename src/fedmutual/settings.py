@@ -1,11 +1,13 @@
-"""The types of settings: a number that may change over the rounds, what a participant discloses, how replies are combined.
+"""The types of settings: a number that may change over the rounds, what a participant discloses, how replies are combined;
+and the condition under which a key has an effect.
 
 Nothing here imports torch, so that the keys of a configuration can be read without it.
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 Disclosure = Literal["none", "accuracy", "all"]
 """What of its scores and training losses a participant tells: nothing, coarse accuracies, or all."""
@@ -18,6 +20,25 @@ Sum = Literal["float", "fixed"]
 
 TRIM = 0.34  # of 3 replies 1 is cut off at either end, of 6 it is 2, of 10 it is 3
 MOST_SUMMED = 2**13 - 1  # clients in a fixed-point sum, which then stays below 2^63 (`fixed_sum`)
+
+
+@dataclass(frozen=True)
+class OnlyIf:
+    """A condition of a key: the key has an effect only if another key has one of some values.
+
+    `config.unused` evaluates the conditions, except for those on "networks": `federation` evaluates these.
+    """
+
+    key: str  # the deciding key, dotted; or "algorithm" (its traits), "engine" (of the run), "networks" (then with `about`)
+    values: tuple[Any, ...] = ()  # the deciding values; None: unset
+    negated: bool = False  # whether the key has an effect with all other values instead
+    about: str = ""  # the condition in words, for docs; "": from `key` and `values`
+    remark: str = ""  # why the key has no effect; it may hold {name}, the algorithm, and {value}; "": such a key is an error
+    of: tuple[Any, ...] = ()  # the values of the key itself that need the condition; (): all
+
+    def holds(self, actual: Iterable[Any]) -> bool:
+        """Return whether the condition is true. actual: the value of the deciding key, or several."""
+        return any(value in self.values for value in actual) != self.negated
 
 
 @dataclass(frozen=True)

@@ -116,7 +116,7 @@ WRONG = [
     ("[server]\naggregate = 'trimmed-mean'\ntrim = 0.5", "key 'server.trim' must be less than 0.5, not 0.5"),
     (
         "[server]\nsum = 'fixed'\naggregate = 'median'",
-        "key 'server.sum' has no effect with server.aggregate = 'median', which sums nothing; remove it",
+        "key 'server.sum' has no effect with server.aggregate = 'median'; remove it",
     ),
     (
         "[server]\nsum = 'fixed'\n[partition]\nclients = 8192",

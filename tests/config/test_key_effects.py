@@ -1,5 +1,9 @@
 """What a key affects, derived from the schema: held against what fingerprints and comparisons are known to depend on."""
 
+from dataclasses import fields
+
+from fedmutual.algorithms import ALGORITHMS
+from fedmutual.config import list_keys
 from fedmutual.config.keys import list_effects
 from fedmutual.config.schema import Config
 from fedmutual.reproduce.plan import has_effect
@@ -43,3 +47,16 @@ def test_every_key_of_a_configuration_has_an_effect():
     tables = {key: value for key, value in dumped.items() if isinstance(value, dict) and key not in ("algorithm", "clients")}
     keys = {f"{table}.{key}" for table, values in tables.items() for key in values}
     assert keys | {"name", "seed", "rounds"} == EFFECTS.keys()
+
+
+def test_a_condition_names_a_key_and_what_a_key_without_effect_gives():
+    """A misspelt key would raise an error in the check of each configuration that sets the key with the condition."""
+    settings = [f.metadata.get("only_if", ()) for kind in ALGORITHMS.values() for f in fields(kind)]
+    conditions = {condition for effect in EFFECTS.values() for condition in effect.only_if}
+    for condition in conditions | {condition for only_if in settings for condition in only_if}:
+        if "." in condition.key:
+            assert condition.key in {*list_keys(), "clients.ID.data"}
+            assert condition.values
+        else:
+            assert condition.about
+            assert bool(condition.remark) == bool(condition.values) == (condition.key in ("algorithm", "engine"))

@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 import torch
 
 from fedmutual.algorithms.fork import Fork
-from fedmutual.core import At, Batch, Client, Message, Net, Role, Spec, setting
+from fedmutual.core import At, Batch, Client, Message, Net, OnlyIf, Role, Spec, setting
 
 N_K = "n_k"  # how many examples a client has: leaves only here, and only with weighting = "samples"
 
@@ -25,7 +25,9 @@ class FedAvg(Fork):
     """
 
     weighting: Literal["samples", "uniform"] = setting(
-        "samples", "clients are weighted by their number of examples (each client then reports this number), or all equally"
+        "samples",
+        "clients are weighted by their number of examples (each client then reports this number), or all equally",
+        only_if=(OnlyIf("server.aggregate", ("mean",), remark="server.aggregate = {value!r} takes all clients alike"),),
     )
     role: ClassVar[Role] = Role(position=5, colour=2)
     scores: ClassVar[tuple[str, ...]] = ("global",)

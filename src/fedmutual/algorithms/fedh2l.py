@@ -35,6 +35,7 @@ from fedmutual.core import (
     Client,
     Message,
     Net,
+    OnlyIf,
     Public,
     Role,
     Setting,
@@ -72,7 +73,11 @@ class FedH2L:
         True, "all nodes know the labels of public data; false: labels stay with the owner of the examples"
     )
     kl: bool = setting(True, "nodes learn from the posteriors of their peers")
-    confidence: bool = setting(True, "posteriors are weighted by the accuracy that the peer reports on the same examples")
+    confidence: bool = setting(
+        True,
+        "posteriors are weighted by the accuracy that the peer reports on the same examples",
+        only_if=(OnlyIf("algorithm.kl", (True,), of=(False,)),),
+    )
     projection: Literal["qp", "none", "pcgrad"] = setting(
         "qp", "how conflicting peer gradients are projected: the paper's method, none, or PCGrad"
     )
@@ -81,7 +86,8 @@ class FedH2L:
     )
     pairs: float = setting(
         0.25,
-        "pairs: the number of pairs for each node, rounded up; 0.25 is one pair of four nodes, 0.5 two pairs",
+        "the number of pairs for each node, rounded up; 0.25 is one pair of four nodes, 0.5 two pairs",
+        only_if=(OnlyIf("algorithm.peers", ("pairs",)),),
     )
     optimizers: Literal[1, 2] = setting(1, "one optimiser for local and mutual steps, or one for each")
     eta: Setting | None = setting(None, "the learning rate of mutual steps; unset, the optimiser's")

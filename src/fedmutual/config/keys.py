@@ -1,12 +1,14 @@
 """The base class of tables, and the declaration of a key with its effect."""
 
-from dataclasses import dataclass
-from typing import Any, Literal, cast
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field
-from pydantic.fields import FieldInfo
+
+from fedmutual.settings import OnlyIf
 
 Table = dict[str, Any]
+OnlyIfs = tuple[OnlyIf, ...]
 _EFFECT = "effect"
 
 
@@ -14,6 +16,7 @@ class Section(BaseModel):
     """A table of the configuration. It is frozen, refuses unknown keys, and converts no value ("true" is not a boolean)."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, arbitrary_types_allowed=True, allow_inf_nan=False)
+    only_if: ClassVar[OnlyIfs] = ()  # the conditions of each key that declares none of its own
 
 
 Affects = Literal["result", "scores", "machine", "record"]
@@ -27,7 +30,9 @@ class KeyEffect:
 
     affects: Affects = "result"
     resumable: bool = False  # whether a run may be resumed with another value
-    engines: tuple[str, ...] = ()  # the engines that read the key; none: all do
+    only_if: OnlyIfs | None = (
+        None  # the conditions of any effect; the first that is false is named in messages; None: the table's
+    )
     unused_on_sites: str = ""  # why real sites do not read the key; "": they do
     lead_may_change: bool = False  # whether a lead may change the key of a contract without the sites' consent
 
@@ -38,20 +43,21 @@ def key(
     *,
     affects: Affects = "result",
     resumable: bool = False,
-    engines: tuple[str, ...] = (),
+    only_if: OnlyIfs | None = None,
     unused_on_sites: str = "",
     lead_may_change: bool = False,
 ) -> Any:
     """Return the field of a key with its default (None: unset), its meaning in one line, and its `KeyEffect`."""
-    effect = KeyEffect(affects, resumable, engines, unused_on_sites, lead_may_change)
+    effect = KeyEffect(affects, resumable, only_if, unused_on_sites, lead_may_change)
     return Field(default, description=about, json_schema_extra=cast(Any, {_EFFECT: effect}))
 
 
-def read_effect(spec: FieldInfo) -> KeyEffect:
-    """Return the effect of the key of a field; without a declared effect, the effect on results."""
-    extra = spec.json_schema_extra
-    effect = extra.get(_EFFECT) if isinstance(extra, dict) else None
-    return effect if isinstance(effect, KeyEffect) else KeyEffect()
+def read_effect(table: type[Section], name: str) -> KeyEffect:
+    """Return the effect of a key of a table; without a declared effect, the effect on results."""
+    extra = table.model_fields[name].json_schema_extra
+    declared: object = extra.get(_EFFECT) if isinstance(extra, dict) else None
+    effect = declared if isinstance(declared, KeyEffect) else KeyEffect()
+    return effect if effect.only_if is not None else replace(effect, only_if=table.only_if)
 
 
 def list_effects(table: type[Section], prefix: str = "") -> dict[str, KeyEffect]:
@@ -61,5 +67,5 @@ def list_effects(table: type[Section], prefix: str = "") -> dict[str, KeyEffect]
         if isinstance(spec.annotation, type) and issubclass(spec.annotation, Section):
             effects |= list_effects(spec.annotation, f"{prefix}{name}.")
         elif prefix or name not in ("clients", "algorithm"):
-            effects[f"{prefix}{name}"] = read_effect(spec)
+            effects[f"{prefix}{name}"] = read_effect(table, name)
     return effects

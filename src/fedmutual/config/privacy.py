@@ -1,15 +1,13 @@
 """Checks of [privacy] against other keys of the configuration."""
 
-from fedmutual.config.schema import Config, PrivacyConfig
+from fedmutual.config.schema import Config
 from fedmutual.config.values import FEDERATED
 from fedmutual.errors import ConfigError
 
 
 def check_privacy(config: Config, source: str) -> None:
-    """Raise ConfigError, with the reason and the fix, if a key voids the guarantee, is missing, or has no effect."""
+    """Raise ConfigError, with the reason and the fix, if a key voids the guarantee or is missing."""
     privacy = config.privacy
-    if privacy.group_rows is not None and privacy.unit != "group":
-        raise ConfigError(f"{source}: key 'privacy.group_rows' has no effect with privacy.unit = 'example'; remove it")
     if privacy.nets == "none":
         return
     if privacy.sigma is None:
@@ -43,9 +41,3 @@ def check_privacy(config: Config, source: str) -> None:
                 f"{source}: key 'clients.{client}.data.mean' would come from the client's private rows, which epsilon does "
                 "not count; with privacy.nets set 'data.mean' for all, to values that are known without these rows"
             )
-
-
-def list_ineffective_keys(privacy: PrivacyConfig) -> list[str]:
-    """Return the keys of [privacy] that are set but have no effect, because nets = "none"."""
-    plain = PrivacyConfig()
-    return [] if privacy.nets != "none" else [f"privacy.{k}" for k, v in privacy if v != getattr(plain, k)]

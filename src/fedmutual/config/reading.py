@@ -11,7 +11,7 @@ from typing import Any
 import tomli_w
 from pydantic import ValidationError
 
-from fedmutual.config.checks import check_effect, check_model, check_own_data, check_partition
+from fedmutual.config.checks import check_aggregation, check_holdout, check_model, check_own_data, check_partition
 from fedmutual.config.keys import Table
 from fedmutual.config.methods import (
     check_methods,
@@ -25,6 +25,7 @@ from fedmutual.config.privacy import check_privacy
 from fedmutual.config.schema import Config
 from fedmutual.config.sentences import format_validation_error
 from fedmutual.config.statistics import check_statistics
+from fedmutual.config.unused import check_effects
 from fedmutual.core import Schedule
 from fedmutual.errors import ConfigError
 from fedmutual.recorded_code import check_tables, is_run_config
@@ -113,7 +114,9 @@ def parse_config(tables: Table, source: str = "configuration", overrides: Mappin
     check_partition(config, source)
     check_own_data(config, source)
     check_model(config, source)
-    check_effect(config, source)
+    check_effects(config, source)
+    check_aggregation(config, source)
+    check_holdout(config, source)
     check_statistics(config, source)
     check_privacy(config, source)
     return config
@@ -212,6 +215,7 @@ def replace_algorithm(
     changed = apply_preset(remove_preset(config).model_copy(update={"algorithm": algorithm, "clients": clients}))
     check_methods(changed, "configuration")
     check_model(changed, f"algorithm {name!r}")
+    check_effects(changed, f"algorithm {name!r}", "model.")
     return set_local_steps(changed), dropped
 
 

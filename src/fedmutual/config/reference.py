@@ -13,7 +13,7 @@ from fedmutual.algorithms.presets import PRESETS, Preset
 from fedmutual.config.keys import KeyEffect, Section, read_effect
 from fedmutual.config.methods import find_algorithm, find_title, is_required, list_setting_types, make_default
 from fedmutual.config.schema import ClientData, ColumnConfig, Config, DataConfig, ShareConfig
-from fedmutual.core import Schedule, Setting
+from fedmutual.core import OnlyIf, Schedule, Setting
 from fedmutual.errors import ConfigError, join_words
 
 _HEAD = """# Every key of a configuration
@@ -21,7 +21,8 @@ _HEAD = """# Every key of a configuration
 `fedmutual list keys` prints this page. The parentheses hold the type of a key and its default. A key affects the trained
 models, unless the parentheses name another effect: `affects scores` (only the scores), `affects machine` (only where and how
 the work is done, which may change the last digits), or `affects record` (only the written files). `--resume` accepts another
-value of a `resumable` key and more `rounds`; all other keys must keep their values.
+value of a `resumable` key and more `rounds`; all other keys must keep their values. A key has an effect `only if` all named
+conditions are true.
 
 A schedule changes a number over the rounds: `{ start = 0.9, end = 0.3, shape = "linear" }`. The shape may also be
 `"cosine"`, or `"step"` after the fraction `at` of the rounds. `--set data.name=mnist` sets a key for one command. An unknown
@@ -58,8 +59,13 @@ def render_page() -> str:
 
 def render_key(key: Key) -> str:
     """Return the line of one key."""
-    affects = "" if key.effect.affects == "result" else f"; affects {key.effect.affects}"
-    return f"- `{key.name}` ({key.type}; {key.default}{affects}{'; resumable' if key.effect.resumable else ''}): {key.about}"
+    effect = key.effect
+    parts = [key.type, key.default, *([] if effect.affects == "result" else [f"affects {effect.affects}"])]
+    parts += [
+        *(["resumable"] if effect.resumable else []),
+        *(f"only if {_describe_condition(c)}" for c in effect.only_if or ()),
+    ]
+    return f"- `{key.name}` ({'; '.join(parts)}): {key.about}"
 
 
 def describe_algorithms() -> dict[str, str]:
@@ -113,13 +119,25 @@ def list_reference_keys(kind: type[Section] = Config, prefix: str = "") -> Itera
         else:
             if kind is DataConfig and name == "columns":
                 yield Key(
-                    key, "table of " + _COLUMN, _format_default(spec.default), spec.description or "", read_effect(spec)
+                    key,
+                    "table of " + _COLUMN,
+                    _format_default(spec.default),
+                    spec.description or "",
+                    read_effect(kind, name),
                 )
                 yield from list_reference_keys(ColumnConfig, f"{key}.NAME.")
                 continue
             is_inherited = prefix.startswith("clients.") and (spec.default is None or kind is ShareConfig)
             default = "the federation's" if is_inherited else _format_default(spec.default)
-            yield Key(key, _describe_type(types[name]), default, spec.description or "", read_effect(spec))
+            yield Key(key, _describe_type(types[name]), default, spec.description or "", read_effect(kind, name))
+
+
+def _describe_condition(condition: OnlyIf) -> str:
+    """Return "`optimizer.name` is "sgd"" for a condition of a key."""
+    shown = "set" if condition.values == (None,) else join_words([json.dumps(value) for value in condition.values], "or")
+    is_not = condition.negated != (condition.values == (None,))
+    about = condition.about or f"`{condition.key}` is {'not ' if is_not else ''}{shown}"
+    return f"{about} (for {join_words([json.dumps(value) for value in condition.of], 'or')})" if condition.of else about
 
 
 def _list_algorithm_keys(table: str) -> Iterator[Key]:
@@ -134,7 +152,8 @@ def _list_algorithm_keys(table: str) -> Iterator[Key]:
             default = "the federation's" if of_client else _format_default(spec[setting].default)
             if type == Setting or not of_client:
                 about = spec[setting].metadata["about"]  # as `core.setting` has it
-                key = Key(f"{table}.{setting}", _describe_type(type), default, about)
+                effect = KeyEffect(only_if=spec[setting].metadata["only_if"])
+                key = Key(f"{table}.{setting}", _describe_type(type), default, about, effect)
                 owners.setdefault(key, []).append(name)
     for key, names in owners.items():
         yield key._replace(about=f"{join_words(names)}: {key.about}")

@@ -2,11 +2,12 @@
 methods.py. `fedmutual list keys` prints all of them."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, get_type_hints
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar, Literal, get_type_hints
 
 from pydantic import BeforeValidator, Field, create_model, model_validator
 
-from fedmutual.config.keys import Section, Table, key, read_effect
+from fedmutual.config.keys import OnlyIfs, Section, Table, key, list_effects, read_effect
 from fedmutual.config.values import (
     Angles,
     BatchSize,
@@ -34,7 +35,35 @@ from fedmutual.config.values import (
     make_column_table,
     name_default_algorithm,
 )
-from fedmutual.settings import TRIM, Disclosure, Rule, Sum
+from fedmutual.errors import join_words
+from fedmutual.settings import TRIM, Disclosure, OnlyIf, Rule, Sum
+
+OWN = "module:factory"  # in a condition: any name of a user's own code
+
+
+def _if_algorithm(about: str, remark: str, *traits: str) -> OnlyIf:
+    """Return the condition that an algorithm has a trait: "federated", "averaged", or one of `Algorithm.scores`."""
+    return OnlyIf("algorithm", traits, about=f"the algorithm {about}", remark=f"algorithm {{name!r}} {remark}")
+
+
+def _if_engine(*names: str) -> tuple[OnlyIf]:
+    """Return the condition that the engine of a run, or the value of `engine.name`, is one of these names."""
+    about = f"the engine is {join_words(names, 'or')}"
+    return (OnlyIf("engine", names, about=about, remark="engine {value!r} does the work"),)
+
+
+_DIVIDED = OnlyIf("clients.ID.data", (None,))
+_FROM_FILES = OnlyIf("data.name", ("folder", "npz", "csv", "parquet"))
+_FROM_TABLES = OnlyIf("data.name", ("csv", "parquet"))
+_GROUPED = OnlyIf("data.name", ("folder", "npz", "csv", "parquet", OWN))
+_BY_EPOCHS = OnlyIf("training.local_steps", (None,), remark="algorithm {name!r} counts a round in training.local_steps")
+_SGD = OnlyIf("optimizer.name", ("sgd",))
+_NOISED = OnlyIf("privacy.nets", ("none",), negated=True, remark="privacy.nets is 'none'")
+_FEDERATED = _if_algorithm("is not centralised", "trains one network on all data", "federated")
+_PERSONAL = _if_algorithm("trains personal networks", "trains no personal networks", "personal")
+_SHARED = _if_algorithm("shares a model", "shares no model", "global", "proxy")
+_ON_SERVER = _if_algorithm("shares a model through the server", "shares no model", "global")
+_AVERAGED = _if_algorithm("averages what clients send", "makes no mean of what clients send", "averaged")
 
 
 class ColumnConfig(Section):
@@ -79,25 +108,33 @@ class DataConfig(Section):
         None, "the file or folder, relative to the working folder; for a published set its cache folder", affects="machine"
     )
     test: PathSetting | None = key(
-        None, "a separate test file or folder; unset, the fraction `split.test` of the rows is the test set"
+        None,
+        "a separate test file or folder; unset, the fraction `split.test` of the rows is the test set",
+        only_if=(_FROM_FILES,),
     )
     classes: Names | None = key(
         None, "the federation's classes, in the order of the outputs; unset, the classes of the data"
     )
     labels: dict[str, str] = key({}, "a table of label = class: renames the labels of the data")
     label: LabelColumns = key("label", "csv, parquet: the column of the label; multilabel: a list of columns of 0 and 1")
-    drop: Names | None = key(None, "csv, parquet: columns that are not features, for example an identifier")
+    drop: Names | None = key(None, "columns that are not features, for example an identifier", only_if=(_FROM_TABLES,))
     columns: dict[str, Annotated[ColumnConfig, BeforeValidator(make_column_table)]] = key(
-        {}, "csv, parquet: the features by name, each with its kind; unset, all other columns are features, and are numbers"
+        {},
+        "the features by name, each with its kind; unset, all other columns are features, and are numbers",
+        only_if=(_FROM_TABLES,),
     )
     replace: dict[str, dict[str, str]] = key(
-        {}, 'csv, parquet: a table of cell = replacement for each column of features; the replacement "" is an empty cell'
+        {},
+        'a table of cell = replacement for each column of features; the replacement "" is an empty cell',
+        only_if=(_FROM_TABLES,),
     )
     date_format: DateFormat | None = key(
-        None, 'csv, parquet: the form of dates that are not written as 2026-05-31, for example "%d.%m.%Y"'
+        None, 'the form of dates that are not written as 2026-05-31, for example "%d.%m.%Y"', only_if=(_FROM_TABLES,)
     )
     group_by: str | None = key(
-        None, "the column of groups (patient, account); no group appears in both training and evaluation"
+        None,
+        "the column of groups (patient, account); no group appears in both training and evaluation",
+        only_if=(_GROUPED,),
     )
     angles: Angles | None = key(
         None, "makes one domain for each angle: all images, rotated clockwise by the angle, in degrees"
@@ -122,8 +159,9 @@ class DataConfig(Section):
     )
     workers: Annotated[int, Field(ge=0)] = key(
         0,
-        "processes that read rows from disk if the rows are not in memory; without effect with the engine processes",
+        "processes that read rows from disk if the rows are not in memory",
         affects="machine",
+        only_if=_if_engine("inprocess", "stacked", "cluster"),
     )
 
     @property
@@ -138,24 +176,34 @@ _PFLLIB = {"clients": 20, "alpha": 0.1}  # its published tables'
 class PartitionConfig(Section):
     """Which client has which training examples."""
 
+    only_if: ClassVar[OnlyIfs] = (_DIVIDED,)
     kind: Literal["iid", "shards", "dirichlet", "pfllib", "domains", "file"] = key(
         "iid",
         "how the examples are divided; pfllib: all rows by the Dirichlet rule of the library PFLlib, with a quarter "
         "of each client's rows for evaluation",
     )
     clients: Count = key(5, "the number of participants, 20 with pfllib; domains and file set it themselves")
-    classes_per_client: Count | None = key(None, "shards, required: the number of classes of a client")
+    classes_per_client: Count | None = key(
+        None, "required: the number of classes of a client", only_if=(_DIVIDED, OnlyIf("partition.kind", ("shards",)))
+    )
     alpha: Positive | None = key(
         None,
-        "dirichlet (required) and pfllib (0.1 if unset): small values give uneven class proportions, large values even ones",
+        "small values give uneven class proportions, large values even ones; dirichlet: required; pfllib: 0.1 if unset",
+        only_if=(_DIVIDED, OnlyIf("partition.kind", ("dirichlet", "pfllib"))),
     )
     min_size: Count = key(
         10,
-        "dirichlet: the least number of examples of a client; the division is drawn again until every client has "
-        "this number",
+        "the least number of examples of a client; the division is drawn again until every client has this number",
+        only_if=(_DIVIDED, OnlyIf("partition.kind", ("dirichlet",))),
     )
-    examples: Count | None = key(None, "the most training examples of a client, drawn at random")
-    file: PathSetting | None = key(None, "file, required: the partition.json of an earlier run")
+    examples: Count | None = key(
+        None,
+        "the most training examples of a client, drawn at random",
+        only_if=(OnlyIf("partition.kind", ("file",), negated=True),),
+    )
+    file: PathSetting | None = key(
+        None, "required: the partition.json of an earlier run", only_if=(_DIVIDED, OnlyIf("partition.kind", ("file",)))
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -168,6 +216,7 @@ class PartitionConfig(Section):
 class SplitConfig(Section):
     """Which rows are held out."""
 
+    only_if: ClassVar[OnlyIfs] = (OnlyIf("partition.kind", ("pfllib",), negated=True),)
     preset: Literal["journal", "v1"] = key(
         "journal",
         "a client's validation data: one of K parts of the test set, in the class proportions of the client "
@@ -176,12 +225,14 @@ class SplitConfig(Section):
     private: Share | None = key(
         None, "if set, private, public, validation and test are fractions of all rows of a client, with a sum of at most 1"
     )
-    public: Fraction = key(0.0, "the fraction of each client's training data that it gives to the public seed set")
+    public: Fraction = key(
+        0.0, "the fraction of each client's training data that it gives to the public seed set", only_if=()
+    )
     validation: Fraction | None = key(
         None, "the fraction of a client's training data that is validation data; unset, by `split.preset`"
     )
     holdout: Fraction = key(
-        0.0, "the fraction of each client's training data that is held out to choose a round or a setting"
+        0.0, "the fraction of each client's training data that is held out to choose a round or a setting", only_if=()
     )
     test: Fraction = key(0.2, "the fraction of all rows that is the test set, if the data have no test set")
     shared: bool | None = key(
@@ -199,14 +250,20 @@ class ModelConfig(Section):
         None,
         "the personal networks, which never leave a client: one name, or one name for each client; unset, the "
         "architecture of the shared network",
+        only_if=(_FEDERATED, _PERSONAL),
     )
-    part: Parts | None = key(None, 'the modules of the network that are shared, for example "features"; unset, all modules')
+    part: Parts | None = key(
+        None, 'the modules of the network that are shared, for example "features"; unset, all modules', only_if=(_SHARED,)
+    )
     adaptor: str = key(
         "linear",
         'the private layers after `model.part`: one layer; the network\'s other layers ("rest"); or "module:factory"',
+        only_if=(OnlyIf("model.part", (None,), negated=True),),
     )
     batchnorm: Literal["average", "local"] = key(
-        "average", "BatchNorm layers are averaged (average), or are not sent (local)"
+        "average",
+        "BatchNorm layers are averaged (average), or are not sent (local)",
+        only_if=(_SHARED, OnlyIf("networks", about="the shared network has BatchNorm layers")),
     )
     start: Literal["own", "server"] = key(
         "own", "personal networks start from their own random weights (own), or from the server's weights (server)"
@@ -215,6 +272,7 @@ class ModelConfig(Section):
         None,
         "the folder of a run; the server starts with the shared model of that run",
         unused_on_sites="the server begins with random weights, or resumes with its own weights",
+        only_if=(OnlyIf("networks", about="networks start from the server's weights"),),
     )
     pretrained: Pretrained | None = key(
         None,
@@ -226,7 +284,7 @@ class ModelConfig(Section):
 class TrainingConfig(Section):
     """The local work of a round."""
 
-    local_epochs: Count = key(5, "passes over a client's training data in a round")
+    local_epochs: Count = key(5, "passes over a client's training data in a round", only_if=(_BY_EPOCHS,))
     local_steps: Count | None = key(None, "gradient steps in a round, on newly drawn batches, instead of epochs")
     batch_size: BatchSize = key(128, "examples in a minibatch")
     task: str = key(
@@ -239,21 +297,28 @@ class OptimizerConfig(Section):
 
     name: Literal["sgd", "adam", "adamw"] = key("sgd", "the optimiser")
     lr: Rate = key(0.01, "the learning rate, at least 0")
-    momentum: Fraction = key(0.9, "the momentum of sgd")
+    momentum: Fraction = key(0.9, "the momentum", only_if=(_SGD,))
     weight_decay: Decay = key(5e-4, "the weight decay of torch.optim")
-    amsgrad: bool = key(False, "adam, adamw: the AMSGrad variant")
+    amsgrad: bool = key(False, "the AMSGrad variant", only_if=(OnlyIf("optimizer.name", ("adam", "adamw")),))
 
 
 class ServerConfig(Section):
     """How the server aggregates the clients' models."""
 
     aggregate: Rule = key(
-        "mean", "the mean, the median, or the mean without the smallest and largest values, coordinate by coordinate"
+        "mean",
+        "the mean, the median, or the mean without the smallest and largest values, coordinate by coordinate",
+        only_if=(_FEDERATED, _AVERAGED),
     )
-    trim: Trim = key(TRIM, "trimmed-mean: the fraction of the clients left out at each end, rounded down")
+    trim: Trim = key(
+        TRIM,
+        "the fraction of the clients left out at each end, rounded down",
+        only_if=(OnlyIf("server.aggregate", ("trimmed-mean",)),),
+    )
     sum: Sum = key(
         "float",
-        "mean: how numbers are added; fixed: as 64-bit integers, so that the order of clients does not change the sum",
+        "how numbers are added; fixed: as 64-bit integers, so that the order of clients does not change the sum",
+        only_if=(OnlyIf("server.aggregate", ("mean",)), _FEDERATED, _AVERAGED),
     )
 
 
@@ -272,32 +337,32 @@ class EngineConfig(Section):
     )
     workers: Count | None = key(
         None,
-        "processes, cluster: the number of workers; unset, one for each core, at most one for each client",
+        "the number of workers; unset, one for each core, at most one for each client",
         affects="machine",
         resumable=True,
-        engines=("processes", "cluster"),
+        only_if=_if_engine("auto", "processes", "cluster"),
     )
     resident: Count | None = key(
         None,
-        "inprocess, processes, cluster: how many clients of a process stay in memory; the run folder stores the states of "
+        "how many clients of a process stay in memory; the run folder stores the states of "
         "the others; unset, all clients, or as many as fit",
         affects="machine",
         resumable=True,
-        engines=("inprocess", "processes", "cluster"),
+        only_if=_if_engine("inprocess", "processes", "cluster"),
     )
     address: ClusterAddress | None = key(
         None,
-        'cluster: the address of a running Ray cluster, "auto" or "HOST:PORT"; unset, the run starts a local Ray cluster',
+        'the address of a running Ray cluster, "auto" or "HOST:PORT"; unset, the run starts a local Ray cluster',
         affects="machine",
         resumable=True,
-        engines=("cluster",),
+        only_if=_if_engine("cluster"),
     )
     gpus: Annotated[float, Field(ge=0, le=1)] = key(
         0.0,
-        "cluster: a worker's share of a GPU; 0: no GPU on a CPU, and equal shares of all GPUs on CUDA",
+        "a worker's share of a GPU; 0: no GPU on a CPU, and equal shares of all GPUs on CUDA",
         affects="machine",
         resumable=True,
-        engines=("cluster",),
+        only_if=_if_engine("cluster"),
     )
     precision: Literal["float32", "tf32", "bf16"] = key(
         "float32",
@@ -306,18 +371,19 @@ class EngineConfig(Section):
     )
     compile: bool = key(
         False,
-        "stacked: use torch.compile, which needs a C++ compiler and half a minute at the start",
+        "use torch.compile, which needs a C++ compiler and half a minute at the start",
         affects="machine",
-        engines=("stacked",),
+        only_if=_if_engine("stacked"),
     )
     turns: bool = key(
         False,
-        "stacked: train clients in turns, each on its own CUDA stream, instead of as one stack; the log says if turns "
-        "are faster",
+        "train clients in turns, each on its own CUDA stream, instead of as one stack; the log says if turns are faster",
         affects="machine",
-        engines=("stacked",),
+        only_if=_if_engine("stacked"),
     )
-    participation: Annotated[float, Field(gt=0, le=1)] = key(1.0, "the fraction of clients in a round, at least one")
+    participation: Annotated[float, Field(gt=0, le=1)] = key(
+        1.0, "the fraction of clients in a round, at least one", only_if=(_FEDERATED,)
+    )
 
 
 class RecordsConfig(Section):
@@ -347,13 +413,17 @@ class RecordsConfig(Section):
         unused_on_sites="best rounds' weights are not kept there",
     )
     copies: bool = key(
-        False, "also evaluate the clients' trained copies of the shared model before they are averaged", affects="scores"
+        False,
+        "also evaluate the clients' trained copies of the shared model before they are averaged",
+        affects="scores",
+        only_if=(_ON_SERVER,),
     )
     ensemble: bool = key(
         False,
         "also evaluate the ensemble of each client's own model and the shared model, for algorithms with both (fml): "
         "the average of their probabilities, with a weight chosen on hold-out rows (`split.holdout`)",
         affects="scores",
+        only_if=(_FEDERATED, _PERSONAL, _ON_SERVER),
     )
     tensorboard: bool = key(
         False,
@@ -383,9 +453,11 @@ class ShareConfig(Section):
 class PrivacyConfig(Section):
     """Differential privacy of what leaves a client. [docs/privacy.md](privacy.md) says what it promises, and what not."""
 
+    only_if: ClassVar[OnlyIfs] = (_NOISED,)
     nets: Literal["none", "meme", "both"] = key(
         "none",
         "which networks are trained by DP-SGD: none; the meme, which needs algorithm.beta = 1; or all networks of a client",
+        only_if=(_FEDERATED, replace(_SHARED, of=("meme",))),
     )
     clip: Positive = key(
         1.0, "the largest norm of the gradient of each unit, over all noised networks together; larger gradients are clipped"
@@ -396,7 +468,11 @@ class PrivacyConfig(Section):
     unit: Literal["example", "group"] = key(
         "example", "the protected unit: a training example, or a group of `data.group_by` (a patient) with all its rows"
     )
-    group_rows: Count | None = key(None, "unit group: the most rows of a group in a batch, drawn at random; unset, all rows")
+    group_rows: Count | None = key(
+        None,
+        "the most rows of a group in a batch, drawn at random; unset, all rows",
+        only_if=(OnlyIf("privacy.unit", ("group",)), _NOISED),
+    )
     epsilon: Positive | None = key(
         None,
         "the budget of each client: a run that would spend more is refused; real sites set it in their own files",
@@ -418,7 +494,7 @@ def make_optional_table(kind: type[Section]) -> Any:
     """Return a subclass of a table in which all keys are unset, for the settings of one client."""
     types = get_type_hints(kind, include_extras=True)
     unset: Table = {
-        name: (types[name] | None, key(None, spec.description or "", **vars(read_effect(spec))))
+        name: (types[name] | None, key(None, spec.description or "", **vars(read_effect(kind, name))))
         for name, spec in kind.model_fields.items()
     }
     return create_model(f"Client{kind.__name__}", __base__=Section, **unset)
@@ -431,28 +507,37 @@ class ClientData(make_optional_table(DataConfig)):  # type: ignore[misc]
 class ClientModel(Section):
     """A client's own network."""
 
+    only_if: ClassVar[OnlyIfs] = (_FEDERATED, _PERSONAL)
     personal: str | None = key(None, "its own network")
-    pretrained: Pretrained | None = key(None, "the first weights of its own network, as `model.pretrained`")
+    pretrained: Pretrained | None = key(
+        None,
+        "the first weights of its own network, as `model.pretrained`",
+        only_if=(OnlyIf("model.start", ("own",)), _FEDERATED, _PERSONAL),
+    )
     frozen: bool = key(False, "its personal network is not trained (an untrained participant, for experiments)")
 
 
 class ClientTraining(Section):
     """A client's own local work."""
 
-    local_epochs: Count | None = key(None, "its own passes over its training data in a round")
+    only_if: ClassVar[OnlyIfs] = (_FEDERATED,)
+    local_epochs: Count | None = key(
+        None, "its own passes over its training data in a round", only_if=(replace(_BY_EPOCHS, remark=""), _FEDERATED)
+    )
     local_steps: Count | None = key(None, "its own gradient steps in a round")
     batch_size: BatchSize | None = key(None, "examples in its own minibatches")
     task: str | None = key(None, "its own task")
     shuffled: Annotated[float, Field(ge=0, le=1)] = key(
-        0.0, "the fraction of its private labels that is shuffled (a bad participant, for experiments)"
+        0.0, "the fraction of its private labels that is shuffled (a bad participant, for experiments)", only_if=()
     )
 
 
 class ClientOptimizer(Section):
     """A client's own optimiser settings."""
 
+    only_if: ClassVar[OnlyIfs] = (_FEDERATED,)
     lr: Rate | None = key(None, "its own learning rate, at least 0")
-    momentum: Fraction | None = key(None, "sgd: its own momentum")
+    momentum: Fraction | None = key(None, "its own momentum", only_if=(_SGD, _FEDERATED))
     weight_decay: Decay | None = key(None, "its own weight decay")
 
 
@@ -494,3 +579,8 @@ class Config(Section):
     def disclosure(self, client: str) -> Disclosure:
         """Return `share.metrics` of a client: the client's own value, or else that of the federation."""
         return (self.get_client_config(client).share or self.share).metrics
+
+
+def list_resumable_keys() -> frozenset[str]:
+    """Return the dotted keys that may change when a run is resumed, besides `rounds`."""
+    return frozenset(key for key, effect in list_effects(Config).items() if effect.resumable)

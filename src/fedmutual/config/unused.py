@@ -1,14 +1,39 @@
-"""Keys that the algorithm or engine of a run does not use. They give a remark and no error: methods may share a file."""
+"""Keys without effect, by the conditions (`OnlyIf`) that the keys declare.
 
-from collections.abc import Iterator, Sequence
+A file that contradicts itself gives an error. Keys that the algorithm or the engine of a run does not use give a remark and
+no error: methods may share a file.
+"""
 
-from fedmutual.config import Config, has_aggregation
-from fedmutual.config.keys import list_effects
-from fedmutual.config.privacy import list_ineffective_keys
-from fedmutual.config.schema import ClientConfig, EngineConfig, ModelConfig, ServerConfig, TrainingConfig
-from fedmutual.errors import format_count
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from operator import attrgetter
+from types import MappingProxyType
+from typing import Any
 
-_OWN = ("model", "training", "optimizer")
+from fedmutual.config.keys import Section, read_effect
+from fedmutual.config.methods import find_algorithm, has_aggregation
+from fedmutual.config.schema import OWN, Config, DataConfig
+from fedmutual.config.sites import has_own_data
+from fedmutual.errors import ConfigError, format_count
+from fedmutual.settings import OnlyIf
+
+Unmet = tuple[str, OnlyIf, Any]  # a set key, the first of its conditions that is false, the value of the deciding key
+
+
+def check_effects(config: Config, source: str, prefix: str = "") -> None:
+    """Raise ConfigError if another key deprives a set key of its effect. Defaults are allowed: a dump has all keys.
+
+    `check_data_effects` checks the conditions on [data] when data are read, because clients may set keys of [data].
+
+    prefix: only keys that begin so are checked.
+    """
+    unmet = _list_unmet(config, lambda c: "." in c.key and not c.remark and not c.key.startswith("data."))
+    _refuse((one for one in unmet if one[0].startswith(prefix)), f"{source}: ")
+
+
+def check_data_effects(data: DataConfig) -> None:
+    """Raise ConfigError if `data.name` deprives a set key of [data] of its effect."""
+    _refuse(_list_unmet(Config(data=data), lambda c: c.key.startswith("data.")), "")
 
 
 def describe_unused_keys(config: Config, scores: Sequence[str], pooled: bool) -> Iterator[str]:
@@ -16,79 +41,68 @@ def describe_unused_keys(config: Config, scores: Sequence[str], pooled: bool) ->
 
     scores: the scored models of the algorithm, as `Algorithm.scores`. pooled: whether one network learns from all data.
     """
-    name = config.algorithm["name"]
-    for why, keys in _find_unused_keys(config, scores, pooled):
-        shown = ", ".join(repr(k) for k in keys[:3]) + (
-            f" and {format_count(len(keys) - 3, 'more key')}" if len(keys) > 3 else ""
-        )
-        if keys:
-            yield f"{why.format(name=name)}, so {shown} {'has' if len(keys) == 1 else 'have'} no effect"
+    traits = (*scores, *(["averaged"] if has_aggregation(config) else []), *([] if pooled else ["federated"]))
+    return _describe(config, _list_unmet(config, lambda c: bool(c.remark) and c.key != "engine", {"algorithm": traits}))
 
 
 def describe_unused_engine_keys(config: Config, engine: str) -> Iterator[str]:
-    """Return one sentence for each reason why the engine does not use set keys."""
-    plain, engine_config = EngineConfig(), config.engine
-    keys = [
-        f"engine.{k}"
-        for k, effect in list_effects(EngineConfig).items()
-        if effect.engines and engine not in effect.engines and getattr(engine_config, k) != getattr(plain, k)
-    ]
-    if engine_config.name == "auto" and "engine.workers" in keys:  # it was looked at, to choose the engine
-        keys.remove("engine.workers")
-    if engine == "processes" and config.data.workers:
-        keys.append("data.workers")  # a worker process may have none of its own
-    for key in keys:
-        yield f"engine {engine!r} does the work, so {key!r} has no effect"
+    """Return a sentence about the set keys that the engine does not use, if there are any."""
+    names = (engine, config.engine.name)  # `auto` uses keys to choose an engine
+    return _describe(config, _list_unmet(config, lambda c: c.key == "engine", {"engine": names}))
 
 
-def _find_unused_keys(config: Config, scores: Sequence[str], pooled: bool) -> Iterator[tuple[str, list[str]]]:
-    """Yield (reason, keys without effect)."""
-    model = config.model
-    yield "privacy.nets is 'none'", list_ineffective_keys(config.privacy)
-    if pooled:
-        personal_key = ["model.personal"] if model.personal is not None else []
-        personal_key += ["records.ensemble"] if config.records.ensemble else []
-        part = ["engine.participation"] if config.engine.participation < 1 else []
-        part += _list_server_keys(config)
-        part += ["privacy.nets"] if config.privacy.nets != "none" else []
-        yield "algorithm {name!r} trains one network on all data", [*personal_key, *part, *_list_client_keys(config, _OWN)]
-        return
-    if "global" not in scores and config.privacy.nets == "meme":  # else it is refused
-        yield "algorithm {name!r} sends nothing", ["privacy.nets"]
-    if "personal" not in scores:
-        personal = ["model.personal"] if model.personal is not None else []
-        personal += ["records.ensemble"] if config.records.ensemble else []
-        yield "algorithm {name!r} trains no personal networks", [*personal, *_list_client_keys(config, ("model",))]
-    if "global" not in scores:
-        reasons = {
-            "model.part": model.part is not None and "proxy" not in scores,
-            "model.batchnorm": model.batchnorm != ModelConfig().batchnorm and "proxy" not in scores,
-            "records.copies": config.records.copies,
-            "records.ensemble": config.records.ensemble,
-        }
-        yield "algorithm {name!r} shares no model", [k for k, is_set in reasons.items() if is_set]
-    rule = config.server.aggregate
-    if not has_aggregation(config):
-        yield "algorithm {name!r} makes no mean of what clients send", _list_server_keys(config)
-    elif rule != ServerConfig().aggregate and "weighting" in config.algorithm:
-        yield f"server.aggregate = {rule!r} takes all clients alike", ["algorithm.weighting"]
-    if config.training.local_steps is not None and config.training.local_epochs != TrainingConfig().local_epochs:
-        yield "algorithm {name!r} counts a round in training.local_steps", ["training.local_epochs"]
+def _refuse(unmet: Iterable[Unmet], source: str) -> None:
+    for key, condition, value in unmet:
+        raise ConfigError(f"{source}key {key!r} has no effect {_describe_conflict(condition, value)}; remove it")
 
 
-def _list_server_keys(config: Config) -> list[str]:
-    """Return the set keys of [server] that say how replies are combined."""
-    plain = ServerConfig()
-    return [f"server.{k}" for k in ("aggregate", "sum") if getattr(config.server, k) != getattr(plain, k)]
+def _describe_conflict(condition: OnlyIf, value: Any) -> str:
+    if condition.values == (None,):
+        return f"without {condition.key!r}" if condition.negated else f"with {condition.key}"
+    return f"with {condition.key} = {str(value).lower() if isinstance(value, bool) else repr(value)}"
 
 
-def _list_client_keys(config: Config, tables: Sequence[str]) -> list[str]:
-    """Return the keys of these tables that clients set, without `shuffled`, which always has an effect."""
-    plain = ClientConfig()
-    return [
-        f"clients.{i}.{table}.{key}"
-        for i, client_config in config.clients.items()
-        for table in tables
-        for key, value in getattr(client_config, table)
-        if key != "shuffled" and value != getattr(getattr(plain, table), key)
-    ]
+def _describe(config: Config, unmet: Iterable[Unmet]) -> Iterator[str]:
+    """Yield one sentence for each reason, with its first three keys."""
+    keys_by_reason: dict[str, list[str]] = {}
+    for key, condition, value in unmet:
+        reason = condition.remark.format(name=config.algorithm["name"], value=value)
+        keys_by_reason.setdefault(reason, []).append(key)
+    for reason, keys in keys_by_reason.items():
+        more = f" and {format_count(len(keys) - 3, 'more key')}" if len(keys) > 3 else ""
+        yield f"{reason}, so {', '.join(map(repr, keys[:3]))}{more} {'has' if len(keys) == 1 else 'have'} no effect"
+
+
+def _list_unmet(
+    config: Config, is_relevant: Callable[[OnlyIf], bool], known: Mapping[str, Sequence[Any]] = MappingProxyType({})
+) -> Iterator[Unmet]:
+    """Yield the set keys without effect. known: the values of "algorithm" or "engine", for conditions on these."""
+    settings = fields(find_algorithm(config.algorithm["name"]))
+    values = {f"algorithm.{f.name}": (config.algorithm.get(f.name, f.default),) for f in settings} | {
+        "clients.ID.data": (has_own_data(config) or None,),
+        "data.name": (config.data.name, OWN if ":" in config.data.name else config.data.name),
+        **known,
+    }
+    set_settings = [f for f in settings if f.name in config.algorithm]
+    for key, own_value, only_if in (
+        *_list_set_keys(config),
+        *((f"algorithm.{f.name}", config.algorithm[f.name], f.metadata.get("only_if", ())) for f in set_settings),
+    ):
+        for condition in filter(is_relevant, only_if):
+            actual = values.get(condition.key) or (attrgetter(condition.key)(config),)
+            if (not condition.of or own_value in condition.of) and not condition.holds(actual):
+                yield key, condition, actual[0]
+                break
+
+
+def _list_set_keys(table: Section, prefix: str = "") -> Iterator[tuple[str, Any, tuple[OnlyIf, ...]]]:
+    """Yield (dotted key, value, conditions) of each key of the schema that does not have its default."""
+    for name, spec in type(table).model_fields.items():
+        value = getattr(table, name)
+        if isinstance(value, Section):
+            yield from _list_set_keys(value, f"{prefix}{name}.")
+        elif name == "clients" and isinstance(value, dict):
+            for client, client_config in value.items():
+                yield from _list_set_keys(client_config, f"clients.{client}.")
+        elif value != spec.default:
+            yield f"{prefix}{name}", value, read_effect(type(table), name).only_if or ()

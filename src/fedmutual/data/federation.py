@@ -277,8 +277,6 @@ def _make_division(config: Config, table: Table, digest: str) -> Division:
     if config.partition.kind != "file":
         return divide(config, table)
     assert config.partition.file is not None  # the configuration is checked
-    if config.partition.examples is not None:
-        raise ConfigError("key 'partition.examples' has no effect with partition.kind = 'file'; remove it")
     return record.restore_division(config.partition.file, table, digest)
 
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 from difflib import get_close_matches
 
 from fedmutual.config import Config, DataConfig
+from fedmutual.config.unused import check_data_effects
 from fedmutual.config.values import FEDERATED
 from fedmutual.data import arrays, domains, factory, folder, leaf, published, tiny_imagenet
 from fedmutual.data.examples import Source, merge_parts
@@ -38,8 +39,6 @@ FILES = ("folder", "tiny-imagenet", *domains.SETS)
 TABLES = ("csv", "parquet")
 """Data sets that are tables in files."""
 
-_FETCHED = ("tiny-imagenet", "medmnist", "femnist")
-_PUBLISHED = ("digits", "mnist", "cifar10", "cifar100", "pacs", "office-home")
 _ROTATED: dict[str, tuple[str, tuple[float, ...], int]] = {"rotated-mnist": ("mnist", (0, 20, 40, 60), 100)}
 
 
@@ -79,9 +78,11 @@ def read_source(config: Config, numbers: bool = False) -> Source:
 def _read_by_name(config: DataConfig, by_domain: bool, numbers: bool) -> Source:
     """Return the data set without rotation. by_domain: the folders above the class folders are domains."""
     name = config.name
-    for key in ("drop", "columns", "replace", "date_format"):
-        if getattr(config, key) not in (None, {}) and name not in TABLES:
-            raise ConfigError(f"key 'data.{key}' has no effect with data.name = {name!r}; remove it")
+    if name not in NAMES and ":" not in name:
+        similar = get_close_matches(name.lower(), NAMES, 1)
+        fix = f"did you mean {similar[0]!r}?" if similar else f"there are {', '.join(NAMES)}"
+        raise ConfigError(f"key 'data.name': there is no data set {name!r}; {fix}")
+    check_data_effects(config)
     if config.columns and not {config.mean, config.std} <= {None, FEDERATED}:
         raise ConfigError(
             "keys 'data.mean' and 'data.std' have no effect with data.columns, which standardises each column; "
@@ -94,13 +95,6 @@ def _read_by_name(config: DataConfig, by_domain: bool, numbers: bool) -> Source:
         if column in columns_elsewhere:
             fix = "rename labels by data.labels" if column in config.label_columns and key == "replace" else "remove one"
             raise ConfigError(f"key 'data.{key}' has {column!r}, which {columns_elsewhere[column]} names; {fix}")
-    if name in _FETCHED and (config.test is not None or config.group_by is not None):
-        key = "test" if config.test is not None else "group_by"
-        raise ConfigError(f"key 'data.{key}' has no effect with data.name = {name!r}; remove it")
-    if name in _PUBLISHED or ":" in name:
-        for key in ("test", "group_by"):
-            if getattr(config, key) is not None and (name in _PUBLISHED or key == "test"):
-                raise ConfigError(f"key 'data.{key}' has no effect with data.name = {name!r}; remove it")
     if ":" in name:
         return factory.read_from_factory(config)
     match name:
@@ -120,10 +114,7 @@ def _read_by_name(config: DataConfig, by_domain: bool, numbers: bool) -> Source:
             return folder.read_folder(config, by_domain)
         case "npz":
             return arrays.read_npz(config)
-        case "csv" | "parquet":
+        case _:  # csv, parquet
             from fedmutual.data import table  # imports pandas, which takes 0.3 s
 
             return table.read_table(config, numbers)
-    similar = get_close_matches(name.lower(), NAMES, 1)
-    fix = f"did you mean {similar[0]!r}?" if similar else f"there are {', '.join(NAMES)}"
-    raise ConfigError(f"key 'data.name': there is no data set {name!r}; {fix}")

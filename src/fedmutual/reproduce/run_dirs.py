@@ -2,13 +2,15 @@
 
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
+from operator import attrgetter
 from pathlib import Path
 
 from fedmutual import numerics
 from fedmutual.config import Config, read_dumped
-from fedmutual.config.keys import list_effects
+from fedmutual.config.keys import Table, list_effects
+from fedmutual.config.schema import list_resumable_keys
 from fedmutual.errors import ConfigError, RunError
 from fedmutual.federation.build import pick_device
 from fedmutual.files import read_json
@@ -20,7 +22,7 @@ from fedmutual.rundir.folder import check_resumable, lock_folder
 CLAIMS = "claims"  # below OUT; a folder a run, with the lock that who trains it holds
 BEST = "-best"  # a second folder, with the best weights that the first has not
 RELEASES = {1: ("0.1.0",)}  # numerics version -> releases that named a run's folder by themselves and not by it
-_RESUMABLE = frozenset(key for key, effect in list_effects(Config).items() if effect.resumable)
+_MACHINE_KEYS = [key for key in list_effects(Config) if not has_effect(key) and key not in list_resumable_keys()]
 
 
 def make_run_path(out: Path, job: Job) -> Path:
@@ -65,28 +67,23 @@ def restore_machine_keys(config: Config, place: Path) -> Config:
     if not (place / CONFIG).exists():
         return config
     before = read_dumped(place / CONFIG)
-    tables = {}
-    for table in ("data", "engine", "records"):
-        wanted, begun = getattr(config, table), getattr(before, table)
-        tables[table] = wanted.model_copy(
-            update={key: getattr(begun, key) for key in _select_machine_keys(table, type(wanted).model_fields)}
-        )
-    return config.model_copy(update={"name": before.name, **tables})
+    tables: dict[str, Table] = {}
+    for key in _MACHINE_KEYS:
+        table, _, name = key.rpartition(".")
+        tables.setdefault(table, {})[name] = attrgetter(key)(before)
+    top_keys = tables.pop("")
+    return config.model_copy(
+        update=top_keys | {table: getattr(config, table).model_copy(update=values) for table, values in tables.items()}
+    )
 
 
 def list_changed_keys(asked: Config, begun: Config) -> list[str]:
     """Return the keys in which the resumed run differs from the requested configuration: "engine.threads = 1"."""
-    tables = [(table, getattr(asked, table), getattr(begun, table)) for table in ("data", "engine", "records")]
     return [
-        f"{table}.{key} = {str(now).lower() if isinstance(now, bool) else now}"
-        for table, before, after in tables
-        for key in type(before).model_fields
-        if getattr(before, key) != (now := getattr(after, key))
+        f"{key} = {str(now).lower() if isinstance(now, bool) else now}"
+        for key in _MACHINE_KEYS
+        if key != "name" and attrgetter(key)(asked) != (now := attrgetter(key)(begun))
     ]
-
-
-def _select_machine_keys(table: str, keys: Collection[str]) -> Iterator[str]:
-    return (key for key in keys if not has_effect(f"{table}.{key}") and f"{table}.{key}" not in _RESUMABLE)
 
 
 def _has_best_weights(place: Path) -> bool:

@@ -15,7 +15,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from fedmutual.config import Config, dump_config, read_client_settings, read_dumped
-from fedmutual.config.keys import list_effects
+from fedmutual.config.schema import list_resumable_keys
 from fedmutual.core import Message, Schedule
 from fedmutual.errors import Busy, RunError
 from fedmutual.files import read_json, write_bytes
@@ -24,8 +24,6 @@ from fedmutual.rundir.file_names import BEGUN, CONFIG, ENVIRONMENT, LOCK, PARTIT
 from fedmutual.rundir.record_files import write_record
 from fedmutual.rundir.schema import Environment, RecordedPartition
 from fedmutual.tensor_files import read_tensors, write_tensors
-
-_RESUMABLE = frozenset(key for key, effect in list_effects(Config).items() if effect.resumable)
 
 
 @contextmanager
@@ -89,7 +87,7 @@ def check_resumable(folder: Path, config: Config) -> None:
     """
     before = read_dumped(folder / CONFIG)
     changed = sorted(_list_changes(before.model_dump(), config.model_dump()))
-    changed = [key for key in changed if key not in _RESUMABLE]
+    changed = [key for key in changed if key not in list_resumable_keys()]
     if changed == ["rounds"] and config.rounds > before.rounds:
         _check_schedules(folder, before, config, "start a new run with --out")
     elif changed == ["rounds"]:
@@ -120,7 +118,7 @@ def compute_identity(config: Config, fingerprint: str) -> str:
     Default values are left out too, so that a key which a later version adds does not change the digest.
     """
     settings = config.model_dump(mode="json", exclude={"rounds"}, exclude_defaults=True)
-    for key in _RESUMABLE:
+    for key in list_resumable_keys():
         table, _, name = key.partition(".")
         if settings.get(table, {}).pop(name, None) is not None and not settings[table]:
             del settings[table]
