@@ -257,7 +257,8 @@ class Client:
     shared: tuple[str, ...] = ()  # the names of the meme's exchanged tensors; the others, its adaptor, stay at the client
     proxy: bool = False  # whether its meme is a proxy: the client's own net, exchanged with peers, kept from round to round
     boundary_exempt: frozenset[str] = frozenset()  # names in `shared` that may equal the personal net's initial tensors
-    settings: Mapping[str, Any] = field(default_factory=dict)  # task, alpha, ...: replace the phase's, and are never sent
+    task: Task | None = None  # its losses and scores; None: the phase's task, and scores of a classification
+    settings: Mapping[str, Any] = field(default_factory=dict)  # alpha, ...: replace the phase's, and are never sent
     precision: torch.dtype | None = None  # a lower precision for the networks' arithmetic; weights keep theirs
     metrics: Disclosure = "all"  # which losses and scores the client discloses; messages are sent in any case
     seeds: Seeds | None = None  # of the public seed set, where the algorithm has one

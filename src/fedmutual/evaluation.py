@@ -32,7 +32,7 @@ class EvalSpec(NamedTuple):
 
 def compute_scores(client: Client, exams: tuple[EvalSpec, ...], inbox: Message) -> dict[EvalSpec, Score]:
     """Return spec -> all its scores; the client's copy of the shared model is scored before the server's replaces it."""
-    task, nets = client.settings.get("task", Classification()), dict(client.nets)
+    task, nets = Classification() if client.task is None else client.task, dict(client.nets)
 
     def scored(e: EvalSpec) -> Score:
         return Score(e.model, e.client, e.data, score(nets[e.net], client.data[e.rows], task, client.id))

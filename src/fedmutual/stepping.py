@@ -104,9 +104,10 @@ def remembered(phase: Phase, memory: Message) -> Message:
 
 
 def with_client_settings(phase: Phase, client: Client) -> Phase:
-    """Return the phase with the client's own settings."""
-    settings = {f.name for f in fields(phase)}  # type: ignore[arg-type]
-    return replace(phase, **{k: v for k, v in client.settings.items() if k in settings})  # type: ignore[type-var]
+    """Return the phase with the client's own settings and task."""
+    names = {f.name for f in fields(phase)}  # type: ignore[arg-type]
+    settings = client.settings if client.task is None else {**client.settings, "task": client.task}
+    return replace(phase, **{k: v for k, v in settings.items() if k in names})  # type: ignore[type-var]
 
 
 def ready(phase: Phase, client: Client, at: At) -> None:

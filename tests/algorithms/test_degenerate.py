@@ -128,7 +128,7 @@ def test_from_their_own_streams_round_one_teaches():
     """Were nothing taught, both KL terms would be 0, and the losses half of cross-entropy: the step would be halved."""
     algorithm = FML(**E).algorithm()
     ours = clients(algorithm)
-    half = clients(algorithm, settings={"task": HalfCrossEntropy()})
+    half = clients(algorithm, task=HalfCrossEntropy())
     federation(algorithm, ours, rounds=1)
     federation(algorithm, half, rounds=1)
     for one, other in zip(ours, half, strict=True):

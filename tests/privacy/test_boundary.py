@@ -419,7 +419,7 @@ class Talker(Classification):
     ],
 )
 def test_what_an_evaluation_tells_is_declared_too(message, sentence):
-    one = client("0", FML(**E).algorithm(), settings={"task": Talker(message)})
+    one = client("0", FML(**E).algorithm(), task=Talker(message))
     exam = EvalSpec("personal", "validation", "personal", "0", "validation")
     with pytest.raises(Refused) as refused:
         evaluate_client(one, (exam,), {}, 1, None)
@@ -429,6 +429,6 @@ def test_what_an_evaluation_tells_is_declared_too(message, sentence):
 def test_a_score_that_is_not_a_number_is_sent_as_none():
     """For example the correlation of constants: no log holds NaN, and the run continues."""
     talker = Talker({"accuracy": math.nan, "recall": [math.inf, 0.5, 1.0], "examples": 3})
-    one = client("0", FML(**E).algorithm(), settings={"task": talker})
+    one = client("0", FML(**E).algorithm(), task=talker)
     (score,) = evaluate_client(one, (EvalSpec("personal", "validation", "personal", "0", "validation"),), {}, 1, None)
     assert score.values == {"accuracy": None, "recall": [None, 0.5, 1.0], "examples": 3}

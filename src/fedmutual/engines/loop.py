@@ -127,6 +127,10 @@ def _exchange(
 ) -> Generator[Arguments, RunPhase, tuple[Message, Train]]:
     """Run the phases of a round, or of the start -> (server's next state, each client's mean loss terms)."""
     train: Train = {}
+
+    def report_unusable(client: str, why: str) -> None:
+        report(Noted(round + 1, f"the message of client {client!r} is left out: {why}"))
+
     for number, phase in enumerate(phases):
         at = At(plan.seed, round, plan.rounds, number)
         name = type(phase).__name__.lower()
@@ -148,7 +152,7 @@ def _exchange(
             up[i], down[i] = reply.up or count_bytes(reply.message), reply.down or down[i]
             report(Replied(round + 1, name, i, len(losses), len(participants)))
         replies = {i: replies[i] for i in participants if i in replies}  # the order of arrival has no effect
-        server = _receive(_equip(phase, plan.bench), server, replies, at, report)
+        server = receive_usable(_equip(phase, plan.bench), server, replies, at, report_unusable)
         _report_remarks(engine, round, report)
         losses = {i: losses[i] for i in participants if losses.get(i)}
         report(PhaseDone(round + 1, name, down, up, losses, works))
@@ -163,16 +167,23 @@ def _equip(phase: Phase, bench: Bench | None) -> Phase:
     return replace(phase, bench=bench) if bench is not None and hasattr(phase, "bench") else phase  # type: ignore[type-var]
 
 
-def _receive(phase: Phase, server: Message, replies: dict[str, Message], at: At, report: Observer) -> Message:
-    """Return the server's next state. Report the clients whose replies cannot be used, and leave the replies out."""
+def receive_usable(
+    phase: Phase, server: Message, replies: Mapping[str, Message], at: At, report: Callable[[str, str], object]
+) -> Message:
+    """Return the next state after the usable replies. report: called with the sender and the fault of each other reply.
+
+    Raises:
+        Unusable: the phase names no sender of a reply.
+    """
     try:
         return phase.receive(server, replies, at)
     except Unusable as problem:
         if not problem.why.keys() & replies.keys():
             raise
-        for i, why in problem.why.items():
-            report(Noted(at.round + 1, f"the message of client {i!r} is left out: {why}"))
-        return _receive(phase, server, {i: r for i, r in replies.items() if i not in problem.why}, at, report)
+        for sender, why in problem.why.items():
+            report(sender, why)
+        usable = {sender: reply for sender, reply in replies.items() if sender not in problem.why}
+        return receive_usable(phase, server, usable, at, report)
 
 
 def _report_remarks(engine: Engine, round: int, report: Observer) -> None:

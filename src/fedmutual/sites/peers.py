@@ -4,13 +4,12 @@ FedH2L has no server that computes. Every site does the work of the server in ot
 `Phase.send` itself. The coordinator only orders the phases, and names the sites with usable messages.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from fedmutual.algorithms.peers import Peering, make_forwarded_message
 from fedmutual.core import Algorithm, At, Message, Phase, Spec, Unusable
-from fedmutual.engines.loop import count_bytes
+from fedmutual.engines.loop import count_bytes, receive_usable
 from fedmutual.sites.mailbox import Mailbox, Place
 from fedmutual.sites.protocol import Order, SiteAnswer, clean_text, pack_message
 from fedmutual.sites.sizes import MessageSizes
@@ -77,9 +76,9 @@ class PeerMailbox:
         phases, state, remarks = self._list_phases(order), self._state, list[str]()
         for number, phase in enumerate(phases[: order.phase]):
             earlier_order, earlier_at = replace(order, phase=number), replace(at, phase=number)
-            replies, missing = self._collect_replies(earlier_order, earlier_at)
-            state, unusable = _receive_usable(phase, state, replies, earlier_at)
-            remarks += [clean_text(f"{i!r}: {why}") for i, why in (missing | unusable).items()]
+            replies, faults = self._collect_replies(earlier_order, earlier_at)
+            state = receive_usable(phase, state, replies, earlier_at, faults.__setitem__)
+            remarks += [clean_text(f"{i!r}: {why}") for i, why in faults.items()]
         inbox = phases[order.phase].send(state, self._site, at)
         return inbox, count_bytes(inbox), tuple(remarks)
 
@@ -119,15 +118,3 @@ class PeerMailbox:
 
     def _list_phases(self, order: Order) -> tuple[Phase, ...]:
         return self._algorithm.start if order.round < 0 else self._algorithm.phases
-
-
-def _receive_usable(phase: Phase, state: Message, replies: Mapping[str, Message], at: At) -> tuple[Message, dict[str, str]]:
-    """Return (state after the usable replies, sender -> reason for each unusable reply)."""
-    try:
-        return phase.receive(state, replies, at), {}
-    except Unusable as problem:
-        if not problem.why.keys() & replies.keys():
-            raise
-        usable = {i: reply for i, reply in replies.items() if i not in problem.why}
-        received, reasons = _receive_usable(phase, state, usable, at)
-        return received, {**problem.why, **reasons}

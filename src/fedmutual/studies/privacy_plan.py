@@ -181,8 +181,15 @@ def _count_round_steps(experiment: Experiment, id: str, rows: int, round: int, p
     """Return the number of steps on private rows in one round; round -1 is the start."""
     config, seeds = experiment.config, experiment.seeds
     private, public = _Counted(rows), _Counted(sum(map(len, seeds.owners.values())) if seeds else 0)
-    settings = read_client_settings(config, id) | {"task": experiment.task(id)}
-    client = Client(id, {}, {}, {"private": private, "public": public}, settings=settings, seeds=seeds)
+    client = Client(
+        id,
+        nets={},
+        optimizers={},
+        data={"private": private, "public": public},
+        task=experiment.task(id),
+        settings=read_client_settings(config, id),
+        seeds=seeds,
+    )
     for number, phase in enumerate(phases):
         for _ in with_client_settings(phase, client).batches(client, {}, At(config.seed, round, config.rounds, number)):
             pass
