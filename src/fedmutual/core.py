@@ -27,7 +27,7 @@ from fedmutual.settings import within as within
 T = TypeVar("T")
 
 Message = dict[str, Tensor]
-"""Named tensors: the only thing that crosses between participants."""
+"""Named tensors. Participants exchange messages; scores and losses are sent separately (`boundary.release_metrics`)."""
 
 Spec = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
 """The tensors that a message may hold: name -> (dtype, shape)."""

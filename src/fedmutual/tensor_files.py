@@ -15,7 +15,7 @@ from fedmutual.files import write_bytes
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str], sync: bool = True) -> None:
     """Replace a safetensors file in one step. about: one entry of the header (several would vary in order).
 
-    sync: as for `files.replacing`.
+    sync: as for `files.replace_file`.
     """
     cpu_tensors = {k: v.detach().to("cpu", copy=True).contiguous() for k, v in tensors.items()}
     write_bytes(path, save(cpu_tensors, metadata={"fedmutual": json.dumps(about)}), sync)

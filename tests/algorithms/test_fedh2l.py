@@ -294,15 +294,15 @@ def test_the_strict_variant_reads_no_public_label_at_all(monkeypatch):
     [
         ("accuracy", torch.tensor(1.5), "its accuracy is above 1"),
         ("accuracy", torch.tensor(float("nan")), "its accuracy is not a number"),
-        ("posterior", torch.full((4, 3), 0.4), "do not sum to one"),
+        ("posterior", torch.full((4, 3), 0.4), "do not sum to 1"),
         ("posterior", torch.full((4, 3), float("nan")), "not finite"),
-        ("posterior", torch.tensor([[1.5, -0.5, 0.0]] * 4), "do not sum to one"),
+        ("posterior", torch.tensor([[1.5, -0.5, 0.0]] * 4), "contain a negative value"),
         ("index", torch.tensor([0, 1, 2, 99], dtype=torch.int32), "samples that the public seed set of 24 has not"),
         ("index", torch.tensor([0, 1, 2, -1], dtype=torch.int32), "samples that"),
         ("index", torch.tensor([8, 9, 10, 7], dtype=torch.int32), "samples that another participant gave"),
         ("index", torch.tensor([8, 9, 10, 16], dtype=torch.int32), "samples that another participant gave"),
-        ("index", torch.tensor([8, 9, 10, 8], dtype=torch.int32), "it speaks of a sample twice"),
-        ("index", torch.tensor([8, 8, 8, 8], dtype=torch.int32), "it speaks of a sample twice"),
+        ("index", torch.tensor([8, 9, 10, 8], dtype=torch.int32), "it contains an index twice"),
+        ("index", torch.tensor([8, 8, 8, 8], dtype=torch.int32), "it contains an index twice"),
     ],
 )
 def test_a_message_of_no_sense_is_left_out_and_its_sender_named(name, value, message):

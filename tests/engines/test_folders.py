@@ -150,6 +150,6 @@ def test_batches_of_one_are_refused_where_a_network_cannot_train_on_them(small, 
     one = ("--set", "model.shared=normed_alone:net", "--set", "training.batch_size=1")
     code, _, err = cli("run", small, *one)
     assert code == 2
-    assert "client '0' trains on one example at a time, and its personal network cannot" in err
+    assert "the batches of client '0' have one example, and the personal network cannot" in err
     assert not (small.parent / "runs").exists()
     assert cli("run", small, "--set", "training.batch_size=1", "--set", "rounds=1")[0] == 0, "an MLP can"

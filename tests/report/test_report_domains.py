@@ -123,9 +123,9 @@ def test_a_best_that_test_rows_chose_is_marked(tmp_path):
     assert domains.describe_choice(seen).endswith(
         "on its own validation data, which are test examples that it is scored on."
     )
-    marked = [c.name for c in domains.make_average_table(seen).columns if "too good for a forecast" in c.note]
+    marked = [c.name for c in domains.make_average_table(seen).columns if "so the score is too high" in c.note]
     assert marked == ["best"] * 3
-    assert "too good for a forecast" in domains.make_node_table(seen, domains.ACC).columns[1].note
+    assert "so the score is too high" in domains.make_node_table(seen, domains.ACC).columns[1].note
     fair = comparison([write(tmp_path / "y", replace(FEDH2L, pooled=False))])
     assert not any(c.note for t in domains.make_tables(fair) for c in t.columns)
 

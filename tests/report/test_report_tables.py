@@ -169,7 +169,7 @@ def test_a_best_on_test_is_called_so(tmp_path):
         "worst, best on validation (test examples)",
     ]
     assert table.columns[4].note == table.columns[6].note == table.footnotes[0]
-    assert table.footnotes[0].startswith("the best round was chosen on the very test examples")
+    assert table.footnotes[0].startswith("the same test examples chose the best round")
 
 
 @pytest.mark.parametrize(

@@ -52,8 +52,13 @@ def test_the_nearest_name_is_named(papers, id, only, message):
     [
         ("digits/iid.toml", "[cell]", "[cells]", "key 'cell.row': field required"),
         ("digits/iid.toml", "paper = 81.50", "papers = 81.50", "unknown key 'cell.arms.fml.papers'; did you mean 'paper'?"),
-        ("digits/iid.toml", "paper = 81.50", 'needs = "federation"', "arm 'fml' needs 'federation', which is no arm"),
-        ("digits/iid.toml", "paper = 81.50", 'needs = "fml"', "arm 'fml' needs 'fml', which is no arm that stands alone"),
+        (
+            "digits/iid.toml",
+            "paper = 81.50",
+            'needs = "federation"',
+            "but 'federation' is not defined",
+        ),
+        ("digits/iid.toml", "paper = 81.50", 'needs = "fml"', "arm 'fml' needs arm 'fml', but 'fml' is not defined, or"),
         ("digits/iid.toml", "alpha = 0.4", "alhpa = 0.4", "unknown key 'algorithm.alhpa'"),
         ("digits/iid.toml", '"fedavg" }', '"fedavgg" }', "iid.toml, arm 'fedavg': key 'algorithm.name'"),
         ("index.toml", '["global_test"]\nfigures', '["global_tset"]\nfigures', "no measure 'global_tset'; did you mean"),

@@ -169,7 +169,7 @@ SPOILT = {
         holding(lambda m: m | {"posterior": m["posterior"] * torch.nan}),
         "numbers in 'posterior' that are not f",
     ),
-    "no posterior": (holding(lambda m: m | {"posterior": m["posterior"] * 2}), "its posteriors do not sum to one"),
+    "no posterior": (holding(lambda m: m | {"posterior": m["posterior"] * 2}), "its posteriors do not sum to 1"),
     "other shape": (holding(lambda m: m | {"index": m["index"][:-1]}), "refused, for 'index': declared as torch.int32 (8,)"),
     "other type": (
         holding(lambda m: m | {"accuracy": m["accuracy"].view(torch.int32)}),
@@ -179,9 +179,9 @@ SPOILT = {
     "no such rows": (holding(lambda m: m | {"index": m["index"] + 999}), "samples that the public seed set of 252 has not"),
     "another's rows": (
         holding(lambda m: m | {"index": m["index"] % 84}),
-        "it speaks of samples that another participant ga",
+        "it contains the index of another participant's e",
     ),
-    "rows twice": (holding(lambda m: m | {"index": m["index"][:1].repeat(B)}), "it speaks of a sample twice"),
+    "rows twice": (holding(lambda m: m | {"index": m["index"][:1].repeat(B)}), "it contains an index twice"),
     "more": (holding(lambda m: m | {"x": torch.zeros(1)}), "its tensors have 360 bytes, and 356 are declared"),
     "more names": (holding(lambda m: m | {"x": torch.zeros(0)}), "refused, for 'x': the phase declares only accuracy"),
     "wider": (holding(lambda m: m | {"accuracy": m["accuracy"].double()}), "its tensors have 360 bytes, and 356 are"),

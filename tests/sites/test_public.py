@@ -55,13 +55,13 @@ def test_a_part_of_another_seed_is_seen_by_its_owner(ward):
     first = contracts.read_contract(ward / "federation.toml")
     changed(ward / "federation.toml", seed=1)
     message = refused(
-        ward, "it is not what this site's split sets apart as public, but of another seed, split or other data"
+        ward, "the file does not contain the public rows that this site's split selects; the file was made with another seed"
     )
     assert message.startswith(str(ward / "public" / "north.npz"))
     held = arrays(tomllib.loads((ward / "north" / "site.toml").read_text())["data"]["root"])  # other labels of them
     np.savez(ward / "relabelled.npz", **held | {"y": held["y"][::-1]})
     changed(ward / "north" / "site.toml", data={"name": "npz", "root": str(ward / "relabelled.npz")})
-    refused(ward, "north.npz: it is not what this site's split sets apart", agreed=first)
+    refused(ward, "north.npz: the file does not contain the public rows", agreed=first)
 
 
 def dropped(arrays):
@@ -95,7 +95,7 @@ def test_another_part_than_the_contract_was_made_with(change, difference, ward):
         ward, "the contract was made with another part of site 'south': this one has ", difference, agreed=agreed
     )
     assert message.startswith(str(path))
-    refused(ward, "south.npz: it is not what this site's split", agreed=agreed, name="south")
+    refused(ward, "south.npz: the file does not contain the public rows", agreed=agreed, name="south")
 
 
 def test_a_class_missing_in_the_public_set_is_refused(tmp_path):

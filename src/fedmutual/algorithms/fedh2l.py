@@ -86,7 +86,8 @@ class FedH2L:
     )
     pairs: float = setting(
         0.25,
-        "the number of pairs for each node, rounded up; 0.25 is one pair of four nodes, 0.5 two pairs",
+        "the number of pairs divided by the number of nodes; 0.25 gives one pair among four nodes. The number of pairs is "
+        "rounded up",
         only_if=(OnlyIf("algorithm.peers", ("pairs",)),),
     )
     optimizers: Literal[1, 2] = setting(1, "one optimiser for local and mutual steps, or one for each")

@@ -103,11 +103,11 @@ def find_flaw(reply: Message, owned_rows: range, rows: int) -> str | None:
     if not 0 <= accuracy.item() <= 1:
         return f"its accuracy is {'above 1' if accuracy > 1 else 'below 0' if accuracy < 0 else 'not a number'}"
     if (index < 0).any() or (index >= rows).any():
-        return f"it speaks of samples that the public seed set of {rows} has not"
+        return f"it contains an index outside the public seed set of {rows} examples"
     if (index < owned_rows.start).any() or (index >= owned_rows.stop).any():
-        return "it speaks of samples that another participant gave"
+        return "it contains the index of another participant's example"
     if len(set(index.tolist())) < len(index):
-        return "it speaks of a sample twice"
+        return "it contains an index twice"
     return None
 
 
@@ -115,8 +115,10 @@ def find_posterior_flaw(p: Tensor) -> str | None:
     """Return why the rows of p [B, C] are not posteriors, as one clause; None if they are."""
     if not p.isfinite().all():
         return "its posteriors are not finite"
-    if (p < 0).any() or ((p.sum(-1) - 1).abs() > _TOLERANCE).any():
-        return "its posteriors do not sum to one"
+    if (p < 0).any():
+        return "its posteriors contain a negative value"
+    if ((p.sum(-1) - 1).abs() > _TOLERANCE).any():
+        return "its posteriors do not sum to 1"
     return None
 
 

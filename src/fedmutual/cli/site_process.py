@@ -47,7 +47,9 @@ def run_until_stopped(kit: Any, state: Path, pointer: Mapping[str, Any]) -> None
 
     def print_end(interrupt: KeyboardInterrupt) -> int:
         ending, code = (
-            ("told to end", Code.TERMINATED) if isinstance(interrupt, Terminated) else ("ended by hand", Code.STOPPED)
+            ("stopped by SIGTERM", Code.TERMINATED)
+            if isinstance(interrupt, Terminated)
+            else ("stopped by Ctrl-C", Code.STOPPED)
         )
         err.print(f"{ending}; saved rounds are kept", highlight=False, markup=False)
         return code
@@ -74,7 +76,11 @@ def print_leaves(leaves: Mapping[str, "Spec"], is_peer_to_peer: bool, is_masked:
             size = count * dtype.itemsize
             table.add_row(phase, name, str(dtype).removeprefix("torch."), "x".join(map(str, shape)) or "one", f"{size:,}")
     out.print(table)
-    to = "to the other sites, through the server, encrypted" if is_peer_to_peer else "to the server, which can read them"
     if is_masked:
-        to = "to the server under masks, which learns only the sum of all sites, with keys, encrypted shares and signatures"
-    print_text(f"These go {to}.")
+        print_text(
+            "These tensors are masked and sent to the server with keys, encrypted shares and signatures. The server learns "
+            "only the sum over all sites."
+        )
+    else:
+        to = "to the other sites, through the server, encrypted" if is_peer_to_peer else "to the server, which can read them"
+        print_text(f"These go {to}.")

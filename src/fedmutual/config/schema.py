@@ -403,7 +403,8 @@ class RecordsConfig(Section):
     )
     best_by: Literal["holdout", "validation", "test"] | None = key(
         None,
-        "the rows on which the best round is chosen; unset, hold-out rows if they exist, else the reported rows",
+        "the rows on which the best round is chosen; unset, hold-out rows if they exist, else validation rows for personal "
+        "models and test rows for the shared model",
         affects="scores",
     )
     keep_best: bool = key(

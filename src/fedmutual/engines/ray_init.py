@@ -37,8 +37,8 @@ def import_ray() -> Any:
         raise ConfigError(f"engine.name = 'cluster' needs Ray, fedmutual's extra 'ray': {_INSTALL}") from None
     if tuple(int(part) for part in ray.__version__.split(".")[:2]) < _LEAST:
         raise ConfigError(
-            f"engine.name = 'cluster': in a cluster of Ray {ray.__version__} anybody who reaches its ports can run code; "
-            f"{_INSTALL}, which asks for a token"
+            f"engine.name = 'cluster': local clusters of Ray {ray.__version__} require no token, so anybody who reaches the "
+            f"ports can run code; install Ray {'.'.join(map(str, _LEAST))} or later: {_INSTALL}"
         )
     if not copies:
         ray._private.ray_constants.RAY_ENABLE_UV_RUN_RUNTIME_ENV = (
@@ -66,8 +66,8 @@ def connect_to_cluster(ray: Any, address: str) -> None:
     except Exception as problem:  # of many types
         why = " ".join(str(problem).split()) or type(problem).__name__
         raise ConfigError(
-            f"key 'engine.address': there is no Ray cluster to join at {address!r} ({why[:300]}); one that asks for a token "
-            "is joined with RAY_AUTH_MODE=token in the environment"
+            f"key 'engine.address': there is no Ray cluster to join at {address!r} ({why[:300]}); if the cluster requires a "
+            "token, set RAY_AUTH_MODE=token and the token of the cluster in the environment"
         ) from None
     finally:
         if before is None:

@@ -125,7 +125,7 @@ class Experiment:
         return nets
 
     def client(self, id: str) -> Client:
-        """Return a participant as before round 1. Raises ConfigError as `networks` does."""
+        """Return a participant as before round 1. Raises ConfigError as `build_networks` does."""
         self._set_tf32()
         nets, client_config, rows = self.build_networks(id), self.config.get_client_config(id), self.load_rows(id)
         privacy: Mechanism | None = None
@@ -275,8 +275,8 @@ class Experiment:
                 copy.deepcopy(net).train()(torch.zeros(1, *self.nets.space(id).shape, device=self.device))
             except ValueError as problem:
                 raise ConfigError(
-                    f"client {id!r} trains on one example at a time, and its {name} network cannot ({problem}); increase "
-                    "training.batch_size, or give the client more examples"
+                    f"the batches of client {id!r} have one example, and the {name} network cannot be trained on one "
+                    f"example ({problem}); increase training.batch_size, or give the client more examples"
                 ) from None
 
     def _make_optimizer(self, net: nn.Module, client: str) -> torch.optim.Optimizer:

@@ -157,7 +157,7 @@ def _read_holdings(runs: Sequence[RecordedRun], all_classes: int) -> Holdings | 
     ]
     if not rows:
         return None
-    import pandas as pd  # as in Gains.accuracies
+    import pandas as pd  # as in Gains.means
 
     counts = pd.DataFrame(rows, columns=["seed", "client", "training", "validation"]).set_index(["seed", "client"])
     examples = counts["training"].groupby(level=["seed", "client"]).sum()

@@ -51,7 +51,7 @@ _CHOSEN = {
     "validation": "its own validation data, as a real site can",
     "validation (test examples)": "its own validation data, which are test examples that it is scored on",
     "holdout": "its own hold-out data, as a real site can",
-    "test": "the very test data that it is scored on, which is too good for a forecast",
+    "test": "the test data that it is scored on, so the score is too high",
 }
 
 

@@ -159,7 +159,7 @@ def is_validation_test(run: RecordedRun) -> bool:
     return any(c.validation and c.validation.of == "test" for c in run.partition.clients.values())
 
 
-SEEN = "the best round was chosen on the very test examples that it is scored on: too good for a forecast"
+SEEN = "the same test examples chose the best round and score the model, so the score is too high"
 
 
 def _explain_no_global(method: Method) -> str:

@@ -228,7 +228,10 @@ def _read_cell(root: Path, path: Path, owner: str, id: str, index: Index) -> Cel
         if arm.needs is not None and (arm.needs not in arms or arms[arm.needs].needs):
             free = [other for other, a in arms.items() if a.needs is None]
             like = suggest_near(arm.needs, free)
-            raise ConfigError(f"{path}: arm {k!r} needs {arm.needs!r}, which is no arm that stands alone{like}")
+            raise ConfigError(
+                f"{path}: arm {k!r} needs arm {arm.needs!r}, but {arm.needs!r} is not defined, or {arm.needs!r} itself "
+                f"needs another arm{like}"
+            )
     wanted = [k for k in index.arms or arms if k in arms]
     wanted += dict.fromkeys(need for k in wanted if (need := arms[k].needs) and need not in wanted)
     if not wanted:

@@ -53,7 +53,7 @@ class PaperFinding:
         for judged in self.readings:
             verdict = prose.describe_verdict(judged, self.page.experiment.index.decimals)
             if judged.verdict in DECIDED and not is_significant(judged.holm[1]):
-                verdict += ", but not after Holm's adjustment"
+                verdict += "; after Holm's adjustment the claim is not decided"
             texts.append(f"{judged.reading}: {verdict}" if judged.reading else verdict)
         return capitalize("; ".join(texts))
 

@@ -84,7 +84,7 @@ class Conduct:
         """Site -> a round among these, from 0, in which its update stood out. limit: `Limits.update`.
 
         An update stands out above the square root of the limit: halfway, in orders of magnitude, from the others' to what is
-        refused at once. Here two replies are enough to compare: that all sites diverged tells that the larger one was wrong.
+        refused at once. Two updates are enough here: most sites diverged, so the larger update is the probable cause.
         """
         norms = {r: self._record.norms.get(str(r), {}) for r in rounds}
         return {i: r for r, of in norms.items() for i in find_outliers(of, math.sqrt(limit), least=2)}

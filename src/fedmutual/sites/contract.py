@@ -26,16 +26,16 @@ from fedmutual.rundir import folder as folders
 from fedmutual.sites import seedset
 from fedmutual.sites.consent import FORMAT, check_agreed, digest_agreed
 from fedmutual.sites.contract_checks import check_contract
-from fedmutual.sites.schema import SeedsTable, ServerTable, SiteFile, SitesTable
+from fedmutual.sites.schema import SITE_BUDGET_KEYS, SITE_DATA_KEYS, SeedsTable, ServerTable, SiteFile, SitesTable
 from fedmutual.sites.screening import Limits
 from fedmutual.sites.secure_sum.messages import find_threshold
 from fedmutual.sites.statistics import SumStatistics
 
 S = TypeVar("S", bound=Section)
 _NOT_COMMON = {
-    "partition": "every site brings its own data",
-    "clients": "the settings of one site belong in its site.toml, which the other sites do not see",
-    "engine": "each site sets in its site.toml where its computations run",
+    "partition": "remove the key, because every site has its own data",
+    "clients": "write a site's own settings in its site.toml, which the other sites do not see",
+    "engine": "move the key to site.toml, which says where a site computes",
 }
 _METRICS = "accuracy"  # the scores that a site shares where no file has the key share.metrics
 
@@ -179,9 +179,9 @@ def make_contract(tables: Mapping[str, Any], source: str, **more: Any) -> Contra
         ConfigError: a key is wrong, missing, or not allowed in a contract.
     """
     run_tables = {k: v for k, v in tables.items() if k not in ("server", "sites")}
-    for key, why in _NOT_COMMON.items():
+    for key, fix in _NOT_COMMON.items():
         if key in run_tables:
-            raise ConfigError(f"{source}: key {key!r} has no place in a federation's file: {why}; remove the key")
+            raise ConfigError(f"{source}: key {key!r} is not allowed in FEDERATION.toml; {fix}")
     mappings = {
         table: keys for table, keys in run_tables.items() if isinstance(keys, Mapping)
     }  # parse_config refuses others
@@ -191,17 +191,13 @@ def make_contract(tables: Mapping[str, Any], source: str, **more: Any) -> Contra
         default = attrgetter(key)(Config())
         if effect.unused_on_sites and checked_tables.get(table, {}).get(name, default) != default:
             raise ConfigError(f"{source}: key {key!r} has no effect between real sites: {effect.unused_on_sites}; remove it")
-    site_keys = [k for k in ("name", "root", "test", "group_by", "label", "labels") if k in checked_tables["data"]]
-    if site_keys:
-        raise ConfigError(
-            f"{source}: key 'data.{site_keys[0]}' has no place in a federation's file: a site's data are in its site.toml"
-        )
-    budget_keys = [k for k in ("epsilon", "delta", "accountant") if k in checked_tables["privacy"]]
-    if budget_keys:
-        raise ConfigError(
-            f"{source}: key 'privacy.{budget_keys[0]}' has no place in a federation's file: a site's budget is in its "
-            "site.toml"
-        )
+    for table, keys, content in (("data", SITE_DATA_KEYS, "own data"), ("privacy", SITE_BUDGET_KEYS, "own budget")):
+        for key in keys:
+            if key in checked_tables[table]:
+                raise ConfigError(
+                    f"{source}: key '{table}.{key}' is not allowed in FEDERATION.toml; move the key to site.toml, which "
+                    f"describes a site's {content}"
+                )
     server = parse_table(ServerTable, tables.get("server", {}), source, "server")
     run_tables["server"] = server.model_dump(include=set(ServerConfig.model_fields))  # a run does not need the address
     if server.sum == "masked":

@@ -29,8 +29,8 @@ def check_site(config: Config, file: SiteFile, source: Path) -> None:
     if privacy.nets == "none":
         if budget is not None:
             raise ConfigError(
-                f"{source}: privacy.epsilon = {budget:g} is a budget, and the federation agreed on privacy.nets = 'none', "
-                "so nothing that leaves is counted; ask for another agreement, or remove the key"
+                f"{source}: privacy.epsilon = {budget:g} has no effect, because the contract has privacy.nets = 'none'; "
+                "remove the key, or ask the lead for a contract with privacy.nets"
             )
         return
     if budget is None:
@@ -46,7 +46,13 @@ def check_site(config: Config, file: SiteFile, source: Path) -> None:
 
 
 def open_budget(experiment: Experiment, site: str, federation: str, state: Path) -> PrivacyBudget:
-    """Return the budget of a site, with the ledger of these data. Raises RunError."""
+    """Return the privacy budget of a site, which is one for all its data.
+
+    Steps on the data of this experiment are written to the ledger file of these data.
+
+    Raises:
+        RunError: a ledger of the site is damaged, or has another unit of privacy.
+    """
     privacy, digest = experiment.config.privacy, experiment.data.digests[site]
     assert privacy.epsilon is not None  # it is checked
     path = state / FOLDER / f"{hashlib.sha256(digest.encode()).hexdigest()[:32]}.jsonl"
@@ -113,6 +119,6 @@ def remark_others(experiment: Experiment, site: str, state: Path, say: Callable[
     others = [path.name for path in list_ledgers(state / FOLDER) if path.stem != data_name]
     if others and experiment.noised:
         say(
-            f"privacy: this site has spent on other data too ({json.dumps(others)[1:-1]}), and its budget counts all; give "
-            "data of other people another state.folder"
+            f"privacy: this site has also spent epsilon on other data ({json.dumps(others)[1:-1]}), and the budget counts "
+            "these data too; if these data are about other people, write another site.toml with another state.folder"
         )

@@ -70,7 +70,8 @@ def read_ledger(folder: Path) -> list[Line]:
             _make_kind(line)
         except (KeyError, TypeError, ValueError, AttributeError):
             raise RunError(
-                f"{folder / LEFT}: line {number} is of another form than `fedmutual site` writes; look for a copy"
+                f"{folder / LEFT}: line {number} does not have the form that `fedmutual site` writes; restore the file "
+                "from a backup"
             ) from None
     return lines
 

@@ -1,11 +1,21 @@
 """The keys of the two files of real sites in words: part of what `fedmutual list keys` prints."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from fedmutual.config.keys import Section
+from fedmutual.config.keys import Section, list_effects
 from fedmutual.config.reference import Key, list_reference_keys, render_key
-from fedmutual.config.schema import ClientData, ClientModel, ClientOptimizer, ClientTraining, ServerConfig, ShareConfig
+from fedmutual.config.schema import (
+    ClientData,
+    ClientModel,
+    ClientOptimizer,
+    ClientTraining,
+    Config,
+    ServerConfig,
+    ShareConfig,
+)
 from fedmutual.sites.schema import (
+    SITE_BUDGET_KEYS,
+    SITE_DATA_KEYS,
     LimitsTable,
     PublicTable,
     ServerTable,
@@ -21,9 +31,10 @@ from fedmutual.sites.schema import (
 _HEAD = """## FEDERATION.toml
 
 The file that all participants of a [federation of real sites](sites.md) have. It takes the keys above, except for
-`partition`, `engine`, `clients` and the keys about a site's own data (`data.name`, `root`, `test`, `label`, `labels`,
-`group_by`). For classification `data.classes` is required. `share.metrics` is "accuracy" unless the file sets it. The file
-also has the table `sites`, two more keys of `server`, and one more value of `server.sum`:
+`partition`, `engine`, `clients`, and the keys of a site's own data and budget, which are in site.toml: {site_keys}. A value
+other than the default is an error for keys without effect between real sites: {unused}. For classification `data.classes` is
+required. `share.metrics` is "accuracy" unless the file sets it. The file also has the table `sites`, two more keys of
+`server`, and one more value of `server.sum`:
 """
 _SITE = """
 ## site.toml
@@ -52,7 +63,14 @@ _OWN: dict[str, type[Section]] = {
 
 def render_sites_page() -> str:
     """Return all keys of both files as Markdown."""
-    return "\n".join([_HEAD, *map(render_key, list_federation_keys()), _SITE, *map(render_key, list_site_keys())])
+    site_keys = [*(f"data.{k}" for k in SITE_DATA_KEYS), *(f"privacy.{k}" for k in SITE_BUDGET_KEYS)]
+    unused = [key for key, effect in list_effects(Config).items() if effect.unused_on_sites]
+    head = _HEAD.format(site_keys=_join_keys(site_keys), unused=_join_keys(unused))
+    return "\n".join([head, *map(render_key, list_federation_keys()), _SITE, *map(render_key, list_site_keys())])
+
+
+def _join_keys(keys: Iterable[str]) -> str:
+    return ", ".join(f"`{key}`" for key in keys)
 
 
 def list_federation_keys() -> Iterator[Key]:

@@ -21,6 +21,8 @@ from fedmutual.module_files import is_of_python
 
 Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 WORK_FOLDER = "flare"  # FLARE's, in a state folder, beside those of federations
+SITE_DATA_KEYS = ("name", "root", "test", "group_by", "label", "labels")  # of [data], only for site.toml
+SITE_BUDGET_KEYS = ("epsilon", "delta", "accountant")  # of [privacy], only for site.toml
 _TAKEN = ("server", "authority")  # folders beside the sites' kits: that of the server's, and that of the root key
 _Rows = Annotated[int, Field(ge=1, lt=2**31)]
 Seconds = Annotated[float, Field(gt=0)]

@@ -87,8 +87,9 @@ class CollectedSeedset:
             return _read_site_part(one, path, site_part.rows)
         if not _is_equal(one, site_part):
             raise DataError(
-                f"{path}: it is not what this site's split sets apart as public, but of another seed, split or other data; "
-                "write the part again with `fedmutual data give`, and send it to all sites"
+                f"{path}: the file does not contain the public rows that this site's split selects; the file was made with "
+                "another seed, another split or other data; write the file again with `fedmutual data give`, and send it to "
+                "all sites"
             )
         return site_part._replace(trained=[0] * len(classes))  # what the set lacks is said here
 

@@ -63,6 +63,6 @@ def read_sent_messages(folder: Path) -> list[Mapping[str, Any]]:
             lines.append(json.loads(text))
         except ValueError:
             raise RunError(
-                f"{path}: line {number} is damaged, so the record of what left is incomplete; look for a backup"
+                f"{path}: line {number} does not have the form that `fedmutual site` writes; restore the file from a backup"
             ) from None
     return lines
