@@ -41,7 +41,7 @@ class Puppet:
         )
         return pack_message(SiteAnswer(order) if answer is None else replace(answer, order=order), message)
 
-    def make_letters(self, content):
+    def make_peer_messages(self, content):
         return {}
 
     def rounds(self):

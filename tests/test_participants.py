@@ -357,7 +357,7 @@ def test_a_missing_score_is_not_an_accuracy(tmp_path, monkeypatch, cli):
 
 
 @pytest.mark.parametrize(
-    ("shape", "mend"),
+    ("shape", "fix"),
     [
         ((3, 8, 8), "or give all images the same number of channels"),
         ((1, 9, 9), "or resize images ('data.size')"),
@@ -365,7 +365,7 @@ def test_a_missing_score_is_not_an_accuracy(tmp_path, monkeypatch, cli):
         ((81,), "with model.adaptor = 'rest')"),
     ],
 )
-def test_image_shapes_that_do_not_fit_the_shared_part_are_an_error(tmp_path, monkeypatch, cli, shape, mend):
+def test_image_shapes_that_do_not_fit_the_shared_part_are_an_error(tmp_path, monkeypatch, cli, shape, fix):
     monkeypatch.chdir(tmp_path)
     for client, own_shape in (("a", (1, 8, 8)), ("b", shape)):
         np.savez(f"{client}.npz", x=np.zeros((20, *own_shape), "float32"), y=np.arange(20) % 2)
@@ -375,5 +375,5 @@ def test_image_shapes_that_do_not_fit_the_shared_part_are_an_error(tmp_path, mon
     code, _, err = cli("run", "f.toml", "--out", "f")
     assert code == 2
     assert f"the shapes [1, 8, 8] and {[*shape]}: " in err
-    assert err.rstrip().endswith(mend)
+    assert err.rstrip().endswith(fix)
     assert not (tmp_path / "f").exists()

@@ -176,7 +176,7 @@ class Desk:
         for i, order in orders.items():
             answer = self.halves[i].carry_out(order)
             self.answers.append((i, order, answer))
-            for to, letter in self.halves[i].make_letters(order).items():
+            for to, letter in self.halves[i].make_peer_messages(order).items():
                 self.letters.append((i, to, letter))
                 carried = self.carry(i, to, letter)
                 with suppress(MalformedMessage):

@@ -157,8 +157,8 @@ class Data(Protocol):
 class Seeds:
     """The agreed facts about the public seed set, equal at every participant; its rows are `Client.data["public"]`."""
 
-    owners: Mapping[str, range]  # whose rows lie where in the set; all participants, in one order
-    about: Message  # what participants hold against each other: a digest uint8 [32], how many rows [], of each class [C]
+    owners: Mapping[str, range]  # participant -> the positions of its rows in the set; all participants, in one order
+    about: Message  # the values that participants compare: a digest uint8 [32], the numbers of rows [] and of each class [C]
 
 
 class Task(Protocol):
@@ -300,7 +300,7 @@ class Phase(abc.ABC):
     def leaves(self, server: Message) -> Spec:
         """Return all that a reply may hold, name -> (dtype, shape), from public knowledge.
 
-        A site's operator reads it before the site joins.
+        The operator of a site reads this declaration before the site joins.
         """
         return {k: (v.dtype, tuple(v.shape)) for k, v in server.items()}
 

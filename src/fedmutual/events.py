@@ -57,7 +57,7 @@ class PhaseDone:
     phase: str
     down: Mapping[str, int]  # bytes of the tensors sent to each client
     up: Mapping[str, int]  # and by each
-    train: Mapping[str, Mapping[str, float]]  # mean of each loss term, of those who tell all
+    train: Mapping[str, Mapping[str, float]]  # mean of each loss term, over the clients that disclose all
     work: Mapping[str, Work] = field(default_factory=dict)  # of each client in a simulation; of no real site
 
 

@@ -15,17 +15,17 @@ Scores = dict[str, float | int | list[float | None] | None]
 """A score's name -> its value; None where it is undefined."""
 
 DECLARED = ("examples", "accuracy", "loss", "balanced_accuracy", "auroc", "majority", "recall")
-"""All that the second channel may tell of an evaluation; `share.metrics` says how much of it a client tells."""
+"""The names of all scores of classification that a client may send; `share.metrics` says which ones a client sends."""
 
 
 OF_NUMBERS = ("examples", "loss", "mean_absolute_error", "r2")
-"""The same for targets that are numbers."""
+"""The names of all scores of a task whose targets are numbers."""
 
 OF_LABELS = ("examples", "loss", "auroc", "f1", "label_auroc")
-"""The same for targets of several labels."""
+"""The names of all scores of a task whose targets have several labels."""
 
 OF_MASKS = ("examples", "loss", "dice", "pixel_accuracy", "class_dice")
-"""All scores of targets that are a class of each pixel."""
+"""The names of all scores of a task whose targets have a class for each pixel."""
 
 LEAST_ROWS, DECIMALS = 50, 2
 """With `share.metrics = "accuracy"`: the fewest rows of an accuracy that is sent, and the decimals of its rounding."""

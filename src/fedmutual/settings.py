@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Disclosure = Literal["none", "accuracy", "all"]
-"""What of its scores and training losses a participant tells: nothing, coarse accuracies, or all."""
+"""The scores and training losses that a participant discloses: none, only rounded accuracies, or all."""
 
 Rule = Literal["mean", "median", "trimmed-mean"]
 """How replies become one message; the rules are functions of `fedmutual.aggregation`."""

@@ -20,7 +20,7 @@ def encode_number(value: Fraction, hide_carries: bool = False) -> list[int]:
     """Return a number as DIGITS words, from the lowest digit to the highest; each word fits into a signed 64-bit integer.
 
     hide_carries: add a random multiple of the base to each digit, and subtract as many carries from the next digit. The sum
-    of the numbers is unchanged, and the sums of single digits tell nothing else, for example not how many numbers were
+    of the numbers is unchanged, and the sums of single digits reveal nothing else, for example not how many numbers were
     negative. At most 20 such numbers can be added.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What a user gets wrong is one sentence with the file, the key or the client, and the mend; nothing is written half."""
+"""What a user gets wrong is one sentence with the file, the key or the client, and the fix; nothing is written half."""
 
 import json
 import os
@@ -282,7 +282,7 @@ def test_other_data_than_the_run_was_started_with(small, cli):
 
 
 @pytest.mark.parametrize(
-    ("signal", "expected", "reason"), [("SIGINT", 130, "stopped by hand"), ("SIGTERM", 143, "told to stop")]
+    ("signal", "expected", "reason"), [("SIGINT", 130, "stopped by hand"), ("SIGTERM", 143, "stopped by SIGTERM")]
 )
 def test_a_stop_keeps_what_is_saved_and_says_how_to_go_on(small, cli, monkeypatch, signal, expected, reason):
     from fedmutual.engines import loop

@@ -95,17 +95,17 @@ FC1 = "'features.fc1.weight'"
 @pytest.mark.parametrize(
     ("hook", "sentence"),
     [
-        (RECEIVE + "pass", "receive gave NoneType, and a dictionary of tensors by their names is wanted"),
-        (RECEIVE + "return server | {'x': 1}", "receive gave int for 'x', and a tensor is wanted"),
+        (RECEIVE + "pass", "receive returned NoneType; return a dictionary, name -> tensor"),
+        (RECEIVE + "return server | {'x': 1}", "receive returned int for 'x'; return a tensor"),
         (
             RECEIVE + "return {k: v[None] for k, v in server.items()}",
-            f"receive gave float32 [1, 200, 64] for {FC1} of the shared model, and float32 [200, 64] is wanted",
+            f"receive returned float32 [1, 200, 64] for {FC1} of the shared model; return float32 [200, 64]",
         ),
         (
             RECEIVE + "return {k: v.double() for k, v in server.items()}",
-            f"receive gave float64 [200, 64] for {FC1} of the shared model, and float32 [200, 64] is wanted",
+            f"receive returned float64 [200, 64] for {FC1} of the shared model; return float32 [200, 64]",
         ),
-        (RECEIVE + "return {}", f"receive gave nothing for {FC1} of the shared model, and float32 [200, 64] is wanted"),
+        (RECEIVE + "return {}", f"receive returned nothing for {FC1} of the shared model; return float32 [200, 64]"),
         (
             RECEIVE + "return super().receive(server, {i: {} for i in replies}, at)",
             f"receive raised KeyError: 'n_k' (line 15 of my_odd.py){LOG}",
@@ -134,7 +134,7 @@ def test_what_the_server_remembers_beside_the_model_may_have_any_form():
     declared = {"w": (torch.float32, (2,)), "n_k": (torch.int64, ())}
     check_state(phase, {"w": torch.ones(2), "seen": torch.zeros(7)}, declared, sent, shared=True)
     check_state(phase, {"logits": torch.zeros(7)}, declared, sent, shared=False)
-    with pytest.raises(AlgorithmError, match=r"receive gave float32 \[3\] for 'w' of the shared model"):
+    with pytest.raises(AlgorithmError, match=r"receive returned float32 \[3\] for 'w' of the shared model"):
         check_state(phase, {"w": torch.ones(3)}, declared, sent, shared=True)
 
 

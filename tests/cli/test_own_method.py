@@ -119,7 +119,7 @@ def test_list_of_a_class_that_is_none(folder, cli, name, words):
 
 
 def test_a_class_with_the_hooks_of_fedavg_has_the_page_of_fedavg(folder, cli):
-    """The same columns, curves, gains, places and sentences: nothing depends on whose class it is."""
+    """Columns, curves, gains, places and sentences are equal: nothing depends on the name of the class."""
     pages = []
     for name in ("fedavg", "my_algorithms:Twin"):
         methods = f"fml,{name},independent"

@@ -1,4 +1,4 @@
-"""Every way to get a configuration wrong: one sentence with the file, the key and the mend."""
+"""Every way to get a configuration wrong: one sentence with the file, the key and the fix."""
 
 from pathlib import Path
 

@@ -72,7 +72,7 @@ def test_a_key_that_is_the_users_own_stays():
 
 
 def test_fedper_is_fedavg_of_a_part():
-    """The same networks, and the same tensors that cross."""
+    """Both have equal networks, and exchange equal tensors."""
     presets, keys = named("fedper"), named("fedavg", model={"part": ["features"], "adaptor": "rest"})
     assert build(presets).list_leaves() == build(keys).list_leaves()
     assert set(build(presets).make_server_state()) == {

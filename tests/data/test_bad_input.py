@@ -1,4 +1,4 @@
-"""Every mistake with one's own data: one sentence that names the file or the key, and a mend."""
+"""Every mistake with one's own data: one sentence that names the file or the key, and a fix."""
 
 import gzip
 import pickle

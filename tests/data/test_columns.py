@@ -56,7 +56,7 @@ def test_columns_that_differ_are_refused_where_what_is_shared_takes_them(
             make_pair(columns, model=model)
         assert str(caught.value).startswith(words)
         assert "model.part = 'features.fc2', with model.adaptor = 'rest'" in str(caught.value)
-    with pytest.raises(ConfigError, match=r"^the public set \(split.public\) is for all, but client 'b' has "):
+    with pytest.raises(ConfigError, match=r"^the public set \(split.public\) is for all clients, but client 'b' has "):
         make_pair(columns, algorithm={"name": "fedh2l", "public_batch": 2}, split={"public": 0.2})
 
 

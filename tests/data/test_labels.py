@@ -90,8 +90,8 @@ def test_clients_with_data_of_their_own_are_named_with_their_key(tmp_path: Path)
         clients[name] = {"data": {"root": str(path)}}
     common = {"data": OWN | {"classes": ["benign", "malignant"]}, "clients": clients, "partition": {}}
     message = refused("client 'rural 1': line 2 of", **common)
-    mend = 'clients."rural 1".data.labels = { B = "benign", M = "malignant" }'
-    assert mend in message
+    fix = 'clients."rural 1".data.labels = { B = "benign", M = "malignant" }'
+    assert fix in message
     renamed = common["data"] | {"labels": {"B": "benign", "M": "malignant"}}
     assert data.load(config(**common | {"data": renamed})).space.classes == ("benign", "malignant")
     assert data.find_problems(config(**common | {"data": renamed}))  # as a run takes them

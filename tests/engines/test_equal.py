@@ -308,7 +308,7 @@ class Odd(Independent):
 
 @dataclass(frozen=True, kw_only=True)
 class Idle(Odd):
-    """The same without the odd shape."""
+    """`Odd` without the odd shape."""
 
     def begin(self, client, inbox, at):
         return {}

@@ -38,7 +38,7 @@ def by_scipy(student: np.ndarray, teacher: np.ndarray, weight: float, t: float) 
 
 
 def by_autograd(teacher: np.ndarray, weight: float, t: float) -> Callable[[np.ndarray], float]:
-    """The same as a function of the student alone, in the operations of the library autograd."""
+    """Return the loss as a function of the student alone, in the operations of the library autograd."""
 
     def log_soft(z: np.ndarray) -> np.ndarray:
         return z - logsumexp(z, axis=-1, keepdims=True)

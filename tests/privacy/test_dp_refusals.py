@@ -1,4 +1,4 @@
-"""What would void epsilon is refused before anything is trained, in one sentence with the reason and the mend."""
+"""What would void epsilon is refused before anything is trained, in one sentence with the reason and the fix."""
 
 from importlib import util
 

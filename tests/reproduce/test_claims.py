@@ -245,7 +245,7 @@ def test_a_diverged_run_has_no_say(measured):
 
 
 def fell(measured, arm, *seeds):
-    """The same cell, in some seeds of which an arm has diverged."""
+    """Return the cell with a diverged run of an arm for some seeds."""
     for seed in seeds:
         measured.results[arm][seed] = result(arm, seed, failed="client '0' diverged", curves={}, clients={})
     return measured
@@ -302,7 +302,7 @@ def test_clients_of_a_run_that_diverged_are_not_supported(measured):
 
 
 def named(measured, name):
-    """The same cell under another name."""
+    """Return the cell with another name."""
     return replace(measured, cell=replace(measured.cell, name=name))
 
 

@@ -105,7 +105,7 @@ def test_peers_are_asked_for_the_messages_of_the_same_sites_after_a_crash(tmp_pa
     assert declined == [None] * len(declined)
     orders = [line for line in federation.attempts("north") if line[0] == 2]
     assert orders == [(2, 1, 0), (2, 2, 0)] * 2
-    assert set(federation.notes) == {"site 'west' is left out: it is not there"}
+    assert set(federation.notes) == {"site 'west' is left out: it is not connected"}
     assert not same(first, federation.personal("north"))  # round 3 was done
 
 

@@ -77,7 +77,7 @@ def edit(name, change):
 
 
 def set_contract(text):
-    """The same job with another contract, well formed."""
+    """Return a function that gives the job another well-formed contract."""
 
     def changed(made):
         (made / job.APP / "config" / job.SERVER).write_bytes(job.format_json(job.make_server_config(text)))

@@ -203,7 +203,7 @@ def test_mutated_letters_fill_no_mailbox(data):
             mail.put(sender, content)
         except MalformedMessage:
             refusals += 1
-    held = [(i, r, m) for r in range(-1, 9) for p in range(9) for i, m in mail.read_letters((r, p)).items()]
+    held = [(i, r, m) for r in range(-1, 9) for p in range(9) for i, m in mail.read_messages((r, p)).items()]
     assert mail.refused.total() == refusals
     assert mail.refused.keys() <= {"a", "b", ""}
     for sender in Letters.SENDERS:
@@ -242,7 +242,7 @@ def test_a_site_outlives_mutated_orders(federation, data):
     try:
         answer, message = read_answer(north.carry_out(content))
         assert answer.problem is not None or not message or message.keys() == state.keys()
-        north.make_letters(content)
+        north.make_peer_messages(content)
     except (MalformedMessage, UserError) as problem:
         refusal = str(problem)
     after = files(north.folder)

@@ -53,7 +53,7 @@ def test_an_absent_site_is_left_out_until_it_returns(tmp_path, name, round):
             notes.extend(describe_event(event))
 
     Coordinator(agreed, tmp_path / "server").run(desk, [watch])
-    assert any(note == f"note in round {round + 1}: site 'west' is left out: it is not there" for note in notes)
+    assert any(note == f"note in round {round + 1}: site 'west' is left out: it is not connected" for note in notes)
     ledger = read_lines(tmp_path / "server" / LEDGER)
     rounds = [line["round"] for line in ledger if line["client"] == "west" and line["up"]]
     assert rounds == [r for r in (1, 2, 3) if r != round + 1]

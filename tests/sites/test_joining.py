@@ -40,8 +40,8 @@ def test_two_federations_tell_whether_joining_pays(tmp_path, cli):
         "real sites, 10 classes · each with data of its own, which nobody else knows · 3 sites · 3 rounds"
     )
     sentences = list_findings([joined])
-    mend = "submit the federation once more with the algorithm independent and another name, and report on both results."
-    assert sentences[0].endswith(mend)
+    fix = "submit the federation once more with the algorithm independent and another name, and report on both results."
+    assert sentences[0].endswith(fix)
     assert "submitting the federation with another seed and another name gives more" in sentences[-1]
 
     sentences = " ".join(list_findings([joined, alone]))

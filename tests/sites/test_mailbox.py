@@ -27,7 +27,7 @@ def mail():
 
 
 def places(mail, sender="b"):
-    return {(r, p) for r in range(-1, ROUNDS) for p in range(3) if sender in mail.read_letters((r, p))}
+    return {(r, p) for r in range(-1, ROUNDS) for p in range(3) if sender in mail.read_messages((r, p))}
 
 
 def test_the_round_under_way_and_one_later_of_each_sender_are_kept(mail):
@@ -72,14 +72,14 @@ REFUSED = {
     "shape": (letter(3, x=(1.0,)), "declared as torch.float32 (2,), found torch.float32 (1,)"),
     "size": (letter(3, x=(1.0,) * 3), "its tensors have 12 bytes, and 8 are declared"),
     "infinite": (letter(3, x=(1.0, float("inf"))), "numbers in 'x' that are not finite"),
-    "words": (letter(3, problem="x"), "it says more than a letter does"),
-    "losses": (letter(3, train={"a": 1.0}), "it says more than a letter does"),
+    "words": (letter(3, problem="x"), "its message has a header that messages between sites do not have"),
+    "losses": (letter(3, train={"a": 1.0}), "its message has a header that messages between sites do not have"),
     "senders": (
         pack_message(SiteAnswer(Order(WORK, 3, 0, ("b",))), {"x": torch.zeros(2)}),
-        "it says more than a letter does",
+        "its message has a header that messages between sites do not have",
     ),
     "header": (letter(3, remarks=("x" * 1000,)), "bytes, and 1,000 are enough"),
-    "empty": (pack_message(SiteAnswer(Order(WORK, 3, 0)), {}), "its letter is empty"),
+    "empty": (pack_message(SiteAnswer(Order(WORK, 3, 0)), {}), "its message is empty"),
     "no bytes": (["a", "b"], "it is no message in safetensors form (TypeError)"),
 }
 
@@ -96,7 +96,7 @@ def test_what_is_refused_is_counted_and_not_kept(why, mail):
         assert message in str(caught.value)
         assert mail.refused == {"b": count}
     assert places(mail) == {(3, 0)}
-    assert mail.read_letters((3, 0))["b"]["x"].tolist() == [1.0, 2.0]
+    assert mail.read_messages((3, 0))["b"]["x"].tolist() == [1.0, 2.0]
     assert message in mail.take_reason("b")
     assert mail.take_reason("b") is None
     assert places(mail, "c") == set()
@@ -120,4 +120,4 @@ def test_letters_of_rounds_that_never_come_take_no_memory(tmp_path):
         with pytest.raises(MalformedMessage):
             north.peers.receive("west", pack_message(SiteAnswer(Order(WORK, round, 0)), {"anything": big}))
     assert north.peers.mail.refused == {"west": 200}
-    assert not any(north.peers.mail.read_letters((round, 0)) for round in range(10))
+    assert not any(north.peers.mail.read_messages((round, 0)) for round in range(10))

@@ -260,7 +260,7 @@ def test_a_server_without_its_state_receives_an_error(tmp_path):
     north = SiteRuntime(agreed, read_site_file(site(tmp_path, "north", MLPS["north"])), messages.append)
     answer, message = read_answer(north.carry_out(pack_message(Order("work", 0, 0), north.experiment.make_server_state())))
     assert (message, answer.problem) == ({}, admission.PAST)
-    assert messages == [f"round 1: not done, for {admission.PAST}"]
+    assert messages == [f"round 1: declined: {admission.PAST}"]
     assert fedmutual.Run(north.folder).round == 5  # nothing of the site's was touched
 
 
@@ -271,7 +271,7 @@ def test_too_few_sites_stop_the_rounds_and_what_is_saved_goes_on(tmp_path):
     def watch(event):
         desk.away = {"west"} if type(event).__name__ == "RoundDone" and event.round == 2 else desk.away
 
-    with pytest.raises(TooFew, match="2 of 3 sites did their part, and 3 are wanted"):
+    with pytest.raises(TooFew, match="2 of 3 sites did their part, and 3 are needed"):
         run(tmp_path, desk, agreed, watch)
     desk.away = set()
     assert run(tmp_path, desk, agreed) == ([], [1, 2, 3])

@@ -1,4 +1,4 @@
-"""A part of the public seed set that came damaged, or is something else: one sentence that names the file and the mend."""
+"""A part of the public seed set that came damaged, or is something else: one sentence that names the file and the fix."""
 
 import io
 import json

@@ -162,7 +162,7 @@ def holding(change):
 
 
 SPOILT = {
-    "lost": (lambda letter: None, "its letter did not come"),
+    "lost": (lambda letter: None, "its message did not arrive"),
     "cut short": (lambda letter: letter[:-5], "it is no message in safetensors form (SafetensorError)"),
     "no letter": (lambda letter: b"\x00" * 40, "it is no message in safetensors form"),
     "not finite": (
@@ -170,20 +170,26 @@ SPOILT = {
         "numbers in 'posterior' that are not f",
     ),
     "no posterior": (holding(lambda m: m | {"posterior": m["posterior"] * 2}), "its posteriors do not sum to 1"),
-    "other shape": (holding(lambda m: m | {"index": m["index"][:-1]}), "refused, for 'index': declared as torch.int32 (8,)"),
+    "other shape": (
+        holding(lambda m: m | {"index": m["index"][:-1]}),
+        "refused because of 'index': declared as torch.int32 (8,)",
+    ),
     "other type": (
         holding(lambda m: m | {"accuracy": m["accuracy"].view(torch.int32)}),
-        "refused, for 'accuracy': declared as torch.",
+        "refused because of 'accuracy': declared as torch.",
     ),
     "wrong accuracy": (holding(lambda m: m | {"accuracy": torch.tensor(1.5)}), "its accuracy is above 1"),
-    "no such rows": (holding(lambda m: m | {"index": m["index"] + 999}), "samples that the public seed set of 252 has not"),
+    "no such rows": (
+        holding(lambda m: m | {"index": m["index"] + 999}),
+        "an index outside the public seed set of 252 examples",
+    ),
     "another's rows": (
         holding(lambda m: m | {"index": m["index"] % 84}),
         "it contains the index of another participant's e",
     ),
     "rows twice": (holding(lambda m: m | {"index": m["index"][:1].repeat(B)}), "it contains an index twice"),
     "more": (holding(lambda m: m | {"x": torch.zeros(1)}), "its tensors have 360 bytes, and 356 are declared"),
-    "more names": (holding(lambda m: m | {"x": torch.zeros(0)}), "refused, for 'x': the phase declares only accuracy"),
+    "more names": (holding(lambda m: m | {"x": torch.zeros(0)}), "refused because of 'x': the phase declares only accuracy"),
     "wider": (holding(lambda m: m | {"accuracy": m["accuracy"].double()}), "its tensors have 360 bytes, and 356 are"),
     "many names": (
         holding(lambda m: m | {f"x{k}": torch.zeros(0) for k in range(1000)}),
@@ -191,13 +197,13 @@ SPOILT = {
     ),
     "words": (
         lambda letter: pack_message(replace(read_answer(letter)[0], problem="x"), read_answer(letter)[1]),
-        "it says more than a letter does",
+        "its message has a header that messages between sites do not have",
     ),
     "less": (
         holding(lambda m: {"index": m["index"]}),
-        "its message is refused, for 'accuracy': it is declared, but missing",
+        "its message is refused because of 'accuracy': it is declared, but missing",
     ),
-    "empty": (holding(lambda m: {}), "its letter is empty"),
+    "empty": (holding(lambda m: {}), "its message is empty"),
 }
 
 
@@ -233,7 +239,7 @@ def test_an_absent_site_gets_no_letter_and_delays_no_site(tmp_path):
             federation.desk.away = {"west"} if event.round == 1 else set()
 
     federation.run(watch)
-    assert federation.notes == ["note in round 2: site 'west' is left out: it is not there"] * 2
+    assert federation.notes == ["note in round 2: site 'west' is left out: it is not connected"] * 2
     # of both halves; it is not asked to score
     delivered = {(i, to) for i, to, letter in federation.desk.letters if place(letter) == (1, 0)}
     assert delivered == {("north", "south"), ("south", "north")}
@@ -251,7 +257,7 @@ def test_a_site_that_returns_within_a_round_receives_no_messages(tmp_path):
             federation.desk.away = set()
 
     federation.run(watch)
-    assert federation.notes == ["note in round 2: site 'west' is left out: it is not there"]
+    assert federation.notes == ["note in round 2: site 'west' is left out: it is not connected"]
     assert federation.ledger("down", "mutual")[2] == {"north": LETTER, "south": LETTER, "west": 0}
 
 
@@ -289,7 +295,7 @@ def test_a_site_that_dies_within_a_round_names_the_missed_peers(tmp_path):
             federation.desk.halves["west"] = SiteRuntime(federation.agreed, read_site_file(tmp_path / "west" / "site.toml"))
 
     federation.run(kill)
-    missed = "note in round 2: site 'west' left out the message of {!r}: its letter did not come"
+    missed = "note in round 2: site 'west' left out the message of {!r}: its message did not arrive"
     assert federation.notes == [missed.format("north"), missed.format("south")]
 
 
@@ -299,18 +305,18 @@ def test_asked_again_a_site_writes_the_same_letters(tmp_path):
     for phase in range(2):
         north.carry_out(pack_message(Order(WORK, -1, phase, senders=() if phase else None, asked=all_), {}))
     order = pack_message(Order(WORK, 0, 0, asked=all_), {})
-    answer, letters = north.carry_out(order), north.make_letters(order)
+    answer, letters = north.carry_out(order), north.make_peer_messages(order)
     assert letters.keys() == {"south", "west"}
     assert len(set(letters.values())) == 1
     north.carry_out(pack_message(Order(WORK, 0, 1, senders=all_, asked=all_), {}))
     restarted = SiteRuntime(federation.agreed, read_site_file(tmp_path / "north" / "site.toml"))
     for half in (north, restarted):  # as it is, and after a crash
-        assert (half.carry_out(order), half.make_letters(order)) == (answer, letters)
+        assert (half.carry_out(order), half.make_peer_messages(order)) == (answer, letters)
     fewer = pack_message(Order(WORK, 0, 0, asked=("north", "west")), {})
     assert restarted.carry_out(fewer) == answer  # nothing is trained anew for it
-    assert restarted.make_letters(fewer) == {"west": letters["west"]}
+    assert restarted.make_peer_messages(fewer) == {"west": letters["west"]}
     undone_order = pack_message(Order(WORK, 0, 2, asked=all_), {})
-    assert restarted.make_letters(undone_order) == {}  # what was not done goes nowhere
+    assert restarted.make_peer_messages(undone_order) == {}  # what was not done goes nowhere
 
 
 def test_a_site_that_starts_does_not_know_the_contract_of_the_job_yet(tmp_path):

@@ -271,7 +271,7 @@ def test_too_few_valid_replies_do_not_repeat_the_round_forever(tmp_path):
     assert federation["north"].rounds() == [(0, 0), (0, 1), (1, 1), (2, 1)]
     assert read_checkpoint(federation.folder).round == 1
     log = (federation.folder / "log.txt").read_text()
-    assert log.count("what west sent is of no use, and 3 sites are wanted") == 3
+    assert log.count("the messages of west cannot be used, and 3 sites are needed") == 3
     assert Conduct(federation.folder).setbacks == 3
 
 

@@ -13,15 +13,15 @@ import torch
 from fedmutual.algorithms.fork import Fork
 from fedmutual.core import At, Batch, Client, Message, Net, OnlyIf, Role, Spec, setting
 
-N_K = "n_k"  # how many examples a client has: leaves only here, and only with weighting = "samples"
+N_K = "n_k"  # the number of a client's examples, which is sent only with weighting = "samples"
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedAvg(Fork):
     """Every client trains a copy of the global model; the server averages the copies.
 
-    weighting: "samples", n_k / n as published, which tells the server every n_k; or "uniform", 1 / K, which does not. Of the
-    rules of `[server]` only the mean weighs; beside the others no client tells its n_k.
+    weighting: "samples", n_k / n as published, for which each client sends its n_k; or "uniform", 1 / K. Of the rules of
+    `[server]` only the mean is weighted; with another rule no client sends its n_k.
     """
 
     weighting: Literal["samples", "uniform"] = setting(

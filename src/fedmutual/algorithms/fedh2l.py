@@ -120,7 +120,7 @@ class FedH2L:
 class Local(FedH2L, Peering):
     """Lines 3 to 8: E local steps, then the node's posteriors on a batch of its own public data."""
 
-    terms: ClassVar[tuple[str, ...]] = ("local", "projected")  # so far: who sits an exchange out tells it too
+    terms: ClassVar[tuple[str, ...]] = ("local", "projected")  # the share so far, also from a client that is in no exchange
 
     def leaves(self, server: Message) -> Spec:
         """Return the declared reply: positions int32 [B], posteriors float32 [B, C], accuracy float32 [].

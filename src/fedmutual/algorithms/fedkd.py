@@ -1,8 +1,8 @@
 """FedKD: a large personal model and a small shared model teach each other; better models teach each other more.
 
 Wu et al., Communication-efficient federated learning via knowledge distillation, 2022, https://arxiv.org/abs/2108.13323,
-section "Methods". The mentor is the personal model, the mentee the meme; h are what their last layers take. What the mentee
-learned in a round crosses as products of thin matrices.
+section "Methods". The mentor is the personal model, the mentee the meme; h are the inputs of their last layers. A client
+sends the update of the mentee as low-rank factors.
 """
 
 import math
@@ -26,14 +26,14 @@ LEFT, RIGHT = "left.", "right."  # begin the names of an update's factors [m, r]
 
 @dataclass(frozen=True, kw_only=True)
 class FedKD(Fork):
-    """A large personal model and a small shared model teach each other; updates of the small model cross compressed.
+    """A large personal model and a small shared model teach each other; updates of the small model are sent compressed.
 
     Both networks minimise this sum together; CE_t and CE_s are the cross-entropies of mentor and mentee:
 
     `CE_t + CE_s + (KL(p_s || p_t) + KL(p_t || p_s) + 2 |h_t - h_s|^2) / (CE_t + CE_s)`
 
     The squared norm is the mean of squares over the mentee's features; the mentor's are averaged into as many. A matrix
-    [m, n] of the update crosses as its best approximation of rank r = ceil(rank min(m, n)), where that is smaller.
+    [m, n] of the update is sent as factors of its best approximation of rank r = ceil(rank min(m, n)), if these are smaller.
     """
 
     title: ClassVar[str] = "FedKD"

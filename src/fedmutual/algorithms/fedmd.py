@@ -35,7 +35,7 @@ from fedmutual.core import (
 
 @dataclass(frozen=True, kw_only=True)
 class FedMD(Independent):
-    """Participants learn public data, then their own; then, every round, what all say in the mean of a public batch."""
+    """Participants train on public data, then on their own; in each round they fit the mean scores of a public batch."""
 
     role: ClassVar[Role] = Role(position=3, colour=7)
     public_batch: int = setting(32, PUBLIC_BATCH)  # B
@@ -50,7 +50,7 @@ class FedMD(Independent):
     consensus: Literal["logits", "posteriors"] = setting(
         "logits", "the kind of scores on public data that clients send and fit, and that the server averages"
     )
-    aggregate: Aggregation = Aggregation()  # of what is said
+    aggregate: Aggregation = Aggregation()  # of the clients' scores
 
     def __post_init__(self) -> None:
         for name in ("public_batch", "transfer_epochs", "digest_steps"):

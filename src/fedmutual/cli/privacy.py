@@ -92,6 +92,6 @@ def _check_budget(config: "Config", spent: dict[str, float]) -> None:
     if exceeding:
         exit_with_error(
             f"client {exceeding[0]!r} would spend epsilon {spent[exceeding[0]]:.4g}, and privacy.epsilon is {budget:g}; "
-            "raise privacy.sigma (`--epsilon` tells how far), or lower rounds",
+            "increase privacy.sigma (`--epsilon` prints the value), or reduce rounds",
             Code.BAD_INPUT,
         )

@@ -1,4 +1,4 @@
-"""Start and end the process of a server or a site from the command line, and tell its operator what may leave."""
+"""Start and end the process of a server or a site from the command line, and show its operator which tensors may leave."""
 
 import os
 import sys

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class _ErrorConsole(Console):
-    """The console of messages and progress. A command goes on, and keeps its exit code, after nobody reads them."""
+    """The console of messages and progress. A command continues, and keeps its exit code, if nobody reads it any more."""
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
@@ -78,7 +78,9 @@ def show_progress(
         with stop_on_sigterm(), watch:
             yield watch
     except KeyboardInterrupt as stop:
-        how, code = ("told to stop", Code.TERMINATED) if isinstance(stop, Terminated) else ("stopped by hand", Code.STOPPED)
+        how, code = (
+            ("stopped by SIGTERM", Code.TERMINATED) if isinstance(stop, Terminated) else ("stopped by hand", Code.STOPPED)
+        )
         exit_with_error(f"{how}; saved rounds are kept; resume with: {command}", code)
     except Diverged as problem:
         label = watch.failed.get(problem)

@@ -234,8 +234,8 @@ def find_algorithm(name: str) -> Any:
         return ALGORITHMS[name]
     if ":" not in name:
         near = get_close_matches(name, ALGORITHMS, 1)
-        mend = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(ALGORITHMS)}, and your own as 'module:Class'"
-        raise LookupError(f"there is no algorithm {name!r}; {mend}")
+        fix = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(ALGORITHMS)}, and your own as 'module:Class'"
+        raise LookupError(f"there is no algorithm {name!r}; {fix}")
     kind = plugins.load(name, "algorithm.name")
     if not (is_dataclass(kind) and isinstance(kind, type) and hasattr(kind, "algorithm")):
         raise LookupError(f"{name!r} is not an algorithm: it must be a frozen dataclass derived from fedmutual.core.Phase")

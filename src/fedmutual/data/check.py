@@ -129,8 +129,7 @@ def _check_classes(federation: Federation) -> Iterator[str]:
     if class_counts[largest] >= _UNEVEN * class_counts[smallest]:
         yield (
             f"classes are imbalanced: {names[largest]!r} has {format_count(class_counts[largest], 'training example')} and "
-            f"{names[smallest]!r} "
-            f"has {class_counts[smallest]}; read balanced accuracy beside accuracy"
+            f"{names[smallest]!r} has {class_counts[smallest]}; read balanced accuracy beside accuracy"
         )
 
 
@@ -239,8 +238,7 @@ def _find_leaks_between_clients(scans: Mapping[str, _Scan]) -> Iterator[str]:
                 copy = trained_scan.trained[trained == scored_scan.digests[leaked[0]]][0]
                 yield (
                     f"{len(leaked)} of the {len(scored_scan.scored)} examples that client {scored_client!r} is scored on "
-                    "equal a training "
-                    f"example of client {trainer!r}, {scored_scan.rows.name_row(leaked[0])} for instance "
+                    f"equal a training example of client {trainer!r}, {scored_scan.rows.name_row(leaked[0])} for instance "
                     f"{trained_scan.rows.name_row(copy)}"
                 )
 

@@ -187,9 +187,8 @@ def _make_client_space(config: Config, client: str, common: Space) -> Space:
     if _describe_targets(own_task) != _describe_targets(tasks.make_task(common.task)):
         raise ConfigError(
             f"key 'clients.{client}.training.task': {client_config.training.task!r} learns other targets than "
-            f"{common.task!r}, and "
-            "the client has a share of common data; give clients data of their own ([clients.ID.data]), or all one kind of "
-            "targets"
+            f"{common.task!r}, and the client has a share of common data; give clients data of their own "
+            "([clients.ID.data]), or give all clients one kind of targets"
         )
     return replace(common, task=client_config.training.task)
 
@@ -253,9 +252,9 @@ def _check_spaces(spaces: Mapping[str, Space]) -> None:
         columns = space.compare_columns(first_space)
         if columns is not None:
             raise ConfigError(
-                f"the public set (split.public) is for all, but client {client!r} has {columns}, and client "
-                f"{first_client!r} "
-                f"{list_names(first_space.columns or (), 3)}; give all files the same columns in one order"
+                f"the public set (split.public) is for all clients, but client {client!r} has {columns}, and client "
+                f"{first_client!r} has {list_names(first_space.columns or (), 3)}; give all files the same columns in one "
+                "order"
             )
         if space.is_compatible(first_space):
             continue

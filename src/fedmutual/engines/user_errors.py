@@ -52,16 +52,16 @@ def check_state(phase: Phase, state: object, declared: Spec, sent: Message, shar
     """
     if _is_fedmutuals(type(phase)):
         return
-    gave = f"{_name_phase(phase)}: receive gave"
+    returned = f"{_name_phase(phase)}: receive returned"
     if not isinstance(state, Mapping):
-        raise AlgorithmError(f"{gave} {type(state).__name__}, and a dictionary of tensors by their names is wanted")
+        raise AlgorithmError(f"{returned} {type(state).__name__}; return a dictionary, name -> tensor")
     for name, value in state.items():
         if not isinstance(value, Tensor):
-            raise AlgorithmError(f"{gave} {type(value).__name__} for {name!r}, and a tensor is wanted")
+            raise AlgorithmError(f"{returned} {type(value).__name__} for {name!r}; return a tensor")
     for name in (k for k in sent if shared and k in declared):
         before, after = _describe_tensor(sent[name]), _describe_tensor(state[name]) if name in state else "nothing"
         if before != after:
-            raise AlgorithmError(f"{gave} {after} for {name!r} of the shared model, and {before} is wanted")
+            raise AlgorithmError(f"{returned} {after} for {name!r} of the shared model; return {before}")
 
 
 def _is_fedmutuals(kind: type) -> bool:

@@ -103,7 +103,7 @@ class Networks:
                     )
 
     def state(self) -> Message:
-        """The exchanged tensors, with the server's values before round 1."""
+        """Return the exchanged tensors with the server's values before round 1."""
         state = self.shared.state_dict()
         return {k: state[k].detach().to("cpu", copy=True).contiguous() for k in self.crossing}
 
@@ -245,8 +245,7 @@ class Networks:
         if not exchanged:
             raise ConfigError(
                 f"model.batchnorm = 'local' keeps all shared layers of network {model.shared!r} at the clients, because "
-                "they "
-                "are BatchNorm layers; share another part (model.part), or set model.batchnorm = 'average'"
+                "they are BatchNorm layers; share another part (model.part), or set model.batchnorm = 'average'"
             )
         return exchanged
 

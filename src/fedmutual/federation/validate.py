@@ -63,13 +63,12 @@ def _check_holdout(experiment: Experiment) -> None:
     key = next((k for k in ("best_by", "evaluate_on") if getattr(records, k) == "holdout"), None)
     if key and without:
         raise ConfigError(
-            f"{experiment.config.partition.file}: has no hold-out rows of client {without[0]!r} (records.{key} = "
-            "'holdout'); "
-            "use the file of a run with split.holdout = 0.1, or another partition.kind"
+            f"{experiment.config.partition.file}: has no hold-out rows of client {without[0]!r} "
+            f"(records.{key} = 'holdout'); use the file of a run with split.holdout = 0.1, or another partition.kind"
         )
     shared = experiment.nets.complete and not experiment.pooled
-    tells = any(is_disclosed(experiment.config.disclosure(i), len(rows.holdout or ())) for i, rows in clients.items())
-    if records.keep_best and records.evaluate_on == "holdout" and shared and not tells:
+    has_scores = any(is_disclosed(experiment.config.disclosure(i), len(rows.holdout or ())) for i, rows in clients.items())
+    if records.keep_best and records.evaluate_on == "holdout" and shared and not has_scores:
         raise ConfigError(
             "records.keep_best: no client sends its hold-out scores, and no other rows are scored, so the server cannot "
             "know the shared model's best round; set share.metrics = 'all', or remove records.keep_best"
@@ -178,8 +177,7 @@ def _check_equal_networks(experiment: Experiment) -> None:
         raise ConfigError(
             f"algorithm {name!r} needs the shared network {shared!r} as every personal network, and client {other!r} has "
             f"{experiment.nets.name_personal(other)!r}; remove 'model.personal', or choose an algorithm for networks of "
-            "different "
-            "design (fml, fedproto)"
+            "different design (fml, fedproto)"
         )
     if algorithm.public is not None and algorithm.public.server and not experiment.nets.complete:
         raise ConfigError(
@@ -226,11 +224,9 @@ def _check_classes(experiment: Experiment) -> None:
         if space.targets != "classes" or space.classes != first.classes:
             learned = list_names(space.classes, 3) if space.targets == "classes" else space.targets
             raise ConfigError(
-                f"algorithm {experiment.config.algorithm['name']!r} needs equal classes at all clients, and client "
-                f"{client!r} has "
-                f"{learned}, client {first_id!r} {list_names(first.classes, 3)}; "
-                "name "
-                "all classes in data.classes, which matches labels by name"
+                f"algorithm {experiment.config.algorithm['name']!r} needs equal classes at all clients, but client "
+                f"{client!r} has {learned}, and client {first_id!r} has {list_names(first.classes, 3)}; "
+                "name all classes in data.classes, which matches labels by name"
             )
 
 

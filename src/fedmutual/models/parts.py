@@ -40,7 +40,7 @@ class MaxPool(nn.MaxPool2d):
         super().__init__(2)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the pooled images."""
+        """Return the pooled images [..., height // 2, width // 2] of x [..., height, width]."""
         if torch.is_grad_enabled() or x.device.type != "cpu" or torch.compiler.is_exporting():
             pooled: Tensor = super().forward(x)
             return pooled

@@ -100,7 +100,7 @@ class PrivacyBudget:
                 raise Spent(
                     f"the privacy budget of this site is spent: {line.steps} more steps would bring epsilon to {total:.4g} "
                     f"at delta {self._delta:g}, and privacy.epsilon is {self._most:g}; the site declines, and the "
-                    "federation goes on without it"
+                    "federation continues without it"
                 )
             append(self._path, [line.model_dump_json()], sync=True)
             sync_folder(self._path.parent)

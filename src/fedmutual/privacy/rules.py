@@ -63,7 +63,7 @@ def check_algorithm(
         )
     if any(N_K in phase.leaves(server) for phase in algorithm.phases):
         raise ConfigError(
-            f"{setting}: with algorithm.weighting = 'samples' each client tells how many examples it has, without noise; "
+            f"{setting}: with algorithm.weighting = 'samples' each client sends its number of examples, without noise; "
             "use algorithm.weighting = 'uniform'"
         )
     if nets == {"meme"} and "personal" in algorithm.scores:

@@ -27,7 +27,7 @@ class AuditResult(Finding):
 
 @dataclass(frozen=True)
 class Memberships(AuditResult):
-    """How many membership attacks there were, how many tell training rows from held-out rows, and the clearest of them."""
+    """How many membership attacks there were, how many distinguish training rows from held-out rows, and the clearest."""
 
     macro = "memberships"
     attacks: int

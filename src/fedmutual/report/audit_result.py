@@ -23,13 +23,13 @@ class Membership(_AuditRecord):
     advantage: float  # true positives - false positives, as shares, on rows that did not choose the threshold
     low: float  # the interval of the advantage
     high: float
-    auc: float  # 0.5: the attack tells nothing
+    auc: float  # 0.5: the attack is as good as chance
     auc_low: float
     auc_high: float
 
     @property
     def is_detected(self) -> bool:
-        """Whether the attack tells training rows from held-out rows: the interval of the advantage is above 0."""
+        """Whether the attack distinguishes training rows from held-out rows: the interval of the advantage is above 0."""
         return self.low > 0
 
 

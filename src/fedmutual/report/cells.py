@@ -54,7 +54,7 @@ class PageTable:
     cards: bool = False  # on a phone a row becomes a card, so that nothing is scrolled out of sight
 
     def shorten(self, caption: str) -> "PageTable":
-        """The table of the columns that have a brief name, without intervals, footnotes and CSV, which this table has."""
+        """Return a table of the columns that have a brief name, without intervals, footnotes and CSV."""
         shown = [k for k, column in enumerate(self.columns) if column.brief]
         columns = tuple(Column(self.columns[k].brief, numeric=self.columns[k].numeric) for k in shown)
         rows = tuple(

@@ -132,7 +132,7 @@ class Tried:
 
     @property
     def examples(self) -> int:
-        """How many hold-out examples the score rests on, over all clients and seeds."""
+        """The number of hold-out examples of the score, over all clients and seeds."""
         lasts = [run.get_scores(run.last, self.model, HOLDOUT).values() for run in self.runs if self.model]
         return sum(score.examples or 0 for scores in lasts for score in scores)
 
@@ -181,8 +181,8 @@ def find_edges(tried: Sequence[Tried], chosen: Tried) -> list[tuple[str, float, 
     """Return (key, chosen value, next value) for each numeric key whose chosen value is the lowest or highest tried."""
     edge_values = []
     for key, value in chosen.values.items():
-        values = sorted({t.values[key] for t in tried if _format_number(t.values[key])})
-        if len(values) > 1 and _format_number(value) and value in (values[0], values[-1]):
+        values = sorted({t.values[key] for t in tried if _is_number(t.values[key])})
+        if len(values) > 1 and _is_number(value) and value in (values[0], values[-1]):
             edge_values.append((key, value, values[1] if value == values[0] else values[-2]))
     return edge_values
 
@@ -198,5 +198,5 @@ def find_uncounted(tried: Sequence[Tried]) -> Finding | None:
     return Uncounted(clients) if clients else None
 
 
-def _format_number(value: object) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)

@@ -7,14 +7,14 @@ from fedmutual.report.findings import WorstClass
 from fedmutual.report.statistics import SAME, Gains, Pair, find_last_common, match_runs
 from fedmutual.rundir.recorded_run import RecordedRun
 
-_CLEAR = 0.05  # a difference of recall that is told even where it is not certain
+_CLEAR = 0.05  # a difference of recall that the report names even if the difference is not certain
 
 
 def find_worst_classes(comparison: RunComparison, data: str = "validation") -> Iterator[WorstClass]:
     """Return each federating method's worst class, where its recall on the clients' rows clearly differs from local-only.
 
-    The worst class has the lowest sum of the method's recall and local-only training's. Chosen by the method's recall
-    alone, that recall would be the lower one by chance.
+    The worst class has the lowest sum of the recall under the method and the recall under local-only training. If the
+    method's recall alone chose the class, this recall would tend to be too low (selection bias).
     """
     for method in comparison.federated:
         local_only = comparison.find_local_only(method)

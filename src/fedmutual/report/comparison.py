@@ -72,7 +72,7 @@ class Use:
 
     @property
     def label(self) -> str:
-        """ "FML, shared": the method's own label where it has one model only."""
+        """The label of method and model, for example "FML, shared"; for a method with one model the method's label."""
         if self.model is None or len(self.method.uses) == 1:
             return self.method.label
         return f"{self.method.label}, {SHORT[self.model]}"
@@ -143,7 +143,10 @@ class RunComparison:
         return MetricScale(2 if max(tests, default=0) >= 5000 else 1, self.metric)
 
     def find_local_only(self, method: Method) -> Method | None:
-        """The local-only training with which a method is compared: of several, the one with the most equal settings."""
+        """Return the local-only training with which a method is compared, or None.
+
+        If there are several, the one with the largest number of settings equal to the method's.
+        """
         local = [m for m in self.methods if m.is_local_only]
         return max(local, key=lambda m: len(set(m.variant) & set(method.variant)), default=None)
 
@@ -222,7 +225,10 @@ def _make_sort_key(method: RecordedMethod) -> tuple[bool, bool, bool, int]:
 
 
 def _format_label(name: str, settings: Sequence[str], domains: bool) -> str:
-    """ "FML, alpha = 0.3"; where clients are domains "FedH2L (kl = false)", for many are named in a row there."""
+    """Return a method's label with its settings: "FML, alpha = 0.3".
+
+    If clients are domains, the settings are in brackets, because lists of methods are long there: "FedH2L (kl = false)".
+    """
     if domains:
         return f"{name} ({', '.join(settings)})" if settings else name
     return ", ".join((name, *settings))
@@ -235,7 +241,7 @@ def _has_domains(runs: Sequence[RecordedRun]) -> bool:
 def _select_distinctive_settings(variant: Variant, beside: Sequence[Variant]) -> Variant:
     """Return the settings that distinguish a variant from most other variants of its algorithm.
 
-    Where clients are domains, methods exchange ever so often by nature: what differs between them would be in every label.
+    A setting is left out if all variants have it, or if more than half of at least three variants have it.
     """
 
     def common(key: str, value: str) -> bool:

@@ -1,4 +1,4 @@
-"""What moves over the rounds: a method's numbers after each evaluation, as a mean over seeds with their range."""
+"""Learning curves: a method's numbers after each evaluation, as the mean over seeds and the range of the seeds."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,11 +17,14 @@ from fedmutual.rundir.recorded_run import RecordedRun
 from fedmutual.rundir.schema import Evaluation
 
 Number = Callable[[RecordedRun, Evaluation], float | None]
-DRAWN, LISTED = 100, 40  # points of a line, rows of a table (and what is pointed at): the CSV has all rounds
-TERMS = {"meme": "shared", "kl": "KL", "ce": "CE"}  # what the page calls a loss term
-MUTUAL = ("kl", "ce", "digest")  # the terms of learning from peers: of another size than what is learned from data
-SHARE = "projected"  # told beside the losses, and none: a share of steps
-STEEP = 100  # losses that fall further than this are drawn on a log scale
+DRAWN, LISTED = (
+    100,
+    40,
+)  # the most points of a line, and the most rows of a table and values under the pointer; the CSV has all rounds
+TERMS = {"meme": "shared", "kl": "KL", "ce": "CE"}  # the name of a loss term on the page
+MUTUAL = ("kl", "ce", "digest")  # the terms of learning from peers, which have another size than losses on data
+SHARE = "projected"  # recorded with the losses, but no loss: a share of steps
+STEEP = 100  # losses that fall by a larger factor are drawn on a log scale
 
 
 class Point(NamedTuple):
@@ -105,10 +108,13 @@ def make_pictures(comparison: RunComparison) -> list[Picture]:
 
 
 def _add_step_pictures(over_rounds: list[Picture], paces: Mapping[str, int | None]) -> list[Picture]:
-    """The pictures over local steps where methods take different numbers of them in a round; then the first over rounds too.
+    """Return the pictures with an axis of local steps, or additional pictures over local steps.
 
-    Where all take the same number, it is a second axis; where some rounds are told in epochs, only the first picture is
-    drawn over local steps beside.
+    If all methods take the same number of steps in a round, each picture gets a second axis. If the numbers differ, the
+    pictures are over local steps, and the first is also drawn over rounds. If a method counts rounds in epochs, the pictures
+    are over rounds, and the first is also drawn over local steps.
+
+    paces: label of a method -> its local steps in a round; None: its rounds are counted in epochs.
     """
     if len(set(paces.values())) == 1:
         return [replace(p, steps=next(iter(paces.values())) or 1) for p in over_rounds]

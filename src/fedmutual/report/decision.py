@@ -22,7 +22,7 @@ COSTS: Sequence[tuple[str, Callable[[RecordedRun], float | None], Callable[[floa
         "Gradient steps",
         lambda run: run.ledger.steps,
         lambda n: f"{n:,.0f}",
-        "real sites do not tell their steps, nor do runs of earlier versions",
+        "real sites do not send their numbers of steps, and runs of earlier versions did not record them",
     ),
     (
         "Forward passes",

@@ -98,7 +98,7 @@ def _make_rows(method_gains: Sequence[tuple[str, Gains]], noun: str, is_dense: b
 
 
 def _describe(label: str, estimate: Estimate, scale: MetricScale) -> str:
-    """ "client 3: +1.20 points, 95 % interval 0.40 to 2.00"."""
+    """Return a gain in words: "client 3: +1.20 points, 95 % interval 0.40 to 2.00"."""
     mean = f"{label}: {scale.format_gain(estimate.mean)}{scale.difference_mark}"
     if estimate.half is None:
         return mean

@@ -53,7 +53,7 @@ def average_global_best(use: Use) -> Best:
 
 
 def average_own_last(use: Use, pick: Callable[[list[float]], float] = fmean) -> Value:
-    """Return a model's accuracy on own validation data after the last round: the mean over clients, or `pick` of them."""
+    """Return a model's main metric on own validation data after the last round: the mean over clients, or `pick` of them."""
 
     def number(run: RecordedRun) -> float | None:
         scores = [s.value for s in run.get_scores(run.last, use.model).values()]
@@ -63,7 +63,7 @@ def average_own_last(use: Use, pick: Callable[[list[float]], float] = fmean) -> 
 
 
 def average_own_best(use: Use, worst: bool = False) -> Best:
-    """Return the accuracy on own validation data after the chosen round: the mean over clients, or the worst client's."""
+    """Return the main metric on own validation data after the chosen round: the mean over clients, or the worst client's."""
     method = use.method
     if use != method.uses[0]:
         return Best(Missing(f"on own data a run chooses its best round for the {method.uses[0].name}"), "")

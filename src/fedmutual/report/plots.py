@@ -91,7 +91,10 @@ def _add_step_axis(axes: Any, steps: int) -> None:
 
 
 def draw_end_labels(axes: Any, ends: Sequence[tuple[str, int, float]]) -> None:
-    """Each line's name (label, colour's slot, last height) at its end, pushed apart where they would touch."""
+    """Draw the label of each line at its end, and move labels apart that would touch.
+
+    ends: for each line its label, the number of its colour, and its last value.
+    """
     axes.get_ylim()  # settles the limits, which the places below depend on
     height = axes.get_window_extent().height
     up = [

@@ -13,7 +13,7 @@ from fedmutual.report.settings import flatten_table, format_setting
 from fedmutual.report.text import format_number
 from fedmutual.rundir.recorded_run import RecordedRun
 
-_SAID = 4  # means and standard deviations that are told one by one: those of an image's channels
+_MOST_CHANNELS = 4  # the longest list of means or standard deviations that is printed in full
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def describe_scaling(run: RecordedRun) -> str:
         return "not recorded"
     mean, std = (recorded.get(key) or () for key in ("mean", "std"))
     scaled = [f"divided by {recorded['divisor']:g}"] if recorded.get("divisor", 1) != 1 else []
-    if len(mean) > _SAID:
+    if len(mean) > _MOST_CHANNELS:
         scaled.append(f"scaled by {len(mean)} means and standard deviations, which the environment below lists")
     elif mean and std:
         scaled.append("minus mean ({}), over standard deviation ({})".format(*map(_format_numbers, (mean, std))))
@@ -165,7 +165,7 @@ def _describe_tuning(comparison: RunComparison) -> Iterator[str]:
 
 
 def _describe_rounds(of_runs: Sequence[set[int]]) -> str:
-    """ " (in 4 rounds of 2 runs, from the start to round 7)"; nothing of what came up before the first round."""
+    """Return the rounds of a note in words: " (in 4 rounds of 2 runs, from the start to round 7)"; "" without rounds."""
     rounds = sorted(r for rounds in of_runs for r in rounds)
     if not rounds:
         return ""
@@ -216,7 +216,7 @@ def _flatten_environment(environment: Mapping[str, Any]) -> Iterator[tuple[str, 
 
 
 def _split(tables: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[str]]:
-    """(what all tables have alike, the keys in which they differ)."""
+    """Return (the keys and values that are equal in all tables, the other keys)."""
     keys = dict.fromkeys(k for t in tables for k in t)
     alike = {k: tables[0][k] for k in keys if all(k in t and t[k] == tables[0][k] for t in tables) if k in tables[0]}
     return alike, [k for k in keys if k not in alike]
@@ -247,7 +247,7 @@ def _make_method_table(
 
 
 def _format_networks(recorded: Sequence[Mapping[str, Any]]) -> str:
-    """ "mlp and cnn1 (1,000 to 2,000 parameters)"."""
+    """Return the networks and their sizes in words: "mlp and cnn1 (1,000 to 2,000 parameters)"."""
     names = list(dict.fromkeys(str(n.get("name")) for n in recorded))
     sizes = sorted({n["parameters"] for n in recorded if isinstance(n.get("parameters"), int)})
     span = f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} to {sizes[-1]:,}" if sizes else "unknown number of"

@@ -73,6 +73,6 @@ def _format_gain(value: float, scale: MetricScale) -> str:
 
 
 def _format_span(ends: tuple[int, int]) -> str:
-    """ "40", "36 to 40"."""
+    """Return two numbers as a range, "36 to 40"; two equal numbers as one, "40"."""
     low, high = ends
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"

@@ -11,9 +11,9 @@ from fedmutual.metric import ACCURACY, Metric
 from fedmutual.rundir.recorded_run import RecordedRun
 
 LEVEL = 0.95
-SAME = 1e-12  # two accuracies nearer than this are equal: sums of floats, not examples, told them apart
-COARSE = 0.02  # one example's weight, at most, where only an accuracy is told: that rests on 50 examples or more
-ENOUGH = 3  # units without which nothing is certain: accuracies move in whole examples, so two may agree by chance
+SAME = 1e-12  # the largest difference of two equal accuracies, which sums of floats can cause
+COARSE = 0.02  # the largest weight of one example if a run has no number of examples: an accuracy is of 50 examples or more
+ENOUGH = 3  # the fewest units of a certain result: accuracies change in whole examples, so two units may agree by chance
 
 
 @dataclass(frozen=True)
@@ -184,10 +184,10 @@ def pair_clients(
     other: str | None = None,
     data: str = "validation",
 ) -> Gains | Missing:
-    """Return the pairs of the same seed, data and client, after equal training: the last at which both runs were evaluated.
+    """Return pairs of values with equal seed, data and client, of `ours` and `others`, after equally long training.
 
-    `model` is ours, `other` theirs; the ones that clients would use where they are not named. `data`: which of the
-    client's own rows both are scored on.
+    The values are of the last such round of both runs (`find_last_common`). model, other: the scored models of `ours` and
+    of `others`; None: the model that a client would use. data: the scored rows of the client.
     """
     pairs = []
     for a, b in match_runs(ours, others):
@@ -228,10 +228,10 @@ def match_runs(ours: Sequence[RecordedRun], others: Sequence[RecordedRun]) -> li
 
 
 def find_last_common(a: RecordedRun, b: RecordedRun) -> tuple[int, int]:
-    """Return the last rounds after which both runs were evaluated and had trained equally long; 0, 0 where there are none.
+    """Return the last round of each run after which both were evaluated and had trained equally long; (0, 0) without one.
 
-    As much is the same round, or where rounds are told in local steps the same number of these; where only one run
-    tells them, both runs' last.
+    Training is equally long after the same round, or after the same number of local steps if both runs record them. If only
+    one run records them, the two last rounds of finished runs are compared.
     """
     if (a.local_steps is None) != (b.local_steps is None):
         return (a.reached, b.reached) if a.finished and b.finished else (0, 0)

@@ -9,7 +9,7 @@ def format_percent(fraction: float, decimals: int = 1) -> str:
 
 
 def format_points(difference: float, decimals: int = 1) -> str:
-    """0.0123 -> "+1.2": percentage points with their sign; what rounds to 0 has none."""
+    """Return a difference in percentage points with its sign: 0.0123 -> "+1.2"; a number that rounds to 0 has no sign."""
     text = format_number(100 * difference, decimals)
     return f"+{text}" if text[0] != MINUS and text.strip("0.") else text
 

@@ -70,7 +70,7 @@ def _find_ways(comparison: RunComparison) -> dict[str, Gains | Missing]:
 
 
 def _name_use(use: Use) -> str:
-    """ "FML (shared model)": a method, with the model where there are several."""
+    """Return the method's label, with the model if the method has several: "FML (shared model)"."""
     return f"{use.method.label} ({use.name})" if len(use.method.uses) > 1 else use.method.label
 
 

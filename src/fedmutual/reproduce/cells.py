@@ -222,7 +222,7 @@ def _read_cell(root: Path, path: Path, owner: str, id: str, index: Index) -> Cel
     about = _validate(CellTable, tables.pop("cell"), path, "cell")
     arms = {**about.arms, **index.add}
     if index.cells:
-        # the paper's numbers are those of the measure that the lender tells
+        # the paper's numbers belong to the measure of the experiment that owns the cell
         arms = {k: a if owner == id else a.model_copy(update={"paper": None}) for k, a in arms.items()}
     for k, arm in arms.items():
         if arm.needs is not None and (arm.needs not in arms or arms[arm.needs].needs):
@@ -243,7 +243,7 @@ def _read_cell(root: Path, path: Path, owner: str, id: str, index: Index) -> Cel
     tunings = {k: read_tuning(root, arm.sweep, arm.rate_times, f"{path}, arm {k!r}") for k, arm in swept.items()}
     resolved = {k: _resolve_settings(arms[k], tunings.get(k), tables, f"{path}, arm {k!r}") for k in wanted}
     cell = Cell(f"{owner}/{name}", name, path, tables, about, resolved, tunings)
-    for k in cell.arms:  # what is wrong with one is said before anything is read off the tables
+    for k in cell.arms:  # raises the errors of a configuration before the tables are used
         cell.config(k)
     return cell
 

@@ -50,15 +50,15 @@ class Judged:
     """A claim, judged under one reading."""
 
     claim: Claim
-    reading: str  # its name; "" where the claim has one reading only
+    reading: str  # the name of the reading; "" if the claim has one reading only
     lines: tuple[Line, ...]
-    overall: Estimate | None  # over seeds, of the mean over the lines that were run, but those apart
+    overall: Estimate | None  # over seeds: the mean over the lines with a difference, without `unpaired` and `other_lengths`
     unpaired: tuple[str, ...]  # titles of lines left out of the mean, because they lack the seeds of the others
-    other_lengths: tuple[str, ...]  # and because they ran for another share of their rounds
-    verdict: str  # of that mean, unless a line says the opposite; or one by one, where the claim is of every or of most
-    p: float | None  # two-sided; None where no interval was judged
+    other_lengths: tuple[str, ...]  # titles of lines left out because they ran for another share of their rounds
+    verdict: str  # of the mean, unless a line is certain of the opposite; or from the lines, for "every" and "most"
+    p: float | None  # two-sided; None if no interval was judged
     diverged: Lost
-    holm: tuple[float | None, float | None] = (None, None)  # p adjusted over its page's verdicts, and over all pages'
+    holm: tuple[float | None, float | None] = (None, None)  # p adjusted over the verdicts of its page, and of all pages
 
     @property
     def run(self) -> tuple[Line, ...]:
@@ -213,7 +213,9 @@ def _judge_all(claim: Claim, lines: Sequence[Line], overall: Estimate | None, gr
         return NOT_RUN
     if claim.whose == "mean":
         if counted.keys() - {NOT_RUN, TOO_SHORT} == {CONTRADICTED}:
-            return CONTRADICTED  # also where the mean of opposite differences holds a claim that two are the same
+            return (
+                CONTRADICTED  # also if opposite differences cancel in the mean, and the claim is that two values are equal
+            )
         mean = (
             _judge_difference(claim, overall, diverged)
             if all(line.share >= ENOUGH_ROUNDS for line in group)

@@ -17,7 +17,7 @@ from fedmutual.reproduce.result import Result
 from fedmutual.reproduce.schema import End
 from fedmutual.role import LOCAL_ONLY
 
-MOST_EXAMPLES = 40_000  # of a test set whose step 5 decimals can tell
+MOST_EXAMPLES = 40_000  # of a test set: with more, 5 decimals do not show a difference of one example
 ROUNDED = 0.51e-5  # kept accuracies have 5 decimals
 CHOSEN_BY_TEST = "best on test"
 CHOSEN_BY_ITSELF = "best on those data"
@@ -41,17 +41,15 @@ class Measure:
 
     title: str
     unit: str  # "%", "points", "rounds", "loss", "bytes", "score", "clients"
-    read: Callable[[Result, Beside, str], Reading]  # the last: what stands behind the colon of the measure's name
-    chosen: str = ""  # by what the best is chosen; "" where there is none
-    curve: str = ""  # what is drawn of it
-    nodes: Callable[[Result, End], Mapping[str, float]] | None = None  # client -> its number, of a mean over clients
-    only_best: bool = False  # it is read off the best round's models
-    of_weights: bool = False  # it is read off a run's weights when the run has ended
-    grain: Callable[[Sequence[Result], bool], float] | None = (
-        None  # (an arm's results, whether of one client) -> by how much
-    )
-    # one example more moves it at least; None of what is not counted in examples
-    counted: bool = False  # its name goes on with a number: "noise:0.2"
+    read: Callable[[Result, Beside, str], Reading]  # the last argument: the text after the colon of the measure's name
+    chosen: str = ""  # the data that choose the best round; "" without a best round
+    curve: str = ""  # the name of its curve in a result; "" without a curve
+    nodes: Callable[[Result, End], Mapping[str, float]] | None = None  # client -> its value, if it is a mean over clients
+    only_best: bool = False  # whether it is a number of the models of the best round
+    of_weights: bool = False  # whether it is computed from a run's weights when the run has ended
+    # (an arm's results, whether of one client) -> the change of the value by one example; None: it counts no examples
+    grain: Callable[[Sequence[Result], bool], float] | None = None
+    counted: bool = False  # whether its name ends with a number: "noise:0.2"
 
     @property
     def counts(self) -> End:

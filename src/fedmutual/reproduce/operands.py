@@ -54,7 +54,9 @@ def list_cell_values(
     numbers = {}
     for seed in seeds:
         numbers[seed] = [side.measured.read_number(claim.measure, side.arm, seed, side.at) for side in operands]
-        if claim.measure.startswith("rounds_to") and any(n is not None for n in numbers[seed]):  # more than there were
+        if claim.measure.startswith("rounds_to") and any(
+            n is not None for n in numbers[seed]
+        ):  # a target that was not reached counts one round more than were run
             more = [side.measured.results[side.arm][seed].rounds + 1.0 for side in operands]
             numbers[seed] = [m if n is None else n for n, m in zip(numbers[seed], more, strict=True)]
     yield measured.cell.title, _compare(claim, operands, numbers)
@@ -86,6 +88,6 @@ def _compare(claim: Claim, operands: Sequence[Side], numbers: Mapping[int, Seque
             continue
         if claim.times is None:
             values[seed] = sum(side.sign * n for side, n in zip(operands, present, strict=True))
-        elif present[1]:  # nothing is so many times nothing
+        elif present[1]:  # a ratio to 0 is undefined
             values[seed] = present[0] / present[1]
     return values

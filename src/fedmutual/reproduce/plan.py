@@ -80,7 +80,7 @@ def _drop_silent(cell: Cell, changed: Changed) -> Changed:
     kept_pairs, full_prints = changed, prints(changed) if changed else []
     for pair in changed:
         fewer = tuple(p for p in kept_pairs if p != pair)
-        with suppress(ConfigError):  # without this key another cannot be
+        with suppress(ConfigError):  # an error: another key needs this one
             kept_pairs = fewer if prints(fewer) == full_prints else kept_pairs
     return kept_pairs
 
@@ -149,7 +149,9 @@ def make_arm_config(cell: Cell, arm: str, seed: int, scale: Scale, here: Here = 
     """Return the configuration of an arm at a scale of its cell, with the keys of this machine."""
     algorithm = _name_algorithm(cell, arm)
     limit = {} if scale.rounds is None else {"rounds": cell.limit_rounds(arm, scale.rounds)}
-    changed = {k: v for k, v in (*scale.changed, *here.items()) if _accepts(algorithm, k)}  # as `compare --set`: who has it
+    changed = {
+        k: v for k, v in (*scale.changed, *here.items()) if _accepts(algorithm, k)
+    }  # as in `compare --set`: a key only for the algorithms that have it
     return cell.config(arm, changed | {"seed": seed, **limit})
 
 
@@ -169,7 +171,7 @@ def _accepts(algorithm: str, key: str) -> bool:
     try:
         return table != "algorithm" or ":" in algorithm or rest.partition(".")[0] in list_setting_types(algorithm)
     except LookupError:
-        return True  # there is no such algorithm: who parses the configuration says so, and where
+        return True  # an unknown algorithm, which the parser of the configuration reports with its place
 
 
 def compute_fingerprint(config: Config, parts: Mapping[str, Any]) -> str:

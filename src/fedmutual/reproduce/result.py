@@ -41,8 +41,8 @@ class Budget(_Kept):
     """The training work of a client, mean over clients, over the whole run."""
 
     steps: float  # gradient steps of its own model; a client with two networks takes each with both
-    examples: float | None = None  # that these steps saw, one as often as it was drawn; None of a method with other phases
-    forwards: float | None = None  # forward passes of these steps; None in results of before they were kept
+    examples: float | None = None  # in these steps, an example counted each time; None for a method with other phases
+    forwards: float | None = None  # forward passes of these steps; None in results of earlier versions
 
 
 class Cloud(_Kept):
@@ -86,8 +86,8 @@ class Result(_Kept):
     arm: str
     seed: int
     fingerprint: str
-    version: str  # of fedmutual, that made it
-    numerics: int = 1  # fedmutual.numerics.VERSION, by which it is known; results of before that was written are of 1
+    version: str  # the version of fedmutual that made the result
+    numerics: int = 1  # fedmutual.numerics.VERSION of the run; 1 in older results, which do not have this field
     rounds: int
     every: int
     limit: int | None = None  # as --rounds asked

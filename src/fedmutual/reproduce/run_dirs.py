@@ -19,9 +19,9 @@ from fedmutual.rundir.checkpoint import make_file_name, read_checkpoint
 from fedmutual.rundir.file_names import CONFIG, ENVIRONMENT, LOCK, SUMMARY
 from fedmutual.rundir.folder import check_resumable, lock_folder
 
-CLAIMS = "claims"  # below OUT; a folder a run, with the lock that who trains it holds
-BEST = "-best"  # a second folder, with the best weights that the first has not
-RELEASES = {1: ("0.1.0",)}  # numerics version -> releases that named a run's folder by themselves and not by it
+CLAIMS = "claims"  # in OUT: a folder for each run, with the lock of the process that trains the run
+BEST = "-best"  # ends the name of a second folder of a run, with the weights of best rounds that the first folder lacks
+RELEASES = {1: ("0.1.0",)}  # numerics version -> releases that named a run's folder by the release
 _MACHINE_KEYS = [key for key in list_effects(Config) if not has_effect(key) and key not in list_resumable_keys()]
 
 

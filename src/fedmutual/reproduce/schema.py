@@ -76,7 +76,7 @@ class Claim(_Section):
     """A claim of the paper in our words, and the difference or ratio of two numbers that decides it."""
 
     text: str
-    finding: str = ""  # the claim in words that stand alone, for the page of findings; unset, it is not told there
+    finding: str = ""  # the claim as a complete sentence for the page of findings; unset, the page does not have the claim
     measure: str
     arm: str
     than: str = ""  # another arm, or ARM@CELL, one of another cell; unset, `less` says what is taken off
@@ -84,7 +84,7 @@ class Claim(_Section):
     sign: Literal["more", "less", "same"] = "more"
     times: float | None = Field(default=None, gt=0)  # arm is so many times than: the ratio is judged, not the difference
     margin: float = Field(default=0.0, ge=0)  # of "same": so far apart is still the same, in the measure's own unit
-    at: End | None = None  # unset, the best round where other data than those it is told of chose it, else the last
+    at: End | None = None  # unset, the best round if other data than the measured data chose it, else the last round
     than_at: End | None = None
     per: Literal["cell", "client"] = "cell"
     of: Of | None = None  # of which cells it is; unset, of their mean, and of every client where it is of clients

@@ -30,14 +30,14 @@ from fedmutual.tensor_files import read_tensors, write_tensors
 def lock_folder(
     folder: Path,
     other: str = "is writing this run",
-    mend: str = "choose another folder with --out",
+    fix: str = "choose another folder with --out",
     patience: float = 0.0,
 ) -> Iterator[None]:
     """Lock a folder against other processes for the block; create the folder if it is missing.
 
     The lock of a killed process ends with the process.
 
-    other: what another process does in the folder, for the message. mend: how to fix the problem, for the message.
+    other: what another process does in the folder, for the message. fix: how to fix the problem, for the message.
     patience: seconds to wait for the lock.
 
     Raises:
@@ -49,9 +49,9 @@ def lock_folder(
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     except Timeout:
-        raise Busy(f"{folder}: another process {other}; wait for it, or {mend}") from None
+        raise Busy(f"{folder}: another process {other}; wait for it, or {fix}") from None
     except OSError as problem:
-        raise RunError(f"{folder}: cannot be written ({problem.strerror}); {mend}") from None
+        raise RunError(f"{folder}: cannot be written ({problem.strerror}); {fix}") from None
     try:
         yield
     finally:
@@ -192,12 +192,12 @@ def _list_changes(before: Any, after: Any, path: str = "") -> Iterator[str]:
         yield path
 
 
-def _check_schedules(folder: Path, before: Config, config: Config, mend: str) -> None:
+def _check_schedules(folder: Path, before: Config, config: Config, fix: str) -> None:
     schedule = next(_list_schedules(config), None)
     if schedule is not None and config.rounds != before.rounds:
         raise RunError(
             f"{folder}: rounds cannot {'grow' if config.rounds > before.rounds else 'shrink'} from {before.rounds} to "
-            f"{config.rounds}, because the schedule {schedule!r} depends on their number; {mend}"
+            f"{config.rounds}, because the schedule {schedule!r} depends on their number; {fix}"
         )
 
 

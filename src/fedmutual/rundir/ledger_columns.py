@@ -21,7 +21,7 @@ class LedgerColumns:
     up: Ints  # [rows]
     down: Ints  # [rows]
     seed: Mapping[str, int]  # client -> bytes of the public data that the client sent once
-    steps: int | None = None  # gradient steps of all clients in the run; None if a line does not tell them
+    steps: int | None = None  # gradient steps of all clients in the run; None if a line does not have the number
     forwards: int | None = None  # forward passes of these steps; None likewise
 
     def __bool__(self) -> bool:

@@ -133,7 +133,9 @@ class LedgerLine(Record):
     client: str
     down: Number
     up: Number
-    steps: Number | None = None  # gradient steps; None of real sites, which do not tell them, and of earlier versions
+    steps: Number | None = (
+        None  # gradient steps; None for real sites, which do not send the number, and for earlier versions
+    )
     forwards: Number | None = None  # forward passes of these steps; None where they were not counted
 
 

@@ -45,7 +45,7 @@ class Tracker:
     """Observer: sends the scores and losses that clients disclose to one tracker, and the run's folder at the end.
 
     The folders of clients are not sent: a personal model, and scores that `share.metrics` keeps back, stay there. A tracker
-    that fails after the first round stops with a warning, and the training goes on.
+    that fails after the first round stops with a warning, and the training continues.
 
     Raises:
         RunError: the tracker cannot be reached.

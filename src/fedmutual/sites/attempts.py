@@ -1,8 +1,9 @@
-"""What the server asked in the round under way, on its disk, so that after a restart it asks the same again; its attempts.
+"""The record, on the server's disk, of the orders of the current round and of the number of attempts.
 
-A site answers a phase once (`admission`). A server that was killed in a round begins it again, and other sites may answer
-then than before: the phases after that would begin with other tensors, which sites that answered them already would
-decline. For such a phase the attempt is raised, which sites follow `ATTEMPTS` times in the life of a federation.
+After a restart in a round the server repeats the round, and sends the recorded orders again. A site answers a phase once
+(`admission`). If other sites answer in the repeated round, later phases begin with other tensors, and sites that have
+answered these phases would decline. The server then increases the number of the attempt, which sites accept `ATTEMPTS`
+times in the life of a federation.
 """
 
 from collections.abc import Mapping

@@ -60,7 +60,7 @@ class Conduct:
         self._write()
 
     def check_quorum(self, sites: Collection[str], quorum: int) -> None:
-        """Raise RunError where too few of these sites are left: the federation would be begun again for ever."""
+        """Raise RunError if fewer sites than the quorum remain: the server would restart the federation without end."""
         excluded = sorted(self.left_out.keys() & set(sites))
         if len(sites) - len(excluded) < quorum:
             raise RunError(
@@ -69,10 +69,10 @@ class Conduct:
             )
 
     def note(self, round: int, norms: Mapping[str, float], examples: Mapping[str, int]) -> None:
-        """Write down what replies that are used were like: the norms of their updates, and what they state of examples.
+        """Record the update norms and the stated numbers of examples of the accepted replies.
 
         Raises:
-            RunError: it cannot be written.
+            RunError: the file cannot be written.
         """
         noted = {**self._record.norms, str(round): dict(norms)}
         last = sorted(map(int, noted))[-ROUNDS:]

@@ -27,8 +27,8 @@ def check_contract(contract: "Contract", source: str) -> None:
     shares = {"global", "proxy"} & set(contract.algorithm.scores)
     if contract.config.model.pretrained is not None and shares:
         raise ConfigError(
-            f"{source}: key 'model.pretrained' cannot be here, for between real sites the shared network begins with random "
-            "weights; a site's own network takes it from its site.toml"
+            f"{source}: key 'model.pretrained' is not allowed in FEDERATION.toml, because the shared network of real sites "
+            "begins with random weights; move the key to the site.toml of a site whose own network is pretrained"
         )
     kind = get_target_kind(tasks.make_task(contract.config.training.task))
     if kind != "numbers" and "classes" not in contract.tables.get("data", {}):

@@ -62,7 +62,7 @@ class Coordinator:
         pause: called after every saved round; an exception of this function ends the run there.
 
         Raises:
-            TooFew: too few sites answered. The saved rounds stay, and another call goes on after them.
+            TooFew: too few sites answered. The saved rounds stay, and another call continues after them.
             RunError: the folder holds another federation, or more rounds than the contract has, or cannot be written; or
                 too many rounds failed; or too few sites are left.
         """

@@ -234,9 +234,9 @@ class SitesEngine:
             raise Setback(round, "most sites diverged", diverged=True)
         if count < wanted <= count + len(outcome.refused):
             names = ", ".join(sorted(outcome.refused))
-            raise Setback(round, f"what {names} sent is of no use, and {wanted} sites are wanted", diverged=False)
+            raise Setback(round, f"the messages of {names} cannot be used, and {wanted} sites are needed", diverged=False)
         if count < wanted:
-            raise TooFew(f"{count} of {len(inputs)} sites did their part, and {self._quorum} are wanted")
+            raise TooFew(f"{count} of {len(inputs)} sites did their part, and {self._quorum} are needed")
 
     def _make_order(self, argument: tuple[Any, ...], receivers: tuple[str, ...] | None) -> tuple[Order, Message]:
         _, inbox, _, at = argument
@@ -256,7 +256,7 @@ class SitesEngine:
                 self._leave_out(i, answer.order, answer.problem)
                 continue
             if not _has_valid_scores(answer):
-                self._leave_out(i, answer.order, "they are of models or rows that are not scored, or of one twice")
+                self._leave_out(i, answer.order, "a score is of a model or of rows that are not scored, or is repeated")
                 continue
             yield i, tuple(replace(score, client=i) for score in answer.scores)
 
@@ -267,7 +267,7 @@ class SitesEngine:
         connected = self._post.list_connected()
         for i in orders:
             if i not in connected:
-                self._leave_out(i, orders[i][0], "it is not there")
+                self._leave_out(i, orders[i][0], "it is not connected")
         waiting = {i for i in orders if i in connected}
         sent = {i: pack_message(*orders[i]) for i in orders if i in connected}
         for i, content in self._post.ask(sent, self._deadline):

@@ -140,7 +140,7 @@ def _make_kind(line: Line) -> Kind:
 
 
 def describe_message(kind: Kind) -> str:
-    """Return the phase, the scores, or the problem that a kind of message tells, as the ledger lists it."""
+    """Return the phase, the scores, or the problem of a kind of message, as the ledger lists it."""
     attempt_note = f", attempt {kind.attempt}" if kind.attempt else ""
     if kind.problem:
         return f"no message: {kind.problem}{attempt_note}"

@@ -19,12 +19,12 @@ from fedmutual.module_files import SHIPPED, get_top_name
 class ListedModules(MetaPathFinder):
     """The rule of a process of real sites, and the finder by which Python finds the listed modules in their folders."""
 
-    def __init__(self, modules: Sequence[str], folders: Sequence[Path], mend: Callable[[str], str]) -> None:
+    def __init__(self, modules: Sequence[str], folders: Sequence[Path], fix: Callable[[str], str]) -> None:
         """modules: dotted names; a listed package includes its modules. folders: searched after the installed packages.
 
-        mend: module -> how the operator lists it, for messages.
+        fix: module -> how the operator lists it, for messages.
         """
-        self._modules, self._mend = tuple(modules), mend
+        self._modules, self._fix = tuple(modules), fix
         self._folders = tuple(dict.fromkeys(folder.resolve() for folder in folders))
 
     @property
@@ -44,7 +44,7 @@ class ListedModules(MetaPathFinder):
         if not any(f"{module}.".startswith(f"{listed}.") for listed in self._modules):
             raise ConfigError(
                 f"{names}, which this process does not trust; read that code, which would have all rights of this process, "
-                f"then {self._mend(module)}"
+                f"then {self._fix(module)}"
             )
         if module_files.is_of_python(module) or not all(part.isidentifier() for part in module.split(".")):
             raise ConfigError(f"{names}, which cannot be the name of a user's module")

@@ -1,4 +1,4 @@
-"""Messages between sites: the letters that a site sends to other sites after a phase, and how it uses their letters.
+"""Messages between sites: how a site makes its own after a phase, and uses those of other sites.
 
 FedH2L has no server that computes. Every site does the work of the server in other engines: it calls `Phase.receive` and
 `Phase.send` itself. The coordinator only orders the phases, and names the sites with usable messages.
@@ -15,8 +15,8 @@ from fedmutual.sites.protocol import Order, SiteAnswer, clean_text, pack_message
 from fedmutual.sites.sizes import MessageSizes
 from fedmutual.tensor_files import read_tensors, write_tensors
 
-Letters = dict[str, bytes]
-"""Receiving site -> bytes of the letter to this site."""
+PeerMessages = dict[str, bytes]
+"""Receiving site -> bytes of the message to this site."""
 
 
 def is_peer_to_peer(algorithm: Algorithm) -> bool:
@@ -25,7 +25,7 @@ def is_peer_to_peer(algorithm: Algorithm) -> bool:
 
 
 class PeerMailbox:
-    """The letters that one site sends and receives."""
+    """The messages that one site sends and receives."""
 
     def __init__(
         self, algorithm: Algorithm, state: Message, site: str, sites: tuple[str, ...], folder: Path, rounds: int
@@ -34,26 +34,26 @@ class PeerMailbox:
         self._algorithm, self._state, self._site, self._folder = algorithm, state, site, folder / "letters"
         self._others, self._rounds = tuple(i for i in sites if i != site), rounds
         self.mail = Mailbox(
-            self._others, self._declare_letter, MessageSizes(algorithm, state, sites, by_hand=True).letter_limit
+            self._others, self._declare_message, MessageSizes(algorithm, state, sites, by_hand=True).peer_message_limit
         )
 
-    def receive(self, sender: str, letter: bytes) -> None:
-        """Store a letter of another site. Raises MalformedMessage, with the reason, where the letter is refused."""
-        self.mail.put(sender, letter)
+    def receive(self, sender: str, content: bytes) -> None:
+        """Store a message of another site. Raises MalformedMessage, with the reason, where the message is refused."""
+        self.mail.put(sender, content)
 
-    def _declare_letter(self, place: Place) -> Spec | None:
-        """Return the declared tensors of a letter of this round and phase, or None where sites send no letter."""
+    def _declare_message(self, place: Place) -> Spec | None:
+        """Return the declared tensors of a message of this round and phase, or None where sites send no message."""
         round, number = place
         phases = self._algorithm.start if round < 0 else self._algorithm.phases
         if round >= self._rounds or number + 1 >= len(phases):
             return None
         return phases[number].leaves(self._state) or None
 
-    def make_letters(self, order: Order, at: At) -> Letters:
-        """Return the letters to other sites after a phase, made from the site's stored message."""
+    def make_peer_messages(self, order: Order, at: At) -> PeerMessages:
+        """Return the messages to other sites after a phase, made from the site's stored message."""
         message = self._read_message(order)
-        letter = pack_message(SiteAnswer(Order(order.kind, order.round, order.phase)), message)
-        return dict.fromkeys(self._list_receivers(order, message, at), letter)
+        content = pack_message(SiteAnswer(Order(order.kind, order.round, order.phase)), message)
+        return dict.fromkeys(self._list_receivers(order, message, at), content)
 
     def store_message(self, order: Order, message: Message, at: At) -> int:
         """Store the site's own message, so that it can be sent again; return the number of bytes that go to other sites.
@@ -84,13 +84,13 @@ class PeerMailbox:
 
     def _collect_replies(self, order: Order, at: At) -> tuple[dict[str, Message], dict[str, str]]:
         """Return (messages of the named sites and of this site, reason for each missing message)."""
-        own_message, letters = self._read_message(order), self.mail.read_letters((order.round, order.phase))
+        own_message, messages = self._read_message(order), self.mail.read_messages((order.round, order.phase))
         replies, missing = {self._site: own_message} if own_message else {}, dict[str, str]()
         for i in (i for i in self._others if i in (order.senders or ())):
-            if i in letters:
-                replies[i] = letters[i]
+            if i in messages:
+                replies[i] = messages[i]
             elif self._is_receiver(self._site, i, own_message, order, at):
-                missing[i] = self.mail.take_reason(i) or "its letter did not come"
+                missing[i] = self.mail.take_reason(i) or "its message did not arrive"
         return dict(sorted(replies.items())), missing
 
     def _list_receivers(self, order: Order, message: Message, at: At) -> tuple[str, ...]:

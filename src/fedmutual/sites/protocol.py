@@ -21,10 +21,10 @@ from fedmutual.rundir.schema import ClassScores
 
 WORK: Literal["work"] = "work"
 EXAM: Literal["exam"] = "exam"
-LONGEST = 500  # characters that another says in one sentence
-_NAMED = 100  # characters of the name of a score or a loss
-_SCORES, _CLASSES = 64, 2**16  # scores that a site tells at once, values of one score; numbers of one value, one a class
-ATTEMPTS = 3  # how often, in the life of a federation, its server may go back and ask with other tensors
+LONGEST = 500  # the most characters of another party's sentence
+_NAMED = 100  # the most characters of the name of a score or a loss
+_SCORES, _CLASSES = 64, 2**16  # the most scores of an answer, and values of a score; the most numbers of a value
+ATTEMPTS = 3  # how often in the life of a federation its server may go back and send other tensors
 _ABOUT = {f.name for f in fields(Score)} - {"values"}  # beside its values, in a line of metrics.jsonl
 T = TypeVar("T")
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -40,8 +40,8 @@ class Order:
     kind: Literal["work", "exam"]
     round: Annotated[int, Field(ge=-1, lt=2**63)]  # from 0; -1 in the start
     phase: Count  # its number in the round, or in the start
-    senders: tuple[str, ...] | None = None  # whose messages of the phase before count, where sites send to each other
-    asked: tuple[str, ...] | None = None  # and who does this phase too, so that messages go to no others
+    senders: tuple[str, ...] | None = None  # among peers: the sites whose messages of the previous phase count
+    asked: tuple[str, ...] | None = None  # among peers: the sites that do this phase, and so the receivers of messages
     attempt: Count = 0  # raised by the server, at most to ATTEMPTS, when it goes back: see `admission`
 
     @property
@@ -69,14 +69,14 @@ class SiteAnswer:
     """The answer of a site, without the tensors of its message."""
 
     order: Order
-    train: Mapping[Name, Finite] = field(default_factory=dict)  # mean of each loss term, if it tells
-    scores: Annotated[tuple[ReleasedScore, ...], Field(max_length=_SCORES)] = ()  # of an exam, if it tells
-    up: Count | None = None  # bytes that it sent to other sites, not by the server
-    down: Count | None = None  # and had from them
-    remarks: tuple[Words, ...] = ()  # whose messages it left out, and why
-    problem: Words | None = None  # why there is no message, in words that hold no data and no path
-    accused: tuple[str, ...] = ()  # whose public seed sets are other ones, if that is the problem
-    diverged: bool = False  # whether the problem is that its loss or its weights are no longer finite
+    train: Mapping[Name, Finite] = field(default_factory=dict)  # the mean of each loss term that the site discloses
+    scores: Annotated[tuple[ReleasedScore, ...], Field(max_length=_SCORES)] = ()  # the scores that the site discloses
+    up: Count | None = None  # bytes that the site sent to other sites
+    down: Count | None = None  # bytes of other sites' messages that the site used
+    remarks: tuple[Words, ...] = ()  # which messages of other sites the site left out, and why
+    problem: Words | None = None  # why there is no message, without data and paths
+    accused: tuple[str, ...] = ()  # the sites with another public seed set, if that is the problem
+    diverged: bool = False  # whether the problem is a loss or a weight that is not finite
 
 
 class Post(Protocol):
@@ -100,7 +100,7 @@ def find_message_fault(message: Message, declared: Spec, sender: str) -> str | N
     try:
         check_declared(message, declared, sender)
     except Refused as problem:
-        return clean_text(f"its message is refused, for {problem.tensor!r}: {problem.why}")
+        return clean_text(f"its message is refused because of {problem.tensor!r}: {problem.why}")
     bad_name = next((k for k, t in message.items() if t.is_floating_point() and not torch.isfinite(t).all()), None)
     return None if bad_name is None else f"its message holds numbers in {bad_name!r} that are not finite"
 
@@ -112,12 +112,12 @@ def clean_text(text: str) -> str:
 
 def _check_printable(text: str) -> str:
     if not text.isprintable():
-        raise ValueError("a name moves no cursor and begins no line")
+        raise ValueError("a name contains a character that cannot be printed")
     return text
 
 
 def _check_values(values: dict[str, Any]) -> dict[str, Any]:
-    """The values of a score, as they are. Raises ValueError where a report could not read them, or whose they are."""
+    """Return the values of a score. Raises ValueError if a report cannot read them, or if a name is reserved."""
     if _ABOUT & values.keys():
         raise ValueError("a value has a name that is reserved: client, model or data")
     ClassScores.model_validate_json(json.dumps(values))
@@ -175,10 +175,10 @@ def _parse_message(content: bytes, kind: TypeAdapter[T], otherwise: str, limit: 
 
 
 def _read_words(content: bytes, limit: Limit | None) -> str:
-    """What a message says in its header, of which the sizes are looked at first.
+    """Return the text of a message's header, after a check of its sizes.
 
-    Two parsers read the header, this one and safetensors': what they might take differently, a name twice or a key that one
-    of them skips, is refused.
+    Two parsers read the header, this one and that of safetensors. A header that they could read in two ways is refused: one
+    with a repeated name, or with a key that one parser skips.
     """
     if not isinstance(content, bytes):
         raise TypeError("no bytes")

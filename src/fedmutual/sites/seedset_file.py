@@ -90,11 +90,11 @@ def read_seedset_file(folder: Path, site: str) -> SeedsetFile:
     Raises:
         DataError: the file is missing, damaged or a pickle, has other arrays, or unpacks to more bytes than the file has.
     """
-    path, mend = make_seedset_path(folder, site), f"have site {site!r} write its part of the public seed set again"
+    path, fix = make_seedset_path(folder, site), f"have site {site!r} write its part of the public seed set again"
     excess = _find_excess(path)
     if excess is not None:
-        raise DataError(f"{path}: {excess}; {mend}")
-    contents = arrays.read_arrays(path, f"have site {site!r} send its part of the public seed set", mend)
+        raise DataError(f"{path}: {excess}; {fix}")
+    contents = arrays.read_arrays(path, f"have site {site!r} send its part of the public seed set", fix)
     try:
         about = _About.model_validate_json(str(contents["about"]))
         part = SeedsetFile(
@@ -108,7 +108,7 @@ def read_seedset_file(folder: Path, site: str) -> SeedsetFile:
     except (KeyError, ValidationError):
         why = _find_foreign(list(contents))
     if why is not None:
-        raise DataError(f"{path}: {why}; {mend}")
+        raise DataError(f"{path}: {why}; {fix}")
     return part
 
 

@@ -215,15 +215,15 @@ class SiteRuntime:
                 "allow more"
             )
 
-    def make_letters(self, content: bytes) -> dict[str, bytes]:
-        """Return the letters to the other sites after an order was carried out: site -> bytes. Each letter is logged."""
+    def make_peer_messages(self, content: bytes) -> dict[str, bytes]:
+        """Return the messages to other sites after an order was carried out: site -> bytes. Each message is logged."""
         order, inbox = read_order(content)
         if self.peers is None or order.kind == EXAM or find_answer(self._journal, order, digest_order(order, inbox)) is None:
             return {}
-        letters = self.peers.make_letters(order, self._make_place(order))
-        for receiver, letter in letters.items():
-            self._sent_log.record(*read_answer(letter), letter, receiver)
-        return letters
+        messages = self.peers.make_peer_messages(order, self._make_place(order))
+        for receiver, sent_content in messages.items():
+            self._sent_log.record(*read_answer(sent_content), sent_content, receiver)
+        return messages
 
     def _begin(self, order: Order, digest: str) -> None:
         """Record that the site begins an order. digest: of the order. Raises Declined where the order is not admitted."""
@@ -268,7 +268,7 @@ class SiteRuntime:
         answer = SiteAnswer(order, problem=why)
         reply = pack_message(answer, {})
         if why not in self._declined:
-            self.say(f"{order.round_name}: not done, for {why}")
+            self.say(f"{order.round_name}: declined: {why}")
             self._sent_log.record(answer, {}, reply, SERVER)
             self._declined.add(why)
         return reply
@@ -292,13 +292,13 @@ class SiteRuntime:
             return SiteAnswer(order, reply.train), {}
         return SiteAnswer(order, reply.train, up=up, down=down, remarks=remarks), reply.message
 
-    def _do_sum_stage(self, order: Order, letter: Message) -> tuple[SiteAnswer, Message, str | None]:
+    def _do_sum_stage(self, order: Order, inbox: Message) -> tuple[SiteAnswer, Message, str | None]:
         """Carry out a stage of the secure sum, and return (answer, message, digest of the unmasked words or None)."""
         assert self._sums is not None
         self._restore_client((order.round, order.phase))
         self._at = (order.round, order.phase)
         try:
-            message, unmasked = self._sums.answer_stage(Stage(order.phase), order.round, order.attempt, letter)
+            message, unmasked = self._sums.answer_stage(Stage(order.phase), order.round, order.attempt, inbox)
         except Rejected as problem:
             raise Declined(str(problem)) from None
         return SiteAnswer(order), message, unmasked

@@ -1,6 +1,6 @@
-"""The largest sizes of orders, answers and letters, computed from the contract, so that nobody can send more.
+"""The largest sizes of orders, answers and messages between sites, computed from the contract.
 
-What is larger is refused by its length, before anything of it is parsed.
+The receiver refuses longer bytes before it parses them.
 """
 
 import json
@@ -19,7 +19,7 @@ _ESCAPED = 14  # bytes that a character takes at most, in JSON that is a text wi
 _FIXED = 2**10  # bytes of an order's or an answer's own keys, brackets and numbers
 _NUMBER = 32  # bytes of one more name's quotes and number
 _ALIGNED = 8  # bytes in multiples of which safetensors fills its header up
-_SCORES = 2**20  # bytes of all scores that a site tells at once: some networks on some rows, with one number a class
+_SCORES = 2**20  # the most bytes of all scores of an answer: some networks on some rows, with one number for each class
 
 
 class MessageSizes:
@@ -36,22 +36,22 @@ class MessageSizes:
         self._words_of_update = words
         phases = (*algorithm.start, *algorithm.phases)
         self._traffic = len(self._sites) * sum(count_bytes(phase.leaves(state)) for phase in phases)  # of one round, at most
-        self._letter: Spec = {CONTENT: (torch.uint8, (LONGEST_CONTENT,))}
+        self._secure_sum_message: Spec = {CONTENT: (torch.uint8, (LONGEST_CONTENT,))}
 
     @property
     def order_limit(self) -> Limit:
-        """Of an order: who it goes to, and an inbox, which is made of the state and of what all sent in phases before."""
+        """The limit of an order: names of sites, and an inbox with the state and all replies of earlier phases."""
         held = {k: (v.dtype, tuple(v.shape)) for k, v in self._state.items()}
         for number, phase in enumerate((*self._algorithm.start, *self._algorithm.phases)):
             leaves = phase.leaves(self._state).items()
             held |= {f"{number}{PEER}{i}{PEER}{k}": what for k, what in leaves for i in self._sites}
-        held |= self._letter if self._words_of_update is not None else {}
+        held |= self._secure_sum_message if self._words_of_update is not None else {}
         sums = find_sums(self._algorithm)
         held |= declare_scaling(sums.layout) if sums is not None else {}
         return limit_message({} if self._by_hand else held, self._count_word_bytes())
 
     @property
-    def letter_limit(self) -> Limit:
+    def peer_message_limit(self) -> Limit:
         """The limit of the largest message from site to site."""
         limits = [
             limit_message(phase.leaves(self._state), _FIXED) for phase in (*self._algorithm.start, *self._algorithm.phases)
@@ -60,16 +60,16 @@ class MessageSizes:
 
     @property
     def longest_bytes(self) -> int:
-        """Bytes of the longest message of all."""
+        """The number of bytes of the longest message."""
         rounds = ((-1, self._algorithm.start), (0, self._algorithm.phases))
         work = [self._limit_answer(Order(WORK, round, n)) for round, phases in rounds for n in range(len(phases))]
         if self._words_of_update is not None:
             work += [self._limit_answer(Order(WORK, round, stage)) for round, phases in rounds if phases for stage in Stage]
         answers = (*work, self._limit_answer(Order(EXAM, 0, 0)))
-        return _ALIGNED + max(one.header + one.tensors for one in (self.order_limit, self.letter_limit, *answers))
+        return _ALIGNED + max(one.header + one.tensors for one in (self.order_limit, self.peer_message_limit, *answers))
 
     def open_answer(self, order: Order, content: bytes) -> tuple[SiteAnswer, Message]:
-        """What a site answered to an order.
+        """Return a site's answer to an order, and the tensors of the answer.
 
         Raises:
             MalformedMessage: the bytes are longer than any answer, or state larger counts than possible.
@@ -92,19 +92,20 @@ class MessageSizes:
             sums = find_sums(self._algorithm)
             count = self._words_of_update if order.round >= 0 or sums is None else sums.layout.count
             upload: Spec = {WORDS: (torch.int64, (count,))}
-            return limit_message(upload if order.phase == Stage.UPLOAD else self._letter, self._count_word_bytes())
+            return limit_message(
+                upload if order.phase == Stage.UPLOAD else self._secure_sum_message, self._count_word_bytes()
+            )
         phase, is_hidden = phases[order.phase], self._by_hand or self._words_of_update is not None
         return limit_message(
             {} if is_hidden else phase.leaves(self._state), self._count_word_bytes(self._count_remarks(order), phase.terms)
         )
 
     def _count_remarks(self, order: Order) -> int:
-        """How many an answer makes at most: one on each sender, of each phase before."""
+        """Return the largest number of remarks in an answer: one on each sender in each earlier phase."""
         return order.phase * len(self._sites)
 
     def _count_word_bytes(self, remarks: int = 0, terms: Collection[str] = ()) -> int:
-        """Bytes of the words in a header: names of who is asked, whose messages count and who is accused; remarks, and a
-        problem; losses."""
+        """Return the largest number of bytes of a header: three lists of sites, the remarks, one problem and the losses."""
         names = (*self._sites, *self._sites, *self._sites, *terms)
         sentences = (remarks + 1) * _ESCAPED * (LONGEST + _NUMBER)
         return _FIXED + sum(_ESCAPED * len(name) + _NUMBER for name in names) + sentences

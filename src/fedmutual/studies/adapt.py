@@ -144,10 +144,10 @@ def _list_inputs(source: SourceRun) -> dict[str, str]:
 
 
 def parse_sizes(text: str) -> tuple[int | None, ...]:
-    """ "50,100,all" -> (50, 100, None).
+    """Return the numbers of examples of a list, None for "all": "50,100,all" -> (50, 100, None).
 
     Raises:
-        ConfigError: a word of it is none of these, or comes twice.
+        ConfigError: a word is neither a number above 0 nor "all", or is repeated.
     """
     words = [word.strip() for word in text.split(",")]
     for n, word in enumerate(words):

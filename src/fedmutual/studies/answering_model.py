@@ -176,7 +176,10 @@ def _locate_model(path: Path, client: str | None) -> tuple[Path, str | None]:
 
 
 def make_scaler(takes: Interface) -> Callable[[Tensor], Tensor]:
-    """Return the function from raw examples to a network's inputs: a scaling, or the encoding of a table's columns."""
+    """Return the function from raw examples [B, *raw shape] to a network's inputs [B, *shape].
+
+    The function scales, or encodes the columns of a table.
+    """
     columns = takes.scaling.get("columns")
     return scaling.parse_scaling(takes.scaling) if columns is None else parse_encoding(columns)
 
@@ -188,8 +191,7 @@ def find_raw_shape(takes: Interface) -> tuple[int, ...]:
 
 
 def list_columns(takes: Interface) -> list[str] | None:
-    """Return the columns of the table that a model learned from, in the order of the raw example; None if the data were no "
-    "table."""
+    """Return the columns of the table that a model learned from, in the order of the raw example; None without a table."""
     columns = takes.scaling.get("columns")
     return [column["name"] for column in columns] if columns else None if takes.columns is None else list(takes.columns)
 

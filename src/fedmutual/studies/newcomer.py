@@ -28,7 +28,7 @@ from fedmutual.tasks import make_task
 
 NAME = "newcomer"  # where the file names none
 _SHARES = ("shared", "part", "batchnorm")  # the keys of [model] that all participants of a run have in common
-_NOT_HERS = {
+_NOT_ALLOWED = {
     "partition": "a newcomer is one participant, and --examples sets its number of examples",
     "clients": "a newcomer is one participant; its settings are in the other tables",
     "share": "a newcomer discloses nothing to others",
@@ -63,7 +63,7 @@ class SourceRun:
         return "part" not in self.model
 
     def describe(self) -> Table:
-        """The identity of this model: it differs for other models, and for this model after further rounds."""
+        """Return the identity of this model: it differs for other models, and for this model after further rounds."""
         digest = hashlib.sha256((self.run.folder / "server" / make_file_name(self.run.round)).read_bytes()).hexdigest()
         config = self.run.config
         return {
@@ -158,8 +158,7 @@ class Newcomer:
                 raise  # these are the newcomer's own classes
             raise DataError(
                 f"{problem.reason} of the shared model in {self.shared.run.folder}; rename it with data.labels, or start "
-                "from "
-                "a run that shares only a part (model.part), where a newcomer has outputs of its own"
+                "from a run that shares only a part (model.part), where a newcomer has outputs of its own"
             ) from None
         for source in (self.shared, self.tuned):
             if source.is_complete:
@@ -171,9 +170,9 @@ class Newcomer:
         takes, shape, place = source.takes, read.space.shape, f"the shared model of {source.run.folder}"
         if shape != takes.shape:
             images = len(shape) == len(takes.shape) == 3 and shape[0] == takes.shape[0]
-            mend = f"set data.size = {list(takes.shape[1:])}" if images else "give it such examples"
+            fix = f"set data.size = {list(takes.shape[1:])}" if images else "give it such examples"
             raise ConfigError(
-                f"{self.file}: the examples have the shape {list(shape)} and {place} takes {list(takes.shape)}; {mend}"
+                f"{self.file}: the examples have the shape {list(shape)} and {place} takes {list(takes.shape)}; {fix}"
             )
         if takes.columns is not None and read.space.columns != takes.columns:
             raise ConfigError(
@@ -188,8 +187,8 @@ class Newcomer:
         for key, values in {"mean": list(read.scaled.mean), "std": list(read.scaled.std)}.items():
             if takes.agreed and values != takes.scaling[key]:
                 settled = "remove data.mean and data.std, and the run's are used"
-                mend = settled if self.shared.is_complete else "set both to that run's"
-                raise ConfigError(f"{self.file}: key 'data.{key}' is {values}, and {place} has {takes.scaling[key]}; {mend}")
+                fix = settled if self.shared.is_complete else "set both to that run's"
+                raise ConfigError(f"{self.file}: key 'data.{key}' is {values}, and {place} has {takes.scaling[key]}; {fix}")
 
 
 def name_newcomer(file: Path, overrides: Mapping[str, Any]) -> str:
@@ -206,7 +205,7 @@ def read_newcomer(file: Path, overrides: Mapping[str, Any], shared: SourceRun, t
     tables, task = merge_overrides(read_tables(file), overrides), shared.run.config.training.task
     if task != "classification" and isinstance(training := tables.get("training", {}), dict):
         tables = {**tables, "training": {"task": task, **training}}
-    for key, why in _NOT_HERS.items():
+    for key, why in _NOT_ALLOWED.items():
         if key in tables:
             raise ConfigError(f"{file}: key {key!r} has no place here: {why}; remove it")
     model = table if isinstance(table := tables.get("model"), dict) else {}

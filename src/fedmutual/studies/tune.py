@@ -91,7 +91,7 @@ def _tune_method(
 def _plan_trials(
     start: Mapping[str, Any], candidates: Mapping[str, Sequence[Any]], trials: int
 ) -> Iterator[tuple[str, list[Any]]]:
-    """(key, its values) in the order in which they are tried: half of the trials for the learning rate, the rest in turn."""
+    """Yield (key, its values) in the order of the trials: half of the trials for the learning rate, then the other keys."""
     left = trials
     if RATE in start:
         rates = [_scale_rate(start[RATE], factor) for factor in FACTORS]

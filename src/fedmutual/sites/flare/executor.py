@@ -66,7 +66,7 @@ class SiteExecutor(Executor):  # type: ignore[misc]
                     )
                 )
             answer = self._runtime.carry_out(content)
-            self._send_to_peers(self._runtime.make_letters(content), fl_ctx)
+            self._send_to_peers(self._runtime.make_peer_messages(content), fl_ctx)
             self._print_progress(content)
             return _make_answer(answer)
         except MalformedMessage as problem:

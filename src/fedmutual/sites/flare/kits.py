@@ -79,7 +79,7 @@ def provision(file: Path, out: Path, renew: tuple[str, ...] = ()) -> list[Kit]:
         RunError: the folder cannot be written, or holds the kits of another federation.
     """
     contract = read_contract(file)
-    if contract.server.hosts[0] in contract.sites.names:  # certificates tell participants apart by these names
+    if contract.server.hosts[0] in contract.sites.names:  # certificates identify participants by these names
         raise ConfigError(
             f"{file}: site {contract.server.hosts[0]!r} has the name of the server's host (server.hosts); rename the site"
         )

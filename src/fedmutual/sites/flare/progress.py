@@ -105,7 +105,7 @@ class ProgressFile:
 
 
 def format_notes(note: dict[str, Any]) -> str:
-    """Return a note as a line: "round 2 to round 7: site 'west' is left out: it is not there"."""
+    """Return a note as a line: "round 2 to round 7: site 'west' is left out: it is not connected"."""
     first, last = note["first"], note["last"]
     start, end = (f"round {r}" if r > 0 else "the start" for r in (first, last))
     return f"{end if start == end else f'{start} to {end}'}: {note['text']}"

@@ -92,7 +92,7 @@ class OpenedSum(Aggregation):
         most = len(replies) * LARGEST  # compared on both sides, because abs() of the smallest integer is negative
         if bool(((updates > most) | (updates < -most)).any()) or not len(replies) <= weight <= len(replies) * HEAVIEST:
             raise RunError(
-                "the sum of the updates is impossible, so a site sent wrong words, and nobody can tell which of "
+                "the sum of the updates is impossible, so a site sent wrong words, and it is not known which of "
                 f"{', '.join(replies)} it was; begin a federation of another name with other sites, or without masks"
             )
         names = sorted(name for name, tensor in base.items() if tensor.is_floating_point())

@@ -38,7 +38,8 @@ class Shadow:
 def draw_splits(pools: Sequence[Pool], number: int, rng: np.random.Generator) -> list[dict[str, Index]]:
     """Return, for each shadow run, the positions in each client's pool that it is trained on, as many as the run.
 
-    The rows that are left out move through a random order, so that each row is left out equally often, within one.
+    The left-out rows are consecutive blocks of one random order. The numbers of times that two rows are left out differ by
+    at most one.
     """
     orders = {pool.client: rng.permutation(len(pool.rows)) for pool in pools}
     splits = []

@@ -77,8 +77,8 @@ def plan_sweep(experiment: Config | str | Path, grid: Grid, seeds: int = 1, by: 
     if not several:
         raise ConfigError("there is nothing to choose from; give a key several values: --set optimizer.lr=0.003,0.01,0.03")
     for key in filter(_has_effect_on_rows, several):
-        mend = "--seeds 3 tries each setting with three" if key == "seed" else "make a sweep for each"
-        raise ConfigError(f"--set {key}: settings are compared on the same hold-out rows, so it takes one value; {mend}")
+        fix = "--seeds 3 tries each setting with three" if key == "seed" else "make a sweep for each"
+        raise ConfigError(f"--set {key}: settings are compared on the same hold-out rows, so it takes one value; {fix}")
     given = isinstance(experiment, Config)
     tables = tomllib.loads(dump_config(experiment)) if isinstance(experiment, Config) else read_tables(Path(experiment))
     settings = _check_settings(

@@ -1,4 +1,4 @@
-"""A sweep's runs: looked at before the first is trained, trained, judged."""
+"""Check, train and compare the runs of a sweep."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -96,7 +96,7 @@ def _has_shared_metric(client: Client, metric: Metric | None) -> bool:
 def _train(
     works: Sequence[SweepRun], resume: bool, watch: Callable[[str], Observer] | None, jobs: int | None
 ) -> dict[Path, str]:
-    """Train all -> folder -> how its run diverged, of those that did."""
+    """Train all runs; return the error text of each diverged run, by its folder."""
     folders, configs = [work.folder for work in works], [work.config for work in works]
     observers = [[watch(work.name)] if watch else [] for work in works]
     problems: Sequence[BaseException | None]
