@@ -36,7 +36,7 @@ def apart(times: int) -> dict[str, Spread]:
     scoring, saving = [], []
     with ready() as (handle, folder):
         train(handle, 1, [])
-        exams = handle.experiment.plan({}).exams
+        exams = handle.experiment.make_plan({}).exams
         checkpoints = Checkpoints(folder, 1, "fedh2l")
         checkpoints(Started(0, FOREVER, handle.experiment.clients, ()))
         for round in range(1, times + 1):

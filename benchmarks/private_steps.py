@@ -67,7 +67,7 @@ def _make_phase(network: str, data: Path, nets: str, steps: int) -> Callable[[in
         "privacy": {"nets": nets, **SETTINGS[nets]},
     }
     experiment = build(parse_config(tables))
-    client, server = experiment.client(experiment.clients[0]), experiment.make_server_state()
+    client, server = experiment.build_client(experiment.clients[0]), experiment.make_server_state()
     phase = experiment.algorithm.phases[0]
 
     def train(round: int) -> None:

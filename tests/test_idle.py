@@ -10,7 +10,7 @@ from fedmutual.federation import build
 
 def noted(**tables):
     config = {"rounds": 2, "data": {"name": "digits"}, "partition": {"clients": 2}, "model": {"shared": "mlp"}, **tables}
-    return [n for n in build.build(parse_config(config)).plan({}).notes if "no effect" in n]
+    return [n for n in build.build(parse_config(config)).make_plan({}).notes if "no effect" in n]
 
 
 OWN = {"0": {"model": {"frozen": True, "personal": "cnn1"}, "optimizer": {"lr": 0.1}}}

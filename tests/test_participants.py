@@ -29,10 +29,10 @@ def same(a, b):
 def test_a_frozen_network_stays_as_it_began_and_others_learn(small, engine, algorithm):
     small.write_text(small.read_text().replace('name = "fml", alpha = 0.4, beta = 0.6', f'name = "{algorithm}"'))
     config = load_config(small, **{"clients.1.model.frozen": True, "engine.name": engine})
-    first = build(config).client("1").nets["personal"].state_dict()
+    first = build(config).build_client("1").nets["personal"].state_dict()
     run = fedmutual.run(config, "run")
     assert same(weights(run, "1"), first)
-    assert not same(weights(run, "0"), build(config).client("0").nets["personal"].state_dict())
+    assert not same(weights(run, "0"), build(config).build_client("0").nets["personal"].state_dict())
     up = [line["up"] for line in read_lines(run.folder / "ledger.jsonl") if line["client"] == "1"]
     assert all(up) == (algorithm == "fml"), "its meme goes on learning, and is sent"
 
@@ -58,10 +58,10 @@ def test_a_federation_begins_with_another_runs_model(small):
     config = load_config(small, **{"model.weights": "first", "seed": 5, "engine.name": "inprocess"})
     shared = first.global_model().state_dict()
     assert same(build(config).make_server_state(), shared)
-    assert same(build(config).client("0").nets["meme"].state_dict(), shared)
-    assert not same(build(config).client("0").nets["personal"].state_dict(), shared)
+    assert same(build(config).build_client("0").nets["meme"].state_dict(), shared)
+    assert not same(build(config).build_client("0").nets["personal"].state_dict(), shared)
     started_config = load_config(small, **{"model.weights": "first", "model.start": "server", "seed": 5})
-    assert same(build(started_config).client("0").nets["personal"].state_dict(), shared)
+    assert same(build(started_config).build_client("0").nets["personal"].state_dict(), shared)
     fedmutual.run(
         started_config, "second"
     )  # equal beginnings with unequal alpha and beta: nothing is refused at the boundary
@@ -74,7 +74,7 @@ def test_the_pooled_model_begins_with_another_runs_too(small):
     small.write_text(small.read_text().replace('name = "fml", alpha = 0.4, beta = 0.6', 'name = "centralised"'))
     config = load_config(small, **{"model.weights": "first", "seed": 5})
     shared = first.global_model().state_dict()
-    assert same(build(config).client("pooled").nets["personal"].state_dict(), shared)
+    assert same(build(config).build_client("pooled").nets["personal"].state_dict(), shared)
     trained = fedmutual.run(config, "pool").global_model().state_dict()
     assert not same(trained, shared)
     assert same(fedmutual.Run("first").global_model().state_dict(), shared)
@@ -265,7 +265,7 @@ def test_scores_that_a_client_does_not_share_count_nowhere_else(tmp_path, monkey
     counted = {i: sum(c["counts"]["validation"]) for i, c in read_json(run.folder / "partition.json")["clients"].items()}
     assert test["examples"] == counted["north"] + counted["south"]
     assert {s["data"] for s in lines[-1]["scores"] if s["client"] is not None} == {"validation"}
-    assert set(build(config).client("north").data) == {"private", "validation"}
+    assert set(build(config).build_client("north").data) == {"private", "validation"}
 
 
 @pytest.mark.parametrize(

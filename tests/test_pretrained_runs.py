@@ -60,14 +60,14 @@ def test_clients_begin_with_them_and_the_shared_network_too(small: Path, weights
     experiment = build.build(config)
     cnn, mlp = state("cnn1", 1), state("mlp", 2)
     assert not torch.equal(experiment.nets.shared.features.conv1.weight, cnn["features.conv1.weight"])
-    nets = experiment.client("1").nets
+    nets = experiment.build_client("1").nets
     assert torch.equal(nets["personal"].state_dict()["features.fc1.weight"], mlp["features.fc1.weight"])
     experiment = build.build(fedmutual.load_config(small, **{"model.shared": "cnn1", "model.pretrained": "weights"}))
-    for net in (experiment.nets.shared, *experiment.client("2").nets.values()):
+    for net in (experiment.nets.shared, *experiment.build_client("2").nets.values()):
         assert torch.equal(net.features.conv1.weight, cnn["features.conv1.weight"])
-    heads = [net.state_dict()["classifier.fc2.weight"] for net in experiment.client("2").nets.values()]
+    heads = [net.state_dict()["classifier.fc2.weight"] for net in experiment.build_client("2").nets.values()]
     assert not torch.equal(*heads)
-    assert "features.conv1.weight" in experiment.client("2").boundary_exempt
+    assert "features.conv1.weight" in experiment.build_client("2").boundary_exempt
 
 
 def test_a_resume_does_not_need_them_again(small: Path, cli, weights: Path) -> None:

@@ -82,7 +82,7 @@ def test_the_public_set_is_all_nodes_and_labels_of_others_are_hidden_where_they_
     for labels in (True, False):
         experiment = make_experiment("fedh2l", **{"algorithm.labels": labels})
         for i in experiment.clients:
-            client = experiment.client(i)
+            client = experiment.build_client(i)
             assert client.seeds is not None
             positions = [set(r) for r in client.seeds.owners.values()]
             assert set().union(*positions) == set(range(len(client.data["public"])))
@@ -102,7 +102,7 @@ def test_a_domain_is_scored_on_its_own_the_others_and_all_test_rows():
         assert index(rows["test.own"]) | index(rows["test.others"]) == index(rows["test"])
         assert not index(rows["test.own"]) & index(rows["test.others"])
         assert index(rows["validation.all"]) >= index(rows["validation"])
-        scored = {exam.data for exam in experiment.plan({}).exams[i]}
+        scored = {exam.data for exam in experiment.make_plan({}).exams[i]}
         assert scored == {"validation", "test", "test.own", "test.others", "validation.all"}
 
 
@@ -126,11 +126,11 @@ def test_validation_rows_that_are_test_rows_choose_nothing_pooled_with_a_remark(
     common = {"data.name": "digits", "model.shared": "mlp", "algorithm.name": "fedh2l", "algorithm.public_batch": 8}
     experiment = build(parse_config({}, overrides=common | {"split.public": 0.2} | PARTITIONS["turned"]))
     assert "validation.all" not in experiment.load_rows("0")
-    assert any("validation rows are test rows" in note for note in experiment.plan({}).notes)
-    assert not any("validation rows are test rows" in note for note in make_experiment("fedh2l").plan({}).notes)
+    assert any("validation rows are test rows" in note for note in experiment.make_plan({}).notes)
+    assert not any("validation rows are test rows" in note for note in make_experiment("fedh2l").make_plan({}).notes)
     for by, is_remarked in ((None, False), ("holdout", False), ("validation", True)):
         chosen = common | {"split.public": 0.2, "split.holdout": 0.1, "records.best_by": by} | PARTITIONS["turned"]
-        notes = build(parse_config({}, overrides=chosen)).plan({}).notes
+        notes = build(parse_config({}, overrides=chosen)).make_plan({}).notes
         assert any("validation rows are test rows" in note for note in notes) == is_remarked, by
 
 

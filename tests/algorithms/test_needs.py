@@ -112,6 +112,6 @@ def test_a_method_of_classes_takes_no_numbers(name):
 
 
 def test_a_network_without_batchnorm_is_remarked():
-    notes = build(config("fedbn")).plan({}).notes
+    notes = build(config("fedbn")).make_plan({}).notes
     assert "network 'mlp' has no BatchNorm layer, so 'model.batchnorm' has no effect" in notes
-    assert not [n for n in build(config("fedavg")).plan({}).notes if "BatchNorm" in n]
+    assert not [n for n in build(config("fedavg")).make_plan({}).notes if "BatchNorm" in n]

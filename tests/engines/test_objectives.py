@@ -29,7 +29,7 @@ def copied(net):
 def test_averaging_touches_the_shared_part_alone(path):
     experiment = build(fedmutual.load_config(path))
     (phase,) = experiment.algorithm.phases
-    clients = {i: experiment.client(i) for i in experiment.clients}
+    clients = {i: experiment.build_client(i) for i in experiment.clients}
     shared = tuple(k for k in clients["north"].nets["meme"].state_dict() if k.startswith("features."))
     server, at = experiment.make_server_state(), At(0, 0, 3)
     assert tuple(server) == shared == experiment.nets.crossing
@@ -52,7 +52,7 @@ def test_averaging_touches_the_shared_part_alone(path):
 
 def test_an_adaptor_is_trained(path):
     experiment = build(fedmutual.load_config(path))
-    client = experiment.client("seven")
+    client = experiment.build_client("seven")
     before = copied(client.nets["meme"])
     work(experiment.algorithm.phases[0], client, experiment.make_server_state(), At(0, 0, 3))
     assert not torch.equal(before["adaptor.fc.weight"], client.nets["meme"].state_dict()["adaptor.fc.weight"])

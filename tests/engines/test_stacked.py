@@ -65,7 +65,7 @@ def test_batches_are_gathered_for_all_clients_at_once(small):
     made = build.build(loaded(small))
     batches = []
     for id in made.clients:
-        client = made.client(id)
+        client = made.build_client(id)
         batches.append(client.data["private"].rows([torch.tensor([0, 3])]))
     assert all(isinstance(b, ResidentBatches) and b.store is batches[0].store for b in batches)
     x, y = batches[0].store.take(torch.stack([b.plan[0] for b in batches]))
@@ -253,7 +253,7 @@ def test_paces_are_of_steps_on_copies(small):
     def parts(**changes):
         experiment = build(loaded(small, **changes))
         (phase,), server = experiment.algorithm.phases, experiment.make_server_state()
-        clients = [experiment.client(i) for i in experiment.clients]
+        clients = [experiment.build_client(i) for i in experiment.clients]
         return [PhaseInput(c, with_client_settings(phase, c), server, phase.leaves(server), At(0, 0, 3)) for c in clients]
 
     asked = parts(**{"training.local_epochs": 5})

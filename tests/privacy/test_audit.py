@@ -25,7 +25,7 @@ from fedmutual.studies.audit.rows import Pool
 from fedmutual.studies.audit.shadows import draw_splits
 from fedmutual.studies.audit.statistics import (
     choose_threshold,
-    clopper_pearson,
+    compute_clopper_pearson_interval,
     measure_auc,
     measure_strength,
     score_against_shadows,
@@ -34,7 +34,7 @@ from own_data import config, npz
 
 
 def test_clopper_pearson_is_the_interval_by_beta_quantiles():
-    low, high = clopper_pearson(7, 20, 0.9)
+    low, high = compute_clopper_pearson_interval(7, 20, 0.9)
     assert (low, high) == pytest.approx((stats.beta.ppf(0.05, 7, 14), stats.beta.ppf(0.95, 8, 13)))
 
 

@@ -34,7 +34,7 @@ def config(nets="meme", algorithm=None, **further_tables):
 def refused(*words, **settings):
     """The sentence by which these settings are refused."""
     with pytest.raises(ConfigError) as caught:
-        build.build(config(**settings)).client("0")
+        build.build(config(**settings)).build_client("0")
     sentence = str(caught.value)
     assert "\n" not in sentence
     for word in words:
@@ -66,7 +66,7 @@ def test_proxyfl_with_noise_on_the_proxy_alone_is_refused_as_it_was_published():
     refused("beta = 1 in every round", "without noise", "'both'", algorithm={"name": "proxyfl", "beta": 0.5})
     for nets, beta in (("meme", 1.0), ("both", 0.5)):
         made = build.build(config(nets, {"name": "proxyfl", "beta": beta}))
-        assert made.client("0").privacy.nets == ({"meme"} if nets == "meme" else {"personal", "meme"})
+        assert made.build_client("0").privacy.nets == ({"meme"} if nets == "meme" else {"personal", "meme"})
 
 
 def test_a_client_with_a_beta_that_teaches_its_meme_is_refused():
@@ -75,7 +75,7 @@ def test_a_client_with_a_beta_that_teaches_its_meme_is_refused():
 
 @pytest.mark.parametrize("algorithm", [{"name": "fml", "beta": 1}, moving(1.0, 1.0), moving(1.0, 0.2, "step", at=1.0)])
 def test_a_meme_that_learns_from_labels_alone_is_taken(algorithm):
-    assert build.build(config("meme", algorithm)).client("0").privacy.nets == {"meme"}
+    assert build.build(config("meme", algorithm)).build_client("0").privacy.nets == {"meme"}
 
 
 def test_counts_of_examples_are_refused():
@@ -92,15 +92,15 @@ def test_methods_that_send_posteriors_have_no_meme_to_noise(name):
 @pytest.mark.parametrize("name", ["independent", "centralised"])
 def test_what_leaves_nothing_needs_no_noise_and_says_so(name):
     made = build.build(config(algorithm={"name": name}))
-    assert made.client(made.clients[0]).privacy is None
-    assert any("'privacy.nets' has no effect" in note for note in made.plan({}).notes)
+    assert made.build_client(made.clients[0]).privacy is None
+    assert any("'privacy.nets' has no effect" in note for note in made.make_plan({}).notes)
 
 
 def test_batchnorm_is_refused_in_student_and_teacher():
     for model in ({"shared": "resnet18"}, {"shared": "mlp", "personal": "resnet18"}):
         for nets in ("meme", "both"):
             refused("BatchNorm2d", "resnet18-gn", nets=nets, model=model)
-    build.build(config(model={"shared": "resnet18-gn"})).client("0")
+    build.build(config(model={"shared": "resnet18-gn"})).build_client("0")
 
 
 def test_settings_that_void_epsilon_are_refused():
@@ -145,23 +145,23 @@ def test_a_missing_extra_is_named(monkeypatch):
 
 
 def test_keys_without_effect_are_remarked():
-    notes = build.build(config("none", privacy={"clip": 2.0})).plan({}).notes
+    notes = build.build(config("none", privacy={"clip": 2.0})).make_plan({}).notes
     assert any("'privacy.clip', 'privacy.sigma'" in note for note in notes)
 
 
 def test_the_limits_of_epsilon_are_remarked():
-    remarks = [note for note in build.build(config()).plan({}).notes if "epsilon" in note]
+    remarks = [note for note in build.build(config()).make_plan({}).notes if "epsilon" in note]
     assert len(remarks) == 1
     assert "scores" in remarks[0]
 
 
 def test_a_delta_that_promises_nothing_is_refused():
     refused("privacy.delta", "40 examples", "0.025", privacy={"delta": 0.025})
-    build.build(config(privacy={"delta": 0.0249})).client("0")
+    build.build(config(privacy={"delta": 0.0249})).build_client("0")
 
 
 def test_the_privacy_remark_says_that_first_weights_are_not_counted(tmp_path):
-    assert not any("first weights" in note for note in build.build(config()).plan({}).notes)
+    assert not any("first weights" in note for note in build.build(config()).make_plan({}).notes)
     for key in ("weights", "pretrained"):
         assert len(list_remarks(frozenset({"meme"}), config(model={key: str(tmp_path)}))) == 2
     tables = {"0": {"model": {"pretrained": str(tmp_path)}}}

@@ -107,11 +107,11 @@ def test_arms_take_as_many_local_steps_and_are_cut_down_alike():
     for cells in FOUND.values():
         for cell in cells.values():
             for arm, about in cell.arms.items():
-                assert cell.limit_rounds(arm, 1000) == max(round(cell.rounds(arm) / 10), 1)
+                assert cell.limit_rounds(arm, 1000) == max(round(cell.get_rounds(arm) / 10), 1)
                 if arm.endswith("-equal-steps"):
                     continue
                 steps = about.set.get("training.local_steps", 1)
-                assert 10_000 - steps < cell.rounds(arm) * steps <= 10_000
+                assert 10_000 - steps < cell.get_rounds(arm) * steps <= 10_000
                 every = about.set.get("records.evaluate_every", 50)
                 assert every * steps == 50 or every == 1  # scored every 50 local steps, or every round
 

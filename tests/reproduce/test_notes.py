@@ -34,7 +34,7 @@ def test_the_notes_state_the_start_of_personal_networks(experiment):
         assert "personal-start" in experiment.index.notes
     (claim,) = (c for c in REAL["table1"].index.claims if c.sign == "same")
     (cell,) = (c for c in REAL["table1"].cells if c.name == claim.cells)
-    starts = {arm: cell.config(arm).model.start for arm in (claim.arm, claim.than)}
+    starts = {arm: cell.make_config(arm).model.start for arm in (claim.arm, claim.than)}
     assert starts == {"fml-from-server": "server", "fml": "own"}
 
 

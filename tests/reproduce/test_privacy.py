@@ -32,7 +32,7 @@ def test_each_run_cost_the_epsilon_of_its_row(cell):
     results = STORE.list_results(cell.id)
     assert {(r.arm, r.seed) for r in results} == {(arm, seed) for arm in cell.arms for seed in range(3)}
     for result in results:
-        config = cell.config(result.arm)
+        config = cell.make_config(result.arm)
         if config.privacy.nets == "none":
             assert result.epsilon is None
             continue

@@ -124,6 +124,6 @@ def test_every_method_of_the_tuned_cells_has_its_own_sweep():
         assert set(cell.tunings) == set(cell.arms)
         for arm, tuning in cell.tunings.items():
             assert tuning.ends == [], "a better rate may lie beyond the grid"
-            algorithm = cell.config(arm).algorithm["name"]
-            assert cell.config(arm).optimizer.lr == tuning.chosen["optimizer.lr"] * cell.arms[arm].rate_times
+            algorithm = cell.make_config(arm).algorithm["name"]
+            assert cell.make_config(arm).optimizer.lr == tuning.chosen["optimizer.lr"] * cell.arms[arm].rate_times
             assert tuning.file.chosen.get("algorithm.name", "fml") == algorithm

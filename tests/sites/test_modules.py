@@ -42,7 +42,7 @@ def make_client(path):
     """What a site's process makes of its file."""
     mine = read_site_file(path)
     with plugins.use_rule(mine.code):
-        return build_site(contracts.read_contract(path.parents[1] / "federation.toml"), mine).client("north")
+        return build_site(contracts.read_contract(path.parents[1] / "federation.toml"), mine).build_client("north")
 
 
 def refused(path, *words):

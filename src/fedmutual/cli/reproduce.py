@@ -44,7 +44,7 @@ def print_experiments(root: Path | None, console: Console) -> None:
         table.add_column(name, justify="left" if name in ("id", "what") else "right", overflow="fold")
     for e in read_experiments(root or find_home()):
         runs = sum(len(c.arms) for c in e.cells)
-        rounds = sorted({c.rounds(arm) for c in e.cells for arm in c.shown})
+        rounds = sorted({c.get_rounds(arm) for c in e.cells for arm in c.shown})
         table.add_row(e.id, e.index.title, str(len(e.cells)), str(runs), ", ".join(map(str, rounds)))
     console.print(table)
 

@@ -124,7 +124,7 @@ def sweep(
     from fedmutual.cli.sweep import format_conclusion, make_sweep_table
     from fedmutual.config.grid import read_grid
     from fedmutual.rundir.text import format_holdout_scores
-    from fedmutual.studies.sweep import carry_out, plan_sweep
+    from fedmutual.studies.sweep import plan_sweep, train_sweep
 
     plan = plan_sweep(file, read_grid(set or []), seeds, by.value if by else None)
     expect_workers([setting.config.engine.name for setting in plan.settings], jobs)
@@ -132,7 +132,7 @@ def sweep(
     chosen_by = ("--by", by.value) if by else ()
     command = format_resume_command("sweep", set, folder, str(file), "--seeds", str(seeds), *chosen_by)
     with show_progress(command, format_holdout_scores, runs=len(list(plan.runs))) as watch:
-        result = carry_out(plan, folder, resume, watch.observe, jobs)
+        result = train_sweep(plan, folder, resume, watch.observe, jobs)
     out.print(make_sweep_table(result))
     for line in format_conclusion(result, file):
         print_text(line, soft_wrap=True)

@@ -26,7 +26,7 @@ class ClientActor:
         self._clients = ClientStore()
         self._path = list(sys.path)
 
-    def name(self) -> str:
+    def get_host_name(self) -> str:
         """Return the name of this worker for messages."""
         return f"worker process {os.getpid()} on node {import_ray().util.get_node_ip_address()}"
 

@@ -49,7 +49,7 @@ def import_ray() -> Any:
 
 def start_local_cluster(ray: Any, cpus: int) -> None:
     """Start a cluster on this machine with this number of logical CPUs. No other machine or user can connect."""
-    with _sigterm_kept(), _on_loopback(ray), _fresh_token():
+    with _restore_sigterm(), _bind_to_loopback(ray), _set_fresh_token():
         ray.init(address="local", num_cpus=cpus, include_dashboard=False, **_QUIET)
 
 
@@ -61,7 +61,7 @@ def connect_to_cluster(ray: Any, address: str) -> None:
             host, _, port = address.rpartition(":")
             socket.create_connection((host, int(port)), 10).close()  # Ray itself would try for 15 minutes
         os.environ.setdefault(_ATTEMPTS, "1")
-        with _sigterm_kept():
+        with _restore_sigterm():
             ray.init(address=address, **_QUIET)
     except Exception as problem:  # of many types
         why = " ".join(str(problem).split()) or type(problem).__name__
@@ -83,7 +83,7 @@ def identify_session(ray: Any) -> tuple[str, str]:
 
 
 @contextmanager
-def _on_loopback(ray: Any) -> Iterator[None]:
+def _bind_to_loopback(ray: Any) -> Iterator[None]:
     """Make Ray use 127.0.0.1 as the address of this node, as Ray does on systems without clusters of several nodes.
 
     Otherwise the servers of Ray listen on all interfaces, and Ray replaces a loopback address in its settings.
@@ -97,7 +97,7 @@ def _on_loopback(ray: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _fresh_token() -> Iterator[None]:
+def _set_fresh_token() -> Iterator[None]:
     """Start Ray's processes with a new token, unless the user gives one.
 
     Ray itself would write the token into a file that other users of this machine may read.
@@ -113,7 +113,7 @@ def _fresh_token() -> Iterator[None]:
 
 
 @contextmanager
-def _sigterm_kept() -> Iterator[None]:
+def _restore_sigterm() -> Iterator[None]:
     """Restore the handler of SIGTERM: `ray.init` installs a handler that aborts the process."""
     before = signal.getsignal(signal.SIGTERM)
     yield

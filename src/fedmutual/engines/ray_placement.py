@@ -61,7 +61,7 @@ class Reservation:
         if self.is_gone or request != self.request or len(self.workers) < min(self.most_workers, clients):
             return False
         try:
-            self.ray.get([worker.actor.name.remote() for worker in self.workers], timeout=PATIENCE)
+            self.ray.get([worker.actor.get_host_name.remote() for worker in self.workers], timeout=PATIENCE)
         except self.ray.exceptions.RayError:
             return False
         return True
@@ -84,7 +84,7 @@ class Reservation:
                 "engine.gpus lower"
             )
         self.workers = [Worker(self.ray, self._start_actor(n, share)) for n in range(count)]
-        names = [worker.actor.name.remote() for worker in self.workers]
+        names = [worker.actor.get_host_name.remote() for worker in self.workers]
         if self.ray.wait(names, num_returns=count, timeout=START)[1]:
             raise ConfigError(f"the Ray cluster has room for {count} workers, but not all of them started in {START:.0f} s")
         for worker, name in zip(self.workers, names, strict=True):

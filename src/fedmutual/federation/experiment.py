@@ -76,13 +76,13 @@ class Experiment:
         if self.seeds is not None:
             return make_agreed_state(self.seeds.owners, outputs)
         if "proxy" in scores:
-            return make_proxy_state(members or self.clients, outputs, self.nets.state())
+            return make_proxy_state(members or self.clients, outputs, self.nets.get_shared_state())
         if self.algorithm.begins is not None:
             try:
                 return self.algorithm.begins(self.nets.shared, outputs)
             except ValueError as problem:
                 raise ConfigError(f"key 'algorithm.name': {self.config.algorithm['name']!r}: {problem}") from None
-        return self.nets.state() if "global" in scores and not self.pooled else {}
+        return self.nets.get_shared_state() if "global" in scores and not self.pooled else {}
 
     def make_bench(self) -> Bench | None:
         """Return the model and public data for training at the server; None if the algorithm does not train there."""
@@ -91,9 +91,9 @@ class Experiment:
             return None
         return Bench(self.nets.place_on_device(copy.deepcopy(self.nets.shared)), public.data.to(self.device))
 
-    def task(self, client: str) -> Task:
+    def make_task(self, client: str) -> Task:
         """Return a client's task: its losses, scores and main metric."""
-        return tasks.make_task(self.nets.space(client).task)
+        return tasks.make_task(self.nets.get_space(client).task)
 
     def build_networks(self, id: str) -> dict[str, nn.Module]:
         """Return a client's networks by name, as before round 1, without optimisers, which import `torch._dynamo`.
@@ -124,7 +124,7 @@ class Experiment:
             rules.make_units(self.config, id, private)  # raises if groups are to be protected and the rows have none
         return nets
 
-    def client(self, id: str) -> Client:
+    def build_client(self, id: str) -> Client:
         """Return a participant as before round 1. Raises ConfigError as `build_networks` does."""
         self._set_tf32()
         nets, client_config, rows = self.build_networks(id), self.config.get_client_config(id), self.load_rows(id)
@@ -142,12 +142,12 @@ class Experiment:
             rate=rate,
             shared=shared,
             proxy="proxy" in self.algorithm.scores,
-            boundary_exempt=find_exempt_tensors(nets, shared, self.nets.space(id).shape),
-            task=self.task(id),
+            boundary_exempt=find_exempt_tensors(nets, shared, self.nets.get_space(id).shape),
+            task=self.make_task(id),
             settings=read_client_settings(self.config, id),
             precision=torch.bfloat16 if self.config.engine.precision == "bf16" else None,
             seeds=self.seeds,
-            metrics=self.config.disclosure(id),
+            metrics=self.config.get_disclosure(id),
             privacy=privacy,
         )
 
@@ -182,7 +182,7 @@ class Experiment:
         exchanged = (use.batch or 0) * self._peer_count if use else 0
         return steps + (exchanged > 0), steps * min(batch, rows) + exchanged
 
-    def plan(self, homes: Mapping[str, Path], notes: tuple[str, ...] = ()) -> RoundPlan:
+    def make_plan(self, homes: Mapping[str, Path], notes: tuple[str, ...] = ()) -> RoundPlan:
         """Return the plan for the round loop. notes: remarks that follow those of the settings and the data."""
         config = self.config
         return RoundPlan(
@@ -208,7 +208,7 @@ class Experiment:
             bench=self.make_bench(),
         )
 
-    def judge(self) -> Judge | None:
+    def make_judge(self) -> Judge | None:
         """Return the function that scores the complete shared model on the test set; None if there is no such score."""
         learned = {space.task for space in self.data.spaces.values()}
         if not self.nets.complete or self.pooled or self.data.test is None or len(learned) > 1 or self._holdout_only:
@@ -272,7 +272,7 @@ class Experiment:
         """Raise ConfigError if a net cannot be trained on one example at a time, for example because of BatchNorm."""
         for name, net in nets.items():
             try:
-                copy.deepcopy(net).train()(torch.zeros(1, *self.nets.space(id).shape, device=self.device))
+                copy.deepcopy(net).train()(torch.zeros(1, *self.nets.get_space(id).shape, device=self.device))
             except ValueError as problem:
                 raise ConfigError(
                     f"the batches of client {id!r} have one example, and the {name} network cannot be trained on one "

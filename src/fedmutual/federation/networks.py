@@ -89,7 +89,7 @@ class Networks:
         """Yield a remark for each of the user's networks that gives probabilities to a loss that takes logits."""
         checked = set[tuple[str, Any]]()
         for client in self.clients:
-            space = self.space(client)
+            space = self.get_space(client)
             for name, key in self.name_architectures(client).values():
                 about = (name, (space.shape, space.outputs, space.task))
                 if ":" not in name or space.task not in _TAKING_LOGITS or about in checked:
@@ -102,7 +102,7 @@ class Networks:
                         "logits; remove the last function of the network"
                     )
 
-    def state(self) -> Message:
+    def get_shared_state(self) -> Message:
         """Return the exchanged tensors with the server's values before round 1."""
         state = self.shared.state_dict()
         return {k: state[k].detach().to("cpu", copy=True).contiguous() for k in self.crossing}
@@ -176,7 +176,7 @@ class Networks:
         """Return the cost of all networks of each client together."""
         counted, costs = dict[tuple[str, Any], NetworkCost](), {}
         for client in self.clients:
-            networks, space = self.name_architectures(client).values(), self.space(client)
+            networks, space = self.name_architectures(client).values(), self.get_space(client)
             about = (space.shape, space.outputs)
             for name, key in networks:
                 if (name, about) not in counted:
@@ -185,7 +185,7 @@ class Networks:
             costs[client] = NetworkCost(sum(c.flops for c in of_client), sum(c.parameters for c in of_client))
         return costs
 
-    def space(self, client: str) -> Space:
+    def get_space(self, client: str) -> Space:
         """Return the inputs and outputs of a client's networks."""
         return self.data.space if self.pooled else self.data.spaces[client]
 
@@ -218,17 +218,17 @@ class Networks:
             elif net == "meme":
                 nets[net] = self._build_client_meme(id)
             else:
-                nets[net] = self._build_net(name, self.space(id), at.rng(id, net), key, self._find_weights(name, id))
+                nets[net] = self._build_net(name, self.get_space(id), at.rng(id, net), key, self._find_weights(name, id))
         return nets
 
     def _build_client_meme(self, id: str) -> nn.Module:
         """Return a client's meme: the shared architecture, or the shared part of it with the client's own adaptor."""
-        at, space = At(self.config.seed, -1, self.config.rounds), self.space(id)
+        at, space = At(self.config.seed, -1, self.config.rounds), self.get_space(id)
         shared_rng, adaptor_rng = at.rng("model", "shared"), at.rng(id, "adaptor")
         weights = self._find_weights(self.config.model.shared)
         net = build_meme(self.config.model, space.shape, space.outputs, shared_rng, adaptor_rng, weights, space.of_pixels)
         if self.begun is not None:
-            net.load_state_dict(net.state_dict() | self.state())
+            net.load_state_dict(net.state_dict() | self.get_shared_state())
         return net
 
     def _list_exchanged(self, net: nn.Module) -> tuple[str, ...]:

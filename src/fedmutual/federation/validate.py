@@ -67,7 +67,9 @@ def _check_holdout(experiment: Experiment) -> None:
             f"(records.{key} = 'holdout'); use the file of a run with split.holdout = 0.1, or another partition.kind"
         )
     shared = experiment.nets.complete and not experiment.pooled
-    has_scores = any(is_disclosed(experiment.config.disclosure(i), len(rows.holdout or ())) for i, rows in clients.items())
+    has_scores = any(
+        is_disclosed(experiment.config.get_disclosure(i), len(rows.holdout or ())) for i, rows in clients.items()
+    )
     if records.keep_best and records.evaluate_on == "holdout" and shared and not has_scores:
         raise ConfigError(
             "records.keep_best: no client sends its hold-out scores, and no other rows are scored, so the server cannot "
@@ -189,7 +191,7 @@ def _check_features(experiment: Experiment) -> None:
     """Check that networks end in a linear layer if the algorithm reads the input of that layer."""
     networks, checked = experiment.algorithm.features, set[tuple[str, str, tuple[int, ...], int]]()
     for client in experiment.clients if networks else ():
-        space, named = experiment.nets.space(client), experiment.nets.name_architectures(client)
+        space, named = experiment.nets.get_space(client), experiment.nets.name_architectures(client)
         unchecked = {(net, named[net][0], space.shape, space.outputs) for net in networks} - checked
         nets = experiment.nets.build_for(client) if unchecked else {}
         for net, *_ in sorted(unchecked):

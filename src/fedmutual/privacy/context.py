@@ -55,7 +55,9 @@ def _list_settings(phase: Phase, at: At) -> list[tuple[str, str]]:
     """Return (name, text) of each setting in this round, independent of the number of rounds."""
     settings = {f.name: getattr(phase, f.name) for f in fields(phase)}  # type: ignore[arg-type]
     values = {k: at.number(v) if isinstance(v, Schedule) else v for k, v in settings.items()}
-    return [(k, repr(v) if isinstance(v, _PLAIN) or is_dataclass(v) else _name(type(v))) for k, v in sorted(values.items())]
+    return [
+        (k, repr(v) if isinstance(v, _PLAIN) or is_dataclass(v) else _name_class(type(v))) for k, v in sorted(values.items())
+    ]
 
 
 def _describe_code(phase: Phase, client: Client) -> tuple[object, ...]:
@@ -65,8 +67,8 @@ def _describe_code(phase: Phase, client: Client) -> tuple[object, ...]:
     """
     kinds: set[type] = {type(module) for net in client.nets.values() for module in net.modules()}
     kinds |= {type(phase), type(getattr(phase, "task", None))}
-    nets = tuple((name, repr(net), _name(type(net))) for name, net in sorted(client.nets.items()))
-    return numerics.VERSION, nets, sorted({_name(kind) for kind in kinds}), _digest_modules(kinds)
+    nets = tuple((name, repr(net), _name_class(type(net))) for name, net in sorted(client.nets.items()))
+    return numerics.VERSION, nets, sorted({_name_class(kind) for kind in kinds}), _digest_modules(kinds)
 
 
 def _digest_modules(kinds: Iterable[type]) -> list[tuple[str, str]]:
@@ -82,7 +84,7 @@ def _digest_module(top: str) -> str:
     return module_files.digest(spec) if module_files.has_file(spec) else ""
 
 
-def _name(kind: type) -> str:
+def _name_class(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 

@@ -80,7 +80,7 @@ def estimate(values: Sequence[float], unit: str, grain: float = 0.0, limit: floa
     return Estimate(fmean(values), half, n, unit, grain, limit)
 
 
-def wilson_interval(fraction: float, rows: int) -> tuple[float, float]:
+def compute_wilson_interval(fraction: float, rows: int) -> tuple[float, float]:
     """Return the 95 % interval (low, high) of a fraction of independent rows: Wilson's score interval (1927).
 
     rows: how many, at least one. The interval is about which rows were drawn, not about how the model was trained.

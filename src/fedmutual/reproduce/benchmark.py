@@ -18,7 +18,7 @@ from fedmutual.reproduce import measures, prose
 from fedmutual.reproduce.cell_results import MeasuredCell
 from fedmutual.reproduce.claims import CONTRADICTED, INCONCLUSIVE, SUPPORTED, Judged, judge
 from fedmutual.reproduce.code_lines import tabulate_code_lines
-from fedmutual.reproduce.entries import make_entry, name
+from fedmutual.reproduce.entries import make_entry, name_arm
 from fedmutual.reproduce.pages import MADE, Page, render_table
 from fedmutual.reproduce.schema import Claim
 from fedmutual.reproduce.significance import adjust_by_holm, is_significant
@@ -100,7 +100,7 @@ def compare_methods(measured_cells: Sequence[MeasuredCell]) -> list[MethodStandi
                 MethodComparison(
                     measured,
                     rival,
-                    name(rival, measured.cell.shown[rival]),
+                    name_arm(rival, measured.cell.shown[rival]),
                     j,
                     adjusted.get(_make_pair_key(method, rival, measured)),
                 )
@@ -114,9 +114,9 @@ def compare_methods(measured_cells: Sequence[MeasuredCell]) -> list[MethodStandi
 
 def _name_methods(measured_cells: Sequence[MeasuredCell]) -> Iterator[tuple[str, str]]:
     for method in COMPARED:
-        titles = [name(method, measured.cell.shown[method]) for measured in measured_cells if method in measured.cell.shown]
-        if titles:
-            yield method, titles[0]
+        arms = [measured.cell.shown[method] for measured in measured_cells if method in measured.cell.shown]
+        if arms:
+            yield method, name_arm(method, arms[0])
 
 
 def _make_claim(method: str, rival: str, measured: MeasuredCell) -> Claim:
@@ -134,7 +134,7 @@ def tabulate(measured: MeasuredCell) -> PageTable:
     ranked = sorted(_estimate_own(measured).items(), key=lambda item: -item[1].mean)
     rows = []
     for arm, _ in ranked:
-        title = name(arm, measured.cell.shown[arm])
+        title = name_arm(arm, measured.cell.shown[arm])
         rows.append(
             (
                 TableCell(title),
@@ -247,11 +247,11 @@ def summarise(measured: MeasuredCell) -> CellSummary:
     return CellSummary(
         measured=measured,
         table=render_table(tabulate(measured), caption=False) if estimates else "",
-        best=name(best, arms[best]) if best else "",
+        best=name_arm(best, arms[best]) if best else "",
         best_percent=f"{100 * estimates[best].mean:.1f}" if best else "",
         local_percent=f"{100 * estimates[LOCAL_ONLY].mean:.1f}" if LOCAL_ONLY in estimates else "",
-        harmless=tuple(name(arm, arms[arm]) for arm, e in harmed.items() if e is not None and e.mean == 0),
-        missing=tuple(name(arm, arms[arm]) for arm in arms if len(measured.results[arm]) < seeds or not seeds),
+        harmless=tuple(name_arm(arm, arms[arm]) for arm, e in harmed.items() if e is not None and e.mean == 0),
+        missing=tuple(name_arm(arm, arms[arm]) for arm in arms if len(measured.results[arm]) < seeds or not seeds),
         seeds=seeds,
         trials=max((len(tuning.file.settings) for tuning in tunings), default=0),
         rates_at_end=sum("optimizer.lr" in tuning.ends for tuning in tunings),

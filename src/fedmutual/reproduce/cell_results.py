@@ -139,7 +139,7 @@ def _read_measured(cell: Cell, store: ResultStore, wanted: Scale | None, seeds: 
 
 def _find_seeds(cell: Cell, store: ResultStore, scale: Scale) -> set[int]:
     """Return the seeds of all stored runs, of any cell, that have as many rounds as a run of this cell at the scale."""
-    rounds = {cell.rounds(arm) if scale.rounds is None else cell.limit_rounds(arm, scale.rounds) for arm in cell.arms}
+    rounds = {cell.get_rounds(arm) if scale.rounds is None else cell.limit_rounds(arm, scale.rounds) for arm in cell.arms}
     return {result.seed for result in store.list_all_results() if result.rounds in rounds}
 
 
@@ -154,5 +154,5 @@ def _find_results(cell: Cell, store: ResultStore, scale: Scale, seeds: Iterable[
 def _rank_completeness(measured: MeasuredCell) -> tuple[int, int, int, int]:
     """Return a sort key: first more arms, then fewer changed keys, then more rounds, then more seeds."""
     arms = sum(bool(by_seed) for by_seed in measured.results.values())
-    rounds = measured.scale.rounds or max(map(measured.cell.rounds, measured.cell.arms))
+    rounds = measured.scale.rounds or max(map(measured.cell.get_rounds, measured.cell.arms))
     return arms, -len(measured.scale.changed), rounds, sum(map(len, measured.results.values()))

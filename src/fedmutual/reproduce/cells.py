@@ -59,7 +59,7 @@ class Cell:
         arm = self.about.arms.get("fedavg")
         return arm.paper / 100 if arm is not None and isinstance(arm.paper, float) else None
 
-    def config(self, arm: str, overrides: Mapping[str, Any] = MappingProxyType({})) -> Config:
+    def make_config(self, arm: str, overrides: Mapping[str, Any] = MappingProxyType({})) -> Config:
         """Return the configuration of an arm. overrides: dotted key -> value, set after the values of the arm.
 
         Raises:
@@ -76,7 +76,7 @@ class Cell:
             message = str(problem)
             raise ConfigError(message if source in message else f"{source}: {message}") from None
 
-    def rounds(self, arm: str) -> int:
+    def get_rounds(self, arm: str) -> int:
         """Return the full number of rounds of an arm."""
         return int(self.arms[arm].set.get("rounds") or self.common_rounds)
 
@@ -91,7 +91,7 @@ class Cell:
         An arm with fewer rounds than the cell is shortened in the same proportion as the cell, rounded half up. An arm with
         more rounds, such as a federation from which other arms start, is shortened to `limit`.
         """
-        arm_rounds, common = self.rounds(arm), self.common_rounds
+        arm_rounds, common = self.get_rounds(arm), self.common_rounds
         return max(min(arm_rounds, limit, (2 * limit * arm_rounds + common) // (2 * common)), 1)
 
 
@@ -244,7 +244,7 @@ def _read_cell(root: Path, path: Path, owner: str, id: str, index: Index) -> Cel
     resolved = {k: _resolve_settings(arms[k], tunings.get(k), tables, f"{path}, arm {k!r}") for k in wanted}
     cell = Cell(f"{owner}/{name}", name, path, tables, about, resolved, tunings)
     for k in cell.arms:  # raises the errors of a configuration before the tables are used
-        cell.config(k)
+        cell.make_config(k)
     return cell
 
 

@@ -7,7 +7,7 @@ from fedmutual.config.methods import find_role
 from fedmutual.report.curves import Curve, make_curve
 from fedmutual.report.svg import SLOTS
 from fedmutual.reproduce.cell_results import MeasuredCell
-from fedmutual.reproduce.entries import name
+from fedmutual.reproduce.entries import name_arm
 from fedmutual.reproduce.result import Result
 
 
@@ -17,7 +17,7 @@ def make_curves(measured: MeasuredCell, values: Callable[[Result], Sequence[floa
     drawn = []
     for arm, by_seed in measured.results.items():
         runs = [(s, dict(zip(r.evaluated, v, strict=True))) for s, r in sorted(by_seed.items()) if (v := values(r))]
-        drawn.append(make_curve(name(arm, measured.cell.shown[arm]), slots[arm], 0, runs))
+        drawn.append(make_curve(name_arm(arm, measured.cell.shown[arm]), slots[arm], 0, runs))
     return tuple(curve for curve in drawn if curve.points)
 
 

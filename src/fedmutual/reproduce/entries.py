@@ -14,7 +14,7 @@ from fedmutual.reproduce.claims import DIVERGED, NOT_RUN, Judged, Lost
 from fedmutual.reproduce.schema import Arm
 
 
-def name(key: str, arm: Arm) -> str:
+def name_arm(key: str, arm: Arm) -> str:
     """Return the display name of an arm. key: the arm's key in the cell."""
     return arm.title or (find_title(key) if key in ALGORITHMS else key)
 

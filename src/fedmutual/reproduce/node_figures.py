@@ -6,7 +6,7 @@ from functools import partial
 from fedmutual.report.curves import Curve, Picture
 from fedmutual.reproduce.cell_results import MeasuredCell
 from fedmutual.reproduce.curves import make_curves
-from fedmutual.reproduce.entries import name
+from fedmutual.reproduce.entries import name_arm
 from fedmutual.reproduce.result import Result
 from fedmutual.reproduce.scatter import Scatter
 
@@ -24,7 +24,7 @@ def make_node_pictures(measured: MeasuredCell) -> Iterator[Picture | Scatter]:
     )
     for arm, by_seed in measured.results.items():
         for seed, closeup in [(s, r.closeup) for s, r in by_seed.items() if r.closeup and r.closeup.cloud.points]:
-            method = name(arm, measured.cell.shown[arm])
+            method = name_arm(arm, measured.cell.shown[arm])
             title = f"{measured.cell.title}: features of node {node}'s model, {method}, seed {seed}{tag}"
             yield Scatter(f"{stem}-features-{arm}", title, closeup.cloud)
     title = f"{measured.cell.title}: node {node}'s model on all nodes' validation data, %{tag}"

@@ -72,7 +72,7 @@ class Page:
         """Return the heading of the differences; of an experiment that no paper has they are choices."""
         return "Differences from the paper" if self.experiment.index.paper else "Choices"
 
-    def figure(self, picture: Drawn) -> str:
+    def make_figure_path(self, picture: Drawn) -> str:
         """Return the file name of a picture, relative to the folder of the page."""
         return f"{FIGURES}/{self.experiment.id}-{picture.id}.svg"
 
@@ -119,7 +119,7 @@ def write(page: Page, folder: Path, kinds: Sequence[str] = ("md", "html", "json"
         "json": render_json,
     }
     id = page.experiment.id
-    drawings = {page.figure(p): make_standalone_svg(p) for p in page.pictures}
+    drawings = {page.make_figure_path(p): make_standalone_svg(p) for p in page.pictures}
     for old in (folder / FIGURES).glob(f"{id}-*.svg"):
         if f"{FIGURES}/{old.name}" not in drawings:
             old.unlink(missing_ok=True)
@@ -162,7 +162,7 @@ def render_markdown(page: Page, folder: Path | None = None) -> str:
         parts += ["## Cost of each method", render_table(page.spent), prose.BUDGETS]
     if page.pictures:
         parts.append("## Figures")
-        parts += [f"![{describe_picture(p)}]({page.figure(p)})\n\n*{p.title}*" for p in page.pictures]
+        parts += [f"![{describe_picture(p)}]({page.make_figure_path(p)})\n\n*{p.title}*" for p in page.pictures]
     if page.tunings:
         parts += ["## How settings were chosen", render_table(page.tunings)]
         if folder is not None:

@@ -35,7 +35,7 @@ class Scale:
         Raises:
             ConfigError: an arm cannot have such a value.
         """
-        most = max(map(cell.rounds, cell.arms))
+        most = max(map(cell.get_rounds, cell.arms))
         rounds = self.rounds if self.rounds is not None and self.rounds < most else None
         algorithms = _list_algorithms(cell)
         changed = tuple((k, v) for k, v in self.changed if has_effect(k) and any(_accepts(a, k) for a in algorithms))
@@ -44,7 +44,7 @@ class Scale:
     def describe(self, cell: Cell, arm: str | None = None) -> str:
         """Return "shortened: 50 of 200 rounds, partition.examples = 200" for a cell or one arm; "" for the full length."""
         if arm is None:
-            most = max(map(cell.rounds, cell.arms))
+            most = max(map(cell.get_rounds, cell.arms))
             rounds, full_rounds = self.rounds or most, cell.about.paper_rounds or most
         else:
             rounds, full_rounds = self.count_rounds(cell, arm)
@@ -62,10 +62,11 @@ class Scale:
 
         The full rounds are the paper's, if the cell says that the paper trains for more rounds.
         """
-        longer = cell.about.paper_rounds / max(map(cell.rounds, cell.arms)) if cell.about.paper_rounds else 1.0
+        longer = cell.about.paper_rounds / max(map(cell.get_rounds, cell.arms)) if cell.about.paper_rounds else 1.0
         chain = [arm, *filter(None, (cell.arms[arm].needs,))]
         pairs = [
-            (cell.rounds(a) if self.rounds is None else cell.limit_rounds(a, self.rounds), cell.rounds(a)) for a in chain
+            (cell.get_rounds(a) if self.rounds is None else cell.limit_rounds(a, self.rounds), cell.get_rounds(a))
+            for a in chain
         ]
         rounds, full_rounds = min(pairs, key=lambda pair: Fraction(*pair))
         return rounds, round(full_rounds * max(longer, 1.0))
@@ -152,7 +153,7 @@ def make_arm_config(cell: Cell, arm: str, seed: int, scale: Scale, here: Here = 
     changed = {
         k: v for k, v in (*scale.changed, *here.items()) if _accepts(algorithm, k)
     }  # as in `compare --set`: a key only for the algorithms that have it
-    return cell.config(arm, changed | {"seed": seed, **limit})
+    return cell.make_config(arm, changed | {"seed": seed, **limit})
 
 
 def _name_algorithm(cell: Cell, arm: str) -> str:

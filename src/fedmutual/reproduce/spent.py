@@ -8,7 +8,7 @@ import pandas as pd
 from fedmutual.report.cells import Column, PageTable, TableCell, format_csv
 from fedmutual.reproduce.budget import count_budget
 from fedmutual.reproduce.cell_results import MeasuredCell
-from fedmutual.reproduce.entries import name
+from fedmutual.reproduce.entries import name_arm
 from fedmutual.reproduce.plan import make_arm_config
 from fedmutual.reproduce.result import Budget, Result
 
@@ -64,7 +64,7 @@ def _list_rows(measured_cells: Sequence[MeasuredCell]) -> Iterator[dict[str, Any
                     budget, traffic, clients = find_budget(measured, arm, result), result.traffic, len(result.clients) or 1
                     yield {
                         "setting": measured.cell.title,
-                        "method": name(arm, measured.cell.shown[arm]),
+                        "method": name_arm(arm, measured.cell.shown[arm]),
                         "rounds": f"{ran:,} of {planned:,}" if ran < planned else f"{planned:,}",
                         "steps": budget.steps if budget else None,
                         "examples": budget.examples if budget else None,

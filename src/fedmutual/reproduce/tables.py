@@ -16,7 +16,7 @@ from fedmutual.reproduce.entries import (
     format_value,
     get_unit,
     make_entry,
-    name,
+    name_arm,
 )
 from fedmutual.reproduce.numbers import format_records
 from fedmutual.reproduce.prose import describe_verdict, format_p_value
@@ -116,7 +116,7 @@ def _sort_settings(rows: list[str]) -> list[str]:
 
 
 def _list_arms(measured_cells: Sequence[MeasuredCell]) -> dict[str, str]:
-    return {key: name(key, arm) for measured in measured_cells for key, arm in measured.cell.shown.items()}
+    return {key: name_arm(key, arm) for measured in measured_cells for key, arm in measured.cell.shown.items()}
 
 
 def _make_cell(measured: MeasuredCell | None, arm: str, measure: str, at: End, decimals: int) -> TableCell:
@@ -142,7 +142,7 @@ def _tabulate_nodes(experiment: PaperExperiment, measured_cells: Sequence[Measur
             values = {normalize_node(i): v for i, v in measured.estimate_nodes(measure, arm, kind.counts).items()}
             values |= {AVERAGE: v} if (v := measured.estimate(measure, arm, kind.counts)) else {}
             cells = [make_entry(measured, arm, values.get(i), about.find_printed(measure, i), kind, decimals) for i in nodes]
-            lines.append((TableCell(measured.cell.about.row), TableCell(name(arm, about)), *cells))
+            lines.append((TableCell(measured.cell.about.row), TableCell(name_arm(arm, about)), *cells))
     caption = capitalize(f"{measures.get_title(measure)}, {FAIR}")
     return PageTable(f"nodes-{measure}", caption, tuple(heads), tuple(lines), format_records(experiment, measured_cells))
 
@@ -223,14 +223,14 @@ def make_tunings_table(measured_cells: Sequence[MeasuredCell]) -> PageTable | No
             file, share = tuning.file, "" if tuning.rate_times == 1 else f", times {tuning.rate_times:g}"
             texts = [
                 measured.cell.title,
-                name(arm, measured.cell.arms[arm]),
+                name_arm(arm, measured.cell.arms[arm]),
                 ", ".join(f"{key} = {value}" for key, value in tuning.chosen.items()) + share,
                 get_sweep_path(tuning),
                 "; ".join(f"{key}: {', '.join(map(str, tried))}" for key, tried in tuning.grid.items()),
                 join_words(tuning.ends) or "no",
                 {"global": "shared", "personal": "personal"}.get(file.by or "", "a client's"),
                 f"{100 * file.holdout:g} %",
-                f"{tuning.rounds} of {measured.cell.rounds(arm)}",
+                f"{tuning.rounds} of {measured.cell.get_rounds(arm)}",
                 str(len(file.seeds)),
             ]
             rows.append(tuple(map(TableCell, texts)))

@@ -347,7 +347,7 @@ class SiteRuntime:
         entry = self._journal.find_before(at)
         place = entry.place if entry else None
         if self._client is None or self._at != place:
-            self._client = guarantee.protect(self.experiment.client(self.site), self._budget, self._state)
+            self._client = guarantee.protect(self.experiment.build_client(self.site), self._budget, self._state)
             if entry is not None:
                 self._journal.load(self._client, entry)
             self._at = place
@@ -370,7 +370,7 @@ def _prepare_folder(folder: Path, experiment: Experiment, site: str) -> None:
     """Write the folder in the form of a run of one client, so that `predict` and `report` can read the folder."""
     about = folders.describe_environment(experiment.config.engine.threads, experiment.device)
     about |= {"engine": {"name": "sites"}, "scaling": experiment.data.space.scaling}
-    sizes = {name: sum(p.numel() for p in net.parameters()) for name, net in experiment.client(site).nets.items()}
+    sizes = {name: sum(p.numel() for p in net.parameters()) for name, net in experiment.build_client(site).nets.items()}
     about |= description.describe_networks(experiment, {site: sizes})
     folders.write_about(folder, experiment.config, about, experiment.data.partition)
     every, rounds = experiment.config.records.evaluate_every, experiment.config.rounds

@@ -86,7 +86,7 @@ def _adapt_shared_model(
     ]
     config_by_way = {way: config for way, *_, config in runs_to_train[: len(joining.ways)]}
     for config in config_by_way.values():
-        build.build(config, prepared={"": read}).client(ALONE)
+        build.build(config, prepared={"": read}).build_client(ALONE)
     planned: list[Planned] = [
         (f"{way}, {size} examples, seed {seed}", config, folder / way / size / str(seed))
         for way, size, seed, config in runs_to_train

@@ -96,7 +96,7 @@ def describe_method(method: Any) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 @contextmanager
-def speaking_of_arguments() -> Iterator[None]:
+def translate_errors() -> Iterator[None]:
     """Raise errors about keys, files and flags as errors about arguments."""
     try:
         yield

@@ -70,7 +70,9 @@ class EngineHandle:
         config, device = self.experiment.config.engine, self.experiment.device
         while True:
             try:
-                engine, self.choice = open_engine(self.choice, self.experiment.client, self.work, config, device, self._disk)
+                engine, self.choice = open_engine(
+                    self.choice, self.experiment.build_client, self.work, config, device, self._disk
+                )
                 return engine
             except WorkerLost as lost:
                 self._lost.append(f"{lost}; another worker took over")

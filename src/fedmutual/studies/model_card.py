@@ -14,7 +14,7 @@ from fedmutual.core import get_metric
 from fedmutual.metric import ACCURACY
 from fedmutual.report.rendering import make_environment
 from fedmutual.report.scale import MetricScale
-from fedmutual.report.statistics import estimate, wilson_interval
+from fedmutual.report.statistics import compute_wilson_interval, estimate
 from fedmutual.rundir.recorded_run import RecordedRun, read_run
 from fedmutual.rundir.schema import MetricScore
 from fedmutual.studies.answering_model import AnsweringModel, find_raw_shape, list_columns
@@ -134,7 +134,7 @@ def _format_score(score: MetricScore, rows: str, scale: MetricScale) -> CardScor
         return CardScore(rows, "not shared", value, "unknown: the number of rows is not shared")
     if scale.metric != ACCURACY:
         return CardScore(rows, str(score.examples), value, "not recorded: `fedmutual score` computes it for a file")
-    low, high = map(scale.format_value, wilson_interval(score.value, score.examples))
+    low, high = map(scale.format_value, compute_wilson_interval(score.value, score.examples))
     return CardScore(rows, str(score.examples), value, f"{low} to {high}", "rows")
 
 

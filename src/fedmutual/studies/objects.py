@@ -14,7 +14,7 @@ from fedmutual.in_memory import hold_objects
 from fedmutual.report.scale import MetricScale
 from fedmutual.role import LOCAL_ONLY
 from fedmutual.rundir.main_metric import read_metric
-from fedmutual.studies.arguments import make_config, speaking_of_arguments
+from fedmutual.studies.arguments import make_config, translate_errors
 from fedmutual.studies.compare import check_folders, train_all
 from fedmutual.studies.progress import ProgressBars
 from fedmutual.studies.run import run
@@ -123,7 +123,7 @@ def federate(
     """
     config_arguments = {k: v for k, v in locals().items() if k in _CONFIG_ARGUMENTS}
     with (
-        speaking_of_arguments(),
+        translate_errors(),
         hold_sites(sites, shared, method) as (objects, tables),
         _open_folder(out) as (folder, keep),
     ):
@@ -170,7 +170,7 @@ def compare(
         UserError, Diverged: as `federate`.
     """
     config_arguments = {k: v for k, v in locals().items() if k in _CONFIG_ARGUMENTS}
-    with speaking_of_arguments(), _open_folder(out) as (folder, keep):
+    with translate_errors(), _open_folder(out) as (folder, keep):
         titled = name_methods(methods)
         planned = []
         with hold_sites(sites, shared, *titled.values()) as (objects, tables):

@@ -186,7 +186,7 @@ def _count_round_steps(experiment: Experiment, id: str, rows: int, round: int, p
         nets={},
         optimizers={},
         data={"private": private, "public": public},
-        task=experiment.task(id),
+        task=experiment.make_task(id),
         settings=read_client_settings(config, id),
         seeds=seeds,
     )

@@ -63,7 +63,7 @@ def run(
 
 
 def _run(config: Config, folder: Path, resume: bool, observers: Sequence[Observer]) -> Run:
-    recorded = _look_up(folder, config, resume)
+    recorded = _read_environment(folder, config, resume)
     if recorded is None:
         return open_trained_run(folder, config)
     try:
@@ -71,15 +71,15 @@ def _run(config: Config, folder: Path, resume: bool, observers: Sequence[Observe
             begun, weights = folders.find_source_weights(folder), pretrained.read_initial_weights(folder)
             experiment = build.build(config, recorded.get("device"), begun=begun, pretrained=weights)
             privacy_plan.check_budget(experiment)
-            hosted = EngineHandle(experiment, recorded.get("engine", {}).get("name"), folder)
-            with closing(hosted), folders.lock_folder(folder):
-                if _look_up(folder, config, resume) is not None:  # else another process finished it meanwhile
+            handle = EngineHandle(experiment, recorded.get("engine", {}).get("name"), folder)
+            with closing(handle), folders.lock_folder(folder):
+                if _read_environment(folder, config, resume) is not None:  # else another process finished it meanwhile
                     try:
-                        _describe(folder, experiment, hosted.engine, hosted.choice)
+                        _describe(folder, experiment, handle.engine, handle.choice)
                     except WorkerLost:  # a worker of the run before, which was dying
-                        hosted.restart()
-                        _describe(folder, experiment, hosted.engine, hosted.choice)
-                    _train_through(hosted, folder, observers)
+                        handle.restart()
+                        _describe(folder, experiment, handle.engine, handle.choice)
+                    _train_through(handle, folder, observers)
     except WorkerLost as problem:
         raise RunError(f"{folder}: {problem}; is there enough memory? {MEND}") from None
     return open_trained_run(folder, config)
@@ -103,24 +103,24 @@ def attempt_together(
     configs: Sequence[Config], outs: Sequence[Path], resume: bool, observers: Sequence[Sequence[Observer]]
 ) -> list[BaseException | None]:
     """Train as `run_together`; return the error of each run, None for a finished run."""
-    looked = [_look_up(folder, config, resume) for folder, config in zip(outs, configs, strict=True)]
-    left = [n for n, recorded in enumerate(looked) if recorded is not None]
+    environments = [_read_environment(folder, config, resume) for folder, config in zip(outs, configs, strict=True)]
+    left = [n for n, recorded in enumerate(environments) if recorded is not None]
     with _use_threads(max((config.engine.threads for config in configs), default=1)):
         prepared: dict[str, dict[str, data.Prepared]] = {}
         built = {}
         for n in left:
             key = identify_data(configs[n])
             prepared[key] = prepared.get(key) or data.prepare(configs[n])
-            device, begun = (looked[n] or {}).get("device"), folders.find_source_weights(outs[n])
+            device, begun = (environments[n] or {}).get("device"), folders.find_source_weights(outs[n])
             built[n] = build.build(configs[n], device, prepared[key], begun, pretrained.read_initial_weights(outs[n]))
-        federations = [[built[n].client(i) for i in built[n].clients] for n in left]
+        federations = [[built[n].build_client(i) for i in built[n].clients] for n in left]
         engines = [configs[n].engine for n in left]
         scheduler = RunScheduler(federations, any(e.compile for e in engines), any(e.turns for e in engines))
         choice = EngineChoice("stacked", 1, f"{len(left)} runs at once fill a device better")
 
         def train(n: int, engine: Engine) -> Training:
             with folders.lock_folder(outs[n]):
-                if _look_up(outs[n], configs[n], resume) is not None:
+                if _read_environment(outs[n], configs[n], resume) is not None:
                     _describe(outs[n], built[n], engine, choice)
                     notes = *describe_pick(choice), *unused.describe_unused_engine_keys(configs[n], choice.name)
                     yield from _train(built[n], engine, outs[n], observers[n], notes)
@@ -173,23 +173,23 @@ def _describe(folder: Path, experiment: Experiment, engine: Engine, choice: Engi
     pretrained.keep(folder, experiment.nets.pretrained)
 
 
-def _train_through(hosted: EngineHandle, folder: Path, observers: Sequence[Observer]) -> None:
+def _train_through(handle: EngineHandle, folder: Path, observers: Sequence[Observer]) -> None:
     """Train to the end; after the death of a worker, continue from the last saved round."""
-    notes, deaths = hosted.notes, list[int]()
+    notes, deaths = handle.notes, list[int]()
     while True:
         try:
-            hosted.reach(folder)
-            return drive(_train(hosted.experiment, hosted.engine, folder, observers, notes), hosted.engine)
+            handle.reach(folder)
+            return drive(_train(handle.experiment, handle.engine, folder, observers, notes), handle.engine)
         except WorkerLost as lost:
             saved = read_checkpoint(folder)
             deaths.append(saved.round if saved else 0)
             if deaths.count(deaths[-1]) == PATIENCE:
                 raise RunError(f"{folder}: {lost}, several times; is there enough memory? {MEND}") from None
             notes = (f"{lost}; all clients continue from {f'round {deaths[-1]}, the last saved' if saved else 'the start'}",)
-            hosted.restart()
+            handle.restart()
 
 
-def _look_up(folder: Path, config: Config, resume: bool) -> dict[str, Any] | None:
+def _read_environment(folder: Path, config: Config, resume: bool) -> dict[str, Any] | None:
     """Return the content of environment.json of the run in the folder: empty for a new run, None for a finished run.
 
     Raises:
@@ -227,8 +227,8 @@ def _train(
     tracked = [Tracker(tracker, folder, config, name) for tracker in records_config.trackers]
     records += tracked
     homes = {i: folder / "clients" / i for i in experiment.clients}
-    plan = replace(experiment.plan(homes, notes), keep=keep)
-    yield from generate_rounds(plan, engine, server, saved.round if saved else None, records, experiment.judge())
+    plan = replace(experiment.make_plan(homes, notes), keep=keep)
+    yield from generate_rounds(plan, engine, server, saved.round if saved else None, records, experiment.make_judge())
     partition = experiment.data.partition
     write_summary(
         folder,

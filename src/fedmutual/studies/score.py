@@ -20,7 +20,7 @@ from fedmutual.data.targets import check_masks, read_targets
 from fedmutual.errors import DataError
 from fedmutual.evaluation import forward_in_parts
 from fedmutual.metric import ACCURACY, Metric
-from fedmutual.report.statistics import wilson_interval
+from fedmutual.report.statistics import compute_wilson_interval
 from fedmutual.studies.answering_model import AnsweringModel, choose_model, is_pixel_input, make_scaler, scale_examples
 
 _AT_ONCE = 512  # rows of a forward
@@ -60,7 +60,7 @@ def score_file(
     if metric is None:
         interval = None
     elif metric == ACCURACY:
-        interval = wilson_interval(values[metric.name], len(targets))
+        interval = compute_wilson_interval(values[metric.name], len(targets))
     else:
         interval = _resample(answering.task, metric, outputs, targets)
     classes = () if answering.kind == "numbers" else answering.takes.classes

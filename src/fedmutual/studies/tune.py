@@ -13,7 +13,7 @@ from fedmutual.errors import ConfigError
 from fedmutual.events import Observer
 from fedmutual.studies.compare import TRIALS, Tuned, list_variants
 from fedmutual.studies.sweep.plan import SHARE, plan_combinations
-from fedmutual.studies.sweep.work import carry_out
+from fedmutual.studies.sweep.work import train_sweep
 
 RATE = "optimizer.lr"
 FACTORS = (1.0, 0.3, 3.0, 0.1, 10.0, 0.03, 30.0, 0.01, 100.0)  # of the configured learning rate, as they are tried
@@ -79,7 +79,7 @@ def _tune_method(
         tried += [{**best, key: value} for value in values if {**best, key: value} not in tried]
         if len(tried) < LEAST:
             continue
-        sweep = carry_out(plan_combinations(config, tried), out, resume, watch, jobs)
+        sweep = train_sweep(plan_combinations(config, tried), out, resume, watch, jobs)
         if sweep.chosen is None:
             return Tuned({}, len(tried), trials)
         best, resume = dict(sweep.chosen.values), True  # the trials of the keys before stay

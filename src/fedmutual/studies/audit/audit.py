@@ -49,7 +49,7 @@ def audit(
     shadows: int = 0,
     out: str | Path | None = None,
     trust_code: bool = False,
-    tell: Callable[[str], None] = _keep_silent,
+    report: Callable[[str], None] = _keep_silent,
 ) -> Audit:
     """Attack the models of a finished run; return the results, which are also written to audit.json.
 
@@ -57,7 +57,7 @@ def audit(
     shadows: the number of shadow runs to train for the stronger membership attack; 0: none.
     out: the folder of audit.json; None: the run's folder.
     trust_code: import any code that the run's folder names.
-    tell: is called with a sentence before each long step.
+    report: is called with a sentence before each long step.
 
     Raises:
         UserError: the run is not finished, its data are gone or have changed, its task is no classification, or its code may
@@ -67,7 +67,7 @@ def audit(
         raise RunError(f"shadows = {shadows}: cannot be below 0")
     folder = Path(run)
     with set_trust(trust_code), plugins.use_rule(RecordedCode(folder)):
-        result = _Auditor(_open(folder), shadows, tell).audit()
+        result = _Auditor(_open(folder), shadows, report).audit()
     write_json(_make_folder(folder if out is None else Path(out)) / AUDIT, result.model_dump(mode="json"))
     return result
 
@@ -117,7 +117,7 @@ class _Auditor:
 
     opened: _Opened
     shadows: int
-    tell: Callable[[str], None]
+    report: Callable[[str], None]
     notes: list[str] = field(default_factory=list)
 
     def audit(self) -> Audit:
@@ -161,7 +161,7 @@ class _Auditor:
                 yield ("personal", i), run.personal_model(i)
 
     def _score(self, net: nn.Module, key: Key, pools: list[Pool]) -> Confidence:
-        self.tell(f"membership: the {_name(key)}")
+        self.report(f"membership: the {_format_key(key)}")
         placed = self.experiment.nets.place_on_device(net).eval()
         return compute_confidence(placed, _choose_pools(pools, key), self.experiment.device)
 
@@ -169,7 +169,7 @@ class _Auditor:
         """A client and the server's state, as the run's last round left them."""
         folder, saved = self.opened.run.folder, read_checkpoint(self.opened.run.folder)
         assert saved is not None  # the run is finished
-        file, made = make_file_name(saved.round), self.experiment.client(client)
+        file, made = make_file_name(saved.round), self.experiment.build_client(client)
         load_client(made, folder / "clients" / client / file, saved.run, saved.round)
         return made, read_state(folder / "server" / file, saved.run, saved.round, self.experiment.make_server_state())
 
@@ -184,7 +184,7 @@ class _Auditor:
         margins: dict[Key, list[Scores]] = {key: [] for key in audited}
         masks: dict[Key, list[Mask]] = {key: [] for key in audited}
         opened = self.opened
-        for shadow in train_shadows(opened.config, opened.experiment, pools, splits, opened.prepared, self.tell):
+        for shadow in train_shadows(opened.config, opened.experiment, pools, splits, opened.prepared, self.report):
             for key in audited:
                 chosen = _choose_pools(pools, key)
                 net = shadow.experiment.nets.place_on_device(_take_model(shadow, key)).eval()
@@ -197,7 +197,8 @@ class _Auditor:
             if not judged.all():
                 self.notes.append(
                     f"{self.shadows} shadow runs cannot judge {int((~judged).sum())} of {len(judged)} rows of "
-                    f"the {_name(key)}, because all or none of these runs were trained on them; more --shadows judge more."
+                    f"the {_format_key(key)}, because all or none of these runs were trained on them; more --shadows judge "
+                    "more."
                 )
             attacks.append((key, "shadows", ratios[judged], mask[judged]))
         return attacks
@@ -206,8 +207,8 @@ class _Auditor:
         members, outside = scores[mask], scores[~mask]
         if min(len(members), len(outside)) < FEWEST:
             self.notes.append(
-                f"The {_name(key)} was not attacked by {attack}: {len(members)} training rows and {len(outside)} held-out "
-                f"rows are left, and {FEWEST} of each are needed."
+                f"The {_format_key(key)} was not attacked by {attack}: {len(members)} training rows and {len(outside)} "
+                f"held-out rows are left, and {FEWEST} of each are needed."
             )
             return None
         rng = np.random.default_rng([self.opened.config.seed, len(members), len(outside)])
@@ -226,7 +227,7 @@ class _Auditor:
         for pool in pools:
             if len(pool.rows) == pool.members:
                 continue
-            self.tell(f"imprint attack on client {pool.client!r}")
+            self.report(f"imprint attack on client {pool.client!r}")
             client, server = self._restore(pool.client)
             held_out = pool.rows.with_index(pool.index[pool.members :])
             private = pool.rows.with_index(pool.index[: pool.members])
@@ -274,7 +275,7 @@ def _choose_pools(pools: list[Pool], key: Key) -> list[Pool]:
     return pools if key[1] is None else [pool for pool in pools if pool.client == key[1]]
 
 
-def _name(key: Key) -> str:
+def _format_key(key: Key) -> str:
     model, client = key
     return (
         f"{'meme returned' if model == 'returned' else f'{model} model'}{'' if client is None else f' of client {client!r}'}"

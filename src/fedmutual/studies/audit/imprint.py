@@ -16,21 +16,21 @@ CLOSE = 0.03  # of the range of the inputs: a row whose every number is read wit
 _STILL = 1e-6  # a bias that moved less belongs to a unit that no row reached
 
 
-class First(NamedTuple):
+class FirstLayer(NamedTuple):
     """The names of the first layer's tensors in the state of a network: weight [units, F] and bias [units]."""
 
     weight: str
     bias: str
 
 
-def find_first_layer(net: nn.Module, features: int) -> First | None:
+def find_first_layer(net: nn.Module, features: int) -> FirstLayer | None:
     """Return the first layer with parameters, where that is a linear layer with bias over all numbers of a row."""
     for name, module in net.named_modules():
         if next(module.parameters(recurse=False), None) is None:
             continue
         if isinstance(module, nn.Linear) and module.in_features == features and module.bias is not None:
             prefix = f"{name}." if name else ""
-            return First(f"{prefix}weight", f"{prefix}bias")
+            return FirstLayer(f"{prefix}weight", f"{prefix}bias")
         return None
     return None
 
@@ -43,30 +43,30 @@ def attack(client: Client, phase: Phase, at: At, server: Message, net: nn.Module
     """
     training = read_rows(private)
 
-    def tell(records: int = 0, coincidences: int = 0, skipped: str | None = None) -> Imprint:
+    def make_imprint(records: int = 0, coincidences: int = 0, skipped: str | None = None) -> Imprint:
         return Imprint(client=client.id, rows=len(training), records=records, coincidences=coincidences, skipped=skipped)
 
     first = find_first_layer(net, training.shape[1])
     if first is None:
-        return tell(skipped="the first layer of the shared network is not a linear layer over the whole input")
+        return make_imprint(skipped="the first layer of the shared network is not a linear layer over the whole input")
     if not {*first} <= server.keys():
-        return tell(skipped="the first layer of the shared network stays with the client")
+        return make_imprint(skipped="the first layer of the shared network stays with the client")
     known = read_rows(held_out)
-    crafted = craft(server, net, first, known)
+    crafted = craft_state(server, net, first, known)
     try:
         reply, _ = work(phase, client, dict(crafted), at)
     except Refused:
-        return tell(skipped="the privacy boundary refused the answer")
+        return make_imprint(skipped="the privacy boundary refused the answer")
     except Diverged:
-        return tell(skipped="the crafted model made the client's training diverge")
+        return make_imprint(skipped="the crafted model made the client's training diverge")
     if not {*first} <= reply.keys():
-        return tell(skipped="the first layer of the shared network does not leave the client")
+        return make_imprint(skipped="the first layer of the shared network does not leave the client")
     seen = read_out(reply, crafted, first)
     scale = CLOSE * float(known.max() - known.min())
-    return tell(count_matches(training, seen, scale), count_matches(known, seen, scale))
+    return make_imprint(count_matches(training, seen, scale), count_matches(known, seen, scale))
 
 
-def craft(server: Message, net: nn.Module, first: First, known: Tensor) -> Message:
+def craft_state(server: Message, net: nn.Module, first: FirstLayer, known: Tensor) -> Message:
     """Return the server's state with a first layer that reacts to few rows, and later layers that pass the signal on.
 
     known [n, F]: rows like the client's.
@@ -89,7 +89,7 @@ def craft(server: Message, net: nn.Module, first: First, known: Tensor) -> Messa
     return crafted
 
 
-def read_out(reply: Message, crafted: Message, first: First) -> Tensor:
+def read_out(reply: Message, crafted: Message, first: FirstLayer) -> Tensor:
     """Return what each unit that reacted saw [units, F]: the change of its weights over the change of its bias."""
     weights, biases = (reply[name].detach().cpu().double() for name in first)
     sent_weights, sent_biases = (crafted[name].double() for name in first)

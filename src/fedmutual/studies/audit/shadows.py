@@ -58,7 +58,7 @@ def train_shadows(
     pools: Sequence[Pool],
     splits: Sequence[Mapping[str, Index]],
     prepared: Mapping[str, data.Prepared],
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> Iterator[Shadow]:
     """Yield the trained shadow runs, one after the other, each with a seed of its own.
 
@@ -66,7 +66,7 @@ def train_shadows(
         RunError: a shadow run diverges.
     """
     for number, split in enumerate(splits, 1):
-        tell(f"shadow run {number} of {len(splits)}")
+        report(f"shadow run {number} of {len(splits)}")
         seeded = config.model_copy(update={"seed": config.seed + SEED_STEP * number})
         shadow_experiment = build.build(
             seeded, str(experiment.device), prepared, experiment.nets.begun, experiment.nets.pretrained or None
@@ -88,8 +88,8 @@ def train_shadows(
 
 def _train(experiment: Experiment) -> tuple[dict[str, Client], Message]:
     """Return the clients and the server's state after all rounds; nothing is scored."""
-    clients = {i: experiment.client(i) for i in experiment.clients}
-    plan = replace(experiment.plan({}), exams={}, evaluate_every=experiment.config.rounds)
+    clients = {i: experiment.build_client(i) for i in experiment.clients}
+    plan = replace(experiment.make_plan({}), exams={}, evaluate_every=experiment.config.rounds)
     with torch.random.fork_rng(devices=[]), closing(InProcess(clients.values())) as engine:
         server = federate(plan, engine, experiment.make_server_state(), None, [], None)
     return clients, server

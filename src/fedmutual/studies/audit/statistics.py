@@ -45,7 +45,7 @@ def measure_strength(members: Scores, non_members: Scores, level: float, rng: np
     sizes = [len(half[1]) for half in halves]
     share = 1 - (1 - level) / 2  # both intervals hold together
     (hit_low, hit_high), (alarm_low, alarm_high) = (
-        clopper_pearson(k, n, share) for k, n in zip((hits, alarms), sizes, strict=True)
+        compute_clopper_pearson_interval(k, n, share) for k, n in zip((hits, alarms), sizes, strict=True)
     )
     advantage = hits / sizes[0] - alarms / sizes[1]
     return Strength(advantage, hit_low - alarm_high, hit_high - alarm_low, *measure_auc(members, non_members, level))
@@ -58,7 +58,7 @@ def choose_threshold(members: Scores, others: Scores) -> float:
     return float(candidates[int(np.argmax(above[0] - above[1]))])
 
 
-def clopper_pearson(successes: int, trials: int, level: float) -> tuple[float, float]:
+def compute_clopper_pearson_interval(successes: int, trials: int, level: float) -> tuple[float, float]:
     """Return the exact interval (low, high) of a share of successes among trials (Clopper and Pearson, 1934)."""
     interval = stats.binomtest(successes, trials).proportion_ci(level, method="exact")
     return float(interval.low), float(interval.high)

@@ -9,9 +9,9 @@ from fedmutual.events import Observer
 from fedmutual.recorded_code import set_trust
 from fedmutual.studies.sweep.plan import By, SweepPlan, plan_sweep
 from fedmutual.studies.sweep.result import RESULT, Sweep
-from fedmutual.studies.sweep.work import carry_out
+from fedmutual.studies.sweep.work import train_sweep
 
-__all__ = ["RESULT", "By", "Sweep", "SweepPlan", "carry_out", "plan_sweep", "sweep"]
+__all__ = ["RESULT", "By", "Sweep", "SweepPlan", "plan_sweep", "sweep", "train_sweep"]
 
 
 def sweep(
@@ -43,4 +43,4 @@ def sweep(
     with set_trust(trust_code):
         plan = plan_sweep(experiment, grid, seeds, by)
         folder = Path(out) if out is not None else Path("runs") / f"{plan.name}-sweep"
-        return carry_out(plan, folder, resume, watch, jobs)
+        return train_sweep(plan, folder, resume, watch, jobs)

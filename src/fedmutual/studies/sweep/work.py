@@ -36,7 +36,7 @@ class SweepRun(NamedTuple):
     config: Config
 
 
-def carry_out(
+def train_sweep(
     plan: SweepPlan,
     out: Path,
     resume: bool = False,
@@ -77,8 +77,8 @@ def _rehearse(works: Sequence[SweepRun]) -> None:
 
 def _check_scores(experiment: Experiment) -> None:
     """Raise UserError if a client cannot be built, or if no score can choose a setting."""
-    metrics = {id: get_metric(experiment.task(id)) for id in experiment.clients}
-    sharing = [id for id in experiment.clients if _has_shared_metric(experiment.client(id), metrics[id])]
+    metrics = {id: get_metric(experiment.make_task(id)) for id in experiment.clients}
+    sharing = [id for id in experiment.clients if _has_shared_metric(experiment.build_client(id), metrics[id])]
     if not sharing:
         raise ConfigError("no client sends its scores, so no score can choose a setting; set share.metrics to 'all'")
     if ACCURACY not in (common := {metrics[id] for id in sharing}) and (len(common) > 1 or None in common):
