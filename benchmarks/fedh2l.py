@@ -36,12 +36,12 @@ def apart(times: int) -> dict[str, Spread]:
     scoring, saving = [], []
     with ready() as (handle, folder):
         train(handle, 1, [])
-        exams = handle.experiment.make_plan({}).exams
+        evaluations = handle.experiment.make_plan({}).evaluations
         checkpoints = Checkpoints(folder, 1, "fedh2l")
         checkpoints(Started(0, FOREVER, handle.experiment.clients, ()))
         for round in range(1, times + 1):
             begun = time.perf_counter()
-            list(handle.engine.run_each(evaluate_client, {i: (exams[i], {}, round, None) for i in exams}))
+            list(handle.engine.run_each(evaluate_client, {i: (evaluations[i], {}, round, None) for i in evaluations}))
             scored = time.perf_counter()
             checkpoints(RoundDone(round, FOREVER, handle.experiment.make_server_state(), handle.engine.run_each))
             scoring.append(1e3 * (scored - begun))

@@ -95,7 +95,7 @@ def train(handle: EngineHandle, rounds: int, observers: Sequence[Observer]) -> M
 def quiet(experiment: Experiment, rounds: int) -> RoundPlan:
     """Return the experiment's plan without evaluation."""
     plan = experiment.make_plan({})
-    return replace(plan, rounds=rounds, evaluate_every=FOREVER, exams={}, notes=())
+    return replace(plan, rounds=rounds, evaluate_every=FOREVER, evaluations={}, notes=())
 
 
 class Timer:

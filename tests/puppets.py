@@ -8,8 +8,8 @@ from fedmutual.events import Noted
 from fedmutual.rundir.text import describe_event
 from fedmutual.sites import contract as contracts
 from fedmutual.sites.coordinator import Coordinator
-from fedmutual.sites.protocol import EXAM, SiteAnswer, pack_message, read_order
-from wards import COMMON, Desk, contract
+from fedmutual.sites.protocol import EVALUATE, SiteAnswer, pack_message, read_order
+from wards import COMMON, InMemoryTransport, contract
 
 SITES = ("north", "south", "west")
 DIVERGED = "it diverged: its loss or its weights are no longer finite"
@@ -29,7 +29,7 @@ class Puppet:
     def carry_out(self, content):
         order, inbox = read_order(content)
         self.orders.append(order)
-        if order.kind == EXAM:
+        if order.kind == EVALUATE:
             return pack_message(SiteAnswer(order), {})
         reaction = self.does(order, inbox)
         answer, message = (
@@ -46,7 +46,7 @@ class Puppet:
 
     def rounds(self):
         """Return (attempt, round) of each order of work, in order."""
-        return [(asked.attempt, asked.round) for asked in self.orders if asked.kind != EXAM]
+        return [(asked.attempt, asked.round) for asked in self.orders if asked.kind != EVALUATE]
 
 
 def healthy(limit, by=0.01):
@@ -67,17 +67,17 @@ class Federation:
         folder.mkdir(exist_ok=True)
         self.folder, self.notes = folder / "server", []
         self.agreed = contracts.read_contract(contract(folder, common, sites, **given))
-        self.desk = Desk({i: Puppet() for i in sites})
+        self.transport = InMemoryTransport({i: Puppet() for i in sites})
 
     def __getitem__(self, site):
-        return self.desk.halves[site]
+        return self.transport.halves[site]
 
     def run(self, *observers):
         def noted(event):
             if isinstance(event, Noted):
                 self.notes += describe_event(event)
 
-        Coordinator(self.agreed, self.folder).run(self.desk, [noted, *observers])
+        Coordinator(self.agreed, self.folder).run(self.transport, [noted, *observers])
         return self
 
     def about(self, site):

@@ -190,7 +190,7 @@ def federation(
         notes=(),
         participation=participation,
         evaluate_every=rounds,
-        exams={},
+        evaluations={},
         seeds={},
         homes={},
     )

@@ -154,8 +154,8 @@ def halves(folder: Path, path: Path, sites=SITES) -> tuple[contracts.Contract, d
     return agreed, {i: SiteRuntime(agreed, read_site_file(site(folder, i, sites[i], **place))) for i in sites}
 
 
-class Desk:
-    """A post whose sites are objects in this process. It keeps a copy of everything that they sent."""
+class InMemoryTransport:
+    """A transport whose sites are objects in this process. It keeps a copy of everything that they sent."""
 
     def __init__(
         self, halves: Mapping[str, SiteRuntime], carry: Callable[[str, str, bytes], bytes | None] | None = None

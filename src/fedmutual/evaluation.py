@@ -30,20 +30,20 @@ class EvalSpec(NamedTuple):
     data: str
 
 
-def compute_scores(client: Client, exams: tuple[EvalSpec, ...], inbox: Message) -> dict[EvalSpec, Score]:
+def compute_scores(client: Client, evaluations: tuple[EvalSpec, ...], inbox: Message) -> dict[EvalSpec, Score]:
     """Return spec -> all its scores; the client's copy of the shared model is scored before the server's replaces it."""
     task, nets = Classification() if client.task is None else client.task, dict(client.nets)
 
     def scored(e: EvalSpec) -> Score:
         return Score(e.model, e.client, e.data, score(nets[e.net], client.data[e.rows], task, client.id))
 
-    measured = {e: scored(e) for e in exams if e.model == COPY}
+    measured = {e: scored(e) for e in evaluations if e.model == COPY}
     if inbox and "meme" in client.nets:
         meme = client.nets["meme"]
         meme.load_state_dict(meme.state_dict() | {k: inbox[k] for k in client.shared})
-    if any(e.net == ENSEMBLE for e in exams):
+    if any(e.net == ENSEMBLE for e in evaluations):
         nets[ENSEMBLE] = _make_ensemble(client)
-    return measured | {e: scored(e) for e in exams if e.model != COPY}
+    return measured | {e: scored(e) for e in evaluations if e.model != COPY}
 
 
 def _make_ensemble(client: Client) -> Ensemble:

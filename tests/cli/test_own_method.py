@@ -22,7 +22,7 @@ from fedmutual.sites import contract as contracts
 from fedmutual.sites.coordinator import Coordinator
 from fedmutual.sites.site_runtime import SiteRuntime
 from fedmutual.sites.site_settings import read_site_file
-from wards import COMMON, SITES, TELLING, Desk, contract, same, site, together
+from wards import COMMON, SITES, TELLING, InMemoryTransport, contract, same, site, together
 
 PAGE = Path(__file__).parents[2] / "docs" / "own-algorithm.md"
 METHOD = "my_algorithms:FedAvgM"
@@ -200,7 +200,7 @@ def test_at_real_sites_it_gives_the_bits_of_one_process(folder, monkeypatch):
     agreed = contracts.read_submitted_contract(contract(folder, common, sites))
     files = {i: site(folder, i, tables, trust={"modules": ["my_algorithms"]}) for i, tables in sites.items()}
     runtimes = {i: SiteRuntime(agreed, read_site_file(path)) for i, path in files.items()}
-    Coordinator(agreed, folder / "server").run(Desk(runtimes))
+    Coordinator(agreed, folder / "server").run(InMemoryTransport(runtimes))
     run, at_server = fedmutual.run(parse_config(together(common, sites)), folder / "one"), fedmutual.Run(folder / "server")
     assert same(at_server.global_model().state_dict(), run.global_model().state_dict())
     assert at_server.summary["bytes"] == run.summary["bytes"]

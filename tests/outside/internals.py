@@ -37,11 +37,11 @@ def run_sites(file: Path, sites: Mapping[str, Path], server: Path) -> dict[str, 
     from fedmutual.sites.coordinator import Coordinator
     from fedmutual.sites.site_runtime import SiteRuntime
     from fedmutual.sites.site_settings import read_site_file
-    from wards import Desk
+    from wards import InMemoryTransport
 
     contract = contracts.read_submitted_contract(file)
     halves = {name: SiteRuntime(contract, read_site_file(path)) for name, path in sites.items()}
-    Coordinator(contract, server).run(Desk(halves))
+    Coordinator(contract, server).run(InMemoryTransport(halves))
     return {name: half.folder for name, half in halves.items()}
 
 

@@ -420,9 +420,9 @@ class Talker(Classification):
 )
 def test_what_an_evaluation_tells_is_declared_too(message, sentence):
     one = client("0", FML(**E).algorithm(), task=Talker(message))
-    exam = EvalSpec("personal", "validation", "personal", "0", "validation")
+    spec = EvalSpec("personal", "validation", "personal", "0", "validation")
     with pytest.raises(Refused) as refused:
-        evaluate_client(one, (exam,), {}, 1, None)
+        evaluate_client(one, (spec,), {}, 1, None)
     assert sentence in str(refused.value)
 
 

@@ -203,8 +203,8 @@ def test_a_stop_after_an_unsaved_best_leaves_no_trace(small, cli, monkeypatch) -
     assert cli("run", small, *sparse, "--out", "whole")[0] == 0
     evaluate = loop.evaluate_client
 
-    def stopped(client, exams, inbox, round, *rest):
-        scores = evaluate(client, exams, inbox, round, *rest)
+    def stopped(client, evaluations, inbox, round, *rest):
+        scores = evaluate(client, evaluations, inbox, round, *rest)
         if (client.id, round) == ("1", 9):
             raise KeyboardInterrupt
         return scores

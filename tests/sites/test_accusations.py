@@ -17,7 +17,7 @@ from fedmutual.sites.protocol import WORK, SiteAnswer, pack_message, read_order
 from fedmutual.sites.screening import Limits
 from fedmutual.sites.sizes import MessageSizes
 from puppets import Federation, Puppet
-from wards import SEEDED, Desk, halves, seeded
+from wards import SEEDED, InMemoryTransport, halves, seeded
 
 FEDMD = {"name": "fedmd", "public_batch": 8, "transfer_epochs": 1}
 ONE_ROUND = {"fedh2l": SEEDED | {"rounds": 1}, "fedmd": SEEDED | {"rounds": 1, "algorithm": FEDMD}}
@@ -30,7 +30,7 @@ class Seeded(Federation):
         self.folder, self.notes = folder / "server", []
         path, sites = seeded(folder, common)
         self.agreed, them = halves(folder, path, sites)
-        self.desk = Desk(them)
+        self.transport = InMemoryTransport(them)
 
 
 def with_another_set(federation, *sites):
@@ -43,7 +43,7 @@ def with_another_set(federation, *sites):
     return federation
 
 
-class Lying(Desk):
+class Lying(InMemoryTransport):
     """What a site answers to some orders of work is changed on its way."""
 
     def __init__(self, halves, site, when, **says):
@@ -62,8 +62,8 @@ def comparing(asked):
     return (asked.round, asked.phase) == (-1, 1)
 
 
-def asked_after_the_start(desk):
-    return {site for site, asked, _ in desk.answers if read_order(asked)[0].round >= 0}
+def asked_after_the_start(transport):
+    return {site for site, asked, _ in transport.answers if read_order(asked)[0].round >= 0}
 
 
 @pytest.mark.parametrize("name", ONE_ROUND)
@@ -74,7 +74,7 @@ def test_a_site_with_another_public_set_is_left_out_and_the_others_continue(name
         "note at the start: site 'south' is left out for good: most sites say that it has another public seed set: as many "
         "examples of each class, but not the same ones in the same order"
     )
-    assert asked_after_the_start(federation.desk) == {"north", "west"}
+    assert asked_after_the_start(federation.transport) == {"north", "west"}
     assert Conduct(tmp_path / "server").left_out.keys() == {"south"}
 
 
@@ -82,17 +82,19 @@ def test_a_site_with_another_public_set_is_left_out_and_the_others_continue(name
 def test_a_single_accuser_is_left_out(name, tmp_path):
     """The accused site and the federation continue."""
     federation = Seeded(tmp_path, ONE_ROUND[name])
-    federation.desk = Lying(federation.desk.halves, "west", comparing, accused=("north",), problem="its rows are others")
+    federation.transport = Lying(
+        federation.transport.halves, "west", comparing, accused=("north",), problem="its rows are others"
+    )
     federation.run()
     why = "it says that another site has another public seed set, and most sites do not"
     assert federation.notes == [f"note at the start: site 'west' is left out for good: {why}"]
-    assert asked_after_the_start(federation.desk) == {"north", "south"}
+    assert asked_after_the_start(federation.transport) == {"north", "south"}
 
 
 @pytest.mark.parametrize("accused", ["nobody", "server", "west", ""])
 def test_an_accusation_of_an_unknown_site_excludes_the_accuser(accused, tmp_path):
     federation = Seeded(tmp_path, ONE_ROUND["fedh2l"])
-    federation.desk = Lying(federation.desk.halves, "west", comparing, accused=(accused,), problem="x" * 400)
+    federation.transport = Lying(federation.transport.halves, "west", comparing, accused=(accused,), problem="x" * 400)
     federation.run()
     assert Conduct(tmp_path / "server").left_out.keys() == {"west"}
 
@@ -114,7 +116,7 @@ def test_too_few_remaining_sites_end_the_federation(tmp_path):
     for _ in range(2):
         with pytest.raises(RunError, match="2 sites are needed, and of 3 these are excluded for good: south, west; log"):
             federation.run()
-        answer_counts.append(len(federation.desk.answers))
+        answer_counts.append(len(federation.transport.answers))
     assert answer_counts[0] == answer_counts[1]
     assert "is left out for good: most sites say" in (tmp_path / "server" / "log.txt").read_text()
 
@@ -136,11 +138,13 @@ VOTES = {  # site -> whom it accuses, a letter each, of five; who is left out
 @pytest.mark.parametrize("case", VOTES)
 def test_most_of_all_sites_decide(case, tmp_path):
     accusations, out = VOTES[case]
-    desk = Desk({i: Puppet(lambda asked, inbox, i=i: says(asked, accusations.get(i, ""))) for i in "abcde"})
+    transport = InMemoryTransport(
+        {i: Puppet(lambda asked, inbox, i=i: says(asked, accusations.get(i, ""))) for i in "abcde"}
+    )
     conduct = Conduct(tmp_path)
     peers = FedH2L(batch_size=8, public_batch=4).algorithm()
     sizes = MessageSizes(peers, owned_by(dict.fromkeys("abcde", range(9)), 10), "abcde", by_hand=True)
-    sites = SitesEngine(desk, 2, 1.0, True, sizes, Attempts(tmp_path), conduct, Limits(10.0, None), peers)
+    sites = SitesEngine(transport, 2, 1.0, True, sizes, Attempts(tmp_path), conduct, Limits(10.0, None), peers)
     given = {i: (Compare(), {}, {}, At(0, -1, 1, 1)) for i in "abcde"}
     assert dict(sites.run_each(participate, given)).keys() == set("abcde") - set(accusations) - out
     assert conduct.left_out.keys() == out

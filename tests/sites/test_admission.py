@@ -11,7 +11,7 @@ from fedmutual.rundir.file_names import METRICS
 from fedmutual.sites import admission, site_runtime
 from fedmutual.sites.disclosure import describe_disclosure
 from fedmutual.sites.journal import ROUNDS_BACK
-from fedmutual.sites.protocol import ATTEMPTS, EXAM, WORK, MalformedMessage, Order, SiteAnswer, pack_message, read_answer
+from fedmutual.sites.protocol import ATTEMPTS, EVALUATE, WORK, MalformedMessage, Order, SiteAnswer, pack_message, read_answer
 from fedmutual.sites.sent_log import read_sent_messages
 from fedmutual.sites.site_runtime import SiteRuntime
 from fedmutual.sites.site_settings import read_site_file
@@ -60,20 +60,22 @@ def test_evaluation_orders_without_end_bring_one_answer_a_finished_round(tmp_pat
     """A server that chooses what is scored could read validation examples, with their labels, out of exact losses."""
     runtime, answers = north(tmp_path), dict[int, set[tuple[float, ...]]]()
     for number, seed in orders(range(-1, 9), range(4)):
-        answer, _ = ask(runtime, EXAM, number, seed)
+        answer, _ = ask(runtime, EVALUATE, number, seed)
         assert (answer.scores, answer.problem is not None) == ((), True), "no score leaves a site before training"
     for done in range(3):
         before, _ = ask(runtime, WORK, done, seed=100)
         assert (before.train, before.problem) == ({}, None)
         for number, seed in orders(range(-1, 9), range(8)):
-            answer, _ = ask(runtime, EXAM, number, seed)
+            answer, _ = ask(runtime, EVALUATE, number, seed)
             if answer.scores:
                 answers.setdefault(number, set()).add(tuple(v for values in list_scores(answer) for v in values.values()))
                 assert [values.keys() for values in list_scores(answer)] == [{"accuracy"}] * 2
     assert answers.keys() == {0, 1, 2}
     assert all(len(distinct) == 1 for distinct in answers.values())
     assert all(value == round(value, 2) for distinct in answers.values() for values in distinct for value in values)
-    exams = [line for line in read_sent_messages(runtime.folder) if line["what"] == EXAM and "problem" not in line["told"]]
+    exams = [
+        line for line in read_sent_messages(runtime.folder) if line["what"] == EVALUATE and "problem" not in line["told"]
+    ]
     assert {line["sha256"] for line in exams} == {line["sha256"] for line in exams if line["told"]}
     declined = [line for line in read_sent_messages(runtime.folder) if "problem" in line["told"]]
     assert len(declined) < 20, "a server that asks for ever fills no disk"
@@ -82,15 +84,15 @@ def test_evaluation_orders_without_end_bring_one_answer_a_finished_round(tmp_pat
 def test_scores_that_are_asked_for_again_are_the_same_bytes(tmp_path):
     runtime = north(tmp_path)
     ask(runtime, WORK, 0, seed=1)
-    answer, content = ask(runtime, EXAM, 0, seed=2)
+    answer, content = ask(runtime, EVALUATE, 0, seed=2)
     assert list_scores(answer)
     at_home = read_lines(runtime.folder / METRICS)
     for half_ in (runtime, restarted(tmp_path)):
-        assert ask(half_, EXAM, 0, seed=2)[1] == content
-        assert ask(half_, EXAM, 0, seed=3)[0].problem == admission.ANSWERED
+        assert ask(half_, EVALUATE, 0, seed=2)[1] == content
+        assert ask(half_, EVALUATE, 0, seed=3)[0].problem == admission.ANSWERED
     ask(runtime, WORK, 1, seed=4)
-    assert ask(runtime, EXAM, 0, seed=2)[1] == content
-    assert ask(runtime, EXAM, 0, seed=3)[0].problem == admission.PAST
+    assert ask(runtime, EVALUATE, 0, seed=2)[1] == content
+    assert ask(runtime, EVALUATE, 0, seed=3)[0].problem == admission.PAST
     assert read_lines(runtime.folder / METRICS) == at_home
 
 
@@ -98,13 +100,14 @@ def test_only_rounds_that_the_contract_scores_are_scored(tmp_path):
     runtime = north(tmp_path, LONG | {"rounds": 3, "records": {"evaluate_every": 2}})
     wanted = {0: admission.NOT_DUE, 1: None, 2: None}  # the last one is always scored
     for round, problem in wanted.items():
-        assert ask(runtime, EXAM, round, seed=1)[0].problem == (problem or admission.UNFINISHED)
+        assert ask(runtime, EVALUATE, round, seed=1)[0].problem == (problem or admission.UNFINISHED)
         ask(runtime, WORK, round, seed=1)
-        assert ask(runtime, EXAM, round, seed=1)[0].problem == problem
+        assert ask(runtime, EVALUATE, round, seed=1)[0].problem == problem
 
 
 @pytest.mark.parametrize(
-    ("kind", "round", "phase"), [(WORK, 8, 0), (EXAM, 8, 0), (WORK, 0, 1), (WORK, -1, 0), (EXAM, -1, 0), (WORK, 2**62, 0)]
+    ("kind", "round", "phase"),
+    [(WORK, 8, 0), (EVALUATE, 8, 0), (WORK, 0, 1), (WORK, -1, 0), (EVALUATE, -1, 0), (WORK, 2**62, 0)],
 )
 def test_what_the_contract_does_not_have_is_not_done(tmp_path, kind, round, phase):
     runtime = north(tmp_path)
@@ -143,7 +146,7 @@ def test_a_new_attempt_goes_back_to_the_state_before(tmp_path):
     ask(runtime, WORK, 0, seed=1)
     for round in (1, 2, 3):
         ask(runtime, WORK, round, seed=50 + round)
-    ask(runtime, EXAM, 3, seed=9)
+    ask(runtime, EVALUATE, 3, seed=9)
     fresh = north(tmp_path / "straight")
     ask(fresh, WORK, 0, seed=1)
     for round in (1, 2):
@@ -151,9 +154,9 @@ def test_a_new_attempt_goes_back_to_the_state_before(tmp_path):
             ask(back_answer, WORK, round, seed=70 + round, attempt=1) for back_answer in (runtime, fresh)
         )
         assert same(read_answer(again)[1], read_answer(straight)[1])
-    assert ask(runtime, EXAM, 3, seed=9, attempt=1)[0].problem == admission.UNFINISHED  # what followed was taken back
+    assert ask(runtime, EVALUATE, 3, seed=9, attempt=1)[0].problem == admission.UNFINISHED  # what followed was taken back
     back_answer, straight_answer = (
-        ask(half_, EXAM, 2, seed=9, attempt=1)[0] for half_ in (restarted(tmp_path / "back"), fresh)
+        ask(half_, EVALUATE, 2, seed=9, attempt=1)[0] for half_ in (restarted(tmp_path / "back"), fresh)
     )
     assert list_scores(back_answer) == list_scores(straight_answer) != []
     lines = read_sent_messages(runtime.folder)
@@ -193,9 +196,9 @@ def test_scores_of_a_new_attempt_take_later_rounds_back(tmp_path):
     runtime = north(tmp_path)
     for round in range(3):
         _, before = ask(runtime, WORK, round, seed=round)
-        ask(runtime, EXAM, round, seed=20 + round)
+        ask(runtime, EVALUATE, round, seed=20 + round)
     assert ask(runtime, WORK, 2, seed=2, attempt=1)[1] == before
-    assert list_scores(ask(runtime, EXAM, 1, seed=30, attempt=1)[0])
+    assert list_scores(ask(runtime, EVALUATE, 1, seed=30, attempt=1)[0])
     assert ask(runtime, WORK, 2, seed=31, attempt=1)[0].problem is None
     assert ask(runtime, WORK, 1, seed=32, attempt=1)[0].problem == admission.ANSWERED
 
@@ -212,7 +215,7 @@ def test_nothing_but_scores_depends_on_validation_rows(tmp_path, monkeypatch):
     for name in ("as they are", "changed"):
         runtime = north(tmp_path / name, LONG | TELLING)
         answer = [ask(runtime, WORK, round, seed=round) for round in range(2)]
-        scores, _ = ask(runtime, EXAM, 1, seed=5)
+        scores, _ = ask(runtime, EVALUATE, 1, seed=5)
         messages[name] = [content for _, content in answer], list_scores(scores)
         monkeypatch.setattr(Experiment, "load_rows", changed)
     (works, scores), (other_works, other_scores) = messages.values()
@@ -246,7 +249,7 @@ def test_what_a_site_tells(tmp_path, share, scores, losses):
     tables = {"share": {"metrics": "none"}} if share is None else {"share": share}
     (runtime,) = halves(tmp_path, contract(tmp_path, LONG, MLP), {"north": MLP["north"] | tables})[1].values()
     work, _ = ask(runtime, WORK, 0, seed=1)
-    answer, _ = ask(runtime, EXAM, 0, seed=1)
+    answer, _ = ask(runtime, EVALUATE, 0, seed=1)
     assert bool(work.train) is losses
     if scores is None:
         assert all({"loss", "examples", "recall"} <= values.keys() for values in list_scores(answer))
@@ -260,7 +263,7 @@ def test_a_site_with_few_validation_rows_tells_nothing(tmp_path):
     few = {"north": MLP["north"] | {"split": {"validation": 0.02}}}
     (runtime,) = halves(tmp_path, contract(tmp_path, LONG, few), few)[1].values()
     ask(runtime, WORK, 0, seed=1)
-    answer, _ = ask(runtime, EXAM, 0, seed=1)
+    answer, _ = ask(runtime, EVALUATE, 0, seed=1)
     assert (answer.scores, answer.problem) == ((), None)
 
 
@@ -271,7 +274,7 @@ def test_a_site_may_tell_less_while_the_federation_goes_on(tmp_path):
     again = SiteRuntime(
         halves(tmp_path, tmp_path / "federation.toml", MLP)[0], read_site_file(site(tmp_path, "north", silent))
     )
-    assert list_scores(ask(again, EXAM, 0, seed=1)[0]) == []
+    assert list_scores(ask(again, EVALUATE, 0, seed=1)[0]) == []
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from fedmutual.sites.coordinator import Coordinator
 from fedmutual.sites.journal import Journal
 from fedmutual.sites.protocol import ATTEMPTS, WORK, Order, read_answer
 from fedmutual.sites.sent_log import read_sent_messages
-from wards import SEEDED, Desk, halves, same, seeded
+from wards import SEEDED, InMemoryTransport, halves, same, seeded
 
 FEDMD = SEEDED | {"algorithm": {"name": "fedmd", "public_batch": 8, "transfer_epochs": 1}}
 
@@ -31,26 +31,26 @@ class Absences:
         self.folder, self.path, self.notes = folder, path, []
 
     def run(self, watch):
-        """From what is saved on, with processes that are new. watch: called with the desk and each event."""
+        """From what is saved on, with processes that are new. watch: called with the transport and each event."""
         agreed, made = halves(self.folder, self.path, self.sites)
-        desk = Desk(made)
+        transport = InMemoryTransport(made)
 
         def observe(event):
             if isinstance(event, Noted):
                 self.notes.append(event.text)
-            watch(desk, event)
+            watch(transport, event)
 
         with suppress(Killed):
-            Coordinator(agreed, self.folder / "server").run(desk, [observe])
-        self.desk = desk
+            Coordinator(agreed, self.folder / "server").run(transport, [observe])
+        self.transport = transport
         return self
 
     def personal(self, site):
-        return fedmutual.Run(self.desk.halves[site].folder).personal_model(site).state_dict()
+        return fedmutual.Run(self.transport.halves[site].folder).personal_model(site).state_dict()
 
     def attempts(self, site):
         """Of each message of work that left, in the order in which it did: round, phase, attempt."""
-        lines = read_sent_messages(self.desk.halves[site].folder)
+        lines = read_sent_messages(self.transport.halves[site].folder)
         return [
             (line["round"], line["phase"], line.get("attempt", 0))
             for line in lines
@@ -63,19 +63,19 @@ def ended(event, round, phase):
 
 
 def kill(phase):
-    def watch(desk, event):
+    def watch(transport, event):
         if ended(event, 2, phase):
             raise Killed
 
     return watch
 
 
-def lose_west(desk, event):
+def lose_west(transport, event):
     """West is away in round 2."""
     if type(event).__name__ == "Started" and event.done == 1:
-        desk.away = {"west"}
+        transport.away = {"west"}
     if type(event).__name__ == "RoundDone":
-        desk.away = {"west"} if event.round == 1 else set()
+        transport.away = {"west"} if event.round == 1 else set()
 
 
 def test_a_round_that_other_sites_answer_than_before_a_crash_takes_one_attempt(tmp_path):
@@ -101,7 +101,7 @@ def test_peers_are_asked_for_the_messages_of_the_same_sites_after_a_crash(tmp_pa
     first = federation.personal("north")
     federation.run(lose_west)
     assert Attempts(federation.folder / "server").number == 0
-    declined = [read_answer(answer)[0].problem for _, _, answer in federation.desk.answers]
+    declined = [read_answer(answer)[0].problem for _, _, answer in federation.transport.answers]
     assert declined == [None] * len(declined)
     orders = [line for line in federation.attempts("north") if line[0] == 2]
     assert orders == [(2, 1, 0), (2, 2, 0)] * 2

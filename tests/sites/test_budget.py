@@ -21,10 +21,10 @@ from fedmutual.rundir.text import describe_event
 from fedmutual.sites import contract as contracts
 from fedmutual.sites.coordinator import Coordinator
 from fedmutual.sites.journal import Journal
-from fedmutual.sites.protocol import EXAM, WORK, Order, pack_message, read_answer
+from fedmutual.sites.protocol import EVALUATE, WORK, Order, pack_message, read_answer
 from fedmutual.sites.site_runtime import SiteRuntime
 from fedmutual.sites.site_settings import read_site_file
-from wards import COMMON, SITES, Desk, contract, same, site, together, with_data
+from wards import COMMON, SITES, InMemoryTransport, contract, same, site, together, with_data
 
 PRIVATE = COMMON | {"privacy": {"nets": "both", "sigma": 2.0}, "share": {"metrics": "none"}, "rounds": 2}
 MEME = PRIVATE | {
@@ -75,7 +75,7 @@ def test_sites_are_one_process_where_their_secrets_are(tmp_path, common, sums):
         secret.write_bytes(derive_simulation_secret(0, i))
         sites[i] = SiteRuntime(agreed, read_site_file(path), startup=write_startup(path.parent / "startup", i))
     startup = write_startup(tmp_path / "server-kit", "server")
-    Coordinator(agreed, tmp_path / "server", startup).run(Desk(sites))
+    Coordinator(agreed, tmp_path / "server", startup).run(InMemoryTransport(sites))
     run = fedmutual.run(parse_config(together(single)), tmp_path / "one")
     assert same(fedmutual.Run(tmp_path / "server").global_model().state_dict(), run.global_model().state_dict())
     for i in SITES:
@@ -106,7 +106,7 @@ def test_every_inbox_costs_once(tmp_path):
     assert len({line["label"] for line in lines(tmp_path)}) == 2
     work(runtime, round=1, attempt=1)
     assert [line["round"] for line in lines(tmp_path)] == [1, 1, 2]
-    runtime.carry_out(pack_message(Order(EXAM, 1, 0, attempt=1), {}))
+    runtime.carry_out(pack_message(Order(EVALUATE, 1, 0, attempt=1), {}))
     assert len(lines(tmp_path)) == 3
     assert all(line["steps"] > 0 and line["federation"] == "wards" for line in lines(tmp_path))
 
@@ -161,10 +161,12 @@ def test_a_site_with_a_spent_budget_declines_and_the_federation_continues(tmp_pa
         )
         for i in SITES
     }
-    desk = Desk(sites)
-    Coordinator(agreed, tmp_path / "server").run(desk, [lambda event: notes.extend(describe_event(event))])
+    transport = InMemoryTransport(sites)
+    Coordinator(agreed, tmp_path / "server").run(transport, [lambda event: notes.extend(describe_event(event))])
     assert fedmutual.Run(tmp_path / "server").finished
-    problems = {(i, read_answer(content)[0].problem) for i, _, content in desk.answers if read_answer(content)[0].problem}
+    problems = {
+        (i, read_answer(content)[0].problem) for i, _, content in transport.answers if read_answer(content)[0].problem
+    }
     assert problems == {("north", "its privacy budget is spent")}
     assert any("'north'" in note and "its privacy budget is spent" in note for note in notes)
     assert any("privacy.epsilon is" in line and "declines" in line for line in heard)

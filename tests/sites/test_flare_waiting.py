@@ -12,7 +12,7 @@ from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.shareable import Shareable
 
 from fedmutual.sites.flare import presence
-from fedmutual.sites.flare.controller import BODY, TaskPost
+from fedmutual.sites.flare.controller import BODY, TaskTransport
 
 SITES = ("north", "south", "west")
 DEADLINE = 0.6
@@ -41,38 +41,38 @@ class Flare:
         pass
 
 
-def post(folder, flare, quorum=2):
+def make_transport(folder, flare, quorum=2):
     presence.write_members(folder, dict.fromkeys(SITES, "1"))
-    return TaskPost(flare, None, SimpleNamespace(triggered=False), folder / "wards", quorum)
+    return TaskTransport(flare, None, SimpleNamespace(triggered=False), folder / "wards", quorum)
 
 
-def round_(desk):
+def round_(transport):
     """Who answered, and in how many seconds."""
     began = time.monotonic()
-    answered = {i for i, _ in desk.ask(dict.fromkeys(SITES, b""), DEADLINE)}
+    answered = {i for i, _ in transport.ask(dict.fromkeys(SITES, b""), DEADLINE)}
     return answered, time.monotonic() - began
 
 
 def test_a_site_that_hangs_costs_one_deadline_and_not_every_round(tmp_path):
     flare = Flare()
-    desk = post(tmp_path, flare)
-    assert round_(desk)[0] == set(SITES)
+    transport = make_transport(tmp_path, flare)
+    assert round_(transport)[0] == set(SITES)
     flare.dumb = {"south"}  # it takes the order, and hangs
-    answered, took = round_(desk)
+    answered, took = round_(transport)
     assert (answered, took >= DEADLINE) == ({"north", "west"}, True)
     flare.deaf = {"south"}  # it hangs, and takes no other
-    answered, took = round_(desk)
+    answered, took = round_(transport)
     assert (answered, took < DEADLINE) == ({"north", "west"}, True)
-    assert desk.list_late() == ("south",)
+    assert transport.list_late() == ("south",)
     flare.deaf, flare.dumb = set(), set()
-    assert round_(desk)[0] == set(SITES)  # it takes orders again, and is waited for
-    assert desk.list_late() == ()
+    assert round_(transport)[0] == set(SITES)  # it takes orders again, and is waited for
+    assert transport.list_late() == ()
 
 
 def test_late_sites_are_waited_for_if_the_quorum_needs_them(tmp_path):
     flare = Flare()
-    desk = post(tmp_path, flare, quorum=3)
+    transport = make_transport(tmp_path, flare, quorum=3)
     flare.dumb = flare.deaf = {"south"}
     for _ in range(2):
-        answered, took = round_(desk)
+        answered, took = round_(transport)
         assert (answered, took >= DEADLINE) == ({"north", "west"}, True)

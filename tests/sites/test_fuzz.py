@@ -22,7 +22,7 @@ from fedmutual.sites.coordinator import Coordinator
 from fedmutual.sites.engine import TooFew
 from fedmutual.sites.mailbox import Mailbox
 from fedmutual.sites.protocol import (
-    EXAM,
+    EVALUATE,
     LONGEST,
     WORK,
     MalformedMessage,
@@ -35,7 +35,7 @@ from fedmutual.sites.protocol import (
 from fedmutual.sites.server_experiment import build_server_experiment, make_first_state
 from fedmutual.sites.sizes import MessageSizes, limit_message
 from log_lines import read_lines
-from wards import COMMON, SITES, Desk, contract, halves, same
+from wards import COMMON, SITES, InMemoryTransport, contract, halves, same
 
 MLPS = {i: {**tables, "model": {"personal": "mlp"}} for i, tables in SITES.items()}
 ONE_ROUND = COMMON | {"rounds": 1}
@@ -237,7 +237,7 @@ def files(folder):
 def test_a_site_outlives_mutated_orders(federation, data):
     _, _, sites, asked, _ = federation
     north, state = sites["north"], read_order(asked)[1]
-    base = data.draw(st.sampled_from([asked, pack_message(Order(EXAM, 0, 0), state)]))
+    base = data.draw(st.sampled_from([asked, pack_message(Order(EVALUATE, 0, 0), state)]))
     content, before, refusal = data.draw(mutated(base)), files(north.folder), ""
     try:
         answer, message = read_answer(north.carry_out(content))
@@ -264,7 +264,7 @@ def test_after_them_a_site_answers_an_honest_order_as_before(federation):
     assert one[0] == other[0]
 
 
-class Replayed(Desk):
+class Replayed(InMemoryTransport):
     """Sites that answer what they answered before; west's answers are changed."""
 
     def __init__(self, sites, answers, spoil):
@@ -283,9 +283,9 @@ class Replayed(Desk):
 def test_a_server_outlives_mutated_answers(federation, tmp_path_factory, data):
     _, agreed, sites, _, answers = federation
     folder = tmp_path_factory.mktemp("server") / "wards"
-    desk, refusal = Replayed(sites, answers, lambda content: data.draw(mutated(content))), ""
+    transport, refusal = Replayed(sites, answers, lambda content: data.draw(mutated(content))), ""
     try:
-        Coordinator(agreed, folder).run(desk)
+        Coordinator(agreed, folder).run(transport)
     except (TooFew, UserError) as problem:
         refusal = str(problem)
     assert "\n" not in refusal
@@ -302,17 +302,17 @@ def test_the_logs_of_a_federation_take_so_many_words_of_a_site_and_no_more(tmp_p
     rounds = 40
     agreed, sites = halves(tmp_path, contract(tmp_path, COMMON | {"rounds": rounds}, MLPS), MLPS)
 
-    class Talker(Desk):
+    class Talker(InMemoryTransport):
         def ask(self, orders, deadline):
             for i, asked in orders.items():
                 order, state = read_order(asked)
                 answer = SiteAnswer(order, problem=f"{order.round} " + "x" * LONGEST) if i == "west" else SiteAnswer(order)
                 yield i, pack_message(answer, state if order.kind == WORK and i != "west" else {})
 
-    desk = Talker(sites)
+    transport = Talker(sites)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine, "_LOG_LIMIT", 10 * LONGEST)
-        Coordinator(agreed, tmp_path / "server").run(desk)
+        Coordinator(agreed, tmp_path / "server").run(transport)
     log = (tmp_path / "server" / "log.txt").read_text()
     assert sum("x" * 100 in line for line in log.splitlines()) == 9
     assert log.count("site 'west' is left out") == rounds

@@ -9,7 +9,7 @@ from fedmutual.rundir.recorded_run import read_runs
 from fedmutual.sites.coordinator import Coordinator
 from log_lines import read_lines
 from run_folders import list_findings
-from wards import COMMON, SITES, Desk, contract, halves
+from wards import COMMON, SITES, InMemoryTransport, contract, halves
 
 PLAIN = {i: {"model": {"personal": "mlp"}, "data": tables["data"]} for i, tables in SITES.items()}
 
@@ -24,7 +24,7 @@ def submitted(folder, algorithm):
     common = {**COMMON, "name": folder.name, "algorithm": {"name": algorithm}}
     agreed, sites = halves(folder, contract(folder, common, PLAIN), PLAIN)
     assert bool(sites["north"].list_leaves()[algorithm]) == (algorithm == "fml")  # on its own, nothing leaves a site
-    Coordinator(agreed, folder / "server").run(Desk(sites))
+    Coordinator(agreed, folder / "server").run(InMemoryTransport(sites))
     return folder / "server"
 
 

@@ -1,4 +1,4 @@
-"""Sites with a public seed set, over a post in this process: FedH2L from site to site, FedMD and aggregate by the server."""
+"""Sites with a public seed set, in one process: FedH2L from site to site, FedMD and aggregate by the server."""
 
 import hashlib
 from dataclasses import replace
@@ -13,12 +13,21 @@ from fedmutual.rundir import text
 from fedmutual.rundir.file_names import LEDGER
 from fedmutual.sites import contract as contracts
 from fedmutual.sites.coordinator import Coordinator
-from fedmutual.sites.protocol import EXAM, WORK, MalformedMessage, Order, SiteAnswer, pack_message, read_answer, read_order
+from fedmutual.sites.protocol import (
+    EVALUATE,
+    WORK,
+    MalformedMessage,
+    Order,
+    SiteAnswer,
+    pack_message,
+    read_answer,
+    read_order,
+)
 from fedmutual.sites.sent_log import read_sent_messages
 from fedmutual.sites.site_runtime import SiteRuntime
 from fedmutual.sites.site_settings import read_site_file
 from log_lines import read_lines
-from wards import SEEDED, TELLING, Desk, halves, same, seeded, together
+from wards import SEEDED, TELLING, InMemoryTransport, halves, same, seeded, together
 
 B, C, OTHERS, ROUNDS = 8, 10, 2, SEEDED["rounds"]
 LETTER = 4 * B + 4 * B * C + 4  # bytes: which samples, posteriors, an accuracy
@@ -49,18 +58,18 @@ class Ward:
         folder.mkdir(exist_ok=True)
         path, self.sites = seeded(folder, common)
         self.agreed, made = halves(folder, path, self.sites)
-        self.desk = Desk(made, carry)
+        self.transport = InMemoryTransport(made, carry)
 
     def run(self, *observers):
         def noted(event):
             if isinstance(event, Noted):
                 self.notes += text.describe_event(event)
 
-        Coordinator(self.agreed, self.folder / "server").run(self.desk, [noted, *observers])
+        Coordinator(self.agreed, self.folder / "server").run(self.transport, [noted, *observers])
         return self
 
     def personal(self):
-        return {i: fedmutual.Run(half.folder).personal_model(i).state_dict() for i, half in self.desk.halves.items()}
+        return {i: fedmutual.Run(half.folder).personal_model(i).state_dict() for i, half in self.transport.halves.items()}
 
     def ledger(self, way, phase):
         lines = read_lines(self.folder / "server" / LEDGER)
@@ -75,7 +84,7 @@ def place(letter):
 
 def terms(asked):
     """What is told of training, beside the message."""
-    if asked.kind == EXAM or asked.round < 0:
+    if asked.kind == EVALUATE or asked.round < 0:
         return set()
     return {"kl", "ce", "projected"} if asked.phase else {"local", "projected"} if asked.round else {"local"}
 
@@ -100,34 +109,36 @@ def test_a_site_sends_only_declared_tensors(tmp_path):
     federation = Ward(tmp_path, SEEDED | TELLING).run()
     start = {"digest": (torch.uint8, (32,)), "rows": (torch.int64, ()), "counts": (torch.int64, (C,))}
     rounds = {"index": (torch.int32, (B,)), "posterior": (torch.float32, (B, C)), "accuracy": (torch.float32, ())}
-    sent = {(i, to, *place(letter)): letter for i, to, letter in federation.desk.letters}
-    assert len(sent) == len(federation.desk.letters) == 3 * OTHERS * (1 + ROUNDS)
+    sent = {(i, to, *place(letter)): letter for i, to, letter in federation.transport.letters}
+    assert len(sent) == len(federation.transport.letters) == 3 * OTHERS * (1 + ROUNDS)
     for (sender, to, round, _), letter in sent.items():
         _, message = read_answer(letter)
         assert {k: (v.dtype, tuple(v.shape)) for k, v in message.items()} == (start if round < 0 else rounds)
         assert letter == pack_message(SiteAnswer(Order(WORK, round, 0)), message)  # and no byte more
         assert sender != to
         if round >= 0:
-            positions = federation.desk.halves[sender].experiment.data.public.owners[sender]
+            positions = federation.transport.halves[sender].experiment.data.public.owners[sender]
             assert all(int(k) in positions for k in message["index"])  # of its own public rows it speaks
-    for i, asked, content in federation.desk.answers:
+    for i, asked, content in federation.transport.answers:
         about, what = read_answer(content)[0], read_order(asked)[0]
         assert content == pack_message(about, {})
         assert (about.order, about.remarks, about.problem, about.accused) == (what, (), None, ())
         assert set(about.train) == terms(what)
-        assert {(s.client, s.data) for s in about.scores} == ({(i, "validation")} if what.kind == EXAM else set())
-    for i, half in federation.desk.halves.items():
+        assert {(s.client, s.data) for s in about.scores} == ({(i, "validation")} if what.kind == EVALUATE else set())
+    for i, half in federation.transport.halves.items():
         written = [(line["to"], line["sha256"]) for line in read_sent_messages(half.folder) if line["to"] != "server"]
-        mine = [(to, hashlib.sha256(letter).hexdigest()) for sender, to, letter in federation.desk.letters if sender == i]
+        mine = [
+            (to, hashlib.sha256(letter).hexdigest()) for sender, to, letter in federation.transport.letters if sender == i
+        ]
         assert written == mine
 
 
 def test_a_site_that_shares_no_metrics_tells_the_server_nothing(tmp_path):
     federation = Ward(tmp_path, SEEDED | {"share": {"metrics": "none"}, "rounds": 1}).run()
-    for _, _, content in federation.desk.answers:
+    for _, _, content in federation.transport.answers:
         about, message = read_answer(content)
         assert (message, about.train, about.scores, about.problem) == ({}, {}, (), None)
-    assert len(federation.desk.letters) == 3 * OTHERS * 2
+    assert len(federation.transport.letters) == 3 * OTHERS * 2
 
 
 def test_the_ledger_counts_what_went_from_site_to_site(tmp_path):
@@ -148,7 +159,7 @@ def test_the_ledger_counts_what_went_from_site_to_site(tmp_path):
 def test_pairs_exchange_messages_only_with_each_other(tmp_path):
     federation = Ward(tmp_path, fedh2l(peers="pairs")).run()
     for round in range(ROUNDS):
-        met = {(i, to) for i, to, letter in federation.desk.letters if place(letter) == (round, 0)}
+        met = {(i, to) for i, to, letter in federation.transport.letters if place(letter) == (round, 0)}
         assert len(met) == 2
         assert {(to, i) for i, to in met} == met
         up = federation.ledger("up", "local")[round + 1]
@@ -172,7 +183,7 @@ SPOILT = {
     "no posterior": (holding(lambda m: m | {"posterior": m["posterior"] * 2}), "its posteriors do not sum to 1"),
     "other shape": (
         holding(lambda m: m | {"index": m["index"][:-1]}),
-        "refused because of 'index': declared as torch.int32 (8,)",
+        "because of 'index': declared as torch.int32 (8,)",
     ),
     "other type": (
         holding(lambda m: m | {"accuracy": m["accuracy"].view(torch.int32)}),
@@ -236,12 +247,12 @@ def test_an_absent_site_gets_no_letter_and_delays_no_site(tmp_path):
 
     def watch(event):
         if type(event).__name__ == "RoundDone":
-            federation.desk.away = {"west"} if event.round == 1 else set()
+            federation.transport.away = {"west"} if event.round == 1 else set()
 
     federation.run(watch)
     assert federation.notes == ["note in round 2: site 'west' is left out: it is not connected"] * 2
     # of both halves; it is not asked to score
-    delivered = {(i, to) for i, to, letter in federation.desk.letters if place(letter) == (1, 0)}
+    delivered = {(i, to) for i, to, letter in federation.transport.letters if place(letter) == (1, 0)}
     assert delivered == {("north", "south"), ("south", "north")}
     assert federation.ledger("up", "local")[2] == {"north": LETTER, "south": LETTER, "west": 0}
     assert federation.ledger("up", "local")[3] == dict.fromkeys(federation.sites, 2 * LETTER)
@@ -252,9 +263,9 @@ def test_a_site_that_returns_within_a_round_receives_no_messages(tmp_path):
 
     def watch(event):
         if type(event).__name__ == "RoundDone" and event.round == 1:
-            federation.desk.away = {"west"}
+            federation.transport.away = {"west"}
         if isinstance(event, PhaseDone) and (event.round, event.phase) == (2, "local"):
-            federation.desk.away = set()
+            federation.transport.away = set()
 
     federation.run(watch)
     assert federation.notes == ["note in round 2: site 'west' is left out: it is not connected"]
@@ -276,7 +287,7 @@ def test_a_crash_of_all_between_two_phases_loses_nothing(phase, tmp_path):
 
     with pytest.raises(Killed):
         cut.run(kill)
-    cut.desk = Desk(halves(cut.folder, cut.folder / "federation.toml", cut.sites)[1])
+    cut.transport = InMemoryTransport(halves(cut.folder, cut.folder / "federation.toml", cut.sites)[1])
     assert cut.run().notes == []
     ends = uninterrupted.personal()
     assert all(same(weights, ends[i]) for i, weights in cut.personal().items())
@@ -292,7 +303,9 @@ def test_a_site_that_dies_within_a_round_names_the_missed_peers(tmp_path):
 
     def kill(event):
         if isinstance(event, PhaseDone) and (event.round, event.phase) == (2, "local"):
-            federation.desk.halves["west"] = SiteRuntime(federation.agreed, read_site_file(tmp_path / "west" / "site.toml"))
+            federation.transport.halves["west"] = SiteRuntime(
+                federation.agreed, read_site_file(tmp_path / "west" / "site.toml")
+            )
 
     federation.run(kill)
     missed = "note in round 2: site 'west' left out the message of {!r}: its message did not arrive"
@@ -301,7 +314,7 @@ def test_a_site_that_dies_within_a_round_names_the_missed_peers(tmp_path):
 
 def test_asked_again_a_site_writes_the_same_letters(tmp_path):
     federation = Ward(tmp_path, SEEDED | {"rounds": 1})
-    north, all_ = federation.desk.halves["north"], tuple(federation.sites)
+    north, all_ = federation.transport.halves["north"], tuple(federation.sites)
     for phase in range(2):
         north.carry_out(pack_message(Order(WORK, -1, phase, senders=() if phase else None, asked=all_), {}))
     order = pack_message(Order(WORK, 0, 0, asked=all_), {})
@@ -326,12 +339,12 @@ def test_a_site_that_starts_does_not_know_the_contract_of_the_job_yet(tmp_path):
     assert known.public is None
     assert (
         SiteRuntime(known, read_site_file(tmp_path / "north" / "site.toml")).list_leaves()
-        == federation.desk.halves["north"].list_leaves()
+        == federation.transport.halves["north"].list_leaves()
     )
 
 
 def test_letters_of_strangers_are_none(tmp_path):
-    runtime = Ward(tmp_path).desk.halves["north"]
+    runtime = Ward(tmp_path).transport.halves["north"]
     for sender in ("north", "server", "nobody"):
         with pytest.raises(MalformedMessage, match=f"{sender!r} is none of the other sites"):
             runtime.peers.receive(sender, pack_message(Order(WORK, 0, 0), {}))
@@ -340,7 +353,7 @@ def test_letters_of_strangers_are_none(tmp_path):
 def test_no_letter_is_sent_to_an_unresponsive_site(tmp_path):
     """Senders would wait in each phase. The server keeps asking the site, which takes part as soon as it answers."""
     federation = Ward(tmp_path)
-    federation.desk.list_late = lambda: ("west",)
+    federation.transport.list_late = lambda: ("west",)
     federation.run()
-    assert {to for _, to, letter in federation.desk.letters if place(letter)[0] >= 0} == {"north", "south"}
-    assert {site for site, _, _ in federation.desk.answers} == {"north", "south", "west"}
+    assert {to for _, to, letter in federation.transport.letters if place(letter)[0] >= 0} == {"north", "south"}
+    assert {site for site, _, _ in federation.transport.answers} == {"north", "south", "west"}

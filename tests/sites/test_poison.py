@@ -9,7 +9,7 @@ from fedmutual.events import Noted
 from fedmutual.losses import Classification
 from fedmutual.sites.coordinator import Coordinator
 from fedmutual.sites.protocol import WORK, pack_message, read_answer, read_order
-from wards import COMMON, SITES, Desk, contract, halves
+from wards import COMMON, SITES, InMemoryTransport, contract, halves
 
 ALL_ROWS = {"split": {"preset": "v1", "test": 0.3}}  # one point of accuracy is more than one example
 MLPS = {i: {**tables, "model": {"personal": "mlp"}} for i, tables in SITES.items()}
@@ -50,7 +50,7 @@ def replaced(meme, sent, round):
     return {k: sent[k] + 3 * (wanted[k] - sent[k]) for k in meme}
 
 
-class Hostile(Desk):
+class Hostile(InMemoryTransport):
     """West sends something else than it learned."""
 
     def __init__(self, them, attack):

@@ -1,4 +1,4 @@
-"""Real sites, over a post in this process, whose server has the sum of their updates and no update."""
+"""Real sites, over a transport in this process, whose server has the sum of their updates and no update."""
 
 import json
 
@@ -23,7 +23,7 @@ from fedmutual.sites.secure_sum.site_files import UPDATE
 from fedmutual.sites.site_runtime import SiteRuntime
 from fedmutual.sites.site_settings import read_site_file
 from fedmutual.tensor_files import read_tensors
-from wards import COMMON, TELLING, Desk, contract, same, site, together
+from wards import COMMON, TELLING, InMemoryTransport, contract, same, site, together
 
 FIVE = {
     name: {"model": {"personal": "mlp"}, "data": {"name": "digits"}, "optimizer": {"lr": lr}}
@@ -43,7 +43,7 @@ class Federation:
         self.folder, self.notes = folder, []
         self.sites = {i: about | (site_tables or {}) for i, about in sites.items()}
         self.agreed = contracts.read_contract(contract(folder, common | MASKED, sites, **contract_tables))
-        self.desk = Watched({i: self.start(i) for i in sites})
+        self.transport = Watched({i: self.start(i) for i in sites})
 
     def start(self, name):
         """A site's process, from its files."""
@@ -56,15 +56,15 @@ class Federation:
                 self.notes += describe_event(event)
 
         startup = write_startup(self.folder / "server-kit", "server")
-        Coordinator(self.agreed, self.folder / "server", startup).run(self.desk, [note])
+        Coordinator(self.agreed, self.folder / "server", startup).run(self.transport, [note])
         return fedmutual.Run(self.folder / "server")
 
     def about(self, name):
         return [note for note in self.notes if repr(name) in note]
 
 
-class Watched(Desk):
-    """A post that calls `before(round, phase)` before orders of work go out, and sends what `change` makes of each order."""
+class Watched(InMemoryTransport):
+    """A transport that calls `before(round, phase)` before orders of work, and sends orders as `change` makes them."""
 
     def __init__(self, halves):
         super().__init__(halves)
@@ -121,9 +121,9 @@ def test_noised_and_masked_sites_are_a_noised_fixed_sum_in_one_process_to_the_bi
     def start_anew(round, place):
         if place == Stage.UPLOAD and round not in started:
             started.add(round)
-            federation.desk.halves.update({i: federation.start(i) for i in FIVE})
+            federation.transport.halves.update({i: federation.start(i) for i in FIVE})
 
-    federation.desk.before = start_anew
+    federation.transport.before = start_anew
     masked, plain = federation.run(), in_one_process(tmp_path, PRIVATE, FIVE)
     assert started == {0, 1}
     assert same(masked.global_model().state_dict(), plain.global_model().state_dict())
@@ -139,7 +139,7 @@ def test_noised_and_masked_sites_are_a_noised_fixed_sum_in_one_process_to_the_bi
 def test_a_masked_site_without_a_budget_declines_and_is_left_out_of_the_sum(tmp_path):
     federation = Federation(tmp_path / "masked", PRIVATE, site_tables={"privacy": {"epsilon": 100.0}})
     federation.sites["elm"] = federation.sites["elm"] | {"privacy": {"epsilon": 0.01}}
-    federation.desk.halves["elm"] = federation.start("elm")
+    federation.transport.halves["elm"] = federation.start("elm")
     assert federation.run().finished
     assert any("its privacy budget is spent" in note for note in federation.about("elm"))
     assert not list((tmp_path / "masked" / "elm" / "state" / ".privacy").glob("*.jsonl"))
@@ -158,7 +158,7 @@ def test_no_update_and_no_n_k_leaves_a_site(tmp_path):
         assert len(line["unmasked_sha256"]) == 64
     count = sum(t.numel() for t in run.global_model().state_dict().values()) + 1
     assert run.summary["leaves"] == {"fedavg": {"words": ["int64", [count]]}}
-    words = [read_answer(a)[1][WORDS] for i, o, a in federation.desk.answers if read_order(o)[0].phase == Stage.UPLOAD]
+    words = [read_answer(a)[1][WORDS] for i, o, a in federation.transport.answers if read_order(o)[0].phase == Stage.UPLOAD]
     assert all(w.shape == (count,) for w in words)
     assert not any(torch.equal(a, b) for k, a in enumerate(words) for b in words[:k])
 
@@ -188,13 +188,13 @@ def test_masked_equals_plain_to_the_bit_whichever_site_drops_out(tmp_path, point
 
     def before(round, phase):
         absent_sites = set().union(*(sites for stage, sites in away.items() if phase >= stage))
-        federation.desk.away = absent_sites if round == 0 else set()
-        federation.desk.lost = lost[1] if lost is not None and (round, phase) == (0, lost[0]) else None
+        federation.transport.away = absent_sites if round == 0 else set()
+        federation.transport.lost = lost[1] if lost is not None and (round, phase) == (0, lost[0]) else None
         if phase == Stage.CONFIRM:
-            files = {i: half.folder / UPDATE for i, half in federation.desk.halves.items()}
+            files = {i: half.folder / UPDATE for i, half in federation.transport.halves.items()}
             words[round] = {i: read_tensors(file)[0][WORDS] for i, file in files.items() if file.exists()}
 
-    federation.desk.before = before
+    federation.transport.before = before
     run = federation.run()
     stage, absent_sites = (lost[0], {lost[1]}) if lost is not None else next(iter(away.items()), (Stage.UNMASK, set()))
     counted = set(FIVE) - (absent_sites if stage <= Stage.UPLOAD else set())
@@ -222,13 +222,13 @@ def apply_plain_mean(base, updates):
 
 def order_to_train(federation, round):
     """Return the shared model that the server sent in a round."""
-    orders = (read_order(o) for _, o, _ in federation.desk.answers)
+    orders = (read_order(o) for _, o, _ in federation.transport.answers)
     return next(inbox for order, inbox in orders if order.kind == "work" and (order.round, order.phase) == (round, 0))
 
 
 def present(federation, round=0):
     """Return the sites whose words were in the sum of a round, as the orders of CONFIRM list them."""
-    for _, o, _ in federation.desk.answers:
+    for _, o, _ in federation.transport.answers:
         order, inbox = read_order(o)
         if order.round == round and order.phase == Stage.CONFIRM:
             return set(json.loads(inbox["letter"].numpy().tobytes())["sites"])
@@ -240,12 +240,12 @@ def test_sites_and_server_restarted_at_every_stage_continue(tmp_path):
     federation, killed = Federation(tmp_path / "masked", common), set()
 
     def before(round, phase):
-        federation.desk.halves.update({i: federation.start(i) for i in ("ash", "elm")})
+        federation.transport.halves.update({i: federation.start(i) for i in ("ash", "elm")})
         if phase in (Stage.UPLOAD, Stage.UNMASK) and phase not in killed:
             killed.add(phase)
             raise RuntimeError("killed")
 
-    federation.desk.before = before
+    federation.transport.before = before
     for _ in range(2):
         with pytest.raises(RuntimeError, match="killed"):
             federation.run()
@@ -259,9 +259,9 @@ def test_too_few_sites_open_nothing_and_go_on_when_they_are_back(tmp_path):
     absent_sites = {"ash", "elm"}
 
     def before(round, phase):
-        federation.desk.away = absent_sites if phase >= Stage.UPLOAD else set()
+        federation.transport.away = absent_sites if phase >= Stage.UPLOAD else set()
 
-    federation.desk.before = before
+    federation.transport.before = before
     with pytest.raises(TooFew, match=r"3 of 5 .* UPLOAD .* 4 are needed"):
         federation.run()
     absent_sites.clear()
@@ -284,7 +284,7 @@ def test_the_privacy_boundary_judges_an_update_before_it_is_masked(tmp_path, mon
     assert dtypes == [{"torch.float32"}] * 5
     assert any("its privacy boundary refused a message" in note for note in federation.about("cedar"))
     assert present(federation) == set(FIVE) - {"cedar"}
-    assert not (federation.desk.halves["cedar"].folder / UPDATE).exists()
+    assert not (federation.transport.halves["cedar"].folder / UPDATE).exists()
 
 
 def json_message(**values):
@@ -295,7 +295,7 @@ def test_a_second_attempt_of_an_opened_round_is_declined_by_every_site(tmp_path)
     federation = Federation(tmp_path / "masked", FML | {"rounds": 1})
     federation.run()
     order = pack_message(Order("work", 0, int(Stage.KEYS), attempt=1), json_message(attempt=1))
-    for half in federation.desk.halves.values():
+    for half in federation.transport.halves.values():
         answer, message = read_answer(half.carry_out(order))
         assert "opened before" in (answer.problem or "")
         assert message == {}
@@ -309,7 +309,7 @@ def test_a_site_that_was_sent_another_model_is_left_out_and_named(tmp_path):
             return order, {k: v + 1 if v.is_floating_point() else v for k, v in inbox.items()}
         return order, inbox
 
-    federation.desk.change = change
+    federation.transport.change = change
     federation.run()
     assert "another model" in federation.about("cedar")[0]
     assert present(federation) == set(FIVE) - {"cedar"}
@@ -321,11 +321,11 @@ def test_a_false_dropout_is_named_by_the_site_and_opens_nothing(tmp_path):
     def change(order, inbox, name):
         return order, json_message(sites=[i for i in FIVE if i != "ash"]) if order.phase == Stage.CONFIRM else inbox
 
-    federation.desk.change = change
+    federation.transport.change = change
     with pytest.raises(TooFew, match="CONFIRM"):
         federation.run()
     assert any("this site dropped out" in note for note in federation.about("ash"))
-    assert not any(read_order(o)[0].phase == Stage.UNMASK for _, o, _ in federation.desk.answers)
+    assert not any(read_order(o)[0].phase == Stage.UNMASK for _, o, _ in federation.transport.answers)
 
 
 @pytest.mark.parametrize(
@@ -371,4 +371,4 @@ def test_without_a_kit_no_sum_is_begun(tmp_path):
     with pytest.raises(RunError, match="kit"):
         SiteRuntime(federation.agreed, read_site_file(site(federation.folder, "ash", FIVE["ash"])))
     with pytest.raises(RunError, match="kit"):
-        Coordinator(federation.agreed, tmp_path / "server").run(federation.desk)
+        Coordinator(federation.agreed, tmp_path / "server").run(federation.transport)

@@ -16,7 +16,7 @@ from fedmutual.sites.site_runtime import SiteRuntime
 from fedmutual.sites.site_settings import read_site_file
 from log_lines import read_lines
 from puppets import DIVERGED, Federation, healthy, moved
-from wards import COMMON, SITES, Desk, contract, halves, same, site
+from wards import COMMON, SITES, InMemoryTransport, contract, halves, same, site
 
 MLPS = {i: {**tables, "model": {"personal": "mlp"}} for i, tables in SITES.items()}
 SIX = COMMON | {"rounds": 6}
@@ -84,7 +84,7 @@ def test_an_excluded_site_stays_excluded_after_a_restart(tmp_path):
 def test_without_an_outlier_no_site_is_blamed_and_the_third_setback_ends_the_federation(tmp_path):
     """With a too high learning rate all sites go back once, then to the oldest saved round; then the federation ends."""
     federation = Federation(tmp_path, SIX)
-    for i in federation.desk.halves:
+    for i in federation.transport.halves:
         federation[i].does = lambda asked, inbox: (
             SiteAnswer(asked, problem=DIVERGED, diverged=True) if asked.round == 4 else moved(inbox, 0.01)
         )
@@ -103,7 +103,7 @@ def test_without_an_outlier_no_site_is_blamed_and_the_third_setback_ends_the_fed
 
 def test_a_first_round_that_diverges_at_all_sites_is_not_repeated_forever(tmp_path):
     federation = Federation(tmp_path)
-    for i in federation.desk.halves:
+    for i in federation.transport.halves:
         federation[i].does = lambda asked, inbox: SiteAnswer(asked, problem=DIVERGED, diverged=True)
     with pytest.raises(RunError, match="3 rounds failed"):
         federation.run()
@@ -140,7 +140,7 @@ def test_attempts_end_where_sites_follow_no_further(tmp_path):
         Attempts(tmp_path).raise_number()
 
 
-class Poisoned(Desk):
+class Poisoned(InMemoryTransport):
     """What west sends in one round is of the order of 1e30, and the contract would take it."""
 
     def ask(self, orders, deadline):
@@ -158,13 +158,13 @@ def test_real_sites_go_back_as_if_the_poisoned_round_had_not_been(tmp_path):
         (tmp_path / name).mkdir()
         path = contract(tmp_path / name, COMMON, MLPS, update_limit=1e50)
         agreed, sites = halves(tmp_path / name, path, MLPS)
-        desk = Poisoned(sites) if name == "poisoned" else Desk(sites)
+        transport = Poisoned(sites) if name == "poisoned" else InMemoryTransport(sites)
 
-        def leave(event, desk=desk, name=name):
+        def leave(event, transport=transport, name=name):
             if name == "away" and type(event).__name__ == "RoundDone" and event.round == 1:
-                desk.away = {"west"}
+                transport.away = {"west"}
 
-        Coordinator(agreed, tmp_path / name / "server").run(desk, [leave])
+        Coordinator(agreed, tmp_path / name / "server").run(transport, [leave])
         runs = {i: fedmutual.Run(sites[i].folder) for i in ("north", "south")}
         ends[name] = {i: run.personal_model(i).state_dict() for i, run in runs.items()}
         ends[name]["shared"] = fedmutual.Run(tmp_path / name / "server").global_model().state_dict()

@@ -19,7 +19,7 @@ from fedmutual.sites.secure_sum.messages import WORDS, Stage
 from fedmutual.sites.site_runtime import SiteRuntime
 from fedmutual.sites.site_settings import build_site, read_site_file
 from fedmutual.sites.statistics import SCALING, SUMS
-from wards import COMMON, TELLING, Desk, contract, same, site, together, with_data
+from wards import COMMON, TELLING, InMemoryTransport, contract, same, site, together, with_data
 
 BY_SUMS = {"mean": "federated", "std": "federated"}
 FML = COMMON | TELLING | {"rounds": 2, "data": {"classes": COMMON["data"]["classes"], **BY_SUMS}}
@@ -33,7 +33,7 @@ class Federation:
         folder.mkdir(exist_ok=True)
         self.folder, self.sites, self.notes = folder, sites or with_data(folder), []
         self.agreed = contracts.read_contract(contract(folder, common | {"server": SERVERS[kind]}, self.sites, **given))
-        self.desk = Steps({i: self.start(i) for i in self.sites})
+        self.transport = Steps({i: self.start(i) for i in self.sites})
 
     def start(self, name):
         startup = write_startup(self.folder / name / "startup", name)
@@ -45,15 +45,15 @@ class Federation:
                 self.notes += describe_event(event)
 
         startup = write_startup(self.folder / "server-kit", "server")
-        Coordinator(self.agreed, self.folder / "server", startup).run(self.desk, [note])
+        Coordinator(self.agreed, self.folder / "server", startup).run(self.transport, [note])
         return fedmutual.Run(self.folder / "server")
 
     def about(self):
         return json.loads((self.folder / "server" / "environment.json").read_text())
 
 
-class Steps(Desk):
-    """A post that calls `before(round, phase)` before orders of work, and changes orders by `alter`, answers by `change`."""
+class Steps(InMemoryTransport):
+    """A transport that calls `before(round, phase)` before orders of work; `alter` changes orders, `change` answers."""
 
     def __init__(self, halves):
         super().__init__(halves)
@@ -116,7 +116,7 @@ def test_under_masks_no_sums_of_a_single_site_leave(tmp_path):
     for i in federation.sites:
         lines = [json.loads(line) for line in (tmp_path / "masked" / i / "state" / "wards" / "left.jsonl").open()]
         assert {t["name"] for line in lines for t in line["tensors"]} == {"letter", WORDS}
-    orders = [(i, read_order(o)[0], read_answer(a)[1]) for i, o, a in federation.desk.answers]
+    orders = [(i, read_order(o)[0], read_answer(a)[1]) for i, o, a in federation.transport.answers]
     uploads = [m[WORDS] for _, o, m in orders if (o.round, o.phase) == (-1, Stage.UPLOAD)]
     assert [len(words) for words in uploads] == [federation.agreed.layout.count] * 3
     assert all((words.abs() > 2**40).float().mean() > 0.95 for words in uploads)
@@ -129,15 +129,15 @@ def test_a_site_that_misses_the_start_is_not_in_the_sums_and_has_the_scaling(tmp
     federation = Federation(tmp_path / "fixed", "fixed")
 
     def before(round, phase):
-        federation.desk.away = {"west"} if round < 0 else set()
+        federation.transport.away = {"west"} if round < 0 else set()
 
-    federation.desk.before = before
+    federation.transport.before = before
     federation.run()
     statistics = federation.about()["statistics"]
-    rows = {i: len(federation.desk.halves[i].experiment.data.clients[i].private) for i in federation.sites}
+    rows = {i: len(federation.transport.halves[i].experiment.data.clients[i].private) for i in federation.sites}
     assert statistics["rows"] == rows["north"] + rows["south"]
     for i in federation.sites:
-        assert federation.desk.halves[i].experiment.data.spaces[i].scaling["mean"] == statistics["mean"]
+        assert federation.transport.halves[i].experiment.data.spaces[i].scaling["mean"] == statistics["mean"]
     assert [note for note in federation.notes if "'west'" in note] == federation.notes
     assert len(federation.notes) == 1
 
@@ -149,9 +149,9 @@ def test_restarting_at_every_order_asks_once_and_changes_no_bit(tmp_path, kind):
     federation = Federation(tmp_path / "restarted", kind, sites=untouched.sites)
 
     def before(round, phase):
-        federation.desk.halves = {i: federation.start(i) for i in federation.sites}
+        federation.transport.halves = {i: federation.start(i) for i in federation.sites}
 
-    federation.desk.before = before
+    federation.transport.before = before
     run = federation.run()
     assert same(run.global_model().state_dict(), expected.global_model().state_dict())
     assert federation.about()["statistics"] == untouched.about()["statistics"]
@@ -164,17 +164,17 @@ def test_a_restarted_server_does_not_ask_for_statistics_again(tmp_path):
         pass
 
     def before(round, phase):
-        if round == 0 and not federation.desk.answers_before:
-            federation.desk.answers_before = len(federation.desk.answers)
+        if round == 0 and not federation.transport.answers_before:
+            federation.transport.answers_before = len(federation.transport.answers)
             raise Killed
 
-    federation.desk.answers_before = 0
-    federation.desk.before = before
+    federation.transport.answers_before = 0
+    federation.transport.before = before
     with pytest.raises(Killed):
         federation.run()
-    asked = federation.desk.asked(-1)
+    asked = federation.transport.asked(-1)
     federation.run()
-    assert federation.desk.asked(-1) == asked
+    assert federation.transport.asked(-1) == asked
     assert sorted(set(asked)) == list(range(6))
     lines = [json.loads(line) for line in (tmp_path / "masked" / "server" / "ledger.jsonl").open()]
     assert sum(line["phase"] == SUMS for line in lines) == 3
@@ -188,7 +188,7 @@ def test_a_server_that_asks_twice_gets_no_second_sum(tmp_path):
         if round == 0:
             raise InterruptedError
 
-    federation.desk.before = stop
+    federation.transport.before = stop
     with pytest.raises(InterruptedError):
         federation.run()
     (tmp_path / "masked" / "server" / "statistics.json").unlink()
@@ -219,8 +219,8 @@ def scaled(value, inputs=1):
 def test_a_site_declines_another_scaling_and_does_the_order_with_the_first(tmp_path, changed, word):
     federation = Federation(tmp_path / "fixed", "fixed", FML | {"rounds": 1})
     federation.run()
-    half = federation.desk.halves["north"]
-    orders = [(read_order(o), a) for i, o, a in federation.desk.answers if i == "north"]
+    half = federation.transport.halves["north"]
+    orders = [(read_order(o), a) for i, o, a in federation.transport.answers if i == "north"]
     (order, inbox), answer = next(one for one in orders if one[0][0].kind == "exam")
     rest = {name: tensor for name, tensor in inbox.items() if name != SCALING}
     declined, message = read_answer(half.carry_out(pack_message(order, rest | changed)))
@@ -244,10 +244,10 @@ def test_impossible_sums_of_a_site_are_refused_and_named(tmp_path, name):
     def change(site, order, answer, message):
         return (answer, {SUMS: spoil(message[SUMS])}) if order.round < 0 and site == "west" else (answer, message)
 
-    federation.desk.change = change
+    federation.transport.change = change
     federation.run()
     assert any("'west'" in note and word in note for note in federation.notes)
-    rows = {i: len(federation.desk.halves[i].experiment.data.clients[i].private) for i in ("north", "south")}
+    rows = {i: len(federation.transport.halves[i].experiment.data.clients[i].private) for i in ("north", "south")}
     assert federation.about()["statistics"]["rows"] == sum(rows.values())
 
 
@@ -259,10 +259,10 @@ def test_impossible_sums_under_masks_end_the_federation_before_training(tmp_path
             message = {WORDS: message[WORDS] - 10**6}
         return answer, message
 
-    federation.desk.change = change
+    federation.transport.change = change
     with pytest.raises(RunError, match="impossible"):
         federation.run()
-    assert federation.desk.asked(0) == []
+    assert federation.transport.asked(0) == []
     assert not (tmp_path / "masked" / "server" / "statistics.json").exists()
 
 
@@ -275,7 +275,7 @@ def test_a_site_with_values_beyond_the_range_is_left_out_and_its_operator_learns
     np.savez(tmp_path / "west-digits.npz", x=x, y=y)
     sites |= {"fourth": sites["north"]} if kind == "masked" else {}
     federation, messages = Federation(tmp_path / kind, kind, FML | {"rounds": 1}, sites), []
-    federation.desk.halves["west"] = SiteRuntime(
+    federation.transport.halves["west"] = SiteRuntime(
         federation.agreed,
         read_site_file(federation.folder / "west" / "site.toml"),
         messages.append,
@@ -329,7 +329,7 @@ def test_a_site_that_is_sent_another_scaling_under_masks_is_named_and_opens_noth
     def alter(site, order, inbox):
         return inbox | scaled(0.5) if (site, order.round, order.phase) == ("west", 0, 0) else inbox
 
-    federation.desk.alter = alter
+    federation.transport.alter = alter
     with pytest.raises(TooFew):
         federation.run()
     assert any("another model" in note and "'west'" in note for note in federation.notes)
@@ -369,7 +369,7 @@ def test_columns_of_real_sites_are_those_of_one_process(tmp_path):
     assert statistics["missing"][1] > 0
     assert statistics["missing"][2] == 0
     assert statistics["mean"][1] is None
-    steps = federation.desk.halves["west"].experiment.data.space.scaling["columns"]
+    steps = federation.transport.halves["west"].experiment.data.space.scaling["columns"]
     assert [step.get("fill") for step in steps] == [statistics["mean"][0], None, 60]
     assert same(run.global_model().state_dict(), one_process.global_model().state_dict())
 

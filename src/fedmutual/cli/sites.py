@@ -149,7 +149,7 @@ def site(
     kits.check_valid(site_kit)
     with plugins.use_rule(site_config.code):
         agreed = contracts.read_contract((contract or site_kit.folder / kits.FEDERATION).resolve())
-        runtime = SiteRuntime(agreed, site_config, looks=True)  # checks everything before a connection is opened
+        runtime = SiteRuntime(agreed, site_config, check_only=True)  # checks everything before a connection is opened
         longest = find_longest_message(agreed)
     with lock_folder(
         site_config.state, "runs a site with this state folder", "choose another one by 'state.folder' in its file"

@@ -75,17 +75,22 @@ def release_reply(
 
 
 def evaluate_client(
-    client: Client, exams: tuple[EvalSpec, ...], inbox: Message, round: int, home: Path | None, keep: Keep | None = None
+    client: Client,
+    evaluations: tuple[EvalSpec, ...],
+    inbox: Message,
+    round: int,
+    home: Path | None,
+    keep: Keep | None = None,
 ) -> tuple[Score, ...]:
     """Score a client's nets, and return the scores that the client shares.
 
     The meme is scored as it was trained, then again with the tensors that the server sent in `inbox`. A client that does
     not share all scores writes all of them to `home`. With `keep`, the client's best personal weights are saved there.
     """
-    measured = compute_scores(client, exams, inbox)
+    measured = compute_scores(client, evaluations, inbox)
     scores = tuple(measured.values())
     if keep is not None and home is not None and "personal" in client.nets:
-        _keep_best(client, exams, scores, round, home, keep)
+        _keep_best(client, evaluations, scores, round, home, keep)
     if client.metrics != "all" and home is not None:
         home.mkdir(parents=True, exist_ok=True)
         append_scores(home, round, scores)
@@ -93,10 +98,10 @@ def evaluate_client(
 
 
 def _keep_best(
-    client: Client, exams: tuple[EvalSpec, ...], scores: tuple[Score, ...], round: int, home: Path, keep: Keep
+    client: Client, evaluations: tuple[EvalSpec, ...], scores: tuple[Score, ...], round: int, home: Path, keep: Keep
 ) -> None:
     """Save the weights of a client's personal net in `home` if they score better than in all rounds before."""
-    models = {e.model for e in exams if e.net == "personal"}  # a net trained on pooled data is reported as "global"
+    models = {e.model for e in evaluations if e.net == "personal"}  # a net trained on pooled data is reported as "global"
     reported = "test" if "global" in models else "validation"
     merit = best.compute_merit([s for s in scores if s.model in models], reported, keep.by, keep.metric)
     personal = client.nets["personal"]

@@ -196,14 +196,15 @@ def _evaluate(plan: RoundPlan, engine: Engine, server: Message, round: int, trai
     """Score the shared model at the server and the clients' nets in their processes; scores are in the clients' order."""
     at = At(plan.seed, round, plan.rounds, len(plan.algorithm.phases) - 1)
     participants = draw_participants(plan.clients, plan.participation, at)
-    exams = {i: tuple(e for e in all_ if i in participants or e.model != COPY) for i, all_ in plan.exams.items()}
+    evaluations = {i: tuple(e for e in all_ if i in participants or e.model != COPY) for i, all_ in plan.evaluations.items()}
     arguments = {
-        i: (specs, _get_inbox(plan, server, i, at), round + 1, plan.homes.get(i), plan.keep) for i, specs in exams.items()
+        i: (specs, _get_inbox(plan, server, i, at), round + 1, plan.homes.get(i), plan.keep)
+        for i, specs in evaluations.items()
     }
     answers = engine.run_each(evaluate_client, arguments)
     scores = [judge(server)] if judge else []  # worker processes score their clients meanwhile
     by_client = dict(answers)
-    return Evaluated(round + 1, train, (*scores, *(s for i in plan.exams for s in by_client.get(i, ()))))
+    return Evaluated(round + 1, train, (*scores, *(s for i in plan.evaluations for s in by_client.get(i, ()))))
 
 
 def _get_inbox(plan: RoundPlan, server: Message, to: str, at: At) -> Message:

@@ -37,8 +37,8 @@ class Stacked(InProcess):
         if do is not participate:
             yield from super().run_each(do, arguments)
             return
-        asked: list[tuple[Client, tuple[Any, ...]]] = [(self._clients[i], values) for i, values in arguments.items()]
-        for client, reply in self._stacker.participate(asked):
+        requests: list[tuple[Client, tuple[Any, ...]]] = [(self._clients[i], values) for i, values in arguments.items()]
+        for client, reply in self._stacker.participate(requests):
             yield client.id, reply()  # type: ignore[misc]  # R is Reply
 
     def take_remarks(self) -> list[str]:
@@ -57,9 +57,11 @@ class Stacker:
         self._groups = [Group(group, remarks) for group in group_alike(trainable) if len(group) > 1]
         self._modes: dict[Any, StepMode] = {}
 
-    def participate(self, asked: Sequence[tuple[Client, tuple[Any, ...]]]) -> Iterator[tuple[Client, Callable[[], Reply]]]:
+    def participate(
+        self, requests: Sequence[tuple[Client, tuple[Any, ...]]]
+    ) -> Iterator[tuple[Client, Callable[[], Reply]]]:
         """As `base.participate` for each client with its arguments -> (client, function that returns the reply)."""
-        remaining = {id(client): (client, values) for client, values in asked}
+        remaining = {id(client): (client, values) for client, values in requests}
         for group in self._groups:
             parts = [_make_part(*remaining[id(client)]) for client in group.clients if id(client) in remaining]
             for together in _group_by_key(parts):

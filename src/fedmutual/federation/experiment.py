@@ -202,7 +202,7 @@ class Experiment:
             ),
             participation=config.engine.participation,
             evaluate_every=config.records.evaluate_every,
-            exams={i: tuple(self.list_evaluations(i)) for i in self.clients},
+            evaluations={i: tuple(self.list_evaluations(i)) for i in self.clients},
             seeds=self._count_public_bytes(),
             homes=homes,
             bench=self.make_bench(),
@@ -245,7 +245,7 @@ class Experiment:
             evaluations = evaluation_sets.list_evaluations(
                 known, self.algorithm, self.nets.complete, self.config.records.copies, id, self.config.records.ensemble
             )
-        return (exam for exam in evaluations if exam.data == "holdout" or not self._holdout_only)
+        return (spec for spec in evaluations if spec.data == "holdout" or not self._holdout_only)
 
     @property
     def _holdout_only(self) -> bool:

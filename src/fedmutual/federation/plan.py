@@ -24,7 +24,7 @@ class RoundPlan:
     notes: tuple[str, ...]
     participation: float  # the fraction of clients that take part in a round
     evaluate_every: int
-    exams: Mapping[str, tuple[EvalSpec, ...]]  # evaluations that run at each client
+    evaluations: Mapping[str, tuple[EvalSpec, ...]]  # evaluations that run at each client
     seeds: Mapping[str, int]  # bytes of public data that each client sent before round 1; empty without public data
     homes: Mapping[str, Path]  # each client's folder for its best weights and for scores that are not shared
     bench: Bench | None = None  # for algorithms that train at the server

@@ -7,7 +7,7 @@ from fedmutual.reproduce.plan import Job
 from fedmutual.rundir.text import format_duration
 
 
-class Pace:
+class TimeEstimate:
     """Estimate the time of the remaining runs from the seconds per step or epoch of the finished runs."""
 
     def __init__(self, unknown: Iterable[Job]) -> None:

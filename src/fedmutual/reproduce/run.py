@@ -20,7 +20,7 @@ from fedmutual.reproduce import node_analysis
 from fedmutual.reproduce.cell_results import is_incomplete
 from fedmutual.reproduce.cells import Cell
 from fedmutual.reproduce.collect import collect, make_failure
-from fedmutual.reproduce.eta import Pace
+from fedmutual.reproduce.eta import TimeEstimate
 from fedmutual.reproduce.noise import score_under_noise
 from fedmutual.reproduce.plan import Job, Scale
 from fedmutual.reproduce.plan import list_jobs as list_jobs
@@ -75,16 +75,16 @@ def reproduce(
     """
     planned = [list(list_jobs(cell, range(seeds), scale, here or {})) for cell in cells]
     planned = [of_cell for of_cell in planned if not _lacks_data(of_cell, store, say)]
-    outcome, pace = ReproduceOutcome(), Pace([j for jobs_ in planned for j in jobs_ if _is_missing(store, j)])
+    outcome, eta = ReproduceOutcome(), TimeEstimate([j for jobs_ in planned for j in jobs_ if _is_missing(store, j)])
     fingerprints = {j.fingerprint for jobs_ in planned for j in jobs_}
-    for cell, job in {job.cell.id: (job.cell, job) for job in pace.left if job.cell.about.node}.values():
+    for cell, job in {job.cell.id: (job.cell, job) for job in eta.left if job.cell.about.node}.values():
         node_analysis.check(job.config, cell.about.node or "", f"{cell.path}, arm {job.arm!r}")
-    outcome.known = len(fingerprints) - len(pace.left)
-    say(f"{format_count(len(pace.left), 'run')} to train, {outcome.known} known")
-    if pace.left:
+    outcome.known = len(fingerprints) - len(eta.left)
+    say(f"{format_count(len(eta.left), 'run')} to train, {outcome.known} known")
+    if eta.left:
         store.check()
-        at_once = limit_jobs([j.config for j in pace.left], jobs)
-        work = CellWork(out, store, watch, outcome, pace, say, planned, at_once)
+        at_once = limit_jobs([j.config for j in eta.left], jobs)
+        work = CellWork(out, store, watch, outcome, eta, say, planned, at_once)
         while work.train_planned():  # try again: other processes may have released their runs
             outcome.elsewhere.clear()
             outcome.failed.clear()
@@ -138,7 +138,7 @@ class CellWork:
     store: ResultStore
     watch: Callable[[str], Observer] | None
     outcome: ReproduceOutcome
-    pace: Pace
+    eta: TimeEstimate
     say: Say
     planned: Sequence[Sequence[Job]]  # of each cell
     jobs: int | None  # how many runs side by side; None: chosen by what the first run takes
@@ -187,7 +187,7 @@ class CellWork:
             is_free = False
         self._read_results_of_others(job)
         if not _is_missing(self.store, job) and not (job.fingerprint in self.needed and self._to_begin_with(job)):
-            self.outcome.known += self.pace.remove_finished([job])
+            self.outcome.known += self.eta.remove_finished([job])
         elif not is_free:
             self._leave(job, "is in training there")
         elif (device := find_missing_device(make_run_path(self.out, job), job.config.rounds)) is not None:
@@ -247,7 +247,7 @@ class CellWork:
             for job, request in zip(own_jobs, requests, strict=True):
                 self.store_result(job, request, attempt_run(request), len(requests))
             if own_jobs:
-                self.say(self.pace.report_finished(own_jobs, time.monotonic() - begun))
+                self.say(self.eta.report_finished(own_jobs, time.monotonic() - begun))
 
 
 class CellQueue:
@@ -286,7 +286,7 @@ class CellQueue:
         job, locks = self._in_training.pop(request.folder)
         with locks:
             self._work.store_result(job, request, problem)
-        self._work.say(self._work.pace.report_finished([job], seconds, at_once))
+        self._work.say(self._work.eta.report_finished([job], seconds, at_once))
 
     def close(self) -> None:
         """Release the locks of runs whose training was stopped."""

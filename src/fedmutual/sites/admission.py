@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from fedmutual.rundir.logs import is_scored_on_resume
 from fedmutual.sites.journal import BegunOrder, Journal, Place
-from fedmutual.sites.protocol import ATTEMPTS, EXAM, Order
+from fedmutual.sites.protocol import ATTEMPTS, EVALUATE, Order
 
 BEYOND = "the contract has no such round or phase"
 NOT_DUE = "the contract has no scores after this round"
@@ -42,7 +42,7 @@ class Bounds:
         phases = self.phases if order.round >= 0 else self.start
         if not (-1 <= order.round < self.rounds and order.phase < phases):
             raise Declined(BEYOND)
-        if order.kind != EXAM:
+        if order.kind != EVALUATE:
             return order.round, order.phase
         number = order.round + 1
         if order.round < 0 or not is_scored_on_resume(number, number, self.evaluate_every, self.rounds):
@@ -52,7 +52,7 @@ class Bounds:
 
 def find_answer(journal: Journal, order: Order, inbox: str) -> bytes | None:
     """Return the earlier answer to this order, or None. inbox: the digest of the order."""
-    if order.kind == EXAM:
+    if order.kind == EVALUATE:
         return journal.find_scores_answer(order.round, inbox)
     return journal.find_answer((order.round, order.phase), inbox)
 
@@ -73,7 +73,7 @@ def admit(journal: Journal, order: Order, inbox: str, bounds: Bounds) -> bool:
             raise Declined(ANSWERED)
         if position < last:
             raise Declined(ANSWERED if any(e.place == place for e in journal.entries) else PAST)
-    if order.kind == EXAM:
+    if order.kind == EVALUATE:
         if not any(e.round == order.round and e.last for e in journal.entries):
             raise Declined(UNFINISHED)
     elif _is_forgotten(journal, place):

@@ -28,7 +28,7 @@ from fedmutual.sites.conduct import Conduct
 from fedmutual.sites.contract import Contract, identify
 from fedmutual.sites.engine import Setback, SitesEngine, TooFew
 from fedmutual.sites.peers import is_peer_to_peer
-from fedmutual.sites.protocol import Post
+from fedmutual.sites.protocol import Transport
 from fedmutual.sites.secure_sum.exchange import SecureSums
 from fedmutual.sites.secure_sum.fixed_point import list_masked_leaves, use_masked_sum
 from fedmutual.sites.secure_sum.identity import read_authority
@@ -56,7 +56,9 @@ class Coordinator:
     folder: Path  # of this federation, in the form of a run folder, so that `report` can read it
     startup: Path | None = None  # of the server's kit: holds the authority's certificate, which a secure sum needs
 
-    def run(self, post: Post, observers: Sequence[Observer] = (), pause: Callable[[], None] = lambda: None) -> None:
+    def run(
+        self, transport: Transport, observers: Sequence[Observer] = (), pause: Callable[[], None] = lambda: None
+    ) -> None:
         """Run all rounds that are not done yet.
 
         pause: called after every saved round; an exception of this function ends the run there.
@@ -80,7 +82,7 @@ class Coordinator:
             sizes = MessageSizes(contract.algorithm, first_state, contract.sites.names, peer_to_peer, words)
             quorum, limits, sums = contract.quorum, contract.limits, self._open_sums()
             engine = SitesEngine(
-                post, quorum, deadline, peer_to_peer, sizes, attempts, conduct, limits, contract.algorithm, sums
+                transport, quorum, deadline, peer_to_peer, sizes, attempts, conduct, limits, contract.algorithm, sums
             )
             while True:
                 self._check_progress(conduct, saved, logs)
@@ -158,7 +160,7 @@ class Coordinator:
             notes=self.contract.algorithm.remarks,
             participation=1.0,
             evaluate_every=config.records.evaluate_every,
-            exams=dict.fromkeys(self.contract.sites.names, ()),  # each site has its own list
+            evaluations=dict.fromkeys(self.contract.sites.names, ()),  # each site has its own list
             seeds=(self.contract.public or {}).get("bytes", {}),
             homes={},
         )

@@ -12,7 +12,7 @@ def describe_disclosure(experiment: Experiment, site: str) -> str:
     if metrics == "none" or "accuracy" not in experiment.make_task(site).tells:
         return "Its losses and scores are not sent."
     rows = experiment.load_rows(site)
-    kinds = dict.fromkeys(exam.rows for exam in experiment.list_evaluations(site))
+    kinds = dict.fromkeys(spec.rows for spec in experiment.list_evaluations(site))
     sent = [kind for kind in kinds if is_disclosed(metrics, len(rows[kind]))]
     if not sent:
         return f"Its losses and scores are not sent: it has fewer than {LEAST_ROWS} {' or '.join(kinds)} rows."

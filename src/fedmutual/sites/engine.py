@@ -16,13 +16,13 @@ from fedmutual.federation.evaluation_sets import SCORED
 from fedmutual.sites.attempts import Attempts
 from fedmutual.sites.conduct import Conduct
 from fedmutual.sites.protocol import (
-    EXAM,
+    EVALUATE,
     LONGEST,
     WORK,
     MalformedMessage,
     Order,
-    Post,
     SiteAnswer,
+    Transport,
     digest_order,
     find_message_fault,
     pack_message,
@@ -65,11 +65,11 @@ class PhaseOutcome:
 
 
 class SitesEngine:
-    """An engine over a post. A site without a usable answer in time is left out, and a remark names the site."""
+    """An engine over a transport. A site without a usable answer in time is left out, and a remark names the site."""
 
     def __init__(
         self,
-        post: Post,
+        transport: Transport,
         quorum: int,
         deadline: float,
         by_hand: bool,
@@ -84,7 +84,7 @@ class SitesEngine:
 
         limits: bounds of the replies. sums: computes the sums of masked updates; None where sites send unmasked updates.
         """
-        self._post, self._quorum, self._deadline, self._by_hand = post, quorum, deadline, by_hand
+        self._transport, self._quorum, self._deadline, self._by_hand = transport, quorum, deadline, by_hand
         self._sizes, self._attempts, self._conduct = sizes, attempts, conduct
         self._limits, self._algorithm, self._sums = limits, algorithm, sums
         self._written = Counter[str]()  # characters of each site's text in the logs so far
@@ -122,7 +122,9 @@ class SitesEngine:
         inputs = {i: a for i, a in arguments.items() if i not in self._conduct.left_out}
         receivers = None
         if self._by_hand:  # sending to an unresponsive site would block the sender
-            receivers = tuple(sorted(inputs.keys() & set(self._post.list_connected()) - set(self._post.list_late())))
+            receivers = tuple(
+                sorted(inputs.keys() & set(self._transport.list_connected()) - set(self._transport.list_late()))
+            )
         outcome = self._collect(inputs, self._attempts.stamp({i: self._make_order(a, receivers) for i, a in inputs.items()}))
         if self._sums is not None:
             self._check_count(outcome, len(outcome.replies), inputs)
@@ -248,7 +250,7 @@ class SitesEngine:
         inputs = {i: arguments[i] for i in arguments if i in self._finished}  # a site that missed the round is not asked
         number = self._attempts.number
         orders = {
-            i: (Order(EXAM, round - 1, 0, attempt=number), inbox | self.scaling)
+            i: (Order(EVALUATE, round - 1, 0, attempt=number), inbox | self.scaling)
             for i, (_, inbox, round, _, _) in inputs.items()
         }
         for i, (answer, _) in self._ask(orders, PhaseOutcome()):
@@ -264,13 +266,13 @@ class SitesEngine:
         self, orders: Mapping[str, tuple[Order, Message]], outcome: PhaseOutcome
     ) -> Iterator[tuple[str, tuple[SiteAnswer, Message]]]:
         """Send orders to the connected sites, and yield (site, (answer, message)) as they come; refuse unreadable ones."""
-        connected = self._post.list_connected()
+        connected = self._transport.list_connected()
         for i in orders:
             if i not in connected:
                 self._leave_out(i, orders[i][0], "it is not connected")
         waiting = {i for i in orders if i in connected}
         sent = {i: pack_message(*orders[i]) for i in orders if i in connected}
-        for i, content in self._post.ask(sent, self._deadline):
+        for i, content in self._transport.ask(sent, self._deadline):
             if i not in waiting:
                 continue  # a second answer
             try:
@@ -289,7 +291,7 @@ class SitesEngine:
             self._leave_out(i, orders[i][0], "it did not answer in time")
 
     def _leave_out(self, site: str, order: Order, why: str) -> None:
-        whose = f"the scores of site {site!r} are" if order.kind == EXAM else f"site {site!r} is"
+        whose = f"the scores of site {site!r} are" if order.kind == EVALUATE else f"site {site!r} is"
         self._remarks.append(f"{whose} left out: {self._limit_quote(site, why)}")
 
     def _limit_quote(self, site: str, text: str) -> str:

@@ -17,7 +17,7 @@ from fedmutual.files import read_json, write_bytes, write_json
 from fedmutual.rundir.checkpoint import COMMIT, collect_client_state, load_client, make_file_name
 from fedmutual.tensor_files import write_tensors
 
-DIARY = "diary.json"
+JOURNAL_FILE = "diary.json"
 ROUNDS_BACK = 3  # earlier rounds with a saved state: the most that a new attempt can go back
 Place = tuple[int, int]  # round, phase; the scores of a round have the number after its last phase
 
@@ -85,8 +85,8 @@ class Journal:
         self.begun: BegunOrder | None = None  # None: no order yet
         self.forgotten = False  # whether entries were dropped, so that the state before the first entry is lost
         self._scored: ScoredRound | None = None
-        if (folder / DIARY).exists():
-            self._read_record(read_json(folder / DIARY))
+        if (folder / JOURNAL_FILE).exists():
+            self._read_record(read_json(folder / JOURNAL_FILE))
 
     def _read_record(self, about: dict[str, Any]) -> None:
         if about.get("run") != self._run:
@@ -99,7 +99,8 @@ class Journal:
         except ValidationError as problem:
             error = problem.errors()[0]
             raise RunError(
-                f"{self._folder / DIARY}: is damaged: {'.'.join(map(str, error['loc']))}: {error['msg']}; restore a copy"
+                f"{self._folder / JOURNAL_FILE}: is damaged: {'.'.join(map(str, error['loc']))}: {error['msg']}; "
+                "restore a copy"
             ) from None
         self.entries, self.forgotten, self._scored = record.entries, record.dropped, record.scored
         last = self.entries[-1] if self.entries else None
@@ -191,7 +192,7 @@ class Journal:
         self, entries: list[JournalEntry], begun: BegunOrder | None, scored: ScoredRound | None, forgotten: bool
     ) -> None:
         about = {"format": 1, "run": self._run, "dropped": forgotten, "entries": [list(e) for e in entries]}
-        write_json(self._folder / DIARY, about | {"begun": begun and list(begun), "scored": scored and list(scored)})
+        write_json(self._folder / JOURNAL_FILE, about | {"begun": begun and list(begun), "scored": scored and list(scored)})
 
     def _commit(self, round: int | None) -> None:
         """Write the file that names the last finished round for `Run`; remove this file where round is None."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmutual.errors import RunError
-from fedmutual.sites.protocol import EXAM
+from fedmutual.sites.protocol import EVALUATE
 from fedmutual.sites.sent_log import LEFT, read_sent_messages
 from fedmutual.sites.site_settings import read_site_file
 
@@ -20,7 +20,7 @@ class Kind:
     """Messages with equal names, shapes and kinds of content; their values may differ."""
 
     phase: int
-    order_kind: str  # WORK or EXAM
+    order_kind: str  # WORK or EVALUATE
     to: str
     tensors: tuple[tuple[str, str, tuple[int, ...], int], ...]  # name, dtype, shape, bytes
     value_kinds: tuple[str, ...]  # kinds of values beside them
@@ -144,6 +144,6 @@ def describe_message(kind: Kind) -> str:
     attempt_note = f", attempt {kind.attempt}" if kind.attempt else ""
     if kind.problem:
         return f"no message: {kind.problem}{attempt_note}"
-    if kind.order_kind == EXAM:
+    if kind.order_kind == EVALUATE:
         return f"{'scores' if kind.value_kinds else 'scored at the site, nothing sent'}{attempt_note}"
     return f"phase {kind.phase}{'' if kind.tensors else ', done'}{attempt_note}"

@@ -20,7 +20,7 @@ from fedmutual.events import Score
 from fedmutual.rundir.schema import ClassScores
 
 WORK: Literal["work"] = "work"
-EXAM: Literal["exam"] = "exam"
+EVALUATE: Literal["exam"] = "exam"
 LONGEST = 500  # the most characters of another party's sentence
 _NAMED = 100  # the most characters of the name of a score or a loss
 _SCORES, _CLASSES = 64, 2**16  # the most scores of an answer, and values of a score; the most numbers of a value
@@ -79,7 +79,7 @@ class SiteAnswer:
     diverged: bool = False  # whether the problem is a loss or a weight that is not finite
 
 
-class Post(Protocol):
+class Transport(Protocol):
     """The transport of orders and answers between the server and the sites."""
 
     def list_connected(self) -> tuple[str, ...]:

@@ -35,7 +35,7 @@ from fedmutual.sites.journal import Journal, JournalEntry, Place
 from fedmutual.sites.peers import PeerMailbox, is_peer_to_peer
 from fedmutual.sites.protocol import (
     ATTEMPTS,
-    EXAM,
+    EVALUATE,
     MalformedMessage,
     Order,
     ReleasedScore,
@@ -73,12 +73,12 @@ class SiteRuntime:
         contract: Contract,
         settings: SiteSettings,
         say: Say = lambda line: None,
-        looks: bool = False,
+        check_only: bool = False,
         startup: Path | None = None,
     ) -> None:
         """Build the site's experiment, and open the site's state.
 
-        looks: only check whether the site can take part, and write nothing. Otherwise no other object may use the state
+        check_only: only check whether the site can take part, and write nothing. Otherwise no other object may use the state
         folder. say: takes the lines for the operator. startup: the folder of the site's kit that holds the signing key; a
         secure sum needs this folder.
 
@@ -118,16 +118,16 @@ class SiteRuntime:
         self._limit = MessageSizes(algorithm, self._public, contract.sites.names, self.peers is not None, words).order_limit
         self.is_masked = contract.is_masked
         self._sums: SumFiles | None = None
-        if contract.is_masked and not looks:
+        if contract.is_masked and not check_only:
             if startup is None:
                 raise RunError(f"{settings.source}: a secure sum needs the site's kit, which holds the signing key")
             self._sums = SumFiles(self.folder, self.site, contract.sites.names, contract.binding, startup)
-        if self._journal.entries and not looks:  # a check may run with the kit's contract, which may have other rounds
+        if self._journal.entries and not check_only:  # a check may run with the kit's contract, which may have other rounds
             self._check_schedules()
         self._repeats = Counter[tuple[str, int, int]]()  # how often each answer was sent again
         self._client: Client | None = None
         self._at: Place | None = None  # the last phase that the client in memory did; None: no phase
-        if not looks:
+        if not check_only:
             _prepare_folder(self.folder, experiment, self.site)
             self._write_summary(max((line.round for line in read_records(self.folder / METRICS, Evaluation)), default=0))
 
@@ -185,7 +185,7 @@ class SiteRuntime:
             moments = self._check_scaling(order, inbox)
             self._begin(order, digest)
             inbox = self._adopt_scaling(moments, inbox)
-            if order.kind == EXAM:
+            if order.kind == EVALUATE:
                 answer, message = self._evaluate(order, inbox)
             elif order.phase < len(self._list_phases(order)):
                 answer, message = self._do_phase(order, inbox, digest)
@@ -218,7 +218,11 @@ class SiteRuntime:
     def make_peer_messages(self, content: bytes) -> dict[str, bytes]:
         """Return the messages to other sites after an order was carried out: site -> bytes. Each message is logged."""
         order, inbox = read_order(content)
-        if self.peers is None or order.kind == EXAM or find_answer(self._journal, order, digest_order(order, inbox)) is None:
+        if (
+            self.peers is None
+            or order.kind == EVALUATE
+            or find_answer(self._journal, order, digest_order(order, inbox)) is None
+        ):
             return {}
         messages = self.peers.make_peer_messages(order, self._make_place(order))
         for receiver, sent_content in messages.items():
@@ -240,7 +244,7 @@ class SiteRuntime:
         Raises:
             Declined: the order lacks the scaling, or has another one than earlier orders.
         """
-        layout, is_stage = self._contract.layout, order.kind != EXAM and order.phase >= len(self._list_phases(order))
+        layout, is_stage = self._contract.layout, order.kind != EVALUATE and order.phase >= len(self._list_phases(order))
         if layout is None or order.round < 0 or is_stage:
             return None
         try:
@@ -306,10 +310,10 @@ class SiteRuntime:
     def _evaluate(self, order: Order, inbox: Message) -> tuple[SiteAnswer, Message]:
         """Write the site's scores after a round to its disk, and return those that the site shares."""
         client = self._restore_client((order.round + 1, 0))
-        exams = tuple(self.experiment.list_evaluations(self.site))
-        if any(exam.model == COPY for exam in exams):
+        evaluations = tuple(self.experiment.list_evaluations(self.site))
+        if any(spec.model == COPY for spec in evaluations):
             self._restore_sent_meme(client, order)
-        scores = compute_scores(client, exams, inbox)
+        scores = compute_scores(client, evaluations, inbox)
         if inbox:
             self._journal.save_shared(inbox, order.round)
         rewind(self.folder / METRICS, lambda round: round <= order.round)
@@ -336,7 +340,7 @@ class SiteRuntime:
     def _save(self, order: Order, digest: str, reply: bytes) -> None:
         """Save the client and the reply, before the reply leaves the site. digest: of the order."""
         assert self._client is not None
-        if order.kind == EXAM:
+        if order.kind == EVALUATE:
             self._journal.write_scores(order.round, digest, reply)
         else:
             last = order.phase + 1 == (self._bounds.start if order.round < 0 else self._bounds.phases)

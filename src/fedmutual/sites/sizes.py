@@ -11,7 +11,7 @@ import torch
 
 from fedmutual.algorithms.peers import PEER
 from fedmutual.core import Algorithm, Message, Spec
-from fedmutual.sites.protocol import EXAM, LONGEST, WORK, Limit, MalformedMessage, Order, SiteAnswer, read_answer
+from fedmutual.sites.protocol import EVALUATE, LONGEST, WORK, Limit, MalformedMessage, Order, SiteAnswer, read_answer
 from fedmutual.sites.secure_sum.messages import CONTENT, LONGEST_CONTENT, WORDS, Stage
 from fedmutual.sites.statistics import declare_scaling, find_sums
 
@@ -65,7 +65,7 @@ class MessageSizes:
         work = [self._limit_answer(Order(WORK, round, n)) for round, phases in rounds for n in range(len(phases))]
         if self._words_of_update is not None:
             work += [self._limit_answer(Order(WORK, round, stage)) for round, phases in rounds if phases for stage in Stage]
-        answers = (*work, self._limit_answer(Order(EXAM, 0, 0)))
+        answers = (*work, self._limit_answer(Order(EVALUATE, 0, 0)))
         return _ALIGNED + max(one.header + one.tensors for one in (self.order_limit, self.peer_message_limit, *answers))
 
     def open_answer(self, order: Order, content: bytes) -> tuple[SiteAnswer, Message]:
@@ -85,7 +85,7 @@ class MessageSizes:
 
     def _limit_answer(self, order: Order) -> Limit:
         """Of an answer: scores, or a message, losses and remarks."""
-        if order.kind == EXAM:
+        if order.kind == EVALUATE:
             return limit_message({}, self._count_word_bytes() + _SCORES)
         phases = self._algorithm.start if order.round < 0 else self._algorithm.phases
         if self._words_of_update is not None and order.phase >= len(phases):

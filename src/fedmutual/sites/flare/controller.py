@@ -72,12 +72,12 @@ class Rounds(Controller):  # type: ignore[misc]
         folder = state / contract.name
         progress = ProgressFile(folder, contract, fl_ctx.get_job_id())
         torch.set_num_threads(1)
-        post = TaskPost(self, fl_ctx, abort_signal, folder, contract.quorum)
-        progress.begin(post.list_connected())  # from now on the server restarts the job if it fails
-        pause = partial(pause_for_changes, folder, post, contract.sites.names)
+        transport = TaskTransport(self, fl_ctx, abort_signal, folder, contract.quorum)
+        progress.begin(transport.list_connected())  # from now on the server restarts the job if it fails
+        pause = partial(pause_for_changes, folder, transport, contract.sites.names)
         try:
-            progress.begin(post.wait_until_ready(contract.sites.wait))
-            Coordinator(contract, folder, work / "startup").run(post, [progress], pause)
+            progress.begin(transport.wait_until_ready(contract.sites.wait))
+            Coordinator(contract, folder, work / "startup").run(transport, [progress], pause)
             progress.end(Outcome.DONE, "all rounds are done")
         except Paused as reason:
             progress.end(Outcome.AGAIN, str(reason))
@@ -99,19 +99,19 @@ def _write_refusal(state: Path, job: str, reason: str) -> None:
             change_progress(file.parent, outcome=Outcome.FAILED, said=reason)
 
 
-def pause_for_changes(folder: Path, post: "TaskPost", names: Collection[str]) -> None:
+def pause_for_changes(folder: Path, transport: "TaskTransport", names: Collection[str]) -> None:
     """Raise Paused after a saved round if a lead requested a stop, or if a connected site is not in the job."""
-    post.check()
+    transport.check()
     if presence.is_stop_requested(folder):
         raise Paused("stopped by hand")
-    inside, alive = post.list_connected(), presence.read_alive(folder.parent)
+    inside, alive = transport.list_connected(), presence.read_alive(folder.parent)
     outside = {i: alive[i] for i in names if i in alive and i not in inside}
     due = rejoin_backoff.list_due_sites(folder, outside, inside)
     if due:
         raise Paused(f"{', '.join(due)} connected, or connected again")
 
 
-class TaskPost:
+class TaskTransport:
     """Sends orders as FLARE tasks.
 
     A site that missed a deadline still receives orders, but a round waits for it only after it has taken an order again.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fedmutual.files import write_json
 
-THERE, STOP = "there.json", "stop.json"
+PRESENCE, STOP = "there.json", "stop.json"
 
 
 Sites = Mapping[str, str]
@@ -15,7 +15,7 @@ Sites = Mapping[str, str]
 
 def write_members(folder: Path, sites: Sites, silent: Collection[str] = ()) -> None:
     """Write the connected sites. silent: connected sites whose heartbeat is overdue."""
-    write_json(folder / THERE, {"format": 1, "sites": dict(sites), "silent": sorted(silent)})
+    write_json(folder / PRESENCE, {"format": 1, "sites": dict(sites), "silent": sorted(silent)})
 
 
 def read_connected(folder: Path) -> Sites:
@@ -31,7 +31,7 @@ def read_alive(folder: Path) -> Sites:
 
 def _read_members(folder: Path) -> tuple[dict[str, str], list[str]]:
     try:
-        members = json.loads((folder / THERE).read_text(encoding="utf-8"))
+        members = json.loads((folder / PRESENCE).read_text(encoding="utf-8"))
         return members["sites"], members.get("silent", [])
     except FileNotFoundError:
         return {}, []

@@ -89,7 +89,7 @@ def train_shadows(
 def _train(experiment: Experiment) -> tuple[dict[str, Client], Message]:
     """Return the clients and the server's state after all rounds; nothing is scored."""
     clients = {i: experiment.build_client(i) for i in experiment.clients}
-    plan = replace(experiment.make_plan({}), exams={}, evaluate_every=experiment.config.rounds)
+    plan = replace(experiment.make_plan({}), evaluations={}, evaluate_every=experiment.config.rounds)
     with torch.random.fork_rng(devices=[]), closing(InProcess(clients.values())) as engine:
         server = federate(plan, engine, experiment.make_server_state(), None, [], None)
     return clients, server

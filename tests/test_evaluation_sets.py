@@ -102,7 +102,7 @@ def test_a_domain_is_scored_on_its_own_the_others_and_all_test_rows():
         assert index(rows["test.own"]) | index(rows["test.others"]) == index(rows["test"])
         assert not index(rows["test.own"]) & index(rows["test.others"])
         assert index(rows["validation.all"]) >= index(rows["validation"])
-        scored = {exam.data for exam in experiment.make_plan({}).exams[i]}
+        scored = {spec.data for spec in experiment.make_plan({}).evaluations[i]}
         assert scored == {"validation", "test", "test.own", "test.others", "validation.all"}
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from fedmutual.report.html import write_report
 from fedmutual.rundir.file_names import METRICS
-from fedmutual.sites.protocol import EXAM, ReleasedScore, SiteAnswer, pack_message, read_order
+from fedmutual.sites.protocol import EVALUATE, ReleasedScore, SiteAnswer, pack_message, read_order
 from log_lines import read_lines
 from puppets import SITES, Federation, Puppet
 
@@ -32,15 +32,19 @@ class Teller(Puppet):
 
     def carry_out(self, content):
         asked, _ = read_order(content)
-        return pack_message(SiteAnswer(asked, scores=self._scores), {}) if asked.kind == EXAM else super().carry_out(content)
+        return (
+            pack_message(SiteAnswer(asked, scores=self._scores), {})
+            if asked.kind == EVALUATE
+            else super().carry_out(content)
+        )
 
 
 @pytest.mark.parametrize("lies", LIES.values(), ids=LIES)
 def test_scores_that_are_none_are_left_out_and_the_report_can_be_read(tmp_path, lies):
     federation = Federation(tmp_path)
     for site in SITES:
-        federation.desk.halves[site] = Teller()
-    federation.desk.halves["north"] = Teller(ReleasedScore(model, None, data, values) for values, model, data in lies)
+        federation.transport.halves[site] = Teller()
+    federation.transport.halves["north"] = Teller(ReleasedScore(model, None, data, values) for values, model, data in lies)
     federation.run()
     lines = read_lines(federation.folder / METRICS)
     assert [sorted({s["client"] for s in line["scores"]}) for line in lines] == [["south", "west"]] * 3
@@ -52,6 +56,6 @@ def test_a_site_that_says_that_it_is_a_domain_does_not_spoil_the_report(tmp_path
     """The site may be a domain by its own split."""
     federation = Federation(tmp_path)
     for site in SITES:
-        federation.desk.halves[site] = Teller()
-    federation.desk.halves["north"] = Teller([ReleasedScore("personal", None, "test.own", {"accuracy": 1.0})])
+        federation.transport.halves[site] = Teller()
+    federation.transport.halves["north"] = Teller([ReleasedScore("personal", None, "test.own", {"accuracy": 1.0})])
     write_report([federation.run().folder], tmp_path / "report.html")

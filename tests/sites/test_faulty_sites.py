@@ -21,7 +21,7 @@ from fedmutual.sites.consent import find_difference
 from fedmutual.sites.coordinator import Coordinator
 from fedmutual.sites.engine import TooFew
 from fedmutual.sites.protocol import (
-    EXAM,
+    EVALUATE,
     MalformedMessage,
     Order,
     ReleasedScore,
@@ -34,12 +34,12 @@ from fedmutual.sites.server_experiment import build_server_experiment, make_firs
 from fedmutual.sites.site_runtime import SiteRuntime
 from fedmutual.sites.site_settings import read_site_file
 from log_lines import read_lines
-from wards import COMMON, SITES, TELLING, Desk, contract, halves, same, site, together
+from wards import COMMON, SITES, TELLING, InMemoryTransport, contract, halves, same, site, together
 
 MLPS = {i: {**tables, "model": {"personal": "mlp"}} for i, tables in SITES.items()}
 
 
-class Tampered(Desk):
+class Tampered(InMemoryTransport):
     """West's answer to one order of work is changed on its way."""
 
     def __init__(self, sites, change, round=1):
@@ -49,7 +49,7 @@ class Tampered(Desk):
     def ask(self, orders, deadline):
         for i, content in super().ask(orders, deadline):
             order, _ = read_order(orders[i])
-            if i == "west" and order.round == self._round and order.kind != EXAM:
+            if i == "west" and order.round == self._round and order.kind != EVALUATE:
                 yield from ((i, c) for c in self._change(content))
             else:
                 yield i, content
@@ -104,7 +104,7 @@ ODD = {
 }
 
 
-def run(folder, desk, agreed, watch=lambda event: None):
+def run(folder, transport, agreed, watch=lambda event: None):
     notes = []
 
     def observe(event):
@@ -112,7 +112,7 @@ def run(folder, desk, agreed, watch=lambda event: None):
         if isinstance(event, Noted):
             notes.extend(describe_event(event))
 
-    Coordinator(agreed, folder / "server").run(desk, [observe])
+    Coordinator(agreed, folder / "server").run(transport, [observe])
     ledger = read_lines(folder / "server" / LEDGER)
     return notes, [line["round"] for line in ledger if line["client"] == "west" and line["up"]]
 
@@ -141,11 +141,11 @@ def test_invalid_scores_are_noted_in_their_round(tmp_path, round, where):
     """Also in the last round, after which no further order follows."""
     agreed, sites = halves(tmp_path, contract(tmp_path, {**COMMON, "rounds": 3}, MLPS), MLPS)
 
-    class Scored(Desk):
+    class Scored(InMemoryTransport):
         def ask(self, orders, deadline):
             for i, content in super().ask(orders, deadline):
                 answer, _ = read_answer(content)
-                is_spoilt = i == "west" and (answer.order.kind, answer.order.round) == (EXAM, round - 1)
+                is_spoilt = i == "west" and (answer.order.kind, answer.order.round) == (EVALUATE, round - 1)
                 spoilt_answer = replace(answer, scores=(ReleasedScore("personal", "west", "validation", ODD_SCORES[where]),))
                 yield i, pack_message(spoilt_answer, {}) if is_spoilt else content
 
@@ -180,7 +180,7 @@ def test_a_full_disk_excludes_the_site_from_one_round_only(tmp_path, monkeypatch
             full[0] = event.round == 1
 
     monkeypatch.setattr(journal, "write_tensors", write)
-    notes, rounds = run(tmp_path, Desk(sites), agreed, watch)
+    notes, rounds = run(tmp_path, InMemoryTransport(sites), agreed, watch)
     assert rounds == [1, 3]
     assert notes == ["note in round 2: site 'west' is left out: it could not do its part; its operator reads why"]
     assert "/" not in notes[0]  # no path leaves
@@ -197,16 +197,16 @@ def test_a_raising_user_network_excludes_the_site_from_one_round_only(tmp_path, 
             raise MemoryError("unable to allocate 3 GiB\nat once")
         return reply
 
-    class Away(Desk):
+    class Away(InMemoryTransport):
         def ask(self, orders, deadline):
             gone = {i for i, content in orders.items() if i == "west" and read_order(content)[0].round == 1}
             return super().ask({i: content for i, content in orders.items() if i not in gone}, deadline)
 
-    for case, desk in (("away", Away), ("raised", Desk)):
+    for case, transport in (("away", Away), ("raised", InMemoryTransport)):
         (tmp_path / case).mkdir()
         agreed, sites = halves(tmp_path / case, contract(tmp_path / case, sites=MLPS), MLPS)
         sites["west"].say = messages.append
-        notes, rounds = run(tmp_path / case, desk(sites), agreed)
+        notes, rounds = run(tmp_path / case, transport(sites), agreed)
         assert rounds == [1, 3]
         models[case] = fedmutual.Run(sites["west"].folder).personal_model("west").state_dict()
         monkeypatch.setattr("fedmutual.sites.site_runtime.participate", fails)
@@ -242,7 +242,7 @@ def test_a_meme_is_scored_as_it_was_trained_after_a_restart_too(tmp_path):
     common = COMMON | TELLING | {"records": {"copies": True}}
     agreed, sites = halves(tmp_path, contract(tmp_path, common, MLPS), MLPS)
     state = make_first_state(agreed, build_server_experiment(agreed))
-    work, exam = pack_message(Order("work", 0, 0), state), pack_message(Order(EXAM, 0, 0), state)
+    work, exam = pack_message(Order("work", 0, 0), state), pack_message(Order(EVALUATE, 0, 0), state)
     sites["north"].carry_out(work)
     anew = SiteRuntime(agreed, read_site_file(tmp_path / "north" / "site.toml"))
     anew.carry_out(work)  # answered as before
@@ -255,7 +255,7 @@ def test_a_meme_is_scored_as_it_was_trained_after_a_restart_too(tmp_path):
 
 def test_a_server_without_its_state_receives_an_error(tmp_path):
     agreed, sites = halves(tmp_path, contract(tmp_path, COMMON | {"rounds": 5}, MLPS), MLPS)
-    run(tmp_path, Desk(sites), agreed)
+    run(tmp_path, InMemoryTransport(sites), agreed)
     messages = []
     north = SiteRuntime(agreed, read_site_file(site(tmp_path, "north", MLPS["north"])), messages.append)
     answer, message = read_answer(north.carry_out(pack_message(Order("work", 0, 0), north.experiment.make_server_state())))
@@ -266,15 +266,15 @@ def test_a_server_without_its_state_receives_an_error(tmp_path):
 
 def test_too_few_sites_stop_the_rounds_and_what_is_saved_goes_on(tmp_path):
     agreed, sites = halves(tmp_path, contract(tmp_path, sites=MLPS, quorum=3), MLPS)
-    desk = Desk(sites)
+    transport = InMemoryTransport(sites)
 
     def watch(event):
-        desk.away = {"west"} if type(event).__name__ == "RoundDone" and event.round == 2 else desk.away
+        transport.away = {"west"} if type(event).__name__ == "RoundDone" and event.round == 2 else transport.away
 
     with pytest.raises(TooFew, match="2 of 3 sites did their part, and 3 are needed"):
-        run(tmp_path, desk, agreed, watch)
-    desk.away = set()
-    assert run(tmp_path, desk, agreed) == ([], [1, 2, 3])
+        run(tmp_path, transport, agreed, watch)
+    transport.away = set()
+    assert run(tmp_path, transport, agreed) == ([], [1, 2, 3])
     one = fedmutual.run(parse_config(together(sites=MLPS)), tmp_path / "one")
     assert same(fedmutual.Run(tmp_path / "server").global_model().state_dict(), one.global_model().state_dict())
 
@@ -291,7 +291,7 @@ def test_a_client_with_seven_of_ten_classes_and_its_own_network(tmp_path):
     labels = {"7": "6", "8": "6", "9": "6"}
     mine["west"] = {**seven, "data": {**seven["data"], "labels": labels}}
     runtimes = {i: SiteRuntime(agreed, read_site_file(site(tmp_path, i, mine[i]))) for i in mine}
-    run(tmp_path, Desk(runtimes), agreed)
+    run(tmp_path, InMemoryTransport(runtimes), agreed)
     names = {t["name"] for line in sent_log.read_sent_messages(runtimes["west"].folder) for t in line["tensors"]}
     assert names == {"features.fc1.weight", "features.fc1.bias", "features.fc2.weight", "features.fc2.bias"}
     server = (tmp_path / "server" / "config.toml").read_text() + json.dumps(fedmutual.Run(tmp_path / "server").summary)
@@ -302,7 +302,7 @@ def test_a_client_with_seven_of_ten_classes_and_its_own_network(tmp_path):
 def test_a_site_that_tells_nothing(tmp_path):
     silent = {**MLPS, "west": {**MLPS["west"], "share": {"metrics": "none"}}}
     agreed, sites = halves(tmp_path, contract(tmp_path, sites=silent), silent)
-    run(tmp_path, Desk(sites), agreed)
+    run(tmp_path, InMemoryTransport(sites), agreed)
     assert all(not line["told"] for line in sent_log.read_sent_messages(sites["west"].folder))
     disclosed = {s["client"] for line in read_lines(tmp_path / "server" / "metrics.jsonl") for s in line["scores"]}
     assert disclosed == {"north", "south"}
@@ -313,7 +313,7 @@ def test_a_site_that_tells_nothing(tmp_path):
 
 def test_state_of_another_site_file_is_refused(tmp_path):
     agreed, sites = halves(tmp_path, contract(tmp_path, sites=MLPS), MLPS)
-    run(tmp_path, Desk(sites), agreed)
+    run(tmp_path, InMemoryTransport(sites), agreed)
     changed = {**MLPS["north"], "optimizer": {"lr": 0.5}}
     with pytest.raises(RunError, match=r"holds the state of this federation with another site\.toml"):
         SiteRuntime(agreed, read_site_file(site(tmp_path, "north", changed)))
@@ -341,20 +341,20 @@ def test_a_newcomer_joins_and_a_site_leaves_for_good(tmp_path):
     """Another contract, of other sites, goes on with the rounds: with what each of them knows."""
     two = {i: MLPS[i] for i in ("north", "south")}
     agreed, sites = halves(tmp_path, contract(tmp_path, sites=two), two)
-    run(tmp_path, Desk(sites), agreed)
+    run(tmp_path, InMemoryTransport(sites), agreed)
     shared = fedmutual.Run(tmp_path / "server").global_model().state_dict()
 
     others = {i: MLPS[i] for i in ("north", "west")}
     longer, later = halves(tmp_path, contract(tmp_path, {**COMMON, "rounds": 5}, others), others)
     orders = []
 
-    class Seen(Desk):
+    class Seen(InMemoryTransport):
         def ask(self, asked, deadline):
             orders.extend((i, *read_order(content)) for i, content in asked.items())
             return super().ask(asked, deadline)
 
     assert run(tmp_path, Seen(later), longer) == ([], [4, 5])
-    first = {i: message for i, order, message in reversed(orders) if order.kind != EXAM and order.round == 3}
+    first = {i: message for i, order, message in reversed(orders) if order.kind != EVALUATE and order.round == 3}
     assert first.keys() == {"north", "west"}
     assert all(same(message, shared) for message in first.values())
     assert fedmutual.Run(later["north"].folder).round == 5
@@ -367,12 +367,12 @@ def test_a_site_that_starts_again_after_the_end_is_still_at_the_end(tmp_path):
     """A report finds its summary, whatever was started since; a longer federation removes the summary."""
     path = contract(tmp_path, sites=MLPS)
     agreed, sites = halves(tmp_path, path, MLPS)
-    run(tmp_path, Desk(sites), agreed)
+    run(tmp_path, InMemoryTransport(sites), agreed)
     folder = sites["north"].folder
     summary = (folder / "summary.json").read_bytes()
     (folder / "summary.json").unlink()
     mine = read_site_file(tmp_path / "north" / "site.toml")
-    SiteRuntime(agreed, mine, looks=True)  # a look writes nothing
+    SiteRuntime(agreed, mine, check_only=True)  # a look writes nothing
     assert not (folder / "summary.json").exists()
     content = (folder / "metrics.jsonl").read_bytes()
     (folder / "metrics.jsonl").write_bytes(content + b'{"round": 4, "sco')  # a full disk cut it short

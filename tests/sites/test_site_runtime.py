@@ -1,4 +1,4 @@
-"""Sites over a post in this process: what each does, keeps and lets go of, without any network."""
+"""Sites over a transport in this process: what each does, keeps and lets go of, without any network."""
 
 import json
 
@@ -14,7 +14,7 @@ from fedmutual.sites.consent import find_difference
 from fedmutual.sites.coordinator import Coordinator
 from fedmutual.tensor_files import read_tensors
 from log_lines import read_lines
-from wards import COMMON, SITES, TELLING, Desk, contract, halves, same, together
+from wards import COMMON, SITES, TELLING, InMemoryTransport, contract, halves, same, together
 
 RULES = {
     "mean": COMMON,
@@ -28,7 +28,7 @@ RULES = {
 def test_three_sites_are_one_run_in_one_process(rule, tmp_path):
     common = RULES[rule] | TELLING
     agreed, sites = halves(tmp_path, contract(tmp_path, common))
-    Coordinator(agreed, tmp_path / "server").run(Desk(sites))
+    Coordinator(agreed, tmp_path / "server").run(InMemoryTransport(sites))
     run = fedmutual.run(parse_config(together(common)), tmp_path / "one")
     server_run = fedmutual.Run(tmp_path / "server")
     assert same(server_run.global_model().state_dict(), run.global_model().state_dict())
@@ -44,15 +44,15 @@ def test_three_sites_are_one_run_in_one_process(rule, tmp_path):
 def test_an_absent_site_is_left_out_until_it_returns(tmp_path, name, round):
     common, tables = (COMMON, SITES) if name == "fml" else of_method(name)
     agreed, sites = halves(tmp_path, contract(tmp_path, common, tables), tables)
-    desk, notes = Desk(sites), []
+    transport, notes = InMemoryTransport(sites), []
 
     def watch(event):
         if type(event).__name__ == "RoundDone":
-            desk.away = {"west"} if event.round == round else set()
+            transport.away = {"west"} if event.round == round else set()
         if type(event).__name__ == "Noted":
             notes.extend(describe_event(event))
 
-    Coordinator(agreed, tmp_path / "server").run(desk, [watch])
+    Coordinator(agreed, tmp_path / "server").run(transport, [watch])
     assert any(note == f"note in round {round + 1}: site 'west' is left out: it is not connected" for note in notes)
     ledger = read_lines(tmp_path / "server" / LEDGER)
     rounds = [line["round"] for line in ledger if line["client"] == "west" and line["up"]]
@@ -117,7 +117,7 @@ def test_a_method_between_sites_that_start_again_is_that_of_one_process(name, tm
     common, tables = of_method(name)
     for rounds in (2, 3):
         agreed, sites = halves(tmp_path, contract(tmp_path, common | {"rounds": rounds}, tables), tables)
-        Coordinator(agreed, tmp_path / "server").run(Desk(sites))
+        Coordinator(agreed, tmp_path / "server").run(InMemoryTransport(sites))
     run = fedmutual.run(parse_config(together(common, tables)), tmp_path / "one")
     server_run = fedmutual.Run(tmp_path / "server")
     assert server_run.summary["bytes"] == run.summary["bytes"]
