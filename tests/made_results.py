@@ -1,8 +1,8 @@
 """Build results of runs with artificial numbers."""
 
-from fedmutual.reproduce.result import ClientResult, CloseUp, Cloud, Made, Result
+from fedmutual.reproduce.result import ClientResult, Cloud, NodeAnalysis, Origin, Result
 
-MADE = Made(
+MADE = Origin(
     command="fedmutual reproduce table9",
     python="3.11",
     torch="2",
@@ -18,7 +18,7 @@ MADE = Made(
 def closeup(client="0", validation=(0.5, 0.7), losses=None, silhouette=0.25, points=((0, 0, 0.0, 1.5), (1, 1, -2.0, 0.5))):
     """Return the analysis of one node in a run of two domains and two classes, with artificial numbers."""
     cloud = Cloud(domains=("0", "90"), classes=("1", "7"), explained=(0.4, 0.2), silhouette=silhouette, points=points)
-    return CloseUp(client=client, validation=validation, losses=losses or {"personal": (0.9, 0.8)}, cloud=cloud)
+    return NodeAnalysis(client=client, validation=validation, losses=losses or {"personal": (0.9, 0.8)}, cloud=cloud)
 
 
 def result(arm="fml", seed=0, curve=(0.5, 0.7), own_curve=None, clients=None, **further_fields):

@@ -367,7 +367,7 @@ class Bench:
     public: Data  # the public rows; their labels are not used
 
 
-SCORED = ("global", "personal", "proxy")
+SCORED_MODELS = ("global", "personal", "proxy")
 """The models that `Algorithm.scores` may name: the shared model, personal models, and proxies that peers exchange."""
 
 

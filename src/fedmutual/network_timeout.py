@@ -5,14 +5,14 @@ import socket
 import sys
 from collections.abc import Iterator
 
-PATIENCE = 30.0  # seconds without a byte before a download is given up
+SILENCE_LIMIT = 30.0  # seconds without a byte before a download is given up
 
 
 @contextlib.contextmanager
 def limit_waiting() -> Iterator[None]:
-    """Within, give up connections after `PATIENCE`, and print to the standard error."""
+    """Within, give up connections after `SILENCE_LIMIT`, and print to the standard error."""
     waited = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(PATIENCE)
+    socket.setdefaulttimeout(SILENCE_LIMIT)
     try:
         with contextlib.redirect_stdout(sys.stderr):
             yield

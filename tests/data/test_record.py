@@ -7,7 +7,7 @@ import pytest
 
 from fedmutual import data
 from fedmutual.data.division import Table
-from fedmutual.data.record import compute_fingerprint
+from fedmutual.data.record import fingerprint_partition
 from own_data import config, npz, refused
 
 SHARDS = {"kind": "shards", "clients": 5, "classes_per_client": 4}
@@ -126,7 +126,7 @@ def test_row_numbers_that_cannot_be(
     def change(partition: dict[str, Any]) -> None:
         partition["clients"][client][share]["rows"] = partition["clients"]["0"]["private"]["rows"] if rows is None else rows
         table = Table(np.zeros(0, dtype=np.int64), 0, tuple(partition["classes"]))
-        partition["fingerprint"] = compute_fingerprint(table, partition["data"], partition["test"], partition["clients"])
+        partition["fingerprint"] = fingerprint_partition(table, partition["data"], partition["test"], partition["clients"])
 
     rewrite(path, change)
     refused(words, partition={"kind": "file", "file": str(path)})
@@ -138,7 +138,7 @@ def test_a_client_that_would_leave_the_run_folder(written: tuple[Path, data.Fede
     def change(partition: dict[str, Any]) -> None:
         partition["clients"]["../../elsewhere"] = partition["clients"].pop("0")
         table = Table(np.zeros(0, dtype=np.int64), 0, tuple(partition["classes"]))
-        partition["fingerprint"] = compute_fingerprint(table, partition["data"], partition["test"], partition["clients"])
+        partition["fingerprint"] = fingerprint_partition(table, partition["data"], partition["test"], partition["clients"])
 
     rewrite(path, change)
     refused("client '../../elsewhere' cannot name a client", partition={"kind": "file", "file": str(path)})

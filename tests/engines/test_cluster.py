@@ -72,7 +72,7 @@ def test_objects_that_cannot_be_sent_to_a_worker_are_an_error():
 
 
 def test_a_request_above_the_clusters_resources_is_an_error(nodes, monkeypatch):
-    monkeypatch.setattr(ray_placement, "PATIENCE", 0.5)
+    monkeypatch.setattr(ray_placement, "PLACEMENT_LIMIT", 0.5)
     sentence = (
         rf"asks for 3 workers with {CPUS} CPU and 0 GPU each, and after 0.5 s the Ray cluster had too few free "
         r"resources: it has "

@@ -14,7 +14,7 @@ from torch import Tensor, hub, nn
 from fedmutual import models
 from fedmutual.errors import ConfigError
 from fedmutual.models import imagenet
-from fedmutual.network_timeout import PATIENCE
+from fedmutual.network_timeout import SILENCE_LIMIT
 
 KEY = "model.pretrained"
 COLOURS = (3, 96, 96)
@@ -240,7 +240,7 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     tried: list[str] = []
 
     def no_connection(url: str, *_: object, **__: object) -> None:
-        assert socket.getdefaulttimeout() == PATIENCE
+        assert socket.getdefaulttimeout() == SILENCE_LIMIT
         tried.append(url)
         raise URLError("Name or service not known")
 

@@ -264,7 +264,7 @@ def test_two_processes_share_the_work(reproduce, papers, tmp_path):
 
 
 def test_results_that_another_process_does_not_get_done_with(table9, tmp_path, monkeypatch):
-    monkeypatch.setattr(results, "PATIENCE", 0.1)
+    monkeypatch.setattr(results, "LOCK_LIMIT", 0.1)
     folder = tmp_path / "out/results"
     store, silent = ResultStore(folder), Console(file=io.StringIO())
     with (

@@ -14,7 +14,7 @@ from authority import write_startup
 from fedmutual.config import parse_config
 from fedmutual.errors import ConfigError, RunError
 from fedmutual.privacy.accountant import ORDERS, NoisedSteps, compute_total_epsilon
-from fedmutual.privacy.budget import PrivacyBudget, Spent
+from fedmutual.privacy.budget import BudgetExceeded, PrivacyBudget
 from fedmutual.privacy.mechanism import Release
 from fedmutual.privacy.secret import derive_simulation_secret
 from fedmutual.rundir.text import describe_event
@@ -301,7 +301,7 @@ def test_a_ledger_counts_a_label_once_and_stops_at_the_budget(tmp_path):
     tight = budget(path, most=one.spent * 1.001)
     tight.spend(release("a"))
     content = path.read_bytes()
-    with pytest.raises(Spent, match=r"privacy\.epsilon is"):
+    with pytest.raises(BudgetExceeded, match=r"privacy\.epsilon is"):
         tight.spend(release("b"))
     assert path.read_bytes() == content
 

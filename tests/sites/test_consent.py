@@ -7,7 +7,7 @@ import pytest
 
 from fedmutual.errors import ConfigError
 from fedmutual.sites import contract as contracts
-from fedmutual.sites.consent import LONGEST, check_agreed, find_difference, read_record
+from fedmutual.sites.consent import LONGEST_CONTRACT, check_agreed, find_difference, parse_contract_record
 from wards import COMMON, SEEDED, SITES, accepted, contract
 
 
@@ -97,13 +97,13 @@ def test_tables_too_deep_end_the_comparison(record):
         "[" * 200_000,
         '{"a":' * 100_000,
         "9" * 10_000,
-        " " * (LONGEST + 1),
+        " " * (LONGEST_CONTRACT + 1),
     ],
     ids=range(16),
 )
 def test_a_text_that_is_not_a_record_is_refused(text):
     with pytest.raises(ConfigError, match="not written by fedmutual"):
-        read_record(text)
+        parse_contract_record(text)
 
 
 def test_of_several_contracts_the_one_of_that_name_is_meant(record):

@@ -13,9 +13,9 @@ from fedmutual.engines.loop import Paused
 from fedmutual.errors import ConfigError, RunError
 from fedmutual.sites import contract as contracts
 from fedmutual.sites.flare import presence, progress, rejoin_backoff, workspace
-from fedmutual.sites.flare.admin_protocol import list_results
+from fedmutual.sites.flare.admin_protocol import list_result_files
 from fedmutual.sites.flare.controller import pause_for_changes
-from fedmutual.sites.flare.session import Lost, Session, read_server_answer
+from fedmutual.sites.flare.session import ServerLost, Session, read_server_answer
 from fedmutual.sites.flare.watch import Watch, list_alive, list_connected
 from wards import contract
 
@@ -88,9 +88,9 @@ def test_no_site_counts_as_connected_before_the_server_looks(tmp_path):
 def test_a_lead_reads_why_the_server_does_not_do_it():
     """FLARE gives the status of the transfer, and says why in the data."""
     refused = {"status": "SUCCESS", "details": "", "data": [{"type": "error", "data": "not authorized"}]}
-    with pytest.raises(Lost, match=r"did not answer \(not authorized\)"):
+    with pytest.raises(ServerLost, match=r"did not answer \(not authorized\)"):
         read_server_answer(refused)
-    with pytest.raises(Lost, match="TIMEOUT"):
+    with pytest.raises(ServerLost, match="TIMEOUT"):
         read_server_answer({"status": "TIMEOUT"})
     assert read_server_answer({"data": [{"type": "string", "data": "x"}, {"type": "dict", "data": {"there": []}}]}) == {
         "there": []
@@ -181,7 +181,7 @@ def test_a_server_moves_no_cursor_of_a_leads(tmp_path):
         {"data": 3},
         {"data": [{"type": "dict", "data": [ESCAPE]}]},
     ):
-        with pytest.raises(Lost) as caught:
+        with pytest.raises(ServerLost) as caught:
             read_server_answer(reply)
         assert str(caught.value).isprintable()
 
@@ -192,7 +192,7 @@ def test_a_lead_has_what_the_server_may_give(tmp_path):
     for file in ("config.toml", "ledger.jsonl", "server/round-12.safetensors", "clients/north/round-12.safetensors"):
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         (folder / file).write_bytes(b"x")
-    given = list_results(folder, 12)
+    given = list_result_files(folder, 12)
     assert sorted(given) == ["config.toml", "ledger.jsonl", "server/round-12.safetensors"]
     body = {"body": base64.b64encode(b"x").decode()}
     fetched = Lead({"files": sorted(given)}, *[body] * 3).fetch("wards", tmp_path / "out")

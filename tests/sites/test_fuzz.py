@@ -23,7 +23,7 @@ from fedmutual.sites.engine import TooFew
 from fedmutual.sites.mailbox import Mailbox
 from fedmutual.sites.protocol import (
     EVALUATE,
-    LONGEST,
+    LONGEST_TEXT,
     WORK,
     MalformedMessage,
     Order,
@@ -168,7 +168,7 @@ def test_a_mutated_message_is_read_or_refused(data):
         refusal = str(problem)
     if refusal:
         assert refusal.isprintable()
-        assert len(refusal) < LONGEST + 200
+        assert len(refusal) < LONGEST_TEXT + 200
         return
     assert isinstance(content_read, type(header))
     assert sum(t.nbytes for t in message.values()) <= ROOM.tensors
@@ -306,17 +306,19 @@ def test_the_logs_of_a_federation_take_so_many_words_of_a_site_and_no_more(tmp_p
         def ask(self, orders, deadline):
             for i, asked in orders.items():
                 order, state = read_order(asked)
-                answer = SiteAnswer(order, problem=f"{order.round} " + "x" * LONGEST) if i == "west" else SiteAnswer(order)
+                answer = (
+                    SiteAnswer(order, problem=f"{order.round} " + "x" * LONGEST_TEXT) if i == "west" else SiteAnswer(order)
+                )
                 yield i, pack_message(answer, state if order.kind == WORK and i != "west" else {})
 
     transport = Talker(sites)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "_LOG_LIMIT", 10 * LONGEST)
+        patch.setattr(engine, "_LOG_LIMIT", 10 * LONGEST_TEXT)
         Coordinator(agreed, tmp_path / "server").run(transport)
     log = (tmp_path / "server" / "log.txt").read_text()
     assert sum("x" * 100 in line for line in log.splitlines()) == 9
     assert log.count("site 'west' is left out") == rounds
-    assert len(log) < 20 * LONGEST + rounds * 300
+    assert len(log) < 20 * LONGEST_TEXT + rounds * 300
 
 
 def test_the_largest_honest_messages_are_within_their_sizes(federation):
@@ -328,7 +330,7 @@ def test_the_largest_honest_messages_are_within_their_sizes(federation):
     sizes = MessageSizes(agreed.algorithm, state, names, by_hand=False)
     order = Order(WORK, 2**62, 0, names, names)
     read_order(pack_message(order, state), sizes.order_limit)
-    words = "😀" * (LONGEST + 3)
+    words = "😀" * (LONGEST_TEXT + 3)
     full = SiteAnswer(order, dict.fromkeys(phase.terms, -1.2345678901234568e-300), (), 0, 0, (), words, names, diverged=True)
     assert sizes.open_answer(order, pack_message(full, state))[0].accused == names
     later = replace(order, phase=1)  # of peers: a remark on each sender of the phase before

@@ -29,7 +29,7 @@ def wait_for_all(contract: "Contract", list_sites: Callable[[], Iterable[str]]) 
 
 def watch_progress(kit: "Kit", name: str, job: str) -> Iterator[Mapping[str, Any]]:
     """Yield the status after each change. A new session is opened whenever the connection is lost."""
-    from fedmutual.sites.flare.session import OVER, Lost, Session
+    from fedmutual.sites.flare.session import OVER, ServerLost, Session
 
     until = time.monotonic() + _PATIENCE
     while True:
@@ -40,7 +40,7 @@ def watch_progress(kit: "Kit", name: str, job: str) -> Iterator[Mapping[str, Any
                     yield state
                     if state["progress"]["outcome"] in OVER:
                         return
-        except Lost as problem:
+        except ServerLost as problem:
             if time.monotonic() > until:
                 raise
             print_text(f"{problem}; trying again", soft_wrap=True)

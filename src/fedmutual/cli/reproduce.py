@@ -31,7 +31,7 @@ from fedmutual.reproduce.cell_results import read_measured_cells
 from fedmutual.reproduce.cells import RESULTS, find_home
 from fedmutual.reproduce.front import write_front
 from fedmutual.reproduce.plan import check, has_effect
-from fedmutual.reproduce.results import PATIENCE
+from fedmutual.reproduce.results import LOCK_LIMIT
 from fedmutual.rundir.folder import lock_folder
 
 Watch = Callable[[str], Observer]
@@ -82,7 +82,7 @@ def train(
     if outcome.elsewhere:
         left = f"{format_count(len(outcome.elsewhere), 'run')} left to other processes"
         say(f"{left}: {'; '.join(outcome.elsewhere.values())}. Run this command again when they are done")
-    with lock_folder(out, "has been writing pages for a minute", "run this command again", PATIENCE):
+    with lock_folder(out, "has been writing pages for a minute", "run this command again", LOCK_LIMIT):
         now = _store(root, results or out / RESULTS)  # with what other processes kept meanwhile of other cells
         _conclude(experiment, now, scale, range(seeds), out, console)
     return outcome.failed

@@ -52,7 +52,7 @@ def provision(
     kits_made = kits.provision(file, out_folder, tuple(renew or ()))
     table = Table("kit", "for", "valid until")
     for kit in kits_made:
-        table.add_row(str(kit.folder), kits.KINDS[kit.kind], f"{kit.expires:%Y-%m-%d}")
+        table.add_row(str(kit.folder), kits.KIT_KINDS[kit.kind], f"{kit.expires:%Y-%m-%d}")
     out.print(table)
     print_text(f"the server is reached at {', '.join(kits_made[0].hosts)}, port {kits_made[0].port}")
     print_text(
@@ -111,7 +111,7 @@ def server(
         )
         print_text(f"it carries out {', '.join(names)}", soft_wrap=True)
         run_until_stopped(
-            server_kit, state.resolve(), {"state": str(state.resolve()), **pointer, workspace.LONGEST: longest}
+            server_kit, state.resolve(), {"state": str(state.resolve()), **pointer, workspace.LONGEST_MESSAGE: longest}
         )
 
 
@@ -162,7 +162,7 @@ def site(
         print_text(f"certificate valid until {site_kit.expires:%Y-%m-%d}{format_reminder(site_kit)}", soft_wrap=True)
         check_connection(site_kit)
         pointer = {"config": str(site_config.source), "contracts": [agreed.record()], "rounds": agreed.config.rounds}
-        run_until_stopped(site_kit, site_config.state, {**pointer, workspace.LONGEST: longest})
+        run_until_stopped(site_kit, site_config.state, {**pointer, workspace.LONGEST_MESSAGE: longest})
 
 
 def submit(

@@ -16,7 +16,7 @@ from fedmutual.config.keys import Table
 from fedmutual.config.schema import ClientConfig, Config, TrainingConfig
 from fedmutual.config.sentences import format_unknown_key, format_validation_error
 from fedmutual.config.values import Moving
-from fedmutual.core import SCORED, Algorithm, Role, Setting
+from fedmutual.core import SCORED_MODELS, Algorithm, Role, Setting
 from fedmutual.errors import ConfigError, UserError, format_error, join_words
 
 _STRICT = ConfigDict(strict=True, allow_inf_nan=False)
@@ -41,11 +41,11 @@ def make_algorithm(config: Config) -> Algorithm:
             f"key 'algorithm.name': algorithm() of {config.algorithm['name']!r} returned {type(algorithm).__name__}, but "
             "must return a fedmutual.core.Algorithm"
         )
-    unknown = [model for model in algorithm.scores if model not in SCORED]
+    unknown = [model for model in algorithm.scores if model not in SCORED_MODELS]
     if unknown:
         raise ConfigError(
             f"key 'algorithm.name': {config.algorithm['name']!r} names {unknown[0]!r} in `scores`; `scores` may hold "
-            f"{join_words([repr(model) for model in SCORED])}"
+            f"{join_words([repr(model) for model in SCORED_MODELS])}"
         )
     return algorithm
 

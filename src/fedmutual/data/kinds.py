@@ -5,7 +5,7 @@ from fedmutual.data.splits import LEFT, REST
 from fedmutual.errors import ConfigError
 
 PRIVATE, VALIDATION, HOLDOUT, PUBLIC, TEST = REST, "validation", "holdout", "public", "test"
-KINDS = (PRIVATE, PUBLIC, VALIDATION, HOLDOUT, TEST)  # in the order of files and tables
+ROW_KINDS = (PRIVATE, PUBLIC, VALIDATION, HOLDOUT, TEST)  # in the order of files and tables
 _V1_VALIDATION = 0.1  # fraction of validation rows under the preset "v1"
 _ROUNDING = 1e-9  # tolerance for fractions that sum to 1
 

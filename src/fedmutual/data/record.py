@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from fedmutual.config import Config
 from fedmutual.data.division import Division, Table, check_name
 from fedmutual.data.draws import Index, count_classes
-from fedmutual.data.kinds import KINDS, PRIVATE, PUBLIC
+from fedmutual.data.kinds import PRIVATE, PUBLIC, ROW_KINDS
 from fedmutual.data.targets import Targets
 from fedmutual.errors import DataError
 
@@ -84,7 +84,7 @@ def make_record(config: Config, table: Table, division: Division, data: str) -> 
         "seed": config.seed,
         "classes": list(table.classes),
         "data": data,
-        "fingerprint": compute_fingerprint(table, data, test, clients),
+        "fingerprint": fingerprint_partition(table, data, test, clients),
         "test": test,
         "clients": clients,
     }
@@ -145,7 +145,7 @@ def restore_division(path: Path, table: Table, data: str) -> Division:
     plain_file = file.model_dump(exclude_none=True)
     for i in file.clients:
         check_name(i, f"{path}: client {i!r}")
-    if compute_fingerprint(table, data, plain_file["test"], plain_file["clients"]) != file.fingerprint:
+    if fingerprint_partition(table, data, plain_file["test"], plain_file["clients"]) != file.fingerprint:
         raise DataError(f"{path}: the file was changed: its fingerprint is of other rows; {_AS_WRITTEN}")
     test = np.arange(table.trains, len(table.labels))
     if file.test.rows is not None:
@@ -153,7 +153,7 @@ def restore_division(path: Path, table: Table, data: str) -> Division:
     clients = {
         i: {
             kind: _restore_rows(share, test, table.trains, f"{path}: client {i!r}, {kind}")
-            for kind in KINDS
+            for kind in ROW_KINDS
             if (share := getattr(client, kind)) is not None
         }
         for i, client in file.clients.items()
@@ -194,7 +194,7 @@ def _check_disjoint(path: Path, test: Index, clients: Mapping[str, Mapping[str, 
         raise DataError(f"{path}: two clients train on one row, or a row is for training and for scores; {_AS_WRITTEN}")
 
 
-def compute_fingerprint(table: Table, data: str, test: Mapping[str, Any], clients: Mapping[str, Mapping[str, Any]]) -> str:
+def fingerprint_partition(table: Table, data: str, test: Mapping[str, Any], clients: Mapping[str, Mapping[str, Any]]) -> str:
     """Return a hex digest of the data and of every list of rows."""
     lists = {i: {k: [v["of"], v["rows"]] for k, v in c.items() if k != "counts"} for i, c in clients.items()}
     text = json.dumps([FORMAT, data, list(table.classes), test.get("rows"), lists], separators=(",", ":"))
@@ -202,4 +202,4 @@ def compute_fingerprint(table: Table, data: str, test: Mapping[str, Any], client
 
 
 def _order_shares(shares: Mapping[str, Index]) -> list[tuple[str, Index]]:
-    return [(kind, shares[kind]) for kind in KINDS if kind in shares]
+    return [(kind, shares[kind]) for kind in ROW_KINDS if kind in shares]

@@ -12,7 +12,7 @@ from fedmutual.engines.ray_actors import ClientActor, Worker
 from fedmutual.engines.ray_init import connect_to_cluster, identify_session, import_ray, start_local_cluster
 from fedmutual.errors import ConfigError
 
-PATIENCE = 60.0  # seconds to wait for free resources
+PLACEMENT_LIMIT = 60.0  # seconds to wait for free resources
 START = 300.0  # seconds to wait until workers with reserved resources have started
 
 
@@ -61,7 +61,7 @@ class Reservation:
         if self.is_gone or request != self.request or len(self.workers) < min(self.most_workers, clients):
             return False
         try:
-            self.ray.get([worker.actor.get_host_name.remote() for worker in self.workers], timeout=PATIENCE)
+            self.ray.get([worker.actor.get_host_name.remote() for worker in self.workers], timeout=PLACEMENT_LIMIT)
         except self.ray.exceptions.RayError:
             return False
         return True
@@ -75,10 +75,10 @@ class Reservation:
         count = min(self.most_workers, clients)
         share = {"CPU": self.request.threads} | choose_gpu_share(self.ray, self.request.gpus, count)
         self.group = self.ray.util.placement_group([share] * count, strategy="SPREAD")
-        if not self.group.wait(PATIENCE):
+        if not self.group.wait(PLACEMENT_LIMIT):
             raise ConfigError(
                 f"engine.name = 'cluster' asks for {count} workers with {_format_resources(share)} each, and after "
-                f"{PATIENCE:g} s the Ray cluster had too few free resources: it has "
+                f"{PLACEMENT_LIMIT:g} s the Ray cluster had too few free resources: it has "
                 f"{_format_resources(self.ray.cluster_resources())}, of which "
                 f"{_format_resources(self.ray.available_resources())} free; set engine.workers, engine.threads or "
                 "engine.gpus lower"

@@ -9,9 +9,11 @@ from fedmutual.ensemble import ENSEMBLE
 from fedmutual.evaluation import COPY, EvalSpec
 
 View = Rows | ChainedRows
-KINDS = ("validation", "holdout")  # rows of a client's own data that are not training rows
+EVALUATION_KINDS = ("validation", "holdout")  # rows of a client's own data that are not training rows
 ACROSS = ("test", "test.own", "test.others", "validation.all")  # only if all clients divide one data set
-SCORED = frozenset((model, kind) for model in ("personal", "global", "meme", ENSEMBLE, COPY) for kind in (*KINDS, *ACROSS))
+SITE_SCORES = frozenset(
+    (model, kind) for model in ("personal", "global", "meme", ENSEMBLE, COPY) for kind in (*EVALUATION_KINDS, *ACROSS)
+)
 """The pairs (model, rows) that a client can have a score of."""
 
 
@@ -89,7 +91,7 @@ def list_evaluations(
     domains, on all rows. The ensemble of both is scored on all rows but the hold-out rows, which choose its weight.
     """
     names = list(known)
-    client_kinds = [kind for kind in KINDS if kind in names]
+    client_kinds = [kind for kind in EVALUATION_KINDS if kind in names]
     common_kinds = [kind for kind in ACROSS if kind in names]
     if "personal" in algorithm.scores:
         yield from (EvalSpec("personal", kind, "personal", client, kind) for kind in (*client_kinds, *common_kinds))

@@ -22,7 +22,7 @@ from fedmutual.rundir.logs import append
 _PATIENCE = 60.0  # seconds to wait while another federation of this site writes its line
 
 
-class Spent(RunError):
+class BudgetExceeded(RunError):
     """A site's privacy budget does not allow the next answer."""
 
 
@@ -76,7 +76,7 @@ class PrivacyBudget:
         """Write the cost of a phase to the disk; nothing where the ledger has the label, for an equal answer costs nothing.
 
         Raises:
-            Spent: the total would exceed the budget. Nothing is written.
+            BudgetExceeded: the total would exceed the budget. Nothing is written.
             RunError: the ledger is damaged, or cannot be written.
         """
         line = BudgetLine(
@@ -97,7 +97,7 @@ class PrivacyBudget:
                 return
             total = self._compute_total(map(_parse_steps, [*lines, line]))
             if total > self._most:
-                raise Spent(
+                raise BudgetExceeded(
                     f"the privacy budget of this site is spent: {line.steps} more steps would bring epsilon to {total:.4g} "
                     f"at delta {self._delta:g}, and privacy.epsilon is {self._most:g}; the site declines, and the "
                     "federation continues without it"

@@ -9,7 +9,7 @@ import pandas as pd
 
 from fedmutual.report.cells import Column, PageTable, TableCell, format_csv
 from fedmutual.report.comparison import Method, RunComparison, Use
-from fedmutual.report.domains import ACC, MEASURES, DomainMeasure
+from fedmutual.report.domains import ACC, TRANSFER_MEASURES, DomainMeasure
 from fedmutual.report.scale import MetricScale
 from fedmutual.report.svg import SLOTS
 from fedmutual.report.text import format_number
@@ -179,7 +179,7 @@ def _make_domain_pictures(comparison: RunComparison, taken: Mapping[str, int]) -
             for m in comparison.methods
         )
 
-    means = [Picture(m.key, f"{m.name}: {m.rows}, mean over nodes, %", True, over(m)) for m in MEASURES]
+    means = [Picture(m.key, f"{m.name}: {m.rows}, mean over nodes, %", True, over(m)) for m in TRANSFER_MEASURES]
     return [*means, Picture("worst", f"{ACC.name} of the worst node, %", True, over(ACC, min))]
 
 

@@ -45,7 +45,7 @@ class DomainMeasure:
 ACC = DomainMeasure("acc", "test", "all domains")
 BWT = DomainMeasure("bwt", OWN_DOMAIN, "its own domain")
 FWT = DomainMeasure("fwt", "test.others", "the other domains")
-MEASURES = (ACC, BWT, FWT)
+TRANSFER_MEASURES = (ACC, BWT, FWT)
 _CHOSEN = {
     "validation.all": "the validation data of all nodes pooled, which real sites cannot do: they have their own only",
     "validation": "its own validation data, as a real site can",
@@ -120,7 +120,7 @@ def _describe_caution(comparison: RunComparison) -> str:
 def make_tables(comparison: RunComparison) -> list[PageTable]:
     """Return all tables on nodes: averages, each measure node by node, and the projected steps."""
     shares = [_make_projection_table(comparison)] if _list_projecting(comparison) else []
-    return [make_average_table(comparison), *(make_node_table(comparison, m) for m in MEASURES), *shares]
+    return [make_average_table(comparison), *(make_node_table(comparison, m) for m in TRANSFER_MEASURES), *shares]
 
 
 def make_average_table(comparison: RunComparison) -> PageTable:
@@ -128,7 +128,7 @@ def make_average_table(comparison: RunComparison) -> PageTable:
     scale, projecting = comparison.scale, _list_projecting(comparison)
     rows, lines = [], []
     for m in comparison.methods:
-        values = [value for measure in MEASURES for value in (average_last(m, measure), average_best(m, measure))]
+        values = [value for measure in TRANSFER_MEASURES for value in (average_last(m, measure), average_best(m, measure))]
         values += [average_last(m, ACC, min), *([average_projected(m)] if projecting else [])]
         rows.append(
             (TableCell(m.label, sub=_describe_pace(comparison, m)), *(make_share_cell(value, scale) for value in values))
@@ -138,14 +138,14 @@ def make_average_table(comparison: RunComparison) -> PageTable:
     ends = (("last", ""), ("best", _describe_caution(comparison)))
     columns += [
         Column(end, f"{m.name}: {m.rows}", note=note, brief=f"{m.name}, {m.rows}" if end == "last" else "")
-        for m in MEASURES
+        for m in TRANSFER_MEASURES
         for end, note in ends
     ]
     columns += [
         Column("last", "Worst node's ACC", brief="Worst node's ACC"),
         *([Column("projected", "Mutual steps")] if projecting else []),
     ]
-    names = [f"{m.key}_{end}" for m in MEASURES for end in ("last", "best")] + ["acc_worst"]
+    names = [f"{m.key}_{end}" for m in TRANSFER_MEASURES for end in ("last", "best")] + ["acc_worst"]
     names += ["projected"] if projecting else []
     header = ["method", "seeds", *(f"{n}{end}" for n in names for end in ("", "_half_width"))]
     caption = f"Means over nodes, %{_describe_repetitions(comparison)}"

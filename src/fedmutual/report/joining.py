@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from fedmutual.report import classes
 from fedmutual.report.comparison import Method, RunComparison
-from fedmutual.report.domains import ACC, BWT, MEASURES
+from fedmutual.report.domains import ACC, BWT, TRANSFER_MEASURES
 from fedmutual.report.findings import Contest, Finding, Rivalry
 from fedmutual.report.local_only import compare_with_local_only
 from fedmutual.report.statistics import Gains, pair_clients
@@ -24,7 +24,7 @@ def _compare_with_rivals(comparison: RunComparison, method: Method) -> Iterator[
     for rival in comparison.federated:
         if rival is method:
             continue
-        gains = {measure: pair_clients(method.counted, rival.counted, data=measure.data) for measure in MEASURES}
+        gains = {measure: pair_clients(method.counted, rival.counted, data=measure.data) for measure in TRANSFER_MEASURES}
         contests = [Contest(m.data, method.label, g.estimate) for m, g in gains.items() if isinstance(g, Gains)]
         if contests:
             yield Rivalry(rival.label, tuple(contests))

@@ -13,7 +13,7 @@ from fedmutual.report.svg import Hit, Styles, make_colour, make_inline_svg
 WIDTH, HEIGHT = 420, 250  # of a picture of curves; a column of the page is about as wide, a phone a little less
 TEXT = 11
 LINE = TEXT + 2  # of text
-LONGEST = 24  # characters of a label in a picture
+LONGEST_LABEL = 24  # characters of a label in a picture
 MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 1.5, 1, 1.5)), (0, (2, 1)), (0, (6, 1.5, 1, 1.5, 1, 1.5)))
 MARKED = 5  # markers on a line
@@ -124,7 +124,7 @@ def measure_label_room(labels: Iterable[str]) -> float:
 
 def fit_label(label: str) -> str:
     """Return a label for a picture: a long one without its middle; the tables have the whole label."""
-    return label if len(label) <= LONGEST else f"{label[: LONGEST // 2]}…{label[-LONGEST // 2 + 1 :]}"
+    return label if len(label) <= LONGEST_LABEL else f"{label[: LONGEST_LABEL // 2]}…{label[-LONGEST_LABEL // 2 + 1 :]}"
 
 
 def _spread_places(places: Sequence[float], gap: float) -> list[float]:

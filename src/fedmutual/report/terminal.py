@@ -13,7 +13,7 @@ from fedmutual.report import domains, guarantee, measures
 from fedmutual.report.cells import format_spread
 from fedmutual.report.comparison import Method, RunComparison, make_comparisons
 from fedmutual.report.decision import COSTS, list_costs
-from fedmutual.report.domains import ACC, MEASURES
+from fedmutual.report.domains import ACC, TRANSFER_MEASURES
 from fedmutual.report.findings import describe_finding, find_unequal_steps
 from fedmutual.report.scale import PERCENT, MetricScale
 from fedmutual.report.statistics import Gains, Missing, Value
@@ -126,7 +126,7 @@ def _list_node_cells(comparison: RunComparison) -> Lines:
     """Label, ACC, BWT, FWT, worst node's ACC, gain: a line a method."""
     lines = []
     for m in comparison.methods:
-        cells = [_format_cell(domains.average_last(m, measure)) for measure in MEASURES]
+        cells = [_format_cell(domains.average_last(m, measure)) for measure in TRANSFER_MEASURES]
         gains = measures.measure_gains(comparison, m.uses[0], ACC.data)
         lines.append(
             (m.label + _describe_unfinished(m), *cells, _format_cell(domains.average_last(m, ACC, min)), _format_gain(gains))

@@ -16,7 +16,7 @@ from fedmutual.report.statistics import Estimate
 from fedmutual.report.text import format_points, format_size
 from fedmutual.reproduce import measures, prose
 from fedmutual.reproduce.cell_results import MeasuredCell
-from fedmutual.reproduce.claims import CONTRADICTED, INCONCLUSIVE, SUPPORTED, Judged, judge
+from fedmutual.reproduce.claims import CONTRADICTED, INCONCLUSIVE, SUPPORTED, Judgement, judge
 from fedmutual.reproduce.code_lines import tabulate_code_lines
 from fedmutual.reproduce.entries import make_entry, name_arm
 from fedmutual.reproduce.pages import MADE, Page, render_table
@@ -38,7 +38,7 @@ class MethodComparison:
     measured: MeasuredCell
     arm: str  # the rival's arm
     rival: str  # its display name
-    judged: Judged
+    judged: Judgement
     adjusted_p: float | None  # after Holm's adjustment over the comparisons of the page; None without enough seeds
 
     @property

@@ -20,7 +20,7 @@ DECIDED = (SUPPORTED, CONTRADICTED)
 ENOUGH_ROUNDS = 0.5  # the share of its own rounds that every arm must have run for before a verdict
 ROUNDED = 2.1e-5  # two differences of accuracies that were kept with 5 decimals each may differ by so much and be equal
 
-Lost = Mapping[str, tuple[int, int]]
+DivergedRuns = Mapping[str, tuple[int, int]]
 """Arm -> (its runs in which a client diverged, all its runs); of those of a claim's arms alone that did diverge."""
 
 
@@ -37,7 +37,7 @@ class Line:
     share: float  # the smallest share of its own rounds that an arm of it ran for
     length: tuple[Fraction, str]  # of its cell's rounds; lines of one length may be averaged
     numerics: frozenset[int]  # the numerics versions of its runs
-    diverged: Lost
+    diverged: DivergedRuns
 
     @property
     def is_judged(self) -> bool:
@@ -46,7 +46,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Judged:
+class Judgement:
     """A claim, judged under one reading."""
 
     claim: Claim
@@ -57,7 +57,7 @@ class Judged:
     other_lengths: tuple[str, ...]  # titles of lines left out because they ran for another share of their rounds
     verdict: str  # of the mean, unless a line is certain of the opposite; or from the lines, for "every" and "most"
     p: float | None  # two-sided; None if no interval was judged
-    diverged: Lost
+    diverged: DivergedRuns
     holm: tuple[float | None, float | None] = (None, None)  # p adjusted over the verdicts of its page, and of all pages
 
     @property
@@ -86,14 +86,14 @@ class Judged:
         return any(line.scale for line in self.judged_lines)
 
 
-def judge_readings(claim: Claim, measured_cells: Sequence[MeasuredCell]) -> tuple[Judged, ...]:
+def judge_readings(claim: Claim, measured_cells: Sequence[MeasuredCell]) -> tuple[Judgement, ...]:
     """Return the claim judged as the paper trains, then under each other reading of the index."""
     judged = [judge(claim, measured_cells, claim.first_reading if claim.readings else "")]
     judged += [judge(c, measured_cells, r.name) for c, r in zip(claim.read_otherwise, claim.readings, strict=True)]
     return tuple(judged)
 
 
-def judge(claim: Claim, measured_cells: Sequence[MeasuredCell], reading: str = "") -> Judged:
+def judge(claim: Claim, measured_cells: Sequence[MeasuredCell], reading: str = "") -> Judgement:
     """Return the claim judged over all cells that it concerns."""
     named = [
         (measured, find_operands(claim, measured, measured_cells))
@@ -111,7 +111,7 @@ def judge(claim: Claim, measured_cells: Sequence[MeasuredCell], reading: str = "
         overall = _estimate([fmean(line.values[seed] for line in pooled) for seed in common], smallest)
     diverged = _count_divergence(side for _, operands in concerned for side in operands)
     verdict = _judge_all(claim, lines, overall, group, diverged)
-    return Judged(
+    return Judgement(
         claim=claim,
         reading=reading,
         lines=tuple(lines),
@@ -185,7 +185,7 @@ def _compute_tails(claim: Claim, lines: Sequence[Line], overall: Estimate | None
     return compute_several_tails(judged, supporting, contradicting)
 
 
-def _count_divergence(operands: Iterable[Side]) -> Lost:
+def _count_divergence(operands: Iterable[Side]) -> DivergedRuns:
     """Return arm -> (runs in which a client diverged, all runs), only for arms with such runs."""
     divergences = {(id(side.measured), side.arm): side.measured.count_diverged(side.arm) for side in operands}
     sums: dict[str, tuple[int, int]] = {}
@@ -200,7 +200,9 @@ def _count_needed(claim: Claim, lines: int) -> tuple[int, int]:
     return {"every": (lines, 1), "most": (lines // 2 + 1,) * 2}[claim.whose]
 
 
-def _judge_all(claim: Claim, lines: Sequence[Line], overall: Estimate | None, group: Sequence[Line], diverged: Lost) -> str:
+def _judge_all(
+    claim: Claim, lines: Sequence[Line], overall: Estimate | None, group: Sequence[Line], diverged: DivergedRuns
+) -> str:
     """Return the verdict over all lines: of their mean, or line by line.
 
     The mean does not decide if a line decides the opposite, or if no line decides anything.
@@ -226,7 +228,7 @@ def _judge_all(claim: Claim, lines: Sequence[Line], overall: Estimate | None, gr
     return verdicts[0] if verdicts else INCONCLUSIVE
 
 
-def _judge_difference(claim: Claim, difference: Estimate | None, diverged: Lost) -> str:
+def _judge_difference(claim: Claim, difference: Estimate | None, diverged: DivergedRuns) -> str:
     """Return the verdict by the interval of the finished seeds; an arm that diverged cannot win or be equal."""
     verdict = _judge_interval(claim, difference)
     if claim.sign == "same":

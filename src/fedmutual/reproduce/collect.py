@@ -12,16 +12,18 @@ import fedmutual
 from fedmutual import numerics
 from fedmutual.reproduce.budget import count_budget
 from fedmutual.reproduce.plan import Job
-from fedmutual.reproduce.result import Budget, ClientResult, CloseUp, Ends, Made, Result, Traffic
+from fedmutual.reproduce.result import Budget, ClientResult, Ends, NodeAnalysis, Origin, Result, Traffic
 from fedmutual.rundir.recorded_run import RecordedRun, read_run
 from fedmutual.rundir.schema import Evaluation
-from fedmutual.rundir.transfer import MEASURES
+from fedmutual.rundir.transfer import TRANSFER_DATA
 
 DIGITS = 5  # of an accuracy
 _OUT_FOLDER = re.compile(r"(the shared model of ).*[/\\]runs[/\\]")
 
 
-def collect(job: Job, folder: Path, together: int, noise: Mapping[str, float], closeup: CloseUp | None = None) -> Result:
+def collect(
+    job: Job, folder: Path, together: int, noise: Mapping[str, float], closeup: NodeAnalysis | None = None
+) -> Result:
     """Return the result of a finished run. noise, closeup: the measurements made with the run's models."""
     run = read_run(folder)
     assert run.summary is not None  # it is finished
@@ -77,7 +79,7 @@ def _read_budget(job: Job, run: RecordedRun) -> Budget | None:
 def _read_transfer(run: RecordedRun) -> dict[str, Ends]:
     """Return ACC, BWT and FWT of each node; {} if the clients are not domains."""
     transfer = run.summary.transfer if run.summary else None
-    measured = {name: getattr(transfer, name) for name in MEASURES} if transfer else {}
+    measured = {name: getattr(transfer, name) for name in TRANSFER_DATA} if transfer else {}
 
     def short(values: Mapping[str, float]) -> dict[str, float]:
         return {i: round(v, DIGITS) for i, v in values.items()}
@@ -121,7 +123,7 @@ def _describe_run(job: Job, run: RecordedRun, together: int) -> dict[str, Any]:
         "limit": job.scale.rounds,
         "changed": dict(job.scale.changed),
         "target": job.cell.target,
-        "made": Made(command=get_command(), engine=engine, together=together, weights=_list_weights(run), **machine),
+        "made": Origin(command=get_command(), engine=engine, together=together, weights=_list_weights(run), **machine),
     }
 
 

@@ -10,7 +10,7 @@ from fedmutual.report.statistics import Estimate
 from fedmutual.report.text import format_number, format_percent
 from fedmutual.reproduce import measures
 from fedmutual.reproduce.cell_results import MeasuredCell, is_incomplete
-from fedmutual.reproduce.claims import DIVERGED, NOT_RUN, Judged, Lost
+from fedmutual.reproduce.claims import DIVERGED, NOT_RUN, DivergedRuns, Judgement
 from fedmutual.reproduce.schema import Arm
 
 
@@ -76,12 +76,12 @@ def describe_mixed_versions(versions: Iterable[int]) -> str:
     return f"made by numerics versions {join_words([str(v) for v in several])}" if len(several) > 1 else ""
 
 
-def describe_divergence(diverged: Lost) -> str:
+def describe_divergence(diverged: DivergedRuns) -> str:
     """Return "fml diverged in 2 of 4 runs"; "" if no run diverged."""
     return join_words([f"{arm} diverged in {n} of {format_count(of, 'run')}" for arm, (n, of) in diverged.items()])
 
 
-def get_unit(judged: Judged) -> str:
+def get_unit(judged: Judgement) -> str:
     """Return the unit of a claim's difference: "points" for accuracies, "times" for quotients, else that of the measure."""
     if judged.claim.times is not None:
         return "times"

@@ -10,7 +10,7 @@ import pandas as pd
 from fedmutual.files import write_bytes
 from fedmutual.report.rendering import make_environment
 from fedmutual.reproduce import prose
-from fedmutual.reproduce.claims import CONTRADICTED, DECIDED, INCONCLUSIVE, SUPPORTED, Judged
+from fedmutual.reproduce.claims import CONTRADICTED, DECIDED, INCONCLUSIVE, SUPPORTED, Judgement
 from fedmutual.reproduce.entries import capitalize, get_unit
 from fedmutual.reproduce.figures import make_standalone_svg
 from fedmutual.reproduce.forest import Forest, ForestRow
@@ -28,7 +28,7 @@ class PaperFinding:
     """A claim on the findings page, judged under each reading."""
 
     page: Page
-    readings: tuple[Judged, ...]
+    readings: tuple[Judgement, ...]
 
     @property
     def text(self) -> str:
@@ -58,7 +58,7 @@ class PaperFinding:
         return capitalize("; ".join(texts))
 
 
-def _decide_outcome(judged: Judged) -> str | None:
+def _decide_outcome(judged: Judgement) -> str | None:
     """Return the verdict, or inconclusive if the verdict may be chance; None if too few runs exist for a verdict."""
     if judged.verdict in DECIDED:
         return judged.verdict if is_significant(judged.holm[1]) else INCONCLUSIVE

@@ -12,7 +12,7 @@ from fedmutual.report.svg import Styles, make_colour, make_inline_svg
 from fedmutual.report.text import format_points
 
 ROW, WIDTH, LABELS = 18, 720, 430  # pixels
-LONGEST = 72  # characters of a label
+LONGEST_LABEL = 72  # characters of a label
 TONES = {1: "gain", -1: "harm", 0: "muted"}
 
 
@@ -61,4 +61,4 @@ def draw_forest(forest: Forest, prefix: str, styles: Styles) -> str:
 
 
 def _fit_label(label: str) -> str:
-    return label if len(label) <= LONGEST else f"{label[: LONGEST - 1]}…"
+    return label if len(label) <= LONGEST_LABEL else f"{label[: LONGEST_LABEL - 1]}…"

@@ -10,7 +10,7 @@ from fedmutual.core import Data
 from fedmutual.data.division import divide
 from fedmutual.errors import ConfigError
 from fedmutual.evaluation import ROWS, forward_in_parts
-from fedmutual.reproduce.result import CloseUp, Cloud
+from fedmutual.reproduce.result import Cloud, NodeAnalysis
 from fedmutual.rundir.recorded_run import read_run
 from fedmutual.studies.trained_run import Run
 
@@ -36,7 +36,7 @@ def check(config: Config, node: str, source: str) -> None:
         raise ConfigError(f"{source}: there is no client {node!r}; set 'node' to one of {', '.join(client_ids)}")
 
 
-def close_up(run: Run, client: str) -> CloseUp:
+def close_up(run: Run, client: str) -> NodeAnalysis:
     """Return a client's curves, and the features of its model after its best round.
 
     Raises:
@@ -53,7 +53,7 @@ def close_up(run: Run, client: str) -> CloseUp:
             f"{run.folder}: client {client!r} has no score on all clients' validation data; set partition.kind = 'domains'"
         )
     terms = [e.train.get(client, {}) for e in run_record.evaluations]
-    return CloseUp(
+    return NodeAnalysis(
         client=client,
         validation=tuple(round(s.value, 5) for s in scores if s is not None),
         losses={t: tuple(round(of[t], 5) for of in terms) for t in terms[0] if all(t in of for of in terms)},

@@ -17,7 +17,7 @@ from fedmutual.report.svg import Styles
 from fedmutual.reproduce import prose, tables
 from fedmutual.reproduce.cell_results import MeasuredCell
 from fedmutual.reproduce.cells import PaperExperiment
-from fedmutual.reproduce.claims import Judged, judge_readings
+from fedmutual.reproduce.claims import Judgement, judge_readings
 from fedmutual.reproduce.entries import capitalize, get_unit
 from fedmutual.reproduce.figures import Drawn, describe_picture, draw, make_number_table, make_pictures, make_standalone_svg
 from fedmutual.reproduce.numbers import list_records
@@ -34,12 +34,12 @@ class Page:
 
     experiment: PaperExperiment
     measured_cells: Sequence[MeasuredCell]
-    claims: tuple[tuple[Judged, ...], ...]  # the readings of each claim
+    claims: tuple[tuple[Judgement, ...], ...]  # the readings of each claim
     tables: tuple[PageTable, ...]
     pictures: tuple[Drawn, ...]
 
     @property
-    def judged(self) -> tuple[Judged, ...]:
+    def judged(self) -> tuple[Judgement, ...]:
         """Return every reading of every claim."""
         return tuple(judged for readings in self.claims for judged in readings)
 
@@ -187,13 +187,13 @@ def _link_sweeps(page: Page, folder: Path) -> list[str]:
     return [f"[{path.name}]({Path(os.path.relpath(path, folder)).as_posix()})" for path in paths]
 
 
-def _format_question(readings: Sequence[Judged]) -> str:
+def _format_question(readings: Sequence[Judgement]) -> str:
     """Return the comparison and condition of the first reading, then the comparisons of the other readings."""
     others = (f" {capitalize(j.reading)}: {prose.describe_comparison(j)}." for j in readings[1:])
     return f"{prose.describe_condition(readings[0])}.{''.join(others)}"
 
 
-def _tabulate_run_cells(judged: Judged, decimals: int) -> PageTable:
+def _tabulate_run_cells(judged: Judgement, decimals: int) -> PageTable:
     """Return the claim's table without the cells that were not run."""
     table = tables.make_verdicts_table(judged, decimals)
     rows = tuple(r for r, line in zip(table.rows, judged.lines, strict=True) if line.is_judged)
@@ -271,13 +271,13 @@ def render_json(page: Page) -> str:
     return json.dumps(content, indent=1, allow_nan=False) + "\n"
 
 
-def _describe_claim(readings: Sequence[Judged]) -> dict[str, Any]:
+def _describe_claim(readings: Sequence[Judgement]) -> dict[str, Any]:
     """Return the claim under its first reading, with the other readings in "readings"."""
     first, *others = map(_describe_reading, readings)
     return {"claim": readings[0].claim.text, **first, "readings": others}
 
 
-def _describe_reading(judged: Judged) -> dict[str, Any]:
+def _describe_reading(judged: Judgement) -> dict[str, Any]:
     lines = [
         {
             "where": line.title,

@@ -76,7 +76,7 @@ def _drop_silent(cell: Cell, changed: Changed) -> Changed:
     """Return the changed keys that change the fingerprint of an arm."""
 
     def prints(changed: Changed) -> list[str]:
-        return [compute_fingerprint(make_arm_config(cell, arm, 0, Scale(None, changed)), {}) for arm in cell.arms]
+        return [compute_result_fingerprint(make_arm_config(cell, arm, 0, Scale(None, changed)), {}) for arm in cell.arms]
 
     kept_pairs, full_prints = changed, prints(changed) if changed else []
     for pair in changed:
@@ -142,7 +142,7 @@ def _plan_with_needs(
         "examples": arm_table.examples,
     }
     config = configs[arm].model_copy(update={"seed": seed})
-    jobs_by_arm[arm] = Job(cell, arm, seed, scale, config, compute_fingerprint(config, inputs), needed)
+    jobs_by_arm[arm] = Job(cell, arm, seed, scale, config, compute_result_fingerprint(config, inputs), needed)
     yield jobs_by_arm[arm]
 
 
@@ -175,7 +175,7 @@ def _accepts(algorithm: str, key: str) -> bool:
         return True  # an unknown algorithm, which the parser of the configuration reports with its place
 
 
-def compute_fingerprint(config: Config, parts: Mapping[str, Any]) -> str:
+def compute_result_fingerprint(config: Config, parts: Mapping[str, Any]) -> str:
     """Return the identity of a run: a digest of all set keys that change the result and of `parts`, then the rounds.
 
     Defaults are left out, so that a new key in a later version does not change the fingerprint of older runs.

@@ -9,7 +9,7 @@ from fedmutual.report.statistics import Estimate
 from fedmutual.report.text import format_number, format_percent
 from fedmutual.reproduce.cell_results import MeasuredCell
 from fedmutual.reproduce.cells import PaperExperiment
-from fedmutual.reproduce.claims import DECIDED, DIVERGED, NOT_RUN, TOO_SHORT, Judged
+from fedmutual.reproduce.claims import DECIDED, DIVERGED, NOT_RUN, TOO_SHORT, Judgement
 from fedmutual.reproduce.entries import describe_divergence, describe_mixed_versions, get_unit
 from fedmutual.reproduce.result import Result
 from fedmutual.rundir.text import format_duration
@@ -29,7 +29,7 @@ _WHERE = {"mean": "", "every": "in every {} ", "most": "in more than half of all
 _SIGNS = {"more": "above 0", "less": "below 0"}
 
 
-def describe_verdict(judged: Judged, decimals: int) -> str:
+def describe_verdict(judged: Judgement, decimals: int) -> str:
     """Return "supported, shortened: +1.20 points (95 % interval +0.40 to +2.00, 3 seeds), mean over 4 of 24 cells"."""
     divergence, short = (
         describe_divergence(judged.diverged),
@@ -47,7 +47,7 @@ def describe_verdict(judged: Judged, decimals: int) -> str:
     )
 
 
-def describe_difference(judged: Judged, e: Estimate, decimals: int) -> str:
+def describe_difference(judged: Judgement, e: Estimate, decimals: int) -> str:
     """Return "+1.20 points (95 % interval +0.40 to +2.00, 3 seeds)"."""
     kind = get_unit(judged)
 
@@ -67,7 +67,7 @@ def describe_difference(judged: Judged, e: Estimate, decimals: int) -> str:
     return f"{format_value(e.mean)} {words} (95 % interval {format_value(e.low)} to {format_value(e.high)}, {e.n} seeds)"
 
 
-def _format_pool(judged: Judged) -> str:
+def _format_pool(judged: Judgement) -> str:
     if len(judged.lines) == 1:
         return ""
     pooled, noun = judged.pooled, judged.claim.per
@@ -90,7 +90,7 @@ def format_p_value(p: float | None) -> str:
     return "" if p is None else "< 0.001" if p < 0.001 else format_number(p, 3)
 
 
-def describe_comparison(judged: Judged) -> str:
+def describe_comparison(judged: Judgement) -> str:
     """Return the comparison of a claim: "fml minus fedavg", "fedavg divided by fedh2l"."""
     claim, (than, elsewhere) = judged.claim, judged.claim.other
     if claim.times is not None:
@@ -101,7 +101,7 @@ def describe_comparison(judged: Judged) -> str:
     return comparison + (f", with the best round of {join_words(best)}" if best else "")
 
 
-def describe_condition(judged: Judged) -> str:
+def describe_condition(judged: Judgement) -> str:
     """Return the comparison of a claim and the condition under which the claim is supported."""
     claim = judged.claim
     where = _WHERE[claim.whose].format(claim.per)
@@ -149,14 +149,14 @@ def describe_shortening(measured_cells: Sequence[MeasuredCell]) -> Iterator[str]
 
 def describe_initial_weights(measured_cells: Sequence[MeasuredCell]) -> Iterator[str]:
     """Yield one sentence for each kind of non-random initial weights."""
-    for weights in dict.fromkeys(r.made.weights for r in list_results(measured_cells) if r.made.weights):
+    for weights in dict.fromkeys(r.made.weights for r in list_measured_results(measured_cells) if r.made.weights):
         yield f"Initial weights of the networks: {'; '.join(weights)}."
 
 
 def describe_origins(measured_cells: Sequence[MeasuredCell]) -> Iterator[str]:
     """Yield one line with hardware, versions and time for each set-up that made results."""
     groups: dict[tuple[str, ...], list[Result]] = {}
-    for result in list_results(measured_cells):
+    for result in list_measured_results(measured_cells):
         origin = result.made
         machine = f"{origin.device}, {format_count(origin.cpus, 'core')}, {origin.platform}"
         versions = (
@@ -175,10 +175,10 @@ def describe_origins(measured_cells: Sequence[MeasuredCell]) -> Iterator[str]:
 
 def list_commands(measured_cells: Sequence[MeasuredCell]) -> list[str]:
     """Return the commands that made the results, each once."""
-    return list(dict.fromkeys(r.made.command for r in list_results(measured_cells)))
+    return list(dict.fromkeys(r.made.command for r in list_measured_results(measured_cells)))
 
 
-def list_results(measured_cells: Sequence[MeasuredCell]) -> list[Result]:
+def list_measured_results(measured_cells: Sequence[MeasuredCell]) -> list[Result]:
     """Return all shown results; a run that several cells share comes once."""
     shown = {
         r.fingerprint: r for measured in measured_cells for by_seed in measured.results.values() for r in by_seed.values()

@@ -8,11 +8,11 @@ from pydantic import BaseModel, ConfigDict, field_validator
 from fedmutual.rundir.schema import Share
 
 
-class _Kept(BaseModel):
+class _ResultRecord(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-class ClientResult(_Kept):
+class ClientResult(_ResultRecord):
     """The accuracy of one client's model on its validation data."""
 
     network: str
@@ -22,14 +22,14 @@ class ClientResult(_Kept):
     curve: tuple[Share, ...] = ()  # where the cell keeps every client's
 
 
-class Ends(_Kept):
+class Ends(_ResultRecord):
     """Each client's number after the last round, and after its best round."""
 
     last: dict[str, Share]
     best: dict[str, Share]
 
 
-class Traffic(_Kept):
+class Traffic(_ResultRecord):
     """The bytes of all clients together, over the whole run."""
 
     up: int
@@ -37,7 +37,7 @@ class Traffic(_Kept):
     seed: int = 0  # what public examples the clients gave out, once, before round 1; not in `up`
 
 
-class Budget(_Kept):
+class Budget(_ResultRecord):
     """The training work of a client, mean over clients, over the whole run."""
 
     steps: float  # gradient steps of its own model; a client with two networks takes each with both
@@ -45,7 +45,7 @@ class Budget(_Kept):
     forwards: float | None = None  # forward passes of these steps; None in results of earlier versions
 
 
-class Cloud(_Kept):
+class Cloud(_ResultRecord):
     """The features of test examples on their first two principal axes, with the domain and the class of each."""
 
     domains: tuple[str, ...]
@@ -55,7 +55,7 @@ class Cloud(_Kept):
     points: tuple[tuple[int, int, float, float], ...]  # (domain, class, x, y) of some of them, of one seed
 
 
-class CloseUp(_Kept):
+class NodeAnalysis(_ResultRecord):
     """The analysis of one client. Each curve has one value for each evaluated round."""
 
     client: str
@@ -64,7 +64,7 @@ class CloseUp(_Kept):
     cloud: Cloud
 
 
-class Made(_Kept):
+class Origin(_ResultRecord):
     """The origin of a result: command, versions and machine."""
 
     command: str
@@ -80,7 +80,7 @@ class Made(_Kept):
     together: int = 1  # so many runs were trained at once, in common stacks; `seconds` are then those of all
 
 
-class Result(_Kept):
+class Result(_ResultRecord):
     """One finished run. Accuracies are fractions; each curve has one value for each evaluated round."""
 
     arm: str
@@ -102,11 +102,11 @@ class Result(_Kept):
     steps: int = 0  # local steps of a round, where they are counted; else a round is passes over the data
     budget: Budget | None = None  # unset in results of before it was kept: counted from the cell's configuration then
     projected: Share | None = None  # the share of mutual steps whose gradient was projected
-    closeup: CloseUp | None = None  # of the node that the cell names
+    closeup: NodeAnalysis | None = None  # of the node that the cell names
     epsilon: float | None = None  # of what leaves, the largest of any client; None without noise, or if it is infinite
     target: Share | None = None  # the paper's accuracy of FedAvg in this cell, a fraction
     failed: str = ""  # why there are no numbers: a client diverged
-    made: Made
+    made: Origin
 
     @field_validator("changed")
     @classmethod

@@ -13,7 +13,7 @@ from fedmutual.reproduce.plan import Job, Scale
 from fedmutual.reproduce.result import Result
 from fedmutual.rundir.folder import lock_folder
 
-PATIENCE = 60.0  # seconds until another process that writes results is given up
+LOCK_LIMIT = 60.0  # seconds until another process that writes results is given up
 FIX = "choose another folder with --results"
 
 
@@ -80,7 +80,7 @@ class ResultStore:
         Raises:
             RunError: the file is damaged, cannot be written, or stays locked by another process for a minute.
         """
-        with lock_folder(self.folder, "has been writing results for a minute", FIX, PATIENCE):
+        with lock_folder(self.folder, "has been writing results for a minute", FIX, LOCK_LIMIT):
             self._add(self.folder / f"{job.cell.id}.json", result)
         self._take(job.cell.id, [result])
 

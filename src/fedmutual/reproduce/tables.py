@@ -8,7 +8,7 @@ from fedmutual.report.statistics import estimate
 from fedmutual.reproduce import measures
 from fedmutual.reproduce.cell_results import MeasuredCell
 from fedmutual.reproduce.cells import PaperExperiment
-from fedmutual.reproduce.claims import DIVERGED, NOT_RUN, Judged
+from fedmutual.reproduce.claims import DIVERGED, NOT_RUN, Judgement
 from fedmutual.reproduce.entries import (
     capitalize,
     describe_divergence,
@@ -27,7 +27,7 @@ LAST: End = "last"
 BEST: End = "best"
 FAIR = "after the best round of each node, chosen on validation data"
 WIDEST = 8  # columns of numbers
-TUNED = (
+TUNED_CAPTION = (
     "Settings with the highest accuracy after the last round of a sweep, on rows held out of clients' training data. "
     "Rounds: of the sweep, and of the runs on this page"
 )
@@ -190,7 +190,7 @@ def _make_client_cell(measured: MeasuredCell, arm: str, client: str, at: End, de
     return TableCell(mean, spread, note="; ".join(filter(None, notes)))
 
 
-def make_claims_table(readings: Sequence[Sequence[Judged]], decimals: int) -> PageTable:
+def make_claims_table(readings: Sequence[Sequence[Judgement]], decimals: int) -> PageTable:
     """Return the table of all claims with their verdicts, one row for each reading, with p-values and Holm's adjustments."""
     several = any(len(of_claim) > 1 for of_claim in readings)
     lines, rows = [], []
@@ -248,7 +248,7 @@ def make_tunings_table(measured_cells: Sequence[MeasuredCell]) -> PageTable | No
         "Seeds",
     )
     columns = tuple(Column(head, numeric=head in ("Held out", "Rounds", "Seeds")) for head in heads)
-    return PageTable("tunings", TUNED, columns, tuple(rows), format_csv(heads, csv)) if rows else None
+    return PageTable("tunings", TUNED_CAPTION, columns, tuple(rows), format_csv(heads, csv)) if rows else None
 
 
 def get_sweep_path(tuning: Tuning) -> str:
@@ -256,7 +256,7 @@ def get_sweep_path(tuning: Tuning) -> str:
     return f"{tuning.path.parent.name}/{tuning.path.name}"
 
 
-def make_verdicts_table(judged: Judged, decimals: int) -> PageTable:
+def make_verdicts_table(judged: Judgement, decimals: int) -> PageTable:
     """Return the table of a claim's verdicts, one row for each cell or client."""
     lines = []
     for line in judged.lines:

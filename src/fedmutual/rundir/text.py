@@ -9,7 +9,7 @@ from fedmutual.errors import AlgorithmError
 from fedmutual.events import Evaluated, Event, Failed, Finished, Noted, Score, Started
 from fedmutual.rundir.file_names import LOG
 from fedmutual.rundir.logs import append
-from fedmutual.rundir.transfer import MEASURES
+from fedmutual.rundir.transfer import TRANSFER_DATA
 
 _CALLED = {"global": "shared", "personal": "personal", "meme": "fork"}  # a score's model, as the report's tables have it
 
@@ -102,10 +102,10 @@ def format_worst_nodes(scores: tuple[Score, ...]) -> str:
 
 def read_transfers(scores: tuple[Score, ...]) -> dict[str, dict[str, float]]:
     """Return the accuracy of the model that a node would use, by measure ("ACC", "BWT", "FWT") and node."""
-    scored = {s.model for s in scores if s.client is not None and s.data == MEASURES["bwt"]}
+    scored = {s.model for s in scores if s.client is not None and s.data == TRANSFER_DATA["bwt"]}
     model = next((m for m in ("personal", "global", "meme") if m in scored), None)
     by_measure: dict[str, dict[str, float]] = {}
-    for name, data in MEASURES.items() if model else ():
+    for name, data in TRANSFER_DATA.items() if model else ():
         for s in scores:
             if (s.model, s.data) == (model, data) and s.client is not None and (share := get_accuracy(s.values)) is not None:
                 by_measure.setdefault(name.upper(), {})[s.client] = share

@@ -8,7 +8,7 @@ from fedmutual.rundir.schema import Evaluation
 
 PerClient = Mapping[str, float]
 
-MEASURES = {"acc": "test", "bwt": "test.own", "fwt": "test.others"}
+TRANSFER_DATA = {"acc": "test", "bwt": "test.own", "fwt": "test.others"}
 """Measure -> test rows of the accuracy: of all nodes together, of the node's domain, of the other nodes together."""
 
 _CHOICE = {"holdout": ("holdout",), "validation": ("validation.all", "validation"), "test": ("test",)}
@@ -19,14 +19,14 @@ def measure_transfer(metrics: Sequence[Evaluation], model: str | None, best_by: 
 
     best_by: "holdout", "validation" (rows of all nodes if they are scored, else the node's rows) or "test".
     """
-    if model is None or not any(list_client_scores(line, model, MEASURES["bwt"]) for line in metrics):
+    if model is None or not any(list_client_scores(line, model, TRANSFER_DATA["bwt"]) for line in metrics):
         return None
     wanted = (*_CHOICE[best_by], "validation", "test")
     by = next((data for data in wanted if all(list_client_scores(line, model, data) for line in metrics)), "test")
     judged = {line.round: list_client_scores(line, model, by) for line in metrics}
     rounds = {i: find_best_round({r: scores[i] for r, scores in judged.items() if i in scores}) for i in judged[max(judged)]}
     return {
-        **{name: _measure_ends(metrics, model, data, rounds) for name, data in MEASURES.items()},
+        **{name: _measure_ends(metrics, model, data, rounds) for name, data in TRANSFER_DATA.items()},
         "best_rounds": rounds,
         "best_by": by,
     }

@@ -16,7 +16,7 @@ from fedmutual.sites.protocol import clean_text
 from fedmutual.sites.schema import ServerTable, SitesTable
 
 FORMAT = 1
-LONGEST = 2**22  # characters of a received contract; a contract with 10,000 columns has about 200,000
+LONGEST_CONTRACT = 2**22  # characters of a received contract; a contract with 10,000 columns has about 200,000
 _DEEPEST = 16  # levels of nested tables
 _SHOWN = 80  # characters of another party's text in a message
 _TYPES: dict[str, tuple[type, ...]] = {  # the keys of a contract's record, and their types in JSON
@@ -42,7 +42,7 @@ def check_agreed(text: Any, agreed: Iterable[Table], who: str) -> Table:
     Raises:
         ConfigError: the text is no record, is of another version, or differs from the contract that the operator agreed to.
     """
-    record = read_record(text)
+    record = parse_contract_record(text)
     if record["format"] != FORMAT:
         raise ConfigError("this version of fedmutual does not read the contract's format; install the version that wrote it")
     check_release(record["version"], "the contract")
@@ -59,14 +59,14 @@ def check_agreed(text: Any, agreed: Iterable[Table], who: str) -> Table:
     return record
 
 
-def read_record(text: Any) -> Table:
+def parse_contract_record(text: Any) -> Table:
     """Return the recorded contract in a JSON text of another participant, after a check of keys and types only.
 
     Raises:
         ConfigError: the text is too long, is not JSON, or has other keys or types.
     """
     problem = ConfigError("the contract was not written by fedmutual; install the same version everywhere")
-    if not isinstance(text, str) or len(text) > LONGEST:
+    if not isinstance(text, str) or len(text) > LONGEST_CONTRACT:
         raise problem
     try:
         record = json.loads(text, object_pairs_hook=_read_object, parse_constant=_refuse_constant)

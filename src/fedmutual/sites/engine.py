@@ -12,12 +12,12 @@ from fedmutual.core import Algorithm, At, Client, Message, Phase, Spec
 from fedmutual.engines.base import Reply, evaluate_client, participate
 from fedmutual.engines.loop import Paused, count_bytes
 from fedmutual.events import Score
-from fedmutual.federation.evaluation_sets import SCORED
+from fedmutual.federation.evaluation_sets import SITE_SCORES
 from fedmutual.sites.attempts import Attempts
 from fedmutual.sites.conduct import Conduct
 from fedmutual.sites.protocol import (
     EVALUATE,
-    LONGEST,
+    LONGEST_TEXT,
     WORK,
     MalformedMessage,
     Order,
@@ -36,7 +36,7 @@ from fedmutual.sites.sizes import MessageSizes
 from fedmutual.sites.statistics import find_sums_fault, get_screened
 
 R = TypeVar("R")
-_LOG_LIMIT = 1000 * LONGEST  # characters of each site's text that one process logs
+_LOG_LIMIT = 1000 * LONGEST_TEXT  # characters of each site's text that one process logs
 
 
 class TooFew(RuntimeError):
@@ -314,7 +314,7 @@ def _place_key(order: Order) -> tuple[str, int, int]:
 def _has_valid_scores(answer: SiteAnswer) -> bool:
     """Return whether each score is of a model and rows that a site scores, and none comes twice: a mean would count both."""
     pairs = [(score.model, score.data) for score in answer.scores]
-    return SCORED.issuperset(pairs) and len(set(pairs)) == len(pairs)
+    return SITE_SCORES.issuperset(pairs) and len(set(pairs)) == len(pairs)
 
 
 def _find_fault(answer: SiteAnswer, message: Message, phase: Phase, declared: Spec, site: str) -> str | None:

@@ -21,7 +21,7 @@ from fedmutual.rundir.schema import ClassScores
 
 WORK: Literal["work"] = "work"
 EVALUATE: Literal["exam"] = "exam"
-LONGEST = 500  # the most characters of another party's sentence
+LONGEST_TEXT = 500  # the most characters of another party's sentence
 _NAMED = 100  # the most characters of the name of a score or a loss
 _SCORES, _CLASSES = 64, 2**16  # the most scores of an answer, and values of a score; the most numbers of a value
 ATTEMPTS = 3  # how often in the life of a federation its server may go back and send other tensors
@@ -106,8 +106,8 @@ def find_message_fault(message: Message, declared: Spec, sender: str) -> str | N
 
 
 def clean_text(text: str) -> str:
-    """Return another party's text with "?" for each unprintable character, cut after `LONGEST` characters."""
-    return "".join(c if c.isprintable() else "?" for c in text[:LONGEST]) + ("..." if len(text) > LONGEST else "")
+    """Return another party's text with "?" for each unprintable character, cut after `LONGEST_TEXT` characters."""
+    return "".join(c if c.isprintable() else "?" for c in text[:LONGEST_TEXT]) + ("..." if len(text) > LONGEST_TEXT else "")
 
 
 def _check_printable(text: str) -> str:

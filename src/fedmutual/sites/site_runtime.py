@@ -20,7 +20,7 @@ from fedmutual.evaluation import COPY, compute_scores, select_metrics
 from fedmutual.events import Evaluated
 from fedmutual.federation import description
 from fedmutual.federation.experiment import Experiment
-from fedmutual.privacy.budget import PrivacyBudget, Spent
+from fedmutual.privacy.budget import BudgetExceeded, PrivacyBudget
 from fedmutual.rundir import folder as folders
 from fedmutual.rundir.file_names import METRICS
 from fedmutual.rundir.logs import is_scored_on_resume, rewind
@@ -390,6 +390,6 @@ def _describe_problem(problem: BaseException) -> str:
         return "it diverged: its loss or its weights are no longer finite"
     if isinstance(problem, Refused):
         return "its privacy boundary refused a message"
-    if isinstance(problem, Spent):
+    if isinstance(problem, BudgetExceeded):
         return "its privacy budget is spent"
     return "it could not do its part; its operator reads why"

@@ -11,7 +11,7 @@ import torch
 
 from fedmutual.algorithms.peers import PEER
 from fedmutual.core import Algorithm, Message, Spec
-from fedmutual.sites.protocol import EVALUATE, LONGEST, WORK, Limit, MalformedMessage, Order, SiteAnswer, read_answer
+from fedmutual.sites.protocol import EVALUATE, LONGEST_TEXT, WORK, Limit, MalformedMessage, Order, SiteAnswer, read_answer
 from fedmutual.sites.secure_sum.messages import CONTENT, LONGEST_CONTENT, WORDS, Stage
 from fedmutual.sites.statistics import declare_scaling, find_sums
 
@@ -107,7 +107,7 @@ class MessageSizes:
     def _count_word_bytes(self, remarks: int = 0, terms: Collection[str] = ()) -> int:
         """Return the largest number of bytes of a header: three lists of sites, the remarks, one problem and the losses."""
         names = (*self._sites, *self._sites, *self._sites, *terms)
-        sentences = (remarks + 1) * _ESCAPED * (LONGEST + _NUMBER)
+        sentences = (remarks + 1) * _ESCAPED * (LONGEST_TEXT + _NUMBER)
         return _FIXED + sum(_ESCAPED * len(name) + _NUMBER for name in names) + sentences
 
 

@@ -11,7 +11,7 @@ from fedmutual.engines.select import EngineChoice, choose_engine, count_memory, 
 from fedmutual.federation.experiment import Experiment
 
 MEND = "set engine.workers lower, or engine.name = 'inprocess', and continue with --resume"
-PATIENCE = 3  # deaths of workers since a saved round
+MOST_DEATHS = 3  # deaths of workers since a saved round
 
 
 class EngineHandle:
@@ -76,7 +76,7 @@ class EngineHandle:
                 return engine
             except WorkerLost as lost:
                 self._lost.append(f"{lost}; another worker took over")
-                if len(self._lost) >= PATIENCE:
+                if len(self._lost) >= MOST_DEATHS:
                     raise
 
 

@@ -56,7 +56,7 @@ def restore_run(experiment: Experiment, engine: Engine, folder: Path, name: str)
     return read_state(folder / "server" / file, name, saved.round, server), saved
 
 
-def compute_fingerprint(experiment: Experiment) -> str:
+def fingerprint_experiment(experiment: Experiment) -> str:
     """Return the fingerprint of the data, and of the model of another run with which the server starts."""
     data: str = experiment.data.partition["fingerprint"]
     if experiment.nets.begun is None:

@@ -36,8 +36,8 @@ from fedmutual.rundir.summary import write_summary
 from fedmutual.rundir.text import TextLog
 from fedmutual.rundir.trackers import Tracker
 from fedmutual.studies import privacy_plan
-from fedmutual.studies.engine_handle import MEND, PATIENCE, EngineHandle, describe_pick
-from fedmutual.studies.resume import check_saved, compute_fingerprint, restore_run
+from fedmutual.studies.engine_handle import MEND, MOST_DEATHS, EngineHandle, describe_pick
+from fedmutual.studies.resume import check_saved, fingerprint_experiment, restore_run
 from fedmutual.studies.trained_run import Run, open_trained_run
 
 
@@ -183,7 +183,7 @@ def _train_through(handle: EngineHandle, folder: Path, observers: Sequence[Obser
         except WorkerLost as lost:
             saved = read_checkpoint(folder)
             deaths.append(saved.round if saved else 0)
-            if deaths.count(deaths[-1]) == PATIENCE:
+            if deaths.count(deaths[-1]) == MOST_DEATHS:
                 raise RunError(f"{folder}: {lost}, several times; is there enough memory? {MEND}") from None
             notes = (f"{lost}; all clients continue from {f'round {deaths[-1]}, the last saved' if saved else 'the start'}",)
             handle.restart()
@@ -210,7 +210,7 @@ def _train(
 ) -> Training:
     """Train from the start, or from the saved round, to the last round; then write the summary."""
     config = experiment.config
-    name = folders.compute_identity(config, compute_fingerprint(experiment))
+    name = folders.compute_identity(config, fingerprint_experiment(experiment))
     server, saved = restore_run(experiment, engine, folder, name)
     seconds = saved.seconds if saved else 0.0
     records_config = config.records

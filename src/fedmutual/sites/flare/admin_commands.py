@@ -13,7 +13,7 @@ from nvflare.fuel.hci.server.constants import ConnProps
 import fedmutual
 from fedmutual.rundir.checkpoint import read_checkpoint
 from fedmutual.sites.flare import presence, progress
-from fedmutual.sites.flare.admin_protocol import AGAIN, RESULT, STATUS, STOP, list_results
+from fedmutual.sites.flare.admin_protocol import AGAIN, RESULT, STATUS, STOP, list_result_files
 from fedmutual.sites.flare.progress import Outcome
 from fedmutual.sites.schema import WORK_FOLDER
 
@@ -63,7 +63,7 @@ class LeadCommands(CommandModule):  # type: ignore[misc]
             conn.append_dict({"files": []})
             return
         saved = read_checkpoint(folder)
-        files = list_results(folder, saved.round if saved else None)
+        files = list_result_files(folder, saved.round if saved else None)
         if len(args) > 2:
             path = files.get(args[2])
             body = base64.b64encode(path.read_bytes()).decode() if path else ""

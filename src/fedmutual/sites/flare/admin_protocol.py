@@ -11,7 +11,7 @@ _FILES = (CONFIG, ENVIRONMENT, PARTITION, SUMMARY, COMMIT, METRICS, LEDGER, "log
 _MODEL = r"server/round-[0-9]{1,18}\.safetensors"
 
 
-def list_results(folder: Path, round: int | None) -> dict[str, Path]:
+def list_result_files(folder: Path, round: int | None) -> dict[str, Path]:
     """Return the files that a lead may fetch: name -> path. round: of the saved shared model; None: no model is saved."""
     names = [name for name in _FILES if (folder / name).is_file()]
     model = [] if round is None else [f"server/{make_file_name(round)}"]

@@ -16,13 +16,13 @@ from typing import Any
 
 from fedmutual.config.keys import Table
 from fedmutual.errors import RunError
-from fedmutual.sites.consent import LONGEST, check_agreed, read_record
+from fedmutual.sites.consent import LONGEST_CONTRACT, check_agreed, parse_contract_record
 from fedmutual.sites.contract import parse_table
 from fedmutual.sites.flare import job
 from fedmutual.sites.flare.nvflare_import import import_nvflare
 from fedmutual.sites.schema import SitesTable
 
-LARGEST = 2 * LONGEST + 2**16  # bytes of a file: escaped twice in JSON, a contract takes up to twice its length
+LARGEST = 2 * LONGEST_CONTRACT + 2**16  # bytes of a file: escaped twice in JSON, a contract takes up to twice its length
 _LARGEST_ARCHIVE = 3 * LARGEST  # bytes of an archive, and of its contents
 _END, _LOCATOR = 22, 20  # bytes of the record at the end of an archive, and of the record before it in a ZIP64 archive
 _LONGEST_LIST = 2**14  # bytes of an archive's list of files; a job has about a dozen files
@@ -114,7 +114,7 @@ def _read_contract(files: Mapping[str, bytes]) -> str:
         text = json.loads(files[_CONFIG[0]])["workflows"][0]["args"]["contract"]
     except (ValueError, LookupError, TypeError, RecursionError):
         raise _make_error(f"{job.SERVER} has another content") from None
-    read_record(text)
+    parse_contract_record(text)
     _check_same(job.SERVER, files[_CONFIG[0]], job.make_server_config(text))
     _check_same(job.SITE, files[_CONFIG[1]], job.make_site_config(text))
     return str(text)

@@ -14,7 +14,7 @@ from fedmutual.errors import ConfigError, UserError
 from fedmutual.sites import contract as contracts
 from fedmutual.sites.contract import Contract
 from fedmutual.sites.flare.connectivity import KNOW, OK, WRONG, Check, check_connection
-from fedmutual.sites.flare.kits import FEDERATION, KINDS, SOON, Kit, check_valid, open_kit
+from fedmutual.sites.flare.kits import FEDERATION, KIT_KINDS, SOON, Kit, check_valid, open_kit
 from fedmutual.sites.flare.nvflare_import import check_version
 from fedmutual.sites.modules import make_server_rule
 from fedmutual.sites.secure_sum.identity import read_certificate
@@ -34,7 +34,7 @@ def run_checks(
     yield from _check_versions()
     try:
         kit = open_kit(folder)
-        yield Check(OK, f"{folder}: a complete kit, of {kit.name!r}, {KINDS[kit.kind]}")
+        yield Check(OK, f"{folder}: a complete kit, of {kit.name!r}, {KIT_KINDS[kit.kind]}")
         yield from _check_keys(kit)
     except UserError as problem:
         yield Check(WRONG, str(problem))

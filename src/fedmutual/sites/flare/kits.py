@@ -23,7 +23,7 @@ from fedmutual.sites.flare.nvflare_import import import_nvflare
 from fedmutual.sites.secure_sum.identity import read_certificate
 
 AUTHORITY, FEDERATION, KIT = "authority", "federation.toml", "kit.json"
-KINDS = {"server": "the server", "site": "a site", "lead": "a lead, who may submit"}
+KIT_KINDS = {"server": "the server", "site": "a site", "lead": "a lead, who may submit"}
 _STARTUP_FILES = {  # without FLARE's start scripts, which would start FLARE without access control
     "server": ("fed_server.json", "server.crt", "server.key", "rootCA.pem"),
     "site": ("fed_client.json", "client.crt", "client.key", "rootCA.pem"),
@@ -43,7 +43,7 @@ class Kit:
 
     folder: Path
     name: str
-    kind: str  # a key of KINDS
+    kind: str  # a key of KIT_KINDS
     expires: datetime
     hosts: tuple[str, ...]  # host names of the server
     port: int

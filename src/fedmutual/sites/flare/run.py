@@ -83,7 +83,7 @@ def check_kind(kit: Kit, kind: str) -> Kit:
     """Return the kit.
 
     Raises:
-        ConfigError: the kit is of another kind. kind: a key of `kits.KINDS`.
+        ConfigError: the kit is of another kind. kind: a key of `kits.KIT_KINDS`.
     """
     if kit.kind != kind:
         raise ConfigError(f"{kit.folder}: is the kit of {kit.name!r}, a {kit.kind}'s; name a {kind}'s kit")

@@ -24,11 +24,11 @@ from fedmutual.sites.flare.nvflare_import import import_nvflare, silence_nvflare
 from fedmutual.sites.flare.progress import Outcome
 from fedmutual.sites.protocol import clean_text
 
-_MOST_FILES = 100  # result files of a federation; `admin_protocol.list_results` has about a dozen
+_MOST_FILES = 100  # result files of a federation; `admin_protocol.list_result_files` has about a dozen
 OVER = (Outcome.DONE, Outcome.FAILED, Outcome.STOPPED)
 
 
-class Lost(RunError):
+class ServerLost(RunError):
     """The server cannot be reached, or the connection was lost."""
 
 
@@ -113,7 +113,7 @@ class Session:
                 self.flare = api.new_secure_session(kit.name, str(work), timeout=timeout)
         except Exception as problem:  # FLARE raises many types
             self._folder.cleanup()
-            raise Lost(f"the server at {address} rejects the login of {kit.name!r} ({problem})") from None
+            raise ServerLost(f"the server at {address} rejects the login of {kit.name!r} ({problem})") from None
         finally:
             os.chdir(previous_folder)
 
@@ -240,17 +240,21 @@ class Session:
 
 
 def _wait_for_server(kit: Kit, timeout: float) -> None:
-    """Wait at most `timeout` seconds for the server. Raises Lost with the cause."""
+    """Wait at most `timeout` seconds for the server. Raises ServerLost with the cause."""
     until = time.monotonic() + timeout
     while obstacle := find_obstacle(kit):
         text, is_temporary = obstacle
         if not is_temporary or time.monotonic() > until:
-            raise Lost(text)
+            raise ServerLost(text)
         time.sleep(0.5)
 
 
 def read_server_answer(reply: dict[str, Any]) -> dict[str, Any]:
-    """Return the table in a server's reply to a command. Raises Lost, with the error text, if the reply has no table."""
+    """Return the table in a server's reply to a command.
+
+    Raises:
+        ServerLost: the reply has no table; with the text of the reply's error.
+    """
     data = reply.get("data", [])
     items = [item for item in data if isinstance(item, dict)] if isinstance(data, list) else []
     for item in items:
@@ -258,7 +262,7 @@ def read_server_answer(reply: dict[str, Any]) -> dict[str, Any]:
             answer: dict[str, Any] = item["data"]
             return answer
     errors = "; ".join(str(item.get("data")) for item in items if item.get("type") in ("error", "string"))
-    raise Lost(f"the server did not answer ({clean_text(str(errors or reply.get('details') or reply.get('status')))})")
+    raise ServerLost(f"the server did not answer ({clean_text(str(errors or reply.get('details') or reply.get('status')))})")
 
 
 def _check_answer(kind: type[T], answer: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from fedmutual.sites.schema import WORK_FOLDER
 
 FOLDER = WORK_FOLDER  # below the state folder
 POINTER = "fedmutual.json"  # facts on this host for fedmutual's classes in FLARE's processes
-LONGEST = "longest"
+LONGEST_MESSAGE = "longest"
 _OURS = "fedmutual.sites.flare"
 ALLOWED = {
     "server": f"{_OURS}.controller.Rounds",
@@ -27,7 +27,7 @@ _IMPL = "nvflare.app_common"
 def make_workspace(kit: Kit, state: Path, pointer: Mapping[str, Any]) -> Path:
     """Write FLARE's workspace for the kit of a server or of a site, and return its folder.
 
-    pointer: facts that FLARE's processes read by `read_pointer`; key LONGEST: bytes of the longest message.
+    pointer: facts that FLARE's processes read by `read_pointer`; key LONGEST_MESSAGE: bytes of the longest message.
     """
     work = state / FOLDER
     state.mkdir(parents=True, exist_ok=True)
@@ -41,7 +41,7 @@ def make_workspace(kit: Kit, state: Path, pointer: Mapping[str, Any]) -> Path:
     write_json(local / "resources.json", make_server_resources(work) if kit.kind == "server" else _make_site_resources(work))
     write_json(local / "authorization.json", _RIGHTS)
     write_json(local / "log_config.json", _LOGS)
-    write_json(local / "comm_config.json", _make_communication(pointer.get(LONGEST, 0)))
+    write_json(local / "comm_config.json", _make_communication(pointer.get(LONGEST_MESSAGE, 0)))
     write_json(local / POINTER, {"format": 1, **pointer})
     (work / "transfer").mkdir(exist_ok=True)
     _harden(work / "startup")
