@@ -10,8 +10,8 @@ later phases of the old attempt; the site works from its state before that order
 from dataclasses import dataclass
 
 from fedmutual.rundir.logs import is_scored_on_resume
-from fedmutual.sites.journal import BegunOrder, Journal, Place
-from fedmutual.sites.protocol import ATTEMPTS, EVALUATE, Order
+from fedmutual.sites.journal import BegunOrder, Journal
+from fedmutual.sites.protocol import ATTEMPTS, EVALUATE, Order, Place
 
 BEYOND = "the contract has no such round or phase"
 NOT_DUE = "the contract has no scores after this round"

@@ -12,7 +12,7 @@ import fedmutual
 from fedmutual.config.keys import Table, list_effects
 from fedmutual.config.schema import Config
 from fedmutual.errors import ConfigError
-from fedmutual.sites.protocol import clean_text
+from fedmutual.sites.protocol import clean_text, parse_strict_json
 from fedmutual.sites.schema import ServerTable, SitesTable
 
 FORMAT = 1
@@ -69,7 +69,7 @@ def parse_contract_record(text: Any) -> Table:
     if not isinstance(text, str) or len(text) > LONGEST_CONTRACT:
         raise problem
     try:
-        record = json.loads(text, object_pairs_hook=_read_object, parse_constant=_refuse_constant)
+        record = parse_strict_json(text)
     except (ValueError, RecursionError):
         raise problem from None
     if not isinstance(record, dict) or record.keys() != _TYPES.keys():
@@ -127,18 +127,6 @@ def _list_values(tables: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tupl
         except RecursionError:  # thousands of nested lists, which json.loads can still read
             raise problem from None
         yield path, text
-
-
-def _read_object(pairs: list[tuple[str, Any]]) -> Table:
-    """Return a JSON object as a table. A repeated key is refused: another parser might take the other value."""
-    table = dict(pairs)
-    if len(table) < len(pairs):
-        raise ValueError("a key comes twice")
-    return table
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
 
 
 def _shorten(text: str) -> str:

@@ -15,11 +15,11 @@ from fedmutual.core import Client, Message
 from fedmutual.errors import RunError
 from fedmutual.files import read_json, write_bytes, write_json
 from fedmutual.rundir.checkpoint import COMMIT, collect_client_state, load_client, make_file_name
+from fedmutual.sites.protocol import Place
 from fedmutual.tensor_files import write_tensors
 
 JOURNAL_FILE = "diary.json"
 ROUNDS_BACK = 3  # earlier rounds with a saved state: the most that a new attempt can go back
-Place = tuple[int, int]  # round, phase; the scores of a round have the number after its last phase
 
 
 class JournalEntry(NamedTuple):

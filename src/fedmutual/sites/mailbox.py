@@ -20,13 +20,12 @@ from fedmutual.sites.protocol import (
     Limit,
     MalformedMessage,
     Order,
+    Place,
     SiteAnswer,
     clean_text,
     find_message_fault,
     read_answer,
 )
-
-Place = tuple[int, int]  # round, phase
 
 
 class Mailbox:

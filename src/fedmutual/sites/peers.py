@@ -10,8 +10,8 @@ from pathlib import Path
 from fedmutual.algorithms.peers import Peering, make_forwarded_message
 from fedmutual.core import Algorithm, At, Message, Phase, Spec, Unusable
 from fedmutual.engines.loop import count_bytes, receive_usable
-from fedmutual.sites.mailbox import Mailbox, Place
-from fedmutual.sites.protocol import Order, SiteAnswer, clean_text, pack_message
+from fedmutual.sites.mailbox import Mailbox
+from fedmutual.sites.protocol import Order, Place, SiteAnswer, clean_text, pack_message
 from fedmutual.sites.sizes import MessageSizes
 from fedmutual.tensor_files import read_tensors, write_tensors
 

@@ -19,6 +19,8 @@ from fedmutual.core import Message, Spec
 from fedmutual.events import Score
 from fedmutual.rundir.schema import ClassScores
 
+Place = tuple[int, int]
+"""A round and a phase; the scores of a round have the number after its last phase."""
 WORK: Literal["work"] = "work"
 EVALUATE: Literal["exam"] = "exam"
 LONGEST_TEXT = 500  # the most characters of another party's sentence
@@ -187,7 +189,7 @@ def _read_words(content: bytes, limit: Limit | None) -> str:
         raise MalformedMessage(f"its header has {size:,} bytes, and {limit.header:,} are enough")
     if limit is not None and rest > size + limit.tensors:
         raise MalformedMessage(f"its tensors have {rest - size:,} bytes, and {limit.tensors:,} are declared")
-    header = json.loads(content[8 : 8 + size], object_pairs_hook=_make_table, parse_constant=_refuse_constant)
+    header = parse_strict_json(content[8 : 8 + size])
     if not isinstance(header, dict):
         raise TypeError("no table")
     tables = [(_KEYS.get(name, _TENSOR), table) for name, table in header.items()]
@@ -200,6 +202,16 @@ def _read_words(content: bytes, limit: Limit | None) -> str:
 
 
 _KEYS, _TENSOR = {"__metadata__": {"fedmutual"}}, {"dtype", "shape", "data_offsets"}
+
+
+def parse_strict_json(text: str | bytes) -> Any:
+    """Return the value of a JSON text of another participant.
+
+    Raises:
+        ValueError: the text is no JSON, has NaN or Infinity, or repeats a key: another parser might take the other value.
+        RecursionError: values are nested too deep.
+    """
+    return json.loads(text, object_pairs_hook=_make_table, parse_constant=_refuse_constant)
 
 
 def _make_table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -28,11 +28,20 @@ _Rows = Annotated[int, Field(ge=1, lt=2**31)]
 Seconds = Annotated[float, Field(gt=0)]
 
 
-def _hosts(value: tuple[str, ...]) -> tuple[str, ...]:
-    for host in value:
-        if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?", host):
-            raise ValueError(f"a host is a name or an IPv4 address, not {host!r}")
-    return value
+def _check_each(pattern: str, wanted: str) -> AfterValidator:
+    """Return a check that each text of a tuple matches a pattern. wanted: the sentence about what it must be."""
+
+    def check(value: tuple[str, ...]) -> tuple[str, ...]:
+        for text in value:
+            if not re.fullmatch(pattern, text):
+                raise ValueError(f"{wanted}; got {text!r}")
+        return value
+
+    return AfterValidator(check)
+
+
+_Hosts = _check_each(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?", "a host is a name or an IPv4 address")
+_Leads = _check_each(r"[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+\.[A-Za-z]{2,}", "sites.leads entries must be email addresses")
 
 
 def _sites(value: tuple[str, ...]) -> tuple[str, ...]:
@@ -46,17 +55,10 @@ def _sites(value: tuple[str, ...]) -> tuple[str, ...]:
     return value
 
 
-def _leads(value: tuple[str, ...]) -> tuple[str, ...]:
-    for lead in value:
-        if not re.fullmatch(r"[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+\.[A-Za-z]{2,}", lead):
-            raise ValueError(f"sites.leads entries must be email addresses; got {lead!r}")
-    return value
-
-
 class ServerTable(ServerConfig):
     """The address of the server, and how it aggregates the models of the sites."""
 
-    hosts: Annotated[Names, Field(min_length=1), AfterValidator(_hosts)] = key(
+    hosts: Annotated[Names, Field(min_length=1), _Hosts] = key(
         ("localhost",),
         "host names and addresses of the server; the first one is written into the kits of the sites",
         lead_may_change=True,
@@ -75,7 +77,7 @@ class SitesTable(Section):
     """The participants, and how long the server waits for them."""
 
     names: Annotated[Names, Field(min_length=1), AfterValidator(_sites)] = Field(description="the sites")
-    leads: Annotated[Names, Field(min_length=1), AfterValidator(_leads)] = key(
+    leads: Annotated[Names, Field(min_length=1), _Leads] = key(
         ("lead@example.org",), "the email addresses of the leads, who may submit and stop federations; each lead gets a kit"
     )
     input: Annotated[Sides, Field(min_length=1)] = Field(

@@ -31,13 +31,14 @@ from fedmutual.rundir.summary import write_summary
 from fedmutual.sites import guarantee
 from fedmutual.sites.admission import Bounds, Declined, admit, find_answer
 from fedmutual.sites.contract import Contract, identify
-from fedmutual.sites.journal import Journal, JournalEntry, Place
+from fedmutual.sites.journal import Journal, JournalEntry
 from fedmutual.sites.peers import PeerMailbox, is_peer_to_peer
 from fedmutual.sites.protocol import (
     ATTEMPTS,
     EVALUATE,
     MalformedMessage,
     Order,
+    Place,
     ReleasedScore,
     SiteAnswer,
     digest_order,

@@ -27,9 +27,9 @@ from fedmutual.sites.engine import TooFew
 from fedmutual.sites.flare import presence, rejoin_backoff, workspace
 from fedmutual.sites.flare.console import print_line
 from fedmutual.sites.flare.progress import FILE, Outcome, ProgressFile, change_progress, read_progress
+from fedmutual.sites.flare.workspace import BODY, READY, TASK
 from fedmutual.sites.modules import leave_working_folders, make_server_rule
 
-TASK, READY, BODY = "do", "ready", "body"
 _TICK = 0.05
 
 

@@ -20,12 +20,12 @@ from fedmutual.sites.contract_checks import check_rounds
 from fedmutual.sites.flare import workspace
 from fedmutual.sites.flare.access_control import PEER_TOPIC
 from fedmutual.sites.flare.console import print_line, print_line_seldom
+from fedmutual.sites.flare.workspace import BODY, READY
 from fedmutual.sites.modules import leave_working_folders
 from fedmutual.sites.protocol import MalformedMessage, SiteAnswer, pack_message, read_order
 from fedmutual.sites.site_runtime import SiteRuntime
 from fedmutual.sites.site_settings import read_site_file
 
-READY, BODY = "ready", "body"
 _LINE_INTERVAL = 10.0  # seconds between lines on the console
 _FIRST_PAUSE = 30.0  # seconds until a site that could not start tries again; doubled after each try
 _PATIENCE = 20.0  # seconds until the previous job must release the state, and until a message must be taken

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from fedmutual.sites.contract import Contract
+from fedmutual.sites.flare.workspace import ALLOWED
 
 APP = "app"
 META, SERVER, SITE = "meta.json", "config_fed_server.json", "config_fed_client.json"
-_OURS = "fedmutual.sites.flare"
 
 
 def write_job(contract: Contract, folder: Path) -> Path:
@@ -49,13 +49,13 @@ def make_server_config(contract: str) -> dict[str, Any]:
         "task_data_filters": [],
         "task_result_filters": [],
         "components": [],
-        "workflows": [{"id": "rounds", "path": f"{_OURS}.controller.Rounds", "args": {"contract": contract}}],
+        "workflows": [{"id": "rounds", "path": ALLOWED["server"], "args": {"contract": contract}}],
     }
 
 
 def make_site_config(contract: str) -> dict[str, Any]:
     """Return the configuration of the job's process at a site. contract: the record as JSON text."""
-    executor = {"path": f"{_OURS}.executor.SiteExecutor", "args": {"contract": contract}}
+    executor = {"path": ALLOWED["site"], "args": {"contract": contract}}
     return {
         "format_version": 2,
         "executors": [{"tasks": ["*"], "executor": executor}],

@@ -19,6 +19,7 @@ ALLOWED = {
     "server": f"{_OURS}.controller.Rounds",
     "site": f"{_OURS}.executor.SiteExecutor",
 }  # the only class that a job may name there
+TASK, READY, BODY = "do", "ready", "body"  # names of tasks, and of the content of FLARE's messages
 HEARTBEAT, GONE = 5, 60  # seconds between heartbeats; seconds without a heartbeat until a participant is disconnected
 LOST = 20  # seconds without a byte until a site repeats a request; FLARE's default is 5 minutes
 _IMPL = "nvflare.app_common"
