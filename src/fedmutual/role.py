@@ -6,7 +6,8 @@ Nothing here imports torch, so that a report can read the role that a run folder
 from dataclasses import dataclass
 
 LOCAL_ONLY = "independent"  # the algorithm of local-only training
-DEFAULT_METHODS = ("fml", "fedavg", "fedprox", LOCAL_ONLY)  # that `compare` trains beside the file's algorithm
+DEFAULT_ALGORITHM = "fml"
+DEFAULT_METHODS = (DEFAULT_ALGORITHM, "fedavg", "fedprox", LOCAL_ONLY)  # that `compare` trains beside the file's algorithm
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ import typer
 
 import fedmutual
 from fedmutual.role import DEFAULT_METHODS
+from fedmutual.settings import LEAST_TRIALS, MOST_TRIALS
 
 if TYPE_CHECKING:
     from fedmutual import Config
@@ -67,8 +68,8 @@ Tune = Annotated[
     int | None,
     typer.Option(
         metavar="N",
-        min=2,
-        max=18,
+        min=LEAST_TRIALS,
+        max=MOST_TRIALS,
         help="Before the seeds are trained, each method tries at most N settings on hold-out rows, learning rates first.",
         show_default=False,
     ),

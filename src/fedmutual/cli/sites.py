@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.table import Table
@@ -16,9 +16,6 @@ from fedmutual.cli.site_process import (
     run_until_stopped,
 )
 from fedmutual.cli.terminal import Code, exit_with_error, out, print_text
-
-if TYPE_CHECKING:
-    pass
 
 File = Annotated[Path, typer.Argument(metavar="FEDERATION.toml", help="The federation's file.", show_default=False)]
 Kit = Annotated[

@@ -15,6 +15,7 @@ from fedmutual.errors import ConfigError
 Grid = Mapping[str, Any]
 """Dotted key -> a list of values to try, or a value that is fixed."""
 
+LEARNING_RATE = "optimizer.lr"
 _LONGEST = 100  # characters of a folder's name
 
 

@@ -38,9 +38,9 @@ def check_preset(config: Config, tables: Table, source: str) -> None:
     model = tables.get("model")
     for key, value in _list_preset_keys(config).items():
         if isinstance(model, Mapping) and key in model and getattr(config.model, key) == _get_default(key):
-            name, given = config.algorithm["name"], _get_default(key)
             raise ConfigError(
-                f"{source}: key 'model.{key}' = {given!r} undoes what makes algorithm {name!r}, which sets it to "
+                f"{source}: key 'model.{key}' = {_get_default(key)!r} undoes what makes algorithm "
+                f"{config.algorithm['name']!r}, which sets it to "
                 f"{_format_shown(value)}; remove it"
             )
 

@@ -29,6 +29,7 @@ from fedmutual.config.unused import check_effects
 from fedmutual.core import Schedule
 from fedmutual.errors import ConfigError
 from fedmutual.recorded_code import check_tables, is_run_config
+from fedmutual.role import DEFAULT_ALGORITHM
 
 
 def load_config(path: str | Path, **overrides: Any) -> Config:
@@ -94,8 +95,7 @@ def parse_config(tables: Table, source: str = "configuration", overrides: Mappin
         ConfigError: a key or a value is wrong; one sentence names the key and the fix.
     """
     overrides = overrides or {}
-    inner = overrides.get("algorithm")
-    name = overrides.get("algorithm.name", inner.get("name") if isinstance(inner, dict) else None)
+    name = _get_algorithm_name(overrides, overrides)
     if isinstance(name, str):
         try:
             tables, dropped = _drop_foreign_keys(drop_preset(tables), name)
@@ -180,7 +180,7 @@ def read_algorithm_name(path: Path, overrides: Mapping[str, Any]) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def _get_algorithm_name(tables: Table, overrides: Mapping[str, Any]) -> Any:
+def _get_algorithm_name(tables: Mapping[str, Any], overrides: Mapping[str, Any]) -> Any:
     """Return the value of `algorithm.name` in the overrides, else in the tables; None if it is unset."""
     table = tables.get("algorithm")
     return overrides.get("algorithm.name", table.get("name") if isinstance(table, dict) else None)
@@ -190,7 +190,7 @@ def _get_known_settings(tables: Table, overrides: Mapping[str, Any]) -> Collecti
     """Return the settings of the algorithm that the tables or an override name; none for an unknown algorithm."""
     name = _get_algorithm_name(tables, overrides)
     try:
-        return list_setting_types("fml" if name is None else name) if isinstance(name, str | None) else ()
+        return list_setting_types(DEFAULT_ALGORITHM if name is None else name) if isinstance(name, str | None) else ()
     except LookupError:
         return ()
 

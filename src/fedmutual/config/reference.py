@@ -15,6 +15,7 @@ from fedmutual.config.methods import find_algorithm, find_title, is_required, li
 from fedmutual.config.schema import ClientData, ColumnConfig, Config, DataConfig, ShareConfig
 from fedmutual.core import OnlyIf, Schedule, Setting
 from fedmutual.errors import ConfigError, join_words
+from fedmutual.role import DEFAULT_ALGORITHM
 
 _HEAD = """# Every key of a configuration
 
@@ -144,7 +145,9 @@ def _list_algorithm_keys(table: str) -> Iterator[Key]:
     """Return the keys of [algorithm] for all algorithms, or those of [clients.ID.algorithm] that a client may set."""
     of_client = table != "algorithm"
     if not of_client:
-        yield Key(f"{table}.name", "text", '"fml"', f'{", ".join(ALGORITHMS)}, or your own as "module:Class"')
+        yield Key(
+            f"{table}.name", "text", f'"{DEFAULT_ALGORITHM}"', f'{", ".join(ALGORITHMS)}, or your own as "module:Class"'
+        )
     owners: dict[Key, list[str]] = {}
     for name, kind in ALGORITHMS.items():
         spec = {f.name: f for f in fields(kind)}

@@ -36,6 +36,7 @@ from fedmutual.config.values import (
     name_default_algorithm,
 )
 from fedmutual.errors import join_words
+from fedmutual.role import DEFAULT_ALGORITHM
 from fedmutual.settings import TRIM, Disclosure, OnlyIf, Rule, Sum
 
 OWN = "module:factory"  # in a condition: any name of a user's own code
@@ -562,7 +563,7 @@ class Config(Section):
     data: DataConfig = DataConfig()
     partition: PartitionConfig = PartitionConfig()
     split: SplitConfig = SplitConfig()
-    algorithm: Annotated[Settings, BeforeValidator(name_default_algorithm)] = {"name": "fml"}
+    algorithm: Annotated[Settings, BeforeValidator(name_default_algorithm)] = {"name": DEFAULT_ALGORITHM}
     model: ModelConfig = ModelConfig()
     training: TrainingConfig = TrainingConfig()
     optimizer: OptimizerConfig = OptimizerConfig()

@@ -12,12 +12,13 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from fedmutual.config.keys import Table
+from fedmutual.role import DEFAULT_ALGORITHM
 from fedmutual.settings import Schedule, Setting, within
 
 FEDERATED: Literal["federated"] = "federated"  # data.mean, data.std: of the training rows of all clients
 
 
-def _check_path(value: object) -> object:
+def _convert_path(value: object) -> object:
     try:
         return Path(value).expanduser() if isinstance(value, str) else value
     except RuntimeError:
@@ -126,11 +127,11 @@ def _dump_settings(value: object) -> object:
 
 
 def name_default_algorithm(value: object) -> object:
-    """Return the table [algorithm] with a name; the default is fml."""
-    return {"name": "fml", **value} if isinstance(value, dict) else value
+    """Return the table [algorithm] with a name: its own, or the default."""
+    return {"name": DEFAULT_ALGORITHM, **value} if isinstance(value, dict) else value
 
 
-PathSetting = Annotated[Path, BeforeValidator(_check_path)]
+PathSetting = Annotated[Path, BeforeValidator(_convert_path)]
 Pretrained = Annotated[str, Field(min_length=1), AfterValidator(_expand_home)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_listify)]
 DateFormat = Annotated[str, AfterValidator(_check_date_format)]

@@ -15,7 +15,7 @@ from fedmutual.config import ALONE, Config, has_own_data, make_client_config
 from fedmutual.config.grid import format_toml_key
 from fedmutual.data.draws import Index
 from fedmutual.data.examples import join_examples, list_names
-from fedmutual.data.federation import Federation, load
+from fedmutual.data.federation import Federation, get_test_rows, load
 from fedmutual.data.notes import NOBODY, count_training_examples
 from fedmutual.data.prepared import Prepared, prepare
 from fedmutual.data.rows import Rows
@@ -72,12 +72,6 @@ def _find_in_data_set(config: Config, federation: Federation, scan: "_Scan") -> 
         *_find_duplicates(federation, scan),
     ]
     return [*findings, *_check_values(federation, scan)]
-
-
-def _get_test_rows(federation: Federation) -> Rows:
-    """Return the test set of one data set."""
-    assert isinstance(federation.test, Rows)  # several have Chained
-    return federation.test
 
 
 def _compare_sizes(federation: Federation) -> Iterator[str]:
@@ -175,7 +169,7 @@ class _Scan:
 def _scan_rows(federation: Federation) -> _Scan:
     """Read every row that a client or the test set has, once."""
     pooled = federation.pool_clients()
-    test = _get_test_rows(federation)
+    test = get_test_rows(federation)
     shares = [s.index for s in (pooled.private, pooled.validation, pooled.holdout, test) if s is not None]
     rows = test.with_index(np.unique(np.concatenate(shares)))
     trained = torch.from_numpy(np.isin(rows.index, pooled.private.index))
@@ -246,7 +240,7 @@ def _find_leaks_between_clients(scans: Mapping[str, _Scan]) -> Iterator[str]:
 def _find_duplicates(federation: Federation, scan: _Scan) -> Iterator[str]:
     """Yield a sentence for examples that are both in training and in evaluation, or have two labels."""
     pooled = federation.pool_clients()
-    trained, test = scan.trained, _get_test_rows(federation)
+    trained, test = scan.trained, get_test_rows(federation)
     for share_name, share in (("test", test), ("validation", pooled.validation), ("hold-out", pooled.holdout)):
         if share is None or (share_name == "validation" and np.isin(share.index, test.index).all()):
             continue

@@ -210,7 +210,7 @@ def _join_clients(config: Config, data_by_client: Mapping[str, Prepared]) -> Fed
     spaces = {i: federation.space for i, federation in federations.items()}
     has_one_space = all(space.is_compatible(next(iter(spaces.values()))) for space in spaces.values())
     clients = {
-        i: replace(federation.clients[ALONE], test=_get_test_rows(federation)) for i, federation in federations.items()
+        i: replace(federation.clients[ALONE], test=get_test_rows(federation)) for i, federation in federations.items()
     }
     return Federation(
         clients=clients,
@@ -235,13 +235,13 @@ def _join_test_sets(config: Config, federations: Mapping[str, Federation]) -> Ch
     parts = []
     for client, federation in federations.items():
         if config.get_disclosure(client) == "all":
-            parts.append(_get_test_rows(federation))
+            parts.append(get_test_rows(federation))
     return ChainedRows(parts) if parts else None
 
 
-def _get_test_rows(federation: Federation) -> Rows:
+def get_test_rows(federation: Federation) -> Rows:
     """Return the test set of one data set."""
-    assert isinstance(federation.test, Rows)
+    assert isinstance(federation.test, Rows)  # several data sets have ChainedRows
     return federation.test
 
 

@@ -15,6 +15,7 @@ from fedmutual.config.methods import describe_foreign_key
 from fedmutual.errors import ConfigError
 from fedmutual.reproduce.cells import Cell
 from fedmutual.reproduce.schema import Arm
+from fedmutual.role import DEFAULT_ALGORITHM
 
 _SILENT = frozenset(key for key, effect in list_effects(Config).items() if effect.affects in ("machine", "record"))
 
@@ -158,7 +159,7 @@ def make_arm_config(cell: Cell, arm: str, seed: int, scale: Scale, here: Here = 
 
 def _name_algorithm(cell: Cell, arm: str) -> str:
     """Return the name of an arm's algorithm."""
-    return str(cell.arms[arm].set.get("algorithm.name", cell.tables.get("algorithm", {}).get("name", "fml")))
+    return str(cell.arms[arm].set.get("algorithm.name", cell.tables.get("algorithm", {}).get("name", DEFAULT_ALGORITHM)))
 
 
 def _list_algorithms(cell: Cell) -> list[str]:

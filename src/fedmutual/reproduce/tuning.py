@@ -10,11 +10,11 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from fedmutual.config import read_tables
+from fedmutual.config.grid import LEARNING_RATE
 from fedmutual.errors import ConfigError, RunError
 from fedmutual.files import read_json
 
 FOLDER = "sweeps"  # of the experiments: what `fedmutual sweep` wrote as sweep.json, under the names that arms give
-RATE = "optimizer.lr"
 
 
 class _SweepRecord(BaseModel):
@@ -123,7 +123,7 @@ def make_tuned_settings(settings: Mapping[str, Any], tuning: Tuning | None, rate
     merged = {**(tuning.chosen if tuning else {}), **settings}
     if rate_times == 1:
         return merged
-    full_rate = merged.get(RATE, rate)
+    full_rate = merged.get(LEARNING_RATE, rate)
     if isinstance(full_rate, bool) or not isinstance(full_rate, int | float):
-        raise ValueError(f"'rate_times' needs {RATE} as a number, not {full_rate!r}")
-    return merged | {RATE: full_rate * rate_times}
+        raise ValueError(f"'rate_times' needs {LEARNING_RATE} as a number, not {full_rate!r}")
+    return merged | {LEARNING_RATE: full_rate * rate_times}

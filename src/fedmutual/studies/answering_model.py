@@ -24,6 +24,8 @@ from fedmutual.rundir.interface import Interface, read_interface
 from fedmutual.studies.outputs import ANSWER_FORMS, AnswerForm
 from fedmutual.studies.trained_run import Run
 
+ROWS_AT_ONCE = 512  # rows of a forward pass
+
 
 class AnsweringModel(NamedTuple):
     """A model that predicts."""

@@ -31,7 +31,6 @@ ENGINES = ("auto", "inprocess", "stacked")
 """The engines that can hold objects of this process."""
 
 _ARGUMENTS = {key: argument for argument, key in KEYS.items()}
-_TABLES = "data|partition|split|algorithm|model|training|optimizer|server|engine|records|share|privacy"
 _CLIENT = re.compile(r"(?:key )?'?clients\.([^\s']+?)\.(data|model)\.\w+'?")
 _KEY = re.compile(r"(?:keys? )?'(\w+(?:\.\w+)*)'|\b(\w+\.\w+)\b")
 _FLAG = re.compile(r"--([a-z]+)\b")

@@ -12,9 +12,9 @@ from torch import nn
 
 from fedmutual.in_memory import hold_objects
 from fedmutual.report.scale import MetricScale
-from fedmutual.role import LOCAL_ONLY
+from fedmutual.role import DEFAULT_ALGORITHM, LOCAL_ONLY
 from fedmutual.rundir.main_metric import read_metric
-from fedmutual.studies.arguments import make_config, translate_errors
+from fedmutual.studies.arguments import KEYS, make_config, translate_errors
 from fedmutual.studies.compare import check_folders, train_all
 from fedmutual.studies.progress import ProgressBars
 from fedmutual.studies.run import run
@@ -89,7 +89,7 @@ class Comparison:
 
 def federate(
     sites: Mapping[str, Site],
-    method: Any = "fml",
+    method: Any = DEFAULT_ALGORITHM,
     shared: Model | None = None,
     *,
     rounds: int | None = None,
@@ -121,7 +121,7 @@ def federate(
         UserError: an argument cannot be used; one sentence names the argument and the fix.
         Diverged: a client's loss or weights are not finite.
     """
-    config_arguments = {k: v for k, v in locals().items() if k in _CONFIG_ARGUMENTS}
+    config_arguments = {k: v for k, v in locals().items() if k in KEYS}
     with (
         translate_errors(),
         hold_sites(sites, shared, method) as (objects, tables),
@@ -141,7 +141,7 @@ def federate(
 
 def compare(
     sites: Mapping[str, Site],
-    methods: Sequence[Any] | Mapping[str, Any] = ("fml", "fedavg", LOCAL_ONLY),
+    methods: Sequence[Any] | Mapping[str, Any] = (DEFAULT_ALGORITHM, "fedavg", LOCAL_ONLY),
     shared: Model | None = None,
     *,
     seeds: int = 3,
@@ -169,7 +169,7 @@ def compare(
     Raises:
         UserError, Diverged: as `federate`.
     """
-    config_arguments = {k: v for k, v in locals().items() if k in _CONFIG_ARGUMENTS}
+    config_arguments = {k: v for k, v in locals().items() if k in KEYS}
     with translate_errors(), _open_folder(out) as (folder, keep):
         titled = name_methods(methods)
         planned = []
@@ -184,21 +184,6 @@ def compare(
                 names = [(f"{title}, seed {config.seed}", config, place) for title, config, place in planned]
                 train_all(names, resume, bars.watch if progress else None)
         return Comparison({(t, config.seed): ObjectRun(place, objects, keep) for t, config, place in planned})
-
-
-_CONFIG_ARGUMENTS = (
-    "rounds",
-    "seed",
-    "batch_size",
-    "local_epochs",
-    "local_steps",
-    "task",
-    "lr",
-    "optimizer",
-    "engine",
-    "device",
-    "name",
-)
 
 
 @contextmanager

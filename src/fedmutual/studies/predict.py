@@ -18,6 +18,7 @@ from fedmutual.data.table_file import SUFFIXES
 from fedmutual.errors import DataError, RunError
 from fedmutual.metric import TargetKind
 from fedmutual.studies.answering_model import (
+    ROWS_AT_ONCE,
     AnsweringModel,
     choose_model,
     choose_model_of_run,
@@ -28,7 +29,6 @@ from fedmutual.studies.answering_model import (
 )
 from fedmutual.studies.trained_run import Run
 
-_AT_ONCE = 512  # rows of a table in a forward
 Learned = tuple[Sequence[str], Tensor]  # examples: what they are called, unscaled x [B, *shape]
 
 
@@ -82,8 +82,8 @@ def predict_arrays(run: Run, x: Any, client: str | None = None, best: bool = Fal
     raw = convert_array(convert_features(x, "x", takes.columns), "x")
     scaled = make_scaler(takes)
     parts = [
-        scale_examples(part, lambda k, start=n * _AT_ONCE: f"row {start + k} of x", takes, scaled)  # type: ignore[misc]
-        for n, part in enumerate(torch.split(raw, _AT_ONCE))
+        scale_examples(part, lambda k, start=n * ROWS_AT_ONCE: f"row {start + k} of x", takes, scaled)  # type: ignore[misc]
+        for n, part in enumerate(torch.split(raw, ROWS_AT_ONCE))
     ]
     answers = torch.cat([answering.form.compute(answering.net(part)) for part in parts])
     names = list(takes.classes) if answers.shape[1] == len(takes.classes) else list(map(str, range(answers.shape[1])))
@@ -162,8 +162,8 @@ def _read_examples(files: Sequence[Path], answering: AnsweringModel) -> Iterator
             )
         if not len(x):
             raise DataError(f"{file}: there are no rows in it")
-        for start in range(0, len(x), _AT_ONCE):
-            part = x[start : start + _AT_ONCE]
+        for start in range(0, len(x), ROWS_AT_ONCE):
+            part = x[start : start + ROWS_AT_ONCE]
             yield [called(start + k) for k in range(len(part))], part
 
 

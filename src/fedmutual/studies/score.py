@@ -21,9 +21,15 @@ from fedmutual.errors import DataError
 from fedmutual.evaluation import forward_in_parts
 from fedmutual.metric import ACCURACY, Metric
 from fedmutual.report.statistics import compute_wilson_interval
-from fedmutual.studies.answering_model import AnsweringModel, choose_model, is_pixel_input, make_scaler, scale_examples
+from fedmutual.studies.answering_model import (
+    ROWS_AT_ONCE,
+    AnsweringModel,
+    choose_model,
+    is_pixel_input,
+    make_scaler,
+    scale_examples,
+)
 
-_AT_ONCE = 512  # rows of a forward
 _RESAMPLES = 500
 
 
@@ -108,8 +114,8 @@ def _compute_outputs(source: Source, answering: AnsweringModel) -> Tensor:
     """Return the network's outputs [n, ...] for all rows of a labelled file."""
     scaled, part = make_scaler(answering.takes), source.train
     outputs = []
-    for start in range(0, len(part.x), _AT_ONCE):
-        rows = range(start, min(start + _AT_ONCE, len(part.x)))
+    for start in range(0, len(part.x), ROWS_AT_ONCE):
+        rows = range(start, min(start + ROWS_AT_ONCE, len(part.x)))
         names = [part.where(row) for row in rows]
         x = scale_examples(part.x.take(rows), names.__getitem__, answering.takes, scaled)
         outputs.append(forward_in_parts(answering.net, x))

@@ -7,17 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from fedmutual.config import Config, list_tunable_settings, replace_algorithm
-from fedmutual.config.grid import make_folder_name
+from fedmutual.config.grid import LEARNING_RATE, make_folder_name
 from fedmutual.core import Schedule, Setting
 from fedmutual.errors import ConfigError
 from fedmutual.events import Observer
+from fedmutual.settings import LEAST_TRIALS, RATE_FACTORS
 from fedmutual.studies.compare import TRIALS, Tuned, list_variants
 from fedmutual.studies.sweep.plan import SHARE, plan_combinations
 from fedmutual.studies.sweep.work import train_sweep
-
-RATE = "optimizer.lr"
-FACTORS = (1.0, 0.3, 3.0, 0.1, 10.0, 0.03, 30.0, 0.01, 100.0)  # of the configured learning rate, as they are tried
-LEAST, MOST = 2, 2 * len(FACTORS)  # trials of a method
 
 Values = dict[str, Any]
 """Dotted key -> value."""
@@ -72,20 +69,24 @@ def _tune_method(
     jobs: int | None,
 ) -> Tuned:
     tunable = {f"algorithm.{key}": values for key, values in list_tunable_settings(config).items()}
-    best: Values = {RATE: config.optimizer.lr} | {key: value for key, (value, _) in tunable.items()}
+    best: Values = {LEARNING_RATE: config.optimizer.lr} | {key: value for key, (value, _) in tunable.items()}
     best = {key: value for key, value in best.items() if key not in fixed}
     tried: list[Values] = []
     for key, values in _plan_trials(best, {key: tunable[key][1] for key in best if key in tunable}, trials):
         tried += [{**best, key: value} for value in values if {**best, key: value} not in tried]
-        if len(tried) < LEAST:
+        if len(tried) < LEAST_TRIALS:
             continue
         sweep = train_sweep(plan_combinations(config, tried), out, resume, watch, jobs)
         if sweep.chosen is None:
             return Tuned({}, len(tried), trials)
         best, resume = dict(sweep.chosen.values), True  # the trials of the keys before stay
-    rates = {values[RATE] for values in tried if RATE in values and not isinstance(values[RATE], Schedule)}
-    is_rate_at_end = len(rates) > 1 and best[RATE] in (min(rates), max(rates))
-    return Tuned(best if len(tried) >= LEAST else {}, len(tried), trials, is_rate_at_end)
+    rates = {
+        values[LEARNING_RATE]
+        for values in tried
+        if LEARNING_RATE in values and not isinstance(values[LEARNING_RATE], Schedule)
+    }
+    is_rate_at_end = len(rates) > 1 and best[LEARNING_RATE] in (min(rates), max(rates))
+    return Tuned(best if len(tried) >= LEAST_TRIALS else {}, len(tried), trials, is_rate_at_end)
 
 
 def _plan_trials(
@@ -93,11 +94,11 @@ def _plan_trials(
 ) -> Iterator[tuple[str, list[Any]]]:
     """Yield (key, its values) in the order of the trials: half of the trials for the learning rate, then the other keys."""
     left = trials
-    if RATE in start:
-        rates = [_scale_rate(start[RATE], factor) for factor in FACTORS]
+    if LEARNING_RATE in start:
+        rates = [_scale_rate(start[LEARNING_RATE], factor) for factor in RATE_FACTORS]
         count = min(len(rates), math.ceil(trials / 2) if candidates else trials)
         left -= count
-        yield RATE, rates[:count]
+        yield LEARNING_RATE, rates[:count]
     else:
         left -= 1  # the first setting's configured value
     for number, (key, values) in enumerate(candidates.items()):
