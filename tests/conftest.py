@@ -88,10 +88,11 @@ def starts_flare(nodeid):
 @pytest.fixture(autouse=True)
 def forget_modules(tmp_path_factory):
     """Forget the modules that a test wrote, because another test may write one of the same name."""
+    before = set(sys.modules)
     yield
     folder = str(tmp_path_factory.getbasetemp())
-    for name, module in list(sys.modules.items()):
-        if (vars(module).get("__file__") or "").startswith(folder):
+    for name in set(sys.modules) - before:
+        if (vars(sys.modules[name]).get("__file__") or "").startswith(folder):
             del sys.modules[name]
 
 

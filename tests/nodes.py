@@ -14,7 +14,11 @@ CPUS = max(2, torch.get_num_threads())  # of a node: room for all workers when t
 @cache
 def two_nodes() -> Any:
     """Yield the cluster, which engines join by its address; skip the test if Ray is not installed."""
-    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}
+    os.environ |= {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+        "RAY_worker_niceness": "0",  # else other tests take almost all of the cores, and a test of Ray takes minutes
+    }
     ray = pytest.importorskip("ray", reason="the extra `ray` is not installed")
     from ray.cluster_utils import Cluster
 

@@ -1,6 +1,7 @@
 """Every engine does the same with every algorithm: the same bits where that is promised, else the same but for rounding."""
 
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import product
 
 import pytest
@@ -112,40 +113,45 @@ def clients(algorithm, personal=mlp, shared=mlp, optimizer=sgd, sizes=SIZES, hom
     return equal_clients
 
 
-def apart(engine, algorithm, rounds=1, participation=1.0, start=None, stacked=True, client_settings=None, **made):
-    """The greatest difference of anything that two engines leave, and what the losses were."""
-    results = []
-    for name in ("inprocess", engine):
-        ours = clients(algorithm, **made)
-        for client_, settings in zip(ours, client_settings or [{}] * len(ours), strict=False):
-            client_.settings = settings
-        events = []
-        last = federation(
-            algorithm, ours, rounds=rounds, start=start, engine=name, participation=participation, events=events
-        )
-        left = {f"server.{k}": v for k, v in last.items()}
-        for client_ in ours:
-            for net, module in client_.nets.items():
-                left |= {f"{client_.id}.{net}.{k}": v for k, v in weights(module).items()}
-            left |= {f"{client_.id}.memory.{k}": v for k, v in client_.memory.items()}
-            for net, optimizer in client_.optimizers.items():
-                for slot, values in optimizer.state_dict()["state"].items():
-                    tensors = {k: v for k, v in values.items() if isinstance(v, torch.Tensor)}
-                    left |= {f"{client_.id}.{net}.{slot}.{k}": v.clone() for k, v in tensors.items() if v.any()}
-        losses = [
-            (e.round, e.phase, i, k, v)
-            for e in events
-            if isinstance(e, PhaseDone)
-            for i in e.train
-            for k, v in e.train[i].items()
-        ]
-        if stacked:
-            assert not [e.text for e in events if isinstance(e, Noted)], "nobody was refused"
-        results.append((left, losses))
-    (left, losses), (left2, losses2) = results
+def train(engine, algorithm, rounds=1, participation=1.0, start=None, stacked=True, client_settings=None, **made):
+    """Return everything that a run leaves, by name, and its losses."""
+    ours = clients(algorithm, **made)
+    for client_, settings in zip(ours, client_settings or [{}] * len(ours), strict=False):
+        client_.settings = settings
+    events = []
+    last = federation(algorithm, ours, rounds=rounds, start=start, engine=engine, participation=participation, events=events)
+    left = {f"server.{k}": v for k, v in last.items()}
+    for client_ in ours:
+        for net, module in client_.nets.items():
+            left |= {f"{client_.id}.{net}.{k}": v for k, v in weights(module).items()}
+        left |= {f"{client_.id}.memory.{k}": v for k, v in client_.memory.items()}
+        for net, optimizer in client_.optimizers.items():
+            for slot, values in optimizer.state_dict()["state"].items():
+                tensors = {k: v for k, v in values.items() if isinstance(v, torch.Tensor)}
+                left |= {f"{client_.id}.{net}.{slot}.{k}": v.clone() for k, v in tensors.items() if v.any()}
+    if stacked:
+        assert not [e.text for e in events if isinstance(e, Noted)], "nobody was refused"
+    losses = [
+        (e.round, e.phase, i, k, v)
+        for e in events
+        if isinstance(e, PhaseDone)
+        for i in e.train
+        for k, v in e.train[i].items()
+    ]
+    return left, losses
+
+
+def compare(first, second):
+    """Return the largest difference between two results of `train`."""
+    (left, losses), (left2, losses2) = first, second
     assert [entry[:4] for entry in losses] == [entry[:4] for entry in losses2]
     loss_difference = max((abs(a[4] - b[4]) for a, b in zip(losses, losses2, strict=True)), default=0.0)
     return max(difference(left, left2), loss_difference)
+
+
+def apart(engine, algorithm, **settings):
+    """Return the largest difference between a run in one process and a run on another engine."""
+    return compare(train("inprocess", algorithm, **settings), train(engine, algorithm, **settings))
 
 
 def check(engine, dtype, distance, bound=BOUND):
@@ -155,12 +161,22 @@ def check(engine, dtype, distance, bound=BOUND):
         assert 0.0 <= distance < bound[dtype]
 
 
-@pytest.mark.parametrize(("kind", "norm"), list(product(PHASES, (False, True))))
-def test_unequal_clients(engine, dtype, kind, norm):
+def train_unequal(engine, kind, norm):
     algorithm = PHASES[kind].algorithm()
     net, home = Net(norm), HOME.get(kind, ())
     start = first_state(algorithm, map(str, range(len(SIZES))), net, home)
-    check(engine, dtype, apart(engine, algorithm, rounds=2, start=start, personal=net, shared=net, home=home))
+    return train(engine, algorithm, rounds=2, start=start, personal=net, shared=net, home=home)
+
+
+@cache
+def train_unequal_in_process(kind, norm, dtype):
+    """Train once for all engines. dtype: the default type of tensors now."""
+    return train_unequal("inprocess", kind, norm)
+
+
+@pytest.mark.parametrize(("kind", "norm"), list(product(PHASES, (False, True))))
+def test_unequal_clients(engine, dtype, kind, norm):
+    check(engine, dtype, compare(train_unequal_in_process(kind, norm, dtype), train_unequal(engine, kind, norm)))
 
 
 @pytest.mark.parametrize("optimizer", [sgd, amsgrad])

@@ -84,10 +84,15 @@ def planned_jobs(cell: str, seeds: Iterable[int], rounds: int | None, changed: M
 
 def list_lost_results(cell: str, jobs: Mapping[str, Any]) -> list[str]:
     """Return the fingerprints of the committed results of a cell that the store does not find for their job."""
+    store = _committed_results()
+    return [r.fingerprint for r in store.list_results(cell) if not store.find(jobs[r.fingerprint], r.numerics)]
+
+
+@cache
+def _committed_results() -> Any:
     from fedmutual.reproduce import ResultStore
 
-    store = ResultStore(experiments_folder() / "results")
-    return [r.fingerprint for r in store.list_results(cell) if not store.find(jobs[r.fingerprint], r.numerics)]
+    return ResultStore(experiments_folder() / "results")
 
 
 @cache

@@ -257,10 +257,10 @@ def test_gain_and_harm_differ_in_shape_and_in_colour(browser, demo, scheme):
     page.context.close()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [400, 1280])
-def test_a_page_of_domains_fits_and_its_points_can_be_pointed_at(browser, tmp_path, scheme, width):
-    """The widest there is: eight methods with long names, numbers with intervals as wide as can be."""
+@pytest.fixture(scope="module")
+def domains(tmp_path_factory):
+    """Return the address of the widest page: eight methods with long names, numbers with the widest intervals."""
+    folder = tmp_path_factory.mktemp("domains")
 
     def messages(round, node):
         return [("local", 0, 1412)] if round else [("seed", 0, 78_400)]
@@ -277,13 +277,19 @@ def test_a_page_of_domains_fits_and_its_points_can_be_pointed_at(browser, tmp_pa
             config={"algorithm": algorithm, "training": {"local_steps": 5}},
         )
 
-    runs = [path for k in range(8) for path in write_all(tmp_path / str(k), [variant(k)], [0, 1])]
-    write_report(runs, tmp_path / "report.html")
+    runs = [path for k in range(8) for path in write_all(folder / str(k), [variant(k)], [0, 1])]
+    write_report(runs, folder / "report.html")
+    return (folder / "report.html").as_uri()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [400, 1280])
+def test_a_page_of_domains_fits_and_its_points_can_be_pointed_at(browser, domains, scheme, width):
     context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 900})
     page, console_messages = context.new_page(), []
     page.on("console", lambda message: console_messages.append(message.text))
     page.on("pageerror", lambda problem: console_messages.append(str(problem)))
-    page.goto((tmp_path / "report.html").as_uri())
+    page.goto(domains)
     assert page.evaluate("document.documentElement.scrollWidth") == width
     beyond = "[...document.querySelectorAll('svg text')].filter(t => t.getBoundingClientRect().right > innerWidth).length"
     assert page.evaluate(beyond) == 0

@@ -262,9 +262,13 @@ def test_numbers_in_the_fullest_shade_have_enough_contrast(dark):
     assert _contrast(colours["muted"], colours["paper"]) >= 4.5
 
 
-@pytest.mark.parametrize("sends", ["in rounds", "at the start", "nothing"])
-@pytest.mark.parametrize("domains", [False, True])
-@pytest.mark.parametrize("name", SERVES)
+@pytest.mark.parametrize(
+    ("name", "domains", "sends"),
+    [
+        *((name, domains, "in rounds") for name in SERVES for domains in (False, True)),
+        *((name, False, sends) for name in ("fml", "fedavg", "fedh2l") for sends in ("at the start", "nothing")),
+    ],
+)
 def test_a_single_run_that_was_scored_once_has_a_page(name, domains, sends, tmp_path):
     """The least there can be: one method, one seed, one evaluation."""
     bytes_of = {

@@ -114,7 +114,8 @@ def _read_results(path: Path) -> list[Result]:
             place = f"runs.{number}."
             results.append(Result.model_validate(entry))
         for result in results:
-            if any(len(curve) != len(result.evaluated) for curve in result.all_curves):
+            values = len(result.evaluated)
+            if any(len(curve) != values for curve in result.all_curves):
                 raise ValueError(f"seed {result.seed} of {result.arm!r} has not a value for each evaluated round")
         return results
     except ValidationError as problem:
