@@ -1,4 +1,4 @@
-"""A federation's file and a site's own: what has no place in them, and what does."""
+"""A federation's file and a site's own: the keys that each file allows."""
 
 import pytest
 

@@ -263,14 +263,14 @@ def _describe_unfinished(method: Method) -> Iterator[str]:
 
 
 def _find_variants(runs: Sequence[RecordedRun]) -> list[Variant]:
-    """For each run the settings in which its comparison differs; an algorithm's own keys against the same algorithm's."""
+    """Return for each run its settings that differ between the runs; an algorithm's settings between its runs."""
     tables = [
         {k: format_setting(v) for k, v in flatten_table(r.config) if is_distinctive(k) and not is_under(k, _SAME_DATA)}
         for r in runs
     ]
 
     def values(key: str, run: RecordedRun) -> set[str | None]:
-        """What runs hold that choose the key themselves: a method's name, or trials on hold-out rows, may have set it."""
+        """Return the key's values in the runs that set it, but not by the method's name or by trials on hold-out rows."""
         if key in run.method.preset or key in run.tuned:
             return set()
         is_setting = key.startswith("algorithm.") or ".algorithm." in key

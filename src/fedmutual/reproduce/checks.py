@@ -55,7 +55,7 @@ def check_claims(index: Index, arms: Mapping[str, Collection[str]], path: Path) 
         ]
         if not any(all(arm in arms[place or cell_name] for arm, place in needed) for cell_name in matching_cells):
             together = " and ".join(repr(arm) for arm in (claim.arm, than) if arm)
-            raise ConfigError(f"{claim_text} has {together} in no cell that it speaks of; name others")
+            raise ConfigError(f"{claim_text} has {together} in no cell of the claim; name others")
 
 
 def suggest_near(word: str, known: Sequence[str]) -> str:
