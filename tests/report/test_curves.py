@@ -1,18 +1,19 @@
 """The points and losses of curves, by hand."""
 
+import pandas as pd
 import pytest
 
 from fedmutual.report.comparison import make_comparisons
-from fedmutual.report.curves import average_over_seeds, make_pictures
+from fedmutual.report.curves import make_pictures, make_points
 from fedmutual.rundir.recorded_run import read_runs
 from run_folders import Made, write_all
 
 
 def test_a_point_is_the_mean_the_lowest_and_the_highest_seed_of_a_round_that_all_runs_have():
-    points = average_over_seeds([(0, {4: 0.5, 2: 0.2, 3: 0.9}), (1, {2: 0.4, 4: 0.25})])
+    points = make_points(pd.DataFrame({0: {4: 0.5, 2: 0.2, 3: 0.9}, 1: {2: 0.4, 4: 0.25}}))
     assert [tuple(p) for p in points] == [(2, pytest.approx(0.3), 0.2, 0.4), (4, 0.375, 0.25, 0.5)]
-    assert average_over_seeds([(0, {1: 0.5}), (1, {})]) == ()
-    assert average_over_seeds([]) == ()
+    assert make_points(pd.DataFrame({0: {1: 0.5}, 1: {}})) == ()
+    assert make_points(pd.DataFrame()) == ()
 
 
 def test_each_loss_term_has_a_curve_of_the_mean_over_clients(tmp_path):

@@ -60,7 +60,7 @@ def test_a_gain_is_positive_where_the_metric_is_better(compared):
     values = [read_value(run, client, name) for run in alone.counted for client in ("h0", "h1", "h2", "h3")]
     assert average_own_last(alone.uses[0]).mean == pytest.approx(np.mean(values))
     pick = min if sign > 0 else max
-    assert average_own_last(alone.uses[0], alone.uses[0].pick_worst).mean == pytest.approx(
+    assert average_own_last(alone.uses[0], alone.uses[0].worst).mean == pytest.approx(
         np.mean([pick(values[k : k + 4]) for k in (0, 4, 8)])
     )
     for best in (average_own_best(fml.uses[0]).value, average_global_best(fedavg.uses[-1]).value):

@@ -34,7 +34,7 @@ def make_headline_table(comparison: RunComparison) -> PageTable:
         last, mean, worst = (
             measures.average_global_last(u),
             measures.average_own_last(u),
-            measures.average_own_last(u, u.pick_worst),
+            measures.average_own_last(u, u.worst),
         )
         worst_best = measures.average_own_best(u, worst=True)
         gains = measures.measure_gains(comparison, u)

@@ -1,9 +1,12 @@
 """Which runs belong together: runs on the same data and split are compared, runs of one method differ in the seed."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
+
+import pandas as pd
 
 from fedmutual.errors import RunError
 from fedmutual.metric import ACCURACY, Metric
@@ -36,6 +39,16 @@ class Method:
         finished = tuple(r for r in self.runs if r.finished)
         return finished or tuple(r for r in self.runs if r.evaluations)
 
+    @cached_property
+    def scores(self) -> pd.DataFrame:
+        """The scores of the counted runs, as `fedmutual.rundir.frames.tabulate_scores` describes them."""
+        return pd.concat([run.scores for run in self.counted or self.runs])
+
+    @cached_property
+    def last_scores(self) -> pd.DataFrame:
+        """The scores after the last evaluation of each counted run."""
+        return self.scores[self.scores["is_last"]]
+
     @property
     def federated(self) -> bool:
         """Whether participants with data of their own learn together."""
@@ -58,6 +71,12 @@ class Method:
         return tuple(Use(self, m) for m in models) or (Use(self, None),)
 
 
+def select_scores(scores: pd.DataFrame, model: str | None, data: str, of_clients: bool = True) -> pd.DataFrame:
+    """Return the scores of a model on one kind of rows: the clients' own rows, or else those of the common test set."""
+    is_wanted = (scores["model"] == model) & (scores["data"] == data) & (scores["client"].notna() == of_clients)
+    return scores[is_wanted]
+
+
 @dataclass(frozen=True)
 class Use:
     """A method with the model that its clients use on their own data."""
@@ -66,9 +85,9 @@ class Use:
     model: str | None  # "personal", "ensemble", "global", "meme"; None where no client shares its scores
 
     @property
-    def pick_worst(self) -> Callable[[list[float]], float]:
-        """The function that picks the worst of several values of the main metric."""
-        return min if self.method.runs[0].metric.is_higher_better else max
+    def worst(self) -> Literal["min", "max"]:
+        """Which of several values of the main metric is the worst."""
+        return "min" if self.method.runs[0].metric.is_higher_better else "max"
 
     @property
     def label(self) -> str:

@@ -9,16 +9,14 @@ import numpy as np
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
 from fedmutual.report.cells import Column, PageTable, TableCell, format_csv
-from fedmutual.report.comparison import Method, RunComparison
-from fedmutual.report.curves import DRAWN, assign_slots, average_over_seeds, thin_out
+from fedmutual.report.comparison import Method, RunComparison, select_scores
+from fedmutual.report.curves import DRAWN, assign_slots, make_points, thin_out
 from fedmutual.report.domains import ACC
-from fedmutual.report.measures import average_known
+from fedmutual.report.measures import average_by_round
 from fedmutual.report.plots import HEIGHT, MARKS, TEXT, WIDTH, draw_end_labels, fit_label, make_axes, measure_label_room
 from fedmutual.report.scale import MetricScale
 from fedmutual.report.svg import Hit, Styles, make_colour, make_inline_svg
 from fedmutual.report.text import format_size
-from fedmutual.rundir.recorded_run import RecordedRun
-from fedmutual.rundir.schema import Evaluation
 
 LISTED = 8  # points of a method in the table; the CSV has all
 TITLE = "Accuracy against bytes: mean ACC, %, by what a node has sent"
@@ -75,9 +73,8 @@ def make_courses(comparison: RunComparison) -> list[Course]:
 
 def _make_course(method: Method) -> list[Cost]:
     runs = [r for r in method.counted if r.evaluations]
-    points = average_over_seeds(
-        (r.seed, {e.round: score for e in r.evaluations if (score := _average_accuracy(r, e)) is not None}) for r in runs
-    )
+    values = average_by_round(select_scores(method.scores, method.uses[0].model, ACC.data))
+    points = make_points(values.reindex(columns=[r.seed for r in runs]))
     if not points:
         return []
     nodes = [len(r.partition.clients or r.ledger.clients) or 1 for r in runs]  # a server knows no site's partition
@@ -85,10 +82,6 @@ def _make_course(method: Method) -> list[Cost]:
     rounds = [p.round for p in points]
     sent = np.mean([np.divide(r.ledger.sum_until(rounds), n) for r, n in zip(runs, nodes, strict=True)], axis=0)
     return [Cost(p.round, bytes, seed, p.mean, p.low, p.high) for p, bytes in zip(points, sent.tolist(), strict=True)]
-
-
-def _average_accuracy(run: RecordedRun, evaluation: Evaluation) -> float | None:
-    return average_known([*run.get_scores(evaluation, data=ACC.data).values()], "value")
 
 
 def has_seed_set(drawn: Sequence[Course]) -> bool:

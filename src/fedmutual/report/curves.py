@@ -1,22 +1,21 @@
 """Learning curves: a method's numbers after each evaluation, as the mean over seeds and the range of the seeds."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from statistics import fmean
 from typing import NamedTuple, TypeVar
 
 import pandas as pd
 
 from fedmutual.report.cells import Column, PageTable, TableCell, format_csv
-from fedmutual.report.comparison import Method, RunComparison, Use
+from fedmutual.report.comparison import Method, RunComparison, Use, select_scores
 from fedmutual.report.domains import ACC, TRANSFER_MEASURES, DomainMeasure
+from fedmutual.report.measures import Pick, average_by_round
 from fedmutual.report.scale import MetricScale
 from fedmutual.report.svg import SLOTS
 from fedmutual.report.text import format_number
-from fedmutual.rundir.recorded_run import RecordedRun
-from fedmutual.rundir.schema import Evaluation
 
-Number = Callable[[RecordedRun, Evaluation], float | None]
 DRAWN, LISTED = (
     100,
     40,
@@ -39,21 +38,28 @@ class Point(NamedTuple):
     high: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Curve:
     """A line of a picture: one number of a method, such as an accuracy or a loss term, over the rounds.
 
-    `label` is the text of the legend. `points` are sorted by round, and `seeds` is the number of runs that they are means
-    of.
+    `label` is the text of the legend.
     """
 
     label: str
     slot: int  # 1 .. SLOTS: its colour and its mark
     style: int  # its place among the models, or loss terms, of its method; markers of all but the first are hollow
-    points: tuple[Point, ...]
-    seeds: int
-    runs: tuple[tuple[int, dict[int, float]], ...]  # (seed, round -> value), for the CSV
+    values: pd.DataFrame  # a row for each round, a column for each seed
     method: str = ""  # the label of the method that it is of
+
+    @cached_property
+    def points(self) -> tuple[Point, ...]:
+        """The means over seeds after the rounds that all runs have."""
+        return make_points(self.values)
+
+    @property
+    def seeds(self) -> int:
+        """The number of runs."""
+        return len(self.values.columns)
 
 
 @dataclass(frozen=True)
@@ -131,66 +137,42 @@ def _add_step_pictures(over_rounds: list[Picture], paces: Mapping[str, int | Non
 
 def _stretch_picture(picture: Picture, paces: Mapping[str, int | None]) -> Picture:
     """Return a picture over local steps, of the methods that count rounds in local steps."""
-    curves = []
-    for curve in picture.curves:
-        if steps := paces[curve.method]:
-            runs = tuple((seed, {r * steps: v for r, v in values.items()}) for seed, values in curve.runs)
-            points = tuple(p._replace(round=p.round * steps) for p in curve.points)
-            curves.append(replace(curve, points=points, runs=runs))
-    return replace(picture, curves=tuple(curves), unit="local step")
+    curves = tuple(
+        replace(curve, values=curve.values.set_axis(curve.values.index * steps))
+        for curve in picture.curves
+        if (steps := paces[curve.method])
+    )
+    return replace(picture, curves=curves, unit="local step")
 
 
 def _make_client_pictures(comparison: RunComparison, taken: Mapping[str, int]) -> list[Picture]:
-    def shared(run: RecordedRun, evaluation: Evaluation) -> float | None:
-        score = evaluation.find("global", "test")
-        return score.value if score else None
-
-    def summarise_clients(pick: Callable[[list[float]], float]) -> tuple[Curve, ...]:
-        uses = [(style, use) for m in comparison.methods for style, use in enumerate(m.uses)]
-        return tuple(
-            _make_one_curve(u.method, u.label, taken[u.method.label], style, _read_own_score(u, pick)) for style, u in uses
-        )
+    def make_client_curve(use: Use, style: int, pick: Pick) -> Curve:
+        values = average_by_round(select_scores(use.method.scores, use.model, "validation"), pick)
+        return Curve(use.label, taken[use.method.label], style, values, use.method.label)
 
     title, scale = comparison.metric.title, comparison.scale
-    is_percent = comparison.metric.is_fraction
-    worst = min if comparison.metric.is_higher_better else max
-    tests = tuple(_make_one_curve(m, m.label, taken[m.label], 0, shared) for m in comparison.methods)
+    ends = (
+        ("personal", "Client's model on own validation data, mean", fmean),
+        ("worst", "Worst client's model on own validation data", comparison.uses[0].worst),
+    )
+    tests = {m: average_by_round(select_scores(m.scores, "global", "test", of_clients=False)) for m in comparison.methods}
+    shared = tuple(Curve(m.label, taken[m.label], 0, values, m.label) for m, values in tests.items())
+    pictures = [("global", "Shared model on the test set", shared)]
+    for id, name, pick in ends:
+        uses = [(use, style) for m in comparison.methods for style, use in enumerate(m.uses)]
+        pictures.append((id, name, tuple(make_client_curve(use, style, pick) for use, style in uses)))
     return [
-        Picture("global", f"Shared model on the test set: {title}{scale.head}", is_percent, tests),
-        Picture(
-            "personal",
-            f"Client's model on own validation data, mean: {title}{scale.head}",
-            is_percent,
-            summarise_clients(fmean),
-        ),
-        Picture(
-            "worst",
-            f"Worst client's model on own validation data: {title}{scale.head}",
-            is_percent,
-            summarise_clients(worst),
-        ),
+        Picture(id, f"{name}: {title}{scale.head}", comparison.metric.is_fraction, curves) for id, name, curves in pictures
     ]
 
 
 def _make_domain_pictures(comparison: RunComparison, taken: Mapping[str, int]) -> list[Picture]:
-    def over(measure: DomainMeasure, pick: Callable[[list[float]], float] = fmean) -> tuple[Curve, ...]:
-        return tuple(
-            _make_one_curve(m, m.label, taken[m.label], 0, _read_own_score(m.uses[0], pick, measure.data))
-            for m in comparison.methods
-        )
+    def make_curves(measure: DomainMeasure, pick: Pick = fmean) -> tuple[Curve, ...]:
+        scores = {m: select_scores(m.scores, m.uses[0].model, measure.data) for m in comparison.methods}
+        return tuple(Curve(m.label, taken[m.label], 0, average_by_round(rows, pick), m.label) for m, rows in scores.items())
 
-    means = [Picture(m.key, f"{m.name}: {m.rows}, mean over nodes, %", True, over(m)) for m in TRANSFER_MEASURES]
-    return [*means, Picture("worst", f"{ACC.name} of the worst node, %", True, over(ACC, min))]
-
-
-def _read_own_score(use: Use, pick: Callable[[list[float]], float], data: str = "validation") -> Number:
-    """A model on rows that are the clients' own: their mean, or `pick` of them."""
-
-    def number(run: RecordedRun, evaluation: Evaluation) -> float | None:
-        scores = [s.value for s in run.get_scores(evaluation, use.model, data).values()]
-        return pick(scores) if scores else None
-
-    return number
+    means = [Picture(m.key, f"{m.name}: {m.rows}, mean over nodes, %", True, make_curves(m)) for m in TRANSFER_MEASURES]
+    return [*means, Picture("worst", f"{ACC.name} of the worst node, %", True, make_curves(ACC, "min"))]
 
 
 def assign_slots(methods: Sequence[Method]) -> dict[str, int]:
@@ -236,32 +218,16 @@ def make_data_table(picture: Picture, scale: MetricScale) -> PageTable:
 
 
 def _make_csv(picture: Picture, rounds: Sequence[int]) -> str:
-    runs = [(c.label, seed, values) for c in picture.curves for seed, values in c.runs]
-    return format_csv(
-        [picture.unit.replace(" ", "_"), *(f"{label}, seed {seed}" for label, seed, _ in runs)],
-        [[round, *(f"{values[round]:.4f}" if round in values else "" for _, _, values in runs)] for round in rounds],
-    )
+    header = [f"{c.label}, seed {seed}" for c in picture.curves for seed in c.values.columns]
+    values = pd.concat([c.values for c in picture.curves], axis=1).reindex(rounds)
+    lines = [[round, *("" if v != v else f"{v:.4f}" for v in row)] for round, *row in values.itertuples(name=None)]
+    return format_csv([picture.unit.replace(" ", "_"), *header], lines)
 
 
-def average_over_seeds(runs: Iterable[tuple[int, Mapping[int, float]]]) -> tuple[Point, ...]:
-    """Return a point for each round that all runs have. runs: (seed, round -> value)."""
-    values = pd.DataFrame(dict(runs)).dropna().sort_index()  # a row for each round, a column for each seed
-    return tuple(Point(int(round), fmean(row), min(row), max(row)) for round, *row in values.itertuples(name=None))
-
-
-def make_curve(label: str, slot: int, style: int, runs: Iterable[tuple[int, dict[int, float]]], method: str = "") -> Curve:
-    """Return a curve of the runs with values. runs: (seed, round -> value)."""
-    runs_with_values = tuple((seed, values) for seed, values in runs if values)
-    points = average_over_seeds(runs_with_values)
-    return Curve(label, slot, style, points, len(runs_with_values), runs_with_values, method)
-
-
-def _make_one_curve(method: Method, label: str, slot: int, style: int, number: Number) -> Curve:
-    runs = (
-        (run.seed, {e.round: value for e in run.evaluations if (value := number(run, e)) is not None})
-        for run in method.counted
-    )
-    return make_curve(label, slot, style, runs, method.label)
+def make_points(values: pd.DataFrame) -> tuple[Point, ...]:
+    """Return a point for each round that all runs have. values: a row for each round, a column for each seed."""
+    rows = values.dropna().sort_index().itertuples(name=None)
+    return tuple(Point(int(round), fmean(row), min(row), max(row)) for round, *row in rows)
 
 
 def _make_loss_curves(method: Method, slot: int, wanted: Callable[[str], bool]) -> list[Curve]:
@@ -280,6 +246,5 @@ def _make_loss_curves(method: Method, slot: int, wanted: Callable[[str], bool]) 
     for style, (term, of_term) in enumerate(means.groupby("term", sort=False)):
         is_plain = losses["term"].nunique() == 1 and term not in MUTUAL
         label = method.label if is_plain else f"{method.label}, {TERMS.get(str(term), term)}"
-        runs = ((seed, of_seed.droplevel(["term", "seed"]).to_dict()) for seed, of_seed in of_term.groupby("seed"))
-        curves.append(make_curve(label, slot, style, runs, method.label))
+        curves.append(Curve(label, slot, style, of_term.droplevel("term").unstack("seed"), method.label))
     return curves

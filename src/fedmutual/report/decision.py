@@ -6,7 +6,7 @@ from statistics import fmean
 from fedmutual.metric import ACCURACY
 from fedmutual.report import measures
 from fedmutual.report.cells import Column, PageTable, TableCell, format_csv, list_numbers, make_missing_cell, make_share_cell
-from fedmutual.report.comparison import Method, RunComparison, Use
+from fedmutual.report.comparison import Method, RunComparison, Use, select_scores
 from fedmutual.report.statistics import Gains, Missing, Value
 from fedmutual.report.text import format_number, format_size
 from fedmutual.rundir.recorded_run import RecordedRun
@@ -48,7 +48,7 @@ def make_decision_table(comparison: RunComparison) -> PageTable:
     for use in comparison.uses:
         mean, worst, test = (
             measures.average_own_last(use),
-            measures.average_own_last(use, use.pick_worst),
+            measures.average_own_last(use, use.worst),
             score_all_classes(use),
         )
         gains, costs = measures.measure_gains(comparison, use), list_costs(use.method)
@@ -89,11 +89,8 @@ def score_all_classes(use: Use) -> Value:
     """Return the accuracy on the test set of all classes after the last round; for personal models the mean over clients."""
     if use.model == "global":
         return measures.average_global_last(use)
-
-    def number(run: RecordedRun) -> float | None:
-        return measures.average_known([*run.get_scores(run.last, use.model, "test").values()], "value")
-
-    return measures.average_over_seeds(use.method.counted, number, "the model is scored on the clients' own rows only")
+    scores = select_scores(use.method.last_scores, use.model, "test")
+    return measures.average_scores(scores, "the model is scored on the clients' own rows only")
 
 
 def list_costs(method: Method) -> list[tuple[float | None, str, str]]:

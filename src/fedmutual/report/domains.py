@@ -1,8 +1,10 @@
 """Where clients are domains: ACC, BWT and FWT of their models, methods side by side, and what chose a best round."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from statistics import fmean
+
+import pandas as pd
 
 from fedmutual.errors import format_count, join_words
 from fedmutual.report.cells import (
@@ -15,14 +17,11 @@ from fedmutual.report.cells import (
     make_missing_cell,
     make_share_cell,
 )
-from fedmutual.report.comparison import OWN_DOMAIN, Method, RunComparison
-from fedmutual.report.measures import SEEN, average_over_seeds, name_choosing_data
+from fedmutual.report.comparison import OWN_DOMAIN, Method, RunComparison, select_scores
+from fedmutual.report.measures import SEEN, Pick, average_over_seeds, average_scores, name_choosing_data
 from fedmutual.report.scale import PERCENT, MetricScale
 from fedmutual.report.statistics import Missing, Value
-from fedmutual.rundir.recorded_run import RecordedRun
 from fedmutual.rundir.schema import ClientScores
-
-Pick = Callable[[Sequence[float]], float]
 
 
 @dataclass(frozen=True)
@@ -60,41 +59,28 @@ _ONE = "one model is trained on all data, and no node has one; its score on the 
 
 def average_last(method: Method, measure: DomainMeasure, pick: Pick = fmean) -> Value:
     """Return the mean over seeds of a measure after the last round: the mean over nodes, or `pick` of the nodes' values."""
+    return average_scores(_select_last(method, measure), _explain_missing(method), pick=pick)
 
-    def number(run: RecordedRun) -> float | None:
-        accuracies = list_node_scores(run, measure)
-        return pick([*accuracies.values()]) if accuracies else None
 
-    return average_over_seeds(method.counted, number, _explain_missing(method))
+def _select_last(method: Method, measure: DomainMeasure) -> pd.DataFrame:
+    return select_scores(method.last_scores, method.uses[0].model, measure.data)
 
 
 def average_best(
     method: Method, measure: DomainMeasure, of: Callable[[ClientScores], float | None] = lambda measured: measured.mean
 ) -> Value:
     """Return the mean over finished runs of a measure after each node's best round: the mean over nodes, or `of` them."""
-
-    def number(run: RecordedRun) -> float | None:
-        reached = run.summary.transfer if run.summary else None
-        measured = getattr(reached, measure.key) if reached else None
-        return of(measured.best) if measured else None
-
-    unfinished = "best rounds are chosen when the run is finished"
-    return average_over_seeds(method.counted, number, _ONE if method.is_pooled else unfinished)
-
-
-def list_node_scores(run: RecordedRun, measure: DomainMeasure) -> dict[str, float]:
-    """Return node -> a measure after the last round; nodes that do not share their scores are left out."""
-    return {i: s.value for i, s in run.get_scores(run.last, data=measure.data).items()}
+    reached = [run.summary.transfer for run in method.counted if run.summary and run.summary.transfer]
+    measured = [scores for nodes in reached if (scores := getattr(nodes, measure.key))]
+    why = _ONE if method.is_pooled else "best rounds are chosen when the run is finished"
+    return average_over_seeds((of(scores.best) for scores in measured), why)
 
 
 def average_projected(method: Method, node: str | None = None) -> Value:
     """Return the share of mutual steps whose gradient was projected, mean over finished runs: over all nodes, or of one."""
-
-    def number(run: RecordedRun) -> float | None:
-        shares = run.summary.projected if run.summary else None
-        return None if shares is None else shares.mean if node is None else shares.per_client.get(node)
-
-    return average_over_seeds(method.counted, number, "it projects no gradient")
+    shares = [run.summary.projected for run in method.counted if run.summary and run.summary.projected]
+    numbers = (share.mean if node is None else share.per_client.get(node) for share in shares)
+    return average_over_seeds(numbers, "it projects no gradient")
 
 
 def describe_choice(comparison: RunComparison) -> str:
@@ -129,7 +115,7 @@ def make_average_table(comparison: RunComparison) -> PageTable:
     rows, lines = [], []
     for m in comparison.methods:
         values = [value for measure in TRANSFER_MEASURES for value in (average_last(m, measure), average_best(m, measure))]
-        values += [average_last(m, ACC, min), *([average_projected(m)] if projecting else [])]
+        values += [average_last(m, ACC, "min"), *([average_projected(m)] if projecting else [])]
         rows.append(
             (TableCell(m.label, sub=_describe_pace(comparison, m)), *(make_share_cell(value, scale) for value in values))
         )
@@ -155,18 +141,15 @@ def make_average_table(comparison: RunComparison) -> PageTable:
 def make_node_table(comparison: RunComparison, measure: DomainMeasure) -> PageTable:
     """Return a table of nodes by methods: a measure after the last round, and below it after the node's best round."""
     scale = comparison.scale
+    last_scores = {m: _select_last(m, measure) for m in comparison.methods}
     rows, lines = [], []
     for node in _list_nodes(comparison):
         cells = [
             (
-                average_over_seeds(
-                    m.counted,
-                    lambda run, i=node: list_node_scores(run, measure).get(i),  # type: ignore[misc]
-                    _explain_missing(m),
-                ),
+                average_scores(scores[scores["client"] == node], _explain_missing(m)),
                 average_best(m, measure, lambda best, i=node: best.per_client.get(i)),  # type: ignore[misc]
             )
-            for m in comparison.methods
+            for m, scores in last_scores.items()
         ]
         rows.append((TableCell(node), *(_format_last_and_best(*values, scale) for values in cells)))
         lines.append([node, *(v for values in cells for value in values for v in list_numbers(value)[:2])])

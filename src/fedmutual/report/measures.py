@@ -1,15 +1,19 @@
 """The numbers of a method, each a mean over its seeds with an interval, or the reason why it is missing."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Literal
+
+import pandas as pd
 
 from fedmutual.metric import ACCURACY
-from fedmutual.report.comparison import OWN_DOMAIN, Method, RunComparison, Use
+from fedmutual.report.comparison import OWN_DOMAIN, Method, RunComparison, Use, select_scores
 from fedmutual.report.statistics import Estimate, Gains, Missing, Value, estimate, pair_clients
 from fedmutual.role import LOCAL_ONLY
 from fedmutual.rundir.recorded_run import RecordedRun
-from fedmutual.rundir.schema import Evaluation, MetricScore
+
+Pick = Literal["min", "max"] | Callable[[Iterable[float]], float]  # one number of the values of clients
 
 SEEDS = "seeds"
 
@@ -23,22 +27,35 @@ class Best:
     rounds: tuple[int, ...] = ()
 
 
-def average_over_seeds(runs: Sequence[RecordedRun], number: Callable[[RecordedRun], float | None], why: str) -> Value:
-    """Return the mean of a number over the runs that have one; without such a run, `why` is the reason."""
-    values = [value for run in runs if (value := number(run)) is not None]
-    return estimate(values, SEEDS) if values else Missing(why)
+def average_over_seeds(numbers: Iterable[float | None], why: str) -> Value:
+    """Return the mean of the numbers of runs, of which None is left out; where no number remains, `why` is the reason."""
+    known = [number for number in numbers if number is not None]
+    return estimate(known, SEEDS) if known else Missing(why)
+
+
+def average_scores(scores: pd.DataFrame, why: str, key: str = "value", pick: Pick = fmean) -> Value:
+    """Return the mean over seeds of a score: of each seed the mean over clients, or another number that `pick` returns.
+
+    scores: rows of `Method.scores`. key: a column; missing scores are left out. why: the reason where no score remains.
+    """
+    by_seed = scores.dropna(subset=key).groupby("seed")[key]
+    return average_over_seeds(by_seed.agg(pick), why)  # fmean, because the mean of pandas rounds in another way
+
+
+def average_by_round(scores: pd.DataFrame, pick: Pick = fmean) -> pd.DataFrame:
+    """Return the main metric with a row for each round and a column for each seed: the mean over clients, or `pick`.
+
+    scores: rows of `Method.scores`.
+    """
+    return scores.groupby(["round", "seed"])["value"].agg(pick).unstack("seed")
 
 
 def average_global_last(use: Use) -> Value:
     """Return the shared model's main metric on the test set after the last round; missing for a use of another model."""
     if use != use.method.uses[-1]:
         return Missing("the shared model has a line of its own")
-
-    def number(run: RecordedRun) -> float | None:
-        score = run.last.find("global", "test") if run.last else None
-        return score.value if score else None
-
-    return average_over_seeds(use.method.counted, number, _explain_no_global(use.method))
+    scores = select_scores(use.method.last_scores, "global", "test", of_clients=False)
+    return average_scores(scores, _explain_no_global(use.method))
 
 
 def average_global_best(use: Use) -> Best:
@@ -52,14 +69,10 @@ def average_global_best(use: Use) -> Best:
     return Best(estimate([s.best for s in chosen], SEEDS), " or ".join(by), tuple(s.best_round for s in chosen))
 
 
-def average_own_last(use: Use, pick: Callable[[list[float]], float] = fmean) -> Value:
+def average_own_last(use: Use, pick: Pick = fmean) -> Value:
     """Return a model's main metric on own validation data after the last round: the mean over clients, or `pick` of them."""
-
-    def number(run: RecordedRun) -> float | None:
-        scores = [s.value for s in run.get_scores(run.last, use.model).values()]
-        return pick(scores) if scores else None
-
-    return average_over_seeds(use.method.counted, number, _explain_no_own(use.method))
+    scores = select_scores(use.method.last_scores, use.model, "validation")
+    return average_scores(scores, _explain_no_own(use.method), pick=pick)
 
 
 def average_own_best(use: Use, worst: bool = False) -> Best:
@@ -99,18 +112,18 @@ def explain_no_local(comparison: RunComparison) -> str:
     return f"local-only training ({LOCAL_ONLY}) is not among these runs; {fix}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Subject:
     """Which model is scored on which rows: a line of the table of what accuracy hides."""
 
     title: str
-    scores: Callable[[RecordedRun], list[MetricScore]]  # one, or one a client
+    scores: pd.DataFrame  # after the last round of each run
     everything: bool = False  # whether on test rows of all that there is
 
 
 def list_subjects(comparison: RunComparison, method: Method) -> list[Subject]:
     """Return the models and rows that were scored under a method."""
-    all_of = [Subject("shared model, test set", _make_score_reader(lambda e: [e.find("global", "test")]), True)]
+    all_of = [Subject("shared model, test set", select_scores(method.last_scores, "global", "test", of_clients=False), True)]
     is_own_domain_seen = comparison.domains and is_validation_test(
         comparison.first
     )  # validation rows are those of the own domain
@@ -118,28 +131,20 @@ def list_subjects(comparison: RunComparison, method: Method) -> list[Subject]:
         name = {"personal": "personal model", "ensemble": "ensemble of both models", "meme": "own fork"}.get(
             model, "shared model"
         )
-        all_of += (
-            [] if is_own_domain_seen else [Subject(f"{name}, own validation data", _make_own_reader(model, "validation"))]
-        )
+        if not is_own_domain_seen:
+            own_scores = select_scores(method.last_scores, model, "validation")
+            all_of.append(Subject(f"{name}, own validation data", own_scores))
         if comparison.domains:
-            everywhere = Subject(f"{name}, test data of all domains", _make_own_reader(model, "test"), True)
-            if model == "global" and any(everywhere.scores(r) for r in method.counted):
+            everywhere = Subject(f"{name}, test data of all domains", select_scores(method.last_scores, model, "test"), True)
+            if model == "global" and len(everywhere.scores):
                 del all_of[0]  # the test set is the data of all domains
             title = (
                 f"{name}, of its own domain (its validation data)" if is_own_domain_seen else f"{name}, of its own domain"
             )
-            all_of += [everywhere, Subject(title, _make_own_reader(model, OWN_DOMAIN))]
+            all_of += [everywhere, Subject(title, select_scores(method.last_scores, model, OWN_DOMAIN))]
         elif model != "global":
-            all_of.append(Subject(f"{name}, all classes (test set)", _make_own_reader(model, "test"), True))
-    return [s for s in all_of if any(s.scores(r) for r in method.counted)]
-
-
-def _make_score_reader(find: Callable[[Evaluation], list[MetricScore | None]]) -> Callable[[RecordedRun], list[MetricScore]]:
-    return lambda run: [s for s in find(run.last) if s] if run.last else []
-
-
-def _make_own_reader(model: str, data: str) -> Callable[[RecordedRun], list[MetricScore]]:
-    return _make_score_reader(lambda e: list(e.get_client_scores(model, data).values()))
+            all_of.append(Subject(f"{name}, all classes (test set)", select_scores(method.last_scores, model, "test"), True))
+    return [s for s in all_of if len(s.scores)]
 
 
 _UNCHOSEN = "a best round is chosen when the run is finished"
@@ -182,12 +187,6 @@ def _explain_no_own(method: Method) -> str:
     if metric == ACCURACY and any(r.last.others for r in method.counted if r.last):
         return "the clients' task has no main metric; another table has their scores"
     return f"no client shares its {metric.title}: share.metrics forbids it, or it was computed on fewer than 50 rows"
-
-
-def average_known(scores: Sequence[MetricScore], key: str) -> float | None:
-    """Return the mean of a score over those that are known; None where none is known."""
-    values = [v for s in scores if (v := getattr(s, key)) is not None]
-    return fmean(values) if values else None
 
 
 def get_estimate(value: Value) -> Estimate | None:

@@ -1,6 +1,9 @@
 """Scores of tasks without accuracy, such as a regression, in the units of their task."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from statistics import fmean
+
+import pandas as pd
 
 from fedmutual.metric import ACCURACY
 from fedmutual.report.cells import Column, PageTable, TableCell, format_csv, list_numbers, make_missing_cell
@@ -9,6 +12,7 @@ from fedmutual.report.findings import Finding, MoreTasks, OtherTask
 from fedmutual.report.measures import average_over_seeds
 from fedmutual.report.statistics import Estimate, Value
 from fedmutual.rundir.recorded_run import RecordedRun
+from fedmutual.rundir.schema import ScoreRow
 
 _MOST = 3  # clients that the verdict names
 
@@ -18,18 +22,17 @@ def make_other_task_table(comparison: RunComparison) -> PageTable | None:
 
     None where all scores are those of classes.
     """
-    models = _list_models(comparison)
-    clients = _list_scores(comparison)
-    if not clients:
+    scores = _tabulate_scores(comparison)
+    if scores.empty:
         return None
+    labels = list(dict.fromkeys(scores["label"]))
     rows, lines = [], []
-    for client, scores in clients.items():
-        for score in scores:
-            values = [_average_score(method, model, client, score) for method, model in models.values()]
-            rows.append((TableCell(client), TableCell(score), *(_make_cell(value) for value in values)))
-            lines.append([client, score, *(number for value in values for number in list_numbers(value)[:2])])
-    columns = (Column("Client", numeric=False), Column("Score", numeric=False), *(Column(label) for label in models))
-    header = ["client", "score", *(f"{label}{end}" for label in models for end in ("", "_half_width"))]
+    for (client, score), values in scores.groupby(["client", "score"], sort=False):
+        means = [average_over_seeds(values.loc[values["label"] == label, "value"], "not scored") for label in labels]
+        rows.append((TableCell(client), TableCell(score), *(_make_cell(mean) for mean in means)))
+        lines.append([client, score, *(number for mean in means for number in list_numbers(mean)[:2])])
+    columns = (Column("Client", numeric=False), Column("Score", numeric=False), *(Column(label) for label in labels))
+    header = ["client", "score", *(f"{label}{end}" for label in labels for end in ("", "_half_width"))]
     whose = "Clients with another task: scores" if comparison.metric == ACCURACY else "All scores of clients"
     caption = f"{whose} on their own validation data, last round"
     return PageTable("others", caption, columns, tuple(rows), format_csv(header, lines))
@@ -39,43 +42,41 @@ def find_other_tasks(comparison: RunComparison) -> Iterator[Finding]:
     """Return the first few clients without the main metric, each with its first score, and how many more there are."""
     if comparison.metric != ACCURACY:
         return
-    clients, models = _list_scores(comparison), _list_models(comparison)
-    for client, scores in list(clients.items())[:_MOST]:
-        values = {label: _average_score(*model, client, scores[0]) for label, model in models.items()}
-        means = tuple((label, value.mean) for label, value in values.items() if isinstance(value, Estimate))
-        yield OtherTask(client, scores[0], means)
+    clients = list(_tabulate_scores(comparison).groupby("client", sort=False))
+    for client, scores in clients[:_MOST]:
+        first_score = scores["score"].iloc[0]
+        means = scores[scores["score"] == first_score].groupby("label", sort=False)["value"].agg(fmean)
+        yield OtherTask(str(client), first_score, tuple(means.items()))
     if len(clients) > _MOST:
         yield MoreTasks(len(clients) - _MOST)
 
 
-def _list_scores(comparison: RunComparison) -> dict[str, list[str]]:
-    """Return client -> the names of its scores."""
-    names: dict[str, dict[str, None]] = {}
-    for run in (r for m in comparison.methods for r in m.counted if r.last):
-        for other in run.last.others if run.last else ():
-            if other.client is not None and other.data == "validation":
-                names.setdefault(other.client, {}).update({n: None for n in other.values if other.find_score(n) is not None})
-    return {client: list(scores) for client, scores in names.items() if scores}
+def _tabulate_scores(comparison: RunComparison) -> pd.DataFrame:
+    """Return all scores of tasks without accuracy on the clients' own validation data, after the last round of each run.
+
+    Columns: label (of the method, with the model where the method has several), client, score (its name), value.
+    """
+    rows = [
+        (f"{method.label}, {SHORT[model]}" if len(models) > 1 else method.label, other.client, score, value)
+        for method in comparison.methods
+        for models in [_list_models(method)]
+        for model in models
+        for run in method.counted
+        for other in _list_others(run)
+        if other.model == model and other.data == "validation"
+        for score, value in other.values.items()
+        if isinstance(value, float)
+    ]
+    return pd.DataFrame(rows, columns=["label", "client", "score", "value"])
 
 
-def _list_models(comparison: RunComparison) -> dict[str, tuple[Method, str]]:
-    """Return label -> a method and one of its models; the label names the model where the method has several."""
-    models = {}
-    for method in comparison.methods:
-        scored = {o.model for r in method.counted if r.last for o in r.last.others if o.client is not None}
-        for model in (m for m in SHORT if m in scored):
-            models[f"{method.label}, {SHORT[model]}" if len(scored) > 1 else method.label] = (method, model)
-    return models
+def _list_models(method: Method) -> list[str]:
+    scored = {other.model for run in method.counted for other in _list_others(run)}
+    return [model for model in SHORT if model in scored]
 
 
-def _average_score(method: Method, model: str, client: str, score: str) -> Value:
-    def read_score(run: RecordedRun) -> float | None:
-        others = run.last.others if run.last else ()
-        return next(
-            (o.find_number(score) for o in others if (o.model, o.client, o.data) == (model, client, "validation")), None
-        )
-
-    return average_over_seeds(method.counted, read_score, "not scored")
+def _list_others(run: RecordedRun) -> Sequence[ScoreRow]:
+    return [other for other in run.last.others if other.client is not None] if run.last else []
 
 
 def _make_cell(value: Value) -> TableCell:

@@ -1,14 +1,12 @@
 """The tables beside the headline: what accuracy hides, recall by class, every client."""
 
-from collections.abc import Sequence
-
 import pandas as pd
 
 from fedmutual.metric import ACCURACY
 from fedmutual.report import measures
 from fedmutual.report.cells import Column, PageTable, TableCell, format_csv, list_numbers, make_missing_cell, make_share_cell
-from fedmutual.report.comparison import RunComparison, Use
-from fedmutual.report.measures import Subject, average_known, average_over_seeds
+from fedmutual.report.comparison import RunComparison, Use, select_scores
+from fedmutual.report.measures import Subject, average_scores
 from fedmutual.report.scale import MetricScale
 from fedmutual.report.statistics import Gains, Missing, Pair
 from fedmutual.report.text import format_number, format_percent
@@ -22,19 +20,12 @@ def make_other_score_table(comparison: RunComparison) -> PageTable:
     keys = ("value", "majority", "balanced_accuracy", "auroc", "loss")
     for m in comparison.methods:
         for subject in measures.list_subjects(comparison, m):
-            scores = {
-                key: average_over_seeds(
-                    m.counted,
-                    lambda run, s=subject, k=key: average_known(s.scores(run), k),  # type: ignore[misc]
-                    _UNDEFINED[key],
-                )
-                for key in keys
-            }
-            cells = [make_share_cell(scores[key], scale, note=_note_partial(m.counted, subject, key)) for key in keys[:3]]
+            scores = {key: average_scores(subject.scores, _UNDEFINED[key], key) for key in keys}
+            cells = [make_share_cell(scores[key], scale, note=_note_partial(subject, key)) for key in keys[:3]]
             auroc, loss = (
                 make_missing_cell(v.why)
                 if isinstance(v, Missing)
-                else TableCell(format_number(v.mean, 3), note=_note_partial(m.counted, subject, key))
+                else TableCell(format_number(v.mean, 3), note=_note_partial(subject, key))
                 for key, v in ((k, scores[k]) for k in keys[3:])
             )
             rows.append((TableCell(m.label, sub=subject.title), *cells, auroc, loss))
@@ -59,7 +50,7 @@ def make_recall_table(comparison: RunComparison) -> PageTable:
         for subject in measures.list_subjects(comparison, m):
             if subject.everything:
                 columns.append(Column(subject.title.partition(",")[0], m.label))
-                recalls.append(_average_recalls(m.counted, subject, len(comparison.classes)))
+                recalls.append(_average_recalls(subject, len(comparison.classes)))
     rows = tuple(
         (
             TableCell(name),
@@ -134,24 +125,17 @@ _UNDEFINED = {
 }
 
 
-def _note_partial(runs: Sequence[RecordedRun], subject: Subject, key: str) -> str:
+def _note_partial(subject: Subject, key: str) -> str:
     """A footnote where a score is defined for some clients only."""
-    scores = [s for run in runs for s in subject.scores(run)]
-    defined = sum(getattr(s, key) is not None for s in scores)
-    return f"over the {defined} of {len(scores)} for which it is defined" if 0 < defined < len(scores) else ""
+    scores = subject.scores[key]
+    return f"over the {scores.count()} of {scores.size} for which it is defined" if 0 < scores.count() < scores.size else ""
 
 
-def _average_recalls(runs: Sequence[RecordedRun], subject: Subject, classes: int) -> list[float | None]:
+def _average_recalls(subject: Subject, classes: int) -> list[float | None]:
     """Return for each class the mean recall over seeds, and over clients within a seed; None without a recall."""
-    rows = [
-        (run.seed, number, recall)
-        for run in runs
-        for score in subject.scores(run)
-        for number, recall in enumerate(score.recall or ())
-        if recall is not None
-    ]
-    recalls = pd.DataFrame(rows, columns=["seed", "class", "recall"])
-    means = recalls.groupby(["class", "seed"])["recall"].mean().groupby("class").mean()
+    recalls = subject.scores.set_index("seed")["recall"].dropna()
+    by_class = pd.DataFrame(recalls.tolist(), recalls.index).stack().dropna()
+    means = by_class.groupby(level=[1, 0]).mean().groupby(level=0).mean()
     return [means.get(number) for number in range(classes)]
 
 
@@ -160,9 +144,9 @@ def _make_shaded_cell(value: float) -> TableCell:
 
 
 def _get_accuracies(use: Use) -> dict[tuple[int, str], float]:
-    """Return (seed, client) -> the accuracy of a model on the client's own rows, after the last round."""
-    scores = ((run.seed, run.get_scores(run.last, use.model)) for run in use.method.counted)
-    return {(seed, client): score.value for seed, by_client in scores for client, score in by_client.items()}
+    """Return (seed, client) -> the main metric of a model on the client's own rows, after the last round."""
+    scores = select_scores(use.method.last_scores, use.model, "validation")
+    return dict(zip(zip(scores["seed"], scores["client"], strict=True), scores["value"], strict=True))
 
 
 def _format_served(accuracy: float | None, pair: Pair | None, scale: MetricScale) -> TableCell:

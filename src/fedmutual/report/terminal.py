@@ -114,7 +114,7 @@ def _list_client_cells(comparison: RunComparison) -> Lines:
             for v in (
                 measures.average_global_last(u),
                 measures.average_own_last(u),
-                measures.average_own_last(u, u.pick_worst),
+                measures.average_own_last(u, u.worst),
             )
         ]
         harmed = f"{len(gains.gained)}/{len(gains.harmed)}" if isinstance(gains, Gains) else _NONE
@@ -126,11 +126,9 @@ def _list_node_cells(comparison: RunComparison) -> Lines:
     """Label, ACC, BWT, FWT, worst node's ACC, gain: a line a method."""
     lines = []
     for m in comparison.methods:
-        cells = [_format_cell(domains.average_last(m, measure)) for measure in TRANSFER_MEASURES]
+        values = [*(domains.average_last(m, measure) for measure in TRANSFER_MEASURES), domains.average_last(m, ACC, "min")]
         gains = measures.measure_gains(comparison, m.uses[0], ACC.data)
-        lines.append(
-            (m.label + _describe_unfinished(m), *cells, _format_cell(domains.average_last(m, ACC, min)), _format_gain(gains))
-        )
+        lines.append((m.label + _describe_unfinished(m), *map(_format_cell, values), _format_gain(gains)))
     return lines
 
 

@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Sequence
 
+import pandas as pd
+
 from fedmutual.algorithms import ALGORITHMS
 from fedmutual.config.methods import find_role
-from fedmutual.report.curves import Curve, make_curve
+from fedmutual.report.curves import Curve
 from fedmutual.report.svg import SLOTS
 from fedmutual.reproduce.cell_results import MeasuredCell
 from fedmutual.reproduce.entries import name_arm
@@ -16,8 +18,8 @@ def make_curves(measured: MeasuredCell, values: Callable[[Result], Sequence[floa
     slots = _assign_slots(list(measured.cell.shown))
     drawn = []
     for arm, by_seed in measured.results.items():
-        runs = [(s, dict(zip(r.evaluated, v, strict=True))) for s, r in sorted(by_seed.items()) if (v := values(r))]
-        drawn.append(make_curve(name_arm(arm, measured.cell.shown[arm]), slots[arm], 0, runs))
+        runs = {s: dict(zip(r.evaluated, v, strict=True)) for s, r in sorted(by_seed.items()) if (v := values(r))}
+        drawn.append(Curve(name_arm(arm, measured.cell.shown[arm]), slots[arm], 0, pd.DataFrame(runs)))
     return tuple(curve for curve in drawn if curve.points)
 
 

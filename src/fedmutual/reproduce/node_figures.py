@@ -55,7 +55,6 @@ def _read_loss(result: Result, term: str) -> tuple[float, ...]:
 
 def _draw_early(measured: MeasuredCell, term: str, style: int) -> Iterator[Curve]:
     for c in make_curves(measured, partial(_read_loss, term=term)):
-        points = tuple(p for p in c.points if p.round <= EARLY)
-        runs = tuple((seed, {r: v for r, v in values.items() if r <= EARLY}) for seed, values in c.runs)
-        if points:
-            yield Curve(f"{c.label}, {term.upper()}", c.slot, style, points, c.seeds, runs)
+        early = Curve(f"{c.label}, {term.upper()}", c.slot, style, c.values[c.values.index <= EARLY])
+        if early.points:
+            yield early

@@ -1,11 +1,12 @@
-"""The scores of a run as a pandas table."""
+"""The scores of a run as pandas tables."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedmutual.rundir.file_names import METRICS
 from fedmutual.rundir.record_files import read_records
-from fedmutual.rundir.schema import Evaluation
+from fedmutual.rundir.schema import Evaluation, MetricScore
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,3 +34,19 @@ def read_scores(folder: Path) -> "pd.DataFrame":
         if isinstance(value, int | float)
     ]
     return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def tabulate_scores(evaluations: Sequence[Evaluation], seed: int) -> "pd.DataFrame":
+    """Return the scores with the main metric, one row for each evaluation, model, client and kind of rows.
+
+    Columns: seed, round (from 1), is_last (whether the round is the last evaluated one), and the fields of `MetricScore`. A
+    missing number is NaN, and so is the client of the common test set.
+    """
+    import pandas as pd
+
+    scores = [score for evaluation in evaluations for score in evaluation.scores]
+    rounds = [evaluation.round for evaluation in evaluations for _ in evaluation.scores]
+    columns = {field: [getattr(score, field) for score in scores] for field in MetricScore.model_fields}
+    frame = pd.DataFrame({"seed": seed, "round": rounds, **columns})
+    frame["is_last"] = frame["round"] == max(rounds, default=0)
+    return frame

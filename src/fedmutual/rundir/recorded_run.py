@@ -6,13 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from fedmutual.errors import RunError
 from fedmutual.files import Table, read_json
 from fedmutual.metric import Metric
 from fedmutual.role import Role
 from fedmutual.rundir.file_names import CONFIG, ENVIRONMENT, LEDGER, LOG, METRICS, PARTITION, SUMMARY, TUNED
+from fedmutual.rundir.frames import tabulate_scores
 from fedmutual.rundir.ledger_columns import LedgerColumns, make_columns
 from fedmutual.rundir.main_metric import find_metric
 from fedmutual.rundir.record_files import check_record, make_line_error, read_record, read_records, read_toml
@@ -26,6 +27,9 @@ from fedmutual.rundir.schema import (
     Summary,
     TunedRecord,
 )
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 EARLIER_METHODS = {  # (title, has a shared model, role) of the methods of earlier versions, whose folders may lack them
     "fml": ("FML", True, Role(position=1, colour=1, reference=True)),
@@ -146,6 +150,11 @@ class RecordedRun:
     def last(self) -> Evaluation | None:
         """Return the last evaluation; None before the first evaluation."""
         return self.evaluations[-1] if self.evaluations else None
+
+    @cached_property
+    def scores(self) -> "pd.DataFrame":
+        """Return the scores with the main metric after each evaluation, as `tabulate_scores` describes them."""
+        return tabulate_scores(self.evaluations, self.seed)
 
     @cached_property
     def models(self) -> tuple[str, ...]:
