@@ -11,7 +11,7 @@ from fedmutual.engines import loop
 from fedmutual.errors import RunError
 from fedmutual.events import Score
 from fedmutual.rundir import best
-from fedmutual.rundir.best import Keep, compute_merit, offer, settle
+from fedmutual.rundir.best import BestRule, compute_merit, save_if_better, settle_best_files
 
 KEEP = ("--set", "records.keep_best=true")
 
@@ -56,37 +56,40 @@ def rounds(half: Path) -> dict[str, str]:
 
 def offered(half: Path, *merits: tuple[int, float | None], every: int = 2) -> None:
     for round, value in merits:
-        offer(half, lambda round=round: {"w": torch.full((2,), float(round))}, value, round, Keep(None, every, "run"))
+        save_if_better(
+            half, lambda round=round: {"w": torch.full((2,), float(round))}, value, round, BestRule(None, every, "run")
+        )
 
 
 def test_the_first_of_equal_rounds_is_kept_and_worse_ones_are_not_written(tmp_path: Path) -> None:
     half = tmp_path / "server"
     offered(half, (2, 0.5), (4, 0.5), (6, 0.4), (8, None))
     assert rounds(half) == {"best-2.safetensors": "2"}
-    settle(tmp_path, 8, 8, 2)
+    settle_best_files(tmp_path, 8, 8, 2)
     assert rounds(half) == {"best.safetensors": "2"}
     offered(half, (10, 0.5))
     assert rounds(half) == {"best.safetensors": "2"}
     offered(half, (12, -0.5), (14, 0.50001))
     assert rounds(half) == {"best-14.safetensors": "14", "best.safetensors": "2"}
-    assert best.load(half, 13, "run")["w"].tolist() == [2.0, 2.0]
-    assert best.load(half, 14, "run")["w"].tolist() == [14.0, 14.0]  # saved, and a kill came before it was given its name
+    assert best.read_best_state(half, 13, "run")["w"].tolist() == [2.0, 2.0]
+    # round 14 was saved, and a kill came before its file was renamed
+    assert best.read_best_state(half, 14, "run")["w"].tolist() == [14.0, 14.0]
 
 
 @pytest.mark.parametrize(("saved", "left"), [(None, {}), (5, {}), (6, {"best.safetensors": "6"})])
 def test_what_was_not_saved_goes(tmp_path: Path, saved: int | None, left: dict[str, str]) -> None:
     half = tmp_path / "clients" / "a"
     offered(half, (4, 0.1), (6, 0.2))
-    settle(tmp_path, saved, 20, 2)
+    settle_best_files(tmp_path, saved, 20, 2)
     assert rounds(half) == left
 
 
 def test_a_best_before_the_unsaved_one_stays(tmp_path: Path) -> None:
     half = tmp_path / "clients" / "a"
     offered(half, (2, 0.1))
-    settle(tmp_path, 3, 20, 2)
+    settle_best_files(tmp_path, 3, 20, 2)
     offered(half, (4, 0.2), (6, 0.3))
-    settle(tmp_path, 3, 20, 2)
+    settle_best_files(tmp_path, 3, 20, 2)
     assert rounds(half) == {"best.safetensors": "2"}
 
 
@@ -94,29 +97,29 @@ def test_a_last_round_that_is_the_last_no_more_gives_way_to_the_best_before_it(t
     """Round 5 of 5 is evaluated though 2 does not divide it; a run of 20 never looks at it."""
     half = tmp_path / "server"
     offered(half, (2, 0.1))
-    settle(tmp_path, 2, 5, 2)
+    settle_best_files(tmp_path, 2, 5, 2)
     offered(half, (4, 0.2), (5, 0.3))
-    settle(tmp_path, 5, 5, 2)
+    settle_best_files(tmp_path, 5, 5, 2)
     assert rounds(half) == {"best-4.safetensors": "4", "best.safetensors": "5"}
-    settle(tmp_path, 5, 5, 2)  # asked for once more, it is not trained
+    settle_best_files(tmp_path, 5, 5, 2)  # asked for once more, it is not trained
     assert rounds(half) == {"best-4.safetensors": "4", "best.safetensors": "5"}
-    settle(tmp_path, 5, 20, 2)
+    settle_best_files(tmp_path, 5, 20, 2)
     assert rounds(half) == {"best.safetensors": "4"}
-    assert best.load(half, 5, "run")["w"].tolist() == [4.0, 4.0]
+    assert best.read_best_state(half, 5, "run")["w"].tolist() == [4.0, 4.0]
 
 
 def test_the_same_where_nothing_was_better_before(tmp_path: Path) -> None:
     offered(tmp_path / "server", (5, 0.3))
-    settle(tmp_path, 5, 5, 2)
+    settle_best_files(tmp_path, 5, 5, 2)
     assert rounds(tmp_path / "server") == {"best.safetensors": "5"}
-    settle(tmp_path, 5, 6, 2)
+    settle_best_files(tmp_path, 5, 6, 2)
     assert rounds(tmp_path / "server") == {}
 
 
 def test_another_runs_best_is_refused(tmp_path: Path) -> None:
     offered(tmp_path / "server", (2, 0.1))
     with pytest.raises(RunError, match=r"best-2\.safetensors: belongs to another run"):
-        best.load(tmp_path / "server", 2, "another")
+        best.read_best_state(tmp_path / "server", 2, "another")
 
 
 # Runs
@@ -231,6 +234,6 @@ def test_a_file_with_another_name_is_not_a_best_round(tmp_path):
     """The folder comes from another person."""
     (tmp_path / "server").mkdir()
     (tmp_path / "server" / "best-x.safetensors").touch()
-    best.check(tmp_path)
+    best.check_best_files(tmp_path)
     with pytest.raises(RunError, match="no best weights are kept here"):
         best.find_best(tmp_path / "server", 3)

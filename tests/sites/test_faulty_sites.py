@@ -222,7 +222,7 @@ def test_what_cannot_be_written_down_does_not_leave(tmp_path, monkeypatch):
     def full(*_, **__):
         raise RunError("ledger: cannot be written (No space left on device)")
 
-    monkeypatch.setattr(sent_log, "append", full)
+    monkeypatch.setattr(sent_log, "append_lines", full)
     with pytest.raises(RunError, match="No space left"):
         north.carry_out(pack_message(Order("work", 0, 0), north.experiment.make_server_state()))
 

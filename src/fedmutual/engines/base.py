@@ -11,7 +11,7 @@ from fedmutual.engines.user_errors import raise_user_errors
 from fedmutual.evaluation import EvalSpec, compute_scores, select_metrics
 from fedmutual.events import Score
 from fedmutual.rundir import best
-from fedmutual.rundir.best import Keep
+from fedmutual.rundir.best import BestRule
 from fedmutual.rundir.observers import append_scores
 from fedmutual.stepping import work
 
@@ -80,7 +80,7 @@ def evaluate_client(
     inbox: Message,
     round: int,
     home: Path | None,
-    keep: Keep | None = None,
+    keep: BestRule | None = None,
 ) -> tuple[Score, ...]:
     """Score a client's nets, and return the scores that the client shares.
 
@@ -98,14 +98,14 @@ def evaluate_client(
 
 
 def _keep_best(
-    client: Client, evaluations: tuple[EvalSpec, ...], scores: tuple[Score, ...], round: int, home: Path, keep: Keep
+    client: Client, evaluations: tuple[EvalSpec, ...], scores: tuple[Score, ...], round: int, home: Path, keep: BestRule
 ) -> None:
     """Save the weights of a client's personal net in `home` if they score better than in all rounds before."""
     models = {e.model for e in evaluations if e.net == "personal"}  # a net trained on pooled data is reported as "global"
     reported = "test" if "global" in models else "validation"
     merit = best.compute_merit([s for s in scores if s.model in models], reported, keep.by, keep.metric)
     personal = client.nets["personal"]
-    best.offer(home, lambda: {f"personal.{k}": v for k, v in personal.state_dict().items()}, merit, round, keep)
+    best.save_if_better(home, lambda: {f"personal.{k}": v for k, v in personal.state_dict().items()}, merit, round, keep)
 
 
 def count_parameters(client: Client) -> dict[str, int]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from fedmutual.core import Algorithm, Bench, Message
 from fedmutual.evaluation import EvalSpec
 from fedmutual.events import Score
-from fedmutual.rundir.best import Keep
+from fedmutual.rundir.best import BestRule
 
 Judge = Callable[[Message], Score]
 """Return the score of the complete shared model on the federation's test set."""
@@ -28,4 +28,4 @@ class RoundPlan:
     seeds: Mapping[str, int]  # bytes of public data that each client sent before round 1; empty without public data
     homes: Mapping[str, Path]  # each client's folder for its best weights and for scores that are not shared
     bench: Bench | None = None  # for algorithms that train at the server
-    keep: Keep | None = None  # how the best weights are chosen; None: they are not saved
+    keep: BestRule | None = None  # how the best weights are chosen; None: they are not saved

@@ -17,7 +17,7 @@ from fedmutual.files import sync_folder, write_bytes
 from fedmutual.privacy.accountant import NoisedSteps, compute_fixed_order_epsilon, compute_total_epsilon
 from fedmutual.privacy.mechanism import Release
 from fedmutual.rundir.folder import lock_folder
-from fedmutual.rundir.logs import append
+from fedmutual.rundir.logs import append_lines
 
 _PATIENCE = 60.0  # seconds to wait while another federation of this site writes its line
 
@@ -102,7 +102,7 @@ class PrivacyBudget:
                     f"at delta {self._delta:g}, and privacy.epsilon is {self._most:g}; the site declines, and the "
                     "federation continues without it"
                 )
-            append(self._path, [line.model_dump_json()], sync=True)
+            append_lines(self._path, [line.model_dump_json()], sync=True)
             sync_folder(self._path.parent)
 
     def _check_unit(self, lines: list[BudgetLine]) -> None:

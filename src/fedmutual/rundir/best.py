@@ -18,7 +18,7 @@ from fedmutual.tensor_files import read_tensors, write_tensors
 BEST = "best.safetensors"
 
 
-class Keep(NamedTuple):
+class BestRule(NamedTuple):
     """The rule that chooses the best weights of a run, and the run to which the stored weights belong."""
 
     by: str | None  # records.best_by
@@ -30,7 +30,7 @@ class Keep(NamedTuple):
 class BestWeights:
     """Observer: saves the shared model of its best round. It must receive a round's events before `Checkpoints` does."""
 
-    def __init__(self, folder: Path, keep: Keep) -> None:
+    def __init__(self, folder: Path, keep: BestRule) -> None:
         self._half, self._keep = folder / "server", keep
         self._merit: float | None = None  # of the current round
 
@@ -42,7 +42,7 @@ class BestWeights:
             )
         elif isinstance(event, RoundDone):
             if event.server:
-                offer(self._half, lambda: event.server, self._merit, event.round, self._keep)
+                save_if_better(self._half, lambda: event.server, self._merit, event.round, self._keep)
             self._merit = None
 
 
@@ -65,23 +65,25 @@ def compute_merit(scores: Sequence[Score], reported: str, by: str | None, metric
     return None
 
 
-def offer(half: Path, state: Callable[[], Message], merit: float | None, round: int, keep: Keep) -> None:
-    """Save a state in `half` (`server/` or a client's folder) if it is better than the best state there.
+def save_if_better(
+    weights_folder: Path, state: Callable[[], Message], merit: float | None, round: int, keep: BestRule
+) -> None:
+    """Save a state in `weights_folder` (`server/` or a client's folder) if it is better than the best state there.
 
     Raises:
         RunError: the saved best file is damaged, or the new file cannot be written.
     """
-    files = _list_files(half)
+    files = _list_files(weights_folder)
     if merit is None or (files and merit <= float(read_header(files[max(files)])["merit"])):
         return
     about = {"format": "1", "run": keep.run, "round": str(round), "merit": repr(merit)}
-    write_tensors(half / _make_name(round), state(), about)
+    write_tensors(weights_folder / _make_name(round), state(), about)
     for file in files.values() if round % keep.every == 0 else ():  # a last round does not count if the run grows
         if file.name != BEST:
             file.unlink()
 
 
-def settle(folder: Path, saved: int | None, rounds: int, every: int) -> None:
+def settle_best_files(folder: Path, saved: int | None, rounds: int, every: int) -> None:
     """Rename the best file of the saved rounds to best.safetensors in each folder of weights, and remove the others.
 
     A last round outside the evaluation schedule counts only while it is the last; if the run may grow, the best scheduled
@@ -92,20 +94,20 @@ def settle(folder: Path, saved: int | None, rounds: int, every: int) -> None:
     Raises:
         RunError: a best file is damaged.
     """
-    for half in (folder / "server", *(folder / "clients").glob("*")):
-        _settle(half, saved, rounds, every)
+    for weights_folder in (folder / "server", *(folder / "clients").glob("*")):
+        _settle(weights_folder, saved, rounds, every)
 
 
-def check(folder: Path) -> None:
+def check_best_files(folder: Path) -> None:
     """Raise RunError if a best file is damaged. Changes no file."""
-    for half in (folder / "server", *(folder / "clients").glob("*")):
-        for file in _list_files(half).values():
+    for weights_folder in (folder / "server", *(folder / "clients").glob("*")):
+        for file in _list_files(weights_folder).values():
             read_header(file)
 
 
-def _settle(half: Path, saved: int | None, rounds: int, every: int) -> None:
+def _settle(weights_folder: Path, saved: int | None, rounds: int, every: int) -> None:
     counts = {}
-    for round, file in _list_files(half).items():
+    for round, file in _list_files(weights_folder).items():
         if saved is None or round > saved or (round % every and round != rounds):
             file.unlink()
         else:
@@ -117,32 +119,32 @@ def _settle(half: Path, saved: int | None, rounds: int, every: int) -> None:
         if round not in (newest, scheduled):
             file.unlink()
         elif round != newest and file.name == BEST:
-            file.rename(half / _make_name(round))
-    counts[newest].rename(half / BEST)
+            file.rename(weights_folder / _make_name(round))
+    counts[newest].rename(weights_folder / BEST)
 
 
-def load(half: Path, saved: int, run: str) -> Message:
-    """Return the tensors of the best state in `half` (`server/` or a client's folder).
+def read_best_state(weights_folder: Path, saved: int, run: str) -> Message:
+    """Return the tensors of the best state in `weights_folder` (`server/` or a client's folder).
 
     Raises:
         RunError: there is no best file, or the file is damaged or belongs to another run.
     """
-    _, file = find_best(half, saved)
+    _, file = find_best(weights_folder, saved)
     tensors, about = read_tensors(file)
     if about.get("run") != run:
         raise RunError(f"{file}: belongs to another run")
     return tensors
 
 
-def find_best(half: Path, saved: int) -> tuple[int, Path]:
-    """Return the best round up to the saved round, and the file of its weights in `half`.
+def find_best(weights_folder: Path, saved: int) -> tuple[int, Path]:
+    """Return the best round up to the saved round, and the file of its weights in `weights_folder`.
 
     Raises:
         RunError: there is no best file.
     """
-    files = {round: file for round, file in _list_files(half).items() if round <= saved}
+    files = {round: file for round, file in _list_files(weights_folder).items() if round <= saved}
     if not files:
-        raise RunError(f"{half}: no best weights are kept here; a run keeps them with records.keep_best = true")
+        raise RunError(f"{weights_folder}: no best weights are kept here; a run keeps them with records.keep_best = true")
     return max(files), files[max(files)]
 
 
@@ -159,8 +161,9 @@ def read_header(file: Path) -> dict[str, str]:
     return read_tensors(file, ())[1]
 
 
-def _list_files(half: Path) -> dict[int, Path]:
-    """Return the best files in `half` by round."""
-    files = {file.stem.removeprefix("best-"): file for file in half.glob("best-*.safetensors")}
+def _list_files(weights_folder: Path) -> dict[int, Path]:
+    """Return the best files in `weights_folder` by round."""
+    files = {file.stem.removeprefix("best-"): file for file in weights_folder.glob("best-*.safetensors")}
     by_round = {int(number): file for number, file in files.items() if number.isdecimal()}  # other files are not fedmutual's
-    return by_round | ({int(read_header(half / BEST)["round"]): half / BEST} if (half / BEST).exists() else {})
+    best = weights_folder / BEST
+    return by_round | ({int(read_header(best)["round"]): best} if best.exists() else {})

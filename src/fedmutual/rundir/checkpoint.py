@@ -19,7 +19,7 @@ from fedmutual.errors import RunError
 from fedmutual.events import Event, RoundDone, Started
 from fedmutual.files import read_json, write_json
 from fedmutual.rundir import best
-from fedmutual.rundir.logs import settle
+from fedmutual.rundir.logs import sync_logs
 from fedmutual.rundir.pretrained import FOLDER as PRETRAINED
 from fedmutual.stepping import laid_as
 from fedmutual.tensor_files import read_tensors, write_tensors
@@ -36,7 +36,7 @@ class Checkpoints:
         every: int,
         run: str,
         seconds: float = 0.0,
-        keep: best.Keep | None = None,
+        keep: best.BestRule | None = None,
         generations: int = 1,
     ) -> None:
         """seconds: spent on the run before. generations: how many saved states are kept, including the last one."""
@@ -62,7 +62,7 @@ class Checkpoints:
         places = {i: (self._folder / "clients" / i / name, about) for i in self._clients}
         for _ in event.visit(save_client, places):
             pass
-        settle(self._folder)
+        sync_logs(self._folder)
         write_json(
             self._folder / COMMIT,
             {
@@ -74,7 +74,7 @@ class Checkpoints:
         )
         remove_other_states(self._folder, event.round, self._generations)
         if self._keep is not None:
-            best.settle(self._folder, event.round, event.rounds, self._keep.every)
+            best.settle_best_files(self._folder, event.round, event.rounds, self._keep.every)
 
 
 def remove_other_states(folder: Path, round: int | None, generations: int = 1) -> None:
@@ -83,8 +83,8 @@ def remove_other_states(folder: Path, round: int | None, generations: int = 1) -
     generations: how many states are kept, up to the saved round.
     """
     kept_files = set() if round is None else {make_file_name(r) for r in range(round - generations + 1, round + 1)}
-    for half in (folder, folder / "server", folder / PRETRAINED, *(folder / "clients").glob("*")):
-        for file in (*half.glob("round-*.safetensors"), *half.glob(".*.part")):
+    for weights_folder in (folder, folder / "server", folder / PRETRAINED, *(folder / "clients").glob("*")):
+        for file in (*weights_folder.glob("round-*.safetensors"), *weights_folder.glob(".*.part")):
             if file.name not in kept_files:
                 file.unlink(missing_ok=True)
 

@@ -35,7 +35,7 @@ def rewind(path: Path, keep: Callable[[int], bool]) -> None:
     write_bytes(path, "".join(remaining_lines).encode())
 
 
-def append(path: Path, lines: Iterable[str], sync: bool = False) -> None:
+def append_lines(path: Path, lines: Iterable[str], sync: bool = False) -> None:
     """Append lines to a log. sync: return after the lines are on the disk.
 
     Raises:
@@ -61,7 +61,7 @@ def is_scored_on_resume(round: int, saved: int | None, every: int, rounds: int) 
     return saved is not None and round <= saved and (round % every == 0 or round == rounds)
 
 
-def settle(folder: Path) -> None:
+def sync_logs(folder: Path) -> None:
     """Wait until the disk has all lines of a run's logs: after a power failure no saved round may lack its lines."""
     for path in (folder / METRICS, folder / LEDGER, *(folder / "clients").glob(f"*/{METRICS}")):
         if path.is_file():

@@ -25,7 +25,7 @@ def read_initial_weights(folder: Path) -> dict[tuple[str, str], Weights]:
     return weights
 
 
-def keep(folder: Path, pretrained: Mapping[tuple[str, str], Weights]) -> None:
+def write_initial_weights(folder: Path, pretrained: Mapping[tuple[str, str], Weights]) -> None:
     """Write the weights that the folder lacks. Weights that could not be loaded are recorded as a file without tensors.
 
     Raises:

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from fedmutual.errors import RunError
 from fedmutual.files import Table, read_json, write_json
 from fedmutual.rundir.file_names import SUMMARY
-from fedmutual.rundir.logs import append
+from fedmutual.rundir.logs import append_lines
 from fedmutual.rundir.schema import Record
 
 R = TypeVar("R", bound=Record)
@@ -92,7 +92,7 @@ def append_records(path: Path, records: Iterable[Record]) -> None:
     Raises:
         RunError: the log cannot be written.
     """
-    append(path, (json.dumps(_dump(record), allow_nan=False) for record in records))
+    append_lines(path, (json.dumps(_dump(record), allow_nan=False) for record in records))
 
 
 def _dump(record: Record) -> Table:

@@ -8,7 +8,7 @@ from pathlib import Path
 from fedmutual.errors import AlgorithmError
 from fedmutual.events import Evaluated, Event, Failed, Finished, Noted, Score, Started
 from fedmutual.rundir.file_names import LOG
-from fedmutual.rundir.logs import append
+from fedmutual.rundir.logs import append_lines
 from fedmutual.rundir.transfer import TRANSFER_DATA
 
 _CALLED = {"global": "shared", "personal": "personal", "meme": "fork"}  # a score's model, as the report's tables have it
@@ -24,7 +24,7 @@ class TextLog:
         """Append the lines of the event, if there are any."""
         if lines := [*describe_event(event), *_trace(event)]:
             now = datetime.now().astimezone().isoformat(timespec="seconds")
-            append(self._path, (f"{now}  {line}" for line in lines))
+            append_lines(self._path, (f"{now}  {line}" for line in lines))
 
 
 def _trace(event: Event) -> list[str]:

@@ -11,7 +11,7 @@ import torch
 from fedmutual.boundary import Refused
 from fedmutual.core import Message
 from fedmutual.errors import RunError
-from fedmutual.rundir.logs import append
+from fedmutual.rundir.logs import append_lines
 from fedmutual.sites.protocol import SiteAnswer
 
 LEFT = "left.jsonl"
@@ -48,7 +48,7 @@ class SentLog:
             "bytes": len(content),
             "sha256": hashlib.sha256(content).hexdigest(),
         }
-        append(self._path, [json.dumps(line)], sync=True)
+        append_lines(self._path, [json.dumps(line)], sync=True)
 
 
 def read_sent_messages(folder: Path) -> list[Mapping[str, Any]]:

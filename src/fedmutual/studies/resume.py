@@ -21,10 +21,10 @@ def check_saved(folder: Path, experiment: Experiment) -> None:
     for log in (folder / LEDGER, folder / METRICS, *(home / METRICS for home in homes)):
         rewind(log, lambda round: True)
     if experiment.config.records.keep_best:
-        bests.check(folder)
+        bests.check_best_files(folder)
     if saved is not None:
-        for half in (folder / "server", *homes):
-            read_tensors(half / make_file_name(saved.round), ())
+        for weights_folder in (folder / "server", *homes):
+            read_tensors(weights_folder / make_file_name(saved.round), ())
 
 
 def restore_run(experiment: Experiment, engine: Engine, folder: Path, name: str) -> tuple[Message, Saved | None]:
@@ -43,7 +43,7 @@ def restore_run(experiment: Experiment, engine: Engine, folder: Path, name: str)
     for log in (folder / METRICS, *(home / METRICS for home in homes.values())):
         rewind(log, lambda round: is_scored_on_resume(round, last, due, rounds))
     if experiment.config.records.keep_best:
-        bests.settle(folder, last, rounds, due)
+        bests.settle_best_files(folder, last, rounds, due)
     rewind(folder / LEDGER, lambda round: saved is not None and round <= saved.round)
     server = experiment.make_server_state()
     if saved is None:

@@ -170,7 +170,7 @@ def _describe(folder: Path, experiment: Experiment, engine: Engine, choice: Engi
     folders.write_about(
         folder, experiment.config, about | describe_networks(experiment, dict(sizes)), experiment.data.partition
     )
-    pretrained.keep(folder, experiment.nets.pretrained)
+    pretrained.write_initial_weights(folder, experiment.nets.pretrained)
 
 
 def _train_through(handle: EngineHandle, folder: Path, observers: Sequence[Observer]) -> None:
@@ -215,7 +215,7 @@ def _train(
     seconds = saved.seconds if saved else 0.0
     records_config = config.records
     keep = (
-        bests.Keep(records_config.best_by, records_config.evaluate_every, name, find_common_metric(experiment))
+        bests.BestRule(records_config.best_by, records_config.evaluate_every, name, find_common_metric(experiment))
         if records_config.keep_best
         else None
     )

@@ -123,8 +123,8 @@ class Run:
             RunError: nothing was saved, or the run has no `records.keep_best`.
         """
         pooled = read_networks(self.folder).pooled
-        half = f"clients/{POOLED if pooled else client}" if pooled or client is not None else "server"
-        return bests.find_best(self.folder / half, self._find_saved().round)[0]
+        subfolder = f"clients/{POOLED if pooled else client}" if pooled or client is not None else "server"
+        return bests.find_best(self.folder / subfolder, self._find_saved().round)[0]
 
     @property
     def complete(self) -> bool:
@@ -220,10 +220,10 @@ class Run:
             raise RunError(f"{self.folder}: nothing was saved yet, so there is no model")
         return saved
 
-    def _read_state(self, half: str, best: bool = False) -> dict[str, torch.Tensor]:
-        saved, place = self._find_saved(), self.folder / half
+    def _read_state(self, subfolder: str, best: bool = False) -> dict[str, torch.Tensor]:
+        saved, place = self._find_saved(), self.folder / subfolder
         if best:
-            return bests.load(place, saved.round, saved.run)
+            return bests.read_best_state(place, saved.round, saved.run)
         return read_state(place / make_file_name(saved.round), saved.run, saved.round)
 
     def _read_client_state(self, client: str, prefix: str = "personal.", best: bool = False) -> dict[str, torch.Tensor]:
