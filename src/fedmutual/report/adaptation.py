@@ -13,6 +13,7 @@ from rich.table import Table
 from fedmutual.errors import RunError
 from fedmutual.files import read_json
 from fedmutual.metric import Metric
+from fedmutual.report.answer import Verdict
 from fedmutual.report.cells import format_spread
 from fedmutual.report.comparison import Method, RunComparison
 from fedmutual.report.findings import Finding, describe_finding
@@ -21,7 +22,6 @@ from fedmutual.report.measures import SEEDS
 from fedmutual.report.scale import PERCENT, MetricScale
 from fedmutual.report.statistics import SAME, Estimate, Gains, Missing, estimate, get_limit, pair_clients
 from fedmutual.report.verdicts import judge
-from fedmutual.report.wording import Verdict
 from fedmutual.role import Role
 from fedmutual.rundir.file_names import FINE_TUNE, SCRATCH
 from fedmutual.rundir.record_files import check_record

@@ -11,7 +11,6 @@ from fedmutual.report.findings import Finding, describe_finding, find_doubts
 from fedmutual.report.rendering import render_macro
 from fedmutual.report.scale import PERCENT, MetricScale
 from fedmutual.report.statistics import SAME, Estimate, Gains, Missing, Pair
-from fedmutual.report.wording import Verdict
 from fedmutual.rundir.recorded_run import RecordedRun
 
 HIGHLIGHTS = 3  # sentences below the answer, at most
@@ -128,6 +127,19 @@ class Decision:
     def local_value(self) -> float | None:
         """The main metric of local-only training on the rows of the gain: mean over clients, then seeds."""
         return self.best.gains.means[1] if self.best else None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The question of a comparison, the answer in a sentence, its most important reasons, and all sentences.
+
+    sentences: every fact for the answer and against it; a page folds them.
+    """
+
+    question: str
+    lead: str
+    highlights: tuple[str, ...]
+    sentences: tuple[str, ...]
 
 
 def decide(comparison: RunComparison, gains: Mapping[str, Gains | Missing], question: Question) -> Decision:

@@ -18,6 +18,7 @@ from secrets import token_hex
 from fedmutual.errors import RunError, format_count
 from fedmutual.metric import ACCURACY
 from fedmutual.report import accuracy, decision, domains, holdings, measures, other_tasks, provenance, tables, traffic
+from fedmutual.report.answer import Verdict
 from fedmutual.report.cells import PageTable
 from fedmutual.report.comparison import RunComparison, find_differences, make_comparisons
 from fedmutual.report.costs import TITLE, draw_costs, has_seed_set, make_cost_table, make_courses
@@ -28,7 +29,6 @@ from fedmutual.report.rendering import make_environment
 from fedmutual.report.statistics import Gains
 from fedmutual.report.svg import Styles
 from fedmutual.report.verdicts import judge
-from fedmutual.report.wording import Verdict
 from fedmutual.rundir.recorded_run import RecordedRun, read_runs
 
 _CURVES = 2  # pictures of curves that are not folded

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from fedmutual.report import classes, joining, measures, other_tasks
-from fedmutual.report.answer import FEDERATING, JOINING, conclude, decide
+from fedmutual.report.answer import FEDERATING, JOINING, Verdict, conclude, decide
 from fedmutual.report.comparison import Method, RunComparison, Use, make_comparisons, select_scores
 from fedmutual.report.domains import ACC
 from fedmutual.report.findings import (
@@ -17,7 +17,6 @@ from fedmutual.report.findings import (
 )
 from fedmutual.report.local_only import compare_with_local_only
 from fedmutual.report.statistics import Estimate, Gains, Missing, pair_clients, pair_global
-from fedmutual.report.wording import Verdict
 from fedmutual.rundir.recorded_run import RecordedRun, read_runs
 
 
