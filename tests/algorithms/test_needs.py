@@ -81,7 +81,7 @@ def test_classes_that_differ_are_not_held_against_each_other(name, place):
     for client, classes in (("a", 3), ("b", 2)):
         np.savez(place / f"{client}.npz", x=x, y=np.arange(60) % classes)
     clients = {i: {"data": {"name": "npz", "root": str(place / f"{i}.npz")}} for i in ("a", "b")}
-    with pytest.raises(ConfigError, match="needs equal classes at all clients, and client 'b' has"):
+    with pytest.raises(ConfigError, match="needs equal classes at all clients, but client 'b' has"):
         build(parse_config({"name": "x", "algorithm": {"name": name}, "clients": clients}))
 
 

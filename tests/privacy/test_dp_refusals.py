@@ -80,7 +80,7 @@ def test_a_meme_that_learns_from_labels_alone_is_taken(algorithm):
 
 def test_counts_of_examples_are_refused():
     for name in ("fedavg", "fedprox"):
-        refused("weighting = 'uniform'", "how many examples", algorithm={"name": name})
+        refused("weighting = 'uniform'", "number of examples", algorithm={"name": name})
         build.build(config(algorithm={"name": name, "weighting": "uniform"}))
 
 

@@ -2,9 +2,10 @@
 
 import re
 
+import pandas as pd
 import pytest
 
-from fedmutual.report.curves import Curve, Picture, Point
+from fedmutual.report.curves import Curve, Picture
 from fedmutual.report.gain_plot import GainRow, draw_gains, find_limits
 from fedmutual.report.plots import choose_marks, draw_curves
 from fedmutual.report.statistics import Estimate, Gains, Pair
@@ -65,8 +66,8 @@ def test_an_interval_that_is_not_drawn_widens_no_axis():
 
 
 def test_curves_that_lie_on_each_other_differ_in_dash_and_markers_and_have_their_labels():
-    points = tuple(Point(r, 0.5, 0.5, 0.5) for r in range(1, 21))
-    curves = tuple(Curve(label, k, 0, points, 1, ()) for k, label in enumerate(("A", "B", "C", "D"), 1))
+    values = pd.DataFrame(0.5, index=range(1, 21), columns=[0])
+    curves = tuple(Curve(label, k, 0, values) for k, label in enumerate(("A", "B", "C", "D"), 1))
     styles = {}
     svg = draw_curves(Picture("p", "Title", True, curves), "p", styles)
     lines = [style for style in styles if "stroke: var(--s" in style and "stroke-width" in style and "fill: none" in style]
@@ -80,8 +81,8 @@ def test_curves_that_lie_on_each_other_differ_in_dash_and_markers_and_have_their
 
 def test_the_labels_of_many_curves_stay_within_the_picture():
     """Thirty curves that end at one height need more lines of text than the usual height of a picture."""
-    points = tuple(Point(r, 0.5, 0.5, 0.5) for r in range(1, 4))
-    curves = tuple(Curve(f"method {k}", k % 8 + 1, 0, points, 1, ()) for k in range(30))
+    values = pd.DataFrame(0.5, index=range(1, 4), columns=[0])
+    curves = tuple(Curve(f"method {k}", k % 8 + 1, 0, values) for k in range(30))
     svg = draw_curves(Picture("p", "Title", True, curves), "p", {})
     height = float(re.search(r'viewBox="0 0 [\d.]+ ([\d.]+)"', svg)[1])
     labels = [float(y) for y in re.findall(r'<text[^>]* y="(-?[\d.]+)">method \d+</text>', svg)]
