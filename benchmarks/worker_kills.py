@@ -29,7 +29,7 @@ from common import command, figure, machine, versions
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
-from fedmutual.rundir.checkpoint import COMMIT  # noqa: E402
+from fedmutual.rundir.file_names import CHECKPOINT  # noqa: E402
 from kills import same  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "worker-kills.json"
@@ -85,7 +85,7 @@ def try_once(folder: Path, number: int, kind: str, rng: random.Random, seconds: 
     """Run one trial; return None if the run ended before the process could be killed. seconds: of the undisturbed run."""
     out, mark, resident = f"run-{number}", f"{os.getpid()}-{number}", 1 if number % 2 else None
     begun, process = time.monotonic(), start(folder, out, mark, resident)
-    commit, moment, victim = folder / out / COMMIT, rng.uniform(0, seconds), None
+    commit, moment, victim = folder / out / CHECKPOINT, rng.uniform(0, seconds), None
     while victim is None and process.poll() is None and time.monotonic() < begun + DEADLINE:
         if time.monotonic() >= begun + moment:
             with suppress(psutil.Error):  # the run has just ended

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import fedmutual
 import forked
-from fedmutual.rundir.checkpoint import COMMIT
+from fedmutual.rundir.file_names import CHECKPOINT
 
 CONFIG = """
 name = "killed"
@@ -60,7 +60,7 @@ def whole_run(folder: Path) -> Path:
 
 def kill_once(folder: Path, out: Path, rng: random.Random) -> str:
     """Start or resume the run and kill it: one time in four while the folder is opened, else during training."""
-    watched = ("config.toml", "log.txt", "metrics.jsonl", COMMIT) if rng.random() < 0.25 else (COMMIT,)
+    watched = ("config.toml", "log.txt", "metrics.jsonl", CHECKPOINT) if rng.random() < 0.25 else (CHECKPOINT,)
     before = stamp(out, watched)
     begun = time.monotonic()
     process = start(folder, out)

@@ -270,7 +270,7 @@ def test_augmentation_is_not_a_difference_in_scaling(make_run):
 
 @pytest.mark.parametrize(
     ("text", "key"),
-    [('{"format": 1}', "pooled"), ('{"format": 1, "pooled": false, "models": 3, "clients": {}}', "models")],
+    [('{"format": 1}', "clients"), ('{"format": 1, "pooled": false, "models": 3, "clients": {}}', "models")],
 )
 def test_a_damaged_environment_is_one_error_sentence(digits, cli, text, key):
     (digits / "environment.json").write_text(text)

@@ -151,7 +151,7 @@ def test_a_client_that_would_leave_the_run_folder(written: tuple[Path, data.Fede
         ("{", "is not a partition.json"),
         ("[]", "is not a partition.json"),
         ('{"format": 2}', "is not a partition.json: format"),
-        ('{"format": 1}', "is not a partition.json: classes: field required"),
+        ('{"format": 1}', "is not a partition.json: source: field required"),
     ],
 )
 def test_files_that_are_not_partitions_are_refused(text: str | None, words: str, tmp_path: Path) -> None:

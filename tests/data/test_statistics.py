@@ -13,7 +13,7 @@ from fedmutual import data
 from fedmutual.config import Config, parse_config
 from fedmutual.data.statistics import Layout, add_sums, parse_statistics, read_sums, sum_rows
 from fedmutual.errors import ConfigError, UserError
-from fedmutual.rundir.folder import read_json
+from fedmutual.files import read_json
 from own_data import config, everything, npz
 
 BY_SUMS: dict[str, Any] = {"mean": "federated", "std": "federated"}

@@ -8,7 +8,8 @@ import torch
 
 import fedmutual
 import forked
-from fedmutual.rundir.checkpoint import COMMIT, remove_other_states
+from fedmutual.rundir.checkpoint import remove_other_states
+from fedmutual.rundir.file_names import CHECKPOINT
 
 WARM = """
 from dataclasses import dataclass, replace
@@ -43,7 +44,7 @@ def test_a_start_is_not_run_again_on_resume(small, cli, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(loop, "participate", stopped)
         assert cli("run", small, *settings, "--out", "part")[0] == 130
-    assert json.loads((small.parent / "part" / COMMIT).read_text())["round"] == 0
+    assert json.loads((small.parent / "part" / CHECKPOINT).read_text())["round"] == 0
     assert cli("run", small, *settings, "--out", "part", "--resume")[0] == 0
     assert files(small.parent / "part") == files(small.parent / "whole")
 
@@ -125,9 +126,9 @@ def test_sweep_takes_other_generations_and_part_files_only(tmp_path):
 @pytest.mark.parametrize("text", ['{"format": 1}', '{"format": 1, "run": 3, "round": 1, "seconds": 0.1}'])
 def test_a_checkpoint_file_that_says_too_little(small, cli, text):
     cli("run", small, "--set", "rounds=1")
-    (small.parent / "runs/small" / COMMIT).write_text(text)
+    (small.parent / "runs/small" / CHECKPOINT).write_text(text)
     code, _, err = cli("run", small, "--resume")
-    assert (code, "checkpoint.json: is damaged: run" in err) == (2, True), err
+    assert (code, "checkpoint.json: is not what fedmutual writes (run" in err) == (2, True), err
 
 
 def test_a_run_leaves_the_callers_random_stream_and_threads_alone(small):

@@ -401,7 +401,8 @@ def test_many_scaling_numbers_are_counted_and_listed_once(tmp_path):
     about = json.loads((folder / "environment.json").read_text())
     scaling = {"divisor": 1.0, "mean": [0.5] * 30, "std": [0.25] * 30, "augment": "none"}
     other = scaling | {"mean": [0.125] * 30}
-    clients = {"0": {"task": "t", "scaling": scaling}, "1": {"task": "t", "scaling": other}}
+    space = {"input": [30], "outputs": 2, "classes": ["a", "b"], "task": "t"}
+    clients = {"0": space | {"scaling": scaling}, "1": space | {"scaling": other}}
     (folder / "environment.json").write_text(json.dumps(about | {"scaling": scaling, "clients": clients}))
     compared = comparison([folder])
     assert provenance.describe_scaling(compared.first) == (

@@ -54,9 +54,10 @@ def report(
 ) -> None:
     """Write one self-contained page about runs: scores with intervals, curves, gains and bytes. Trains nothing."""
     from fedmutual.report import find_answers, find_runs, make_headline_tables, read_runs, write_report
+    from fedmutual.rundir.file_names import ADAPT, CONFIG
 
     named = list({path.resolve(): path for path in runs}.values())
-    adapted = [path for path in named if (path / "adapt.json").is_file() and not (path / "config.toml").is_file()]
+    adapted = [path for path in named if (path / ADAPT).is_file() and not (path / CONFIG).is_file()]
     if adapted and len(named) == 1:
         conclude.print_adaptation(named[0], output)
         return

@@ -1,7 +1,7 @@
 """[algorithm] and [clients.ID.algorithm]: their keys are the fields of the algorithm's own dataclass."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import MISSING, Field, asdict, fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache
 from typing import Any, get_type_hints
@@ -176,8 +176,8 @@ def describe_method(config: Config) -> dict[str, Any]:
     """
     name = config.algorithm["name"]
     preset = PRESETS.get(name, Preset({}))
-    keys = [f"model.{key}" for key, value in preset.model.items() if getattr(config.model, key) == value]
-    return {"title": find_title(name), "preset": keys, "role": asdict(find_role(name))}
+    keys = tuple(f"model.{key}" for key, value in preset.model.items() if getattr(config.model, key) == value)
+    return {"title": find_title(name), "preset": keys, "role": find_role(name)}
 
 
 def find_title(name: str) -> str:

@@ -4,51 +4,21 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 
 from fedmutual.config import Config
 from fedmutual.data.division import Division, Table, check_name
 from fedmutual.data.draws import Index, count_classes
-from fedmutual.data.kinds import PRIVATE, PUBLIC, ROW_KINDS
+from fedmutual.data.kinds import PRIVATE, PUBLIC, ROW_KINDS, VALIDATION
 from fedmutual.data.targets import Targets
 from fedmutual.errors import DataError
+from fedmutual.files import FORMAT
+from fedmutual.rundir.schema import RecordedPartition, RecordedRows
 
-FORMAT = 1
 _AS_WRITTEN = "use the unchanged file of a run"
-_Row = Annotated[int, Field(ge=0)]
-
-
-class _PartitionRecord(BaseModel):
-    model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
-
-
-class _Rows(_PartitionRecord):
-    of: Literal["train", "test"]
-    rows: list[_Row]
-
-
-class _Client(_PartitionRecord):
-    private: _Rows
-    public: _Rows | None = None
-    validation: _Rows
-    holdout: _Rows | None = None
-    test: _Rows | None = None
-
-
-class _Test(_PartitionRecord):
-    rows: list[_Row] | None = None
-
-
-class _PartitionFile(_PartitionRecord):
-    format: Literal[1]
-    classes: tuple[str, ...]
-    fingerprint: str
-    data: str
-    test: _Test
-    clients: dict[str, _Client]
 
 
 def make_record(config: Config, table: Table, division: Division, data: str) -> dict[str, Any]:
@@ -137,7 +107,7 @@ def restore_division(path: Path, table: Table, data: str) -> Division:
         DataError: the file cannot be read, belongs to other data, or was changed by hand.
     """
     file = _read_file(path)
-    if file.data != data or file.classes != table.classes:
+    if file.test is None or file.data != data or file.classes != table.classes:
         raise DataError(
             f"{path}: this partition belongs to other data; use the data.name, root, classes and size of the run that "
             "wrote the file"
@@ -149,22 +119,22 @@ def restore_division(path: Path, table: Table, data: str) -> Division:
         raise DataError(f"{path}: the file was changed: its fingerprint is of other rows; {_AS_WRITTEN}")
     test = np.arange(table.trains, len(table.labels))
     if file.test.rows is not None:
-        test = _restore_rows(_Rows(of="train", rows=file.test.rows), test, table.trains, f"{path}: test")
-    clients = {
-        i: {
-            kind: _restore_rows(share, test, table.trains, f"{path}: client {i!r}, {kind}")
-            for kind in ROW_KINDS
-            if (share := getattr(client, kind)) is not None
+        test = _restore_rows(RecordedRows(of="train", rows=file.test.rows), test, table.trains, f"{path}: test")
+    clients = {}
+    for i, client in file.clients.items():
+        shares = {kind: share for kind in ROW_KINDS if (share := getattr(client, kind)) is not None}
+        if not {PRIVATE, VALIDATION} <= shares.keys():
+            raise DataError(f"{path}: client {i!r} has no private or no validation rows; {_AS_WRITTEN}")
+        clients[i] = {
+            kind: _restore_rows(share, test, table.trains, f"{path}: client {i!r}, {kind}") for kind, share in shares.items()
         }
-        for i, client in file.clients.items()
-    }
     _check_disjoint(path, test, clients)
     return Division(test, clients)
 
 
-def _read_file(path: Path) -> _PartitionFile:
+def _read_file(path: Path) -> RecordedPartition:
     try:
-        return _PartitionFile.model_validate_json(path.read_bytes())
+        return RecordedPartition.model_validate_json(path.read_bytes())
     except FileNotFoundError:
         raise DataError(
             f"{path}: there is no such file; set 'partition.file' to the partition.json of an earlier run"
@@ -177,7 +147,7 @@ def _read_file(path: Path) -> _PartitionFile:
         raise DataError(f"{path}: is not a partition.json: {key}: {first_error['msg'].lower()}") from None
 
 
-def _restore_rows(share: _Rows, test: Index, trains: int, name: str) -> Index:
+def _restore_rows(share: RecordedRows, test: Index, trains: int, name: str) -> Index:
     rows = np.array(share.rows, dtype=np.int64)
     row_total = len(test) if share.of == "test" else trains
     if not len(rows) or rows.max() >= row_total or len(np.unique(rows)) < len(rows):
@@ -196,7 +166,7 @@ def _check_disjoint(path: Path, test: Index, clients: Mapping[str, Mapping[str, 
 
 def fingerprint_partition(table: Table, data: str, test: Mapping[str, Any], clients: Mapping[str, Mapping[str, Any]]) -> str:
     """Return a hex digest of the data and of every list of rows."""
-    lists = {i: {k: [v["of"], v["rows"]] for k, v in c.items() if k != "counts"} for i, c in clients.items()}
+    lists = {i: {k: [c[k]["of"], c[k]["rows"]] for k in ROW_KINDS if k in c} for i, c in clients.items()}
     text = json.dumps([FORMAT, data, list(table.classes), test.get("rows"), lists], separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 

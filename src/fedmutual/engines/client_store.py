@@ -11,6 +11,7 @@ from fedmutual.core import Client, Message
 from fedmutual.engines.base import Make, count_parameters, evaluate_client
 from fedmutual.errors import RunError
 from fedmutual.rundir.checkpoint import collect_client_state, restore_client, save_client
+from fedmutual.rundir.file_names import client_folder
 from fedmutual.tensor_files import read_tensors, write_tensors
 
 R = TypeVar("R")
@@ -97,7 +98,7 @@ class ClientStore:
 
     def _find_file(self, id: str) -> Path:
         assert self._disk is not None
-        return self._disk.folder / "clients" / id / f".stored-{self._disk.name}-{os.getpid()}.safetensors"
+        return client_folder(self._disk.folder, id) / f".stored-{self._disk.name}-{os.getpid()}.safetensors"
 
 
 def remove_abandoned_files(folder: Path) -> None:

@@ -10,30 +10,49 @@ from fedmutual.core import get_metric
 from fedmutual.data.space import Space
 from fedmutual.federation.experiment import Experiment
 from fedmutual.metric import ACCURACY, Metric
+from fedmutual.rundir.schema import (
+    Environment,
+    MethodAbout,
+    Participant,
+    RecordedMetric,
+    RecordedNetwork,
+    RecordedNetworks,
+    RecordedScaling,
+)
 
 
-def describe_networks(experiment: Experiment, sizes: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
-    """Return the networks as written to environment.json. sizes: parameters of each client's networks."""
+def describe_run(environment: Environment, experiment: Experiment, sizes: Mapping[str, Mapping[str, int]]) -> Environment:
+    """Return an environment with the method, networks and clients of a run. sizes: parameters of each client's networks."""
     personal = {i: n["personal"] for i, n in sizes.items() if "personal" in n and not experiment.pooled}
-    return {
+    networks = {
+        i: RecordedNetwork(
+            name=experiment.nets.name_personal(i), parameters=n, weights=experiment.nets.describe_first_weights(i)
+        )
+        for i, n in personal.items()
+    }
+    clients = {i: describe_space(experiment.data.spaces[i]) for i in experiment.data.clients}
+    return describe_federation(environment, experiment, networks, clients)
+
+
+def describe_federation(
+    environment: Environment,
+    experiment: Experiment,
+    personal: dict[str, RecordedNetwork],
+    clients: dict[str, Participant],
+) -> Environment:
+    """Return an environment with the method, the shared network, the main metric, and these networks and clients."""
+    space, metric = experiment.data.space, find_common_metric(experiment)
+    about: dict[str, Any] = {
         "algorithm": describe_run_method(experiment),
         "pooled": experiment.pooled,
-        "models": {
-            "input": list(experiment.data.space.shape),
-            "classes": len(experiment.data.space.classes),
-            "shared": describe_shared_network(experiment),
-            "personal": {
-                i: {
-                    "name": experiment.nets.name_personal(i),
-                    "parameters": n,
-                    "weights": experiment.nets.describe_first_weights(i),
-                }
-                for i, n in personal.items()
-            },
-        },
-        **describe_metric(experiment),
-        "clients": {i: describe_space(experiment.data.spaces[i]) for i in experiment.data.clients},
+        "models": RecordedNetworks(
+            input=space.shape, classes=len(space.classes), shared=describe_shared_network(experiment), personal=personal
+        ),
+        "clients": clients,
     }
+    if metric != ACCURACY:
+        about["metric"] = RecordedMetric(**asdict(metric))
+    return environment.model_copy(update=about)
 
 
 def find_common_metric(experiment: Experiment) -> Metric:
@@ -42,27 +61,34 @@ def find_common_metric(experiment: Experiment) -> Metric:
     return (metrics.pop() if len(metrics) == 1 else None) or ACCURACY
 
 
-def describe_metric(experiment: Experiment) -> dict[str, Any]:
-    """Return the common metric in the form of environment.json; empty for accuracy."""
-    metric = find_common_metric(experiment)
-    return {} if metric == ACCURACY else {"metric": asdict(metric)}
+def describe_run_method(experiment: Experiment) -> MethodAbout:
+    """Return the description of the method of a run."""
+    about = describe_method(experiment.config)
+    return MethodAbout(**about, shares="global" in experiment.algorithm.scores)
 
 
-def describe_run_method(experiment: Experiment) -> dict[str, Any]:
-    """Return the description of the method from `config.describe_method`, with `shares`: whether it has a shared model."""
-    return describe_method(experiment.config) | {"shares": "global" in experiment.algorithm.scores}
-
-
-def describe_shared_network(experiment: Experiment) -> dict[str, Any] | None:
+def describe_shared_network(experiment: Experiment) -> RecordedNetwork | None:
     """Return the shared network; None if no method uses a shared network."""
     nets = experiment.nets
     if not nets.shares:
         return None
     count = sum(p.numel() for p in nets.shared.parameters())
-    return {"name": experiment.config.model.shared, "parameters": count, "weights": nets.describe_first_weights()}
+    return RecordedNetwork(name=experiment.config.model.shared, parameters=count, weights=nets.describe_first_weights())
 
 
-def describe_space(space: Space) -> dict[str, Any]:
+def describe_scaling(space: Space) -> RecordedScaling:
+    """Return the scaling of inputs."""
+    return RecordedScaling.model_validate(space.scaling, strict=False)  # a list may stand for a tuple
+
+
+def describe_space(space: Space) -> Participant:
     """Return the inputs and outputs of a client's networks."""
-    about = {"input": list(space.shape), "outputs": space.outputs, "classes": list(space.classes), "scaling": space.scaling}
-    return about | {"task": space.task} | ({} if space.columns is None else {"columns": list(space.columns)})
+    columns = {} if space.columns is None else {"columns": space.columns}
+    return Participant(
+        input=space.shape,
+        outputs=space.outputs,
+        classes=space.classes,
+        scaling=describe_scaling(space),
+        task=space.task,
+        **columns,
+    )

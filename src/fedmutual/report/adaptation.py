@@ -23,7 +23,7 @@ from fedmutual.report.scale import PERCENT, MetricScale
 from fedmutual.report.statistics import SAME, Estimate, Gains, Missing, estimate, get_limit, pair_clients
 from fedmutual.report.verdicts import judge
 from fedmutual.role import Role
-from fedmutual.rundir.file_names import FINE_TUNE, SCRATCH
+from fedmutual.rundir.file_names import ADAPT, FINE_TUNE, SCRATCH
 from fedmutual.rundir.record_files import check_record
 from fedmutual.rundir.recorded_run import EARLIER_METHODS, RecordedRun, read_run
 from fedmutual.rundir.schema import Record, RecordedMetric
@@ -158,11 +158,11 @@ def read_adaptation(out: Path) -> Adaptation:
     Raises:
         RunError: there is none, it is unfinished, or a file is damaged.
     """
-    content = read_json(out / "adapt.json")
+    content = read_json(out / ADAPT)
     key = "values" if "metric" in content else "accuracy"
     if key not in content:
         raise RunError(f"{out}: the adaptation there is not finished; resume it with --resume")
-    return check_record(out / "adapt.json", Adaptation, {**content, "values": content[key]})
+    return check_record(out / ADAPT, Adaptation, {**content, "values": content[key]})
 
 
 def summarise_adaptation(out: Path) -> tuple[Table, list[str]]:

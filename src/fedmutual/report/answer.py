@@ -146,7 +146,7 @@ def decide(comparison: RunComparison, gains: Mapping[str, Gains | Missing], ques
     """Return the decision on one comparison. gains: label of a method or model -> its gains over local-only training."""
     ways = tuple(Way(label, value) for label, value in gains.items() if isinstance(value, Gains))
     clients = {pair.client for way in ways for pair in way.gains.pairs} or {*comparison.first.partition.clients}
-    sites = comparison.first.environment.get("clients", {}) if comparison.at_sites else {}
+    sites = comparison.first.environment.clients if comparison.at_sites else {}
     return Decision(
         question,
         len(clients | {*sites}),

@@ -11,7 +11,9 @@ from fedmutual.report.cells import Column, PageTable, TableCell, format_csv
 from fedmutual.report.comparison import RunComparison
 from fedmutual.report.settings import flatten_table, format_setting
 from fedmutual.report.text import format_number
+from fedmutual.rundir.record_files import dump_record
 from fedmutual.rundir.recorded_run import RecordedRun
+from fedmutual.rundir.schema import RecordedNetwork
 
 _MOST_CHANNELS = 4  # the longest list of means or standard deviations that is printed in full
 
@@ -33,7 +35,7 @@ def make_subtitle(comparison: RunComparison) -> str:
     rounds = sorted({r.settings.rounds for r in comparison.runs})
     participants = format_count(len(run.partition.clients), "client")
     if comparison.at_sites:
-        participants = format_count(len(run.environment.get("clients", {})), "site")
+        participants = format_count(len(run.environment.clients), "site")
     classes = f", {len(comparison.classes)} classes" if len(comparison.classes) > 1 else ""
     return " · ".join(
         (
@@ -82,31 +84,31 @@ def describe_networks(comparison: RunComparison) -> str:
 
 def describe_first_weights(comparison: RunComparison) -> str:
     """Return the first weights of the networks: random, or from which source; and why not the requested ones."""
-    weights = dict.fromkeys(str(n["weights"]) for recorded in _list_models(comparison) for n in recorded if "weights" in n)
+    weights = dict.fromkeys(n.weights for recorded in _list_models(comparison) for n in recorded if n.weights)
     return "; ".join(weights) or "not recorded"
 
 
-def _list_models(comparison: RunComparison) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _list_models(comparison: RunComparison) -> tuple[list[RecordedNetwork], list[RecordedNetwork]]:
     """What was recorded of the shared network of each run, and of each client's own."""
-    models = [r.environment.get("models") or {} for r in comparison.runs]
-    shared = [m["shared"] for m in models if m.get("shared")]
-    return shared, [n for m in models for n in (m.get("personal") or {}).values()]
+    models = [r.environment.models for r in comparison.runs]
+    return [m.shared for m in models if m.shared], [n for m in models for n in m.personal.values()]
 
 
 def describe_scaling(run: RecordedRun) -> str:
     """Return in a clause how the inputs were scaled; see `RecordedScaling`."""
-    recorded = run.environment.get("scaling") or {}
-    if not recorded:
+    recorded = run.environment.scaling
+    if recorded is None:
         return "not recorded"
-    mean, std = (recorded.get(key) or () for key in ("mean", "std"))
-    scaled = [f"divided by {recorded['divisor']:g}"] if recorded.get("divisor", 1) != 1 else []
+    mean, std = recorded.mean, recorded.std
+    scaled = [f"divided by {recorded.divisor:g}"] if recorded.divisor != 1 else []
     if len(mean) > _MOST_CHANNELS:
         scaled.append(f"scaled by {len(mean)} means and standard deviations, which the environment below lists")
     elif mean and std:
         scaled.append("minus mean ({}), over standard deviation ({})".format(*map(_format_numbers, (mean, std))))
-    if recorded.get("columns"):
-        scaled.append(f"{len(recorded['columns'])} columns encoded by data.columns, as the environment below lists")
-    return f"{', '.join(scaled) or 'not scaled'}; augmentation: {recorded.get('augment', 'not recorded')}"
+    if recorded.columns:
+        scaled.append(f"{len(recorded.columns)} columns encoded by data.columns, as the environment below lists")
+    augment = recorded.augment if "augment" in recorded.model_fields_set else "not recorded"
+    return f"{', '.join(scaled) or 'not scaled'}; augmentation: {augment}"
 
 
 def _format_numbers(values: Sequence[float]) -> str:
@@ -195,7 +197,7 @@ def make_configuration_tables(comparison: RunComparison) -> Settings:
 
 def make_environment_tables(comparison: RunComparison) -> Settings:
     """Return the environments of the runs: machine, versions and sizes of the models."""
-    tables = [dict(_flatten_environment(r.environment)) for r in comparison.runs]
+    tables = [dict(_flatten_environment(dump_record(r.environment))) for r in comparison.runs]
     common, differing = _split(tables)
     text = "\n".join(f"{k} = {format_setting(v)}" for k, v in common.items())
     return Settings(
@@ -246,9 +248,9 @@ def _make_method_table(
     return PageTable(f"{id}-differs", caption, columns, cells, format_csv(["key", *tables_by_method], rows))
 
 
-def _format_networks(recorded: Sequence[Mapping[str, Any]]) -> str:
+def _format_networks(recorded: Sequence[RecordedNetwork]) -> str:
     """Return the networks and their sizes in words: "mlp and cnn1 (1,000 to 2,000 parameters)"."""
-    names = list(dict.fromkeys(str(n.get("name")) for n in recorded))
-    sizes = sorted({n["parameters"] for n in recorded if isinstance(n.get("parameters"), int)})
+    names = list(dict.fromkeys(n.name for n in recorded))
+    sizes = sorted({n.parameters for n in recorded if n.parameters is not None})
     span = f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} to {sizes[-1]:,}" if sizes else "unknown number of"
     return f"{join_words(names)} ({span} parameters)"

@@ -162,7 +162,7 @@ def _format_served(accuracy: float | None, pair: Pair | None, scale: MetricScale
 def _find_network(comparison: RunComparison, seed: int, client: str) -> str:
     """The client's own network; where it has none, the shared one."""
     methods = sorted(comparison.methods, key=lambda m: m.is_local_only)
-    models = [r.environment.get("models") or {} for m in methods for r in m.runs if r.seed == seed]
-    personal_networks = [m["personal"][client] for m in models if client in (m.get("personal") or {})]
-    networks = [*personal_networks, *(m["shared"] for m in models if m.get("shared"))]
-    return str(networks[0].get("name", "")) if networks else ""
+    models = [r.environment.models for m in methods for r in m.runs if r.seed == seed]
+    personal_networks = [m.personal[client] for m in models if client in m.personal]
+    networks = [*personal_networks, *(m.shared for m in models if m.shared)]
+    return networks[0].name if networks else ""

@@ -110,8 +110,8 @@ def make_failure(job: Job, folder: Path, together: int, why: str) -> Result:
 
 def _describe_run(job: Job, run: RecordedRun, together: int) -> dict[str, Any]:
     about, config = run.environment, job.config
-    machine = {k: about[k] for k in ("python", "torch", "torchvision", "platform", "cpus", "device", "threads")}
-    engine = (about.get("engine") or {}).get("name", "")
+    machine = about.model_dump(include={"python", "torch", "torchvision", "platform", "cpus", "device", "threads"})
+    engine = about.engine.name if about.engine else ""
     return {
         "arm": job.arm,
         "seed": job.seed,
@@ -132,9 +132,9 @@ def _list_weights(run: RecordedRun) -> tuple[str, ...]:
 
     Of a source that is a run folder only its place below `--out` is kept: "the shared model of runs/FINGERPRINT-NUMERICS".
     """
-    models = run.environment.get("models") or {}
-    networks = [models.get("shared") or {}, *(models.get("personal") or {}).values()]
-    sources = dict.fromkeys(_OUT_FOLDER.sub(r"\1runs/", str(n["weights"])) for n in networks if "weights" in n)
+    models = run.environment.models
+    networks = [*([models.shared] if models.shared else []), *models.personal.values()]
+    sources = dict.fromkeys(_OUT_FOLDER.sub(r"\1runs/", n.weights) for n in networks if n.weights)
     return tuple(sources) if set(sources) - {"random weights"} else ()
 
 
@@ -162,13 +162,13 @@ def _average_accuracy(job: Job, run: RecordedRun, evaluation: Evaluation, model:
 
 
 def _read_clients(job: Job, run: RecordedRun) -> dict[str, ClientResult]:
-    networks = (run.environment.get("models") or {}).get("personal") or {}
-    shared = (run.environment.get("models") or {}).get("shared") or {}
+    models = run.environment.models
     clients = {}
     for i in run.get_scores(run.last):
+        network = models.personal.get(i) or models.shared
         curve = [run.get_scores(e)[i].value for e in run.evaluations if i in run.get_scores(e)]
         clients[i] = ClientResult(
-            network=(networks.get(i) or shared).get("name", ""),
+            network=network.name if network else "",
             examples=sum(run.partition.clients[i].counts.private),
             last=round(curve[-1], DIGITS),
             best=round(max(curve), DIGITS),

@@ -13,10 +13,10 @@ from fedmutual.config.keys import Table, list_effects
 from fedmutual.config.schema import list_resumable_keys
 from fedmutual.errors import ConfigError, RunError
 from fedmutual.federation.build import pick_device
-from fedmutual.files import read_json
 from fedmutual.reproduce.plan import Job, has_effect
 from fedmutual.rundir.checkpoint import make_file_name, read_checkpoint
-from fedmutual.rundir.file_names import CONFIG, ENVIRONMENT, LOCK, SUMMARY
+from fedmutual.rundir.environment import read_environment
+from fedmutual.rundir.file_names import CONFIG, LOCK, SUMMARY
 from fedmutual.rundir.folder import check_resumable, lock_folder
 
 CLAIMS = "claims"  # in OUT: a folder for each run, with the lock of the process that trains the run
@@ -51,7 +51,7 @@ def find_missing_device(place: Path, rounds: int) -> str | None:
     """Return the device that the run in this folder needs to continue, if this machine lacks that device; else None."""
     if not (place / CONFIG).exists() or ((place / SUMMARY).exists() and read_dumped(place / CONFIG).rounds >= rounds):
         return None
-    name = str(read_json(place / ENVIRONMENT).get("device", "cpu"))
+    name = read_environment(place).device or "cpu"
     try:
         pick_device(name)
     except ConfigError:

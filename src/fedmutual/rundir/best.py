@@ -13,6 +13,7 @@ from fedmutual.core import Message
 from fedmutual.errors import RunError
 from fedmutual.events import Evaluated, Event, RoundDone, Score
 from fedmutual.metric import ACCURACY, Metric
+from fedmutual.rundir.file_names import list_client_folders, server_folder
 from fedmutual.tensor_files import read_tensors, write_tensors
 
 BEST = "best.safetensors"
@@ -31,7 +32,7 @@ class BestWeights:
     """Observer: saves the shared model of its best round. It must receive a round's events before `Checkpoints` does."""
 
     def __init__(self, folder: Path, keep: BestRule) -> None:
-        self._half, self._keep = folder / "server", keep
+        self._half, self._keep = server_folder(folder), keep
         self._merit: float | None = None  # of the current round
 
     def __call__(self, event: Event) -> None:
@@ -94,14 +95,14 @@ def settle_best_files(folder: Path, saved: int | None, rounds: int, every: int) 
     Raises:
         RunError: a best file is damaged.
     """
-    for weights_folder in (folder / "server", *(folder / "clients").glob("*")):
-        _settle(weights_folder, saved, rounds, every)
+    for half in (server_folder(folder), *list_client_folders(folder)):
+        _settle(half, saved, rounds, every)
 
 
 def check_best_files(folder: Path) -> None:
     """Raise RunError if a best file is damaged. Changes no file."""
-    for weights_folder in (folder / "server", *(folder / "clients").glob("*")):
-        for file in _list_files(weights_folder).values():
+    for half in (server_folder(folder), *list_client_folders(folder)):
+        for file in _list_files(half).values():
             read_header(file)
 
 

@@ -6,25 +6,24 @@ are removed. If the process is killed at any moment, all files of the round in `
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
 from fedmutual.algorithms.peers import get_members
 from fedmutual.core import Client, Message
 from fedmutual.errors import RunError
 from fedmutual.events import Event, RoundDone, Started
-from fedmutual.files import read_json, write_json
 from fedmutual.rundir import best
-from fedmutual.rundir.logs import sync_logs
+from fedmutual.rundir.file_names import CHECKPOINT, LEDGER, METRICS, client_folder, list_client_folders, server_folder
+from fedmutual.rundir.logs import is_scored_on_resume, rewind, sync_logs
 from fedmutual.rundir.pretrained import FOLDER as PRETRAINED
+from fedmutual.rundir.record_files import read_record, write_record
+from fedmutual.rundir.schema import Saved
 from fedmutual.stepping import laid_as
 from fedmutual.tensor_files import read_tensors, write_tensors
-
-COMMIT = "checkpoint.json"
 
 
 class Checkpoints:
@@ -58,20 +57,12 @@ class Checkpoints:
 
     def _save(self, event: RoundDone) -> None:
         name, about = make_file_name(event.round), {"format": "1", "run": self._run, "round": str(event.round)}
-        write_tensors(self._folder / "server" / name, event.server, about)
-        places = {i: (self._folder / "clients" / i / name, about) for i in self._clients}
+        write_tensors(server_folder(self._folder) / name, event.server, about)
+        places = {i: (client_folder(self._folder, i) / name, about) for i in self._clients}
         for _ in event.visit(save_client, places):
             pass
         sync_logs(self._folder)
-        write_json(
-            self._folder / COMMIT,
-            {
-                "format": 1,
-                "run": self._run,
-                "round": event.round,
-                "seconds": round(self.seconds, 3),
-            },
-        )
+        write_checkpoint(self._folder, Saved(run=self._run, round=event.round, seconds=round(self.seconds, 3)))
         remove_other_states(self._folder, event.round, self._generations)
         if self._keep is not None:
             best.settle_best_files(self._folder, event.round, event.rounds, self._keep.every)
@@ -83,8 +74,8 @@ def remove_other_states(folder: Path, round: int | None, generations: int = 1) -
     generations: how many states are kept, up to the saved round.
     """
     kept_files = set() if round is None else {make_file_name(r) for r in range(round - generations + 1, round + 1)}
-    for weights_folder in (folder, folder / "server", folder / PRETRAINED, *(folder / "clients").glob("*")):
-        for file in (*weights_folder.glob("round-*.safetensors"), *weights_folder.glob(".*.part")):
+    for half in (folder, server_folder(folder), folder / PRETRAINED, *list_client_folders(folder)):
+        for file in (*half.glob("round-*.safetensors"), *half.glob(".*.part")):
             if file.name not in kept_files:
                 file.unlink(missing_ok=True)
 
@@ -165,21 +156,11 @@ def read_shared_state(folder: Path) -> Message:
     saved = read_checkpoint(folder)
     if saved is None:
         raise RunError(f"{folder}: there is no run with a saved round in this folder")
-    state = read_state(folder / "server" / make_file_name(saved.round), saved.run, saved.round)
+    state = read_server_state(folder, saved)
     shared = {name: tensor for name, tensor in state.items() if " " not in name}
     if not shared or get_members(state):  # the state of a relay says which peer has which public rows
         raise RunError(f"{folder}: its algorithm shares no model; name the folder of a run of fml or fedavg")
     return shared
-
-
-class Saved(BaseModel):
-    """The content of checkpoint.json."""
-
-    model_config = ConfigDict(strict=True)
-
-    run: str
-    round: int
-    seconds: float
 
 
 def read_checkpoint(folder: Path) -> Saved | None:
@@ -188,13 +169,51 @@ def read_checkpoint(folder: Path) -> Saved | None:
     Raises:
         RunError: the file is damaged.
     """
-    if not (folder / COMMIT).exists():
-        return None
-    try:
-        return Saved.model_validate(read_json(folder / COMMIT))
-    except ValidationError as problem:
-        first = problem.errors()[0]
-        raise RunError(f"{folder / COMMIT}: is damaged: {first['loc'][0]}: {first['msg']}") from None
+    path = folder / CHECKPOINT
+    return read_record(path, Saved) if path.exists() else None
+
+
+def write_checkpoint(folder: Path, saved: Saved) -> None:
+    """Make a round, whose files are complete, the saved round. Raises RunError if the file cannot be written."""
+    write_record(folder / CHECKPOINT, saved)
+
+
+def remove_checkpoint(folder: Path) -> None:
+    """Make the run one without a saved round."""
+    (folder / CHECKPOINT).unlink(missing_ok=True)
+
+
+def read_server_state(folder: Path, saved: Saved, first: Message | None = None) -> Message:
+    """Return the server's state of the saved round; `first` as `read_state`.
+
+    Raises:
+        RunError: as `read_state`.
+    """
+    return read_state(server_folder(folder) / make_file_name(saved.round), saved.run, saved.round, first)
+
+
+def restore_server(
+    folder: Path, run: str, first: Message, rounds: int, every: int, clients: Iterable[str] = (), generations: int = 1
+) -> tuple[Message, Saved | None]:
+    """Restore logs and state files to the last saved round; return the server's state and the saved round.
+
+    Nothing saved: `first`, the state before round 1, and None.
+
+    rounds, every: how many rounds the run has, and after how many it is evaluated. clients: those whose folders have logs.
+    generations: how many saved states are kept, including the last one.
+
+    Raises:
+        RunError: the checkpoint belongs to another run, or a file is damaged.
+    """
+    saved = read_checkpoint(folder)
+    if saved is not None and saved.run != run:
+        raise RunError(f"{folder}: its checkpoint belongs to another run; choose another folder with --out")
+    last = saved.round if saved else None
+    remove_other_states(folder, last, generations)
+    for home in (folder, *(client_folder(folder, i) for i in clients)):
+        rewind(home / METRICS, lambda round: is_scored_on_resume(round, last, every, rounds))
+    rewind(folder / LEDGER, lambda round: last is not None and round <= last)
+    return (first, None) if saved is None else (read_server_state(folder, saved, first), saved)
 
 
 def collect_client_state(client: Client, in_phase: bool = False) -> Message:

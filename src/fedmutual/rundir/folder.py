@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import multiprocessing
 import os
 import platform
 import sys
@@ -11,17 +12,16 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
 from filelock import FileLock, Timeout
 
 from fedmutual.config import Config, dump_config, read_client_settings, read_dumped
 from fedmutual.config.schema import list_resumable_keys
 from fedmutual.core import Message, Schedule
 from fedmutual.errors import Busy, RunError
-from fedmutual.files import read_json, write_bytes
+from fedmutual.files import write_bytes
 from fedmutual.recorded_code import MODULES, check_unchanged, compute_digests
 from fedmutual.rundir.file_names import BEGUN, CONFIG, ENVIRONMENT, LOCK, PARTITION, SUMMARY
-from fedmutual.rundir.record_files import write_record
+from fedmutual.rundir.record_files import check_record, read_record, write_record
 from fedmutual.rundir.schema import Environment, RecordedPartition
 from fedmutual.tensor_files import read_tensors, write_tensors
 
@@ -135,7 +135,7 @@ def write_begun(folder: Path, state: Message) -> None:
     write_tensors(folder / BEGUN, state, {"format": "1"})
 
 
-def write_about(folder: Path, config: Config, environment: Mapping[str, Any], partition: Mapping[str, Any]) -> None:
+def write_about(folder: Path, config: Config, environment: Environment, partition: Mapping[str, Any]) -> None:
     """Write config.toml, environment.json and partition.json; of a resumed run, check that the data are unchanged.
 
     They are the first files of a run, written after all checks of the configuration and the data. config.toml is the last
@@ -144,27 +144,32 @@ def write_about(folder: Path, config: Config, environment: Mapping[str, Any], pa
     Raises:
         RunError: the data differ from the data at the start of the run, or the folder cannot be written.
     """
-    if (folder / CONFIG).exists() and read_json(folder / PARTITION).get("fingerprint") != partition["fingerprint"]:
+    if (folder / CONFIG).exists() and _read_fingerprint(folder) != partition["fingerprint"]:
         raise RunError(f"{folder}: the data, or their partition, are not those that this run was started with")
     (folder / SUMMARY).unlink(missing_ok=True)  # a summary of fewer rounds
     modules = compute_digests(config.model_dump())
-    write_record(folder / ENVIRONMENT, Environment, {**environment, **({MODULES: modules} if modules else {})})
-    write_record(folder / PARTITION, RecordedPartition, dict(partition))
+    write_record(folder / ENVIRONMENT, environment.model_copy(update={MODULES: modules} if modules else {}))
+    write_record(folder / PARTITION, check_record(folder / PARTITION, RecordedPartition, dict(partition)))
     write_bytes(folder / CONFIG, dump_config(config).encode())
 
 
-def describe_environment(threads: int, device: torch.device) -> dict[str, Any]:
-    """Return the machine, the versions and the command of this run, for environment.json."""
-    return {
-        "format": 1,
-        **{name: version(name) for name in ("fedmutual", "torch", "torchvision")},
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "cpus": torch.multiprocessing.cpu_count(),
-        "threads": threads,
-        "device": str(device),
-        "command": " ".join(sys.argv),
-    }
+def _read_fingerprint(folder: Path) -> str:
+    return read_record(folder / PARTITION, RecordedPartition).fingerprint
+
+
+def describe_environment(threads: int, device: str) -> Environment:
+    """Return the machine, the versions and the command of this run."""
+    return Environment(
+        fedmutual=version("fedmutual"),
+        torch=version("torch"),
+        torchvision=version("torchvision"),
+        python=platform.python_version(),
+        platform=platform.platform(),
+        cpus=multiprocessing.cpu_count(),
+        threads=threads,
+        device=device,
+        command=" ".join(sys.argv),
+    )
 
 
 def check_no_links(folder: Path) -> None:

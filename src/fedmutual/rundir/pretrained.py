@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fedmutual.models import Weights
-from fedmutual.rundir.file_names import CONFIG
+from fedmutual.rundir.file_names import CONFIG, client_folder
 from fedmutual.tensor_files import read_tensors, write_tensors
 
 FOLDER, OWN = "pretrained", "pretrained.safetensors"
@@ -33,7 +33,7 @@ def write_initial_weights(folder: Path, pretrained: Mapping[tuple[str, str], Wei
     """
     for (client, network), weights in pretrained.items():
         shared = folder / FOLDER / f"{network.replace(':', '.')}.safetensors"
-        file = folder / "clients" / client / OWN if client else shared
+        file = client_folder(folder, client) / OWN if client else shared
         if not file.exists():
             about = {"format": "1", "client": client, "network": network, "weights": weights.description}
             write_tensors(file, weights.state or {}, about)

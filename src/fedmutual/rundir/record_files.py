@@ -9,10 +9,10 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from fedmutual.errors import RunError
-from fedmutual.files import Table, read_json, write_json
+from fedmutual.files import FORMAT, Table, read_json, write_json
 from fedmutual.rundir.file_names import SUMMARY
 from fedmutual.rundir.logs import append_lines
-from fedmutual.rundir.schema import Record
+from fedmutual.rundir.schema import Record, Summary
 
 R = TypeVar("R", bound=Record)
 
@@ -41,14 +41,27 @@ def check_record(path: Path, kind: type[R], table: Table) -> R:
         ) from None
 
 
-def write_record(path: Path, kind: type[Record], table: Table) -> None:
-    """Write a JSON file that `read_record` can read.
+def read_summary(folder: Path) -> Summary | None:
+    """Return the content of summary.json in a run's folder; None before the end of the run.
 
     Raises:
-        RunError: the table does not follow the schema, or the file cannot be written.
+        RunError: as `read_record`.
     """
-    check_record(path, kind, table)
-    write_json(path, table)
+    return read_record(folder / SUMMARY, Summary) if (folder / SUMMARY).exists() else None
+
+
+def is_finished(summary: Summary | None, rounds: int) -> bool:
+    """Return whether a run of this many rounds is finished: all rounds are complete and summary.json is written."""
+    return summary is not None and summary.rounds >= rounds
+
+
+def write_record(path: Path, record: Record) -> None:
+    """Write a JSON file that `read_record` can read. Keys that were not set are left out.
+
+    Raises:
+        RunError: the file cannot be written.
+    """
+    write_json(path, {"format": FORMAT, **dump_record(record)})
 
 
 def read_toml(path: Path) -> Table:
@@ -92,12 +105,12 @@ def append_records(path: Path, records: Iterable[Record]) -> None:
     Raises:
         RunError: the log cannot be written.
     """
-    append_lines(path, (json.dumps(_dump(record), allow_nan=False) for record in records))
+    append_lines(path, (json.dumps(dump_record(record), allow_nan=False) for record in records))
 
 
-def _dump(record: Record) -> Table:
+def dump_record(record: Record) -> Table:
     """Return a record as the table of its file; keys that were not set are left out."""
-    return record.model_dump(by_alias=True, exclude_unset=True)
+    return record.model_dump(mode="json", by_alias=True, exclude_unset=True)
 
 
 def make_line_error(path: Path, line: int, why: str, is_cut: bool = False) -> RunError:

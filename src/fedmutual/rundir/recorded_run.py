@@ -9,14 +9,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from fedmutual.errors import RunError
-from fedmutual.files import Table, read_json
+from fedmutual.files import Table
 from fedmutual.metric import Metric
 from fedmutual.role import Role
-from fedmutual.rundir.file_names import CONFIG, ENVIRONMENT, LEDGER, LOG, METRICS, PARTITION, SUMMARY, TUNED
+from fedmutual.rundir.environment import read_environment
+from fedmutual.rundir.file_names import CONFIG, LEDGER, LOG, METRICS, PARTITION, TUNED
 from fedmutual.rundir.frames import tabulate_scores
 from fedmutual.rundir.ledger_columns import LedgerColumns, make_columns
-from fedmutual.rundir.main_metric import find_metric
-from fedmutual.rundir.record_files import check_record, make_line_error, read_record, read_records, read_toml
+from fedmutual.rundir.record_files import (
+    check_record,
+    is_finished,
+    make_line_error,
+    read_record,
+    read_records,
+    read_summary,
+    read_toml,
+)
 from fedmutual.rundir.schema import (
     Environment,
     Evaluation,
@@ -62,7 +70,7 @@ class RecordedRun:
     folder: Path
     settings: RunSettings
     config: Table  # all of config.toml
-    environment: Table
+    environment: Environment
     partition: RecordedPartition
     evaluations: tuple[Evaluation, ...]
     ledger: LedgerColumns
@@ -108,7 +116,7 @@ class RecordedRun:
     @cached_property
     def method(self) -> RecordedMethod:
         """Return how the run's method introduces itself; for a folder of an earlier version, by the algorithm's name."""
-        return _make_method(self.algorithm, check_record(self.folder / ENVIRONMENT, Environment, self.environment))
+        return _make_method(self.algorithm, self.environment)
 
     @cached_property
     def tuned(self) -> Mapping[str, str]:
@@ -119,7 +127,7 @@ class RecordedRun:
     @cached_property
     def metric(self) -> Metric:
         """Return the main metric, which all clients have in common."""
-        return find_metric(self.environment)
+        return self.environment.main_metric
 
     @property
     def seed(self) -> int:
@@ -144,7 +152,7 @@ class RecordedRun:
     @property
     def finished(self) -> bool:
         """Return whether all rounds are done and summary.json is written."""
-        return self.summary is not None and self.summary.rounds >= self.settings.rounds
+        return is_finished(self.summary, self.settings.rounds)
 
     @property
     def last(self) -> Evaluation | None:
@@ -215,14 +223,14 @@ def read_method(folder: Path) -> RecordedMethod:
         RunError: config.toml or environment.json is missing, damaged or of another format.
     """
     settings = check_record(folder / CONFIG, RunSettings, read_toml(folder / CONFIG))
-    return _make_method(settings.algorithm.name, read_record(folder / ENVIRONMENT, Environment))
+    return _make_method(settings.algorithm.name, read_environment(folder))
 
 
 def _make_method(algorithm: str, environment: Environment) -> RecordedMethod:
     """Return a method as environment.json records it; where the file lacks a fact, the fact of earlier versions."""
     title, is_shared, role = EARLIER_METHODS.get(algorithm, (algorithm, True, Role()))
     if about := environment.algorithm:
-        return RecordedMethod(about.title, about.shares, tuple(about.preset), about.role or role, environment.pooled)
+        return RecordedMethod(about.title, about.shares, about.preset, about.role or role, environment.pooled)
     return RecordedMethod(title, is_shared, (), role, environment.pooled)
 
 
@@ -239,9 +247,8 @@ def read_run(folder: Path) -> RecordedRun:
     for number, (earlier, later) in enumerate(itertools.pairwise(evaluations), 2):
         if later.round <= earlier.round:
             raise make_line_error(folder / METRICS, number, f"round {later.round} follows round {earlier.round}")
-    environment = read_json(folder / ENVIRONMENT)
-    check_record(folder / ENVIRONMENT, Environment, environment)
-    metric = find_metric(environment).name
+    environment = read_environment(folder)
+    metric = environment.main_metric.name
     evaluations = tuple(e.model_copy(update={"metric": metric}) for e in evaluations)
     return RecordedRun(
         folder=folder,
@@ -251,7 +258,7 @@ def read_run(folder: Path) -> RecordedRun:
         partition=read_record(folder / PARTITION, RecordedPartition),
         evaluations=evaluations,
         ledger=make_columns(read_records(folder / LEDGER, LedgerLine)),
-        summary=read_record(folder / SUMMARY, Summary) if (folder / SUMMARY).exists() else None,
+        summary=read_summary(folder),
     )
 
 

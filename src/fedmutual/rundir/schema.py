@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from fedmutual.metric import ACCURACY, Metric
 from fedmutual.role import Role
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -140,9 +141,10 @@ class LedgerLine(Record):
 
 
 class RecordedRows(Record):
-    """A part of a client's rows. `of`: "train" or "test", the part of the data set with these rows; None: not recorded."""
+    """A part of a client's rows: their numbers in the training part or in the test set of the data."""
 
-    of: str | None = None
+    of: Literal["train", "test"] | None = None  # None: not recorded
+    rows: tuple[Number, ...] = ()
 
 
 class ClassCounts(Record):
@@ -164,44 +166,111 @@ class ClassCounts(Record):
 
 
 class RecordedClient(Record):
-    """The numbers of a client's rows: of each class, and for validation."""
+    """The rows of a client, and their numbers per class."""
 
-    counts: ClassCounts
+    private: RecordedRows | None = None
+    public: RecordedRows | None = None
     validation: RecordedRows | None = None
+    holdout: RecordedRows | None = None
+    test: RecordedRows | None = None
+    counts: ClassCounts
+    source: str | None = None  # this and the next key: of a client with data of its own
+    classes: tuple[str, ...] | None = None
+
+
+class RecordedTestSet(Record):
+    """The common test set."""
+
+    examples: Number
+    counts: tuple[int, ...]  # per class
+    rows: tuple[Number, ...] | None = None  # in the training part; None: the test part of the data
 
 
 class RecordedPartition(Record):
-    """The content of partition.json, without row numbers."""
+    """The content of partition.json: the rows of each client, with a fingerprint."""
 
+    format: Literal[1] = 1
     source: str
     kind: str
+    seed: int | None = None  # None: the server of real sites
     classes: tuple[str, ...]
+    data: str | None = None  # the digest of the examples; None: the clients have data of their own
     fingerprint: str
+    test: RecordedTestSet | None = None
     clients: dict[str, RecordedClient]
 
 
-class RecordedNetworks(Record):
-    """The networks of a run, each as a table."""
+class EnvironmentTable(Record):
+    """A table of environment.json. Keys of other versions are kept, because a report lists all keys."""
 
-    shared: dict[str, Any] | None = None
-    personal: dict[str, dict[str, Any]] | None = None
-
-
-class RecordedScaling(Record):
-    """The scaling of inputs: x / divisor, then (x - mean) / std for each channel."""
-
-    divisor: float = 1
-    mean: tuple[float, ...] | None = None
-    std: tuple[float, ...] | None = None
+    model_config = ConfigDict(extra="allow")
 
 
-class MethodAbout(Record):
+class RecordedNetwork(EnvironmentTable):
+    """A network of a run."""
+
+    name: str
+    parameters: int | None = None  # the number of parameters
+    weights: str | None = None  # the source of the first weights
+
+
+class RecordedNetworks(EnvironmentTable):
+    """The networks of a run."""
+
+    input: tuple[int, ...] | None = None  # the shape of one example
+    classes: int | None = None  # the number of classes
+    shared: RecordedNetwork | None = None
+    personal: dict[str, RecordedNetwork] = {}  # by client
+
+
+class RecordedColumn(EnvironmentTable):
+    """The steps that make features of a table's column."""
+
+    name: str
+    kind: Literal["number", "category", "date"]
+    values: tuple[str, ...] = ()
+    fill: float = 0.0
+    mean: float = 0.0
+    std: Annotated[float, Field(gt=0)] = 1.0
+
+
+class RecordedScaling(EnvironmentTable):
+    """The scaling, resizing and augmentation of inputs: x / divisor, then (x - mean) / std for each channel."""
+
+    divisor: Annotated[float, Field(gt=0)] = 1.0
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    size: tuple[int, int] | None = None
+    augment: str = "none"
+    columns: tuple[RecordedColumn, ...] | None = None
+
+
+class Participant(EnvironmentTable):
+    """The inputs and outputs of a client's networks."""
+
+    input: tuple[int, ...]  # the shape of one example
+    outputs: int
+    classes: tuple[str, ...]
+    scaling: RecordedScaling
+    task: str
+    columns: tuple[str, ...] | None = None
+
+
+class RecordedEngine(EnvironmentTable):
+    """The engine that trains a run, and the reason for its choice."""
+
+    name: str
+    workers: int | None = None
+    why: str | None = None
+
+
+class MethodAbout(EnvironmentTable):
     """The description of a method. Folders of earlier versions lack this table, or its role."""
 
     title: str  # the name in tables
-    shares: bool  # whether it has a shared model
-    preset: list[str]  # the keys that the name of a preset method sets
+    preset: tuple[str, ...]  # the keys that the name of a preset method sets
     role: Role | None = None  # in comparisons
+    shares: bool  # whether it has a shared model
 
 
 class RecordedMetric(Record):
@@ -214,15 +283,32 @@ class RecordedMetric(Record):
     unit: str = ""
 
 
-class Environment(Record):
-    """The keys of environment.json that a report reads."""
+class Environment(EnvironmentTable):
+    """The content of environment.json: the machine, the versions, the networks and the clients of a run."""
 
+    fedmutual: str | None = None
+    torch: str | None = None
+    torchvision: str | None = None
+    python: str | None = None
+    platform: str | None = None
+    cpus: int | None = None
+    threads: int | None = None
+    device: str | None = None
+    command: str | None = None
+    engine: RecordedEngine | None = None
+    scaling: RecordedScaling | None = None  # None: the server of real sites
+    statistics: dict[str, Any] | None = None  # of the training rows of all clients, if the clients have summed them
     algorithm: MethodAbout | None = None
     pooled: bool = False  # whether one network learns from all data in one place
-    models: RecordedNetworks | None = None
-    scaling: RecordedScaling | None = None
-    clients: dict[str, Any] = {}
+    models: RecordedNetworks = RecordedNetworks()
     metric: RecordedMetric | None = None  # None: accuracy
+    clients: dict[str, Participant] = {}
+    modules: dict[str, str] | None = None  # the first part of the name of a user's module -> the digest of its code
+
+    @property
+    def main_metric(self) -> Metric:
+        """Return the metric that all clients have in common; accuracy without a common metric."""
+        return ACCURACY if self.metric is None else Metric(**self.metric.model_dump())
 
 
 class GlobalSummary(Record):
@@ -263,11 +349,19 @@ class GlobalPart(Record):
         return self.test_accuracy or self.test_metric
 
 
+class OtherTasks(Record):
+    """The scores of clients whose task has no accuracy metric."""
+
+    last: dict[str, dict[str, Any]]  # client -> score -> its value on validation data after the last round
+
+
 class PersonalPart(Record):
     """The part of a summary about the clients."""
 
+    model: str | None = None  # the model that a client would use; None: no client shares its scores
     val_accuracy: ClientSummary | None = None
     val_metric: ClientSummary | None = None  # of a run with another main metric
+    other_tasks: OtherTasks | None = None
 
     @property
     def validation(self) -> ClientSummary | None:
@@ -302,34 +396,76 @@ class ProjectedShare(Record):
 class RecordedBudget(Record):
     """The privacy budget that a client spent."""
 
+    model_config = ConfigDict(extra="allow")
+
     epsilon: float | None  # None: infinite
+    steps: int  # steps with noise
+    rate: float  # the probability that a row is in the batch of a step
 
 
 class RecordedGuarantee(Record):
-    """The differential privacy of a run."""
+    """The differential privacy of a run: the keys of [privacy], and the cost of each client."""
 
+    model_config = ConfigDict(extra="allow")
+
+    nets: str  # the networks that train with noise
+    sigma: float  # the noise in units of the clipping norm
     delta: float
     unit: str
     clients: dict[str, RecordedBudget]
 
 
+class RecordedBytes(Record):
+    """The bytes of the tensors that all clients sent and received, and of the public data that they sent once."""
+
+    up: int
+    down: int
+    seed: int
+
+
+class RecordedData(Record):
+    """The data of a run."""
+
+    name: str
+    classes: tuple[str, ...]
+
+
 class Summary(Record):
     """The content of summary.json, which is written at the end of a run."""
 
+    name: str | None = None
+    algorithm: str | None = None
     rounds: int
-    seconds: float | None = None
+    seed: int | None = None
     global_: GlobalPart | None = Field(default=None, alias="global")
     personal: PersonalPart | None = None
+    metric: str | None = None  # the main metric; None: accuracy
     transfer: NodeMeasures | None = None
     projected: ProjectedShare | None = None
-    privacy: RecordedGuarantee | None = None  # None: no noise was added
+    bytes: RecordedBytes | None = None  # None: the folder of a real site
+    seconds: float | None = None
     leaves: dict[str, dict[str, tuple[str, tuple[int, ...]]]] | None = None  # phase -> name -> dtype, shape
+    data: RecordedData | None = None
+    fingerprint: str | None = None  # of the data and their partition
+    privacy: RecordedGuarantee | None = None  # None: no noise was added
+
+
+class Saved(Record):
+    """The content of checkpoint.json."""
+
+    run: str  # the run's identity
+    round: int  # the last round of which all state files are complete; 0: the start
+    seconds: float  # spent on the run until then
 
 
 class TunedRecord(Record):
     """The content of tuned.json: the values that `compare --tune` chose."""
 
     set: dict[str, str]  # dotted key -> value
+    chosen_by: str | None = None  # the rows of the score that chose the values
+    tried: int | None = None  # the number of settings that were trained
+    budget: int | None = None  # the most settings that could be trained
+    sweep: str | None = None  # the folder of the trials
 
 
 class NamedTable(Record):
@@ -352,56 +488,3 @@ class RunSettings(Record):
     rounds: int
     algorithm: NamedTable
     training: TrainingTable = TrainingTable()
-
-
-class RecordedColumn(Record):
-    """The steps that make features of a table's column."""
-
-    name: str
-    kind: Literal["number", "category", "date"]
-    values: tuple[str, ...] = ()
-    fill: float = 0.0
-    mean: float = 0.0
-    std: Annotated[float, Field(gt=0)] = 1.0
-
-
-class ModelScaling(Record):
-    """The scaling, resizing and augmentation of inputs."""
-
-    divisor: Annotated[float, Field(gt=0)]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    size: tuple[int, int] | None = None
-    augment: str = "none"
-    columns: tuple[RecordedColumn, ...] | None = None
-
-
-class Participant(Record):
-    """The inputs and outputs of a client's networks."""
-
-    input: tuple[int, ...]  # the shape of one example
-    outputs: int
-    classes: tuple[str, ...]
-    scaling: ModelScaling
-    task: str
-    columns: tuple[str, ...] | None = None
-
-
-class RecordedNetwork(Record):
-    """The personal network of a client."""
-
-    name: str
-
-
-class PersonalNetworks(Record):
-    """The personal networks that environment.json names, by client."""
-
-    personal: dict[str, RecordedNetwork]
-
-
-class About(Record):
-    """The networks of a run, and the inputs and outputs of each client."""
-
-    pooled: bool
-    models: PersonalNetworks
-    clients: Annotated[dict[str, Participant], Field(min_length=1)]

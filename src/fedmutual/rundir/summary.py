@@ -6,10 +6,10 @@ from typing import Any
 
 from fedmutual.config import Config
 from fedmutual.metric import ACCURACY, Metric
+from fedmutual.rundir.environment import read_metric
 from fedmutual.rundir.file_names import LEDGER, METRICS, SUMMARY
 from fedmutual.rundir.ledger_columns import LedgerColumns, make_columns
-from fedmutual.rundir.main_metric import read_metric
-from fedmutual.rundir.record_files import read_records, write_record
+from fedmutual.rundir.record_files import check_record, read_records, write_record
 from fedmutual.rundir.schema import Evaluation, LedgerLine, Summary
 from fedmutual.rundir.transfer import average_values, find_best_round, list_client_scores, measure_transfer, read_projected
 
@@ -18,11 +18,12 @@ Lines = Sequence[Evaluation]
 
 def write_summary(folder: Path, config: Config, **more: Any) -> None:
     """Write summary.json of a run from its logs. more: further keys, or other values of keys."""
-    head = {"format": 1, "name": config.name, "algorithm": config.algorithm["name"], "rounds": config.rounds}
+    head = {"name": config.name, "algorithm": config.algorithm["name"], "rounds": config.rounds}
     evaluations = tuple(read_records(folder / METRICS, Evaluation))
     ledger = make_columns(read_records(folder / LEDGER, LedgerLine))
     scores = summarise(config, evaluations, ledger, read_metric(folder))
-    write_record(folder / SUMMARY, Summary, {**head, "seed": config.seed, **scores, **more})
+    summary = check_record(folder / SUMMARY, Summary, {**head, "seed": config.seed, **scores, **more})
+    write_record(folder / SUMMARY, summary)
 
 
 def summarise(config: Config, metrics: Lines, ledger: LedgerColumns, metric: Metric = ACCURACY) -> dict[str, Any]:

@@ -5,22 +5,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from fedmutual.core import At, Message
 from fedmutual.data.statistics import Layout, add_sums, read_sums
 from fedmutual.engines.base import participate
 from fedmutual.engines.loop import count_bytes, federate
 from fedmutual.errors import RunError, UserError
 from fedmutual.events import Event, Failed, Noted, Observer, PhaseDone, RoundDone
-from fedmutual.federation.description import describe_metric, describe_run_method, describe_shared_network, describe_space
+from fedmutual.federation.description import describe_federation, describe_space
 from fedmutual.federation.experiment import Experiment, list_leaves
 from fedmutual.federation.plan import RoundPlan
 from fedmutual.rundir import folder as folders
-from fedmutual.rundir.checkpoint import Checkpoints, Saved, make_file_name, read_checkpoint, read_state, remove_other_states
-from fedmutual.rundir.file_names import LEDGER, METRICS
-from fedmutual.rundir.logs import is_scored_on_resume, rewind
+from fedmutual.rundir.checkpoint import Checkpoints, read_checkpoint, restore_server
 from fedmutual.rundir.observers import Ledger, Metrics
+from fedmutual.rundir.schema import RecordedEngine, Saved
 from fedmutual.rundir.summary import write_summary
 from fedmutual.rundir.text import TextLog
 from fedmutual.sites.attempts import Attempts
@@ -177,38 +174,25 @@ class Coordinator:
             raise RunError(
                 f"{self.folder}: round {last} is done, and the contract has {config.rounds}; set 'rounds' to {last} or more"
             )
-        remove_other_states(self.folder, last, GENERATIONS)
         every = config.records.evaluate_every
-        rewind(self.folder / METRICS, lambda round: is_scored_on_resume(round, last, every, config.rounds))
-        rewind(self.folder / LEDGER, lambda round: last is not None and round <= last)
-        if saved is None:
-            return first_state, None
-        return read_state(self.folder / "server" / make_file_name(saved.round), name, saved.round, first_state), saved
+        return restore_server(self.folder, name, first_state, config.rounds, every, generations=GENERATIONS)
 
     def _describe(self, experiment: Experiment, gathered: GatheredStatistics | None) -> None:
         """Write the files that describe the federation. gathered: the statistics of all sites, if they are known."""
-        about: dict[str, Any] = folders.describe_environment(1, torch.device("cpu"))
+        about: dict[str, Any] = {"engine": RecordedEngine(name="sites")}
         if gathered is not None:
             experiment = build_server_experiment(self.contract, gathered.statistics)
             about["statistics"] = gathered.statistics.record()
         space = experiment.data.space
-        models = {
-            "input": list(space.shape),
-            "classes": len(space.classes),
-            "shared": describe_shared_network(experiment),
-            "personal": {},
-        }
-        about |= {
-            "engine": {"name": "sites"},
-            "algorithm": describe_run_method(experiment),
-            "pooled": False,
-            "models": models,
-        }
-        about |= describe_metric(experiment)
-        about |= {"clients": dict.fromkeys(self.contract.sites.names, describe_space(space))}
+        environment = describe_federation(
+            folders.describe_environment(1, "cpu").model_copy(update=about),
+            experiment,
+            personal={},
+            clients=dict.fromkeys(self.contract.sites.names, describe_space(space)),
+        )
         record = {"format": 1, "kind": "sites", "source": "sites", "fingerprint": self.contract.digest}
         folders.write_about(
-            self.folder, self.contract.config, about, {**record, "classes": list(space.classes), "clients": {}}
+            self.folder, self.contract.config, environment, {**record, "classes": list(space.classes), "clients": {}}
         )
 
     def _write_summary(self, seconds: float) -> None:

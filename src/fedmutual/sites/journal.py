@@ -14,7 +14,15 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from fedmutual.core import Client, Message
 from fedmutual.errors import RunError
 from fedmutual.files import read_json, write_bytes, write_json
-from fedmutual.rundir.checkpoint import COMMIT, collect_client_state, load_client, make_file_name
+from fedmutual.rundir.checkpoint import (
+    collect_client_state,
+    load_client,
+    make_file_name,
+    remove_checkpoint,
+    write_checkpoint,
+)
+from fedmutual.rundir.file_names import client_folder, server_folder
+from fedmutual.rundir.schema import Saved
 from fedmutual.sites.protocol import Place
 from fedmutual.tensor_files import write_tensors
 
@@ -183,8 +191,8 @@ class Journal:
     def save_shared(self, message: Message, round: int) -> None:
         """Save the shared model that the server sent after a round, for `fedmutual predict`."""
         about = {"format": "1", "run": self._run, "round": str(round + 1)}
-        write_tensors(self._folder / "server" / make_file_name(round + 1), message, about)
-        for file in (self._folder / "server").glob("round-*.safetensors"):
+        write_tensors(server_folder(self._folder) / make_file_name(round + 1), message, about)
+        for file in server_folder(self._folder).glob("round-*.safetensors"):
             if file.name != make_file_name(round + 1):
                 file.unlink(missing_ok=True)
 
@@ -197,9 +205,9 @@ class Journal:
     def _commit(self, round: int | None) -> None:
         """Write the file that names the last finished round for `Run`; remove this file where round is None."""
         if round is None:
-            (self._folder / COMMIT).unlink(missing_ok=True)
+            remove_checkpoint(self._folder)
         else:
-            write_json(self._folder / COMMIT, {"format": 1, "run": self._run, "round": round + 1, "seconds": 0.0})
+            write_checkpoint(self._folder, Saved(run=self._run, round=round + 1, seconds=0.0))
 
     def _replace(self, entries: list[JournalEntry]) -> list[JournalEntry]:
         """Replace the entries, and return the dropped entries."""
@@ -214,7 +222,7 @@ class Journal:
 
     def _make_state_path(self, entry: JournalEntry) -> Path:
         name = make_file_name(entry.round + 1) if entry.last else f"phase-{entry.round + 1}-{entry.phase + 1}.safetensors"
-        return self._folder / "clients" / self._site / name
+        return client_folder(self._folder, self._site) / name
 
     def _make_reply_path(self, entry: JournalEntry) -> Path:
         return self._folder / "answers" / f"{entry.round + 1}-{entry.phase + 1}.safetensors"

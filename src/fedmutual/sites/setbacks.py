@@ -9,8 +9,9 @@ from collections.abc import Collection
 from pathlib import Path
 
 from fedmutual.errors import RunError
-from fedmutual.files import write_json
-from fedmutual.rundir.checkpoint import COMMIT, Saved, make_file_name, read_checkpoint
+from fedmutual.rundir.checkpoint import make_file_name, read_checkpoint, remove_checkpoint, write_checkpoint
+from fedmutual.rundir.file_names import server_folder
+from fedmutual.rundir.schema import Saved
 from fedmutual.sites.attempts import Attempts
 from fedmutual.sites.conduct import Conduct
 from fedmutual.sites.screening import Limits
@@ -66,13 +67,13 @@ def _find_target(folder: Path, last: int, first_time: bool) -> int:
 def _commit(folder: Path, saved: Saved, round: int) -> None:
     """Make an earlier state the federation's. Before round 1 nothing is saved, unless the algorithm has a start."""
     if _make_state_path(folder, round).exists():
-        write_json(folder / COMMIT, {"format": 1, "run": saved.run, "round": round, "seconds": saved.seconds})
+        write_checkpoint(folder, saved.model_copy(update={"round": round}))
     else:
-        (folder / COMMIT).unlink(missing_ok=True)
+        remove_checkpoint(folder)
 
 
 def _make_state_path(folder: Path, round: int) -> Path:
-    return folder / "server" / make_file_name(round)
+    return server_folder(folder) / make_file_name(round)
 
 
 def _describe(target: int, undone: Collection[int]) -> str:

@@ -26,7 +26,7 @@ from fedmutual.rundir.file_names import METRICS
 from fedmutual.rundir.logs import is_scored_on_resume, rewind
 from fedmutual.rundir.observers import Metrics
 from fedmutual.rundir.record_files import read_records
-from fedmutual.rundir.schema import Evaluation
+from fedmutual.rundir.schema import Evaluation, RecordedEngine
 from fedmutual.rundir.summary import write_summary
 from fedmutual.sites import guarantee
 from fedmutual.sites.admission import Bounds, Declined, admit, find_answer
@@ -373,11 +373,11 @@ def _get_seedset_digest(experiment: Experiment) -> str:
 
 def _prepare_folder(folder: Path, experiment: Experiment, site: str) -> None:
     """Write the folder in the form of a run of one client, so that `predict` and `report` can read the folder."""
-    about = folders.describe_environment(experiment.config.engine.threads, experiment.device)
-    about |= {"engine": {"name": "sites"}, "scaling": experiment.data.space.scaling}
+    about = {"engine": RecordedEngine(name="sites"), "scaling": description.describe_scaling(experiment.data.space)}
+    environment = folders.describe_environment(experiment.config.engine.threads, str(experiment.device))
     sizes = {name: sum(p.numel() for p in net.parameters()) for name, net in experiment.build_client(site).nets.items()}
-    about |= description.describe_networks(experiment, {site: sizes})
-    folders.write_about(folder, experiment.config, about, experiment.data.partition)
+    environment = description.describe_run(environment.model_copy(update=about), experiment, {site: sizes})
+    folders.write_about(folder, experiment.config, environment, experiment.data.partition)
     every, rounds = experiment.config.records.evaluate_every, experiment.config.rounds
     rewind(folder / LEFT, lambda round: True)  # drops an incomplete last line, which a kill or a full disk leaves
     rewind(folder / METRICS, lambda round: is_scored_on_resume(round, round, every, rounds))

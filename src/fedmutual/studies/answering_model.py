@@ -16,11 +16,10 @@ from fedmutual.data.stores import check_finite
 from fedmutual.errors import RunError
 from fedmutual.federation.networks import POOLED
 from fedmutual.metric import TargetKind
-from fedmutual.rundir.about import read_networks
 from fedmutual.rundir.best import BEST
 from fedmutual.rundir.checkpoint import make_file_name, read_checkpoint
+from fedmutual.rundir.environment import Interface, read_interface, read_networks
 from fedmutual.rundir.file_names import CONFIG
-from fedmutual.rundir.interface import Interface, read_interface
 from fedmutual.studies.outputs import ANSWER_FORMS, AnswerForm
 from fedmutual.studies.trained_run import Run
 

@@ -112,15 +112,13 @@ def record_choice(folder: Path, method: str, choice: Tuned) -> None:
     """Write tuned.json into a run's folder: which values the trials chose, and where the trials are."""
     write_record(
         folder / TUNED,
-        TunedRecord,
-        {
-            "format": 1,
-            "set": {key: format_value(value) for key, value in choice.values.items()},
-            "chosen_by": "holdout",
-            "tried": choice.tried,
-            "budget": choice.most,
-            "sweep": f"{TRIALS}/{make_folder_name(method)}",
-        },
+        TunedRecord(
+            set={key: format_value(value) for key, value in choice.values.items()},
+            chosen_by="holdout",
+            tried=choice.tried,
+            budget=choice.most,
+            sweep=f"{TRIALS}/{make_folder_name(method)}",
+        ),
     )
 
 

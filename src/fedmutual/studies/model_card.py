@@ -68,7 +68,7 @@ def write_model_card(folder: Path, answering: AnsweringModel, files: dict[str, s
         privacy=_describe_privacy(run, answering),
         files=files,
         left_out=left_out,
-        trained_with=run.environment.get("fedmutual", "unknown"),
+        trained_with=run.environment.fedmutual or "unknown",
         exported_with=version("fedmutual"),
     )
 

@@ -20,8 +20,8 @@ from fedmutual.errors import ConfigError, DataError, RunError
 from fedmutual.recorded_code import check_tables
 from fedmutual.role import LOCAL_ONLY
 from fedmutual.rundir.checkpoint import make_file_name, read_shared_state
-from fedmutual.rundir.file_names import CONFIG, FINE_TUNE, SCRATCH
-from fedmutual.rundir.interface import Interface, read_interface
+from fedmutual.rundir.environment import Interface, read_interface
+from fedmutual.rundir.file_names import CONFIG, FINE_TUNE, SCRATCH, server_folder
 from fedmutual.rundir.recorded_run import read_method
 from fedmutual.studies.trained_run import Run
 from fedmutual.tasks import make_task
@@ -64,7 +64,7 @@ class SourceRun:
 
     def describe(self) -> Table:
         """Return the identity of this model: it differs for other models, and for this model after further rounds."""
-        digest = hashlib.sha256((self.run.folder / "server" / make_file_name(self.run.round)).read_bytes()).hexdigest()
+        digest = hashlib.sha256((server_folder(self.run.folder) / make_file_name(self.run.round)).read_bytes()).hexdigest()
         config = self.run.config
         return {
             "run": str(self.run.folder),

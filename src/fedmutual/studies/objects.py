@@ -13,7 +13,7 @@ from torch import nn
 from fedmutual.in_memory import hold_objects
 from fedmutual.report.scale import MetricScale
 from fedmutual.role import DEFAULT_ALGORITHM, LOCAL_ONLY
-from fedmutual.rundir.main_metric import read_metric
+from fedmutual.rundir.environment import read_metric
 from fedmutual.studies.arguments import KEYS, make_config, translate_errors
 from fedmutual.studies.compare import check_folders, train_all
 from fedmutual.studies.progress import ProgressBars

@@ -15,11 +15,10 @@ from fedmutual.engines.base import Engine
 from fedmutual.engines.loop import draw_participants
 from fedmutual.errors import ConfigError
 from fedmutual.federation.experiment import Experiment
-from fedmutual.files import read_json
 from fedmutual.privacy import rules
 from fedmutual.privacy.accountant import NoisedSteps, compute_total_epsilon, find_sigma
 from fedmutual.privacy.mechanism import Mechanism
-from fedmutual.rundir.file_names import SUMMARY
+from fedmutual.rundir.record_files import read_summary
 from fedmutual.stepping import with_client_settings
 
 
@@ -117,11 +116,11 @@ def describe_trials(folders: Sequence[Path], config: Config) -> str | None:
     """Return a sentence with the total epsilon of a sweep's trainings; None where no training was noised."""
     taken: dict[str, list[NoisedSteps]] = {}
     for folder in folders:
-        stated = read_json(folder / SUMMARY).get("privacy") if (folder / SUMMARY).exists() else None
-        if not stated:
+        summary = read_summary(folder)
+        if summary is None or summary.privacy is None:
             continue
-        for client, cost in stated["clients"].items():
-            taken.setdefault(client, []).append(NoisedSteps(stated["sigma"], cost["rate"], cost["steps"]))
+        for client, cost in summary.privacy.clients.items():
+            taken.setdefault(client, []).append(NoisedSteps(summary.privacy.sigma, cost.rate, cost.steps))
     if not taken:
         return None
     total = max(compute_total_epsilon(steps, config.privacy.delta) for steps in taken.values())

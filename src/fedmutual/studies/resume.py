@@ -6,25 +6,25 @@ from pathlib import Path
 from fedmutual.core import Message
 from fedmutual.engines.base import Engine
 from fedmutual.engines.client_store import remove_abandoned_files
-from fedmutual.errors import RunError
 from fedmutual.federation.experiment import Experiment
 from fedmutual.rundir import best as bests
-from fedmutual.rundir.checkpoint import Saved, load_client, make_file_name, read_checkpoint, read_state, remove_other_states
-from fedmutual.rundir.file_names import LEDGER, METRICS
-from fedmutual.rundir.logs import is_scored_on_resume, rewind
+from fedmutual.rundir.checkpoint import load_client, make_file_name, read_checkpoint, restore_server
+from fedmutual.rundir.file_names import LEDGER, METRICS, client_folder, server_folder
+from fedmutual.rundir.logs import rewind
+from fedmutual.rundir.schema import Saved
 from fedmutual.tensor_files import read_tensors
 
 
 def check_saved(folder: Path, experiment: Experiment) -> None:
     """Raise RunError if a file that a resumed run needs is missing or damaged. Remove an incomplete last line of a log."""
-    saved, homes = read_checkpoint(folder), [folder / "clients" / i for i in experiment.clients]
+    saved, homes = read_checkpoint(folder), [client_folder(folder, i) for i in experiment.clients]
     for log in (folder / LEDGER, folder / METRICS, *(home / METRICS for home in homes)):
         rewind(log, lambda round: True)
     if experiment.config.records.keep_best:
         bests.check_best_files(folder)
     if saved is not None:
-        for weights_folder in (folder / "server", *homes):
-            read_tensors(weights_folder / make_file_name(saved.round), ())
+        for half in (server_folder(folder), *homes):
+            read_tensors(half / make_file_name(saved.round), ())
 
 
 def restore_run(experiment: Experiment, engine: Engine, folder: Path, name: str) -> tuple[Message, Saved | None]:
@@ -35,25 +35,18 @@ def restore_run(experiment: Experiment, engine: Engine, folder: Path, name: str)
     Raises:
         RunError: the checkpoint belongs to another run.
     """
-    saved = read_checkpoint(folder)
-    remove_other_states(folder, saved.round if saved else None)
+    due, rounds = experiment.config.records.evaluate_every, experiment.config.rounds
+    server, saved = restore_server(folder, name, experiment.make_server_state(), rounds, due, experiment.clients)
     remove_abandoned_files(folder)
-    last, due, rounds = saved.round if saved else None, experiment.config.records.evaluate_every, experiment.config.rounds
-    homes = {i: folder / "clients" / i for i in experiment.clients}
-    for log in (folder / METRICS, *(home / METRICS for home in homes.values())):
-        rewind(log, lambda round: is_scored_on_resume(round, last, due, rounds))
     if experiment.config.records.keep_best:
-        bests.settle_best_files(folder, last, rounds, due)
-    rewind(folder / LEDGER, lambda round: saved is not None and round <= saved.round)
-    server = experiment.make_server_state()
+        bests.settle_best_files(folder, saved.round if saved else None, rounds, due)
     if saved is None:
         return server, None
-    if saved.run != name:
-        raise RunError(f"{folder}: its checkpoint belongs to another run; choose another folder with --out")
     file = make_file_name(saved.round)
-    for _ in engine.run_each(load_client, {i: (home / file, name, saved.round) for i, home in homes.items()}):
+    places = {i: (client_folder(folder, i) / file, name, saved.round) for i in experiment.clients}
+    for _ in engine.run_each(load_client, places):
         pass
-    return read_state(folder / "server" / file, name, saved.round, server), saved
+    return server, saved
 
 
 def fingerprint_experiment(experiment: Experiment) -> str:

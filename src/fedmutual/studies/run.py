@@ -19,9 +19,8 @@ from fedmutual.engines.select import EngineChoice
 from fedmutual.errors import RunError
 from fedmutual.events import Observer
 from fedmutual.federation import build
-from fedmutual.federation.description import describe_networks, find_common_metric
+from fedmutual.federation.description import describe_run, describe_scaling, find_common_metric
 from fedmutual.federation.experiment import Experiment
-from fedmutual.files import read_json
 from fedmutual.recorded_code import set_trust
 from fedmutual.rundir import best as bests
 from fedmutual.rundir import folder as folders
@@ -30,8 +29,11 @@ from fedmutual.rundir.checkpoint import (
     Checkpoints,
     read_checkpoint,
 )
-from fedmutual.rundir.file_names import CONFIG, ENVIRONMENT
+from fedmutual.rundir.environment import read_environment
+from fedmutual.rundir.file_names import CONFIG, client_folder
 from fedmutual.rundir.observers import Ledger, Metrics
+from fedmutual.rundir.record_files import is_finished, read_summary
+from fedmutual.rundir.schema import Environment, RecordedEngine
 from fedmutual.rundir.summary import write_summary
 from fedmutual.rundir.text import TextLog
 from fedmutual.rundir.trackers import Tracker
@@ -69,9 +71,9 @@ def _run(config: Config, folder: Path, resume: bool, observers: Sequence[Observe
     try:
         with _use_threads(config.engine.threads):
             begun, weights = folders.find_source_weights(folder), pretrained.read_initial_weights(folder)
-            experiment = build.build(config, recorded.get("device"), begun=begun, pretrained=weights)
+            experiment = build.build(config, recorded.device, begun=begun, pretrained=weights)
             privacy_plan.check_budget(experiment)
-            handle = EngineHandle(experiment, recorded.get("engine", {}).get("name"), folder)
+            handle = EngineHandle(experiment, recorded.engine.name if recorded.engine else None, folder)
             with closing(handle), folders.lock_folder(folder):
                 if _read_environment(folder, config, resume) is not None:  # else another process finished it meanwhile
                     try:
@@ -111,7 +113,8 @@ def attempt_together(
         for n in left:
             key = identify_data(configs[n])
             prepared[key] = prepared.get(key) or data.prepare(configs[n])
-            device, begun = (environments[n] or {}).get("device"), folders.find_source_weights(outs[n])
+            recorded, begun = environments[n], folders.find_source_weights(outs[n])
+            device = recorded.device if recorded else None
             built[n] = build.build(configs[n], device, prepared[key], begun, pretrained.read_initial_weights(outs[n]))
         federations = [[built[n].build_client(i) for i in built[n].clients] for n in left]
         engines = [configs[n].engine for n in left]
@@ -160,16 +163,19 @@ def _use_threads(threads: int) -> Iterator[None]:
 def _describe(folder: Path, experiment: Experiment, engine: Engine, choice: EngineChoice) -> None:
     """Write the files that describe the run before its first round, after a check of the saved files of a resumed run."""
     check_saved(folder, experiment)
-    about = folders.describe_environment(experiment.config.engine.threads, experiment.device)
-    about |= {"engine": choice._asdict(), "scaling": experiment.data.space.scaling}
+    about: dict[str, Any] = {
+        "engine": RecordedEngine(**choice._asdict()),
+        "scaling": describe_scaling(experiment.data.space),
+    }
     if experiment.data.statistics is not None:
         about["statistics"] = experiment.data.statistics.record()
+    environment = folders.describe_environment(experiment.config.engine.threads, str(experiment.device))
+    environment = environment.model_copy(update=about)
     sizes = engine.run_each(count_parameters, dict.fromkeys(experiment.clients, ()))
     if experiment.nets.begun is not None:
         folders.write_begun(folder, experiment.nets.begun)
-    folders.write_about(
-        folder, experiment.config, about | describe_networks(experiment, dict(sizes)), experiment.data.partition
-    )
+    environment = describe_run(environment, experiment, dict(sizes))
+    folders.write_about(folder, experiment.config, environment, experiment.data.partition)
     pretrained.write_initial_weights(folder, experiment.nets.pretrained)
 
 
@@ -189,7 +195,7 @@ def _train_through(handle: EngineHandle, folder: Path, observers: Sequence[Obser
             handle.restart()
 
 
-def _read_environment(folder: Path, config: Config, resume: bool) -> dict[str, Any] | None:
+def _read_environment(folder: Path, config: Config, resume: bool) -> Environment | None:
     """Return the content of environment.json of the run in the folder: empty for a new run, None for a finished run.
 
     Raises:
@@ -197,12 +203,12 @@ def _read_environment(folder: Path, config: Config, resume: bool) -> dict[str, A
     """
     if not (resume and (folder / CONFIG).exists()):
         folders.check_free(folder)
-        return {}
+        return Environment()
     folders.check_no_links(folder)
     folders.check_resumable(folder, config)
-    if Run(folder).finished and Run(folder).config.rounds == config.rounds:
+    if is_finished(read_summary(folder), config.rounds):
         return None
-    return read_json(folder / ENVIRONMENT)
+    return read_environment(folder)
 
 
 def _train(
@@ -226,7 +232,7 @@ def _train(
         records.insert(0, tensorboard.Writer(folder))
     tracked = [Tracker(tracker, folder, config, name) for tracker in records_config.trackers]
     records += tracked
-    homes = {i: folder / "clients" / i for i in experiment.clients}
+    homes = {i: client_folder(folder, i) for i in experiment.clients}
     plan = replace(experiment.make_plan(homes, notes), keep=keep)
     yield from generate_rounds(plan, engine, server, saved.round if saved else None, records, experiment.make_judge())
     partition = experiment.data.partition

@@ -21,10 +21,9 @@ from fedmutual.engines.rpc import make_portable
 from fedmutual.errors import ConfigError, RunError
 from fedmutual.events import Evaluated, Event, Failed, Finished, Noted, Observer, Replied, Started
 from fedmutual.federation.build import pick_device
-from fedmutual.files import read_json
 from fedmutual.in_memory import PREFIX
 from fedmutual.recorded_code import is_trusting
-from fedmutual.rundir.file_names import ENVIRONMENT
+from fedmutual.rundir.environment import read_environment
 from fedmutual.studies.run import run
 
 EFFICIENCY = 0.9  # of each further worker over which one run's clients are spread: docs/performance.md
@@ -132,8 +131,8 @@ def attempt_run(request: RunRequest) -> Exception | None:
 
 def _count_workers(folder: Path) -> int:
     """Return the number of workers of the engine of a run."""
-    workers: int = read_json(folder / ENVIRONMENT)["engine"]["workers"]
-    return workers
+    engine = read_environment(folder).engine
+    return engine.workers or 1 if engine else 1
 
 
 def train_runs(

@@ -114,7 +114,7 @@ def check_distinct_networks(sites: Mapping[str, Site], shared: Model | None) -> 
 
 def load_in_place(run: Run, sites: Mapping[str, Site], shared: Model | None) -> None:
     """Load the trained weights into the caller's modules."""
-    from fedmutual.rundir.about import read_networks
+    from fedmutual.rundir.environment import read_networks
 
     personal = read_networks(run.folder).models.personal
     for name, site in sites.items():

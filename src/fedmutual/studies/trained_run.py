@@ -17,12 +17,12 @@ from fedmutual.models.splice import build_meme
 from fedmutual.recorded_code import RecordedCode
 from fedmutual.report.scale import MetricScale
 from fedmutual.rundir import best as bests
-from fedmutual.rundir.about import read_networks
-from fedmutual.rundir.checkpoint import Saved, make_file_name, read_checkpoint, read_shared_state, read_state
-from fedmutual.rundir.file_names import CONFIG, SUMMARY
+from fedmutual.rundir.checkpoint import make_file_name, read_checkpoint, read_shared_state, read_state
+from fedmutual.rundir.environment import read_interface, read_metric, read_networks
+from fedmutual.rundir.file_names import CONFIG, SUMMARY, client_folder, server_folder
 from fedmutual.rundir.frames import read_scores
-from fedmutual.rundir.interface import read_interface
-from fedmutual.rundir.main_metric import read_metric
+from fedmutual.rundir.record_files import is_finished, read_summary
+from fedmutual.rundir.schema import Saved
 from fedmutual.studies.history import plot_history
 from fedmutual.tasks import make_task
 
@@ -98,7 +98,7 @@ class Run:
     @property
     def finished(self) -> bool:
         """Whether all rounds are complete and summary.json is written."""
-        return (self.folder / SUMMARY).is_file()
+        return is_finished(read_summary(self.folder), self.config.rounds)
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -123,13 +123,14 @@ class Run:
             RunError: nothing was saved, or the run has no `records.keep_best`.
         """
         pooled = read_networks(self.folder).pooled
-        subfolder = f"clients/{POOLED if pooled else client}" if pooled or client is not None else "server"
-        return bests.find_best(self.folder / subfolder, self._find_saved().round)[0]
+        owner = POOLED if pooled else client
+        half = server_folder(self.folder) if owner is None else client_folder(self.folder, owner)
+        return bests.find_best(half, self._find_saved().round)[0]
 
     @property
     def complete(self) -> bool:
         """Whether the server saved a complete model."""
-        return self._read_state("server").keys() >= self._build_shared_net().state_dict().keys()
+        return self._read_state(server_folder(self.folder)).keys() >= self._build_shared_net().state_dict().keys()
 
     def global_model(self, best: bool = False) -> nn.Module:
         """Return the shared model in eval mode, after the last saved round or after the best round.
@@ -140,7 +141,7 @@ class Run:
         known = read_networks(self.folder)
         if known.pooled:
             return self._build_net(self.config.model.shared, self._read_client_state(POOLED, best=best))
-        state = self._read_state("server")
+        state = self._read_state(server_folder(self.folder))
         if not self.complete:
             names = ", ".join(known.clients)
             part = state.keys() & self._build_shared_net().state_dict().keys()
@@ -149,7 +150,7 @@ class Run:
                 f"{self.folder}: this run has no complete global model, because {reason}; use the model of one client "
                 f"(`fedmutual predict --client ID`): {names}"
             )
-        saved = self._read_state("server", best)
+        saved = self._read_state(server_folder(self.folder), best)
         return self._build_net(self.config.model.shared, {k: saved[k] for k in self._build_shared_net().state_dict()})
 
     def personal_model(self, client: str, best: bool = False) -> nn.Module:
@@ -220,14 +221,14 @@ class Run:
             raise RunError(f"{self.folder}: nothing was saved yet, so there is no model")
         return saved
 
-    def _read_state(self, subfolder: str, best: bool = False) -> dict[str, torch.Tensor]:
-        saved, place = self._find_saved(), self.folder / subfolder
+    def _read_state(self, half: Path, best: bool = False) -> dict[str, torch.Tensor]:
+        saved = self._find_saved()
         if best:
-            return bests.read_best_state(place, saved.round, saved.run)
-        return read_state(place / make_file_name(saved.round), saved.run, saved.round)
+            return bests.read_best_state(half, saved.round, saved.run)
+        return read_state(half / make_file_name(saved.round), saved.run, saved.round)
 
     def _read_client_state(self, client: str, prefix: str = "personal.", best: bool = False) -> dict[str, torch.Tensor]:
-        state = self._read_state(f"clients/{client}", best)
+        state = self._read_state(client_folder(self.folder, client), best)
         return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
 
     def _build_net(self, name: str, state: dict[str, torch.Tensor], client: str | None = None) -> nn.Module:

@@ -3,18 +3,18 @@
 import re
 from pathlib import Path
 
-from fedmutual.rundir.checkpoint import COMMIT, make_file_name
-from fedmutual.rundir.file_names import CONFIG, ENVIRONMENT, LEDGER, METRICS, PARTITION, SUMMARY
+from fedmutual.rundir.checkpoint import make_file_name
+from fedmutual.rundir.file_names import CHECKPOINT, CONFIG, ENVIRONMENT, LEDGER, LOG, METRICS, PARTITION, SERVER, SUMMARY
 
 STATUS, STOP, RESULT, AGAIN = (f"fedmutual_{what}" for what in ("status", "stop", "result", "again"))
-_FILES = (CONFIG, ENVIRONMENT, PARTITION, SUMMARY, COMMIT, METRICS, LEDGER, "log.txt")
-_MODEL = r"server/round-[0-9]{1,18}\.safetensors"
+_FILES = (CONFIG, ENVIRONMENT, PARTITION, SUMMARY, CHECKPOINT, METRICS, LEDGER, LOG)
+_MODEL = rf"{SERVER}/round-[0-9]{{1,18}}\.safetensors"
 
 
 def list_result_files(folder: Path, round: int | None) -> dict[str, Path]:
     """Return the files that a lead may fetch: name -> path. round: of the saved shared model; None: no model is saved."""
     names = [name for name in _FILES if (folder / name).is_file()]
-    model = [] if round is None else [f"server/{make_file_name(round)}"]
+    model = [] if round is None else [f"{SERVER}/{make_file_name(round)}"]
     return {name: folder / name for name in (*names, *model)}
 
 

@@ -22,9 +22,10 @@ from fedmutual.recorded_code import RecordedCode, check_tables, set_trust
 from fedmutual.report.audit_result import Attack, Audit, Guarantee, Imprint, Membership, Model
 from fedmutual.rundir import folder as folders
 from fedmutual.rundir import pretrained
-from fedmutual.rundir.about import read_networks
-from fedmutual.rundir.checkpoint import load_client, make_file_name, read_checkpoint, read_state
-from fedmutual.rundir.file_names import CONFIG
+from fedmutual.rundir.checkpoint import load_client, make_file_name, read_checkpoint, read_server_state
+from fedmutual.rundir.environment import read_networks
+from fedmutual.rundir.file_names import CONFIG, client_folder
+from fedmutual.rundir.record_files import is_finished, read_summary
 from fedmutual.stepping import work
 from fedmutual.studies.audit import imprint
 from fedmutual.studies.audit.rows import Confidence, Pool, compute_confidence, is_member, make_pools
@@ -94,7 +95,8 @@ def _open(folder: Path) -> _Opened:
     if not (folder / CONFIG).is_file():
         raise RunError(f"{folder}: is not a run's folder; name the folder that `fedmutual run` made")
     run = Run(folder)
-    if not run.finished:
+    summary = read_summary(folder)
+    if summary is None or not is_finished(summary, run.config.rounds):
         raise RunError(f"{folder}: the run is not finished; finish it with `fedmutual run FILE --resume`, then audit it")
     tasks = {client.task for client in read_networks(folder).clients.values()}
     if tasks != {"classification"}:
@@ -103,7 +105,7 @@ def _open(folder: Path) -> _Opened:
     prepared = data.prepare(run.config)
     weights = pretrained.read_initial_weights(folder)
     experiment = build.build(run.config, prepared=prepared, begun=folders.find_source_weights(folder), pretrained=weights)
-    if experiment.data.partition["fingerprint"] != run.summary.get("fingerprint"):
+    if experiment.data.partition["fingerprint"] != summary.fingerprint:
         raise RunError(
             f"{folder}: the data are not those that the run was trained on; audit it where its data are, unchanged, with "
             "the same split"
@@ -169,9 +171,9 @@ class _Auditor:
         """A client and the server's state, as the run's last round left them."""
         folder, saved = self.opened.run.folder, read_checkpoint(self.opened.run.folder)
         assert saved is not None  # the run is finished
-        file, made = make_file_name(saved.round), self.experiment.build_client(client)
-        load_client(made, folder / "clients" / client / file, saved.run, saved.round)
-        return made, read_state(folder / "server" / file, saved.run, saved.round, self.experiment.make_server_state())
+        made = self.experiment.build_client(client)
+        load_client(made, client_folder(folder, client) / make_file_name(saved.round), saved.run, saved.round)
+        return made, read_server_state(folder, saved, self.experiment.make_server_state())
 
     def _return_meme(self, client: str) -> nn.Module | None:
         """Return the meme that a client would send in a further round; None if no meme leaves."""
@@ -237,12 +239,14 @@ class _Auditor:
                 )
 
     def _read_guarantee(self) -> Guarantee | None:
-        stated = self.opened.run.summary.get("privacy")
-        if stated is None:
+        summary = read_summary(self.opened.run.folder)
+        if summary is None or summary.privacy is None:
             return None
-        spent = [client["epsilon"] for client in stated["clients"].values()]
-        largest = None if None in spent else max(spent)
-        return Guarantee(nets=stated["nets"], unit=stated["unit"], epsilon=largest, delta=stated["delta"])
+        stated = summary.privacy
+        spent = [client.epsilon for client in stated.clients.values()]
+        finite = [epsilon for epsilon in spent if epsilon is not None]
+        largest = max(finite) if len(finite) == len(spent) else None
+        return Guarantee(nets=stated.nets, unit=stated.unit, epsilon=largest, delta=stated.delta)
 
 
 def train_meme(experiment: Experiment, client: Client, server: Message) -> nn.Module | None:

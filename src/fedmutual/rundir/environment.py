@@ -1,0 +1,79 @@
+"""Read environment.json: the machine of a run, its networks, its main metric, and the inputs and outputs of its models."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedmutual.errors import RunError
+from fedmutual.metric import ACCURACY, Metric
+from fedmutual.rundir.file_names import ENVIRONMENT
+from fedmutual.rundir.record_files import read_record
+from fedmutual.rundir.schema import Environment, Participant
+
+
+def read_environment(folder: Path) -> Environment:
+    """Return the content of environment.json.
+
+    Raises:
+        RunError: the file is missing, damaged, of another format, or does not follow the schema.
+    """
+    return read_record(folder / ENVIRONMENT, Environment)
+
+
+def read_networks(folder: Path) -> Environment:
+    """Return the content of environment.json, with the networks and the clients that are needed to use a run's models.
+
+    Raises:
+        RunError: as `read_environment`, or the file names no client.
+    """
+    environment = read_environment(folder)
+    if not environment.clients:
+        raise RunError(
+            f"{folder / ENVIRONMENT}: is not what fedmutual writes (clients: it names no client); restore the file as the "
+            "run wrote it, or begin again in another folder"
+        )
+    return environment
+
+
+def read_metric(folder: Path) -> Metric:
+    """Return the main metric of the run in a folder; accuracy before the run has begun.
+
+    Raises:
+        RunError: as `read_environment`.
+    """
+    return read_environment(folder).main_metric if (folder / ENVIRONMENT).exists() else ACCURACY
+
+
+@dataclass(frozen=True)
+class Interface:
+    """The inputs and outputs of a model."""
+
+    shape: tuple[int, ...]  # of one example: (C, H, W) or (F,)
+    classes: tuple[str, ...]  # or labels, in the order of the outputs
+    task: str
+    scaling: dict[str, Any]  # of inputs: divisor, mean, std, size, augment
+    columns: tuple[str, ...] | None  # the names of a table's features
+    agreed: bool  # whether all clients of the model scale their inputs equally
+
+
+def read_interface(folder: Path, client: str | None = None) -> Interface:
+    """Return the inputs and outputs of a client's model; without a client, of the shared model.
+
+    Raises:
+        RunError: a file of the folder is missing or damaged.
+    """
+    clients = read_networks(folder).clients
+    participant = clients[client] if client is not None else next(iter(clients.values()))
+    return Interface(
+        shape=participant.input,
+        classes=participant.classes,
+        task=participant.task,
+        scaling=participant.scaling.model_dump(mode="json"),
+        columns=participant.columns,
+        agreed=client is not None or all(_list_steps(other) == _list_steps(participant) for other in clients.values()),
+    )
+
+
+def _list_steps(participant: Participant) -> dict[str, Any]:
+    """Return the scaling of every input, without augmentation, which only training uses."""
+    return participant.scaling.model_dump(exclude={"augment"})
