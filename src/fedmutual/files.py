@@ -18,13 +18,14 @@ FORMAT = 1
 
 
 @contextmanager
-def replace_file(path: Path, sync: bool = True) -> Iterator[BinaryIO]:
+def replace_file(path: Path, sync: bool = True, fix: str | None = None) -> Iterator[BinaryIO]:
     """Open a file that replaces `path` in one step when it is complete; its folder is created if missing.
 
     The part file is created exclusively, under a random name: in a folder that other users can write into, nobody can put a
     link there in advance, and a part file of a killed process is not in the way.
 
-    sync: wait until the disk has the content; False for a file that no later process reads.
+    sync: wait until the disk has the content; False for a file that no later process reads. fix: the advice of
+    the error; None: to free space or to choose another folder.
 
     Raises:
         RunError: the file cannot be written.
@@ -42,7 +43,7 @@ def replace_file(path: Path, sync: bool = True) -> Iterator[BinaryIO]:
         with suppress(OSError):
             part.unlink()
         full = problem.errno in (errno.ENOSPC, errno.EDQUOT)
-        fix = "free some space, then resume" if full else "choose another folder with --out"
+        fix = fix or ("free some space, then resume" if full else "choose another folder with --out")
         raise RunError(f"{path}: cannot be written ({problem.strerror or problem}); {fix}") from None
 
 

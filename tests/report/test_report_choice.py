@@ -8,9 +8,9 @@ import pytest
 from fedmutual.report.choice import (
     EndOfValues,
     Harmful,
+    ScoredTrial,
     SettingNotCompared,
     Tie,
-    Tried,
     Uncounted,
     describe_choice,
     find_edges,
@@ -30,7 +30,7 @@ def make_setting(
     """A setting whose clients' models score so on their own rows: score(seed, round, client)."""
     run = Made(algorithm, own_score=score, shared_own=shared)
     folders = {s: write(folder / label / str(s), replace(run, seed=s)) for s in seeds}
-    return Tried(values or {"optimizer.lr": 0.1}, label, folders, diverged or {}, by, alone)
+    return ScoredTrial(values or {"optimizer.lr": 0.1}, label, folders, diverged or {}, by, alone)
 
 
 def flat(value):
@@ -172,6 +172,6 @@ def test_no_number_of_test_or_validation_data_is_read(tmp_path):
         for line in lines:
             line["scores"] = [s for s in line["scores"] if s["data"] == "holdout"]
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    again = [Tried(t.values, t.label, t.folders, {}, None) for t in tried]
+    again = [ScoredTrial(t.values, t.label, t.folders, {}, None) for t in tried]
     assert [(t.last, t.best) for t in again] == before
     assert pick_best(again)[0].label == "b"

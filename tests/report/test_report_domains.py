@@ -11,7 +11,7 @@ from rich.console import Console
 
 from fedmutual.report import accuracy, domains, make_headline_tables, tables, verdicts
 from fedmutual.report.comparison import make_comparisons
-from fedmutual.report.costs import draw_costs, make_cost_table, make_courses
+from fedmutual.report.costs import draw_costs, make_courses, make_page_cost_table
 from fedmutual.report.curves import assign_slots, make_data_table, make_pictures
 from fedmutual.report.findings import ComparedAfter
 from fedmutual.report.scale import PERCENT
@@ -372,7 +372,7 @@ def test_accuracy_against_bytes(costly):
         ("FedAvg", False, False),
         ("Local-only", True, False),
     ]
-    table = make_cost_table([*drawn.values()], PERCENT)
+    table = make_page_cost_table([*drawn.values()], PERCENT)
     assert [c.text for c in table.rows[1]] == ["FedH2L", "2", "306 B", "106 B", "71.0"]
     assert float(records(table)[1]["sent_with_seed_set"]) == 306
 
@@ -425,7 +425,7 @@ def test_bytes_without_a_seed_set_speak_of_none_and_their_labels_do_not_touch(tm
     """472 to 856 kB, less than a power of ten: labels at every 100 kB would lie over one another."""
     grows = make_method("fml", rounds=4, sent=lambda r, c: [("fml", 128_000, 128_000 if r else 344_000)])
     pictures_by_id = make_courses(comparison([write(tmp_path / "x", grows)]))
-    assert [c.name for c in make_cost_table(pictures_by_id, PERCENT).columns] == ["Method", "Round", "sent", "ACC, %"]
+    assert [c.name for c in make_page_cost_table(pictures_by_id, PERCENT).columns] == ["Method", "Round", "sent", "ACC, %"]
     drawn = draw_costs(pictures_by_id, PERCENT, "x", {})
     assert "public" not in drawn
     assert re.findall(r">(\d+ kB)<", drawn) == ["600 kB", "750 kB"]

@@ -11,7 +11,7 @@ from rich.table import Table
 from fedmutual.config.grid import format_value
 from fedmutual.metric import ACCURACY, Metric
 from fedmutual.report.cells import format_spread
-from fedmutual.report.choice import Tried
+from fedmutual.report.choice import ScoredTrial
 from fedmutual.report.comparison import MODELS
 from fedmutual.report.scale import MetricScale
 from fedmutual.report.statistics import Gains
@@ -45,7 +45,7 @@ def format_conclusion(result: Sweep, file: Path) -> Iterator[str]:
     yield f"all results: {result.folder / RESULT}"
 
 
-def _make_cells(tried: Tried) -> Iterator[str]:
+def _make_cells(tried: ScoredTrial) -> Iterator[str]:
     if tried.last is None or tried.best is None:
         seeds = "" if len(tried.folders) == 1 else f" ({len(tried.diverged)} of {len(tried.folders)} seeds)"
         yield f"diverged{seeds}"

@@ -73,7 +73,7 @@ class EndOfValues(ChoiceFinding):
 
 
 @dataclass(frozen=True)
-class Tried:
+class ScoredTrial:
     """A setting that was tried, with the hold-out scores of its runs: values of their main metric."""
 
     values: Mapping[str, Any]  # by dotted key, what is fixed too
@@ -158,14 +158,14 @@ def describe_choice(finding: Finding, metric: Metric = ACCURACY) -> str:
     return describe_finding(finding, MetricScale(2, metric))
 
 
-def pick_best(tried: Sequence[Tried]) -> tuple[Tried, ...]:
+def pick_best(tried: Sequence[ScoredTrial]) -> tuple[ScoredTrial, ...]:
     """Return the settings with the best mean after the last round, in the given order: one, or several that are equal."""
     means = [(t, t.last.mean if t.metric.is_higher_better else -t.last.mean) for t in tried if t.last is not None]
     top = max((mean for _, mean in means), default=0.0)
     return tuple(t for t, mean in means if top - mean < SAME)
 
 
-def find_harm(tried: Tried) -> Finding | None:
+def find_harm(tried: ScoredTrial) -> Finding | None:
     """Return by how much personal models with this setting are worse than local-only training, or why no gain is known.
 
     None where they are not worse, and where there is no local-only training beside the setting.
@@ -177,7 +177,7 @@ def find_harm(tried: Tried) -> Finding | None:
     return Harmful(tried.label, tried.gain.estimate)
 
 
-def find_edges(tried: Sequence[Tried], chosen: Tried) -> list[tuple[str, float, float]]:
+def find_edges(tried: Sequence[ScoredTrial], chosen: ScoredTrial) -> list[tuple[str, float, float]]:
     """Return (key, chosen value, next value) for each numeric key whose chosen value is the lowest or highest tried."""
     edge_values = []
     for key, value in chosen.values.items():
@@ -187,12 +187,12 @@ def find_edges(tried: Sequence[Tried], chosen: Tried) -> list[tuple[str, float, 
     return edge_values
 
 
-def find_tie(best: Sequence[Tried]) -> Finding | None:
+def find_tie(best: Sequence[ScoredTrial]) -> Finding | None:
     """Return the settings that are equally good; None if there are fewer than two."""
     return Tie(tuple(t.label for t in best)) if len(best) > 1 else None
 
 
-def find_uncounted(tried: Sequence[Tried]) -> Finding | None:
+def find_uncounted(tried: Sequence[ScoredTrial]) -> Finding | None:
     """Return the clients that the choice does not count; None where the choice counts all clients."""
     clients = tuple(dict.fromkeys(name for t in tried for name in t.uncounted))
     return Uncounted(clients) if clients else None

@@ -42,7 +42,7 @@ class Cost(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Course:
+class CostCurve:
     """A method's line in the picture of accuracy against bytes: one `Cost` for each scored round, sorted by round.
 
     `label` names the method, `slot` (1 .. SLOTS) is its colour and its mark, and `seeds` is the number of its runs.
@@ -64,10 +64,10 @@ class Course:
         return not self.free and self.costs[0].total == self.costs[-1].total
 
 
-def make_courses(comparison: RunComparison) -> list[Course]:
+def make_courses(comparison: RunComparison) -> list[CostCurve]:
     """Return for each method its accuracies and bytes, round by round; methods without scores or ledger are left out."""
     taken = assign_slots(comparison.methods)
-    all_courses = [Course(m.label, taken[m.label], len(m.counted), tuple(_make_course(m))) for m in comparison.methods]
+    all_courses = [CostCurve(m.label, taken[m.label], len(m.counted), tuple(_make_course(m))) for m in comparison.methods]
     return [c for c in all_courses if c.costs]
 
 
@@ -84,12 +84,12 @@ def _make_course(method: Method) -> list[Cost]:
     return [Cost(p.round, bytes, seed, p.mean, p.low, p.high) for p, bytes in zip(points, sent.tolist(), strict=True)]
 
 
-def has_seed_set(drawn: Sequence[Course]) -> bool:
+def has_seed_set(drawn: Sequence[CostCurve]) -> bool:
     """Return whether a client of any method sends public data."""
     return any(cost.seed for course in drawn for cost in course.costs)
 
 
-def make_cost_table(drawn: Sequence[Course], scale: MetricScale) -> PageTable:
+def make_page_cost_table(drawn: Sequence[CostCurve], scale: MetricScale) -> PageTable:
     """Return the table of the picture's numbers; where there is a public seed set, bytes with it and without it."""
     public = has_seed_set(drawn)
     rows = [
@@ -116,7 +116,7 @@ def make_cost_table(drawn: Sequence[Course], scale: MetricScale) -> PageTable:
     )
 
 
-def draw_costs(drawn: Sequence[Course], scale: MetricScale, prefix: str, styles: Styles) -> str:
+def draw_costs(drawn: Sequence[CostCurve], scale: MetricScale, prefix: str, styles: Styles) -> str:
     """Return the picture as SVG: bytes on a log scale, with the seed set's; a method that sends nothing is a level line."""
     figure, axes = make_axes(WIDTH, HEIGHT, left=34, right=measure_label_room(c.label for c in drawn), bottom=38, top=8)
     paid = [c for c in drawn if not c.free]
@@ -161,7 +161,7 @@ def _set_ticks(axes: Any) -> list[float]:
     return ticks
 
 
-def _draw(axes: Any, course: Course) -> None:
+def _draw(axes: Any, course: CostCurve) -> None:
     shown = [c for c in thin_out(course.costs, DRAWN) if c.total > 0]
     x, tone = [c.total for c in shown], make_colour(f"s{course.slot}")
     if course.seeds > 1:
@@ -177,7 +177,7 @@ def _draw(axes: Any, course: Course) -> None:
         )
 
 
-def _make_hits(axes: Any, course: Course, scale: MetricScale) -> list[Hit]:
+def _make_hits(axes: Any, course: CostCurve, scale: MetricScale) -> list[Hit]:
     """A square to point at around each listed point."""
     height, hits = axes.figure.bbox.height, []
     for cost in (c for c in thin_out(course.costs, LISTED) if c.total > 0):

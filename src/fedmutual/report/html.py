@@ -7,21 +7,19 @@ rounds make 130 kB; every further comparison in the page costs its own.
 """
 
 import codecs
-import os
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from secrets import token_hex
 
 from fedmutual.errors import RunError, format_count
+from fedmutual.files import replace_file
 from fedmutual.metric import ACCURACY
 from fedmutual.report import accuracy, decision, domains, holdings, measures, other_tasks, provenance, tables, traffic
 from fedmutual.report.answer import Verdict
 from fedmutual.report.cells import PageTable
 from fedmutual.report.comparison import RunComparison, find_differences, make_comparisons
-from fedmutual.report.costs import TITLE, draw_costs, has_seed_set, make_cost_table, make_courses
+from fedmutual.report.costs import TITLE, draw_costs, has_seed_set, make_courses, make_page_cost_table
 from fedmutual.report.curves import make_data_table, make_pictures
 from fedmutual.report.gain_plot import draw_gains
 from fedmutual.report.plots import draw_curves
@@ -35,7 +33,7 @@ _CURVES = 2  # pictures of curves that are not folded
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawnPicture:
     """A picture: its title, its content as SVG text, and the table with its numbers."""
 
     title: str
@@ -53,9 +51,9 @@ class PageSection:
     subtitle: str
     facts: list[tuple[str, str]]
     verdict: Verdict
-    answer: Drawn | None  # the gains over local-only; None where there are none, which the verdict explains
+    answer: DrawnPicture | None  # the gains over local-only; None where there are none, which the verdict explains
     summary: PageTable
-    own_domain: Drawn | None  # the gains of nodes on their own domain
+    own_domain: DrawnPicture | None  # the gains of nodes on their own domain
     domains: list[PageTable]  # none where clients are no domains
     choice: str  # what chose the best rounds of nodes that are domains
     headline: PageTable
@@ -64,9 +62,9 @@ class PageSection:
     beyond: PageTable | None  # None where accuracy is not the main metric
     others: PageTable | None
     recall: PageTable
-    curves: list[Drawn]
-    more_curves: list[Drawn]  # folded
-    costs: Drawn | None
+    curves: list[DrawnPicture]
+    more_curves: list[DrawnPicture]  # folded
+    costs: DrawnPicture | None
     holdings: list[PageTable]
     bytes: list[PageTable]
     tensors: PageTable | None
@@ -106,16 +104,8 @@ def write_text(page: str, out: Path) -> None:
         RunError: as `check_page`, or `out` cannot be written.
     """
     check_page(out)
-    part = out.with_name(f".{out.name}.{os.getpid()}-{token_hex(8)}.part")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with part.open("x", encoding="utf-8") as file:  # follows no link that lies there
-            file.write(page)
-        os.replace(part, out)
-    except OSError as problem:
-        with suppress(OSError):  # where the folder is none, neither is there a part
-            part.unlink(missing_ok=True)
-        raise RunError(f"{out}: cannot be written ({problem.strerror or problem}); name another file with -o") from None
+    with replace_file(out, sync=False, fix="name another file with -o") as file:  # follows no link that lies there
+        file.write(page.encode())
 
 
 def _is_other_kind(out: Path) -> bool:
@@ -142,7 +132,7 @@ def _make_section(comparison: RunComparison, verdict: Verdict, id: str, styles: 
     headline = accuracy.make_headline_table(comparison)
     over = format_count(max(len(m.counted) for m in comparison.methods), "seed")
     shown = [
-        Drawn(p.title, draw_curves(p, f"{id}-{p.id}", styles), make_data_table(p, comparison.scale))
+        DrawnPicture(p.title, draw_curves(p, f"{id}-{p.id}", styles), make_data_table(p, comparison.scale))
         for p in make_pictures(comparison)
     ]
     return PageSection(
@@ -178,7 +168,9 @@ def _make_section(comparison: RunComparison, verdict: Verdict, id: str, styles: 
     )
 
 
-def _draw_gains(comparison: RunComparison, measure: domains.DomainMeasure | None, id: str, styles: Styles) -> Drawn | None:
+def _draw_gains(
+    comparison: RunComparison, measure: domains.DomainMeasure | None, id: str, styles: Styles
+) -> DrawnPicture | None:
     """The gains of each model on own validation data, or of nodes by a measure; None where there is no gain."""
     if measure:
         uses = [(m.label, m.uses[0]) for m in comparison.methods]
@@ -190,13 +182,15 @@ def _draw_gains(comparison: RunComparison, measure: domains.DomainMeasure | None
     method_gains = [
         (label, g) for label, use in uses if isinstance(g := measures.measure_gains(comparison, use, data), Gains)
     ]
-    return Drawn(title, draw_gains(method_gains, id, styles, noun, comparison.scale)) if method_gains else None
+    return DrawnPicture(title, draw_gains(method_gains, id, styles, noun, comparison.scale)) if method_gains else None
 
 
-def _make_cost_section(comparison: RunComparison, id: str, styles: Styles) -> Drawn | None:
+def _make_cost_section(comparison: RunComparison, id: str, styles: Styles) -> DrawnPicture | None:
     """Return the table and picture of accuracy against bytes, for clients that are domains."""
     drawn = make_courses(comparison) if comparison.domains else []
     if not drawn:
         return None
     scale = comparison.scale
-    return Drawn(TITLE, draw_costs(drawn, scale, f"{id}-costs", styles), make_cost_table(drawn, scale), has_seed_set(drawn))
+    return DrawnPicture(
+        TITLE, draw_costs(drawn, scale, f"{id}-costs", styles), make_page_cost_table(drawn, scale), has_seed_set(drawn)
+    )

@@ -9,7 +9,7 @@ from fedmutual.report.comparison import RunComparison, Use, select_scores
 from fedmutual.report.measures import Subject, average_scores
 from fedmutual.report.scale import MetricScale
 from fedmutual.report.statistics import Gains, Missing, Pair
-from fedmutual.report.text import format_number, format_percent
+from fedmutual.report.text import format_number, format_percent_number
 from fedmutual.rundir.recorded_run import RecordedRun
 
 
@@ -140,7 +140,7 @@ def _average_recalls(subject: Subject, classes: int) -> list[float | None]:
 
 
 def _make_shaded_cell(value: float) -> TableCell:
-    return TableCell(format_percent(value), shade=value)
+    return TableCell(format_percent_number(value), shade=value)
 
 
 def _get_accuracies(use: Use) -> dict[tuple[int, str], float]:

@@ -3,7 +3,7 @@
 MINUS = "\N{MINUS SIGN}"
 
 
-def format_percent(fraction: float, decimals: int = 1) -> str:
+def format_percent_number(fraction: float, decimals: int = 1) -> str:
     """Return a fraction in percent without the sign: 0.912 -> "91.2"."""
     return format_number(100 * fraction, decimals)
 

@@ -7,7 +7,7 @@ from fedmutual.config.methods import find_title
 from fedmutual.errors import format_count, join_words
 from fedmutual.report.cells import TableCell
 from fedmutual.report.statistics import Estimate
-from fedmutual.report.text import format_number, format_percent
+from fedmutual.report.text import format_number, format_percent_number
 from fedmutual.reproduce import measures
 from fedmutual.reproduce.cell_results import MeasuredCell, is_incomplete
 from fedmutual.reproduce.claims import DIVERGED, NOT_RUN, DivergedRuns, Judgement
@@ -22,9 +22,9 @@ def name_arm(key: str, arm: Arm) -> str:
 def format_value(value: Estimate, unit: str, decimals: int) -> tuple[str, str]:
     """Return (the mean as text, "± " with half of the interval's width as text); the second is "" without an interval."""
     if unit in ("%", "points"):
-        return format_percent(
+        return format_percent_number(
             value.mean, decimals
-        ), "" if value.half is None else f"± {format_percent(value.half, decimals)}"
+        ), "" if value.half is None else f"± {format_percent_number(value.half, decimals)}"
     if unit == "bytes":
         return f"{value.mean:,.0f}", "" if (value.half or 0) < 0.5 else f"± {value.half:,.0f}"
     places = 1 if unit in ("rounds", "times", "clients") else 3

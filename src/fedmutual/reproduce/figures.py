@@ -12,7 +12,7 @@ from fedmutual.report.curves import Picture, make_data_table
 from fedmutual.report.plots import draw_curves
 from fedmutual.report.scale import MetricScale
 from fedmutual.report.svg import Styles
-from fedmutual.report.text import format_number, format_percent
+from fedmutual.report.text import format_number, format_percent_number
 from fedmutual.reproduce import measures
 from fedmutual.reproduce.cell_results import MeasuredCell
 from fedmutual.reproduce.cells import PaperExperiment
@@ -22,8 +22,8 @@ from fedmutual.reproduce.node_figures import make_node_pictures
 from fedmutual.reproduce.result import Result
 from fedmutual.reproduce.scatter import Scatter, draw_scatter, make_scatter_table
 
-Drawn = Picture | Scatter
-Alone = Drawn | Forest  # what a file of its own may hold
+Plot = Picture | Scatter
+Drawing = Plot | Forest  # what a file of its own may hold
 
 _WORDS = {
     "global_test": "global model on the test set, %",
@@ -32,9 +32,9 @@ _WORDS = {
 }
 
 
-def make_pictures(experiment: PaperExperiment, measured_cells: Sequence[MeasuredCell]) -> list[Drawn]:
+def make_pictures(experiment: PaperExperiment, measured_cells: Sequence[MeasuredCell]) -> list[Plot]:
     """Yield one picture for each cell and measure with results, for each client if the index asks, and of a node."""
-    drawn: list[Drawn] = []
+    drawn: list[Plot] = []
     for measured in measured_cells:
         if not measured.run or not fnmatch(measured.cell.name, experiment.index.draw):
             continue
@@ -67,19 +67,19 @@ def _make_client_reader(result: Result, client: str) -> tuple[float, ...]:
     return result.clients[client].curve if client in result.clients else ()
 
 
-def draw(picture: Drawn, prefix: str, styles: Styles) -> str:
+def draw(picture: Plot, prefix: str, styles: Styles) -> str:
     """Return the picture as SVG for use inside a page."""
     if isinstance(picture, Scatter):
         return draw_scatter(picture, prefix, styles)
     return draw_curves(picture, prefix, styles)
 
 
-def make_number_table(picture: Drawn, decimals: int) -> PageTable:
+def make_number_table(picture: Plot, decimals: int) -> PageTable:
     """Return the numbers of a picture as a table. decimals: of accuracies in percent."""
     return make_scatter_table(picture) if isinstance(picture, Scatter) else make_data_table(picture, MetricScale(decimals))
 
 
-def make_standalone_svg(picture: Alone) -> str:
+def make_standalone_svg(picture: Drawing) -> str:
     """Return the picture as a separate SVG file, in the page's light colours and with a label on every line."""
     styles: Styles = {}
     drawn = draw_forest(picture, "p", styles) if isinstance(picture, Forest) else draw(picture, "p", styles)
@@ -97,10 +97,10 @@ def make_standalone_svg(picture: Alone) -> str:
     return f'{head} xmlns="http://www.w3.org/2000/svg">{about}<style>{rules}</style>{rest}\n'
 
 
-def describe_picture(picture: Alone) -> str:
+def describe_picture(picture: Drawing) -> str:
     """Return a description of the picture in words; for curves, the last value of each line."""
     if isinstance(picture, Scatter | Forest):
         return picture.words
-    format_value = format_percent if picture.percent else partial(format_number, decimals=3)
+    format_value = format_percent_number if picture.percent else partial(format_number, decimals=3)
     ends = (f"{c.label} {format_value(c.points[-1].mean)} after round {c.points[-1].round}" for c in picture.curves)
     return f"{picture.title}. {'; '.join(ends)}"

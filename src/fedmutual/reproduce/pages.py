@@ -19,7 +19,14 @@ from fedmutual.reproduce.cell_results import MeasuredCell
 from fedmutual.reproduce.cells import PaperExperiment
 from fedmutual.reproduce.claims import Judgement, judge_readings
 from fedmutual.reproduce.entries import capitalize, get_unit
-from fedmutual.reproduce.figures import Drawn, describe_picture, draw, make_number_table, make_pictures, make_standalone_svg
+from fedmutual.reproduce.figures import (
+    Plot,
+    describe_picture,
+    draw,
+    make_number_table,
+    make_pictures,
+    make_standalone_svg,
+)
 from fedmutual.reproduce.numbers import list_records
 from fedmutual.reproduce.significance import adjust_by_holm
 from fedmutual.reproduce.spent import make_spent_frame, make_spent_table
@@ -36,7 +43,7 @@ class Page:
     measured_cells: Sequence[MeasuredCell]
     claims: tuple[tuple[Judgement, ...], ...]  # the readings of each claim
     tables: tuple[PageTable, ...]
-    pictures: tuple[Drawn, ...]
+    pictures: tuple[Plot, ...]
 
     @property
     def judged(self) -> tuple[Judgement, ...]:
@@ -72,7 +79,7 @@ class Page:
         """Return the heading of the differences; of an experiment that no paper has they are choices."""
         return "Differences from the paper" if self.experiment.index.paper else "Choices"
 
-    def make_figure_path(self, picture: Drawn) -> str:
+    def make_figure_path(self, picture: Plot) -> str:
         """Return the file name of a picture, relative to the folder of the page."""
         return f"{FIGURES}/{self.experiment.id}-{picture.id}.svg"
 

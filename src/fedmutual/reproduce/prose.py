@@ -6,7 +6,7 @@ from statistics import median
 
 from fedmutual.errors import format_count, join_words
 from fedmutual.report.statistics import Estimate
-from fedmutual.report.text import format_number, format_percent
+from fedmutual.report.text import format_number, format_percent_number
 from fedmutual.reproduce.cell_results import MeasuredCell
 from fedmutual.reproduce.cells import PaperExperiment
 from fedmutual.reproduce.claims import DECIDED, DIVERGED, NOT_RUN, TOO_SHORT, Judgement
@@ -55,7 +55,7 @@ def describe_difference(judged: Judgement, e: Estimate, decimals: int) -> str:
         if kind == "times":
             return f"{value:,.1f}"
         text = (
-            format_percent(value, decimals)
+            format_percent_number(value, decimals)
             if kind == "points"
             else format_number(value, {"rounds": 1, "bytes": 0}.get(kind, 3))
         )
@@ -114,7 +114,7 @@ def describe_condition(judged: Judgement) -> str:
         way = "above" if claim.sign == "more" else "below"
         side = f"{where}the ratio's interval lies {way} {claim.times:,.0f}"
     elif claim.sign == "same":
-        margin = format_percent(claim.margin, 1) if get_unit(judged) == "points" else f"{claim.margin:g}"
+        margin = format_percent_number(claim.margin, 1) if get_unit(judged) == "points" else f"{claim.margin:g}"
         side = f"{whose} interval lies within ± {margin} {get_unit(judged)}"
     else:
         side = f"{whose} interval lies {_SIGNS[claim.sign]}"

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from fedmutual.report.cells import Column, PageTable, TableCell, format_csv
-from fedmutual.report.text import format_percent
+from fedmutual.report.text import format_percent_number
 from fedmutual.reproduce.result import Result
 from fedmutual.reproduce.results import ResultStore
 
@@ -65,7 +65,7 @@ def make_repeats_table(frame: pd.DataFrame) -> PageTable:
     """Return the frame as a report table, with differences in points."""
     rows = []
     for row in frame.itertuples():
-        numbers = f"{row.pairs:,}", f"{row.equal:,} of {row.scores:,}", format_percent(row.largest, 2)
+        numbers = f"{row.pairs:,}", f"{row.equal:,} of {row.scores:,}", format_percent_number(row.largest, 2)
         rows.append(tuple(map(TableCell, (row.cell, row.arm, row.machine, *numbers))))
     heads = [Column(head, numeric=False) for head in ("Cell", "Arm", "Machine")]
     heads += map(Column, ("Pairs of runs", "Equal scores", "Largest difference"))

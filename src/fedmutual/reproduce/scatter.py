@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from fedmutual.report.cells import Column, PageTable, TableCell, format_csv
 from fedmutual.report.plots import TEXT
 from fedmutual.report.svg import Styles, make_colour, make_inline_svg
-from fedmutual.report.text import format_number, format_percent
+from fedmutual.report.text import format_number, format_percent_number
 from fedmutual.reproduce.result import Cloud
 
 SIDE, LEGEND, EDGE = 300, 110, 8  # pixels
@@ -39,7 +39,7 @@ class Scatter:
     @property
     def words(self) -> str:
         """Return the description of the plot in words."""
-        first, second = (format_percent(share, 0) for share in self.cloud.explained)
+        first, second = (format_percent_number(share, 0) for share in self.cloud.explained)
         return (
             f"{self.title}. The axes hold {first} % and {second} % of the variance; silhouette {self.cloud.silhouette:.2f}"
         )

@@ -12,7 +12,7 @@ from fedmutual.errors import ConfigError
 from fedmutual.metric import ACCURACY
 from fedmutual.report.choice import (
     EndOfValues,
-    Tried,
+    ScoredTrial,
     describe_choice,
     find_edges,
     find_harm,
@@ -35,17 +35,17 @@ class Sweep:
     """
 
     folder: Path
-    tried: tuple[Tried, ...]
-    best: tuple[Tried, ...]  # one, or several that score the same; none where all diverged
+    tried: tuple[ScoredTrial, ...]
+    best: tuple[ScoredTrial, ...]  # one, or several that score the same; none where all diverged
     warnings: tuple[str, ...]  # one sentence each
 
     @property
-    def chosen(self) -> Tried | None:
+    def chosen(self) -> ScoredTrial | None:
         """The best setting, of equal ones the first given."""
         return next(iter(self.best), None)
 
 
-def judge_sweep(plan: SweepPlan, out: Path, tried: Sequence[Tried]) -> Sweep:
+def judge_sweep(plan: SweepPlan, out: Path, tried: Sequence[ScoredTrial]) -> Sweep:
     """Return the result of a sweep: the best setting, and warnings about this setting and others."""
     best = pick_best(tried)
     ends = _find_ends_of_values(plan, tried, best[0]) if best else ()
@@ -54,7 +54,7 @@ def judge_sweep(plan: SweepPlan, out: Path, tried: Sequence[Tried]) -> Sweep:
     return Sweep(out, tuple(tried), best, tuple(describe_choice(finding, metric) for finding in findings if finding))
 
 
-def _find_ends_of_values(plan: SweepPlan, tried: Sequence[Tried], chosen: Tried) -> Iterator[Finding]:
+def _find_ends_of_values(plan: SweepPlan, tried: Sequence[ScoredTrial], chosen: ScoredTrial) -> Iterator[Finding]:
     config = next(s.config for s in plan.settings if s.label == chosen.label)
     for key, value, neighbour in find_edges(tried, chosen):
         further = value + (value - neighbour) * (1 if isinstance(value, int) else 1e-3)
@@ -80,7 +80,7 @@ def make_sweep_record(plan: SweepPlan, sweep: Sweep) -> dict[str, Any]:
     }
 
 
-def _make_setting_record(tried: Tried, out: Path) -> dict[str, Any]:
+def _make_setting_record(tried: ScoredTrial, out: Path) -> dict[str, Any]:
     return {
         "label": tried.label,
         "set": _format_settings(tried),
@@ -96,7 +96,7 @@ def _make_setting_record(tried: Tried, out: Path) -> dict[str, Any]:
     }
 
 
-def _format_settings(tried: Tried) -> dict[str, str]:
+def _format_settings(tried: ScoredTrial) -> dict[str, str]:
     """Return key -> value in the form of `--set`."""
     return {key: format_value(value) for key, value in tried.values.items()}
 

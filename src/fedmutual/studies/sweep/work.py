@@ -17,7 +17,7 @@ from fedmutual.federation import build
 from fedmutual.federation.experiment import Experiment
 from fedmutual.files import write_json
 from fedmutual.metric import ACCURACY, Metric
-from fedmutual.report.choice import Tried
+from fedmutual.report.choice import ScoredTrial
 from fedmutual.rundir.file_names import SUMMARY
 from fedmutual.scores import is_disclosed
 from fedmutual.studies import privacy_plan
@@ -111,12 +111,12 @@ def _train(
     return {folder: str(problem) for folder, problem in zip(folders, problems, strict=True) if problem is not None}
 
 
-def _collect_tried(plan: SweepPlan, out: Path, diverged: Mapping[Path, str]) -> list[Tried]:
+def _collect_tried(plan: SweepPlan, out: Path, diverged: Mapping[Path, str]) -> list[ScoredTrial]:
     def folders(name: str) -> dict[int, Path]:
         return {seed: out / name / str(seed) for seed in plan.seeds}
 
     return [
-        Tried(
+        ScoredTrial(
             values=setting.values,
             label=setting.label,
             folders=folders(setting.folder),
