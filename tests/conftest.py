@@ -41,6 +41,7 @@ LONG = (
     *("tests/outside/", "tests/reproduce/", "tests/test_sweep.py", "tests/models/test_pretrained.py"),
     *("tests/cli/test_adapt", "tests/cli/test_answers.py", "tests/cli/test_export.py"),
     *("tests/engines/test_equal.py", "tests/engines/test_methods.py", "tests/engines/test_stacked.py"),
+    *("tests/engines/test_client_store.py", "tests/privacy/test_dp_accounting.py"),
     *("tests/algorithms/test_degenerate.py", "tests/privacy/test_audit.py", "tests/privacy/test_dp_attacks.py"),
     *("tests/report/test_main_metric.py", "tests/report/test_report_browser.py"),
 )

@@ -197,7 +197,7 @@ def test_the_page_is_replaced_in_one_step(tmp_path, monkeypatch):
 
 def test_a_link_in_the_way_of_the_part_is_not_followed(tmp_path, monkeypatch):
     """Somebody who shares the folder would have the page written into another file of the user's."""
-    monkeypatch.setattr("fedmutual.report.html.token_hex", lambda size: "0" * 2 * size)
+    monkeypatch.setattr("fedmutual.files.token_hex", lambda size: "0" * 2 * size)
     out, victim = tmp_path / "report.html", tmp_path / "victim"
     (tmp_path / f".report.html.{os.getpid()}-{'0' * 16}.part").symlink_to(victim)
     with pytest.raises(RunError, match="cannot be written"):
