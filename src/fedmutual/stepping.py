@@ -215,10 +215,8 @@ def means(curves: Mapping[str, Tensor], client: Client, at: At) -> dict[str, flo
 def _not_finite(named: Message) -> str | None:
     """Return the name of the first tensor with an element that is not finite; None if there is none."""
     float_tensors = {k: t for k, t in named.items() if t.is_floating_point()}
-    if (
-        torch.stack(torch._foreach_norm(list(float_tensors.values()))).isfinite().all()
-    ):  # then all are: one call for all tensors
+    # One call for all tensors: if their norms are finite, so are all elements.
+    if torch.stack(torch._foreach_norm(list(float_tensors.values()))).isfinite().all():
         return None
-    return next(
-        (k for k, t in float_tensors.items() if not t.isfinite().all()), None
-    )  # a norm overflows before an element does
+    # A norm may overflow although each element is finite.
+    return next((k for k, t in float_tensors.items() if not t.isfinite().all()), None)

@@ -30,9 +30,8 @@ class KeyEffect:
 
     affects: Affects = "result"
     resumable: bool = False  # whether a run may be resumed with another value
-    only_if: OnlyIfs | None = (
-        None  # the conditions of any effect; the first that is false is named in messages; None: the table's
-    )
+    # The conditions of any effect; messages name the first that is false. None: the conditions of the table.
+    only_if: OnlyIfs | None = None
     unused_on_sites: str = ""  # why real sites do not read the key; "": they do
     lead_may_change: bool = False  # whether a lead may change the key of a contract without the sites' consent
 

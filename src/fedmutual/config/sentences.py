@@ -23,15 +23,8 @@ _WANTED = {
     "path_type": "a path",
     "is_instance_of": "a path",
 }
-_INNER = (
-    "function-",
-    "tuple[",
-    "is-instance",
-    "union",
-    "float",
-    "Schedule",
-    "dataclass",
-)  # pydantic's own steps in a path
+# pydantic's own steps in a path
+_INNER = ("function-", "tuple[", "is-instance", "union", "float", "Schedule", "dataclass")
 
 
 def format_validation_error(

@@ -83,9 +83,8 @@ def rotate_images(x: Tensor, degrees: float) -> Tensor:
 
     if degrees % 360 == 0:
         return x
-    rotated: Tensor = functional.rotate(
-        x, -degrees, InterpolationMode.BILINEAR, fill=[0.0]
-    )  # torchvision turns counterclockwise
+    # torchvision turns counterclockwise.
+    rotated: Tensor = functional.rotate(x, -degrees, InterpolationMode.BILINEAR, fill=[0.0])
     return rotated
 
 

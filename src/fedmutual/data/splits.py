@@ -30,9 +30,8 @@ def hold_out(
     """
     if groups is None:
         return {name: _hold_out_rows(name, rows, labels, fractions, rng) for name, rows in parts.items()}
-    order = sorted(
-        parts, key=lambda name: len(np.unique(groups[parts[name]]))
-    )  # parts with few groups have the fewest choices
+    # Parts with few groups come first, because they have the fewest choices.
+    order = sorted(parts, key=lambda name: len(np.unique(groups[parts[name]])))
     for attempt in range(_ATTEMPTS):
         kinds: dict[str, str] = {}  # group -> kind of share
         try:

@@ -23,9 +23,8 @@ class Units:
         sizes = np.ones(rows, np.int64) if self.codes is None else np.bincount(self.codes)
         self.count = len(sizes)
         capped = int(np.minimum(sizes, self._most or rows).sum())
-        self.rate = min(
-            1.0, batch_size / max(capped, 1)
-        )  # probability of each unit to be in a batch, independent of the other units
+        # The probability of each unit to be in a batch, independent of the other units.
+        self.rate = min(1.0, batch_size / max(capped, 1))
         self.expected = self.rate * capped  # expected rows of a batch
 
     def sample(self, stream: Stream) -> tuple[Tensor, Tensor | None]:

@@ -16,10 +16,8 @@ from fedmutual.report.scale import MetricScale
 from fedmutual.report.svg import SLOTS
 from fedmutual.report.text import format_number
 
-DRAWN, LISTED = (
-    100,
-    40,
-)  # the most points of a line, and the most rows of a table and values under the pointer; the CSV has all rounds
+DRAWN = 100  # the most points of a line
+LISTED = 40  # the most rows of a table, and the most values under the pointer; the CSV has all rounds
 TERMS = {"meme": "shared", "kl": "KL", "ce": "CE"}  # the name of a loss term on the page
 MUTUAL = ("kl", "ce", "digest")  # the terms of learning from peers, which have another size than losses on data
 SHARE = "projected"  # recorded with the losses, but no loss: a share of steps

@@ -124,9 +124,8 @@ class Subject:
 def list_subjects(comparison: RunComparison, method: Method) -> list[Subject]:
     """Return the models and rows that were scored under a method."""
     all_of = [Subject("shared model, test set", select_scores(method.last_scores, "global", "test", of_clients=False), True)]
-    is_own_domain_seen = comparison.domains and is_validation_test(
-        comparison.first
-    )  # validation rows are those of the own domain
+    # Validation rows are those of the own domain.
+    is_own_domain_seen = comparison.domains and is_validation_test(comparison.first)
     for model in (use.model for use in method.uses if use.model):
         name = {"personal": "personal model", "ensemble": "ensemble of both models", "meme": "own fork"}.get(
             model, "shared model"

@@ -126,9 +126,8 @@ def judge(claim: Claim, measured_cells: Sequence[MeasuredCell], reading: str = "
 
 def _judge_cell(claim: Claim, measured: MeasuredCell, operands: Sequence[Side]) -> Iterator[Line]:
     """Yield the claim's lines in one cell: one line, or one for each client."""
-    is_comparable = all(
-        side.measured.scale == measured.scale for side in operands
-    )  # a number of fewer rounds is not held against another
+    # Numbers after different rounds are not compared.
+    is_comparable = all(side.measured.scale == measured.scale for side in operands)
     seeds = [s for s in measured.seeds if is_comparable and all(side.measured.has_numbers(side.arm, s) for side in operands)]
     diverged, smallest = _count_divergence(operands), find_grain(claim, operands)
     share = min(side.measured.compute_share(side.arm) for side in operands)

@@ -54,9 +54,8 @@ def list_cell_values(
     numbers = {}
     for seed in seeds:
         numbers[seed] = [side.measured.read_number(claim.measure, side.arm, seed, side.at) for side in operands]
-        if claim.measure.startswith("rounds_to") and any(
-            n is not None for n in numbers[seed]
-        ):  # a target that was not reached counts one round more than were run
+        if claim.measure.startswith("rounds_to") and any(n is not None for n in numbers[seed]):
+            # A target that was not reached counts one round more than were run.
             more = [side.measured.results[side.arm][seed].rounds + 1.0 for side in operands]
             numbers[seed] = [m if n is None else n for n, m in zip(numbers[seed], more, strict=True)]
     yield measured.cell.title, _compare(claim, operands, numbers)

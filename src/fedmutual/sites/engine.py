@@ -57,9 +57,8 @@ class PhaseOutcome:
     """The results of the orders of one phase."""
 
     replies: dict[str, Reply] = field(default_factory=dict)
-    accusations: dict[str, SiteAnswer] = field(
-        default_factory=dict
-    )  # accusing site -> answer, which names sites with another public seed set
+    # accusing site -> answer, which names sites with another public seed set
+    accusations: dict[str, SiteAnswer] = field(default_factory=dict)
     diverged: set[str] = field(default_factory=set)
     refused: set[str] = field(default_factory=set)  # sites with an unusable answer
 

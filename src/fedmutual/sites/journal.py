@@ -112,9 +112,8 @@ class Journal:
             ) from None
         self.entries, self.forgotten, self._scored = record.entries, record.dropped, record.scored
         last = self.entries[-1] if self.entries else None
-        self.begun = record.begun or (
-            BegunOrder(0, *last.place, last.inbox) if last else None
-        )  # older versions had no attempts
+        # Older versions had no attempts.
+        self.begun = record.begun or (BegunOrder(0, *last.place, last.inbox) if last else None)
 
     def find_answer(self, place: Place, inbox: str) -> bytes | None:
         """Return the saved answer to an order of work with this digest (inbox), or None."""

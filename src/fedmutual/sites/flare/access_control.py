@@ -157,9 +157,8 @@ class JobChecks:
         """
         file, command = conn.get_prop(ConnProps.FILE_LOCATION), conn.get_prop(ConnProps.CMD_ENTRY).name
         try:  # `command` is the entry that FLARE found: a command has a second name with the name of its module
-            if (
-                not command.startswith("_") and conn.get_prop(ConnProps.USER_ROLE) != "lead"
-            ):  # a command with an underscore logs in or out
+            # A command with an underscore logs in or out.
+            if not command.startswith("_") and conn.get_prop(ConnProps.USER_ROLE) != "lead":
                 raise RunError("only a lead may give this command")
             if command == AdminCommandNames.SUBMIT_JOB:
                 if file is None or len(words) != 2:

@@ -198,9 +198,8 @@ def _write_kit(source: Path, kit: Path, kind: str, contract: Contract, file: Pat
     prefix, ending = f".{kit.name}.", ".part"
     for unfinished in kit.parent.glob(f"{prefix}*{ending}"):  # left by a killed provisioning, maybe with a key
         shutil.rmtree(unfinished, ignore_errors=True)
-    part = Path(
-        tempfile.mkdtemp(ending, prefix, kit.parent)
-    )  # mkdtemp closes the folder to other users before a key is written
+    # mkdtemp closes the folder to other users before a key is written.
+    part = Path(tempfile.mkdtemp(ending, prefix, kit.parent))
     (part / "startup").mkdir()
     for name in _STARTUP_FILES[kind]:
         shutil.copyfile(source / "startup" / name, part / "startup" / name)

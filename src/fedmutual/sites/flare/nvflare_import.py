@@ -9,10 +9,8 @@ from types import ModuleType
 
 from fedmutual.errors import ConfigError
 
-FLARE = (
-    (2, 9),
-    (2, 10),
-)  # first version, and first version that is too new, as in the extra `sites`; older ones accept unsigned jobs
+# The first version, and the first version that is too new, as in the extra `sites`; older versions accept unsigned jobs.
+FLARE = ((2, 9), (2, 10))
 _FIRST, _END = (".".join(map(str, limit)) for limit in FLARE)
 WANTED = f"pip install 'nvflare>={_FIRST},<{_END}'"
 MISSING = f"real sites need NVIDIA FLARE, fedmutual's extra 'sites': {WANTED}"
