@@ -79,7 +79,7 @@ def test_the_default_shares_all_metrics(small):
 def test_an_empty_table_of_a_client_sets_nothing(small):
     small.write_text(small.read_text() + "[clients.1]\nshare = {}\n")
     config = fedmutual.load_config(small, **{"share.metrics": "accuracy"})
-    assert [config.get_disclosure(i) for i in "012"] == ["accuracy"] * 3
+    assert [config.disclosure(i) for i in "012"] == ["accuracy"] * 3
 
 
 def test_hold_out_rows_that_are_too_few_choose_no_setting(small):

@@ -206,7 +206,7 @@ def test_other_data_of_a_site_spend_from_the_same_budget(tmp_path):
     data = with_data(tmp_path)["north"]["data"]
     other = half(tmp_path, PRIVATE | {"name": "other"}, say=heard.append, data=data)
     work(other)
-    assert any("its budget counts all" in line for line in heard)
+    assert any("the budget counts these data too" in line for line in heard)
     first, second = (tmp_path / "north" / "state" / ".privacy").glob("*.jsonl")
     assert budget(first).spent == budget(second).spent > once
     answer, message = work(
@@ -258,7 +258,7 @@ def test_what_does_not_make_a_guarantee_together_is_refused(tmp_path):
     refused("privacy.epsilon", "missing", budget={})
     refused("share.metrics = 'none'", "does not count", share={"metrics": "all"})
     refused("share.metrics = 'none'", common={k: v for k, v in PRIVATE.items() if k != "share"})
-    refused("privacy.nets = 'none'", "budget", common=COMMON)
+    refused("privacy.nets = 'none'", "privacy.epsilon", "no effect", common=COMMON)
     for key, value in (("epsilon", 3.0), ("delta", 1e-6), ("accountant", "prv")):
         refused(f"privacy.{key}", "site.toml", common=PRIVATE | {"privacy": PRIVATE["privacy"] | {key: value}})
     refused("data.mean", data={"name": "digits", "mean": [0.3], "std": [0.4]})

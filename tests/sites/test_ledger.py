@@ -94,10 +94,10 @@ def test_a_site_names_its_ledger_by_its_own_file(tmp_path, cli):
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("{}\n", "line 1 is of another form"),
-        ('{"round": 1\n{}\n', "line 1 is damaged"),
-        (json.dumps(line(1)) + "\n" + json.dumps(line(2) | {"tensors": 5}) + "\n", "line 2 is of another form"),
-        (json.dumps(line(1)) + "\n\xff\n", "line 2 is damaged"),
+        ("{}\n", "line 1 does not have the form"),
+        ('{"round": 1\n{}\n', "line 1 does not have the form"),
+        (json.dumps(line(1)) + "\n" + json.dumps(line(2) | {"tensors": 5}) + "\n", "line 2 does not have the form"),
+        (json.dumps(line(1)) + "\n\xff\n", "line 2 does not have the form"),
     ],
 )
 def test_a_damaged_ledger_line_is_named(tmp_path, cli, text, why):

@@ -339,7 +339,7 @@ def test_a_false_dropout_is_named_by_the_site_and_opens_nothing(tmp_path):
         ({"algorithm": {"name": "fedkd"}}, FIVE, {}, r"remove 'server\.sum'"),
         ({"algorithm": {"name": "fedavg-ft"}}, FIVE, {}, r"remove 'server\.sum'"),
         ({"algorithm": {"name": "independent"}}, FIVE, {}, r"server\.sum"),
-        ({"server": {"sum": "masked", "aggregate": "median"}}, FIVE, {}, "sums nothing"),
+        ({"server": {"sum": "masked", "aggregate": "median"}}, FIVE, {}, "has no effect with server.aggregate = 'median'"),
     ],
 )
 def test_what_a_secure_sum_does_not_go_together_with_is_refused(tmp_path, common, names, contract_tables, reason):

@@ -578,7 +578,7 @@ class Config(Section):
         """Return the settings of one client; unset keys have the values of the federation."""
         return self.clients.get(client, ClientConfig())
 
-    def get_disclosure(self, client: str) -> Disclosure:
+    def disclosure(self, client: str) -> Disclosure:
         """Return `share.metrics` of a client: the client's own value, or else that of the federation."""
         return (self.get_client_config(client).share or self.share).metrics
 

@@ -234,7 +234,7 @@ def _join_test_sets(config: Config, federations: Mapping[str, Federation]) -> Ch
     """
     parts = []
     for client, federation in federations.items():
-        if config.get_disclosure(client) == "all":
+        if config.disclosure(client) == "all":
             parts.append(get_test_rows(federation))
     return ChainedRows(parts) if parts else None
 

@@ -147,7 +147,7 @@ class Experiment:
             settings=read_client_settings(self.config, id),
             precision=torch.bfloat16 if self.config.engine.precision == "bf16" else None,
             seeds=self.seeds,
-            metrics=self.config.get_disclosure(id),
+            metrics=self.config.disclosure(id),
             privacy=privacy,
         )
 

@@ -67,9 +67,7 @@ def _check_holdout(experiment: Experiment) -> None:
             f"(records.{key} = 'holdout'); use the file of a run with split.holdout = 0.1, or another partition.kind"
         )
     shared = experiment.nets.complete and not experiment.pooled
-    has_scores = any(
-        is_disclosed(experiment.config.get_disclosure(i), len(rows.holdout or ())) for i, rows in clients.items()
-    )
+    has_scores = any(is_disclosed(experiment.config.disclosure(i), len(rows.holdout or ())) for i, rows in clients.items())
     if records.keep_best and records.evaluate_on == "holdout" and shared and not has_scores:
         raise ConfigError(
             "records.keep_best: no client sends its hold-out scores, and no other rows are scored, so the server cannot "

@@ -1,18 +1,18 @@
 """A page, a table and a verdict from run folders. Reads them only; never trains.
 
-What makes pages is imported when first used, so that a run's own table does not wait for matplotlib.
+The modules are imported when they are first used, so that a run does not wait for matplotlib and pandas.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from fedmutual.report.terminal import make_cost_table, make_headline_tables
-from fedmutual.report.verdicts import find_answers
 from fedmutual.rundir.recorded_run import find_runs, read_runs
 
 if TYPE_CHECKING:
     from fedmutual.report.adaptation import summarise_adaptation, write_adaptation
     from fedmutual.report.html import write_report
+    from fedmutual.report.terminal import make_cost_table, make_headline_tables
+    from fedmutual.report.verdicts import find_answers
 
 __all__ = [
     "find_answers",
@@ -25,7 +25,14 @@ __all__ = [
     "write_report",
 ]
 
-_HOMES = {"summarise_adaptation": "adaptation", "write_adaptation": "adaptation", "write_report": "html"}
+_HOMES = {
+    "find_answers": "verdicts",
+    "make_cost_table": "terminal",
+    "make_headline_tables": "terminal",
+    "summarise_adaptation": "adaptation",
+    "write_adaptation": "adaptation",
+    "write_report": "html",
+}
 
 
 def __getattr__(name: str) -> object:

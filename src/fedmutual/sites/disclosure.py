@@ -6,7 +6,7 @@ from fedmutual.scores import LEAST_ROWS, is_disclosed
 
 def describe_disclosure(experiment: Experiment, site: str) -> str:
     """Return a sentence on the meaning of `share.metrics` at a site, for the site's rows and task."""
-    metrics = experiment.config.get_disclosure(site)
+    metrics = experiment.config.disclosure(site)
     if metrics == "all":
         return "All its losses and scores are sent: from these, the operator of the server can compute validation examples."
     if metrics == "none" or "accuracy" not in experiment.make_task(site).tells:

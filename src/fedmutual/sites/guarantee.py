@@ -38,7 +38,7 @@ def check_site(config: Config, file: SiteFile, source: Path) -> None:
             f"{source}: the key 'privacy.epsilon' is missing: the federation trains with noise (privacy.nets = "
             f"{privacy.nets!r}), so each site needs a budget; `fedmutual privacy` prints the epsilon of these rounds"
         )
-    if (disclosure := config.get_disclosure(file.site)) != "none":
+    if (disclosure := config.disclosure(file.site)) != "none":
         raise ConfigError(
             f"{source}: share.metrics = {disclosure!r} sends scores of this site's rows, which epsilon does not count; set "
             "share.metrics = 'none', and they stay in the site's own folder"
