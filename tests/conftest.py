@@ -86,15 +86,19 @@ def starts_flare(nodeid):
     return nodeid.partition("::")[0].rpartition("/")[2] in files or "a_page_run[sites" in nodeid
 
 
+CHECKED = set()  # names of imported modules that no test wrote; a look at all of them after each test takes long
+
+
 @pytest.fixture(autouse=True)
 def forget_modules(tmp_path_factory):
     """Forget the modules that a test wrote, because another test may write one of the same name."""
-    before = set(sys.modules)
     yield
     folder = str(tmp_path_factory.getbasetemp())
-    for name in set(sys.modules) - before:
+    for name in set(sys.modules) - CHECKED:
         if (vars(sys.modules[name]).get("__file__") or "").startswith(folder):
             del sys.modules[name]
+        else:
+            CHECKED.add(name)
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""Every mistake with one's own data: one sentence that names the file or the key, and a fix."""
+"""Each mistake in the files of a user is reported in one sentence, which names the file or the key and the fix."""
 
 import gzip
 import pickle

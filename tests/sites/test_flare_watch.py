@@ -187,16 +187,16 @@ def test_a_server_moves_no_cursor_of_a_leads(tmp_path):
 
 
 def test_a_lead_has_what_the_server_may_give(tmp_path):
-    """All of a run's folder but the clients'."""
+    """The files of a run folder, without those of clients."""
     folder = tmp_path / "there"
     for file in ("config.toml", "ledger.jsonl", "server/round-12.safetensors", "clients/north/round-12.safetensors"):
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         (folder / file).write_bytes(b"x")
-    given = list_result_files(folder, 12)
-    assert sorted(given) == ["config.toml", "ledger.jsonl", "server/round-12.safetensors"]
+    result_files = list_result_files(folder, 12)
+    assert sorted(result_files) == ["config.toml", "ledger.jsonl", "server/round-12.safetensors"]
     body = {"body": base64.b64encode(b"x").decode()}
-    fetched = Lead({"files": sorted(given)}, *[body] * 3).fetch("wards", tmp_path / "out")
-    assert [file.relative_to(tmp_path / "out").as_posix() for file in fetched] == sorted(given)
+    fetched = Lead({"files": sorted(result_files)}, *[body] * 3).fetch("wards", tmp_path / "out")
+    assert [file.relative_to(tmp_path / "out").as_posix() for file in fetched] == sorted(result_files)
     assert all(file.read_bytes() == b"x" for file in fetched)
 
 

@@ -1,4 +1,4 @@
-"""Sites over a transport in this process: what each does, keeps and lets go of, without any network."""
+"""Sites that exchange messages within one process: the work, the saved files and the sent messages of each site."""
 
 import json
 

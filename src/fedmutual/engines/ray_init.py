@@ -41,9 +41,8 @@ def import_ray() -> Any:
             f"ports can run code; install Ray {'.'.join(map(str, _LEAST))} or later: {_INSTALL}"
         )
     if not copies:
-        ray._private.ray_constants.RAY_ENABLE_UV_RUN_RUNTIME_ENV = (
-            False  # if Ray was imported before, it has read the variable
-        )
+        # If Ray was imported before, it has read the variable.
+        ray._private.ray_constants.RAY_ENABLE_UV_RUN_RUNTIME_ENV = False
     return ray
 
 

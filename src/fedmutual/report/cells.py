@@ -150,7 +150,10 @@ def list_numbers(value: Value) -> tuple[float | None, float | None, int]:
 
 
 def format_spread(value: Estimate, scale: MetricScale = PERCENT) -> str:
-    """Return half the width of an accuracy's interval, 100 points at most: "± 1.2"; "" where there is none worth telling."""
-    if value.half is None or (value.tied and value.n < ENOUGH):  # that two agree says nothing of the next
+    """Return half the width of an accuracy's interval, 100 points at most: "± 1.2".
+
+    Without an interval, or for few equal values: "".
+    """
+    if value.half is None or (value.tied and value.n < ENOUGH):  # two equal values do not show how much a third one differs
         return ""
     return f"± {scale.format_spread(min(value.half, value.limit))}"

@@ -214,9 +214,8 @@ def _judge_all(
         return NOT_RUN
     if claim.whose == "mean":
         if counted.keys() - {NOT_RUN, TOO_SHORT} == {CONTRADICTED}:
-            return (
-                CONTRADICTED  # also if opposite differences cancel in the mean, and the claim is that two values are equal
-            )
+            # Also if opposite differences cancel in the mean, and the claim is that two values are equal.
+            return CONTRADICTED
         mean = (
             _judge_difference(claim, overall, diverged)
             if all(line.share >= ENOUGH_ROUNDS for line in group)

@@ -151,9 +151,8 @@ def make_arm_config(cell: Cell, arm: str, seed: int, scale: Scale, here: Here = 
     """Return the configuration of an arm at a scale of its cell, with the keys of this machine."""
     algorithm = _name_algorithm(cell, arm)
     limit = {} if scale.rounds is None else {"rounds": cell.limit_rounds(arm, scale.rounds)}
-    changed = {
-        k: v for k, v in (*scale.changed, *here.items()) if _accepts(algorithm, k)
-    }  # as in `compare --set`: a key only for the algorithms that have it
+    # As in `compare --set`, a key is only for the algorithms that have the key.
+    changed = {k: v for k, v in (*scale.changed, *here.items()) if _accepts(algorithm, k)}
     return cell.make_config(arm, changed | {"seed": seed, **limit})
 
 

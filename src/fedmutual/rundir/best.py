@@ -32,7 +32,7 @@ class BestWeights:
     """Observer: saves the shared model of its best round. It must receive a round's events before `Checkpoints` does."""
 
     def __init__(self, folder: Path, keep: BestRule) -> None:
-        self._half, self._keep = server_folder(folder), keep
+        self._weights_folder, self._keep = server_folder(folder), keep
         self._merit: float | None = None  # of the current round
 
     def __call__(self, event: Event) -> None:
@@ -43,7 +43,7 @@ class BestWeights:
             )
         elif isinstance(event, RoundDone):
             if event.server:
-                save_if_better(self._half, lambda: event.server, self._merit, event.round, self._keep)
+                save_if_better(self._weights_folder, lambda: event.server, self._merit, event.round, self._keep)
             self._merit = None
 
 
@@ -95,14 +95,14 @@ def settle_best_files(folder: Path, saved: int | None, rounds: int, every: int) 
     Raises:
         RunError: a best file is damaged.
     """
-    for half in (server_folder(folder), *list_client_folders(folder)):
-        _settle(half, saved, rounds, every)
+    for weights_folder in (server_folder(folder), *list_client_folders(folder)):
+        _settle(weights_folder, saved, rounds, every)
 
 
 def check_best_files(folder: Path) -> None:
     """Raise RunError if a best file is damaged. Changes no file."""
-    for half in (server_folder(folder), *list_client_folders(folder)):
-        for file in _list_files(half).values():
+    for weights_folder in (server_folder(folder), *list_client_folders(folder)):
+        for file in _list_files(weights_folder).values():
             read_header(file)
 
 

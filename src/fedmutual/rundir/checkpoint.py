@@ -74,8 +74,8 @@ def remove_other_states(folder: Path, round: int | None, generations: int = 1) -
     generations: how many states are kept, up to the saved round.
     """
     kept_files = set() if round is None else {make_file_name(r) for r in range(round - generations + 1, round + 1)}
-    for half in (folder, server_folder(folder), folder / PRETRAINED, *list_client_folders(folder)):
-        for file in (*half.glob("round-*.safetensors"), *half.glob(".*.part")):
+    for state_folder in (folder, server_folder(folder), folder / PRETRAINED, *list_client_folders(folder)):
+        for file in (*state_folder.glob("round-*.safetensors"), *state_folder.glob(".*.part")):
             if file.name not in kept_files:
                 file.unlink(missing_ok=True)
 

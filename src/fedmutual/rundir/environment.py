@@ -20,7 +20,7 @@ def read_environment(folder: Path) -> Environment:
     return read_record(folder / ENVIRONMENT, Environment)
 
 
-def read_networks(folder: Path) -> Environment:
+def read_model_environment(folder: Path) -> Environment:
     """Return the content of environment.json, with the networks and the clients that are needed to use a run's models.
 
     Raises:
@@ -62,7 +62,7 @@ def read_interface(folder: Path, client: str | None = None) -> Interface:
     Raises:
         RunError: a file of the folder is missing or damaged.
     """
-    clients = read_networks(folder).clients
+    clients = read_model_environment(folder).clients
     participant = clients[client] if client is not None else next(iter(clients.values()))
     return Interface(
         shape=participant.input,

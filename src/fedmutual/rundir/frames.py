@@ -31,7 +31,7 @@ def read_scores(folder: Path) -> "pd.DataFrame":
         for evaluation in read_records(folder / METRICS, Evaluation)
         for row in evaluation.rows
         for metric, value in row.values.items()
-        if isinstance(value, int | float)
+        if isinstance(value, int | float) and not isinstance(value, bool)
     ]
     return pd.DataFrame(rows, columns=list(COLUMNS))
 

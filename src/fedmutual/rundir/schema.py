@@ -134,9 +134,8 @@ class LedgerLine(Record):
     client: str
     down: Number
     up: Number
-    steps: Number | None = (
-        None  # gradient steps; None for real sites, which do not send the number, and for earlier versions
-    )
+    # Gradient steps; None for real sites, which do not send the number, and for earlier versions.
+    steps: Number | None = None
     forwards: Number | None = None  # forward passes of these steps; None where they were not counted
 
 

@@ -18,7 +18,7 @@ from fedmutual.federation.networks import POOLED
 from fedmutual.metric import TargetKind
 from fedmutual.rundir.best import BEST
 from fedmutual.rundir.checkpoint import make_file_name, read_checkpoint
-from fedmutual.rundir.environment import Interface, read_interface, read_networks
+from fedmutual.rundir.environment import Interface, read_interface, read_model_environment
 from fedmutual.rundir.file_names import CONFIG
 from fedmutual.studies.outputs import ANSWER_FORMS, AnswerForm
 from fedmutual.studies.trained_run import Run
@@ -74,7 +74,7 @@ def choose_model_of_run(run: Run, client: str | None = None, best: bool = False,
         RunError: the run has no such model, or keeps none of its best round.
     """
     place = run.folder
-    known = read_networks(place)
+    known = read_model_environment(place)
     if client is not None and client not in known.clients:
         raise RunError(
             f"{place}: there is no client {client!r}; there are {', '.join(known.clients)}, and without --client the "
@@ -120,7 +120,7 @@ def _choose_ensemble(run: Run, client: str | None, best: bool) -> AnsweringModel
         raise RunError(f"{run.folder}: {why}")
     net = run.ensemble(client)
     description = f"ensemble of client {client!r}'s personal model, with the weight {net.weight:g}, and the shared model"
-    networks = f"{read_networks(run.folder).models.personal[client].name} and {run.config.model.shared}"
+    networks = f"{read_model_environment(run.folder).models.personal[client].name} and {run.config.model.shared}"
     return _make_answering_model(run, net, description, "ensemble", networks, client)
 
 

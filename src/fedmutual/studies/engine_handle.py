@@ -10,7 +10,7 @@ from fedmutual.engines.ray import Cluster
 from fedmutual.engines.select import EngineChoice, choose_engine, count_memory, open_engine, plan_disk_storage
 from fedmutual.federation.experiment import Experiment
 
-MEND = "set engine.workers lower, or engine.name = 'inprocess', and continue with --resume"
+FIX_WORKERS = "set engine.workers lower, or engine.name = 'inprocess', and continue with --resume"
 MOST_DEATHS = 3  # deaths of workers since a saved round
 
 

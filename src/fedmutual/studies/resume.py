@@ -23,8 +23,8 @@ def check_saved(folder: Path, experiment: Experiment) -> None:
     if experiment.config.records.keep_best:
         bests.check_best_files(folder)
     if saved is not None:
-        for half in (server_folder(folder), *homes):
-            read_tensors(half / make_file_name(saved.round), ())
+        for state_folder in (server_folder(folder), *homes):
+            read_tensors(state_folder / make_file_name(saved.round), ())
 
 
 def restore_run(experiment: Experiment, engine: Engine, folder: Path, name: str) -> tuple[Message, Saved | None]:

@@ -38,7 +38,7 @@ from fedmutual.rundir.summary import write_summary
 from fedmutual.rundir.text import TextLog
 from fedmutual.rundir.trackers import Tracker
 from fedmutual.studies import privacy_plan
-from fedmutual.studies.engine_handle import MEND, MOST_DEATHS, EngineHandle, describe_pick
+from fedmutual.studies.engine_handle import FIX_WORKERS, MOST_DEATHS, EngineHandle, describe_pick
 from fedmutual.studies.resume import check_saved, fingerprint_experiment, restore_run
 from fedmutual.studies.trained_run import Run, open_trained_run
 
@@ -83,7 +83,7 @@ def _run(config: Config, folder: Path, resume: bool, observers: Sequence[Observe
                         _describe(folder, experiment, handle.engine, handle.choice)
                     _train_through(handle, folder, observers)
     except WorkerLost as problem:
-        raise RunError(f"{folder}: {problem}; is there enough memory? {MEND}") from None
+        raise RunError(f"{folder}: {problem}; is there enough memory? {FIX_WORKERS}") from None
     return open_trained_run(folder, config)
 
 
@@ -190,7 +190,7 @@ def _train_through(handle: EngineHandle, folder: Path, observers: Sequence[Obser
             saved = read_checkpoint(folder)
             deaths.append(saved.round if saved else 0)
             if deaths.count(deaths[-1]) == MOST_DEATHS:
-                raise RunError(f"{folder}: {lost}, several times; is there enough memory? {MEND}") from None
+                raise RunError(f"{folder}: {lost}, several times; is there enough memory? {FIX_WORKERS}") from None
             notes = (f"{lost}; all clients continue from {f'round {deaths[-1]}, the last saved' if saved else 'the start'}",)
             handle.restart()
 

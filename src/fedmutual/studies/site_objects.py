@@ -114,9 +114,9 @@ def check_distinct_networks(sites: Mapping[str, Site], shared: Model | None) -> 
 
 def load_in_place(run: Run, sites: Mapping[str, Site], shared: Model | None) -> None:
     """Load the trained weights into the caller's modules."""
-    from fedmutual.rundir.environment import read_networks
+    from fedmutual.rundir.environment import read_model_environment
 
-    personal = read_networks(run.folder).models.personal
+    personal = read_model_environment(run.folder).models.personal
     for name, site in sites.items():
         if isinstance(site.model, nn.Module) and name in personal:
             site.model.load_state_dict(run.personal_model(name).state_dict())

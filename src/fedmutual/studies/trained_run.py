@@ -18,7 +18,7 @@ from fedmutual.recorded_code import RecordedCode
 from fedmutual.report.scale import MetricScale
 from fedmutual.rundir import best as bests
 from fedmutual.rundir.checkpoint import make_file_name, read_checkpoint, read_shared_state, read_state
-from fedmutual.rundir.environment import read_interface, read_metric, read_networks
+from fedmutual.rundir.environment import read_interface, read_metric, read_model_environment
 from fedmutual.rundir.file_names import CONFIG, SUMMARY, client_folder, server_folder
 from fedmutual.rundir.frames import read_scores
 from fedmutual.rundir.record_files import is_finished, read_summary
@@ -51,7 +51,7 @@ class Run:
         """Return the run's method, state, and the last scores that clients share."""
         last = read_scores(self.folder)
         state = "finished" if self.finished else "not finished"
-        clients = read_networks(self.folder).clients
+        clients = read_model_environment(self.folder).clients
         text = f"<Run {self.config.name!r}: {self.config.algorithm['name']}, {len(clients)} clients, {state}"
         if last.empty:
             return f"{text}, in {self.folder}>"
@@ -122,10 +122,10 @@ class Run:
         Raises:
             RunError: nothing was saved, or the run has no `records.keep_best`.
         """
-        pooled = read_networks(self.folder).pooled
+        pooled = read_model_environment(self.folder).pooled
         owner = POOLED if pooled else client
-        half = server_folder(self.folder) if owner is None else client_folder(self.folder, owner)
-        return bests.find_best(half, self._find_saved().round)[0]
+        state_folder = server_folder(self.folder) if owner is None else client_folder(self.folder, owner)
+        return bests.find_best(state_folder, self._find_saved().round)[0]
 
     @property
     def complete(self) -> bool:
@@ -138,7 +138,7 @@ class Run:
         Raises:
             RunError: nothing was saved, no complete shared model exists, or no best round was stored.
         """
-        known = read_networks(self.folder)
+        known = read_model_environment(self.folder)
         if known.pooled:
             return self._build_net(self.config.model.shared, self._read_client_state(POOLED, best=best))
         state = self._read_state(server_folder(self.folder))
@@ -159,7 +159,7 @@ class Run:
         Raises:
             RunError: nothing was saved, there is no such client or model, or no best round was stored.
         """
-        names = read_networks(self.folder).models.personal
+        names = read_model_environment(self.folder).models.personal
         if client not in names:
             known = ", ".join(names) or "none: its algorithm trains no personal models"
             raise RunError(f"{self.folder}: there is no personal model of client {client!r}; there are {known}")
@@ -171,7 +171,7 @@ class Run:
         Raises:
             RunError: nothing was saved, or there is no such client or fork.
         """
-        if client not in (client_ids := read_networks(self.folder).clients):
+        if client not in (client_ids := read_model_environment(self.folder).clients):
             raise RunError(f"{self.folder}: there is no client {client!r}; there are {', '.join(client_ids)}")
         with plugins.use_rule(self._code):
             rng = At(0, -1, 1).rng("any")
@@ -198,7 +198,7 @@ class Run:
 
     def _find_sizes(self, client: str | None = None) -> tuple[tuple[int, ...], int]:
         """Return the inputs and outputs of one client's networks, or of all clients' networks."""
-        clients = read_networks(self.folder).clients
+        clients = read_model_environment(self.folder).clients
         whose = clients[client] if client else next(iter(clients.values()))
         return whose.input, whose.outputs
 
@@ -221,11 +221,11 @@ class Run:
             raise RunError(f"{self.folder}: nothing was saved yet, so there is no model")
         return saved
 
-    def _read_state(self, half: Path, best: bool = False) -> dict[str, torch.Tensor]:
+    def _read_state(self, state_folder: Path, best: bool = False) -> dict[str, torch.Tensor]:
         saved = self._find_saved()
         if best:
-            return bests.read_best_state(half, saved.round, saved.run)
-        return read_state(half / make_file_name(saved.round), saved.run, saved.round)
+            return bests.read_best_state(state_folder, saved.round, saved.run)
+        return read_state(state_folder / make_file_name(saved.round), saved.run, saved.round)
 
     def _read_client_state(self, client: str, prefix: str = "personal.", best: bool = False) -> dict[str, torch.Tensor]:
         state = self._read_state(client_folder(self.folder, client), best)

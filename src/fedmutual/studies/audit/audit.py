@@ -23,7 +23,7 @@ from fedmutual.report.audit_result import Attack, Audit, Guarantee, Imprint, Mem
 from fedmutual.rundir import folder as folders
 from fedmutual.rundir import pretrained
 from fedmutual.rundir.checkpoint import load_client, make_file_name, read_checkpoint, read_server_state
-from fedmutual.rundir.environment import read_networks
+from fedmutual.rundir.environment import read_model_environment
 from fedmutual.rundir.file_names import CONFIG, client_folder
 from fedmutual.rundir.record_files import is_finished, read_summary
 from fedmutual.stepping import work
@@ -98,7 +98,7 @@ def _open(folder: Path) -> _Opened:
     summary = read_summary(folder)
     if summary is None or not is_finished(summary, run.config.rounds):
         raise RunError(f"{folder}: the run is not finished; finish it with `fedmutual run FILE --resume`, then audit it")
-    tasks = {client.task for client in read_networks(folder).clients.values()}
+    tasks = {client.task for client in read_model_environment(folder).clients.values()}
     if tasks != {"classification"}:
         raise RunError(f"{folder}: its clients learn {', '.join(map(repr, sorted(tasks)))}; only classification is audited")
     check_tables(run.config.model_dump(), folder)
@@ -159,7 +159,7 @@ class _Auditor:
             returned = self._return_meme(i)
             if returned is not None:
                 yield ("returned", i), returned
-            if i in read_networks(run.folder).models.personal:
+            if i in read_model_environment(run.folder).models.personal:
                 yield ("personal", i), run.personal_model(i)
 
     def _score(self, net: nn.Module, key: Key, pools: list[Pool]) -> Confidence:
