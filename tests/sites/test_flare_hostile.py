@@ -26,6 +26,7 @@ from wards import COMMON, SITES
 
 WORKER = "nvflare.private.fed.app.client.worker_process"
 MARK = "import os, pathlib\npathlib.Path({mark!r}).write_text(os.getcwd())\n"
+ENDLESS = "import time\ntime.sleep(600)\n"
 
 
 def test_no_code_of_a_lead_and_a_server_runs_at_a_site(tmp_path, monkeypatch):
@@ -42,15 +43,21 @@ def test_no_code_of_a_lead_and_a_server_runs_at_a_site(tmp_path, monkeypatch):
 
 @contextmanager
 def federated(folder: Path) -> Iterator[Loopback]:
-    """A hostile server, and a site. A module lies wherever the site's processes work; a mark says that it was imported."""
+    """A hostile server, and a site. A module lies wherever the site's processes work; a mark says that it was imported.
+
+    The server's operator lists a module of the same name, which does not end: a job that ends at the server ends at the
+    site, too, perhaps before the site has looked at the contract.
+    """
     with loopback(folder, {**COMMON, "rounds": 1}, {"north": SITES["north"]}) as federation:
         kit, state = folder / "kits" / "server", folder / "server"
         state.mkdir()
+        (folder / "operator").mkdir()
+        (folder / "operator" / "evil.py").write_text(ENDLESS)
         facts = {
             "state": str(state),
-            "contracts": [read_contract(federation.file).record()],
-            "files": [str(federation.file)],
-            "modules": [],
+            "contracts": [read_contract(federation.file).record(), make_evil_record(federation)],
+            "files": [str(folder / "operator" / "federation.toml")],
+            "modules": ["evil"],
         }
         words = [sys.executable, *map(str, (Path(__file__).parents[1] / "rogue_server.py", kit, state, json.dumps(facts)))]
         with (folder / "server.log").open("wb") as log:
@@ -77,8 +84,7 @@ def a_contract_that_names_code_is_not_parsed(federation: Loopback, session: Sess
     """Signed, and of the form that fedmutual writes. The job's process searches no folder of those above."""
 
     def change(made: Path) -> None:
-        record = read_contract(federation.file).record()
-        record["tables"]["algorithm"]["name"] = "evil:X"
+        record = make_evil_record(federation)
         config = made / job.APP / "config"
         (config / job.SERVER).write_bytes(job.format_json(job.make_server_config(json.dumps(record))))
         (config / job.SITE).write_bytes(job.format_json(job.make_site_config(json.dumps(record))))
@@ -94,7 +100,15 @@ def a_contract_that_names_code_is_not_parsed(federation: Loopback, session: Sess
     number = submitted(federation, session, change)
     federation.wait(refuses, 120, "the site refuses")
     assert {tuple(words[1:4]) for words in began if WORKER in words} == {("-P", "-E", "-m")}
+    federation.kill_job("server")
     ended(federation, session, number)
+
+
+def make_evil_record(federation: Loopback) -> dict[str, Any]:
+    """Return the contract with an algorithm of the module `evil`."""
+    record = read_contract(federation.file).record()
+    record["tables"]["algorithm"]["name"] = "evil:X"
+    return record
 
 
 def a_job_that_nobody_signed_is_not_unpacked(federation: Loopback, session: Session) -> None:
