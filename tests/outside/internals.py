@@ -10,6 +10,8 @@ from typing import Any
 
 import typer
 
+from committed import read_committed_experiments
+
 LEAKING_ALGORITHM = """
 from fedmutual.algorithms import FML
 
@@ -98,10 +100,8 @@ def _committed_results() -> Any:
 @cache
 def _cells() -> dict[str, list[Any]]:
     """Path of a cell's file -> the cell as each experiment has it: one may look at the cells of another, with more arms."""
-    from fedmutual.reproduce import read_experiments
-
     cells: dict[str, list[Any]] = {}
-    for experiment in read_experiments(experiments_folder()):
+    for experiment in read_committed_experiments().values():
         for cell in experiment.cells:
             cells.setdefault(cell.id, []).append(cell)
     return cells

@@ -282,8 +282,7 @@ def domains(tmp_path_factory):
     return (folder / "report.html").as_uri()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [400, 1280])
+@pytest.mark.parametrize(("scheme", "width"), [("dark", 400), ("light", 1280)])
 def test_a_page_of_domains_fits_and_its_points_can_be_pointed_at(browser, domains, scheme, width):
     context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 900})
     page, console_messages = context.new_page(), []

@@ -7,6 +7,7 @@ from statistics import fmean
 
 import pytest
 
+from committed import read_committed_experiments
 from fedmutual.algorithms import ALGORITHMS
 from fedmutual.config import read_tables
 from fedmutual.reproduce import ResultStore, Scale, pages, read_experiment
@@ -171,7 +172,7 @@ def test_the_page_is_written_beside_the_folder_of_the_pages(measured, papers, st
     assert "paper" not in page_text
 
 
-COMMITTED = read_experiment(find_home(), ID)
+COMMITTED = read_committed_experiments()[ID]
 
 
 @cache

@@ -7,10 +7,11 @@ from typing import ClassVar
 import pytest
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from committed import read_committed_experiments
 from fedmutual import run
 from fedmutual.config import make_algorithm, parse_config
 from fedmutual.core import Phase
-from fedmutual.reproduce import ResultStore, Scale, read_experiment, read_experiments, reproduce
+from fedmutual.reproduce import ResultStore, Scale, read_experiment, reproduce
 from fedmutual.reproduce.budget import count_budget
 from fedmutual.reproduce.cell_results import MeasuredCell, read_measured_cells
 from fedmutual.reproduce.cells import RESULTS, find_home
@@ -122,7 +123,7 @@ def test_the_steps_of_a_result_are_those_that_were_taken(papers, store, tmp_path
 
 def test_a_result_without_a_stored_budget_gets_the_budget_of_its_cell():
     """Of Table 2, 10 % public: FedH2L takes a local and a mutual step a round, AGG one; FedMD transfers before round 1."""
-    (table2,) = (e for e in read_experiments(find_home()) if e.id == "rotated-mnist")
+    table2 = read_committed_experiments()["rotated-mnist"]
     (measured,) = (
         x for x in read_measured_cells(table2, ResultStore(find_home() / RESULTS)) if x.cell.name == "shared/public-10"
     )
@@ -165,7 +166,7 @@ def steps_of(experiment, claim, cell):
     return [count_budget(make_arm_config(c, arm, 0, Scale()), ROWS, dict.fromkeys(ROWS, 100)).steps for c, arm in arms]
 
 
-REAL = read_experiments(find_home())
+REAL = [*read_committed_experiments().values()]
 CLAIMS = [(e, claim) for e in REAL for claim in e.index.claims]
 
 

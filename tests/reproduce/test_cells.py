@@ -2,17 +2,17 @@
 
 import pytest
 
+from committed import read_committed_experiments
 from fedmutual.errors import ConfigError
 from fedmutual.reproduce import ResultStore, Scale, read_experiment, read_experiments
 from fedmutual.reproduce.cell_results import read_measured_cells
-from fedmutual.reproduce.cells import find_home
 from fedmutual.reproduce.claims import judge
 from fedmutual.reproduce.plan import list_jobs
 
 IDS = ["table1", "v1-tables", "curves", "dh", "mh", "oh", "newcomer", "rounds", "v1-local", "catfish", "alphabeta"]
 IDS += ["stability", "fairness", "tuned", "rotated-mnist", "pacs", "office-home", "h2l-ablation", "h2l-figures", "benchmark"]
 IDS += ["privacy", "proxyfl"]
-REAL = read_experiments(find_home())
+REAL = [*read_committed_experiments().values()]
 
 
 def test_a_cell_is_a_configuration_with_arms(papers):

@@ -1,13 +1,13 @@
 """The time that is left, by hand."""
 
-from fedmutual.reproduce import Scale, read_experiment
-from fedmutual.reproduce.cells import find_home
+from committed import read_committed_experiments
+from fedmutual.reproduce import Scale
 from fedmutual.reproduce.eta import TimeEstimate
 from fedmutual.reproduce.plan import list_jobs
 
 
 def test_a_round_of_many_steps_is_not_compared_with_a_round_of_one_step():
-    cells = {c.name: c for c in read_experiment(find_home(), "rotated-mnist").cells}
+    cells = {c.name: c for c in read_committed_experiments()["rotated-mnist"].cells}
     left = [j for j in list_jobs(cells["shared/public-10"], [0], Scale()) if not j.arm.endswith("-equal-steps")]
     eta = TimeEstimate(left)
     (matched,) = [j for j in left if j.arm == "fedavg-matched"]  # 57 rounds of 175 steps: 9,975 steps of 0.04 s

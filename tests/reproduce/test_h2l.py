@@ -5,15 +5,15 @@ from statistics import fmean
 
 import pytest
 
+from committed import read_committed_experiments
 from fedmutual import models
 from fedmutual.core import At
-from fedmutual.reproduce import Scale, read_experiment
-from fedmutual.reproduce.cells import find_home
+from fedmutual.reproduce import Scale
 from fedmutual.reproduce.plan import list_jobs
 from fedmutual.reproduce.schema import AVERAGE
 
 IDS = ("rotated-mnist", "pacs", "office-home", "h2l-ablation", "h2l-figures")
-FOUND = {id: {c.name: c for c in read_experiment(find_home(), id).cells} for id in IDS}
+FOUND = {id: {c.name: c for c in read_committed_experiments()[id].cells} for id in IDS}
 ODD = {("shared/public-5", "fedmd", "bwt"): (89.11, 91.50), ("shared/public-15", "aggregate", "bwt"): (92.47, 92.36)}
 
 

@@ -4,14 +4,15 @@ import tomllib
 
 import pytest
 
-from fedmutual.reproduce import ResultStore, read_experiments
+from committed import read_committed_experiments
+from fedmutual.reproduce import ResultStore
 from fedmutual.reproduce.cell_results import read_measured_cells
 from fedmutual.reproduce.cells import NOTES, RESULTS, find_home
 from fedmutual.reproduce.claims import NOT_RUN
 from fedmutual.reproduce.tables import make_tables
 
 # the page of proxyfl names the differences from ProxyFL's public code in its own list
-REAL = {e.id: e for e in read_experiments(find_home()) if e.index.paper and e.id != "proxyfl"}
+REAL = {id: e for id, e in read_committed_experiments().items() if e.index.paper and id != "proxyfl"}
 FML = [e for e in REAL.values() if e.index.code == "fml"]
 
 

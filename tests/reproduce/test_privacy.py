@@ -4,13 +4,14 @@ from pathlib import Path
 
 import pytest
 
+from committed import read_committed_experiments
 from fedmutual.privacy import accountant
-from fedmutual.reproduce import ResultStore, read_experiments
+from fedmutual.reproduce import ResultStore
 from fedmutual.reproduce.cell_results import read_measured_cells
 from fedmutual.reproduce.cells import RESULTS, find_home
 
 STORE = ResultStore(find_home() / RESULTS)
-(PRIVACY,) = (e for e in read_experiments(find_home()) if e.id == "privacy")
+PRIVACY = read_committed_experiments()["privacy"]
 CELLS = pytest.mark.parametrize("cell", PRIVACY.cells, ids=[c.name for c in PRIVACY.cells])
 DOCUMENT = Path(__file__).parents[2] / "docs" / "privacy.md"
 

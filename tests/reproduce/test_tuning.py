@@ -4,10 +4,10 @@ import json
 
 import pytest
 
+from committed import read_committed_experiments
 from fedmutual.errors import ConfigError
-from fedmutual.reproduce import Scale, read_experiment, read_experiments
+from fedmutual.reproduce import Scale, read_experiment
 from fedmutual.reproduce.cell_results import read_measured_cells
-from fedmutual.reproduce.cells import find_home
 from fedmutual.reproduce.pages import make_page, render_markdown
 from fedmutual.reproduce.plan import list_jobs
 
@@ -119,7 +119,7 @@ def test_a_sweep_command_without_rounds_uses_the_configured_rounds(papers, swept
 
 
 def test_every_method_of_the_tuned_cells_has_its_own_sweep():
-    (tuned,) = (e for e in read_experiments(find_home()) if e.id == "tuned")
+    tuned = read_committed_experiments()["tuned"]
     for cell in tuned.cells:
         assert set(cell.tunings) == set(cell.arms)
         for arm, tuning in cell.tunings.items():

@@ -21,7 +21,7 @@ from fedmutual.cli.terminal import (
     print_warning,
     show_progress,
 )
-from fedmutual.engines.child_process import expect_workers, start_fork_server
+from fedmutual.engines.child_process import expect_workers, start_fork_server_early
 from fedmutual.errors import ConfigError, UserError
 
 app = typer.Typer(
@@ -173,7 +173,7 @@ def adapt(
         out_folder or Path("runs") / f"{newcomer.name_newcomer(data, overrides)}-adapt",
         adapt.parse_sizes(examples),
     )
-    start_fork_server()
+    start_fork_server_early()
     with show_progress(format_resume_command("adapt", set, folder, str(run), *words)) as watch:
         adapt.adapt(run, data, folder, sizes, seeds, fedavg, resume, overrides, watch.observe)
     conclude.print_adaptation(folder, folder / "report.html")

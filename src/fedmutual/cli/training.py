@@ -20,7 +20,7 @@ from fedmutual.cli.terminal import (
     print_text,
     show_progress,
 )
-from fedmutual.engines.child_process import expect_workers, start_fork_server
+from fedmutual.engines.child_process import expect_workers, start_fork_server_early
 from fedmutual.role import LOCAL_ONLY
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def demo(
         demo_plan.print_finished(folder, seeds)
         return
     demo_plan.print_plan(folder, seeds)
-    start_fork_server()
+    start_fork_server_early()
     groups = []
     with show_progress(
         format_resume_command("demo", None, folder, "--seeds", str(seeds)), runs=demo_plan.count_runs(seeds)

@@ -27,9 +27,15 @@ _ATTEMPTS = 3  # to start a worker process
 _PRELOADED = ["torch._dynamo", "fedmutual.federation.experiment"]  # a worker's imports, which take seconds
 
 
-def start_fork_server() -> None:
+def start_fork_server_early() -> None:
     """Start the imports of later worker processes on another core, without waiting for them. Only on Linux."""
-    if IS_FORKED and count_cores() > 1:
+    if count_cores() > 1:
+        _start_fork_server()
+
+
+def _start_fork_server() -> None:
+    """Start the process of which worker processes are forks, unless it runs. Only on Linux."""
+    if IS_FORKED:
         CONTEXT.set_forkserver_preload(_PRELOADED)
         former = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # the server would print a traceback at Ctrl-C
         try:
@@ -44,7 +50,7 @@ def expect_workers(engines: Iterable[str], jobs: int | None = None) -> None:
     jobs: the number of runs at once, as `--jobs`. If workers are needed after all, the first one starts the server.
     """
     if (jobs or 1) > 1 or not {"auto", "processes"}.isdisjoint(engines):
-        start_fork_server()
+        start_fork_server_early()
 
 
 class ChildProcess:
@@ -57,7 +63,7 @@ class ChildProcess:
         self.connection, worker_end = CONTEXT.Pipe()
         for attempts_left in reversed(range(_ATTEMPTS)):
             self.process = CONTEXT.Process(target=serve, args=(worker_end,), daemon=True)
-            start_fork_server()
+            _start_fork_server()
             try:
                 with _hide_main_module():
                     self.process.start()

@@ -9,7 +9,7 @@ from pathlib import Path
 from fedmutual.report.audit_result import Audit, Guarantee, Imprint, Membership
 from fedmutual.report.findings import Finding, describe_finding
 from fedmutual.report.html import write_text
-from fedmutual.report.rendering import make_environment
+from fedmutual.report.rendering import load_page_template
 from fedmutual.report.scale import MetricScale
 
 _ATTACKS = {
@@ -159,7 +159,7 @@ def write_audit(audit: Audit, out: Path) -> None:
     Raises:
         RunError: `out` cannot be written, or is a file of another kind.
     """
-    template = make_environment("fedmutual.report", html=True).get_template("audit.html.j2")
+    template = load_page_template("audit.html.j2")
     page = template.render(
         audit=audit,
         sentences=make_sentences(audit),

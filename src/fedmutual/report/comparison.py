@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import pandas as pd
 
@@ -42,12 +42,23 @@ class Method:
     @cached_property
     def scores(self) -> pd.DataFrame:
         """The scores of the counted runs, as `fedmutual.rundir.frames.tabulate_scores` describes them."""
-        return pd.concat([run.scores for run in self.counted or self.runs])
+        return pd.concat([run.scores for run in self.counted or self.runs], ignore_index=True)
 
     @cached_property
-    def last_scores(self) -> pd.DataFrame:
-        """The scores after the last evaluation of each counted run."""
-        return self.scores[self.scores["is_last"]]
+    def _scores_by_kind(self) -> dict[Any, pd.DataFrame]:
+        return dict(iter(self.scores.groupby(["model", "data", self.scores["client"].notna()])))
+
+    @cached_property
+    def _last_scores_by_kind(self) -> dict[Any, pd.DataFrame]:
+        return {kind: scores[scores["is_last"]] for kind, scores in self._scores_by_kind.items()}
+
+    def select_scores(self, model: str | None, data: str, of_clients: bool = True) -> pd.DataFrame:
+        """Return the scores of a model on one kind of rows: the clients' own rows, or else those of the common test set."""
+        return self._scores_by_kind.get((model, data, of_clients), self.scores[:0])
+
+    def select_last_scores(self, model: str | None, data: str, of_clients: bool = True) -> pd.DataFrame:
+        """Return the scores after the last evaluation of each counted run, as `select_scores`."""
+        return self._last_scores_by_kind.get((model, data, of_clients), self.scores[:0])
 
     @property
     def federated(self) -> bool:
@@ -69,12 +80,6 @@ class Method:
         """The models that clients can use on their own data, at least one; the first is the model that they would use."""
         models = next((r.models for r in self.counted if r.models), ())
         return tuple(Use(self, m) for m in models) or (Use(self, None),)
-
-
-def select_scores(scores: pd.DataFrame, model: str | None, data: str, of_clients: bool = True) -> pd.DataFrame:
-    """Return the scores of a model on one kind of rows: the clients' own rows, or else those of the common test set."""
-    is_wanted = (scores["model"] == model) & (scores["data"] == data) & (scores["client"].notna() == of_clients)
-    return scores[is_wanted]
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
 from fedmutual.report.cells import Column, PageTable, TableCell, format_csv
-from fedmutual.report.comparison import Method, RunComparison, select_scores
+from fedmutual.report.comparison import Method, RunComparison
 from fedmutual.report.curves import DRAWN, assign_slots, make_points, thin_out
 from fedmutual.report.domains import ACC
 from fedmutual.report.measures import average_by_round
@@ -73,7 +73,7 @@ def make_courses(comparison: RunComparison) -> list[CostCurve]:
 
 def _make_course(method: Method) -> list[Cost]:
     runs = [r for r in method.counted if r.evaluations]
-    values = average_by_round(select_scores(method.scores, method.uses[0].model, ACC.data))
+    values = average_by_round(method.select_scores(method.uses[0].model, ACC.data))
     points = make_points(values.reindex(columns=[r.seed for r in runs]))
     if not points:
         return []

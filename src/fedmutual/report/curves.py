@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 import pandas as pd
 
 from fedmutual.report.cells import Column, PageTable, TableCell, format_csv
-from fedmutual.report.comparison import Method, RunComparison, Use, select_scores
+from fedmutual.report.comparison import Method, RunComparison, Use
 from fedmutual.report.domains import ACC, TRANSFER_MEASURES, DomainMeasure
 from fedmutual.report.measures import Pick, average_by_round
 from fedmutual.report.scale import MetricScale
@@ -145,7 +145,7 @@ def _stretch_picture(picture: Picture, paces: Mapping[str, int | None]) -> Pictu
 
 def _make_client_pictures(comparison: RunComparison, taken: Mapping[str, int]) -> list[Picture]:
     def make_client_curve(use: Use, style: int, pick: Pick) -> Curve:
-        values = average_by_round(select_scores(use.method.scores, use.model, "validation"), pick)
+        values = average_by_round(use.method.select_scores(use.model, "validation"), pick)
         return Curve(use.label, taken[use.method.label], style, values, use.method.label)
 
     title, scale = comparison.metric.title, comparison.scale
@@ -153,7 +153,7 @@ def _make_client_pictures(comparison: RunComparison, taken: Mapping[str, int]) -
         ("personal", "Client's model on own validation data, mean", fmean),
         ("worst", "Worst client's model on own validation data", comparison.uses[0].worst),
     )
-    tests = {m: average_by_round(select_scores(m.scores, "global", "test", of_clients=False)) for m in comparison.methods}
+    tests = {m: average_by_round(m.select_scores("global", "test", of_clients=False)) for m in comparison.methods}
     shared = tuple(Curve(m.label, taken[m.label], 0, values, m.label) for m, values in tests.items())
     pictures = [("global", "Shared model on the test set", shared)]
     for id, name, pick in ends:
@@ -166,7 +166,7 @@ def _make_client_pictures(comparison: RunComparison, taken: Mapping[str, int]) -
 
 def _make_domain_pictures(comparison: RunComparison, taken: Mapping[str, int]) -> list[Picture]:
     def make_curves(measure: DomainMeasure, pick: Pick = fmean) -> tuple[Curve, ...]:
-        scores = {m: select_scores(m.scores, m.uses[0].model, measure.data) for m in comparison.methods}
+        scores = {m: m.select_scores(m.uses[0].model, measure.data) for m in comparison.methods}
         return tuple(Curve(m.label, taken[m.label], 0, average_by_round(rows, pick), m.label) for m, rows in scores.items())
 
     means = [Picture(m.key, f"{m.name}: {m.rows}, mean over nodes, %", True, make_curves(m)) for m in TRANSFER_MEASURES]

@@ -6,7 +6,7 @@ from statistics import fmean
 from fedmutual.metric import ACCURACY
 from fedmutual.report import measures
 from fedmutual.report.cells import Column, PageTable, TableCell, format_csv, list_numbers, make_missing_cell, make_share_cell
-from fedmutual.report.comparison import Method, RunComparison, Use, select_scores
+from fedmutual.report.comparison import Method, RunComparison, Use
 from fedmutual.report.statistics import Gains, Missing, Value
 from fedmutual.report.text import format_number, format_size
 from fedmutual.rundir.recorded_run import RecordedRun
@@ -89,7 +89,7 @@ def score_all_classes(use: Use) -> Value:
     """Return the accuracy on the test set of all classes after the last round; for personal models the mean over clients."""
     if use.model == "global":
         return measures.average_global_last(use)
-    scores = select_scores(use.method.last_scores, use.model, "test")
+    scores = use.method.select_last_scores(use.model, "test")
     return measures.average_scores(scores, "the model is scored on the clients' own rows only")
 
 

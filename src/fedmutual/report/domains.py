@@ -17,7 +17,7 @@ from fedmutual.report.cells import (
     make_missing_cell,
     make_share_cell,
 )
-from fedmutual.report.comparison import OWN_DOMAIN, Method, RunComparison, select_scores
+from fedmutual.report.comparison import OWN_DOMAIN, Method, RunComparison
 from fedmutual.report.measures import SEEN, Pick, average_over_seeds, average_scores, name_choosing_data
 from fedmutual.report.scale import PERCENT, MetricScale
 from fedmutual.report.statistics import Missing, Value
@@ -63,7 +63,7 @@ def average_last(method: Method, measure: DomainMeasure, pick: Pick = fmean) -> 
 
 
 def _select_last(method: Method, measure: DomainMeasure) -> pd.DataFrame:
-    return select_scores(method.last_scores, method.uses[0].model, measure.data)
+    return method.select_last_scores(method.uses[0].model, measure.data)
 
 
 def average_best(

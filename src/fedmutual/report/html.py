@@ -23,7 +23,7 @@ from fedmutual.report.costs import TITLE, draw_costs, has_seed_set, make_courses
 from fedmutual.report.curves import make_data_table, make_pictures
 from fedmutual.report.gain_plot import draw_gains
 from fedmutual.report.plots import draw_curves
-from fedmutual.report.rendering import make_environment
+from fedmutual.report.rendering import load_page_template
 from fedmutual.report.statistics import Gains
 from fedmutual.report.svg import Styles
 from fedmutual.report.verdicts import judge
@@ -121,7 +121,7 @@ def render(compared: Sequence[RunComparison], judged: Callable[[RunComparison], 
     """Return the page of some comparisons as HTML: one text with all styles and pictures, which loads no other file."""
     styles: Styles = {}
     sections = [_make_section(c, judged(c), f"c{number}", styles) for number, c in enumerate(compared, 1)]
-    template = make_environment("fedmutual.report", html=True).get_template("report.html.j2")
+    template = load_page_template("report.html.j2")
     return template.render(
         sections=sections, styles=styles, differences=find_differences(compared), version=version("fedmutual")
     )

@@ -8,7 +8,7 @@ from typing import Literal
 import pandas as pd
 
 from fedmutual.metric import ACCURACY
-from fedmutual.report.comparison import OWN_DOMAIN, Method, RunComparison, Use, select_scores
+from fedmutual.report.comparison import OWN_DOMAIN, Method, RunComparison, Use
 from fedmutual.report.statistics import Estimate, Gains, Missing, Value, estimate, pair_clients
 from fedmutual.role import LOCAL_ONLY
 from fedmutual.rundir.recorded_run import RecordedRun
@@ -38,7 +38,7 @@ def average_scores(scores: pd.DataFrame, why: str, key: str = "value", pick: Pic
 
     scores: rows of `Method.scores`. key: a column; missing scores are left out. why: the reason where no score remains.
     """
-    by_seed = scores.dropna(subset=key).groupby("seed")[key]
+    by_seed = scores[key].dropna().groupby(scores["seed"])
     return average_over_seeds(by_seed.agg(pick), why)  # fmean, because the mean of pandas rounds in another way
 
 
@@ -54,7 +54,7 @@ def average_global_last(use: Use) -> Value:
     """Return the shared model's main metric on the test set after the last round; missing for a use of another model."""
     if use != use.method.uses[-1]:
         return Missing("the shared model has a line of its own")
-    scores = select_scores(use.method.last_scores, "global", "test", of_clients=False)
+    scores = use.method.select_last_scores("global", "test", of_clients=False)
     return average_scores(scores, _explain_no_global(use.method))
 
 
@@ -71,7 +71,7 @@ def average_global_best(use: Use) -> Best:
 
 def average_own_last(use: Use, pick: Pick = fmean) -> Value:
     """Return a model's main metric on own validation data after the last round: the mean over clients, or `pick` of them."""
-    scores = select_scores(use.method.last_scores, use.model, "validation")
+    scores = use.method.select_last_scores(use.model, "validation")
     return average_scores(scores, _explain_no_own(use.method), pick=pick)
 
 
@@ -123,7 +123,7 @@ class Subject:
 
 def list_subjects(comparison: RunComparison, method: Method) -> list[Subject]:
     """Return the models and rows that were scored under a method."""
-    all_of = [Subject("shared model, test set", select_scores(method.last_scores, "global", "test", of_clients=False), True)]
+    all_of = [Subject("shared model, test set", method.select_last_scores("global", "test", of_clients=False), True)]
     # Validation rows are those of the own domain.
     is_own_domain_seen = comparison.domains and is_validation_test(comparison.first)
     for model in (use.model for use in method.uses if use.model):
@@ -131,18 +131,18 @@ def list_subjects(comparison: RunComparison, method: Method) -> list[Subject]:
             model, "shared model"
         )
         if not is_own_domain_seen:
-            own_scores = select_scores(method.last_scores, model, "validation")
+            own_scores = method.select_last_scores(model, "validation")
             all_of.append(Subject(f"{name}, own validation data", own_scores))
         if comparison.domains:
-            everywhere = Subject(f"{name}, test data of all domains", select_scores(method.last_scores, model, "test"), True)
+            everywhere = Subject(f"{name}, test data of all domains", method.select_last_scores(model, "test"), True)
             if model == "global" and len(everywhere.scores):
                 del all_of[0]  # the test set is the data of all domains
             title = (
                 f"{name}, of its own domain (its validation data)" if is_own_domain_seen else f"{name}, of its own domain"
             )
-            all_of += [everywhere, Subject(title, select_scores(method.last_scores, model, OWN_DOMAIN))]
+            all_of += [everywhere, Subject(title, method.select_last_scores(model, OWN_DOMAIN))]
         elif model != "global":
-            all_of.append(Subject(f"{name}, all classes (test set)", select_scores(method.last_scores, model, "test"), True))
+            all_of.append(Subject(f"{name}, all classes (test set)", method.select_last_scores(model, "test"), True))
     return [s for s in all_of if len(s.scores)]
 
 

@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from jinja2 import BaseLoader, ChoiceLoader, Environment, FileSystemLoader, PackageLoader, StrictUndefined
+from jinja2 import BaseLoader, ChoiceLoader, Environment, FileSystemLoader, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup, escape
 
 from fedmutual.errors import format_count, join_words
@@ -37,6 +37,12 @@ def mark_prose(text: str) -> Markup:
     for unit in ("%", "points"):
         text = text.replace(f" {unit}", f"\N{NO-BREAK SPACE}{unit}")
     return Markup(re.sub(r"`([^`]*)`", r"<code>\1</code>", str(escape(text))))
+
+
+@cache
+def load_page_template(template: str) -> Template:
+    """Return a template of this package for a page of HTML."""
+    return make_environment("fedmutual.report", html=True).get_template(template)
 
 
 @cache

@@ -5,7 +5,7 @@ import pandas as pd
 from fedmutual.metric import ACCURACY
 from fedmutual.report import measures
 from fedmutual.report.cells import Column, PageTable, TableCell, format_csv, list_numbers, make_missing_cell, make_share_cell
-from fedmutual.report.comparison import RunComparison, Use, select_scores
+from fedmutual.report.comparison import RunComparison, Use
 from fedmutual.report.measures import Subject, average_scores
 from fedmutual.report.scale import MetricScale
 from fedmutual.report.statistics import Gains, Missing, Pair
@@ -145,7 +145,7 @@ def _make_shaded_cell(value: float) -> TableCell:
 
 def _get_accuracies(use: Use) -> dict[tuple[int, str], float]:
     """Return (seed, client) -> the main metric of a model on the client's own rows, after the last round."""
-    scores = select_scores(use.method.last_scores, use.model, "validation")
+    scores = use.method.select_last_scores(use.model, "validation")
     return dict(zip(zip(scores["seed"], scores["client"], strict=True), scores["value"], strict=True))
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fedmutual.report import classes, joining, measures, other_tasks
 from fedmutual.report.answer import FEDERATING, JOINING, Verdict, conclude, decide
-from fedmutual.report.comparison import Method, RunComparison, Use, make_comparisons, select_scores
+from fedmutual.report.comparison import Method, RunComparison, Use, make_comparisons
 from fedmutual.report.domains import ACC
 from fedmutual.report.findings import (
     AllClasses,
@@ -100,13 +100,13 @@ def _compare_with_rivals(comparison: RunComparison, method: Method) -> Iterator[
 
 def _find_all_classes(method: Method) -> Iterator[Finding]:
     """Return the accuracies on the test set of a method with personal models and a shared one."""
-    personal = measures.average_scores(select_scores(method.last_scores, "personal", "test"), "")
+    personal = measures.average_scores(method.select_last_scores("personal", "test"), "")
     shared = measures.average_global_last(method.uses[-1])
     if isinstance(personal, Estimate) and isinstance(shared, Estimate):
         yield AllClasses(method.label, personal.mean, shared.mean)
 
 
 def _find_frequent_class(method: Method) -> Iterator[Finding]:
-    accuracy = measures.average_scores(select_scores(method.last_scores, method.uses[0].model, "validation"), "", "majority")
+    accuracy = measures.average_scores(method.select_last_scores(method.uses[0].model, "validation"), "", "majority")
     if isinstance(accuracy, Estimate):
         yield FrequentClass(accuracy.mean)
