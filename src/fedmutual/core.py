@@ -123,13 +123,13 @@ class At:
     rounds: int
     phase: int = 0
 
-    def rng(self, *who: str) -> torch.Generator:
+    def rng(self, *words: str) -> torch.Generator:
         """Return a new generator of a client's stream, ``rng(client.id, "batches")``, or of a shared one, ``rng("public")``.
 
         Equal words give an equal stream, whatever ran before. So neither the order of clients, nor the number of workers,
         nor a stop and resume changes the stream.
         """
-        path = repr((self.seed, self.round, self.phase, *who)).encode()
+        path = repr((self.seed, self.round, self.phase, *words)).encode()
         return torch.Generator().manual_seed(int.from_bytes(hashlib.blake2b(path, digest_size=7).digest(), "big"))
 
     def number(self, setting: Setting) -> float:

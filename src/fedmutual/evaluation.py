@@ -90,7 +90,7 @@ def compute_outputs(net: nn.Module, data: Data) -> tuple[Tensor, Tensor]:
 
 @flush_denormals()
 @torch.no_grad()
-def score(net: nn.Module, data: Data, task: Task, whose: str = "the server") -> Scores:
+def score(net: nn.Module, data: Data, task: Task, owner: str = "the server") -> Scores:
     """Return a net's scores over all rows in eval mode: the scores that the task declares."""
     output, target = compute_outputs(net, data)
-    return release_metrics(task.score(output, target), task.tells, whose, width=output.shape[1])
+    return release_metrics(task.score(output, target), task.tells, owner, width=output.shape[1])

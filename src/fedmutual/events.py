@@ -66,7 +66,7 @@ class Score:
     """The score of one model on one set of rows, as sent in the second channel."""
 
     model: str  # "global", "personal", or "meme" where no complete global model exists
-    client: str | None  # whose rows; None for the federation's test set
+    client: str | None  # the client with these rows; None for the federation's test set
     data: str  # "test", "validation", "holdout"
     values: Scores
 

@@ -51,8 +51,8 @@ class FML(Fork):
         """Return one phase, with a remark if a distillation term has weight 0."""
         off = {"alpha": ("personal models learn", "memes"), "beta": ("memes learn", "personal models")}
         remarks = tuple(
-            f"{name} = 1 turns distillation off: {who} nothing from {teacher}"
-            for name, (who, teacher) in off.items()
+            f"{name} = 1 turns distillation off: {student} nothing from {teacher}"
+            for name, (student, teacher) in off.items()
             if getattr(self, name) == 1
         )
         return replace(super().algorithm(), remarks=remarks)

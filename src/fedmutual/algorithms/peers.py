@@ -1,4 +1,4 @@
-"""Exchange among peers: who meets whom, which rows belong to whom, and the checks of received messages."""
+"""Exchange among peers: which peers meet, which rows belong to which peer, and the checks of received messages."""
 
 import math
 from collections.abc import Collection, Iterable, Mapping

@@ -117,9 +117,9 @@ class Steps:
     def take(self, plans: "Plans", most: int | None = None) -> None:
         """Take all steps, or at most `most` steps."""
         for batches in islice(plans.draw_steps(), most):
-            for who in self._group_alike(batches, plans):
-                self._step(who, plans.gather([batches[i] for i in who]))
-                for i in who:
+            for members in self._group_alike(batches, plans):
+                self._step(members, plans.gather([batches[i] for i in members]))
+                for i in members:
                     self.took[i] += 1
 
     def count_work(self, i: int) -> Work:
@@ -132,10 +132,10 @@ class Steps:
 
     def read_curves(self) -> list[Message]:
         """Return each client's loss terms over its steps. Only here the CPU waits for the device."""
-        who = torch.tensor([i for members, _ in self._log for i in members])
+        clients = torch.tensor([i for members, _ in self._log for i in members])
         names = self._log[0][1] if self._log else ()
         values = {name: torch.cat([terms[name] for _, terms in self._log]).cpu() for name in names}
-        return [{k: v[who == i] for k, v in values.items() if (who == i).any()} for i in range(len(self._numbers))]
+        return [{k: v[clients == i] for k, v in values.items() if (clients == i).any()} for i in range(len(self._numbers))]
 
     def _group_alike(self, batches: Mapping[int, Any], plans: "Plans") -> list[list[int]]:
         """Return groups of clients that can step together: equal batch shapes, and equal step counts of their optimisers."""

@@ -33,7 +33,7 @@ class Networks:
 
     config: Config
     data: data.Federation
-    scores: tuple[str, ...]  # whose models the algorithm trains, as `Algorithm.scores`
+    scores: tuple[str, ...]  # the models that the algorithm trains, as `Algorithm.scores`
     device: torch.device
     begun: Message | None = None  # shared tensors of another run with which the server begins (model.weights)
     pretrained: Pretrained = field(default_factory=dict)  # read once, then sent to all processes

@@ -144,10 +144,10 @@ def _check_teacher(config: Config, algorithm: Algorithm, client: str) -> None:
         values = [At(config.seed, r, config.rounds, number).number(beta) for r in range(config.rounds)]
         low = next((r for r, value in enumerate(values) if value != 1), None)
         if low is not None:
-            whose = "" if config.get_client_config(client).algorithm.get("beta") is None else f" of client {client!r}"
+            owner = "" if config.get_client_config(client).algorithm.get("beta") is None else f" of client {client!r}"
             raise ConfigError(
                 f"privacy.nets = 'meme' needs algorithm.beta = 1 in every round, and it is {values[low]:g} in round "
-                f"{low + 1}{whose}: with a smaller beta the personal network teaches the meme, and learned the rows without "
+                f"{low + 1}{owner}: with a smaller beta the personal network teaches the meme, and learned the rows without "
                 "noise, so that one row changes the gradients of all others; set algorithm.beta = 1, or "
                 "privacy.nets = 'both'"
             )

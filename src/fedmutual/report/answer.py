@@ -1,4 +1,4 @@
-"""The answer of a comparison, as a decision: which methods pay, by how much, whom they harm, on which data.
+"""The answer of a comparison, as a decision: which methods pay, by how much, which clients they harm, on which data.
 
 The decision holds numbers and names only; `templates/answer.j2` renders the sentences.
 """

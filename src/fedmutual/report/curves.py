@@ -103,10 +103,10 @@ def make_pictures(comparison: RunComparison) -> list[Picture]:
     ]
     mutual = [c for m in comparison.methods for c in _make_loss_curves(m, taken[m.label], lambda term: term in MUTUAL)]
     shares = [c for m in comparison.methods for c in _make_loss_curves(m, taken[m.label], lambda term: term == SHARE)]
-    who = "nodes" if comparison.domains else "clients"
-    drawn.append(Picture("loss", f"Training loss, mean over {who}", False, tuple(losses)))
-    drawn.append(Picture("mutual", f"Mutual loss: what peers teach, mean over {who}", False, tuple(mutual)))
-    drawn.append(Picture("shares", f"Mutual steps projected so far, %, mean over {who}", True, tuple(shares)))
+    noun = "nodes" if comparison.domains else "clients"
+    drawn.append(Picture("loss", f"Training loss, mean over {noun}", False, tuple(losses)))
+    drawn.append(Picture("mutual", f"Mutual loss: what peers teach, mean over {noun}", False, tuple(mutual)))
+    drawn.append(Picture("shares", f"Mutual steps projected so far, %, mean over {noun}", True, tuple(shares)))
     drawn = [replace(p, curves=tuple(c for c in p.curves if c.points)) for p in drawn]
     return _add_step_pictures([p for p in drawn if p.curves], {m.label: m.runs[0].local_steps for m in comparison.methods})
 

@@ -33,8 +33,8 @@ def make_other_task_table(comparison: RunComparison) -> PageTable | None:
         lines.append([client, score, *(number for mean in means for number in list_numbers(mean)[:2])])
     columns = (Column("Client", numeric=False), Column("Score", numeric=False), *(Column(label) for label in labels))
     header = ["client", "score", *(f"{label}{end}" for label in labels for end in ("", "_half_width"))]
-    whose = "Clients with another task: scores" if comparison.metric == ACCURACY else "All scores of clients"
-    caption = f"{whose} on their own validation data, last round"
+    scored = "Clients with another task: scores" if comparison.metric == ACCURACY else "All scores of clients"
+    caption = f"{scored} on their own validation data, last round"
     return PageTable("others", caption, columns, tuple(rows), format_csv(header, lines))
 
 

@@ -153,8 +153,8 @@ def list_run_notes(comparison: RunComparison) -> list[str]:
     sentences = []
     for note, runs in runs_by_note.items():
         labels = list(dict.fromkeys(label for label, _ in runs))
-        whose = "" if len(labels) == len(comparison.methods) else f"{join_words(labels)}: "
-        sentences.append(f"{whose}{note}{_describe_rounds([rounds for _, rounds in runs])}")
+        prefix = "" if len(labels) == len(comparison.methods) else f"{join_words(labels)}: "
+        sentences.append(f"{prefix}{note}{_describe_rounds([rounds for _, rounds in runs])}")
     return [*sentences, *_describe_tuning(comparison)]
 
 

@@ -27,7 +27,7 @@ def check_measures(index: Index, path: Path) -> None:
             raise ConfigError(
                 f'{path}: {claim.measure!r} is no measure of each client; remove per = "client" from its claim'
             )
-        if claim.per == "client" and claim.whose != "every":
+        if claim.per == "client" and claim.scope != "every":
             raise ConfigError(f"{path}: the claim {claim.text!r} is of every client; remove 'of', or per = \"client\"")
         if not (claim.than or claim.less) or (claim.times and (claim.less or not claim.than)):
             what = "'than' without 'less', because it has 'times'" if claim.times else "'than' or 'less'"

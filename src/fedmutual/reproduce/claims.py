@@ -177,7 +177,7 @@ def _has_interval(lines: Iterable[Line]) -> bool:
 
 
 def _compute_tails(claim: Claim, lines: Sequence[Line], overall: Estimate | None) -> Tails:
-    if claim.whose == "mean":
+    if claim.scope == "mean":
         return compute_several_tails([compute_tails(claim, overall)], 1, 1)
     judged = [None if line.verdict in (TOO_SHORT, DIVERGED) else compute_tails(claim, line.difference) for line in lines]
     supporting, contradicting = _count_needed(claim, len(lines))
@@ -196,7 +196,7 @@ def _count_divergence(operands: Iterable[Side]) -> DivergedRuns:
 
 def _count_needed(claim: Claim, lines: int) -> tuple[int, int]:
     """Return (the lines that must support a claim about every or most cells, the lines that must contradict it)."""
-    return {"every": (lines, 1), "most": (lines // 2 + 1,) * 2}[claim.whose]
+    return {"every": (lines, 1), "most": (lines // 2 + 1,) * 2}[claim.scope]
 
 
 def _judge_all(
@@ -212,7 +212,7 @@ def _judge_all(
             return undecided
     if not lines:
         return NOT_RUN
-    if claim.whose == "mean":
+    if claim.scope == "mean":
         if counted.keys() - {NOT_RUN, TOO_SHORT} == {CONTRADICTED}:
             # Also if opposite differences cancel in the mean, and the claim is that two values are equal.
             return CONTRADICTED

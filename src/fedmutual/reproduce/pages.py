@@ -303,5 +303,5 @@ def _describe_reading(judged: Judgement) -> dict[str, Any]:
         "unit": get_unit(judged),
     }
     diverged = {arm: n for arm, (n, _) in judged.diverged.items()}
-    about |= {"of": judged.claim.whose, "apart": [*judged.unpaired, *judged.other_lengths], "diverged": diverged}
+    about |= {"of": judged.claim.scope, "apart": [*judged.unpaired, *judged.other_lengths], "diverged": diverged}
     return {**about, "difference": asdict(judged.overall) if judged.overall else None, "where": lines}

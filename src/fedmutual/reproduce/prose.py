@@ -72,12 +72,12 @@ def _format_pool(judged: Judgement) -> str:
         return ""
     pooled, noun = judged.pooled, judged.claim.per
     pooled_text = f"{pooled} of {len(judged.lines)} {noun}s"
-    if noun == "client" and len(judged.run) < len(judged.lines):  # who is in a cell without numbers is not known
+    if noun == "client" and len(judged.run) < len(judged.lines):  # the clients of a cell without numbers are not known
         pooled_text = format_count(pooled, noun)
     if len(judged.run) == 1:
         return f", only in {judged.run[0].title}, {pooled_text}"
     counted = Counter(line.verdict for line in judged.run)
-    has_both_verdicts = judged.claim.whose == "mean" and set(DECIDED) <= counted.keys()
+    has_both_verdicts = judged.claim.scope == "mean" and set(DECIDED) <= counted.keys()
     against = ", which contradict each other" if has_both_verdicts else ""
     for titles, why in ((judged.unpaired, "no common seeds"), (judged.other_lengths, "another number of rounds")):
         if titles:
@@ -104,20 +104,20 @@ def describe_comparison(judged: Judgement) -> str:
 def describe_condition(judged: Judgement) -> str:
     """Return the comparison of a claim and the condition under which the claim is supported."""
     claim = judged.claim
-    where = _WHERE[claim.whose].format(claim.per)
-    by_mean = claim.whose == "mean" and len(judged.lines) > 1
+    where = _WHERE[claim.scope].format(claim.per)
+    by_mean = claim.scope == "mean" and len(judged.lines) > 1
     line_condition = (
         f" for the mean and for at least one {claim.per}, and no {claim.per} contradicts the claim" if by_mean else ""
     )
-    whose = "each client's" if (claim.per, claim.whose) == ("client", "every") else f"{where}the"
+    subject = "each client's" if (claim.per, claim.scope) == ("client", "every") else f"{where}the"
     if claim.times is not None:
         way = "above" if claim.sign == "more" else "below"
         side = f"{where}the ratio's interval lies {way} {claim.times:,.0f}"
     elif claim.sign == "same":
         margin = format_percent_number(claim.margin, 1) if get_unit(judged) == "points" else f"{claim.margin:g}"
-        side = f"{whose} interval lies within ± {margin} {get_unit(judged)}"
+        side = f"{subject} interval lies within ± {margin} {get_unit(judged)}"
     else:
-        side = f"{whose} interval lies {_SIGNS[claim.sign]}"
+        side = f"{subject} interval lies {_SIGNS[claim.sign]}"
     return f"{describe_comparison(judged)}; supported if {side}{line_condition}"
 
 

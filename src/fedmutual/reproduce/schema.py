@@ -56,7 +56,7 @@ class CellTable(_Section):
     column: str
     printed_in: str = ""  # the cell, by its id, where the paper's numbers of these arms are counted; unset, here
     paper_rounds: int | None = Field(default=None, ge=1)  # what the paper trains for, where `rounds` is not that
-    clients: tuple[str, ...] | None = None  # whose scores count; unset, everybody's
+    clients: tuple[str, ...] | None = None  # the clients that are scored; unset, all
     each: bool = False  # whether every client's curve is kept
     noise: tuple[float, ...] = ()  # Gaussian weight noise under which the last global model is scored
     node: str | None = None  # the node that is looked at closely: its losses over the rounds, its features at the end
@@ -99,7 +99,7 @@ class Claim(_Section):
         return [self.model_copy(update={**arms, "readings": ()}) for arms in changed_arms]
 
     @property
-    def whose(self) -> Of:
+    def scope(self) -> Of:
         """Return the scope of the claim: "mean" over cells, "every" cell or client, or "most" cells."""
         return self.of or ("every" if self.per == "client" else "mean")
 
@@ -114,7 +114,7 @@ class Index(_Section):
     """The content of index.toml."""
 
     title: str
-    paper: str = ""  # whose experiment it is; "" for one that no paper has
+    paper: str = ""  # the paper of this experiment; "" where no paper has it
     about: str
     order: int = 0  # its place in lists
     cells: str = ""  # patterns of cells of another experiment that are looked at, as "table1/mnist/*"; "" is none
@@ -130,11 +130,11 @@ class Index(_Section):
     supports: str = ""  # which reading of claims that have several the paper's text supports
     differences: tuple[str, ...]  # this experiment's own
     notes: tuple[str, ...] = ()  # differences that others share, by their names in notes.toml
-    code: str = ""  # whose public code is held against this, by its name in notes.toml; "" for nobody's
+    code: str = ""  # the public code that is compared with this, by its name in notes.toml; "" for none
 
 
 class Notes(_Section):
     """The content of notes.toml: sentences that several experiments share."""
 
     differences: dict[str, str] = {}
-    code: dict[str, tuple[str, ...]] = {}  # whose -> what it does otherwise
+    code: dict[str, tuple[str, ...]] = {}  # name of public code -> how it differs

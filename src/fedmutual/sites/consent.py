@@ -34,10 +34,10 @@ _CHANGEABLE = tuple(  # keys that a submission may change without the sites' con
 )
 
 
-def check_agreed(text: Any, agreed: Iterable[Table], who: str) -> Table:
+def check_agreed(text: Any, agreed: Iterable[Table], party: str) -> Table:
     """Return the record of a contract from JSON text, where the operator agreed to that contract.
 
-    agreed: the records of the contracts that the operator agreed to. who: "this site" or "this server", for messages.
+    agreed: the records of the contracts that the operator agreed to. party: "this site" or "this server", for messages.
 
     Raises:
         ConfigError: the text is no record, is of another version, or differs from the contract that the operator agreed to.
@@ -50,10 +50,10 @@ def check_agreed(text: Any, agreed: Iterable[Table], who: str) -> Table:
     if record["name"] not in agreed_by_name:
         raise ConfigError(
             f"the job is of federation {_shorten(repr(record['name']))}, "
-            f"and {who} agreed to {', '.join(map(repr, agreed_by_name))}; "
+            f"and {party} agreed to {', '.join(map(repr, agreed_by_name))}; "
             "to agree to another one, start it with --contract and that federation's file"
         )
-    clause = find_difference(agreed_by_name[record["name"]], record, who)
+    clause = find_difference(agreed_by_name[record["name"]], record, party)
     if clause is not None:
         raise ConfigError(f"the job is not of the federation that was agreed to: {clause}")
     return record
@@ -79,13 +79,13 @@ def parse_contract_record(text: Any) -> Table:
     return record
 
 
-def find_difference(agreed: Table, record: Table, who: str = "this site") -> str | None:
+def find_difference(agreed: Table, record: Table, party: str = "this site") -> str | None:
     """Return in one clause the first difference of two raw records that needs consent, or None where no value differs."""
     agreed_values, values = dict(_list_values(agreed["tables"])), dict(_list_values(record["tables"]))
     for path in sorted(agreed_values.keys() | values.keys()):
         if agreed_values.get(path) != values.get(path) and not _is_changeable(path):
             value, agreed_value = (_shorten(table.get(path, "unset")) for table in (values, agreed_values))
-            return f"its {_shorten(repr('.'.join(path)))} is {value}, and {who} agreed to {agreed_value}"
+            return f"its {_shorten(repr('.'.join(path)))} is {value}, and {party} agreed to {agreed_value}"
     return None
 
 
@@ -95,11 +95,14 @@ def digest_agreed(record: Table) -> str:
     return hashlib.sha256(json.dumps([record["name"], record["public"], values]).encode()).hexdigest()
 
 
-def check_release(version: str, whose: str) -> None:
-    """Raise ConfigError where the first two numbers of a version differ from those of this version. whose: for messages."""
+def check_release(version: str, subject: str) -> None:
+    """Raise ConfigError where the first two numbers of a version differ from those of this version.
+
+    subject: the owner of the version, for the message: "the server".
+    """
     if version.split(".")[:2] != fedmutual.__version__.split(".")[:2]:
         raise ConfigError(
-            f"{whose} has fedmutual {clean_text(_shorten(version))}, and this host has {fedmutual.__version__}; "
+            f"{subject} has fedmutual {clean_text(_shorten(version))}, and this host has {fedmutual.__version__}; "
             "install the same version everywhere"
         )
 

@@ -209,15 +209,15 @@ def make_contract(tables: Mapping[str, Any], source: str, **more: Any) -> Contra
     return contract
 
 
-def accept_contract(text: Any, agreed: Iterable[Table], who: str = "this site") -> Contract:
+def accept_contract(text: Any, agreed: Iterable[Table], party: str = "this site") -> Contract:
     """Return the contract of a job, after `consent.check_agreed` has compared it with the contracts of the operator.
 
-    text: the contract as JSON, from somebody else. agreed, who: as `consent.check_agreed` has them.
+    text: the contract as JSON, from somebody else. agreed, party: as `consent.check_agreed` has them.
 
     Raises:
         ConfigError: the operator did not agree to the contract, or this version cannot carry it out.
     """
-    record = check_agreed(text, agreed, who)
+    record = check_agreed(text, agreed, party)
     seeds = record["public"]
     if seeds is not None:
         seeds = parse_table(SeedsTable, seeds, "the contract", "public").model_dump()

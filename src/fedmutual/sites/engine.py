@@ -290,8 +290,8 @@ class SitesEngine:
             self._leave_out(i, orders[i][0], "it did not answer in time")
 
     def _leave_out(self, site: str, order: Order, why: str) -> None:
-        whose = f"the scores of site {site!r} are" if order.kind == EVALUATE else f"site {site!r} is"
-        self._remarks.append(f"{whose} left out: {self._limit_quote(site, why)}")
+        subject = f"the scores of site {site!r} are" if order.kind == EVALUATE else f"site {site!r} is"
+        self._remarks.append(f"{subject} left out: {self._limit_quote(site, why)}")
 
     def _limit_quote(self, site: str, text: str) -> str:
         """Return the text of a site, or a notice where the texts of this site exceed `_LOG_LIMIT` characters."""

@@ -21,8 +21,8 @@ def plot_history(history: "pd.DataFrame", metric: str, data: str, title: str) ->
         raise ValueError(f"there is no metric {metric!r} on the data {data!r}; there are: {listed}")
     _, axes = plt.subplots()
     for (model, client), line in chosen.groupby(["model", "client"], dropna=False):
-        who = model if client is None or client != client else f"{model}, {client}"
-        axes.plot(line["round"], line["value"], label=who, linestyle="--" if model == "global" else "-", marker=".")
+        label = model if client is None or client != client else f"{model}, {client}"
+        axes.plot(line["round"], line["value"], label=label, linestyle="--" if model == "global" else "-", marker=".")
     axes.set(xlabel="round", ylabel=f"{metric} on {data}", title=title)
     axes.legend()
     return axes

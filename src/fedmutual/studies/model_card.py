@@ -31,7 +31,7 @@ _ROWS = {
 class CardScore:
     """A line of the table of scores, as text."""
 
-    rows: str  # which rows, and of whom
+    rows: str  # which rows, and of which client
     examples: str
     value: str  # of the main metric
     interval: str  # 95 %, or the reason why there is none

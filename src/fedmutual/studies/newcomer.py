@@ -108,7 +108,7 @@ class Newcomer:
     tables: Table
     algorithm: Table  # [algorithm], with the name
     shared: SourceRun
-    tuned: SourceRun  # whose shared model is fine-tuned
+    tuned: SourceRun  # has the shared model that is fine-tuned
 
     @property
     def ways(self) -> tuple[str, str, str]:

@@ -199,8 +199,8 @@ class Run:
     def _find_sizes(self, client: str | None = None) -> tuple[tuple[int, ...], int]:
         """Return the inputs and outputs of one client's networks, or of all clients' networks."""
         clients = read_model_environment(self.folder).clients
-        whose = clients[client] if client else next(iter(clients.values()))
-        return whose.input, whose.outputs
+        space = clients[client] if client else next(iter(clients.values()))
+        return space.input, space.outputs
 
     def task(self, client: str | None = None) -> Task:
         """Return the task that a client learns; without a client, the task of the shared model.
