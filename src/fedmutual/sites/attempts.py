@@ -9,14 +9,14 @@ times in the life of a federation.
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from fedmutual.core import Message
 from fedmutual.errors import RunError
-from fedmutual.files import read_json, write_json
 from fedmutual.sites.protocol import ATTEMPTS, Order, digest_order
+from fedmutual.sites.state_files import StateRecord, read_state, write_state
 
 FILE = "attempts.json"
 Orders = Mapping[str, tuple[Order, Message]]
@@ -32,14 +32,12 @@ class _Phase(BaseModel):
     digests: dict[str, str]  # site -> digest of its order
 
 
-class _AttemptsRecord(BaseModel):
+class _AttemptsRecord(StateRecord):
     """The contents of the file."""
-
-    model_config = ConfigDict(strict=True)
 
     attempt: Annotated[int, Field(ge=0)] = 0
     round: int | None = None
-    phases: dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], _Phase] = {}
+    phases: dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], _Phase] = Field(default_factory=dict)
 
 
 class Attempts:
@@ -48,13 +46,8 @@ class Attempts:
     def __init__(self, folder: Path) -> None:
         """folder: the federation's at the server. Raises RunError where the file in it is damaged."""
         self._path = folder / FILE
-        try:
-            about = _AttemptsRecord.model_validate(read_json(self._path) if self._path.exists() else {})
-        except ValidationError as problem:
-            where = problem.errors()[0]
-            raise RunError(f"{self._path}: is damaged: {'.'.join(map(str, where['loc']))}: {where['msg']}") from None
-        self.number, self._round = about.attempt, about.round
-        self._phases: dict[str, dict[str, Any]] = {number: phase.model_dump() for number, phase in about.phases.items()}
+        record = read_state(self._path, _AttemptsRecord) or _AttemptsRecord()
+        self.number, self._round, self._phases = record.attempt, record.round, record.phases
 
     def raise_number(self) -> None:
         """Begin a new attempt at a round that sites have already answered, with other tensors.
@@ -73,8 +66,8 @@ class Attempts:
 
     def settle_senders(self, round: int, phase: int, spoke: tuple[str, ...]) -> tuple[str, ...]:
         """Return the sites with usable messages in a phase: those of its first order; without a first order, `spoke`."""
-        known = self._phases.get(str(phase), {}) if round == self._round else {}
-        return tuple(known["senders"]) if known.get("senders") is not None else spoke
+        known = self._phases.get(str(phase)) if round == self._round else None
+        return spoke if known is None or known.senders is None else tuple(known.senders)
 
     def stamp(self, orders: Orders) -> dict[str, tuple[Order, Message]]:
         """Record the orders of a phase, and return them with the number of the attempt.
@@ -90,14 +83,15 @@ class Attempts:
     def _note(self, order: Order, digests: Mapping[str, str]) -> None:
         if order.round != self._round:
             self._round, self._phases = order.round, {}
-        place_digests = self._phases.get(str(order.phase), {"digests": {}})["digests"]
+        known = self._phases.get(str(order.phase))
+        place_digests = known.digests if known else {}
         if any(place_digests.get(site, digest) != digest for site, digest in digests.items()):
             self.number = min(self.number + 1, ATTEMPTS)  # beyond that, sites that answered before decline
             self._phases = {phase: about for phase, about in self._phases.items() if int(phase) < order.phase}
             place_digests = {}
         senders = None if order.senders is None else list(order.senders)
-        self._phases[str(order.phase)] = {"senders": senders, "digests": {**place_digests, **digests}}
+        self._phases[str(order.phase)] = _Phase(senders=senders, digests={**place_digests, **digests})
         self._write()
 
     def _write(self) -> None:
-        write_json(self._path, {"format": 1, "attempt": self.number, "round": self._round, "phases": self._phases})
+        write_state(self._path, _AttemptsRecord(attempt=self.number, round=self._round, phases=self._phases))

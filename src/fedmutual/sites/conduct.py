@@ -4,24 +4,22 @@ import math
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import Field
 
 from fedmutual.errors import RunError
-from fedmutual.files import read_json, write_json
 from fedmutual.sites.screening import find_outliers
+from fedmutual.sites.state_files import StateRecord, read_state, write_state
 
 FILE = "conduct.json"
 ROUNDS = 3  # rounds with recorded norms: those that can be undone
 
 
-class _ConductRecord(BaseModel):
+class _ConductRecord(StateRecord):
     """The contents of the file."""
 
-    model_config = ConfigDict(strict=True)
-
-    left_out: dict[str, str] = {}  # site -> why, for the rest of the federation
-    examples: dict[str, int] = {}  # site -> the n_k that it stated first
-    norms: dict[str, dict[str, float]] = {}  # round, from 0 -> site -> norm of its update
+    left_out: dict[str, str] = Field(default_factory=dict)  # site -> why, for the rest of the federation
+    examples: dict[str, int] = Field(default_factory=dict)  # site -> the n_k that it stated first
+    norms: dict[str, dict[str, float]] = Field(default_factory=dict)  # round, from 0 -> site -> norm of its update
     setbacks: int = 0
 
 
@@ -31,13 +29,7 @@ class Conduct:
     def __init__(self, folder: Path) -> None:
         """folder: the federation's at the server. Raises RunError where the file in it is damaged."""
         self._path = folder / FILE
-        self._record = _ConductRecord()
-        if self._path.exists():
-            try:
-                self._record = _ConductRecord.model_validate(read_json(self._path))
-            except ValidationError as problem:
-                where = problem.errors()[0]
-                raise RunError(f"{self._path}: is damaged: {'.'.join(map(str, where['loc']))}: {where['msg']}") from None
+        self._record = read_state(self._path, _ConductRecord) or _ConductRecord()
 
     @property
     def left_out(self) -> Mapping[str, str]:
@@ -96,4 +88,4 @@ class Conduct:
         self._write()
 
     def _write(self) -> None:
-        write_json(self._path, {"format": 1, **self._record.model_dump()})
+        write_state(self._path, self._record)

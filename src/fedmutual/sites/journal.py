@@ -5,15 +5,12 @@ because the answer was lost or the server restarted, the site sends the saved an
 decides which orders a site begins.
 """
 
-import json
 from pathlib import Path
-from typing import Any, NamedTuple
-
-from pydantic import BaseModel, ConfigDict, ValidationError
+from typing import NamedTuple
 
 from fedmutual.core import Client, Message
 from fedmutual.errors import RunError
-from fedmutual.files import read_json, write_bytes, write_json
+from fedmutual.files import Table, read_json, write_bytes
 from fedmutual.rundir.checkpoint import (
     collect_client_state,
     load_client,
@@ -24,6 +21,7 @@ from fedmutual.rundir.checkpoint import (
 from fedmutual.rundir.file_names import client_folder, server_folder
 from fedmutual.rundir.schema import Saved
 from fedmutual.sites.protocol import Place
+from fedmutual.sites.state_files import StateRecord, check_state, write_state
 from fedmutual.tensor_files import write_tensors
 
 JOURNAL_FILE = "diary.json"
@@ -65,10 +63,8 @@ class ScoredRound(NamedTuple):
     inbox: str
 
 
-class _JournalRecord(BaseModel):
+class _JournalRecord(StateRecord):
     """The contents of the file."""
-
-    model_config = ConfigDict(strict=True)
 
     run: str
     entries: list[JournalEntry]
@@ -96,20 +92,13 @@ class Journal:
         if (folder / JOURNAL_FILE).exists():
             self._read_record(read_json(folder / JOURNAL_FILE))
 
-    def _read_record(self, about: dict[str, Any]) -> None:
+    def _read_record(self, about: Table) -> None:
         if about.get("run") != self._run:
             raise RunError(
                 f"{self._folder}: holds the state of this federation with another site.toml, other data, another contract "
                 "or another version of fedmutual; restore the files with which it began, or name another state.folder"
             )
-        try:
-            record = _JournalRecord.model_validate_json(json.dumps(about))
-        except ValidationError as problem:
-            error = problem.errors()[0]
-            raise RunError(
-                f"{self._folder / JOURNAL_FILE}: is damaged: {'.'.join(map(str, error['loc']))}: {error['msg']}; "
-                "restore a copy"
-            ) from None
+        record = check_state(self._folder / JOURNAL_FILE, _JournalRecord, about)
         self.entries, self.forgotten, self._scored = record.entries, record.dropped, record.scored
         last = self.entries[-1] if self.entries else None
         # Older versions had no attempts.
@@ -198,8 +187,8 @@ class Journal:
     def _write_record(
         self, entries: list[JournalEntry], begun: BegunOrder | None, scored: ScoredRound | None, forgotten: bool
     ) -> None:
-        about = {"format": 1, "run": self._run, "dropped": forgotten, "entries": [list(e) for e in entries]}
-        write_json(self._folder / JOURNAL_FILE, about | {"begun": begun and list(begun), "scored": scored and list(scored)})
+        record = _JournalRecord(run=self._run, dropped=forgotten, entries=entries, begun=begun, scored=scored)
+        write_state(self._folder / JOURNAL_FILE, record)
 
     def _commit(self, round: int | None) -> None:
         """Write the file that names the last finished round for `Run`; remove this file where round is None."""

@@ -8,21 +8,19 @@ start has them too. A site keeps the first that it is sent, and declines orders 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, TypeVar
+from typing import Annotated, ClassVar
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
 from fedmutual.algorithms.fedavg import N_K
 from fedmutual.core import Algorithm, At, Batch, Client, Message, Net, Phase, Spec
 from fedmutual.data.examples import list_names
 from fedmutual.data.statistics import Layout, Moments, Statistics, Words, parse_statistics, read_sums
-from fedmutual.errors import RunError
-from fedmutual.files import read_json, write_json
+from fedmutual.sites.state_files import StateRecord, read_state, write_state
 
 SUMS, SCALING = "statistics", "scaling"  # names of tensors: words int64 [layout.count]; mean and divisor float64 [2, inputs]
 FILE = "statistics.json"
-T = TypeVar("T", bound=BaseModel)
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
@@ -118,26 +116,22 @@ def make_placeholder(layout: Layout) -> Moments:
     return Moments((0.0,) * len(layout.inputs), (1.0,) * len(layout.inputs))
 
 
-class _RecordedScaling(BaseModel):
+class _RecordedScaling(StateRecord):
     """The file of a site."""
 
-    model_config = ConfigDict(strict=True)
-
-    mean: list[_Finite]
-    std: list[Annotated[_Finite, Field(gt=0)]]
+    mean: tuple[_Finite, ...]
+    std: tuple[Annotated[_Finite, Field(gt=0)], ...]
 
 
-class _StatisticsRecord(BaseModel):
+class _StatisticsRecord(StateRecord):
     """The file of the server: what `Statistics.record` returns, and the bytes."""
-
-    model_config = ConfigDict(strict=True)
 
     rows: Annotated[int, Field(ge=1)]
     classes: dict[str, int]
-    inputs: list[str]
-    missing: list[int]
-    mean: list[_Finite | None]
-    std: list[Annotated[_Finite, Field(ge=0)] | None]
+    inputs: tuple[str, ...]
+    missing: tuple[int, ...]
+    mean: tuple[_Finite | None, ...]
+    std: tuple[Annotated[_Finite, Field(ge=0)] | None, ...]
     up: dict[str, int]  # site -> bytes that the site sent
     down: dict[str, int]
 
@@ -153,33 +147,22 @@ class GatheredStatistics:
 
 def read_site_scaling(folder: Path) -> Moments | None:
     """Return the scaling that a site was sent; None before. Raises RunError where the file is damaged."""
-    about = _read_record(folder, _RecordedScaling)
-    return None if about is None else Moments(tuple(about.mean), tuple(about.std))
+    about = read_state(folder / FILE, _RecordedScaling)
+    return None if about is None else Moments(about.mean, about.std)
 
 
 def write_site_scaling(folder: Path, moments: Moments) -> None:
     """Write the scaling that a site was sent. Raises RunError where the file cannot be written."""
-    write_json(folder / FILE, {"format": 1, **moments._asdict()})
+    write_state(folder / FILE, _RecordedScaling(mean=moments.mean, std=moments.std))
 
 
 def read_gathered(folder: Path) -> GatheredStatistics | None:
     """Return the statistics that the server has gathered; None before. Raises RunError where the file is damaged."""
-    about = _read_record(folder, _StatisticsRecord)
+    about = read_state(folder / FILE, _StatisticsRecord)
     return None if about is None else GatheredStatistics(parse_statistics(about.model_dump()), about.up, about.down)
 
 
 def write_gathered(folder: Path, gathered: GatheredStatistics) -> None:
     """Write the statistics at the server. Raises RunError where the file cannot be written."""
-    record = gathered.statistics.record()
-    write_json(folder / FILE, {"format": 1, **record, "up": dict(gathered.up), "down": dict(gathered.down)})
-
-
-def _read_record(folder: Path, kind: type[T]) -> T | None:
-    path = folder / FILE
-    if not path.exists():
-        return None
-    try:
-        return kind.model_validate({key: value for key, value in read_json(path).items() if key != "format"})
-    except ValidationError as problem:
-        place = ".".join(map(str, problem.errors(include_input=False)[0]["loc"]))
-        raise RunError(f"{path}: is damaged at {place}; restore a copy") from None
+    record = {**gathered.statistics.record(), "up": dict(gathered.up), "down": dict(gathered.down)}
+    write_state(folder / FILE, _StatisticsRecord.model_validate(record))

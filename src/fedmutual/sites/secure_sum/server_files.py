@@ -7,22 +7,19 @@ from pathlib import Path
 from shutil import rmtree
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
-from fedmutual.errors import RunError
-from fedmutual.files import read_json, write_json
 from fedmutual.sites.secure_sum.identity import Authority
 from fedmutual.sites.secure_sum.messages import Stage, SumContext
 from fedmutual.sites.secure_sum.server import SumServer
+from fedmutual.sites.state_files import StateRecord, read_state, write_state
 from fedmutual.tensor_files import read_tensors, write_tensors
 
 FOLDER, RECORD = "secure-sum", "stages.json"
 
 
-class _SumRecord(BaseModel):
+class _SumRecord(StateRecord):
     """The record file: the binding of the sum, and the sites that answered each closed stage."""
-
-    model_config = ConfigDict(strict=True)
 
     binding: str
     stages: dict[Annotated[str, Field(pattern="^[1-5]$")], list[str]]
@@ -42,7 +39,7 @@ class SumStages:
             RunError: a file is damaged.
         """
         server = SumServer(context, self._authority, count)
-        record = self._read_record()
+        record = read_state(self._folder / RECORD, _SumRecord)
         if record is None or record.binding != context.binding.hex():
             rmtree(self._folder, ignore_errors=True)
             return server
@@ -60,17 +57,7 @@ class SumStages:
         for site, answer in server.answers[stage].items():
             write_tensors(self._make_stage_path(stage, site), answer, {"format": "1"})
         stages = {str(int(closed)): sorted(answers) for closed, answers in server.answers.items()}
-        write_json(self._folder / RECORD, {"format": 1, "binding": server.context.binding.hex(), "stages": stages})
-
-    def _read_record(self) -> _SumRecord | None:
-        path = self._folder / RECORD
-        if not path.exists():
-            return None
-        try:
-            return _SumRecord.model_validate({key: value for key, value in read_json(path).items() if key != "format"})
-        except ValidationError as problem:
-            place = ".".join(map(str, problem.errors(include_input=False)[0]["loc"]))
-            raise RunError(f"{path}: is damaged at {place}; restore a copy of the folder {self._folder}") from None
+        write_state(self._folder / RECORD, _SumRecord(binding=server.context.binding.hex(), stages=stages))
 
     def _make_stage_path(self, stage: Stage, site: str) -> Path:
         return self._folder / f"{int(stage)}-{site}.safetensors"

@@ -24,6 +24,7 @@ from fedmutual.sites.secure_sum.messages import (
     read_sum_message,
 )
 from fedmutual.sites.secure_sum.shares import SHARE_BYTES, split_secret
+from fedmutual.sites.state_files import StateRecord
 
 SERVER = "the server"
 
@@ -56,14 +57,12 @@ class SumSecrets(BaseModel):
     present: list[str] = []  # the sites whose words the server claims to have
 
 
-class SiteRecord(BaseModel):
+class SiteRecord(StateRecord):
     """The secrets of the current sum, and the digest of the sum that was opened in each round."""
-
-    model_config = ConfigDict(strict=True)
 
     secrets: SumSecrets | None = None
     # round (-1: the start) -> digest of the sum and its sites
-    opened: dict[Annotated[str, Field(pattern="^(-1|[0-9]{1,9})$")], Key] = {}
+    opened: dict[Annotated[str, Field(pattern="^(-1|[0-9]{1,9})$")], Key] = Field(default_factory=dict)
 
 
 class SumSite:

@@ -4,7 +4,6 @@ The files lie in the state folder of the site, which only its operator can read.
 """
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,15 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from pydantic import ValidationError
 
 from fedmutual.core import Message
-from fedmutual.errors import RunError
-from fedmutual.files import read_json, write_json
 from fedmutual.sites.secure_sum.fixed_point import pack_update
 from fedmutual.sites.secure_sum.identity import Authority, Signer, read_authority, read_signer
 from fedmutual.sites.secure_sum.messages import WORDS, Rejected, Stage, SumContext
 from fedmutual.sites.secure_sum.site import SiteRecord, SumSite
+from fedmutual.sites.state_files import read_state, write_state
 from fedmutual.tensor_files import read_tensors, write_tensors
 
 RECORD, UPDATE = "secure-sum.json", "secure-sum.safetensors"
@@ -77,7 +74,7 @@ class SumFiles:
         if metadata.get("round") != str(round):
             raise Rejected("this site has no update of this round")
         context = SumContext(self.contract, self.sites, round, attempt, metadata["model"])
-        sum_site = SumSite(context, self.site, *self.keys, self._read_record())
+        sum_site = SumSite(context, self.site, *self.keys, read_state(self.folder / RECORD, SiteRecord) or SiteRecord())
         unmasked_digest: str | None = None
         if stage is Stage.UPLOAD:
             words = tensors[WORDS].numpy().view(np.uint64)
@@ -91,16 +88,5 @@ class SumFiles:
                 Stage.UNMASK: sum_site.open_secrets,
             }
             answer = methods[stage](order)
-        write_json(self.folder / RECORD, {"format": 1, **sum_site.record.model_dump()})
+        write_state(self.folder / RECORD, sum_site.record)
         return answer, unmasked_digest
-
-    def _read_record(self) -> SiteRecord:
-        path = self.folder / RECORD
-        if not path.exists():
-            return SiteRecord()
-        fields = {key: value for key, value in read_json(path).items() if key != "format"}
-        try:
-            return SiteRecord.model_validate_json(json.dumps(fields))
-        except ValidationError as problem:
-            place = ".".join(map(str, problem.errors(include_input=False)[0]["loc"]))
-            raise RunError(f"{path}: is damaged at {place}; restore a copy") from None
