@@ -109,6 +109,17 @@ def test_a_killed_fork_server_takes_no_worker_with_it_and_another_one_starts():
     engine.close()
 
 
+@pytest.mark.skipif(not IS_FORKED, reason="there is no fork server on this system")
+def test_on_one_core_too_workers_are_forks_of_a_server_that_has_imported_torch(monkeypatch):
+    preloaded = []
+    monkeypatch.setattr(child_process, "count_cores", lambda: 1)
+    monkeypatch.setattr(child_process.CONTEXT, "set_forkserver_preload", preloaded.extend)
+    child_process.start_fork_server_early()
+    assert preloaded == []
+    child_process.ChildProcess(id).stop()
+    assert "torch._dynamo" in preloaded
+
+
 def test_a_client_exception_keeps_its_type_or_its_text_if_it_cannot_be_pickled():
     engine = hosted()
     with pytest.raises(ConfigError, match="not 1") as caught:
