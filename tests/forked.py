@@ -146,7 +146,7 @@ def _serve(modules: Sequence[str]) -> None:
     """Read one command a line until the end of input; start it, and write its process id."""
     for name in modules:
         import_module(name)
-    child_process.count_cores = lambda: 1  # a command starts no server of its own, which would import all that again
+    child_process.count_cores = lambda: 1  # only a command with worker processes starts a fork server, which imports again
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nothing is left of a process that has watched a command
     for line in sys.stdin:
         if os.fork() == 0:

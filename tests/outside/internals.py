@@ -10,8 +10,6 @@ from typing import Any
 
 import typer
 
-from committed import read_committed_experiments
-
 LEAKING_ALGORITHM = """
 from fedmutual.algorithms import FML
 
@@ -100,6 +98,8 @@ def _committed_results() -> Any:
 @cache
 def _cells() -> dict[str, list[Any]]:
     """Path of a cell's file -> the cell as each experiment has it: one may look at the cells of another, with more arms."""
+    from committed import read_committed_experiments
+
     cells: dict[str, list[Any]] = {}
     for experiment in read_committed_experiments().values():
         for cell in experiment.cells:

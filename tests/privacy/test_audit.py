@@ -89,7 +89,8 @@ def test_the_bound_of_a_guarantee():
     assert bound_advantage(0.0, 0.1) == pytest.approx(0.1)
 
 
-NOISED = {"privacy": {"nets": "both", "sigma": 2.0}, "training": {"local_epochs": 1, "batch_size": 16}}
+ONE_EPOCH = {"training": {"local_epochs": 1, "batch_size": 16}}
+NOISED = {"privacy": {"nets": "both", "sigma": 2.0}, **ONE_EPOCH}
 
 
 @pytest.fixture
@@ -126,13 +127,13 @@ def test_an_audit_sees_memorised_rows(make_run):
 
 
 def test_an_audit_sees_nothing_where_nothing_was_learned(make_run):
-    result = audit(make_run(1e-9, training=NOISED["training"]), shadows=4)
+    result = audit(make_run(1e-9, **ONE_EPOCH), shadows=4)
     assert len(result.memberships) == 15
     assert not any(m.is_detected for m in result.memberships)
     assert all(m.low < 0 < m.high for m in result.memberships)
 
 
-@pytest.mark.parametrize(("more", "is_read"), [({"training": NOISED["training"]}, True), (NOISED, False)])
+@pytest.mark.parametrize(("more", "is_read"), [(ONE_EPOCH, True), (NOISED, False)])
 def test_the_imprint_attack_reads_rows_only_without_noise(make_run, more, is_read):
     result = audit(make_run(0.05, **more))
     assert [i.client for i in result.imprints] == ["0", "1"]

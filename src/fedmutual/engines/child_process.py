@@ -28,7 +28,7 @@ _PRELOADED = ["torch._dynamo", "fedmutual.federation.experiment"]  # a worker's 
 
 
 def start_fork_server_early() -> None:
-    """Start the imports of later worker processes on another core, without waiting for them. Only on Linux."""
+    """Where there are several cores, start the imports of later worker processes without waiting for them. Only on Linux."""
     if count_cores() > 1:
         _start_fork_server()
 

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 import pandas as pd
 
@@ -45,20 +45,18 @@ class Method:
         return pd.concat([run.scores for run in self.counted or self.runs], ignore_index=True)
 
     @cached_property
-    def _scores_by_kind(self) -> dict[Any, pd.DataFrame]:
+    def _scores_by_kind(self) -> dict[tuple[str, str, bool], pd.DataFrame]:
         return dict(iter(self.scores.groupby(["model", "data", self.scores["client"].notna()])))
-
-    @cached_property
-    def _last_scores_by_kind(self) -> dict[Any, pd.DataFrame]:
-        return {kind: scores[scores["is_last"]] for kind, scores in self._scores_by_kind.items()}
 
     def select_scores(self, model: str | None, data: str, of_clients: bool = True) -> pd.DataFrame:
         """Return the scores of a model on one kind of rows: the clients' own rows, or else those of the common test set."""
-        return self._scores_by_kind.get((model, data, of_clients), self.scores[:0])
+        no_scores = self.scores[:0]
+        return no_scores if model is None else self._scores_by_kind.get((model, data, of_clients), no_scores)
 
     def select_last_scores(self, model: str | None, data: str, of_clients: bool = True) -> pd.DataFrame:
         """Return the scores after the last evaluation of each counted run, as `select_scores`."""
-        return self._last_scores_by_kind.get((model, data, of_clients), self.scores[:0])
+        scores = self.select_scores(model, data, of_clients)
+        return scores[scores["is_last"]]
 
     @property
     def federated(self) -> bool:

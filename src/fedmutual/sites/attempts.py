@@ -28,7 +28,7 @@ class _Phase(BaseModel):
 
     model_config = ConfigDict(strict=True)
 
-    senders: list[str] | None
+    senders: tuple[str, ...] | None
     digests: dict[str, str]  # site -> digest of its order
 
 
@@ -67,7 +67,7 @@ class Attempts:
     def settle_senders(self, round: int, phase: int, spoke: tuple[str, ...]) -> tuple[str, ...]:
         """Return the sites with usable messages in a phase: those of its first order; without a first order, `spoke`."""
         known = self._phases.get(str(phase)) if round == self._round else None
-        return spoke if known is None or known.senders is None else tuple(known.senders)
+        return spoke if known is None or known.senders is None else known.senders
 
     def stamp(self, orders: Orders) -> dict[str, tuple[Order, Message]]:
         """Record the orders of a phase, and return them with the number of the attempt.
@@ -89,8 +89,7 @@ class Attempts:
             self.number = min(self.number + 1, ATTEMPTS)  # beyond that, sites that answered before decline
             self._phases = {phase: about for phase, about in self._phases.items() if int(phase) < order.phase}
             place_digests = {}
-        senders = None if order.senders is None else list(order.senders)
-        self._phases[str(order.phase)] = _Phase(senders=senders, digests={**place_digests, **digests})
+        self._phases[str(order.phase)] = _Phase(senders=order.senders, digests={**place_digests, **digests})
         self._write()
 
     def _write(self) -> None:
