@@ -234,3 +234,23 @@ def test_a_module_that_is_not_there(module: Module) -> None:
 def test_a_module_that_imports_a_module_with_a_common_name_prefix(module: Module) -> None:
     name = module("import own_")  # not there, and its own name begins with the same letters
     assert refusal(f"{name}:make") == f"module {name!r} cannot be imported: No module named 'own_'"
+
+
+def test_only_a_users_network_is_checked_again(module):
+    """Clients build equal networks, and each check is a forward and a backward pass; a user's factory may change."""
+    own = module("def make(shape, classes): return nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 28, classes))")
+    passes: list[nn.Module] = []
+    hook = nn.modules.module.register_module_forward_pre_hook(lambda net, _: passes.append(net))
+    counts = {}
+    try:
+        for name in ("mlp", "squeezenet1_1", f"{own}:make"):
+            counts[name] = []
+            for _ in range(2):
+                passes.clear()
+                build(name, (3, 32, 28), classes=11)
+                counts[name].append(len(passes))
+    finally:
+        hook.remove()
+    assert [again for _, again in counts.values()][:2] == [0, 0]
+    assert all(first for first, _ in counts.values())
+    assert counts[f"{own}:make"][0] == counts[f"{own}:make"][1]

@@ -49,6 +49,9 @@ NAMES: dict[str, str] = {
 }
 """fedmutual's networks, with descriptions. torchvision's networks keep their names; users add "module:factory"."""
 
+_FITTING: set[tuple[str, tuple[int, ...], int, tuple[tuple[int, ...], ...]]] = set()
+"""(network, shape, classes, forms) of the networks that passed the check: the clients of a run build equal ones."""
+
 
 def build(
     name: str,
@@ -75,7 +78,11 @@ def build(
         torch.default_generator.manual_seed(rng.initial_seed())  # torch.manual_seed would also change the GPUs' streams
         try:
             net = _make_network(name, shape, classes, key)
-            _check_network(net, name, shape, _list_forms(shape, classes, of_pixels))
+            forms = tuple(_list_forms(shape, classes, of_pixels))
+            if (name, shape, classes, forms) not in _FITTING:
+                _check_network(net, name, shape, forms)
+                if ":" not in name or name.startswith(published.PREFIX):  # a user's factory may change from call to call
+                    _FITTING.add((name, shape, classes, forms))
             if weights is not None and weights.state is not None:
                 pretrained.load_weights(net, weights, _list_head(net, name, shape, classes, key), name)
         except ValueError as problem:
@@ -134,7 +141,7 @@ def _list_forms(shape: tuple[int, ...], classes: int, of_pixels: bool | None) ->
     return [of_example, of_each_pixel] if of_pixels is None else [of_each_pixel if of_pixels else of_example]
 
 
-def _check_network(net: nn.Module, name: str, shape: tuple[int, ...], forms: list[tuple[int, ...]]) -> None:
+def _check_network(net: nn.Module, name: str, shape: tuple[int, ...], forms: tuple[tuple[int, ...], ...]) -> None:
     """Run a forward pass in eval mode, and a forward and backward pass in training mode on a copy.
 
     Raises:
@@ -150,7 +157,7 @@ def _check_network(net: nn.Module, name: str, shape: tuple[int, ...], forms: lis
             raise ValueError(f"cannot be trained: {format_error(problem)}") from problem
 
 
-def _forward(net: nn.Module, name: str, shape: tuple[int, ...], forms: list[tuple[int, ...]], mode: str) -> Tensor:
+def _forward(net: nn.Module, name: str, shape: tuple[int, ...], forms: tuple[tuple[int, ...], ...], mode: str) -> Tensor:
     """Return the logits of two examples of zeros, each of one of the forms; raise ValueError for other outputs."""
     logits = forms[0]
     try:

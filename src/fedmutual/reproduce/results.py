@@ -23,6 +23,7 @@ class ResultStore:
     def __init__(self, *folders: Path) -> None:
         self.folder = folders[0]
         self._found: dict[str, list[Result]] = {}
+        self._by_fingerprint: dict[str, list[tuple[str, Result]]] = {}  # with their cells; empty until a result is sought
         for root in reversed(folders):
             for file in sorted(root.rglob("*.json")):
                 self._take(file.relative_to(root).with_suffix("").as_posix(), _read_results(file))
@@ -50,12 +51,13 @@ class ResultStore:
 
     def find(self, job: Job, numerics: int | None = None) -> Result | None:
         """Return the result of a run, stored by any experiment, or None. numerics: a version; None: any version."""
-        candidates = [
-            *self.list_results(job.cell.id),
-            *(r for cell, cell_results in self._found.items() if cell != job.cell.id for r in cell_results),
-        ]
-        for result in candidates:
-            if result.fingerprint == job.fingerprint and numerics in (None, result.numerics):
+        if not self._by_fingerprint:
+            for cell, cell_results in self._found.items():
+                for result in cell_results:
+                    self._by_fingerprint.setdefault(result.fingerprint, []).append((cell, result))
+        same_runs = self._by_fingerprint.get(job.fingerprint, [])
+        for _, result in sorted(same_runs, key=lambda pair: pair[0] != job.cell.id):  # first those of the job's cell
+            if numerics in (None, result.numerics):
                 return result.model_copy(update={"arm": job.arm, "seed": job.seed, "target": job.cell.target})
         return None
 
@@ -102,6 +104,7 @@ class ResultStore:
         new = list(new)
         prints = {r.fingerprint for r in new}
         self._found[cell] = [*new, *(r for r in self._found.get(cell, ()) if r.fingerprint not in prints)]
+        self._by_fingerprint.clear()
 
 
 def _read_results(path: Path) -> list[Result]:
