@@ -10,8 +10,10 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
+from fedmutual.sites.secure_sum import identity
 from fedmutual.sites.secure_sum.identity import Authority, Signer
 
+identity.load_pem_private_key = cache(identity.load_pem_private_key)  # it checks a key for 40 ms, and tests use few keys
 DAY = datetime.timedelta(days=1)
 
 

@@ -1,5 +1,6 @@
 """Fixtures for many tests: the command line called in this process, and a small experiment."""
 
+import gc
 import os
 import shutil
 import signal
@@ -12,6 +13,14 @@ from hypothesis import settings
 # Tests run side by side, a core each (pytest-xdist), and so does what they start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
+
+# The tests write 2 GB in small files: into memory, where the system has such a folder with room.
+MEMORY = "/dev/shm"
+if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 8 * 2**30:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", MEMORY)
+
+# No test cuts the power, and a killed process loses nothing that it has written.
+os.fsync = lambda file: None
 
 # Where a shell starts the tests in the background, they and the commands that they start ignore the signal of Ctrl-C.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -84,6 +93,16 @@ def starts_flare(nodeid):
     """Return whether a test starts a federation of NVIDIA FLARE's processes."""
     files = ("test_loopback.py", "test_ending.py", "test_flare_hostile.py", "test_flare_security.py")
     return nodeid.partition("::")[0].rpartition("/")[2] in files or "a_page_run[sites" in nodeid
+
+
+def pytest_collection_finish():
+    """Exempt the modules and tests from garbage collection: they stay to the end, and each collection would visit them."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure():
+    gc.unfreeze()
 
 
 CHECKED = set()  # names of imported modules that no test wrote; a look at all of them after each test takes long
