@@ -87,10 +87,12 @@ def start(
     append: bool = False,
     session: bool = False,
     modules: tuple[str, ...] = COSTLY,
+    jobs: int = 0,
 ) -> Fork | subprocess.Popen[bytes]:
     """Start a command in a folder: `python`, or an installed script, and arguments. Its output goes into two files.
 
     append: after what the files hold. session: in a session of its own. modules: what the server has imported.
+    jobs: as many processes of NVIDIA FLARE's jobs are forks of the command before it runs; later ones are new processes.
     """
     env = dict(os.environ if env is None else env)
     python = Path(sys.executable)
@@ -101,7 +103,7 @@ def start(
         for file in (out, err):
             file.touch() if append else file.write_bytes(b"")  # a test may read the file before the fork runs
         places = {"folder": str(folder), "out": str(out), "err": str(err)}
-        return Fork({"arguments": arguments, **places, "env": env, "session": session}, modules)
+        return Fork({"arguments": arguments, **places, "env": env, "session": session, "jobs": jobs}, modules)
     mode = "ab" if append else "wb"
     with open(out, mode) as out_file, open(err, mode) as err_file:
         return subprocess.Popen(
@@ -146,6 +148,7 @@ def _serve(modules: Sequence[str]) -> None:
     """Read one command a line until the end of input; start it, and write its process id."""
     for name in modules:
         import_module(name)
+    os.fsync = lambda file: None  # as in tests/conftest.py
     child_process.count_cores = lambda: 1  # only a command with worker processes starts a fork server, which imports again
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nothing is left of a process that has watched a command
     for line in sys.stdin:
@@ -186,7 +189,7 @@ def _end(become: Callable[..., None], order: dict[str, Any]) -> NoReturn:
     os._exit(code)
 
 
-def _become(arguments: list[str], folder: str, out: str, err: str, env: dict[str, str], session: bool) -> None:
+def _become(arguments: list[str], folder: str, out: str, err: str, env: dict[str, str], session: bool, jobs: int) -> None:
     if session:
         os.setsid()
     new = os.O_WRONLY | os.O_APPEND
@@ -195,8 +198,8 @@ def _become(arguments: list[str], folder: str, out: str, err: str, env: dict[str
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(env)
-    np.random.seed()  # noqa: NPY002 - a new process has another
-    random.seed()
+    _fork_jobs(jobs)
+    _reseed()
     path = [p for p in env.get("PYTHONPATH", "").split(os.pathsep) if p]
     match arguments:
         case ["-m", module, *_]:
@@ -208,6 +211,59 @@ def _become(arguments: list[str], folder: str, out: str, err: str, env: dict[str
         case [script, *_]:
             sys.argv, sys.path[:1] = arguments, [str(Path(script).parent.resolve()), *path]
             runpy.run_path(script, run_name="__main__")
+
+
+def _fork_jobs(count: int) -> None:
+    """Fork the processes of FLARE's next jobs now, because FLARE's threads run later; each process waits for its command."""
+    if not count:
+        return
+    from nvflare.app_common.job_launcher import process_launcher
+    from nvflare.utils.process_utils import ProcessAdapter
+
+    waiting: list[tuple[int, int]] = []
+    for _ in range(count):
+        order, end = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            for _, other in [*waiting, (pid, end)]:
+                os.close(other)
+            _end(_become_job, {"order": order})
+        os.close(order)
+        waiting.append((pid, end))
+    start_new = process_launcher.spawn_process
+
+    def start_job(command: list[str], env: Mapping[str, str]) -> ProcessAdapter:
+        if not waiting:
+            return start_new(command, env)
+        pid, end = waiting.pop()
+        with open(end, "w") as pipe:
+            json.dump({"command": command, "env": dict(env)}, pipe)
+        return ProcessAdapter(pid=pid)
+
+    process_launcher.spawn_process = start_job
+
+
+def _become_job(order: int) -> None:
+    """Wait for the command of a job, and run it; end if the parent process ends first."""
+    with open(order) as pipe:
+        text = pipe.read()
+    if not text:
+        return
+    job = json.loads(text)
+    os.setsid()
+    os.environ.clear()
+    os.environ.update(job["env"])
+    _reseed()
+    _, *options, module = job["command"][:5]
+    assert options == ["-P", "-E", "-m"], options
+    sys.argv, sys.path[:1] = job["command"][4:], []
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def _reseed() -> None:
+    """Seed the global generators as in a new process, which has another state."""
+    np.random.seed()  # noqa: NPY002
+    random.seed()
 
 
 if __name__ == "__main__":

@@ -20,18 +20,23 @@ import forked
 from wards import same, site
 
 LEAD = "lead@example.org"
-IMPORTED = (  # by the server of forked.py: a process of FLARE imports for seconds. Only FLARE's jobs are new processes.
+IMPORTED = (  # by the server of forked.py: a process of FLARE imports for seconds
+    "torch._dynamo",
+    "sklearn.datasets",
     "fedmutual.cli",
     "fedmutual.sites.contract",
     "fedmutual.sites.site_runtime",
     "fedmutual.sites.flare.session",
     "fedmutual.sites.flare.kits",
     "nvflare.private.fed.app.server.server_train",
+    "nvflare.private.fed.app.server.runner_process",
     "nvflare.private.fed.app.client.client_train",
+    "nvflare.private.fed.app.client.worker_process",
     "nvflare.fuel.flare_api.flare_api",
     "nvflare.lighter.provision",
     "nvflare.fuel.f3.mpm",
 )
+JOBS = 2  # of FLARE, a server's or a site's, that are forks: the tests' federations start again once
 
 
 def free_port() -> int:
@@ -76,24 +81,24 @@ class Loopback:
         assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
         return done.stdout
 
-    def start(self, *names: str) -> None:
-        """Start the server ("server"), or sites."""
+    def start(self, *names: str, jobs: int = JOBS) -> None:
+        """Start the server ("server"), or sites. jobs: how many of the next jobs of each are forks."""
         for name in names:
             kit = ("--kit", self.folder / "kits" / name)
             trust = ["--contract", self.file] if self.modules else []
             trust += [word for module in self.modules for word in ("--trust-module", module)]
             words = ("server", *kit, *trust) if name == "server" else ("site", *kit, "--config", self.configs[name])
-            self._begin(name, *words)
+            self._begin(name, *words, jobs=jobs)
 
     def submit(self, name: str = "submit", out: str = "result") -> None:
         """Start the lead's command, which follows the federation."""
         kit = self.folder / "kits" / LEAD
         self._begin(name, "submit", self.file, "--kit", kit, "--out", self.folder / out)
 
-    def _begin(self, name: str, *words: Any) -> None:
+    def _begin(self, name: str, *words: Any, jobs: int = 0) -> None:
         log = self.folder / f"{name}.log"
         self.processes[name] = forked.start(
-            _command(*words), self.folder, log, log, append=True, session=True, modules=IMPORTED
+            _command(*words), self.folder, log, log, append=True, session=True, modules=IMPORTED, jobs=jobs
         )
 
     def log(self, name: str) -> str:
@@ -102,11 +107,12 @@ class Loopback:
         return path.read_text(encoding="utf-8") if path.exists() else ""
 
     def job(self, name: str) -> list[psutil.Process]:
-        """Return the processes of the job, at the server or at a site."""
+        """Return the processes of the job, at the server or at a site, without those that wait to become one."""
         try:
-            return psutil.Process(self.processes[name].pid).children(recursive=True)
+            children = psutil.Process(self.processes[name].pid).children(recursive=True)
         except psutil.NoSuchProcess:
             return []
+        return [process for process in children if _leads_session(process.pid)]
 
     def kill(self, name: str) -> None:
         """Kill a process with SIGKILL, but not the processes that it started."""
@@ -175,6 +181,14 @@ class Loopback:
 
 def _command(*words: Any) -> list[str]:
     return ["python", "-m", "fedmutual", *map(str, words)]
+
+
+def _leads_session(pid: int) -> bool:
+    """Return whether a process leads a session, as FLARE's jobs do."""
+    try:
+        return os.getsid(pid) == pid
+    except ProcessLookupError:
+        return False
 
 
 def _kill_group(pid: int) -> None:
