@@ -51,6 +51,12 @@ def workplace(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.fixture
+def few_resamples(monkeypatch):
+    """Let `score` take fewer resamples, each of which costs 10 ms with several labels."""
+    monkeypatch.setattr("fedmutual.studies.score.RESAMPLES", 40)
+
+
 def test_numbers(workplace, cli):
     table = load_diabetes(as_frame=True)
     frame = (table.data * 20).assign(progress=table.target / 100)
@@ -80,7 +86,7 @@ def test_numbers(workplace, cli):
     assert "mean absolute error, 40 examples" in cli("score", "r", "new.csv", "--client", "1")[1]
 
 
-def test_several_labels(workplace, cli):
+def test_several_labels(workplace, cli, few_resamples):
     images, digits = load_digits(return_X_y=True)
     y, names = np.stack([digits % 2 == 0, digits > 4], 1), ["even", "high"]
     images = images.astype("float32")
@@ -103,7 +109,7 @@ def test_several_labels(workplace, cli):
     assert list(fedmutual.Run("r").predict(images[300:360])) == names
 
 
-def test_several_label_columns_of_a_table(workplace, cli):
+def test_several_label_columns_of_a_table(workplace, cli, few_resamples):
     x, digits = load_digits(return_X_y=True, as_frame=True)
     labels = {"even": digits % 2 == 0, "high": (digits > 4).astype(int)}
     frame = x.assign(**labels)

@@ -44,6 +44,12 @@ def raw():
     return torch.tensor(x, dtype=torch.float32)[:, None]
 
 
+@pytest.fixture
+def without_onnx(monkeypatch):
+    """Let `export` believe that onnx is not installed: a conversion takes a second, and only some tests read its result."""
+    monkeypatch.setattr("fedmutual.studies.exported_model.find_spec", lambda name: None)
+
+
 def predicted(run, file, client=None):
     """The probabilities [B, C] of `predict`, in the order of the classes."""
     classes = [str(digit) for digit in range(10)]
@@ -52,8 +58,8 @@ def predicted(run, file, client=None):
 
 @pytest.mark.parametrize("client", [None, "1"])
 def test_the_exported_programs_answer_as_predict_does(digits, raw, cli, client):
-    whose = [] if client is None else ["--client", client]
-    code, _, err = cli("export", digits, "--to", "model", *whose)
+    choice = [] if client is None else ["--client", client]
+    code, _, err = cli("export", digits, "--to", "model", *choice)
     assert code == 0, err
     expected = predicted(digits, "five.npz", client)
     program = torch.export.load("model/model.pt2").module()
@@ -64,7 +70,7 @@ def test_the_exported_programs_answer_as_predict_does(digits, raw, cli, client):
     assert torch.allclose(torch.from_numpy(answers), expected, atol=1e-6)
 
 
-def test_the_weights_are_those_of_the_network_alone(digits, raw, cli):
+def test_the_weights_are_those_of_the_network_alone(digits, raw, cli, without_onnx):
     cli("export", digits, "--to", "model", "--client", "2")
     net = build("mlp", (1, 8, 8), 10, torch.Generator())
     net.load_state_dict(load_file("model/weights.safetensors"))
@@ -77,7 +83,7 @@ def test_the_weights_are_those_of_the_network_alone(digits, raw, cli):
     assert (about["client"], about["round"], about["network"]) == ("2", 1, "mlp")
 
 
-def test_a_program_of_a_table_takes_the_columns_in_the_order_of_the_card(tmp_path, monkeypatch, cli):
+def test_a_program_of_a_table_takes_the_columns_in_the_order_of_the_card(tmp_path, monkeypatch, cli, without_onnx):
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
     rows = [(50 + 4 * rng.normal(), rng.normal(), "ill" if k % 2 else "well") for k in range(60)]
@@ -94,7 +100,7 @@ def test_a_program_of_a_table_takes_the_columns_in_the_order_of_the_card(tmp_pat
     assert torch.allclose(answers, torch.tensor(expected), atol=1e-6)
 
 
-def test_the_card_states_the_raw_columns_of_a_table_and_not_its_encoded_features(tmp_path, monkeypatch, cli):
+def test_the_card_states_the_raw_columns_of_a_table_and_not_its_encoded_features(tmp_path, monkeypatch, cli, without_onnx):
     monkeypatch.chdir(tmp_path)
     rows = [(k % 7, "II" if k % 3 else "I", "ill" if k % 2 else "well") for k in range(60)]
     (tmp_path / "t.csv").write_text("pulse,stage,label\n" + "".join(f"{a},{b},{c}\n" for a, b, c in rows))
@@ -109,7 +115,7 @@ def test_the_card_states_the_raw_columns_of_a_table_and_not_its_encoded_features
     assert "pulse, stage" in card
 
 
-def test_the_card_states_the_scores_of_the_folder_with_their_intervals(digits, cli):
+def test_the_card_states_the_scores_of_the_folder_with_their_intervals(digits, cli, without_onnx):
     cli("export", digits, "--to", "model", "--client", "1")
     card = Path("model/README.md").read_text()
     evaluation = json.loads((digits / "metrics.jsonl").read_text().splitlines()[-1])
@@ -126,7 +132,7 @@ def test_the_card_states_the_scores_of_the_folder_with_their_intervals(digits, c
 
 
 @pytest.mark.parametrize(("nets", "covers"), [("both", True), ("meme", False)])
-def test_the_card_states_epsilon_and_what_it_covers(small, cli, nets, covers):
+def test_the_card_states_epsilon_and_what_it_covers(small, cli, nets, covers, without_onnx):
     privacy = ["--set", f"privacy.nets={nets}", "--set", "privacy.sigma=1.0", "--set", "algorithm.beta=1"]
     code, _, err = cli("run", small, "--set", "rounds=1", *privacy, "--out", "r")
     assert code == 0, err
@@ -137,7 +143,7 @@ def test_the_card_states_epsilon_and_what_it_covers(small, cli, nets, covers):
     assert ("does not cover this model" not in stated) == covers
 
 
-def test_names_of_a_folder_cannot_write_markup_into_the_card(digits, cli):
+def test_names_of_a_folder_cannot_write_markup_into_the_card(digits, cli, without_onnx):
     environment = json.loads((digits / "environment.json").read_text())
     for client in environment["clients"].values():
         client["classes"][0] = "<img src=x>\n# Safe for all uses | [here](http://x)"
@@ -149,7 +155,7 @@ def test_names_of_a_folder_cannot_write_markup_into_the_card(digits, cli):
     assert re.search(r"(?<!\\)\]\(http", card) is None
 
 
-def test_an_export_overwrites_nothing_and_leaves_nothing_half_written(digits, cli, monkeypatch, tmp_path):
+def test_an_export_overwrites_nothing_and_leaves_nothing_half_written(digits, cli, monkeypatch, tmp_path, without_onnx):
     (tmp_path / "model").mkdir()
     code, _, err = cli("export", digits, "--to", "model")
     assert code == 2
@@ -163,10 +169,7 @@ def test_an_export_overwrites_nothing_and_leaves_nothing_half_written(digits, cl
     assert sorted(p.name for p in tmp_path.iterdir()) == before
 
 
-def test_without_the_extra_onnx_is_left_out_and_the_rest_is_there(digits, cli, monkeypatch):
-    from fedmutual.studies import exported_model
-
-    monkeypatch.setattr(exported_model, "find_spec", lambda name: None)
+def test_without_the_extra_onnx_is_left_out_and_the_rest_is_there(digits, cli, without_onnx):
     code, out, _ = cli("export", digits, "--to", "model")
     assert code == 0
     assert "left out: model.onnx: ONNX needs the package 'onnx': pip install \"fedmutual[onnx]\"" in out

@@ -30,7 +30,7 @@ from fedmutual.studies.answering_model import (
     scale_examples,
 )
 
-_RESAMPLES = 500
+RESAMPLES = 500
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def _resample(task: Task, metric: Metric, outputs: Tensor, targets: Tensor) -> t
     if len(targets) < 2:
         return None
     result = bootstrap(
-        (np.arange(len(targets)),), score_rows, vectorized=False, n_resamples=_RESAMPLES, method="percentile", random_state=0
+        (np.arange(len(targets)),), score_rows, vectorized=False, n_resamples=RESAMPLES, method="percentile", random_state=0
     )
     low, high = (float(end) for end in result.confidence_interval)
     return (low, high) if math.isfinite(low + high) else None
