@@ -76,16 +76,18 @@ def pytest_collection_modifyitems(items):
 
     pytest-xdist gives each worker a part of the list, and a worker without tests takes some from the end of another's part.
     The tests that need a Ray cluster begin the first part, those that kill the cluster last: its start takes 15 s.
-    Federations of FLARE's processes begin the second part. So at most one test of each kind runs at a time.
+    Federations of FLARE's processes begin the second part. So at most one test of each kind runs at a time. The examples of
+    the documentation begin the third part: a page may take half a minute, and short tests at the end keep all workers busy.
     """
     for item in items:
         item.add_marker(find_tier(item.nodeid))
     result = yield
     items.sort(key=lambda item: ("cluster" not in item.nodeid, "test_cluster" in item.nodeid))
     flare = [item for item in items if starts_flare(item.nodeid)]
-    others = [item for item in items if not starts_flare(item.nodeid)]
+    pages = [item for item in items if "a_page_run[" in item.nodeid and item not in flare]
+    others = [item for item in items if item not in flare and item not in pages]
     part = len(items) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    items[:] = [*others[:part], *flare, *others[part:]]
+    items[:] = [*others[:part], *flare, *others[part : 2 * part - len(flare)], *pages, *others[2 * part - len(flare) :]]
     return result
 
 
