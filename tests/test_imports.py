@@ -105,12 +105,12 @@ def _carried(file: str) -> bool:
 
 
 ROOMS = (  # from the lowest to the highest: a module imports its own room and lower rooms
-    ("errors", "network_timeout", "module_files", "numerics", "denormals", "role", "settings", "metric"),
+    ("errors", "network_timeout", "numerics", "denormals", "role", "settings", "metric"),
     ("core",),
-    ("files", "scores", "fixed_sum", "wide_sum", "ensemble"),
+    ("files", "scores", "fixed_sum", "ensemble"),
     ("tensor_files",),
-    ("events", "losses", "gradients", "aggregation", "batches", "boundary", "plugins", "in_memory"),
-    ("recorded_code", "tasks", "stepping"),
+    ("events", "losses", "gradients", "aggregation", "batches", "boundary", "user_code", "in_memory"),
+    ("tasks", "stepping"),
     ("evaluation", "algorithms"),
     ("config",),
     ("models",),

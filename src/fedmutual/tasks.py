@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from difflib import get_close_matches
 
-from fedmutual import plugins
 from fedmutual.core import Task
 from fedmutual.errors import ConfigError
 from fedmutual.losses import Classification, MultiLabel, Regression, Segmentation
+from fedmutual.user_code import plugins
 
 TASKS: dict[str, Callable[[], Task]] = {
     "classification": Classification,

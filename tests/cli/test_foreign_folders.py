@@ -14,11 +14,12 @@ import torch
 from PIL import Image
 
 import fedmutual
-from fedmutual import models, module_files, recorded_code
+from fedmutual import models
 from fedmutual.config import read_tables
 from fedmutual.core import At
 from fedmutual.errors import ConfigError
-from fedmutual.recorded_code import set_trust
+from fedmutual.user_code import module_files, recorded_code
+from fedmutual.user_code.recorded_code import set_trust
 
 NET = """
 from pathlib import Path

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from fedmutual import plugins, recorded_code
 from fedmutual.errors import ConfigError
 from fedmutual.sites import contract as contracts
 from fedmutual.sites.modules import ListedModules, leave_working_folders, make_server_rule
 from fedmutual.sites.site_settings import build_site, read_site_file
+from fedmutual.user_code import plugins, recorded_code
 from wards import COMMON, SITES, contract, site
 
 NET = """

@@ -32,7 +32,7 @@ Resume = Annotated[bool, typer.Option("--resume", help="Resume from the last sav
 def _trust_code(context: typer.Context, is_trusted: bool) -> bool:
     """Trust recorded code until the command ends."""
     if is_trusted:
-        from fedmutual.recorded_code import set_trust
+        from fedmutual.user_code.recorded_code import set_trust
 
         context.with_resource(set_trust(True))
     return is_trusted

@@ -75,12 +75,12 @@ def server(
     The server has no data. After a restart it resumes its federations by itself. The server refuses a job with a contract
     to which it did not agree.
     """
-    from fedmutual import plugins
     from fedmutual.rundir.folder import lock_folder
     from fedmutual.sites import contract as contracts
     from fedmutual.sites.flare import kits, run, workspace
     from fedmutual.sites.modules import leave_working_folders, make_server_rule
     from fedmutual.sites.server_experiment import find_longest_message
+    from fedmutual.user_code import plugins
 
     leave_working_folders(state)
     server_kit = run.check_kind(kits.open_kit(kit), "server")
@@ -127,7 +127,6 @@ def site(
     The site connects to the server, and accepts no connections. The command first lists all tensors that may leave. The
     site refuses a job with another contract than the one you agreed to.
     """
-    from fedmutual import plugins
     from fedmutual.rundir.folder import lock_folder
     from fedmutual.sites import contract as contracts
     from fedmutual.sites.disclosure import describe_disclosure
@@ -136,6 +135,7 @@ def site(
     from fedmutual.sites.server_experiment import find_longest_message
     from fedmutual.sites.site_runtime import SiteRuntime
     from fedmutual.sites.site_settings import read_site_file
+    from fedmutual.user_code import plugins
 
     site_kit, site_config = run.check_kind(kits.open_kit(kit), "site"), read_site_file(config)
     leave_working_folders(site_config.state)

@@ -8,7 +8,7 @@ from typing import Any, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-from fedmutual import plugins, tasks
+from fedmutual import tasks
 from fedmutual.aggregation import Aggregation
 from fedmutual.algorithms import ALGORITHMS
 from fedmutual.algorithms.presets import PRESETS, Preset
@@ -18,6 +18,7 @@ from fedmutual.config.sentences import format_unknown_key, format_validation_err
 from fedmutual.config.values import Moving
 from fedmutual.core import SCORED_MODELS, Algorithm, Role, Setting
 from fedmutual.errors import ConfigError, UserError, format_error, join_words
+from fedmutual.user_code import plugins
 
 _STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 

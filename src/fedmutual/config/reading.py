@@ -28,8 +28,8 @@ from fedmutual.config.statistics import check_statistics
 from fedmutual.config.unused import check_effects
 from fedmutual.core import Schedule
 from fedmutual.errors import ConfigError
-from fedmutual.recorded_code import check_tables, is_run_config
 from fedmutual.role import DEFAULT_ALGORITHM
+from fedmutual.user_code.recorded_code import check_tables, is_run_config
 
 
 def load_config(path: str | Path, **overrides: Any) -> Config:

@@ -9,11 +9,11 @@ import numpy.typing as npt
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
-from fedmutual import plugins
 from fedmutual.config import DataConfig
 from fedmutual.data.arrays import make_source
 from fedmutual.data.examples import DatasetExamples, Part, Source, choose_evenly
 from fedmutual.errors import ConfigError, DataError
+from fedmutual.user_code import plugins
 
 _WANTED = (
     "a torch Dataset, a (train, test) pair of them, a pair of arrays (x, y), or a dictionary of arrays x, y, x_test, y_test"

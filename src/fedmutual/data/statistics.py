@@ -16,8 +16,8 @@ import numpy.typing as npt
 from torch import Tensor
 
 from fedmutual.data.examples import list_names
+from fedmutual.data.wide_sum import DIGITS, decode_total, encode_number
 from fedmutual.errors import DataError
-from fedmutual.wide_sum import DIGITS, decode_total, encode_number
 
 Words = npt.NDArray[np.int64]
 _CONSTANT = Fraction(1, 2**44)  # a smaller variance, as a fraction of the mean square, is rounding: sums are of float64

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import nn
 
-from fedmutual import plugins
 from fedmutual.errors import format_error
+from fedmutual.user_code import plugins
 
 _KEYWORDS = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
 

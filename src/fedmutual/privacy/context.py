@@ -12,10 +12,11 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from fedmutual import module_files, numerics
+from fedmutual import numerics
 from fedmutual.core import At, Client, Data, Message, Phase, Schedule
 from fedmutual.privacy.sampling import Units
 from fedmutual.rundir.checkpoint import collect_client_state
+from fedmutual.user_code import module_files
 
 _SHIPPED = ("fedmutual", "torch", "torchvision")  # the code of these packages is named by `numerics.VERSION`
 _PLAIN = (int, float, str, bool, tuple, type(None))

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from fedmutual.recorded_code import CONFIG as CONFIG
-from fedmutual.recorded_code import ENVIRONMENT as ENVIRONMENT
+from fedmutual.user_code.recorded_code import CONFIG as CONFIG
+from fedmutual.user_code.recorded_code import ENVIRONMENT as ENVIRONMENT
 
 PARTITION = "partition.json"
 SUMMARY = "summary.json"

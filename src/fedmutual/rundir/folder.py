@@ -19,11 +19,11 @@ from fedmutual.config.schema import list_resumable_keys
 from fedmutual.core import Message, Schedule
 from fedmutual.errors import Busy, RunError
 from fedmutual.files import write_bytes
-from fedmutual.recorded_code import MODULES, check_unchanged, compute_digests
 from fedmutual.rundir.file_names import BEGUN, CONFIG, ENVIRONMENT, LOCK, PARTITION, SUMMARY
 from fedmutual.rundir.record_files import check_record, read_record, write_record
 from fedmutual.rundir.schema import Environment, RecordedPartition
 from fedmutual.tensor_files import read_tensors, write_tensors
+from fedmutual.user_code.recorded_code import MODULES, check_unchanged, compute_digests
 
 
 @contextmanager

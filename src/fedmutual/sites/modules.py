@@ -11,9 +11,9 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 
-from fedmutual import module_files
 from fedmutual.errors import ConfigError
-from fedmutual.module_files import SHIPPED, get_top_name
+from fedmutual.user_code import module_files
+from fedmutual.user_code.module_files import SHIPPED, get_top_name
 
 
 class ListedModules(MetaPathFinder):

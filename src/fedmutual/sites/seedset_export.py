@@ -5,12 +5,13 @@ from pathlib import Path
 
 import numpy as np
 
-from fedmutual import data, plugins
+from fedmutual import data
 from fedmutual.data.federation import list_public_parts
 from fedmutual.errors import ConfigError, format_count
 from fedmutual.sites import contract as contracts
 from fedmutual.sites.seedset_file import SeedsetFile, make_seedset_path, write_seedset_file
 from fedmutual.sites.site_settings import SiteSettings, configure_site, read_site_file
+from fedmutual.user_code import plugins
 
 
 def export_seedset(file: Path, site: Path, folder: Path) -> SeedsetFile:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 
-from fedmutual import plugins
 from fedmutual.boundary import Refused
 from fedmutual.core import At, Client, Disagreed, Diverged, Message, Phase, Spec, Unusable
 from fedmutual.data.federation import list_training_rows
@@ -59,6 +58,7 @@ from fedmutual.sites.statistics import (
     read_site_scaling,
     write_site_scaling,
 )
+from fedmutual.user_code import plugins
 
 Say = Callable[[str], None]
 _EXPLAINED_ERRORS = (Diverged, Refused, Disagreed, Unusable, UserError)

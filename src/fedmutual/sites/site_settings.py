@@ -4,7 +4,6 @@ import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fedmutual import plugins
 from fedmutual.config import Config, read_tables
 from fedmutual.data.examples import list_names
 from fedmutual.data.space import describe_column_difference
@@ -22,6 +21,7 @@ from fedmutual.sites.statistics import (
     find_layout_fault,
     make_placeholder,
 )
+from fedmutual.user_code import plugins
 
 
 @dataclass(frozen=True)

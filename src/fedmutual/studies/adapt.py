@@ -22,11 +22,11 @@ from fedmutual.events import Observer
 from fedmutual.federation import build
 from fedmutual.files import read_json, write_json
 from fedmutual.metric import ACCURACY, Metric
-from fedmutual.recorded_code import set_trust
 from fedmutual.rundir.file_names import ADAPT, CONFIG
 from fedmutual.studies import newcomer
 from fedmutual.studies.compare import Planned, check_folders, train_all
 from fedmutual.studies.newcomer import Newcomer, SourceRun
+from fedmutual.user_code.recorded_code import set_trust
 
 
 def adapt(

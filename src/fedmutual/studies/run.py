@@ -21,7 +21,6 @@ from fedmutual.events import Observer
 from fedmutual.federation import build
 from fedmutual.federation.description import describe_run, describe_scaling, find_common_metric
 from fedmutual.federation.experiment import Experiment
-from fedmutual.recorded_code import set_trust
 from fedmutual.rundir import best as bests
 from fedmutual.rundir import folder as folders
 from fedmutual.rundir import pretrained, tensorboard
@@ -41,6 +40,7 @@ from fedmutual.studies import privacy_plan
 from fedmutual.studies.engine_handle import FIX_WORKERS, MOST_DEATHS, EngineHandle, describe_pick
 from fedmutual.studies.resume import check_saved, fingerprint_experiment, restore_run
 from fedmutual.studies.trained_run import Run, open_trained_run
+from fedmutual.user_code.recorded_code import set_trust
 
 
 def run(

@@ -22,9 +22,9 @@ from fedmutual.errors import ConfigError, RunError
 from fedmutual.events import Evaluated, Event, Failed, Finished, Noted, Observer, Replied, Started
 from fedmutual.federation.build import pick_device
 from fedmutual.in_memory import PREFIX
-from fedmutual.recorded_code import is_trusting
 from fedmutual.rundir.environment import read_environment
 from fedmutual.studies.run import run
+from fedmutual.user_code.recorded_code import is_trusting
 
 EFFICIENCY = 0.9  # of each further worker over which one run's clients are spread: docs/performance.md
 _SHOWN = (Started, Noted, Replied, Evaluated, Finished)  # events that are sent: others hold models, or closures

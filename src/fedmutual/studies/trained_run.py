@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from fedmutual import models, plugins
+from fedmutual import models
 from fedmutual.config import Config, read_dumped
 from fedmutual.core import At, Task
 from fedmutual.ensemble import WEIGHT, Ensemble
@@ -14,7 +14,6 @@ from fedmutual.errors import RunError
 from fedmutual.federation.networks import POOLED
 from fedmutual.files import read_json
 from fedmutual.models.splice import build_meme
-from fedmutual.recorded_code import RecordedCode
 from fedmutual.report.scale import MetricScale
 from fedmutual.rundir import best as bests
 from fedmutual.rundir.checkpoint import make_file_name, read_checkpoint, read_shared_state, read_state
@@ -25,6 +24,8 @@ from fedmutual.rundir.record_files import is_finished, read_summary
 from fedmutual.rundir.schema import Saved
 from fedmutual.studies.history import plot_history
 from fedmutual.tasks import make_task
+from fedmutual.user_code import plugins
+from fedmutual.user_code.recorded_code import RecordedCode
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -18,7 +18,6 @@ from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
-from fedmutual import plugins
 from fedmutual.engines.loop import Paused
 from fedmutual.errors import UserError
 from fedmutual.sites.contract import accept_contract
@@ -29,6 +28,7 @@ from fedmutual.sites.flare.console import print_line
 from fedmutual.sites.flare.progress import FILE, Outcome, ProgressFile, change_progress, read_progress
 from fedmutual.sites.flare.workspace import BODY, READY, TASK
 from fedmutual.sites.modules import leave_working_folders, make_server_rule
+from fedmutual.user_code import plugins
 
 _TICK = 0.05
 

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from fedmutual import plugins
 from fedmutual.errors import ConfigError, UserError
 from fedmutual.sites import contract as contracts
 from fedmutual.sites.contract import Contract
@@ -19,6 +18,7 @@ from fedmutual.sites.flare.nvflare_import import check_version
 from fedmutual.sites.modules import make_server_rule
 from fedmutual.sites.secure_sum.identity import read_certificate
 from fedmutual.sites.site_settings import build_site, read_site_file
+from fedmutual.user_code import plugins
 
 _STATE_FACTOR = 16  # size of a site's state relative to its networks: four rounds, with optimisers and answers
 

@@ -12,7 +12,6 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
-from fedmutual import plugins
 from fedmutual.errors import UserError
 from fedmutual.rundir import folder as folders
 from fedmutual.sites.contract import accept_contract
@@ -25,6 +24,7 @@ from fedmutual.sites.modules import leave_working_folders
 from fedmutual.sites.protocol import MalformedMessage, SiteAnswer, pack_message, read_order
 from fedmutual.sites.site_runtime import SiteRuntime
 from fedmutual.sites.site_settings import read_site_file
+from fedmutual.user_code import plugins
 
 _LINE_INTERVAL = 10.0  # seconds between lines on the console
 _FIRST_PAUSE = 30.0  # seconds until a site that could not start tries again; doubled after each try

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from fedmutual import data, plugins
+from fedmutual import data
 from fedmutual.config import Config
 from fedmutual.core import At, Client, Diverged, Message, Phase
 from fedmutual.errors import RunError, UserError
@@ -18,7 +18,6 @@ from fedmutual.federation import build
 from fedmutual.federation.experiment import Experiment
 from fedmutual.federation.networks import POOLED
 from fedmutual.files import write_json
-from fedmutual.recorded_code import RecordedCode, check_tables, set_trust
 from fedmutual.report.audit_result import Attack, Audit, Guarantee, Imprint, Membership, Model
 from fedmutual.rundir import folder as folders
 from fedmutual.rundir import pretrained
@@ -32,6 +31,8 @@ from fedmutual.studies.audit.rows import Confidence, Pool, compute_confidence, i
 from fedmutual.studies.audit.shadows import Shadow, draw_splits, train_shadows
 from fedmutual.studies.audit.statistics import FEWEST, Scores, measure_strength, score_against_shadows
 from fedmutual.studies.trained_run import Run
+from fedmutual.user_code import plugins
+from fedmutual.user_code.recorded_code import RecordedCode, check_tables, set_trust
 
 AUDIT = "audit.json"
 LEVEL = 0.95

@@ -6,10 +6,10 @@ from pathlib import Path
 from fedmutual.config import Config
 from fedmutual.config.grid import Grid
 from fedmutual.events import Observer
-from fedmutual.recorded_code import set_trust
 from fedmutual.studies.sweep.plan import By, SweepPlan, plan_sweep
 from fedmutual.studies.sweep.result import RESULT, Sweep
 from fedmutual.studies.sweep.work import train_sweep
+from fedmutual.user_code.recorded_code import set_trust
 
 __all__ = ["RESULT", "By", "Sweep", "SweepPlan", "plan_sweep", "sweep", "train_sweep"]
 

@@ -11,10 +11,10 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from fedmutual import module_files, plugins
 from fedmutual.errors import ConfigError, RunError
 from fedmutual.files import read_json
-from fedmutual.module_files import SHIPPED, get_top_name
+from fedmutual.user_code import module_files, plugins
+from fedmutual.user_code.module_files import SHIPPED, get_top_name
 
 CONFIG, ENVIRONMENT = "config.toml", "environment.json"
 MODULES = "modules"  # the key of environment.json: first part of the module's name -> digest
