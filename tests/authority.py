@@ -13,7 +13,8 @@ from cryptography.x509.oid import NameOID
 from fedmutual.sites.secure_sum import identity
 from fedmutual.sites.secure_sum.identity import Authority, Signer
 
-identity.load_pem_private_key = cache(identity.load_pem_private_key)  # it checks a key for 40 ms, and tests use few keys
+# Reading a key takes 40 ms, because cryptography checks the key; the tests use few keys.
+identity.load_pem_private_key = cache(identity.load_pem_private_key)
 DAY = datetime.timedelta(days=1)
 
 

@@ -6,6 +6,7 @@ import shutil
 import signal
 import sys
 
+import psutil
 import pytest
 import torch
 from hypothesis import settings
@@ -14,12 +15,12 @@ from hypothesis import settings
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
 
-# The tests write 2 GB in small files: into memory, where the system has such a folder with room.
+# The tests write 2 GB in small files: to memory, if /dev/shm and the memory have room.
 MEMORY = "/dev/shm"
-if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 8 * 2**30:
+if os.access(MEMORY, os.W_OK) and min(shutil.disk_usage(MEMORY).free, psutil.virtual_memory().available) > 8 * 2**30:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", MEMORY)
 
-# No test cuts the power, and a killed process loses nothing that it has written.
+# fsync protects against a power failure, which no test simulates; a killed process loses nothing that it has written.
 os.fsync = lambda file: None
 
 # Where a shell starts the tests in the background, they and the commands that they start ignore the signal of Ctrl-C.
@@ -77,7 +78,8 @@ def pytest_collection_modifyitems(items):
     pytest-xdist gives each worker a part of the list, and a worker without tests takes some from the end of another's part.
     The tests that need a Ray cluster begin the first part, those that kill the cluster last: its start takes 15 s.
     Federations of FLARE's processes begin the second part. So at most one test of each kind runs at a time. The examples of
-    the documentation begin the third part: a page may take half a minute, and short tests at the end keep all workers busy.
+    the documentation begin the third part, or follow those federations where there are fewer workers: a page may take half a
+    minute, and short tests at the end keep all workers busy.
     """
     for item in items:
         item.add_marker(find_tier(item.nodeid))
@@ -86,8 +88,10 @@ def pytest_collection_modifyitems(items):
     flare = [item for item in items if starts_flare(item.nodeid)]
     pages = [item for item in items if "a_page_run[" in item.nodeid and item not in flare]
     others = [item for item in items if item not in flare and item not in pages]
-    part = len(items) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    items[:] = [*others[:part], *flare, *others[part : 2 * part - len(flare)], *pages, *others[2 * part - len(flare) :]]
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    part = len(items) // workers
+    cut = max(part, 2 * part - len(flare)) if workers > 2 else part
+    items[:] = [*others[:part], *flare, *others[part:cut], *pages, *others[cut:]]
     return result
 
 

@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -92,7 +93,7 @@ def start(
     """Start a command in a folder: `python`, or an installed script, and arguments. Its output goes into two files.
 
     append: after what the files hold. session: in a session of its own. modules: what the server has imported.
-    jobs: as many processes of NVIDIA FLARE's jobs are forks of the command before it runs; later ones are new processes.
+    jobs: how many jobs of NVIDIA FLARE run in forks made before the command starts (on Linux); later jobs are new processes.
     """
     env = dict(os.environ if env is None else env)
     python = Path(sys.executable)
@@ -148,7 +149,8 @@ def _serve(modules: Sequence[str]) -> None:
     """Read one command a line until the end of input; start it, and write its process id."""
     for name in modules:
         import_module(name)
-    os.fsync = lambda file: None  # as in tests/conftest.py
+    if "PYTEST_VERSION" in os.environ:  # not in a benchmark
+        os.fsync = lambda file: None  # as in tests/conftest.py
     child_process.count_cores = lambda: 1  # only a command with worker processes starts a fork server, which imports again
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nothing is left of a process that has watched a command
     for line in sys.stdin:
@@ -214,7 +216,7 @@ def _become(arguments: list[str], folder: str, out: str, err: str, env: dict[str
 
 
 def _fork_jobs(count: int) -> None:
-    """Fork the processes of FLARE's next jobs now, because FLARE's threads run later; each process waits for its command."""
+    """Fork processes for FLARE's next jobs before FLARE starts threads; a fork with threads is not safe."""
     if not count:
         return
     from nvflare.app_common.job_launcher import process_launcher
@@ -237,7 +239,11 @@ def _fork_jobs(count: int) -> None:
             return start_new(command, env)
         pid, end = waiting.pop()
         with open(end, "w") as pipe:
-            json.dump({"command": command, "env": dict(env)}, pipe)
+            json.dump({"command": command, "folder": os.getcwd(), "env": dict(env)}, pipe)
+        deadline = time.monotonic() + 60
+        while os.getsid(pid) != pid:  # FLARE ends a job with the job's process group, which must not be this process's
+            assert time.monotonic() < deadline, "the fork does not start"
+            time.sleep(0.001)
         return ProcessAdapter(pid=pid)
 
     process_launcher.spawn_process = start_job
@@ -251,6 +257,7 @@ def _become_job(order: int) -> None:
         return
     job = json.loads(text)
     os.setsid()
+    os.chdir(job["folder"])
     os.environ.clear()
     os.environ.update(job["env"])
     _reseed()
@@ -261,7 +268,7 @@ def _become_job(order: int) -> None:
 
 
 def _reseed() -> None:
-    """Seed the global generators as in a new process, which has another state."""
+    """Seed the global generators of numpy and Python anew; a fork has the state of its parent."""
     np.random.seed()  # noqa: NPY002
     random.seed()
 

@@ -36,7 +36,7 @@ IMPORTED = (  # by the server of forked.py: a process of FLARE imports for secon
     "nvflare.lighter.provision",
     "nvflare.fuel.f3.mpm",
 )
-JOBS = 2  # of FLARE, a server's or a site's, that are forks: the tests' federations start again once
+JOBS = 2  # forked jobs of each server and site: a federation in the tests begins two jobs at most
 
 
 def free_port() -> int:
@@ -81,8 +81,8 @@ class Loopback:
         assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
         return done.stdout
 
-    def start(self, *names: str, jobs: int = JOBS) -> None:
-        """Start the server ("server"), or sites. jobs: how many of the next jobs of each are forks."""
+    def start(self, *names: str, jobs: int = 0) -> None:
+        """Start the server ("server"), or sites. jobs: as for `forked.start`."""
         for name in names:
             kit = ("--kit", self.folder / "kits" / name)
             trust = ["--contract", self.file] if self.modules else []
@@ -107,12 +107,12 @@ class Loopback:
         return path.read_text(encoding="utf-8") if path.exists() else ""
 
     def job(self, name: str) -> list[psutil.Process]:
-        """Return the processes of the job, at the server or at a site, without those that wait to become one."""
+        """Return the processes of the jobs at the server or a site, with the processes that the jobs started."""
         try:
             children = psutil.Process(self.processes[name].pid).children(recursive=True)
         except psutil.NoSuchProcess:
             return []
-        return [process for process in children if _leads_session(process.pid)]
+        return [process for process in children if not _shares_session(process.pid, self.processes[name].pid)]
 
     def kill(self, name: str) -> None:
         """Kill a process with SIGKILL, but not the processes that it started."""
@@ -174,8 +174,9 @@ class Loopback:
         for child in left:
             if child.is_running():
                 child.kill()
-        for process in psutil.process_iter(["cmdline"]):
-            if any(str(self.folder) in word for word in process.info["cmdline"] or ()) and process.pid != os.getpid():
+        for process in psutil.process_iter(["cmdline", "cwd"]):
+            words = [*(process.info["cmdline"] or ()), process.info["cwd"] or ""]
+            if any(str(self.folder) in word for word in words) and process.pid != os.getpid():
                 process.kill()  # a job whose parent was killed before
 
 
@@ -183,12 +184,12 @@ def _command(*words: Any) -> list[str]:
     return ["python", "-m", "fedmutual", *map(str, words)]
 
 
-def _leads_session(pid: int) -> bool:
-    """Return whether a process leads a session, as FLARE's jobs do."""
+def _shares_session(pid: int, leader: int) -> bool:
+    """Return whether a process is in the session of another: a fork that waits for a job. A job has a session of its own."""
     try:
-        return os.getsid(pid) == pid
+        return os.getsid(pid) == leader
     except ProcessLookupError:
-        return False
+        return True
 
 
 def _kill_group(pid: int) -> None:

@@ -46,7 +46,7 @@ def raw():
 
 @pytest.fixture
 def without_onnx(monkeypatch):
-    """Let `export` believe that onnx is not installed: a conversion takes a second, and only some tests read its result."""
+    """Make `export` find no package onnx: a conversion takes a second, and only some tests read the program."""
     monkeypatch.setattr("fedmutual.studies.exported_model.find_spec", lambda name: None)
 
 

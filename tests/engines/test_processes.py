@@ -93,18 +93,20 @@ def test_a_killed_worker_is_named_with_its_clients():
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a process cannot be stopped with a signal")
-def test_the_removed_folder_of_an_earlier_engine_stops_no_later_one(tmp_path, monkeypatch):
+def test_an_engine_starts_after_the_folder_of_an_earlier_engine_was_removed(tmp_path, monkeypatch):
     (tmp_path / "earlier").mkdir()
     monkeypatch.chdir(tmp_path / "earlier")
     engine = hosted()
     before = set(dict(engine.run_each(pid, dict.fromkeys("012", ()))).values())
     for worker in before:
-        os.kill(worker, signal.SIGSTOP)  # so that it reads its last order after the folder is gone
-    engine.close()
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "earlier").rmdir()
-    for worker in before:
-        os.kill(worker, signal.SIGCONT)
+        os.kill(worker, signal.SIGSTOP)  # so that the worker reads its last order after the folder is gone
+    try:
+        engine.close()
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "earlier").rmdir()
+    finally:
+        for worker in before:
+            os.kill(worker, signal.SIGCONT)
     engine = hosted()
     assert not before & set(dict(engine.run_each(pid, dict.fromkeys("012", ()))).values())
     engine.close()

@@ -24,6 +24,12 @@ def refusal(name: str, shape: tuple[int, ...] = (1, 28, 28)) -> str:
     return message.removeprefix("key 'model.personal': ")
 
 
+@pytest.fixture(autouse=True)
+def check_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each test check each network, also those that an earlier test built."""
+    monkeypatch.setattr(models, "checked_networks", set())
+
+
 def same(a: nn.Module, b: nn.Module) -> bool:
     return all(torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
 
@@ -254,3 +260,10 @@ def test_only_a_users_network_is_checked_again(module):
     assert [again for _, again in counts.values()][:2] == [0, 0]
     assert all(first for first, _ in counts.values())
     assert counts[f"{own}:make"][0] == counts[f"{own}:make"][1]
+
+
+def test_a_network_is_checked_again_for_other_outputs():
+    stream = torch.Generator()
+    models.build("mlp", (1, 4, 4), 3, stream, of_pixels=False)
+    with pytest.raises(ConfigError, match="gives outputs"):
+        models.build("mlp", (1, 4, 4), 3, stream, of_pixels=True)

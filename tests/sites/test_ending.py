@@ -7,7 +7,7 @@ import sys
 import psutil
 import pytest
 
-from loopback import loopback
+from loopback import JOBS, loopback
 from wards import COMMON, SITES
 
 pytest.importorskip("nvflare", reason="NVIDIA FLARE is not installed (the extra fedmutual[sites])")
@@ -17,7 +17,7 @@ TWO = {"north": SITES["north"], "south": SITES["south"]}
 
 def test_ctrl_c_and_sigterm_end_them_in_the_middle_of_a_round(tmp_path):
     with loopback(tmp_path / "fed", {**COMMON, "rounds": 2000}, TWO) as fed:
-        fed.start("server", *TWO)
+        fed.start("server", *TWO, jobs=JOBS)
         fed.submit()
         fed.round(2)
         for name, sent_signal, code, message in (

@@ -64,7 +64,7 @@ def federated(folder: Path) -> Iterator[Loopback]:
             federation.processes["server"] = subprocess.Popen(
                 words, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
             )
-        federation.start("north", jobs=0)
+        federation.start("north")
         federation.wait(lambda: "site 'north' is connected" in federation.log("server"), 120, "north is there")
         for place in (folder, folder / "north" / "state" / "flare"):
             (place / "evil.py").write_text(MARK.format(mark=str(folder / "mark")))

@@ -7,7 +7,7 @@ import pytest
 import fedmutual
 from fedmutual.config import parse_config
 from fedmutual.sites.flare.leftovers import JOB, LAST_LOG
-from loopback import loopback
+from loopback import JOBS, loopback
 from wards import COMMON, SEEDED, SITES, TELLING, same, together, with_data
 
 pytest.importorskip("nvflare", reason="NVIDIA FLARE is not installed (the extra fedmutual[sites])")
@@ -38,7 +38,7 @@ def test_a_kill_in_the_middle_costs_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = fedmutual.run(parse_config(together(common, TWO)), tmp_path / "one")
     with loopback(tmp_path / "fed", common, TWO, modules={"mine": MINE}) as fed:
-        fed.start("server", "north", "south")
+        fed.start("server", "north", "south", jobs=JOBS)
         fed.submit()
         fed.round(2)
         fed.submit("another", "looked-on")  # looks on, and begins nothing
@@ -88,7 +88,7 @@ def test_masked_updates_are_a_fixed_sum_in_one_process(tmp_path):
     common = {**COMMON, **TELLING, "rounds": 2, "data": data}
     run = fedmutual.run(parse_config(together(common | {"server": {"sum": "fixed"}}, three)), tmp_path / "one")
     with loopback(tmp_path / "fed", common, three, server={"sum": "masked"}) as fed:
-        fed.start("server", *three)
+        fed.start("server", *three, jobs=JOBS)
         fed.submit()
         fed.done()
         assert fed.progress()["notes"] == []
@@ -108,7 +108,7 @@ def test_peers_send_to_each_other(tmp_path):
     ) as fed:
         for i in sites:
             fed.cli("data", "give", fed.file, "--site", fed.configs[i], "-o", fed.folder / "public")
-        fed.start("server", *sites)
+        fed.start("server", *sites, jobs=JOBS)
         fed.submit()
         fed.done()
         assert fed.progress()["notes"] == []

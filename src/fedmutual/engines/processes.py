@@ -185,7 +185,7 @@ def _take_worker() -> _Worker:
     """Return an idle worker, or start one."""
     while idle_workers:
         worker = idle_workers.pop()
-        with suppress(Exception):  # it died, or it could not enter the folder of an engine that is closed
+        with suppress(Exception):  # the process died, or could not enter the working folder of an earlier run
             worker.drain()
             if not worker.connection.poll():  # the pipe of a dead process is readable: it has an end
                 return worker

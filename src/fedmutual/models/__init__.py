@@ -49,8 +49,9 @@ NAMES: dict[str, str] = {
 }
 """fedmutual's networks, with descriptions. torchvision's networks keep their names; users add "module:factory"."""
 
-_FITTING: set[tuple[str, tuple[int, ...], int, tuple[tuple[int, ...], ...]]] = set()
-"""(network, shape, classes, forms) of the networks that passed the check: the clients of a run build equal ones."""
+checked_networks: set[tuple[str, tuple[int, ...], int, tuple[tuple[int, ...], ...]]] = set()
+"""(name, shape, classes, shapes of the logits) of networks that passed the check in this process: a run builds a network for
+each client, and the networks differ in their weights only."""
 
 
 def build(
@@ -79,10 +80,10 @@ def build(
         try:
             net = _make_network(name, shape, classes, key)
             forms = tuple(_list_forms(shape, classes, of_pixels))
-            if (name, shape, classes, forms) not in _FITTING:
+            if (name, shape, classes, forms) not in checked_networks:
                 _check_network(net, name, shape, forms)
                 if ":" not in name or name.startswith(published.PREFIX):  # a user's factory may change from call to call
-                    _FITTING.add((name, shape, classes, forms))
+                    checked_networks.add((name, shape, classes, forms))
             if weights is not None and weights.state is not None:
                 pretrained.load_weights(net, weights, _list_head(net, name, shape, classes, key), name)
         except ValueError as problem:

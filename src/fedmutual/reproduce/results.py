@@ -23,7 +23,7 @@ class ResultStore:
     def __init__(self, *folders: Path) -> None:
         self.folder = folders[0]
         self._found: dict[str, list[Result]] = {}
-        self._by_fingerprint: dict[str, list[tuple[str, Result]]] = {}  # with their cells; empty until a result is sought
+        self._by_fingerprint: dict[str, list[tuple[str, Result]]] = {}  # (cell, result); `find` fills it, `_take` empties it
         for root in reversed(folders):
             for file in sorted(root.rglob("*.json")):
                 self._take(file.relative_to(root).with_suffix("").as_posix(), _read_results(file))

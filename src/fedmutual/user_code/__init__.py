@@ -1,1 +1,1 @@
-"""Code that a user's configuration names: where it lies, whether it may be imported, and its import."""
+"""The user's own code: find the file of a module, check whether the module may be imported, and import the module."""
