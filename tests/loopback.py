@@ -185,7 +185,7 @@ def _command(*words: Any) -> list[str]:
 
 
 def _shares_session(pid: int, leader: int) -> bool:
-    """Return whether a process is in the session of another: a fork that waits for a job. A job has a session of its own."""
+    """Return whether a process is in the session that `leader` leads. A fork that waits for a job is; a job is not."""
     try:
         return os.getsid(pid) == leader
     except ProcessLookupError:

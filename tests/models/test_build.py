@@ -242,14 +242,14 @@ def test_a_module_that_imports_a_module_with_a_common_name_prefix(module: Module
     assert refusal(f"{name}:make") == f"module {name!r} cannot be imported: No module named 'own_'"
 
 
-def test_only_a_users_network_is_checked_again(module):
+def test_only_a_users_network_is_checked_again(module: Module) -> None:
     """Clients build equal networks, and each check is a forward and a backward pass; a user's factory may change."""
-    own = module("def make(shape, classes): return nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 28, classes))")
+    user_network = module("def make(classes): return nn.Sequential(nn.Flatten(), nn.LazyLinear(classes))") + ":make"
     passes: list[nn.Module] = []
     hook = nn.modules.module.register_module_forward_pre_hook(lambda net, _: passes.append(net))
-    counts = {}
+    counts: dict[str, list[int]] = {}
     try:
-        for name in ("mlp", "squeezenet1_1", f"{own}:make"):
+        for name in ("mlp", "squeezenet1_1", user_network):
             counts[name] = []
             for _ in range(2):
                 passes.clear()
@@ -259,10 +259,10 @@ def test_only_a_users_network_is_checked_again(module):
         hook.remove()
     assert [again for _, again in counts.values()][:2] == [0, 0]
     assert all(first for first, _ in counts.values())
-    assert counts[f"{own}:make"][0] == counts[f"{own}:make"][1]
+    assert counts[user_network][0] == counts[user_network][1]
 
 
-def test_a_network_is_checked_again_for_other_outputs():
+def test_a_network_is_checked_again_for_other_outputs() -> None:
     stream = torch.Generator()
     models.build("mlp", (1, 4, 4), 3, stream, of_pixels=False)
     with pytest.raises(ConfigError, match="gives outputs"):
