@@ -4,15 +4,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from statistics import fmean
 from typing import Any
+
+import pandas as pd
 
 from fedmutual.metric import ACCURACY, Metric
 from fedmutual.report.findings import Finding, describe_finding
+from fedmutual.report.measures import average_by_round
 from fedmutual.report.scale import MetricScale
 from fedmutual.report.statistics import SAME, Estimate, Gains, Missing, estimate, get_limit, pair_clients
+from fedmutual.rundir.frames import tabulate_scores
 from fedmutual.rundir.recorded_run import RecordedRun, read_run
-from fedmutual.rundir.schema import Evaluation
 
 HOLDOUT = "holdout"
 _MODELS: Mapping[str | None, tuple[str, ...]] = {
@@ -94,47 +96,56 @@ class ScoredTrial:
         return self.runs[0].metric if self.runs else ACCURACY
 
     @cached_property
+    def _scores(self) -> pd.DataFrame:
+        """The scores of the clients on their hold-out rows, as `RecordedRun.scores` has them."""
+        no_scores = tabulate_scores((), seed=0)
+        scores = pd.concat([run.scores for run in self.runs], ignore_index=True) if self.runs else no_scores
+        return scores[scores["client"].notna() & (scores["data"] == HOLDOUT)]
+
+    @cached_property
     def model(self) -> str | None:
         """The model that is scored: "personal", "global" (shared), or "meme" where no complete shared model exists."""
-        scored = {s.model for r in self.runs for e in r.evaluations for s in e.scores if s.client and s.data == HOLDOUT}
+        scored = set(self._scores["model"])
         return next((m for m in _MODELS[self.by] if m in scored), None)
 
     @cached_property
-    def rounds(self) -> tuple[dict[int, float], ...]:
-        """For each run: round -> the mean of the model's main metric over clients on their hold-out rows."""
-        scores = [{e.round: self._list_scores(e) for e in run.evaluations} for run in self.runs]
-        return tuple({r: fmean(values) for r, values in each.items() if values} for each in scores)
+    def _model_scores(self) -> pd.DataFrame:
+        return self._scores[self._scores["model"] == self.model]
 
-    def _list_scores(self, evaluation: Evaluation) -> list[float]:
-        return [s.value for s in evaluation.get_client_scores(self.model, HOLDOUT).values()] if self.model else []
+    @cached_property
+    def rounds(self) -> pd.DataFrame:
+        """The mean over clients of the main metric: a row for each evaluated round, a column for each run's seed."""
+        return average_by_round(self._model_scores).sort_index().reindex(columns=[run.seed for run in self.runs])
 
     @property
     def last(self) -> Estimate | None:
         """The mean over seeds after the last round, which decides; None where a seed diverged or has no score."""
-        if self.diverged or not self.rounds or not all(self.rounds):
+        if self.diverged or not self.runs or self.rounds.isna().all().any():
             return None
-        return self._estimate([means[max(means)] for means in self.rounds])
+        return self._estimate(self.rounds.ffill().iloc[-1])
 
     @property
     def best(self) -> Estimate | None:
         """The mean over seeds after each seed's best round."""
-        choose_end = max if self.metric.is_higher_better else min
-        return self._estimate([choose_end(means.values()) for means in self.rounds]) if self.last else None
+        if self.last is None:
+            return None
+        return self._estimate(self.rounds.max() if self.metric.is_higher_better else self.rounds.min())
 
-    def _estimate(self, values: Sequence[float]) -> Estimate:
-        return estimate(values, "seeds", limit=get_limit(self.metric))
+    def _estimate(self, values: pd.Series) -> Estimate:
+        return estimate(values.tolist(), "seeds", limit=get_limit(self.metric))
 
     @property
     def best_rounds(self) -> tuple[int, ...]:
         """Each seed's best round, the first of equal ones."""
-        sign = 1 if self.metric.is_higher_better else -1
-        return tuple(max(means, key=lambda r: (sign * means[r], -r)) for means in self.rounds) if self.last else ()
+        if self.last is None:
+            return ()
+        rounds = self.rounds.idxmax() if self.metric.is_higher_better else self.rounds.idxmin()
+        return tuple(rounds.tolist())
 
     @property
     def examples(self) -> int:
         """The number of hold-out examples of the score, over all clients and seeds."""
-        lasts = [run.get_scores(run.last, self.model, HOLDOUT).values() for run in self.runs if self.model]
-        return sum(score.examples or 0 for scores in lasts for score in scores)
+        return int(self._model_scores.loc[self._model_scores["is_last"], "examples"].sum())
 
     @property
     def uncounted(self) -> tuple[str, ...]:
