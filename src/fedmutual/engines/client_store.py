@@ -41,6 +41,10 @@ class ClientStore:
     """
 
     def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Release all clients."""
         self._make: Make | None = None
         self._disk: DiskStorage | None = None
         self._clients: dict[str, Client] = {}  # the client that was used longest ago comes first
@@ -49,8 +53,8 @@ class ClientStore:
 
     def hold(self, make: Make, ids: Sequence[str], disk: DiskStorage | None = None) -> None:
         """Hold these clients in place of the earlier ones. They are built now, or with `disk` when they are first used."""
+        self.clear()
         self._make, self._disk = make, disk
-        self._clients, self._changed, self._written = {}, set(), {}
         if disk is None:
             self._clients = {id: make(id) for id in ids}
 

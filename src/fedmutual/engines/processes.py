@@ -1,8 +1,6 @@
 """Clients in worker processes, which hold the clients for the whole run: only messages move between processes."""
 
-import os
 import pickle
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from itertools import count
@@ -10,8 +8,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, Concatenate, TypeVar
 
-import torch
-import torch.multiprocessing
+import torch.multiprocessing  # noqa: F401 - teaches ForkingPickler to share the memory of tensors
 
 from fedmutual.core import Client
 from fedmutual.engines.assignment import WorkerLost, split_clients
@@ -23,9 +20,9 @@ from fedmutual.engines.rpc import (
     HostRequest,
     JobRequest,
     WorkerReply,
-    WorkerSettings,
     answer_request,
     describe_unportable,
+    make_host_request,
     pack_payload,
 )
 
@@ -55,7 +52,7 @@ class Processes:
             self._homes = {id: worker for worker, ids in enumerate(assigned) for id in ids}  # where a client's state is
             self._workers = [_take_worker() for _ in assigned]  # all processes start at once
             for worker, ids in zip(self._workers, assigned, strict=True):
-                worker.host_clients(HostRequest(number, make, ids, threads, torch.get_default_dtype(), disk))
+                worker.host_clients(make_host_request(number, _pickle_shared(make), ids, threads, disk))
             hosting = len(self._workers)
             while hosting:
                 hosting -= len(self._read_replies(number))
@@ -109,7 +106,7 @@ class Processes:
             try:
                 if worker.pending:
                     raise WorkerLost("worker", (), "is busy")
-                worker.host_clients(HostRequest(next(_request_numbers), _build_no_client, (), 1, torch.float32))
+                worker.host_clients(make_host_request(next(_request_numbers), b"", ()))
                 idle_workers.append(worker)
             except (WorkerLost, OSError):
                 worker.stop()
@@ -138,8 +135,7 @@ class _Worker(ChildProcess):
     def host_clients(self, request: HostRequest) -> None:
         """Ask the process to build clients, and to hold them."""
         self.clients = tuple(request.clients)
-        self.send(pack_payload(WorkerSettings(os.getcwd(), list(sys.path))), 0)
-        self.send(_pack_shared(request), 1)
+        self.send(pack_payload(request), 1)
 
     def send_job(self, number: int, do: Callable[..., Any], arguments: Mapping[str, tuple[Any, ...]]) -> None:
         """Ask the process to run `do` with these clients."""
@@ -185,7 +181,7 @@ def _take_worker() -> _Worker:
     """Return an idle worker, or start one."""
     while idle_workers:
         worker = idle_workers.pop()
-        with suppress(Exception):  # the process died, or could not enter the working folder of an earlier run
+        with suppress(Exception):  # the process died, or the reply to the last request holds a problem
             worker.drain()
             if not worker.connection.poll():  # the pipe of a dead process is readable: it has an end
                 return worker
@@ -203,13 +199,9 @@ def _serve(connection: Connection) -> None:
                 connection.send_bytes(pack_payload(reply))
 
 
-def _build_no_client(id: str) -> Client:
-    raise AssertionError(id)
-
-
-def _pack_shared(request: HostRequest) -> bytes:
-    """Return a request as bytes; its tensors become shared memory."""
+def _pickle_shared(make: Make) -> bytes:
+    """Return the pickled `make` for one worker; its tensors become shared memory."""
     try:
-        return bytes(ForkingPickler.dumps(request))
+        return bytes(ForkingPickler.dumps(make))
     except Exception as problem:  # a user's dataset or network may raise anything, and /dev/shm may be full
         raise describe_unportable(problem) from None

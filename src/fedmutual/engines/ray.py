@@ -59,10 +59,10 @@ class Cluster:
         try:
             content_ref = reservation.ray.put(content)  # sent to each node once
             assigned = zip(reservation.workers, assign_clients(costs, reservation.most_workers), strict=False)
-            for worker, reply in [
-                (worker, worker.host_clients(content_ref, ids, threads, disk)) for worker, ids in assigned
-            ]:
-                _unpack_reply(worker.wait_for(reply))
+            streams = {worker.host_clients(content_ref, ids, threads, disk): worker for worker, ids in assigned}
+            self._streams |= streams
+            for _ in self._read_replies(list(streams)):
+                pass
         except BaseException:
             reservation.end()
             raise
@@ -83,7 +83,7 @@ class Cluster:
         for worker in self._workers:
             arguments_here = {i: values for i, values in arguments.items() if i in worker.clients}
             if arguments_here:
-                streams[worker.actor.run_job.remote(bytes(pack_payload(JobRequest(0, do, arguments_here))))] = worker
+                streams[worker.actor.answer.remote(bytes(pack_payload(JobRequest(0, do, arguments_here))))] = worker
         self._streams |= streams
         return ((reply.client, reply.result) for reply in self._read_replies(list(streams)))
 

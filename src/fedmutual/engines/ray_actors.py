@@ -4,22 +4,19 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from fedmutual.engines import allocator
 from fedmutual.engines.assignment import WorkerLost
 from fedmutual.engines.client_store import ClientStore, DiskStorage
 from fedmutual.engines.ray_init import import_ray
-from fedmutual.engines.rpc import WorkerReply, answer_request, forget_modules, make_portable, pack_payload, unpack_payload
+from fedmutual.engines.rpc import answer_request, make_host_request, pack_payload
 
 
 class ClientActor:
-    """A Ray actor that holds clients and runs jobs with them."""
+    """A Ray actor that holds clients and answers requests."""
 
     def __init__(self) -> None:
         allocator.keep_freed_memory()
@@ -30,39 +27,9 @@ class ClientActor:
         """Return the name of this worker for messages."""
         return f"worker process {os.getpid()} on node {import_ray().util.get_node_ip_address()}"
 
-    def host_clients(
-        self,
-        make: bytes,
-        ids: Sequence[str],
-        threads: int,
-        dtype: torch.dtype,
-        folder: str,
-        path: Sequence[str],
-        disk: DiskStorage | None,
-    ) -> bytes:
-        """Build these clients in place of the earlier clients -> a packed reply, which holds the problem if there was one.
-
-        folder, path: the working folder and sys.path of the process that asks.
-        """
-        self._clients = ClientStore()
-        with suppress(OSError):  # the folder is not on this node; a module in it will be reported as missing
-            os.chdir(folder)
-        sys.path[:] = [*self._path, *(p for p in path if p not in self._path)]
-        torch.set_num_threads(threads)
-        torch.set_default_dtype(dtype)
-        problem = None
-        try:
-            if ids:
-                self._clients.hold(unpack_payload(make), ids, disk)
-            else:
-                forget_modules()  # of the last run
-        except Exception as caught:
-            problem = make_portable(caught)
-        return bytes(pack_payload(WorkerReply(0, "", None, problem)))
-
-    def run_job(self, job: bytes) -> Iterator[bytes]:
-        """Run a job -> packed replies, one for each client."""
-        for reply in answer_request(job, self._clients):
+    def answer(self, request: bytes, make: bytes = b"") -> Iterator[bytes]:
+        """Carry out a packed request -> packed replies, as `answer_request`."""
+        for reply in answer_request(request, self._clients, make, self._path):
             yield bytes(pack_payload(reply))
 
     def has_file(self, file: str) -> bool:
@@ -80,9 +47,9 @@ class Worker:
     clients: tuple[str, ...] = ()
 
     def host_clients(self, make: Any, ids: Sequence[str], threads: int = 1, disk: DiskStorage | None = None) -> Any:
-        """Ask the actor to build and hold clients -> a reference to its reply."""
+        """Ask the actor to build and hold clients -> the stream of its reply. make: a reference to the pickled `Make`."""
         self.clients = tuple(ids)
-        return self.actor.host_clients.remote(make, ids, threads, torch.get_default_dtype(), os.getcwd(), sys.path, disk)
+        return self.actor.answer.remote(bytes(pack_payload(make_host_request(0, b"", ids, threads, disk))), make)
 
     def wait_for(self, reference: Any) -> Any:
         """Return the value of a reference. Raises WorkerLost if the worker or its node died."""

@@ -1,4 +1,4 @@
-"""The messages between an engine and its worker processes, as bytes: requests to workers, replies from workers."""
+"""The messages between an engine and its workers, processes or Ray actors, as bytes: requests to workers, and replies."""
 
 import io
 import os
@@ -6,12 +6,12 @@ import pickle
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedmutual.engines.base import Make
 from fedmutual.engines.client_store import ClientStore, DiskStorage
 from fedmutual.errors import ConfigError
 
@@ -20,22 +20,17 @@ class Unportable(ConfigError):
     """The data, networks or algorithm of clients cannot be pickled for another process."""
 
 
-class WorkerSettings(NamedTuple):
-    """The first message to a worker: later messages may name modules, so it needs the paths of the present run."""
-
-    folder: str  # the working folder
-    path: Sequence[str]  # sys.path
-
-
 class HostRequest(NamedTuple):
     """Ask a worker to build these clients and to hold them in place of its earlier clients."""
 
     number: int
-    make: Make
     clients: Sequence[str]
+    folder: str  # the working folder of the process that asks
+    path: Sequence[str]  # sys.path of that process
     threads: int
     dtype: torch.dtype
-    disk: DiskStorage | None = None
+    disk: DiskStorage | None
+    make: bytes  # the pickled `Make`; bytes, because its modules can only be imported with the path. b"": not in the request
 
 
 class JobRequest(NamedTuple):
@@ -59,28 +54,47 @@ class WorkerReply(NamedTuple):
     problem: BaseException | None = None
 
 
-def answer_request(message: bytes, clients: ClientStore) -> Iterator[WorkerReply]:
-    """Carry out a request on these clients; yield a reply for each client, and stop after the first problem."""
+def make_host_request(
+    number: int, make: bytes, clients: Sequence[str], threads: int = 1, disk: DiskStorage | None = None
+) -> HostRequest:
+    """Return the request to hold these clients, with the folder, the path and the default type of this process."""
+    return HostRequest(number, clients, os.getcwd(), list(sys.path), threads, torch.get_default_dtype(), disk, make)
+
+
+def answer_request(
+    message: bytes, clients: ClientStore, make: bytes = b"", own_path: Sequence[str] = ()
+) -> Iterator[WorkerReply]:
+    """Carry out a request on these clients; yield a reply for each client, and stop after the first problem.
+
+    make: the pickled `Make` of a `HostRequest` that does not hold it. own_path: the entries of sys.path before those of the
+    process that asks.
+    """
     number, id = 0, ""
     try:
-        request: WorkerSettings | HostRequest | JobRequest = unpack_payload(message)
-        if isinstance(request, WorkerSettings):
-            os.chdir(request.folder)
-            sys.path[:] = request.path
-            return
+        request: HostRequest | JobRequest = unpack_payload(message)
         number = request.number
         if isinstance(request, HostRequest):
-            if not request.clients:
-                forget_modules()
-            torch.set_num_threads(request.threads)
-            torch.set_default_dtype(request.dtype)
-            clients.hold(request.make, request.clients, request.disk)
+            _host_clients(request, clients, request.make or make, own_path)
             yield WorkerReply(number, "", None)
         else:
             for id, arguments in request.arguments.items():
                 yield WorkerReply(number, id, clients.run(id, request.do, *arguments))
     except Exception as problem:
         yield WorkerReply(number, id, None, make_portable(problem))
+
+
+def _host_clients(request: HostRequest, clients: ClientStore, make: bytes, own_path: Sequence[str]) -> None:
+    """Build and hold the clients of a request; without clients, forget the modules of the last run."""
+    with suppress(OSError):  # the folder is not on this node; a module in the folder is then reported as missing
+        os.chdir(request.folder)
+    sys.path[:] = [*own_path, *(entry for entry in request.path if entry not in own_path)]
+    torch.set_num_threads(request.threads)
+    torch.set_default_dtype(request.dtype)
+    clients.clear()
+    if request.clients:
+        clients.hold(unpack_payload(make), request.clients, request.disk)
+    else:
+        forget_modules()
 
 
 def forget_modules() -> None:
@@ -96,7 +110,7 @@ def forget_modules() -> None:
             del sys.modules[name]
 
 
-def pack_payload(message: WorkerSettings | JobRequest | WorkerReply) -> memoryview:
+def pack_payload(message: HostRequest | JobRequest | WorkerReply) -> memoryview:
     """Return a message as bytes; CPU tensors are written as their raw bytes."""
     file = io.BytesIO()
     _Pickler(file, protocol=5).dump(message)
