@@ -41,34 +41,15 @@ def pytest_configure(config):
         config.option.markexpr = " and ".join(f"not {tier}" for tier in LATER)
 
 
-STARTS_PROCESSES = (
-    *("cluster", "processes", "kill", "workers", "second_process", "in_the_demo"),
-    *("imported_packages", "import_time", "forked", "trackers"),  # files
-)
+TIERS = ("unit", "run", *LATER)
 
 
-LONG = (
-    *("tests/outside/", "tests/reproduce/", "tests/test_sweep.py", "tests/models/test_pretrained.py"),
-    *("tests/cli/test_adapt", "tests/cli/test_answers.py", "tests/cli/test_export.py"),
-    *("tests/engines/test_equal.py", "tests/engines/test_methods.py", "tests/engines/test_stacked.py"),
-    *("tests/engines/test_client_store.py", "tests/privacy/test_dp_accounting.py"),
-    *("tests/algorithms/test_degenerate.py", "tests/privacy/test_audit.py", "tests/privacy/test_dp_attacks.py"),
-    *("tests/report/test_main_metric.py", "tests/report/test_report_browser.py"),
-)
-
-
-def find_tier(nodeid):
-    """Return the tier of a test, by the path of its file and by its name."""
-    path, _, name = nodeid.partition("::")
-    if path.startswith("tests/sites/") or "real_sites" in name:
-        return "sites"
-    if path == "tests/test_docs.py":
-        return "docs"
-    if any(word in part for word in STARTS_PROCESSES for part in (path.rpartition("/")[2], name)):
-        return "process"
-    if path.startswith(LONG):
-        return "long"
-    return "run" if path.startswith("tests/cli/") else "unit"
+def mark_tier(item):
+    """Mark a test without a tier as `unit`, and a test of an engine with worker processes as `process`."""
+    if hasattr(item, "callspec") and item.callspec.params.get("engine") in ("processes", "cluster"):
+        item.add_marker("process")
+    elif not any(marker.name in TIERS for marker in item.iter_markers()):
+        item.add_marker("unit")
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -82,7 +63,7 @@ def pytest_collection_modifyitems(items):
     minute, and short tests at the end keep all workers busy.
     """
     for item in items:
-        item.add_marker(find_tier(item.nodeid))
+        mark_tier(item)
     result = yield
     items.sort(key=lambda item: ("cluster" not in item.nodeid, "test_cluster" in item.nodeid))
     flare = [item for item in items if starts_flare(item.nodeid)]

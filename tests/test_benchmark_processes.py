@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 SPIN = "import time\nwhile time.process_time() < 0.6: pass"
 LEAVE_AN_ORPHAN = f"import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', {SPIN!r}])"

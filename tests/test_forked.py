@@ -8,6 +8,8 @@ import pytest
 
 import forked
 
+pytestmark = pytest.mark.process
+
 SCRIPT = """
 import os, sys
 print(__name__, sys.argv, os.getcwd(), os.environ["COLOUR"], sys.path[0], "pytest" in sys.modules)

@@ -43,6 +43,7 @@ def tensors(folder: str) -> dict[str, bytes]:
     }
 
 
+@pytest.mark.process
 def test_all_processes_begin_with_the_same_weights(small: Path, cli, weights: Path) -> None:
     assert cli("run", small, *MIXED, "--set", "engine.name=inprocess", "--out", "one")[0] == 0
     assert cli("run", small, *MIXED, "--set", "engine.name=processes", "--set", "engine.workers=2", "--out", "two")[0] == 0

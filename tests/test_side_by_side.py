@@ -75,6 +75,7 @@ def test_a_worker_that_dies_is_named_and_the_command_can_be_resumed(cli, small, 
     assert len(list((tmp_path / "died").glob("*/*/summary.json"))) == 4
 
 
+@pytest.mark.process
 def test_an_engine_with_workers_is_refused_together_with_jobs(cli, small, tmp_path):
     code, _, error = cli("compare", small, *COMPARE, "--jobs", "2", "--set", "engine.name=processes", "--out", "refused")
     assert code == 2
@@ -103,6 +104,7 @@ def test_a_sweep_side_by_side_chooses_the_same_and_goes_on_where_a_setting_diver
     assert "run 6 of 8  " in progress
 
 
+@pytest.mark.process
 def test_a_sweep_refuses_jobs_with_an_engine_that_has_workers(cli, small):
     engine = ("--set", "engine.name=processes", "--set", "split.holdout=0.2")
     code, _, error = cli("sweep", small, "--set", "optimizer.lr=0.05,0.1", *engine, "--jobs", "2", "--out", "refused")

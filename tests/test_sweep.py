@@ -15,6 +15,8 @@ from fedmutual.errors import ConfigError, RunError
 from fedmutual.events import Evaluated, Finished, Replied
 from fedmutual.studies.sweep import plan_sweep, sweep
 
+pytestmark = pytest.mark.long
+
 RATES = [1e-6, 0.1]
 
 

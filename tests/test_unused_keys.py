@@ -71,6 +71,7 @@ def test_keys_without_effect_are_remarked(tables, message):
     assert noted(**tables) == message
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("engine", "keys"),
     [
@@ -87,6 +88,7 @@ def test_keys_unused_by_the_engine_are_remarked(engine, keys):
     assert list(describe_unused_engine_keys(config, engine)) == [f"engine {engine!r} does the work, so {keys} no effect"]
 
 
+@pytest.mark.process
 def test_workers_that_chose_the_engine_are_not_idle():
     config = parse_config({"rounds": 2, "data": {"name": "digits"}, "engine": {"workers": 1}, "model": {"shared": "mlp"}})
     assert list(describe_unused_engine_keys(config, "inprocess")) == []

@@ -22,6 +22,8 @@ from fedmutual.algorithms import (
 from fedmutual.core import At
 from toy import ENGINES, client, difference, federation, first_state, mlp, server, weights
 
+pytestmark = pytest.mark.long
+
 E = {"local_epochs": 2, "batch_size": 8}
 
 

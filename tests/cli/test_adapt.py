@@ -14,6 +14,8 @@ from sklearn.datasets import load_digits
 import fedmutual
 from fedmutual.config import merge_overrides, parse_config
 
+pytestmark = pytest.mark.long
+
 NEWCOMER = """
 name = "north"
 rounds = 2

@@ -10,6 +10,8 @@ from sklearn.datasets import load_diabetes, load_digits
 import fedmutual
 from own_data import OWN_TASK
 
+pytestmark = pytest.mark.long
+
 RUN = """
 name = "shared"
 rounds = 2

@@ -13,6 +13,8 @@ from sklearn.metrics import f1_score, mean_absolute_error, roc_auc_score
 
 import fedmutual
 
+pytestmark = pytest.mark.long
+
 CONFIG = """
 name = "answers"
 rounds = 1

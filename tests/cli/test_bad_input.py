@@ -12,6 +12,8 @@ import pytest
 
 from fedmutual.tensor_files import read_tensors, write_tensors
 
+pytestmark = pytest.mark.run
+
 
 @pytest.mark.parametrize(
     ("settings", "sentence"),

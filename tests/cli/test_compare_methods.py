@@ -7,6 +7,8 @@ from fedmutual.algorithms import ALGORITHMS
 from fedmutual.errors import ConfigError
 from fedmutual.studies.eligibility import find_eligible_methods
 
+pytestmark = pytest.mark.run
+
 PUBLIC_DATA = {"aggregate", "feddf", "fedh2l", "fedmd"}
 OWN = """
 from dataclasses import dataclass

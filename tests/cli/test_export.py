@@ -17,6 +17,8 @@ from sklearn.datasets import load_digits
 import fedmutual
 from fedmutual.models import build
 
+pytestmark = pytest.mark.long
+
 TABLE = """
 name = "t"
 rounds = 1

@@ -21,6 +21,8 @@ from fedmutual.errors import ConfigError
 from fedmutual.user_code import module_files, recorded_code
 from fedmutual.user_code.recorded_code import set_trust
 
+pytestmark = pytest.mark.run
+
 NET = """
 from pathlib import Path
 
@@ -270,6 +272,7 @@ def test_what_names_code_in_a_configuration():
     }
 
 
+@pytest.mark.process
 def test_a_run_folder_names_no_cluster_to_join(tmp_path):
     """The owner of a Ray cluster can run code in every process that joins the cluster."""
     (tmp_path / "config.toml").write_text('[engine]\nname = "cluster"\naddress = "192.0.2.1:6379"\n')

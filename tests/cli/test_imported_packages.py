@@ -8,6 +8,8 @@ import pytest
 
 from run_folders import Made, write
 
+pytestmark = pytest.mark.process
+
 COMMAND = """
 import json, sys
 

@@ -12,6 +12,8 @@ from fedmutual.algorithms import FML, FedAvg
 from fedmutual.engines.user_errors import check_state
 from fedmutual.errors import AlgorithmError
 
+pytestmark = pytest.mark.run
+
 HEAD = """
 from dataclasses import dataclass
 

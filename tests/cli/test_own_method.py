@@ -24,6 +24,8 @@ from fedmutual.sites.site_runtime import SiteRuntime
 from fedmutual.sites.site_settings import read_site_file
 from wards import COMMON, SITES, TELLING, InMemoryTransport, contract, same, site, together
 
+pytestmark = pytest.mark.run
+
 PAGE = Path(__file__).parents[2] / "docs" / "own-algorithm.md"
 METHOD = "my_algorithms:FedAvgM"
 TWIN = """
@@ -192,6 +194,7 @@ def test_sweep_sets_its_settings(folder, cli):
     assert [len(trial["runs"]) for trial in trials] == [1, 1]
 
 
+@pytest.mark.sites
 def test_at_real_sites_it_gives_the_bits_of_one_process(folder, monkeypatch):
     """The module is installed, and each site lists it."""
     monkeypatch.syspath_prepend(folder)

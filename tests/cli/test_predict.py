@@ -19,6 +19,8 @@ from fedmutual.models import build
 from fedmutual.studies import predict
 from own_data import everything, folder, image
 
+pytestmark = pytest.mark.run
+
 RUN = """
 name = "{name}"
 rounds = 1

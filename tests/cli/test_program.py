@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.run
+
 PROGRAM = """
 import os, sys
 import fedmutual.__main__ as program

@@ -10,6 +10,8 @@ from fedmutual.events import Evaluated, Failed, Finished, Noted, Replied, Score,
 from fedmutual.rundir import text
 from fedmutual.rundir.text import format_holdout_scores, format_worst_nodes
 
+pytestmark = pytest.mark.run
+
 NODES = ("0", "40")
 ROWS = {"test": (0.9, 0.8), "test.own": (0.95, 0.97), "test.others": (0.85, 0.7), "validation": (0.5, 0.5)}
 

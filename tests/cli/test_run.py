@@ -10,6 +10,8 @@ import torch
 import fedmutual
 from fedmutual.engines import child_process
 
+pytestmark = pytest.mark.run
+
 
 def read(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
@@ -354,6 +356,7 @@ def test_demo_compares_twice_and_ends_with_a_page(tmp_path, cli, monkeypatch):
     assert {line[:8] for line in err.splitlines() if line.startswith("run ")} == {f"run {n} of" for n in range(1, 8)}
 
 
+@pytest.mark.process
 def test_mutual_learning_pays_in_the_demo_s_first_federation_and_not_in_its_second(tmp_path):
     gains = []
     for name in ("different-networks", "different-digits"):
@@ -400,6 +403,7 @@ def server_starts(monkeypatch):
     return starts
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("words", "started"),
     [

@@ -12,6 +12,8 @@ from sklearn.metrics import balanced_accuracy_score
 import fedmutual
 from own_data import folder
 
+pytestmark = pytest.mark.run
+
 RUN = """
 name = "{name}"
 rounds = 1

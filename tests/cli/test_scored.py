@@ -10,6 +10,8 @@ from fedmutual.files import read_json
 from fedmutual.rundir import best
 from log_lines import read_lines
 
+pytestmark = pytest.mark.run
+
 
 @pytest.mark.parametrize("method", ["fml", "fedavg", "centralised"])
 def test_only_hold_out_rows_are_scored_where_that_is_asked_for(small, cli, method):

@@ -9,6 +9,8 @@ import pytest
 import fedmutual
 from fedmutual.studies import side_by_side
 
+pytestmark = pytest.mark.run
+
 
 @pytest.fixture
 def held_out_config(small):

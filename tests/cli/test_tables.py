@@ -13,6 +13,8 @@ from fedmutual.data.encoding import parse_encoding
 from fedmutual.errors import DataError
 from fedmutual.studies.answering_model import choose_model
 
+pytestmark = pytest.mark.run
+
 RUN = """
 name = "wards"
 rounds = 1

@@ -6,6 +6,8 @@ import pytest
 
 import fedmutual
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture(scope="module")
 def empty_database(tmp_path_factory):

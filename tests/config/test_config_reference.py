@@ -82,6 +82,7 @@ def test_every_algorithm_has_its_own_line() -> None:
     assert descriptions["fml"].endswith("Settings: alpha, beta, temperature.")
 
 
+@pytest.mark.sites
 def test_the_files_of_real_sites_are_there_key_by_key() -> None:
     keys = {key.name: key for key in (*of_sites.list_federation_keys(), *of_sites.list_site_keys())}
     assert keys["server.port"][1:3] == ("whole number >= 1, <= 65535", "8002")

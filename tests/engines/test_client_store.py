@@ -22,6 +22,8 @@ from fedmutual.federation.workload import Workload
 from fedmutual.tensor_files import read_tensors, write_tensors
 from kills import same
 
+pytestmark = pytest.mark.long
+
 CONFIG = {
     "name": "disk-backed",
     "rounds": 3,
@@ -64,6 +66,7 @@ def test_clients_stored_on_disk_have_the_bits_of_clients_in_memory(in_memory, tm
     assert list_stored(tmp_path / "run") == []
 
 
+@pytest.mark.process
 def test_stored_clients_of_worker_processes_have_these_bits_too(in_memory, tmp_path):
     counts = []
     observers = [count_stored(tmp_path / "run", counts)]

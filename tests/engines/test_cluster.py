@@ -23,6 +23,8 @@ from nodes import CPUS, two_nodes
 from toy import Ready, client, killed, pid, raise_unpicklable, refused
 from toy import cluster as hosted
 
+pytestmark = pytest.mark.process
+
 ALL = dict.fromkeys("012", ())
 
 

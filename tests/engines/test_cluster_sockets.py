@@ -12,6 +12,8 @@ import pytest
 from fedmutual.engines import ray_init
 from fedmutual.errors import ConfigError
 
+pytestmark = pytest.mark.process
+
 START = """
 import json, os, psutil
 from fedmutual.engines import ray_init

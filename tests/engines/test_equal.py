@@ -31,6 +31,8 @@ from fedmutual.events import Noted, PhaseDone
 from peers import nodes, run
 from toy import ENGINES, EXACT, Exchange, Spare, client, difference, federation, first_state, mlp, weights
 
+pytestmark = pytest.mark.long
+
 E = {"local_epochs": 2, "batch_size": 8}
 SIZES = (24, 24, 21, 17)
 PHASES = {

@@ -91,6 +91,7 @@ def test_an_extension_of_a_damaged_state_leaves_the_finished_run_as_it_was(small
     assert before == {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
+@pytest.mark.process
 def test_a_second_process_is_turned_away(small, cli):
     folder = small.parent / "runs/small"
     imports = "from fedmutual.rundir.folder import lock_folder\nfrom pathlib import Path\nimport time\n"

@@ -13,6 +13,8 @@ from fedmutual.events import Replied
 from fedmutual.tensor_files import read_tensors
 from toy import difference
 
+pytestmark = pytest.mark.long
+
 NORMED = """
 from torch import nn
 
@@ -105,6 +107,7 @@ def test_a_stop_in_a_phase_loses_nothing(name, place, find_run):
     assert files(stop_and_resume(find_run(name), "part", config(name))) == files(find_run(name))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_worker_processes_come_to_the_same_bytes_also_after_a_stop(name, place, find_run):
     workers = config(name, **{"engine.name": "processes", "engine.workers": 2})

@@ -122,6 +122,7 @@ def untouched(tmp_path_factory):
     return whole_run(folder)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("engine", ["inprocess", "processes", "stacked", "cluster"])
 def test_a_kill_costs_nothing_on_any_engine(tmp_path, engine, untouched):
     if engine == "cluster":

@@ -9,6 +9,8 @@ import pytest
 
 from fedmutual.engines.child_process import IS_FORKED
 
+pytestmark = pytest.mark.process
+
 SERVE = """
 import time
 from fedmutual.engines.child_process import prepare_child_process

@@ -46,6 +46,8 @@ from toy import (
     server,
 )
 
+pytestmark = pytest.mark.process
+
 E = {"local_epochs": 1, "batch_size": 8}
 CPU = torch.device("cpu")
 

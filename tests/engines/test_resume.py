@@ -1,9 +1,13 @@
 """A run that is killed and resumed ends where one does that nobody touched: the same bytes."""
 
+import pytest
+
 import fedmutual
 from fedmutual.config import parse_config
 from fedmutual.events import Noted
 from kills import same, trial
+
+pytestmark = pytest.mark.process
 
 
 def test_three_kills_at_random_moments(tmp_path):

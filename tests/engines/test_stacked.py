@@ -19,6 +19,8 @@ from fedmutual.studies.compare import compare
 from fedmutual.tensor_files import read_tensors
 from toy import difference
 
+pytestmark = pytest.mark.long
+
 
 def tensors(folder):
     return {f"{p.relative_to(folder)}/{k}": t for p in folder.rglob("*.safetensors") for k, t in read_tensors(p)[0].items()}

@@ -34,6 +34,7 @@ def test_steps_and_forward_passes_are_counted(small, name, networks, passes, eng
     assert count(small, name, engine) == [STEPS * passes, STEPS * passes * networks]
 
 
+@pytest.mark.process
 def test_worker_processes_count_too(small):
     assert count(small, "fml", "processes", **{"engine.workers": 2}) == [STEPS, 2 * STEPS]
 

@@ -16,6 +16,8 @@ from fedmutual.errors import ConfigError
 from fedmutual.models import imagenet
 from fedmutual.network_timeout import SILENCE_LIMIT
 
+pytestmark = pytest.mark.long
+
 KEY = "model.pretrained"
 COLOURS = (3, 96, 96)
 LENET = ("lenet5", (1, 28, 28))

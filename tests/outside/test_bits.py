@@ -13,6 +13,8 @@ from outside.internals import run_sites, write_sites
 from outside.machine import describe_machine
 from outside.snapshots import FOLDER
 
+pytestmark = pytest.mark.long
+
 METHODS = {
     "fml": ("algorithm.alpha=0.4", "algorithm.beta=0.7"),
     "fedavg": (),
@@ -145,6 +147,7 @@ SITES = {
 """Method -> its settings, and whether it needs a public seed set."""
 
 
+@pytest.mark.sites
 @pytest.mark.parametrize("method", SITES)
 def test_real_sites_have_the_bits_of_one_process(method, cli, tmp_path):
     settings, has_public = SITES[method]

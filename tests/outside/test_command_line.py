@@ -12,6 +12,8 @@ import torch
 
 from outside import internals
 
+pytestmark = pytest.mark.long
+
 NAMES = {bool: "flag", int: "whole number", float: "number", str: "text", Path: "path"}
 
 

@@ -3,7 +3,11 @@
 import json
 import re
 
+import pytest
+
 import fedmutual
+
+pytestmark = pytest.mark.long
 
 HEADING = re.compile(r"^## (.+)$")
 KEY = re.compile(r"^- `(?P<name>[^`]+)` \((?P<type>.+?); (?P<default>[^;]+?)(?P<effect>; .+?)?\): (?P<about>.+)$")

@@ -15,6 +15,8 @@ from fedmutual.data.partition import shards
 from fedmutual.gradients import project
 from fedmutual.losses import kl, mutual
 
+pytestmark = pytest.mark.long
+
 PROMISED = {
     "fedmutual.aggregation.mean": mean,
     "fedmutual.data.partition.shards": shards,

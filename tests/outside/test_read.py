@@ -11,6 +11,8 @@ import fedmutual
 from outside import samples as sample_folders
 from outside.state import assert_equal, read_lines, under
 
+pytestmark = pytest.mark.long
+
 MODELS = {
     "fml": (True, ["0", "1"], ["0", "1"]),
     "records": (True, ["0", "1"], ["0", "1"]),

@@ -11,6 +11,8 @@ import pytest
 from outside.internals import experiments_folder, list_lost_results, planned_jobs
 from outside.snapshots import FOLDER
 
+pytestmark = pytest.mark.long
+
 DOCS = FOLDER.parents[1] / "docs" / "reproduction"
 RUN = ("arm", "seed", "fingerprint")
 

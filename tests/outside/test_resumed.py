@@ -10,6 +10,8 @@ from outside import samples as sample_folders
 from outside.layout import flatten, read_layout
 from outside.state import assert_equal, assert_same, change, federate, forget, read_lines, tensors
 
+pytestmark = pytest.mark.long
+
 
 def contents(folder):
     """The bytes of all files that are not made anew by each command."""
@@ -88,6 +90,7 @@ def test_a_reproduction_goes_on_with_more_rounds(samples, cli):
         assert_same("reproduce", tensors(samples / "reproduce/runs" / name), tensors(samples / "fresh/runs" / name))
 
 
+@pytest.mark.sites
 def test_a_federation_of_real_sites_goes_on_with_more_rounds(samples):
     place = samples / sample_folders.SITES
     change(place / "federation.toml", "rounds = 2", "rounds = 3")

@@ -9,6 +9,8 @@ from outside import samples as sample_folders
 from outside.layout import flatten, read_layout
 from outside.state import federate, forget
 
+pytestmark = pytest.mark.long
+
 ONLY_FLARE = "server/wards/progress.json"  # written where NVIDIA FLARE carries the messages, not by `run_sites`
 
 
@@ -22,6 +24,7 @@ def test_a_command_writes_the_files_and_keys_of_the_snapshot(name, samples, cli,
     snapshots.check("run_folders", name, layout)
 
 
+@pytest.mark.sites
 def test_real_sites_write_the_files_and_keys_of_the_snapshot(samples, snapshots):
     committed = read_layout(samples / sample_folders.SITES)
     forget(samples)

@@ -32,6 +32,8 @@ from fedmutual.studies.audit.statistics import (
 )
 from own_data import config, npz
 
+pytestmark = pytest.mark.long
+
 
 def test_clopper_pearson_is_the_interval_by_beta_quantiles():
     low, high = compute_clopper_pearson_interval(7, 20, 0.9)

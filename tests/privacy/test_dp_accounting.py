@@ -18,6 +18,8 @@ from fedmutual.privacy.accountant import NoisedSteps, compute_total_epsilon, fin
 from fedmutual.rundir.recorded_run import read_run
 from fedmutual.studies import privacy_plan
 
+pytestmark = pytest.mark.long
+
 TEN = [
     (1.0, 256 / 12_000, 940, 1e-5),
     (2.0, 256 / 12_000, 940, 1e-5),

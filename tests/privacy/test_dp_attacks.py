@@ -19,6 +19,8 @@ from noised import protected
 from toy import CLASSES, FEATURES, Rows, at, client, rows
 from wards import COMMON, SITES, contract, site
 
+pytestmark = pytest.mark.long
+
 SIGMA, STEPS, BATCH, N, DELTA = 4.0, 4, 8, 16, 1e-5
 TRAININGS = 100  # with the canary, and as many without
 

@@ -243,6 +243,7 @@ def test_an_empty_batch_is_a_step_of_noise_alone():
     assert difference(before, weights(noised_client.nets["personal"])) > 0
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("nets", [["meme"], ["personal", "meme"]], ids=["meme", "both"])
 def test_workers_change_no_bit(nets):
     results = []

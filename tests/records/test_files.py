@@ -100,6 +100,7 @@ def test_a_foreign_part_file_is_neither_followed_nor_written(tmp_path, tokens, k
     assert not victim.exists() or victim.read_bytes() == b"mine"
 
 
+@pytest.mark.process
 def test_what_a_killed_process_of_the_same_number_left_is_in_nobodys_way(tmp_path):
     """In a container every process of a service may have the same number."""
     (tmp_path / f".x.{os.getpid()}.part").write_bytes(b"cut short")

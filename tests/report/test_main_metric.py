@@ -16,6 +16,8 @@ from fedmutual.rundir.recorded_run import read_runs
 from own_data import OWN_TASK
 from run_folders import summarise_lines
 
+pytestmark = pytest.mark.long
+
 CONFIG = parse_config({})
 METHODS = ("fml", "fedavg", "independent")
 

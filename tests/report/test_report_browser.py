@@ -11,6 +11,8 @@ from matplotlib.image import imread
 from fedmutual.report import write_report
 from run_folders import Made, write, write_all
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory):

@@ -31,6 +31,8 @@ from fedmutual.reproduce.plan import list_jobs
 from fedmutual.reproduce.result import Budget, Traffic
 from made_results import result
 
+pytestmark = pytest.mark.long
+
 INDEX = """
 title = "Four methods"
 about = "Digits."

@@ -21,6 +21,8 @@ from fedmutual.reproduce.spent import find_budget, make_spent_table
 from fedmutual.rundir.recorded_run import read_run
 from made_results import result
 
+pytestmark = pytest.mark.long
+
 TABLES = {
     "name": "counted",
     "rounds": 3,

@@ -9,6 +9,8 @@ from fedmutual.reproduce.cell_results import read_measured_cells
 from fedmutual.reproduce.claims import judge
 from fedmutual.reproduce.plan import list_jobs
 
+pytestmark = pytest.mark.long
+
 IDS = ["table1", "v1-tables", "curves", "dh", "mh", "oh", "newcomer", "rounds", "v1-local", "catfish", "alphabeta"]
 IDS += ["stability", "fairness", "tuned", "rotated-mnist", "pacs", "office-home", "h2l-ablation", "h2l-figures", "benchmark"]
 IDS += ["privacy", "proxyfl"]

@@ -14,6 +14,8 @@ from fedmutual.reproduce.schema import Claim
 from fedmutual.reproduce.tables import make_verdicts_table
 from made_results import result
 
+pytestmark = pytest.mark.long
+
 LESS, MORE = {"sign": "less"}, {"sign": "more"}
 
 

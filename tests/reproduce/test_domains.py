@@ -8,6 +8,8 @@ from rich.console import Console
 
 from fedmutual.cli import reproduce as command
 
+pytestmark = pytest.mark.long
+
 INDEX = """
 title = "Table 7: turned digits"
 paper = "a made-up paper"

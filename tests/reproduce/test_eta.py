@@ -1,9 +1,13 @@
 """The time that is left, by hand."""
 
+import pytest
+
 from committed import read_committed_experiments
 from fedmutual.reproduce import Scale
 from fedmutual.reproduce.eta import TimeEstimate
 from fedmutual.reproduce.plan import list_jobs
+
+pytestmark = pytest.mark.long
 
 
 def test_a_round_of_many_steps_is_not_compared_with_a_round_of_one_step():

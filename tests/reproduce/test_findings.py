@@ -16,6 +16,8 @@ from fedmutual.reproduce.plan import list_jobs
 from fedmutual.reproduce.printed import count_printed, make_printed_frame
 from made_results import result
 
+pytestmark = pytest.mark.long
+
 BEGIN, END = make_marks("printed numbers")
 
 

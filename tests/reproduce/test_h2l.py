@@ -12,6 +12,8 @@ from fedmutual.reproduce import Scale
 from fedmutual.reproduce.plan import list_jobs
 from fedmutual.reproduce.schema import AVERAGE
 
+pytestmark = pytest.mark.long
+
 IDS = ("rotated-mnist", "pacs", "office-home", "h2l-ablation", "h2l-figures")
 FOUND = {id: {c.name: c for c in read_committed_experiments()[id].cells} for id in IDS}
 ODD = {("shared/public-5", "fedmd", "bwt"): (89.11, 91.50), ("shared/public-15", "aggregate", "bwt"): (92.47, 92.36)}

@@ -6,6 +6,8 @@ from fedmutual.reproduce import measures
 from fedmutual.reproduce.result import Ends, Traffic
 from made_results import closeup, result
 
+pytestmark = pytest.mark.long
+
 
 def read(name, of, **beside):
     kind, argument = measures.find(name)

@@ -14,6 +14,8 @@ from fedmutual.errors import ConfigError, RunError
 from fedmutual.reproduce import node_analysis
 from fedmutual.reproduce.node_analysis import close_up, compute_features
 
+pytestmark = pytest.mark.long
+
 TURNED = """
 name = "turned"
 rounds = 2

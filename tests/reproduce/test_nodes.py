@@ -10,6 +10,8 @@ from fedmutual.reproduce.result import Ends
 from fedmutual.reproduce.tables import make_tables
 from made_results import closeup, result
 
+pytestmark = pytest.mark.long
+
 NODES = """
 title = "Table 8: two nodes"
 paper = "a made-up paper"

@@ -11,6 +11,8 @@ from fedmutual.reproduce.cells import NOTES, RESULTS, find_home
 from fedmutual.reproduce.claims import NOT_RUN
 from fedmutual.reproduce.tables import make_tables
 
+pytestmark = pytest.mark.long
+
 # the page of proxyfl names the differences from ProxyFL's public code in its own list
 REAL = {id: e for id, e in read_committed_experiments().items() if e.index.paper and id != "proxyfl"}
 FML = [e for e in REAL.values() if e.index.code == "fml"]

@@ -5,10 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
+import pytest
+
 from fedmutual.reproduce import ResultStore, Scale, overview, pages, read_experiment
 from fedmutual.reproduce.cell_results import read_measured_cells
 from fedmutual.reproduce.plan import list_jobs
 from made_results import MADE, result
+
+pytestmark = pytest.mark.long
 
 
 def test_all_verdicts_are_counted(papers, store):

@@ -6,6 +6,8 @@ from fedmutual.errors import ConfigError
 from fedmutual.reproduce import Scale, read_experiment
 from fedmutual.reproduce.plan import check, has_effect, list_jobs
 
+pytestmark = pytest.mark.long
+
 
 def prints(papers, scale=None, here=None, seed=0, id="table9"):
     cell = read_experiment(papers, id).cells[0]

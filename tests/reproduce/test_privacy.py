@@ -10,6 +10,8 @@ from fedmutual.reproduce import ResultStore
 from fedmutual.reproduce.cell_results import read_measured_cells
 from fedmutual.reproduce.cells import RESULTS, find_home
 
+pytestmark = pytest.mark.long
+
 STORE = ResultStore(find_home() / RESULTS)
 PRIVACY = read_committed_experiments()["privacy"]
 CELLS = pytest.mark.parametrize("cell", PRIVACY.cells, ids=[c.name for c in PRIVACY.cells])

@@ -11,6 +11,8 @@ from fedmutual.reproduce.front import make_marks, write_front
 from fedmutual.reproduce.repeats import make_repeats_frame, make_repeats_table
 from made_results import MADE, result
 
+pytestmark = pytest.mark.long
+
 FRONT = Path(__file__).parents[2] / "docs/reproduction/README.md"
 
 

@@ -8,6 +8,8 @@ import pytest
 
 import forked
 
+pytestmark = pytest.mark.long
+
 
 def count_trained(output):
     return int(next(line for line in output.splitlines() if " trained, " in line).split()[0])
@@ -83,6 +85,7 @@ def test_a_changed_key_is_marked_and_where_the_work_is_done_is_not(reproduce, tm
     assert 'algorithm.alpha = {"start": 0.9, "end": 0.1}' in out
 
 
+@pytest.mark.process
 def test_a_killed_command_goes_on_from_its_last_round(cli, papers, tmp_path):
     cell = papers / "table9/digits/iid.toml"
     cell.write_text(cell.read_text().replace("rounds = 2", "rounds = 25"))

@@ -15,6 +15,8 @@ from fedmutual.reproduce.prose import describe_origins, describe_state, describe
 from fedmutual.reproduce.result import ClientResult, Ends
 from made_results import result
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def planned(papers):

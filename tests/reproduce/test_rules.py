@@ -17,6 +17,8 @@ from fedmutual.reproduce.significance import Tails, adjust_by_holm, compute_seve
 from fedmutual.reproduce.tables import make_claims_table as claims_table
 from made_results import result
 
+pytestmark = pytest.mark.long
+
 
 def claim(**more):
     return Claim(text="It is better.", **{"measure": "global_test", "arm": "fml", "than": "fedavg", **more})

@@ -8,6 +8,8 @@ from fedmutual.errors import ConfigError, RunError
 from fedmutual.reproduce import ResultStore, Scale, read_experiment, reproduce
 from fedmutual.rundir.folder import lock_folder
 
+pytestmark = pytest.mark.long
+
 INDEX = """
 title = "Table 7: turned digits"
 paper = "a made-up paper"

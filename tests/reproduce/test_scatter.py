@@ -8,6 +8,8 @@ from fedmutual.reproduce.figures import describe_picture, make_standalone_svg
 from fedmutual.reproduce.result import Cloud
 from fedmutual.reproduce.scatter import MARKS, Scatter, make_scatter_table
 
+pytestmark = pytest.mark.long
+
 SVG = "{http://www.w3.org/2000/svg}"
 
 

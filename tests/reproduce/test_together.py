@@ -14,6 +14,8 @@ from fedmutual.reproduce import reproduce as call
 from fedmutual.reproduce.plan import list_jobs
 from fedmutual.reproduce.run_dirs import lock_run
 
+pytestmark = pytest.mark.long
+
 
 def nothing(label):
     return lambda event: None
@@ -248,6 +250,7 @@ def test_the_page_holds_what_others_kept_meanwhile_of_other_cells(papers, tmp_pa
     assert {n["cell"] for n in recorded} == {"digits/iid", "digits/noniid"}
 
 
+@pytest.mark.process
 def test_two_processes_share_the_work(reproduce, papers, tmp_path):
     words, other_output = ["reproduce", "table9", "--seeds", "3", "--out", "out"], tmp_path / "there.txt"
     other_process = forked.start(
@@ -276,6 +279,7 @@ def test_results_that_another_process_does_not_get_done_with(table9, tmp_path, m
 
 
 @pytest.mark.process
+@pytest.mark.process
 def test_runs_side_by_side_give_the_same_numbers_as_in_turn(reproduce, tmp_path):
     for number in ("1", "2"):
         code, out, _ = reproduce("table9", "--seeds", "1", "--jobs", number, "--out", f"jobs{number}")
@@ -285,6 +289,7 @@ def test_runs_side_by_side_give_the_same_numbers_as_in_turn(reproduce, tmp_path)
     assert in_turn == side_by_side != []
 
 
+@pytest.mark.process
 @pytest.mark.process
 def test_a_run_waits_for_the_run_that_it_starts_from_and_one_that_diverges_is_kept_as_failed(
     reproduce, newcomer, dependent_arm

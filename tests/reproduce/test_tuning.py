@@ -11,6 +11,8 @@ from fedmutual.reproduce.cell_results import read_measured_cells
 from fedmutual.reproduce.pages import make_page, render_markdown
 from fedmutual.reproduce.plan import list_jobs
 
+pytestmark = pytest.mark.long
+
 TRIED = [
     {"rounds": "5", "optimizer.lr": rate, "algorithm.mu": mu} for mu in ("0.1", "1.0") for rate in ("0.01", "0.03", "0.1")
 ]

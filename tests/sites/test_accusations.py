@@ -19,6 +19,8 @@ from fedmutual.sites.sizes import MessageSizes
 from puppets import Federation, Puppet
 from wards import SEEDED, InMemoryTransport, halves, seeded
 
+pytestmark = pytest.mark.sites
+
 FEDMD = {"name": "fedmd", "public_batch": 8, "transfer_epochs": 1}
 ONE_ROUND = {"fedh2l": SEEDED | {"rounds": 1}, "fedmd": SEEDED | {"rounds": 1, "algorithm": FEDMD}}
 

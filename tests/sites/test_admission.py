@@ -18,6 +18,8 @@ from fedmutual.sites.site_settings import read_site_file
 from log_lines import read_lines
 from wards import COMMON, SITES, TELLING, contract, halves, same, site
 
+pytestmark = pytest.mark.sites
+
 MLP = {"north": SITES["north"]}
 LONG = COMMON | {"rounds": 8}
 

@@ -15,6 +15,8 @@ from fedmutual.sites.protocol import ATTEMPTS, WORK, Order, read_answer
 from fedmutual.sites.sent_log import read_sent_messages
 from wards import SEEDED, InMemoryTransport, halves, same, seeded
 
+pytestmark = pytest.mark.sites
+
 FEDMD = SEEDED | {"algorithm": {"name": "fedmd", "public_batch": 8, "transfer_epochs": 1}}
 
 

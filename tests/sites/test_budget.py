@@ -26,6 +26,8 @@ from fedmutual.sites.site_runtime import SiteRuntime
 from fedmutual.sites.site_settings import read_site_file
 from wards import COMMON, SITES, InMemoryTransport, contract, same, site, together, with_data
 
+pytestmark = pytest.mark.sites
+
 PRIVATE = COMMON | {"privacy": {"nets": "both", "sigma": 2.0}, "share": {"metrics": "none"}, "rounds": 2}
 MEME = PRIVATE | {
     "privacy": {"nets": "meme", "sigma": 2.0},

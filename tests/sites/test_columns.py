@@ -4,6 +4,8 @@ import pytest
 
 from wards import contract, joined, refused, site
 
+pytestmark = pytest.mark.sites
+
 COMMON = {
     "rounds": 1,
     "data": {"classes": ["well", "ill"]},

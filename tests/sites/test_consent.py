@@ -10,6 +10,8 @@ from fedmutual.sites import contract as contracts
 from fedmutual.sites.consent import LONGEST_CONTRACT, check_agreed, find_difference, parse_contract_record
 from wards import COMMON, SEEDED, SITES, accepted, contract
 
+pytestmark = pytest.mark.sites
+
 
 @pytest.fixture
 def record(tmp_path):

@@ -24,6 +24,8 @@ from fedmutual.sites.flare.kits import open_kit, provision
 from fedmutual.sites.flare.nvflare_import import FLARE, check_version
 from wards import contract, site
 
+pytestmark = pytest.mark.sites
+
 LEAD, SETTINGS = "lead@example.org", b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"  # what an HTTP/2 server says first
 
 

@@ -10,6 +10,8 @@ import pytest
 from loopback import JOBS, loopback
 from wards import COMMON, SITES
 
+pytestmark = pytest.mark.sites
+
 pytest.importorskip("nvflare", reason="NVIDIA FLARE is not installed (the extra fedmutual[sites])")
 
 TWO = {"north": SITES["north"], "south": SITES["south"]}

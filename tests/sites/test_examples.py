@@ -11,6 +11,8 @@ import pytest
 from fedmutual.sites.contract import read_contract
 from fedmutual.sites.site_settings import read_site_file
 
+pytestmark = pytest.mark.sites
+
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples" / "sites"
 TITLED = re.compile(r'^```\w+ title="([^"]+)"\n(.*?)^```$', re.M | re.S)

@@ -36,6 +36,8 @@ from fedmutual.sites.site_settings import read_site_file
 from log_lines import read_lines
 from wards import COMMON, SITES, TELLING, InMemoryTransport, contract, halves, same, site, together
 
+pytestmark = pytest.mark.sites
+
 MLPS = {i: {**tables, "model": {"personal": "mlp"}} for i, tables in SITES.items()}
 
 

@@ -8,6 +8,8 @@ from fedmutual.sites.site_runtime import SiteRuntime
 from fedmutual.sites.site_settings import read_site_file
 from wards import COMMON, SITES, accepted, contract, site
 
+pytestmark = pytest.mark.sites
+
 
 @pytest.mark.parametrize(
     "tables",

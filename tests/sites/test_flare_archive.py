@@ -34,6 +34,8 @@ from loopback import LEAD
 from signing import deployment, repacked, submission
 from wards import contract
 
+pytestmark = pytest.mark.sites
+
 JOB = "0a1b2c3d-0000-4000-8000-0123456789ab"
 CLIENT = f"{job.APP}/config/{job.SITE}"
 

@@ -24,6 +24,8 @@ from fedmutual.sites.flare.session import Session
 from loopback import LEAD, Loopback, loopback
 from wards import COMMON, SITES
 
+pytestmark = pytest.mark.sites
+
 WORKER = "nvflare.private.fed.app.client.worker_process"
 MARK = "import os, pathlib\npathlib.Path({mark!r}).write_text(os.getcwd())\n"
 ENDLESS = "import time\ntime.sleep(600)\n"

@@ -27,6 +27,8 @@ from fedmutual.sites.flare.access_control import (
 from fedmutual.sites.flare.kits import open_kit, provision
 from wards import contract
 
+pytestmark = pytest.mark.sites
+
 JOB = "0a1b2c3d-0000-4000-8000-0123456789ab"
 
 

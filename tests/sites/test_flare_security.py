@@ -22,6 +22,8 @@ from fedmutual.sites.flare.session import Session
 from loopback import LEAD, Loopback, loopback
 from wards import COMMON, SITES
 
+pytestmark = pytest.mark.sites
+
 SECRET = "patient,age\nSmith,61\n"
 FLARES = (  # commands of FLARE that a lead of ours has no right to
     *("ls server", "cat server log.txt", "grep server a log.txt", "tail server log.txt", "pwd server"),

@@ -15,6 +15,8 @@ pytest.importorskip("nvflare", reason="NVIDIA FLARE is not installed (the extra 
 from fedmutual.sites.flare import workspace
 from fedmutual.sites.flare.kits import open_kit, provision
 
+pytestmark = pytest.mark.sites
+
 MEME = 4 * (64 * 200 + 200 + 200 * 200 + 200 + 200 * 10 + 10)  # bytes of the shared "mlp" for 8 x 8 pixels, 10 classes
 SEND = """
 import json, os, socket, sys

@@ -14,6 +14,8 @@ from nvflare.apis.shareable import Shareable
 from fedmutual.sites.flare import presence
 from fedmutual.sites.flare.controller import BODY, TaskTransport
 
+pytestmark = pytest.mark.sites
+
 SITES = ("north", "south", "west")
 DEADLINE = 0.6
 

@@ -19,6 +19,8 @@ from fedmutual.sites.flare.session import ServerLost, Session, read_server_answe
 from fedmutual.sites.flare.watch import Watch, list_alive, list_connected
 from wards import contract
 
+pytestmark = pytest.mark.sites
+
 
 def engine(**seen):
     """A server to which sites gave their last sign of life so many seconds ago."""

@@ -37,6 +37,8 @@ from fedmutual.sites.sizes import MessageSizes, limit_message
 from log_lines import read_lines
 from wards import COMMON, SITES, InMemoryTransport, contract, halves, same
 
+pytestmark = pytest.mark.sites
+
 MLPS = {i: {**tables, "model": {"personal": "mlp"}} for i, tables in SITES.items()}
 ONE_ROUND = COMMON | {"rounds": 1}
 

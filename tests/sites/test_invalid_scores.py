@@ -8,6 +8,8 @@ from fedmutual.sites.protocol import EVALUATE, ReleasedScore, SiteAnswer, pack_m
 from log_lines import read_lines
 from puppets import SITES, Federation, Puppet
 
+pytestmark = pytest.mark.sites
+
 HONEST = (ReleasedScore("personal", None, "validation", {"accuracy": 0.9, "examples": 100}),)
 LIES = {
     "an accuracy above 1": [({"accuracy": 7.0}, "personal", "validation")],

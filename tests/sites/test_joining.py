@@ -2,6 +2,8 @@
 
 from statistics import fmean
 
+import pytest
+
 from fedmutual.report.comparison import make_comparisons
 from fedmutual.report.provenance import make_subtitle
 from fedmutual.rundir.file_names import METRICS
@@ -10,6 +12,8 @@ from fedmutual.sites.coordinator import Coordinator
 from log_lines import read_lines
 from run_folders import list_findings
 from wards import COMMON, SITES, InMemoryTransport, contract, halves
+
+pytestmark = pytest.mark.sites
 
 PLAIN = {i: {"model": {"personal": "mlp"}, "data": tables["data"]} for i, tables in SITES.items()}
 

@@ -11,6 +11,8 @@ from fedmutual.errors import ConfigError
 from fedmutual.sites.flare import kits, workspace
 from wards import COMMON, contract
 
+pytestmark = pytest.mark.sites
+
 
 def test_no_key_lies_in_a_folder_that_others_can_open(tmp_path, monkeypatch):
     written = {}

@@ -8,6 +8,8 @@ from fedmutual.sites import ledger
 from fedmutual.sites.sent_log import LEFT
 from wards import site
 
+pytestmark = pytest.mark.sites
+
 WEIGHT = {"name": "w", "dtype": "float32", "shape": [2, 3], "bytes": 24, "sha256": "ab" * 32}
 ONE = {"name": "n", "dtype": "int64", "shape": [], "bytes": 8, "sha256": "cd" * 32}
 

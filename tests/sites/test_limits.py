@@ -13,6 +13,8 @@ from fedmutual.sites.schema import LimitsTable
 from fedmutual.user_code import plugins
 from wards import COMMON, SITES, contract, site
 
+pytestmark = pytest.mark.sites
+
 SUBMITTED = {
     "its 'sites.quorum' is 1, and this site agreed to": {"quorum": 1},
     "its 'sites.leads' is": {"leads": ["other@example.org"]},

@@ -10,6 +10,8 @@ from fedmutual.sites.flare.leftovers import JOB, LAST_LOG
 from loopback import JOBS, loopback
 from wards import COMMON, SEEDED, SITES, TELLING, same, together, with_data
 
+pytestmark = pytest.mark.sites
+
 pytest.importorskip("nvflare", reason="NVIDIA FLARE is not installed (the extra fedmutual[sites])")
 
 TWO = {"north": SITES["north"], "south": {**SITES["south"], "model": {"personal": "mine:Tiny"}}}

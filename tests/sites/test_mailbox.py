@@ -7,6 +7,8 @@ from fedmutual.sites.mailbox import Mailbox
 from fedmutual.sites.protocol import EVALUATE, WORK, Limit, MalformedMessage, Order, SiteAnswer, pack_message
 from wards import halves, seeded
 
+pytestmark = pytest.mark.sites
+
 DECLARED = {"x": (torch.float32, (2,))}
 ROUNDS = 9
 

@@ -12,6 +12,8 @@ from fedmutual.sites.site_settings import build_site, read_site_file
 from fedmutual.user_code import plugins, recorded_code
 from wards import COMMON, SITES, contract, site
 
+pytestmark = pytest.mark.sites
+
 NET = """
 from torch import nn
 

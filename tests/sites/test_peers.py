@@ -29,6 +29,8 @@ from fedmutual.sites.site_settings import read_site_file
 from log_lines import read_lines
 from wards import SEEDED, TELLING, InMemoryTransport, halves, same, seeded, together
 
+pytestmark = pytest.mark.sites
+
 B, C, OTHERS, ROUNDS = 8, 10, 2, SEEDED["rounds"]
 LETTER = 4 * B + 4 * B * C + 4  # bytes: which samples, posteriors, an accuracy
 AGREED = 32 + 8 + 8 * C  # of the start: digest, rows, counts

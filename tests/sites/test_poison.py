@@ -11,6 +11,8 @@ from fedmutual.sites.coordinator import Coordinator
 from fedmutual.sites.protocol import WORK, pack_message, read_answer, read_order
 from wards import COMMON, SITES, InMemoryTransport, contract, halves
 
+pytestmark = pytest.mark.sites
+
 ALL_ROWS = {"split": {"preset": "v1", "test": 0.3}}  # one point of accuracy is more than one example
 MLPS = {i: {**tables, "model": {"personal": "mlp"}} for i, tables in SITES.items()}
 ROUNDS, POINTS = 4, 0.02

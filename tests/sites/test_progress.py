@@ -1,9 +1,13 @@
 """What the server's file says of notes: each once, with its rounds, the last ones."""
 
+import pytest
+
 from fedmutual.events import Noted
 from fedmutual.sites import contract as contracts
 from fedmutual.sites.flare.progress import ProgressFile, format_notes, read_progress
 from wards import contract
+
+pytestmark = pytest.mark.sites
 
 
 def test_a_note_of_many_rounds_is_one_and_pushes_no_other_out(tmp_path):

@@ -12,6 +12,8 @@ from fedmutual.sites import seedset_export
 from own_data import everything
 from wards import SEEDED, arrays, changed, contract, in_one_process, joined, refused, rewritten, site, with_data
 
+pytestmark = pytest.mark.sites
+
 
 @pytest.mark.parametrize("name", ["north", "south", "west"])
 def test_a_site_has_the_set_of_one_process(name, seeded_wards):

@@ -10,6 +10,8 @@ from fedmutual.sites import contract as contracts
 from fedmutual.sites.consent import find_difference
 from wards import SEEDED, UNLABELLED, accepted, changed, in_one_process, seeded
 
+pytestmark = pytest.mark.sites
+
 
 @pytest.mark.parametrize("common", [SEEDED, UNLABELLED], ids=["labelled", "unlabelled"])
 def test_it_is_of_the_set_of_one_process(common, tmp_path):

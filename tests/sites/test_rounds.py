@@ -14,6 +14,8 @@ from fedmutual.sites.site_settings import read_site_file
 from log_lines import read_lines
 from wards import COMMON, SITES, InMemoryTransport, contract, halves
 
+pytestmark = pytest.mark.sites
+
 MLPS = {i: {**tables, "model": {"personal": "mlp"}} for i, tables in SITES.items()}
 MOVING = {"start": 1.0, "end": 0.0}
 SCHEDULED = COMMON | {"algorithm": {"name": "fml", "alpha": MOVING}}

@@ -21,6 +21,8 @@ from log_lines import read_lines
 from puppets import Federation, element, moved
 from wards import COMMON
 
+pytestmark = pytest.mark.sites
+
 LIMITS = Limits(update=10.0, examples=None)
 SHARED, FEDKD = FedAvg().algorithm(), FedKD().algorithm()
 MESSAGES = Algorithm("messages", SHARED.phases)  # an algorithm that shares no model

@@ -25,6 +25,8 @@ from fedmutual.sites.site_settings import read_site_file
 from fedmutual.tensor_files import read_tensors
 from wards import COMMON, TELLING, InMemoryTransport, contract, same, site, together
 
+pytestmark = pytest.mark.sites
+
 FIVE = {
     name: {"model": {"personal": "mlp"}, "data": {"name": "digits"}, "optimizer": {"lr": lr}}
     for name, lr in (("ash", 0.05), ("birch", 0.04), ("cedar", 0.03), ("elm", 0.02), ("fir", 0.01))

@@ -10,6 +10,8 @@ from fedmutual.sites import contract as contracts
 from fedmutual.sites import seedset_export
 from wards import CLASSES, SEEDED, UNLABELLED, arrays, contract, in_one_process, seeded, site, with_data
 
+pytestmark = pytest.mark.sites
+
 
 def test_a_part_holds_the_public_rows_and_no_others(seeded_wards):
     folder, sites = seeded_wards

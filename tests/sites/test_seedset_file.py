@@ -16,6 +16,8 @@ from fedmutual.sites import contract as contracts
 from fedmutual.sites.site_settings import build_site, read_site_file
 from wards import CLASSES, arrays, refused, rewritten
 
+pytestmark = pytest.mark.sites
+
 
 def about(**scaling):
     made = {"divisor": 255.0, "mean": [0.3], "std": [0.4], "size": None} | scaling

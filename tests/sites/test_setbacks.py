@@ -18,6 +18,8 @@ from log_lines import read_lines
 from puppets import DIVERGED, Federation, healthy, moved
 from wards import COMMON, SITES, InMemoryTransport, contract, halves, same, site
 
+pytestmark = pytest.mark.sites
+
 MLPS = {i: {**tables, "model": {"personal": "mlp"}} for i, tables in SITES.items()}
 SIX = COMMON | {"rounds": 6}
 

@@ -16,6 +16,8 @@ from fedmutual.tensor_files import read_tensors
 from log_lines import read_lines
 from wards import COMMON, SITES, TELLING, InMemoryTransport, contract, halves, same, together
 
+pytestmark = pytest.mark.sites
+
 RULES = {
     "mean": COMMON,
     "median": COMMON | {"server": {"aggregate": "median"}},

@@ -21,6 +21,8 @@ from fedmutual.sites.site_settings import build_site, read_site_file
 from fedmutual.sites.statistics import SCALING, SUMS
 from wards import COMMON, TELLING, InMemoryTransport, contract, same, site, together, with_data
 
+pytestmark = pytest.mark.sites
+
 BY_SUMS = {"mean": "federated", "std": "federated"}
 FML = COMMON | TELLING | {"rounds": 2, "data": {"classes": COMMON["data"]["classes"], **BY_SUMS}}
 SERVERS = {"masked": {"sum": "masked"}, "fixed": {"sum": "fixed"}}

@@ -14,6 +14,8 @@ from fedmutual.sites.site_runtime import SiteRuntime
 from fedmutual.sites.site_settings import read_site_file
 from wards import COMMON, contract, site, with_data
 
+pytestmark = pytest.mark.sites
+
 MODEL = {"bias": torch.zeros(2), "count": torch.zeros(1, dtype=torch.int64)}
 SITES = ("ash", "birch", "cedar")
 
