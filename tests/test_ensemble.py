@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from sklearn.datasets import load_digits
 
 import fedmutual
-from fedmutual.ensemble import Ensemble, choose_weight
 from fedmutual.errors import ConfigError, RunError
+from fedmutual.federation.ensemble import Ensemble, choose_weight
 
 ON = {"split.holdout": 0.2, "records.ensemble": True, "rounds": 2}
 

@@ -107,18 +107,18 @@ def of_carried(one_import: Import) -> bool:
 
 
 def _carried(file: str) -> bool:
-    names = ("console", "controller", "admin_commands", "access_control", "executor", "launcher", "sweeper", "watch")
+    names = ("components", "controller", "admin_commands", "access_control", "executor", "watch")
     return file in [f"sites/flare/{name}.py" for name in names]
 
 
 ROOMS = (  # from the lowest to the highest: a module imports its own room and lower rooms
     ("errors", "network_timeout", "numerics", "denormals", "role", "settings", "metric"),
     ("core",),
-    ("files", "scores", "fixed_sum", "ensemble"),
+    ("files", "scores", "fixed_sum"),
     ("tensor_files",),
     ("events", "losses", "gradients", "aggregation", "batches", "boundary", "user_code", "in_memory"),
     ("tasks", "stepping"),
-    ("evaluation", "algorithms"),
+    ("algorithms",),
     ("config",),
     ("models",),
     ("rundir",),

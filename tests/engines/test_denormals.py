@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from fedmutual.denormals import flush_denormals
-from fedmutual.evaluation import score
+from fedmutual.federation.evaluation import score
 from fedmutual.losses import Classification
 from toy import CLASSES, rows
 

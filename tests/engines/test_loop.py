@@ -9,8 +9,8 @@ from torch import nn
 from fedmutual.algorithms import FML, FedAvg, Independent
 from fedmutual.core import Algorithm, Diverged
 from fedmutual.engines.loop import draw_participants
-from fedmutual.evaluation import score
 from fedmutual.events import Failed, Finished, PhaseDone, RoundDone, Started
+from fedmutual.federation.evaluation import score
 from fedmutual.losses import Classification
 from toy import ENGINES, Absent, Count, Rows, Spare, at, client, difference, federation, mlp, server, weights
 

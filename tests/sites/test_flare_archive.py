@@ -27,9 +27,8 @@ from fedmutual.errors import ConfigError, RunError, UserError
 from fedmutual.sites import contract as contracts
 from fedmutual.sites.flare import archive, job, leftovers, workspace
 from fedmutual.sites.flare.access_control import JobChecks
+from fedmutual.sites.flare.components import Sweeper, isolate
 from fedmutual.sites.flare.kits import open_kit, provision
-from fedmutual.sites.flare.launcher import isolate
-from fedmutual.sites.flare.sweeper import Sweeper
 from loopback import LEAD
 from signing import deployment, repacked, submission
 from wards import contract

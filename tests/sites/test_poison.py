@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import fedmutual
-from fedmutual.evaluation import score
 from fedmutual.events import Noted
+from fedmutual.federation.evaluation import score
 from fedmutual.losses import Classification
 from fedmutual.sites.coordinator import Coordinator
 from fedmutual.sites.protocol import WORK, pack_message, read_answer, read_order

@@ -8,8 +8,8 @@ from fedmutual.boundary import release, release_metrics
 from fedmutual.core import At, Client, Message, Phase, Spec, Work
 from fedmutual.denormals import flush_denormals
 from fedmutual.engines.user_errors import raise_user_errors
-from fedmutual.evaluation import EvalSpec, compute_scores, select_metrics
 from fedmutual.events import Score
+from fedmutual.federation.evaluation import EvalSpec, compute_scores, select_metrics
 from fedmutual.rundir import best
 from fedmutual.rundir.best import BestRule
 from fedmutual.rundir.observers import append_scores

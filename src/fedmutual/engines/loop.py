@@ -10,7 +10,6 @@ import torch
 from fedmutual.core import At, Bench, Message, Phase, Unusable, Work
 from fedmutual.engines.base import Engine, Reply, evaluate_client, participate
 from fedmutual.engines.user_errors import check_state, make_user_error
-from fedmutual.evaluation import COPY
 from fedmutual.events import (
     Evaluated,
     Event,
@@ -23,6 +22,7 @@ from fedmutual.events import (
     RoundDone,
     Started,
 )
+from fedmutual.federation.evaluation import COPY
 from fedmutual.federation.plan import Judge, RoundPlan
 from fedmutual.rundir.schema import SEED
 

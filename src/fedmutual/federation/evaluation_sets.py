@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from fedmutual.core import Algorithm
 from fedmutual.data.federation import Federation, Shares
 from fedmutual.data.rows import ChainedRows, Rows, merge_rows
-from fedmutual.ensemble import ENSEMBLE
-from fedmutual.evaluation import COPY, EvalSpec
+from fedmutual.federation.ensemble import ENSEMBLE
+from fedmutual.federation.evaluation import COPY, EvalSpec
 
 View = Rows | ChainedRows
 EVALUATION_KINDS = ("validation", "holdout")  # rows of a client's own data that are not training rows

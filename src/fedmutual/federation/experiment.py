@@ -15,10 +15,10 @@ from fedmutual.algorithms.peers import make_agreed_state, make_proxy_state
 from fedmutual.config import Config, read_client_settings, unused
 from fedmutual.core import Algorithm, Bench, Client, Data, Message, Seeds, Task
 from fedmutual.errors import ConfigError
-from fedmutual.evaluation import EvalSpec, score
 from fedmutual.events import Score
 from fedmutual.federation import evaluation_sets
 from fedmutual.federation.boundary_exempt import find_exempt_tensors
+from fedmutual.federation.evaluation import EvalSpec, score
 from fedmutual.federation.networks import Networks
 from fedmutual.federation.plan import Judge, RoundPlan
 from fedmutual.federation.workload import Workload

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedmutual.core import Algorithm, Bench, Message
-from fedmutual.evaluation import EvalSpec
 from fedmutual.events import Score
+from fedmutual.federation.evaluation import EvalSpec
 from fedmutual.rundir.best import BestRule
 
 Judge = Callable[[Message], Score]

@@ -9,7 +9,7 @@ from fedmutual.config import Config
 from fedmutual.core import Data
 from fedmutual.data.division import divide
 from fedmutual.errors import ConfigError
-from fedmutual.evaluation import ROWS, forward_in_parts
+from fedmutual.federation.evaluation import ROWS, forward_in_parts
 from fedmutual.reproduce.result import Cloud, NodeAnalysis
 from fedmutual.rundir.recorded_run import read_run
 from fedmutual.studies.trained_run import Run

@@ -9,7 +9,7 @@ from torch import nn
 
 from fedmutual import data
 from fedmutual.core import At, Data
-from fedmutual.evaluation import ROWS, forward_in_parts
+from fedmutual.federation.evaluation import ROWS, forward_in_parts
 from fedmutual.studies.trained_run import Run
 
 DRAWS = 5

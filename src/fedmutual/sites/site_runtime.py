@@ -15,9 +15,9 @@ from fedmutual.data.standardizing import sum_client
 from fedmutual.data.statistics import Moments, Words
 from fedmutual.engines.base import participate
 from fedmutual.errors import RunError, UserError, format_error
-from fedmutual.evaluation import COPY, compute_scores, select_metrics
 from fedmutual.events import Evaluated
 from fedmutual.federation import description
+from fedmutual.federation.evaluation import COPY, compute_scores, select_metrics
 from fedmutual.federation.experiment import Experiment
 from fedmutual.privacy.budget import BudgetExceeded, PrivacyBudget
 from fedmutual.rundir import folder as folders

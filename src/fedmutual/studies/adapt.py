@@ -17,9 +17,9 @@ from fedmutual.config.methods import find_adapt_rival
 from fedmutual.core import Task, get_metric
 from fedmutual.data.examples import list_names
 from fedmutual.errors import ConfigError, RunError
-from fedmutual.evaluation import score
 from fedmutual.events import Observer
 from fedmutual.federation import build
+from fedmutual.federation.evaluation import score
 from fedmutual.files import read_json, write_json
 from fedmutual.metric import ACCURACY, Metric
 from fedmutual.rundir.file_names import ADAPT, CONFIG

@@ -18,7 +18,7 @@ from fedmutual.data.examples import ArrayExamples, Part, Source, list_names
 from fedmutual.data.table_file import SUFFIXES
 from fedmutual.data.targets import check_masks, read_targets
 from fedmutual.errors import DataError
-from fedmutual.evaluation import forward_in_parts
+from fedmutual.federation.evaluation import forward_in_parts
 from fedmutual.metric import ACCURACY, Metric
 from fedmutual.report.statistics import compute_wilson_interval
 from fedmutual.studies.answering_model import (

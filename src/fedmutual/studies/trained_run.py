@@ -9,8 +9,8 @@ from torch import nn
 from fedmutual import models
 from fedmutual.config import Config, read_dumped
 from fedmutual.core import At, Task
-from fedmutual.ensemble import WEIGHT, Ensemble
 from fedmutual.errors import RunError
+from fedmutual.federation.ensemble import WEIGHT, Ensemble
 from fedmutual.federation.networks import POOLED
 from fedmutual.files import read_json
 from fedmutual.models.splice import build_meme

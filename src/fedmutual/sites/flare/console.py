@@ -3,10 +3,6 @@
 import time
 from collections import Counter
 
-from nvflare.apis.event_type import EventType
-from nvflare.apis.fl_component import FLComponent
-from nvflare.apis.fl_context import FLContext
-
 
 def print_line(line: object) -> None:
     """Print a line on the console of this host. The line is not logged and not sent."""
@@ -24,12 +20,3 @@ def print_line_seldom(kind: str, line: object) -> None:
     _line_counts[kind] += 1
     if _line_counts[kind] & (_line_counts[kind] - 1) == 0:
         print_line(line if _line_counts[kind] == 1 else f"{line} ({_line_counts[kind]} of this kind so far)")
-
-
-class ConnectionNotice(FLComponent):  # type: ignore[misc]
-    """A component of a site's process that prints when the site is connected."""
-
-    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Print that the site is connected, after its registration."""
-        if event_type == EventType.AFTER_CLIENT_REGISTER:
-            print_line("connected to the server; waiting for a lead to submit")

@@ -153,9 +153,9 @@ def _make_site_resources(work: Path) -> dict[str, Any]:
         "components": [
             _make_component("resource_manager", f"{managers}.gpu_resource_manager.GPUResourceManager", no_gpus),
             _make_component("resource_consumer", f"{consumers}.gpu_resource_consumer.GPUResourceConsumer"),
-            _make_component("process_launcher", f"{_OURS}.launcher.SiteLauncher"),
-            _make_component("connection_notice", f"{_OURS}.console.ConnectionNotice"),
-            _make_component("sweeper", f"{_OURS}.sweeper.Sweeper", {"work": str(work)}),
+            _make_component("process_launcher", f"{_OURS}.components.SiteLauncher"),
+            _make_component("connection_notice", f"{_OURS}.components.ConnectionNotice"),
+            _make_component("sweeper", f"{_OURS}.components.Sweeper", {"work": str(work)}),
             _make_component("access_control", f"{_OURS}.access_control.AccessControl", {"work": str(work)}),
         ],
     }
@@ -183,7 +183,7 @@ def make_server_resources(work: Path) -> dict[str, Any]:
                 {"uri_root": str(work / "jobs"), "job_store_id": "job_store"},
             ),
             _make_component("job_store", storage),
-            _make_component("process_launcher", f"{_OURS}.launcher.ServerLauncher"),
+            _make_component("process_launcher", f"{_OURS}.components.ServerLauncher"),
             _make_component("watch", f"{_OURS}.watch.Watch"),
             _make_component("access_control", f"{_OURS}.access_control.AccessControl", {"work": str(work)}),
         ],

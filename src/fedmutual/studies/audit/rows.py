@@ -12,7 +12,7 @@ from fedmutual.core import Data
 from fedmutual.data.draws import Index
 from fedmutual.data.federation import Federation
 from fedmutual.data.rows import Rows
-from fedmutual.evaluation import ROWS, forward_in_parts
+from fedmutual.federation.evaluation import ROWS, forward_in_parts
 from fedmutual.studies.audit.statistics import Scores
 
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from fedmutual.boundary import release_metrics
 from fedmutual.core import Client, Data, Message, Task
 from fedmutual.denormals import flush_denormals
-from fedmutual.ensemble import ENSEMBLE, WEIGHT, Ensemble, choose_weight
 from fedmutual.events import Score
+from fedmutual.federation.ensemble import ENSEMBLE, WEIGHT, Ensemble, choose_weight
 from fedmutual.losses import Classification
 from fedmutual.scores import Scores, coarsen_accuracy
 

@@ -1,10 +1,17 @@
-"""Start the process of a job with FLARE's command, and with a Python that imports nothing from the working folder."""
+"""The components of FLARE's processes that belong to no job: they start jobs, remove their folders, and print a line."""
 
 import sys
+from pathlib import Path
 
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_component import FLComponent
+from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.app_common.job_launcher.client_process_launcher import ClientProcessJobLauncher
 from nvflare.app_common.job_launcher.server_process_launcher import ServerProcessJobLauncher
+
+from fedmutual.sites.flare import leftovers
+from fedmutual.sites.flare.console import print_line
 
 # -P: `python -m` does not search the working folder, which is FLARE's folder. -E: Python does not read PYTHONPATH, to which
 # FLARE adds a folder for code of the job.
@@ -37,3 +44,26 @@ def isolate(command: str) -> str:
     if python != sys.executable or not module:
         raise RuntimeError("FLARE does not start a job by `python -m`; install the version that fedmutual asks for")
     return f"{python} {_ISOLATED} -m {rest}"
+
+
+class Sweeper(FLComponent):  # type: ignore[misc]
+    """Removes the folder of a job after its process has ended."""
+
+    def __init__(self, work: str) -> None:
+        """work: FLARE's workspace of this process."""
+        super().__init__()
+        self._work = Path(work)
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Remove the folder of the finished job only, because the next job may be deployed already."""
+        if event_type == EventType.JOB_COMPLETED:
+            leftovers.remove_folder(self._work, str(fl_ctx.get_prop(FLContextKey.CURRENT_JOB_ID)))
+
+
+class ConnectionNotice(FLComponent):  # type: ignore[misc]
+    """A component of a site's process that prints when the site is connected."""
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Print that the site is connected, after its registration."""
+        if event_type == EventType.AFTER_CLIENT_REGISTER:
+            print_line("connected to the server; waiting for a lead to submit")
