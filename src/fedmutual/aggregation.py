@@ -43,11 +43,10 @@ class Aggregation:
         """Return one message from the replies: name -> tensor, in the shape and dtype of the replies.
 
         weights: sender -> weight, for a mean only. base: the message that the replies update, for a sum in fixed point;
-        without
-        it replies are summed as they are.
+        without a base, replies are summed as they are.
 
         Raises:
-            ValueError: as `mean`.
+            ValueError: as `mean`, `fixed_mean` and `trimmed_mean`.
             Unusable: a reply cannot be summed in fixed point.
         """
         if self.sum == "fixed":
@@ -78,7 +77,7 @@ def fixed_mean(replies: Mapping[str, Message], weights: Mapping[str, float] | No
     Integer tensors are those of `base`; an integer tensor that `base` lacks takes the maximum, as in `mean`.
 
     Raises:
-        ValueError: as `mean`.
+        ValueError: as `mean`; or there are more than MOST_SUMMED replies.
         Unusable: a reply cannot be summed in fixed point.
     """
     first = replies[_alike(replies, "mean")[0]]
@@ -90,6 +89,8 @@ def fixed_mean(replies: Mapping[str, Message], weights: Mapping[str, float] | No
 def median(replies: Mapping[str, Message]) -> Message:
     """Return the median of each coordinate; for an even number of replies the mean of the two middle values.
 
+    Source: Yin et al., 2018, https://arxiv.org/abs/1803.01498.
+
     Raises:
         ValueError: as `mean`.
     """
@@ -100,6 +101,8 @@ def trimmed_mean(replies: Mapping[str, Message], trim: float = TRIM) -> Message:
     """Return the mean of each coordinate without its smallest and largest values, as `scipy.stats.trim_mean`.
 
     trim: the fraction of the replies, at least 0 and below 0.5, that is left out at either end; rounded down.
+
+    Source: Yin et al., 2018, https://arxiv.org/abs/1803.01498.
 
     Raises:
         ValueError: as `mean`; or `trim` is out of its range.

@@ -15,9 +15,8 @@ def draws(examples: int, steps: int, batch_size: int, rng: torch.Generator) -> I
 def epochs(examples: int, epochs: int, batch_size: int, rng: torch.Generator) -> Iterator[Tensor]:
     """Yield the index tensors [B] of `epochs` passes over `examples` rows, each pass in a new random order.
 
-    No row is dropped: the last batch of a pass may be smaller. If it would hold a single row, on which BatchNorm cannot
-    train,
-    that row joins the batch before it.
+    No row is dropped: the last batch of a pass may be smaller. BatchNorm cannot train on a single row, so a last batch of a
+    single row joins the batch before it.
     """
     for _ in range(epochs):
         batches = list(torch.split(torch.randperm(examples, generator=rng), batch_size))

@@ -56,6 +56,7 @@ def release(reply: Message, declared: Spec, client: Client, inbox: Message) -> M
             optimiser or of the memory; or a tensor holds a row of the client's data, of 16 or more elements that are not all
             equal, or of 4 or more with at least 4 different values that are not all whole numbers. A meme's tensor that is
             permitted to equal the personal net's (`Client.boundary_exempt`) passes by its storage, whatever its bytes.
+        DataError: a row of the client's data cannot be read for the comparison.
     """
     private: dict[int, list[tuple[str, Tensor]]] = {}
     for tensor_name, tensor in _list_private_tensors(client) if reply else ():

@@ -37,7 +37,7 @@ Batch = tuple[Tensor, ...]
 
 
 class Diverged(RuntimeError):
-    """A client's loss or weights stopped being finite."""
+    """A client's loss or weights stopped being finite. `round` and `batch` count from 0; the message counts from 1."""
 
     def __init__(self, client: str, round: int, batch: int, what: str) -> None:
         super().__init__(client, round, batch, what)
@@ -92,7 +92,10 @@ class Net(NamedTuple):
     head: nn.Linear | None = None  # its last linear layer
 
     def __call__(self, x: Tensor, weights: Message | None = None) -> Tensor:
-        """Return the output for x. weights: tensors in place of the model's of these names; gradients reach them."""
+        """Return the output [B, C] for x [B, ...].
+
+        weights: tensors in place of the model's tensors of these names; gradients reach them.
+        """
         return self.call(x) if weights is None else self.call(x, weights)
 
     def features(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -149,7 +152,12 @@ class Data(Protocol):
         ...
 
     def rows(self, plan: Iterable[Tensor], rng: torch.Generator | None = None) -> Iterable[Batch]:
-        """Yield one batch for each index tensor [B] of `plan`. rng: for augmentation; None: no augmentation."""
+        """Yield one batch for each index tensor [B] of `plan`. rng: for augmentation; None: no augmentation.
+
+        Raises:
+            DataError: a row cannot be read, or holds NaN or infinite values.
+            Refused: the rows are private, and the algorithm reads them where `privacy.nets` adds no noise.
+        """
         ...
 
 
@@ -227,7 +235,12 @@ class Privacy(Protocol):
         ...
 
     def batches(self, phase: "Phase", client: "Client", inbox: Message, at: At) -> Iterable[Batch]:
-        """Return the batches of a phase; batches of private rows are sampled and accounted for before any row is read."""
+        """Return the batches of a phase; batches of private rows are sampled and accounted for before any row is read.
+
+        Raises:
+            RunError: the privacy budget of a real site does not allow the phase, or the ledger cannot be used.
+            DataError, Refused: as `Data.rows`.
+        """
         ...
 
     def gradients(self, phase: "Phase", client: "Client", batch: Batch, const: Message) -> tuple[Message, Message]:
@@ -268,7 +281,10 @@ class Client:
 
 
 class Phase(abc.ABC):
-    """One exchange. A subclass is a frozen dataclass of settings; state is passed in and returned."""
+    """One exchange. A subclass is a frozen dataclass of settings; state is passed in and returned.
+
+    A hook that reads rows raises DataError and Refused as `Data.rows` does.
+    """
 
     title: ClassVar[str]  # the name of the method in tables; by default the name of the class
     role: ClassVar[Role]  # in comparisons; each class declares its own, a subclass inherits none and then has `Role()`

@@ -51,7 +51,7 @@ class Noted:
 
 @dataclass(frozen=True)
 class PhaseDone:
-    """All replies of a phase arrived and were combined."""
+    """All replies of a phase arrived and were combined. Rounds count from 1; 0 is the start."""
 
     round: int
     phase: str
@@ -73,7 +73,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """The scores of the models after a round. `train` has the mean of each loss term, by client."""
+    """The scores of the models after a round; rounds count from 1. `train` has the mean of each loss term, by client."""
 
     round: int
     train: Mapping[str, Mapping[str, float]]
@@ -95,7 +95,7 @@ class RoundDone:
 
 @dataclass(frozen=True)
 class Failed:
-    """The run stops before its last round."""
+    """The run stops before its last round. `round` counts from 1."""
 
     round: int
     problem: BaseException

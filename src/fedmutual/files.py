@@ -58,13 +58,21 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_bytes(path: Path, content: bytes, sync: bool = True) -> None:
-    """Replace a file in one step, as `replace_file`."""
+    """Replace a file in one step. sync: as for `replace_file`.
+
+    Raises:
+        RunError: the file cannot be written.
+    """
     with replace_file(path, sync) as file:
         file.write(content)
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Replace a JSON file in one step."""
+    """Replace a JSON file in one step.
+
+    Raises:
+        RunError: the file cannot be written.
+    """
     write_bytes(path, (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
 
 

@@ -33,13 +33,20 @@ def pcgrad(g_pub: Message, g_loc: Message) -> Message:
 
     >>> pcgrad({"w": torch.tensor([1.0, 1.0])}, {"w": torch.tensor([-2.0, 0.0])})
     {'w': tensor([-1.,  2.])}
+
+    Raises:
+        ValueError: a name has two shapes.
     """
     pub, loc = _flatten_pair(g_pub, g_loc)
     return _restore_names(_remove_component(pub, loc) + _remove_component(loc, pub), g_pub, g_loc)
 
 
 def conflict(g_pub: Message, g_loc: Message) -> Tensor:
-    """Return 1.0 if the gradients' inner product is negative, so that `project` changes g_pub, else 0.0: a tensor []."""
+    """Return 1.0 if the gradients' inner product is negative, so that `project` changes g_pub, else 0.0: a tensor [].
+
+    Raises:
+        ValueError: a name has two shapes.
+    """
     pub, loc = _flatten_pair(g_pub, g_loc)
     return (_compute_inner_product(pub, _scale_to_unit(loc)) < 0).to(torch.get_default_dtype())
 

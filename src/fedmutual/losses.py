@@ -56,6 +56,8 @@ def mutual(
 
     The teacher in each KL is detached: each loss trains its own network only. At temperature T both softmaxes of the KL
     use z / T, and T^2 keeps its gradient's scale. personal_logits, meme_logits [B, C], targets [B] int64.
+
+    Source: Shen et al., 2020, https://arxiv.org/abs/2006.16765, eq. 5; the temperature: eq. 3.
     """
     log_p, log_m = personal_logits.log_softmax(-1), meme_logits.log_softmax(-1)
     soft_p, soft_m = log_p, log_m
@@ -147,6 +149,8 @@ class MultiLabel:
 
         As `mutual` of this module, with `bernoulli_kl` in place of KL. The divergence is a mean over the batch and the
         labels, as the loss on targets is. The teacher is detached.
+
+        Source of the divergence: Yang et al., 2023, https://arxiv.org/abs/2308.06453.
         """
         scale, p, m = temperature * temperature, personal / temperature, meme / temperature
         return (
@@ -178,6 +182,8 @@ class Segmentation:
         """Return (personal loss [], meme loss []) of `mutual` of this module, in which each pixel is an example.
 
         personal, meme [B, C, H, W], target [B, H, W].
+
+        Source of the divergence: Liu et al., 2019, https://arxiv.org/abs/1903.04197.
         """
         personal, meme = (logits.movedim(1, -1).flatten(0, -2) for logits in (personal, meme))
         return mutual(personal, meme, target.flatten(), alpha, beta, temperature)

@@ -10,7 +10,7 @@ SILENCE_LIMIT = 30.0  # seconds without a byte before a download is given up
 
 @contextlib.contextmanager
 def limit_waiting() -> Iterator[None]:
-    """Within, give up connections after `SILENCE_LIMIT`, and print to the standard error."""
+    """Within, give up downloads after `SILENCE_LIMIT` seconds without a byte; standard output goes to standard error."""
     waited = socket.getdefaulttimeout()
     socket.setdefaulttimeout(SILENCE_LIMIT)
     try:

@@ -19,6 +19,9 @@ class Role:
     that is free.
     reference: the method is compared with every other federated method, and not with local-only training alone.
     federates: False: the method is local-only training, with which federated methods are compared.
+
+    Raises:
+        ValueError: a field has another type, a colour is below 1, or a reference does not federate.
     """
 
     position: int | None = None

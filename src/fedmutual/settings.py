@@ -48,6 +48,9 @@ class Schedule:
     """A setting that changes over the rounds: `start` in the first, `end` in the last.
 
     shape: "linear", "cosine" (half a period), or "step" (`start` before the fraction `at` of the rounds, `end` from there).
+
+    Raises:
+        ValueError: the shape is none of these three.
     """
 
     start: float

@@ -31,6 +31,10 @@ def work(
 
     Raises:
         Diverged: a loss or a weight is not finite; the client's nets must not be used afterwards.
+        Disagreed: the client's public seed set differs from the other participants' sets.
+        DataError: a row cannot be read.
+        Refused: the client has `privacy`, and the algorithm reads private rows outside of its gradient steps.
+        RunError: the privacy budget of a real site does not allow the phase.
     """
     stepping = steps(phase, client, inbox, at, progress)
     while True:
@@ -48,6 +52,9 @@ def steps(
     So clients can take turns, and another process can continue a phase.
 
     progress: where the phase continues; the client is as after these steps. None: the phase begins.
+
+    Raises:
+        Diverged, Disagreed, DataError, Refused, RunError: as `work`.
     """
     phase = with_client_settings(phase, client)
     ready(phase, client, at)
@@ -91,7 +98,10 @@ def _step(phase: Phase, client: Client, nets: Mapping[str, Net], params: Message
 def gradients(
     phase: Phase, nets: Mapping[str, Net], params: Message, batch: Batch, const: Message
 ) -> tuple[Message, Message]:
-    """Return (the gradients of the summed loss terms by `params`, without unused parameters; the loss terms)."""
+    """Return (name -> gradient of the sum of the loss terms, in the parameter's shape; name -> loss term []).
+
+    params: "net.name" -> parameter. A parameter that the loss does not use has no gradient.
+    """
     terms = phase.loss(nets, batch, const)
     moving = [term for term in terms.values() if term.requires_grad]  # not the loss of a net that is frozen
     grads = torch.autograd.grad(moving, list(params.values()), allow_unused=True)
@@ -186,7 +196,7 @@ def laid_as(p: Tensor, value: Tensor) -> Tensor:
 
 
 def means(curves: Mapping[str, Tensor], client: Client, at: At) -> dict[str, float]:
-    """Return the mean of each loss term over the steps. curves: loss term -> values [S].
+    """Return the mean of each loss term over the steps; {} without steps. curves: loss term -> values [S].
 
     Losses and weights are checked for finite values here, once a phase, because a check at every step would stall a GPU.
     For a client with `privacy` only the weights of the noised networks are checked: whether the client stops must not

@@ -20,8 +20,11 @@ _MEMBERS = ("fit", "mutual", "score", "tells", "outputs")
 def make_task(name: str, key: str = "training.task") -> Task:
     """Return the task of this name, or the user's "module:Task", a class that is called without arguments.
 
+    key: the configuration key that names the task, for messages.
+
     Raises:
-        ConfigError: the task does not exist, or lacks something that `fedmutual.core.Task` requires.
+        ConfigError: the task does not exist, cannot be imported or made, or lacks a member that `fedmutual.core.Task`
+            requires.
     """
     if name in TASKS:
         return TASKS[name]()

@@ -16,13 +16,16 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str,
     """Replace a safetensors file in one step. about: one entry of the header (several would vary in order).
 
     sync: as for `files.replace_file`.
+
+    Raises:
+        RunError: the file cannot be written.
     """
     cpu_tensors = {k: v.detach().to("cpu", copy=True).contiguous() for k, v in tensors.items()}
     write_bytes(path, save(cpu_tensors, metadata={"fedmutual": json.dumps(about)}), sync)
 
 
 def read_tensors(path: Path, names: Collection[str] | None = None) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return (tensors, header) of a safetensors file. Only tensors are loaded: no pickle is opened.
+    """Return (name -> tensor, header) of a safetensors file. Only tensors are loaded: no pickle is opened.
 
     names: the tensors to read; None: all.
 

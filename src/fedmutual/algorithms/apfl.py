@@ -69,7 +69,7 @@ class APFL(FedAvg):
         return (a - at.number(client.rate) * slope).clamp(0, 1)
 
     def loss(self, nets: Mapping[str, Net], batch: Batch, const: Message) -> Message:
-        """Return the mean cross-entropy of w, and of the mixture, whose gradient reaches only v; scalars."""
+        """Return the mean losses of w and of the mixture, whose gradient reaches only v; scalars."""
         x, y = batch
         mixture = mix_weights(nets["personal"].params, nets["meme"].params, const[MIX])
         return super().loss(nets, batch, const) | {"personal": self.task.fit(nets["personal"](x, mixture), y)}
@@ -90,5 +90,8 @@ def list_trained_parameters(client: Client, net: str) -> Message:
 
 
 def mix_weights(v: Mapping[str, Tensor], w: Mapping[str, Tensor], a: Tensor) -> Message:
-    """Return name -> a v + (1 - a) w for each parameter of v, in the parameter's shape. a: []; w receives no gradient."""
+    """Return name -> a v + (1 - a) w for each parameter of v, in the parameter's shape. a: []; w receives no gradient.
+
+    Source: APFL, Deng et al., 2020, https://arxiv.org/abs/2003.13461, Algorithm 1.
+    """
     return {k: a * p + (1 - a) * w[k].detach() for k, p in v.items()}

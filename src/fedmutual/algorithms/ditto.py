@@ -44,7 +44,7 @@ class Ditto(FedAvg):
         return copy_received(client) | {"lam": at.value(self.lam)}
 
     def loss(self, nets: Mapping[str, Net], batch: Batch, const: Message) -> Message:
-        """Return the copy's mean cross-entropy, and the personal model's plus lam / 2 ||v_k - w_t||^2; scalars."""
+        """Return the mean losses of the copy and of the personal model, and lam / 2 ||v_k - w_t||^2; scalars."""
         x, y = batch
         personal = {"personal": self.task.fit(nets["personal"](x), y)}
         return super().loss(nets, batch, const) | personal | {"proximal": compute_proximal(nets["personal"], const, "lam")}

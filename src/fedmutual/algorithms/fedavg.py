@@ -46,7 +46,7 @@ class FedAvg(Fork):
         return {**super().leaves(server), **count}
 
     def loss(self, nets: Mapping[str, Net], batch: Batch, const: Message) -> Message:
-        """Return the mean cross-entropy of the copy, a scalar."""
+        """Return the mean loss of the copy, a scalar: with classes the cross-entropy."""
         x, y = batch
         return {"meme": self.task.fit(nets["meme"](x), y)}
 
@@ -56,7 +56,11 @@ class FedAvg(Fork):
         return super().end(client, at) | count
 
     def receive(self, server: Message, replies: Mapping[str, Message], at: At) -> Message:
-        """Return the mean of the received models, or the result of the rule of `[server]`."""
+        """Return the mean of the received models, or the result of the rule of `[server]`.
+
+        Raises:
+            Unusable: a reply cannot be summed in fixed point (server.sum = "fixed").
+        """
         if not replies:
             return server
         models = {i: {k: v for k, v in reply.items() if k != N_K} for i, reply in replies.items()}

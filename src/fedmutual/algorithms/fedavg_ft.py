@@ -17,9 +17,8 @@ from fedmutual.core import Algorithm, At, Batch, Client, Message, Net, Spec, set
 class FedAvgFT(FedAvg):
     """FedAvg; then each client's personal model is the averaged one after E_t epochs of its own data.
 
-    Clients send nothing after fine-tuning, so the averaged model is FedAvg's. The server sends it once more in the rounds
-    that
-    fine-tune.
+    Clients send nothing after fine-tuning, so the averaged model is FedAvg's. In rounds that fine-tune, the server sends the
+    averaged model once more.
     """
 
     title: ClassVar[str] = "FedAvg + fine-tuning"
@@ -66,7 +65,7 @@ class Tune(FedAvgFT):
         return self.over("private", client, at, self.tune_epochs) if inbox and self.tune_epochs else ()
 
     def loss(self, nets: Mapping[str, Net], batch: Batch, const: Message) -> Message:
-        """Return the mean cross-entropy of the personal model, a scalar."""
+        """Return the mean loss of the personal model, a scalar: with classes the cross-entropy."""
         x, y = batch
         return {"personal": self.task.fit(nets["personal"](x), y)}
 

@@ -50,7 +50,12 @@ class FedDF(FedAvg):
         return replace(super().algorithm(), public=Public(labelled=False, server=True))
 
     def receive(self, server: Message, replies: Mapping[str, Message], at: At) -> Message:
-        """Return the mean of the received models after its distillation on public data from all received models."""
+        """Return the mean of the received models after its distillation on public data from all received models.
+
+        Raises:
+            Unusable: as `FedAvg.receive`.
+            DataError: a public row cannot be read.
+        """
         student = super().receive(server, replies, at)
         if not replies or not self.distill_steps:
             return student

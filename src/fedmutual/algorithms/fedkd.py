@@ -112,7 +112,10 @@ def choose_rank(tensor: Tensor, rank: float) -> int | None:
 
 
 def factorize(name: str, update: Tensor, rank: float) -> Message:
-    """Return the best approximation of an update with the rank of `choose_rank`, as two factors [m, r] and [r, n]."""
+    """Return the best approximation of an update with the rank of `choose_rank`, as two factors [m, r] and [r, n].
+
+    Source: FedKD, Wu et al., 2022, https://arxiv.org/abs/2108.13323, section "Methods".
+    """
     r = choose_rank(update, rank)
     u, s, v = torch.linalg.svd(update.detach().cpu().flatten(1), full_matrices=False)
     return {LEFT + name: u[:, :r] * s[:r], RIGHT + name: v[:r]}

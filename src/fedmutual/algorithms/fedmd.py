@@ -106,7 +106,11 @@ class Announce(FedMD):
         return {self.consensus: self.convert_outputs(compute_logits(client.nets["personal"], x)).float()}
 
     def draw_public_batch(self, client: Client, at: At) -> Batch:
-        """Return the public batch of the round, equal at all participants: inputs [B, ...] and targets [B]."""
+        """Return the public batch of the round, equal at all participants: inputs [B, ...] and targets [B].
+
+        Raises:
+            DataError: a row cannot be read.
+        """
         public = client.data["public"]
         return read_one_batch(public, next(draws(len(public), 1, self.public_batch, replace(at, phase=0).rng("public"))))
 
@@ -114,7 +118,7 @@ class Announce(FedMD):
         """Return the consensus [B, C]: the mean of the scores, or the result of the rule of `[server]`.
 
         Raises:
-            Unusable: a reply should hold posteriors and does not.
+            Unusable: a reply should hold posteriors and does not, or cannot be summed in fixed point.
         """
         posteriors = {i: reply[self.consensus] for i, reply in replies.items()} if self.consensus == "posteriors" else {}
         flaws = {i: why for i, p in posteriors.items() if (why := find_posterior_flaw(p)) is not None}

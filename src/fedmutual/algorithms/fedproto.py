@@ -132,6 +132,11 @@ def sum_by_class(net: nn.Module, data: Data, size: int) -> tuple[Tensor, Tensor]
     """Return the sum of features over the rows of each class [C, size], and the number of rows of each class int64 [C].
 
     The network is in eval mode during the computation, and returns to its earlier mode.
+
+    Source: FedProto, Tan et al., 2022, https://arxiv.org/abs/2105.00243, Algorithm 1.
+
+    Raises:
+        DataError, Refused: as `Data.rows`.
     """
     before, last = net.training, find_head(net)
     assert last is not None  # as `Algorithm.features` has it

@@ -50,6 +50,8 @@ def compute_proximal(net: Net, const: Message, strength: str) -> Tensor:
     """Return strength / 2 ||w - w_t||^2, [], over the received weights of a net.
 
     const: w_t as `copy_received` returns it, and under the name `strength` the tensor [] of that setting.
+
+    Source: FedProx, Li et al., 2020, https://arxiv.org/abs/1812.06127, Algorithm 2.
     """
     pairs = [(p, const[f"w.{k}"]) for k, p in net.params.items() if f"w.{k}" in const]
     drift = torch.stack([torch.zeros_like(const[strength]), *((p - w).square().sum() for p, w in pairs)]).sum()

@@ -47,7 +47,7 @@ class FedRep(FedAvg):
         yield from super().batches(client, inbox, at)
 
     def loss(self, nets: Mapping[str, Net], batch: Batch, const: Message) -> Message:
-        """Return the mean cross-entropy, a scalar; the weights of the other part are constants and get no gradient."""
+        """Return the mean loss of the copy, a scalar; the weights of the other part are constants and get no gradient."""
         x, y, *head = batch
         fixed = {k: p.detach() for k, p in nets["meme"].params.items() if (f"shared.{k}" in const) == bool(head)}
         return {"meme": self.task.fit(nets["meme"](x, fixed), y)}

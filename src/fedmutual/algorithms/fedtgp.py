@@ -65,7 +65,10 @@ class FedTGP(FedProto):
 
 
 class TrainableGlobalPrototypes(nn.Module):
-    """The server's network: no input -> prototypes [C, D]."""
+    """The server's network: no input -> prototypes [C, D].
+
+    Source: FedTGP, Zhang et al., 2024, https://arxiv.org/abs/2401.03230.
+    """
 
     def __init__(self, classes: int, size: int) -> None:
         super().__init__()
@@ -84,6 +87,9 @@ def compute_distances(q: Tensor, p: Tensor) -> Tensor:
 
 
 def compute_largest_gap(prototypes: Tensor) -> float:
-    """Return the largest distance of a class's mean prototype [c, D] to its nearest other class; infinite for one class."""
+    """Return the largest distance of a class's mean prototype [c, D] to its nearest other class; infinite for one class.
+
+    Source: the margin of FedTGP, Zhang et al., 2024, https://arxiv.org/abs/2401.03230.
+    """
     distances = torch.cdist(prototypes.double(), prototypes.double())
     return float(distances.fill_diagonal_(torch.inf).min(1).values.max())

@@ -28,6 +28,6 @@ class Independent(LocalEpochs):
         return {}
 
     def loss(self, nets: Mapping[str, Net], batch: Batch, const: Message) -> Message:
-        """Return the mean cross-entropy of the personal model, a scalar."""
+        """Return the mean loss of the personal model, a scalar: with classes the cross-entropy."""
         x, y = batch
         return {"personal": self.task.fit(nets["personal"](x), y)}

@@ -123,7 +123,11 @@ def find_posterior_flaw(p: Tensor) -> str | None:
 
 
 def read_one_batch(data: Data, index: Tensor) -> Batch:
-    """Return the batch of one index tensor [B]."""
+    """Return the batch of one index tensor [B].
+
+    Raises:
+        DataError, Refused: as `Data.rows`.
+    """
     (batch,) = data.rows([index])
     return batch
 

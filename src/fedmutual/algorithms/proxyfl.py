@@ -116,7 +116,10 @@ def get_mass(client: Client) -> Tensor:
 
 
 def find_sender(ids: Iterable[str], peer: str, round: int) -> tuple[str, ...]:
-    """Return the peer that sends to `peer` in this round, as a tuple of one id; () if there is no other peer."""
+    """Return the peer that sends to `peer` in this round, as a tuple of one id; () if there is no other peer.
+
+    Source: ProxyFL, Kalra et al., 2023, https://arxiv.org/abs/2111.11343, Algorithm 1.
+    """
     ordered = sorted(ids)
     if len(ordered) < 2:
         return ()

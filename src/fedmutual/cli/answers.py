@@ -62,7 +62,10 @@ def format_json_line(prediction: Prediction) -> str:
 
 
 def describe_score(score: FileScore) -> dict[str, Any]:
-    """Return the scores of a file for JSON: fractions in [0, 1]; a list is by class or label, None where it is undefined."""
+    """Return the scores of a file for JSON: name -> number, or name -> class or label -> number; None where undefined.
+
+    A metric that is a fraction is in [0, 1]. The 95 % interval of the main metric is a list of its two ends.
+    """
     values = {
         name: dict(zip(score.classes, value, strict=True)) if isinstance(value, list) else value
         for name, value in score.values.items()

@@ -8,7 +8,11 @@ from fedmutual.cli.terminal import out, print_text
 
 
 def print_comparison(groups: list[tuple[str, list[Path]]], page: Path) -> None:
-    """Print the tables and the verdict of each group (name, folders), write the page, and print its path."""
+    """Print the tables and the verdict of each group (name, folders), write the page, and print its path.
+
+    Raises:
+        RunError: a folder is not the folder of a run, or is damaged; or the page cannot be written.
+    """
     from fedmutual.report import find_answers, make_cost_table, make_headline_tables, read_runs, write_report
 
     groups_of_runs = [(name, read_runs(folders)) for name, folders in groups]
@@ -23,7 +27,11 @@ def print_comparison(groups: list[tuple[str, list[Path]]], page: Path) -> None:
 
 
 def print_adaptation(folder: Path, page: Path) -> None:
-    """Print the table of an adaptation and whether adapting pays, write the page, and print its path."""
+    """Print the table of an adaptation and whether adapting pays, write the page, and print its path.
+
+    Raises:
+        RunError: the adaptation is missing, unfinished or damaged; or the page cannot be written.
+    """
     from fedmutual.report import summarise_adaptation, write_adaptation
 
     table, sentences = summarise_adaptation(folder)

@@ -28,7 +28,15 @@ def wait_for_all(contract: "Contract", list_sites: Callable[[], Iterable[str]]) 
 
 
 def watch_progress(kit: "Kit", name: str, job: str) -> Iterator[Mapping[str, Any]]:
-    """Yield the status after each change. A new session is opened whenever the connection is lost."""
+    """Yield the status (`Session.status`) after each change, until the federation ends.
+
+    A new session is opened whenever the connection is lost.
+
+    Raises:
+        ServerLost: the server cannot be reached for 10 minutes.
+        RunError: as `Session.watch`.
+        ConfigError: as `Session.watch`.
+    """
     from fedmutual.sites.flare.session import OVER, ServerLost, Session
 
     until = time.monotonic() + _PATIENCE
@@ -48,7 +56,10 @@ def watch_progress(kit: "Kit", name: str, job: str) -> Iterator[Mapping[str, Any
 
 
 def print_progress(states: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Print each change as a line, and return the last state of the federation."""
+    """Print each change as a line, and return the last progress of the federation; {} without a state.
+
+    states: as `watch_progress` yields them.
+    """
     from fedmutual.sites.flare import progress
 
     last_key, printed_notes, last = "", set[str](), dict[str, Any]()
@@ -65,7 +76,7 @@ def print_progress(states: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
 
 
 def format_progress(state: Mapping[str, Any]) -> str:
-    """Return the state of a federation as one line of text."""
+    """Return the progress of a federation as one line of text: round, sites, scores, bytes and time left or outcome."""
     missing = sorted(set(state["sites"]) - set(state["in"]))
     sites = f"sites {', '.join(state['in'])}" + (f" (without {', '.join(missing)})" if missing else "")
     traffic = f"{state['bytes']['up']:,} B up, {state['bytes']['down']:,} B down"

@@ -19,7 +19,7 @@ from fedmutual.studies.tune import tune
 def choose_methods(
     file: Path, methods: str | None, overrides: Mapping[str, Any]
 ) -> tuple[Config, tuple[str, ...], dict[str, Any]]:
-    """Read `--methods` -> (configuration, methods, the settings that other methods than the file's have).
+    """Read `--methods`; return (configuration, methods, the settings of methods other than the file's).
 
     methods: as on the command line; None: the file's algorithm with the default methods.
 
@@ -52,9 +52,12 @@ def tune_methods(
     settings: Sequence[str],
     jobs: int | None,
 ) -> dict[str, Tuned]:
-    """Tune each method and print the budget and what was chosen -> method -> the choice.
+    """Tune each method, print the budget and the chosen settings, and return method -> the choice.
 
     command: resumes after a stop. settings: the `--set` arguments, whose keys are not tuned. jobs: as for `compare`.
+
+    Raises:
+        UserError: as `tune`.
     """
     print_text(
         f"tune: each of {len(methods)} methods tries at most {trials} settings for {config.rounds} rounds with seed "

@@ -24,8 +24,8 @@ class ProgressDisplay:
     ) -> None:
         """line: formats the scores of an evaluation. end: formats a line after the last evaluation; "" for no line.
 
-        runs: the number of observers that `of` makes. With several runs, each line has the number of its run and the time
-        left for all runs.
+        runs: the number of observers that `observe` makes. With several runs, each line has the number of its run and the
+        time left for all runs.
         """
         self.console, self.line, self.end = console, line, end
         self.all_runs = AllRuns(runs) if runs > 1 else None
@@ -82,12 +82,12 @@ class AllRuns:
         self._done: dict[int, float] = {}  # the fraction done now
 
     def start(self, number: int, fraction: float) -> None:
-        """Show that the run of this number starts, or resumes after this fraction of its rounds."""
+        """Record that a run starts, or resumes after this fraction of its rounds. number: of the run, from 1."""
         self._since = time.monotonic() if self._since is None else self._since
         self._begun[number] = self._done[number] = fraction
 
     def reach(self, number: int, fraction: float) -> None:
-        """This fraction of the run's rounds is done."""
+        """Record that this fraction of a run's rounds is done. number: of the run, from 1."""
         self._done[number] = fraction
 
     def format_time_left(self) -> str:

@@ -38,7 +38,13 @@ Watch = Callable[[str], Observer]
 
 
 def print_experiments(root: Path | None, console: Console) -> None:
-    """Print a table of all experiments: id, title, number of cells, runs per seed, rounds."""
+    """Print a table of all experiments: id, title, number of cells, runs per seed, rounds.
+
+    root: the folder of the experiments; None: the one of `find_home`.
+
+    Raises:
+        ConfigError: the folder has no experiment, or an experiment cannot be read.
+    """
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for name in ("id", "what", "cells", "runs a seed", "rounds"):
         table.add_column(name, justify="left" if name in ("id", "what") else "right", overflow="fold")
@@ -93,6 +99,10 @@ def write_pages(id: str | None, folder: Path, results: Path | None, root: Path |
 
     id: one experiment; None: all. The overview of verdicts covers all experiments. The tables of the folder's front page are
     written if the page has marks for them, and the pages of findings and of the benchmark if there are templates for them.
+
+    Raises:
+        ConfigError: the id is unknown, or an experiment cannot be read.
+        RunError: a result is damaged, or a file cannot be written.
     """
     root = root or find_home()
     if id:

@@ -42,7 +42,12 @@ def check_connection(kit: "Kit") -> None:
 
 
 def run_until_stopped(kit: Any, state: Path, pointer: Mapping[str, Any]) -> None:
-    """Run FLARE's process of a participant until it is stopped; exit with the code of the reason."""
+    """Run FLARE's process of a participant until it is stopped; exit with the code of the reason.
+
+    Raises:
+        ConfigError: as `run_process`.
+        RunError: as `run_process`.
+    """
     from fedmutual.sites.flare import run
 
     def print_end(interrupt: KeyboardInterrupt) -> int:

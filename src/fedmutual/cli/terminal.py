@@ -64,7 +64,9 @@ def format_resume_command(command: str, settings: list[str] | None, folder: Path
 def show_progress(
     command: str, line: "Callable[[tuple[Score, ...]], str] | None" = None, runs: int = 1
 ) -> Iterator["ProgressDisplay"]:
-    """Show the progress of runs. A stop or an error becomes one sentence, with the command that resumes.
+    """Show the progress of runs. A stop, or an error of training, becomes one sentence and an exit code.
+
+    Errors of training: `Diverged`, `Disagreed`, `Refused`. A UserError is raised unchanged.
 
     command: the command that resumes. line: formats the scores of an evaluation. runs: the number of runs of the command.
     """

@@ -27,7 +27,8 @@ def make_algorithm(config: Config) -> Algorithm:
     """Return the configured algorithm, with the settings of the federation.
 
     Raises:
-        ConfigError: `algorithm()` of the configured class raises an error, or does not return an Algorithm.
+        ConfigError: there is no such algorithm, `algorithm()` of its class raises an error or does not return an Algorithm,
+            or `Algorithm.scores` has an unknown name.
     """
     try:
         algorithm = _find_kind(config)(**read_client_settings(config), **_list_aggregation_rules(config)).algorithm()
@@ -52,7 +53,12 @@ def make_algorithm(config: Config) -> Algorithm:
 
 
 def read_client_settings(config: Config, client: str | None = None) -> Table:
-    """Return the algorithm's settings as typed values: of the federation, or only those that a client sets for itself."""
+    """Return the algorithm's settings as typed values: of the federation, or only those that a client sets for itself.
+
+    Raises:
+        ConfigError: there is no such task, or a module cannot be imported.
+        LookupError: there is no such algorithm.
+    """
     config_part = config if client is None else config.get_client_config(client)
     types = _list_types_of_kind(_find_kind(config))
     where = "training.task" if client is None else f"clients.{client}.training.task"
@@ -61,7 +67,11 @@ def read_client_settings(config: Config, client: str | None = None) -> Table:
 
 
 def list_setting_types(name: str) -> dict[str, Any]:
-    """Return the keys that [algorithm] may have besides `name`, with their types."""
+    """Return the keys that [algorithm] may have besides `name`, with their types.
+
+    Raises:
+        LookupError, ConfigError: as `find_algorithm`.
+    """
     types = _list_types_of_kind(find_algorithm(name))
     return {k: t for k, t in types.items() if k not in TrainingConfig.model_fields and t is not Aggregation}
 
@@ -185,7 +195,7 @@ def find_title(name: str) -> str:
     """Return the title of an algorithm in tables: that of the preset or of the class; without a title the class's name.
 
     Raises:
-        LookupError: there is no such algorithm.
+        LookupError, ConfigError: as `find_algorithm`.
     """
     preset, kind = PRESETS.get(name, Preset({})), find_algorithm(name)
     return preset.title or str(getattr(kind, "title", kind.__name__))
@@ -195,7 +205,7 @@ def find_role(name: str) -> Role:
     """Return the role of an algorithm in comparisons: that of the preset or of the class.
 
     Raises:
-        LookupError: there is no such algorithm.
+        LookupError, ConfigError: as `find_algorithm`.
     """
     preset, role = PRESETS.get(name, Preset({})), vars(find_algorithm(name)).get("role")
     if preset.title:  # a method with a name of its own
@@ -209,7 +219,7 @@ def find_adapt_rival(name: str) -> str | None:
     None: the class of `name` does not declare that a newcomer can learn by it.
 
     Raises:
-        LookupError: there is no such algorithm.
+        LookupError, ConfigError: as `find_algorithm`.
     """
     rival: str | None = vars(find_algorithm(name)).get("adapt_rival")
     return rival
@@ -228,8 +238,8 @@ def find_algorithm(name: str) -> Any:
     """Return the class of an algorithm, by its name in this package or by "module:Class".
 
     Raises:
-        LookupError: there is no such algorithm.
-        ConfigError: the module does not import.
+        LookupError: there is no such algorithm, or the object is not the class of an algorithm.
+        ConfigError: the module may not be imported, cannot be imported, or lacks the name.
     """
     if name in ALGORITHMS:
         return ALGORITHMS[name]

@@ -40,6 +40,7 @@ def load_config(path: str | Path, **overrides: Any) -> Config:
 
     Raises:
         ConfigError: in one sentence, what is wrong with which key, and the nearest right one.
+        RunError: as `read_tables`.
     """
     return parse_config(read_tables(Path(path)), str(path), overrides)
 
@@ -50,6 +51,7 @@ def read_tables(path: Path) -> Table:
     Raises:
         ConfigError: the file cannot be read; or it is a run folder's config.toml and names code that may not be imported
             (see `recorded_code`).
+        RunError: the file is a run folder's config.toml and names code, and the folder's environment.json is damaged.
     """
     tables = _read_file_tables(path)
     if is_run_config(path):
@@ -123,7 +125,11 @@ def parse_config(tables: Table, source: str = "configuration", overrides: Mappin
 
 
 def merge_overrides(tables: Table, overrides: Mapping[str, Any]) -> Table:
-    """Return the tables with values by dotted key merged in, unchecked."""
+    """Return the tables with values by dotted key merged in, unchecked.
+
+    Raises:
+        ConfigError: an override sets a key below a key that has a value, not a table.
+    """
     for key, value in overrides.items():
         tables = _set(tables, key.split("."), value)
     return tables
@@ -152,7 +158,8 @@ def load_compared(path: Path, methods: Sequence[str], overrides: Mapping[str, An
     overrides: as for `load_config`. A key of `algorithm` applies to the methods that have the key.
 
     Raises:
-        ConfigError: as `load_config`; or no method has a given setting.
+        ConfigError: as `load_config`; or there is no such method, or no method has a given setting.
+        RunError: as `read_tables`.
     """
     try:
         known = {method: list_setting_types(method) for method in methods}
@@ -174,7 +181,7 @@ def read_algorithm_name(path: Path, overrides: Mapping[str, Any]) -> str | None:
     """Return the algorithm that an override or the file names; None if neither names one.
 
     Raises:
-        ConfigError: as `read_tables`.
+        ConfigError, RunError: as `read_tables`.
     """
     name = _get_algorithm_name(read_tables(path), overrides)
     return name if isinstance(name, str) else None

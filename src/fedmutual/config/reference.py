@@ -82,7 +82,7 @@ def describe_algorithm(name: str) -> list[str]:
     name: as for the key `algorithm.name`; your own algorithm as "module:Class".
 
     Raises:
-        ConfigError: there is no such algorithm.
+        ConfigError: there is no such algorithm, or its module cannot be imported.
     """
     try:
         kind, types = find_algorithm(name), list_setting_types(name)

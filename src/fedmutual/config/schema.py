@@ -575,7 +575,7 @@ class Config(Section):
     clients: dict[str, ClientConfig] = {}
 
     def get_client_config(self, client: str) -> ClientConfig:
-        """Return the settings of one client; unset keys have the values of the federation."""
+        """Return the settings of one client. A key that is None is unset: the federation's value holds."""
         return self.clients.get(client, ClientConfig())
 
     def disclosure(self, client: str) -> Disclosure:

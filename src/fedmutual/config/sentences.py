@@ -30,7 +30,10 @@ _INNER = ("function-", "tuple[", "is-instance", "union", "float", "Schedule", "d
 def format_validation_error(
     problem: ErrorDetails, everywhere: Iterable[str], prefix: str = "", kind: type[Section] = Config
 ) -> str:
-    """Return a validation error of pydantic as one sentence. everywhere: all keys of the configuration, for suggestions."""
+    """Return a validation error of pydantic as one sentence. everywhere: all keys of the configuration, for suggestions.
+
+    prefix: the dotted key of the checked value; "": the value is the whole configuration. kind: the type of the table.
+    """
     place = _locate_key(problem)
     key = ".".join([prefix, *place] if prefix else place)
     if problem["type"] == "extra_forbidden":

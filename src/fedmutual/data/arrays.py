@@ -19,7 +19,7 @@ def read_npz(config: DataConfig) -> Source:
     """Return the data of the file data.root; its test rows are x_test and y_test, or the file data.test.
 
     Raises:
-        ConfigError: there are test rows both in x_test and in data.test.
+        ConfigError: data.root is not set, or there are test rows both in x_test and in data.test.
         DataError: a file is missing, is no npz file of plain arrays, or its arrays do not fit each other.
     """
     path = require_root(config)
@@ -40,6 +40,7 @@ def read_medmnist(config: DataConfig) -> Source:
     Raises:
         DataError: the file is missing, is no npz file of plain arrays, its arrays do not fit each other, or it holds
             volumes.
+        ConfigError: data.root is not set.
     """
     path = require_root(config)
     arrays = read_arrays(path, missing="key 'data.root' names the npz file that medmnist.com offers")
@@ -144,7 +145,9 @@ def _convert_targets(values: npt.NDArray[Any], name: str, rows: int, place: str)
 def read_arrays(
     path: Path, missing: str = "key 'data.root' or 'data.test' names it", fix: str | None = None
 ) -> ArraysByName:
-    """Return the arrays of an npz file by name. Python objects are refused: unpickling can run code.
+    """Return name -> array of an npz file, in the shapes and types of the file.
+
+    Python objects are refused, because unpickling can run code.
 
     missing: the fix in the message about a missing file. fix: the fix for a file that is no npz file of plain arrays.
 

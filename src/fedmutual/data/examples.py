@@ -49,6 +49,9 @@ class Examples(Protocol):
         """Return the examples of `rows` as a new tensor [B, *shape], channels first.
 
         uint8 pixels, or numbers that are used without a divisor.
+
+        Raises:
+            DataError: an example cannot be read; `BadRows` has a sentence for each of these examples.
         """
         ...
 
@@ -126,6 +129,7 @@ class DatasetExamples:
 
         Raises:
             BadRows: an item cannot be read, or has another shape or type than the first item.
+            DataError: the first item is not (x, y), or its x cannot be used.
         """
         examples, sentences = [], []
         if self._first_item is None:
@@ -151,13 +155,20 @@ class DatasetExamples:
         """Return a digest of the number of examples and of up to 64 evenly spaced examples.
 
         Reading all examples may take hours.
+
+        Raises:
+            DataError: as `take`.
         """
         return hashlib.sha256(
             repr(len(self)).encode() + ArrayExamples(self.take(choose_evenly(len(self), 64)).numpy()).digest()
         ).digest()
 
     def is_repeatable(self) -> bool:
-        """Return whether up to 16 items have equal inputs when they are read twice."""
+        """Return whether up to 16 items have equal inputs when they are read twice.
+
+        Raises:
+            DataError: as `take`.
+        """
         rows = choose_evenly(len(self), 16)
         return torch.equal(self.take(rows), self.take(rows))
 
@@ -200,7 +211,7 @@ def join_examples(source: Source) -> Examples:
     """Return the examples of the training part, followed by those of the test part.
 
     Raises:
-        DataError: the parts differ in shape or type.
+        DataError: the parts differ in shape or type, or their first examples cannot be read.
     """
     if source.test is None:
         return source.train.x

@@ -110,7 +110,11 @@ def load(
 
 
 def list_training_rows(config: Config, data_by_client: Mapping[str, Prepared]) -> dict[str, tuple[Prepared, Index]]:
-    """Return for each client its data, and the numbers of its training rows in them."""
+    """Return for each client its data, and the numbers of its training rows in them.
+
+    Raises:
+        UserError: the division is impossible; see `divide` and `record.restore_division`.
+    """
     if has_own_data(config):
         configs = {i: make_client_config(config, i) for i in data_by_client}
         divisions = {i: _make_division(configs[i], one.table, one.digest) for i, one in data_by_client.items()}
@@ -240,7 +244,7 @@ def _join_test_sets(config: Config, federations: Mapping[str, Federation]) -> Ch
 
 
 def get_test_rows(federation: Federation) -> Rows:
-    """Return the test set of one data set."""
+    """Return the test rows of a federation with one data set. With several data sets the test rows are `ChainedRows`."""
     assert isinstance(federation.test, Rows)  # several data sets have ChainedRows
     return federation.test
 

@@ -29,7 +29,8 @@ def read_folder(config: DataConfig, domains: bool) -> Source:
     """Return the images below data.root. `domains`: the folders above the class folders are the domains.
 
     Raises:
-        DataError: a folder has no images, or the metadata lack a file.
+        ConfigError: data.root is not set.
+        DataError: a folder is missing or has no images, the first image cannot be read, or the metadata lack a file.
     """
     root = require_root(config)
     split = config.test is None and (root / "train").is_dir() and (root / "test").is_dir()
@@ -43,7 +44,11 @@ def read_folder(config: DataConfig, domains: bool) -> Source:
 
 
 class ImageExamples:
-    """Image files that are decoded on demand to uint8 [C, H, W]: gray (C = 1) or colour (C = 3), as the first file is."""
+    """Image files that are decoded on demand to uint8 [C, H, W]: gray (C = 1) or colour (C = 3), as the first file is.
+
+    Raises:
+        BadRows: the first file cannot be read as an image.
+    """
 
     def __init__(
         self, files: Sequence[Path], root: Path, size: tuple[int, ...] | None, like: "ImageExamples | None"
@@ -113,7 +118,7 @@ def decode_image(path: Path, gray: bool, size: tuple[int, ...] | None) -> npt.ND
     """Return one image file as uint8 [C, H, W], as `ImageExamples` reads it: C = 1 if `gray`; resized to `size` if given.
 
     Raises:
-        BadRows: the file cannot be read as an image, or is in colour although `gray` is true.
+        BadRows: the file cannot be read as an image, has more than 8 bits a pixel, or is in colour although `gray` is true.
     """
     try:
         with Image.open(path) as image:
@@ -127,7 +132,7 @@ def decode_image(path: Path, gray: bool, size: tuple[int, ...] | None) -> npt.ND
 
 
 def convert_image(image: Image.Image, path: Path, gray: bool, size: tuple[int, ...] | None) -> npt.NDArray[np.uint8]:
-    """Return an opened image as uint8 [C, H, W].
+    """Return an opened image as uint8 [C, H, W]: C = 1 if `gray`, else 3. size: (H, W), or None to keep the size.
 
     Raises:
         BadRows: pixels have more than 8 bits; the message names `path`.

@@ -106,7 +106,11 @@ def match_labels(source: Source, config: DataConfig, common: bool = False) -> tu
 
 
 def list_label_names(source: Source, config: DataConfig) -> set[str]:
-    """Return the owner's names of all labels and declared classes, before data.labels renames any."""
+    """Return the owner's names of all labels and declared classes, before data.labels renames any.
+
+    Raises:
+        DataError: a label is neither a whole number nor a name, or is out of range.
+    """
     declared, encoded = _list_owner_labels([p for p in (source.train, source.test) if p is not None], source, config)
     return {*(declared or ()), *(str(n) for names, _ in encoded for n in names)}
 

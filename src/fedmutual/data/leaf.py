@@ -38,6 +38,7 @@ def read_femnist(config: DataConfig) -> Source:
 
     Raises:
         DataError: a folder or its json files are missing or damaged, or a writer has rows in one part only.
+        ConfigError: data.root is not set.
     """
     root = require_root(config)
     train, test = (_read_part(root / part) for part in ("train", "test"))

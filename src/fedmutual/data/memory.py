@@ -26,6 +26,7 @@ def make_memory_source(train: Any, test: Any, label: str | Sequence[str] | None,
 
     Raises:
         DataError: an object is no data, is empty, lacks a column, or has a feature that is missing or no number.
+        ConfigError: a torch Dataset has no length, so it can only be iterated.
     """
     if isinstance(train, Dataset):
         if test is not None and not isinstance(test, Dataset):

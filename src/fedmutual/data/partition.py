@@ -16,7 +16,7 @@ _LEAST = 40  # rows of a client in PFLlib: a quarter of them, its test rows, fil
 
 
 def iid(n: int, clients: int, rng: Stream) -> list[Index]:
-    """Return `n` rows dealt at random to the clients; client sizes differ by at most one.
+    """Return the sorted row numbers of each client: `n` rows dealt at random; client sizes differ by at most one.
 
     Raises:
         DataError: there are fewer rows than clients.
@@ -35,6 +35,8 @@ def shards(labels: npt.ArrayLike, clients: int, classes_per_client: int, rng: St
 
     No client gets two shards of one class. Where K p is no multiple of C, the stream decides which classes are cut
     into one more shard. `labels` [n]; the classes are those that occur.
+
+    The list has the sorted row numbers of each client.
 
     Raises:
         DataError: the clients cannot hold all classes, or a class has fewer rows than shards.
@@ -94,7 +96,10 @@ def deal_shards(held: Index, clients: int, per_client: int, rng: np.random.Gener
 
 
 def cut_classes(labels: Index, table: Index, rng: np.random.Generator) -> list[Index]:
-    """Return each class of `labels` [n] in equal pieces for the clients of `table` [K, C]; sizes differ by at most one."""
+    """Return each class of `labels` [n] in equal pieces for the clients of `table` [K, C]; sizes differ by at most one.
+
+    The list has the sorted positions in `labels` of each client.
+    """
     parts: list[list[Index]] = [[] for _ in table]
     for c, rows in enumerate(split_by_class(labels, table.shape[1], rng)):
         holders = rng.permutation(table[:, c].nonzero()[0])
@@ -107,6 +112,8 @@ def dirichlet(labels: npt.ArrayLike, clients: int, alpha: float, rng: Stream, mi
     """Return each class divided in proportions from Dirichlet(alpha, ..., alpha) (Hsu et al. 2019, arXiv:1909.06335).
 
     Proportions are drawn again until every client has `min_size` rows. Small alpha: clients differ much. `labels` [n].
+
+    The list has the sorted row numbers of each client.
 
     Raises:
         DataError: there are too few rows, or 10,000 draws did not give every client `min_size` rows.
@@ -141,6 +148,8 @@ def pfllib(labels: npt.ArrayLike, clients: int, alpha: float, rng: Stream) -> li
     The rule "dir" of PFLlib (Zhang et al., JMLR 2025, https://github.com/TsingZ0/PFLlib): classes are dealt one after
     the other, a client with n / K rows or more gets none of the next class, and all is drawn again until every client has
     min(40, n / K / 2) rows. `labels` [n].
+
+    The list has the sorted row numbers of each client.
 
     Raises:
         DataError: there are fewer rows than clients, or 10,000 draws did not give every client enough rows.

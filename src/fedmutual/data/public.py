@@ -79,6 +79,7 @@ def make_public_set(parts: Mapping[str, PublicPart], classes: tuple[str, ...]) -
 
     Raises:
         ConfigError: a class that nodes train on has no public example.
+        DataError: a public example cannot be read.
     """
     rows_by_client = {i: part.rows for i, part in parts.items() if part.rows is not None}
     if not rows_by_client:

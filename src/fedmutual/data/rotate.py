@@ -23,7 +23,7 @@ def make_rotated_domains(source: Source, config: Config, angles: Sequence[float]
 
     Raises:
         ConfigError: the data are no images or have domains, or the angles or per_class do not fit.
-        DataError: a class has fewer than `per_class` images.
+        DataError: a class has fewer than `per_class` images, a label is wrong (`match_labels`), or an image cannot be read.
     """
     names = [f"{angle:g}" for angle in angles]
     repeated = next((name for name in names if names.count(name) > 1), None)

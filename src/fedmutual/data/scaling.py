@@ -66,6 +66,7 @@ def make_scaling(config: DataConfig, source: Source) -> tuple[Scaling, tuple[str
 
     Raises:
         ConfigError: data.mean, std, size or augment do not fit the data.
+        DataError: one of the first examples cannot be read.
     """
     first = source.train.x.take([0])
     image = first.dim() == 4

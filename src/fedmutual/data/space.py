@@ -22,7 +22,11 @@ class Space:
 
     @property
     def targets(self) -> TargetKind:
-        """The kind of the targets."""
+        """The kind of the targets.
+
+        Raises:
+            ConfigError: there is no such task, or its module cannot be imported.
+        """
         return get_target_kind(tasks.make_task(self.task))
 
     @property

@@ -43,7 +43,11 @@ class Store(Protocol):
         ...
 
     def batches(self, plan: Iterable[Tensor]) -> Iterable[Batch]:
-        """Yield (x [B, *shape] float32, y [B]) for each index tensor [B] of the plan."""
+        """Yield (x [B, *shape] float32, y [B, ...]) for each index tensor [B] of the plan.
+
+        Raises:
+            DataError: a row cannot be read, or holds NaN or infinite values.
+        """
         ...
 
 
@@ -54,6 +58,11 @@ class ResidentStore:
     """
 
     def __init__(self, examples: Examples, labels: Targets | Index, scaling: Scaling, where: Where) -> None:
+        """Read and scale all examples. labels: the targets [N, ...].
+
+        Raises:
+            BadRows: examples cannot be read, or hold NaN or infinite values.
+        """
         self.labels, self.where = torch.from_numpy(labels), where
         shape = (len(labels), *scaling(examples.take([0])).shape[1:])
         self.x = torch.empty(shape, memory_format=torch.channels_last if len(shape) == 4 else torch.contiguous_format)
@@ -253,6 +262,9 @@ def make_store(
 
     resident: whether all examples are kept in memory; None: if they take less than 4 GiB.
     workers: the processes that read examples which are not in memory.
+
+    Raises:
+        DataError: an example cannot be read, or holds NaN or infinite values.
     """
     shape = tuple(scaling(examples.take([0])).shape[1:])
     if resident is None:

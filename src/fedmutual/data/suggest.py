@@ -203,7 +203,7 @@ def describe_suggestion(config: Config) -> list[str]:
     """Return sentences that recommend data.columns, and the setting itself; none where `suggest_columns` has none.
 
     Raises:
-        DataError: a file is missing or is no table.
+        DataError: no file can be read.
     """
     suggestion = suggest_columns(config)
     if suggestion is None:

@@ -39,7 +39,7 @@ def read_table(config: DataConfig, numbers: bool = False) -> Source:
     Raises:
         BadRows: a column is missing, or cells cannot be used; one sentence for each problem of the files.
         DataError: a file is missing or is no table.
-        ConfigError: several label columns are named, and the task learns classes.
+        ConfigError: data.root is not set; or several label columns are named, and the task learns classes.
     """
     path = require_root(config)
     if not numbers and not isinstance(config.label, str):

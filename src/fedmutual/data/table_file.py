@@ -147,7 +147,7 @@ def _read_parquet(path: Path, names: Sequence[str], text_features: Sequence[str]
 
 
 def make_text(column: "pd.Series[str]") -> "pd.Series[str]":
-    """Return the cells as text without blanks at either end; missing cells stay missing."""
+    """Return the cells [n] as text [n] without blanks at either end; missing cells stay missing."""
     text = column.map(str, na_action="ignore").astype("str").str.strip()
     return text.where(column.notna() & (text != ""))
 

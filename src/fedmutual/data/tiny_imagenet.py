@@ -21,7 +21,9 @@ def read_tiny_imagenet(config: DataConfig) -> Source:
     """Return the training images, and as test set the validation images, which alone have labels beside them.
 
     Raises:
-        DataError: a folder or the annotations are missing, or a line names no image of the folder.
+        DataError: a folder or the annotations are missing, a line names no image of the folder, or the first image cannot be
+            read.
+        ConfigError: data.root is not set.
     """
     root = require_root(config)
     train = root / "train"

@@ -19,7 +19,10 @@ class WorkerLost(RuntimeError):
 def assign_clients(costs: Mapping[str, float], workers: int) -> list[list[str]]:
     """Return the clients of each worker. Each client, largest cost first, goes to the worker with the least work.
 
-    No worker is without a client, so there may be fewer workers than `workers`.
+    This is the LPT rule (Graham, Bounds on multiprocessing timing anomalies, 1969, https://doi.org/10.1137/0117039). No
+    worker is without a client, so there may be fewer workers than `workers`.
+
+    costs: the work of each client, in any unit.
 
     >>> assign_clients({"0": 3.0, "1": 1.0, "2": 2.0, "3": 2.0}, 2)
     [['0', '1'], ['2', '3']]

@@ -35,7 +35,12 @@ class Engine(Protocol):
     def run_each(
         self, do: Callable[Concatenate[Client, ...], R], arguments: Mapping[str, tuple[Any, ...]]
     ) -> Iterator[tuple[str, R]]:
-        """Run ``do(client, *arguments[id])`` in the process of each client; yield (id, result) as clients finish."""
+        """Run ``do(client, *arguments[id])`` in the process of each client; yield (id, result) as clients finish.
+
+        Raises:
+            Exception: any exception of `do`.
+            WorkerLost: a worker died.
+        """
         ...
 
 
@@ -54,7 +59,13 @@ class Reply(NamedTuple):
 
 @flush_denormals()
 def participate(client: Client, phase: Phase, inbox: Message, declared: Spec, at: At) -> Reply:
-    """Run a phase at a client: train, then return the reply that passed the boundary checks."""
+    """Run a phase at a client: train, then return the reply that passed the boundary checks.
+
+    Raises:
+        Diverged: a loss or a weight is not finite.
+        Refused: the message or the metrics hold more than declared.
+        AlgorithmError: the user's phase raised an error.
+    """
     with raise_user_errors(phase, client.id):
         message, train = work(phase, client, inbox, at)
         return release_reply(client, phase, message, train, inbox, declared)
@@ -66,7 +77,7 @@ def release_reply(
     """Return the reply of a client after the boundary checks.
 
     Raises:
-        Refused: the message or the metrics hold more than declared.
+        Refused: the message or the metrics hold more than declared, or the message holds private data.
     """
     metrics = release_metrics(train, phase.terms, client.id) if client.metrics == "all" else {}
     # metrics.jsonl holds numbers only; an infinite loss of a network without noise must not stop a client with noise
@@ -86,6 +97,12 @@ def evaluate_client(
 
     The meme is scored as it was trained, then again with the tensors that the server sent in `inbox`. A client that does
     not share all scores writes all of them to `home`. With `keep`, the client's best personal weights are saved there.
+
+    round: from 1.
+
+    Raises:
+        Refused: the task returns a score that the task does not declare.
+        RunError: a file in `home` is damaged or cannot be written.
     """
     measured = compute_scores(client, evaluations, inbox)
     scores = tuple(measured.values())

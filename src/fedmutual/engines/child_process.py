@@ -57,6 +57,9 @@ class ChildProcess:
     """A worker process that reads requests from a pipe until the pipe closes.
 
     serve: the function that the process runs with its end of the pipe; a function of a module, so that it can be pickled.
+
+    Raises:
+        EOFError, OSError: the process does not start in three attempts.
     """
 
     def __init__(self, serve: Callable[[Connection], None]) -> None:

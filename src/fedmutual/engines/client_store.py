@@ -52,7 +52,11 @@ class ClientStore:
         self._written: dict[str, dict[str, Size]] = {}  # client -> name and shape of each tensor in its file, in order
 
     def hold(self, make: Make, ids: Sequence[str], disk: DiskStorage | None = None) -> None:
-        """Hold these clients in place of the earlier ones. They are built now, or with `disk` when they are first used."""
+        """Hold these clients in place of the earlier ones. They are built now, or with `disk` when they are first used.
+
+        Raises:
+            Exception: any exception of `make`, such as ConfigError.
+        """
         self.clear()
         self._make, self._disk = make, disk
         if disk is None:
@@ -62,6 +66,7 @@ class ClientStore:
         """Return ``do(client, *arguments)``.
 
         Raises:
+            Exception: any exception of `do`, or of `make` if the client is built now.
             RunError: a state cannot be written or read.
         """
         client = self._clients.pop(id, None) or self._load(id)

@@ -22,7 +22,10 @@ class InterleavedSteps:
         self._remaining = [(part, steps(part.phase, part.client, part.inbox, part.at), _make_stream(part)) for part in parts]
 
     def take(self, most: int | None = None) -> Iterator[tuple[PhaseInput, PhaseResult | Exception]]:
-        """Take all steps, or at most `most` of each client -> (part, result or exception), as clients finish."""
+        """Take all steps, or at most `most` of each client; yield (part, result or exception) as clients finish.
+
+        A result is (reply, the mean of each loss term over the steps). The exception of a client does not stop the others.
+        """
         taken = 0
         while self._remaining and taken != most:
             for entry in list(self._remaining):

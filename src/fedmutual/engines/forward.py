@@ -15,7 +15,11 @@ Forward = Callable[[Any, Any, Batch, Message], Message]
 
 
 def compute_stacked_loss(phase: Phase, skeletons: Mapping[str, nn.Module], like: Client, work: Work) -> Forward:
-    """Return the phase's loss as a function for many clients at once. work: takes the forward passes of one step."""
+    """Return the phase's loss as a function for many clients at once.
+
+    skeletons: net name -> module, whose weights the function replaces. like: a client with the settings of all clients.
+    work: receives the forward passes of one step of a client, in `work.forwards`.
+    """
     heads = {n: find_head(net) for n, net in skeletons.items()}
 
     def loss(params: Any, rest: Any, batch: Batch, const: Message) -> Message:

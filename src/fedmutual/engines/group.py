@@ -43,7 +43,7 @@ class Group:
         self._stacks = {net: Stack(clients, net) for net in clients[0].nets}
 
     def begin(self, parts: Sequence[PhaseInput]) -> "Steps | None":
-        """Begin a phase for these clients. None if the constants of their losses differ in shape."""
+        """Begin a phase for these clients; return its steps. None if the constants of their losses differ in shape."""
         consts, before = [], [{k: v.clone() for k, v in part.client.memory.items()} for part in parts]
         for part in parts:
             ready(part.phase, part.client, part.at)
@@ -69,7 +69,10 @@ class Group:
         return self._forwards[key]
 
     def run(self, parts: Sequence[PhaseInput], steps: "Steps") -> Iterator[tuple[Client, Callable[[], Reply]]]:
-        """Run the phase that `begin` began -> (client, function that returns the client's reply)."""
+        """Run the phase that `begin` began; yield (client, function that returns the client's reply).
+
+        The function raises Diverged if a loss or a weight is not finite, and Refused as `release_reply`.
+        """
         steps.take(plan_batches(parts))
         for i, part in enumerate(parts):
             if steps.took[i]:
@@ -90,7 +93,8 @@ def _make_reply(part: PhaseInput, curves: Message) -> Reply:
 class Steps:
     """The local steps of a phase for some clients of a group: in each step, clients with equal batch shapes step together.
 
-    `took` has the number of steps of each client so far, in the order of the phase's clients.
+    `took` has the number of steps of each client so far, in the order of the phase's clients. `numbers` are the positions of
+    these clients in the stacks; `const` and `memory` hold tensors [k, ...] with a row for each of the k clients.
     """
 
     def __init__(
@@ -131,7 +135,7 @@ class Steps:
         return {k: v[i] for k, v in self._memory.items()}
 
     def read_curves(self) -> list[Message]:
-        """Return each client's loss terms over its steps. Only here the CPU waits for the device."""
+        """Return each client's loss terms over its S steps, [S] on the CPU. Only here the CPU waits for the device."""
         clients = torch.tensor([i for members, _ in self._log for i in members])
         names = self._log[0][1] if self._log else ()
         values = {name: torch.cat([terms[name] for _, terms in self._log]).cpu() for name in names}

@@ -23,9 +23,12 @@ class Handover(NamedTuple):
 def begin_phase(
     client: Client, phase: Phase, inbox: Message, declared: Spec, at: At, share: float = 1.0
 ) -> Handover | Reply:
-    """Take the first steps of a phase, about this share of them.
+    """Take the first steps of a phase, about this share of them, and return what another worker needs for the rest.
 
-    Return the reply if the share is 1, or if the phase cannot be handed over.
+    Return the reply if the share is 1, or if the phase cannot be handed over. share: in (0, 1].
+
+    Raises:
+        Diverged, Refused, AlgorithmError: as `participate`.
     """
     count = with_client_settings(phase, client).count_steps(client)
     if share == 1.0 or count is None or not _can_hand_over(client):
@@ -45,7 +48,11 @@ def begin_phase(
 
 @flush_denormals()
 def end_phase(client: Client, phase: Phase, inbox: Message, declared: Spec, at: At, handover: Handover) -> Reply:
-    """Take the other steps of a phase that another worker began; return the reply."""
+    """Take the other steps of a phase that another worker began; return the reply.
+
+    Raises:
+        Diverged, Refused, AlgorithmError: as `participate`.
+    """
     with raise_user_errors(phase, client.id):
         restore_client(client, handover.state)
         message, train = work(phase, client, inbox, at, handover.progress)

@@ -79,7 +79,9 @@ def generate_rounds(
     judge: scores the shared model at the server; None: it is not scored there.
 
     Raises:
-        Exception: any exception of a client, and KeyboardInterrupt; observers receive `Failed` first.
+        Exception: any exception of a client or an observer, and KeyboardInterrupt; observers receive `Failed` first.
+        AlgorithmError: a phase that the user wrote raised an error, or returned something that cannot be used.
+        Paused: an observer stopped the rounds; observers do not receive `Failed`.
     """
 
     def report(event: Event) -> None:
@@ -216,7 +218,11 @@ def _get_inbox(plan: RoundPlan, server: Message, to: str, at: At) -> Message:
 
 
 def draw_participants(clients: Sequence[str], fraction: float, at: At) -> tuple[str, ...]:
-    """Return the clients that take part in a round: a random fraction, at least one. All phases of a round draw equally."""
+    """Return the clients that take part in a round, in the order of `clients`: a random fraction, at least one.
+
+    This is the sampling of FedAvg (McMahan et al. 2017, https://arxiv.org/abs/1602.05629, Algorithm 1). All phases of a
+    round draw equally. fraction: in (0, 1].
+    """
     count = max(1, round(fraction * len(clients)))
     drawn = torch.randperm(len(clients), generator=At(at.seed, at.round, at.rounds).rng("participants"))[:count]
     return tuple(clients[i] for i in sorted(drawn.tolist()))

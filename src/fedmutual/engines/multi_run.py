@@ -29,7 +29,11 @@ class RunScheduler:
         self._unread: dict[RunEngine, list[str]] = {engine: [] for engine in self._engines}
 
     def train(self, works: Sequence[Callable[["RunEngine"], Training]]) -> list[BaseException | None]:
-        """Train each run with its engine to its end -> the exception of each; None: finished. Ctrl-C stops all runs."""
+        """Train each run with its engine to its end; return the exception of each run, None for a finished run.
+
+        Raises:
+            KeyboardInterrupt: the user stopped all runs with Ctrl-C.
+        """
         trainings = {engine: work(engine) for engine, work in zip(self._engines, works, strict=True)}
         problems: dict[RunEngine, BaseException] = {}
         replies: dict[RunEngine, RunPhase] = {}

@@ -38,6 +38,7 @@ class Processes:
     disk: where the states of clients that are not in memory are stored; None: all clients stay in memory.
 
     Raises:
+        ConfigError: a client cannot be built.
         Unportable: the data, networks or algorithm cannot be sent to another process.
         WorkerLost: a worker process died. The engine must then be closed.
     """

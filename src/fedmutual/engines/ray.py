@@ -34,7 +34,7 @@ class Cluster:
         memory.
 
     Raises:
-        ConfigError: Ray is not installed, does not answer, or has too few free resources.
+        ConfigError: Ray is not installed, does not answer, or has too few free resources; or a client cannot be built.
         Unportable: the data, networks or algorithm cannot be sent to another process.
         WorkerLost: a worker or its node died. The engine must then be closed.
     """

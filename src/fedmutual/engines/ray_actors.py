@@ -28,7 +28,7 @@ class ClientActor:
         return f"worker process {os.getpid()} on node {import_ray().util.get_node_ip_address()}"
 
     def answer(self, request: bytes, make: bytes = b"") -> Iterator[bytes]:
-        """Carry out a packed request -> packed replies, as `answer_request`."""
+        """Carry out a packed request; yield packed replies, as `answer_request`."""
         for reply in answer_request(request, self._clients, make, self._path):
             yield bytes(pack_payload(reply))
 
@@ -47,12 +47,20 @@ class Worker:
     clients: tuple[str, ...] = ()
 
     def host_clients(self, make: Any, ids: Sequence[str], threads: int = 1, disk: DiskStorage | None = None) -> Any:
-        """Ask the actor to build and hold clients -> the stream of its reply. make: a reference to the pickled `Make`."""
+        """Ask the actor to build and hold clients; return the stream of the reply.
+
+        make: a reference to the pickled `Make`.
+        """
         self.clients = tuple(ids)
         return self.actor.answer.remote(bytes(pack_payload(make_host_request(0, b"", ids, threads, disk))), make)
 
     def wait_for(self, reference: Any) -> Any:
-        """Return the value of a reference. Raises WorkerLost if the worker or its node died."""
+        """Return the value of a reference.
+
+        Raises:
+            WorkerLost: the worker or its node died, or cannot be reached.
+            RayTaskError: the actor raised an exception, and is alive.
+        """
         try:
             return self.ray.get(reference)
         except self.ray.exceptions.RayTaskError:  # the worker is alive

@@ -74,7 +74,7 @@ def connect_to_cluster(ray: Any, address: str) -> None:
 
 
 def identify_session(ray: Any) -> tuple[str, str]:
-    """Return a value that differs between connections to clusters."""
+    """Return (address, job id) of this process's connection to a cluster; ("", "") without a connection."""
     if not ray.is_initialized():
         return "", ""
     about = ray.get_runtime_context()

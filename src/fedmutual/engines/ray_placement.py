@@ -70,7 +70,7 @@ class Reservation:
         """Reserve resources, and start workers spread over the nodes.
 
         Raises:
-            ConfigError: the cluster has too few free resources, or workers do not start.
+            ConfigError: the cluster has too few free resources or no GPU, or workers do not start.
         """
         count = min(self.most_workers, clients)
         share = {"CPU": self.request.threads} | choose_gpu_share(self.ray, self.request.gpus, count)
@@ -118,7 +118,7 @@ def take_reservation(request: ResourceRequest, clients: int) -> Reservation:
     """Return the kept reservation if it meets the request, or make one.
 
     Raises:
-        ConfigError: Ray is not installed, does not answer, or has too few free resources.
+        ConfigError: Ray is not installed, does not answer, or has too few free resources; or workers do not start.
     """
     while kept_reservations:
         reservation = kept_reservations.pop()

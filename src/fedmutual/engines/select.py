@@ -38,7 +38,7 @@ def choose_engine(
     """Return the engine with this name, or for "auto" the engine that suits the work and the machine.
 
     workers: as configured; None: one worker per core.
-    work: of each client in a round, if one process does all work.
+    work: of each client in the whole run.
     stackable: whether clients may be stepped in one stack; False where the gradient of each example is clipped.
     """
     cores = count_cores()
@@ -76,7 +76,7 @@ def open_engine(
     If "auto" chose an engine that cannot hold these clients, the engine "inprocess" is opened.
 
     Raises:
-        ConfigError: the engine cannot hold these clients.
+        ConfigError: the engine cannot hold these clients, or a client cannot be built.
         WorkerLost: a worker died while it built its clients.
     """
     costs = {i: w.seconds for i, w in work.items()}

@@ -106,7 +106,7 @@ class Stack:
                 optimizer.state[parameter] = state
 
     def take(self, rows: StackRows) -> tuple[Message, Message]:
-        """Return (trainable parameters, other tensors) of these clients. `step` writes them back."""
+        """Return (trainable parameters, other tensors) [k, ...] of these k clients. `step` writes them back."""
         if rows.index_tensor is None:
             return self.params, self.rest
         params = {k: rows.take(p.detach()).requires_grad_() for k, p in self.params.items()}

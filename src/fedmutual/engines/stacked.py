@@ -60,7 +60,10 @@ class Stacker:
     def participate(
         self, requests: Sequence[tuple[Client, tuple[Any, ...]]]
     ) -> Iterator[tuple[Client, Callable[[], Reply]]]:
-        """As `base.participate` for each client with its arguments -> (client, function that returns the reply)."""
+        """Run `base.participate` for each client with its arguments; yield (client, function that returns the reply).
+
+        The function raises Diverged, Refused or the exception of the client's phase.
+        """
         remaining = {id(client): (client, values) for client, values in requests}
         for group in self._groups:
             parts = [_make_part(*remaining[id(client)]) for client in group.clients if id(client) in remaining]

@@ -32,7 +32,11 @@ def make_user_error(problem: BaseException, phase: Phase | None = None, client: 
 
 @contextmanager
 def raise_user_errors(phase: Phase, client: str) -> Iterator[None]:
-    """Raise an exception in the block, which runs a phase at a client, as `make_user_error` describes the exception."""
+    """Describe an exception in the block, which runs a phase at a client, as `make_user_error` does.
+
+    Raises:
+        AlgorithmError: the exception is of a phase that the user wrote. Other exceptions pass unchanged.
+    """
     try:
         yield
     except Exception as problem:

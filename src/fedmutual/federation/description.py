@@ -22,7 +22,10 @@ from fedmutual.rundir.schema import (
 
 
 def describe_run(environment: Environment, experiment: Experiment, sizes: Mapping[str, Mapping[str, int]]) -> Environment:
-    """Return an environment with the method, networks and clients of a run. sizes: parameters of each client's networks."""
+    """Return an environment with the method, networks and clients of a run.
+
+    sizes: client -> network name -> number of parameters.
+    """
     personal = {i: n["personal"] for i, n in sizes.items() if "personal" in n and not experiment.pooled}
     networks = {
         i: RecordedNetwork(

@@ -15,7 +15,10 @@ _WEIGHTS = 20  # the weights are 0, 1/20, ..., 1
 
 
 class Ensemble(nn.Module):
-    """w p_personal + (1 - w) p_shared, as log-probabilities [B, C]: their softmax is the mixture."""
+    """w p_personal + (1 - w) p_shared, as log-probabilities [B, C]: their softmax is the mixture.
+
+    Source: near FedAPEN, Qin et al., 2023, https://doi.org/10.1145/3580305.3599344; here w is chosen on hold-out rows.
+    """
 
     def __init__(self, personal: nn.Module, shared: nn.Module, weight: float) -> None:
         """weight: w, of the personal network, 0 to 1."""
@@ -23,7 +26,7 @@ class Ensemble(nn.Module):
         self.personal, self.shared, self.weight = personal, shared, weight
 
     def forward(self, x: Tensor) -> Tensor:
-        """Inputs [B, ...] -> log-probabilities [B, C]."""
+        """Return the log-probabilities [B, C] for inputs x [B, ...]."""
         return mix_log_probabilities(self.personal(x).log_softmax(1), self.shared(x).log_softmax(1), self.weight)
 
 
@@ -34,7 +37,9 @@ def mix_log_probabilities(personal: Tensor, shared: Tensor, weight: float) -> Te
 
 
 def choose_weight(personal: Tensor, shared: Tensor, target: Tensor) -> float:
-    """Return the weight with the smallest mean negative log-likelihood; among equal weights the nearest to 1/2.
+    """Return the personal network's weight in [0, 1], a multiple of 1/20, with the smallest mean negative log-likelihood.
+
+    Of equally good weights, the nearest to 1/2 is returned.
 
     personal, shared: logits [N, C] on rows that no network was trained on; target: their classes int64 [N].
     """

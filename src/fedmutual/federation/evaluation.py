@@ -31,7 +31,12 @@ class EvalSpec(NamedTuple):
 
 
 def compute_scores(client: Client, evaluations: tuple[EvalSpec, ...], inbox: Message) -> dict[EvalSpec, Score]:
-    """Return spec -> all its scores; the client's copy of the shared model is scored before the server's replaces it."""
+    """Return spec -> all its scores; the client's copy of the shared model is scored before the server's replaces it.
+
+    Raises:
+        Refused: the task returns a score that `tells` does not declare, or a score of a wrong type.
+        DataError: a row cannot be read.
+    """
     task, nets = Classification() if client.task is None else client.task, dict(client.nets)
 
     def scored(e: EvalSpec) -> Score:
@@ -78,7 +83,11 @@ def forward_in_parts(net: nn.Module, x: Tensor) -> Tensor:
 @flush_denormals()
 @torch.no_grad()
 def compute_outputs(net: nn.Module, data: Data) -> tuple[Tensor, Tensor]:
-    """Return (a net's outputs over all rows [N, C, ...] in eval mode, their targets [N, ...])."""
+    """Return (a net's outputs over all rows [N, C, ...] in eval mode, their targets [N, ...]).
+
+    Raises:
+        DataError: a row cannot be read.
+    """
     net.eval()
     outputs: list[Tensor] = []
     targets: list[Tensor] = []
@@ -91,6 +100,11 @@ def compute_outputs(net: nn.Module, data: Data) -> tuple[Tensor, Tensor]:
 @flush_denormals()
 @torch.no_grad()
 def score(net: nn.Module, data: Data, task: Task, owner: str = "the server") -> Scores:
-    """Return a net's scores over all rows in eval mode: the scores that the task declares."""
+    """Return a net's scores over all rows in eval mode: the scores that the task declares.
+
+    Raises:
+        Refused: the task returns a score that `tells` does not declare, or a score of a wrong type.
+        DataError: a row cannot be read.
+    """
     output, target = compute_outputs(net, data)
     return release_metrics(task.score(output, target), task.tells, owner, width=output.shape[1])

@@ -89,6 +89,9 @@ def list_evaluations(
 
     The personal net is scored on all rows. The shared model is scored on rows of the client's own data; if clients are
     domains, on all rows. The ensemble of both is scored on all rows but the hold-out rows, which choose its weight.
+
+    known: the names of the client's rows. complete: whether the server holds all tensors of the shared model.
+    copies, ensemble: the keys `records.copies` and `records.ensemble`.
     """
     names = list(known)
     client_kinds = [kind for kind in EVALUATION_KINDS if kind in names]
@@ -109,7 +112,10 @@ def list_evaluations(
 
 
 def list_pooled_evaluations(known: Iterable[str]) -> Iterable[EvalSpec]:
-    """Yield the evaluations of the method `centralised`; the score of its only net is the score of the shared model."""
+    """Yield the evaluations of the method `centralised`; the score of its only net is the score of the shared model.
+
+    known: the names of the rows, as `pool_rows` returns them.
+    """
     yield EvalSpec("personal", "test", "global", None, "test")
     for rows in known:
         kind, _, of = rows.partition(" of ")

@@ -60,17 +60,23 @@ class Experiment:
 
     @cached_property
     def noised(self) -> frozenset[str]:
-        """The networks that are trained with noise (`privacy.nets`)."""
+        """The networks that are trained with noise (`privacy.nets`).
+
+        Raises:
+            ConfigError: messages of a network without noise would leave.
+        """
         return rules.list_noised_nets(self.config, self.algorithm, self.make_server_state(), self.pooled)
 
     def make_server_state(self, members: Sequence[str] | None = None) -> Message:
-        """Return the server's first state: the shared tensors, the agreed public seed set or the proxies, or the state that
-        the algorithm begins with; empty if there is none.
+        """Return the server's first state; empty if the algorithm needs none.
+
+        The state holds the shared tensors, the facts about the public seed set or the proxies, or the state that the
+        algorithm begins with.
 
         members: all participants; give them at a real site, which has one client only.
 
         Raises:
-            ConfigError: the state that the algorithm begins with cannot be built.
+            ConfigError: the shared network, or the state that the algorithm begins with, cannot be built.
         """
         outputs, scores = self.data.space.outputs, self.algorithm.scores
         if self.seeds is not None:
@@ -99,8 +105,9 @@ class Experiment:
         """Return a client's networks by name, as before round 1, without optimisers, which import `torch._dynamo`.
 
         Raises:
-            ConfigError: a network cannot be trained: none of its parameters is trainable, or the client's batches hold one
-                example and the network needs more; or noise cannot be added to the training of these networks and rows.
+            ConfigError: a network cannot be built. Or a network cannot be trained: none of its parameters is trainable, or
+                the client's batches hold one example and the network needs more. Or noise cannot be added to the training
+                of these networks and rows.
         """
         nets, client_config, private = (
             self.nets.build_for(id),
@@ -158,7 +165,11 @@ class Experiment:
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
 
     def estimate_work(self) -> dict[str, Workload]:
-        """Return the work of each client, estimated from the arithmetic of its networks."""
+        """Return the work of each client in the whole run, estimated from the arithmetic of its networks.
+
+        Raises:
+            ConfigError: a network cannot be built.
+        """
         costs, work = self.nets.measure_costs(), {}
         optimizer = self.config.optimizer
         slots = 2 + optimizer.amsgrad if optimizer.name != "sgd" else int(optimizer.momentum > 0)
@@ -183,7 +194,11 @@ class Experiment:
         return steps + (exchanged > 0), steps * min(batch, rows) + exchanged
 
     def make_plan(self, homes: Mapping[str, Path], notes: tuple[str, ...] = ()) -> RoundPlan:
-        """Return the plan for the round loop. notes: remarks that follow those of the settings and the data."""
+        """Return the plan for the round loop. notes: remarks that follow those of the settings and the data.
+
+        Raises:
+            ConfigError: a network cannot be built.
+        """
         config = self.config
         return RoundPlan(
             algorithm=self.algorithm,
@@ -209,7 +224,10 @@ class Experiment:
         )
 
     def make_judge(self) -> Judge | None:
-        """Return the function that scores the complete shared model on the test set; None if there is no such score."""
+        """Return the function that scores the complete shared model on the test set; None if there is no such score.
+
+        The function raises Refused if the task returns a score that the task does not declare.
+        """
         learned = {space.task for space in self.data.spaces.values()}
         if not self.nets.complete or self.pooled or self.data.test is None or len(learned) > 1 or self._holdout_only:
             return None
@@ -233,7 +251,7 @@ class Experiment:
         return {name: rows.to(self.device) for name, rows in views.items()}
 
     def list_leaves(self) -> dict[str, dict[str, tuple[str, list[int]]]]:
-        """Return all tensors that may leave a client: phase -> name -> (dtype, shape)."""
+        """Return all tensors that may leave a client: phase -> name -> (dtype, shape), for example ("float32", [64, 10])."""
         return list_leaves(self.algorithm, self.make_server_state())
 
     def list_evaluations(self, id: str) -> Iterable[EvalSpec]:
@@ -292,7 +310,10 @@ class Experiment:
 
 
 def list_leaves(algorithm: Algorithm, server: Message) -> dict[str, dict[str, tuple[str, list[int]]]]:
-    """Return all tensors that may leave a client: phase -> name -> (dtype, shape). server: the server's first state."""
+    """Return all tensors that may leave a client: phase -> name -> (dtype, shape), for example ("float32", [64, 10]).
+
+    A phase is named by its class, in lower case. server: the server's first state.
+    """
     return {
         type(phase).__name__.lower(): {
             name: (str(dtype).removeprefix("torch."), list(shape)) for name, (dtype, shape) in phase.leaves(server).items()

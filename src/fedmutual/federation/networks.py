@@ -60,12 +60,16 @@ class Networks:
 
     @property
     def complete(self) -> bool:
-        """Whether the server holds all tensors of the shared model."""
+        """Whether the server holds all tensors of the shared model. Raises ConfigError as `crossing`."""
         return "global" in self.scores and len(self.crossing) == len(self.shared.state_dict())
 
     @cached_property
     def shared(self) -> nn.Module:
-        """The shared architecture with the server's first weights, for the first client's inputs and classes."""
+        """The shared architecture with the server's first weights, for the first client's inputs and classes.
+
+        Raises:
+            ConfigError: the network cannot be built, or the run in `model.weights` shares another network.
+        """
         net = self.build_shared(self.data.space)
         if self.begun is not None:
             _begin(net, self.begun, self._list_exchanged(net), self.config.model.weights)
@@ -73,12 +77,16 @@ class Networks:
 
     @cached_property
     def crossing(self) -> tuple[str, ...]:
-        """The names of the shared network's tensors that clients and server exchange."""
+        """The names of the shared network's tensors that clients and server exchange.
+
+        Raises:
+            ConfigError: as `shared`; or `model.part` or `model.batchnorm` does not fit the network.
+        """
         return self._list_exchanged(self.shared)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Remarks for the user about the networks."""
+        """Remarks for the user about the networks. Raises ConfigError if a network cannot be built."""
         remarks = []
         if self.forks and self.config.model.batchnorm != "average" and not _list_norm_layers(self.shared):
             name = self.config.model.shared
@@ -103,7 +111,11 @@ class Networks:
                     )
 
     def get_shared_state(self) -> Message:
-        """Return the exchanged tensors with the server's values before round 1."""
+        """Return the exchanged tensors with the server's values before round 1, on the CPU.
+
+        Raises:
+            ConfigError: as `crossing`.
+        """
         state = self.shared.state_dict()
         return {k: state[k].detach().to("cpu", copy=True).contiguous() for k in self.crossing}
 
@@ -141,7 +153,11 @@ class Networks:
         return weights.description if weights else "random weights"
 
     def build_shared(self, space: Space) -> nn.Module:
-        """Return the complete shared architecture with the weights that all clients share."""
+        """Return the complete shared architecture with the weights that all clients share.
+
+        Raises:
+            ConfigError: the network cannot be built, or does not fit the inputs and outputs of `space`.
+        """
         at, name = At(self.config.seed, -1, self.config.rounds), self.config.model.shared
         return self._build_net(name, space, at.rng("model", "shared"), "model.shared", self._find_weights(name))
 
@@ -173,7 +189,7 @@ class Networks:
         return net.to(memory_format=torch.channels_last) if self.device.type == "cpu" else net.to(self.device)
 
     def measure_costs(self) -> dict[str, NetworkCost]:
-        """Return the cost of all networks of each client together."""
+        """Return the cost of all networks of each client together. Raises ConfigError if a network cannot be built."""
         counted, costs = dict[tuple[str, Any], NetworkCost](), {}
         for client in self.clients:
             networks, space = self.name_architectures(client).values(), self.get_space(client)

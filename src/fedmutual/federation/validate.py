@@ -36,7 +36,10 @@ def check_clients(config: Config, data: Federation) -> None:
 
 
 def check_experiment(experiment: Experiment) -> None:
-    """Raise ConfigError if an extra is not installed, or if the networks, the shared model or the public data do not fit."""
+    """Raise ConfigError if an extra is not installed, or if the parts of an experiment do not fit.
+
+    The parts are the networks, the shared model, the public data, the hold-out rows and the settings of privacy.
+    """
     trackers.check_installed(experiment.config.records)
     _check_holdout(experiment)
     _check_ensemble(experiment)
@@ -112,7 +115,7 @@ def _check_public(experiment: Experiment) -> None:
 
 
 def check_enough(use: Public, rows: Mapping[str, int]) -> None:
-    """Raise ConfigError if there are fewer public examples than algorithm.public_batch. rows: examples of each client."""
+    """Raise ConfigError if there are fewer public examples than algorithm.public_batch. rows: client -> its examples."""
     owner, count = "there are", sum(rows.values())
     if use.of_sender:
         least = min(rows, key=lambda i: rows[i])

@@ -16,8 +16,10 @@ def cnn1(shape: tuple[int, ...], classes: int) -> nn.Module:
 
     Pooling comes before ReLU: the output is equal (see lenet5), and the computation is faster.
 
+    Source: Shen et al., 2020, https://arxiv.org/abs/2006.16765.
+
     Raises:
-        ValueError: the images are smaller than 4 x 4.
+        ValueError: the examples are not images, or the images are smaller than 4 x 4.
     """
     channels, height, width = parse_image_shape(shape, least=4)
     features = make_sequential(

@@ -18,6 +18,8 @@ def conv1d(shape: tuple[int, ...], classes: int) -> nn.Module:
     Arrays [examples, channels, time] are examples of the shape (1, channels, time); rows of a table (time,) are series of
     one channel. The number of parameters does not depend on the length of the series.
 
+    Source: a smaller form of the network of Wang et al., 2017, https://arxiv.org/abs/1611.06455.
+
     Raises:
         ValueError: the examples are no series, or shorter than two steps. The message continues a sentence that begins with
             the network.

@@ -20,8 +20,11 @@ def lenet5(shape: tuple[int, ...], classes: int) -> nn.Module:
 
     Pooling comes before ReLU: the output is equal, because ReLU is monotone, with a quarter of the ReLUs.
 
+    Source: LeCun et al., 1998, https://doi.org/10.1109/5.726791, Figure 2.
+
     Raises:
-        ValueError: the images are smaller than 12 x 12 (12 + 4 - 4, halved, - 4, halved, leaves 1).
+        ValueError: the examples are not images, or the images are smaller than 12 x 12 (12 + 4 - 4, halved, - 4, halved,
+            leaves 1).
     """
     return _make_lenet5(shape, classes, "relu", lambda n: {f"pool{n}": MaxPool(), f"relu{n}": nn.ReLU()})
 
@@ -30,7 +33,7 @@ def lenet5_bn(shape: tuple[int, ...], classes: int) -> nn.Module:
     """Return `lenet5` with BatchNorm after each convolution: images [B, c, H, W] -> logits [B, C].
 
     Raises:
-        ValueError: the images are smaller than 12 x 12.
+        ValueError: the examples are not images, or the images are smaller than 12 x 12.
     """
 
     def make_pool(n: int) -> dict[str, nn.Module]:
@@ -42,8 +45,10 @@ def lenet5_bn(shape: tuple[int, ...], classes: int) -> nn.Module:
 def lenet5_tanh(shape: tuple[int, ...], classes: int) -> nn.Module:
     """Return LeNet5 with tanh, then average pooling of 2 x 2: images [B, c, H, W] -> logits [B, C].
 
+    Source: LeCun et al., 1998, https://doi.org/10.1109/5.726791, Figure 2.
+
     Raises:
-        ValueError: the images are smaller than 12 x 12.
+        ValueError: the examples are not images, or the images are smaller than 12 x 12.
     """
     return _make_lenet5(shape, classes, "tanh", lambda n: {f"tanh{n}": nn.Tanh(), f"pool{n}": nn.AvgPool2d(2)})
 

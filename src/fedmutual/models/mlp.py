@@ -14,7 +14,10 @@ HIDDEN = 200
 
 
 def mlp(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Return F-200-200-C with ReLU, for examples of any shape with F values: [B, *shape] -> logits [B, C]."""
+    """Return F-200-200-C with ReLU, for examples of any shape with F values: [B, *shape] -> logits [B, C].
+
+    Source: McMahan et al., 2017, https://arxiv.org/abs/1602.05629, section 3 (2NN).
+    """
     features = make_sequential(
         flatten=nn.Flatten(),
         fc1=nn.Linear(math.prod(shape), HIDDEN),

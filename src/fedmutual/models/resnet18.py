@@ -14,7 +14,15 @@ GROUPS = 32  # of channels, in a GroupNorm layer (Wu and He, 2018, https://arxiv
 
 
 def resnet18_gn(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Return `resnet18` with GroupNorm instead of BatchNorm: no example's output depends on the rest of its batch."""
+    """Return `resnet18` with GroupNorm instead of BatchNorm: images [B, c, H, W] -> logits [B, C].
+
+    No example's output depends on the other examples of its batch.
+
+    Source of GroupNorm: Wu and He, 2018, https://arxiv.org/abs/1803.08494.
+
+    Raises:
+        ValueError: the examples are not images.
+    """
     return resnet18(shape, classes, partial(nn.GroupNorm, GROUPS))
 
 
@@ -22,6 +30,8 @@ def resnet18(shape: tuple[int, ...], classes: int, norm: Callable[[int], nn.Modu
     """Return four stages of two basic blocks, 64 to 512 channels: images [B, c, H, W] of any size -> logits [B, C].
 
     Layers keep torchvision's names, below ``features.`` and ``classifier.``
+
+    Source: He et al., 2016, https://arxiv.org/abs/1512.03385.
 
     Raises:
         ValueError: the examples are not images.

@@ -108,6 +108,8 @@ def splice(
             `shape` and `classes`.
         rng: the stream for the adaptor's initial weights.
 
+    Source: Shen et al., 2020, https://arxiv.org/abs/2006.16765, section on objective heterogeneity.
+
     Raises:
         ConfigError: an adaptor cannot be inferred, cannot be made, or does not fit.
     """

@@ -34,6 +34,8 @@ class UNetFeatures(nn.Module):
 def unet(shape: tuple[int, ...], classes: int) -> nn.Module:
     """Return a U-Net of two levels with 16 and 32 channels: images [B, channels, H, W] -> logits [B, classes, H, W].
 
+    Source: a smaller form of the network of Ronneberger et al., 2015, https://arxiv.org/abs/1505.04597.
+
     Raises:
         ValueError: the examples are no images, or a side is odd. The message continues a sentence that begins with the
             network.

@@ -109,6 +109,9 @@ def find_sigma(target: float, rate: float, count: int, delta: float, accountant:
 def compute_epsilon(history: tuple[tuple[float, float, int], ...], delta: float, accountant: Accountant) -> float:
     """Return epsilon at delta of a history of (sigma, rate, steps); may be below 0.
 
+    Source: of "rdp" Mironov et al., 2019, https://arxiv.org/abs/1908.10530; of "prv" Gopi et al., 2021,
+    https://arxiv.org/abs/2106.02848.
+
     Raises:
         ConfigError: the extra is missing, or the accountant "prv" cannot compute epsilon.
     """

@@ -55,15 +55,30 @@ class PrivacyBudget:
 
     @property
     def spent(self) -> float:
-        """The epsilon that the site has spent, over all federations and data sets."""
+        """The epsilon that the site has spent, over all federations and data sets; 0 before the first phase.
+
+        Raises:
+            RunError: a ledger is damaged or cannot be read.
+            ConfigError: the extra `privacy` is missing.
+        """
         return self._compute_total(map(_parse_steps, self._read_all_lines()))
 
     def compute_epsilon_with(self, planned: NoisedSteps) -> float:
-        """Return the epsilon of the site after these additional steps. Nothing is written."""
+        """Return the epsilon of the site after these additional steps. Nothing is written.
+
+        Raises:
+            RunError, ConfigError: as `spent`.
+        """
         return self._compute_total([*map(_parse_steps, self._read_all_lines()), planned])
 
     def sum_up_federation(self) -> dict[str, float]:
-        """Return the epsilon, the number of steps and the last sampling rate of this federation on these data."""
+        """Return the "epsilon", the number of "steps" and the "rate" of this federation on these data.
+
+        The rate is the last sampling rate, a fraction in [0, 1]. Without steps all three are 0.
+
+        Raises:
+            RunError, ConfigError: as `spent`.
+        """
         federation_steps = [_parse_steps(line) for line in self._read_lines() if line.federation == self._federation]
         rate = federation_steps[-1].rate if federation_steps else 0.0
         return {
@@ -77,7 +92,9 @@ class PrivacyBudget:
 
         Raises:
             BudgetExceeded: the total would exceed the budget. Nothing is written.
-            RunError: the ledger is damaged, or cannot be written.
+            RunError: a ledger is damaged, has another unit, or cannot be written; or another federation of this site holds
+                the lock for more than 60 seconds.
+            ConfigError: the extra `privacy` is missing.
         """
         line = BudgetLine(
             label=release.label,

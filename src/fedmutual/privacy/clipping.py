@@ -37,6 +37,8 @@ def compute_clipped_sum(job: ClippingJob, batch: Batch, units: Tensor | None) ->
     """Return ("net.name" -> float64 sum of the units' clipped gradients, loss term -> sum over the rows).
 
     batch: at least one row. units: each row's unit [B]; None: each row is a unit.
+
+    Source: Abadi et al., 2016, https://arxiv.org/abs/1607.00133, Algorithm 1.
     """
     if units is None and all(map(layers.is_plain, job.nets.values())):
         try:

@@ -43,7 +43,11 @@ def digest_phase(phase: Phase, client: Client, inbox: Message, at: At, noise: tu
 
 
 def digest_rows(rows: Data, units: Units) -> str:
-    """Return a hex digest of all rows, their groups and the kind of augmentation."""
+    """Return a hex digest of all rows, their groups and the kind of augmentation.
+
+    Raises:
+        DataError: a row cannot be read.
+    """
     augment = type(getattr(rows, "augment", None))
     digest = hashlib.sha256(b"" if units.codes is None else units.codes.tobytes())
     digest.update(f"{augment.__module__}.{augment.__qualname__}".encode())

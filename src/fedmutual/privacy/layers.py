@@ -64,8 +64,12 @@ def make_known_network(x: Tensor, output: Tensor) -> Net:
 
 
 class Tape:
-    """A network's forward pass over a batch, with the input of each trainable layer; `backward` adds the output "
-    "gradients."""
+    """A network's forward pass over a batch, with the input of each trainable layer.
+
+    `backward` adds the gradients of the layers' outputs; `weighted_sum` is called after `backward`.
+
+    Source: Goodfellow, 2015, https://arxiv.org/abs/1510.01799; Bu et al., 2022, https://arxiv.org/abs/2210.00038.
+    """
 
     def __init__(self, net: nn.Module, x: Tensor) -> None:
         self._net = net

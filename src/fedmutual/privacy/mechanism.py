@@ -38,6 +38,8 @@ class Mechanism:
     """Clips and noises one client's steps on private rows. This is the `Privacy` of the core.
 
     `spend` is called before the first private row of a phase is read; an error in `spend` ends the phase.
+
+    Source: Abadi et al., 2016, https://arxiv.org/abs/1607.00133, Algorithm 1.
     """
 
     def __init__(
@@ -59,7 +61,12 @@ class Mechanism:
         return bool(self._key)
 
     def batches(self, phase: Phase, client: Client, inbox: Message, at: At) -> Iterator[Batch]:
-        """Yield the phase's batches. Batches of private rows are Poisson samples; their number is the phase's plan."""
+        """Yield the phase's batches. Batches of private rows are Poisson samples; their number is the phase's plan.
+
+        Raises:
+            RunError: `spend` refuses the phase, as the budget of a real site does.
+            DataError: a row cannot be read.
+        """
         self._key, self._step = b"", 0
         self._drawn.clear()
         self.rows.read = lambda count: self._read_batches(count, phase, client, inbox, at)

@@ -89,7 +89,7 @@ def make_mechanism(config: Config, client: str, nets: frozenset[str], rows: Data
     """Return the mechanism that clips and noises a client's steps, with the secret of a simulation.
 
     Raises:
-        ConfigError: the unit is "group", and the client's rows have no groups.
+        ConfigError: as `make_units`.
     """
     privacy = config.privacy
     assert privacy.sigma is not None  # the configuration is checked

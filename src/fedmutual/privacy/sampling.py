@@ -73,6 +73,7 @@ class PrivateRows:
 
         Raises:
             Refused: no phase takes steps now.
+            RunError, DataError: as `Mechanism.batches`.
         """
         batches = self.read(len(list(plan)))
         if batches is None:

@@ -86,7 +86,7 @@ class Adaptation(Record):
         return self.average([*self.values[way][size].values()])
 
     def average(self, values: Sequence[float], grain: float = 0.0) -> Estimate:
-        """Return the mean of values of the main metric over seeds."""
+        """Return the mean of values of the main metric over seeds. grain: as in `Estimate`."""
         return estimate(values, SEEDS, grain, get_limit(self.scale.metric))
 
     def format_examples(self, size: str) -> str:

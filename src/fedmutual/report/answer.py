@@ -125,7 +125,7 @@ class Decision:
 
     @property
     def local_value(self) -> float | None:
-        """The main metric of local-only training on the rows of the gain: mean over clients, then seeds."""
+        """The main metric of local-only training on a gain's rows, mean over clients, then seeds; None without ways."""
         return self.best.gains.means[1] if self.best else None
 
 

@@ -120,14 +120,14 @@ def _format_csv_cell(value: object) -> object:
 
 
 def make_share_cell(value: Value, scale: MetricScale, sub: str = "", note: str = "") -> TableCell:
-    """Return a cell with a fraction in percent and its interval."""
+    """Return a cell with a value of the main metric, a fraction in percent, and its interval; or the reason of `Missing`."""
     if isinstance(value, Missing):
         return make_missing_cell(value.why)
     return TableCell(scale.format_value(value.mean), format_spread(value, scale), sub, note)
 
 
 def make_gain_cell(value: Estimate, scale: MetricScale) -> TableCell:
-    """Return a cell with a difference in points, its interval, and the number of units."""
+    """Return a cell with a difference, of fractions in points, its interval, and the number of units."""
     tone = {1: "gain", -1: "harm"}.get(value.sign, "")
     return TableCell(
         scale.format_gain(value.mean), format_spread(value, scale), f"over {format_repetitions(value)}", tone=tone

@@ -76,7 +76,10 @@ class EndOfValues(ChoiceFinding):
 
 @dataclass(frozen=True)
 class ScoredTrial:
-    """A setting that was tried, with the hold-out scores of its runs: values of their main metric."""
+    """A setting that was tried, with the hold-out scores of its runs: values of their main metric.
+
+    The properties read the run folders at their first use, and raise RunError as `read_run`.
+    """
 
     values: Mapping[str, Any]  # by dotted key, what is fixed too
     label: str
@@ -87,7 +90,7 @@ class ScoredTrial:
 
     @cached_property
     def runs(self) -> tuple[RecordedRun, ...]:
-        """The finished runs of this setting."""
+        """The finished runs of this setting. Raises RunError as `read_run`."""
         return tuple(run for run in map(read_run, self.folders.values()) if run.finished)
 
     @property
@@ -104,7 +107,10 @@ class ScoredTrial:
 
     @cached_property
     def model(self) -> str | None:
-        """The model that is scored: "personal", "global" (shared), or "meme" where no complete shared model exists."""
+        """The model that is scored: "personal", "global" (shared), or "meme" where no complete shared model exists.
+
+        None without scores.
+        """
         scored = set(self._scores["model"])
         return next((m for m in _MODELS[self.by] if m in scored), None)
 
@@ -126,7 +132,7 @@ class ScoredTrial:
 
     @property
     def best(self) -> Estimate | None:
-        """The mean over seeds after each seed's best round."""
+        """The mean over seeds after each seed's best round; None as for `last`."""
         if self.last is None:
             return None
         return self._estimate(self.rounds.max() if self.metric.is_higher_better else self.rounds.min())
@@ -136,7 +142,7 @@ class ScoredTrial:
 
     @property
     def best_rounds(self) -> tuple[int, ...]:
-        """Each seed's best round, the first of equal ones."""
+        """Each seed's best round, the first of equal ones; empty if `last` is None."""
         if self.last is None:
             return ()
         rounds = self.rounds.idxmax() if self.metric.is_higher_better else self.rounds.idxmin()
@@ -155,7 +161,10 @@ class ScoredTrial:
 
     @cached_property
     def gain(self) -> Gains | Missing | None:
-        """Return the gain of personal models over local-only training, in pairs on hold-out rows; None without pairs."""
+        """The gain of personal models over local-only training, in pairs on hold-out rows.
+
+        None without local-only training beside the setting, and if `last` is None. Raises RunError as `read_run`.
+        """
         if self.local_only is None or self.last is None:
             return None
         others = [run for run in map(read_run, self.local_only.values()) if run.finished]
@@ -170,7 +179,10 @@ def describe_choice(finding: Finding, metric: Metric = ACCURACY) -> str:
 
 
 def pick_best(tried: Sequence[ScoredTrial]) -> tuple[ScoredTrial, ...]:
-    """Return the settings with the best mean after the last round, in the given order: one, or several that are equal."""
+    """Return the settings with the best mean after the last round, in the given order: one, or several that are equal.
+
+    Empty if each setting diverged or has no score. Raises RunError as `ScoredTrial.runs`.
+    """
     means = [(t, t.last.mean if t.metric.is_higher_better else -t.last.mean) for t in tried if t.last is not None]
     top = max((mean for _, mean in means), default=0.0)
     return tuple(t for t, mean in means if top - mean < SAME)
@@ -179,7 +191,8 @@ def pick_best(tried: Sequence[ScoredTrial]) -> tuple[ScoredTrial, ...]:
 def find_harm(tried: ScoredTrial) -> Finding | None:
     """Return by how much personal models with this setting are worse than local-only training, or why no gain is known.
 
-    None where they are not worse, and where there is no local-only training beside the setting.
+    None where they are not worse, and where there is no local-only training beside the setting. Raises RunError as
+    `ScoredTrial.gain`.
     """
     if isinstance(tried.gain, Missing):
         return SettingNotCompared(tried.label, tried.gain.why)
@@ -204,7 +217,11 @@ def find_tie(best: Sequence[ScoredTrial]) -> Finding | None:
 
 
 def find_uncounted(tried: Sequence[ScoredTrial]) -> Finding | None:
-    """Return the clients that the choice does not count; None where the choice counts all clients."""
+    """Return the clients that the choice does not count; None where the choice counts all clients.
+
+    Raises:
+        RunError: as `ScoredTrial.runs`.
+    """
     clients = tuple(dict.fromkeys(name for t in tried for name in t.uncounted))
     return Uncounted(clients) if clients else None
 

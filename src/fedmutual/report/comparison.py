@@ -49,7 +49,10 @@ class Method:
         return dict(iter(self.scores.groupby(["model", "data", self.scores["client"].notna()])))
 
     def select_scores(self, model: str | None, data: str, of_clients: bool = True) -> pd.DataFrame:
-        """Return the scores of a model on one kind of rows: the clients' own rows, or else those of the common test set."""
+        """Return the scores of a model on one kind of rows, with the columns of `scores`; no rows without a score.
+
+        of_clients: scores on the rows of single clients; False: scores on the common test set.
+        """
         no_scores = self.scores[:0]
         return no_scores if model is None else self._scores_by_kind.get((model, data, of_clients), no_scores)
 
@@ -177,7 +180,7 @@ def make_comparisons(runs: Sequence[RecordedRun]) -> list[RunComparison]:
     """Return the runs sorted into comparisons, in the given order. Runs of a sweep have no scores to compare.
 
     Raises:
-        RunError: there are none but a sweep's.
+        RunError: all runs are of a sweep, or tuned.json of a run is damaged.
     """
     groups: dict[str, list[RecordedRun]] = {}
     for run in _select_scored(runs):

@@ -190,7 +190,7 @@ T = TypeVar("T")
 
 
 def thin_out(items: Sequence[T], most: int) -> list[T]:
-    """Return at most `most` items at even distances, with the first and the last."""
+    """Return at most `most` items at even distances, with the first and the last. most: 2 or more."""
     if len(items) <= most:
         return list(items)
     return [items[round(k * (len(items) - 1) / (most - 1))] for k in range(most)]

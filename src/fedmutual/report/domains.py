@@ -26,9 +26,10 @@ from fedmutual.rundir.schema import ClientScores
 
 @dataclass(frozen=True)
 class DomainMeasure:
-    """An accuracy of a node's model in percent, over the test rows of some domains.
+    """An accuracy of a node's model over the test rows of some domains, as a fraction in [0, 1].
 
-    `key` is the name in summary.json, `data` names the scored rows in metrics.jsonl, and `rows` names them for readers.
+    The measures are those of FedH2L (Li et al. 2021, https://arxiv.org/abs/2101.11296, Experiments). `key` is the name in
+    summary.json, `data` names the scored rows in metrics.jsonl, and `rows` names these rows for readers.
     """
 
     key: str
@@ -37,7 +38,7 @@ class DomainMeasure:
 
     @property
     def name(self) -> str:
-        """The measure's name in the paper."""
+        """The measure's name in the paper: "ACC", "BWT" or "FWT"."""
         return self.key.upper()
 
 

@@ -13,7 +13,7 @@ def is_stated(comparison: RunComparison) -> bool:
 
 
 def find_epsilon(method: Method) -> float | None:
-    """Return the largest epsilon of any client in any counted run; None where a run has no finite epsilon."""
+    """Return the largest epsilon of any client in any counted run; None if a run has no guarantee or no finite epsilon."""
     epsilons = [c.epsilon for s in _list_summaries(method) for c in s.clients.values()]
     if not epsilons or len(_list_summaries(method)) < len(method.counted):
         return None

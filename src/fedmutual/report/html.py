@@ -78,19 +78,24 @@ def write_report(runs: Sequence[Path | RecordedRun], out: Path) -> None:
     """Write the page of some run folders, in one step: `out` is the whole page, or as it was before.
 
     Raises:
-        RunError: a folder is no run's or damaged, or `out` cannot be written or is another file than a page.
+        RunError: a folder is no run folder or is damaged, all runs are of a sweep, or `out` cannot be written or is another
+            file than a page.
     """
     write_page(make_comparisons(read_runs(runs)), out)
 
 
 def write_page(compared: Sequence[RunComparison], out: Path, judged: Callable[[RunComparison], Verdict] = judge) -> None:
-    """Write the page of some comparisons in one step, with a verdict on each."""
+    """Write the page of some comparisons in one step, with a verdict on each.
+
+    Raises:
+        RunError: as `write_text`.
+    """
     check_page(Path(out))
     write_text(render(compared, judged), Path(out))
 
 
 def check_page(out: Path) -> None:
-    """Raise RunError where `out` is a folder, or a file of another kind than a page."""
+    """Raise RunError if `out` has no file name, as "." and "/", or is a file of another kind than a page."""
     if not out.name:  # "." or "/"
         raise RunError(f"{out}: is a folder; name a file with -o")
     if _is_other_kind(out):

@@ -20,7 +20,10 @@ ENOUGH = 3  # the fewest units of a certain result: accuracies change in whole e
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over `n` units ("seeds" or "clients"), with half the width of its 95 % interval; None for one unit."""
+    """A mean over `n` units ("seeds" or "clients"), with half the width of its 95 % interval; None for one unit.
+
+    Accuracies and differences of accuracies are fractions; other metrics have their own unit.
+    """
 
     mean: float
     half: float | None
@@ -83,7 +86,10 @@ def estimate(values: Sequence[float], unit: str, grain: float = 0.0, limit: floa
 
 
 def compute_wilson_interval(fraction: float, rows: int) -> tuple[float, float]:
-    """Return the 95 % interval (low, high) of a fraction of independent rows: Wilson's score interval (1927).
+    """Return the 95 % interval (low, high) of a fraction of independent rows: Wilson's score interval.
+
+    Wilson, Probable inference, the law of succession, and statistical inference, 1927,
+    https://doi.org/10.1080/01621459.1927.10502953.
 
     rows: how many, at least one. The interval is about which rows were drawn, not about how the model was trained.
     """
@@ -181,7 +187,7 @@ class Gains:
 
 
 def get_limit(metric: Metric) -> float:
-    """Return the greatest difference of two values of a metric."""
+    """Return the greatest difference of two values of a metric: 1 for a fraction, else infinity."""
     return 1.0 if metric.is_fraction else math.inf
 
 
@@ -216,7 +222,10 @@ def pair_clients(
 
 
 def pair_global(ours: Sequence[RecordedRun], others: Sequence[RecordedRun]) -> Estimate | None:
-    """Return how much better our shared model is on the test set, mean over seeds; None where no runs can be paired."""
+    """Return how much better our shared model is on the test set, mean over seeds; None where no runs can be paired.
+
+    The values are those of the main metric after the last round of `find_last_common`.
+    """
     gains, grain = [], 0.0
     for a, b in match_runs(ours, others):
         rounds = zip((a, b), find_last_common(a, b), strict=True)

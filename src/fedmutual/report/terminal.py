@@ -32,7 +32,7 @@ def make_headline_tables(runs: Sequence[Path | RecordedRun]) -> Group:
     Gains have columns where there is one. Comparisons of nodes that are domains have a table of their own.
 
     Raises:
-        RunError: a folder is no run's, or damaged.
+        RunError: a folder is no run folder or is damaged, or all runs are of a sweep.
     """
     compared = make_comparisons(read_runs(runs))
     tables = []

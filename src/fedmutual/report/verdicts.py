@@ -24,7 +24,7 @@ def find_answers(runs: Sequence[Path | RecordedRun]) -> list[str]:
     """Return the answer about run folders, one sentence for each comparison: does federating pay.
 
     Raises:
-        RunError: a folder is not the folder of a run, or is damaged.
+        RunError: a folder is not the folder of a run or is damaged, or all runs are of a sweep.
     """
     compared = make_comparisons(read_runs(runs))
     return [f"{c.name}: {judge(c).lead}" if len(compared) > 1 else judge(c).lead for c in compared]

@@ -66,7 +66,10 @@ class MeasuredCell:
         return {r.numerics for s, r in self.results.get(arm, {}).items() if seeds is None or s in seeds}
 
     def read_number(self, measure: str, arm: str, seed: int, at: End = "last") -> float | None:
-        """Return a measure of one run after the last or the best round; None if the run lacks the measure."""
+        """Return a measure of one run after the last or the best round; None if the run lacks the measure.
+
+        A measure in % or in points is a fraction.
+        """
         if not self.has_numbers(arm, seed):
             return None
         kind, argument = measures.find(measure)
@@ -75,7 +78,7 @@ class MeasuredCell:
         return reading.last if at == "last" else reading.best
 
     def estimate(self, measure: str, arm: str, at: End = "last") -> Estimate | None:
-        """Return the estimate of a measure over the arm's seeds; None if every run lacks the measure."""
+        """Return the estimate of a measure over the arm's seeds, as `read_number`; None if every run lacks the measure."""
         values = [v for seed in self.results.get(arm, {}) if (v := self.read_number(measure, arm, seed, at)) is not None]
         return estimate(values, "seeds") if values else None
 

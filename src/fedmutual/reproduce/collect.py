@@ -24,7 +24,14 @@ _OUT_FOLDER = re.compile(r"(the shared model of ).*[/\\]runs[/\\]")
 def collect(
     job: Job, folder: Path, together: int, noise: Mapping[str, float], closeup: NodeAnalysis | None = None
 ) -> Result:
-    """Return the result of a finished run. noise, closeup: the measurements made with the run's models."""
+    """Return the result of a finished run.
+
+    together: the number of runs that were trained in common stacks with this run, itself included.
+    noise: standard deviation -> loss, as `score_under_noise`. closeup: the result of `close_up`.
+
+    Raises:
+        RunError: a file of the run's folder is missing or damaged.
+    """
     run = read_run(folder)
     assert run.summary is not None  # it is finished
     tests = [e.find("global", "test") for e in run.evaluations]
@@ -104,7 +111,11 @@ def _read_epsilon(run: RecordedRun) -> float | None:
 
 
 def make_failure(job: Job, folder: Path, together: int, why: str) -> Result:
-    """Return the result of a run in which a client diverged. why: the error message."""
+    """Return the result of a run in which a client diverged. why: the error message. together: as `collect`.
+
+    Raises:
+        RunError: a file of the run's folder is missing or damaged.
+    """
     return Result(**_describe_run(job, read_run(folder), together), seconds=0.0, failed=why)
 
 

@@ -11,6 +11,7 @@ class TimeEstimate:
     """Estimate the time of the remaining runs from the seconds per step or epoch of the finished runs."""
 
     def __init__(self, unknown: Iterable[Job]) -> None:
+        """unknown: the runs to train; runs with one fingerprint count once."""
         once = {job.fingerprint: job for job in unknown}
         self.left = list(once.values())
         self._count = len(self.left)

@@ -33,7 +33,11 @@ _WORDS = {
 
 
 def make_pictures(experiment: PaperExperiment, measured_cells: Sequence[MeasuredCell]) -> list[Plot]:
-    """Yield one picture for each cell and measure with results, for each client if the index asks, and of a node."""
+    """Return the pictures of the cells with results.
+
+    There is one picture for each cell and measure of the index, or for each client if the view of the index is "clients".
+    Then there are the pictures of the node that a cell names.
+    """
     drawn: list[Plot] = []
     for measured in measured_cells:
         if not measured.run or not fnmatch(measured.cell.name, experiment.index.draw):

@@ -92,14 +92,20 @@ def get_title(name: str) -> str:
 
 
 def measure_oscillation(curve: Sequence[float]) -> float | None:
-    """Return the standard deviation of the change from value to value in the last quarter of a curve; None if too short."""
+    """Return the standard deviation of the change from value to value in the last quarter of a curve; None if too short.
+
+    The result has the unit of the curve: a fraction for accuracies.
+    """
     last = curve[-max(len(curve) // 4, 2) - 1 :]  # so many changes, and two at least
     changes = [b - a for a, b in itertools.pairwise(last)]
     return pstdev(changes) if len(changes) > 1 else None
 
 
 def find_reached_round(result: Result, target: float) -> float | None:
-    """Return the first evaluated round at which the global model's accuracy is at least `target`; None if no round is."""
+    """Return the first evaluated round, from 1, with an accuracy of the global model of at least `target`, a fraction.
+
+    None: the accuracy is lower in all rounds.
+    """
     curve = result.curves.get("global_test", ())
     return next((float(r) for r, value in zip(result.evaluated, curve, strict=False) if value >= target), None)
 

@@ -37,11 +37,14 @@ def check(config: Config, node: str, source: str) -> None:
 
 
 def close_up(run: Run, client: str) -> NodeAnalysis:
-    """Return a client's curves, and the features of its model after its best round.
+    """Return a client's curves, and the features of its model after its best round on two principal axes.
+
+    The curves are those of the FedH2L paper, Figure 2, and the features those of Figure 1 (https://arxiv.org/abs/2101.11296).
 
     Raises:
         ConfigError: the run has no such client, or no score on all clients' validation data.
-        RunError: the best round's weights are missing, because `records.keep_best` is not set.
+        RunError: the best round's weights are missing, because `records.keep_best` is not set; or a file is damaged.
+        UserError: the data cannot be read.
     """
     run_record = read_run(run.folder)
     if client not in run_record.partition.clients:

@@ -16,7 +16,10 @@ EARLY = 1000  # rounds over which the mutual losses are drawn, as the paper's fi
 
 
 def make_node_pictures(measured: MeasuredCell) -> Iterator[Picture | Scatter]:
-    """Yield the pictures of the node that the cell names, from all runs that have a node analysis."""
+    """Yield the pictures of the node that the cell names, from all runs that have a node analysis.
+
+    The pictures are those of Figures 1 and 2 of the FedH2L paper, https://arxiv.org/abs/2101.11296.
+    """
     node, tag, stem = (
         measured.cell.about.node,
         f" ({measured.words})" if measured.words else "",

@@ -20,6 +20,10 @@ def score_under_noise(run: Run, deviations: Sequence[float]) -> dict[str, float]
 
     The noise of each tensor is scaled by the tensor's root mean square, so that one deviation is comparable over layers and
     models.
+
+    Raises:
+        RunError: the run has no complete global model.
+        UserError: the data cannot be read.
     """
     net, test = run.global_model(), data.load(run.config).test
     assert test is not None  # where there is one global model, one network serves all

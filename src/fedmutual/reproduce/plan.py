@@ -148,7 +148,11 @@ def _plan_with_needs(
 
 
 def make_arm_config(cell: Cell, arm: str, seed: int, scale: Scale, here: Here = MappingProxyType({})) -> Config:
-    """Return the configuration of an arm at a scale of its cell, with the keys of this machine."""
+    """Return the configuration of an arm at a scale of its cell, with the keys of this machine.
+
+    Raises:
+        ConfigError: as `Cell.make_config`.
+    """
     algorithm = _name_algorithm(cell, arm)
     limit = {} if scale.rounds is None else {"rounds": cell.limit_rounds(arm, scale.rounds)}
     # As in `compare --set`, a key is only for the algorithms that have the key.

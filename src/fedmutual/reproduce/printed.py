@@ -17,8 +17,9 @@ NUMBER = ["cell", "arm", "measure", "node"]  # what a printed number is known by
 
 
 def make_printed_frame(experiments: Sequence[tuple[PaperExperiment, Sequence[MeasuredCell]]]) -> pd.DataFrame:
-    """Return a table with a row for each printed number: "experiment", NUMBER, "value" and "state", one of STATES.
+    """Return a table with a row for each printed number. The experiments must have at least one printed number.
 
+    Columns: "experiment", "cell", "arm", "measure", "node", "value" (in the paper's unit), and "state" (one of STATES).
     A cell that repeats the paper's numbers of another cell (`printed_in`) counts for that cell if that cell has the arm; the
     most complete state counts.
     """

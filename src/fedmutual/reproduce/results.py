@@ -21,6 +21,11 @@ class ResultStore:
     """The results in some folders; new results are written to the first folder."""
 
     def __init__(self, *folders: Path) -> None:
+        """folders: of two results of one run in a cell, the result in the earlier folder counts.
+
+        Raises:
+            RunError: a JSON file in a folder is damaged, or is not a file of results.
+        """
         self.folder = folders[0]
         self._found: dict[str, list[Result]] = {}
         self._by_fingerprint: dict[str, list[tuple[str, Result]]] = {}  # (cell, result); `find` fills it, `_take` empties it
@@ -71,7 +76,11 @@ class ResultStore:
             raise RunError(f"{self.folder}: results cannot be kept there ({problem.strerror}); {FIX}") from None
 
     def read_again(self, cell: str) -> None:
-        """Read the results of a cell again, because other processes may have written some."""
+        """Read the results of a cell again, because other processes may have written some.
+
+        Raises:
+            RunError: the file is damaged.
+        """
         path = self.folder / f"{cell}.json"
         if path.exists():
             self._take(cell, _read_results(path))

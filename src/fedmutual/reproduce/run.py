@@ -145,7 +145,11 @@ class CellWork:
     needed: set[str] = field(default_factory=set)  # fingerprints of the runs that other runs to train start from
 
     def train_planned(self) -> bool:
-        """Train the runs that no other process trains; return whether to try again, because other processes had some."""
+        """Train the runs that no other process trains; return whether to try again, because other processes had some.
+
+        Raises:
+            UserError: as `reproduce`.
+        """
         trained_before = self.outcome.trained
         for is_stacked, stages in groupby(self._list_stages(), key=_is_stacked):
             if is_stacked:
@@ -166,7 +170,11 @@ class CellWork:
             yield [j for j in todo if j.needs is not None]
 
     def can_begin(self, job: Job) -> bool:
-        """Return whether the run that this run starts from is finished; True if this run starts from none."""
+        """Return whether the run that this run starts from is finished; True if this run starts from none.
+
+        Raises:
+            ConfigError: as `make_run_path`.
+        """
         if job.needs is None:
             return True
         begun = self.store.find(job.needs, numerics.VERSION)
@@ -179,7 +187,14 @@ class CellWork:
         return True
 
     def claim_run(self, job: Job, locks: ExitStack) -> bool:
-        """Lock a run; return whether to train it, because no other process trains it or has trained it."""
+        """Lock a run; return whether to train it, because no other process trains it or has trained it.
+
+        locks: receives the lock, if no other process holds it.
+
+        Raises:
+            RunError: the lock cannot be written, or a file of results or of the run's folder is damaged.
+            ConfigError: config.toml in the run's folder is damaged.
+        """
         try:
             locks.enter_context(lock_run(self.out, job.fingerprint))
             is_free = True
@@ -213,7 +228,13 @@ class CellWork:
         self.outcome.elsewhere.setdefault(job.fingerprint, f"{job.label} ({why})")
 
     def prepare(self, job: Job) -> RunRequest:
-        """Choose the folder of a run and how the run begins there."""
+        """Return the request to train a run: its folder, and its configuration with the paths of this machine.
+
+        A shorter run with an equal configuration is copied into the folder first.
+
+        Raises:
+            UserError: the partition of the run cannot be made, or its folder is damaged or cannot be written.
+        """
         place, wanted_config = make_run_path(self.out, job), place_config(job, self.out)
         extend_run(job, wanted_config, place, self.out)
         config = restore_machine_keys(wanted_config, place)
@@ -226,6 +247,7 @@ class CellWork:
 
         Raises:
             Exception: the problem, unless a client diverged.
+            UserError: the run's folder or its data cannot be read, or the result cannot be written.
         """
         if problem is not None and not isinstance(problem, Diverged):
             raise problem
@@ -258,11 +280,15 @@ class CellQueue:
         self._in_training: dict[Path, tuple[Job, ExitStack]] = {}
 
     def __len__(self) -> int:
-        """As `RunQueue`."""
+        """Return how many runs have not begun."""
         return len(self._waiting)
 
     def take(self) -> RunRequest | None:
-        """As `RunQueue`."""
+        """Lock, remove and return the next run, as `RunQueue.take`; runs that other processes have are removed as well.
+
+        Raises:
+            UserError: as `CellWork.claim_run` and `CellWork.prepare`.
+        """
         while (job := next((job for job in self._waiting if not self._has_to_wait(job)), None)) is not None:
             self._waiting.remove(job)
             with ExitStack() as locks:
@@ -281,7 +307,11 @@ class CellQueue:
         )
 
     def finish(self, request: RunRequest, problem: Exception | None, seconds: float) -> None:
-        """As `RunQueue`: store the result and report the remaining time."""
+        """Store the result of a run, unlock the run and report the remaining time, as `RunQueue.finish`.
+
+        Raises:
+            Exception: as `CellWork.store_result`.
+        """
         at_once = len(self._in_training)
         job, locks = self._in_training.pop(request.folder)
         with locks:

@@ -26,7 +26,11 @@ _MACHINE_KEYS = [key for key in list_effects(Config) if not has_effect(key) and 
 
 
 def make_run_path(out: Path, job: Job) -> Path:
-    """Return the folder of a run. Each numerics version has its own, and so has a run that must keep the best weights."""
+    """Return the folder of a run. Each numerics version has its own, and so has a run that must keep the best weights.
+
+    Raises:
+        ConfigError: config.toml in the folder is damaged.
+    """
     named = [out / "runs" / f"{job.fingerprint}-{name}" for name in _list_suffixes()]
     plain = next((p for p in named if p.exists() or p.with_name(p.name + BEST).exists()), named[0])
     best = plain.with_name(plain.name + BEST)
@@ -48,7 +52,12 @@ def lock_run(out: Path, fingerprint: str) -> AbstractContextManager[None]:
 
 
 def find_missing_device(place: Path, rounds: int) -> str | None:
-    """Return the device that the run in this folder needs to continue, if this machine lacks that device; else None."""
+    """Return the device that the run in this folder needs to continue, if this machine lacks that device; else None.
+
+    Raises:
+        ConfigError: config.toml is damaged.
+        RunError: environment.json is missing or damaged.
+    """
     if not (place / CONFIG).exists() or ((place / SUMMARY).exists() and read_dumped(place / CONFIG).rounds >= rounds):
         return None
     name = read_environment(place).device or "cpu"
@@ -63,6 +72,9 @@ def restore_machine_keys(config: Config, place: Path) -> Config:
     """Return the configuration with the machine keys of the run in the folder, if there is one: it resumes only with these.
 
     So a run that another cell began, or a command repeated with other threads, can resume.
+
+    Raises:
+        ConfigError: config.toml in the folder is damaged.
     """
     if not (place / CONFIG).exists():
         return config

@@ -29,7 +29,11 @@ NO_NUMBER = Tails(1.0, 1.0)
 
 
 def compute_tails(claim: Claim, difference: Estimate | None) -> Tails | None:
-    """Return the p-values of one difference over seeds; None for fewer than three seeds, which decide nothing."""
+    """Return the p-values of one difference over seeds; None for fewer than three seeds, which decide nothing.
+
+    Student's t. A claim of "same" takes two one-sided tests (Schuirmann, A comparison of the two one-sided tests procedure
+    and the power approach, Journal of Pharmacokinetics and Biopharmaceutics 15, 1987).
+    """
     if difference is None or difference.half is None or difference.n < ENOUGH:
         return None
     if claim.sign == "same":  # two one-sided tests: the difference is above -margin, and below margin

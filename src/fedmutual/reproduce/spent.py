@@ -26,7 +26,11 @@ CAPTION = "For one client over the complete run, mean over clients and seeds"
 
 
 def make_spent_frame(measured_cells: Sequence[MeasuredCell]) -> pd.DataFrame:
-    """Return a row for each arm with results: "setting", "method", "rounds", and the means of NUMBERS or NaN."""
+    """Return a row for each arm with results, for one client over a run; numbers are means over clients and seeds, or NaN.
+
+    Columns: "setting", "method", "rounds" (text), gradient "steps", "examples" in these steps, and in bytes "up", "down" and
+    "public" (public examples).
+    """
     frame = pd.DataFrame(_list_rows(measured_cells), columns=[*KEYS, *NUMBERS])
     return frame.groupby(list(KEYS), sort=False)[list(NUMBERS)].mean().reset_index()
 
@@ -75,7 +79,10 @@ def _list_rows(measured_cells: Sequence[MeasuredCell]) -> Iterator[dict[str, Any
 
 
 def find_budget(measured: MeasuredCell, arm: str, result: Result) -> Budget | None:
-    """Return a run's stored budget, else the budget counted from its configuration and its clients' rows."""
+    """Return a run's stored budget, else the budget counted from its configuration and its clients' rows.
+
+    None: as `count_budget`.
+    """
     if result.budget is not None:
         return result.budget
     config = make_arm_config(measured.cell, arm, result.seed, measured.scale)

@@ -21,7 +21,8 @@ def place_config(job: Job, out: Path) -> Config:
     """Return the configuration of a run with the paths of this machine: the run it starts from, and its partition file.
 
     Raises:
-        UserError: the partition has no such client, or a client has too few examples.
+        UserError: the partition has no such client, or a client has too few examples; or the data cannot be read, or the
+            partition file cannot be written.
     """
     tables: dict[str, Any] = tomllib.loads(dump_config(job.config))
     changed = {"model.weights": str(make_run_path(out, job.needs))} if job.needs is not None else {}

@@ -36,7 +36,7 @@ class BestWeights:
         self._merit: float | None = None  # of the current round
 
     def __call__(self, event: Event) -> None:
-        """Save the model of a round if its score is the best so far."""
+        """Save the model of a round if its score is the best so far. Raises RunError as `save_if_better`."""
         if isinstance(event, Evaluated):
             self._merit = compute_merit(
                 [s for s in event.scores if s.model == "global"], "test", self._keep.by, self._keep.metric
@@ -141,7 +141,7 @@ def find_best(weights_folder: Path, saved: int) -> tuple[int, Path]:
     """Return the best round up to the saved round, and the file of its weights in `weights_folder`.
 
     Raises:
-        RunError: there is no best file.
+        RunError: there is no best file, or best.safetensors is damaged.
     """
     files = {round: file for round, file in _list_files(weights_folder).items() if round <= saved}
     if not files:

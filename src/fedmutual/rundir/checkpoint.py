@@ -49,7 +49,12 @@ class Checkpoints:
         return self._spent + time.monotonic() - self._since
 
     def __call__(self, event: Event) -> None:
-        """Save the state if the round is due."""
+        """Save the state if the round is due.
+
+        Raises:
+            RunError: a file is damaged or cannot be written.
+            WorkerLost: a worker with clients died.
+        """
         if isinstance(event, Started):
             self._clients = event.clients
         elif isinstance(event, RoundDone) and (event.round % self._every == 0 or event.round == event.rounds):
@@ -86,7 +91,11 @@ def make_file_name(round: int) -> str:
 
 
 def save_client(client: Client, path: Path, about: Mapping[str, str]) -> None:
-    """Write the state of a client: personal net, the tensors of the meme that are not shared, optimisers, and memory."""
+    """Write the state of a client: personal net, the tensors of the meme that are not shared, optimisers, and memory.
+
+    Raises:
+        RunError: the file cannot be written.
+    """
     write_tensors(path, collect_client_state(client), about)
 
 
@@ -203,7 +212,7 @@ def restore_server(
     generations: how many saved states are kept, including the last one.
 
     Raises:
-        RunError: the checkpoint belongs to another run, or a file is damaged.
+        RunError: the checkpoint belongs to another run, or a file is damaged or cannot be written.
     """
     saved = read_checkpoint(folder)
     if saved is not None and saved.run != run:
@@ -218,6 +227,8 @@ def restore_server(
 
 def collect_client_state(client: Client, in_phase: bool = False) -> Message:
     """Return the state of a client that lasts from round to round, by name.
+
+    Names: "<net>.<tensor>", "optimizer.<net>.<parameter number>.<slot>", "memory.<name>", and "privacy.steps".
 
     in_phase: return also the shared tensors of the meme and its optimiser's state, which last from step to step.
     """

@@ -83,7 +83,9 @@ def check_resumable(folder: Path, config: Config) -> None:
     No file is changed, and no code that the folder names is imported.
 
     Raises:
-        RunError: the run has another configuration, or the code that it names has changed since.
+        ConfigError: config.toml is missing or damaged.
+        RunError: the run has another configuration, or the code that it names has changed since; or environment.json is
+            missing or damaged.
     """
     before = read_dumped(folder / CONFIG)
     changed = sorted(_list_changes(before.model_dump(), config.model_dump()))
@@ -107,15 +109,18 @@ def check_schedules(folder: Path, config: Config) -> None:
     """Check that real sites can resume the run in a folder with the rounds of this configuration. No file is changed.
 
     Raises:
+        ConfigError: config.toml is missing or damaged.
         RunError: a schedule depends on the number of rounds, and that number has changed.
     """
     _check_schedules(folder, read_dumped(folder / CONFIG), config, "give the federation another name")
 
 
 def compute_identity(config: Config, fingerprint: str) -> str:
-    """Return a hex digest of a run's settings and data. The number of rounds and resumable keys are left out.
+    """Return a digest (32 hex digits) of a run's settings and data. The number of rounds and resumable keys are left out.
 
     Default values are left out too, so that a key which a later version adds does not change the digest.
+
+    fingerprint: of the data and their partition.
     """
     settings = config.model_dump(mode="json", exclude={"rounds"}, exclude_defaults=True)
     for key in list_resumable_keys():
@@ -126,7 +131,11 @@ def compute_identity(config: Config, fingerprint: str) -> str:
 
 
 def find_source_weights(folder: Path) -> Message | None:
-    """Return the weights of another run with which the run in this folder began; None if it began with random weights."""
+    """Return the weights of another run with which the run in this folder began; None if it began with random weights.
+
+    Raises:
+        RunError: the file of the weights is damaged.
+    """
     return read_tensors(folder / BEGUN)[0] if (folder / CONFIG).exists() and (folder / BEGUN).exists() else None
 
 
@@ -142,7 +151,7 @@ def write_about(folder: Path, config: Config, environment: Environment, partitio
     one, because a folder with config.toml counts as a run folder.
 
     Raises:
-        RunError: the data differ from the data at the start of the run, or the folder cannot be written.
+        RunError: the data differ from the data at the start of the run, a file is damaged, or the folder cannot be written.
     """
     if (folder / CONFIG).exists() and _read_fingerprint(folder) != partition["fingerprint"]:
         raise RunError(f"{folder}: the data, or their partition, are not those that this run was started with")

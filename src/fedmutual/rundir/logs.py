@@ -16,7 +16,7 @@ def rewind(path: Path, keep: Callable[[int], bool]) -> None:
     keep: whether the lines of a round stay.
 
     Raises:
-        RunError: a line is not JSON, or the file cannot be read.
+        RunError: a line is damaged, or the file cannot be read or written.
     """
     text = _read_text(path)
     if text is None:

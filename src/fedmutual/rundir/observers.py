@@ -19,7 +19,7 @@ class Metrics:
         self._folder = folder
 
     def __call__(self, event: Event) -> None:
-        """Append the scores."""
+        """Append the scores of an `Evaluated`. Raises RunError as `append_scores`."""
         if isinstance(event, Evaluated):
             append_scores(self._folder, event.round, event.scores, event.train)
 
@@ -55,7 +55,7 @@ class Ledger:
         self._path = folder / LEDGER
 
     def __call__(self, event: Event) -> None:
-        """Append the bytes."""
+        """Append the bytes of a `PhaseDone`. Raises RunError if the log cannot be written."""
         if isinstance(event, PhaseDone):
             lines = [
                 LedgerLine(round=event.round, phase=event.phase, client=i, down=event.down[i], up=up, **_list_work(event, i))

@@ -120,7 +120,11 @@ class RecordedRun:
 
     @cached_property
     def tuned(self) -> Mapping[str, str]:
-        """Return the keys that trials on hold-out rows chose, with values as `--set` takes them; empty without trials."""
+        """Return the keys that trials on hold-out rows chose, with values as `--set` takes them; empty without trials.
+
+        Raises:
+            RunError: tuned.json is damaged or of another format.
+        """
         path = self.folder / TUNED
         return read_record(path, TunedRecord).set if path.is_file() else {}
 
@@ -182,7 +186,10 @@ class RecordedRun:
     def get_scores(
         self, evaluation: Evaluation | None, model: str | None = None, data: str = "validation"
     ) -> dict[str, MetricScore]:
-        """Return client -> score of a model on the client's own rows. model: None is the model that clients would use."""
+        """Return client -> score of a model on the client's own rows; empty without an evaluation.
+
+        model: None is the model that clients would use. data: the kind of rows, as in `MetricScore`.
+        """
         model = model or self.serves
         return evaluation.get_client_scores(model, data) if evaluation and model else {}
 

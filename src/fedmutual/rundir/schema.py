@@ -311,7 +311,7 @@ class Environment(EnvironmentTable):
 
 
 class GlobalSummary(Record):
-    """Accuracy of the shared model on the test set: after the last round, and after the best round."""
+    """The main metric of the shared model on the test set: after the last round, and after the best round."""
 
     last: float
     best: float
@@ -320,7 +320,7 @@ class GlobalSummary(Record):
 
 
 class ClientScores(Record):
-    """The accuracies of the clients after a round."""
+    """The main metric of the clients after a round."""
 
     mean: float
     worst: float
@@ -330,7 +330,7 @@ class ClientScores(Record):
 
 
 class ClientSummary(Record):
-    """The accuracies of the model that a client would use, on its validation data."""
+    """The main metric of the model that a client would use, on the client's validation data."""
 
     last: ClientScores
     best: ClientScores
@@ -344,7 +344,7 @@ class GlobalPart(Record):
 
     @property
     def test(self) -> GlobalSummary | None:
-        """Return the main metric on the test set."""
+        """Return the main metric on the test set; None without a score."""
         return self.test_accuracy or self.test_metric
 
 
@@ -364,12 +364,15 @@ class PersonalPart(Record):
 
     @property
     def validation(self) -> ClientSummary | None:
-        """Return the main metric on validation data."""
+        """Return the main metric on validation data; None without a score."""
         return self.val_accuracy or self.val_metric
 
 
 class NodeMeasure(Record):
-    """ACC, BWT or FWT of the nodes: after the last round, and after the best round of each node."""
+    """ACC, BWT or FWT of the nodes, as fractions in [0, 1]: after the last round, and after the best round of each node.
+
+    The measures are those of FedH2L (Li et al. 2021, https://arxiv.org/abs/2101.11296, Experiments).
+    """
 
     last: ClientScores
     best: ClientScores

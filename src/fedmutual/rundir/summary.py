@@ -17,7 +17,11 @@ Lines = Sequence[Evaluation]
 
 
 def write_summary(folder: Path, config: Config, **more: Any) -> None:
-    """Write summary.json of a run from its logs. more: further keys, or other values of keys."""
+    """Write summary.json of a run from its logs. more: further keys, or other values of keys.
+
+    Raises:
+        RunError: a log or environment.json is damaged, or the file cannot be written.
+    """
     head = {"name": config.name, "algorithm": config.algorithm["name"], "rounds": config.rounds}
     evaluations = tuple(read_records(folder / METRICS, Evaluation))
     ledger = make_columns(read_records(folder / LEDGER, LedgerLine))

@@ -21,7 +21,7 @@ class TextLog:
         self._path = folder / LOG
 
     def __call__(self, event: Event) -> None:
-        """Append the lines of the event, if there are any."""
+        """Append the lines of the event, if there are any. Raises RunError if the log cannot be written."""
         if lines := [*describe_event(event), *_trace(event)]:
             now = datetime.now().astimezone().isoformat(timespec="seconds")
             append_lines(self._path, (f"{now}  {line}" for line in lines))

@@ -17,7 +17,7 @@ from fedmutual.rundir.wandb_tracker import WandbRun
 
 
 class TrackedRun(Protocol):
-    """What a tracker's run can do."""
+    """A run of a tracker. A method may raise any error of the tracker; `Tracker` turns the error into a warning."""
 
     def log(self, round: int, scalars: Mapping[str, float]) -> None:
         """Log the numbers of a round."""

@@ -17,6 +17,9 @@ _CHOICE = {"holdout": ("holdout",), "validation": ("validation.all", "validation
 def measure_transfer(metrics: Sequence[Evaluation], model: str | None, best_by: str) -> dict[str, Any] | None:
     """Return ACC, BWT and FWT of the nodes after the last round and after each node's best round; None without domains.
 
+    The measures are those of FedH2L (Li et al. 2021, https://arxiv.org/abs/2101.11296, Experiments), as fractions in [0, 1].
+    The result has the keys of `schema.NodeMeasures`.
+
     best_by: "holdout", "validation" (rows of all nodes if they are scored, else the node's rows) or "test".
     """
     if model is None or not any(list_client_scores(line, model, TRANSFER_DATA["bwt"]) for line in metrics):
@@ -33,7 +36,10 @@ def measure_transfer(metrics: Sequence[Evaluation], model: str | None, best_by: 
 
 
 def read_projected(metrics: Sequence[Evaluation]) -> dict[str, Any] | None:
-    """Return the last reported share of each node's mutual steps with a projected gradient; None if there is no report."""
+    """Return the last reported share of each node's mutual steps with a projected gradient; None if there is no report.
+
+    Shares are fractions in [0, 1]; the result has the keys of `schema.ProjectedShare`.
+    """
     shares = {i: terms["projected"] for line in metrics for i, terms in line.train.items() if "projected" in terms}
     return {"mean": average_values(shares), "per_client": shares} if shares else None
 
@@ -62,6 +68,6 @@ def average_values(values: PerClient) -> float:
 
 
 def find_best_round(judged: Mapping[int, float], metric: Metric = ACCURACY) -> int:
-    """Return the first round with the best value of a metric."""
+    """Return the first round with the best value of a metric. judged: round -> value."""
     sign = 1 if metric.is_higher_better else -1
     return max(judged, key=lambda r: (sign * judged[r], -r))

@@ -51,7 +51,11 @@ class Bounds:
 
 
 def find_answer(journal: Journal, order: Order, inbox: str) -> bytes | None:
-    """Return the earlier answer to this order, or None. inbox: the digest of the order."""
+    """Return the earlier answer to this order, or None. inbox: the digest of the order.
+
+    Raises:
+        OSError: the saved answer cannot be read.
+    """
     if order.kind == EVALUATE:
         return journal.find_scores_answer(order.round, inbox)
     return journal.find_answer((order.round, order.phase), inbox)

@@ -61,7 +61,9 @@ class Conduct:
             )
 
     def note(self, round: int, norms: Mapping[str, float], examples: Mapping[str, int]) -> None:
-        """Record the update norms and the stated numbers of examples of the accepted replies.
+        """Record the L2 norms of the updates and the stated numbers of examples of the accepted replies: site -> number.
+
+        round: from 0.
 
         Raises:
             RunError: the file cannot be written.
@@ -73,16 +75,21 @@ class Conduct:
         self._write()
 
     def find_suspects(self, rounds: Collection[int], limit: float) -> dict[str, int]:
-        """Site -> a round among these, from 0, in which its update stood out. limit: `Limits.update`.
+        """Return site -> a round among these, from 0, in which its update was an outlier. limit: `Limits.update`.
 
-        An update stands out above the square root of the limit: halfway, in orders of magnitude, from the others' to what is
-        refused at once. Two updates are enough here: most sites diverged, so the larger update is the probable cause.
+        An update is an outlier if its norm is above the median of the others times the square root of the limit: on a
+        logarithmic scale, halfway from the others to the norm that is refused at once. Two updates are enough here: most
+        sites diverged, so the larger update is the probable cause.
         """
         norms = {r: self._record.norms.get(str(r), {}) for r in rounds}
         return {i: r for r, of in norms.items() for i in find_outliers(of, math.sqrt(limit), least=2)}
 
     def count_setback(self, undone: Collection[int] = ()) -> None:
-        """Record a failed round. undone: the earlier rounds that are done again."""
+        """Record a failed round. undone: the earlier rounds, from 0, that are done again.
+
+        Raises:
+            RunError: the file cannot be written.
+        """
         self._record.setbacks += 1
         self._record.norms = {r: of for r, of in self._record.norms.items() if int(r) not in undone}
         self._write()

@@ -80,7 +80,11 @@ def parse_contract_record(text: Any) -> Table:
 
 
 def find_difference(agreed: Table, record: Table, party: str = "this site") -> str | None:
-    """Return in one clause the first difference of two raw records that needs consent, or None where no value differs."""
+    """Return in one clause the first difference of two raw records that needs consent, or None where no value differs.
+
+    Raises:
+        ConfigError: tables or lists of a record are nested too deep.
+    """
     agreed_values, values = dict(_list_values(agreed["tables"])), dict(_list_values(record["tables"]))
     for path in sorted(agreed_values.keys() | values.keys()):
         if agreed_values.get(path) != values.get(path) and not _is_changeable(path):
@@ -90,7 +94,11 @@ def find_difference(agreed: Table, record: Table, party: str = "this site") -> s
 
 
 def digest_agreed(record: Table) -> str:
-    """Return the SHA-256 digest, in hex, of all values of a record that need the sites' consent to change."""
+    """Return the SHA-256 digest, in hex, of all values of a record that need the sites' consent to change.
+
+    Raises:
+        ConfigError: as `find_difference`.
+    """
     values = [[list(path), value] for path, value in sorted(_list_values(record["tables"])) if not _is_changeable(path)]
     return hashlib.sha256(json.dumps([record["name"], record["public"], values]).encode()).hexdigest()
 

@@ -150,7 +150,7 @@ def read_contract(path: Path) -> Contract:
     """Read FEDERATION.toml and return the contract, without the description of the public seed set.
 
     Raises:
-        ConfigError: a key is wrong, missing, or not allowed in this file.
+        ConfigError: the file cannot be read, or a key is wrong, missing, or not allowed in this file.
     """
     return make_contract(read_tables(path), str(path))
 
@@ -161,7 +161,7 @@ def read_submitted_contract(path: Path) -> Contract:
     The description is made from the sites' files in the folder `sites.public`.
 
     Raises:
-        UserError: a key of the file is wrong, or the seed set file of a site is missing or unusable.
+        UserError: as `read_contract`, or the seed set file of a site is missing or unusable.
     """
     contract = read_contract(path)
     public_data, folder = contract.algorithm.public, contract.sites.public
@@ -212,7 +212,7 @@ def make_contract(tables: Mapping[str, Any], source: str, **more: Any) -> Contra
 def accept_contract(text: Any, agreed: Iterable[Table], party: str = "this site") -> Contract:
     """Return the contract of a job, after `consent.check_agreed` has compared it with the contracts of the operator.
 
-    text: the contract as JSON, from somebody else. agreed, party: as `consent.check_agreed` has them.
+    text: the contract as JSON, from another participant. agreed, party: as `consent.check_agreed` has them.
 
     Raises:
         ConfigError: the operator did not agree to the contract, or this version cannot carry it out.

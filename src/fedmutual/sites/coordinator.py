@@ -58,12 +58,14 @@ class Coordinator:
     ) -> None:
         """Run all rounds that are not done yet.
 
-        pause: called after every saved round; an exception of this function ends the run there.
+        pause: called after every saved round. An exception of `transport`, of an observer or of `pause` ends the run.
 
         Raises:
             TooFew: too few sites answered. The saved rounds stay, and another call continues after them.
-            RunError: the folder holds another federation, or more rounds than the contract has, or cannot be written; or
-                too many rounds failed; or too few sites are left.
+            ConfigError: the shared network, or the state that the algorithm begins with, cannot be built.
+            RunError: the folder is in use, is damaged, cannot be written, or holds another federation or more rounds than
+                the contract has; the server's kit, which a secure sum needs, is missing or damaged; sites sent sums that
+                are impossible; too many rounds failed; or too few sites are left.
         """
         contract, experiment = self.contract, build_server_experiment(self.contract)
         name = identify(contract.config, contract.digest + (contract.public or {"digest": ""})["digest"])

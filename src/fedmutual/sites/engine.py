@@ -81,6 +81,7 @@ class SitesEngine:
     ) -> None:
         """by_hand: whether sites send their messages to each other, so that answers hold none. sizes: limits of the answers.
 
+        quorum: the number of sites that must answer. deadline: the seconds that a site has for an order.
         limits: bounds of the replies. sums: computes the sums of masked updates; None where sites send unmasked updates.
         """
         self._transport, self._quorum, self._deadline, self._by_hand = transport, quorum, deadline, by_hand
@@ -109,7 +110,7 @@ class SitesEngine:
         Raises:
             TooFew: fewer sites answered than the quorum.
             Setback: enough sites answered, and too few of the answers are usable.
-            RunError: too many sites are excluded for good to meet the quorum; or the disk is full.
+            RunError: too many sites are excluded for good to meet the quorum; or a file is damaged or cannot be written.
         """
         if do is participate:
             yield from cast(Iterator[tuple[str, R]], self._do_phase(arguments))

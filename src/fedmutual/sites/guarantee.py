@@ -98,7 +98,13 @@ def plan_site(path: Path, site: Path, overrides: Mapping[str, Any]) -> SitePlan:
 
 
 def protect(client: Client, budget: PrivacyBudget | None, state: Path) -> Client:
-    """Return the client with noise from the site's secret, and with steps that spend from the site's budget."""
+    """Return the client with noise from the site's secret, and with steps that spend from the site's budget.
+
+    budget: None for training without noise; then the client is unchanged.
+
+    Raises:
+        RunError: the file of the secret cannot be read or written, is damaged, or can be read by other users.
+    """
     if budget is not None:
         assert isinstance(client.privacy, Mechanism)
         client.privacy.secret, client.privacy.spend = read_site_secret(state / FOLDER / SECRET), budget.spend
@@ -106,7 +112,11 @@ def protect(client: Client, budget: PrivacyBudget | None, state: Path) -> Client
 
 
 def record(experiment: Experiment, site: str, budget: PrivacyBudget | None) -> Mapping[str, Any]:
-    """Return the entry `privacy` of the site's summary.json; no entry without a budget."""
+    """Return the entry `privacy` of the site's summary.json, with the spent epsilon; {} without a budget.
+
+    Raises:
+        RunError: a ledger of the site is damaged.
+    """
     if budget is None:
         return {}
     site_budget = budget.sum_up_federation()

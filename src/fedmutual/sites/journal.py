@@ -105,7 +105,7 @@ class Journal:
         self.begun = record.begun or (BegunOrder(0, *last.place, last.inbox) if last else None)
 
     def find_answer(self, place: Place, inbox: str) -> bytes | None:
-        """Return the saved answer to an order of work with this digest (inbox), or None."""
+        """Return the saved answer to an order of work with this digest (inbox), or None. Raises OSError as `read_reply`."""
         entry = next((e for e in self.entries if e.place == place and e.inbox == inbox), None)
         return self.read_reply(entry) if entry else None
 
@@ -119,11 +119,15 @@ class Journal:
         return max((e for e in self.entries if e.place < place), default=None, key=lambda e: e.place)
 
     def load(self, client: Client, entry: JournalEntry) -> None:
-        """Load the saved state after a phase into a new client."""
+        """Load the saved state after a phase into a new client.
+
+        Raises:
+            RunError: the file is missing or damaged, or belongs to another run, round or network.
+        """
         load_client(client, self._make_state_path(entry), self._run, entry.round + 1)
 
     def read_reply(self, entry: JournalEntry) -> bytes:
-        """Return the saved answer after a phase."""
+        """Return the saved answer after a phase. Raises OSError if the file cannot be read."""
         return self._make_reply_path(entry).read_bytes()
 
     def begin(self, begun: BegunOrder) -> bool:
@@ -177,7 +181,11 @@ class Journal:
             self._make_scores_path(before.round).unlink(missing_ok=True)
 
     def save_shared(self, message: Message, round: int) -> None:
-        """Save the shared model that the server sent after a round, for `fedmutual predict`."""
+        """Save the shared model that the server sent after a round, from 0, for `fedmutual predict`.
+
+        Raises:
+            RunError: the file cannot be written.
+        """
         about = {"format": "1", "run": self._run, "round": str(round + 1)}
         write_tensors(server_folder(self._folder) / make_file_name(round + 1), message, about)
         for file in server_folder(self._folder).glob("round-*.safetensors"):

@@ -87,7 +87,7 @@ def summarise_ledger(lines: Iterable[Line]) -> list[Row]:
 
 
 def count_totals(lines: Sequence[Line]) -> dict[str, dict[str, int]]:
-    """Return for each receiver the number of messages, the bytes of tensors, and the bytes of all content."""
+    """Return receiver -> {"messages": their number, "tensors": the bytes of tensors, "bytes": the bytes of all content}."""
     totals: dict[str, dict[str, int]] = {}
     for line in lines:
         to = totals.setdefault(line["to"], {"messages": 0, "tensors": 0, "bytes": 0})

@@ -50,7 +50,11 @@ class PeerMailbox:
         return phases[number].leaves(self._state) or None
 
     def make_peer_messages(self, order: Order, at: At) -> PeerMessages:
-        """Return the messages to other sites after a phase, made from the site's stored message."""
+        """Return the messages to other sites after a phase, made from the site's stored message.
+
+        Raises:
+            RunError: the stored message is damaged.
+        """
         message = self._read_message(order)
         content = pack_message(SiteAnswer(Order(order.kind, order.round, order.phase)), message)
         return dict.fromkeys(self._list_receivers(order, message, at), content)
@@ -61,7 +65,7 @@ class PeerMailbox:
         Messages of earlier rounds are removed.
 
         Raises:
-            Unusable: other sites cannot use the message.
+            RunError: the file cannot be written.
         """
         up = count_bytes(message) * len(self._list_receivers(order, message, at))
         for file in self._folder.glob("*.safetensors"):
@@ -71,7 +75,12 @@ class PeerMailbox:
         return up
 
     def read_inbox(self, order: Order, at: At) -> tuple[Message, int, tuple[str, ...]]:
-        """Return (inbox of a phase, bytes of other sites in the inbox, one remark for each message that was left out)."""
+        """Return (inbox of a phase, bytes of other sites in the inbox, one remark for each message that was left out).
+
+        Raises:
+            RunError: the site's own message is damaged.
+            Unusable: as `receive_usable`.
+        """
         self.mail.begin(order.round)
         phases, state, remarks = self._list_phases(order), self._state, list[str]()
         for number, phase in enumerate(phases[: order.phase]):

@@ -49,7 +49,7 @@ class Order:
 
     @property
     def round_name(self) -> str:
-        """Return the round as text."""
+        """Return "the start", or "round 3", counted from 1."""
         return "the start" if self.round < 0 else f"round {self.round + 1}"
 
 
@@ -94,7 +94,10 @@ class Transport(Protocol):
         ...
 
     def ask(self, orders: Mapping[str, bytes], deadline: float) -> Iterator[tuple[str, bytes]]:
-        """Send each site its order -> (site, answer) as they come; those that have not answered in time are left out."""
+        """Send each site its order, and yield (site, answer) in the order of arrival. deadline: in seconds.
+
+        A site that does not answer before the deadline is left out.
+        """
         ...
 
 
@@ -151,12 +154,20 @@ def digest_order(order: Order, tensors: Message) -> str:
 
 
 def read_order(content: bytes, limit: Limit | None = None) -> tuple[Order, Message]:
-    """Return (order, tensors). limit: of a message from another host. Raises MalformedMessage."""
+    """Return (order, tensors). limit: of a message from another host.
+
+    Raises:
+        MalformedMessage: the bytes are not an order, or are longer than the limit.
+    """
     return _parse_message(content, _ORDER, "names no order", limit)
 
 
 def read_answer(content: bytes, limit: Limit | None = None) -> tuple[SiteAnswer, Message]:
-    """Return (answer, tensors). limit: of a message from another host. Raises MalformedMessage."""
+    """Return (answer, tensors). limit: of a message from another host.
+
+    Raises:
+        MalformedMessage: the bytes are not an answer, or are longer than the limit.
+    """
     return _parse_message(content, _ANSWER, "says something else than an answer", limit)
 
 

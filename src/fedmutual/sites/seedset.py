@@ -25,7 +25,7 @@ _CHUNK = 1024
 
 
 def record_seedset(folder: Path, sites: Sequence[str], shape: Sequence[int], classes: Sequence[str], use: Public) -> Table:
-    """Return the record of the public seed set in a contract: with counts of labels where all sites give their labels.
+    """Return the record (`SeedsTable`) of the public seed set in a contract, with counts of labels if all sites give labels.
 
     Raises:
         UserError: a site's file is missing, damaged, or does not fit the others'; or the examples are too few.

@@ -49,12 +49,12 @@ class SeedsetFile:
 
     @property
     def examples(self) -> ArrayExamples:
-        """Return the examples, which data sets take by number."""
+        """Return the examples, [n, *shape] as in `x`, which data sets take by number."""
         return ArrayExamples(self.x)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Return the shape of one example after scaling."""
+        """Return the shape of one example after scaling: (channels, height, width) or (features,)."""
         return (self.x.shape[1], *(self.scaling.size or self.x.shape[2:]))
 
     @property

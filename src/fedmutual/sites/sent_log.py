@@ -30,7 +30,11 @@ class SentLog:
                 raise Refused(self._site, name, "it holds numbers that are not finite")
 
     def record(self, answer: SiteAnswer, message: Message, content: bytes, to: str, unmasked: str | None = None) -> None:
-        """Record a message and its receiver before the message leaves. unmasked: SHA-256 of the words before masking."""
+        """Record a message and its receiver before the message leaves. unmasked: SHA-256 of the words before masking.
+
+        Raises:
+            RunError: the log cannot be written.
+        """
         values = {"train": dict(answer.train), "scores": [vars(s) for s in answer.scores], "remarks": list(answer.remarks)}
         line = {
             "round": answer.order.round + 1,

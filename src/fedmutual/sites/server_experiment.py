@@ -44,14 +44,22 @@ def build_server_experiment(contract: Contract, statistics: Statistics | None = 
 
 
 def make_first_state(contract: Contract, experiment: Experiment) -> Message:
-    """Return the state of the server before the first round."""
+    """Return the state of the server before the first round: name -> tensor.
+
+    Raises:
+        ConfigError: the shared network, or the state that the algorithm begins with, cannot be built.
+    """
     if contract.public is None:
         return experiment.make_server_state(contract.sites.names)
     return make_agreed_state(list_row_owners(contract), experiment.data.space.outputs)
 
 
 def find_longest_message(contract: Contract) -> int:
-    """Return the number of bytes of the longest message between the server and the sites of a federation."""
+    """Return the number of bytes of the longest message between the server and the sites of a federation.
+
+    Raises:
+        ConfigError: as `make_first_state`.
+    """
     experiment, names = build_server_experiment(contract), contract.sites.names
     if contract.algorithm.public is None:
         state = experiment.make_server_state()

@@ -36,7 +36,7 @@ def go_back(folder: Path, diverged: bool, conduct: Conduct, attempts: Attempts, 
     The first time the server goes back by one saved round, later to the oldest that it keeps.
 
     Raises:
-        RunError: the attempts that sites follow are used up; or something cannot be written.
+        RunError: no attempt that sites accept is left; or a file is damaged or cannot be written.
     """
     saved = read_checkpoint(folder)
     if not diverged or saved is None:

@@ -169,6 +169,7 @@ class SiteRuntime:
         Raises:
             MalformedMessage: the bytes are not an order, are longer than any order, or repeat an order too often.
             RunError: the log of sent messages cannot be written; then nothing is sent.
+            OSError: the saved answer to this order cannot be read.
         """
         order, inbox = read_order(content, self._limit)
         digest = digest_order(order, inbox)
@@ -217,7 +218,12 @@ class SiteRuntime:
             )
 
     def make_peer_messages(self, content: bytes) -> dict[str, bytes]:
-        """Return the messages to other sites after an order was carried out: site -> bytes. Each message is logged."""
+        """Return the messages to other sites after an order was carried out: site -> bytes. Each message is logged.
+
+        Raises:
+            MalformedMessage: the bytes are not an order.
+            RunError: the site's own message is damaged, or the log of sent messages cannot be written.
+        """
         order, inbox = read_order(content)
         if (
             self.peers is None

@@ -51,7 +51,7 @@ def read_site_file(path: Path) -> SiteSettings:
     """Read a site's own file and return its settings. Relative paths in the file start at the folder of the file.
 
     Raises:
-        ConfigError: a key is wrong or missing.
+        ConfigError: the file cannot be read, or a key is wrong or missing.
     """
     file: SiteFile = parse_table(SiteFile, read_tables(path), str(path))
     if file.data.name is None:

@@ -72,7 +72,7 @@ class MessageSizes:
         """Return a site's answer to an order, and the tensors of the answer.
 
         Raises:
-            MalformedMessage: the bytes are longer than any answer, or state larger counts than possible.
+            MalformedMessage: the bytes are not an answer, are longer than any answer, or state larger counts than possible.
         """
         answer, message = read_answer(content, self._limit_answer(order))
         if len(answer.remarks) > self._count_remarks(order):

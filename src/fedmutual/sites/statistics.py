@@ -33,7 +33,7 @@ class SumStatistics(Phase):
     compute: Callable[[], Words] | None = None  # at a site: returns the words of its training rows
 
     def leaves(self, server: Message) -> Spec:
-        """Return the one tensor of a reply."""
+        """Return the one declared tensor of a reply: int64 [layout.count]."""
         return {SUMS: (torch.int64, (self.layout.count,))}
 
     def batches(self, client: Client, inbox: Message, at: At) -> Iterable[Batch]:
@@ -45,7 +45,11 @@ class SumStatistics(Phase):
         return {}
 
     def end(self, client: Client, at: At) -> Message:
-        """Return the words of the site's training rows."""
+        """Return the words of the site's training rows: one tensor, int64 [layout.count].
+
+        Raises:
+            DataError: a row cannot be read, or the values are too large.
+        """
         assert self.compute is not None  # the server asks sites only
         return {SUMS: torch.from_numpy(self.compute())}
 
@@ -66,17 +70,17 @@ def find_sums_fault(phase: Phase, message: Message) -> str | None:
 
 
 def get_screened(message: Message) -> Message:
-    """Return what of a reply `screening` judges: of sums the number of rows, as n_k."""
+    """Return the part of a reply that `screening` judges: of sums, the number of rows as n_k; else the complete reply."""
     return {N_K: message[SUMS][0]} if SUMS in message else message
 
 
 def declare_scaling(layout: Layout) -> Spec:
-    """Return the declared tensor with the scaling in an order: float64 [2, inputs], means and standard deviations."""
+    """Return the declared tensor with the scaling in an order: float64 [2, inputs], a row of means and a row of divisors."""
     return {SCALING: (torch.float64, (2, len(layout.inputs)))}
 
 
 def pack_scaling(moments: Moments) -> Message:
-    """Return the message with the scaling that the server adds to orders."""
+    """Return the message with the scaling that the server adds to orders; its tensor is as in `declare_scaling`."""
     return {SCALING: torch.tensor(moments, dtype=torch.float64)}
 
 
@@ -112,7 +116,7 @@ def find_layout_fault(layout: Layout, agreed: Layout, is_named: bool) -> str | N
 
 
 def make_placeholder(layout: Layout) -> Moments:
-    """Return the scaling of a site that has not been sent one: it changes nothing."""
+    """Return the scaling of a site before the server has sent one: means 0 and divisors 1, which change nothing."""
     return Moments((0.0,) * len(layout.inputs), (1.0,) * len(layout.inputs))
 
 

@@ -41,15 +41,18 @@ def adapt(
     watch: Callable[[str], Observer] | None = None,
     trust_code: bool = False,
 ) -> None:
-    """Adapt a run's shared model to a newcomer's data in every way, with every size and seed.
+    """Adapt a run's shared model to a newcomer's data, and compare with training from scratch and with fine-tuning.
+
+    Each of these ways is trained with every size and seed.
 
     file: TOML, the newcomer's part of a configuration. sizes: training examples, None for all. fedavg: a run of FedAvg (of
     the `Phase.adapt_rival` of the newcomer's algorithm), whose shared model is fine-tuned; unset, the shared model of `run`.
-    Runs are in OUT/<way>/<size>/<seed>, the scores in OUT/adapt.json.
-    trust_code: import whatever code the runs' folders name.
+    Runs are in OUT/<way>/<size>/<seed>, the scores in OUT/adapt.json; accuracies are fractions in [0, 1].
+    trust_code: import any code that the runs' folders name.
 
     Raises:
-        UserError: in one sentence, what does not fit what, before anything is trained.
+        UserError: a file, a folder or a setting does not fit; raised before the first training.
+        Diverged: a client's loss or weights are not finite.
     """
     with set_trust(trust_code):
         _adapt_shared_model(run, file, out, sizes, seeds, fedavg, resume, overrides, watch)

@@ -58,10 +58,13 @@ class AnsweringModel(NamedTuple):
 def choose_model(
     path: Path, client: str | None = None, best: bool = False, trust_code: bool = False, ensemble: bool = False
 ) -> AnsweringModel:
-    """Return the model that answers.
+    """Return the model that answers, by the path of a run's folder or of a model file in a run's folder.
+
+    client, best, ensemble: as for `choose_model_of_run`; a model file names its client itself.
 
     Raises:
-        RunError: the path is no run and no model of one, or the run has no such model, or keeps none of its best round.
+        RunError: the path is neither, or names a client beside `client`; or as `choose_model_of_run`.
+        ConfigError: config.toml is missing or damaged, or the code of the model may not be imported.
     """
     place, client = _locate_model(path, client)
     return choose_model_of_run(Run(place, trust_code), client, best or path.name == BEST, ensemble)
@@ -70,8 +73,14 @@ def choose_model(
 def choose_model_of_run(run: Run, client: str | None = None, best: bool = False, ensemble: bool = False) -> AnsweringModel:
     """Return the model of a run that answers.
 
+    client: the client whose personal model answers, or the shared model if the client has none; None: the shared model.
+    best: whether the model of the best round answers; else the last saved model answers.
+    ensemble: whether the client's personal model and the shared model answer together.
+
     Raises:
-        RunError: the run has no such model, or keeps none of its best round.
+        RunError: the run has no such model, or keeps none of its best round; or `client` is None, and the clients scale
+            their inputs differently.
+        ConfigError: the code of the model may not be imported.
     """
     place = run.folder
     known = read_model_environment(place)
@@ -198,7 +207,9 @@ def list_columns(takes: Interface) -> list[str] | None:
 
 
 def scale_examples(raw: Tensor, where: Callable[[int], str], takes: Interface, scaled: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return raw examples [B, *shape] as a network takes them. where: the name of an example in messages.
+    """Return a network's inputs [B, *takes.shape] for raw examples [B, *raw shape].
+
+    where: position in the batch -> the name of the example in messages. scaled: the function of `make_scaler`.
 
     Raises:
         BadRows: the examples do not have the model's shape, or hold NaN or infinite values.

@@ -71,7 +71,7 @@ def describe_method(method: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the tables [algorithm] and [training] that an algorithm's name or instance stands for.
 
     Raises:
-        ConfigError: it is neither.
+        ConfigError: `method` is neither a name nor an instance.
     """
     if isinstance(method, str):
         return {"name": method}, {}
@@ -96,7 +96,11 @@ def describe_method(method: Any) -> tuple[dict[str, Any], dict[str, Any]]:
 
 @contextmanager
 def translate_errors() -> Iterator[None]:
-    """Raise errors about keys, files and flags as errors about arguments."""
+    """Within, raise errors about keys, files and flags as errors about arguments, with an equal type.
+
+    Raises:
+        ConfigError, DataError, RunError: the block raises an error of this type.
+    """
     try:
         yield
     except (ConfigError, DataError, RunError) as problem:

@@ -46,7 +46,8 @@ def list_variants(
     tuned: method -> the settings that `tune` chose.
 
     Raises:
-        ConfigError: there is no method, one comes twice, or one does not fit the configuration.
+        ConfigError: there is no method, one comes twice, or one does not fit the configuration; or a round is not equally
+            much training under all methods.
     """
     if not methods:
         raise ConfigError(f"--methods names no algorithm; name some, separated by commas: {','.join(DEFAULT_METHODS)}")
@@ -94,7 +95,8 @@ def compare(
     with their clients in common stacks.
 
     Raises:
-        UserError: as `run`; what is wrong with a method or a folder, before the first is trained.
+        UserError: as `run`; errors of methods and folders are raised before the first training.
+        Diverged: as `run`.
     """
     planned = [
         (f"{method}, seed {seed}", variant, out / make_folder_name(method) / str(seed))
@@ -109,7 +111,11 @@ def compare(
 
 
 def record_choice(folder: Path, method: str, choice: Tuned) -> None:
-    """Write tuned.json into a run's folder: which values the trials chose, and where the trials are."""
+    """Write tuned.json into a run's folder: which values the trials chose, and where the trials are.
+
+    Raises:
+        RunError: the file cannot be written.
+    """
     write_record(
         folder / TUNED,
         TunedRecord(
@@ -123,7 +129,12 @@ def record_choice(folder: Path, method: str, choice: Tuned) -> None:
 
 
 def check_folders(planned: Sequence[Planned], resume: bool) -> None:
-    """Check that every run can be made, or gone on with. Raises RunError before anything is changed."""
+    """Check that every run can begin in its folder, or with `resume` can continue there. No folder is changed.
+
+    Raises:
+        RunError: a folder holds other files, or a run that this configuration cannot resume.
+        ConfigError: config.toml of a run to resume is damaged.
+    """
     for _, config, folder in planned:
         if resume and (folder / CONFIG).exists():
             check_resumable(folder, config)
@@ -142,6 +153,7 @@ def train_all(
 
     Raises:
         ConfigError: `jobs` is above 1, and the runs cannot run side by side.
+        UserError, Diverged: the error of the first run that failed.
     """
     configs, folders = [config for _, config, _ in planned], [folder for *_, folder in planned]
     observers = [[watch(label)] if watch else [] for label, *_ in planned]

@@ -21,6 +21,10 @@ class EngineHandle:
         """before: the engine of the run before it was stopped; None for a new run.
 
         folder: of the run, where states of clients may be stored; None: all clients stay in memory.
+
+        Raises:
+            ConfigError: the engine cannot hold the clients.
+            WorkerLost: three workers died while they built their clients.
         """
         engine = experiment.config.engine
         self.experiment, self.work = experiment, experiment.estimate_work()
@@ -48,12 +52,21 @@ class EngineHandle:
         return (*picked, *unused.describe_unused_engine_keys(self.experiment.config, self.choice.name), *self._lost)
 
     def restart(self) -> None:
-        """Start a new engine, with clients as before round 1."""
+        """Start a new engine, with clients as before round 1.
+
+        Raises:
+            ConfigError, WorkerLost: as `EngineHandle`.
+        """
         self.close()
         self.engine = self._open()
 
     def reach(self, folder: Path) -> None:
-        """Check that the folder exists on each machine of clients, because clients write their state into it."""
+        """Check that the folder exists on each machine of clients, because clients write their state into it.
+
+        Raises:
+            RunError: a machine does not see the folder.
+            WorkerLost: a worker died.
+        """
         if isinstance(self.engine, Cluster):
             self.engine.reach(folder)
 

@@ -47,6 +47,8 @@ def make_raw_input_model(answering: AnsweringModel) -> RawInputModel:
 def export_program(model: RawInputModel, shape: tuple[int, ...]) -> ExportedProgram:
     """Return the program of a model for any number of examples, after a check that its answers equal the model's.
 
+    shape: of one raw example.
+
     Raises:
         RunError: torch.export cannot trace the network, or the program computes other answers.
     """

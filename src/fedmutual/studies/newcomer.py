@@ -43,7 +43,7 @@ class SourceRun:
 
     @cached_property
     def takes(self) -> Interface:
-        """The inputs and outputs of its shared model."""
+        """The inputs and outputs of its shared model. Raises RunError if environment.json is missing or damaged."""
         return read_interface(self.run.folder)
 
     @cached_property
@@ -63,7 +63,11 @@ class SourceRun:
         return "part" not in self.model
 
     def describe(self) -> Table:
-        """Return the identity of this model: it differs for other models, and for this model after further rounds."""
+        """Return the identity of this model: it differs for other models, and for this model after further rounds.
+
+        Raises:
+            RunError: a file of the run's folder is missing or damaged.
+        """
         digest = hashlib.sha256((server_folder(self.run.folder) / make_file_name(self.run.round)).read_bytes()).hexdigest()
         config = self.run.config
         return {
@@ -81,7 +85,8 @@ def read_source(folder: Path) -> SourceRun:
 
     Raises:
         RunError: there is no run, nothing was saved or shared, or its task has no main metric.
-        ConfigError: its shared network or its task is code that may not be imported (see `recorded_code`).
+        ConfigError: config.toml is damaged, or its shared network or its task is code that may not be imported (see
+            `recorded_code`).
     """
     if not (folder / CONFIG).is_file():
         raise RunError(
@@ -116,7 +121,13 @@ class Newcomer:
         return make_folder_name(self.algorithm["name"]), SCRATCH, FINE_TUNE
 
     def make_config(self, way: str, size: int | None, seed: int | None = None) -> Config:
-        """Return the ordinary configuration of one of `ways`. size: the number of training examples; None: all."""
+        """Return the ordinary configuration of one of `ways`.
+
+        size: the number of training examples; None: all. seed: None: the seed of the file, else the default.
+
+        Raises:
+            ConfigError: a key of the newcomer's file does not fit this way.
+        """
         model_keys = {k: v for k, v in self.tables.get("model", {}).items() if k not in _SHARES}
         personal, adaptor = ({k: v for k, v in model_keys.items() if k == key} for key in ("personal", "adaptor"))
         start = {"start": "server"}  # needs a whole model
@@ -149,7 +160,8 @@ class Newcomer:
         """Read the newcomer's data, and check that they fit each complete shared model.
 
         Raises:
-            UserError: the model does not have a class, or takes examples of another shape, other columns or another scaling.
+            UserError: the data cannot be read; or the model does not have a class, or takes examples of another shape, other
+                columns or another scaling.
         """
         try:
             read = data.prepare(self.make_config(self.ways[0], None))[""]
@@ -192,7 +204,11 @@ class Newcomer:
 
 
 def name_newcomer(file: Path, overrides: Mapping[str, Any]) -> str:
-    """Return the name of a newcomer: the key `name` of its file, else `NAME`."""
+    """Return the name of a newcomer: the key `name` of its file, else `NAME`.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
     return str(merge_overrides(read_tables(file), overrides).get("name", NAME))
 
 
@@ -200,7 +216,9 @@ def read_newcomer(file: Path, overrides: Mapping[str, Any], shared: SourceRun, t
     """Return a newcomer's part of a configuration from its TOML file, with overrides by dotted key.
 
     Raises:
-        ConfigError: a key is wrong, is not the newcomer's to set, or contradicts a key that the run determines.
+        ConfigError: the file cannot be read; or a key is wrong, is not the newcomer's to set, or contradicts a key that the
+            run determines.
+        RunError: environment.json of the run is missing or damaged.
     """
     tables, task = merge_overrides(read_tables(file), overrides), shared.run.config.training.task
     if task != "classification" and isinstance(training := tables.get("training", {}), dict):

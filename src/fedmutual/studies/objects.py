@@ -35,7 +35,13 @@ class ObjectRun(Run):
     """A run of objects in memory: its models are rebuilt from the caller's networks."""
 
     def __init__(self, folder: Path, objects: Mapping[str, Any], keep: TemporaryDirectory[str] | None = None) -> None:
-        """keep: a temporary folder that holds the run, and exists as long as this object."""
+        """objects: name -> object, as `hold_sites` yields them.
+
+        keep: a temporary folder that holds the run, and exists as long as this object.
+
+        Raises:
+            ConfigError: as `Run`.
+        """
         super().__init__(folder)
         self._objects, self._keep = dict(objects), keep
 
@@ -48,7 +54,11 @@ class ObjectRun(Run):
             return super()._build_net(name, state, client)
 
     def meme(self, client: str) -> nn.Module:
-        """Return a client's fork; see `Run.meme`."""
+        """Return a client's fork of the shared model in eval mode, as `Run.meme`.
+
+        Raises:
+            RunError: as `Run.meme`.
+        """
         with hold_objects(self._objects):
             return super().meme(client)
 
@@ -60,13 +70,21 @@ class Comparison:
     runs: Mapping[tuple[str, int], Run]  # (method, seed) -> run
 
     def history(self) -> pd.DataFrame:
-        """Return all scores of all runs: method, seed, and the columns of `Run.history`."""
+        """Return all scores of all runs, one row for each number; columns: method, seed, and those of `Run.history`.
+
+        Raises:
+            RunError: metrics.jsonl of a run is damaged.
+        """
         frames = [run.history().assign(method=method, seed=seed) for (method, seed), run in self.runs.items()]
         table = pd.concat(frames, ignore_index=True)
         return table[["method", "seed", *(c for c in table if c not in ("method", "seed"))]]
 
     def report(self, path: str | Path) -> Path:
-        """Write the page that shows whether federating pays, and return its path."""
+        """Write the HTML page that compares the methods, with a verdict on federated training, and return its path.
+
+        Raises:
+            RunError: a run's folder is damaged, or the path cannot be written or is another file than a page.
+        """
         from fedmutual.report import read_runs, write_report
 
         write_report(read_runs([run.folder for run in self.runs.values()]), Path(path))

@@ -49,12 +49,12 @@ class Prediction:
 
     @property
     def label(self) -> str:
-        """The most probable class or label; of masks the most frequent class."""
+        """The most probable class or label; of masks the most frequent class. Raises IndexError for numbers."""
         return self.ranked[0][0]
 
     @property
     def probability(self) -> float:
-        """The probability of `label`; of masks its share of the pixels."""
+        """The probability of `label`; of masks its share of the pixels, in [0, 1]. Raises IndexError for numbers."""
         return self.ranked[0][1]
 
     @property
@@ -123,7 +123,10 @@ def predict(
 
 
 def make_prediction(example: str, answer: Tensor, answering: AnsweringModel) -> Prediction:
-    """Return the prediction of one example. answer: as the model's form computes it, for one example."""
+    """Return the prediction of one example.
+
+    answer: as the model's form computes it, without the batch: classes [C], numbers [outputs], labels [L], masks [C, H, W].
+    """
     kind, classes = answering.kind, answering.takes.classes
     if kind == "numbers":
         return Prediction(example, answering.description, numbers=tuple(answer.tolist()), kind=kind)

@@ -32,13 +32,21 @@ class PrivacyCost(NamedTuple):
     sigma: float
 
     def compute_epsilon(self, config: Config) -> float:
-        """Return epsilon at the configured delta, by the configured accountant."""
+        """Return epsilon at the configured delta, by the configured accountant; possibly infinite.
+
+        Raises:
+            ConfigError: as `compute_total_epsilon`.
+        """
         return compute_total_epsilon(
             [NoisedSteps(self.sigma, self.rate, self.steps)], config.privacy.delta, config.privacy.accountant
         )
 
     def find_sigma(self, wished: float, config: Config) -> float:
-        """Return the smallest noise multiplier with which the steps cost at most this epsilon."""
+        """Return the smallest noise multiplier with which the steps cost at most this epsilon.
+
+        Raises:
+            ConfigError: no noise multiplier is large enough, or as `compute_total_epsilon`.
+        """
         return find_sigma(wished, self.rate, self.steps, config.privacy.delta, config.privacy.accountant)
 
 
@@ -59,7 +67,8 @@ def plan_privacy(experiment: Experiment) -> dict[str, PrivacyCost]:
     """Return the cost of each client, by its own rows and batch size. Nothing is trained.
 
     Raises:
-        ConfigError: nothing is noised, or an algorithm's steps cannot be counted.
+        ConfigError: nothing is noised, an algorithm's steps cannot be counted, or `privacy.unit` or `privacy.delta` does not
+            fit a client's rows.
     """
     config = experiment.config
     if not experiment.noised:
@@ -78,7 +87,11 @@ def plan_privacy(experiment: Experiment) -> dict[str, PrivacyCost]:
 
 
 def check_budget(experiment: Experiment) -> None:
-    """Raise ConfigError where a client's part would cost more than `privacy.epsilon`."""
+    """Check, before the training, that no client's part costs more than `privacy.epsilon`.
+
+    Raises:
+        ConfigError: a client's part costs more; or as `plan_privacy` and `compute_total_epsilon`.
+    """
     config = experiment.config
     budget = config.privacy.epsilon
     if budget is None or not experiment.noised:
@@ -94,7 +107,12 @@ def check_budget(experiment: Experiment) -> None:
 
 
 def record(experiment: Experiment, engine: Engine) -> Mapping[str, Any]:
-    """Return {"privacy": its table in summary.json}, by the steps that were taken; {} where nothing was noised."""
+    """Return {"privacy": its table in summary.json}, by the steps that were taken; {} where nothing was noised.
+
+    Raises:
+        ConfigError: as `compute_total_epsilon`.
+        WorkerLost: a worker died.
+    """
     privacy = experiment.config.privacy
     if not experiment.noised:
         return {}
@@ -108,12 +126,17 @@ def record(experiment: Experiment, engine: Engine) -> Mapping[str, Any]:
 
 
 def describe_privacy(config: Config, clients: Mapping[str, Mapping[str, float | None]]) -> dict[str, Any]:
-    """Return the privacy settings and the cost of each client: epsilon, steps, sampling rate."""
+    """Return the privacy settings and the cost of each client: epsilon (None: infinite), steps, sampling rate."""
     return {**config.privacy.model_dump(exclude={"epsilon"}), "clients": clients}
 
 
 def describe_trials(folders: Sequence[Path], config: Config) -> str | None:
-    """Return a sentence with the total epsilon of a sweep's trainings; None where no training was noised."""
+    """Return a sentence with the total epsilon of a sweep's trainings; None where no training was noised.
+
+    Raises:
+        RunError: a summary.json is damaged.
+        ConfigError: as `compute_total_epsilon`.
+    """
     taken: dict[str, list[NoisedSteps]] = {}
     for folder in folders:
         summary = read_summary(folder)

@@ -33,7 +33,8 @@ def restore_run(experiment: Experiment, engine: Engine, folder: Path, name: str)
     Nothing saved: the server's first state, and None. name: the identity of the run, which its checkpoint must have.
 
     Raises:
-        RunError: the checkpoint belongs to another run.
+        RunError: the checkpoint belongs to another run, or a file is missing or damaged.
+        WorkerLost: a worker died.
     """
     due, rounds = experiment.config.records.evaluate_every, experiment.config.rounds
     server, saved = restore_server(folder, name, experiment.make_server_state(), rounds, due, experiment.clients)

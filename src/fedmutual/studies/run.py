@@ -59,6 +59,7 @@ def run(
     Raises:
         UserError: the experiment cannot be trained; one sentence says why.
         Diverged: a client's loss or weights are not finite; the last saved state is kept.
+        Refused: a reply of a client holds something that must not leave the client.
     """
     with set_trust(trust_code):
         return _run(config, Path(out) if out is not None else Path("runs") / config.name, resume, observers)
@@ -104,7 +105,11 @@ def run_together(
 def attempt_together(
     configs: Sequence[Config], outs: Sequence[Path], resume: bool, observers: Sequence[Sequence[Observer]]
 ) -> list[BaseException | None]:
-    """Train as `run_together`; return the error of each run, None for a finished run."""
+    """Train as `run_together`; return the error of each run, None for a finished run.
+
+    Raises:
+        UserError: a folder, the data or a network cannot be used; raised before the first training.
+    """
     environments = [_read_environment(folder, config, resume) for folder, config in zip(outs, configs, strict=True)]
     left = [n for n, recorded in enumerate(environments) if recorded is not None]
     with _use_threads(max((config.engine.threads for config in configs), default=1)):
@@ -141,7 +146,13 @@ def identify_data(config: Config) -> str:
 
 
 def can_stack(config: Config) -> bool:
-    """Return whether runs of this configuration can be stacked; clipping of single rows' gradients cannot."""
+    """Return whether the clients of several runs of this configuration can train in common stacks.
+
+    Runs with `privacy.nets` cannot, because the gradient of each example is clipped.
+
+    Raises:
+        ConfigError: this machine lacks the device.
+    """
     if config.privacy.nets != "none":
         return False
     name, device = config.engine.name, config.engine.device

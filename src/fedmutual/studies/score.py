@@ -35,7 +35,7 @@ RESAMPLES = 500
 
 @dataclass(frozen=True)
 class FileScore:
-    """The scores of a model on a labelled file, which is `file`."""
+    """The scores of a model on a labelled file, which is `file`. Accuracies and their intervals are fractions in [0, 1]."""
 
     file: str
     model: str  # the model: "personal model of client '3' (cnn1), round 20"

@@ -31,8 +31,10 @@ _SHOWN = (Started, Noted, Replied, Evaluated, Finished)  # events that are sent:
 
 
 def can_run_side_by_side(configs: Sequence[Config]) -> bool:
-    """Return whether these runs may be trained in worker processes: on a CPU, by the engine `auto` or `inprocess`, and
-    without objects that only this process has."""
+    """Return whether worker processes can train these runs.
+
+    The runs need a CPU and the engine `auto` or `inprocess`, and no objects that only this process has.
+    """
     return all(
         config.engine.name in ("auto", "inprocess")
         and (config.engine.device == "cpu" or (config.engine.device == "auto" and pick_device("auto").type == "cpu"))
@@ -100,6 +102,7 @@ def train_queue(queue: RunQueue, jobs: int | None = None) -> None:
 
     Raises:
         RunError: a worker process died. All other runs are stopped, and can be resumed.
+        Exception: an error that `queue.take` or `queue.finish` raises. All other runs are stopped as well.
     """
     with _RunWorkers() as workers:
         while True:

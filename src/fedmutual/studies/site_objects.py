@@ -43,7 +43,8 @@ def hold_sites(
     """Keep the caller's objects during the block; yield the objects by name, and the table of each client.
 
     Raises:
-        ConfigError: `sites` is no dictionary of `Site` by name, or is empty.
+        ConfigError: `sites` is no dictionary of `Site` by name, or is empty; or a model is not in a form of `Site.model`.
+        DataError: the data of a site cannot be used.
     """
     if not isinstance(sites, Mapping) or not sites or not all(isinstance(site, Site) for site in sites.values()):
         raise ConfigError("argument 'sites' must be a dictionary of fedmutual.Site by name, as {'north': Site(train=...)}")

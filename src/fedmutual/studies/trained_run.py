@@ -67,7 +67,14 @@ class Run:
         return f"{text}, round {last['round'].max()} of {self.config.rounds}{shown}, in {self.folder}>"
 
     def history(self) -> "pd.DataFrame":
-        """Return all scores over the rounds, one row for each number: round, model, client, data, metric, value."""
+        """Return all scores over the rounds, one row for each number; no rows before the first evaluation.
+
+        Columns: round (from 1), model ("global", "personal", "ensemble" or "meme"), client (None: the common test set), data
+        ("validation", "test" or "holdout"), metric, value (accuracies are fractions in [0, 1]).
+
+        Raises:
+            RunError: metrics.jsonl is damaged.
+        """
         return read_scores(self.folder)
 
     def plot(self, metric: str | None = None, data: str = "validation") -> Any:
@@ -77,11 +84,12 @@ class Run:
 
         Raises:
             ValueError: the run has no such metric on these data; the message lists the existing metrics.
+            RunError: metrics.jsonl or environment.json is damaged.
         """
         return plot_history(self.history(), metric or read_metric(self.folder).name, data, self.config.name)
 
     def predict(self, x: Any, client: str | None = None, best: bool = False) -> "pd.DataFrame":
-        """Return answers for examples in memory: one row for each example [n], one column for each class.
+        """Return answers for examples in memory: a row for each example [n], a column for each class with its probability.
 
         For several labels: one column for each label with its probability; for numbers: the predicted number.
 
@@ -98,25 +106,25 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether all rounds are complete and summary.json is written."""
+        """Whether all rounds are complete and summary.json is written. Raises RunError if summary.json is damaged."""
         return is_finished(read_summary(self.folder), self.config.rounds)
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The content of summary.json."""
+        """The content of summary.json. Raises RunError if the file is missing or damaged."""
         return read_json(self.folder / SUMMARY)
 
     @property
     def round(self) -> int:
-        """The last saved round.
+        """The last saved round, from 1; 0 if only the start is saved.
 
         Raises:
-            RunError: nothing was saved.
+            RunError: nothing was saved, or checkpoint.json is damaged.
         """
         return self._find_saved().round
 
     def best_round(self, client: str | None = None) -> int:
-        """Return the best round, up to the last saved round, whose weights are stored.
+        """Return the best round, from 1 up to the last saved round, whose weights are stored.
 
         client: the client of a personal model; None: the shared model.
 
@@ -130,7 +138,12 @@ class Run:
 
     @property
     def complete(self) -> bool:
-        """Whether the server saved a complete model."""
+        """Whether the server saved a complete model.
+
+        Raises:
+            RunError: nothing was saved, or a file is damaged.
+            ConfigError: the code of the network may not be imported.
+        """
         return self._read_state(server_folder(self.folder)).keys() >= self._build_shared_net().state_dict().keys()
 
     def global_model(self, best: bool = False) -> nn.Module:
@@ -138,6 +151,7 @@ class Run:
 
         Raises:
             RunError: nothing was saved, no complete shared model exists, or no best round was stored.
+            ConfigError: the code of the network may not be imported.
         """
         known = read_model_environment(self.folder)
         if known.pooled:
@@ -159,6 +173,7 @@ class Run:
 
         Raises:
             RunError: nothing was saved, there is no such client or model, or no best round was stored.
+            ConfigError: the code of the network may not be imported.
         """
         names = read_model_environment(self.folder).models.personal
         if client not in names:
@@ -171,6 +186,7 @@ class Run:
 
         Raises:
             RunError: nothing was saved, or there is no such client or fork.
+            ConfigError: the code of the network may not be imported.
         """
         if client not in (client_ids := read_model_environment(self.folder).clients):
             raise RunError(f"{self.folder}: there is no client {client!r}; there are {', '.join(client_ids)}")
@@ -190,6 +206,7 @@ class Run:
 
         Raises:
             RunError: as `personal_model` and `meme`; the run has no ensemble.
+            ConfigError: the code of a network may not be imported.
         """
         personal = self.personal_model(client)
         weight = self._read_client_state(client, "memory.").get(WEIGHT)

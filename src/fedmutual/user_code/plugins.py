@@ -27,6 +27,7 @@ class Rule(Protocol):
 
         Raises:
             ConfigError: the module may not be imported.
+            RunError: the rule reads the record of a run folder, and the record is missing or damaged.
         """
 
 
@@ -74,6 +75,7 @@ def load(name: str, key: str) -> Any:
 
     Raises:
         ConfigError: the module may not be imported, cannot be imported, or lacks the name.
+        RunError: as `Rule.admit`.
     """
     module, _, attribute = name.partition(":")
     rule = get_rule() or WorkingFolder()

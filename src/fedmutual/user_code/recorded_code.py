@@ -74,6 +74,9 @@ def compute_digests(tables: Mapping[str, Any]) -> dict[str, str]:
     """Return module -> digest of the modules that a configuration's tables name, as imported here, for environment.json.
 
     Modules that may not be imported in this process are left out: a server does not need its sites' networks.
+
+    Raises:
+        RunError: as `Rule.admit`.
     """
     rule, tops = plugins.get_rule() or plugins.WorkingFolder(), set[str]()
     for module, key in list_named_modules(tables).items():
@@ -104,6 +107,7 @@ class RecordedCode:
         Raises:
             ConfigError: the module is not in the working folder, is part of the run folder, or differs from the recorded
                 one.
+            RunError: environment.json of the run folder is missing or damaged.
         """
         if not self._trusted and module not in self._granted:
             self._check(module, key)
@@ -129,6 +133,9 @@ def check_tables(tables: Mapping[str, Any], folder: Path) -> None:
     """Raise ConfigError if a run folder's config.toml names a module that may not be imported, or a Ray cluster.
 
     The owner of a cluster can run code in all processes that join it.
+
+    Raises:
+        RunError: environment.json of the run folder is missing or damaged.
     """
     engine = tables.get("engine")
     address = engine.get("address") if isinstance(engine, Mapping) else None
@@ -146,7 +153,8 @@ def check_unchanged(folder: Path, tables: Mapping[str, Any]) -> None:
     """Check that a run resumes with the code that it began with. tables: of the user's configuration.
 
     Raises:
-        RunError: a module that the tables name differs from the one that the run recorded.
+        RunError: a module that the tables name differs from the one that the run recorded; or environment.json is missing or
+            damaged.
     """
     if _trusts.get():
         return

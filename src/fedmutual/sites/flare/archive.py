@@ -39,7 +39,7 @@ def check_submission(path: Path, name: str, root: Path, agreed: Collection[Table
 
     Raises:
         RunError: the archive is not what fedmutual writes, or no lead signed it.
-        ConfigError: the contract of the job is not one of the agreed contracts.
+        ConfigError: the contract of the job is damaged, or is not one of the agreed contracts.
     """
     try:
         size = path.stat().st_size
@@ -63,6 +63,7 @@ def check_deployment(content: bytes, root: Path) -> None:
 
     Raises:
         RunError: the archive is not what fedmutual writes, or no lead signed it.
+        ConfigError: the contract in the app is not a contract that fedmutual writes.
     """
     if not isinstance(content, bytes | bytearray) or len(content) > _LARGEST_ARCHIVE:
         raise _make_error("it is missing or too large")

@@ -22,7 +22,7 @@ class SiteLauncher(ClientProcessJobLauncher):  # type: ignore[misc]
     """Starts the process of a job at a site."""
 
     def get_command(self, job_meta: dict[str, object], fl_ctx: FLContext) -> str:
-        """Return the command line of the process."""
+        """Return the command line of the process. Raises RuntimeError as `isolate`."""
         return isolate(super().get_command(job_meta, fl_ctx))
 
 
@@ -30,7 +30,7 @@ class ServerLauncher(ServerProcessJobLauncher):  # type: ignore[misc]
     """Starts the process of a job at the server."""
 
     def get_command(self, job_meta: dict[str, object], fl_ctx: FLContext) -> str:
-        """Return the command line of the process."""
+        """Return the command line of the process. Raises RuntimeError as `isolate`."""
         return isolate(super().get_command(job_meta, fl_ctx))
 
 

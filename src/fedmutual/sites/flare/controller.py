@@ -100,7 +100,12 @@ def _write_refusal(state: Path, job: str, reason: str) -> None:
 
 
 def pause_for_changes(folder: Path, transport: "TaskTransport", names: Collection[str]) -> None:
-    """Raise Paused after a saved round if a lead requested a stop, or if a connected site is not in the job."""
+    """Raise Paused after a saved round if a lead requested a stop, or if a connected site is not in the job.
+
+    Raises:
+        Aborted: FLARE has ended the job.
+        RunError: the record of restarts cannot be written.
+    """
     transport.check()
     if presence.is_stop_requested(folder):
         raise Paused("stopped by hand")
@@ -139,16 +144,24 @@ class TaskTransport:
         return tuple(sorted(self._late))
 
     def check(self) -> None:
-        """Raise Aborted if the job is over: a process whose parent died would take all sites for silent."""
+        """Raise Aborted if FLARE has ended the job, or if the parent process died: no site's answer could arrive then."""
         if self._abort.triggered or os.getppid() != self._parent:
             raise Aborted
 
     def wait_until_ready(self, wait: float) -> tuple[str, ...]:
-        """Wait at most `wait` seconds until all sites take orders, and return the sites that do."""
+        """Wait at most `wait` seconds until all sites take orders, and return the sites that do.
+
+        Raises:
+            Aborted: as `check`.
+        """
         return tuple(sorted(i for i, _ in self._send_tasks(READY, dict.fromkeys(self.list_connected(), b""), wait)))
 
     def ask(self, orders: Mapping[str, bytes], deadline: float) -> Iterator[tuple[str, bytes]]:
-        """Send each site its order as a task, and yield (site, answer) in the order of arrival. deadline: in seconds."""
+        """Send each site its order as a task, and yield (site, answer) in the order of arrival. deadline: in seconds.
+
+        Raises:
+            Aborted: as `check`.
+        """
         return self._send_tasks(TASK, orders, deadline)
 
     def _send_tasks(self, name: str, orders: Mapping[str, bytes], deadline: float) -> Iterator[tuple[str, bytes]]:

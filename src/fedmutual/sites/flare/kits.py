@@ -76,7 +76,7 @@ def provision(file: Path, out: Path, renew: tuple[str, ...] = ()) -> list[Kit]:
 
     Raises:
         ConfigError: the file is wrong, or FLARE is not installed.
-        RunError: the folder cannot be written, or holds the kits of another federation.
+        RunError: the folder cannot be written, holds the kits of another federation, or holds a damaged kit.
     """
     contract = read_contract(file)
     if contract.server.hosts[0] in contract.sites.names:  # certificates identify participants by these names

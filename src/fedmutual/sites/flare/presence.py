@@ -14,7 +14,11 @@ Sites = Mapping[str, str]
 
 
 def write_members(folder: Path, sites: Sites, silent: Collection[str] = ()) -> None:
-    """Write the connected sites. silent: connected sites whose heartbeat is overdue."""
+    """Write the connected sites. silent: connected sites whose heartbeat is overdue.
+
+    Raises:
+        RunError: the file cannot be written.
+    """
     write_json(folder / PRESENCE, {"format": 1, "sites": dict(sites), "silent": sorted(silent)})
 
 
@@ -38,7 +42,11 @@ def _read_members(folder: Path) -> tuple[dict[str, str], list[str]]:
 
 
 def request_stop(folder: Path) -> None:
-    """Write the file that asks the server in this folder to stop after the current round."""
+    """Write the file that asks the server in this folder to stop after the current round.
+
+    Raises:
+        RunError: the file cannot be written.
+    """
     write_json(folder / STOP, {"format": 1})
 
 

@@ -28,7 +28,7 @@ class Outcome(StrEnum):
 
 
 class ProgressFile:
-    """An observer that rewrites the progress file after each event."""
+    """An observer that rewrites the progress file after each event. Its methods raise RunError if that is not possible."""
 
     def __init__(self, folder: Path, contract: Contract, job: str) -> None:
         self._folder, self._time_left = folder, TimeLeft()
@@ -72,7 +72,7 @@ class ProgressFile:
         self._write()
 
     def __call__(self, event: Event) -> None:
-        """Write the news of an event."""
+        """Write the state of the federation after an event."""
         match event:
             case Started():
                 self._time_left.start(event)
@@ -121,7 +121,11 @@ def read_progress(folder: Path) -> dict[str, Any] | None:
 
 
 def change_progress(folder: Path, **changes: Any) -> None:
-    """Change keys of the progress file, while no job runs."""
+    """Change keys of the progress file, while no job runs. Without a progress file nothing is written.
+
+    Raises:
+        RunError: the file cannot be written.
+    """
     state = read_progress(folder)
     if state is not None:
         write_json(folder / FILE, state | changes)

@@ -13,10 +13,13 @@ _FIRST, _LONGEST = 60.0, 3600.0  # seconds until a job is restarted again for th
 
 
 def list_due_sites(folder: Path, out: Mapping[str, str], inside: Collection[str], now: float | None = None) -> list[str]:
-    """Return the sites for which the job is restarted now, and write the restart down.
+    """Return the sites for which the job is restarted now, and record the restart.
 
-    out: connected sites that are not in the job, each with its connection. inside: the sites in the
-        job, whose earlier restarts are forgotten. now: seconds since the epoch.
+    out: connected sites that are not in the job, each with its connection. inside: the sites in the job, whose earlier
+    restarts are forgotten. now: seconds since the epoch.
+
+    Raises:
+        RunError: the record cannot be written.
     """
     now, before = time.time() if now is None else now, _read_attempts(folder)
     tried = {i: restart for i, restart in before.items() if i not in inside}

@@ -30,7 +30,7 @@ def run_process(kit: Kit, state: Path, pointer: Mapping[str, Any], end: Callable
 
     Raises:
         ConfigError: FLARE is not installed, or its version is not supported.
-        RunError: the certificate of the kit cannot be used.
+        RunError: the certificate of the kit cannot be used, or a file of the workspace cannot be written.
     """
     check_version()
     check_valid(kit)
@@ -80,10 +80,10 @@ def _end_jobs() -> None:
 
 
 def check_kind(kit: Kit, kind: str) -> Kit:
-    """Return the kit.
+    """Return the kit, which must be of this kind. kind: a key of `kits.KIT_KINDS`.
 
     Raises:
-        ConfigError: the kit is of another kind. kind: a key of `kits.KIT_KINDS`.
+        ConfigError: the kit is of another kind.
     """
     if kit.kind != kind:
         raise ConfigError(f"{kit.folder}: is the kit of {kit.name!r}, a {kit.kind}'s; name a {kind}'s kit")

@@ -95,7 +95,9 @@ class Session:
         """Log in with a lead's kit. timeout: in seconds.
 
         Raises:
-            RunError: the server cannot be reached or rejects the kit.
+            ConfigError: FLARE is not installed.
+            RunError: the certificate of the kit has expired or is not yet valid.
+            ServerLost: the server cannot be reached or rejects the kit.
         """
         silence_nvflare()
         api = import_nvflare("nvflare.fuel.flare_api.flare_api")
@@ -133,6 +135,7 @@ class Session:
         """Submit a federation, or resume a stopped federation, and return the id of the job.
 
         Raises:
+            ServerLost: the server does not answer.
             RunError: the server refuses the job.
         """
         self._send_command(AGAIN, contract.name)
@@ -147,7 +150,8 @@ class Session:
         """Return the id of a federation's unfinished job, or None. Waits until a stopping job has stopped.
 
         Raises:
-            RunError: the federation is running with another contract.
+            RunError: the federation is running with another contract; or as `status`.
+            ConfigError: as `status`.
         """
         while True:
             status = self.status(contract.name)
@@ -171,6 +175,8 @@ class Session:
         the id of a waiting or running job, or None. "version": of fedmutual at the server.
 
         Raises:
+            ServerLost: the server does not answer.
+            RunError: the answer has another form than fedmutual's.
             ConfigError: the server has another version of fedmutual.
         """
         status = _check_answer(_Status, self._send_command(STATUS, name))
@@ -178,7 +184,12 @@ class Session:
         return status
 
     def stop(self, name: str) -> dict[str, Any] | None:
-        """Request a stop after the current round. Return the progress file; None where the federation is unknown."""
+        """Request a stop after the current round. Return the progress file; None where the federation is unknown.
+
+        Raises:
+            ServerLost: the server does not answer.
+            RunError: the answer has another form than fedmutual's.
+        """
         progress: dict[str, Any] | None = _check_answer(_Stopped, self._send_command(STOP, name))["progress"]
         return progress
 
@@ -186,7 +197,9 @@ class Session:
         """Write the results of a federation into a run folder, and return the paths of the written files.
 
         Raises:
-            RunError: the server names a file that is not a result file and could have any path. Nothing is written then.
+            RunError: the server names a file that is not a result file and could have any path, in which case nothing is
+                written; or the answer has another form than fedmutual's; or a file cannot be written.
+            ServerLost: the server does not answer.
         """
         written, files = [], _check_answer(_Files, self._send_command(RESULT, name))["files"]
         for file in files:
@@ -206,7 +219,8 @@ class Session:
         """Yield the status of a federation after each change, until its end. every: seconds between two requests.
 
         Raises:
-            RunError: the job ended before its start.
+            RunError: the job ended before its start; or as `status`.
+            ConfigError: as `status`.
         """
         previous: Any = None
         while True:

@@ -116,7 +116,11 @@ class Watch(FLComponent):  # type: ignore[misc]
             self._restart(manager, job, folder, state, alive, fl_ctx)
 
     def stop_without_job(self, folder: Path) -> None:
-        """Mark a federation without a job as stopped: the state came from another host, or FLARE's files are lost."""
+        """Mark a federation as stopped that has no job for 5 s: its state came from another host, or FLARE lost files.
+
+        Raises:
+            RunError: the progress file cannot be written.
+        """
         if time.monotonic() > self._missing_since.setdefault(folder.name, time.monotonic()) + _WRITE_TIME:
             reason = "this server has no job of it, only saved rounds; submit it again"
             print_line(f"{folder.name}: {reason}")
@@ -188,11 +192,11 @@ def _find_job(engine: Any, name: str) -> str | None:
 
 
 def list_connected(engine: Any, since: float = 0.0) -> presence.Sites:
-    """Return the sites with a heartbeat since a time, in seconds since the epoch."""
+    """Return the sites with a heartbeat since a time: site -> id of the connection. since: in seconds since the epoch."""
     clients = [c for c in engine.get_clients() if c.last_connect_time >= since]
     return {c.name: hashlib.sha256(c.token.encode()).hexdigest()[:12] for c in clients}
 
 
 def list_alive(engine: Any) -> presence.Sites:
-    """Return the sites whose heartbeat is not overdue; a job would start without the others."""
+    """Return the sites whose heartbeat is not overdue, as `list_connected`; a job would start without the other sites."""
     return list_connected(engine, time.time() - 2.5 * workspace.HEARTBEAT)

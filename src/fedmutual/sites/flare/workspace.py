@@ -29,6 +29,9 @@ def make_workspace(kit: Kit, state: Path, pointer: Mapping[str, Any]) -> Path:
     """Write FLARE's workspace for the kit of a server or of a site, and return its folder.
 
     pointer: facts that FLARE's processes read by `read_pointer`; key LONGEST_MESSAGE: bytes of the longest message.
+
+    Raises:
+        RunError: a file cannot be written.
     """
     work = state / FOLDER
     state.mkdir(parents=True, exist_ok=True)

@@ -54,7 +54,7 @@ class SecureSums:
         Raises:
             TooFewSites: fewer sites than the threshold answered a stage; calling `open` again repeats this stage.
             Rejected: the masks of the sum cannot be removed.
-            RunError: a stage cannot be saved.
+            RunError: a saved stage is damaged, or a stage cannot be saved.
         """
         context = SumContext(self._contract, self._sites, round, attempt, model)
         server = self._stages.begin(context, count)

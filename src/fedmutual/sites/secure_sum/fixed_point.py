@@ -40,7 +40,7 @@ def count_words(phase: Phase, base: Message) -> int:
 
 
 def pack_update(reply: Message, base: Message) -> Words:
-    """Return the words of a site's reply. base: the shared model that the site was sent.
+    """Return the words [N] of a site's reply, N as in `count_words`. base: the shared model that the site was sent.
 
     Raises:
         ValueError: n_k is out of the range of a fixed-point sum, or a number is not finite.
@@ -59,7 +59,8 @@ def pack_update(reply: Message, base: Message) -> Words:
 def divide_total(total: Words, sites: tuple[str, ...]) -> dict[str, Message]:
     """Return one message for each site: the message of the first site holds the sum of all words, the others hold zeros.
 
-    The round loop needs a reply of each site, and the server knows only the sum of the replies.
+    total: the sum, words [N]. Each message holds one tensor, int64 [N]. The round loop needs a reply of each site, and the
+    server knows only the sum of the replies.
     """
     words = torch.from_numpy(total.view(np.int64))
     zeros = torch.zeros(1, dtype=torch.int64).expand(len(words))
@@ -83,7 +84,7 @@ class OpenedSum(Aggregation):
         """Return the next shared model. replies: the messages of `divide_total`. base: the model that the sites were sent.
 
         Raises:
-            RunError: no updates of this number of sites have this sum.
+            RunError: no updates of this number of sites have this sum, so a site sent wrong words.
         """
         assert base is not None
         total = reduce(torch.add, [reply[WORDS] for reply in replies.values()])

@@ -61,7 +61,7 @@ def commit_seed(seed: bytes, context: bytes) -> bytes:
 
 
 def add_seed_mask(words: Words, seed: bytes, context: bytes, site: str) -> None:
-    """Add the mask that a site derives from its seed to words, in place."""
+    """Add the mask that a site derives from its seed to words, in place (the double mask of Bonawitz et al., 2017)."""
     _add_keystream(words, derive_key(seed, context.hex(), "self mask", site, salt=_SALT))
 
 
@@ -71,7 +71,7 @@ def subtract_seed_mask(words: Words, seed: bytes, context: bytes, site: str) -> 
 
 
 def add_pair_masks(words: Words, site: str, private: bytes, others: Iterable[tuple[str, bytes]], context: bytes) -> None:
-    """Add the pair masks of a site to its words, in place.
+    """Add the pair masks of a site to its words, in place (the pairwise masks of Bonawitz et al., 2017).
 
     private: the X25519 key of the site. others: the name and the public key of each other site.
 

@@ -70,7 +70,10 @@ class SumContext:
 
 
 def find_threshold(count: int) -> int:
-    """Return how many of `count` sites must take part in a sum: more than two thirds, and at least LEAST_SITES."""
+    """Return how many of `count` sites must take part in a sum: more than two thirds, and at least LEAST_SITES.
+
+    More than two thirds: the variant of Bonawitz et al. (2017) against a dishonest server.
+    """
     return max(2 * count // 3 + 1, LEAST_SITES)
 
 

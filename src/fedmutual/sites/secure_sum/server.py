@@ -31,7 +31,10 @@ class TooFewSites(RuntimeError):
 
 @dataclass
 class SumServer:
-    """The answers of one sum, by stage. Orders depend on these answers only, so a restarted server sends the same orders."""
+    """The answers of one sum, by stage. Orders depend on these answers only, so a restarted server sends the same orders.
+
+    The server of Bonawitz et al., 2017, https://doi.org/10.1145/3133956.3133982.
+    """
 
     context: SumContext
     authority: Authority

@@ -68,7 +68,8 @@ class SiteRecord(StateRecord):
 class SumSite:
     """One site in one sum. The caller saves `record` after each stage, before the answer is sent.
 
-    The module `sites.admission` ensures that a site answers each stage of an attempt once, or repeats the same answer.
+    The site is a user in the protocol of Bonawitz et al., 2017, https://doi.org/10.1145/3133956.3133982. The module
+    `sites.admission` ensures that a site answers each stage of an attempt once, or repeats the same answer.
     """
 
     def __init__(self, context: SumContext, site: str, signer: Signer, authority: Authority, record: SiteRecord) -> None:
@@ -80,7 +81,7 @@ class SumSite:
         """Draw new keys, and return the signed announcement of their public keys.
 
         Raises:
-            Rejected: this round was opened in another attempt.
+            Rejected: the order is of another attempt, or this round was opened in another attempt.
         """
         attempt = read_sum_message(messages.KeyRequest, order, SERVER).attempt
         if attempt != self._context.attempt:

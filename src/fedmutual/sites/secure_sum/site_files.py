@@ -57,7 +57,11 @@ class SumFiles:
         write_tensors(self.folder / UPDATE, tensors, {"format": "1", "round": str(round), "model": model})
 
     def read_reply(self) -> Message:
-        """Return the last reply as it passed the privacy boundary; {} before the first one."""
+        """Return the last reply as it passed the privacy boundary; {} before the first one.
+
+        Raises:
+            RunError: the file is damaged.
+        """
         tensors = read_tensors(self.folder / UPDATE)[0] if (self.folder / UPDATE).exists() else {}
         return {name.removeprefix(_REPLY): tensor for name, tensor in tensors.items() if name.startswith(_REPLY)}
 

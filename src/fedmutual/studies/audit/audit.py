@@ -63,7 +63,7 @@ def audit(
 
     Raises:
         UserError: the run is not finished, its data are gone or have changed, its task is no classification, or its code may
-            not be imported.
+            not be imported; `shadows` is below 0; a further training diverges; or audit.json cannot be written.
     """
     if shadows < 0:
         raise RunError(f"shadows = {shadows}: cannot be below 0")

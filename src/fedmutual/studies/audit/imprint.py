@@ -24,7 +24,10 @@ class FirstLayer(NamedTuple):
 
 
 def find_first_layer(net: nn.Module, features: int) -> FirstLayer | None:
-    """Return the first layer with parameters, where that is a linear layer with bias over all numbers of a row."""
+    """Return the first layer with parameters; None if this layer is not a linear layer with bias over a complete row.
+
+    features: the number of values in a row.
+    """
     for name, module in net.named_modules():
         if next(module.parameters(recurse=False), None) is None:
             continue
@@ -36,10 +39,12 @@ def find_first_layer(net: nn.Module, features: int) -> FirstLayer | None:
 
 
 def attack(client: Client, phase: Phase, at: At, server: Message, net: nn.Module, private: Data, held_out: Data) -> Imprint:
-    """Send a crafted model to a client, read training rows out of the answer, and return how many were read.
+    """Send a crafted model to a client, read training rows out of the reply, and return the number of these rows.
+
+    The attack is that of Fowl et al. 2022 (https://arxiv.org/abs/2110.13057), with random directions as weights.
 
     client: is changed. server: the state that the client expects. net: the shared network. private: the client's training
-    rows. held_out: rows that nobody trains on: they stand for what the server knows of such data, and for coincidences.
+    rows. held_out: rows that nobody trains on, in place of data that the server knows; a match with these is a coincidence.
     """
     training = read_rows(private)
 
@@ -90,7 +95,10 @@ def craft_state(server: Message, net: nn.Module, first: FirstLayer, known: Tenso
 
 
 def read_out(reply: Message, crafted: Message, first: FirstLayer) -> Tensor:
-    """Return what each unit that reacted saw [units, F]: the change of its weights over the change of its bias."""
+    """Return the row that each unit reconstructs [R, F], float64, for the R units whose bias changed.
+
+    A reconstructed row is the change of the unit's weights divided by the change of the unit's bias.
+    """
     weights, biases = (reply[name].detach().cpu().double() for name in first)
     sent_weights, sent_biases = (crafted[name].double() for name in first)
     decay = (weights / sent_weights).flatten().nanmedian()  # weight decay alone moves units that no row reached
@@ -100,7 +108,10 @@ def read_out(reply: Message, crafted: Message, first: FirstLayer) -> Tensor:
 
 
 def count_matches(rows: Tensor, seen: Tensor, scale: float) -> int:
-    """Return how many rows [n, F] one of the vectors `seen` [m, F] equals, each number within `scale`."""
+    """Return how many of the rows [n, F] equal a vector of `seen` [m, F], each number within `scale`.
+
+    A vector counts for the nearest row only.
+    """
     matched: set[int] = set()
     for vector in seen:
         errors = (rows - vector).abs().amax(1)

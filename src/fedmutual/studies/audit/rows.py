@@ -57,7 +57,11 @@ def is_member(pools: Sequence[Pool]) -> npt.NDArray[np.bool_]:
 
 @dataclass(frozen=True)
 class Confidence:
-    """The confidence of a model on n rows: the larger a number, the surer the model is of the row."""
+    """The confidence of a model on n rows: the larger a number, the surer the model is of the row.
+
+    `loss` is the score of Yeom et al. 2018 (https://arxiv.org/abs/1709.01604), and `margin` is the score of Carlini et al.
+    2022 (https://arxiv.org/abs/2112.03570).
+    """
 
     loss: Scores  # [n]: minus the cross-entropy of the true class
     answers: Scores  # [n]: the logarithm of the largest probability

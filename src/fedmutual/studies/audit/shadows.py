@@ -36,7 +36,7 @@ class Shadow:
 
 
 def draw_splits(pools: Sequence[Pool], number: int, rng: np.random.Generator) -> list[dict[str, Index]]:
-    """Return, for each shadow run, the positions in each client's pool that it is trained on, as many as the run.
+    """Return, for each shadow run, client -> the sorted positions [members], in the client's pool, of rows to train on.
 
     The left-out rows are consecutive blocks of one random order. The numbers of times that two rows are left out differ by
     at most one.

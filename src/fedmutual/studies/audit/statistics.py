@@ -52,7 +52,10 @@ def measure_strength(members: Scores, non_members: Scores, level: float, rng: np
 
 
 def choose_threshold(members: Scores, others: Scores) -> float:
-    """Return the threshold with the largest difference between the shares of members and of others above it."""
+    """Return the threshold with the largest difference between the shares of members and of others above it.
+
+    The threshold is one of the scores of `members` [M] and `others` [N], or -inf.
+    """
     candidates = np.unique(np.concatenate([[-np.inf], members, others]))
     above = [1 - np.searchsorted(np.sort(s), candidates, side="right") / len(s) for s in (members, others)]
     return float(candidates[int(np.argmax(above[0] - above[1]))])
@@ -65,8 +68,11 @@ def compute_clopper_pearson_interval(successes: int, trials: int, level: float) 
 
 
 def measure_auc(members: Scores, non_members: Scores, level: float) -> tuple[float, float, float]:
-    """Return the area under the ROC curve, and its interval by the variance of DeLong et al. 1988
-    (https://doi.org/10.2307/2531595)."""
+    """Return (area under the ROC curve, low, high), all in [0, 1].
+
+    members [M], non_members [N]: scores, at least two of each. level: of the interval, for example 0.95. The variance is
+    that of DeLong et al. 1988 (https://doi.org/10.2307/2531595).
+    """
     ranks = stats.rankdata(np.concatenate([members, non_members]))
     group_ranks = stats.rankdata(members), stats.rankdata(non_members)
     placed = (ranks[: len(members)] - group_ranks[0]) / len(non_members)  # the share of others below each member

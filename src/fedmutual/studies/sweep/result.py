@@ -66,7 +66,7 @@ def _find_ends_of_values(plan: SweepPlan, tried: Sequence[ScoredTrial], chosen: 
 
 
 def make_sweep_record(plan: SweepPlan, sweep: Sweep) -> dict[str, Any]:
-    """Return the content of sweep.json: the trials with their hold-out scores, and the chosen setting."""
+    """Return the content of sweep.json: the trials with their hold-out scores (accuracies as fractions), and the choice."""
     return {
         "format": 1,
         "name": plan.name,
