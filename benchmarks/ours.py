@@ -22,7 +22,7 @@ from turns import Stage
 from fedmutual.config import Config, parse_config
 from fedmutual.core import Message
 from fedmutual.engines import allocator, processes
-from fedmutual.engines.child_process import start_fork_server
+from fedmutual.engines.child_process import start_fork_server_early
 from fedmutual.engines.loop import federate
 from fedmutual.events import Event, Observer, RoundDone, Started
 from fedmutual.federation.build import build
@@ -124,7 +124,7 @@ class Timer:
 def time_whole_runs(experiment_config: Config, stage: Stage, folder: Path) -> None:
     """Report the seconds of a whole run each time, with new worker processes."""
     stage.tell("ready")
-    start_fork_server()
+    start_fork_server_early()
     while stage.wait():
         while processes.idle_workers:
             processes.idle_workers.pop().stop()

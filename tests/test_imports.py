@@ -1,6 +1,7 @@
 """Who may import whom, read from the source: an algorithm stays a short file that knows no engine."""
 
 import ast
+import importlib.util
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -159,6 +160,23 @@ def test_rule(rule) -> None:
 def test_each_extra_is_declared_in_one_place(extra: str) -> None:
     files = {f.file for f in list_all_imports() if not f.name.startswith("fedmutual.") and extra in f.name.split(".")}
     assert len({Path(f).parent if extra == "nvflare" else f for f in files}) <= 1
+
+
+@pytest.mark.parametrize("file", sorted((SOURCE.parents[1] / "benchmarks").glob("*.py")), ids=lambda file: file.stem)
+def test_a_name_that_a_benchmark_imports_exists(file: Path) -> None:
+    """No test runs the benchmarks: they take long. A function's imports are looked up, too."""
+    names = {
+        one_import.name for one_import in imports(file.name, file.read_text()) if one_import.top.startswith("fedmutual.")
+    }
+    assert {name for name in names if not has_name(*name.rsplit(".", 1))} == set()
+
+
+def has_name(module: str, name: str) -> bool:
+    """Return whether a module has a name, or is a package with a module of this name."""
+    package = importlib.import_module(module)
+    return hasattr(package, name) or (
+        hasattr(package, "__path__") and importlib.util.find_spec(f"{module}.{name}") is not None
+    )
 
 
 @pytest.mark.parametrize(
