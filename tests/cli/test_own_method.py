@@ -144,6 +144,7 @@ def describe_page(comparison):
     for picture in make_pictures(comparison):
         assert len({curve.slot for curve in picture.curves if not curve.style}) == len({c.method for c in picture.curves})
     decision = make_decision_table(comparison)
+    seconds = [column.name for column in decision.columns].index("Seconds")
     return {
         "methods": [m.label for m in comparison.methods],
         "verdict": judge(comparison),
@@ -151,7 +152,7 @@ def describe_page(comparison):
         "tables": [
             t(comparison) for t in (make_headline_table, make_client_table, make_other_score_table, make_recall_table)
         ],
-        "decision": [row[:-1] for row in decision.rows],
+        "decision": [row[:seconds] + row[seconds + 1 :] for row in decision.rows],
         "curves": [
             (picture.title, [replace(curve, slot=0) for curve in picture.curves]) for picture in make_pictures(comparison)
         ],

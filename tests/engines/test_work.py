@@ -56,7 +56,7 @@ def test_the_report_sums_them_and_has_none_where_a_line_lacks_them(small):
 
     def costs():
         (comparison,) = make_comparisons(read_runs(["out"]))
-        return dict(zip((name for name, *_ in COSTS), list_costs(comparison.methods[0]), strict=True))
+        return dict(zip((cost.name for cost in COSTS), list_costs(comparison.methods[0]), strict=True))
 
     assert [costs()[key][0] for key in ("Gradient steps", "Forward passes")] == [STEPS, 2 * STEPS]
     assert costs()["Bytes"][0] == sum(fedmutual.Run("out").summary["bytes"].values())

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from fedmutual.report import accuracy, domains, make_headline_tables, tables, verdicts
 from fedmutual.report.comparison import make_comparisons
-from fedmutual.report.costs import draw_costs, make_courses, make_page_cost_table
+from fedmutual.report.cost_curves import draw_costs, make_courses, make_page_cost_table
 from fedmutual.report.curves import assign_slots, make_data_table, make_pictures
 from fedmutual.report.findings import ComparedAfter
 from fedmutual.report.scale import PERCENT

@@ -1,6 +1,7 @@
 """What a decision between methods needs, a line a model: how good the model is, on which rows, for whom, and its costs."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from statistics import fmean
 
 from fedmutual.metric import ACCURACY
@@ -11,35 +12,45 @@ from fedmutual.report.statistics import Gains, Missing, Value
 from fedmutual.report.text import format_number, format_size
 from fedmutual.rundir.recorded_run import RecordedRun
 
-COSTS: Sequence[tuple[str, Callable[[RecordedRun], float | None], Callable[[float], str], str]] = (
-    (
+
+@dataclass(frozen=True)
+class CostColumn:
+    """A cost of all clients in a whole run: a column of the decision table, and of the table in the terminal."""
+
+    name: str
+    read_number: Callable[[RecordedRun], float | None]  # None: the run has no number
+    format_number: Callable[[float], str]
+    missing_reason: str  # a clause: why a run may have no number
+    note: str = ""  # a footnote of the column
+
+
+COSTS = (
+    CostColumn(
         "Bytes",
         lambda run: run.ledger.sum_bytes("up") + run.ledger.sum_bytes("down") + sum(run.ledger.seed.values()),
-        lambda n: format_size(n),
+        format_size,
         "nothing was sent so far",
     ),
-    (
+    CostColumn(
         "Gradient steps",
         lambda run: run.ledger.steps,
-        lambda n: f"{n:,.0f}",
+        "{:,.0f}".format,
         "real sites do not send their numbers of steps, and runs of earlier versions did not record them",
     ),
-    (
+    CostColumn(
         "Forward passes",
         lambda run: run.ledger.forwards,
-        lambda n: f"{n:,.0f}",
+        "{:,.0f}".format,
         "not counted: at real sites, with differential privacy, in runs of earlier versions",
+        note="passes of a network over the batch of a gradient step; passes that score are not among them",
     ),
-    (
+    CostColumn(
         "Seconds",
         lambda run: run.summary.seconds if run.summary else None,
         lambda n: format_number(n, 1 if n < 100 else 0),
         "the run is not finished",
     ),
 )
-"""Name, number of a run, its text, and why it may be missing."""
-
-_FORWARDS = "passes of a network over the batch of a gradient step; passes that score are not among them"
 
 
 def make_decision_table(comparison: RunComparison) -> PageTable:
@@ -78,9 +89,9 @@ def make_decision_table(comparison: RunComparison) -> PageTable:
         Column(f"worst client{comparison.scale.head}", "Own data"),
         Column("clients harmed", "Own data"),
         Column(f"{'all classes' if comparison.metric == ACCURACY else 'mean'}{comparison.scale.head}", "Test set"),
-        *(Column(name, "All clients, whole run", note=_FORWARDS if name == "Forward passes" else "") for name, *_ in COSTS),
+        *(Column(cost.name, "All clients, whole run", note=cost.note) for cost in COSTS),
     )
-    header = ["method", "model", "own_mean", "own_worst", "harmed", "test", *(_make_key(name) for name, *_ in COSTS)]
+    header = ["method", "model", "own_mean", "own_worst", "harmed", "test", *(_make_key(cost.name) for cost in COSTS)]
     caption = "What each method reaches after the last round, and what it costs; means over seeds"
     return PageTable("decision", caption, columns, tuple(rows), format_csv(header, lines), cards=True)
 
@@ -94,13 +105,16 @@ def score_all_classes(use: Use) -> Value:
 
 
 def list_costs(method: Method) -> list[tuple[float | None, str, str]]:
-    """Return for each of `COSTS` (the mean over seeds or None, its text, the reason where it is missing)."""
+    """Return for each of `COSTS` (the mean over seeds, its text, the reason where it is missing).
+
+    The mean is None and the text "" if a run of the method has no number: a mean over fewer seeds would not be comparable.
+    """
     costs = []
-    for _, number, text, why in COSTS:
-        values = [number(run) for run in method.counted]
+    for cost in COSTS:
+        values = [cost.read_number(run) for run in method.counted]
         known = [value for value in values if value is not None]
         mean = fmean(known) if known and len(known) == len(values) else None
-        costs.append((mean, "" if mean is None else text(mean), why))
+        costs.append((mean, "" if mean is None else cost.format_number(mean), cost.missing_reason))
     return costs
 
 

@@ -19,7 +19,7 @@ from fedmutual.report import accuracy, decision, domains, holdings, measures, ot
 from fedmutual.report.answer import Verdict
 from fedmutual.report.cells import PageTable
 from fedmutual.report.comparison import RunComparison, find_differences, make_comparisons
-from fedmutual.report.costs import TITLE, draw_costs, has_seed_set, make_courses, make_page_cost_table
+from fedmutual.report.cost_curves import TITLE, draw_costs, has_seed_set, make_courses, make_page_cost_table
 from fedmutual.report.curves import make_data_table, make_pictures
 from fedmutual.report.gain_plot import draw_gains
 from fedmutual.report.plots import draw_curves

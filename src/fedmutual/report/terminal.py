@@ -53,8 +53,8 @@ def make_cost_table(runs: Sequence[Path | RecordedRun]) -> Table:
     """
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, caption_justify="left")
     table.add_column("method", min_width=10, overflow="fold")
-    for name, *_ in COSTS:
-        table.add_column(name.lower(), justify="right", no_wrap=True)
+    for cost in COSTS:
+        table.add_column(cost.name.lower(), justify="right", no_wrap=True)
     compared = make_comparisons(read_runs(runs))
     unequal = [describe_finding(f, c.scale) for c in compared for f in find_unequal_steps(c)]
     table.caption = escape("\n".join(unequal)) or None
