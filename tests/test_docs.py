@@ -141,7 +141,7 @@ def test_the_files_that_contributing_names_exist():
 def test_the_names_that_contributing_gives_are_in_the_code():
     """Classes, functions, constants, arguments and keys in backticks that are no paths; `X` in `a/b.py` is in that file."""
     named = set(re.findall(r"`([A-Za-z_]\w*)`", CONTRIBUTING)) - set(map(str, (ROOT / "tests").iterdir()))
-    assert {"ALGORITHMS", "COSTS", "open_engine", "average_over_seeds"} <= named
+    assert {"ALGORITHMS", "COSTS", "open_engine", "average_scores"} <= named
     assert [name for name in sorted(named) if not any(re.search(rf"\b{name}\b", text) for text in CODE.values())] == []
     pairs = re.findall(r"`(\w+)`(?: of a run| of several runs)? (?:in|of)\s+`((?:src|tests)/[\w/]+\.py)`", CONTRIBUTING)
     assert len(pairs) >= 7
