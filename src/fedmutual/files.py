@@ -76,22 +76,34 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     write_bytes(path, (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
 
 
-def read_json(path: Path) -> Table:
-    """Return the table in a JSON file of format 1.
+def read_json(path: Path, fix: str = "begin again in another folder") -> Table:
+    """Return the table in a JSON file of format 1. fix: the advice of the error if the file is damaged.
 
     Raises:
         RunError: the file is missing, damaged, or of another format.
+    """
+    content = read_table(path, fix)
+    written = content.get("format")
+    if written != FORMAT:
+        raise RunError(
+            f"{path}: is of format {written!r}, and this version of fedmutual reads format {FORMAT}; use the version of "
+            "fedmutual that wrote it"
+        )
+    return content
+
+
+def read_table(path: Path, fix: str) -> Table:
+    """Return the table in a JSON file of any program. fix: the advice of the error if the file is damaged.
+
+    Raises:
+        RunError: the file is missing or damaged.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise RunError(f"{path}: there is no such file; restore it, or begin again in another folder") from None
     except (OSError, ValueError, RecursionError) as problem:  # the last: brackets in brackets, by the thousand
-        raise RunError(f"{path}: is damaged or no JSON ({problem}); begin again in another folder") from None
-    written = content.get("format") if isinstance(content, dict) else None
-    if written != FORMAT:
-        raise RunError(
-            f"{path}: is of format {written!r}, and this version of fedmutual reads format {FORMAT}; use the version of "
-            "fedmutual that wrote it"
-        )
-    return dict(content)
+        raise RunError(f"{path}: is damaged or no JSON ({problem}); {fix}") from None
+    if not isinstance(content, dict):
+        raise RunError(f"{path}: is damaged: it holds no JSON object; {fix}")
+    return content

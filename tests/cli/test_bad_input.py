@@ -265,7 +265,7 @@ def test_a_checkpoint_of_another_network(small, cli):
     [
         ("checkpoint.json", "{", "checkpoint.json: is damaged"),
         ("checkpoint.json", '{"format": 9}', "checkpoint.json: is of format 9"),
-        ("environment.json", "[]", "environment.json: is of format None"),
+        ("environment.json", "[]", "environment.json: is damaged"),
         ("metrics.jsonl", "{nonsense}\n", "metrics.jsonl: line 1 is damaged"),
     ],
 )

@@ -124,7 +124,7 @@ def test_a_missing_file_is_named(tmp_path, name):
         ("environment.json", '{"format": 1, "models": 3}', "environment.json: is not what fedmutual writes .models: "),
         ("environment.json", '{"format": 1, "scaling": {"mean": ["x"]}}', "environment.json: is not .*scaling.mean.0: "),
         ("summary.json", "[", "summary.json: is damaged or no JSON"),
-        ("summary.json", "[]", "summary.json: is of format None"),
+        ("summary.json", "[]", "summary.json: is damaged"),
     ],
 )
 def test_a_foreign_file_is_named(tmp_path, name, text, message):

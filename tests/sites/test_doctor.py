@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import json
+import re
 import shutil
 import socket
 import ssl
@@ -16,11 +17,11 @@ import tomli_w
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 
-from fedmutual.errors import ConfigError
+from fedmutual.errors import ConfigError, RunError
 from fedmutual.rundir.folder import lock_folder
 from fedmutual.sites.flare.connectivity import check_connection
 from fedmutual.sites.flare.doctor import run_checks
-from fedmutual.sites.flare.kits import open_kit, provision
+from fedmutual.sites.flare.kits import check_valid, open_kit, provision
 from fedmutual.sites.flare.nvflare_import import FLARE, check_version
 from wards import contract, site
 
@@ -255,6 +256,20 @@ def test_a_kit_that_is_old_open_or_mixed(kits, tmp_path):
     assert known[1].endswith(f"chmod 600 {mine / 'startup' / 'client.key'}")
     shutil.copy(issued(kits, tmp_path, -1, name="north")[0], mine / "startup" / "client.crt")
     assert any("expired on" in f.text for f in run_checks(mine) if f.grade == "wrong")
+
+
+@pytest.mark.parametrize("name", ["north", "server"])
+@pytest.mark.parametrize("damage", ["another key", "a damaged key", "a damaged authority"])
+def test_a_kit_with_a_key_or_authority_that_cannot_be_used_is_one_sentence(kits, tmp_path, name, damage):
+    mine = shutil.copytree(kits / name, tmp_path / name)
+    key = open_kit(mine).certificate.with_suffix(".key")
+    file = mine / "startup" / "rootCA.pem" if damage == "a damaged authority" else key
+    file.write_bytes((kits / "south" / "startup" / "client.key").read_bytes() if damage == "another key" else b"damaged")
+    with pytest.raises(RunError, match=re.escape(str(file))):
+        check_valid(open_kit(mine))
+    with serving(*of_server(kits)) as port, pytest.raises(RunError, match=re.escape(str(file))):
+        list(check_connection(at(tmp_path, port, name)))
+    assert [finding.text for finding in run_checks(mine) if finding.grade == "wrong" and str(file) in finding.text]
 
 
 def test_the_versions_are_those_of_the_package():

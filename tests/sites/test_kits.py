@@ -1,5 +1,6 @@
 """Keys as kits and workspaces are made: closed to other users of the host from before they lie there."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 
 pytest.importorskip("nvflare", reason="the extra `sites` is not installed")
 
-from fedmutual.errors import ConfigError
+from fedmutual.errors import ConfigError, RunError
 from fedmutual.sites.flare import kits, workspace
 from wards import COMMON, contract
 
@@ -52,3 +53,62 @@ def test_a_site_with_the_name_of_the_server_s_host_is_refused(tmp_path):
     path = contract(tmp_path, COMMON | {"server": {"hosts": ["north"]}})
     with pytest.raises(ConfigError, match=r"'north' has the name of the server's host"):
         kits.provision(path, tmp_path / "kits")
+
+
+@pytest.fixture(scope="module")
+def provisioned(tmp_path_factory):
+    """The folder of a federation's file and of its kits. Not to be changed."""
+    folder = tmp_path_factory.mktemp("provisioned")
+    kits.provision(contract(folder), folder / "kits")
+    return folder
+
+
+@pytest.fixture
+def copied(provisioned, tmp_path):
+    """A copy of that folder, to damage."""
+    return shutil.copytree(provisioned, tmp_path / "copied")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "{",
+        "[" * 200_000,
+        {"hosts": None},
+        {"hosts": []},
+        {"hosts": "localhost"},
+        {"port": None},
+        {"port": "many"},
+        {"port": 70_000},
+        {"kind": "guest"},
+        {"kind": ["site"]},
+        {"name": 3},
+    ],
+    ids=lambda damage: str(damage)[:30],
+)
+def test_a_damaged_kit_file_is_named(copied, damage):
+    """None: the key is missing."""
+    file = copied / "kits" / "north" / "kit.json"
+    if isinstance(damage, dict):
+        changed = json.loads(file.read_text()) | damage
+        damage = json.dumps({k: v for k, v in changed.items() if v is not None})
+    file.write_text(damage)
+    with pytest.raises(RunError, match=r"north/kit\.json: is damaged.*; use the kit as you received it"):
+        kits.open_kit(file.parent)
+
+
+@pytest.mark.parametrize("file", ["federation.json", "cert.json"])
+@pytest.mark.parametrize("text", ["", "[1]", '{"format": 1, "na'])
+def test_a_damaged_file_of_the_authority_is_named_and_no_kit_changes(copied, file, text):
+    (copied / "kits" / "authority" / file).write_text(text)
+    before = sorted((path, path.read_bytes()) for path in copied.rglob("*") if path.is_file())
+    with pytest.raises(RunError, match=rf"authority/{file}: is damaged"):
+        kits.provision(copied / "federation.toml", copied / "kits", renew=("north",))
+    assert sorted((path, path.read_bytes()) for path in copied.rglob("*") if path.is_file()) == before
+
+
+@pytest.mark.parametrize("text", ["", "[1]", '{"format": 1, "na'])
+def test_a_damaged_setting_of_flare_in_a_kit_is_named(copied, tmp_path, text):
+    (copied / "kits" / "north" / "startup" / "fed_client.json").write_text(text)
+    with pytest.raises(RunError, match=r"startup/fed_client\.json: is damaged.*; use the kit as you received it"):
+        workspace.make_workspace(kits.open_kit(copied / "kits" / "north"), tmp_path / "state", {})

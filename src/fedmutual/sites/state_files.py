@@ -29,8 +29,8 @@ def read_state(path: Path, kind: type[R]) -> R | None:
     return check_state(path, kind, read_json(path)) if path.exists() else None
 
 
-def check_state(path: Path, kind: type[R], table: Table) -> R:
-    """Return the table that a file of state holds as a record.
+def check_state(path: Path, kind: type[R], table: Table, fix: str = "restore a copy of the file") -> R:
+    """Return the table that a file of state holds as a record. fix: the advice of the error.
 
     Raises:
         RunError: the table does not follow the schema.
@@ -38,7 +38,7 @@ def check_state(path: Path, kind: type[R], table: Table) -> R:
     try:
         return kind.model_validate_json(json.dumps(table))  # as JSON, where a list may stand for a tuple
     except ValidationError as problem:
-        raise RunError(f"{path}: is damaged: {describe_violation(problem)}; restore a copy of the file") from None
+        raise RunError(f"{path}: is damaged: {describe_violation(problem)}; {fix}") from None
 
 
 def write_state(path: Path, record: StateRecord) -> None:

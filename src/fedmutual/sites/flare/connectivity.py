@@ -5,7 +5,7 @@ import ssl
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from fedmutual.sites.flare.kits import Kit
+from fedmutual.sites.flare.kits import Kit, make_tls_context
 from fedmutual.sites.flare.nvflare_import import import_nvflare
 
 OK, KNOW, WRONG = "ok", "note", "wrong"
@@ -22,7 +22,11 @@ class Check(NamedTuple):
 
 
 def check_connection(kit: Kit, patience: float = _PATIENCE) -> Iterator[Check]:
-    """Yield the result of each step, up to the first failure. patience: seconds for each step."""
+    """Yield the result of each step, up to the first failure. patience: seconds for each step.
+
+    Raises:
+        RunError: as `make_tls_context`.
+    """
     host, port = kit.hosts[0], kit.port
     try:
         addresses = sorted({str(a[4][0]) for a in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)})
@@ -58,7 +62,11 @@ def check_connection(kit: Kit, patience: float = _PATIENCE) -> Iterator[Check]:
 
 
 def find_obstacle(kit: Kit) -> tuple[str, bool] | None:
-    """Return why the server cannot be reached, and whether waiting can help; None where the server can be reached."""
+    """Return why the server cannot be reached, and whether waiting can help; None where the server can be reached.
+
+    Raises:
+        RunError: as `make_tls_context`.
+    """
     *_, last = check_connection(kit)
     return (last.text, last.is_temporary) if last.grade == WRONG else None
 
@@ -66,7 +74,7 @@ def find_obstacle(kit: Kit) -> tuple[str, bool] | None:
 def _check_tls(kit: Kit, plain: socket.socket, patience: float) -> Check:
     """Return the result of a mutual TLS handshake, with the settings of the site's process."""
     host, port = kit.hosts[0], kit.port
-    context = _make_tls_context(kit)
+    context = make_tls_context(kit)
     try:
         with context.wrap_socket(plain, server_hostname=host) as tls:
             version = tls.version()
@@ -134,7 +142,7 @@ def _explain_distrust(kit: Kit, problem: ssl.SSLCertVerificationError, patience:
 
 def _read_server_certificate(kit: Kit, patience: float) -> Any:
     """Return the certificate that the server sends, without verifying it; None if there is no connection."""
-    context = _make_tls_context(kit)
+    context = make_tls_context(kit)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
         with (
@@ -154,12 +162,3 @@ def _list_hosts(certificate: Any) -> list[str]:
     except (AttributeError, x509.ExtensionNotFound):
         return []
     return [str(name.value) for name in names]
-
-
-def _make_tls_context(kit: Kit) -> ssl.SSLContext:
-    """Return a client's TLS context with the keys of this kit, which trusts only the authority of this kit."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.load_verify_locations(kit.startup / "rootCA.pem")
-    context.load_cert_chain(kit.certificate, kit.certificate.with_suffix(".key"))
-    context.set_alpn_protocols(["h2"])
-    return context

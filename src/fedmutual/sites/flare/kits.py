@@ -9,18 +9,22 @@ import io
 import json
 import os
 import shutil
+import ssl
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from fedmutual.errors import ConfigError, RunError
-from fedmutual.files import write_bytes, write_json
+from fedmutual.files import read_json, read_table, write_bytes, write_json
 from fedmutual.sites.contract import Contract, read_contract
 from fedmutual.sites.flare.nvflare_import import import_nvflare
 from fedmutual.sites.secure_sum.identity import read_certificate
+from fedmutual.sites.state_files import StateRecord, check_state
 
 AUTHORITY, FEDERATION, KIT = "authority", "federation.toml", "kit.json"
 KIT_KINDS = {"server": "the server", "site": "a site", "lead": "a lead, who may submit"}
@@ -30,8 +34,19 @@ _STARTUP_FILES = {  # without FLARE's start scripts, which would start FLARE wit
     "lead": ("fed_admin.json", "client.crt", "client.key", "rootCA.pem"),
 }
 
+AS_RECEIVED = "use the kit as you received it"
+"""The advice of errors about a damaged kit."""
 
 SOON = 30  # days before a certificate expires
+
+
+class _KitRecord(StateRecord):
+    """The keys of KIT that are read."""
+
+    name: str
+    kind: Literal["server", "site", "lead"]
+    hosts: Annotated[tuple[str, ...], Field(min_length=1)]
+    port: int = Field(ge=1, le=65535)
 
 
 @dataclass(frozen=True)
@@ -76,7 +91,7 @@ def provision(file: Path, out: Path, renew: tuple[str, ...] = ()) -> list[Kit]:
 
     Raises:
         ConfigError: the file is wrong, or FLARE is not installed.
-        RunError: the folder cannot be written, holds the kits of another federation, or holds a damaged kit.
+        RunError: the folder cannot be written, holds the kits of another federation, or holds a damaged kit or authority.
     """
     contract = read_contract(file)
     if contract.server.hosts[0] in contract.sites.names:  # certificates identify participants by these names
@@ -109,21 +124,21 @@ def open_kit(folder: Path) -> Kit:
     """
     if not (folder / KIT).is_file():
         raise RunError(f"{folder}: is not a kit, because it has no {KIT}; name a folder that `fedmutual provision` made")
-    try:
-        about = json.loads((folder / KIT).read_text(encoding="utf-8"))
-        kind, name = about["kind"], about["name"]
-        missing = [file for file in _STARTUP_FILES[kind] if not (folder / "startup" / file).is_file()]
-    except (OSError, ValueError, KeyError, TypeError) as problem:
-        raise RunError(f"{folder / KIT}: is damaged ({type(problem).__name__}); use the kit as you received it") from None
+    about = check_state(folder / KIT, _KitRecord, read_json(folder / KIT, AS_RECEIVED), AS_RECEIVED)
+    missing = [file for file in _STARTUP_FILES[about.kind] if not (folder / "startup" / file).is_file()]
     if missing:
-        raise RunError(f"{folder}: the kit lacks startup/{missing[0]}; use the kit as you received it")
-    certificate = "server.crt" if kind == "server" else "client.crt"
+        raise RunError(f"{folder}: the kit lacks startup/{missing[0]}; {AS_RECEIVED}")
+    certificate = "server.crt" if about.kind == "server" else "client.crt"
     expires = read_certificate(folder / "startup" / certificate).not_valid_after_utc
-    return Kit(folder.resolve(), name, kind, expires, tuple(about["hosts"]), int(about["port"]))
+    return Kit(folder.resolve(), about.name, about.kind, expires, about.hosts, about.port)
 
 
 def check_valid(kit: Kit) -> None:
-    """Raise RunError, with the fix, if a certificate has expired or is not yet valid by this host's clock."""
+    """Check that the key and the certificates of a kit can be used now.
+
+    Raises:
+        RunError: the certificate has expired or is not yet valid by this host's clock, or as `make_tls_context`.
+    """
     certificate, now = read_certificate(kit.certificate), datetime.now(UTC)
     first, last = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if now > last:
@@ -136,12 +151,34 @@ def check_valid(kit: Kit) -> None:
             f"{kit.folder}: the certificate of {kit.name!r} is valid from {first:%Y-%m-%d %H:%M} UTC, "
             f"and this host's clock says {now:%Y-%m-%d %H:%M}; set the clock"
         )
+    make_tls_context(kit)
+
+
+def make_tls_context(kit: Kit) -> ssl.SSLContext:
+    """Return a client's TLS context with the keys of this kit, which trusts only the authority of this kit.
+
+    Raises:
+        RunError: the key does not belong to the certificate, or the key or the authority's certificate cannot be read.
+    """
+    root, key = kit.startup / "rootCA.pem", kit.certificate.with_suffix(".key")
+    read_certificate(root)  # whose error names the file
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(root)
+    try:
+        context.load_cert_chain(kit.certificate, key)
+    except OSError:
+        raise RunError(f"{key}: cannot be read, or is not the key of the certificate beside it; {AS_RECEIVED}") from None
+    context.set_alpn_protocols(["h2"])
+    return context
+
+
+_RESTORE_AUTHORITY = "restore the authority folder from a backup, or make all kits again in another folder with --out"
 
 
 def _check_out(out: Path, name: str) -> None:
     authority = out / AUTHORITY / "federation.json"
     if authority.is_file():
-        other = json.loads(authority.read_text(encoding="utf-8")).get("name")
+        other = read_json(authority, _RESTORE_AUTHORITY).get("name")
         if other != name:
             raise RunError(
                 f"{out}: holds the kits of federation {other!r}, not of {name!r}; choose another folder with --out"
@@ -156,7 +193,7 @@ def _run_provisioning(contract: Contract, work: Path, authority: Path, renew: tu
     state = work / contract.name / "state"
     state.mkdir(parents=True)
     if (authority / "cert.json").is_file():
-        certificates = json.loads((authority / "cert.json").read_text(encoding="utf-8"))
+        certificates = read_table(authority / "cert.json", _RESTORE_AUTHORITY)
         renewed = [contract.server.hosts[0] if name == "server" else name for name in renew]
         (state / "cert.json").write_text(json.dumps({k: v for k, v in certificates.items() if k not in renewed}))
     project = _describe_project(contract)

@@ -30,7 +30,7 @@ def run_process(kit: Kit, state: Path, pointer: Mapping[str, Any], end: Callable
 
     Raises:
         ConfigError: FLARE is not installed, or its version is not supported.
-        RunError: the certificate of the kit cannot be used, or a file of the workspace cannot be written.
+        RunError: the certificate or another file of the kit cannot be used, or a file of the workspace cannot be written.
     """
     check_version()
     check_valid(kit)

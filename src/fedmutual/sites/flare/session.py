@@ -96,7 +96,7 @@ class Session:
 
         Raises:
             ConfigError: FLARE is not installed.
-            RunError: the certificate of the kit has expired or is not yet valid.
+            RunError: as `check_valid`.
             ServerLost: the server cannot be reached or rejects the kit.
         """
         silence_nvflare()

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedmutual.files import write_json
+from fedmutual.files import read_table, write_json
 from fedmutual.sites.flare import leftovers
-from fedmutual.sites.flare.kits import Kit
+from fedmutual.sites.flare.kits import AS_RECEIVED, Kit
 from fedmutual.sites.schema import WORK_FOLDER
 
 FOLDER = WORK_FOLDER  # below the state folder
@@ -31,7 +31,7 @@ def make_workspace(kit: Kit, state: Path, pointer: Mapping[str, Any]) -> Path:
     pointer: facts that FLARE's processes read by `read_pointer`; key LONGEST_MESSAGE: bytes of the longest message.
 
     Raises:
-        RunError: a file cannot be written.
+        RunError: a file of FLARE in the kit is damaged, or a file cannot be written.
     """
     work = state / FOLDER
     state.mkdir(parents=True, exist_ok=True)
@@ -48,7 +48,7 @@ def make_workspace(kit: Kit, state: Path, pointer: Mapping[str, Any]) -> Path:
     write_json(local / "comm_config.json", _make_communication(pointer.get(LONGEST_MESSAGE, 0)))
     write_json(local / POINTER, {"format": 1, **pointer})
     (work / "transfer").mkdir(exist_ok=True)
-    _harden(work / "startup")
+    _harden(kit, work / "startup")
     for path in (work, *work.rglob("*")):
         if path.is_dir() or path.parent.name in ("startup", "local"):
             path.chmod(0o700 if path.is_dir() else 0o600)
@@ -61,11 +61,11 @@ def read_pointer(work: Path) -> dict[str, Any]:
     return pointer
 
 
-def _harden(startup: Path) -> None:
-    """Require signed jobs, whatever the kit says."""
+def _harden(kit: Kit, startup: Path) -> None:
+    """Require signed jobs, whatever the kit says. startup: the copy of the kit's folder that FLARE reads."""
     for name in ("fed_server.json", "fed_client.json"):
         if (startup / name).exists():
-            settings = json.loads((startup / name).read_text(encoding="utf-8"))
+            settings = read_table(kit.startup / name, AS_RECEIVED)
             (startup / name).write_text(json.dumps({**settings, "require_signed_jobs": True}, indent=1))
 
 
