@@ -2,6 +2,7 @@
 
 import base64
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,10 +15,10 @@ from fedmutual.errors import ConfigError, RunError
 from fedmutual.sites import contract as contracts
 from fedmutual.sites.flare import presence, progress, rejoin_backoff, workspace
 from fedmutual.sites.flare.admin_protocol import list_result_files
-from fedmutual.sites.flare.controller import pause_for_changes
+from fedmutual.sites.flare.controller import pause_for_changes, write_refusal
 from fedmutual.sites.flare.session import ServerLost, Session, read_server_answer
 from fedmutual.sites.flare.watch import Watch, list_alive, list_connected
-from wards import contract
+from wards import COMMON, contract
 
 pytestmark = pytest.mark.sites
 
@@ -85,6 +86,57 @@ def test_a_job_that_waits_for_its_quorum_does_not_end_the_scheduler():
 
 def test_no_site_counts_as_connected_before_the_server_looks(tmp_path):
     assert presence.read_connected(tmp_path) == presence.read_alive(tmp_path) == {}
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", '{"format": 1}', '{"format": 1, "sites": 3}', "\x00" * 100])
+def test_a_damaged_list_of_sites_is_written_again(tmp_path, text):
+    """The server writes what differs from the file, twice a second: an error would keep it from writing."""
+    (tmp_path / presence.PRESENCE).write_text(text)
+    assert presence.read_connected(tmp_path) == presence.read_alive(tmp_path) == {}
+    presence.write_members(tmp_path, {"north": "1", "south": "2"}, ["south"])
+    assert presence.read_connected(tmp_path) == {"north": "1", "south": "2"}
+    assert presence.read_alive(tmp_path) == {"north": "1"}
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", '{"format": 1}', '{"format": 1, "tried": {"south": {"times": "x"}}}'])
+def test_a_damaged_record_of_restarts_begins_anew(tmp_path, text):
+    """It only delays restarts; an error would end the job after each saved round."""
+    (tmp_path / rejoin_backoff.FILE).write_text(text)
+    assert rejoin_backoff.list_due_sites(tmp_path, {}, ("north",), 0.0) == []
+    assert rejoin_backoff.list_due_sites(tmp_path, {"south": "1"}, ("north",), 0.0) == ["south"]
+    assert rejoin_backoff.list_due_sites(tmp_path, {"south": "1"}, ("north",), 1.0) == []
+
+
+@pytest.fixture
+def two_federations(tmp_path):
+    """A server's folder with two federations under way, of which the first one's progress file is damaged."""
+    for name in ("lab", "wards"):
+        agreed = contracts.read_contract(contract(tmp_path, COMMON | {"name": name}))
+        progress.ProgressFile(tmp_path / name, agreed, f"job of {name}").begin(())
+    damaged = tmp_path / "lab" / progress.FILE
+    damaged.write_text(damaged.read_text()[:-20])
+    return tmp_path
+
+
+def test_a_damaged_progress_file_stops_no_other_federation(two_federations, monkeypatch, capsys):
+    """The operator reads it once, and no archive of a job is removed meanwhile."""
+    jobs, clock = SimpleNamespace(get_job=lambda job, context: None, get_all_jobs=lambda context: []), [0.0]
+    engine = SimpleNamespace(new_context=nullcontext, get_component=lambda name: jobs, run_processes={})
+    engine.job_runner = SimpleNamespace(running_jobs={})
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    watch = Watch()
+    for clock[0] in (0.0, 6.0, 7.0):
+        assert not watch.check_federations(engine, two_federations, {})
+    assert progress.read_progress(two_federations / "wards")["outcome"] == "stopped"
+    assert capsys.readouterr().out.count(f"{two_federations / 'lab' / progress.FILE}: is damaged") == 1
+    (two_federations / "lab" / progress.FILE).unlink()
+    assert watch.check_federations(engine, two_federations, {})
+
+
+def test_a_refused_job_is_marked_although_another_progress_file_is_damaged(two_federations):
+    write_refusal(two_federations, "job of wards", "another contract")
+    state = progress.read_progress(two_federations / "wards")
+    assert (state["outcome"], state["said"]) == ("failed", "another contract")
 
 
 def test_a_lead_reads_why_the_server_does_not_do_it():

@@ -19,7 +19,7 @@ from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
 from fedmutual.engines.loop import Paused
-from fedmutual.errors import UserError
+from fedmutual.errors import RunError, UserError
 from fedmutual.sites.contract import accept_contract
 from fedmutual.sites.coordinator import Coordinator
 from fedmutual.sites.engine import TooFew
@@ -67,7 +67,7 @@ class Rounds(Controller):  # type: ignore[misc]
             contract = accept_contract(self._contract, pointer["contracts"], "this server")
         except UserError as problem:  # since the submission, the server was upgraded or agreed to another contract
             print_line(str(problem))
-            _write_refusal(state, fl_ctx.get_job_id(), str(problem))
+            write_refusal(state, fl_ctx.get_job_id(), str(problem))
             return
         folder = state / contract.name
         progress = ProgressFile(folder, contract, fl_ctx.get_job_id())
@@ -92,10 +92,18 @@ class Rounds(Controller):  # type: ignore[misc]
             raise
 
 
-def _write_refusal(state: Path, job: str, reason: str) -> None:
-    """Mark the federation of a refused job as failed, so that the job is not restarted."""
+def write_refusal(state: Path, job: str, reason: str) -> None:
+    """Mark the federation of a refused job as failed, so that the job is not restarted. state: the server's folder.
+
+    Raises:
+        RunError: the progress file cannot be written.
+    """
     for file in state.glob(f"*/{FILE}"):
-        if (read_progress(file.parent) or {}).get("job") == job:
+        try:
+            progress = read_progress(file.parent) or {}
+        except RunError:  # damaged, probably of another federation; the server's process prints the error
+            continue
+        if progress.get("job") == job:
             change_progress(file.parent, outcome=Outcome.FAILED, said=reason)
 
 

@@ -1,18 +1,20 @@
 """The progress file of a federation at the server. `submit` and `status` show it; the server restarts jobs by it."""
 
-import json
 import time
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from fedmutual.errors import RunError
 from fedmutual.events import Evaluated, Event, Noted, PhaseDone, Replied, RoundDone, Started
-from fedmutual.files import write_json
+from fedmutual.files import Table, read_json, write_json
 from fedmutual.rundir.text import TimeLeft, format_scores
 from fedmutual.sites.contract import Contract
 
 FILE = "progress.json"
 _NOTES = 20  # notes in the file, the newest ones
+_FIX = "restore a copy of the file, or delete it and submit the federation again: its saved rounds are in other files"
 
 
 class Outcome(StrEnum):
@@ -33,7 +35,9 @@ class ProgressFile:
     def __init__(self, folder: Path, contract: Contract, job: str) -> None:
         self._folder, self._time_left = folder, TimeLeft()
         self._answered = set[str]()  # sites that answered in this phase
-        previous = read_progress(folder) or {}
+        previous: Table = {}
+        with suppress(RunError):  # damaged: this file replaces it, and no result depends on it
+            previous = read_progress(folder) or {}
         is_restart = previous.get("job") == job  # else a lead submitted the job
         self._state: dict[str, Any] = {
             "format": 1,
@@ -112,19 +116,22 @@ def format_notes(note: dict[str, Any]) -> str:
 
 
 def read_progress(folder: Path) -> dict[str, Any] | None:
-    """Return the content of the progress file; None if there is no file."""
-    try:
-        state: dict[str, Any] = json.loads((folder / FILE).read_text(encoding="utf-8"))
-        return state
-    except FileNotFoundError:
-        return None
+    """Return the content of the progress file; None if there is no file.
+
+    A damaged file is not treated as absent: the server would restart no job of the federation, remove the archive of its
+    job, and tell leads that the federation was never started.
+
+    Raises:
+        RunError: the file is damaged, or of another format.
+    """
+    return read_json(folder / FILE, _FIX) if (folder / FILE).exists() else None
 
 
 def change_progress(folder: Path, **changes: Any) -> None:
     """Change keys of the progress file, while no job runs. Without a progress file nothing is written.
 
     Raises:
-        RunError: the file cannot be written.
+        RunError: the file is damaged or cannot be written.
     """
     state = read_progress(folder)
     if state is not None:

@@ -14,6 +14,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.job_def import JobMetaKey, RunStatus
 from nvflare.apis.storage import DATA, WORKSPACE
 
+from fedmutual.errors import RunError
 from fedmutual.sites.flare import leftovers, presence, progress, workspace
 from fedmutual.sites.flare.admin_commands import LeadCommands
 from fedmutual.sites.flare.console import print_line
@@ -40,6 +41,7 @@ class Watch(FLComponent):  # type: ignore[misc]
         self._due: dict[str, float] = {}
         self._missing_since: dict[str, float] = {}
         self._connected: presence.Sites = {}
+        self._errors: dict[Path, str] = {}  # folder of a federation -> the error of its last check
         self._state = Path()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -62,9 +64,9 @@ class Watch(FLComponent):  # type: ignore[misc]
                 if (presence.read_connected(self._state), presence.read_alive(self._state)) != (connected, alive):
                     presence.write_members(self._state, connected, connected.keys() - alive.keys())
                 self._print_changes(connected)
-                for file in self._state.glob(f"*/{progress.FILE}"):
-                    self._check_federation(engine, file.parent, alive)
-                if self._has_leftovers.is_set():
+                is_complete = self.check_federations(engine, self._state, alive)
+                # A damaged progress file may be of a federation that needs the archive of its job.
+                if self._has_leftovers.is_set() and is_complete:
                     self._has_leftovers.clear()
                     self._remove_leftovers(engine)
             except Exception as problem:  # an error in one check must not end the watch
@@ -98,6 +100,25 @@ class Watch(FLComponent):  # type: ignore[misc]
                 print_line(f"site {site!r} is {f'connected{again}' if site in connected else 'disconnected'}")
         self._connected = connected
 
+    def check_federations(self, engine: Any, state: Path, alive: presence.Sites) -> bool:
+        """Check each federation in the server's folder, and return whether all checks were possible.
+
+        A damaged progress file, or one that cannot be written, stops no check of another federation. The error is printed
+        and logged once.
+        """
+        errors: dict[Path, str] = {}
+        for file in state.glob(f"*/{progress.FILE}"):
+            try:
+                self._check_federation(engine, file.parent, alive)
+            except RunError as problem:
+                errors[file.parent] = str(problem)
+        for folder, error in errors.items():
+            if self._errors.get(folder) != error:
+                print_line(error)
+                self.logger.error(f"watch: {error}")
+        self._errors = errors
+        return not errors
+
     def _check_federation(self, engine: Any, folder: Path, alive: presence.Sites) -> None:
         state = progress.read_progress(folder)
         if state is None or state["outcome"] in _FINAL:
@@ -119,7 +140,7 @@ class Watch(FLComponent):  # type: ignore[misc]
         """Mark a federation as stopped that has no job for 5 s: its state came from another host, or FLARE lost files.
 
         Raises:
-            RunError: the progress file cannot be written.
+            RunError: the progress file is damaged or cannot be written.
         """
         if time.monotonic() > self._missing_since.setdefault(folder.name, time.monotonic()) + _WRITE_TIME:
             reason = "this server has no job of it, only saved rounds; submit it again"
