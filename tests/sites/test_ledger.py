@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from fedmutual.errors import RunError
 from fedmutual.sites import ledger
 from fedmutual.sites.sent_log import LEFT
 from wards import site
@@ -100,12 +101,26 @@ def test_a_site_names_its_ledger_by_its_own_file(tmp_path, cli):
         ('{"round": 1\n{}\n', "line 1 does not have the form"),
         (json.dumps(line(1)) + "\n" + json.dumps(line(2) | {"tensors": 5}) + "\n", "line 2 does not have the form"),
         (json.dumps(line(1)) + "\n\xff\n", "line 2 does not have the form"),
+        ("[" * 200_000 + "\n", "line 1 does not have the form"),
     ],
 )
 def test_a_damaged_ledger_line_is_named(tmp_path, cli, text, why):
     (tmp_path / LEFT).write_bytes(text.encode("latin1"))
     code, out, err = cli("ledger", tmp_path)
     assert (code, out, why in err) == (2, "", True)
+
+
+@pytest.mark.parametrize("method", ["is_dir", "is_file", "read_bytes"])
+def test_a_ledger_of_another_user_is_one_sentence(tmp_path, monkeypatch, method):
+    """The server and the sites close their state folders to other users."""
+
+    def forbidden(*args, **named):
+        raise PermissionError(13, "Permission denied")
+
+    folder = write(tmp_path, [line(1)])
+    monkeypatch.setattr(f"pathlib.Path.{method}", forbidden)  # a superuser may read any file
+    with pytest.raises(RunError, match=rf"{tmp_path}.*: cannot be read \(Permission denied\)"):
+        ledger.read_ledger(ledger.find_ledger(folder))
 
 
 def test_what_a_kill_cut_short_did_not_leave(tmp_path, cli):

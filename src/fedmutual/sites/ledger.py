@@ -8,7 +8,7 @@ from typing import Any
 
 from fedmutual.errors import RunError
 from fedmutual.sites.protocol import EVALUATE
-from fedmutual.sites.sent_log import LEFT, read_sent_messages
+from fedmutual.sites.sent_log import LEFT, make_read_error, read_sent_messages
 from fedmutual.sites.site_settings import read_site_file
 
 Line = Mapping[str, Any]
@@ -48,13 +48,16 @@ def find_ledger(path: Path) -> Path:
     """Return the folder of a ledger. path: this folder, a site.toml, or the state folder that contains one ledger.
 
     Raises:
-        RunError: there is no ledger, or more than one.
+        RunError: there is no ledger, or more than one, or the folder cannot be read.
         ConfigError: site.toml is invalid.
     """
-    folder = path if path.is_dir() else read_site_file(path).state
-    if (folder / LEFT).is_file():
-        return folder
-    below = sorted(file.parent for file in folder.glob(f"*/{LEFT}"))
+    try:
+        folder = path if path.is_dir() else read_site_file(path).state
+        if (folder / LEFT).is_file():
+            return folder
+        below = sorted(file.parent for file in folder.glob(f"*/{LEFT}"))
+    except OSError as problem:
+        raise make_read_error(path, problem) from None
     if len(below) > 1:
         raise RunError(f"{folder}: the site took part in {len(below)} federations; name one: {', '.join(map(str, below))}")
     if not below:
@@ -63,7 +66,7 @@ def find_ledger(path: Path) -> Path:
 
 
 def read_ledger(folder: Path) -> list[Line]:
-    """Return all messages that left, in order. Raises RunError where a line is damaged."""
+    """Return all messages that left, in order. Raises RunError as `read_sent_messages`."""
     lines = read_sent_messages(folder)
     for number, line in enumerate(lines, 1):
         try:

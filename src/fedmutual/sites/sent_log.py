@@ -59,14 +59,26 @@ def read_sent_messages(folder: Path) -> list[Mapping[str, Any]]:
     """Return all messages that left a site, in order. An incomplete last line, after a kill, is of no message that left.
 
     Raises:
-        RunError: a line is damaged.
+        RunError: the log cannot be read, or a line is damaged.
     """
     path, lines = folder / LEFT, []
-    for number, text in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
+    try:
+        content = path.read_bytes()
+    except OSError as problem:
+        raise make_read_error(path, problem) from None
+    for number, text in enumerate(content.split(b"\n")[:-1], 1):
         try:
             lines.append(json.loads(text))
-        except ValueError:
+        except (ValueError, RecursionError):  # the last: brackets in brackets, by the thousand
             raise RunError(
                 f"{path}: line {number} does not have the form that `fedmutual site` writes; restore the file from a backup"
             ) from None
     return lines
+
+
+def make_read_error(path: Path, problem: OSError) -> RunError:
+    """Return the error for a log or its folder that cannot be read: a site closes its state folder to other users."""
+    return RunError(
+        f"{problem.filename or path}: cannot be read ({problem.strerror or problem}); correct the cause, or give the "
+        "command as the user who runs the site"
+    )
