@@ -29,7 +29,7 @@ class ProgressDisplay:
         """
         self.console, self.line, self.end = console, line, end
         self.all_runs = AllRuns(runs) if runs > 1 else None
-        self._run_count = 0  # observers that `of` has made
+        self._run_count = 0  # observers that `observe` has made
         self.bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
