@@ -1,5 +1,6 @@
 """What the papers' printed numbers and claims come to: counted, sorted and written from results alone."""
 
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +35,18 @@ def test_the_papers_print_468_numbers(tmp_path):
         "h2l-ablation": 9 * 3,
         "all": 468,
     }
+
+
+def test_experiments_without_printed_numbers_have_a_count_of_0(papers, cli, tmp_path):
+    for cell in papers.glob("table9/digits/*.toml"):
+        cell.write_text(re.sub("paper = .*", "", cell.read_text()))
+    (tmp_path / "pages").mkdir()
+    front = tmp_path / "pages/README.md"
+    front.write_text(f"{BEGIN}\n{END}\n")
+    code, _, err = cli("reproduce", "--pages", "pages", "--experiments", papers)
+    assert code == 0, err
+    (line,) = (line for line in front.read_text().splitlines() if "all" in line)
+    assert line == "| **all** | 0 | 0 | 0 | 0 |"
 
 
 WHOLE = Scale()

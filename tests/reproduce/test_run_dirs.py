@@ -143,6 +143,16 @@ def test_a_run_that_another_process_trains_is_not_copied(reproduce_turned, tmp_p
     assert "resumed" not in (run / "log.txt").read_text()
 
 
+@pytest.mark.parametrize("name", ["config.toml", "environment.json", "checkpoint.json"])
+def test_a_damaged_shorter_run_is_not_copied(reproduce_turned, tmp_path, name):
+    reproduce_turned("a", rounds=1)
+    (short,) = runs(tmp_path)
+    (short / name).write_text("damaged")
+    assert reproduce_turned("a")[0].trained == 1
+    (run,) = (tmp_path / "out/runs").glob("*-3-*")
+    assert "resumed" not in (run / "log.txt").read_text()
+
+
 def test_only_saved_files_are_copied(reproduce_turned, tmp_path):
     reproduce_turned("a", rounds=1)
     (short,) = runs(tmp_path)

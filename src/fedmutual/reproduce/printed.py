@@ -17,15 +17,16 @@ NUMBER = ["cell", "arm", "measure", "node"]  # what a printed number is known by
 
 
 def make_printed_frame(experiments: Sequence[tuple[PaperExperiment, Sequence[MeasuredCell]]]) -> pd.DataFrame:
-    """Return a table with a row for each printed number. The experiments must have at least one printed number.
+    """Return a table with a row for each printed number; without printed numbers it has no rows.
 
     Columns: "experiment", "cell", "arm", "measure", "node", "value" (in the paper's unit), and "state" (one of STATES).
     A cell that repeats the paper's numbers of another cell (`printed_in`) counts for that cell if that cell has the arm; the
     most complete state counts.
     """
     frame = pd.DataFrame(
-        (row for experiment, measured_cells in experiments for row in _list_rows(experiment, measured_cells))
-    )
+        (row for experiment, measured_cells in experiments for row in _list_rows(experiment, measured_cells)),
+        columns=["experiment", "again", *NUMBER, "value", "state"],
+    ).astype({"again": bool})
     frame["state"] = pd.Categorical(frame["state"], STATES, ordered=True)
     printed = frame[~frame["again"]].drop(columns="state")
     return printed.merge(frame.groupby(NUMBER)["state"].min().reset_index(), on=NUMBER).drop(columns="again")
@@ -43,7 +44,8 @@ def _list_rows(experiment: PaperExperiment, measured_cells: Sequence[MeasuredCel
 
 def count_printed(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the counts of printed numbers: a row for each experiment and the sum last, a column for each state."""
-    counts = frame.groupby(["experiment", "state"], sort=False, observed=False).size().unstack(fill_value=0)[list(STATES)]
+    counts = frame.groupby(["experiment", "state"], sort=False, observed=False).size().unstack(fill_value=0)
+    counts = counts.reindex(columns=list(STATES), fill_value=0)
     counts = counts.loc[frame["experiment"].drop_duplicates()]
     counts.loc[ALL] = counts.sum()
     return counts

@@ -119,7 +119,7 @@ def extend_run(job: Job, config: Config, place: Path, out: Path) -> None:
                 lacking = job.cell.about.node is not None and not _has_best_weights(begun)
                 if saved is None or lacking or find_missing_device(begun, config.rounds) is not None:
                     continue
-            except RunError:  # another process trains it, a schedule moves by the number of rounds, or it is damaged
+            except (RunError, ConfigError):  # another process trains it, rounds change a schedule, or it is damaged
                 continue
             _copy_run(begun, place, saved.round)
             return
