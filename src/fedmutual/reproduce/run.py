@@ -22,8 +22,7 @@ from fedmutual.reproduce.cells import Cell
 from fedmutual.reproduce.collect import collect, make_failure
 from fedmutual.reproduce.eta import TimeEstimate
 from fedmutual.reproduce.noise import score_under_noise
-from fedmutual.reproduce.plan import Job, Scale
-from fedmutual.reproduce.plan import list_jobs as list_jobs
+from fedmutual.reproduce.plan import Job, Scale, list_jobs
 from fedmutual.reproduce.result import Result
 from fedmutual.reproduce.results import ResultStore
 from fedmutual.reproduce.run_dirs import (
