@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -9,6 +10,8 @@ from scipy import stats
 from sklearn.metrics import roc_auc_score
 
 import fedmutual
+import toy
+from fedmutual.algorithms import FedAvg
 from fedmutual.errors import RunError
 from fedmutual.report.audit import (
     ImprintResult,
@@ -20,7 +23,7 @@ from fedmutual.report.audit import (
     make_sentences,
 )
 from fedmutual.report.audit_result import Audit, Guarantee, Membership
-from fedmutual.studies.audit import audit
+from fedmutual.studies.audit import audit, imprint
 from fedmutual.studies.audit.rows import Pool
 from fedmutual.studies.audit.shadows import draw_splits
 from fedmutual.studies.audit.statistics import (
@@ -146,6 +149,22 @@ def test_the_imprint_attack_reads_rows_only_without_noise(make_run, more, is_rea
     assert [type(r) for r in results] == [Memberships, ImprintResult, PrivacyBound, NoBound]
     assert results[1].records == sum(i.records for i in result.imprints)
     assert (results[2].largest_advantage < 1) != is_read
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowSender(FedAvg):
+    """FedAvg whose clients send private rows in the place of a weight."""
+
+    def end(self, client, at):
+        return super().end(client, at) | {"0.weight": client.data["private"].x[:8]}
+
+
+def test_the_imprint_attack_reads_no_reply_that_the_privacy_boundary_refuses():
+    phase = RowSender(local_epochs=1, batch_size=8)
+    private, held_out = toy.rows(0, 20), toy.rows(9, 20)
+    result = imprint.attack(toy.client("0", phase), phase, toy.at(), toy.server(), toy.mlp(0), private, held_out)
+    assert "boundary" in result.skipped
+    assert result.records == 0
 
 
 MEMBERSHIP = Membership(

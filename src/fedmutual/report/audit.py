@@ -47,7 +47,7 @@ class Memberships(AuditResult):
 
 @dataclass(frozen=True)
 class ImprintSkipped(AuditResult):
-    """The reason why the imprint attack was not tried."""
+    """The reason why the imprint attack was not possible."""
 
     macro = "imprint_skipped"
     reason: str
@@ -148,7 +148,7 @@ def bound_advantage(epsilon: float, delta: float) -> float:
 def make_imprint_rows(audit: Audit) -> list[tuple[str, str, str, str]]:
     """Return a row for each client: client, training rows, rows that were read, coincidences."""
     return [
-        (i.client, f"{i.rows}", *(("not tried", "") if i.skipped else (f"{i.records}", f"{i.coincidences}")))
+        (i.client, f"{i.rows}", *(("not possible", "") if i.skipped else (f"{i.records}", f"{i.coincidences}")))
         for i in audit.imprints
     ]
 

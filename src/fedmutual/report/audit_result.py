@@ -40,7 +40,7 @@ class Imprint(_AuditRecord):
     rows: int  # the client's training rows
     records: int  # training rows that were read
     coincidences: int  # held-out rows that the same test counts as read: nobody trained on them
-    skipped: str | None = None  # why the attack was not tried
+    skipped: str | None = None  # why the attack was not possible
 
 
 class Guarantee(_AuditRecord):

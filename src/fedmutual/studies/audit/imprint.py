@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from fedmutual.boundary import Refused
 from fedmutual.core import At, Client, Data, Diverged, Message, Phase
+from fedmutual.engines.base import participate
 from fedmutual.report.audit_result import Imprint
-from fedmutual.stepping import work
 
 REACH = 3.0  # standard deviations above the mean at which a unit reacts
 CLOSE = 0.03  # of the range of the inputs: a row whose every number is read within it counts as read
@@ -45,6 +45,10 @@ def attack(client: Client, phase: Phase, at: At, server: Message, net: nn.Module
 
     client: is changed. server: the state that the client expects. net: the shared network. private: the client's training
     rows. held_out: rows that nobody trains on, in place of data that the server knows; a match with these is a coincidence.
+
+    Raises:
+        AlgorithmError: the user's phase raises an error.
+        DataError: a row cannot be read.
     """
     training = read_rows(private)
 
@@ -59,7 +63,7 @@ def attack(client: Client, phase: Phase, at: At, server: Message, net: nn.Module
     known = read_rows(held_out)
     crafted = craft_state(server, net, first, known)
     try:
-        reply, _ = work(phase, client, dict(crafted), at)
+        reply = participate(client, phase, dict(crafted), phase.leaves(server), at).message
     except Refused:
         return make_imprint(skipped="the privacy boundary refused the answer")
     except Diverged:
