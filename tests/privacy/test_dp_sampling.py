@@ -1,6 +1,8 @@
 """Sampling and noise: from a secret, Poisson, Gaussian; other for every inbox, the same for the same one."""
 
+import errno
 import math
+import os
 import stat
 from dataclasses import dataclass
 
@@ -253,6 +255,21 @@ def test_workers_change_no_bit(nets):
         last = federation(algorithm, ours, engine=engine)
         results.append(last | {f"{c.id}.{k}": v for c in ours for k, v in weights(c.nets["personal"]).items()})
     assert difference(*results) == 0.0
+
+
+def test_a_part_file_of_a_killed_process_with_an_equal_id_is_not_in_the_way(tmp_path):
+    (tmp_path / f".secret.{os.getpid()}.part").touch(mode=0o600)
+    assert len(read_site_secret(tmp_path / "secret")) == SIZE
+
+
+def test_a_secret_that_cannot_be_written_leaves_no_part_file(tmp_path, monkeypatch):
+    def refuse_link(*_):
+        raise OSError(errno.EPERM, "no hard links")
+
+    monkeypatch.setattr(os, "link", refuse_link)
+    with pytest.raises(RunError, match="secret"):
+        read_site_secret(tmp_path / "secret")
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_site_draws_its_own_secret_once(tmp_path):

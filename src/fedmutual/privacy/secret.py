@@ -10,6 +10,7 @@ import math
 import os
 from contextlib import suppress
 from pathlib import Path
+from secrets import token_hex
 
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher
@@ -68,14 +69,17 @@ def _create_secret(path: Path) -> None:
     if path.exists():
         return
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(os.urandom(SIZE))
-        file.flush()
-        os.fsync(file.fileno())
-    with suppress(FileExistsError):  # another process of this site was faster: its secret is valid
-        os.link(part, path)
-    part.unlink()
+    # a random name: the part file of a killed process with an equal id, usual in containers, is not in the way
+    part = path.with_name(f".{path.name}.{os.getpid()}-{token_hex(8)}.part")
+    try:
+        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(os.urandom(SIZE))
+            file.flush()
+            os.fsync(file.fileno())
+        with suppress(FileExistsError):  # another process of this site was faster: its secret is valid
+            os.link(part, path)
+    finally:
+        part.unlink(missing_ok=True)
     sync_folder(path.parent)
 
 
