@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 from sklearn.datasets import load_breast_cancer
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import IterableDataset, TensorDataset
 
 import fedmutual
 from fedmutual import Site, UserError
@@ -22,6 +22,13 @@ from log_lines import read_lines
 
 NAMES = ("north", "south")
 QUICK = {"rounds": 2, "local_epochs": 1, "batch_size": 16, "device": "cpu", "progress": False}
+
+
+class Endless(IterableDataset):
+    """A Dataset without a length."""
+
+    def __iter__(self):
+        return iter([])
 
 
 @pytest.fixture
@@ -217,6 +224,8 @@ def test_errors_speak_of_arguments(tables, nets, shared, change, words):
         (lambda t: arrays(t)[0], None, "is ndarray"),
         (lambda t: (arrays(t)[0], arrays(t)[1][:-1]), None, "one value for each of the 100 rows"),
         (lambda t: arrays(t), "target", "label = 'target' is for DataFrames"),
+        (lambda t: TensorDataset(*map(torch.as_tensor, arrays(t))), "target", "label = 'target' is for DataFrames"),
+        (lambda t: Endless(), None, "can only be iterated"),
     ],
 )
 def test_data_that_cannot_be_used_are_named_with_their_site(tables, train, label, words):
@@ -225,6 +234,7 @@ def test_data_that_cannot_be_used_are_named_with_their_site(tables, train, label
         fedmutual.federate(given, "fedavg", "mlp", **QUICK)
     assert "north" in str(problem.value)
     assert words in str(problem.value)
+    assert "data.name" not in str(problem.value)
 
 
 def test_columns_of_a_frame_are_labels():

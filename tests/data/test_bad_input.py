@@ -248,7 +248,7 @@ FACTORIES = [
     ("def make(path): return 3", "cannot be made: TypeError"),
     (
         "class make(IterableDataset):\n    def __iter__(self): return iter([])",
-        "can only be iterated; return a Dataset with __len__ and __getitem__",
+        "NAME can only be iterated; use a Dataset with __len__ and __getitem__",
     ),
     ("def make(): return TensorDataset(torch.ones(0, 2), torch.ones(0))", "has no examples"),
     ("def make(): return TensorDataset(torch.ones(6, 2))", "labels cannot be read from its items"),
@@ -275,6 +275,15 @@ FACTORIES = [
                 return torch.ones(2), i % 2
         """,
         "example 7 of NAME cannot be read (OSError: disk on fire)",
+    ),
+    (
+        """
+        class make(Dataset):
+            targets = [0, 1] * 5
+            def __len__(self): return 10
+            def __getitem__(self, i): raise OSError("disk on fire")
+        """,
+        "example 0 of NAME cannot be read (OSError: disk on fire)",
     ),
     (
         """

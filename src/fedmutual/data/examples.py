@@ -133,12 +133,17 @@ class DatasetExamples:
         """
         examples, sentences = [], []
         if self._first_item is None:
-            self._first_item = self._read_row(0)
+            try:
+                self._first_item = self._read_row(0)
+            except DataError:
+                raise
+            except Exception as problem:  # a user's dataset may fail in any way
+                raise BadRows(self._describe_unreadable(0, problem)) from None
         for row in rows:
             try:
                 x = self._read_row(row)
             except Exception as problem:  # a user's dataset may fail in any way
-                sentences.append(f"example {row} of {self.place} cannot be read ({type(problem).__name__}: {problem})")
+                sentences.append(self._describe_unreadable(row, problem))
                 continue
             examples.append(x)
             if (x.shape, x.dtype) != (self._first_item.shape, self._first_item.dtype):
@@ -171,6 +176,9 @@ class DatasetExamples:
         """
         rows = choose_evenly(len(self), 16)
         return torch.equal(self.take(rows), self.take(rows))
+
+    def _describe_unreadable(self, row: int, problem: Exception) -> str:
+        return f"example {row} of {self.place} cannot be read ({type(problem).__name__}: {problem})"
 
     def _read_row(self, row: int) -> Tensor:
         item = self._dataset[row]

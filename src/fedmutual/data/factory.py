@@ -86,7 +86,7 @@ def _convert_arrays(returned: Any, place: str) -> dict[str, npt.NDArray[Any]] | 
 
 def _make_part(dataset: "Dataset[Any]", config: DataConfig, place: str) -> Part:
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
-        raise ConfigError(f"key 'data.name': {place} can only be iterated; return a Dataset with __len__ and __getitem__")
+        raise ConfigError(f"{place} can only be iterated; use a Dataset with __len__ and __getitem__")
     if not len(dataset):
         raise DataError(f"{place} has no examples")
     groups = None

@@ -25,10 +25,12 @@ def make_memory_source(train: Any, test: Any, label: str | Sequence[str] | None,
     place: the name in messages.
 
     Raises:
-        DataError: an object is no data, is empty, lacks a column, or has a feature that is missing or no number.
+        DataError: an object is no data, is empty, lacks a column, or has a feature that is missing or no number; or `label`
+            is given for other objects than DataFrames.
         ConfigError: a torch Dataset has no length, so it can only be iterated.
     """
     if isinstance(train, Dataset):
+        _check_label(train, label, f"train of {place}")
         if test is not None and not isinstance(test, Dataset):
             raise DataError(f"{place}: train is a torch Dataset, so test must be one too")
         return make_factory_source(train if test is None else (train, test), DataConfig(), place)
@@ -69,10 +71,19 @@ def convert_features(features: Any, place: str, columns: tuple[str, ...] | None 
         raise DataError(f"{place}: {type(features).__name__} is no array ({str(problem).splitlines()[0]})") from None
 
 
+def _check_label(rows: Any, label: str | Sequence[str] | None, place: str) -> None:
+    """Raise DataError if the column of the targets is named, and the rows have no columns."""
+    if label is not None and not isinstance(rows, pd.DataFrame):
+        raise DataError(
+            f"{place} is {type(rows).__name__}, and label = {label!r} is for DataFrames; give a DataFrame, or leave it out"
+        )
+
+
 def _split_table(
     arrays: Any, label: str | Sequence[str] | None, place: str, columns: tuple[str, ...] | None = None
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any], tuple[str, ...] | None]:
     """Return x, y, and the names of the features, where they have any. columns: the order in which features are wanted."""
+    _check_label(arrays, label, place)
     if isinstance(arrays, pd.DataFrame):
         if label is None:
             raise DataError(f"{place} is a DataFrame; name the column of its targets: Site(..., label='COLUMN')")
@@ -83,8 +94,6 @@ def _split_table(
                 f"{place}: there is no column {missing[0]!r}, which label names; it has {list_names(list(arrays.columns))}"
             )
         arrays = (arrays.drop(columns=names), arrays[label if isinstance(label, str) else names])
-    elif label is not None:
-        raise DataError(f"{place}: label = {label!r} is for DataFrames, and train is {type(arrays).__name__}; leave it out")
     if not isinstance(arrays, tuple | list) or len(arrays) != 2:
         raise DataError(f"{place} is {type(arrays).__name__}; give {WANTED}")
     features, targets = arrays
