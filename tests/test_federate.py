@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import IterableDataset, TensorDataset
 
 import fedmutual
-from fedmutual import Site, UserError
+from fedmutual import ConfigError, Site, UserError
 from fedmutual.algorithms import FML, FedAvg
 from fedmutual.events import RoundDone, Started
 from fedmutual.files import read_json
@@ -163,6 +163,18 @@ def test_compare_trains_every_method_and_seed_on_the_same_objects(tables, nets, 
     assert set(table["method"]) == set(methods)
     assert compared.report(tmp_path / "report.html").stat().st_size > 0
     assert "average, global" in repr(compared)
+
+
+@pytest.mark.parametrize(
+    ("change", "argument"),
+    [({"seeds": 0}, "seeds"), ({"seeds": -1}, "seeds"), ({"methods": {}}, "'methods'"), ({"methods": []}, "'methods'")],
+)
+def test_a_comparison_without_runs_is_refused(tables, tmp_path, change, argument):
+    given = {"methods": ["fedavg"], "shared": "mlp", "out": tmp_path / "c", **QUICK, **change}
+    with pytest.raises(ConfigError, match=argument) as problem:
+        fedmutual.compare(sites(tables), **given)
+    assert "--" not in str(problem.value)
+    assert not (tmp_path / "c").exists()
 
 
 def test_a_temporary_folder_is_gone_with_its_run(tables):

@@ -10,9 +10,11 @@ from sklearn.datasets import load_digits
 
 import fedmutual
 import objectives
+from fedmutual.config import load_config
 from fedmutual.core import Diverged
 from fedmutual.errors import ConfigError, RunError
 from fedmutual.events import Evaluated, Finished, Replied
+from fedmutual.studies.compare import compare
 from fedmutual.studies.sweep import plan_sweep, sweep
 
 pytestmark = pytest.mark.long
@@ -266,6 +268,14 @@ def test_invalid_values_of_a_sweep_are_an_error_before_training(held_out_config,
     with pytest.raises(ConfigError) as problem:
         sweep(Path("small.toml"), grid, out="s")
     assert str(problem.value).startswith(message) or message in str(problem.value)
+    assert not Path("s").exists()
+
+
+def test_a_study_without_seeds_is_refused(held_out_config):
+    with pytest.raises(ConfigError, match="--seeds"):
+        sweep(held_out_config, {"optimizer.lr": RATES}, seeds=0, out="s")
+    with pytest.raises(ConfigError, match="--seeds"):
+        compare(load_config(held_out_config), ["fml"], 0, Path("s"))
     assert not Path("s").exists()
 
 

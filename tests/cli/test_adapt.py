@@ -13,6 +13,7 @@ from sklearn.datasets import load_digits
 
 import fedmutual
 from fedmutual.config import merge_overrides, parse_config
+from fedmutual.studies.adapt import adapt as adapt_in_python
 
 pytestmark = pytest.mark.long
 
@@ -422,6 +423,12 @@ def test_a_run_that_shares_nothing_has_nothing_to_adapt(run, small, cli):
         code, _, err = cli("adapt", name, "--data", "n.toml", "--out", "a")
         assert code == 2
         assert f"{name}: its algorithm shares no model; name the folder of a run of fml or fedavg" in err
+
+
+def test_an_adaptation_without_seeds_is_refused(run):
+    with pytest.raises(fedmutual.ConfigError, match="--seeds"):
+        adapt_in_python(run, "n.toml", "a", seeds=0)
+    assert not Path("a").exists()
 
 
 def test_what_is_unfinished_is_not_shown(run, cli):

@@ -65,7 +65,11 @@ def test_numbers(workplace, cli):
     frame[:300].to_csv("old.csv", index=False)
     frame[300:340].sample(frac=1, axis=1, random_state=0).to_csv("new.csv", index=False)
     train(cli, "regression", "mlp", '{ name = "csv", root = "old.csv", label = "progress" }')
-    answers = [p.numbers[0] for p in fedmutual.predict("r", "new.csv", "1")]
+    predictions = fedmutual.predict("r", "new.csv", "1")
+    answers = [p.numbers[0] for p in predictions]
+    for name in ("label", "probability"):
+        with pytest.raises(fedmutual.RunError, match=r"client '1'.*numbers"):
+            getattr(predictions[0], name)
     assert [line["numbers"] for line in print_json(cli, "predict", "r", "new.csv", "--client", "1")] == [
         [a] for a in answers
     ]

@@ -56,8 +56,9 @@ def test_a_sample_opens(kind, samples):
     for client in forks:
         state = load_file(folder / "clients" / client / generation)
         assert_equal(run.meme(client).state_dict(), server | under("meme.", state))
-    with pytest.raises(fedmutual.RunError, match="nobody"):
-        run.personal_model("nobody")
+    for read in (run.personal_model, run.meme, run.task):
+        with pytest.raises(fedmutual.RunError, match="nobody"):
+            read("nobody")
 
 
 def test_the_best_weights_of_a_sample(samples):

@@ -1,5 +1,6 @@
 """Read environment.json: the machine of a run, its networks, its main metric, and the inputs and outputs of its models."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,14 +57,27 @@ class Interface:
     agreed: bool  # whether all clients of the model scale their inputs equally
 
 
+def find_participant(folder: Path, clients: Mapping[str, Participant], client: str | None = None) -> Participant:
+    """Return the inputs and outputs of a client's networks; without a client, those of the first client.
+
+    folder: of the run, for the message. clients: of the run, as `read_model_environment` returns them.
+
+    Raises:
+        RunError: the run has no such client.
+    """
+    if client is not None and client not in clients:
+        raise RunError(f"{folder}: there is no client {client!r}; there are {', '.join(clients)}")
+    return clients[client] if client is not None else next(iter(clients.values()))
+
+
 def read_interface(folder: Path, client: str | None = None) -> Interface:
     """Return the inputs and outputs of a client's model; without a client, of the shared model.
 
     Raises:
-        RunError: a file of the folder is missing or damaged.
+        RunError: a file of the folder is missing or damaged, or the run has no such client.
     """
     clients = read_model_environment(folder).clients
-    participant = clients[client] if client is not None else next(iter(clients.values()))
+    participant = find_participant(folder, clients, client)
     return Interface(
         shape=participant.input,
         classes=participant.classes,

@@ -24,7 +24,7 @@ from fedmutual.files import read_json, write_json
 from fedmutual.metric import ACCURACY, Metric
 from fedmutual.rundir.file_names import ADAPT, CONFIG
 from fedmutual.studies import newcomer
-from fedmutual.studies.compare import Planned, check_folders, train_all
+from fedmutual.studies.compare import Planned, check_folders, list_seeds, train_all
 from fedmutual.studies.newcomer import Newcomer, SourceRun
 from fedmutual.user_code.recorded_code import set_trust
 
@@ -78,7 +78,7 @@ def _adapt_shared_model(
     first, read = joining.make_config(joining.ways[0], None), joining.prepare()
     _note_divisor(read, shared, tuned)
     counts = _select_sizes(sizes, data.load(first, {"": read}), str(file))
-    numbers = range(first.seed, first.seed + seeds)
+    numbers = list_seeds(first, seeds)
     runs_to_train = [
         (way, size, seed, joining.make_config(way, n, seed))
         for size, n in counts.items()

@@ -33,6 +33,17 @@ class Tuned:
     is_rate_at_end: bool = False  # whether the chosen learning rate is the smallest or the largest of several tried ones
 
 
+def list_seeds(config: Config, count: int) -> range:
+    """Return the seeds of a study: `count` numbers from the configured seed upwards.
+
+    Raises:
+        ConfigError: `count` is below 1.
+    """
+    if count < 1:
+        raise ConfigError(f"--seeds must be 1 or more, not {count}")
+    return range(config.seed, config.seed + count)
+
+
 def list_variants(
     config: Config,
     methods: Sequence[str],
@@ -46,8 +57,8 @@ def list_variants(
     tuned: method -> the settings that `tune` chose.
 
     Raises:
-        ConfigError: there is no method, one comes twice, or one does not fit the configuration; or a round is not equally
-            much training under all methods.
+        ConfigError: there is no method, one comes twice, or one does not fit the configuration; a round is not equally
+            much training under all methods; or `seeds` is below 1.
     """
     if not methods:
         raise ConfigError(f"--methods names no algorithm; name some, separated by commas: {','.join(DEFAULT_METHODS)}")
@@ -59,7 +70,7 @@ def list_variants(
     changed = {m: override_config(replace_algorithm(config, m, method_settings)[0], chosen.get(m, {})) for m in methods}
     _check_paces(changed)
     for method, variant in changed.items():
-        for seed in range(config.seed, config.seed + seeds):
+        for seed in list_seeds(config, seeds):
             yield method, seed, variant.model_copy(update={"seed": seed})
 
 

@@ -15,7 +15,7 @@ from fedmutual.report.scale import MetricScale
 from fedmutual.role import DEFAULT_ALGORITHM, LOCAL_ONLY
 from fedmutual.rundir.environment import read_metric
 from fedmutual.studies.arguments import KEYS, make_config, translate_errors
-from fedmutual.studies.compare import check_folders, train_all
+from fedmutual.studies.compare import check_folders, list_seeds, train_all
 from fedmutual.studies.progress import ProgressBars
 from fedmutual.studies.run import run
 from fedmutual.studies.site_objects import (
@@ -195,7 +195,7 @@ def compare(
             for title, method in titled.items():
                 config = make_config(tables, method, config_arguments, add_shared_network(settings, shared))
                 check_shared_network(config, shared)
-                for number in range(config.seed, config.seed + seeds):
+                for number in list_seeds(config, seeds):
                     planned += [(title, config.model_copy(update={"seed": number}), folder / title / str(number))]
             check_folders(planned, resume)
             with ProgressBars(shown=progress) as bars:

@@ -49,13 +49,18 @@ class Prediction:
 
     @property
     def label(self) -> str:
-        """The most probable class or label; of masks the most frequent class. Raises IndexError for numbers."""
-        return self.ranked[0][0]
+        """The most probable class or label; of masks the most frequent class. Raises RunError for numbers."""
+        return self._get_most_probable()[0]
 
     @property
     def probability(self) -> float:
-        """The probability of `label`; of masks its share of the pixels, in [0, 1]. Raises IndexError for numbers."""
-        return self.ranked[0][1]
+        """The probability of `label`; of masks its share of the pixels, in [0, 1]. Raises RunError for numbers."""
+        return self._get_most_probable()[1]
+
+    def _get_most_probable(self) -> tuple[str, float]:
+        if not self.ranked:
+            raise RunError(f"{self.example}: the {self.model} predicts numbers, which have no label; read `numbers`")
+        return self.ranked[0]
 
     @property
     def labels(self) -> tuple[str, ...]:

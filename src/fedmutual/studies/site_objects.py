@@ -131,7 +131,7 @@ def name_methods(methods: Sequence[Any] | Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigError: there is no method, or two methods have one name.
     """
-    if isinstance(methods, Mapping):
+    if isinstance(methods, Mapping) and methods:
         return dict(methods)
     names = [method if isinstance(method, str) else type(method).__name__.lower() for method in methods]
     twice = [n for k, n in enumerate(names) if n in names[:k]]

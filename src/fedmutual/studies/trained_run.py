@@ -17,7 +17,7 @@ from fedmutual.models.splice import build_meme
 from fedmutual.report.scale import MetricScale
 from fedmutual.rundir import best as bests
 from fedmutual.rundir.checkpoint import make_file_name, read_checkpoint, read_shared_state, read_state
-from fedmutual.rundir.environment import read_interface, read_metric, read_model_environment
+from fedmutual.rundir.environment import find_participant, read_interface, read_metric, read_model_environment
 from fedmutual.rundir.file_names import CONFIG, SUMMARY, client_folder, server_folder
 from fedmutual.rundir.frames import read_scores
 from fedmutual.rundir.record_files import is_finished, read_summary
@@ -188,8 +188,6 @@ class Run:
             RunError: nothing was saved, or there is no such client or fork.
             ConfigError: the code of the network may not be imported.
         """
-        if client not in (client_ids := read_model_environment(self.folder).clients):
-            raise RunError(f"{self.folder}: there is no client {client!r}; there are {', '.join(client_ids)}")
         with plugins.use_rule(self._code):
             rng = At(0, -1, 1).rng("any")
             net = build_meme(self.config.model, *self._find_sizes(client), rng, rng, of_pixels=None)
@@ -216,15 +214,14 @@ class Run:
 
     def _find_sizes(self, client: str | None = None) -> tuple[tuple[int, ...], int]:
         """Return the inputs and outputs of one client's networks, or of all clients' networks."""
-        clients = read_model_environment(self.folder).clients
-        space = clients[client] if client else next(iter(clients.values()))
+        space = find_participant(self.folder, read_model_environment(self.folder).clients, client)
         return space.input, space.outputs
 
     def task(self, client: str | None = None) -> Task:
         """Return the task that a client learns; without a client, the task of the shared model.
 
         Raises:
-            UserError: the code of an own task is missing, or may not be imported.
+            UserError: there is no such client, or the code of an own task is missing or may not be imported.
         """
         with plugins.use_rule(self._code):
             return make_task(read_interface(self.folder, client).task)

@@ -12,6 +12,7 @@ from fedmutual.config import Config, dump_config, is_pooled, make_algorithm, par
 from fedmutual.config.grid import Grid, expand_grid, list_combinations, make_folder_name, make_label
 from fedmutual.errors import ConfigError
 from fedmutual.role import LOCAL_ONLY
+from fedmutual.studies.compare import list_seeds
 
 By = Literal["personal", "global"]
 SHARE = 0.1  # of each client's training data, held out where the experiment holds nothing out
@@ -70,7 +71,7 @@ def plan_sweep(experiment: Config | str | Path, grid: Grid, seeds: int = 1, by: 
     If the experiment has no hold-out rows, a tenth of the training rows becomes hold-out rows, with a warning.
 
     Raises:
-        ConfigError: a combination is no experiment, or two cannot be compared on the same rows.
+        ConfigError: a combination is no experiment, two cannot be compared on the same rows, or `seeds` is below 1.
     """
     lists = expand_grid(grid)
     several = [key for key, tried in lists.items() if len(tried) > 1]
@@ -85,7 +86,7 @@ def plan_sweep(experiment: Config | str | Path, grid: Grid, seeds: int = 1, by: 
         tables, "configuration" if given else str(experiment), list(list_combinations(lists)), several, by
     )
     first = settings[0].config
-    return SweepPlan(first.name, tuple(several), _list_held_out(settings), tuple(range(first.seed, first.seed + seeds)), by)
+    return SweepPlan(first.name, tuple(several), _list_held_out(settings), tuple(list_seeds(first, seeds)), by)
 
 
 def plan_combinations(config: Config, combinations: Sequence[Mapping[str, Any]]) -> SweepPlan:
