@@ -7,7 +7,8 @@ from torch import nn
 
 from fedmutual.aggregation import Aggregation
 from fedmutual.algorithms import FML, FedAvg, FedProx
-from fedmutual.core import Client, Schedule
+from fedmutual.algorithms.fedprox import compute_proximal
+from fedmutual.core import Client, Net, Schedule
 from toy import Rows, difference, federation
 
 LR = 0.5
@@ -130,3 +131,10 @@ def test_lr_schedule_moves_the_step():
     got = federation(algorithm, clients, rounds=2, start={"weight": torch.tensor(SHARED)})
     once = [SHARED - LR * gradient(X[i], Y[i], SHARED) for i in X]
     assert difference(got, {"weight": torch.tensor((once[0] + once[1]) / 2)}) < 1e-12
+
+
+def test_the_proximal_term_is_on_the_device_of_the_weights():
+    """A setting is a tensor [] on the CPU. The device "meta" refuses what a GPU refuses, on a machine without a GPU."""
+    weights = {"a": torch.zeros(3, device="meta")}
+    received = {"w.a": torch.ones(3, device="meta"), "mu": torch.tensor(0.5)}
+    assert compute_proximal(Net(len, weights), received, "mu").device.type == "meta"

@@ -54,5 +54,6 @@ def compute_proximal(net: Net, const: Message, strength: str) -> Tensor:
     Source: FedProx, Li et al., 2020, https://arxiv.org/abs/1812.06127, Algorithm 2.
     """
     pairs = [(p, const[f"w.{k}"]) for k, p in net.params.items() if f"w.{k}" in const]
-    drift = torch.stack([torch.zeros_like(const[strength]), *((p - w).square().sum() for p, w in pairs)]).sum()
+    zero = torch.zeros_like(const[strength], device=pairs[0][0].device if pairs else None)
+    drift = torch.stack([zero, *((p - w).square().sum() for p, w in pairs)]).sum()
     return const[strength] / 2 * drift

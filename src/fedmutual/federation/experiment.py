@@ -133,7 +133,7 @@ class Experiment:
 
     def build_client(self, id: str) -> Client:
         """Return a participant as before round 1. Raises ConfigError as `build_networks` does."""
-        self._set_tf32()
+        self._set_cuda_arithmetic()
         nets, client_config, rows = self.build_networks(id), self.config.get_client_config(id), self.load_rows(id)
         privacy: Mechanism | None = None
         if self.noised:
@@ -158,11 +158,12 @@ class Experiment:
             privacy=privacy,
         )
 
-    def _set_tf32(self) -> None:
-        """Set TF32 for this process, which may train clients or only score the shared model."""
+    def _set_cuda_arithmetic(self) -> None:
+        """Set TF32 and equal bits of equal runs for this process, which may train clients or only score the shared model."""
         if self.device.type == "cuda":
             tf32 = self.config.engine.precision == "tf32"
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
+            torch.backends.cudnn.deterministic = True  # else a convolution adds its gradients in an order of chance
 
     def estimate_work(self) -> dict[str, Workload]:
         """Return the work of each client in the whole run, estimated from the arithmetic of its networks.
@@ -231,7 +232,7 @@ class Experiment:
         learned = {space.task for space in self.data.spaces.values()}
         if not self.nets.complete or self.pooled or self.data.test is None or len(learned) > 1 or self._holdout_only:
             return None
-        self._set_tf32()
+        self._set_cuda_arithmetic()
         net, test = self.nets.place_on_device(copy.deepcopy(self.nets.shared)), self.data.test.to(self.device)
         task = tasks.make_task(learned.pop())
 
