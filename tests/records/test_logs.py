@@ -1,10 +1,13 @@
 """Logs that cannot be read or written: one sentence with the file, and the line where there is one."""
 
+import errno
+import os
+
 import pytest
 
 from fedmutual.errors import RunError
 from fedmutual.events import Finished
-from fedmutual.rundir.logs import rewind
+from fedmutual.rundir.logs import rewind, sync_logs
 from fedmutual.rundir.text import TextLog
 from log_lines import read_lines
 
@@ -30,6 +33,32 @@ def test_a_log_that_is_not_utf_8_is_damaged_in_that_line(tmp_path):
     path.mkdir()
     with pytest.raises(RunError, match=r"m\.jsonl: cannot be read \(Is a directory\)"):
         rewind(path, bool)
+
+
+@pytest.mark.parametrize("line", ['{"round": "1"}', '{"round": null}', '{"round": [1]}', "{}", "[1]", "1", "{"])
+def test_a_line_whose_round_is_no_number_is_damaged(tmp_path, line):
+    path = tmp_path / "m.jsonl"
+    path.write_bytes(WHOLE + f"{line}\n".encode())
+    before = path.read_bytes()
+    with pytest.raises(RunError, match=r"m\.jsonl: line 3 is damaged"):
+        rewind(path, lambda round: round < 2)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "ledger.jsonl", "clients/a/metrics.jsonl"])
+def test_a_log_that_the_disk_does_not_take_is_named(tmp_path, monkeypatch, name):
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(WHOLE)
+
+    def refuse(number):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    sync_logs(tmp_path)
+    monkeypatch.setattr("os.fsync", refuse)
+    with pytest.raises(RunError, match=rf"{name}: cannot be written \({os.strerror(errno.ENOSPC)}\)"):
+        sync_logs(tmp_path)
+    assert path.read_bytes() == WHOLE
 
 
 def test_a_text_log_that_cannot_be_written(tmp_path):

@@ -25,11 +25,12 @@ def rewind(path: Path, keep: Callable[[int], bool]) -> None:
     complete = text.split("\n")[:-1]  # text after the last line end is an incomplete line
     for number, text in enumerate(complete, 1):
         try:
-            round = json.loads(text)["round"]
-        except (ValueError, KeyError, TypeError, RecursionError):
-            raise RunError(
-                f"{path}: line {number} is damaged; restore the file, or start a new run in another folder"
-            ) from None
+            line = json.loads(text)
+        except (ValueError, RecursionError):
+            line = None
+        round = line.get("round") if isinstance(line, dict) else None
+        if not isinstance(round, int):
+            raise RunError(f"{path}: line {number} is damaged; restore the file, or start a new run in another folder")
         if keep(round):
             remaining_lines.append(text + "\n")
     write_bytes(path, "".join(remaining_lines).encode())
@@ -62,11 +63,14 @@ def is_scored_on_resume(round: int, saved: int | None, every: int, rounds: int) 
 
 
 def sync_logs(folder: Path) -> None:
-    """Wait until the disk has all lines of a run's logs: after a power failure no saved round may lack its lines."""
+    """Wait until the disk has all lines of a run's logs: after a power failure no saved round may lack its lines.
+
+    Raises:
+        RunError: a log cannot be written.
+    """
     for path in (folder / METRICS, folder / LEDGER, *(folder / "clients").glob(f"*/{METRICS}")):
         if path.is_file():
-            with path.open("ab") as file:
-                os.fsync(file.fileno())
+            append_lines(path, (), sync=True)
 
 
 def _read_text(path: Path) -> str | None:
