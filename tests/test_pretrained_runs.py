@@ -9,8 +9,10 @@ from safetensors.torch import save_file
 
 import fedmutual
 from fedmutual import models
-from fedmutual.errors import ConfigError
+from fedmutual.errors import ConfigError, RunError
 from fedmutual.federation import build
+from fedmutual.rundir.pretrained import read_initial_weights
+from fedmutual.tensor_files import write_tensors
 
 SHAPE = (1, 8, 8)
 
@@ -101,6 +103,17 @@ def test_the_initial_weights_of_each_network_are_stated(small: Path, cli, weight
     page = Path("report.html").read_text()
     assert random.replace("'", "&#39;") in page
     assert "weights of weights/cnn1.safetensors" in page
+
+
+@pytest.mark.parametrize("key", ["client", "network", "weights"])
+@pytest.mark.parametrize("value", [None, ["mlp"]], ids=["missing", "list"])
+def test_a_file_of_weights_with_a_damaged_header_is_named(tmp_path: Path, key: str, value: object) -> None:
+    (tmp_path / "config.toml").touch()
+    header = {"format": "1", "client": "", "network": "mlp", "weights": "weights of mlp.pth", key: value}
+    path = tmp_path / "pretrained" / "mlp.safetensors"
+    write_tensors(path, {"w": torch.zeros(2)}, {k: v for k, v in header.items() if v is not None})
+    with pytest.raises(RunError, match=rf"mlp\.safetensors: .*{key}"):
+        read_initial_weights(tmp_path)
 
 
 def test_a_run_that_began_at_random_stays_so_when_weights_can_be_had_later(small: Path, cli, monkeypatch) -> None:

@@ -12,6 +12,7 @@ from fedmutual.errors import RunError
 from fedmutual.events import Score
 from fedmutual.rundir import best
 from fedmutual.rundir.best import BestRule, compute_merit, save_if_better, settle_best_files
+from fedmutual.tensor_files import write_tensors
 
 KEEP = ("--set", "records.keep_best=true")
 
@@ -51,7 +52,7 @@ def test_without_a_shared_accuracy_the_loss_decides() -> None:
 
 def rounds(half: Path) -> dict[str, str]:
     """File -> the round in its header."""
-    return {p.name: best.read_header(p)["round"] for p in sorted(half.glob("best*"))}
+    return {p.name: str(best.read_header(p).round) for p in sorted(half.glob("best*"))}
 
 
 def offered(half: Path, *merits: tuple[int, float | None], every: int = 2) -> None:
@@ -120,6 +121,24 @@ def test_another_runs_best_is_refused(tmp_path: Path) -> None:
     offered(tmp_path / "server", (2, 0.1))
     with pytest.raises(RunError, match=r"best-2\.safetensors: belongs to another run"):
         best.read_best_state(tmp_path / "server", 2, "another")
+
+
+@pytest.mark.parametrize("key", ["round", "merit"])
+@pytest.mark.parametrize("value", [None, "many", ["1"]], ids=["missing", "text", "list"])
+def test_a_header_without_its_numbers_is_damaged(tmp_path: Path, key: str, value: object) -> None:
+    half = tmp_path / "server"
+    header = {"format": "1", "run": "run", "round": "2", "merit": "0.5", key: value}
+    write_tensors(half / "best.safetensors", {"w": torch.zeros(2)}, {k: v for k, v in header.items() if v is not None})
+    for use in (
+        lambda: best.check_best_files(tmp_path),
+        lambda: settle_best_files(tmp_path, 2, 5, 1),
+        lambda: best.find_best(half, 2),
+        lambda: best.read_best_state(half, 2, "run"),
+        lambda: offered(half, (3, 0.6)),
+    ):
+        with pytest.raises(RunError, match=rf"best\.safetensors: .*{key}"):
+            use()
+    assert [p.name for p in half.iterdir()] == ["best.safetensors"]
 
 
 # Runs

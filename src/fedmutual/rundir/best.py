@@ -14,6 +14,8 @@ from fedmutual.errors import RunError
 from fedmutual.events import Evaluated, Event, RoundDone, Score
 from fedmutual.metric import ACCURACY, Metric
 from fedmutual.rundir.file_names import list_client_folders, server_folder
+from fedmutual.rundir.record_files import check_record
+from fedmutual.rundir.schema import BestHeader
 from fedmutual.tensor_files import read_tensors, write_tensors
 
 BEST = "best.safetensors"
@@ -75,7 +77,7 @@ def save_if_better(
         RunError: the saved best file is damaged, or the new file cannot be written.
     """
     files = _list_files(weights_folder)
-    if merit is None or (files and merit <= float(read_header(files[max(files)])["merit"])):
+    if merit is None or (files and merit <= read_header(files[max(files)]).merit):
         return
     about = {"format": "1", "run": keep.run, "round": str(round), "merit": repr(merit)}
     write_tensors(weights_folder / _make_name(round), state(), about)
@@ -153,13 +155,13 @@ def _make_name(round: int) -> str:
     return f"best-{round}.safetensors"
 
 
-def read_header(file: Path) -> dict[str, str]:
-    """Return the header of a file of best weights: format, run, round and merit.
+def read_header(file: Path) -> BestHeader:
+    """Return the header of a file of best weights.
 
     Raises:
-        RunError: as `read_tensors`.
+        RunError: as `read_tensors`, or the header does not follow the schema.
     """
-    return read_tensors(file, ())[1]
+    return check_record(file, BestHeader, read_tensors(file, ())[1])
 
 
 def _list_files(weights_folder: Path) -> dict[int, Path]:
@@ -167,4 +169,4 @@ def _list_files(weights_folder: Path) -> dict[int, Path]:
     files = {file.stem.removeprefix("best-"): file for file in weights_folder.glob("best-*.safetensors")}
     by_round = {int(number): file for number, file in files.items() if number.isdecimal()}  # other files are not fedmutual's
     best = weights_folder / BEST
-    return by_round | ({int(read_header(best)["round"]): best} if best.exists() else {})
+    return by_round | ({read_header(best).round: best} if best.exists() else {})

@@ -5,6 +5,8 @@ from pathlib import Path
 
 from fedmutual.models import Weights
 from fedmutual.rundir.file_names import CONFIG, client_folder
+from fedmutual.rundir.record_files import check_record
+from fedmutual.rundir.schema import PretrainedHeader
 from fedmutual.tensor_files import read_tensors, write_tensors
 
 FOLDER, OWN = "pretrained", "pretrained.safetensors"
@@ -21,7 +23,8 @@ def read_initial_weights(folder: Path) -> dict[tuple[str, str], Weights]:
         (*folder.glob(f"{FOLDER}/*.safetensors"), *folder.glob(f"clients/*/{OWN}")) if (folder / CONFIG).exists() else ()
     ):
         state, about = read_tensors(file)
-        weights[about["client"], about["network"]] = Weights(about["weights"], state or None, str(file))
+        header = check_record(file, PretrainedHeader, about)
+        weights[header.client, header.network] = Weights(header.weights, state or None, str(file))
     return weights
 
 

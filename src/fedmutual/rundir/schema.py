@@ -460,6 +460,21 @@ class Saved(Record):
     seconds: float  # spent on the run until then
 
 
+class BestHeader(Record):
+    """The header of a file of best weights. Its numbers are texts in the file."""
+
+    round: Annotated[int, Field(strict=False)]
+    merit: Annotated[float, Field(strict=False)]  # how good the round is, greater is better
+
+
+class PretrainedHeader(Record):
+    """The header of a file of pretrained weights."""
+
+    client: str  # "": all clients
+    network: str
+    weights: str  # their description
+
+
 class TunedRecord(Record):
     """The content of tuned.json: the values that `compare --tune` chose."""
 
