@@ -7,8 +7,10 @@ import torch
 from torch import nn
 
 from fedmutual.algorithms import Independent
+from fedmutual.errors import RunError
 from fedmutual.rundir.checkpoint import load_client, save_client
 from fedmutual.stepping import laid_as, work
+from fedmutual.tensor_files import read_tensors, write_tensors
 from toy import Rows, at, client, difference, weights
 
 E = {"local_epochs": 1, "batch_size": 8}
@@ -71,3 +73,32 @@ def test_laid_as_keeps_values_and_takes_strides():
     assert torch.equal(got, value)
     assert got.stride() == p.stride()
     assert laid_as(p, got) is got
+
+
+def rename(old, new):
+    return lambda state: {new if k == old else k: v for k, v in state.items()}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        rename("optimizer.personal.0.step", "optimizer.personal.first.step"),
+        rename("optimizer.personal.0.step", "optimizer.personal.0.stop"),
+        rename("optimizer.personal.0.step", "optimizer.personal.9.step"),
+        lambda state: {k: v for k, v in state.items() if k != "optimizer.personal.1.exp_avg"},
+        lambda state: state | {"optimizer.personal.0.exp_avg": torch.zeros(3)},
+        lambda state: state | {"optimizer.personal.0.step": torch.zeros(2)},
+    ],
+    ids=["no number", "other name", "no parameter", "missing", "other shape", "no scalar"],
+)
+def test_an_optimiser_state_that_is_damaged_is_named(damage, tmp_path):
+    made, path = make_client(KINDS["amsgrad"], torch.contiguous_format, fused=False), tmp_path / "c.safetensors"
+    work(Independent(**E), made, {}, at(0))
+    save_client(made, path, {"run": "r", "round": "1"})
+    state, about = read_tensors(path)
+    write_tensors(path, damage(state), about)
+    fresh = make_client(KINDS["amsgrad"], torch.contiguous_format, fused=False)
+    before = {k: v.clone() for k, v in fresh.nets["personal"].state_dict().items()}
+    with pytest.raises(RunError, match=r"c\.safetensors: .*client '0'"):
+        load_client(fresh, path, "r", 1)
+    assert all(torch.equal(v, before[k]) for k, v in fresh.nets["personal"].state_dict().items())

@@ -103,7 +103,8 @@ def load_client(client: Client, path: Path, run: str, round: int) -> None:
     """Restore the state of a client from a file.
 
     Raises:
-        RunError: the file is missing or damaged, or belongs to another run, round or network.
+        RunError: the file is missing or damaged, or belongs to another run, round, network or optimiser. Nothing was
+            restored.
     """
     state = read_state(path, run, round)
     beside = ("optimizer.", "memory.", "privacy.")  # all other tensors are of networks
@@ -112,7 +113,24 @@ def load_client(client: Client, path: Path, run: str, round: int) -> None:
     shapes = [{k: v.shape for k, v in tensors.items()} for tensors in (wanted, net_tensors)]
     if shapes[0] != shapes[1]:
         raise RunError(f"{path}: holds another network than client {client.id!r} has by the configuration")
+    if not _has_fitting_optimizers(client, state):
+        raise RunError(
+            f"{path}: holds an optimiser state that does not fit the networks of client {client.id!r}; restore the file, or "
+            "start a new run in another folder"
+        )
     restore_client(client, state)
+
+
+def _has_fitting_optimizers(client: Client, state: Message) -> bool:
+    """Return whether each optimiser state has the shapes of the optimiser's parameters, and equal names for each of them."""
+    for net, optimizer in client.optimizers.items():
+        params = [p for group in optimizer.param_groups for p in group["params"]]
+        shapes = {str(number): p.shape for number, p in enumerate(params)}
+        actual = {tuple(k.split(".", 1)): v.shape for k, v in _select_under(state, f"optimizer.{net}.").items()}
+        numbers, names = ({key[part] for key in actual} for part in (0, -1))
+        if actual != {(i, name): () if name == "step" else shapes.get(i) for i in numbers for name in names}:
+            return False
+    return True
 
 
 def restore_client(client: Client, state: Message) -> None:
