@@ -87,6 +87,21 @@ def test_a_ray_that_asks_for_one_is_taken(version, monkeypatch):
     assert ray_init.import_ray() is new
 
 
+def test_a_local_cluster_that_ray_cannot_start_is_refused(monkeypatch):
+    """For example because the temporary folder is full."""
+
+    def fail(**options):
+        raise RuntimeError("the raylet\ndid not start")
+
+    constants = SimpleNamespace(ENABLE_RAY_CLUSTER=True)
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    ray = SimpleNamespace(init=fail, _private=SimpleNamespace(ray_constants=constants))
+    with pytest.raises(ConfigError, match=r"engine\.name = 'cluster': .*\(the raylet did not start\)"):
+        ray_init.start_local_cluster(ray, 1)
+    assert constants.ENABLE_RAY_CLUSTER is True
+    assert "RAY_AUTH_TOKEN" not in os.environ
+
+
 def test_a_token_of_the_users_is_left_as_it_is(monkeypatch):
     """The address that Ray uses for this node is restored after the start of the cluster."""
     init_calls = []

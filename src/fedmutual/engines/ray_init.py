@@ -47,9 +47,19 @@ def import_ray() -> Any:
 
 
 def start_local_cluster(ray: Any, cpus: int) -> None:
-    """Start a cluster on this machine with this number of logical CPUs. No other machine or user can connect."""
-    with _restore_sigterm(), _bind_to_loopback(ray), _set_fresh_token():
-        ray.init(address="local", num_cpus=cpus, include_dashboard=False, **_QUIET)
+    """Start a cluster on this machine with this number of logical CPUs. No other machine or user can connect.
+
+    Raises:
+        ConfigError: Ray cannot start the cluster.
+    """
+    try:
+        with _restore_sigterm(), _bind_to_loopback(ray), _set_fresh_token():
+            ray.init(address="local", num_cpus=cpus, include_dashboard=False, **_QUIET)
+    except Exception as problem:  # of many types
+        raise ConfigError(
+            f"engine.name = 'cluster': Ray cannot start a cluster on this machine ({_describe_problem(problem)}); correct "
+            "the cause, or choose engine.name = 'processes'"
+        ) from None
 
 
 def connect_to_cluster(ray: Any, address: str) -> None:
@@ -63,14 +73,18 @@ def connect_to_cluster(ray: Any, address: str) -> None:
         with _restore_sigterm():
             ray.init(address=address, **_QUIET)
     except Exception as problem:  # of many types
-        why = " ".join(str(problem).split()) or type(problem).__name__
         raise ConfigError(
-            f"key 'engine.address': there is no Ray cluster to join at {address!r} ({why[:300]}); if the cluster requires a "
-            "token, set RAY_AUTH_MODE=token and the token of the cluster in the environment"
+            f"key 'engine.address': there is no Ray cluster to join at {address!r} ({_describe_problem(problem)}); if the "
+            "cluster requires a token, set RAY_AUTH_MODE=token and the token of the cluster in the environment"
         ) from None
     finally:
         if before is None:
             os.environ.pop(_ATTEMPTS, None)
+
+
+def _describe_problem(problem: Exception) -> str:
+    """Return what Ray says about a problem, in one line."""
+    return (" ".join(str(problem).split()) or type(problem).__name__)[:300]
 
 
 def identify_session(ray: Any) -> tuple[str, str]:
