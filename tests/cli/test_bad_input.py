@@ -152,11 +152,11 @@ def test_a_page_over_another_file(small, cli):
     assert cli("report", "runs/small", "-o", "page.html")[0] == cli("report", "runs/small", "-o", "page.html")[0] == 0
 
 
-@pytest.mark.parametrize("page", [".", ".."])
+@pytest.mark.parametrize("page", [".", "..", "runs/"])
 def test_a_page_that_is_a_folder(small, cli, page):
     cli("run", small, "--set", "rounds=1")
     code, _, err = cli("report", "runs/small", "-o", page)
-    assert (code, err.count("error: "), f"{page}: " in err, "-o" in err) == (2, 1, True, True), err
+    assert (code, err.count("error: "), f"{page.rstrip('/')}: is a folder" in err, "-o" in err) == (2, 1, True, True), err
 
 
 @pytest.mark.parametrize("which", ["alpha", "beta"])

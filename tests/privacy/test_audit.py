@@ -220,6 +220,17 @@ def test_the_command_writes_its_record_and_its_page(make_run, cli, tmp_path):
     assert not (folder / "audit.json").exists()
 
 
+@pytest.mark.parametrize("is_link", [False, True])
+def test_a_folder_in_the_place_of_the_page_is_found_before_the_run_is_read(cli, tmp_path, monkeypatch, is_link):
+    monkeypatch.chdir(tmp_path)
+    page, folder = tmp_path / "report" / "audit.html", tmp_path / "report" / ("pages" if is_link else "audit.html")
+    folder.mkdir(parents=True)
+    if is_link:
+        page.symlink_to(folder)
+    code, _, err = cli("audit", "no-run", "--out", "report")
+    assert (code, "audit.html: " in err, "no-run" in err) == (2, True, False), err
+
+
 def test_data_that_changed_are_refused(make_run, tmp_path):
     folder = make_run(0.05, training={"local_epochs": 1, "batch_size": 16})
     npz(tmp_path / "noise.npz", x=np.zeros((300, 1, 4, 4), np.float32), y=np.arange(300) % 2)

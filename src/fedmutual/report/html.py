@@ -7,6 +7,7 @@ rounds make 130 kB; every further comparison in the page costs its own.
 """
 
 import codecs
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -95,8 +96,8 @@ def write_page(compared: Sequence[RunComparison], out: Path, judged: Callable[[R
 
 
 def check_page(out: Path) -> None:
-    """Raise RunError if `out` has no file name, as "." and "/", or is a file of another kind than a page."""
-    if not out.name:  # "." or "/"
+    """Raise RunError if `out` is a folder, or a file of another kind than a page."""
+    if os.path.isdir(out):  # `Path.is_dir` raises PermissionError in a folder that may not be entered
         raise RunError(f"{out}: is a folder; name a file with -o")
     if _is_other_kind(out):
         raise RunError(f"{out}: is there and no page of HTML; name another file with -o")
