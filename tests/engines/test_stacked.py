@@ -245,8 +245,9 @@ def test_clients_that_step_in_turns_have_the_bits_of_clients_one_after_the_other
     assert difference(tensors(run), tensors(plain)) == 0.0
 
 
-def test_paces_are_of_steps_on_copies(small):
+def test_paces_are_of_steps_on_copies(small, monkeypatch):
     from fedmutual.core import At
+    from fedmutual.engines.cuda_streams import InterleavedSteps
     from fedmutual.engines.group import PhaseInput
     from fedmutual.engines.probe import time_steps
     from fedmutual.federation.build import build
@@ -266,3 +267,6 @@ def test_paces_are_of_steps_on_copies(small):
         assert difference(part.client.nets["personal"].state_dict(), tensors_before) == 0.0
         assert not part.client.optimizers["personal"].state
     assert time_steps(parts()) is None, "3 steps a phase tell nothing"
+    failing = [part._replace(inbox={}) if n else part for n, part in enumerate(asked)]
+    monkeypatch.setattr("fedmutual.engines.probe.InterleavedSteps", lambda parts: InterleavedSteps(failing))
+    assert time_steps(asked) is None, "a client that fails takes no time"

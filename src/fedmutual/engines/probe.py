@@ -23,7 +23,10 @@ def check_stackable(parts: Sequence[PhaseInput]) -> None:
 
 
 def time_steps(parts: Sequence[PhaseInput]) -> tuple[float, float] | None:
-    """Return the seconds of a step of all clients: (stacked, in turns). None if the phase has too few steps to measure."""
+    """Return the seconds of a step of all clients: (stacked, in turns).
+
+    None if the phase has too few steps to measure, or if a client cannot step in turns.
+    """
     copies = _copy_parts(parts)
     steps = Group([part.client for part in copies]).begin(copies)
     if steps is None:
@@ -32,9 +35,9 @@ def time_steps(parts: Sequence[PhaseInput]) -> tuple[float, float] | None:
     together = _time_second_call(device, lambda: steps.take(plans, most=STEPS))
     if min(steps.took) < 2 * STEPS:
         return None
-    turns = InterleavedSteps(_copy_parts(parts))
-    apart = _time_second_call(device, lambda: list(turns.take(STEPS)))
-    return together / STEPS, apart / STEPS
+    turns, ended = InterleavedSteps(_copy_parts(parts)), list[object]()
+    apart = _time_second_call(device, lambda: ended.extend(turns.take(STEPS)))
+    return None if ended else (together / STEPS, apart / STEPS)  # an ended client failed: it has more steps than these
 
 
 def _time_second_call(device: torch.device, work: Callable[[], object]) -> float:
