@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from multiprocessing import forkserver
@@ -24,6 +25,7 @@ START = 1.0 if IS_FORKED else 8.0
 """Seconds until worker processes are ready."""
 
 _ATTEMPTS = 3  # to start a worker process
+_PAUSE = 0.5  # seconds between two attempts: a fork server that fails still accepts connections until it has ended
 _PRELOADED = ["torch._dynamo", "fedmutual.federation.experiment"]  # a worker's imports, which take seconds
 
 
@@ -74,6 +76,7 @@ class ChildProcess:
             except (EOFError, OSError):  # the fork server died meanwhile
                 if not attempts_left:
                     raise
+                time.sleep(_PAUSE)
         worker_end.close()
 
     def describe_end(self) -> str:
