@@ -20,7 +20,9 @@ from fedmutual.errors import RunError
 from fedmutual.losses import Classification
 from fedmutual.privacy.sampling import Units
 from fedmutual.privacy.secret import SIZE, Stream, derive_key, derive_simulation_secret, read_site_secret
+from fedmutual.rundir.checkpoint import collect_client_state, load_client
 from fedmutual.stepping import work
+from fedmutual.tensor_files import write_tensors
 from noised import SECRET, client
 from toy import FEATURES, at, difference, federation, rows, server, weights
 
@@ -231,6 +233,17 @@ def test_steps_are_as_many_as_without_noise():
         one = client("0", algorithm, ["personal"])
         work(algorithm.phases[0], one, {}, at())
         assert one.privacy.steps == expected
+
+
+@pytest.mark.parametrize("steps", [None, torch.tensor(-1), torch.tensor([3]), torch.tensor(2.5)])
+def test_a_saved_state_without_its_number_of_noised_steps_is_refused(tmp_path, steps):
+    """From 0 on, the privacy cost would be too small."""
+    one, path = client("0", Independent(batch_size=8).algorithm(), ["personal"]), tmp_path / "state.safetensors"
+    state = collect_client_state(one)
+    del state["privacy.steps"]
+    write_tensors(path, state if steps is None else {**state, "privacy.steps": steps}, {"run": "a", "round": "1"})
+    with pytest.raises(RunError, match=r"state\.safetensors: .*noised steps of client '0'"):
+        load_client(one, path, "a", 1)
 
 
 def test_an_empty_batch_is_a_step_of_noise_alone():

@@ -103,8 +103,8 @@ def load_client(client: Client, path: Path, run: str, round: int) -> None:
     """Restore the state of a client from a file.
 
     Raises:
-        RunError: the file is missing or damaged, or belongs to another run, round, network or optimiser. Nothing was
-            restored.
+        RunError: the file is missing or damaged, lacks the number of noised steps, or belongs to another run, round, network
+            or optimiser. Nothing was restored.
     """
     state = read_state(path, run, round)
     beside = ("optimizer.", "memory.", "privacy.")  # all other tensors are of networks
@@ -118,7 +118,17 @@ def load_client(client: Client, path: Path, run: str, round: int) -> None:
             f"{path}: holds an optimiser state that does not fit the networks of client {client.id!r}; restore the file, or "
             "start a new run in another folder"
         )
+    if client.privacy is not None and not _is_count(state.get("privacy.steps")):
+        raise RunError(
+            f"{path}: does not hold the number of noised steps of client {client.id!r}, without which the privacy cost is "
+            "unknown; restore the file, or start a new run in another folder"
+        )
     restore_client(client, state)
+
+
+def _is_count(tensor: Tensor | None) -> bool:
+    """Return whether a tensor is a whole number of at least 0."""
+    return tensor is not None and tensor.dtype == torch.int64 and tensor.shape == () and tensor.item() >= 0
 
 
 def _has_fitting_optimizers(client: Client, state: Message) -> bool:
@@ -148,7 +158,7 @@ def restore_client(client: Client, state: Message) -> None:
             values |= {k: laid_as(p, v) for k, v in values.items() if isinstance(v, Tensor) and v.shape == p.shape}
     device = next((p.device for net in client.nets.values() for p in net.parameters()), None)
     client.memory = {k: v.to(device, copy=True) for k, v in _select_under(state, "memory.").items()}
-    if client.privacy is not None and "privacy.steps" in state:
+    if client.privacy is not None:
         client.privacy.steps = int(state["privacy.steps"])
 
 
