@@ -131,7 +131,7 @@ def fit_features(features: Tensor, size: int) -> Tensor:
 def sum_by_class(net: nn.Module, data: Data, size: int) -> tuple[Tensor, Tensor]:
     """Return the sum of features over the rows of each class [C, size], and the number of rows of each class int64 [C].
 
-    The network is in eval mode during the computation, and returns to its earlier mode.
+    Both are on the CPU. The network is in eval mode during the computation, and returns to its earlier mode.
 
     Source: FedProto, Tan et al., 2022, https://arxiv.org/abs/2105.00243, Algorithm 1.
 
@@ -141,11 +141,11 @@ def sum_by_class(net: nn.Module, data: Data, size: int) -> tuple[Tensor, Tensor]
     before, last = net.training, find_head(net)
     assert last is not None  # as `Algorithm.features` has it
     net.eval()
-    sums = torch.zeros(last.out_features, size, device=last.weight.device, dtype=last.weight.dtype)
-    counts = torch.zeros(last.out_features, device=last.weight.device, dtype=torch.int64)
+    sums = torch.zeros(last.out_features, size, dtype=last.weight.dtype)  # a GPU would add the rows in an order of chance
+    counts = torch.zeros(last.out_features, dtype=torch.int64)
     for x, y, *_ in data.rows(torch.split(torch.arange(len(data)), _ROWS)):
         features, _ = take_features(last, partial(net, x))
-        sums.index_add_(0, y, fit_features(features, size))
-        counts += torch.bincount(y, minlength=len(counts))
+        sums.index_add_(0, y.cpu(), fit_features(features, size).cpu())
+        counts += torch.bincount(y.cpu(), minlength=len(counts))
     net.train(before)
     return sums, counts
