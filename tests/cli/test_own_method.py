@@ -84,7 +84,7 @@ def test_list_shows_the_settings(folder, cli):
         f"{METHOD}: FedAvgM. FedAvg whose server adds momentum to its step. Settings: weighting, momentum."
     )
     (line,) = [line for line in out.splitlines() if "`algorithm.momentum`" in line]
-    assert "(number or schedule; 0.5)" in line
+    assert "(number; 0.5)" in line
     assert line.endswith("`compare --tune` tries 0.3, 0.6, 0.9")
 
 
