@@ -235,8 +235,8 @@ def test_errors_speak_of_arguments(tables, nets, shared, change, words):
         (lambda t: t.assign(age=np.nan), "target", "the columns 'age' have missing values"),
         (lambda t: arrays(t)[0], None, "is ndarray"),
         (lambda t: (arrays(t)[0], arrays(t)[1][:-1]), None, "one value for each of the 100 rows"),
-        (lambda t: arrays(t), "target", "label = 'target' is for DataFrames"),
-        (lambda t: TensorDataset(*map(torch.as_tensor, arrays(t))), "target", "label = 'target' is for DataFrames"),
+        (lambda t: arrays(t), "target", "label = 'target' names a column"),
+        (lambda t: TensorDataset(*map(torch.as_tensor, arrays(t))), "target", "label = 'target' names a column"),
         (lambda t: Endless(), None, "can only be iterated"),
     ],
 )

@@ -93,7 +93,9 @@ def read_json(path: Path, fix: str = "begin again in another folder") -> Table:
 
 
 def read_table(path: Path, fix: str) -> Table:
-    """Return the table in a JSON file of any program. fix: the advice of the error if the file is damaged.
+    """Return the table in a JSON file without a format number, such as FLARE's.
+
+    fix: the advice of the error if the file is damaged.
 
     Raises:
         RunError: the file is missing or damaged.
@@ -102,8 +104,8 @@ def read_table(path: Path, fix: str) -> Table:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise RunError(f"{path}: there is no such file; restore it, or begin again in another folder") from None
-    except (OSError, ValueError, RecursionError) as problem:  # the last: brackets in brackets, by the thousand
-        raise RunError(f"{path}: is damaged or no JSON ({problem}); {fix}") from None
+    except (OSError, ValueError, RecursionError) as problem:  # RecursionError: thousands of nested brackets
+        raise RunError(f"{path}: is damaged or is not JSON ({problem}); {fix}") from None
     if not isinstance(content, dict):
-        raise RunError(f"{path}: is damaged: it holds no JSON object; {fix}")
+        raise RunError(f"{path}: is damaged: its content is not a JSON object; {fix}")
     return content

@@ -318,7 +318,7 @@ def test_a_worker_that_dies_while_it_builds_its_clients_is_replaced(small, monke
 
 @pytest.mark.parametrize("problem", [EOFError("unexpected EOF"), ConnectionRefusedError()])
 def test_a_fork_server_that_dies_while_it_starts_a_worker_is_started_again(monkeypatch, problem):
-    """multiprocessing raises these errors then, as long as the server ends: it prints a traceback before."""
+    """multiprocessing raises these errors while the server ends: the server prints a traceback before it has ended."""
     start, failed = child_process.CONTEXT.Process.start, []
 
     def fail_for_a_moment(process):

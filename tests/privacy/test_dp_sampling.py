@@ -237,7 +237,7 @@ def test_steps_are_as_many_as_without_noise():
 
 @pytest.mark.parametrize("steps", [None, torch.tensor(-1), torch.tensor([3]), torch.tensor(2.5)])
 def test_a_saved_state_without_its_number_of_noised_steps_is_refused(tmp_path, steps):
-    """From 0 on, the privacy cost would be too small."""
+    """A count that began again at 0 would make epsilon too small."""
     one, path = client("0", Independent(batch_size=8).algorithm(), ["personal"]), tmp_path / "state.safetensors"
     state = collect_client_state(one)
     del state["privacy.steps"]
@@ -270,7 +270,7 @@ def test_workers_change_no_bit(nets):
     assert difference(*results) == 0.0
 
 
-def test_a_part_file_of_a_killed_process_with_an_equal_id_is_not_in_the_way(tmp_path):
+def test_a_part_file_of_a_killed_process_with_an_equal_id_does_not_block_a_new_secret(tmp_path):
     (tmp_path / f".secret.{os.getpid()}.part").touch(mode=0o600)
     assert len(read_site_secret(tmp_path / "secret")) == SIZE
 

@@ -115,7 +115,7 @@ DEEP = 200_000
 
 def test_brackets_in_brackets_are_one_sentence_and_no_traceback(tmp_path):
     (tmp_path / "x.json").write_text("[" * DEEP)
-    with pytest.raises(RunError, match="damaged or no JSON"):
+    with pytest.raises(RunError, match="damaged or is not JSON"):
         read_json(tmp_path / "x.json")
     with pytest.raises(RunError, match="line 1 is cut off"):
         list(read_records(tmp_path / "x.json", Evaluation))

@@ -46,7 +46,7 @@ def test_a_line_whose_round_is_no_number_is_damaged(tmp_path, line):
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "ledger.jsonl", "clients/a/metrics.jsonl"])
-def test_a_log_that_the_disk_does_not_take_is_named(tmp_path, monkeypatch, name):
+def test_a_failed_sync_names_the_log(tmp_path, monkeypatch, name):
     path = tmp_path / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(WHOLE)

@@ -123,7 +123,7 @@ def test_a_missing_file_is_named(tmp_path, name):
         ("partition.json", '{"format": 1}', "partition.json: is not what fedmutual writes .*source"),
         ("environment.json", '{"format": 1, "models": 3}', "environment.json: is not what fedmutual writes .models: "),
         ("environment.json", '{"format": 1, "scaling": {"mean": ["x"]}}', "environment.json: is not .*scaling.mean.0: "),
-        ("summary.json", "[", "summary.json: is damaged or no JSON"),
+        ("summary.json", "[", "summary.json: is damaged or is not JSON"),
         ("summary.json", "[]", "summary.json: is damaged"),
     ],
 )

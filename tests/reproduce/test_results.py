@@ -73,7 +73,7 @@ def test_new_results_go_to_the_first_folder_and_both_are_read(tmp_path, planned)
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "damaged or no JSON"),
+        ("{", "damaged or is not JSON"),
         ('{"format": 2}', "is of format 2"),
         ('{"format": 1}', "it has no list of runs"),
         ('{"format": 1, "runs": [{"arm": "fml"}]}', "seed: field required"),

@@ -260,7 +260,7 @@ def test_a_kit_that_is_old_open_or_mixed(kits, tmp_path):
 
 @pytest.mark.parametrize("name", ["north", "server"])
 @pytest.mark.parametrize("damage", ["another key", "a damaged key", "a damaged authority"])
-def test_a_kit_with_a_key_or_authority_that_cannot_be_used_is_one_sentence(kits, tmp_path, name, damage):
+def test_an_unusable_key_or_authority_of_a_kit_gives_one_sentence(kits, tmp_path, name, damage):
     mine = shutil.copytree(kits / name, tmp_path / name)
     key = open_kit(mine).certificate.with_suffix(".key")
     file = mine / "startup" / "rootCA.pem" if damage == "a damaged authority" else key

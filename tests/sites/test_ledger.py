@@ -111,7 +111,7 @@ def test_a_damaged_ledger_line_is_named(tmp_path, cli, text, why):
 
 
 @pytest.mark.parametrize("method", ["is_dir", "is_file", "read_bytes"])
-def test_a_ledger_of_another_user_is_one_sentence(tmp_path, monkeypatch, method):
+def test_an_unreadable_ledger_gives_one_sentence(tmp_path, monkeypatch, method):
     """The server and the sites close their state folders to other users."""
 
     def forbidden(*args, **named):

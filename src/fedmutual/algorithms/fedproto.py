@@ -141,7 +141,7 @@ def sum_by_class(net: nn.Module, data: Data, size: int) -> tuple[Tensor, Tensor]
     before, last = net.training, find_head(net)
     assert last is not None  # as `Algorithm.features` has it
     net.eval()
-    sums = torch.zeros(last.out_features, size, dtype=last.weight.dtype)  # a GPU would add the rows in an order of chance
+    sums = torch.zeros(last.out_features, size, dtype=last.weight.dtype)  # a GPU would add the rows in a random order
     counts = torch.zeros(last.out_features, dtype=torch.int64)
     for x, y, *_ in data.rows(torch.split(torch.arange(len(data)), _ROWS)):
         features, _ = take_features(last, partial(net, x))

@@ -62,7 +62,7 @@ def format_json_line(prediction: Prediction) -> str:
 
 
 def describe_score(score: FileScore) -> dict[str, Any]:
-    """Return the scores of a file for JSON: name -> number, or name -> class or label -> number; None where undefined.
+    """Return the scores of a file for JSON: score -> number, or score -> {class or label: number}; None: undefined.
 
     A metric that is a fraction is in [0, 1]. The 95 % interval of the main metric is a list of its two ends.
     """

@@ -19,7 +19,7 @@ from fedmutual.studies.tune import tune
 def choose_methods(
     file: Path, methods: str | None, overrides: Mapping[str, Any]
 ) -> tuple[Config, tuple[str, ...], dict[str, Any]]:
-    """Read `--methods`; return (configuration, methods, the settings of methods other than the file's).
+    """Read `--methods`; return (configuration, methods, the settings of the methods that the file does not configure).
 
     methods: as on the command line; None: the file's algorithm with the default methods.
 

@@ -64,7 +64,7 @@ def format_resume_command(command: str, settings: list[str] | None, folder: Path
 def show_progress(
     command: str, line: "Callable[[tuple[Score, ...]], str] | None" = None, runs: int = 1
 ) -> Iterator["ProgressDisplay"]:
-    """Show the progress of runs. A stop, or an error of training, becomes one sentence and an exit code.
+    """Show the progress of runs. After a stop or an error of training, print one sentence and exit.
 
     Errors of training: `Diverged`, `Disagreed`, `Refused`. A UserError is raised unchanged.
 

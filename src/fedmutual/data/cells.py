@@ -116,7 +116,7 @@ def _describe_format(date_format: str | None) -> str:
 def parse_dates(text: "pd.Series[str]", date_format: str | None = None) -> "pd.Series[pd.Timestamp]":
     """Return the cells [n] as dates in UTC [n]; NaT where a cell is missing or is no date.
 
-    date_format: the form of dates that are not written by ISO 8601; None: all dates are.
+    date_format: the format of the cells that are not ISO 8601; None: only ISO 8601 is read.
     """
     dates = pd.to_datetime(text, errors="coerce", format="ISO8601", utc=True)
     if date_format is None:

@@ -26,7 +26,7 @@ def make_memory_source(train: Any, test: Any, label: str | Sequence[str] | None,
 
     Raises:
         DataError: an object is no data, is empty, lacks a column, or has a feature that is missing or no number; or `label`
-            is given for other objects than DataFrames.
+            is given, and the rows are no DataFrame.
         ConfigError: a torch Dataset has no length, so it can only be iterated.
     """
     if isinstance(train, Dataset):
@@ -75,7 +75,8 @@ def _check_label(rows: Any, label: str | Sequence[str] | None, place: str) -> No
     """Raise DataError if the column of the targets is named, and the rows have no columns."""
     if label is not None and not isinstance(rows, pd.DataFrame):
         raise DataError(
-            f"{place} is {type(rows).__name__}, and label = {label!r} is for DataFrames; give a DataFrame, or leave it out"
+            f"{place}: label = {label!r} names a column, and a {type(rows).__name__} has none; give a DataFrame, or remove "
+            "label"
         )
 
 

@@ -35,9 +35,9 @@ def time_steps(parts: Sequence[PhaseInput]) -> tuple[float, float] | None:
     together = _time_second_call(device, lambda: steps.take(plans, most=STEPS))
     if min(steps.took) < 2 * STEPS:
         return None
-    turns, ended = InterleavedSteps(_copy_parts(parts)), list[object]()
-    apart = _time_second_call(device, lambda: ended.extend(turns.take(STEPS)))
-    return None if ended else (together / STEPS, apart / STEPS)  # an ended client failed: it has more steps than these
+    turns, failed = InterleavedSteps(_copy_parts(parts)), list[object]()
+    apart = _time_second_call(device, lambda: failed.extend(turns.take(STEPS)))  # no client has so few steps
+    return None if failed else (together / STEPS, apart / STEPS)
 
 
 def _time_second_call(device: torch.device, work: Callable[[], object]) -> float:

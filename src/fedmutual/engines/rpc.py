@@ -30,7 +30,7 @@ class HostRequest(NamedTuple):
     threads: int
     dtype: torch.dtype
     disk: DiskStorage | None
-    make: bytes  # the pickled `Make`; bytes, because its modules can only be imported with the path. b"": not in the request
+    make: bytes  # the pickled `Make`, to be unpickled after sys.path is set; b"": the worker receives it in another way
 
 
 class JobRequest(NamedTuple):
@@ -66,8 +66,8 @@ def answer_request(
 ) -> Iterator[WorkerReply]:
     """Carry out a request on these clients; yield a reply for each client, and stop after the first problem.
 
-    make: the pickled `Make` of a `HostRequest` that does not hold it. own_path: the entries of sys.path before those of the
-    process that asks.
+    make: the pickled `Make` of a `HostRequest` that does not hold it. own_path: the entries that stay at the front of
+    sys.path, before those of the request.
     """
     number, id = 0, ""
     try:

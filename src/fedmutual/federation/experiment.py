@@ -159,11 +159,11 @@ class Experiment:
         )
 
     def _set_cuda_arithmetic(self) -> None:
-        """Set TF32 and equal bits of equal runs for this process, which may train clients or only score the shared model."""
+        """Set TF32 and deterministic convolutions for this process, before it trains or scores."""
         if self.device.type == "cuda":
             tf32 = self.config.engine.precision == "tf32"
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
-            torch.backends.cudnn.deterministic = True  # else a convolution adds its gradients in an order of chance
+            torch.backends.cudnn.deterministic = True  # else a convolution adds gradients in a random order
 
     def estimate_work(self) -> dict[str, Workload]:
         """Return the work of each client in the whole run, estimated from the arithmetic of its networks.

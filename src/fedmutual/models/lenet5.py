@@ -23,8 +23,7 @@ def lenet5(shape: tuple[int, ...], classes: int) -> nn.Module:
     Source: LeCun et al., 1998, https://doi.org/10.1109/5.726791, Figure 2.
 
     Raises:
-        ValueError: the examples are not images, or the images are smaller than 12 x 12 (12 + 4 - 4, halved, - 4, halved,
-            leaves 1).
+        ValueError: the examples are not images, or the images are smaller than 12 x 12.
     """
     return _make_lenet5(shape, classes, "relu", lambda n: {f"pool{n}": MaxPool(), f"relu{n}": nn.ReLU()})
 

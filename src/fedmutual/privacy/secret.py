@@ -69,7 +69,7 @@ def _create_secret(path: Path) -> None:
     if path.exists():
         return
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    # a random name: the part file of a killed process with an equal id, usual in containers, is not in the way
+    # a random name: a killed process may have left a part file, and containers reuse process ids
     part = path.with_name(f".{path.name}.{os.getpid()}-{token_hex(8)}.part")
     try:
         with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:

@@ -142,7 +142,7 @@ class ScoredTrial:
 
     @property
     def best_rounds(self) -> tuple[int, ...]:
-        """Each seed's best round, the first of equal ones; empty if `last` is None."""
+        """Each seed's best round, the earliest if several are equal; empty if `last` is None."""
         if self.last is None:
             return ()
         rounds = self.rounds.idxmax() if self.metric.is_higher_better else self.rounds.idxmin()

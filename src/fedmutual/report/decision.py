@@ -41,8 +41,8 @@ COSTS = (
         "Forward passes",
         lambda run: run.ledger.forwards,
         "{:,.0f}".format,
-        "not counted: at real sites, with differential privacy, in runs of earlier versions",
-        note="passes of a network over the batch of a gradient step; passes that score are not among them",
+        "real sites, differential privacy and earlier versions do not count them",
+        note="passes of a network over the batch of a gradient step; passes for scores are not counted",
     ),
     CostColumn(
         "Seconds",

@@ -119,7 +119,7 @@ class Pair:
 
     @property
     def grain(self) -> float:
-        """By how much one example moves the gain at most; 0 for a metric that is no fraction."""
+        """The largest change of the gain that one example can cause; 0 if the metric is no fraction."""
         if not self.metric.is_fraction:
             return 0.0
         return 1 / self.examples if self.examples else COARSE
@@ -148,7 +148,7 @@ class Gains:
 
     @cached_property
     def frame(self) -> pd.DataFrame:
-        """A row for each pair. Columns: seed, client, ours, other, gain, grain (by how much one example moves the gain)."""
+        """A row for each pair. Columns: seed, client, ours, other, gain, grain, as `Pair`."""
         rows = [(p.seed, p.client, p.ours, p.other, p.gain, p.grain) for p in self.pairs]
         return pd.DataFrame(rows, columns=["seed", "client", "ours", "other", "gain", "grain"])
 

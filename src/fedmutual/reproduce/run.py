@@ -144,7 +144,7 @@ class CellWork:
     needed: set[str] = field(default_factory=set)  # fingerprints of the runs that other runs to train start from
 
     def train_planned(self) -> bool:
-        """Train the runs that no other process trains; return whether to try again, because other processes had some.
+        """Train the runs that no other process trains; return whether a further pass may find results of other processes.
 
         Raises:
             UserError: as `reproduce`.
@@ -169,7 +169,7 @@ class CellWork:
             yield [j for j in todo if j.needs is not None]
 
     def can_begin(self, job: Job) -> bool:
-        """Return whether the run that this run starts from is finished; True if this run starts from none.
+        """Return whether a run can begin: it starts from no other run, or from a finished run.
 
         Raises:
             ConfigError: as `make_run_path`.
@@ -186,7 +186,7 @@ class CellWork:
         return True
 
     def claim_run(self, job: Job, locks: ExitStack) -> bool:
-        """Lock a run; return whether to train it, because no other process trains it or has trained it.
+        """Lock a run; return whether this process must train it: no other process trains it or has trained it.
 
         locks: receives the lock, if no other process holds it.
 

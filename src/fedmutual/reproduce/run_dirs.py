@@ -26,7 +26,7 @@ _MACHINE_KEYS = [key for key in list_effects(Config) if not has_effect(key) and 
 
 
 def make_run_path(out: Path, job: Job) -> Path:
-    """Return the folder of a run. Each numerics version has its own, and so has a run that must keep the best weights.
+    """Return the folder of a run: one for each numerics version, and a second one if the first lacks the best weights.
 
     Raises:
         ConfigError: config.toml in the folder is damaged.

@@ -120,8 +120,8 @@ def load_client(client: Client, path: Path, run: str, round: int) -> None:
         )
     if client.privacy is not None and not _is_count(state.get("privacy.steps")):
         raise RunError(
-            f"{path}: does not hold the number of noised steps of client {client.id!r}, without which the privacy cost is "
-            "unknown; restore the file, or start a new run in another folder"
+            f"{path}: has no valid number of noised steps of client {client.id!r}, so epsilon is unknown; restore the "
+            "file, or start a new run in another folder"
         )
     restore_client(client, state)
 
@@ -132,7 +132,7 @@ def _is_count(tensor: Tensor | None) -> bool:
 
 
 def _has_fitting_optimizers(client: Client, state: Message) -> bool:
-    """Return whether each optimiser state has the shapes of the optimiser's parameters, and equal names for each of them."""
+    """Return whether each optimiser state has the shapes of the optimiser's parameters, and equal slots for all of them."""
     for net, optimizer in client.optimizers.items():
         params = [p for group in optimizer.param_groups for p in group["params"]]
         shapes = {str(number): p.shape for number, p in enumerate(params)}

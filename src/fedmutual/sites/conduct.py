@@ -75,11 +75,11 @@ class Conduct:
         self._write()
 
     def find_suspects(self, rounds: Collection[int], limit: float) -> dict[str, int]:
-        """Return site -> a round among these, from 0, in which its update was an outlier. limit: `Limits.update`.
+        """Return site -> one of these rounds, from 0, in which the site's update was an outlier. limit: `Limits.update`.
 
-        An update is an outlier if its norm is above the median of the others times the square root of the limit: on a
-        logarithmic scale, halfway from the others to the norm that is refused at once. Two updates are enough here: most
-        sites diverged, so the larger update is the probable cause.
+        An update is an outlier if its norm is above the median of the others times the square root of the limit; above the
+        median times the limit, the update was refused at once. Two updates are enough to compare: most sites diverged, so
+        the larger update is the probable cause.
         """
         norms = {r: self._record.norms.get(str(r), {}) for r in rounds}
         return {i: r for r, of in norms.items() for i in find_outliers(of, math.sqrt(limit), least=2)}

@@ -64,7 +64,7 @@ class Mailbox:
             raise
 
     def begin(self, round: int) -> None:
-        """Set the current round, from 0, and drop the messages of all other rounds but the latest later one."""
+        """Set the current round, from 0. Keep only its messages, and those of each sender's newest later round."""
         with self._lock:
             self._round = round
             for i, messages in self._messages.items():

@@ -113,11 +113,11 @@ def read_seedset_file(folder: Path, site: str) -> SeedsetFile:
 
 
 def _find_excess(path: Path) -> str | None:
-    """Why reading a part could need more memory than the part's own size, in one clause.
+    """Return in one clause why reading a part could need more memory than the size of its file.
 
-    None: it could not, or the file is no archive, which `read_arrays` says. The sizes that an archive states of its
-    members, and the shapes that arrays state of themselves, are whatever their author wrote: a member that is stored as it
-    is cannot unpack to more, and an array is not allocated before its shape is held against the bytes that are there.
+    None: reading cannot, or the file is no archive, which `read_arrays` reports. The author of an archive can state any
+    size and any shape. So members must not be compressed, and the shape of an array is compared with the bytes of the file
+    before memory is allocated.
     """
     try:
         with path.open("rb") as file:

@@ -69,7 +69,7 @@ def read_sent_messages(folder: Path) -> list[Mapping[str, Any]]:
     for number, text in enumerate(content.split(b"\n")[:-1], 1):
         try:
             lines.append(json.loads(text))
-        except (ValueError, RecursionError):  # the last: brackets in brackets, by the thousand
+        except (ValueError, RecursionError):  # RecursionError: thousands of nested brackets
             raise RunError(
                 f"{path}: line {number} does not have the form that `fedmutual site` writes; restore the file from a backup"
             ) from None

@@ -63,7 +63,8 @@ def choose_model(
     client, best, ensemble: as for `choose_model_of_run`; a model file names its client itself.
 
     Raises:
-        RunError: the path is neither, or names a client beside `client`; or as `choose_model_of_run`.
+        RunError: the path is neither a run's folder nor a model file in one; or `client` is given with a model file; or as
+            `choose_model_of_run`.
         ConfigError: config.toml is missing or damaged, or the code of the model may not be imported.
     """
     place, client = _locate_model(path, client)
@@ -73,7 +74,7 @@ def choose_model(
 def choose_model_of_run(run: Run, client: str | None = None, best: bool = False, ensemble: bool = False) -> AnsweringModel:
     """Return the model of a run that answers.
 
-    client: the client whose personal model answers, or the shared model if the client has none; None: the shared model.
+    client: its personal model answers. None, or a client without a personal model: the shared model answers.
     best: whether the model of the best round answers; else the last saved model answers.
     ensemble: whether the client's personal model and the shared model answer together.
 

@@ -59,7 +59,9 @@ class Prediction:
 
     def _get_most_probable(self) -> tuple[str, float]:
         if not self.ranked:
-            raise RunError(f"{self.example}: the {self.model} predicts numbers, which have no label; read `numbers`")
+            raise RunError(
+                f"{self.example}: the {self.model} predicts numbers, and has no `label` or `probability`; use `numbers`"
+            )
         return self.ranked[0]
 
     @property

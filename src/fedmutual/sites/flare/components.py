@@ -1,4 +1,4 @@
-"""The components of FLARE's processes that belong to no job: they start jobs, remove their folders, and print a line."""
+"""FLARE components outside of jobs: start the process of a job, remove its folder, print that a site is connected."""
 
 import sys
 from pathlib import Path
@@ -12,6 +12,7 @@ from nvflare.app_common.job_launcher.server_process_launcher import ServerProces
 
 from fedmutual.sites.flare import leftovers
 from fedmutual.sites.flare.console import print_line
+from fedmutual.sites.flare.nvflare_import import WANTED
 
 # -P: `python -m` does not search the working folder, which is FLARE's folder. -E: Python does not read PYTHONPATH, to which
 # FLARE adds a folder for code of the job.
@@ -23,7 +24,7 @@ class SiteLauncher(ClientProcessJobLauncher):  # type: ignore[misc]
 
     def get_command(self, job_meta: dict[str, object], fl_ctx: FLContext) -> str:
         """Return the command line of the process. Raises RuntimeError as `isolate`."""
-        return isolate(super().get_command(job_meta, fl_ctx))
+        return add_isolation(super().get_command(job_meta, fl_ctx))
 
 
 class ServerLauncher(ServerProcessJobLauncher):  # type: ignore[misc]
@@ -31,18 +32,18 @@ class ServerLauncher(ServerProcessJobLauncher):  # type: ignore[misc]
 
     def get_command(self, job_meta: dict[str, object], fl_ctx: FLContext) -> str:
         """Return the command line of the process. Raises RuntimeError as `isolate`."""
-        return isolate(super().get_command(job_meta, fl_ctx))
+        return add_isolation(super().get_command(job_meta, fl_ctx))
 
 
-def isolate(command: str) -> str:
-    """Return FLARE's command with options for Python.
+def add_isolation(command: str) -> str:
+    """Return FLARE's command with the options that isolate Python.
 
     Raises:
         RuntimeError: the command has another form; the job is not started.
     """
     python, module, rest = command.partition(" -m ")
     if python != sys.executable or not module:
-        raise RuntimeError("FLARE does not start a job by `python -m`; install the version that fedmutual asks for")
+        raise RuntimeError(f"NVIDIA FLARE starts jobs with an unknown command; install a supported version: {WANTED}")
     return f"{python} {_ISOLATED} -m {rest}"
 
 

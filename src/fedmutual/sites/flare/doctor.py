@@ -12,7 +12,7 @@ from fedmutual.errors import ConfigError, UserError
 from fedmutual.sites import contract as contracts
 from fedmutual.sites.contract import Contract
 from fedmutual.sites.flare.connectivity import KNOW, OK, WRONG, Check, check_connection
-from fedmutual.sites.flare.kits import AS_RECEIVED, FEDERATION, KIT_KINDS, SOON, Kit, check_valid, open_kit
+from fedmutual.sites.flare.kits import FEDERATION, KIT_ADVICE, KIT_KINDS, SOON, Kit, check_valid, open_kit
 from fedmutual.sites.flare.nvflare_import import check_version
 from fedmutual.sites.modules import make_server_rule
 from fedmutual.sites.secure_sum.identity import read_certificate
@@ -77,7 +77,7 @@ def _check_keys(kit: Kit) -> Iterator[Check]:
     try:
         read_certificate(kit.certificate).verify_directly_issued_by(root)
     except Exception:  # types of `cryptography`, which this module does not import
-        yield Check(WRONG, f"{kit.certificate}: was not issued by the authority beside it; {AS_RECEIVED}")
+        yield Check(WRONG, f"{kit.certificate}: was not issued by the authority beside it; {KIT_ADVICE}")
     days = (root.not_valid_after_utc - datetime.now(UTC)).days
     if days < min(kit.days, SOON):
         advice = "make all kits again in an empty folder: fedmutual provision FEDERATION.toml --out OTHER"

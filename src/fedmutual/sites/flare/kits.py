@@ -34,7 +34,7 @@ _STARTUP_FILES = {  # without FLARE's start scripts, which would start FLARE wit
     "lead": ("fed_admin.json", "client.crt", "client.key", "rootCA.pem"),
 }
 
-AS_RECEIVED = "use the kit as you received it"
+KIT_ADVICE = "use the kit as you received it"
 """The advice of errors about a damaged kit."""
 
 SOON = 30  # days before a certificate expires
@@ -124,10 +124,10 @@ def open_kit(folder: Path) -> Kit:
     """
     if not (folder / KIT).is_file():
         raise RunError(f"{folder}: is not a kit, because it has no {KIT}; name a folder that `fedmutual provision` made")
-    about = check_state(folder / KIT, _KitRecord, read_json(folder / KIT, AS_RECEIVED), AS_RECEIVED)
+    about = check_state(folder / KIT, _KitRecord, read_json(folder / KIT, KIT_ADVICE), KIT_ADVICE)
     missing = [file for file in _STARTUP_FILES[about.kind] if not (folder / "startup" / file).is_file()]
     if missing:
-        raise RunError(f"{folder}: the kit lacks startup/{missing[0]}; {AS_RECEIVED}")
+        raise RunError(f"{folder}: the kit lacks startup/{missing[0]}; {KIT_ADVICE}")
     certificate = "server.crt" if about.kind == "server" else "client.crt"
     expires = read_certificate(folder / "startup" / certificate).not_valid_after_utc
     return Kit(folder.resolve(), about.name, about.kind, expires, about.hosts, about.port)
@@ -167,7 +167,7 @@ def make_tls_context(kit: Kit) -> ssl.SSLContext:
     try:
         context.load_cert_chain(kit.certificate, key)
     except OSError:
-        raise RunError(f"{key}: cannot be read, or is not the key of the certificate beside it; {AS_RECEIVED}") from None
+        raise RunError(f"{key}: cannot be read, or is not the key of the certificate beside it; {KIT_ADVICE}") from None
     context.set_alpn_protocols(["h2"])
     return context
 

@@ -14,7 +14,7 @@ from fedmutual.sites.contract import Contract
 
 FILE = "progress.json"
 _NOTES = 20  # notes in the file, the newest ones
-_FIX = "restore a copy of the file, or delete it and submit the federation again: its saved rounds are in other files"
+_FIX = "restore a copy of the file, or delete the file and submit the federation again; the saved rounds are not lost"
 
 
 class Outcome(StrEnum):
@@ -30,7 +30,7 @@ class Outcome(StrEnum):
 
 
 class ProgressFile:
-    """An observer that rewrites the progress file after each event. Its methods raise RunError if that is not possible."""
+    """An observer that rewrites the progress file after each event. Raises RunError if the file cannot be written."""
 
     def __init__(self, folder: Path, contract: Contract, job: str) -> None:
         self._folder, self._time_left = folder, TimeLeft()

@@ -55,7 +55,7 @@ def _has_waited(last: _Restart | None, connection: str, now: float) -> bool:
 def _read_attempts(folder: Path) -> dict[str, _Restart]:
     """Return the last restarts; none if the file is missing or damaged.
 
-    The file only delays restarts: without it a job is restarted too early once, and an error would end the job.
+    The file only delays restarts. So a damaged file is ignored: an error would end the job.
     """
     try:
         record = read_state(folder / FILE, _RestartRecord)

@@ -64,9 +64,9 @@ class Watch(FLComponent):  # type: ignore[misc]
                 if (presence.read_connected(self._state), presence.read_alive(self._state)) != (connected, alive):
                     presence.write_members(self._state, connected, connected.keys() - alive.keys())
                 self._print_changes(connected)
-                is_complete = self.check_federations(engine, self._state, alive)
-                # A damaged progress file may be of a federation that needs the archive of its job.
-                if self._has_leftovers.is_set() and is_complete:
+                all_checked = self.check_federations(engine, self._state, alive)
+                # A federation with a damaged progress file may still need the archive of its job.
+                if self._has_leftovers.is_set() and all_checked:
                     self._has_leftovers.clear()
                     self._remove_leftovers(engine)
             except Exception as problem:  # an error in one check must not end the watch
@@ -103,8 +103,8 @@ class Watch(FLComponent):  # type: ignore[misc]
     def check_federations(self, engine: Any, state: Path, alive: presence.Sites) -> bool:
         """Check each federation in the server's folder, and return whether all checks were possible.
 
-        A damaged progress file, or one that cannot be written, stops no check of another federation. The error is printed
-        and logged once.
+        A federation whose progress file is damaged or cannot be written does not stop the checks of the others. Each of
+        these errors is printed and logged once.
         """
         errors: dict[Path, str] = {}
         for file in state.glob(f"*/{progress.FILE}"):

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedmutual.files import read_table, write_json
 from fedmutual.sites.flare import leftovers
-from fedmutual.sites.flare.kits import AS_RECEIVED, Kit
+from fedmutual.sites.flare.kits import KIT_ADVICE, Kit
 from fedmutual.sites.schema import WORK_FOLDER
 
 FOLDER = WORK_FOLDER  # below the state folder
@@ -65,7 +65,7 @@ def _harden(kit: Kit, startup: Path) -> None:
     """Require signed jobs, whatever the kit says. startup: the copy of the kit's folder that FLARE reads."""
     for name in ("fed_server.json", "fed_client.json"):
         if (startup / name).exists():
-            settings = read_table(kit.startup / name, AS_RECEIVED)
+            settings = read_table(kit.startup / name, KIT_ADVICE)
             (startup / name).write_text(json.dumps({**settings, "require_signed_jobs": True}, indent=1))
 
 
