@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import sys
-import time
 from multiprocessing.connection import Connection
 
 import pytest
@@ -319,15 +318,16 @@ def test_a_worker_that_dies_while_it_builds_its_clients_is_replaced(small, monke
 @pytest.mark.parametrize("problem", [EOFError("unexpected EOF"), ConnectionRefusedError()])
 def test_a_fork_server_that_dies_while_it_starts_a_worker_is_started_again(monkeypatch, problem):
     """multiprocessing raises these errors while the server ends: the server prints a traceback before it has ended."""
-    start, failed = child_process.CONTEXT.Process.start, []
+    start, pauses, failed = child_process.CONTEXT.Process.start, [], []
 
-    def fail_for_a_moment(process):
-        if not failed or time.monotonic() < failed[0] + 0.6:
-            failed.append(time.monotonic())
+    def fail_without_pauses(process):
+        if len(pauses) < 2:
+            failed.append(process)
             raise problem
         start(process)
 
-    monkeypatch.setattr(child_process.CONTEXT.Process, "start", fail_for_a_moment)
+    monkeypatch.setattr(child_process.CONTEXT.Process, "start", fail_without_pauses)
+    monkeypatch.setattr(child_process.time, "sleep", pauses.append)
     child = child_process.ChildProcess(Connection.close)
     assert failed
     assert child.describe_end() == "ended with code 0"

@@ -7,9 +7,8 @@ from fedmutual.config import parse_config
 from fedmutual.events import Noted
 from kills import same, trial
 
-pytestmark = pytest.mark.process
 
-
+@pytest.mark.process
 def test_three_kills_at_random_moments(tmp_path):
     assert len(trial(tmp_path, kills=3, seed=0, rounds=50).kills) == 3
 
@@ -29,6 +28,7 @@ records = { checkpoint_every = 5, evaluate_every = 20, best_by = "validation", k
 """
 
 
+@pytest.mark.process
 def test_peers_that_are_killed_lose_nothing(tmp_path):
     """Pairs, a second optimiser and the sum of local gradients come back from what was saved."""
     assert len(trial(tmp_path, kills=1, seed=0, config=PEERS).kills) == 1

@@ -279,7 +279,6 @@ def test_results_that_another_process_does_not_get_done_with(table9, tmp_path, m
 
 
 @pytest.mark.process
-@pytest.mark.process
 def test_runs_side_by_side_give_the_same_numbers_as_in_turn(reproduce, tmp_path):
     for number in ("1", "2"):
         code, out, _ = reproduce("table9", "--seeds", "1", "--jobs", number, "--out", f"jobs{number}")
@@ -289,7 +288,6 @@ def test_runs_side_by_side_give_the_same_numbers_as_in_turn(reproduce, tmp_path)
     assert in_turn == side_by_side != []
 
 
-@pytest.mark.process
 @pytest.mark.process
 def test_a_run_waits_for_the_run_that_it_starts_from_and_one_that_diverges_is_kept_as_failed(
     reproduce, newcomer, dependent_arm

@@ -44,7 +44,7 @@ class ClientStore:
         self.clear()
 
     def clear(self) -> None:
-        """Release all clients."""
+        """Release all clients, and their memory."""
         self._make: Make | None = None
         self._disk: DiskStorage | None = None
         self._clients: dict[str, Client] = {}  # the client that was used longest ago comes first

@@ -6,7 +6,6 @@ import pickle
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -72,6 +71,7 @@ def answer_request(
     number, id = 0, ""
     try:
         request: HostRequest | JobRequest = unpack_payload(message)
+        del message  # which may be as large as the data of the clients
         number = request.number
         if isinstance(request, HostRequest):
             _host_clients(request, clients, request.make or make, own_path)
@@ -85,8 +85,10 @@ def answer_request(
 
 def _host_clients(request: HostRequest, clients: ClientStore, make: bytes, own_path: Sequence[str]) -> None:
     """Build and hold the clients of a request; without clients, forget the modules of the last run."""
-    with suppress(OSError):  # the folder is not on this node; a module in the folder is then reported as missing
+    try:
         os.chdir(request.folder)
+    except OSError:  # not on this node, or removed: no relative path may lead into the folder of an earlier run
+        os.chdir(os.path.abspath(os.sep))
     sys.path[:] = [*own_path, *(entry for entry in request.path if entry not in own_path)]
     torch.set_num_threads(request.threads)
     torch.set_default_dtype(request.dtype)

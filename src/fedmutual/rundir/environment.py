@@ -58,7 +58,7 @@ class Interface:
 
 
 def find_participant(folder: Path, clients: Mapping[str, Participant], client: str | None = None) -> Participant:
-    """Return the inputs and outputs of a client's networks; without a client, those of the first client.
+    """Return a client's record, with the inputs and outputs of its networks; without a client, the first client's record.
 
     folder: of the run, for the message. clients: of the run, as `read_model_environment` returns them.
 

@@ -18,8 +18,8 @@ def read_scores(folder: Path) -> "pd.DataFrame":
     """Return all scores of a run's folder, one row for each number; no rows before the first evaluation.
 
     Columns: round (from 1), model ("global", "personal", "ensemble" or "meme"), client (None: the common test set), data
-    ("validation", "test" or "holdout"), metric, value (accuracies are fractions in [0, 1]). The table lacks scores that
-    clients do not share.
+    ("validation", "test" or "holdout"; of domains also "test.own", "test.others" and "validation.all"), metric,
+    value (accuracies are fractions in [0, 1]). The table lacks scores that clients do not share.
 
     Raises:
         RunError: metrics.jsonl is damaged.
@@ -39,7 +39,7 @@ def read_scores(folder: Path) -> "pd.DataFrame":
 def tabulate_scores(evaluations: Sequence[Evaluation], seed: int) -> "pd.DataFrame":
     """Return the scores with the main metric, one row for each evaluation, model, client and kind of rows.
 
-    Columns: seed, round (from 1), is_last (whether the round is the last evaluated one), and the fields of `MetricScore`. A
+    Columns: seed, round (from 1), is_last (whether the round is the last with a score), and the fields of `MetricScore`. A
     missing number is NaN, and so is the client of the common test set.
     """
     import pandas as pd

@@ -29,7 +29,7 @@ def rewind(path: Path, keep: Callable[[int], bool]) -> None:
         except (ValueError, RecursionError):
             line = None
         round = line.get("round") if isinstance(line, dict) else None
-        if not isinstance(round, int):
+        if type(round) is not int:  # True is an int, too
             raise RunError(f"{path}: line {number} is damaged; restore the file, or start a new run in another folder")
         if keep(round):
             remaining_lines.append(text + "\n")

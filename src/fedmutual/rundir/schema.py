@@ -1,10 +1,11 @@
 """The schema of the files in a run's folder, as far as fedmutual reads them."""
 
 import json
+import math
 from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from fedmutual.metric import ACCURACY, Metric
 from fedmutual.role import Role
@@ -460,11 +461,17 @@ class Saved(Record):
     seconds: float  # spent on the run until then
 
 
+def _refuse_nan(merit: float) -> float:
+    if math.isnan(merit):
+        raise ValueError("a merit is a number")  # every later round would replace the best one
+    return merit
+
+
 class BestHeader(Record):
     """The header of a file of best weights. Its numbers are texts in the file."""
 
-    round: Annotated[int, Field(strict=False)]
-    merit: Annotated[float, Field(strict=False)]  # how good the round is, greater is better
+    round: Annotated[int, Field(strict=False, ge=1)]
+    merit: Annotated[float, Field(strict=False), AfterValidator(_refuse_nan)]  # how good the round is, greater is better
 
 
 class PretrainedHeader(Record):

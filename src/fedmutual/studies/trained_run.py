@@ -70,7 +70,8 @@ class Run:
         """Return all scores over the rounds, one row for each number; no rows before the first evaluation.
 
         Columns: round (from 1), model ("global", "personal", "ensemble" or "meme"), client (None: the common test set), data
-        ("validation", "test" or "holdout"), metric, value (accuracies are fractions in [0, 1]).
+        ("validation", "test" or "holdout"; of domains also "test.own", "test.others" and "validation.all"), metric,
+        value (accuracies are fractions in [0, 1]).
 
         Raises:
             RunError: metrics.jsonl is damaged.
