@@ -82,7 +82,7 @@ def read_json(path: Path, fix: str = "begin again in another folder") -> Table:
     Raises:
         RunError: the file is missing, damaged, or of another format.
     """
-    content = read_table(path, fix)
+    content = read_json_object(path, fix)
     written = content.get("format")
     if written != FORMAT:
         raise RunError(
@@ -92,7 +92,7 @@ def read_json(path: Path, fix: str = "begin again in another folder") -> Table:
     return content
 
 
-def read_table(path: Path, fix: str) -> Table:
+def read_json_object(path: Path, fix: str) -> Table:
     """Return the table in a JSON file without a format number, such as FLARE's.
 
     fix: the advice of the error if the file is damaged.

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from fedmutual.errors import ConfigError, RunError
-from fedmutual.files import read_json, read_table, write_bytes, write_json
+from fedmutual.files import read_json, read_json_object, write_bytes, write_json
 from fedmutual.sites.contract import Contract, read_contract
 from fedmutual.sites.flare.nvflare_import import import_nvflare
 from fedmutual.sites.secure_sum.identity import read_certificate
@@ -193,7 +193,7 @@ def _run_provisioning(contract: Contract, work: Path, authority: Path, renew: tu
     state = work / contract.name / "state"
     state.mkdir(parents=True)
     if (authority / "cert.json").is_file():
-        certificates = read_table(authority / "cert.json", _RESTORE_AUTHORITY)
+        certificates = read_json_object(authority / "cert.json", _RESTORE_AUTHORITY)
         renewed = [contract.server.hosts[0] if name == "server" else name for name in renew]
         (state / "cert.json").write_text(json.dumps({k: v for k, v in certificates.items() if k not in renewed}))
     project = _describe_project(contract)

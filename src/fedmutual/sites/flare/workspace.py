@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedmutual.files import read_table, write_json
+from fedmutual.files import read_json_object, write_json
 from fedmutual.sites.flare import leftovers
 from fedmutual.sites.flare.kits import KIT_ADVICE, Kit
 from fedmutual.sites.schema import WORK_FOLDER
@@ -65,7 +65,7 @@ def _harden(kit: Kit, startup: Path) -> None:
     """Require signed jobs, whatever the kit says. startup: the copy of the kit's folder that FLARE reads."""
     for name in ("fed_server.json", "fed_client.json"):
         if (startup / name).exists():
-            settings = read_table(kit.startup / name, KIT_ADVICE)
+            settings = read_json_object(kit.startup / name, KIT_ADVICE)
             (startup / name).write_text(json.dumps({**settings, "require_signed_jobs": True}, indent=1))
 
 
