@@ -259,12 +259,15 @@ def test_a_kit_that_is_old_open_or_mixed(kits, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["north", "server"])
-@pytest.mark.parametrize("damage", ["another key", "a damaged key", "a damaged authority"])
+@pytest.mark.parametrize("damage", ["another key", "a damaged key", "a damaged authority", "a damaged second authority"])
 def test_an_unusable_key_or_authority_of_a_kit_gives_one_sentence(kits, tmp_path, name, damage):
     mine = shutil.copytree(kits / name, tmp_path / name)
     key = open_kit(mine).certificate.with_suffix(".key")
-    file = mine / "startup" / "rootCA.pem" if damage == "a damaged authority" else key
-    file.write_bytes((kits / "south" / "startup" / "client.key").read_bytes() if damage == "another key" else b"damaged")
+    file = mine / "startup" / "rootCA.pem" if damage.endswith("authority") else key
+    if damage == "a damaged second authority":
+        file.write_bytes(file.read_bytes() + b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
+    else:
+        file.write_bytes((kits / "south" / "startup" / "client.key").read_bytes() if damage == "another key" else b"damaged")
     with pytest.raises(RunError, match=re.escape(str(file))):
         check_valid(open_kit(mine))
     with serving(*of_server(kits)) as port, pytest.raises(RunError, match=re.escape(str(file))):

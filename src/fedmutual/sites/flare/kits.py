@@ -163,7 +163,10 @@ def make_tls_context(kit: Kit) -> ssl.SSLContext:
     root, key = kit.startup / "rootCA.pem", kit.certificate.with_suffix(".key")
     read_certificate(root)  # whose error names the file
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.load_verify_locations(root)
+    try:
+        context.load_verify_locations(root)  # reads all certificates in the file, `read_certificate` only the first
+    except OSError:
+        raise RunError(f"{root}: cannot be read, or holds a damaged certificate; {KIT_ADVICE}") from None
     try:
         context.load_cert_chain(kit.certificate, key)
     except OSError:
