@@ -1,6 +1,7 @@
 """For whom a job is begun anew: a site that is heard, and not a dead connection; what a lead reads of a refusal."""
 
 import base64
+import json
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -107,14 +108,16 @@ def test_a_damaged_record_of_restarts_begins_anew(tmp_path, text):
     assert rejoin_backoff.list_due_sites(tmp_path, {"south": "1"}, ("north",), 1.0) == []
 
 
-@pytest.fixture
-def two_federations(tmp_path):
+@pytest.fixture(params=["cut", "incomplete", "a wrong type"])
+def two_federations(tmp_path, request):
     """A server's folder with two federations under way, of which the first one's progress file is damaged."""
     for name in ("lab", "wards"):
         agreed = contracts.read_contract(contract(tmp_path, COMMON | {"name": name}))
         progress.ProgressFile(tmp_path / name, agreed, f"job of {name}").begin(())
     damaged = tmp_path / "lab" / progress.FILE
-    damaged.write_text(damaged.read_text()[:-20])
+    text = damaged.read_text()
+    wrong_type = json.dumps(json.loads(text) | {"outcome": 3})
+    damaged.write_text({"cut": text[:-20], "incomplete": '{"format": 1}', "a wrong type": wrong_type}[request.param])
     return tmp_path
 
 

@@ -1,11 +1,13 @@
-"""What the server's file says of notes: each once, with its rounds, the last ones."""
+"""What the server's file says of notes: each once, with its rounds, the last ones. Which files it can be read from."""
+
+import json
 
 import pytest
 
 from fedmutual.errors import RunError
 from fedmutual.events import Noted
 from fedmutual.sites import contract as contracts
-from fedmutual.sites.flare.progress import ProgressFile, change_progress, format_notes, read_progress
+from fedmutual.sites.flare.progress import FILE, ProgressFile, change_progress, format_notes, read_progress
 from wards import contract
 
 pytestmark = pytest.mark.sites
@@ -30,7 +32,7 @@ def test_a_note_of_many_rounds_is_one_and_pushes_no_other_out(tmp_path):
     assert (len(notes), notes[0], notes[-1]) == (20, "round 91: note 10", "round 91: note 29")
 
 
-@pytest.mark.parametrize("text", ["", '{"format": 1, "na', "[1]", "\x00" * 100])
+@pytest.mark.parametrize("text", ["", '{"format": 1, "na', "[1]", "\x00" * 100, '{"format": 1}'])
 def test_a_damaged_progress_file_is_named_and_replaced_by_the_next_job(tmp_path, text):
     """Without the file a federation counts as never started, and the archive of its job would be removed."""
     (tmp_path / "progress.json").write_text(text)
@@ -39,3 +41,44 @@ def test_a_damaged_progress_file_is_named_and_replaced_by_the_next_job(tmp_path,
             function(tmp_path)
     ProgressFile(tmp_path, contracts.read_contract(contract(tmp_path)), "job-1").begin(("north",))
     assert read_progress(tmp_path)["in"] == ["north"]
+
+
+@pytest.fixture
+def state(tmp_path):
+    """The content of a progress file of this version, which is written into `tmp_path`."""
+    progress = ProgressFile(tmp_path, contracts.read_contract(contract(tmp_path)), "job-1")
+    progress.begin(("north",))
+    progress(Noted(1, "west is away"))
+    return json.loads((tmp_path / FILE).read_text())
+
+
+def test_a_progress_file_is_read_as_it_was_written(tmp_path, state):
+    assert read_progress(tmp_path) == state
+    change_progress(tmp_path, tries=1)
+    assert (tmp_path / FILE).read_text() == json.dumps(state | {"tries": 1}, indent=1) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *[("outcome", 3), ("outcome", "over"), ("job", None), ("submitted", 1), ("notes", 3), ("notes", [{"text": "x"}])],
+        *[("sites", "north"), ("limits", {}), ("tries", -1), ("bytes", {"up": "x"}), ("began", float("nan"))],
+    ],
+)
+def test_a_progress_file_with_a_wrong_value_is_damaged(tmp_path, state, key, value):
+    (tmp_path / FILE).write_text(json.dumps(state | {key: value}))
+    for function in (read_progress, change_progress):
+        with pytest.raises(RunError, match=rf"progress\.json: is damaged: {key}"):
+            function(tmp_path)
+    ProgressFile(tmp_path, contracts.read_contract(contract(tmp_path)), "job-1").begin(("north",))
+    assert read_progress(tmp_path)["outcome"] == "running"
+
+
+def test_a_progress_file_of_an_older_server_is_read(tmp_path, state):
+    """It lacks `old` and `contract`, and its notes are lines of text, which are not shown."""
+    older = {key: value for key, value in state.items() if key not in ("old", "contract")}
+    (tmp_path / FILE).write_text(json.dumps(older | {"notes": ["round 1: west is away"], "noted": 1}))
+    assert read_progress(tmp_path) == state | {"old": [], "contract": "", "notes": []}
+    again = ProgressFile(tmp_path, contracts.read_contract(contract(tmp_path)), "job-1")
+    again(Noted(2, "west is away"))
+    assert read_progress(tmp_path)["notes"] == [{"text": "west is away", "first": 2, "last": 2}]

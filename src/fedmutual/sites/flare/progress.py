@@ -4,13 +4,16 @@ import time
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
 
 from fedmutual.errors import RunError
 from fedmutual.events import Evaluated, Event, Noted, PhaseDone, Replied, RoundDone, Started
 from fedmutual.files import Table, read_json, write_json
 from fedmutual.rundir.text import TimeLeft, format_scores
 from fedmutual.sites.contract import Contract
+from fedmutual.sites.state_files import StateRecord, check_state
 
 FILE = "progress.json"
 _NOTES = 20  # notes in the file, the newest ones
@@ -29,6 +32,59 @@ class Outcome(StrEnum):
     STOPPED = "stopped"
 
 
+_Count = Annotated[int, Field(ge=0)]
+
+
+class _Note(StateRecord):
+    text: str
+    first: int
+    last: int
+
+
+class _Traffic(StateRecord):
+    """Bytes of all rounds."""
+
+    up: _Count = 0
+    down: _Count = 0
+
+
+class _Limits(StateRecord):
+    """The keys of the contract by which the server restarts jobs."""
+
+    quorum: _Count
+    wait: float = Field(allow_inf_nan=False)  # in seconds
+    retries: _Count
+
+
+def _drop_lines(notes: Any) -> Any:
+    """Return notes without those of older servers, which were lines of text."""
+    return [note for note in notes if not isinstance(note, str)] if isinstance(notes, list) else notes
+
+
+class _ProgressRecord(StateRecord):
+    """The content of FILE. The keys with a default are missing in files of older servers."""
+
+    format: int
+    name: str = ""
+    job: str
+    submitted: str
+    old: tuple[str, ...] = ()
+    outcome: Outcome
+    said: str = ""
+    round: _Count = 0
+    rounds: _Count = 0
+    contract: str = ""
+    sites: tuple[str, ...]
+    within: tuple[str, ...] = Field((), alias="in")
+    scores: str = ""
+    left: str = ""
+    bytes: _Traffic = _Traffic()
+    notes: Annotated[list[_Note], BeforeValidator(_drop_lines)] = Field([])
+    tries: _Count = 0
+    limits: _Limits
+    began: float = Field(0.0, allow_inf_nan=False)  # seconds since the epoch
+
+
 class ProgressFile:
     """An observer that rewrites the progress file after each event. Raises RunError if the file cannot be written."""
 
@@ -44,7 +100,7 @@ class ProgressFile:
             "name": contract.name,
             "job": job,
             "submitted": previous["submitted"] if is_restart else job,
-            "old": previous.get("old", []) if is_restart else [],
+            "old": previous["old"] if is_restart else [],
             "outcome": Outcome.RUNNING,
             "said": "",
             "round": previous.get("round", 0),
@@ -55,8 +111,8 @@ class ProgressFile:
             "scores": previous.get("scores", ""),
             "left": "",
             "bytes": previous.get("bytes", {"up": 0, "down": 0}),
-            "notes": [n for n in previous.get("notes", []) if isinstance(n, dict)],  # older servers had lines
-            "tries": previous.get("tries", 0) if is_restart else 0,
+            "notes": previous.get("notes", []),
+            "tries": previous["tries"] if is_restart else 0,
             "limits": {
                 "quorum": contract.quorum,
                 "wait": contract.sites.wait,
@@ -116,22 +172,25 @@ def format_notes(note: dict[str, Any]) -> str:
 
 
 def read_progress(folder: Path) -> dict[str, Any] | None:
-    """Return the content of the progress file; None if there is no file.
+    """Return the content of the progress file, with all keys; None if there is no file.
 
     A damaged file is not treated as absent: the server would restart no job of the federation, remove the archive of its
     job, and tell leads that the federation was never started.
 
     Raises:
-        RunError: the file is damaged, or of another format.
+        RunError: the file is damaged, lacks a key, has a value of another type, or is of another format.
     """
-    return read_json(folder / FILE, _FIX) if (folder / FILE).exists() else None
+    path = folder / FILE
+    if not path.exists():
+        return None
+    return check_state(path, _ProgressRecord, read_json(path, _FIX), _FIX).model_dump(mode="json", by_alias=True)
 
 
 def change_progress(folder: Path, **changes: Any) -> None:
     """Change keys of the progress file, while no job runs. Without a progress file nothing is written.
 
     Raises:
-        RunError: the file is damaged or cannot be written.
+        RunError: as `read_progress`, or the file cannot be written.
     """
     state = read_progress(folder)
     if state is not None:
