@@ -1,7 +1,9 @@
 """For whom a job is begun anew: a site that is heard, and not a dead connection; what a lead reads of a refusal."""
 
 import base64
+import errno
 import json
+import os
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -134,6 +136,93 @@ def test_a_damaged_progress_file_stops_no_other_federation(two_federations, monk
     assert capsys.readouterr().out.count(f"{two_federations / 'lab' / progress.FILE}: is damaged") == 1
     (two_federations / "lab" / progress.FILE).unlink()
     assert watch.check_federations(engine, two_federations, {})
+
+
+class Jobs:
+    """A server's job store: the ids of its jobs, which have ended, and clones of them, which wait for their start."""
+
+    def __init__(self, *ids):
+        self.ids, self.clones = [*ids], 0
+
+    def get_job(self, job_id, context):
+        meta = {"job_id": job_id, "status": "SUBMITTED" if "clone" in job_id else "FINISHED:EXECUTION_EXCEPTION"}
+        return SimpleNamespace(job_id=job_id, meta=meta) if job_id in self.ids else None
+
+    def clone(self, job_id, meta, context):
+        self.clones += 1
+        self.ids.append(f"clone {self.clones} of {job_id}")
+        return meta | {"job_id": self.ids[-1]}
+
+    def delete(self, job_id, context):
+        self.ids.remove(job_id)
+
+    def engine(self):
+        """A server with these jobs."""
+        runner = SimpleNamespace(running_jobs={})
+        return SimpleNamespace(new_context=nullcontext, get_component=lambda name: self, run_processes={}, job_runner=runner)
+
+
+@pytest.fixture
+def ended(tmp_path):
+    """A server's folder with a federation whose second job has died."""
+    agreed = contracts.read_contract(contract(tmp_path, COMMON | {"name": "wards"}))
+    progress.ProgressFile(tmp_path / "wards", agreed, "J2").begin(())
+    progress.change_progress(tmp_path / "wards", outcome=progress.Outcome.BROKEN, said="it died", old=["J1"])
+    return tmp_path
+
+
+def check_two_minutes(clock, watch, jobs, folder):
+    """Let a server check its federations for two minutes, with all sites connected."""
+    for _ in range(240):
+        clock[0] += 0.5
+        watch.check_federations(jobs.engine(), folder, dict.fromkeys(NAMES, "1"))
+
+
+def refuse_replacement(monkeypatch, allowed=0):
+    """Let no file be replaced, after `allowed` replacements."""
+    replace, replaced = os.replace, []
+
+    def refuse(part, path):
+        if len(replaced) >= allowed:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        replaced.append(path)
+        replace(part, path)
+
+    monkeypatch.setattr(os, "replace", refuse)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The seconds that `time.monotonic` returns, in a list."""
+    seconds = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: seconds[0])
+    return seconds
+
+
+@pytest.mark.parametrize("allowed", [0, 1])
+def test_a_restart_that_cannot_be_written_leaves_no_job(ended, monkeypatch, capsys, clock, allowed):
+    """The operator reads the error once, and the job is restarted when the file can be written again."""
+    jobs, watch = Jobs("J1", "J2"), Watch()
+    with monkeypatch.context() as patched:
+        refuse_replacement(patched, allowed)
+        check_two_minutes(clock, watch, jobs, ended)
+    assert (jobs.ids, jobs.clones) == (["J1", "J2"], allowed)
+    assert progress.read_progress(ended / "wards")["job"] == "J2"
+    lines = capsys.readouterr().out.splitlines()
+    assert [str(ended / "wards" / progress.FILE) in line for line in lines] == [True]
+    check_two_minutes(clock, watch, jobs, ended)
+    new_job = f"clone {allowed + 1} of J2"
+    assert jobs.ids == ["J2", new_job]
+    assert progress.read_progress(ended / "wards")["job"] == new_job
+
+
+@pytest.mark.parametrize("jobs", [Jobs(), Jobs("J1", "J2")], ids=["no job", "too many tries"])
+def test_the_end_of_a_federation_that_cannot_be_written_is_printed_once(ended, monkeypatch, capsys, clock, jobs):
+    progress.change_progress(ended / "wards", tries=1000)
+    refuse_replacement(monkeypatch)
+    check_two_minutes(clock, Watch(), jobs, ended)
+    lines = capsys.readouterr().out.splitlines()
+    assert [str(ended / "wards" / progress.FILE) in line for line in lines] == [True]
 
 
 def test_a_refused_job_is_marked_although_another_progress_file_is_damaged(two_federations):

@@ -144,8 +144,8 @@ class Watch(FLComponent):  # type: ignore[misc]
         """
         if time.monotonic() > self._missing_since.setdefault(folder.name, time.monotonic()) + _WRITE_TIME:
             reason = "this server has no job of it, only saved rounds; submit it again"
+            progress.change_progress(folder, outcome=Outcome.STOPPED, said=reason)  # an error here is printed once
             print_line(f"{folder.name}: {reason}")
-            progress.change_progress(folder, outcome=Outcome.STOPPED, said=reason)
             self._has_leftovers.set()
 
     def _remove_leftovers(self, engine: Any) -> None:
@@ -171,7 +171,11 @@ class Watch(FLComponent):  # type: ignore[misc]
     def _restart(
         self, manager: Any, job: Any, folder: Path, state: dict[str, Any], alive: presence.Sites, fl_ctx: FLContext
     ) -> None:
-        """Restart a job if its pause is over and enough sites are connected; give up after too many tries."""
+        """Restart a job if its pause is over and enough sites are connected; give up after too many tries.
+
+        Raises:
+            RunError: the progress file is damaged or cannot be written; then no new job is left.
+        """
         if presence.is_stop_requested(folder):
             progress.change_progress(folder, outcome=Outcome.STOPPED, said="stopped by hand")
             self._has_leftovers.set()
@@ -179,10 +183,10 @@ class Watch(FLComponent):  # type: ignore[misc]
         tries = 0 if state["outcome"] == Outcome.AGAIN else state["tries"]
         limits = state["limits"]
         if tries >= limits["retries"] and state["outcome"] != Outcome.SHORT:
-            print_line(f"{folder.name}: restarted {tries} times without success; not restarted again")
             progress.change_progress(
                 folder, outcome=Outcome.FAILED, said=f"restarted {tries} times without success: {state['said']}"
             )
+            print_line(f"{folder.name}: restarted {tries} times without success; not restarted again")
             self._has_leftovers.set()
             return
         pause = 0.0 if state["outcome"] == Outcome.AGAIN else min(_FIRST * 2 ** min(tries, 10), _LONGEST)
@@ -195,13 +199,18 @@ class Watch(FLComponent):  # type: ignore[misc]
             or len(set(state["sites"]) & set(alive)) < limits["quorum"]
         ):
             return
+        progress.change_progress(folder)  # a file that cannot be written is noticed before FLARE can start the new job
+        meta = manager.clone(job.job_id, {k: v for k, v in job.meta.items() if k not in _KEYS_OF_ONE_JOB}, fl_ctx)
+        new_job = meta[JobMetaKey.JOB_ID.value]
+        try:
+            progress.change_progress(folder, job=new_job, old=[job.job_id], outcome=Outcome.RUNNING, tries=tries + 1)
+        except RunError:
+            manager.delete(new_job, fl_ctx)
+            raise
         self._due.pop(folder.name, None)
         print_line(f"{folder.name}: {state['outcome']} ({state['said']}), restarted after round {state['round']}")
-        meta = manager.clone(job.job_id, {k: v for k, v in job.meta.items() if k not in _KEYS_OF_ONE_JOB}, fl_ctx)
         for old_job in state["old"]:  # not the last job, which FLARE may still be writing
             manager.delete(old_job, fl_ctx)
-        changes = {"job": meta[JobMetaKey.JOB_ID.value], "old": [job.job_id]}
-        progress.change_progress(folder, **changes, outcome=Outcome.RUNNING, tries=tries + 1)
 
 
 def _find_job(engine: Any, name: str) -> str | None:
