@@ -13,11 +13,15 @@ import pytest
 
 pytest.importorskip("nvflare", reason="NVIDIA FLARE is not installed (the extra fedmutual[sites])")
 
+from nvflare.fuel.hci.conn import Connection
+from nvflare.fuel.hci.server.reg import ServerCommandRegister
+
 from fedmutual.engines.loop import Paused
 from fedmutual.errors import ConfigError, RunError
 from fedmutual.sites import contract as contracts
 from fedmutual.sites.flare import presence, progress, rejoin_backoff, workspace
-from fedmutual.sites.flare.admin_protocol import list_result_files
+from fedmutual.sites.flare.admin_commands import LeadCommands
+from fedmutual.sites.flare.admin_protocol import RESULT, STATUS, STOP, list_result_files
 from fedmutual.sites.flare.controller import pause_for_changes, write_refusal
 from fedmutual.sites.flare.session import ServerLost, Session, read_server_answer
 from fedmutual.sites.flare.watch import Watch, list_alive, list_connected
@@ -243,6 +247,30 @@ def test_a_lead_reads_why_the_server_does_not_do_it():
     }
 
 
+@pytest.fixture
+def send(two_federations):
+    """A function that gives a lead's command to the server of `two_federations`, and returns the reply."""
+    register = ServerCommandRegister(None)
+    register.register_module(LeadCommands(two_federations, list, str))
+    register.finalize()
+
+    def send(command, *words):
+        connection = Connection()
+        register.process_command(connection, " ".join([command, *words]))
+        return json.loads(json.dumps(connection.buffer.output))
+
+    return send
+
+
+@pytest.mark.parametrize("command", [STATUS, STOP, RESULT])
+def test_a_damaged_progress_file_of_the_server_is_no_lost_connection(send, command):
+    """A lead who takes it for one logs in again every 2 s, for ten minutes."""
+    with pytest.raises(RunError, match=r"lab/progress\.json: is damaged") as caught:
+        read_server_answer(send(command, "lab"))
+    assert not isinstance(caught.value, ServerLost)
+    assert "error" not in read_server_answer(send(command, "wards"))
+
+
 class Lead(Session):
     """A session with a server of a few lines: it says one status after the other."""
 
@@ -330,6 +358,11 @@ def test_a_server_moves_no_cursor_of_a_leads(tmp_path):
         with pytest.raises(ServerLost) as caught:
             read_server_answer(reply)
         assert str(caught.value).isprintable()
+    for error in (ESCAPE, [ESCAPE], {ESCAPE: 1}, "x" * 10**6):
+        with pytest.raises(RunError, match="the server reports an error") as refused:
+            read_server_answer({"data": [{"type": "dict", "data": {"error": error}}]})
+        assert str(refused.value).isprintable()
+        assert len(str(refused.value)) < 2000
 
 
 def test_a_lead_has_what_the_server_may_give(tmp_path):

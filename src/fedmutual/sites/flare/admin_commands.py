@@ -2,6 +2,7 @@
 
 import base64
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ from nvflare.fuel.hci.server.authz import PreAuthzReturnCode
 from nvflare.fuel.hci.server.constants import ConnProps
 
 import fedmutual
+from fedmutual.errors import RunError
 from fedmutual.rundir.checkpoint import read_checkpoint
 from fedmutual.sites.flare import presence, progress
-from fedmutual.sites.flare.admin_protocol import AGAIN, RESULT, STATUS, STOP, list_result_files
+from fedmutual.sites.flare.admin_protocol import AGAIN, ERROR, RESULT, STATUS, STOP, list_result_files
 from fedmutual.sites.flare.progress import Outcome
 from fedmutual.sites.schema import WORK_FOLDER
 
@@ -30,7 +32,10 @@ class LeadCommands(CommandModule):  # type: ignore[misc]
     def get_spec(self) -> CommandModuleSpec:
         """Return the commands; each command takes the name of a federation."""
         handlers = {STATUS: self._send_status, STOP: self._stop, RESULT: self._send_result, AGAIN: self._allow_restart}
-        specs = [CommandSpec(name, name, f"{name} FEDERATION", handler, _check_lead) for name, handler in handlers.items()]
+        specs = [
+            CommandSpec(name, name, f"{name} FEDERATION", partial(_answer, handler), _check_lead)
+            for name, handler in handlers.items()
+        ]
         return CommandModuleSpec("fedmutual", specs)
 
     def _send_status(self, conn: Connection, args: list[str]) -> None:
@@ -70,6 +75,17 @@ class LeadCommands(CommandModule):  # type: ignore[misc]
             conn.append_dict({"body": body, "outcome": Outcome(state["outcome"])})
             return
         conn.append_dict({"files": sorted(files)})
+
+
+def _answer(handler: Callable[[Connection, list[str]], None], conn: Connection, args: list[str]) -> None:
+    """Answer a command, with the error where a file of the server is damaged or cannot be written.
+
+    FLARE would answer with an error of its own, which a lead treats as a lost connection, and logs in again.
+    """
+    try:
+        handler(conn, args)
+    except RunError as problem:
+        conn.append_dict({ERROR: str(problem)})
 
 
 def _has_federation(args: list[str]) -> bool:

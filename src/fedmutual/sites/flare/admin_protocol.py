@@ -7,6 +7,7 @@ from fedmutual.rundir.checkpoint import make_file_name
 from fedmutual.rundir.file_names import CHECKPOINT, CONFIG, ENVIRONMENT, LEDGER, LOG, METRICS, PARTITION, SERVER, SUMMARY
 
 STATUS, STOP, RESULT, AGAIN = (f"fedmutual_{what}" for what in ("status", "stop", "result", "again"))
+ERROR = "error"  # the key of an answer that has only the text of an error
 _FILES = (CONFIG, ENVIRONMENT, PARTITION, SUMMARY, CHECKPOINT, METRICS, LEDGER, LOG)
 _MODEL = rf"{SERVER}/round-[0-9]{{1,18}}\.safetensors"
 

@@ -17,7 +17,7 @@ from fedmutual.files import write_bytes
 from fedmutual.sites.consent import check_release
 from fedmutual.sites.contract import Contract
 from fedmutual.sites.flare import job
-from fedmutual.sites.flare.admin_protocol import AGAIN, RESULT, STATUS, STOP, is_result
+from fedmutual.sites.flare.admin_protocol import AGAIN, ERROR, RESULT, STATUS, STOP, is_result
 from fedmutual.sites.flare.connectivity import find_obstacle
 from fedmutual.sites.flare.kits import Kit, check_valid
 from fedmutual.sites.flare.nvflare_import import import_nvflare, silence_nvflare
@@ -136,7 +136,7 @@ class Session:
 
         Raises:
             ServerLost: the server does not answer.
-            RunError: the server refuses the job.
+            RunError: the server refuses the job, or reports an error.
         """
         self._send_command(AGAIN, contract.name)
         with tempfile.TemporaryDirectory() as folder:
@@ -176,7 +176,7 @@ class Session:
 
         Raises:
             ServerLost: the server does not answer.
-            RunError: the answer has another form than fedmutual's.
+            RunError: the server reports an error, or the answer has another form than fedmutual's.
             ConfigError: the server has another version of fedmutual.
         """
         status = _check_answer(_Status, self._send_command(STATUS, name))
@@ -188,7 +188,7 @@ class Session:
 
         Raises:
             ServerLost: the server does not answer.
-            RunError: the answer has another form than fedmutual's.
+            RunError: the server reports an error, or the answer has another form than fedmutual's.
         """
         progress: dict[str, Any] | None = _check_answer(_Stopped, self._send_command(STOP, name))["progress"]
         return progress
@@ -198,7 +198,8 @@ class Session:
 
         Raises:
             RunError: the server names a file that is not a result file and could have any path, in which case nothing is
-                written; or the answer has another form than fedmutual's; or a file cannot be written.
+                written; or the server reports an error; or the answer has another form than fedmutual's; or a file cannot
+                be written.
             ServerLost: the server does not answer.
         """
         written, files = [], _check_answer(_Files, self._send_command(RESULT, name))["files"]
@@ -268,12 +269,17 @@ def read_server_answer(reply: dict[str, Any]) -> dict[str, Any]:
 
     Raises:
         ServerLost: the reply has no table; with the text of the reply's error.
+        RunError: the table has the text of an error: a file of the server is damaged or cannot be written.
     """
     data = reply.get("data", [])
     items = [item for item in data if isinstance(item, dict)] if isinstance(data, list) else []
     for item in items:
         if item.get("type") == "dict" and isinstance(item.get("data"), dict):
             answer: dict[str, Any] = item["data"]
+            if ERROR in answer:
+                raise RunError(
+                    f"the server reports an error, which its operator can correct: {clean_text(str(answer[ERROR]))}"
+                )
             return answer
     errors = "; ".join(str(item.get("data")) for item in items if item.get("type") in ("error", "string"))
     raise ServerLost(f"the server did not answer ({clean_text(str(errors or reply.get('details') or reply.get('status')))})")
