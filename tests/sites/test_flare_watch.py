@@ -13,6 +13,7 @@ import pytest
 
 pytest.importorskip("nvflare", reason="NVIDIA FLARE is not installed (the extra fedmutual[sites])")
 
+from nvflare.fuel.flare_api.api_spec import InternalError, NoConnection, SessionClosed
 from nvflare.fuel.hci.conn import Connection
 from nvflare.fuel.hci.server.reg import ServerCommandRegister
 
@@ -271,6 +272,9 @@ def test_a_damaged_progress_file_of_the_server_is_no_lost_connection(send, comma
     assert "error" not in read_server_answer(send(command, "wards"))
 
 
+ESCAPE = "\x1b[2J\nerror: "
+
+
 class Lead(Session):
     """A session with a server of a few lines: it says one status after the other."""
 
@@ -300,6 +304,45 @@ def test_a_federation_that_is_under_way_is_looked_on_and_not_submitted_again(tmp
         Lead(says(version="0.1.0")).status("wards")
 
 
+def lead_before_start(get_job_meta):
+    """A lead's session whose job has not started."""
+    lead = Lead(says())
+    lead.flare = SimpleNamespace(get_job_meta=get_job_meta)
+    return lead
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [NoConnection(ESCAPE), SessionClosed(ESCAPE), InternalError(ESCAPE)],
+    ids=lambda problem: type(problem).__name__,
+)
+def test_a_server_that_is_gone_before_the_job_starts_is_a_lost_connection(problem):
+    """The display of `submit` opens a new session then."""
+
+    def get_job_meta(job_id):
+        raise problem
+
+    with pytest.raises(ServerLost, match="did not answer") as caught:
+        next(lead_before_start(get_job_meta).watch("wards", "J1"))
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("meta", "text"),
+    [
+        ({"status": "FINISHED:ABANDONED"}, "the server restarted before the job started"),
+        ({"status": "FINISHED:x", "job_deploy_detail": [f"north: {ESCAPE}"]}, "the status FINISHED:x: north: "),
+        ({"status": "FINISHED:x", "job_deploy_detail": 3}, r"\(key job_meta\.job_deploy_detail\)"),
+        ({"status": 3}, r"\(key job_meta\.status\)"),
+        ([ESCAPE], r"\(key job_meta\)"),
+    ],
+)
+def test_a_job_that_ended_before_its_start_is_one_sentence(meta, text):
+    with pytest.raises(RunError, match=text) as caught:
+        next(lead_before_start(lambda job_id: meta).watch("wards", "J1"))
+    assert str(caught.value).isprintable()
+
+
 NO_RESULTS = ["../config.toml", "/tmp/config.toml", "clients/north/round-1.safetensors", "server/../log.txt", "..", ""]
 
 
@@ -311,7 +354,6 @@ def test_a_server_cannot_name_where_a_lead_writes(tmp_path, name):
     assert not list(tmp_path.iterdir())
 
 
-ESCAPE = "\x1b[2J\nerror: "
 STRANGE = {
     "nothing": {},
     "who is there": says() | {"there": 3},

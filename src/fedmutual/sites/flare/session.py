@@ -85,6 +85,17 @@ class _Stopped(_ServerAnswer):
     progress: _Progress | None
 
 
+class _JobMeta(_ServerAnswer):
+    """The keys of FLARE's record of a job that a lead reads."""
+
+    status: Text = ""
+    job_deploy_detail: list[Text] | None = None
+
+
+class _Job(_ServerAnswer):
+    job_meta: _JobMeta
+
+
 T = TypeVar("T", bound=_ServerAnswer)
 
 
@@ -220,6 +231,7 @@ class Session:
         """Yield the status of a federation after each change, until its end. every: seconds between two requests.
 
         Raises:
+            ServerLost: the server does not answer.
             RunError: the job ended before its start; or as `status`.
             ConfigError: as `status`.
         """
@@ -237,13 +249,21 @@ class Session:
             time.sleep(every)
 
     def _check_started(self, job_id: str) -> None:
-        """Raise RunError if a job ended before its start, because a site or the server refused the job."""
-        meta = self.flare.get_job_meta(job_id) or {}
-        if meta.get("status") == "FINISHED:ABANDONED":
+        """Check that a job did not end before its start, because a site or the server refused the job.
+
+        Raises:
+            ServerLost: the server does not answer.
+            RunError: the job ended before its start, or the answer has another form than FLARE's.
+        """
+        try:
+            job_meta = self.flare.get_job_meta(job_id)
+        except Exception as problem:  # FLARE raises many types
+            raise ServerLost(f"the server did not answer ({clean_text(str(problem))})") from None
+        meta = _check_answer(_Job, {"job_meta": job_meta})["job_meta"]
+        status, reason = meta["status"], clean_text("; ".join(meta["job_deploy_detail"] or ()))
+        if status == "FINISHED:ABANDONED":
             raise RunError("the server restarted before the job started; submit the federation again")
-        if str(meta.get("status", "")).startswith("FINISHED"):
-            reason = clean_text("; ".join(map(str, meta.get("job_deploy_detail") or ())))
-            status = clean_text(str(meta["status"]))
+        if status.startswith("FINISHED"):
             raise RunError(
                 f"the job did not start; the server gives the status {status}{': ' if reason else ''}{reason}; correct the "
                 "cause, then submit the federation again"
