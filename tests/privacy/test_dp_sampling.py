@@ -275,6 +275,32 @@ def test_a_part_file_of_a_killed_process_with_an_equal_id_does_not_block_a_new_s
     assert len(read_site_secret(tmp_path / "secret")) == SIZE
 
 
+def test_part_files_of_killed_processes_are_removed(tmp_path):
+    """One process was killed before it linked its part file to the secret, and one after."""
+    path = tmp_path / "secret"
+    (tmp_path / ".secret.1-00.part").write_bytes(b"cut off")
+    secret = read_site_secret(path)
+    assert [*tmp_path.iterdir()] == [path]
+    os.link(path, tmp_path / ".secret.1-01.part")
+    assert read_site_secret(path) == secret
+    assert [*tmp_path.iterdir()] == [path]
+    assert path.stat().st_nlink == 1
+
+
+def test_a_process_whose_part_file_is_removed_reads_the_secret_of_the_other_process(tmp_path, monkeypatch):
+    path, link, faster = tmp_path / "secret", os.link, []
+
+    def link_second(part, target):
+        monkeypatch.setattr(os, "link", link)
+        faster.append(read_site_secret(path))
+        assert not part.exists()
+        link(part, target)
+
+    monkeypatch.setattr(os, "link", link_second)
+    assert [read_site_secret(path)] == faster
+    assert [*tmp_path.iterdir()] == [path]
+
+
 def test_a_secret_that_cannot_be_written_leaves_no_part_file(tmp_path, monkeypatch):
     def refuse_link(*_):
         raise OSError(errno.EPERM, "no hard links")

@@ -49,6 +49,7 @@ def read_site_secret(path: Path) -> bytes:
     """
     try:
         _create_secret(path)
+        _remove_parts(path)
         if os.name == "posix" and path.stat().st_mode & 0o077:
             raise RunError(
                 f"{path}: other users of this machine may read the secret of the noise; run `chmod 600 {path}` if "
@@ -76,11 +77,23 @@ def _create_secret(path: Path) -> None:
             file.write(os.urandom(SIZE))
             file.flush()
             os.fsync(file.fileno())
-        with suppress(FileExistsError):  # another process of this site was faster: its secret is valid
+        # another process of this site was faster, and its secret is valid: it wrote the file, or also removed this part file
+        with suppress(FileExistsError, FileNotFoundError):
             os.link(part, path)
     finally:
         part.unlink(missing_ok=True)
     sync_folder(path.parent)
+
+
+def _remove_parts(path: Path) -> None:
+    """Remove the part files of killed processes; a part file may be a hard link to the secret.
+
+    Several processes of a site may read the secret at the same time, without a lock. The secret exists here, so a process
+    that loses its part file reads the secret instead.
+    """
+    for part in path.parent.glob(f".{path.name}.*.part"):
+        with suppress(OSError):  # of a folder that is read-only: the secret can be read all the same
+            part.unlink()
 
 
 class Stream:
