@@ -278,8 +278,8 @@ def test_a_damaged_environment_is_one_error_sentence(digits, cli, text, key):
     (digits / "environment.json").write_text(text)
     for more in ((), ("--client", "1")):
         code, _, err = cli("predict", "r", "three.png", *more)
-        assert (code, f"r/environment.json: is not what fedmutual writes ({key}: " in err) == (2, True), err
-    with pytest.raises(fedmutual.errors.RunError, match="is not what fedmutual writes"):
+        assert (code, f"r/environment.json: is damaged: {key}: " in err) == (2, True), err
+    with pytest.raises(fedmutual.errors.RunError, match="is damaged"):
         fedmutual.Run("r").global_model()
 
 

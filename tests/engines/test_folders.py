@@ -129,7 +129,7 @@ def test_a_checkpoint_file_that_says_too_little(small, cli, text):
     cli("run", small, "--set", "rounds=1")
     (small.parent / "runs/small" / CHECKPOINT).write_text(text)
     code, _, err = cli("run", small, "--resume")
-    assert (code, "checkpoint.json: is not what fedmutual writes (run" in err) == (2, True), err
+    assert (code, "checkpoint.json: is damaged: run" in err) == (2, True), err
 
 
 def test_a_run_leaves_the_callers_random_stream_and_threads_alone(small):

@@ -93,7 +93,7 @@ def test_more_seeds_are_those_of_adapt(adaptation_folder, tmp_path):
 def test_a_damaged_file_is_named(adaptation_folder):
     about = json.loads((adaptation_folder / "adapt.json").read_text())
     (adaptation_folder / "adapt.json").write_text(json.dumps(about | {"rounds": "two"}))
-    with pytest.raises(RunError, match=r"adapt\.json: is not what fedmutual writes \(rounds: "):
+    with pytest.raises(RunError, match=r"adapt\.json: is damaged: rounds: "):
         summarise_adaptation(adaptation_folder)
 
 

@@ -401,5 +401,5 @@ def test_a_job_is_started_by_a_python_that_searches_no_working_folder():
     command = f"{sys.executable} -m nvflare.private.fed.app.client.worker_process -m /state/flare -n {JOB} --set x -m y"
     assert add_isolation(command) == command.replace(" -m nvflare", " -P -E -m nvflare", 1)
     for other in ("docker run x -m y", f"{sys.executable} /state/flare/worker.py"):
-        with pytest.raises(RuntimeError, match="does not start a job by `python -m`"):
+        with pytest.raises(RuntimeError, match="starts jobs with an unknown command"):
             add_isolation(other)

@@ -30,7 +30,7 @@ def read_model_environment(folder: Path) -> Environment:
     environment = read_environment(folder)
     if not environment.clients:
         raise RunError(
-            f"{folder / ENVIRONMENT}: is not what fedmutual writes (clients: it names no client); restore the file as the "
+            f"{folder / ENVIRONMENT}: is damaged: clients: it names no client; restore the file as the "
             "run wrote it, or begin again in another folder"
         )
     return environment

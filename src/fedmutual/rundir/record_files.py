@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from fedmutual.errors import RunError
 from fedmutual.files import FORMAT, Table, read_json, write_json
@@ -14,7 +14,8 @@ from fedmutual.rundir.file_names import SUMMARY
 from fedmutual.rundir.logs import append_lines
 from fedmutual.rundir.schema import Record, Summary
 
-R = TypeVar("R", bound=Record)
+R = TypeVar("R", bound=BaseModel)
+_FIX = "restore the file as the run wrote it, or begin again in another folder"
 
 
 def read_record(path: Path, kind: type[R]) -> R:
@@ -26,8 +27,8 @@ def read_record(path: Path, kind: type[R]) -> R:
     return check_record(path, kind, read_json(path))
 
 
-def check_record(path: Path, kind: type[R], table: Table) -> R:
-    """Return the table that a file holds as a record.
+def check_record(path: Path, kind: type[R], table: Table, fix: str = _FIX) -> R:
+    """Return the table that a file holds as a record. fix: the advice of the error.
 
     Raises:
         RunError: the table does not follow the schema.
@@ -35,10 +36,7 @@ def check_record(path: Path, kind: type[R], table: Table) -> R:
     try:
         return kind.model_validate_json(json.dumps(table, default=str))  # as JSON, where a list may stand for a tuple
     except ValidationError as problem:
-        raise RunError(
-            f"{path}: is not what fedmutual writes ({describe_violation(problem)}); restore the file as the run wrote it, "
-            "or begin again in another folder"
-        ) from None
+        raise RunError(f"{path}: is damaged: {describe_violation(problem)}; {fix}") from None
 
 
 def read_summary(folder: Path) -> Summary | None:

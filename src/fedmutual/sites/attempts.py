@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from fedmutual.core import Message
 from fedmutual.errors import RunError
 from fedmutual.sites.protocol import ATTEMPTS, Order, digest_order
-from fedmutual.sites.state_files import StateRecord, read_state, write_state
+from fedmutual.sites.state_files import StateRecord, read_state_record, write_state_record
 
 FILE = "attempts.json"
 Orders = Mapping[str, tuple[Order, Message]]
@@ -46,7 +46,7 @@ class Attempts:
     def __init__(self, folder: Path) -> None:
         """folder: the federation's at the server. Raises RunError where the file in it is damaged."""
         self._path = folder / FILE
-        record = read_state(self._path, _AttemptsRecord) or _AttemptsRecord()
+        record = read_state_record(self._path, _AttemptsRecord) or _AttemptsRecord()
         self.number, self._round, self._phases = record.attempt, record.round, record.phases
 
     def raise_number(self) -> None:
@@ -93,4 +93,4 @@ class Attempts:
         self._write()
 
     def _write(self) -> None:
-        write_state(self._path, _AttemptsRecord(attempt=self.number, round=self._round, phases=self._phases))
+        write_state_record(self._path, _AttemptsRecord(attempt=self.number, round=self._round, phases=self._phases))

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from fedmutual.errors import RunError
 from fedmutual.sites.screening import find_outliers
-from fedmutual.sites.state_files import StateRecord, read_state, write_state
+from fedmutual.sites.state_files import StateRecord, read_state_record, write_state_record
 
 FILE = "conduct.json"
 ROUNDS = 3  # rounds with recorded norms: those that can be undone
@@ -29,7 +29,7 @@ class Conduct:
     def __init__(self, folder: Path) -> None:
         """folder: the federation's at the server. Raises RunError where the file in it is damaged."""
         self._path = folder / FILE
-        self._record = read_state(self._path, _ConductRecord) or _ConductRecord()
+        self._record = read_state_record(self._path, _ConductRecord) or _ConductRecord()
 
     @property
     def left_out(self) -> Mapping[str, str]:
@@ -95,4 +95,4 @@ class Conduct:
         self._write()
 
     def _write(self) -> None:
-        write_state(self._path, self._record)
+        write_state_record(self._path, self._record)

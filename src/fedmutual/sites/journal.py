@@ -19,9 +19,10 @@ from fedmutual.rundir.checkpoint import (
     write_checkpoint,
 )
 from fedmutual.rundir.file_names import client_folder, server_folder
+from fedmutual.rundir.record_files import check_record
 from fedmutual.rundir.schema import Saved
 from fedmutual.sites.protocol import Place
-from fedmutual.sites.state_files import StateRecord, check_state, write_state
+from fedmutual.sites.state_files import FIX, StateRecord, write_state_record
 from fedmutual.tensor_files import write_tensors
 
 JOURNAL_FILE = "diary.json"
@@ -98,7 +99,7 @@ class Journal:
                 f"{self._folder}: holds the state of this federation with another site.toml, other data, another contract "
                 "or another version of fedmutual; restore the files with which it began, or name another state.folder"
             )
-        record = check_state(self._folder / JOURNAL_FILE, _JournalRecord, about)
+        record = check_record(self._folder / JOURNAL_FILE, _JournalRecord, about, FIX)
         self.entries, self.forgotten, self._scored = record.entries, record.dropped, record.scored
         last = self.entries[-1] if self.entries else None
         # Older versions had no attempts.
@@ -196,7 +197,7 @@ class Journal:
         self, entries: list[JournalEntry], begun: BegunOrder | None, scored: ScoredRound | None, forgotten: bool
     ) -> None:
         record = _JournalRecord(run=self._run, dropped=forgotten, entries=entries, begun=begun, scored=scored)
-        write_state(self._folder / JOURNAL_FILE, record)
+        write_state_record(self._folder / JOURNAL_FILE, record)
 
     def _commit(self, round: int | None) -> None:
         """Write the file that names the last finished round for `Run`; remove this file where round is None."""

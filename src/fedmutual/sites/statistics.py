@@ -17,7 +17,7 @@ from fedmutual.algorithms.fedavg import N_K
 from fedmutual.core import Algorithm, At, Batch, Client, Message, Net, Phase, Spec
 from fedmutual.data.examples import list_names
 from fedmutual.data.statistics import Layout, Moments, Statistics, Words, parse_statistics, read_sums
-from fedmutual.sites.state_files import StateRecord, read_state, write_state
+from fedmutual.sites.state_files import StateRecord, read_state_record, write_state_record
 
 SUMS, SCALING = "statistics", "scaling"  # names of tensors: words int64 [layout.count]; mean and divisor float64 [2, inputs]
 FILE = "statistics.json"
@@ -151,22 +151,22 @@ class GatheredStatistics:
 
 def read_site_scaling(folder: Path) -> Moments | None:
     """Return the scaling that a site was sent; None before. Raises RunError where the file is damaged."""
-    about = read_state(folder / FILE, _RecordedScaling)
+    about = read_state_record(folder / FILE, _RecordedScaling)
     return None if about is None else Moments(about.mean, about.std)
 
 
 def write_site_scaling(folder: Path, moments: Moments) -> None:
     """Write the scaling that a site was sent. Raises RunError where the file cannot be written."""
-    write_state(folder / FILE, _RecordedScaling(mean=moments.mean, std=moments.std))
+    write_state_record(folder / FILE, _RecordedScaling(mean=moments.mean, std=moments.std))
 
 
 def read_gathered(folder: Path) -> GatheredStatistics | None:
     """Return the statistics that the server has gathered; None before. Raises RunError where the file is damaged."""
-    about = read_state(folder / FILE, _StatisticsRecord)
+    about = read_state_record(folder / FILE, _StatisticsRecord)
     return None if about is None else GatheredStatistics(parse_statistics(about.model_dump()), about.up, about.down)
 
 
 def write_gathered(folder: Path, gathered: GatheredStatistics) -> None:
     """Write the statistics at the server. Raises RunError where the file cannot be written."""
     record = {**gathered.statistics.record(), "up": dict(gathered.up), "down": dict(gathered.down)}
-    write_state(folder / FILE, _StatisticsRecord.model_validate(record))
+    write_state_record(folder / FILE, _StatisticsRecord.model_validate(record))

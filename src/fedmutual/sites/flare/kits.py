@@ -21,10 +21,11 @@ from pydantic import Field
 
 from fedmutual.errors import ConfigError, RunError
 from fedmutual.files import read_json, read_json_object, write_bytes, write_json
+from fedmutual.rundir.record_files import check_record
 from fedmutual.sites.contract import Contract, read_contract
 from fedmutual.sites.flare.nvflare_import import import_nvflare
 from fedmutual.sites.secure_sum.identity import read_certificate
-from fedmutual.sites.state_files import StateRecord, check_state
+from fedmutual.sites.state_files import StateRecord
 
 AUTHORITY, FEDERATION, KIT = "authority", "federation.toml", "kit.json"
 KIT_KINDS = {"server": "the server", "site": "a site", "lead": "a lead, who may submit"}
@@ -124,7 +125,7 @@ def open_kit(folder: Path) -> Kit:
     """
     if not (folder / KIT).is_file():
         raise RunError(f"{folder}: is not a kit, because it has no {KIT}; name a folder that `fedmutual provision` made")
-    about = check_state(folder / KIT, _KitRecord, read_json(folder / KIT, KIT_ADVICE), KIT_ADVICE)
+    about = check_record(folder / KIT, _KitRecord, read_json(folder / KIT, KIT_ADVICE), KIT_ADVICE)
     missing = [file for file in _STARTUP_FILES[about.kind] if not (folder / "startup" / file).is_file()]
     if missing:
         raise RunError(f"{folder}: the kit lacks startup/{missing[0]}; {KIT_ADVICE}")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fedmutual.errors import RunError
 from fedmutual.files import write_json
-from fedmutual.sites.state_files import StateRecord, read_state, write_state
+from fedmutual.sites.state_files import StateRecord, read_state_record, write_state_record
 
 PRESENCE, STOP = "there.json", "stop.json"
 
@@ -27,7 +27,7 @@ def write_members(folder: Path, sites: Sites, silent: Collection[str] = ()) -> N
     Raises:
         RunError: the file cannot be written.
     """
-    write_state(folder / PRESENCE, _PresenceRecord(sites=dict(sites), silent=tuple(sorted(silent))))
+    write_state_record(folder / PRESENCE, _PresenceRecord(sites=dict(sites), silent=tuple(sorted(silent))))
 
 
 def read_connected(folder: Path) -> Sites:
@@ -47,7 +47,7 @@ def _read_members(folder: Path) -> _PresenceRecord:
     The server compares the file with its connections twice a second, and writes it again where they differ.
     """
     try:
-        members = read_state(folder / PRESENCE, _PresenceRecord)
+        members = read_state_record(folder / PRESENCE, _PresenceRecord)
     except RunError:
         members = None
     return members or _PresenceRecord(sites={})

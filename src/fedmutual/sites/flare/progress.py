@@ -11,9 +11,10 @@ from pydantic import BeforeValidator, Field
 from fedmutual.errors import RunError
 from fedmutual.events import Evaluated, Event, Noted, PhaseDone, Replied, RoundDone, Started
 from fedmutual.files import Table, read_json, write_json
+from fedmutual.rundir.record_files import check_record
 from fedmutual.rundir.text import TimeLeft, format_scores
 from fedmutual.sites.contract import Contract
-from fedmutual.sites.state_files import StateRecord, check_state
+from fedmutual.sites.state_files import StateRecord
 
 FILE = "progress.json"
 _NOTES = 20  # notes in the file, the newest ones
@@ -183,7 +184,7 @@ def read_progress(folder: Path) -> dict[str, Any] | None:
     path = folder / FILE
     if not path.exists():
         return None
-    return check_state(path, _ProgressRecord, read_json(path, _FIX), _FIX).model_dump(mode="json", by_alias=True)
+    return check_record(path, _ProgressRecord, read_json(path, _FIX), _FIX).model_dump(mode="json", by_alias=True)
 
 
 def change_progress(folder: Path, **changes: Any) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from fedmutual.errors import RunError
-from fedmutual.sites.state_files import StateRecord, read_state, write_state
+from fedmutual.sites.state_files import StateRecord, read_state_record, write_state_record
 
 FILE = "comers.json"
 _FIRST, _LONGEST = 60.0, 3600.0  # seconds until a job is restarted again for the same connection: doubled each time
@@ -41,7 +41,7 @@ def list_due_sites(folder: Path, out: Mapping[str, str], inside: Collection[str]
         times = tried[i].times + 1 if i in tried and tried[i].connection == out[i] else 1
         tried[i] = _Restart(connection=out[i], times=times, at=now)
     if tried != before:
-        write_state(folder / FILE, _RestartRecord(tried=tried))
+        write_state_record(folder / FILE, _RestartRecord(tried=tried))
     return due
 
 
@@ -58,7 +58,7 @@ def _read_attempts(folder: Path) -> dict[str, _Restart]:
     The file only delays restarts. So a damaged file is ignored: an error would end the job.
     """
     try:
-        record = read_state(folder / FILE, _RestartRecord)
+        record = read_state_record(folder / FILE, _RestartRecord)
     except RunError:
         record = None
     return record.tried if record else {}

@@ -12,7 +12,7 @@ from pydantic import Field
 from fedmutual.sites.secure_sum.identity import Authority
 from fedmutual.sites.secure_sum.messages import Stage, SumContext
 from fedmutual.sites.secure_sum.server import SumServer
-from fedmutual.sites.state_files import StateRecord, read_state, write_state
+from fedmutual.sites.state_files import StateRecord, read_state_record, write_state_record
 from fedmutual.tensor_files import read_tensors, write_tensors
 
 FOLDER, RECORD = "secure-sum", "stages.json"
@@ -39,7 +39,7 @@ class SumStages:
             RunError: a file is damaged.
         """
         server = SumServer(context, self._authority, count)
-        record = read_state(self._folder / RECORD, _SumRecord)
+        record = read_state_record(self._folder / RECORD, _SumRecord)
         if record is None or record.binding != context.binding.hex():
             rmtree(self._folder, ignore_errors=True)
             return server
@@ -57,7 +57,7 @@ class SumStages:
         for site, answer in server.answers[stage].items():
             write_tensors(self._make_stage_path(stage, site), answer, {"format": "1"})
         stages = {str(int(closed)): sorted(answers) for closed, answers in server.answers.items()}
-        write_state(self._folder / RECORD, _SumRecord(binding=server.context.binding.hex(), stages=stages))
+        write_state_record(self._folder / RECORD, _SumRecord(binding=server.context.binding.hex(), stages=stages))
 
     def _make_stage_path(self, stage: Stage, site: str) -> Path:
         return self._folder / f"{int(stage)}-{site}.safetensors"

@@ -17,7 +17,7 @@ from fedmutual.sites.secure_sum.fixed_point import pack_update
 from fedmutual.sites.secure_sum.identity import Authority, Signer, read_authority, read_signer
 from fedmutual.sites.secure_sum.messages import WORDS, Rejected, Stage, SumContext
 from fedmutual.sites.secure_sum.site import SiteRecord, SumSite
-from fedmutual.sites.state_files import read_state, write_state
+from fedmutual.sites.state_files import read_state_record, write_state_record
 from fedmutual.tensor_files import read_tensors, write_tensors
 
 RECORD, UPDATE = "secure-sum.json", "secure-sum.safetensors"
@@ -78,7 +78,9 @@ class SumFiles:
         if metadata.get("round") != str(round):
             raise Rejected("this site has no update of this round")
         context = SumContext(self.contract, self.sites, round, attempt, metadata["model"])
-        sum_site = SumSite(context, self.site, *self.keys, read_state(self.folder / RECORD, SiteRecord) or SiteRecord())
+        sum_site = SumSite(
+            context, self.site, *self.keys, read_state_record(self.folder / RECORD, SiteRecord) or SiteRecord()
+        )
         unmasked_digest: str | None = None
         if stage is Stage.UPLOAD:
             words = tensors[WORDS].numpy().view(np.uint64)
@@ -92,5 +94,5 @@ class SumFiles:
                 Stage.UNMASK: sum_site.open_secrets,
             }
             answer = methods[stage](order)
-        write_state(self.folder / RECORD, sum_site.record)
+        write_state_record(self.folder / RECORD, sum_site.record)
         return answer, unmasked_digest
