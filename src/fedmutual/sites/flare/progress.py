@@ -36,7 +36,7 @@ class Outcome(StrEnum):
 _Count = Annotated[int, Field(ge=0)]
 
 
-class _Note(StateRecord):
+class _NoteRecord(StateRecord):
     text: str
     first: int
     last: int
@@ -80,7 +80,7 @@ class _ProgressRecord(StateRecord):
     scores: str = ""
     left: str = ""
     bytes: _Traffic = _Traffic()
-    notes: Annotated[list[_Note], BeforeValidator(_drop_lines)] = Field([])
+    notes: Annotated[list[_NoteRecord], BeforeValidator(_drop_lines)] = Field([])
     tries: _Count = 0
     limits: _Limits
     began: float = Field(0.0, allow_inf_nan=False)  # seconds since the epoch
