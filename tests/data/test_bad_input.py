@@ -222,7 +222,7 @@ def test_folders_without_images_or_classes(tmp_path: Path) -> None:
     about = folder(tmp_path, {"cat": 3, "dog": 3})
     (tmp_path / "eel").mkdir()
     refused(f"{tmp_path / 'eel'}: the folder of class 'eel' holds no images", data=about)
-    refused(f"{tmp_path / 'cat'}: there are no folders of classes in it", data=about | {"root": str(tmp_path / "cat")})
+    refused(f"{tmp_path / 'cat'}: has no folder of a class", data=about | {"root": str(tmp_path / "cat")})
     refused("partition.kind = 'domains'", data=about | {"root": str(tmp_path.parent)})
 
 

@@ -191,7 +191,7 @@ def _list_folders(place: Path) -> list[Path]:
     folders = sorted(f for f in place.iterdir() if f.is_dir() and not f.name.startswith("."))
     if not folders:
         raise DataError(
-            f"{place}: there are no folders of classes in it; images lie in root/class, or in root/domain/class with "
+            f"{place}: has no folder of a class; put images into root/class, or into root/domain/class with "
             "partition.kind = 'domains'"
         )
     return folders

@@ -30,7 +30,7 @@ def read_tiny_imagenet(config: DataConfig) -> Source:
     folders = sorted(f for f in train.iterdir() if f.is_dir()) if train.is_dir() else []
     by_class = {folder.name: _list_images(folder / "images") for folder in folders}
     if not by_class:
-        raise DataError(f"{train}: there are no folders of classes; key 'data.root' names the folder tiny-imagenet-200")
+        raise DataError(f"{train}: has no folder of a class; key 'data.root' names the folder tiny-imagenet-200")
     first, images = _make_part([(f, name) for name, files in by_class.items() for f in files], root, config, None)
     test, _ = _make_part(_read_annotations(root / "val", set(by_class)), root, config, images)
     return Source(str(root), first, test)

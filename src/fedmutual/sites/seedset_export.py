@@ -28,7 +28,10 @@ def export_seedset(file: Path, site: Path, folder: Path) -> SeedsetFile:
 def _write_own_part(contract: contracts.Contract, mine: SiteSettings, file: Path, folder: Path) -> SeedsetFile:
     config, use, name = configure_site(contract, mine), contract.algorithm.public, mine.file.site
     if use is None:
-        raise ConfigError(f"{file}: algorithm {config.algorithm['name']!r} has no public seed set, so nothing is given")
+        raise ConfigError(
+            f"{file}: algorithm {config.algorithm['name']!r} has no public seed set to export; `fedmutual data give` is for "
+            "contracts with an algorithm that has one, such as fedh2l"
+        )
     read = data.prepare(config)
     federation = data.load(config, read, gathered=lambda *_: None)
     part = list_public_parts(federation, read)[name]
