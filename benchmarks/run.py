@@ -11,6 +11,8 @@ from pathlib import Path
 
 from common import Options, Others, adopt_orphans, command, machine, write
 
+from fedmutual import DataError
+
 # section: the module that has it, as a function `measure(options) -> results, None where it cannot be measured here`
 SECTIONS = {
     "engines": "engines",
@@ -68,7 +70,11 @@ def main() -> None:
         about = {"command": command("run.py"), "tiny": args.tiny, "machine": machine()}
         print(f"== {name}", flush=True)
         others = Others()
-        results = importlib.import_module(SECTIONS[name]).measure(options)
+        try:
+            results = importlib.import_module(SECTIONS[name]).measure(options)
+        except DataError as problem:
+            print(problem)
+            continue
         if results is None:
             continue
         share = others.share()

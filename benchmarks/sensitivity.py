@@ -17,6 +17,7 @@ from torchvision.datasets import MNIST
 
 from fedmutual.algorithms import FML
 from fedmutual.core import Message
+from fedmutual.errors import DataError
 from fedmutual.models.mlp import mlp
 from fedmutual.privacy.clipping import ClippingJob, compute_clipped_sum
 
@@ -47,7 +48,10 @@ class World(NamedTuple):
 def measure(options: Options) -> list[dict[str, Any]]:
     print("largest and median change of the sum of clipped gradients by one record, in units of C")
     root = Path(os.environ.get("FEDMUTUAL_DATA", "data"))
-    images = MNIST(str(root), train=True)
+    try:
+        images = MNIST(str(root), train=True)
+    except RuntimeError:
+        raise DataError(f"{root}: has no MNIST; set $FEDMUTUAL_DATA to a folder that has torchvision's files") from None
     x, y = images.data.float().div(255).unsqueeze(1), images.targets
     steps, seeds = (20, 1) if options.tiny else (STEPS, SEEDS)
     results = []

@@ -46,7 +46,8 @@ TIERS = ("unit", "run", *LATER)
 
 def mark_tier(item):
     """Mark a test without a tier as `unit`, and a test of an engine with worker processes as `process`."""
-    if hasattr(item, "callspec") and item.callspec.params.get("engine") in ("processes", "cluster"):
+    engine = item.callspec.params.get("engine") if hasattr(item, "callspec") else None
+    if str(engine).startswith(("processes", "cluster")):
         item.add_marker("process")
     elif not any(marker.name in TIERS for marker in item.iter_markers()):
         item.add_marker("unit")

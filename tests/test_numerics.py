@@ -23,9 +23,9 @@ def test_the_golden_bits_are_those_of_this_numerics_version():
 def test_a_short_run_of_each_method_ends_with_the_golden_bits(method, tmp_path):
     weights = trained_weights(method, tmp_path)
     assert norms(weights) == pytest.approx(WRITTEN["norms"][method], rel=TOLERANCE), RAISE
-    exact = WRITTEN["digests"].get(machine())
-    if exact is not None:  # another machine rounds otherwise: there, the norms alone are held
-        assert digest(weights) == exact[method], RAISE
+    exact = WRITTEN["digests"].get(machine(), {}).get(method)
+    if exact is not None:  # another machine rounds otherwise, and a new method is recorded on one machine: the norms decide
+        assert digest(weights) == exact, RAISE
 
 
 def test_one_changed_bit_is_another_digest(tmp_path):
