@@ -100,8 +100,8 @@ def test_the_scores_are_those_of_a_file_with_the_same_rows(tables, tmp_path, mon
 )
 def test_every_kind_of_data_gives_the_same_scores(tables, convert):
     expected = scores(fedmutual.federate(sites(tables), "fedavg", "mlp", **QUICK))
-    given = {name: Site(train=convert(table)) for name, table in tables.items()}
-    assert scores(fedmutual.federate(given, "fedavg", "mlp", **QUICK)) == expected
+    own_sites = {name: Site(train=convert(table)) for name, table in tables.items()}
+    assert scores(fedmutual.federate(own_sites, "fedavg", "mlp", **QUICK)) == expected
 
 
 def test_copies_are_trained_and_the_callers_objects_stay(tables, nets, shared):
@@ -129,8 +129,8 @@ def test_networks_begin_with_the_weights_that_are_given(tables, nets, shared):
 
 
 def test_stacked_clients_have_the_models_of_clients_in_turns(tables, shared):
-    given = {name: Site(train=table, label="target", model=shared) for name, table in tables.items()}
-    one, other = (fedmutual.federate(given, "fml", shared, engine=name, **QUICK) for name in ("inprocess", "stacked"))
+    own_sites = {name: Site(train=table, label="target", model=shared) for name, table in tables.items()}
+    one, other = (fedmutual.federate(own_sites, "fml", shared, engine=name, **QUICK) for name in ("inprocess", "stacked"))
     for name in NAMES:
         assert torch.allclose(one.personal_model(name).weight, other.personal_model(name).weight, atol=1e-5)
 
@@ -170,9 +170,9 @@ def test_compare_trains_every_method_and_seed_on_the_same_objects(tables, nets, 
     [({"seeds": 0}, "seeds"), ({"seeds": -1}, "seeds"), ({"methods": {}}, "'methods'"), ({"methods": []}, "'methods'")],
 )
 def test_a_comparison_without_runs_is_refused(tables, tmp_path, change, argument):
-    given = {"methods": ["fedavg"], "shared": "mlp", "out": tmp_path / "c", **QUICK, **change}
+    arguments = {"methods": ["fedavg"], "shared": "mlp", "out": tmp_path / "c", **QUICK, **change}
     with pytest.raises(ConfigError, match=argument) as problem:
-        fedmutual.compare(sites(tables), **given)
+        fedmutual.compare(sites(tables), **arguments)
     assert "--" not in str(problem.value)
     assert not (tmp_path / "c").exists()
 
@@ -216,11 +216,11 @@ def test_a_folder_of_objects_says_in_another_call_what_it_lacks(tables, shared, 
     ],
 )
 def test_errors_speak_of_arguments(tables, nets, shared, change, words):
-    given = {"sites": sites(tables, nets), "method": "fml", "shared": shared, **QUICK, **change}
-    if given.pop("same", False):
-        given["sites"] = sites(tables, dict.fromkeys(NAMES, nets["north"]))
+    arguments = {"sites": sites(tables, nets), "method": "fml", "shared": shared, **QUICK, **change}
+    if arguments.pop("same", False):
+        arguments["sites"] = sites(tables, dict.fromkeys(NAMES, nets["north"]))
     with pytest.raises(UserError) as problem:
-        fedmutual.federate(**given)
+        fedmutual.federate(**arguments)
     sentence = str(problem.value)
     assert words in sentence
     assert not any(word in sentence for word in ("--", "pydantic", "\n", "in_memory", ".toml"))
@@ -252,8 +252,8 @@ def test_data_that_cannot_be_used_are_named_with_their_site(tables, train, label
 def test_columns_of_a_frame_are_labels():
     x, y = np.random.default_rng(0).normal(size=(60, 2)), np.random.default_rng(1).integers(0, 2, (60, 2))
     frame = pd.DataFrame({"a": x[:, 0], "fever": y[:, 0], "b": x[:, 1], "cough": y[:, 1]})
-    given = {name: Site(train=frame[k::2], label=["cough", "fever"]) for k, name in enumerate(("north", "south"))}
-    run = fedmutual.federate(given, "fedavg", "mlp", task="multilabel", **QUICK)
+    own_sites = {name: Site(train=frame[k::2], label=["cough", "fever"]) for k, name in enumerate(("north", "south"))}
+    run = fedmutual.federate(own_sites, "fedavg", "mlp", task="multilabel", **QUICK)
     assert list(run.predict(frame[["b", "a"]].astype("float32"))) == ["cough", "fever"]
 
 

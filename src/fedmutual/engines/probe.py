@@ -36,7 +36,7 @@ def time_steps(parts: Sequence[PhaseInput]) -> tuple[float, float] | None:
     if min(steps.took) < 2 * STEPS:
         return None
     turns, failed = InterleavedSteps(_copy_parts(parts)), list[object]()
-    apart = _time_second_call(device, lambda: failed.extend(turns.take(STEPS)))  # no client has so few steps
+    apart = _time_second_call(device, lambda: failed.extend(turns.take(STEPS)))  # a client that ends so early failed
     return None if failed else (together / STEPS, apart / STEPS)
 
 

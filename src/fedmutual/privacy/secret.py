@@ -77,7 +77,7 @@ def _create_secret(path: Path) -> None:
             file.write(os.urandom(SIZE))
             file.flush()
             os.fsync(file.fileno())
-        # another process of this site was faster, and its secret is valid: it wrote the file, or also removed this part file
+        # another process of this site was faster: it wrote a valid secret, and may have removed this part file
         with suppress(FileExistsError, FileNotFoundError):
             os.link(part, path)
     finally:

@@ -101,8 +101,8 @@ class ScoredTrial:
     @cached_property
     def _scores(self) -> pd.DataFrame:
         """The scores of the clients on their hold-out rows, as `RecordedRun.scores` has them."""
-        no_scores = tabulate_scores((), seed=0)
-        scores = pd.concat([run.scores for run in self.runs], ignore_index=True) if self.runs else no_scores
+        frames = [run.scores for run in self.runs] or [tabulate_scores((), seed=0)]
+        scores = pd.concat(frames, ignore_index=True)
         return scores[scores["client"].notna() & (scores["data"] == HOLDOUT)]
 
     @cached_property

@@ -19,13 +19,13 @@ R = TypeVar("R", bound=StateRecord)
 FIX = "restore a copy of the file"  # the advice about a damaged file of state
 
 
-def read_state_record(path: Path, kind: type[R], fix: str = FIX) -> R | None:
-    """Return the content of a file of state; None where there is no file. fix: the advice of the error.
+def read_state_record(path: Path, kind: type[R]) -> R | None:
+    """Return the content of a file of state; None where there is no file.
 
     Raises:
         RunError: the file is damaged, of another format, or does not follow the schema.
     """
-    return check_record(path, kind, read_json(path, fix), fix) if path.exists() else None
+    return check_record(path, kind, read_json(path, FIX), FIX) if path.exists() else None
 
 
 def write_state_record(path: Path, record: StateRecord) -> None:
