@@ -63,6 +63,19 @@ def test_an_image_of_the_training_folder_becomes_the_training_tensor(pictures, m
     assert torch.equal(torch.cat(inputs), x)
 
 
+def test_a_photo_is_predicted_upright_and_on_white(pictures, tmp_path):
+    pixels = np.arange(8 * 9 * 4).reshape(8, 9, 4).astype(np.uint8)
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned clockwise
+    Image.fromarray(pixels).save(tmp_path / "photo.png", exif=exif)
+    turned = np.rot90(pixels, -1).astype(float)
+    opacity = turned[..., 3:] / 255
+    seen = turned[..., :3] * opacity + 255 * (1 - opacity)
+    Image.fromarray(seen.round().astype(np.uint8)).save(tmp_path / "seen.png")
+    photo, seen_photo = fedmutual.predict(pictures.folder, [tmp_path / "photo.png", tmp_path / "seen.png"])
+    assert dict(photo.ranked) == pytest.approx(dict(seen_photo.ranked), abs=1e-3)  # composition may round otherwise
+
+
 @pytest.mark.parametrize("client", [None, "1"])
 def test_probabilities_are_those_of_another_decoder_and_the_weights_of_the_file(pictures, tmp_path, cli, client):
     """The images have the size that the run resizes to, so torchvision's decoder needs no resizing of its own."""

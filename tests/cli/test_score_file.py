@@ -79,9 +79,13 @@ def test_a_folder_of_images_is_scored_by_its_class_folders(tmp_path, monkeypatch
     folder(tmp_path / "new", {"dog": 3, "owl": 2}, size=(9, 9))
     given = '{ name = "folder", root = "images", size = [8, 9], mean = [0.4, 0.3, 0.6], std = [0.2, 0.1, 0.3] }'
     (tmp_path / "p.toml").write_text(RUN.format(name="p", data=given))
+    (tmp_path / "images" / "cat" / "a.heic").touch()
     cli("run", "p.toml", "--out", "p")
+    assert "1 file is not read: 1 .heic (cat/a.heic)" in (tmp_path / "p" / "log.txt").read_text()
+    (tmp_path / "new" / "owl" / "b.dcm").touch()
     code, out, err = cli("score", "p", "new", "--json")
     assert code == 0, err
+    assert "1 .dcm (owl/b.dcm)" in " ".join(err.split())
     scores = json.loads(out)
     files = sorted((tmp_path / "new").rglob("*.png"))
     right = [p.label == f.parent.name for p, f in zip(fedmutual.predict("p", files), files, strict=True)]

@@ -215,7 +215,7 @@ def test_images_of_other_kinds(tmp_path: Path) -> None:
     refused(f"{gray_image} (and 1 more) is gray and the other images are in colour", data=colour)
     deep = folder(tmp_path / "deep", {"cat": 3, "dog": 3}, mode="L")
     Image.new("I;16", (5, 6), 1000).save(tmp_path / "deep" / "dog" / "09.png")
-    refused("09.png has more than 8 bits a pixel (mode I;16); save it with 8", data=deep)
+    refused("09.png has more than 8 bits a channel, and values are never cut", data=deep)
 
 
 def test_folders_without_images_or_classes(tmp_path: Path) -> None:

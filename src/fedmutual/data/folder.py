@@ -1,28 +1,23 @@
-"""A folder of images: root/class/*.png; with train and test folders above the classes; or root/domain/class."""
+"""A folder of images: root/class/**/*.png; with train and test folders above the classes; or root/domain/class."""
 
-import hashlib
 import os
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
-import numpy.typing as npt
-import torch
-from PIL import Image, UnidentifiedImageError
-from torch import Tensor
 
 from fedmutual.config import DataConfig
 from fedmutual.data.arrays import require_root
 from fedmutual.data.draws import Names
-from fedmutual.data.examples import BadRows, Part, Source, list_names
-from fedmutual.errors import DataError
+from fedmutual.data.examples import Part, Source, list_names
+from fedmutual.data.images import EXTENSIONS, ImageExamples
+from fedmutual.errors import DataError, format_count
 
-EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"})
 METADATA = "metadata.csv"  # columns: file_name, relative to the folder, and the column of data.group_by
-_GRAY = frozenset({"1", "L", "LA"})
-_COLOUR = frozenset({"RGB", "RGBA", "RGBX", "P", "PA", "CMYK", "YCbCr", "HSV"})
+_MAC_COPY = "__MACOSX"  # a folder in zip files of macOS, with hidden files
+_TRAINING, _TEST = ("train", "training"), ("test", "testing", "val", "valid", "validation")
 
 
 def read_folder(config: DataConfig, domains: bool) -> Source:
@@ -30,134 +25,39 @@ def read_folder(config: DataConfig, domains: bool) -> Source:
 
     Raises:
         ConfigError: data.root is not set.
-        DataError: a folder is missing or has no images, the first image cannot be read, or the metadata lack a file.
+        DataError: a folder is missing or has no images, the folders may be of another layout, the first image cannot be
+            read, or the metadata lack a file.
     """
     root = require_root(config)
     split = config.test is None and (root / "train").is_dir() and (root / "test").is_dir()
-    train, images = _read_part(root / "train" if split else root, root, config, domains, None)
-    test = None
+    if not split and not domains and config.test is None and config.classes is None:
+        _refuse_parts(root)
+    place, test_place = root / "train" if split else root, config.test or root / "test"
+    train, images = _read_part(place, root, config, domains, None)
+    test, parts = None, {place: images}
     if split or config.test is not None:
-        place = config.test or root / "test"
-        test, _ = _read_part(place, root if split else place, config, domains, images)
-    notes = (f"images are read as gray, because the first image is gray ({images.files[0]})",) if images.gray else ()
-    return Source(str(root), train, test, notes=notes)
+        test, parts[test_place] = _read_part(test_place, root if split else test_place, config, domains, images)
+    notes = [f"images are read as gray, because the first image is gray ({images.files[0]})"] if images.gray else []
+    for part_place, part in parts.items():
+        notes += [*_describe_deep(part.files, part_place, 3 if domains else 2), *part.describe_transparency()]
+    bases = [root, *([config.test] if config.test is not None else [])]
+    read_files = {file for part in parts.values() for file in part.files}
+    if config.group_by is not None:
+        read_files.update(base / METADATA for base in bases)
+    for base in bases:
+        notes += _describe_unread([f for f in _list_files(base) if f not in read_files], base)
+    return Source(str(root), train, test, notes=tuple(notes))
 
 
-class ImageExamples:
-    """Image files that are decoded on demand to uint8 [C, H, W]: gray (C = 1) or colour (C = 3), as the first file is.
-
-    Raises:
-        BadRows: the first file cannot be read as an image.
-    """
-
-    def __init__(
-        self, files: Sequence[Path], root: Path, size: tuple[int, ...] | None, like: "ImageExamples | None"
-    ) -> None:
-        self.files, self._root, self._size = files, root, size
-        self._format: tuple[bool, tuple[int, int], Path] = like._format if like else self._read_format()
-        self.gray, self._shape, self._first = self._format
-
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def take(self, rows: Sequence[int]) -> Tensor:
-        """Return the images of `rows` [B, C, H, W]; see `Examples.take`.
-
-        Raises:
-            BadRows: files cannot be read or have another size; the message names these files.
-        """
-        with ThreadPoolExecutor() as pool:
-            images = list(pool.map(self._read_image, (self.files[r] for r in rows)))
-        sentences = [f for f in images if isinstance(f, str)]
-        if sentences:
-            raise BadRows(*sentences)
-        return torch.from_numpy(np.stack([f for f in images if not isinstance(f, str)]))
-
-    def digest(self) -> bytes:
-        """Return a digest of the files' names and sizes; reading all files may take hours."""
-        files = [(str(f.relative_to(self._root)), os.path.getsize(f)) for f in self.files]
-        return hashlib.sha256(repr(files).encode()).digest()
-
-    @cached_property
-    def _gray_minority(self) -> str:
-        """The message where gray images are a minority of this part; else ""."""
-        gray_files = [f for f in self.files if _is_gray(f)] if self._first == self.files[0] else self.files
-        if 2 * len(gray_files) >= len(self.files):
-            return ""
-        others = f" (and {len(gray_files) - 1} more)" if len(gray_files) > 1 else ""
-        return f"{gray_files[0]}{others} is gray and the other images are in colour; convert one or the other"
-
-    def _read_format(self) -> tuple[bool, tuple[int, int], Path]:
-        first = self.files[0]
-        try:
-            with Image.open(first) as image:
-                return image.mode in _GRAY, (image.height, image.width), first
-        except (OSError, UnidentifiedImageError) as problem:
-            raise BadRows(_describe_unreadable(first, problem)) from None
-
-    def _read_image(self, path: Path) -> npt.NDArray[np.uint8] | str:
-        """Return the image [C, H, W], or a sentence that says why it cannot be used."""
-        try:
-            with Image.open(path) as image:
-                if self.gray and image.mode in _COLOUR:
-                    return self._gray_minority or f"{path} is in colour and {self._first} is gray; convert one or the other"
-                image_array = convert_image(image, path, self.gray, self._size)
-        except BadRows as problem:
-            return str(problem)
-        except Exception as problem:  # a damaged file raises many kinds of errors
-            return _describe_unreadable(path, problem)
-        if self._size is None and image_array.shape[1:] != self._shape:
-            (height, width), (h, w) = image_array.shape[1:], self._shape
-            return (
-                f"{path} is {height} x {width} pixels and {self._first} is {h} x {w}; resize all with data.size = [{h}, {w}]"
-            )
-        return image_array
-
-
-def decode_image(path: Path, gray: bool, size: tuple[int, ...] | None) -> npt.NDArray[np.uint8]:
-    """Return one image file as uint8 [C, H, W], as `ImageExamples` reads it: C = 1 if `gray`; resized to `size` if given.
-
-    Raises:
-        BadRows: the file cannot be read as an image, has more than 8 bits a pixel, or is in colour although `gray` is true.
-    """
-    try:
-        with Image.open(path) as image:
-            if gray and image.mode in _COLOUR:
-                raise BadRows(f"{path} is in colour and the model learned from gray images; convert it")
-            return convert_image(image, path, gray, size)
-    except BadRows:
-        raise
-    except Exception as problem:  # decoders fail in many ways on a damaged file
-        raise BadRows(_describe_unreadable(path, problem)) from None
-
-
-def convert_image(image: Image.Image, path: Path, gray: bool, size: tuple[int, ...] | None) -> npt.NDArray[np.uint8]:
-    """Return an opened image as uint8 [C, H, W]: C = 1 if `gray`, else 3. size: (H, W), or None to keep the size.
-
-    Raises:
-        BadRows: pixels have more than 8 bits; the message names `path`.
-    """
-    if image.mode not in _GRAY | _COLOUR:
-        fix = "save it with 8 bits, or use a factory that scales it"
-        raise BadRows(f"{path} has more than 8 bits a pixel (mode {image.mode}); {fix}")
-    converted = image.convert("L" if gray else "RGB")
-    if size is not None:
-        converted = converted.resize((size[1], size[0]), Image.Resampling.BILINEAR)
-    x = np.asarray(converted)
-    return x[None] if gray else np.ascontiguousarray(x.transpose(2, 0, 1))
-
-
-def _is_gray(path: Path) -> bool:
-    try:
-        with Image.open(path) as image:
-            return image.mode in _GRAY
-    except (OSError, UnidentifiedImageError):
-        return False
-
-
-def _describe_unreadable(path: Path, problem: Exception) -> str:
-    reason = str(problem).replace(str(path), "").strip(" :'") or type(problem).__name__
-    return f"{path} cannot be read as an image ({reason}); fix or remove it"
+def _refuse_parts(root: Path) -> None:
+    """Raise DataError if two folders have the names of a training part and a test part, for example `train` and `val`."""
+    folders = {f.name.lower(): f for f in root.iterdir() if f.is_dir()} if root.is_dir() else {}
+    train, test = (next((folders[n] for n in names if n in folders), None) for names in (_TRAINING, _TEST))
+    if train is not None and test is not None:
+        raise DataError(
+            f"{root}: has the folders {train.name!r} and {test.name!r}, but not 'train' and 'test'; set data.root = "
+            f"'{train}' and data.test = '{test}', or, if both are classes, name all classes in data.classes"
+        )
 
 
 def _read_part(
@@ -169,16 +69,10 @@ def _read_part(
     labels: list[str] = []
     domain_names: list[str] = []
     for domain in _list_folders(place) if domains else [place]:
-        for class_folder in _list_folders(domain):
-            class_files = sorted(
-                f for f in class_folder.iterdir() if f.suffix.lower() in EXTENSIONS and not f.name.startswith(".")
-            )
-            if not class_files:
-                raise DataError(
-                    f"{class_folder}: the folder of class {class_folder.name!r} holds no images; fill or remove it "
-                    "(images lie in "
-                    "root/class, or in root/domain/class with partition.kind = 'domains')"
-                )
+        files_by_class = {folder: _list_images(folder) for folder in _list_folders(domain)}
+        if config.classes is None:
+            _check_depth(domain, files_by_class, domains)
+        for class_folder, class_files in files_by_class.items():
             files += class_files
             labels += [class_folder.name] * len(class_files)
             domain_names += [domain.name] * len(class_files)
@@ -187,8 +81,110 @@ def _read_part(
     return Part(x, np.array(labels), lambda i: str(files[i]), groups, np.array(domain_names) if domains else None), x
 
 
+def _list_images(class_folder: Path) -> list[Path]:
+    """Return the images of a class, also those in folders inside the folder of the class."""
+    files = _list_files(class_folder)
+    images = [f for f in files if f.suffix.lower() in EXTENSIONS and not _is_hidden(f, class_folder)]
+    if not images:
+        others = f" ({_count_kinds(files, class_folder)})" if files else ""
+        raise DataError(
+            f"{class_folder}: the folder of class {class_folder.name!r} holds no images{others}; fill or remove it "
+            "(images lie in root/class, or in root/domain/class with partition.kind = 'domains', and have the endings "
+            f"{_ENDINGS})"
+        )
+    return images
+
+
+_ENDINGS = ", ".join(sorted(EXTENSIONS))
+
+
+def _list_files(place: Path) -> list[Path]:
+    """Return all files below a folder, sorted. A link to a folder is followed, unless the link leads to a folder above."""
+
+    def refuse(problem: OSError) -> NoReturn:
+        raise DataError(f"{problem.filename}: the folder cannot be read ({problem.strerror}); allow it or remove the folder")
+
+    files: list[Path] = []
+    for folder, inner_folders, names in os.walk(place, onerror=refuse, followlinks=True):
+        above = Path(folder).resolve()
+        inner_folders[:] = [
+            name
+            for name in inner_folders
+            if not (Path(folder, name).is_symlink() and above.is_relative_to(Path(folder, name).resolve()))
+        ]
+        files += [Path(folder, name) for name in names]
+    return sorted(files)
+
+
+def _is_hidden(file: Path, place: Path) -> bool:
+    return any(part.startswith(".") or part == _MAC_COPY for part in file.relative_to(place).parts)
+
+
+def _check_depth(place: Path, files_by_class: Mapping[Path, Sequence[Path]], domains: bool) -> None:
+    """Raise DataError if the folders of `place` may be parts or domains, with the folders of the classes inside them.
+
+    This may be so if folders have no images of their own, and either a name inside them occurs twice or there is only one.
+    """
+    deep = [folder for folder, files in files_by_class.items() if all(f.parent != folder for f in files)]
+    inside = Counter(name for c in deep for name in {f.relative_to(c).parts[0] for f in files_by_class[c]})
+    inside.update({c.name for c in files_by_class} & set(inside))
+    repeated = sorted(name for name, count in inside.items() if count > 1)
+    if repeated or len(files_by_class) == len(deep) == 1:
+        fix = (
+            "let data.root name the folder of the domains"
+            if domains
+            else "set partition.kind = 'domains', or let data.root (and data.test) name the folder of the classes"
+        )
+        raise DataError(
+            f"{place}: images lie in folders inside {list_names([f.name for f in deep], 3)}, and the inner folders "
+            f"({list_names(repeated or sorted(inside), 3)}) may be the classes; if so, {fix}; if not, name the classes in "
+            "data.classes"
+        )
+
+
+def _describe_deep(files: Sequence[Path], place: Path, depth: int) -> Iterator[str]:
+    """Yield a sentence if images lie deeper than usual. depth: the usual number of names in a path from `place` on."""
+    deep = [f for f in files if len(f.relative_to(place).parts) > depth]
+    if deep:
+        yield (
+            f"{place}: {format_count(len(deep), 'image')} in folders inside the folders of the classes, for example "
+            f"{deep[0].relative_to(place)}: read as images of these classes"
+        )
+
+
+def _describe_unread(files: Sequence[Path], place: Path) -> Iterator[str]:
+    """Yield a sentence if there are files that are not read."""
+    if files:
+        verb = "is" if len(files) == 1 else "are"
+        yield (
+            f"{place}: {format_count(len(files), 'file')} {verb} not read: {_count_kinds(files, place)}; images have the "
+            f"endings {_ENDINGS}"
+        )
+
+
+def _count_kinds(files: Iterable[Path], place: Path) -> str:
+    """Return how many files of each kind there are, with an example: "30 .heic (dog/1.heic), 1 hidden (.DS_Store)"."""
+    by_kind: dict[str, list[Path]] = {}
+    for file in files:
+        ending = file.suffix.lower()
+        if _is_hidden(file, place):
+            kind = "hidden"
+        elif ending in EXTENSIONS:
+            kind = "outside the folders of the classes"
+        else:  # the number of DICOM files, as in IM.0001, is no ending
+            kind = "without an ending" if ending[1:].isdigit() or not ending else ending
+        by_kind.setdefault(kind, []).append(file)
+    kinds = sorted(by_kind.items(), key=lambda item: -len(item[1]))
+    listed = ", ".join(f"{len(found)} {kind} ({found[0].relative_to(place)})" for kind, found in kinds[:_MOST_KINDS])
+    others = sum(len(found) for _, found in kinds[_MOST_KINDS:])
+    return f"{listed}{f' and {others} more' if others else ''}"
+
+
+_MOST_KINDS = 10
+
+
 def _list_folders(place: Path) -> list[Path]:
-    folders = sorted(f for f in place.iterdir() if f.is_dir() and not f.name.startswith("."))
+    folders = sorted(f for f in place.iterdir() if f.is_dir() and not _is_hidden(f, place))
     if not folders:
         raise DataError(
             f"{place}: has no folder of a class; put images into root/class, or into root/domain/class with "

@@ -11,7 +11,7 @@ import numpy as np
 from fedmutual.config import DataConfig
 from fedmutual.data.arrays import require_root
 from fedmutual.data.examples import Part, Source
-from fedmutual.data.folder import EXTENSIONS, ImageExamples
+from fedmutual.data.images import EXTENSIONS, ImageExamples
 from fedmutual.errors import DataError
 
 ANNOTATIONS = "val_annotations.txt"  # a line an image: its file, its class, and a box that is not read; tabs between

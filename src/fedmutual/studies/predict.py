@@ -10,7 +10,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from fedmutual.data import arrays, folder, table
+from fedmutual.data import arrays, images, table
 from fedmutual.data.encoding import parse_encoding
 from fedmutual.data.examples import BadRows, convert_array, list_names
 from fedmutual.data.memory import convert_features
@@ -183,7 +183,7 @@ def _read_one_image(file: Path, answering: AnsweringModel) -> Tensor:
     most = takes.scaling["divisor"]
     if not is_pixel_input(takes) or shape[0] not in (1, 3):
         raise DataError(f"{file}: the model did not learn from pixels of 8 bits; give it {_describe_wanted(answering)}")
-    x = torch.tensor(folder.decode_image(file, shape[0] == 1, takes.scaling.get("size") if answering.files else None)[None])
+    x = torch.tensor(images.decode_image(file, shape[0] == 1, takes.scaling.get("size") if answering.files else None)[None])
     if x.max() > most:
         raise BadRows(
             f"{file} has pixels up to {int(x.max())}, and those that the model learned from go up to {most:g}; "

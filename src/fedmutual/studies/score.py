@@ -1,6 +1,7 @@
 """A run's model scored on a labelled file, with an interval of the main metric over the rows of the file."""
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -131,9 +132,11 @@ def _read_labelled(file: Path, answering: AnsweringModel) -> Source:
     takes = answering.takes
     data = answering.data.model_copy(update={"root": file, "test": None, "group_by": None})  # of the training files
     if file.is_dir() and is_pixel_input(takes) and answering.kind == "classes":
-        source = folder.read_folder(data, domains=False)
+        source = folder.read_folder(data.model_copy(update={"classes": takes.classes}), domains=False)
         if source.test is not None:
             raise DataError(f"{file}: contains the folders train and test; name one of the two")
+        for note in source.notes:
+            warnings.warn(note, stacklevel=4)  # at the line that calls `score_file`, which has a decorator
         return source
     if file.suffix.lower() in SUFFIXES and takes.columns is not None:
         encoded = takes.scaling.get("columns")
