@@ -66,10 +66,12 @@ def test_images_in_folders_inside_a_class_and_of_all_endings_are_read(tmp_path: 
 
 
 def test_a_folder_beside_train_and_test_is_told(tmp_path: Path) -> None:
-    about = write(tmp_path, *(f"{part}/{name}" for part in ("train", "test", "val") for name in CLASSES))
+    capital = write(tmp_path / "Capital", *(f"{part}/{name}" for part in ("Train", "Test") for name in CLASSES))
+    assert (len(read(capital).train.labels), read(capital).notes) == (len(CLASSES), ())
+    about = write(tmp_path / "all", *(f"{part}/{name}" for part in ("train", "test", "val") for name in CLASSES))
     (note,) = read(about).notes
     assert "4 files are not read: 4 outside the folders of the classes (val/cat/0.png)" in note
-    elsewhere = write(tmp_path / "b", *CLASSES, "cat/a.dcm") | {"root": str(tmp_path / "train")}
+    elsewhere = write(tmp_path / "b", *CLASSES, "cat/a.dcm") | {"root": str(tmp_path / "all" / "train")}
     (note,) = read(elsewhere | {"test": str(tmp_path / "b")}).notes
     assert note.startswith(f"{tmp_path / 'b'}: 1 file is not read: 1 .dcm (cat/a.dcm)")
 
@@ -80,7 +82,7 @@ def test_a_training_and_a_test_folder_of_other_names(tmp_path: Path, parts: tupl
     first, second = (tmp_path / part for part in parts)
     refused(f"has the folders {parts[0]!r} and {parts[1]!r}", data=about)
     fixed = {"root": str(first), "test": str(second)}
-    refused(f"set data.root = '{first}' and data.test = '{second}'", data=about)
+    refused(f"set data.root = '{first}' and data.test = '{second}'", data=about | {"classes": ["cat", "dog"]})
     source = read(about | fixed)
     assert source.test is not None
     assert sorted(set(source.test.labels)) == ["cat", "dog"]

@@ -29,14 +29,12 @@ def read_folder(config: DataConfig, domains: bool) -> Source:
             read, or the metadata lack a file.
     """
     root = require_root(config)
-    split = config.test is None and (root / "train").is_dir() and (root / "test").is_dir()
-    if not split and not domains and config.test is None and config.classes is None:
-        _refuse_parts(root)
-    place, test_place = root / "train" if split else root, config.test or root / "test"
+    found = None if config.test is not None else _find_parts(root, config, domains)
+    place, test_place = found or (root, config.test)
     train, images = _read_part(place, root, config, domains, None)
     test, parts = None, {place: images}
-    if split or config.test is not None:
-        test, parts[test_place] = _read_part(test_place, root if split else test_place, config, domains, images)
+    if test_place is not None:
+        test, parts[test_place] = _read_part(test_place, root if found else test_place, config, domains, images)
     notes = [f"images are read as gray, because the first image is gray ({images.files[0]})"] if images.gray else []
     for part_place, part in parts.items():
         notes += [*_describe_deep(part.files, part_place, 3 if domains else 2), *part.describe_transparency()]
@@ -49,15 +47,27 @@ def read_folder(config: DataConfig, domains: bool) -> Source:
     return Source(str(root), train, test, notes=tuple(notes))
 
 
-def _refuse_parts(root: Path) -> None:
-    """Raise DataError if two folders have the names of a training part and a test part, for example `train` and `val`."""
-    folders = {f.name.lower(): f for f in root.iterdir() if f.is_dir()} if root.is_dir() else {}
+def _find_parts(root: Path, config: DataConfig, domains: bool) -> tuple[Path, Path] | None:
+    """Return the folders `train` and `test` of the root, in small or capital letters; None if the root has other folders.
+
+    Raises:
+        DataError: two folders have other names of a training and a test part, for example `train` and `val`.
+    """
+    folders = {f.name.lower(): f for f in sorted(root.iterdir()) if f.is_dir()} if root.is_dir() else {}
+    if {"train", "test"} <= folders.keys():
+        return folders["train"], folders["test"]
     train, test = (next((folders[n] for n in names if n in folders), None) for names in (_TRAINING, _TEST))
-    if train is not None and test is not None:
+    if train is not None and test is not None and not domains and not _are_classes((train, test), config):
         raise DataError(
             f"{root}: has the folders {train.name!r} and {test.name!r}, but not 'train' and 'test'; set data.root = "
             f"'{train}' and data.test = '{test}', or, if both are classes, name all classes in data.classes"
         )
+    return None
+
+
+def _are_classes(folders: Iterable[Path], config: DataConfig) -> bool:
+    """Return whether the configuration names all folders as classes."""
+    return config.classes is not None and {f.name for f in folders} <= {*config.classes, *config.labels}
 
 
 def _read_part(
@@ -70,7 +80,7 @@ def _read_part(
     domain_names: list[str] = []
     for domain in _list_folders(place) if domains else [place]:
         files_by_class = {folder: _list_images(folder) for folder in _list_folders(domain)}
-        if config.classes is None:
+        if not _are_classes(files_by_class, config):
             _check_depth(domain, files_by_class, domains)
         for class_folder, class_files in files_by_class.items():
             files += class_files
@@ -102,18 +112,18 @@ def _list_files(place: Path) -> list[Path]:
     """Return all files below a folder, sorted. A link to a folder is followed, unless the link leads to a folder above."""
 
     def refuse(problem: OSError) -> NoReturn:
-        raise DataError(f"{problem.filename}: the folder cannot be read ({problem.strerror}); allow it or remove the folder")
+        raise DataError(f"{problem.filename}: the folder cannot be read ({problem.strerror}); permit reading, or remove it")
 
     files: list[Path] = []
-    for folder, inner_folders, names in os.walk(place, onerror=refuse, followlinks=True):
-        above = Path(folder).resolve()
-        inner_folders[:] = [
-            name
-            for name in inner_folders
-            if not (Path(folder, name).is_symlink() and above.is_relative_to(Path(folder, name).resolve()))
-        ]
-        files += [Path(folder, name) for name in names]
+    for name, inner_names, file_names in os.walk(place, onerror=refuse, followlinks=True):
+        folder = Path(name)
+        inner_names[:] = [inner for inner in inner_names if not _leads_up(folder / inner)]
+        files += [folder / file_name for file_name in file_names]
     return sorted(files)
+
+
+def _leads_up(folder: Path) -> bool:
+    return folder.is_symlink() and folder.parent.resolve().is_relative_to(folder.resolve())
 
 
 def _is_hidden(file: Path, place: Path) -> bool:
