@@ -113,7 +113,7 @@ def _carried(file: str) -> bool:
 
 
 ROOMS = (  # from the lowest to the highest: a module imports its own room and lower rooms
-    ("errors", "network_timeout", "numerics", "denormals", "role", "settings", "metric"),
+    ("errors", "network_timeout", "parent_process", "numerics", "denormals", "role", "settings", "metric"),
     ("core",),
     ("files", "scores", "fixed_sum"),
     ("tensor_files",),

@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+import time
 
 import psutil
 import pytest
@@ -35,6 +36,22 @@ def test_ctrl_c_and_sigterm_end_them_in_the_middle_of_a_round(tmp_path):
             assert message in fed.log(name)
             assert "Traceback" not in fed.log(name)
             fed.wait(lambda jobs=jobs: not any(map(alive, jobs)), 30, f"the job of {name} ends")
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
+def test_no_job_is_left_of_server_and_sites_that_end_in_the_middle_of_a_step(tmp_path, end):
+    long = {**COMMON, "training": {**COMMON["training"], "local_epochs": 1_000_000}}
+    with loopback(tmp_path / "fed", long, TWO) as fed:
+        fed.start("server", *TWO, jobs=JOBS)
+        fed.submit()
+        fed.wait(lambda: all("takes part" in fed.log(name) for name in TWO), 120, "the sites take part")
+        time.sleep(2)  # the step has begun
+        jobs = [job for name in ("server", *TWO) for job in fed.job(name)]
+        assert len(jobs) == 3
+        for name in ("server", *TWO):
+            fed.processes[name].send_signal(end)
+        fed.wait(lambda: not any(map(alive, jobs)), 10, "the jobs end")
+        fed.wait(lambda: all(fed.processes[name].poll() is not None for name in ("server", *TWO)), 10, "the processes end")
 
 
 def test_ctrl_c_ends_a_server_whose_output_is_closed(tmp_path):

@@ -1,6 +1,7 @@
 """A job's archive: only what fedmutual writes and a lead signed is taken, at the server and at a site."""
 
 import json
+import os
 import stat
 import struct
 import sys
@@ -27,7 +28,7 @@ from fedmutual.errors import ConfigError, RunError, UserError
 from fedmutual.sites import contract as contracts
 from fedmutual.sites.flare import archive, job, leftovers, workspace
 from fedmutual.sites.flare.access_control import JobChecks
-from fedmutual.sites.flare.components import Sweeper, add_isolation
+from fedmutual.sites.flare.components import Sweeper, change_command
 from fedmutual.sites.flare.kits import open_kit, provision
 from loopback import LEAD
 from signing import deployment, repacked, submission
@@ -399,7 +400,8 @@ def test_the_folder_of_a_job_that_ended_is_removed_and_no_other(tmp_path):
 
 def test_a_job_is_started_by_a_python_that_searches_no_working_folder():
     command = f"{sys.executable} -m nvflare.private.fed.app.client.worker_process -m /state/flare -n {JOB} --set x -m y"
-    assert add_isolation(command) == command.replace(" -m nvflare", " -P -E -m nvflare", 1)
+    ours = f" -P -E -m fedmutual.sites.flare.job_process {os.getpid()} nvflare"
+    assert change_command(command) == command.replace(" -m nvflare", ours, 1)
     for other in ("docker run x -m y", f"{sys.executable} /state/flare/worker.py"):
         with pytest.raises(RuntimeError, match="starts jobs with an unknown command"):
-            add_isolation(other)
+            change_command(other)

@@ -18,6 +18,7 @@ from fedmutual.data.examples import BadRows, Examples
 from fedmutual.data.scaling import Scaling, subtract_mean
 from fedmutual.data.targets import Targets
 from fedmutual.errors import DataError
+from fedmutual.parent_process import end_with_parent
 
 RESIDENT = 4 * 2**30  # bytes: smaller data are kept in memory, unless data.resident decides
 _CHUNK = 1024
@@ -188,6 +189,7 @@ class StreamedStore:
             batch_sampler=(i.tolist() for i in plan),
             collate_fn=_return_unchanged,
             num_workers=0 if current_process().daemon else self._workers,  # a daemon process may not start processes
+            worker_init_fn=_prepare_worker,
             generator=torch.Generator(),  # otherwise the loader draws from torch's global stream, which dropout uses
         )
         for rows, x in loader:
@@ -195,6 +197,11 @@ class StreamedStore:
                 raise x
             batch = check_finite(x, rows, self.where), self.labels[torch.tensor(rows)]
             yield tuple(t.to(self._device, non_blocking=True) for t in batch)
+
+
+def _prepare_worker(number: int) -> None:
+    """Prepare a worker process of a DataLoader. number: the worker's index."""
+    end_with_parent()
 
 
 class _BatchDataset(Dataset[Any]):

@@ -4,7 +4,6 @@ import multiprocessing
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from fedmutual.engines import allocator
+from fedmutual.parent_process import end_with_parent
 
 IS_FORKED = sys.platform == "linux"
 """Whether a worker process is a fork of a server process. The server has imported torch, and holds nothing of a run."""
@@ -26,7 +26,10 @@ START = 1.0 if IS_FORKED else 8.0
 
 _ATTEMPTS = 3  # to start a worker process
 _PAUSE = 0.5  # seconds between two attempts: a fork server that fails still accepts connections until it has ended
-_PRELOADED = ["torch._dynamo", "fedmutual.federation.experiment"]  # a worker's imports, which take seconds
+_PRELOADED = [
+    "fedmutual.engines.fork_server",
+    *("torch._dynamo", "fedmutual.federation.experiment"),  # a worker's imports, which take seconds
+]
 
 
 def start_fork_server_early() -> None:
@@ -94,17 +97,9 @@ class ChildProcess:
 
 def prepare_child_process() -> None:
     """Prepare this process for the requests of its parent process."""
+    end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles Ctrl-C, and stops this process
     allocator.keep_freed_memory()
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    """End this process when its parent process has ended, also in the middle of a request, when no pipe is read."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
 
 
 def count_cores() -> int:

@@ -1,5 +1,6 @@
 """FLARE components outside of jobs: start the process of a job, remove its folder, print that a site is connected."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -16,27 +17,27 @@ from fedmutual.sites.flare.nvflare_import import WANTED
 
 # -P: `python -m` does not search the working folder, which is FLARE's folder. -E: Python does not read PYTHONPATH, to which
 # FLARE adds a folder for code of the job.
-_ISOLATED = "-P -E"
+_MAIN = "-P -E -m fedmutual.sites.flare.job_process"
 
 
 class SiteLauncher(ClientProcessJobLauncher):  # type: ignore[misc]
     """Starts the process of a job at a site."""
 
     def get_command(self, job_meta: dict[str, object], fl_ctx: FLContext) -> str:
-        """Return the command line of the process. Raises RuntimeError as `isolate`."""
-        return add_isolation(super().get_command(job_meta, fl_ctx))
+        """Return the command line of the process. Raises RuntimeError as `change_command`."""
+        return change_command(super().get_command(job_meta, fl_ctx))
 
 
 class ServerLauncher(ServerProcessJobLauncher):  # type: ignore[misc]
     """Starts the process of a job at the server."""
 
     def get_command(self, job_meta: dict[str, object], fl_ctx: FLContext) -> str:
-        """Return the command line of the process. Raises RuntimeError as `isolate`."""
-        return add_isolation(super().get_command(job_meta, fl_ctx))
+        """Return the command line of the process. Raises RuntimeError as `change_command`."""
+        return change_command(super().get_command(job_meta, fl_ctx))
 
 
-def add_isolation(command: str) -> str:
-    """Return FLARE's command with the options that isolate Python.
+def change_command(command: str) -> str:
+    """Return FLARE's command with options that isolate Python, and with a main module that watches this process.
 
     Raises:
         RuntimeError: the command has another form; the job is not started.
@@ -44,7 +45,7 @@ def add_isolation(command: str) -> str:
     python, module, rest = command.partition(" -m ")
     if python != sys.executable or not module:
         raise RuntimeError(f"NVIDIA FLARE starts jobs with an unknown command; install a supported version: {WANTED}")
-    return f"{python} {_ISOLATED} -m {rest}"
+    return f"{python} {_MAIN} {os.getpid()} {rest}"
 
 
 class Sweeper(FLComponent):  # type: ignore[misc]

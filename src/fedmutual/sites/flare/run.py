@@ -4,7 +4,6 @@ import argparse
 import importlib
 import os
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ _SETTINGS = {
     "NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT": "5",  # instead of 15 minutes for the last answer of a site that died
     "GRPC_VERBOSITY": "NONE",  # lines for developers of gRPC
 }
-_GRACE = 3.0  # seconds that the process of a job has to end by itself
 _MAINS = {"server": "nvflare.private.fed.app.server.server_train", "site": "nvflare.private.fed.app.client.client_train"}
 
 
@@ -60,23 +58,9 @@ def _stop_on_interrupt(main: Callable[..., Any], end: Callable[[KeyboardInterrup
         try:
             return main(args)
         except KeyboardInterrupt as interrupt:
-            try:
-                return end(interrupt)
-            finally:
-                _end_jobs()
+            return end(interrupt)
 
     return run_until_interrupt
-
-
-def _end_jobs() -> None:
-    """End the processes of jobs. Saved rounds stay valid, even after a kill."""
-    psutil = importlib.import_module("psutil")  # comes with FLARE
-    jobs = psutil.Process().children(recursive=True)
-    for end in (psutil.Process.terminate, psutil.Process.kill):
-        for job in jobs:
-            with suppress(psutil.NoSuchProcess):
-                end(job)
-        _, jobs = psutil.wait_procs(jobs, _GRACE)
 
 
 def check_kind(kit: Kit, kind: str) -> Kit:
