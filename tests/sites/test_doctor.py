@@ -5,15 +5,11 @@ import json
 import re
 import shutil
 import socket
-import ssl
-import threading
 import tomllib
-from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-import tomli_w
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 
@@ -21,75 +17,19 @@ from fedmutual.errors import ConfigError, RunError
 from fedmutual.rundir.folder import lock_folder
 from fedmutual.sites.flare.connectivity import check_connection
 from fedmutual.sites.flare.doctor import run_checks
-from fedmutual.sites.flare.kits import check_valid, open_kit, provision
+from fedmutual.sites.flare.kits import check_valid, open_kit
 from fedmutual.sites.flare.nvflare_import import FLARE, check_version
-from wards import contract, site
+from tls_server import at, federation, last, of_server, serving, startup
+from wards import site
 
 pytestmark = pytest.mark.sites
 
-LEAD, SETTINGS = "lead@example.org", b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"  # what an HTTP/2 server says first
+LEAD = "lead@example.org"
 
 
 @pytest.fixture(scope="module")
 def kits(tmp_path_factory):
     return federation(tmp_path_factory.mktemp("federation"), port=1)  # where nobody listens
-
-
-def federation(folder, **server):
-    """Kits of a federation, in a folder."""
-    path = contract(folder)
-    path.write_text(tomli_w.dumps({**tomllib.loads(path.read_text()), "server": {"hosts": ["localhost"], **server}}))
-    provision(path, folder / "kits")
-    return folder / "kits"
-
-
-@contextmanager
-def serving(certificate, key, authority, says=SETTINGS):
-    """A TLS server that wants a certificate of an authority -> its port. says: to whom it takes; None: no TLS at all."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, key)
-    context.load_verify_locations(authority)
-    context.verify_mode = ssl.CERT_REQUIRED
-    context.set_alpn_protocols(["h2"])
-    with socket.create_server(("localhost", 0)) as listening:
-
-        def serve():
-            while True:
-                try:
-                    plain, _ = listening.accept()
-                except OSError:
-                    return  # closed
-                try:
-                    plain.settimeout(5)
-                    if says is None:
-                        plain.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-                        plain.close()
-                        continue
-                    with context.wrap_socket(plain, server_side=True) as tls:
-                        tls.sendall(says)
-                        tls.recv(1)
-                except OSError:
-                    plain.close()
-
-        thread = threading.Thread(target=serve, daemon=True)
-        thread.start()
-        yield listening.getsockname()[1]
-        listening.shutdown(socket.SHUT_RDWR)
-    thread.join(10)
-
-
-def at(kits, port, name="north", host="localhost"):
-    """A kit, with the server elsewhere."""
-    kit = open_kit(kits / name)
-    return kit.__class__(kit.folder, kit.name, kit.kind, kit.expires, (host,), port)
-
-
-def startup(kits, *files):
-    return [kits / name / "startup" / file for name, file in files]
-
-
-def of_server(kits):
-    return startup(kits, ("server", "server.crt"), ("server", "server.key"), ("server", "rootCA.pem"))
 
 
 def issued(kits, folder, days, hosts=("localhost",), name="localhost"):
@@ -113,12 +53,6 @@ def issued(kits, folder, days, hosts=("localhost",), name="localhost"):
     )
     files[0].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
     return files
-
-
-def last(findings):
-    """The grades, and what was said last."""
-    findings = list(findings)
-    return [f.grade for f in findings], findings[-1].text
 
 
 def test_a_kit_and_its_server_take_each_other(kits):

@@ -1,5 +1,7 @@
-"""Checks of the connection to the server, one step after the other: host name, port, TLS. Each error text names the fix."""
+"""Checks of the connection to the server, one step after the other: name, port or proxy, TLS. An error names the fix."""
 
+import http.client
+import re
 import socket
 import ssl
 from collections.abc import Iterator
@@ -7,6 +9,7 @@ from typing import Any, NamedTuple
 
 from fedmutual.sites.flare.kits import Kit, make_tls_context
 from fedmutual.sites.flare.nvflare_import import import_nvflare
+from fedmutual.sites.flare.proxy import Proxy, find_proxy, list_unread_variables
 
 OK, KNOW, WRONG = "ok", "note", "wrong"
 _PATIENCE = 5.0  # seconds for each step
@@ -28,13 +31,16 @@ def check_connection(kit: Kit, patience: float = _PATIENCE) -> Iterator[Check]:
         RunError: as `make_tls_context`.
     """
     host, port = kit.hosts[0], kit.port
+    if (proxy := _find_proxy(kit)) is not None:
+        yield from _check_through_proxy(kit, proxy, patience)
+        return
     try:
         addresses = sorted({str(a[4][0]) for a in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)})
     except OSError:
         yield Check(
             WRONG,
             f"the server's name {host!r} has no address here: correct server.hosts or the name service, or add an entry to "
-            "/etc/hosts",
+            f"/etc/hosts{_describe_unread_variables()}",
             is_temporary=True,
         )
         return
@@ -49,7 +55,7 @@ def check_connection(kit: Kit, patience: float = _PATIENCE) -> Iterator[Check]:
         yield Check(
             WRONG,
             f"{host}:{port} does not answer in {patience:g} s: a firewall blocks the port, or the host is down; open TCP "
-            f"port {port} to the server",
+            f"port {port} to the server{_describe_unread_variables()}",
             is_temporary=True,
         )
         return
@@ -59,6 +65,45 @@ def check_connection(kit: Kit, patience: float = _PATIENCE) -> Iterator[Check]:
     yield Check(OK, f"{host}:{port} accepts connections")
     with plain:
         yield _check_tls(kit, plain, patience)
+
+
+def _find_proxy(kit: Kit) -> Proxy | None:
+    """Return the proxy to the server; None for the server's own kit."""
+    return None if kit.kind == "server" else find_proxy(kit.hosts[0], kit.port)
+
+
+def _check_through_proxy(kit: Kit, proxy: Proxy, patience: float) -> Iterator[Check]:
+    """Yield whether the proxy connects to the server, and the result of the TLS handshake through the proxy."""
+    host, port, where = kit.hosts[0], kit.port, f"the proxy {proxy.host}:{proxy.port} of {proxy.variable}"
+    advice = f"correct {proxy.variable} or the proxy, or add {host} to no_proxy to connect without a proxy"
+    is_temporary = False
+    try:
+        plain = proxy.connect(host, port, patience)
+    except TimeoutError:
+        problem = f"does not answer in {patience:g} s"
+    except socket.gaierror:
+        problem = "has no address here"
+    except http.client.HTTPException:
+        problem = "does not answer as an HTTP proxy"
+    except OSError as error:
+        refusal = re.search(r": (\d{3})\b", str(error)) if error.errno is None else None
+        problem = (
+            f"cannot be reached ({error.strerror or error})" if refusal is None else f"refuses with status {refusal[1]}"
+        )
+        is_temporary = refusal is not None and refusal[1].startswith("5")  # as while the server is not running
+    else:
+        yield Check(OK, f"{where} connects to {host}:{port}")
+        with plain:
+            check = _check_tls(kit, plain, patience)
+        yield check if check.grade == OK else check._replace(text=f"through {where}: {check.text}; {advice}")
+        return
+    yield Check(WRONG, f"{host}:{port} cannot be reached, because {where} {problem}; {advice}", is_temporary)
+
+
+def _describe_unread_variables() -> str:
+    """Return advice if the environment names a proxy that is not used; else ""."""
+    names = list_unread_variables()
+    return f"; if only a proxy connects to it, set https_proxy: {' and '.join(names)} is not read" if names else ""
 
 
 def find_obstacle(kit: Kit) -> tuple[str, bool] | None:
@@ -146,12 +191,18 @@ def _read_server_certificate(kit: Kit, patience: float) -> Any:
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
         with (
-            socket.create_connection((kit.hosts[0], kit.port), patience) as plain,
+            _open_connection(kit, patience) as plain,
             context.wrap_socket(plain, server_hostname=kit.hosts[0]) as tls,
         ):
             return import_nvflare("cryptography.x509").load_der_x509_certificate(tls.getpeercert(binary_form=True) or b"")
-    except (OSError, ValueError):
+    except (OSError, ValueError, http.client.HTTPException):
         return None
+
+
+def _open_connection(kit: Kit, patience: float) -> socket.socket:
+    """Return a connection to the server. Raises OSError or HTTPException."""
+    host, port, proxy = kit.hosts[0], kit.port, _find_proxy(kit)
+    return socket.create_connection((host, port), patience) if proxy is None else proxy.connect(host, port, patience)
 
 
 def _list_hosts(certificate: Any) -> list[str]:
