@@ -29,7 +29,10 @@ def _wait_and_end(parent: int | None) -> None:
     if parent is not None:
         while _is_parent(parent):
             time.sleep(_INTERVAL)
-    elif (starter := multiprocessing.parent_process()) is not None:
+    else:
+        starter = multiprocessing.parent_process()
+        if starter is None:
+            return  # this is the main process
         starter.join()
     if hasattr(os, "killpg") and os.getpgrp() == os.getpid():  # a job: with all that the job started
         os.killpg(os.getpid(), signal.SIGKILL)

@@ -86,10 +86,8 @@ def _check_through_proxy(kit: Kit, proxy: Proxy, patience: float) -> Iterator[Ch
     except http.client.HTTPException:
         problem = "does not answer as an HTTP proxy"
     except OSError as error:
-        refusal = re.search(r": (\d{3})\b", str(error)) if error.errno is None else None
-        problem = (
-            f"cannot be reached ({error.strerror or error})" if refusal is None else f"refuses with status {refusal[1]}"
-        )
+        refusal = re.match(r"Tunnel connection failed: (\d+)", str(error))
+        problem = f"refuses with status {refusal[1]}" if refusal else f"cannot be reached ({error.strerror or error})"
         is_temporary = refusal is not None and refusal[1].startswith("5")  # as while the server is not running
     else:
         yield Check(OK, f"{where} connects to {host}:{port}")
