@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -56,7 +57,7 @@ def work(half, round=0, phase=0, shift=0.0, content=False, attempt=0):
 
 def lines(folder, name="north"):
     """The lines of the one ledger of a site."""
-    (path,) = (folder / name / "state" / ".privacy").glob("*.jsonl")
+    (path,) = (folder / name / "state" / "privacy").glob("*.jsonl")
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
@@ -71,7 +72,7 @@ def test_sites_are_one_process_where_their_secrets_are(tmp_path, common, sums):
     agreed, sites = contracts.read_submitted_contract(contract(tmp_path, real)), {}
     for i, about in SITES.items():
         path = site(tmp_path, i, about, privacy=BUDGET)
-        secret = path.parent / "state" / ".privacy" / "secret"
+        secret = path.parent / "state" / "privacy" / "secret"
         secret.parent.mkdir(parents=True)
         secret.touch(mode=0o600)
         secret.write_bytes(derive_simulation_secret(0, i))
@@ -93,7 +94,7 @@ def test_each_site_has_its_own_secret(tmp_path):
     for k in "ab":
         _, message = work(half(tmp_path / k))
         replies.append(message)
-        assert ((tmp_path / k / "north" / "state" / ".privacy" / "secret").stat().st_mode & 0o777) == 0o600
+        assert ((tmp_path / k / "north" / "state" / "privacy" / "secret").stat().st_mode & 0o777) == 0o600
     assert not same(*replies)
 
 
@@ -129,10 +130,10 @@ def test_a_crash_before_the_answer_costs_and_the_same_order_again_does_not(tmp_p
     second_answer = work(half(tmp_path / "a"), content=True)
     assert len(lines(tmp_path / "a")) == 1
     other_folder = tmp_path / "b"  # which was never killed, and has the same secret
-    secret = other_folder / "north" / "state" / ".privacy" / "secret"
+    secret = other_folder / "north" / "state" / "privacy" / "secret"
     secret.parent.mkdir(parents=True)
     secret.touch(mode=0o600)
-    secret.write_bytes((tmp_path / "a" / "north" / "state" / ".privacy" / "secret").read_bytes())
+    secret.write_bytes((tmp_path / "a" / "north" / "state" / "privacy" / "secret").read_bytes())
     assert work(half(other_folder), content=True) == second_answer
 
 
@@ -175,19 +176,19 @@ def test_a_site_with_a_spent_budget_declines_and_the_federation_continues(tmp_pa
     done = len(lines(tmp_path))
     assert 1 <= done < 3
     assert len(lines(tmp_path, "south")) == 3
-    before = (tmp_path / "north" / "state" / ".privacy").glob("*.jsonl")
+    before = (tmp_path / "north" / "state" / "privacy").glob("*.jsonl")
     size = next(before).stat().st_size
     answer, message = work(sites["north"], round=2, attempt=1)
     assert answer.problem == "its privacy budget is spent"
     assert message == {}
-    assert next((tmp_path / "north" / "state" / ".privacy").glob("*.jsonl")).stat().st_size == size
+    assert next((tmp_path / "north" / "state" / "privacy").glob("*.jsonl")).stat().st_size == size
 
 
 def lines_cost(folder):
     """Epsilon of one round at the site north."""
     one = half(folder)
     work(one)
-    path = next((folder / "north" / "state" / ".privacy").glob("*.jsonl"))
+    path = next((folder / "north" / "state" / "privacy").glob("*.jsonl"))
     return PrivacyBudget(path, "wards", "example", 50.0, 1e-5).spent
 
 
@@ -203,13 +204,13 @@ def test_federations_on_the_same_data_have_one_budget(tmp_path):
 def test_other_data_of_a_site_spend_from_the_same_budget(tmp_path):
     """A row that is added, or a contract with other columns, is no new budget for the people in all other rows."""
     work(half(tmp_path))
-    (path,) = (tmp_path / "north" / "state" / ".privacy").glob("*.jsonl")
+    (path,) = (tmp_path / "north" / "state" / "privacy").glob("*.jsonl")
     once, heard = budget(path).spent, []
     data = with_data(tmp_path)["north"]["data"]
     other = half(tmp_path, PRIVATE | {"name": "other"}, say=heard.append, data=data)
     work(other)
     assert any("the budget counts these data too" in line for line in heard)
-    first, second = (tmp_path / "north" / "state" / ".privacy").glob("*.jsonl")
+    first, second = (tmp_path / "north" / "state" / "privacy").glob("*.jsonl")
     assert budget(first).spent == budget(second).spent > once
     answer, message = work(
         half(tmp_path, PRIVATE | {"name": "third"}, budget={"epsilon": 1.01 * once}, data=data), shift=1e-6
@@ -306,6 +307,106 @@ def test_a_ledger_counts_a_label_once_and_stops_at_the_budget(tmp_path):
     with pytest.raises(BudgetExceeded, match=r"privacy\.epsilon is"):
         tight.spend(release("b"))
     assert path.read_bytes() == content
+
+
+def find_ledger(state):
+    (path,) = (state / "privacy").glob("*.jsonl")
+    return path
+
+
+def edit_ledger(change):
+    return lambda state: find_ledger(state).write_bytes(change(find_ledger(state).read_bytes()))
+
+
+LOSSES = {
+    "a ledger": (lambda state: find_ledger(state).unlink(), "has 0 lines"),
+    "the folder": (lambda state: shutil.rmtree(state / "privacy"), "has 0 lines"),
+    "a line": (
+        edit_ledger(lambda content: content.splitlines(True)[0]),
+        "has 1 lines",
+    ),
+    "the end of a line": (edit_ledger(lambda content: content[:-20]), "has 1 lines"),
+    "a value": (edit_ledger(lambda content: content.replace(b'"sigma":2.0', b'"sigma":9.0', 1)), "has other lines"),
+    "a line of another site": (
+        edit_ledger(lambda content: content.replace(b'"label":"', b'"label":"0', 1)),
+        "has other lines",
+    ),
+}
+
+
+@pytest.mark.parametrize(("lose", "words"), LOSSES.values(), ids=LOSSES)
+def test_a_site_that_lost_a_part_of_its_ledger_does_not_start(tmp_path, lose, words):
+    """Nor does another federation with the same state folder, nor the running site; with the copy, all go on."""
+    runtime, state = half(tmp_path), tmp_path / "north" / "state"
+    work(runtime)
+    work(runtime, round=1)
+    shutil.copytree(state / "privacy", tmp_path / "copy")
+    lose(state)
+    for name in ("wards", "second"):
+        with pytest.raises(RunError, match=words) as caught:
+            half(tmp_path, PRIVATE | {"name": name})
+        assert "\n" not in str(caught.value)
+        assert str(next((tmp_path / "copy").glob("*.jsonl")).name) in str(caught.value)
+    answer, message = work(runtime, round=1, attempt=1, shift=1e-6)
+    assert (answer.problem, message) == ("it could not do its part; its operator reads why", {})
+    shutil.copytree(tmp_path / "copy", state / "privacy", dirs_exist_ok=True)
+    answer, _ = work(half(tmp_path), round=1, attempt=1, shift=1e-6)
+    assert answer.problem is None
+    assert len(lines(tmp_path)) == 3
+
+
+@pytest.mark.parametrize("lose", ["wards", "privacy/secret"])
+def test_a_lost_journal_or_secret_leaves_the_budget_as_spent(tmp_path, lose):
+    work(half(tmp_path))
+    path, state = tmp_path / "north" / "state" / lose, tmp_path / "north" / "state"
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    spent = budget(find_ledger(state)).spent
+    answer, message = work(half(tmp_path, budget={"epsilon": 1.01 * spent}), round=1)
+    assert (answer.problem, message) == ("its privacy budget is spent", {})
+
+
+def test_a_state_folder_may_be_copied_by_its_visible_files(tmp_path):
+    work(half(tmp_path))
+    state = tmp_path / "north" / "state"
+    spent = budget(find_ledger(state)).spent
+    for path in [path for path in state.rglob("*") if not path.name.startswith(".") and path.is_file()]:
+        copy = tmp_path / "other" / "north" / "state" / path.relative_to(state)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, copy)
+    answer, _ = work(half(tmp_path / "other", budget={"epsilon": 1.01 * spent}), round=1)
+    assert answer.problem == "its privacy budget is spent"
+
+
+def test_a_ledger_of_another_site_and_lines_that_no_journal_knows_count(tmp_path):
+    """A crash between the ledger and the journal leaves such a line."""
+    work(half(tmp_path))
+    path = find_ledger(tmp_path / "north" / "state")
+    spent, content = budget(path).spent, path.read_bytes()
+    path.write_bytes(content + content.replace(b'"label":"', b'"label":"0'))
+    path.with_name("other.jsonl").write_bytes(content)
+    work(half(tmp_path), round=1)
+    assert budget(path).spent > 1.5 * spent
+    path.write_bytes(content)
+    with pytest.raises(RunError, match="has 1 lines, and the journal of this site knows 3"):
+        half(tmp_path)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_state_folder_of_an_older_version_is_refused_until_its_ledger_is_renamed(tmp_path, kept):
+    """`cp -r state/* new/` left the hidden folder behind."""
+    work(half(tmp_path))
+    state = tmp_path / "north" / "state"
+    journal = state / "wards" / "diary.json"
+    about = json.loads(journal.read_text())
+    del about["ledgers"]
+    journal.write_text(json.dumps(about))
+    old = (state if kept else tmp_path) / ".privacy"
+    (state / "privacy").rename(old)
+    with pytest.raises(RunError, match=r"rename '.privacy' to 'privacy'" if kept else r"copy the folder '.privacy'"):
+        half(tmp_path)
+    old.rename(state / "privacy")
+    assert work(half(tmp_path), round=1)[0].problem is None
+    assert len(lines(tmp_path)) == 2
 
 
 def test_units_do_not_mix_in_one_ledger(tmp_path):

@@ -65,6 +65,7 @@ def test_weights_that_a_site_names_count_from_its_file(tmp_path, weights_key, re
         ({"sites": {"names": ["authority"], "input": [1]}}, "not 'server' or 'authority'"),  # the root key's folder
         ({"sites": {"names": ["Server"], "input": [1]}}, "not 'server' or 'authority'"),
         ({"name": "flare"}, "key 'name' cannot be 'flare'"),  # the folder of FLARE's keys
+        ({"name": "privacy"}, "key 'name' cannot be 'privacy'"),
         ({"name": ".lock"}, "key 'name' cannot be '.lock'"),
         ({"sites": {"names": ["a"], "input": [1], "quorom": 2}}, "unknown key 'sites.quorom'; did you mean 'sites.quorum'?"),
         ({"server": {"port": 70000}}, "key 'server.port'"),

@@ -112,7 +112,7 @@ PRIVATE = FML | {"privacy": {"nets": "both", "sigma": 2.0}, "share": {"metrics":
 
 def test_noised_and_masked_sites_are_a_noised_fixed_sum_in_one_process_to_the_bit(tmp_path):
     """Noise is added before masks. A round costs once, although all sites start anew between training and upload."""
-    ledgers = {i: tmp_path / "masked" / i / "state" / ".privacy" for i in FIVE}
+    ledgers = {i: tmp_path / "masked" / i / "state" / "privacy" for i in FIVE}
     for i, folder in ledgers.items():
         folder.mkdir(parents=True)
         (folder / "secret").touch(mode=0o600)
@@ -136,6 +136,9 @@ def test_noised_and_masked_sites_are_a_noised_fixed_sum_in_one_process_to_the_bi
         mine = fedmutual.Run(tmp_path / "masked" / i / "state" / "wards")
         assert same(mine.personal_model(i).state_dict(), plain.personal_model(i).state_dict())
         assert mine.summary["privacy"]["spent"] == plain.summary["privacy"]["clients"][i]["epsilon"]
+        ledger.unlink()
+        with pytest.raises(RunError, match="has 0 lines"):
+            federation.start(i)
 
 
 def test_a_masked_site_without_a_budget_declines_and_is_left_out_of_the_sum(tmp_path):
@@ -144,7 +147,7 @@ def test_a_masked_site_without_a_budget_declines_and_is_left_out_of_the_sum(tmp_
     federation.transport.halves["elm"] = federation.start("elm")
     assert federation.run().finished
     assert any("its privacy budget is spent" in note for note in federation.about("elm"))
-    assert not list((tmp_path / "masked" / "elm" / "state" / ".privacy").glob("*.jsonl"))
+    assert not list((tmp_path / "masked" / "elm" / "state" / "privacy").glob("*.jsonl"))
 
 
 def test_no_update_and_no_n_k_leaves_a_site(tmp_path):

@@ -4,9 +4,14 @@ A line of a ledger is the cost of one phase, in any federation. A ledger belongs
 folder share one budget: data that differ in one row or column have a ledger of their own, and mostly the same people. The
 total is computed with Renyi divergences of one order: their sum is valid even where later settings depend on earlier answers
 (Lecuyer, 2021, https://arxiv.org/abs/2103.01379).
+
+A ledger that was lost, cut or edited would restart the budget. So the site's journals, which are other files, keep the
+number and the digest of the ledgers' lines, and each ledger must begin with these lines. A ledger may have more: a crash
+between the two files leaves a line that no journal knows.
 """
 
-from collections.abc import Iterable
+import hashlib
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -20,6 +25,10 @@ from fedmutual.rundir.folder import lock_folder
 from fedmutual.rundir.logs import append_lines
 
 _PATIENCE = 60.0  # seconds to wait while another federation of this site writes its line
+
+
+LedgerDigests = Mapping[str, tuple[int, str]]
+"""File name of a ledger -> the number of its first lines that are known, and their SHA-256 in hex."""
 
 
 class BudgetExceeded(RunError):
@@ -44,21 +53,39 @@ class BudgetLine(BaseModel):
 class PrivacyBudget:
     """The privacy budget of one site, and the ledger of one of its data sets."""
 
-    def __init__(self, path: Path, federation: str, unit: Literal["example", "group"], most: float, delta: float) -> None:
+    def __init__(
+        self,
+        path: Path,
+        federation: str,
+        unit: Literal["example", "group"],
+        most: float,
+        delta: float,
+        known: Iterable[LedgerDigests] = (),
+    ) -> None:
         """path: the ledger of the data set. most: the largest total epsilon at delta, over all ledgers beside it.
 
+        known: the lines that each journal of the site knows.
+
         Raises:
-            RunError: a ledger is damaged, or has another unit of privacy.
+            RunError: a ledger is damaged, lacks known lines, or has another unit of privacy.
         """
         self._path, self._federation, self._unit, self._most, self._delta = path, federation, unit, most, delta
+        self._known: dict[str, tuple[int, str]] = {}
+        for digests in known:
+            self._check_known(digests)
         self._check_unit(self._read_all_lines())
+
+    @property
+    def known(self) -> LedgerDigests:
+        """The lines of all ledgers in the folder, as this object last read the lines."""
+        return self._known
 
     @property
     def spent(self) -> float:
         """The epsilon that the site has spent, over all federations and data sets; 0 before the first phase.
 
         Raises:
-            RunError: a ledger is damaged or cannot be read.
+            RunError: a ledger is damaged, lacks known lines, or cannot be read.
             ConfigError: the extra `privacy` is missing.
         """
         return self._compute_total(map(_parse_steps, self._read_all_lines()))
@@ -79,7 +106,8 @@ class PrivacyBudget:
         Raises:
             RunError, ConfigError: as `spent`.
         """
-        federation_steps = [_parse_steps(line) for line in self._read_lines() if line.federation == self._federation]
+        own_lines = _parse_lines(self._path, self._read_complete(self._path))
+        federation_steps = [_parse_steps(line) for line in own_lines if line.federation == self._federation]
         rate = federation_steps[-1].rate if federation_steps else 0.0
         return {
             "epsilon": compute_total_epsilon(federation_steps, self._delta),
@@ -92,8 +120,8 @@ class PrivacyBudget:
 
         Raises:
             BudgetExceeded: the total would exceed the budget. Nothing is written.
-            RunError: a ledger is damaged, has another unit, or cannot be written; or another federation of this site holds
-                the lock for more than 60 seconds.
+            RunError: a ledger is damaged, lacks known lines, has another unit, or cannot be written; or another federation
+                of this site holds the lock for more than 60 seconds.
             ConfigError: the extra `privacy` is missing.
         """
         line = BudgetLine(
@@ -107,7 +135,7 @@ class PrivacyBudget:
             phase=release.phase + 1,
         )
         with lock_folder(self._path.parent, "is spending this site's privacy budget", "try again", _PATIENCE):
-            self._read_lines(has_lock=True)
+            self._read_complete(self._path, has_lock=True)
             lines = self._read_all_lines()
             self._check_unit(lines)
             if any(earlier.label == line.label for earlier in lines):
@@ -121,6 +149,7 @@ class PrivacyBudget:
                 )
             append_lines(self._path, [line.model_dump_json()], sync=True)
             sync_folder(self._path.parent)
+            self._read_all_lines()  # the journal's next entry knows the line
 
     def _check_unit(self, lines: list[BudgetLine]) -> None:
         """Raise RunError where a line has another unit: an epsilon for groups and an epsilon for examples have no sum."""
@@ -136,33 +165,60 @@ class PrivacyBudget:
         return compute_fixed_order_epsilon(list(taken), self._delta, self._most)
 
     def _read_all_lines(self) -> list[BudgetLine]:
-        """Return the lines of all ledgers in the folder."""
-        return [line for path in list_ledgers(self._path.parent) for line in self._read_lines(path=path)]
+        """Return the lines of all ledgers in the folder, and know these lines from now on.
 
-    def _read_lines(self, has_lock: bool = False, path: Path | None = None) -> list[BudgetLine]:
+        Raises:
+            RunError: a ledger is damaged, or lacks lines that were known before.
+        """
+        self._check_known(self._known)
+        ledgers = {path: self._read_complete(path) for path in list_ledgers(self._path.parent)}
+        self._known = {path.name: (len(lines), _compute_digest(lines)) for path, lines in ledgers.items()}
+        return [line for path, lines in ledgers.items() for line in _parse_lines(path, lines)]
+
+    def _check_known(self, known: LedgerDigests) -> None:
+        """Raise RunError unless each ledger begins with its known lines."""
+        for name, (count, digest) in known.items():
+            path = self._path.parent / name
+            first_lines = self._read_complete(path)[:count]
+            if len(first_lines) == count and _compute_digest(first_lines) == digest:
+                continue
+            found = len(first_lines) if len(first_lines) < count else "other"
+            raise RunError(
+                f"{path}: this privacy ledger has {found} lines, and the journal of this site knows {count}, so the spent "
+                "epsilon is unknown; restore the ledger from the newest copy of the state folder"
+            )
+
+    def _read_complete(self, path: Path, has_lock: bool = False) -> list[bytes]:
         """Return all complete lines. An incomplete last line, left by a crash, does not count: no row was read for it.
 
-        has_lock: whether this process has the ledgers' lock; then an incomplete line is removed from the file. path: the
-        ledger; None: that of the data set.
+        has_lock: whether this process has the ledgers' lock; then an incomplete line is removed from the file.
         """
-        path = path or self._path
-        if not path.exists():
-            return []
         try:
-            complete, _, cut_line = path.read_bytes().rpartition(b"\n")
+            complete, end, cut_line = path.read_bytes().rpartition(b"\n")
+        except FileNotFoundError:
+            return []
         except OSError as problem:
             raise RunError(f"{path}: cannot be read ({problem.strerror})") from None
-        lines = []
-        for number, text in enumerate(complete.splitlines(), 1):
-            try:
-                lines.append(BudgetLine.model_validate_json(text))
-            except ValidationError:
-                raise RunError(
-                    f"{path}: line {number} is damaged, so the spent epsilon is unknown; restore the file from a copy"
-                ) from None
         if has_lock and cut_line:
-            write_bytes(path, complete + b"\n" if complete else b"")
-        return lines
+            write_bytes(path, complete + end)
+        return complete.splitlines()
+
+
+def _parse_lines(path: Path, lines: Iterable[bytes]) -> list[BudgetLine]:
+    """Return the lines of a ledger. Raises RunError where a line is damaged."""
+    parsed = []
+    for number, line in enumerate(lines, 1):
+        try:
+            parsed.append(BudgetLine.model_validate_json(line))
+        except ValidationError:
+            raise RunError(
+                f"{path}: line {number} is damaged, so the spent epsilon is unknown; restore the file from a copy"
+            ) from None
+    return parsed
+
+
+def _compute_digest(lines: Iterable[bytes]) -> str:
+    return hashlib.sha256(b"\n".join(lines)).hexdigest()
 
 
 def _parse_steps(line: BudgetLine) -> NoisedSteps:

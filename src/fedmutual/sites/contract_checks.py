@@ -9,7 +9,7 @@ from fedmutual.config.schema import ServerConfig
 from fedmutual.core import get_target_kind
 from fedmutual.errors import ConfigError
 from fedmutual.sites.peers import is_peer_to_peer
-from fedmutual.sites.schema import WORK_FOLDER, LimitsTable, SitesTable
+from fedmutual.sites.schema import PRIVACY_FOLDER, WORK_FOLDER, LimitsTable, SitesTable
 from fedmutual.sites.secure_sum.fixed_point import is_summable
 from fedmutual.sites.secure_sum.messages import LEAST_SITES, MOST_SITES, find_threshold
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def check_contract(contract: "Contract", source: str) -> None:
     """Raise ConfigError where real sites cannot carry out the contract. source: the name of the file in messages."""
-    if contract.name.lower() == WORK_FOLDER or contract.name.startswith("."):
+    if contract.name.lower() in (WORK_FOLDER, PRIVACY_FOLDER) or contract.name.startswith("."):
         raise ConfigError(
             f"{source}: key 'name' cannot be {contract.name!r}: the process has its own "
             "files under this name; choose another name"

@@ -8,16 +8,18 @@ from typing import Any, NamedTuple
 
 from fedmutual.config import Config
 from fedmutual.core import Client
-from fedmutual.errors import ConfigError
+from fedmutual.errors import ConfigError, RunError
 from fedmutual.federation.experiment import Experiment
 from fedmutual.privacy.accountant import NoisedSteps
 from fedmutual.privacy.budget import PrivacyBudget, list_ledgers
 from fedmutual.privacy.mechanism import Mechanism
 from fedmutual.privacy.secret import read_site_secret
-from fedmutual.sites.schema import SiteFile
+from fedmutual.sites.journal import read_known_ledgers
+from fedmutual.sites.schema import PRIVACY_FOLDER, SiteFile
 from fedmutual.studies import privacy_plan
 
-FOLDER, SECRET = ".privacy", "secret"  # in the site's state folder, beside those of the federations
+SECRET = "secret"  # file name
+_OLD_FOLDER = ".privacy"  # of version 0.2 and before
 
 
 def check_site(config: Config, file: SiteFile, source: Path) -> None:
@@ -51,12 +53,27 @@ def open_budget(experiment: Experiment, site: str, federation: str, state: Path)
     Steps on the data of this experiment are written to the ledger file of these data.
 
     Raises:
-        RunError: a ledger of the site is damaged, or has another unit of privacy.
+        RunError: a ledger of the site is damaged, lacks lines that a journal knows, or has another unit of privacy; or the
+            state folder is of an older version.
     """
+    if (state / _OLD_FOLDER).exists():
+        raise RunError(
+            f"{state / _OLD_FOLDER}: holds the privacy budget of an older version of fedmutual; stop the sites that use "
+            f"this state folder, and rename {_OLD_FOLDER!r} to {PRIVACY_FOLDER!r}"
+        )
+    known = read_known_ledgers(state)
+    old = next((journal for journal, ledgers in known.items() if ledgers is None), None)
+    if old is not None and not list_ledgers(state / PRIVACY_FOLDER):
+        raise RunError(
+            f"{old}: was written by an older version of fedmutual, and the state folder has no privacy ledger; copy the "
+            f"folder {_OLD_FOLDER!r} of the earlier state folder to {state / PRIVACY_FOLDER}, or, if none of the site's "
+            "federations trained with noise, name another state.folder"
+        )
     privacy, digest = experiment.config.privacy, experiment.data.digests[site]
     assert privacy.epsilon is not None  # it is checked
-    path = state / FOLDER / f"{hashlib.sha256(digest.encode()).hexdigest()[:32]}.jsonl"
-    return PrivacyBudget(path, federation, privacy.unit, privacy.epsilon, privacy.delta)
+    path = state / PRIVACY_FOLDER / f"{hashlib.sha256(digest.encode()).hexdigest()[:32]}.jsonl"
+    ledgers = filter(None, known.values())
+    return PrivacyBudget(path, federation, privacy.unit, privacy.epsilon, privacy.delta, ledgers)
 
 
 class SitePlan(NamedTuple):
@@ -107,7 +124,7 @@ def protect(client: Client, budget: PrivacyBudget | None, state: Path) -> Client
     """
     if budget is not None:
         assert isinstance(client.privacy, Mechanism)
-        client.privacy.secret, client.privacy.spend = read_site_secret(state / FOLDER / SECRET), budget.spend
+        client.privacy.secret, client.privacy.spend = read_site_secret(state / PRIVACY_FOLDER / SECRET), budget.spend
     return client
 
 
@@ -126,7 +143,7 @@ def record(experiment: Experiment, site: str, budget: PrivacyBudget | None) -> M
 def remark_others(experiment: Experiment, site: str, state: Path, say: Callable[[str], None]) -> None:
     """Print a remark if the site spent epsilon on other data, because the budget counts them too."""
     data_name = hashlib.sha256(experiment.data.digests[site].encode()).hexdigest()[:32]
-    others = [path.name for path in list_ledgers(state / FOLDER) if path.stem != data_name]
+    others = [path.name for path in list_ledgers(state / PRIVACY_FOLDER) if path.stem != data_name]
     if others and experiment.noised:
         say(
             f"privacy: this site has also spent epsilon on other data ({json.dumps(others)[1:-1]}), and the budget counts "

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from fedmutual.core import Client, Message
 from fedmutual.errors import RunError
 from fedmutual.files import Table, read_json, write_bytes
+from fedmutual.privacy.budget import LedgerDigests, PrivacyBudget
 from fedmutual.rundir.checkpoint import (
     collect_client_state,
     load_client,
@@ -72,20 +73,22 @@ class _JournalRecord(StateRecord):
     dropped: bool
     begun: BegunOrder | None = None
     scored: ScoredRound | None = None
+    ledgers: dict[str, tuple[int, str]] | None = None  # None: of version 0.2 or before
 
 
 class Journal:
     """The finished phases of a site, and the files of each phase."""
 
-    def __init__(self, folder: Path, site: str, run: str) -> None:
+    def __init__(self, folder: Path, site: str, run: str, budget: PrivacyBudget | None = None) -> None:
         """Open the journal, or begin an empty one.
 
         folder: the federation's folder at this site. run: the identity of the run, which the file must have.
+        budget: whose ledgers each entry of the journal knows; None for training without noise.
 
         Raises:
             RunError: the folder holds another run's state, or the file in it is damaged.
         """
-        self._folder, self._site, self._run = folder, site, run
+        self._folder, self._site, self._run, self._budget = folder, site, run, budget
         self.entries: list[JournalEntry] = []
         self.begun: BegunOrder | None = None  # None: no order yet
         self.forgotten = False  # whether entries were dropped, so that the state before the first entry is lost
@@ -196,7 +199,10 @@ class Journal:
     def _write_record(
         self, entries: list[JournalEntry], begun: BegunOrder | None, scored: ScoredRound | None, forgotten: bool
     ) -> None:
-        record = _JournalRecord(run=self._run, dropped=forgotten, entries=entries, begun=begun, scored=scored)
+        ledgers = dict(self._budget.known) if self._budget else {}
+        record = _JournalRecord(
+            run=self._run, dropped=forgotten, entries=entries, begun=begun, scored=scored, ledgers=ledgers
+        )
         write_state_record(self._folder / JOURNAL_FILE, record)
 
     def _commit(self, round: int | None) -> None:
@@ -226,3 +232,15 @@ class Journal:
 
     def _make_scores_path(self, round: int) -> Path:
         return self._folder / "answers" / f"{round + 1}-scores.safetensors"
+
+
+def read_known_ledgers(state: Path) -> dict[Path, LedgerDigests | None]:
+    """Return each federation's journal in a state folder -> the privacy ledgers that the journal knows.
+
+    None: version 0.2 or before wrote the journal, without the ledgers.
+
+    Raises:
+        RunError: a journal is damaged.
+    """
+    paths = sorted(state.glob(f"*/{JOURNAL_FILE}"))
+    return {path: check_record(path, _JournalRecord, read_json(path, FIX), FIX).ledgers for path in paths}

@@ -21,6 +21,7 @@ from fedmutual.user_code.module_files import is_of_python
 
 Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 WORK_FOLDER = "flare"  # FLARE's, in a state folder, beside those of federations
+PRIVACY_FOLDER = "privacy"  # the ledgers of the privacy budget and the secret of the noise, in a site's state folder
 SITE_DATA_KEYS = ("name", "root", "test", "group_by", "label", "labels")  # of [data], only for site.toml
 SITE_BUDGET_KEYS = ("epsilon", "delta", "accountant")  # of [privacy], only for site.toml
 _TAKEN = ("server", "authority")  # folders beside the sites' kits: that of the server's, and that of the root key

@@ -98,7 +98,7 @@ class SiteRuntime:
             guarantee.remark_others(self.experiment, self.site, settings.state, say)
         experiment, algorithm = self.experiment, self.experiment.algorithm
         fingerprint = experiment.data.partition["fingerprint"] + contract.digest + _get_seedset_digest(experiment)
-        self._journal = Journal(self.folder, self.site, identify(experiment.config, fingerprint))
+        self._journal = Journal(self.folder, self.site, identify(experiment.config, fingerprint), self._budget)
         stages = len(Stage) if contract.is_masked else 0
         self._bounds = Bounds(
             rounds=experiment.config.rounds,
