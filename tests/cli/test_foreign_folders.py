@@ -12,6 +12,8 @@ import pytest
 import tomli_w
 import torch
 from PIL import Image
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 import fedmutual
 from fedmutual import models
@@ -281,3 +283,61 @@ def test_a_run_folder_names_no_cluster_to_join(tmp_path):
         read_tables(tmp_path / "config.toml")
     with set_trust(True):
         assert read_tables(tmp_path / "config.toml")["engine"]["address"] == "192.0.2.1:6379"
+
+
+def declare(**changes):
+    """Return the change of a folder whose environment.json declares other sizes for each client."""
+
+    def change(folder: Path) -> None:
+        environment = json.loads((folder / "environment.json").read_text())
+        for participant in environment["clients"].values():
+            participant.update(changes)
+        (folder / "environment.json").write_text(json.dumps(environment))
+
+    return change
+
+
+def save_others(change_tensors):
+    """Return the change of a folder whose weight files hold other tensors."""
+
+    def change(folder: Path) -> None:
+        for path in folder.glob("*/**/round-*.safetensors"):
+            with safe_open(path, "pt") as file:
+                about = file.metadata()
+            save_file(change_tensors(load_file(path)), path, metadata=about)
+
+    return change
+
+
+OTHER_SIZES = {
+    "an input of 10^10 values": (declare(input=[1, 100_000, 100_000]), "has more than 134,217,728 values"),
+    "a layer of 5 * 10^9 weights": (declare(input=[1, 5000, 5000]), "and network 'mlp' has float32 [200, 25000000]"),
+    "no values": (declare(input=[1, -8, 8]), "should be greater than 0"),
+    "outputs": (declare(outputs=10**9), "10 classes have 1,000,000,000 outputs"),
+    "outputs of a small layer": (declare(outputs=60_000), "and network 'mlp' has float32 [60000, 200]"),
+    "a network": (lambda folder: rename(folder, environment="cnn2", model_shared="cnn2"), "and network 'cnn2' has"),
+    "shapes": (save_others(lambda tensors: {k: torch.zeros(7, 7) for k in tensors}), "is float32 [7, 7], and network 'mlp'"),
+    "types": (save_others(lambda tensors: {k: v.double() for k, v in tensors.items()}), "is float64 [200, 64]"),
+    "another tensor": (save_others(lambda tensors: tensors | {"personal.x": torch.zeros(3)}), "'x' is float32 [3]"),
+    "no tensors": (save_others(lambda _: {"personal.x": torch.zeros(3)}), "is none, and network 'mlp' has"),
+}
+
+
+@pytest.mark.parametrize(("change", "words"), OTHER_SIZES.values(), ids=OTHER_SIZES)
+def test_a_folder_with_other_sizes_than_its_weights_is_refused_before_memory_is_allocated(user_folder, cli, change, words):
+    assert cli("run", "small.toml", "--set", "rounds=1", "--set", "model.personal=mlp", "--out", "r")[0] == 0
+    change(user_folder / "r")
+    for command in (("predict", "r", "three.png", "--client", "0"), ("export", "r", "--client", "0", "--to", "m.pt2")):
+        code, _, err = cli(*command)
+        assert code == 2, err
+        (line,) = err.splitlines()
+        assert words in line
+
+
+def test_networks_that_cannot_be_made_without_memory_are_compared_too(user_folder, cli):
+    """torchvision's regnets compute their widths."""
+    assert cli("run", "small.toml", "--set", "rounds=1", "--out", "r")[0] == 0
+    rename(user_folder / "r", environment="torchvision:regnet_x_400mf")
+    declare(input=[3, 8, 8])(user_folder / "r")
+    code, _, err = cli("predict", "r", "three.png", "--client", "0")
+    assert (code, "and network 'torchvision:regnet_x_400mf' has" in err) == (2, True)

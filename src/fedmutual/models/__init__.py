@@ -62,6 +62,7 @@ def build(
     key: str = "model.shared",
     weights: Weights | None = None,
     of_pixels: bool | None = False,
+    check: bool = True,
 ) -> nn.Module:
     """Return the new network `name` for examples of `shape`, (C, H, W) or (F,): [B, *shape] float32 -> logits [B, classes].
 
@@ -70,6 +71,7 @@ def build(
         key: the configuration key that names the network, for messages.
         weights: loaded into all tensors except the head, whose shape depends on the number of classes.
         of_pixels: whether the network must give the logits of each pixel, [B, classes, H, W]; None: both forms are accepted.
+        check: whether to try the network on two examples of zeros; False for a network that was trained before.
 
     Raises:
         ConfigError: the network is unknown, cannot be made, does not fit the examples and classes, or does not fit the
@@ -80,7 +82,7 @@ def build(
         try:
             net = _make_network(name, shape, classes, key)
             forms = tuple(_list_forms(shape, classes, of_pixels))
-            if (name, shape, classes, forms) not in checked_networks:
+            if check and (name, shape, classes, forms) not in checked_networks:
                 _check_network(net, name, shape, forms)
                 if ":" not in name or name.startswith(published.PREFIX):  # a user's factory may change from call to call
                     checked_networks.add((name, shape, classes, forms))
@@ -89,6 +91,20 @@ def build(
         except ValueError as problem:
             raise ConfigError(f"key {key!r}: network {name!r} {problem}") from problem
     return net.train()
+
+
+def make_outline(make: Callable[[], nn.Module], *names: str) -> nn.Module | None:
+    """Return the network of `make` on the meta device, which allocates nothing; None if the network cannot be made there.
+
+    names: of the network and its adaptor. A user's code is not made twice.
+    """
+    if any(":" in name and not name.startswith(published.PREFIX) for name in names):
+        return None
+    try:
+        with torch.device("meta"):
+            return make()
+    except (NotImplementedError, RuntimeError):  # torchvision's regnets compute their widths as tensors
+        return None
 
 
 def find_initial_weights(source: str, name: str, key: str) -> Weights:

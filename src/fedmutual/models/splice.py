@@ -72,11 +72,12 @@ def build_meme(
     adaptor_rng: torch.Generator,
     weights: Weights | None = None,
     of_pixels: bool | None = False,
+    check: bool = True,
 ) -> nn.Module:
     """Return a client's meme: the shared network, or its shared part with an adaptor that stays at the client.
 
     shared_rng, adaptor_rng: the streams for the initial weights of the shared and of the client's tensors.
-    weights, of_pixels: as in `models.build`.
+    weights, of_pixels, check: as in `models.build`.
 
     Raises:
         ConfigError: the network or the adaptor cannot be made; see `models.build` and `splice`.
@@ -84,8 +85,8 @@ def build_meme(
     key = "model.shared"
     if model.part is not None and model.adaptor == REST:
         # every round replaces its shared tensors by the server's
-        return build(model.shared, shape, outputs, adaptor_rng, key, weights, of_pixels)
-    net = build(model.shared, shape, outputs, shared_rng, key, weights, of_pixels)
+        return build(model.shared, shape, outputs, adaptor_rng, key, weights, of_pixels, check)
+    net = build(model.shared, shape, outputs, shared_rng, key, weights, of_pixels, check)
     if model.part is None:
         return net
     if of_pixels:

@@ -5,13 +5,15 @@ import math
 from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
 from fedmutual.metric import ACCURACY, Metric
 from fedmutual.role import Role
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Number = Annotated[int, Field(ge=0, lt=2**63)]
+_MOST_VALUES = 2**27  # of one example: a folder from somebody else may declare any shape
+_MOST_OUTPUTS = 2**16  # of a network whose task has other outputs than classes
 
 
 class Record(BaseModel):
@@ -248,12 +250,20 @@ class RecordedScaling(EnvironmentTable):
 class Participant(EnvironmentTable):
     """The inputs and outputs of a client's networks."""
 
-    input: tuple[int, ...]  # the shape of one example
-    outputs: int
+    input: tuple[PositiveInt, ...]  # the shape of one example
+    outputs: PositiveInt
     classes: tuple[str, ...]
     scaling: RecordedScaling
     task: str
     columns: tuple[str, ...] | None = None
+
+    @model_validator(mode="after")
+    def _check_sizes(self) -> Self:
+        if math.prod(self.input) > _MOST_VALUES:
+            raise ValueError(f"an example of shape {list(self.input)} has more than {_MOST_VALUES:,} values")
+        if self.outputs > max(len(self.classes), _MOST_OUTPUTS):
+            raise ValueError(f"{len(self.classes)} classes have {self.outputs:,} outputs")
+        return self
 
 
 class RecordedEngine(EnvironmentTable):

@@ -1,6 +1,6 @@
 """Federations of objects in memory: the caller's datasets, arrays, DataFrames and networks, without a file."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,9 +49,9 @@ class ObjectRun(Run):
         with hold_objects(self._objects):
             return super()._build_shared_net()
 
-    def _build_net(self, name: str, state: dict[str, Any], client: str | None = None) -> nn.Module:
+    def _build_net(self, name: str, find_state: Callable[[Any], Any], client: str | None = None) -> nn.Module:
         with hold_objects(self._objects):
-            return super()._build_net(name, state, client)
+            return super()._build_net(name, find_state, client)
 
     def meme(self, client: str) -> nn.Module:
         """Return a client's fork of the shared model in eval mode, as `Run.meme`.

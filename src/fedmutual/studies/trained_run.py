@@ -1,14 +1,17 @@
 """A run in its folder: its configuration, its summary, and its models."""
 
+from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from fedmutual import models
 from fedmutual.config import Config, read_dumped
-from fedmutual.core import At, Task
+from fedmutual.core import At, Message, Task
 from fedmutual.errors import RunError
 from fedmutual.federation.ensemble import WEIGHT, Ensemble
 from fedmutual.federation.networks import POOLED
@@ -29,6 +32,8 @@ from fedmutual.user_code.recorded_code import RecordedCode
 
 if TYPE_CHECKING:
     import pandas as pd
+
+_FindState = Callable[[Collection[str]], Message]  # names of a network's tensors -> the saved tensors
 
 
 class Run:
@@ -156,7 +161,8 @@ class Run:
         """
         known = read_model_environment(self.folder)
         if known.pooled:
-            return self._build_net(self.config.model.shared, self._read_client_state(POOLED, best=best))
+            state = self._read_client_state(POOLED, best=best)
+            return self._build_net(self.config.model.shared, lambda _: state)
         state = self._read_state(server_folder(self.folder))
         if not self.complete:
             names = ", ".join(known.clients)
@@ -167,7 +173,7 @@ class Run:
                 f"(`fedmutual predict --client ID`): {names}"
             )
         saved = self._read_state(server_folder(self.folder), best)
-        return self._build_net(self.config.model.shared, {k: saved[k] for k in self._build_shared_net().state_dict()})
+        return self._build_net(self.config.model.shared, lambda names: {k: saved[k] for k in names if k in saved})
 
     def personal_model(self, client: str, best: bool = False) -> nn.Module:
         """Return a client's personal model in eval mode, after the last saved round or after the best round.
@@ -180,7 +186,8 @@ class Run:
         if client not in names:
             known = ", ".join(names) or "none: its algorithm trains no personal models"
             raise RunError(f"{self.folder}: there is no personal model of client {client!r}; there are {known}")
-        return self._build_net(names[client].name, self._read_client_state(client, best=best), client)
+        state = self._read_client_state(client, best=best)
+        return self._build_net(names[client].name, lambda _: state, client)
 
     def meme(self, client: str) -> nn.Module:
         """Return a client's fork of the shared model in eval mode, after the last saved round, with the client's adaptor.
@@ -189,14 +196,14 @@ class Run:
             RunError: nothing was saved, or there is no such client or fork.
             ConfigError: the code of the network may not be imported.
         """
-        with plugins.use_rule(self._code):
-            rng = At(0, -1, 1).rng("any")
-            net = build_meme(self.config.model, *self._find_sizes(client), rng, rng, of_pixels=None)
         meme_state = self._read_client_state(client, "meme.")  # of a proxy all of it
-        net.load_state_dict(
-            meme_state if net.state_dict().keys() <= meme_state.keys() else read_shared_state(self.folder) | meme_state
-        )
-        return net.eval()
+
+        def find_state(names: Collection[str]) -> Message:
+            return meme_state if set(names) <= meme_state.keys() else read_shared_state(self.folder) | meme_state
+
+        rng, model, sizes = At(0, -1, 1).rng("any"), self.config.model, self._find_sizes(client)
+        make = partial(build_meme, model, *sizes, rng, rng, of_pixels=None, check=False)
+        return self._restore(make, (model.shared, model.adaptor), find_state)
 
     def ensemble(self, client: str) -> nn.Module:
         """Return the ensemble of a client's personal and shared model in eval mode: inputs -> log-probabilities [B, C].
@@ -228,8 +235,10 @@ class Run:
             return make_task(read_interface(self.folder, client).task)
 
     def _build_shared_net(self) -> nn.Module:
+        """Return the shared network, whose tensors may have names and shapes only."""
         with plugins.use_rule(self._code):
-            return models.build(self.config.model.shared, *self._find_sizes(), At(0, -1, 1).rng("any"), of_pixels=None)
+            make = self._plan_net(self.config.model.shared)
+            return models.make_outline(make, self.config.model.shared) or make()
 
     def _find_saved(self) -> Saved:
         saved = read_checkpoint(self.folder)
@@ -247,11 +256,50 @@ class Run:
         state = self._read_state(client_folder(self.folder, client), best)
         return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
 
-    def _build_net(self, name: str, state: dict[str, torch.Tensor], client: str | None = None) -> nn.Module:
+    def _plan_net(self, name: str, client: str | None = None) -> Callable[[], nn.Module]:
+        """Return the function that makes a network. Raises RunError if the run has no such client."""
+        sizes, rng = self._find_sizes(client), At(0, -1, 1).rng("any")
+        return partial(models.build, name, *sizes, rng, of_pixels=None, check=False)
+
+    def _build_net(self, name: str, find_state: _FindState, client: str | None = None) -> nn.Module:
+        return self._restore(self._plan_net(name, client), (name,), find_state)
+
+    def _restore(self, make: Callable[[], nn.Module], names: tuple[str, ...], find_state: _FindState) -> nn.Module:
+        """Return the network of `make` in eval mode with its saved tensors.
+
+        The shapes are compared before memory is allocated: a folder from somebody else may declare any shape.
+
+        names: of the network and its adaptor.
+
+        Raises:
+            RunError: the saved tensors are of another network.
+            ConfigError: the network cannot be made, or its code may not be imported.
+        """
         with plugins.use_rule(self._code):
-            net = models.build(name, *self._find_sizes(client), At(0, -1, 1).rng("any"), of_pixels=None)
-        net.load_state_dict(state)
+            outline = models.make_outline(make, *names)
+            if outline is not None:
+                self._find_fitting_state(outline, names[0], find_state)
+            net = make()
+        net.load_state_dict(self._find_fitting_state(net, names[0], find_state))
         return net.eval()
+
+    def _find_fitting_state(self, net: nn.Module, name: str, find_state: _FindState) -> Message:
+        """Return the saved tensors for a network. Raises RunError if names, shapes or dtypes differ."""
+        wanted = net.state_dict()
+        state = find_state(wanted.keys())
+        unequal = [k for k, v in wanted.items() if k not in state or not (is_lazy(v) or _describe(state[k]) == _describe(v))]
+        unequal += [k for k in state if k not in wanted]
+        if unequal:
+            described = (_describe(tensors[unequal[0]]) if unequal[0] in tensors else "none" for tensors in (state, wanted))
+            raise RunError(
+                f"{self.folder}: the saved tensor {unequal[0]!r} is {next(described)}, and network {name!r} has "
+                f"{next(described)} by environment.json; restore the folder as the run wrote it"
+            )
+        return state
+
+
+def _describe(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
 def open_trained_run(folder: Path, config: Config) -> Run:
