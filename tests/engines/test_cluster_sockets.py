@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from ipaddress import ip_address
@@ -91,14 +92,17 @@ def test_a_local_cluster_that_ray_cannot_start_is_refused(monkeypatch):
     """For example because the temporary folder is full."""
 
     def fail(**options):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # Ray's own handler
         raise RuntimeError("the raylet\ndid not start")
 
+    before = signal.getsignal(signal.SIGTERM)
     constants = SimpleNamespace(ENABLE_RAY_CLUSTER=True)
     monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
     ray = SimpleNamespace(init=fail, _private=SimpleNamespace(ray_constants=constants))
     with pytest.raises(ConfigError, match=r"engine\.name = 'cluster': .*\(the raylet did not start\)"):
         ray_init.start_local_cluster(ray, 1)
     assert constants.ENABLE_RAY_CLUSTER is True
+    assert signal.getsignal(signal.SIGTERM) is before
     assert "RAY_AUTH_TOKEN" not in os.environ
 
 

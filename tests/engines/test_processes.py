@@ -243,6 +243,16 @@ def test_auto_picks_by_the_work_and_says_why(name, workers, seconds, device, pic
     assert why in choice.why
 
 
+@pytest.mark.parametrize(
+    ("flops", "picked"),
+    [(225075200, "stacked"), (579563520, "stacked"), (76132909056, "inprocess")],
+    ids=["mlp", "lenet5", "cnn2"],
+)
+def test_auto_picks_the_engine_that_is_faster_on_a_gpu_by_the_benchmark(flops, picked):
+    work = dict.fromkeys("01234", Workload(40, 40 * flops))
+    assert choose_engine("auto", None, torch.device("cuda"), work).name == picked
+
+
 def at_work():
     """The processes of workers that hold clients."""
     idle = [worker.process for worker in processes.idle_workers]
@@ -332,6 +342,19 @@ def test_a_fork_server_that_dies_while_it_starts_a_worker_is_started_again(monke
     assert failed
     assert child.describe_end() == "ended with code 0"
     child.stop()
+
+
+@pytest.mark.parametrize("problem", [EOFError("unexpected EOF"), OSError(11, "Resource temporarily unavailable")])
+def test_a_worker_process_that_cannot_be_started_is_one_sentence(monkeypatch, problem):
+    def fail(process):
+        raise problem
+
+    monkeypatch.setattr(child_process.CONTEXT.Process, "start", fail)
+    monkeypatch.setattr(child_process.time, "sleep", lambda _: None)
+    with pytest.raises(
+        RunError, match=r"cannot be started \(.*(EOF|unavailable)\); .*engine.name = 'inprocess' and --jobs 1"
+    ):
+        child_process.ChildProcess(Connection.close)
 
 
 def test_a_worker_that_dies_again_and_again_stops_the_run_with_one_sentence(small):

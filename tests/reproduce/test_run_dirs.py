@@ -143,7 +143,13 @@ def test_a_run_that_another_process_trains_is_not_copied(reproduce_turned, tmp_p
     assert "resumed" not in (run / "log.txt").read_text()
 
 
-@pytest.mark.parametrize("name", ["config.toml", "environment.json", "checkpoint.json"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("config.toml", "environment.json", "checkpoint.json"),
+        *(f"{k}/round-1.safetensors" for k in ("server", "clients/0")),
+    ],
+)
 def test_a_damaged_shorter_run_is_not_copied(reproduce_turned, tmp_path, name):
     reproduce_turned("a", rounds=1)
     (short,) = runs(tmp_path)

@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from fedmutual.engines import allocator
+from fedmutual.errors import RunError, format_error
 from fedmutual.parent_process import end_with_parent
 
 IS_FORKED = sys.platform == "linux"
@@ -64,7 +65,7 @@ class ChildProcess:
     serve: the function that the process runs with its end of the pipe; a function of a module, so that it can be pickled.
 
     Raises:
-        EOFError, OSError: the process does not start in three attempts.
+        RunError: the process does not start in three attempts.
     """
 
     def __init__(self, serve: Callable[[Connection], None]) -> None:
@@ -76,9 +77,14 @@ class ChildProcess:
                 with _hide_main_module():
                     self.process.start()
                 break
-            except (EOFError, OSError):  # the fork server died meanwhile
+            except (EOFError, OSError) as problem:  # the fork server died meanwhile, or there are too many processes
                 if not attempts_left:
-                    raise
+                    self.connection.close()
+                    worker_end.close()
+                    raise RunError(
+                        f"a worker process cannot be started ({format_error(problem)}); end other processes, or train "
+                        "without worker processes (engine.name = 'inprocess' and --jobs 1)"
+                    ) from None
                 time.sleep(_PAUSE)
         worker_end.close()
 

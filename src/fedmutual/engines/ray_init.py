@@ -129,6 +129,8 @@ def _set_fresh_token() -> Iterator[None]:
 def _restore_sigterm() -> Iterator[None]:
     """Restore the handler of SIGTERM: `ray.init` installs a handler that aborts the process."""
     before = signal.getsignal(signal.SIGTERM)
-    yield
-    if before is not None and threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, before)
+    try:
+        yield
+    finally:
+        if before is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)

@@ -23,6 +23,11 @@ from fedmutual.federation.workload import Workload
 
 LONG = 5.0 if IS_FORKED else 60.0  # seconds of training in one process that pay for the start of worker processes
 
+_MOST_STACKED = 6.6e9
+"""Floating-point operations of a client's step up to which "auto" takes one stack on a GPU. In benchmarks/results/gpu.json
+`stacked` is 2.4 to 7.3 times as fast with 0.2e9 and 0.6e9 operations, and 0.8 times as fast with 76e9. Nothing between was
+measured: this is the geometric mean of 0.6e9 and 76e9."""
+
 
 class EngineChoice(NamedTuple):
     """The engine that trains a run, the number of its workers, and the reason for the choice."""
@@ -47,6 +52,8 @@ def choose_engine(
         return EngineChoice(name, count if name in ("processes", "cluster") else 1, "as configured")
     if device.type == "cuda" and not stackable:
         return EngineChoice("inprocess", 1, "clients with clipped and noised gradients cannot share a stack")
+    if device.type == "cuda" and sum(w.flops for w in work.values()) > _MOST_STACKED * sum(w.steps for w in work.values()):
+        return EngineChoice("inprocess", 1, "there is a GPU, and a step of one client is enough work for it")
     if device.type == "cuda":
         return EngineChoice("stacked", 1, "there is a GPU, and small networks fill it only together")
     if device.type != "cpu":

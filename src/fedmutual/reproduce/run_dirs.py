@@ -14,10 +14,11 @@ from fedmutual.config.schema import list_resumable_keys
 from fedmutual.errors import ConfigError, RunError
 from fedmutual.federation.build import pick_device
 from fedmutual.reproduce.plan import Job, has_effect
-from fedmutual.rundir.checkpoint import make_file_name, read_checkpoint
+from fedmutual.rundir.checkpoint import make_file_name, read_checkpoint, read_state
 from fedmutual.rundir.environment import read_environment
-from fedmutual.rundir.file_names import CONFIG, LOCK, SUMMARY
+from fedmutual.rundir.file_names import CONFIG, LOCK, SUMMARY, list_client_folders, server_folder
 from fedmutual.rundir.folder import check_resumable, lock_folder
+from fedmutual.rundir.schema import Saved
 
 CLAIMS = "claims"  # in OUT: a folder for each run, with the lock of the process that trains the run
 BEST = "-best"  # ends the name of a second folder of a run, with the weights of best rounds that the first folder lacks
@@ -119,10 +120,17 @@ def extend_run(job: Job, config: Config, place: Path, out: Path) -> None:
                 lacking = job.cell.about.node is not None and not _has_best_weights(begun)
                 if saved is None or lacking or find_missing_device(begun, config.rounds) is not None:
                     continue
+                _check_weights(begun, saved)
             except (RunError, ConfigError):  # another process trains it, rounds change a schedule, or it is damaged
                 continue
             _copy_run(begun, place, saved.round)
             return
+
+
+def _check_weights(begun: Path, saved: Saved) -> None:
+    """Raise RunError where a weight file of the saved round is missing or damaged, or belongs to another run."""
+    for folder in (server_folder(begun), *list_client_folders(begun)):
+        read_state(folder / make_file_name(saved.round), saved.run, saved.round)
 
 
 def _find_shorter(out: Path, job: Job) -> list[tuple[int, Path]]:
