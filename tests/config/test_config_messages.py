@@ -315,3 +315,12 @@ def test_an_algorithm_that_lost_its_decorator(tmp_path: Path, monkeypatch: pytes
     assert "'undecorated:Lost' has a field 'step' that no key can set, because the class lacks its decorator" in refusal(
         path
     )
+
+
+@pytest.mark.parametrize("root", [r"C:\Users\x", r"C:\data", r"C:\temp", "C:\\", r"\\server\share"])
+def test_a_path_of_windows_between_double_quotes(tmp_path, root):
+    path = tmp_path / "mine.toml"
+    path.write_text(f'data.root = "{root}"\n')
+    assert "write a path of Windows in single quotes" in refusal(path)
+    path.write_text(f"data.root = '{root}'\n")
+    assert str(load_config(path).data.root) == root

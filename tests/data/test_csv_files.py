@@ -89,6 +89,12 @@ def test_numbers_to_learn_may_have_decimal_commas(tmp_path: Path) -> None:
     [
         (b"a;b;label\n1,5;1.234;x\n2,5;2;y\n", {}, "column 'a' has decimal commas, and column 'b' holds '1.234'"),
         (b"a;label\n1,5;x\n2.5;y\n", {}, "column 'a' has decimal commas, and column 'a' holds '2.5'"),
+        ("a,label\n1,x\n".encode("utf-16-le"), {}, "is UTF-16 text without a byte order mark; save the file as UTF-8"),
+        (b"a,label\n1,x\n1,2,3\n", {}, "saw 3); fix that line: a cell that holds the delimiter"),
+        (b"a,label\n1,x,\n2,y,\n", {}, "or a delimiter at the end of each row?"),
+        (b"a,Label\n1,x\n2,y\n", {}, "it has 'a', 'Label'; did you mean 'Label'?"),
+        (b"a, label\n1,x\n2,y\n", {}, "it has 'a', ' label'; did you mean ' label'?"),
+        (b"a,label\n1,x\n2,\n3,\n", {}, "the label in line 3 is missing (2 of 3 rows)"),
         (b"a,label\n1,x\n2,\xfc\n", {}, "line 3 is not UTF-8 text (byte 0xfc); save the file as UTF-8"),
         (b"a,label\n1,x\n", {"replace": {"b": {"1": "2"}}}, "there is no column 'b', which data.replace names"),
         (b"a,label\n1,x\n", {"replace": {"label": {"x": "y"}}}, "which data.label names; rename labels by data.labels"),
@@ -107,6 +113,40 @@ def test_files_that_cannot_be_read(tmp_path: Path, text: bytes, settings: dict[s
     with pytest.raises((ConfigError, DataError)) as problem:
         data.load(config(data={"name": "csv", "root": str(tmp_path / "a.csv"), **settings}))
     assert words in str(problem.value)
+
+
+ROWS = "".join(f"{k},5;{20 + k % 7};{k % 2}\n" for k in range(40))
+BAD_ROW = "x;1;1\n"
+
+
+@pytest.mark.parametrize(
+    ("head", "encoding", "header_lines"),
+    [
+        ("crp, mg/l;age;y\n", "utf-8", 1),
+        ("sep=;\ncrp, mg/l;age;y\n", "utf-8-sig", 2),
+        ('"sep=;"\r\n\ncrp, mg/l;age;y\n', "utf-8", 3),
+        ("crp, mg/l;age;y\n", "utf-16", 1),
+        ('"crp,\nmg/l";age;y\n', "utf-8", 2),
+    ],
+)
+def test_how_a_file_is_written_is_found(tmp_path: Path, head: str, encoding: str, header_lines: int) -> None:
+    about = {"name": "csv", "root": str(tmp_path / "a.csv"), "label": "y"}
+    (tmp_path / "a.csv").write_bytes((head + ROWS).encode(encoding))
+    federation = data.load(config(data=about))
+    assert federation.space.columns is not None
+    assert [name.replace("\n", " ") for name in federation.space.columns] == ["crp, mg/l", "age"]
+    x, y = everything(federation.pool_clients().private)
+    assert torch.equal((x[:, 0] - 0.5) % 2, y.float())
+    (tmp_path / "a.csv").write_bytes((head + ROWS + BAD_ROW).encode(encoding))
+    with pytest.raises(DataError, match=rf"holds 'x' in line {header_lines + 41},"):
+        data.load(config(data=about))
+
+
+def test_labels_with_blanks_are_told(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("a,label\n" + "1,ill\n2,ill \n3,well\n4, well\n" * 9)
+    federation = data.load(config(data={"name": "csv", "root": str(tmp_path / "a.csv")}))
+    assert federation.space.classes == ("ill", "well")
+    assert any("labels ' well', 'ill ' are read without their blanks" in note for note in federation.notes)
 
 
 def test_thousands_separators_are_not_decimal_commas(tmp_path: Path) -> None:

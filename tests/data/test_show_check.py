@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 from typing import Any
 
@@ -109,15 +110,19 @@ def test_labels_that_look_alike(tmp_path: Path) -> None:
         ["sick", "well", "sick", "Sick", "sick ", "well", "lung  cancer", "Lung cancer", "sick", "lung  cancer"] * 40
     )
     about = npz(tmp_path / "a.npz", x=x, y=y)
-    output = problems(data=about)
-    assert (
+    problem = (
         "classes 'Sick', 'sick' and 'sick ' look alike; if they are one, write "
         'data.labels = { Sick = "sick", "sick " = "sick" }'
-    ) in output
+    )
+    with pytest.raises(DataError, match=re.escape(problem)):
+        data.load(config(data=about))
+    told = problems(data=about | {"labels": {"sick ": "sick"}})
+    assert 'write data.labels = { "sick " = "sick", Sick = "sick" }' in told
     assert (
         "classes 'Lung cancer' and 'lung  cancer' look alike; if they are one, write "
-        'data.labels = { "Lung cancer" = "lung  cancer" }'
-    ) in output
+        'data.labels = { "sick " = "sick", "Lung cancer" = "lung  cancer" }'
+    ) in told
+    assert any("look alike" in note for note in data.load(config(data=about | {"labels": {"sick ": "sick"}})).notes)
     merged = about | {"labels": {"Sick": "sick", "sick ": "sick", "Lung cancer": "lung  cancer"}}
     assert data.load(config(data=merged)).space.classes == ("lung  cancer", "sick", "well")
     assert "look alike" not in problems(data=merged)

@@ -98,6 +98,26 @@ def test_masks_are_read_under_the_names_of_their_classes(tmp_path):
     assert load(make_config()).space.classes == ("0", "1", "2")
 
 
+@pytest.mark.parametrize(
+    ("values", "settings", "classes", "numbers"),
+    [
+        ([0, 255], {"data.labels": {"255": "1"}}, ("0", "1"), [0, 1]),
+        ([0, 1, 255], {"data.labels": {"255": "2"}}, ("0", "1", "2"), [0, 1, 2]),
+        ([0, 255], {"data.labels": {"0": "paper", "255": "ink"}}, ("ink", "paper"), [1, 0]),
+        ([0, 255], {"data.labels": {"255": "ink"}, "data.classes": ["paper", "ink"]}, ("paper", "ink"), [0, 1]),
+        ([0, 255], {"data.classes": ["0", "255"]}, ("0", "255"), [0, 1]),
+        ([False, True], {}, ("0", "1"), [0, 1]),
+    ],
+)
+def test_values_of_masks_become_classes(tmp_path, values, settings, classes, numbers):
+    y = make_masks(len(values))
+    federation = load(write_masks(tmp_path, np.array(values)[y])(**settings))
+    assert federation.space.classes == classes
+    rows = federation.clients["0"].private
+    _, targets = next(iter(rows.rows([torch.arange(len(rows))])))
+    assert targets.tolist() == np.array(numbers)[y[rows.index]].tolist()
+
+
 def make_wrong_pixel(value):
     y = make_masks()
     y[7, 1, 2] = value
@@ -112,10 +132,20 @@ def make_wrong_pixel(value):
         (make_masks(sides=(6, 4)), {}, "masks are [6, 4] and images [4, 6]; give both the same sides"),
         (make_masks(), {"data.size": [8, 8]}, "remove 'data.size'"),
         (make_masks(), {"data.augment": "crop-flip"}, "moves the pixels of an image, but not of its mask"),
-        (make_masks(), {"data.classes": ["a", "b"]}, "but the classes are 0 to 1; name all classes in data.classes"),
-        (make_wrong_pixel(-1), {}, "its mask holds -1, but the classes are 0 to 2"),
-        (make_wrong_pixel(2**40), {}, "its mask holds 1099511627776, but the classes are 0 to 255"),
-        (make_masks(), {"data.labels": {"a": "b"}}, "key 'data.labels' is for classes"),
+        (make_masks(), {"data.classes": ["a", "b"]}, "name all classes in data.classes (there are 'a', 'b')"),
+        (make_wrong_pixel(-1), {}, "row 7 of 'x'"),
+        (make_wrong_pixel(-1), {}, "its mask holds -1, which is no class"),
+        (make_wrong_pixel(2**40), {}, "the masks hold the values '0', '1', '2', '1099511627776'"),
+        (
+            make_masks(2) * 255,
+            {},
+            "the values '0', '255', and classes are numbered from 0; give each value its class: "
+            'data.labels = { 255 = "1" }',
+        ),
+        (make_masks(2) * 128, {}, 'data.labels = { 128 = "1" }'),
+        (np.array([0, 1, 255])[make_masks()], {}, 'data.labels = { 255 = "2" }'),
+        (np.repeat(make_masks(2)[..., None], 3, 3), {}, "of colours, turn each into a class number first"),
+        (make_masks(), {"data.labels": {"a": "b"}}, "key 'data.labels' renames 'a', but no label has that name"),
         (make_masks(), {"model.shared": "mlp"}, "a segmentation needs a network with logits of each pixel"),
         (make_masks(), {"model.part": "features"}, "set model.adaptor = 'rest'"),
         (make_masks(), {"algorithm.name": "fedproto"}, "training.task must be a task with classes"),

@@ -26,6 +26,7 @@ from fedmutual.config.schema import Config
 from fedmutual.config.sentences import format_validation_error
 from fedmutual.config.statistics import check_statistics
 from fedmutual.config.unused import check_effects
+from fedmutual.config.values import WINDOWS_PATH_FIX
 from fedmutual.core import Schedule
 from fedmutual.errors import ConfigError
 from fedmutual.role import DEFAULT_ALGORITHM
@@ -73,17 +74,23 @@ def read_dumped(path: Path) -> Config:
 
 def _read_file_tables(path: Path) -> Table:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # some editors put a mark before it
+        text = path.read_text(encoding="utf-8-sig")  # some editors put a mark before it
     except FileNotFoundError:
         raise ConfigError(f"{path}: there is no such file") from None
     except (OSError, UnicodeDecodeError) as problem:
         raise ConfigError(f"{path}: cannot be read ({problem})") from None
+    try:
+        return tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as problem:
-        raise ConfigError(f"{path}: not valid TOML: {problem}{_describe_inline_table(str(problem))}") from None
+        raise ConfigError(f"{path}: not valid TOML: {problem}{_describe_fix(str(problem), text)}") from None
 
 
-def _describe_inline_table(problem: str) -> str:
-    """Return the end of a message on a table that is written twice: first as data = { ... }, then as [data.columns]."""
+def _describe_fix(problem: str, text: str) -> str:
+    """Return the end of a message on a backslash in a path, or on a table that is written twice, first as data = { ... }."""
+    if "\\" in text and any(
+        words in problem for words in ("Unescaped '\\'", "hex value", "Unterminated", "Illegal character")
+    ):
+        return f"; {WINDOWS_PATH_FIX}"
     is_twice = "Cannot declare" in problem or "immutable" in problem
     return "; a table written as data = { ... } ends there: write it as [data], one key on each line" if is_twice else ""
 

@@ -15,10 +15,13 @@ from fedmutual.config.keys import Table
 from fedmutual.role import DEFAULT_ALGORITHM
 from fedmutual.settings import Schedule, Setting, within
 
+WINDOWS_PATH_FIX = "write a path of Windows in single quotes, 'C:\\data\\rows.csv', or with slashes, \"C:/data/rows.csv\""
 FEDERATED: Literal["federated"] = "federated"  # data.mean, data.std: of the training rows of all clients
 
 
 def _convert_path(value: object) -> object:
+    if isinstance(value, str) and any(ord(character) < 32 for character in value):  # "C:\temp" in TOML is "C:", a tab, "emp"
+        raise ValueError(f"{value!r} holds a control character, as \\t is between double quotes; {WINDOWS_PATH_FIX}")
     try:
         return Path(value).expanduser() if isinstance(value, str) else value
     except RuntimeError:

@@ -1,8 +1,6 @@
 """Problems and remarkable properties of a user's data, one plain sentence each, before any training."""
 
 import hashlib
-import json
-import unicodedata
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,7 +10,6 @@ import torch
 from torch import Tensor
 
 from fedmutual.config import ALONE, Config, has_own_data, make_client_config
-from fedmutual.config.grid import format_toml_key
 from fedmutual.data.draws import Index
 from fedmutual.data.examples import join_examples, list_names
 from fedmutual.data.federation import Federation, get_test_rows, load
@@ -62,13 +59,10 @@ _SUGGESTED = "the training examples suggest"
 
 def _find_in_data_set(config: Config, federation: Federation, scan: "_Scan") -> list[str]:
     """Return the findings of one data set."""
-    is_deliberate = config.data.classes or config.data.name == "femnist"  # whose classes are letters of both cases
-    similar_classes = () if is_deliberate else _find_similar_classes(federation)
     findings = [
         *federation.notes,
         *_compare_sizes(federation),
         *_check_classes(federation),
-        *similar_classes,
         *_find_duplicates(federation, scan),
     ]
     return [*findings, *_check_values(federation, scan)]
@@ -132,24 +126,6 @@ def _count_training(federation: Federation) -> Index:
     clients: dict[str, Any] = federation.partition["clients"]
     class_counts: Index = np.sum([count_training_examples(c) for c in clients.values()], axis=0)
     return class_counts
-
-
-def _find_similar_classes(federation: Federation) -> Iterator[str]:
-    """Yield a sentence for classes whose names differ only in case, blanks or Unicode form."""
-    groups: dict[str, list[int]] = {}
-    classes = federation.space.classes
-    for i, name in enumerate(classes):
-        groups.setdefault(" ".join(unicodedata.normalize("NFKC", name).casefold().split()), []).append(i)
-    class_counts = _count_training(federation)
-    for group in (g for g in groups.values() if len(g) > 1):
-        names, preferred = [classes[i] for i in group], classes[max(group, key=lambda i: class_counts[i])]
-        renames = ", ".join(
-            f"{format_toml_key(n)} = {json.dumps(preferred, ensure_ascii=False)}" for n in names if n != preferred
-        )
-        yield (
-            f"classes {', '.join(map(repr, names[:-1]))} and {names[-1]!r} look alike; if they are one, write "
-            f"data.labels = {{ {renames} }}"
-        )
 
 
 @dataclass(frozen=True)

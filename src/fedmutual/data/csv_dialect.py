@@ -1,30 +1,53 @@
 """How a CSV file is written: the delimiter, the decimal sign and the encoding of its text."""
 
 import csv
+import re
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 
 from fedmutual.errors import DataError
 
-_OTHERS = (";", "\t", "|")  # tried where the header has no comma
+_DELIMITERS = (",", ";", "\t", "|")
+_SAMPLED_LINES = 50
 _WITH_COMMA = r"[+-]?(?:\d+,\d*|,\d+)(?:[eE][+-]?\d+)?"
 _WITH_POINT = r"[+-]?(?:\d+\.\d*|\.\d+)(?:[eE][+-]?\d+)?"
 
 
-def find_delimiter(path: Path) -> str:
-    """Return the delimiter of a CSV file: the comma, or else ";", tab or "|" where the header has no comma.
+class Dialect(NamedTuple):
+    """How the text of a CSV file is written."""
 
-    A file whose header cannot be read as text, for example a compressed file, is taken to have commas.
+    delimiter: str = ","
+    encoding: str = "utf-8-sig"
+    skipped_lines: int = 0  # before the header: Excel's line "sep=;"
+
+
+def find_dialect(path: Path) -> Dialect:
+    """Return how a CSV file is written.
+
+    A first line "sep=;" states the delimiter. Else the delimiter is that of the comma, ";", tab and "|" which divides the
+    header and the first rows into the most cells, equally many in each; else the first of them that the header has. A byte
+    order mark tells UTF-16. A file that cannot be read as text, for example a compressed file, is taken to have commas.
     """
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            header = next((line for line in file if line.strip()), "").strip("\r\n")
-        candidates = [sign for sign in (",", *_OTHERS) if len(next(csv.reader([header], delimiter=sign), [])) > 1]
-    except (OSError, UnicodeDecodeError, csv.Error):
-        return ","
-    return candidates[0] if candidates else ","
+        with path.open("rb") as file:
+            encoding = "utf-16" if file.read(2) in (BOM_UTF16_LE, BOM_UTF16_BE) else "utf-8-sig"
+        with path.open(newline="", encoding=encoding) as file:
+            lines = list(islice(file, _SAMPLED_LINES))
+        stated = re.fullmatch(r'"?sep=(.)"?', lines[0].strip("\r\n")) if lines else None
+        if stated:
+            return Dialect(stated[1], encoding, 1)
+        lines = [line for line in lines if line.strip()]
+        widths = {sign: [len(cells) for cells in csv.reader(lines, delimiter=sign)] for sign in _DELIMITERS}
+    except (OSError, UnicodeError, csv.Error):
+        return Dialect()
+    candidates = [sign for sign, counts in widths.items() if counts and counts[0] > 1]
+    fitting = [sign for sign in candidates if len({*widths[sign][: _SAMPLED_LINES - 1]}) == 1]  # the last row may be cut
+    return Dialect(max(fitting, key=lambda sign: widths[sign][0]) if fitting else (*candidates, ",")[0], encoding)
 
 
 def convert_decimals(table: pd.DataFrame, names: Sequence[str], text_features: Sequence[str], path: Path) -> list[str]:

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -291,3 +292,10 @@ def list_names(names: Sequence[object], most: int = 10) -> str:
     """Return the first `most` names, quoted and joined by commas, and the number of the others."""
     omitted = len(names) - most
     return ", ".join(repr(str(n)) for n in islice(names, most)) + (f" and {omitted} more" if omitted > 0 else "")
+
+
+def describe_columns(columns: Sequence[object], wanted: str) -> str:
+    """Return which columns a table has, and the one whose name is nearly the missing one, for a message."""
+    names = [str(c) for c in columns]
+    similar = [c for c in names if c.strip().casefold() == wanted.strip().casefold()] or get_close_matches(wanted, names, 1)
+    return f"it has {list_names(names)}" + (f"; did you mean {similar[0]!r}?" if similar else "")

@@ -1,6 +1,7 @@
 """Matching of labels by class name: the class numbers are equal at all clients, also where a client lacks a class."""
 
 import json
+import unicodedata
 from collections.abc import Mapping, Sequence, Set
 from difflib import get_close_matches
 from typing import Any
@@ -12,6 +13,7 @@ from fedmutual.config import DataConfig
 from fedmutual.config.grid import format_toml_key
 from fedmutual.data.draws import Index, Names
 from fedmutual.data.examples import Part, Source, list_names
+from fedmutual.data.raw_labels import clean_labels
 from fedmutual.errors import ConfigError, DataError
 
 
@@ -91,7 +93,7 @@ def match_labels(source: Source, config: DataConfig, common: bool = False) -> tu
     if not common:
         check_renamed(config.labels, {*(declared or ()), *(str(n) for names in label_names for n in names)})
     renamed = [np.array([config.labels.get(n, n) for n in names]) for names in label_names]
-    classes = config.classes or _list_classes(declared, renamed, config.labels)
+    classes = config.classes or list_classes(declared, renamed, config.labels)
     if len(classes) < 2:
         raise DataError(f"{source.place}: there is only one class, {classes[0]!r}; classification needs two")
     numbers = {name: i for i, name in enumerate(classes)}
@@ -106,12 +108,15 @@ def match_labels(source: Source, config: DataConfig, common: bool = False) -> tu
 
 
 def list_label_names(source: Source, config: DataConfig) -> set[str]:
-    """Return the owner's names of all labels and declared classes, before data.labels renames any.
+    """Return the owner's names of all labels and declared classes, or the values of masks, before data.labels renames any.
 
     Raises:
         DataError: a label is neither a whole number nor a name, or is out of range.
     """
-    declared, encoded = _list_owner_labels([p for p in (source.train, source.test) if p is not None], source, config)
+    parts = [p for p in (source.train, source.test) if p is not None]
+    if parts[0].labels.ndim == 3:  # masks
+        return {str(value) for part in parts for value in np.unique(part.labels).astype(np.int64)}
+    declared, encoded = _list_owner_labels(parts, source, config)
     return {*(declared or ()), *(str(n) for names, _ in encoded for n in names)}
 
 
@@ -119,6 +124,7 @@ def _list_owner_labels(
     parts: Sequence[Part], source: Source, config: DataConfig
 ) -> tuple[tuple[str, ...] | None, list[tuple[Names, Index]]]:
     """Return the classes that the data declare or count (None: neither), and for each part the result of `_encode_names`."""
+    parts = [clean_labels(p, config) for p in parts]
     declared = source.classes
     if declared is None and config.classes is None and all(_get_label_kind(p, source) == "numbers" for p in parts):
         declared = _count_classes(parts, source)
@@ -198,7 +204,7 @@ def _encode_names(part: Part, declared: tuple[str, ...] | None, source: Source) 
     return np.array([declared[i] for i in present]), codes.astype(np.int64)
 
 
-def _list_classes(
+def list_classes(
     declared: tuple[str, ...] | None, names_by_part: Sequence[Names], labels: Mapping[str, str]
 ) -> tuple[str, ...]:
     """Return the classes in order: declared ones after renaming; else names sorted, with whole numbers first."""
@@ -206,3 +212,31 @@ def _list_classes(
         return tuple(dict.fromkeys(labels.get(n, n) for n in declared))
     names = {str(n) for names in names_by_part for n in names}
     return tuple(sorted(names, key=lambda n: (not n.isdecimal(), int(n) if n.isdecimal() else 0, n)))
+
+
+def note_similar_classes(classes: Sequence[str], class_numbers: Index, source: Source, config: DataConfig) -> list[str]:
+    """Return a remark on each group of classes whose names differ only in case or Unicode form.
+
+    class_numbers: the class of each row [n]. The remark proposes the name with the most rows.
+
+    Raises:
+        DataError: two names differ only in blanks, so they look equal.
+    """
+    groups: dict[str, list[int]] = {}
+    for i, name in enumerate(classes):
+        groups.setdefault(" ".join(unicodedata.normalize("NFKC", name).casefold().split()), []).append(i)
+    class_counts, remarks = np.bincount(class_numbers, minlength=len(classes)), []
+    for group in (g for g in groups.values() if len(g) > 1):
+        names, preferred = [classes[i] for i in group], classes[max(group, key=lambda i: class_counts[i])]
+        renames = ", ".join(
+            f"{format_toml_key(n)} = {json.dumps(new, ensure_ascii=False)}"
+            for n, new in (config.labels | dict.fromkeys(names, preferred)).items()
+            if n != new
+        )
+        remarks.append(
+            f"{source.place}: classes {', '.join(map(repr, names[:-1]))} and {names[-1]!r} look alike; if they are one, "
+            f"write data.labels = {{ {renames} }}, else name all classes in data.classes"
+        )
+        if len({" ".join(name.split()) for name in names}) < len(names):
+            raise DataError(remarks[-1])
+    return remarks

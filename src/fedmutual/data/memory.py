@@ -11,7 +11,8 @@ from torch.utils.data import Dataset
 
 from fedmutual.config import DataConfig
 from fedmutual.data.arrays import make_source
-from fedmutual.data.examples import Source, list_names
+from fedmutual.data.column_check import check_names, describe_nameless, note_rounded
+from fedmutual.data.examples import Source, describe_columns, list_names
 from fedmutual.data.factory import make_factory_source
 from fedmutual.errors import DataError
 
@@ -42,7 +43,11 @@ def make_memory_source(train: Any, test: Any, label: str | Sequence[str] | None,
             raise DataError(f"test of {place}: its columns are not those of train; give both the same columns")
     source = make_source(arrays, DataConfig(), place)
     classes = source.classes if label is None or isinstance(label, str) else tuple(label)
-    return Source(source.place, source.train, source.test, classes, columns)
+    notes = []
+    if columns is not None:
+        table = (train if isinstance(train, pd.DataFrame) else train[0]).rename(columns=str)[[*columns]]
+        notes = note_rounded(table, source.place, "subtract an offset in float64, or divide by a number")
+    return Source(source.place, source.train, source.test, classes, columns, notes=tuple(notes))
 
 
 def convert_features(features: Any, place: str, columns: tuple[str, ...] | None = None) -> npt.NDArray[Any]:
@@ -52,9 +57,10 @@ def convert_features(features: Any, place: str, columns: tuple[str, ...] | None 
         DataError: a column is missing, or a value is missing or no number.
     """
     if isinstance(features, pd.DataFrame):
+        features = features.rename(columns=str)
         missing = [c for c in columns or () if c not in features]
         if missing:
-            raise DataError(f"{place}: there is no column {missing[0]!r}; it has {list_names(list(features.columns))}")
+            raise DataError(f"{place}: there is no column {missing[0]!r}; {describe_columns(features.columns, missing[0])}")
         table = features[list(columns)] if columns is not None else features
         text = [c for c in table if not pd.api.types.is_numeric_dtype(table[c])]
         if text:
@@ -64,6 +70,8 @@ def convert_features(features: Any, place: str, columns: tuple[str, ...] | None 
             raise DataError(f"{place}: the columns {list_names(blank)} have missing values; fill them in, or drop the rows")
         numbers: npt.NDArray[np.float32] = table.to_numpy(np.float32)
         return numbers
+    if np.ma.is_masked(features):
+        raise DataError(f"{place}: a masked array has masked values, which are missing; fill them in, or drop the rows")
     try:
         values: npt.NDArray[Any] = features.detach().cpu().numpy() if isinstance(features, Tensor) else np.asarray(features)
         return values
@@ -86,27 +94,34 @@ def _split_table(
     """Return x, y, and the names of the features, where they have any. columns: the order in which features are wanted."""
     _check_label(arrays, label, place)
     if isinstance(arrays, pd.DataFrame):
+        check_names(arrays.columns, place)
         if label is None:
             raise DataError(f"{place} is a DataFrame; name the column of its targets: Site(..., label='COLUMN')")
         names = [label] if isinstance(label, str) else list(label)
         missing = [name for name in names if name not in arrays]
         if missing:
             raise DataError(
-                f"{place}: there is no column {missing[0]!r}, which label names; it has {list_names(list(arrays.columns))}"
+                f"{place}: there is no column {missing[0]!r}, which label names; "
+                f"{describe_columns(arrays.columns, missing[0])}"
             )
         arrays = (arrays.drop(columns=names), arrays[label if isinstance(label, str) else names])
     if not isinstance(arrays, tuple | list) or len(arrays) != 2:
         raise DataError(f"{place} is {type(arrays).__name__}; give {WANTED}")
     features, targets = arrays
     if isinstance(features, pd.DataFrame):
+        check_names(features.columns, place)
         columns = columns or tuple(map(str, features.columns))
+        for problem in describe_nameless(columns, DataConfig(), place):
+            raise DataError(problem)
         return convert_features(features, place, columns), _convert_targets(targets, place), columns
     return convert_features(features, place), _convert_targets(targets, place), None
 
 
 def _convert_targets(targets: Any, place: str) -> npt.NDArray[Any]:
-    """Return targets as numbers, or as text where they are names."""
-    if isinstance(targets, pd.DataFrame | pd.Series) and np.asarray(targets.isna()).any():
-        raise DataError(f"{place}: targets are missing; fill them in, or drop the rows")
-    values = convert_features(targets.to_numpy() if isinstance(targets, pd.DataFrame | pd.Series) else targets, place)
-    return values.astype(str) if values.dtype.kind == "O" else values
+    """Return targets as an array [n, ...], with missing ones as they are."""
+    if isinstance(targets, pd.DataFrame | pd.Series):
+        targets = targets.to_numpy()
+    values = convert_features(targets, place)
+    if values.dtype.kind == "U" and isinstance(targets, list | tuple):  # of ["ill", nan], whose nan became text
+        return np.array(targets, dtype=object)
+    return values

@@ -93,6 +93,14 @@ def _prepare_data_set(config: Config, common: bool = False) -> Prepared:
         scaled, shape = scaling.UNSCALED, (len(source.plans),)
     if kind == "masks":
         check_masks(targets, shape, config.data, source.place)
+    if source.columns is not None or kind == "numbers":
+        from fedmutual.data import column_check  # imports pandas, which takes 0.3 s
+
+        rounded = column_check.note_rounded({classes[0]: source.train.labels}, source.place) if kind == "numbers" else []
+        notes = (*column_check.check_columns(source, targets, config.data), *rounded, *notes)
+    is_deliberate = config.data.classes or config.data.name == "femnist"  # whose classes are letters of both cases
+    if kind == "classes" and not is_deliberate:
+        notes = (*labels.note_similar_classes(classes, table.labels, source, config.data), *notes)
     content = examples.digest()
     digest = record.compute_digest(content, table, shape, targets)
     space = Space(
@@ -134,7 +142,7 @@ def _make_table(
         columns = classes
     else:
         columns = config.data.label_columns if config.data.name in sources.TABLES else ("y",)
-        classes, by_part = read_targets(source, config.data, kind, columns)
+        classes, by_part = read_targets(source, config.data, kind, columns, common)
         targets = np.concatenate([np.asarray(part) for part in by_part])
         numbers = np.zeros(len(targets), dtype=np.int64)
     groups, domains = _join_column(parts, "groups"), _join_column(parts, "domains")

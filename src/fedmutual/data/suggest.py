@@ -11,9 +11,10 @@ import pandas as pd
 from fedmutual.config import Config, DataConfig, has_own_data, make_client_config
 from fedmutual.config.grid import format_toml_key
 from fedmutual.data.cells import parse_dates
+from fedmutual.data.column_check import identifies_rows, is_nameless
 from fedmutual.data.examples import list_names
 from fedmutual.data.sources import TABLES
-from fedmutual.data.table import has_identifiers, list_features
+from fedmutual.data.table import list_features
 from fedmutual.data.table_file import make_text, read_frame
 from fedmutual.errors import DataError
 
@@ -76,7 +77,7 @@ def suggest_columns(config: Config) -> Suggestion | None:
         columns = [table[name] for table in tables.values()]
         specification = _specify(columns)
         if any(column.is_identifier for column in columns):
-            left_out.append(f"column {name!r} has a different value in every row, as identifiers have")
+            left_out.append(f"column {name!r} has no name, or identifies or counts rows")
         elif specification is None:
             count = len({v for column in columns for v in column.values})
             left_out.append(f"column {name!r} has {count} different texts, too many for a category")
@@ -173,7 +174,8 @@ def _describe_column(cells: "pd.Series[Any]", date_format: str | None) -> _Colum
     date_formats = tuple(f for f in _DATE_FORMATS if is_other_date and parse_dates(present, f).notna().all())
     values = tuple(sorted(set(present)))
     is_complete = len(present) == len(cells)
-    is_identifier = is_number and is_complete and has_identifiers(numbers.to_numpy(np.float64))
+    is_identifier = is_number and is_complete and identifies_rows(numbers.to_numpy(np.float64))
+    is_identifier |= is_nameless(str(cells.name))
     return _Column(is_number, texts, is_date or bool(date_formats), date_formats, values, is_complete, is_identifier)
 
 

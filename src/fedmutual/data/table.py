@@ -4,22 +4,21 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from torch import Tensor
 
 from fedmutual.config import ColumnConfig, DataConfig
 from fedmutual.data.arrays import require_root
 from fedmutual.data.cells import parse_cells, parse_numbers
+from fedmutual.data.column_check import describe_nameless, is_nameless, note_rounded
 from fedmutual.data.encoding import ColumnPlan, Encoding, plan_columns
-from fedmutual.data.examples import ArrayExamples, BadRows, Part, Source, convert_array, list_names
+from fedmutual.data.examples import ArrayExamples, BadRows, Part, Source, convert_array, describe_columns, list_names
 from fedmutual.data.table_file import RowNamer, make_row_namer, make_text, read_frame
 from fedmutual.data.table_labels import get_names, read_labels
 from fedmutual.errors import ConfigError, DataError
 
 DOMAIN = "domain"
-_MIN_ROWS = 50  # in fewer rows, whole numbers may all differ by chance
+_ROUNDING_FIX = "subtract an offset, or set data.columns, which standardises numbers before they are rounded"
 
 
 class _TableFile(NamedTuple):
@@ -54,6 +53,9 @@ def read_table(config: DataConfig, numbers: bool = False) -> Source:
         raise BadRows(*problems)
     plans = make_plans(config.columns, [file.frame for file in files])
     columns = tuple(config.columns) or list_features(files[0].frame, config)
+    if not plans:
+        problems += describe_nameless(columns, config, str(path))
+        columns = tuple(c for c in columns if not is_nameless(c))
     problems += [problem for file in files[1:] if not plans for problem in _compare_columns(file, config, columns)]
     parts = []
     for file in files if not problems else files[:1]:
@@ -63,11 +65,11 @@ def read_table(config: DataConfig, numbers: bool = False) -> Source:
     if problems:
         raise BadRows(*problems)
     train = parts[0]
-    cells = train.x.take(range(len(train.x)))
     notes = [
         *_note_decimal_commas(files),
         *_note_unused_columns(files[0], config),
-        *_note_identifiers(cells, columns, path, plans),
+        *_note_blanks(files, config),
+        *([] if plans else note_rounded(files[0].frame[[*columns]], str(path), _ROUNDING_FIX)),
     ]
     return Source(
         str(path),
@@ -108,7 +110,8 @@ def read_labelled(
     missing_columns = [c for c in names if c not in frame]
     if missing_columns:
         raise DataError(
-            f"{path}: there is no column {missing_columns[0]!r} of labels; it has {list_names(list(frame.columns))}"
+            f"{path}: there is no column {missing_columns[0]!r} of labels; "
+            f"{describe_columns(frame.columns, missing_columns[0])}"
         )
     labels, problems = read_labels(frame, config.label, path, RowNamer(path, len(frame)), numbers)
     if problems:
@@ -138,8 +141,8 @@ def read_features(
     missing_columns = [c for c in names if c not in frame]
     if missing_columns:
         raise DataError(
-            f"{path}: there is no column {missing_columns[0]!r}, which the model learned from; it has "
-            f"{list_names(list(frame.columns))}"
+            f"{path}: there is no column {missing_columns[0]!r}, which the model learned from; "
+            f"{describe_columns(frame.columns, missing_columns[0])}"
         )
     name_row = RowNamer(path, len(frame))
     x, problems = (
@@ -166,7 +169,7 @@ def _find_missing_columns(file: _TableFile, config: DataConfig, is_test: bool) -
     named_columns += [("data.replace", column) for column in config.replace if column not in config.columns]
     dropped = [] if is_test else [("data.drop", c) for c in config.drop or ()]  # a test file may lack dropped columns
     return [
-        f"{file.path}: there is no column {column!r}, which {key} names; it has {list_names(list(file.frame.columns))}"
+        f"{file.path}: there is no column {column!r}, which {key} names; {describe_columns(file.frame.columns, column)}"
         for key, column in (*named_columns, *dropped)
         if column is not None and column not in file.frame
     ]
@@ -212,29 +215,18 @@ def _note_decimal_commas(files: Sequence[_TableFile]) -> list[str]:
     return [f"{path}: commas in columns {list_names(c)} are decimal commas" for path, c in columns_by_file.items() if c]
 
 
+def _note_blanks(files: Sequence[_TableFile], config: DataConfig) -> list[str]:
+    """Return a remark on labels that are read as one because they differ only in blanks at their ends."""
+    if not isinstance(config.label, str):
+        return []
+    written = {str(label) for file in files for label in file.frame[config.label].unique()}
+    merged = sorted(label for label in written if label != label.strip() and label.strip() in written)
+    return [f"{files[0].path}: labels {list_names(merged)} are read without their blanks"] if merged else []
+
+
 def _note_unused_columns(file: _TableFile, config: DataConfig) -> list[str]:
     """Return a remark on columns that data.columns leaves out."""
     unused = [c for c in list_features(file.frame, config) if c not in config.columns]
     if not config.columns or not unused:
         return []
     return [f"{file.path}: columns {list_names(unused)} are not in data.columns, so they are no features"]
-
-
-def _note_identifiers(x: Tensor, columns: Sequence[str], path: Path, plans: Sequence[ColumnPlan]) -> list[str]:
-    """Return a remark on columns of x [n, F] with a different whole number in every row, as identifiers have."""
-    not_numbers = {plan.name for plan in plans if plan.settings.kind != "number"}
-    identifiers = [
-        c for c, values in zip(columns, x.T, strict=True) if c not in not_numbers and has_identifiers(values.numpy())
-    ]
-    if not identifiers:
-        return []
-    return [
-        f"{path}: {list_names(identifiers)} holds a different whole number in every row, as identifiers do; exclude "
-        "identifiers by "
-        "data.drop",
-    ]
-
-
-def has_identifiers(values: npt.NDArray[Any]) -> bool:
-    """Return whether values [n] are a different whole number in every row."""
-    return bool(len(values) >= _MIN_ROWS and (values == values.round()).all() and len(np.unique(values)) == len(values))

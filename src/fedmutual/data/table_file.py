@@ -4,12 +4,14 @@ import csv as records
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from fedmutual.data.csv_dialect import convert_decimals, convert_numbers, describe_decoding_error, find_delimiter
+from fedmutual.data.column_check import check_names
+from fedmutual.data.csv_dialect import convert_decimals, convert_numbers, describe_decoding_error, find_dialect
 from fedmutual.errors import DataError
 
 SUFFIXES = (".csv", ".parquet")
@@ -47,12 +49,14 @@ class RowNamer:
 
         A quoted cell may span several lines; blank lines are no rows.
         """
-        with self._path.open(newline="", encoding="utf-8-sig") as file:
-            line, reader = 1, records.reader(file, delimiter=find_delimiter(self._path))
+        dialect = find_dialect(self._path)
+        with self._path.open(newline="", encoding=dialect.encoding) as file:
+            lines = islice(file, dialect.skipped_lines, None)
+            line, reader = 1 + dialect.skipped_lines, records.reader(lines, delimiter=dialect.delimiter)
             for cells in reader:
                 if len(cells) > 1 or any(cell.strip() for cell in cells):
                     yield line
-                line = reader.line_num + 1
+                line = reader.line_num + 1 + dialect.skipped_lines
 
 
 def read_frame(
@@ -83,7 +87,8 @@ def read_frame(
         raise DataError(f"{path}: there is no such file; {missing}") from None
     except pd.errors.ParserWarning:
         raise DataError(
-            f"{path}: a row has more fields than the header; is there a decimal comma, or another delimiter than the comma?"
+            f"{path}: a row has more fields than the header; is there a decimal comma, another delimiter than the comma, or "
+            "a delimiter at the end of each row?"
         ) from None
     except DataError:
         raise
@@ -92,7 +97,9 @@ def read_frame(
         raise DataError(sentence) from None
     except (OSError, ValueError) as problem:  # pandas' own errors are ValueErrors, and so are those of pyarrow
         kind = "Parquet" if parquet else "CSV"
-        raise DataError(f"{path}: cannot be read as {kind} ({str(problem).strip().splitlines()[0]})") from None
+        is_ragged = isinstance(problem, pd.errors.ParserError)
+        fix = "; fix that line: a cell that holds the delimiter or a line break must stand in quotes" if is_ragged else ""
+        raise DataError(f"{path}: cannot be read as {kind} ({str(problem).strip().splitlines()[0]}){fix}") from None
     if table.empty:
         raise DataError(f"{path}: the table has no rows")
     return table
@@ -107,24 +114,30 @@ def _replace_cells(table: pd.DataFrame, written: pd.DataFrame, replace: Replacem
 
 
 def _read_csv(path: Path, names: Sequence[str], text_features: Sequence[str], replace: Replacements) -> pd.DataFrame:
-    delimiter = find_delimiter(path)
-    features = [c for c in pd.read_csv(path, nrows=0, sep=delimiter).columns if c not in names]
-    as_text: Any = dict.fromkeys((*names, *text_features, *replace), str) if delimiter == "," else str
+    dialect = find_dialect(path)
+    written_as: Any = {"sep": dialect.delimiter, "encoding": dialect.encoding, "skiprows": dialect.skipped_lines}
+    header = pd.read_csv(path, nrows=1, header=None, dtype=str, keep_default_na=False, **written_as)
+    if any("\0" in name for name in header.iloc[0]):
+        raise DataError(f"{path}: is UTF-16 text without a byte order mark; save the file as UTF-8, in Excel as 'CSV UTF-8'")
+    check_names(header.iloc[0], str(path))  # pandas would rename the second of two
+    features = [c for c in pd.read_csv(path, nrows=0, **written_as).columns if c not in names]
+    has_points = dialect.delimiter == ","  # other files may have decimal commas, so all their cells are read as text
+    as_text: Any = dict.fromkeys((*names, *text_features, *replace), str) if has_points else str
     with warnings.catch_warnings():
         warnings.simplefilter("error", pd.errors.ParserWarning)
         table = pd.read_csv(
             path,
-            sep=delimiter,
+            **written_as,
             index_col=False,  # otherwise an extra field would make the first column an index and shift the others
             dtype=as_text,
             keep_default_na=False,
             na_values=dict.fromkeys(features, _MISSING),
         )
     written = table.copy(deep=False)
-    if delimiter != ",":
+    if not has_points:
         table.attrs["decimal_commas"] = convert_decimals(table, names, text_features, path)
     _replace_cells(table, written, replace)
-    convert_numbers(table, replace if delimiter == "," else features, text_features)
+    convert_numbers(table, replace if has_points else features, text_features)
     return table
 
 
@@ -132,13 +145,14 @@ def _read_parquet(path: Path, names: Sequence[str], text_features: Sequence[str]
     if not path.is_file():
         raise FileNotFoundError(path)
     try:
+        from pyarrow import parquet
+
+        check_names(parquet.read_schema(path).names, str(path))  # pandas cannot read two columns of one name
         table = pd.read_parquet(path, engine="pyarrow")
     except ImportError:
         raise DataError(f"{path}: reading Parquet needs pyarrow; install it by: pip install 'fedmutual[parquet]'") from None
     table = table.rename(columns=str)
-    repeated = table.columns[table.columns.duplicated()]
-    if len(repeated):
-        raise DataError(f"{path}: there are two columns {repeated[0]!r}; rename one")
+    check_names(table.columns, str(path))
     text = {c: make_text(table[c]) for c in {*names, *text_features, *replace} if c in table}
     table = table.assign(**{c: cells.fillna("") if c in names else cells for c, cells in text.items()})
     _replace_cells(table, table, replace)

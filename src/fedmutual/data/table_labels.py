@@ -31,7 +31,10 @@ def read_labels(
     assert labels is not None  # `_find_missing_columns` has looked
     blank_rows = np.flatnonzero(labels == "")
     if len(blank_rows):
-        return labels, [f"{path}: the label in {name_row(blank_rows[0])} is missing; fill it in or remove the row"]
+        return labels, [
+            f"{path}: the label in {name_row(blank_rows[0])} is missing ({len(blank_rows)} of {len(labels)} rows); fill it "
+            "in or remove the row"
+        ]
     if numbers:
         return labels, []
     try:

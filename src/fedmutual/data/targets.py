@@ -1,27 +1,34 @@
 """Targets that are not one class of an example: numbers, several labels of an example, and masks."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 from fedmutual.config import DataConfig
+from fedmutual.config.grid import format_toml_key
 from fedmutual.core import TargetKind
 from fedmutual.data.examples import Part, Source, list_names
+from fedmutual.data.labels import check_renamed, list_classes
+from fedmutual.data.raw_labels import clean_labels
 from fedmutual.errors import ConfigError, DataError
 
 Targets = npt.NDArray[np.float32] | npt.NDArray[np.int64]
 _MOST_CLASSES = 255  # of masks whose classes have no names: a greater number is a mistake, not a class
+_MOST_LISTED = 10  # values of masks in a message
 Read = tuple[tuple[str, ...], list[Targets]]
 
 
-def read_targets(source: Source, config: DataConfig, kind: TargetKind, columns: tuple[str, ...]) -> Read:
+def read_targets(
+    source: Source, config: DataConfig, kind: TargetKind, columns: tuple[str, ...], common: bool = False
+) -> Read:
     """Return the names of the outputs, and the targets of each part: numbers float32 [n], labels float32 [n, L], or
     masks int64 [n, H, W].
 
     kind: numbers, labels or masks. columns: the name of the numbers. Labels, and the classes of masks, are named by
     data.classes, by the names that the data declare, or else "0", "1", ...
+    common: as in `match_labels`.
 
     Raises:
         DataError: a target is no number or no label, or there is not one target for each example.
@@ -29,14 +36,13 @@ def read_targets(source: Source, config: DataConfig, kind: TargetKind, columns: 
     """
     if kind == "numbers" and config.classes:
         raise ConfigError("key 'data.classes' is for classes, but the task learns numbers; remove the key")
-    if config.labels:
+    if config.labels and kind != "masks":
         raise ConfigError(f"key 'data.labels' is for classes, but the task learns {kind}; remove the key")
-    parts = [part for part in (source.train, source.test) if part is not None]
+    parts = [clean_labels(part, config) for part in (source.train, source.test) if part is not None]
     if kind == "numbers":
         return columns, [_read_numbers(part, source.place) for part in parts]
     if kind == "masks":
-        masks = [_read_masks(part, source.place) for part in parts]
-        return _name_mask_classes(masks, parts, source, config), [*masks]
+        return _match_masks([_read_masks(part, source.place) for part in parts], parts, source, config, common)
     targets = [_read_labels(part, source.place) for part in parts]
     return _name_labels(targets, source, config), targets
 
@@ -80,29 +86,54 @@ def _read_masks(part: Part, place: str) -> npt.NDArray[np.int64]:
     if values.ndim != 3 or len(values) != len(part.x) or not values.size:
         raise DataError(
             f"{place}: targets have the shape {list(values.shape)}; give a class number for each pixel of the {len(part.x)} "
-            "images: [images, height, width]"
+            "images: [images, height, width]; of colours, turn each into a class number first"
         )
     if values.dtype.kind not in "biu":
         raise DataError(f"{place}: targets are {values.dtype.name}; give whole numbers, the class of each pixel")
     return values.astype(np.int64)
 
 
-def _name_mask_classes(
-    masks: Sequence[npt.NDArray[np.int64]], parts: Sequence[Part], source: Source, config: DataConfig
-) -> tuple[str, ...]:
-    """Return the names of the classes of masks; without names there are as many as the greatest number needs."""
-    greatest = max(int(part.max()) for part in masks)
-    names = config.classes or source.classes or tuple(str(k) for k in range(min(greatest, _MOST_CLASSES) + 1))
-    for part, values in zip(parts, masks, strict=True):
-        is_bad = ((values < 0) | (values >= len(names))).any((1, 2))
-        if is_bad.any():
-            row = int(is_bad.argmax())
-            bad = next(int(v) for v in values[row].flat if not 0 <= v < len(names))
-            fix = "name all classes in data.classes" if config.classes or source.classes else "number the classes from 0"
-            raise DataError(
-                f"{part.where(row)}: its mask holds {bad}, but the classes are 0 to {len(names) - 1}; {fix}, or fix the mask"
-            )
-    return tuple(names)
+def _match_masks(
+    masks: Sequence[npt.NDArray[np.int64]], parts: Sequence[Part], source: Source, config: DataConfig, common: bool
+) -> Read:
+    """Return the names of the classes, and the masks [n, H, W] of each part with the numbers of the classes.
+
+    data.labels names the class of a value. Another value is the number of its class in data.classes, or in the classes that
+    the data declare. Without any of these keys a value is its own class, and the values must count the classes from 0.
+    """
+    values = np.unique(np.concatenate([np.unique(mask) for mask in masks]))
+    if not common:
+        check_renamed(config.labels, {*map(str, values.tolist())})
+    declared, lowest, greatest = config.classes or source.classes, int(values[0]), int(values[-1])
+    if declared is None and not config.labels:
+        if lowest < 0 or greatest >= min(2 * len(values), _MOST_CLASSES + 1):
+            fix = "number the classes from 0"
+            if len(values) <= _MOST_LISTED:
+                renames = ", ".join(f'{format_toml_key(str(v))} = "{i}"' for i, v in enumerate(values) if v != i)
+                fix = f"give each value its class: data.labels = {{ {renames} }}"
+            _refuse_mask(lowest if lowest < 0 else greatest, masks, parts, values, f"{fix}, or name all in data.classes")
+        declared = tuple(str(k) for k in range(greatest + 1))
+    own_names = [declared[v] if declared and 0 <= v < len(declared) else str(v) for v in values.tolist()]
+    names = [config.labels.get(str(v), name) for v, name in zip(values.tolist(), own_names, strict=True)]
+    classes = declared or list_classes(None, [np.array(names)], {})
+    for value, name in zip(values.tolist(), names, strict=True):
+        if name not in classes:
+            fix = f"name all classes in data.classes (there are {list_names(classes)})"
+            _refuse_mask(value, masks, parts, values, fix)
+    numbers = np.array([classes.index(name) for name in names], dtype=np.int64)
+    return tuple(classes), [numbers[np.searchsorted(values, mask)] for mask in masks]
+
+
+def _refuse_mask(
+    value: int, masks: Sequence[npt.NDArray[np.int64]], parts: Sequence[Part], values: npt.NDArray[np.int64], fix: str
+) -> NoReturn:
+    """Raise DataError on the first mask with a value that is no class. values: all values of the masks."""
+    part, mask = next((p, m) for p, m in zip(parts, masks, strict=True) if (m == value).any())
+    row = int((mask == value).any((1, 2)).argmax())
+    raise DataError(
+        f"{part.where(row)}: its mask holds {value}, which is no class; the masks hold the values "
+        f"{list_names(values.tolist(), _MOST_LISTED)}, and classes are numbered from 0; {fix}, or fix the mask"
+    )
 
 
 def check_masks(targets: npt.NDArray[Any], shape: tuple[int, ...], config: DataConfig, place: str) -> None:

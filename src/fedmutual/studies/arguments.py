@@ -1,6 +1,7 @@
 """The arguments of `federate` and `compare` as a configuration, and errors about keys as errors about arguments."""
 
 import re
+import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, fields, is_dataclass
@@ -36,6 +37,7 @@ _KEY = re.compile(r"(?:keys? )?'(\w+(?:\.\w+)*)'|\b(\w+\.\w+)\b")
 _FLAG = re.compile(r"--([a-z]+)\b")
 _NETWORK = re.compile(rf"(?:the )?network '{re.escape(PREFIX)}[^']*'")
 _OBJECT = re.compile(rf"'?{re.escape(PREFIX)}(\w+)\.?([^\s':]*)'?")
+_RENAMES = re.compile(r"(?<=data\.labels = )\{[^}]*\}")  # a TOML table
 _FLAG_ARGUMENTS = {"out": "out=...", "resume": "resume=True"}
 _FACTORY = "; let its factory take the argument `classes`"
 
@@ -116,8 +118,17 @@ def translate(sentence: str) -> str:
     sentence = _NETWORK.sub("the network", sentence)
     sentence = _OBJECT.sub(lambda m: f"{m[1]} of site {m[2]!r}" if m[1] in ("data", "model") else m[2] or m[1], sentence)
     known = set(list_keys())
+    sentence = _RENAMES.sub(lambda m: _format_dict(m[0]), sentence)
     sentence = _KEY.sub(lambda m: _name_argument(key) if (key := m[1] or m[2]) in known else m[0], sentence)
     return _FLAG.sub(lambda m: _FLAG_ARGUMENTS.get(m[1], f"{m[1]}=..."), sentence)
+
+
+def _format_dict(table: str) -> str:
+    """Return an inline table of TOML as a dictionary of Python; as it is if it cannot be read."""
+    try:
+        return repr(tomllib.loads(f"table = {table}")["table"])
+    except tomllib.TOMLDecodeError:  # a name holds "}"
+        return table
 
 
 def _name_argument(key: str) -> str:

@@ -85,7 +85,7 @@ def _read_targets(source: Source, answering: AnsweringModel) -> Tensor:
     if answering.kind == "classes":
         _, (targets,) = labels.match_labels(source, data, common=True)
         return torch.from_numpy(targets)
-    _, (read,) = read_targets(source, data, answering.kind, takes.classes)
+    _, (read,) = read_targets(source, data, answering.kind, takes.classes, common=True)
     if answering.kind == "masks":
         check_masks(read, takes.shape, data, source.place)
     return torch.from_numpy(read)

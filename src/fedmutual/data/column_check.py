@@ -1,0 +1,166 @@
+"""Columns of a table that are no features: columns without a name, two of one name, copies of the label, row numbers."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from fedmutual.config import DataConfig
+from fedmutual.data.examples import Source, choose_evenly, list_names
+from fedmutual.data.sources import TABLES
+from fedmutual.errors import DataError, join_words
+
+Values = npt.NDArray[Any]
+
+_NAMELESS = re.compile(r"\s*|Unnamed: \d+(\.\d+)?")
+_RENAMED = re.compile(r"(.+)\.\d+")  # pandas calls the second column "age" "age.1"
+_MIN_DIFFERENT = 50  # in fewer rows, whole numbers may all differ by chance
+_MIN_COUNTED = 10  # in fewer rows, whole numbers may count up by chance
+_MIN_TOLD = 20  # in fewer rows, a feature may tell the label by chance
+_EXACT = 2**24  # up to here float32 has every whole number
+_LARGEST = 2.0**53  # from here on, float64 is whole because it is rounded itself
+
+
+def is_nameless(name: str) -> bool:
+    """Return whether the header has no name for a column, which pandas calls "Unnamed: 0" then."""
+    return _NAMELESS.fullmatch(name) is not None
+
+
+def check_names(names: Sequence[Any], place: str) -> None:
+    """Raise DataError where two of a table's columns have one name, up to blanks at either end."""
+    positions: dict[str, list[int]] = {}
+    for position, name in enumerate(map(str, names)):
+        if not is_nameless(name):
+            positions.setdefault(name.strip(), []).append(position)
+    for name, same in positions.items():
+        if len(same) > 1:
+            numbers, letters = (join_words([form(k) for k in same]) for form in (lambda k: str(k + 1), _format_letter))
+            raise DataError(
+                f"{place}: columns {numbers} ({letters} in a spreadsheet) have one name, {name!r}, so one may be a copy of "
+                "another; rename or remove all but one"
+            )
+
+
+def _format_letter(position: int) -> str:
+    """Return the letters by which a spreadsheet calls a column: A, ..., Z, AA, ..."""
+    head, last = divmod(position, 26)
+    return (_format_letter(head - 1) if head else "") + chr(ord("A") + last)
+
+
+def describe_nameless(columns: Sequence[str], config: DataConfig, place: str) -> list[str]:
+    """Return a sentence on features without a name, such as the index that pandas writes into a file, if there are any."""
+    nameless = [name for name in columns if is_nameless(name)]
+    if not nameless:
+        return []
+    kind = "is a column" if len(nameless) == 1 else "are columns"
+    return [
+        f"{place}: {list_names(nameless)} {kind} without a name, as the row numbers of pandas are, and no feature; name "
+        f"{_get_pronoun(nameless)}, or leave {_get_pronoun(nameless)} out: {_describe_drop(nameless, config)}"
+    ]
+
+
+def check_columns(source: Source, targets: Values, config: DataConfig) -> list[str]:
+    """Return a remark on columns of a table that tell the label of every row, and on columns that identify or count rows.
+
+    targets: of all rows [n] or [n, L]; those of the training part come first.
+
+    Raises:
+        DataError: two columns are equal, or one tells the label, and their names show that they had one name.
+    """
+    if source.columns is None:
+        return []
+    cells = source.train.x.take(range(len(source.train.x))).numpy()
+    values = dict(zip(source.columns, cells.T, strict=True))
+    labels = [*targets[: len(cells)].reshape(len(cells), -1).T]
+    telling = [name for name, column in values.items() if any(_tells(column, label) for label in labels)]
+    for name, column in values.items():
+        renamed = _RENAMED.fullmatch(name)
+        first = renamed[1] if renamed else None
+        is_copy = first in values and np.array_equal(column, values[first], equal_nan=True)
+        if first and (name in telling or is_copy):
+            copied = f"column {first!r}" if is_copy else "the label"
+            raise DataError(
+                f"{source.place}: column {name!r} is a copy of {copied}: pandas adds .1 to the name of a second column "
+                f"{first!r}; rename it, or leave it out: {_describe_drop([name], config)}"
+            )
+    not_numbers = {plan.name for plan in source.plans or () if plan.settings.kind != "number"}
+    identifying = [name for name, column in values.items() if name not in not_numbers and identifies_rows(column)]
+    different = [name for name in identifying if len(np.unique(values[name])) == len(cells)]
+    return [
+        f"{source.place}: {list_names(names)} {verb}{'' if len(names) > 1 else 's'} {what}; leave {_get_pronoun(names)} "
+        f"out, unless a model may know {_get_pronoun(names)}: {_describe_drop(names, config)}"
+        for names, verb, what in (
+            (telling, "tell", "the label of every training row: each value belongs to one label"),
+            (different, "hold", "a different whole number in every row, as identifiers do"),
+            ([name for name in identifying if name not in different], "count", "the rows, as an index does"),
+        )
+        if names
+    ]
+
+
+def _describe_drop(names: Sequence[str], config: DataConfig) -> str:
+    """Return how to leave out columns of a file, or of a DataFrame."""
+    if config.columns:
+        return "do not list it in data.columns"
+    if config.name in TABLES:
+        return f"data.drop = {json.dumps([*(config.drop or ()), *names], ensure_ascii=False)}"
+    return f"DataFrame.drop(columns={[*names]})"
+
+
+def _get_pronoun(names: Sequence[str]) -> str:
+    return "it" if len(names) == 1 else "them"
+
+
+def _tells(column: Values, label: Values) -> bool:
+    """Return whether a feature [n] equals the label [n], or has one value for each label and one label for each value."""
+    if len(column) < _MIN_TOLD:
+        return False
+    if np.array_equal(column.astype(np.float32), label.astype(np.float32)):
+        return len(np.unique(label)) > 1
+    sample = choose_evenly(len(column), 10 * _MIN_TOLD)
+    return all(_is_one_to_one(column[rows], label[rows]) for rows in (sample, slice(None)))
+
+
+def _is_one_to_one(column: Values, label: Values) -> bool:
+    (values, codes), (labels, label_codes) = (np.unique(array, return_inverse=True) for array in (column, label))
+    pairs = np.unique(codes * len(labels) + label_codes)
+    return 1 < len(values) == len(labels) == len(pairs) <= len(column) / 2
+
+
+def identifies_rows(values: Values) -> bool:
+    """Return whether values [n] are a different whole number in every row, or count the rows.
+
+    A count may begin again at its first number, as where the rows of several files follow each other.
+    """
+    if len(values) < _MIN_COUNTED or not (values == values.round()).all():
+        return False
+    if len(values) >= _MIN_DIFFERENT and len(np.unique(values)) == len(values):
+        return True
+    steps, is_restart = np.diff(values), values[1:] == values[0]
+    return bool(steps[0] and ((steps == steps[0]) | is_restart).all() and is_restart.sum() * _MIN_COUNTED < len(values))
+
+
+def note_rounded(table: Mapping[str, Any] | pd.DataFrame, place: str, fix: str = "subtract an offset") -> list[str]:
+    """Return a remark on columns with whole numbers that float32 rounds, such as times in seconds; none without them."""
+    examples = {}
+    for name, column in table.items():
+        cells = pd.to_numeric(pd.Series(column), errors="coerce").dropna().to_numpy()
+        if cells.dtype.kind not in "iuf" or not cells.size:
+            continue
+        with np.errstate(all="ignore"):
+            rounded = cells.astype(np.float32)
+            is_whole = (cells == np.round(cells)) & ((cells.dtype.kind != "f") | (np.abs(cells) < _LARGEST))
+            changed = is_whole & (np.abs(cells) > _EXACT) & (rounded.astype(cells.dtype) != cells)
+        if changed.any():
+            examples[str(name)] = (cells[changed][0], rounded[changed][0])
+    if not examples:
+        return []
+    cell, rounded = next(iter(examples.values()))
+    return [
+        f"{place}: {list_names([*examples])} holds whole numbers above {_EXACT:,}, which float32 rounds ({cell:.0f} becomes "
+        f"{rounded:.0f}, for example); {fix}"
+    ]

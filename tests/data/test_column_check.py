@@ -1,0 +1,148 @@
+"""Columns of tables that are no features: copies, row numbers, columns without a name. And numbers that are rounded."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import fedmutual
+from fedmutual import data
+from fedmutual.data.memory import make_memory_source
+from fedmutual.data.suggest import suggest_columns
+from own_data import config
+
+ROWS = 40
+A = np.random.default_rng(0).normal(size=ROWS).round(3)
+Y = np.arange(ROWS) % 2
+
+
+def write(path, table, **settings):
+    """Write a table of columns [(name, cells), ...] as CSV, and return the configuration of data with the label y."""
+    names, cells = zip(*table, strict=True)
+    rows = [",".join(map(str, row)) for row in zip(*cells, strict=True)]
+    path.write_text("\n".join([",".join(names), *rows]) + "\n")
+    return config(data={"name": "csv", "root": str(path), "label": "y", **settings})
+
+
+def make_frame(columns):
+    return pd.concat([pd.Series(cells, name=name) for name, cells in columns], axis=1)
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ([("y", Y), ("a", A), ("y", Y)], "columns 1 and 3 (A and C in a spreadsheet) have one name, 'y'"),
+        (
+            [("age", A), ("age", A), ("y", Y), ("age", Y)],
+            "columns 1, 2 and 4 (A, B and D in a spreadsheet) have one name, 'age'",
+        ),
+        ([("age", A), (" age", Y), ("y", Y)], "columns 1 and 2 (A and B in a spreadsheet) have one name, 'age'"),
+        ([("a", A), ("y", Y), ("y.1", Y)], "column 'y.1' is a copy of the label"),
+        ([("a", A), ("a.1", A), ("y", Y)], "column 'a.1' is a copy of column 'a'"),
+    ],
+)
+def test_columns_of_one_name_are_refused(tmp_path, columns, words):
+    with pytest.raises(fedmutual.UserError) as of_file:
+        data.load(write(tmp_path / "a.csv", columns))
+    site = fedmutual.Site(train=make_frame(columns), label="y")
+    with pytest.raises(fedmutual.UserError) as of_frame:
+        fedmutual.federate({"a": site, "b": site}, "fml", "mlp", rounds=1, progress=False)
+    assert words in str(of_file.value)
+    assert words in str(of_frame.value)
+
+
+def test_columns_of_one_name_are_refused_in_parquet(tmp_path):
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(arrow.table([A, A, Y], names=["a", "a", "y"]), tmp_path / "a.parquet")
+    with pytest.raises(fedmutual.UserError, match="have one name, 'a'"):
+        data.load(config(data={"name": "parquet", "root": str(tmp_path / "a.parquet"), "label": "y"}))
+
+
+def test_a_spreadsheet_has_letters_after_z(tmp_path):
+    columns = [*((f"c{k}", A) for k in range(26)), ("c0", A), ("y", Y)]
+    with pytest.raises(fedmutual.UserError, match=r"columns 1 and 27 \(A and AA in a spreadsheet\)"):
+        data.load(write(tmp_path / "a.csv", columns))
+
+
+@pytest.mark.parametrize(
+    ("indexes", "dropped"), [([""], ["Unnamed: 0"]), (["", "Unnamed: 0"], ["Unnamed: 0.1", "Unnamed: 0"])]
+)
+@pytest.mark.parametrize("repeats", [1, 8])
+def test_row_numbers_of_pandas_are_refused(tmp_path, indexes, dropped, repeats):
+    columns = [*((name, np.tile(np.arange(ROWS), repeats)) for name in indexes),
+               ("a", np.tile(A, repeats)), ("y", np.tile(Y, repeats)), ("note", np.full(ROWS * repeats, "x"))]  # fmt: skip
+    fix = "data.drop = " + str(["note", *dropped]).replace("'", '"')
+    with pytest.raises(fedmutual.UserError) as problem:
+        data.load(write(tmp_path / "a.csv", columns, drop=["note"]))
+    assert fix in str(problem.value)
+    assert data.load(write(tmp_path / "a.csv", columns, drop=["note", *dropped])).space.columns == ("a",)
+    assert data.load(write(tmp_path / "a.csv", columns, columns={"a": "number"})).space.columns == ("a",)
+    suggestion = suggest_columns(write(tmp_path / "a.csv", [*columns[:-1], ("sex", ["f", "m"] * (ROWS // 2) * repeats)]))
+    assert "Unnamed" not in suggestion.columns
+    frame = pd.read_csv(tmp_path / "a.csv")
+    with pytest.raises(fedmutual.UserError) as problem:
+        make_memory_source(frame.drop(columns=["note"], errors="ignore"), None, "y", "site 'a'")
+    assert f"DataFrame.drop(columns={dropped})" in str(problem.value)
+
+
+def test_a_delimiter_at_the_end_of_each_line_is_a_column_without_a_name(tmp_path):
+    columns = [("a", A), ("y", Y), ("", [""] * ROWS)]
+    with pytest.raises(fedmutual.UserError) as problem:
+        data.load(write(tmp_path / "a.csv", columns))
+    assert str(problem.value).count("Unnamed: 2") == 2  # one sentence, with its fix
+    assert data.load(write(tmp_path / "a.csv", columns, drop=["Unnamed: 2"])).space.columns == ("a",)
+
+
+COPIES = [Y, Y * 3.5 - 1, 1 - Y]
+NO_COPIES = [A, np.where(np.arange(ROWS) == 7, 1 - Y, Y), np.zeros(ROWS), np.arange(ROWS) % 4]
+
+
+@pytest.mark.parametrize(("cells", "is_told"), [*((c, True) for c in COPIES), *((c, False) for c in NO_COPIES)])
+def test_a_feature_that_tells_the_label_is_told(tmp_path, cells, is_told):
+    columns = [("a", A), ("copy", cells), ("y", np.where(Y, "ill", "well"))]
+    for settings in ({}, {"columns": {"a": "number", "copy": "number"}}):
+        notes = data.load(write(tmp_path / "a.csv", columns, **settings)).notes
+        assert any("'copy' tells the label of every training row" in note for note in notes) == is_told
+    frame = config(data={"name": "csv", "root": str(tmp_path / "a.csv"), "label": "y", "drop": ["copy"]})
+    assert not any("tells" in note for note in data.load(frame).notes)
+
+
+def test_a_feature_that_equals_the_numbers_to_learn_is_told(tmp_path):
+    settings = write(tmp_path / "a.csv", [("copy", A), ("b", Y), ("y", A)]).model_dump()
+    notes = data.load(config(data=settings["data"], training={"task": "regression"})).notes
+    assert [note for note in notes if "'copy' tells the label" in note]
+
+
+COUNTS = {
+    "counts": (np.arange(12), True),
+    "in twos": (np.arange(5, 45, 2), True),
+    "downwards": (np.arange(60)[::-1], True),
+    "begins again": (np.tile(np.arange(20), 3), True),
+    "short and shuffled": (np.random.default_rng(0).permutation(40), False),
+    "long and shuffled": (np.random.default_rng(0).permutation(60), True),
+    "few rows": (np.arange(8), False),
+    "alternates": (Y, False),
+    "constant": (np.full(40, 3), False),
+    "of decimals": (np.arange(60) / 2, False),
+}
+
+
+@pytest.mark.parametrize(("cells", "is_told"), COUNTS.values(), ids=COUNTS)
+def test_columns_that_identify_or_count_the_rows_are_told(tmp_path, cells, is_told):
+    rng = np.random.default_rng(1)
+    columns = [("id", cells), ("a", rng.normal(size=len(cells)).round(3)), ("y", rng.permutation(np.arange(len(cells)) % 2))]
+    notes = data.load(write(tmp_path / "a.csv", columns)).notes
+    assert any("'id'" in note and 'data.drop = ["id"]' in note for note in notes) == is_told
+
+
+@pytest.mark.parametrize(
+    ("cells", "is_told"),
+    [(1_700_000_001 + Y, True), (2**60 + 1 + Y, True), (2**24 + Y * 2, False), (Y * 1e20, False), (A * 1e9 + 0.25, False)],
+)
+def test_whole_numbers_that_are_rounded_are_told(tmp_path, cells, is_told):
+    columns = [("t", cells), ("a", A), ("y", np.random.default_rng(1).permutation(Y))]
+    of_file = data.load(write(tmp_path / "a.csv", columns)).notes
+    of_frame = make_memory_source(make_frame(columns), None, "y", "site 'a'").notes
+    for notes in (of_file, of_frame):
+        assert any("'t' holds whole numbers above 16,777,216" in note for note in notes) == is_told
+    standardised = data.load(write(tmp_path / "a.csv", columns, columns={"t": "number", "a": "number"}))
+    assert not any("16,777,216" in note for note in standardised.notes)
