@@ -12,7 +12,11 @@ from fedmutual.sites.protocol import EVALUATE, SiteAnswer, pack_message, read_or
 from wards import COMMON, InMemoryTransport, contract
 
 SITES = ("north", "south", "west")
-DIVERGED = "it diverged: its loss or its weights are no longer finite"
+
+
+def diverged(inbox):
+    """Return the message of a site whose phase failed."""
+    return {k: torch.full_like(v, torch.nan) for k, v in inbox.items()}
 
 
 def moved(inbox, by):
@@ -54,7 +58,7 @@ def healthy(limit, by=0.01):
 
     def does(asked, inbox):
         if any(v.abs().max() > limit for v in inbox.values() if v.is_floating_point()):
-            return SiteAnswer(asked, problem=DIVERGED, diverged=True)
+            return diverged(inbox)
         return moved(inbox, by)
 
     return does

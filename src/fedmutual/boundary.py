@@ -6,7 +6,7 @@ reply with the phase's declaration and with the data that must never leave.
 
 import hashlib
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -43,25 +43,40 @@ class Refused(RuntimeError):
         return f"client {self.client!r} must not send {self.tensor!r}: {self.why}"
 
 
-def release(reply: Message, declared: Spec, client: Client, inbox: Message) -> Message:
+def release(
+    reply: Message, declared: Spec, client: Client, inbox: Message, warn: Callable[[Refused], None] | None = None
+) -> Message:
     """Return a checked copy of the reply in main memory.
 
     reply: as `Phase.end` returns it, not copied, so that a tensor can be identified by its storage.
     declared: all that the phase may send: name -> dtype, shape.
     inbox: the message that the client received; a tensor that returns unchanged reveals nothing and passes.
+    warn: is called with a refusal because of private values, and the reply leaves unchanged; None: the refusal is raised.
+        For a site whose inbox another party chose: a visible refusal would confirm that party's guess of a private value.
 
     Raises:
-        Refused: a name, dtype or shape is not declared, or a declared name is missing; or a tensor of 16 or more elements
-            that are not all equal has the bytes of a tensor of the personal net, of the unshared part of the meme, of an
-            optimiser or of the memory; or a tensor holds a row of the client's data, of 16 or more elements that are not all
-            equal, or of 4 or more with at least 4 different values that are not all whole numbers. A meme's tensor that is
-            permitted to equal the personal net's (`Client.boundary_exempt`) passes by its storage, whatever its bytes.
+        Refused: a name, dtype or shape is not declared, or a declared name is missing. Without `warn` also: a tensor of 16
+            or more elements that are not all equal has the bytes of a tensor of the personal net, of the unshared part of
+            the meme, of an optimiser or of the memory; or a tensor holds a row of the client's data, of 16 or more elements
+            that are not all equal, or of 4 or more with at least 4 different values that are not all whole numbers. A
+            meme's tensor that is permitted to equal the personal net's (`Client.boundary_exempt`) passes by its storage,
+            whatever its bytes.
         DataError: a row of the client's data cannot be read for the comparison.
     """
+    check_declared(reply, declared, client.id)
+    problem = _find_private_values(reply, client, inbox)
+    if problem is not None:
+        if warn is None:
+            raise problem
+        warn(problem)
+    return {k: v.detach().to("cpu", copy=True).contiguous() for k, v in reply.items()}
+
+
+def _find_private_values(reply: Message, client: Client, inbox: Message) -> Refused | None:
+    """Return the refusal of the first tensor that holds private values, as `release` raises it; None if none does."""
     private: dict[int, list[tuple[str, Tensor]]] = {}
     for tensor_name, tensor in _list_private_tensors(client) if reply else ():
         private.setdefault(_view_bytes(tensor), []).append((tensor_name, tensor))
-    check_declared(reply, declared, client.id)
     for name, tensor in reply.items():
         if tensor.numel() < FEWEST or is_constant(tensor) or (name in inbox and _has_equal_bytes(tensor, inbox[name])):
             continue
@@ -70,11 +85,11 @@ def release(reply: Message, declared: Spec, client: Client, inbox: Message) -> M
         )
         for tensor_name, private_tensor in equal_size:
             if _has_equal_bytes(tensor, private_tensor):
-                raise Refused(client.id, name, f"its bytes are those of {tensor_name}")
+                return Refused(client.id, name, f"its bytes are those of {tensor_name}")
         row = _find_private_row(tensor, client, inbox.get(name))
         if row is not None:
-            raise Refused(client.id, name, f"it holds a row of the client's {row} data")
-    return {k: v.detach().to("cpu", copy=True).contiguous() for k, v in reply.items()}
+            return Refused(client.id, name, f"it holds a row of the client's {row} data")
+    return None
 
 
 def release_metrics(values: Mapping[str, Any], declared: Collection[str], client: str, width: int = 0) -> dict[str, Any]:

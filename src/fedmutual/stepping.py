@@ -81,6 +81,20 @@ def steps(
     return phase.end(client, at), train
 
 
+def work_shortly(phase: Phase, client: Client, inbox: Message, at: At, most: int) -> Message:
+    """Run the client's half of a phase with at most `most` steps, and return the reply; 0: the reply without training.
+
+    Raises:
+        Diverged, Disagreed, DataError, Refused, RunError: as `work`; without steps neither Diverged nor RunError.
+    """
+    phase = with_client_settings(phase, client)
+    ready(phase, client, at)
+    begun = Progress(phase.begin(client, inbox, at), Work())
+    for _ in islice(steps(phase, client, inbox, at, begun), most):
+        pass
+    return phase.end(client, at)
+
+
 def _step(phase: Phase, client: Client, nets: Mapping[str, Net], params: Message, batch: Batch, const: Message) -> Message:
     """Take one local step and return its loss terms. params: of all nets, "net.name" -> parameter."""
     if client.privacy is not None and client.privacy.reading:  # the batch holds private rows: clip and noise

@@ -5,10 +5,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from fedmutual.core import Data, Diverged, Message
+from fedmutual.core import Data, Message
+from fedmutual.errors import RunError
 from fedmutual.federation.experiment import Experiment
 from fedmutual.rundir.file_names import METRICS
-from fedmutual.sites import admission, site_runtime
+from fedmutual.sites import admission, private_values
 from fedmutual.sites.disclosure import describe_disclosure
 from fedmutual.sites.journal import ROUNDS_BACK
 from fedmutual.sites.protocol import ATTEMPTS, EVALUATE, WORK, MalformedMessage, Order, SiteAnswer, pack_message, read_answer
@@ -130,17 +131,17 @@ def test_a_phase_is_done_with_one_inbox(tmp_path):
 
 def test_a_phase_that_failed_was_begun_too(tmp_path, monkeypatch):
     """Whether a site fails would be an answer as well."""
-    runtime, participate = north(tmp_path), site_runtime.participate
+    runtime, participate = north(tmp_path), private_values.participate
 
     def fails(*_):
-        raise Diverged("north", 0, 0, "its loss is nan")
+        raise RunError("No space left on device")
 
-    monkeypatch.setattr(site_runtime, "participate", fails)
-    assert ask(runtime, WORK, 0, seed=1)[0].problem == "it diverged: its loss or its weights are no longer finite"
-    monkeypatch.setattr(site_runtime, "participate", participate)
+    monkeypatch.setattr(private_values, "participate", fails)
+    assert ask(runtime, WORK, 0, seed=1)[0].problem == "it could not do its part; its operator reads why"
+    monkeypatch.setattr(private_values, "participate", participate)
     for half_ in (runtime, restarted(tmp_path)):
         assert ask(half_, WORK, 0, seed=2)[0].problem == admission.ANSWERED
-    assert ask(half_, WORK, 0, seed=1)[0].problem is None  # its disk was full, say
+    assert ask(half_, WORK, 0, seed=1)[0].problem is None  # its disk has room again
 
 
 def test_a_new_attempt_goes_back_to_the_state_before(tmp_path):
@@ -299,7 +300,7 @@ def test_an_order_that_fails_each_time_fills_no_ledger(tmp_path):
     runtime = north(tmp_path)
     state = {k: torch.full_like(v, torch.nan) for k, v in runtime.experiment.make_server_state().items()}
     order = pack_message(Order(WORK, 0, 0), state)
-    assert read_answer(runtime.carry_out(order))[0].diverged
+    assert all(t.isnan().all() for t in read_answer(runtime.carry_out(order))[1].values())
     for _ in range(100):
         runtime.carry_out(order)
     with pytest.raises(MalformedMessage, match="is not answered again"):

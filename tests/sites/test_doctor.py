@@ -13,6 +13,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 
+from fedmutual.boundary import Refused
 from fedmutual.errors import ConfigError, RunError
 from fedmutual.rundir.folder import lock_folder
 from fedmutual.sites.flare.connectivity import check_connection
@@ -151,6 +152,16 @@ def test_what_is_wrong_with_a_site(kits, tmp_path, site_tables, expected):
     (path.parent / "file").write_text("no folder")
     texts = [f.text for f in run_checks(kits / "north", path) if f.grade == "wrong"]
     assert any(expected in text for text in texts), texts
+
+
+def test_a_first_reply_with_a_private_row_is_wrong(kits, tmp_path, monkeypatch):
+    def find(reply, client, inbox):
+        return Refused(client.id, next(iter(reply)), "it holds a row of the client's private data")
+
+    monkeypatch.setattr("fedmutual.boundary._find_private_values", find)
+    path = site(tmp_path, "north")
+    (text,) = [f.text for f in run_checks(kits / "north", path) if f.grade == "wrong" and str(path) in f.text]
+    assert "it holds a row of the client's private data" in text
 
 
 def test_a_state_in_the_kit_is_named(kits, tmp_path):

@@ -193,8 +193,8 @@ def test_a_raising_user_network_excludes_the_site_from_one_round_only(tmp_path, 
     """The training of that round is undone, as if the site had been absent, whatever the network raises."""
     models, messages = {}, []
 
-    def fails(client, phase, inbox, declared, at):
-        reply = participate(client, phase, inbox, declared, at)
+    def fails(client, phase, inbox, declared, at, warn):
+        reply = participate(client, phase, inbox, declared, at, warn)
         if (client.id, at.round) == ("west", 1):
             raise MemoryError("unable to allocate 3 GiB\nat once")
         return reply
@@ -211,9 +211,11 @@ def test_a_raising_user_network_excludes_the_site_from_one_round_only(tmp_path, 
         notes, rounds = run(tmp_path / case, transport(sites), agreed)
         assert rounds == [1, 3]
         models[case] = fedmutual.Run(sites["west"].folder).personal_model("west").state_dict()
-        monkeypatch.setattr("fedmutual.sites.site_runtime.participate", fails)
-    assert notes == ["note in round 2: site 'west' is left out: it could not do its part; its operator reads why"]
-    assert messages == ["round 2: MemoryError: unable to allocate 3 GiB"]
+        monkeypatch.setattr("fedmutual.sites.private_values.participate", fails)
+    (note,) = notes
+    assert note.startswith("note in round 2: site 'west' is left out: its message holds numbers in ")
+    assert note.endswith(" that are not finite; its operator reads why")
+    assert messages[0].startswith("round 2: MemoryError: unable to allocate 3 GiB; the phase is undone")
     assert same(models["raised"], models["away"])
 
 

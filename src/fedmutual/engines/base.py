@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Concatenate, NamedTuple, Protocol, TypeVar
 
-from fedmutual.boundary import release, release_metrics
+from fedmutual.boundary import Refused, release, release_metrics
 from fedmutual.core import At, Client, Message, Phase, Spec, Work
 from fedmutual.denormals import flush_denormals
 from fedmutual.engines.user_errors import raise_user_errors
@@ -58,8 +58,15 @@ class Reply(NamedTuple):
 
 
 @flush_denormals()
-def participate(client: Client, phase: Phase, inbox: Message, declared: Spec, at: At) -> Reply:
-    """Run a phase at a client: train, then return the reply that passed the boundary checks.
+def participate(
+    client: Client,
+    phase: Phase,
+    inbox: Message,
+    declared: Spec,
+    at: At,
+    warn: Callable[[Refused], None] | None = None,
+) -> Reply:
+    """Run a phase at a client: train, then return the reply that passed the boundary checks. warn: as `boundary.release`.
 
     Raises:
         Diverged: a loss or a weight is not finite.
@@ -68,13 +75,19 @@ def participate(client: Client, phase: Phase, inbox: Message, declared: Spec, at
     """
     with raise_user_errors(phase, client.id):
         message, train = work(phase, client, inbox, at)
-        return release_reply(client, phase, message, train, inbox, declared)
+        return release_reply(client, phase, message, train, inbox, declared, warn)
 
 
 def release_reply(
-    client: Client, phase: Phase, message: Message, train: dict[str, float], inbox: Message, declared: Spec
+    client: Client,
+    phase: Phase,
+    message: Message,
+    train: dict[str, float],
+    inbox: Message,
+    declared: Spec,
+    warn: Callable[[Refused], None] | None = None,
 ) -> Reply:
-    """Return the reply of a client after the boundary checks.
+    """Return the reply of a client after the boundary checks. warn: as `boundary.release`.
 
     Raises:
         Refused: the message or the metrics hold more than declared, or the message holds private data.
@@ -82,7 +95,7 @@ def release_reply(
     metrics = release_metrics(train, phase.terms, client.id) if client.metrics == "all" else {}
     # metrics.jsonl holds numbers only; an infinite loss of a network without noise must not stop a client with noise
     finite = {name: value for name, value in metrics.items() if value is not None}
-    return Reply(release(message, declared, client, inbox), finite, work=client.work)
+    return Reply(release(message, declared, client, inbox, warn), finite, work=client.work)
 
 
 def evaluate_client(

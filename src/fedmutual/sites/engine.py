@@ -5,6 +5,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Concatenate, TypeVar, cast
 
+import torch
+
 from fedmutual.algorithms.agree import Compare
 from fedmutual.algorithms.fedavg import N_K
 from fedmutual.boundary import Refused, release_metrics
@@ -59,7 +61,7 @@ class PhaseOutcome:
     replies: dict[str, Reply] = field(default_factory=dict)
     # accusing site -> answer, which names sites with another public seed set
     accusations: dict[str, SiteAnswer] = field(default_factory=dict)
-    diverged: set[str] = field(default_factory=set)
+    diverged: set[str] = field(default_factory=set)  # sites whose phase failed: their message is not finite
     refused: set[str] = field(default_factory=set)  # sites with an unusable answer
 
 
@@ -182,8 +184,9 @@ class SitesEngine:
                 why := _find_fault(answer, message, phase, {} if self._by_hand or self._sums else declared, i)
                 or (None if self._sums else find_sums_fault(phase, message))
             ) is not None:
-                self._leave_out(i, answer.order, why)
-                outcome.refused.add(i)
+                is_finite = all(torch.isfinite(tensor).all() for tensor in message.values())
+                self._leave_out(i, answer.order, why if is_finite else f"{why}; its operator reads why")
+                (outcome.refused if is_finite else outcome.diverged).add(i)
             else:
                 self._remarks += [
                     f"site {i!r} left out the message of {self._limit_quote(i, remark)}" for remark in answer.remarks

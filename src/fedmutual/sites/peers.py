@@ -11,8 +11,9 @@ from fedmutual.algorithms.peers import Peering, make_forwarded_message
 from fedmutual.core import Algorithm, At, Message, Phase, Spec, Unusable
 from fedmutual.engines.loop import count_bytes, receive_usable
 from fedmutual.sites.mailbox import Mailbox
-from fedmutual.sites.protocol import Order, Place, SiteAnswer, clean_text, pack_message
+from fedmutual.sites.protocol import Order, Place, SiteAnswer, pack_message
 from fedmutual.sites.sizes import MessageSizes
+from fedmutual.sites.sizes import count_bytes as count_declared_bytes
 from fedmutual.tensor_files import read_tensors, write_tensors
 
 PeerMessages = dict[str, bytes]
@@ -74,32 +75,41 @@ class PeerMailbox:
         write_tensors(self._make_path(order), message, {"format": "1"})
         return up
 
-    def read_inbox(self, order: Order, at: At) -> tuple[Message, int, tuple[str, ...]]:
-        """Return (inbox of a phase, bytes of other sites in the inbox, one remark for each message that was left out).
+    def read_inbox(self, order: Order, at: At) -> tuple[Message, int, list[str], dict[str, str]]:
+        """Return (inbox of a phase, received bytes, the sites whose message did not arrive, site -> fault of its message).
+
+        A fault may depend on the private rows of its sender, and the server cannot read the message: a fault is for the
+        operator alone, and the bytes of a faulty message are counted as those of a usable one.
 
         Raises:
             RunError: the site's own message is damaged.
             Unusable: as `receive_usable`.
         """
         self.mail.begin(order.round)
-        phases, state, remarks = self._list_phases(order), self._state, list[str]()
+        phases, state, missing, faults, faulty = self._list_phases(order), self._state, list[str](), dict[str, str](), 0
         for number, phase in enumerate(phases[: order.phase]):
-            earlier_order, earlier_at = replace(order, phase=number), replace(at, phase=number)
-            replies, faults = self._collect_replies(earlier_order, earlier_at)
-            state = receive_usable(phase, state, replies, earlier_at, faults.__setitem__)
-            remarks += [clean_text(f"{i!r}: {why}") for i, why in faults.items()]
+            earlier_order, earlier_at, flaws = replace(order, phase=number), replace(at, phase=number), dict[str, str]()
+            replies, absent = self._collect_replies(earlier_order, earlier_at, flaws)
+            state = receive_usable(phase, state, replies, earlier_at, flaws.__setitem__)
+            missing += absent
+            faults |= flaws
+            faulty += count_declared_bytes(phase.leaves(self._state)) * len(flaws.keys() - {self._site})
         inbox = phases[order.phase].send(state, self._site, at)
-        return inbox, count_bytes(inbox), tuple(remarks)
+        return inbox, count_bytes(inbox) + faulty, missing, faults
 
-    def _collect_replies(self, order: Order, at: At) -> tuple[dict[str, Message], dict[str, str]]:
-        """Return (messages of the named sites and of this site, reason for each missing message)."""
+    def _collect_replies(self, order: Order, at: At, faults: dict[str, str]) -> tuple[dict[str, Message], list[str]]:
+        """Return (messages of the named sites and of this site, the sites without a message). faults: is filled."""
         own_message, messages = self._read_message(order), self.mail.read_messages((order.round, order.phase))
-        replies, missing = {self._site: own_message} if own_message else {}, dict[str, str]()
+        replies, missing = {self._site: own_message} if own_message else {}, list[str]()
         for i in (i for i in self._others if i in (order.senders or ())):
             if i in messages:
                 replies[i] = messages[i]
             elif self._is_receiver(self._site, i, own_message, order, at):
-                missing[i] = self.mail.take_reason(i) or "its message did not arrive"
+                reason = self.mail.take_reason(i)
+                if reason is None:
+                    missing.append(i)
+                else:
+                    faults[i] = reason
         return dict(sorted(replies.items())), missing
 
     def _list_receivers(self, order: Order, message: Message, at: At) -> tuple[str, ...]:

@@ -79,7 +79,7 @@ class SiteAnswer:
     remarks: tuple[Words, ...] = ()  # which messages of other sites the site left out, and why
     problem: Words | None = None  # why there is no message, without data and paths
     accused: tuple[str, ...] = ()  # the sites with another public seed set, if that is the problem
-    diverged: bool = False  # whether the problem is a loss or a weight that is not finite
+    diverged: bool = False  # said by sites of an older version only: it may depend on private rows (`private_values`)
 
 
 class Transport(Protocol):
@@ -107,7 +107,7 @@ def find_message_fault(message: Message, declared: Spec, sender: str) -> str | N
         check_declared(message, declared, sender)
     except Refused as problem:
         return clean_text(f"its message is refused because of {problem.tensor!r}: {problem.why}")
-    bad_name = next((k for k, t in message.items() if t.is_floating_point() and not torch.isfinite(t).all()), None)
+    bad_name = next((k for k, t in sorted(message.items()) if not torch.isfinite(t).all()), None)
     return None if bad_name is None else f"its message holds numbers in {bad_name!r} that are not finite"
 
 

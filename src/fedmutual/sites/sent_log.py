@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from fedmutual.boundary import Refused
 from fedmutual.core import Message
 from fedmutual.errors import RunError
 from fedmutual.rundir.logs import append_lines
@@ -18,16 +17,10 @@ LEFT = "left.jsonl"
 
 
 class SentLog:
-    """The last check before the network: it refuses tensors that are not finite, and records each message that leaves."""
+    """The record of each message that leaves a site."""
 
-    def __init__(self, folder: Path, site: str) -> None:
-        self._path, self._site = folder / LEFT, site
-
-    def check(self, message: Message) -> None:
-        """Raise Refused unless all numbers of a message are finite; `boundary.release` has checked names and shapes."""
-        for name, tensor in message.items():
-            if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-                raise Refused(self._site, name, "it holds numbers that are not finite")
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / LEFT
 
     def record(self, answer: SiteAnswer, message: Message, content: bytes, to: str, unmasked: str | None = None) -> None:
         """Record a message and its receiver before the message leaves. unmasked: SHA-256 of the words before masking.

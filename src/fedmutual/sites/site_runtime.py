@@ -1,23 +1,20 @@
 """The part of one site in a federation: it holds the data, the model and the state on disk, and answers orders (bytes)."""
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from fedmutual.boundary import Refused
-from fedmutual.core import At, Client, Disagreed, Diverged, Message, Phase, Spec, Unusable
+from fedmutual.core import At, Client, Disagreed, Message, Phase, Spec
 from fedmutual.data.federation import list_training_rows
 from fedmutual.data.prepared import prepare
 from fedmutual.data.standardizing import sum_client
 from fedmutual.data.statistics import Moments, Words
-from fedmutual.engines.base import participate
-from fedmutual.errors import RunError, UserError, format_error
-from fedmutual.events import Evaluated
+from fedmutual.errors import RunError
+from fedmutual.events import Evaluated, Score
 from fedmutual.federation import description
-from fedmutual.federation.evaluation import COPY, compute_scores, select_metrics
+from fedmutual.federation.evaluation import COPY, EvalSpec, compute_scores, select_metrics
 from fedmutual.federation.experiment import Experiment
 from fedmutual.privacy.budget import BudgetExceeded, PrivacyBudget
 from fedmutual.rundir import folder as folders
@@ -32,6 +29,7 @@ from fedmutual.sites.admission import Bounds, Declined, admit, find_answer
 from fedmutual.sites.contract import Contract, identify
 from fedmutual.sites.journal import Journal, JournalEntry
 from fedmutual.sites.peers import PeerMailbox, is_peer_to_peer
+from fedmutual.sites.private_values import Say, answer_phase, check_first_replies, describe_failure, may_tell_rows
 from fedmutual.sites.protocol import (
     ATTEMPTS,
     EVALUATE,
@@ -60,8 +58,6 @@ from fedmutual.sites.statistics import (
 )
 from fedmutual.user_code import plugins
 
-Say = Callable[[str], None]
-_EXPLAINED_ERRORS = (Diverged, Refused, Disagreed, Unusable, UserError)
 SERVER = "server"
 _MOST_REPEATS = 100  # answers of a process to one order: an answer is lost once or twice, and each is a line in the ledger
 
@@ -107,7 +103,7 @@ class SiteRuntime:
             evaluate_every=experiment.config.records.evaluate_every,
         )
         self._declined = set[str]()  # reasons for declined orders since the last accepted order: each is recorded once
-        self._sent_log = SentLog(self.folder, self.site)
+        self._sent_log = SentLog(self.folder)
         # only the names and shapes of the first state are used, which are public
         self._public = experiment.make_server_state(contract.sites.names)
         self.peers: PeerMailbox | None = None
@@ -128,7 +124,9 @@ class SiteRuntime:
         self._repeats = Counter[tuple[str, int, int]]()  # how often each answer was sent again
         self._client: Client | None = None
         self._at: Place | None = None  # the last phase that the client in memory did; None: no phase
-        if not check_only:
+        if check_only:
+            check_first_replies(experiment, self.site, contract.sites.names, settings.source)
+        else:
             _prepare_folder(self.folder, experiment, self.site)
             self._write_summary(max((line.round for line in read_records(self.folder / METRICS, Evaluation)), default=0))
 
@@ -199,10 +197,9 @@ class SiteRuntime:
             return self._decline(order, str(problem))
         except Exception as problem:  # of any type: a site's own network or task may raise any error
             self._client = None  # discards changes since the last saved phase
-            self.say(f"{order.round_name}: {problem if isinstance(problem, _EXPLAINED_ERRORS) else format_error(problem)}")
+            self.say(f"{order.round_name}: {describe_failure(problem)}")
             accused = problem.clients if isinstance(problem, Disagreed) else ()
-            diverged = isinstance(problem, Diverged)
-            answer, message = SiteAnswer(order, problem=_describe_problem(problem), accused=accused, diverged=diverged), {}
+            answer, message = SiteAnswer(order, problem=_describe_problem(problem), accused=accused), {}
             reply = pack_message(answer, message)
         self._sent_log.record(answer, {} if self.peers else message, reply, SERVER, unmasked)
         return reply
@@ -287,14 +284,28 @@ class SiteRuntime:
     def _do_phase(self, order: Order, inbox: Message, digest: str) -> tuple[SiteAnswer, Message]:
         """Carry out the client's part of a phase, and return (answer, message). digest: of the order."""
         at, phase = self._make_place(order), self._list_phases(order)[order.phase]
-        client = self._restore_client((order.round, order.phase))
         up: int | None = None
         down: int | None = None
         remarks: tuple[str, ...] = ()
         if self.peers is not None:
-            inbox, down, remarks = self.peers.read_inbox(order, at)
-        reply = participate(client, phase, inbox, phase.leaves(self._public), at)
-        self._sent_log.check(reply.message)
+            inbox, down, missing, faults = self.peers.read_inbox(order, at)
+            remarks = tuple(f"{i!r}: its message did not arrive" for i in missing)
+            for sender, why in faults.items():
+                self.say(f"{order.round_name}: the message of {sender!r} is left out: {why}")
+
+        def take_client() -> Client:
+            client, self._client = self._restore_client((order.round, order.phase)), None  # a phase changes the client
+            return client
+
+        self._client, reply = answer_phase(
+            take_client,
+            phase,
+            inbox,
+            phase.leaves(self._public),
+            at,
+            self._sums is not None or self._budget is not None,
+            lambda line: self.say(f"{order.round_name}: {line}"),
+        )
         self._at = (order.round, order.phase)
         if self.peers is not None:
             up = self.peers.store_message(order, reply.message, at)
@@ -320,7 +331,13 @@ class SiteRuntime:
         evaluations = tuple(self.experiment.list_evaluations(self.site))
         if any(spec.model == COPY for spec in evaluations):
             self._restore_sent_meme(client, order)
-        scores = compute_scores(client, evaluations, inbox)
+        scores: dict[EvalSpec, Score] = {}
+        try:
+            scores = compute_scores(client, evaluations, inbox)
+        except Exception as problem:
+            if not may_tell_rows(problem):
+                raise
+            self.say(f"{order.round_name}: no scores: {describe_failure(problem)}; only this site knows why")
         if inbox:
             self._journal.save_shared(inbox, order.round)
         rewind(self.folder / METRICS, lambda round: round <= order.round)
@@ -393,10 +410,6 @@ def _describe_problem(problem: BaseException) -> str:
     """Return a description that may leave the site: without data, paths and contents of the site's own file."""
     if isinstance(problem, Disagreed):
         return problem.what
-    if isinstance(problem, Diverged):
-        return "it diverged: its loss or its weights are no longer finite"
-    if isinstance(problem, Refused):
-        return "its privacy boundary refused a message"
     if isinstance(problem, BudgetExceeded):
         return "its privacy budget is spent"
     return "it could not do its part; its operator reads why"

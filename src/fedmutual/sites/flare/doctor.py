@@ -16,7 +16,8 @@ from fedmutual.sites.flare.kits import FEDERATION, KIT_ADVICE, KIT_KINDS, SOON, 
 from fedmutual.sites.flare.nvflare_import import check_version
 from fedmutual.sites.modules import make_server_rule
 from fedmutual.sites.secure_sum.identity import read_certificate
-from fedmutual.sites.site_settings import build_site, read_site_file
+from fedmutual.sites.site_runtime import SiteRuntime
+from fedmutual.sites.site_settings import read_site_file
 from fedmutual.user_code import plugins
 
 _STATE_FACTOR = 16  # size of a site's state relative to its networks: four rounds, with optimisers and answers
@@ -117,7 +118,7 @@ def _check_site(kit: Kit, config: Path, agreed: Contract) -> Iterator[Check]:
                 f"{config}: belongs to site {site_config.file.site!r}, and {kit.folder} is the kit of {kit.name!r}"
             )
         with plugins.use_rule(site_config.code):
-            experiment = build_site(agreed, site_config)
+            experiment = SiteRuntime(agreed, site_config, check_only=True).experiment
             nets, rows = experiment.build_networks(kit.name), experiment.load_rows(kit.name)
     except UserError as problem:
         yield Check(WRONG, str(problem).replace(f"clients.{kit.name}.", ""))

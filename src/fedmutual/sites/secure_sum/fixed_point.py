@@ -42,13 +42,15 @@ def count_words(phase: Phase, base: Message) -> int:
 def pack_update(reply: Message, base: Message) -> Words:
     """Return the words [N] of a site's reply, N as in `count_words`. base: the shared model that the site was sent.
 
+    A number that is not finite returns from the site as it was sent (`private_values`): its update is zero.
+
     Raises:
-        ValueError: n_k is out of the range of a fixed-point sum, or a number is not finite.
+        ValueError: n_k is out of the range of a fixed-point sum.
     """
     if SUMS in reply:  # of a site's rows, in fixed point already
         sums: Words = reply[SUMS].numpy().view(np.uint64)
         return sums
-    model = {name: tensor for name, tensor in reply.items() if name != N_K}
+    model, base = ({k: torch.nan_to_num(v) for k, v in m.items() if k != N_K} for m in (reply, base))
     update = encode_update(model, base, int(reply[N_K]) if N_K in reply else None)
     parts = [update.tensors[name].flatten() for name in sorted(update.tensors)]
     weights = [torch.tensor([update.weight])] if update.weighted else []

@@ -49,7 +49,7 @@ class SumFiles:
         model: digest of the model that the site was sent.
 
         Raises:
-            ValueError: n_k is out of the range of a fixed-point sum, or a number is not finite.
+            ValueError: n_k is out of the range of a fixed-point sum.
             RunError: the file cannot be written.
         """
         words = torch.from_numpy(pack_update(reply, inbox).view(np.int64))

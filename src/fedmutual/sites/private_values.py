@@ -1,0 +1,112 @@
+"""The rule of what an answer of a site may tell: no word of it depends on private rows, except as the algorithm declares.
+
+The server chooses the inbox of an order. If a site said that its boundary refused the reply, that it diverged or that its
+network raised an error, the server could choose an inbox for which the word depends on one row. So a failed phase has an
+answer of the same form as every other, and a private value in a reply is a warning to the operator alone. What the boundary
+finds is an error only where no other party chose the inbox: at the start of the site, by `check_first_replies`.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from fedmutual.boundary import Refused, release
+from fedmutual.core import At, Client, Disagreed, Message, Phase, Spec, Unusable
+from fedmutual.engines.base import Reply, participate
+from fedmutual.engines.loop import receive_usable
+from fedmutual.errors import AlgorithmError, RunError, UserError, format_error
+from fedmutual.federation.experiment import Experiment
+from fedmutual.stepping import work_shortly
+
+Say = Callable[[str], None]
+
+
+def may_tell_rows(problem: Exception) -> bool:
+    """Return whether it may depend on private rows that an error was raised.
+
+    The errors of files, of the budget and of public rows do not; any other error may, such as one of a site's own network.
+    """
+    return isinstance(problem, AlgorithmError) or not isinstance(problem, UserError | OSError | Disagreed | Unusable)
+
+
+def describe_failure(problem: Exception) -> str:
+    """Return the sentence for the operator on the error of a phase."""
+    is_explained = isinstance(problem, UserError) or type(problem).__module__.partition(".")[0] == "fedmutual"
+    return str(problem) if is_explained else format_error(problem)
+
+
+def answer_phase(
+    make_client: Callable[[], Client],
+    phase: Phase,
+    inbox: Message,
+    declared: Spec,
+    at: At,
+    is_hidden: bool,
+    say: Say,
+) -> tuple[Client, Reply]:
+    """Run a phase, and return (the client to save, the reply); the reply of a phase that failed has the same form.
+
+    Of a failed phase the client is as before the phase. Its reply is the one without training, so that its update is zero;
+    without masks and noise, each number of this reply is NaN, so that the server does not use it.
+
+    make_client: returns the client before the phase, at each call. is_hidden: whether masks or noise cover the reply. say:
+    takes the lines for the operator.
+
+    Raises:
+        Exception: an error that does not depend on private rows (`may_tell_rows`); or the phase fails without training too.
+    """
+
+    def warn(problem: Refused) -> None:
+        say(
+            f"WARNING: {problem}; it was sent, because a refusal would confirm a value that the server guessed; if nobody "
+            "guessed it, the algorithm has an error: stop this site"
+        )
+
+    client = make_client()
+    try:
+        reply = participate(client, phase, inbox, declared, at, warn)
+        if all(torch.isfinite(t).all() for t in reply.message.values()):
+            return client, reply
+        why = "its reply holds numbers that are not finite"
+    except Exception as problem:
+        if not may_tell_rows(problem):
+            raise
+        why = describe_failure(problem)
+    client = make_client()
+    message = release(work_shortly(phase, client, inbox, at, most=0), declared, client, inbox, warn)
+    if not is_hidden:
+        message = {k: torch.full_like(t, torch.nan) if t.is_floating_point() else t for k, t in message.items()}
+    sent = "without training" if is_hidden else "of numbers that are not finite"
+    say(f"{why}; the phase is undone, and a reply {sent} is sent: only this site knows why")
+    return client, Reply(message, {})
+
+
+def check_first_replies(experiment: Experiment, site: str, sites: Sequence[str], source: Path) -> None:
+    """Run each phase of the start and of the first round for one step, and check its reply. Nothing is sent or kept.
+
+    The models are the site's own, so that other parties learn nothing of a private value that is found. The server's half
+    of a phase is run on the site's reply alone; where it needs more, later phases are not checked.
+
+    source: the site's file, for the error.
+
+    Raises:
+        RunError: a reply holds a private row or a private tensor, or a phase raised an error.
+    """
+    algorithm, config = experiment.algorithm, experiment.config
+    client, state = experiment.build_client(site), experiment.make_server_state(sites)
+    for round, phases in ((-1, algorithm.start), (0, algorithm.phases)):
+        for number, phase in enumerate(phases):
+            at, declared = At(config.seed, round, config.rounds, number), phase.leaves(state)
+            try:
+                inbox = phase.send(state, site, at)
+                reply = release(work_shortly(phase, client, inbox, at, most=1), declared, client, inbox)
+            except Exception as problem:
+                raise RunError(
+                    f"{source}: the site does not take part, because a first trial of the algorithm failed: "
+                    f"{describe_failure(problem)}"
+                ) from problem
+            try:
+                state = receive_usable(phase, state, {site: reply} if reply else {}, at, lambda sender, why: None)
+            except Exception:  # of any type: the algorithm may be the user's own
+                return
