@@ -5,7 +5,8 @@ Rates, 2018, https://arxiv.org/abs/1803.01498.
 
 Floating-point buffers (BatchNorm's running mean and variance) are combined like weights. Integer and boolean tensors
 (BatchNorm's counter of batches) are not averaged, because a mean of counters is not a counter: with a mean they take the
-maximum, with the other rules the lower one of the two middle values.
+maximum, with the other rules the lower one of the two middle values. The real and imaginary parts of complex tensors are
+combined apart.
 """
 
 import math
@@ -132,6 +133,8 @@ def _alike(replies: Mapping[str, Message], what: str) -> list[str]:
 def _mean(tensors: Sequence[Tensor], weights: Sequence[float] | None) -> Tensor:
     """Return the mean, summed reply by reply in double precision: no second copy of all replies, and little rounding."""
     first = tensors[0]
+    if first.is_complex():
+        return torch.view_as_complex(_mean(list(map(torch.view_as_real, tensors)), weights))
     if not first.is_floating_point():
         return reduce(torch.maximum, tensors[1:], first.clone())
     total = torch.zeros_like(first, dtype=torch.float64)
@@ -142,6 +145,8 @@ def _mean(tensors: Sequence[Tensor], weights: Sequence[float] | None) -> Tensor:
 
 def _trimmed_tensor(tensors: Sequence[Tensor], cut: int) -> Tensor:
     """Return the trimmed mean of one tensor, sorted in pieces: a sorted copy of all replies may not fit in memory."""
+    if tensors[0].is_complex():
+        return torch.view_as_complex(_trimmed_tensor(list(map(torch.view_as_real, tensors)), cut))
     pieces = zip(*(torch.split(tensor.flatten(), _PIECE) for tensor in tensors), strict=True)
     return torch.cat([_trimmed_piece(torch.stack(piece), cut) for piece in pieces]).reshape(tensors[0].shape)
 

@@ -42,7 +42,7 @@ def encode_update(reply: Message, base: Message, weight: float | None = None) ->
     whole number from 1 to HEAVIEST.
 
     Raises:
-        ValueError: the weight is out of its range, or a number is not finite.
+        ValueError: the weight is out of its range, a number is not finite, or a tensor is complex.
     """
     if weight is not None and not (1 <= weight <= HEAVIEST and float(weight).is_integer()):
         raise ValueError(
@@ -50,6 +50,8 @@ def encode_update(reply: Message, base: Message, weight: float | None = None) ->
             'algorithm.weighting = "uniform" needs no n_k'
         )
     scale = 2.0**FRACTION_BITS if weight is None else weight * 2.0 ** (FRACTION_BITS - WEIGHT_BITS)
+    if complex_name := next((k for k, t in reply.items() if t.is_complex()), None):
+        raise ValueError(f"its tensor {complex_name!r} is complex, which a fixed-point sum cannot add")
     tensors = {k: _encode_tensor(k, t, base.get(k), scale) for k, t in reply.items() if t.is_floating_point()}
     return EncodedSum(tensors, 1 if weight is None else int(weight), weight is not None)
 

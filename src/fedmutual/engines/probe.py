@@ -1,6 +1,5 @@
 """Try a phase on copies of clients: whether vmap supports it, and whether stacked steps are faster."""
 
-import copy
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -9,6 +8,7 @@ import torch
 
 from fedmutual.engines.cuda_streams import InterleavedSteps, find_device
 from fedmutual.engines.group import Group, PhaseInput, plan_batches
+from fedmutual.models.copying import copy_networks
 
 STEPS = 5  # steps that are timed, after the same number of steps to warm up
 
@@ -61,7 +61,7 @@ def _copy_parts(parts: Sequence[PhaseInput]) -> list[PhaseInput]:
     """Return copies of the clients, so that trial steps change nothing."""
     copies = []
     for part in parts:
-        nets, optimizers = copy.deepcopy((part.client.nets, part.client.optimizers))
+        nets, optimizers = copy_networks((part.client.nets, part.client.optimizers), share=True)
         client = replace(part.client, nets=nets, optimizers=optimizers, memory=dict(part.client.memory))
         copies.append(part._replace(client=client))
     return copies

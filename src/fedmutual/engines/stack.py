@@ -4,7 +4,6 @@ Because a client's tensors are views of the stack, nothing is copied between pha
 checkpoint read and write the stack directly.
 """
 
-import copy
 import inspect
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -15,6 +14,7 @@ from torch.func import stack_module_state
 from torch.optim import Optimizer
 
 from fedmutual.core import Client, Message
+from fedmutual.models.copying import copy_networks
 from fedmutual.stepping import laid_as
 
 
@@ -45,7 +45,7 @@ class Stack:
     def __init__(self, clients: Sequence[Client], net: str) -> None:
         self._clients, self._net, self.count = clients, net, len(clients)
         nets = [client.nets[net] for client in clients]
-        self.skeleton = copy.deepcopy(nets[0])  # not on the meta device: that unties tied parameters
+        self.skeleton = copy_networks(nets[0], share=True)  # not on the meta device: that unties tied parameters
         params, buffers = stack_module_state(nets)
         frozen = {k for k, p in nets[0].named_parameters() if not p.requires_grad}
         self.params: Message = {k: p.detach().requires_grad_() for k, p in params.items() if k not in frozen}

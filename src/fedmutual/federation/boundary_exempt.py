@@ -1,6 +1,5 @@
 """Find the meme's shared tensors that may equal a tensor of the personal net; the leak check lets these pass."""
 
-import copy
 from collections.abc import Mapping
 
 import torch
@@ -8,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from fedmutual.boundary import is_constant
+from fedmutual.models.copying import copy_networks
 
 
 def find_exempt_tensors(nets: Mapping[str, nn.Module], shared: tuple[str, ...], shape: tuple[int, ...]) -> frozenset[str]:
@@ -38,7 +38,7 @@ def _is_equal(a: Tensor, b: Tensor) -> bool:
 @torch.no_grad()
 def _list_input_statistics(net: nn.Module, shape: tuple[int, ...]) -> set[str]:
     """Return the names of the running statistics of layers that normalise the net's input directly."""
-    probe, statistics = copy.deepcopy(net).eval(), set[str]()
+    probe, statistics = copy_networks(net, share=True).eval(), set[str]()
     norms = {name: m for name, m in probe.named_modules() if isinstance(m, _NormBase) and m.running_mean is not None}
     if not norms:
         return statistics

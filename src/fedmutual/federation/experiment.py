@@ -1,6 +1,5 @@
 """An experiment: the clients with data, nets and optimisers, the server's first state, and the evaluations."""
 
-import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from fedmutual.federation.evaluation import EvalSpec, score
 from fedmutual.federation.networks import Networks
 from fedmutual.federation.plan import Judge, RoundPlan
 from fedmutual.federation.workload import Workload
+from fedmutual.models.copying import copy_networks
 from fedmutual.privacy import rules
 from fedmutual.privacy.mechanism import Mechanism
 
@@ -95,7 +95,7 @@ class Experiment:
         public, use = self.data.public, self.algorithm.public
         if public is None or use is None or not use.server:
             return None
-        return Bench(self.nets.place_on_device(copy.deepcopy(self.nets.shared)), public.data.to(self.device))
+        return Bench(self.nets.place_on_device(self.nets.make_shared()), public.data.to(self.device))
 
     def make_task(self, client: str) -> Task:
         """Return a client's task: its losses, scores and main metric."""
@@ -233,7 +233,7 @@ class Experiment:
         if not self.nets.complete or self.pooled or self.data.test is None or len(learned) > 1 or self._holdout_only:
             return None
         self._set_cuda_arithmetic()
-        net, test = self.nets.place_on_device(copy.deepcopy(self.nets.shared)), self.data.test.to(self.device)
+        net, test = self.nets.place_on_device(self.nets.make_shared()), self.data.test.to(self.device)
         task = tasks.make_task(learned.pop())
 
         def score_shared_model(server: Message) -> Score:
@@ -291,7 +291,7 @@ class Experiment:
         """Raise ConfigError if a net cannot be trained on one example at a time, for example because of BatchNorm."""
         for name, net in nets.items():
             try:
-                copy.deepcopy(net).train()(torch.zeros(1, *self.nets.get_space(id).shape, device=self.device))
+                copy_networks(net, share=True).train()(torch.zeros(1, *self.nets.get_space(id).shape, device=self.device))
             except ValueError as problem:
                 raise ConfigError(
                     f"the batches of client {id!r} have one example, and the {name} network cannot be trained on one "

@@ -1,6 +1,5 @@
 """The networks of each client, and their weights before round 1."""
 
-import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -65,7 +64,11 @@ class Networks:
 
     @cached_property
     def shared(self) -> nn.Module:
-        """The shared architecture with the server's first weights, for the first client's inputs and classes.
+        """The network of `make_shared`, made once. Raises ConfigError as `make_shared`."""
+        return self.make_shared()
+
+    def make_shared(self) -> nn.Module:
+        """Return a new network: the shared architecture with the server's first weights, for the first client's data.
 
         Raises:
             ConfigError: the network cannot be built, or the run in `model.weights` shares another network.
@@ -230,7 +233,7 @@ class Networks:
         at, nets = At(self.config.seed, -1, self.config.rounds), dict[str, nn.Module]()
         for net, (name, key) in self.name_architectures(id).items():
             if self.pooled:
-                nets[net] = copy.deepcopy(self.shared)
+                nets[net] = self.make_shared()
             elif net == "meme":
                 nets[net] = self._build_client_meme(id)
             else:

@@ -1,7 +1,6 @@
 """Networks by name: fedmutual's, torchvision's, and "module:factory". Initial weights come only from a given stream."""
 
 from collections.abc import Callable
-from copy import deepcopy
 from difflib import get_close_matches
 
 import torch
@@ -12,6 +11,7 @@ from fedmutual.models import own, pretrained, published
 from fedmutual.models.cnn1 import cnn1
 from fedmutual.models.cnn2 import cnn2
 from fedmutual.models.conv1d import conv1d
+from fedmutual.models.copying import copy_networks
 from fedmutual.models.lenet5 import lenet5, lenet5_bn, lenet5_tanh
 from fedmutual.models.mlp import mlp
 from fedmutual.models.parts import describe_too_small
@@ -166,7 +166,7 @@ def _check_network(net: nn.Module, name: str, shape: tuple[int, ...], forms: tup
     """
     with torch.no_grad():
         _forward(net.eval(), name, shape, forms, "")
-    output = _forward(deepcopy(net).train(), name, shape, forms, " in training mode")
+    output = _forward(copy_networks(net, share=True).train(), name, shape, forms, " in training mode")
     if output.requires_grad:
         try:
             torch.autograd.backward([output.sum()])

@@ -3,12 +3,14 @@
 import inspect
 from collections.abc import Mapping
 from typing import Any
+from weakref import WeakSet
 
-from torch import nn
+from torch import Tensor, nn
 
 from fedmutual.errors import format_error
 from fedmutual.user_code import plugins
 
+_made: WeakSet[nn.Module] = WeakSet()  # the networks that factories returned and that are still in use
 _KEYWORDS = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
 
 
@@ -22,7 +24,7 @@ def make_user_network(
 
     Raises:
         ConfigError: the factory cannot be imported.
-        ValueError: the factory cannot be called, fails, or returns no torch.nn.Module.
+        ValueError: the factory cannot be called, fails, or returns no new torch.nn.Module, or a module with complex tensors.
     """
     factory = plugins.load(name, key)
     if isinstance(factory, nn.Module) or not callable(factory):
@@ -35,6 +37,15 @@ def make_user_network(
         raise ValueError(f"cannot be made: {format_error(problem)}") from problem
     if not isinstance(net, nn.Module):
         raise ValueError(f"returned {type(net).__name__}, but must return a torch.nn.Module")
+    if net in _made:  # participants would train one network together
+        raise ValueError("is the network of an earlier call of its factory, which must make a new one at each call")
+    _made.add(net)
+    complex_name = next((name for name, t in net.state_dict().items() if isinstance(t, Tensor) and t.is_complex()), None)
+    if complex_name is not None:
+        fix = "or, for a constant, use register_buffer(..., persistent=False)"
+        if complex_name in dict(net.named_parameters()):
+            fix = "and call torch.view_as_complex on it in `forward`"
+        raise ValueError(f"has the complex tensor {complex_name!r}; keep its real and imaginary parts [..., 2], {fix}")
     return net
 
 

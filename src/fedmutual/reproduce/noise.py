@@ -1,6 +1,5 @@
 """Measure the robustness of a minimum: the loss of a run's last global model under Gaussian noise on its weights."""
 
-import copy
 from collections.abc import Sequence
 
 import torch
@@ -10,6 +9,7 @@ from torch import nn
 from fedmutual import data
 from fedmutual.core import At, Data
 from fedmutual.federation.evaluation import ROWS, forward_in_parts
+from fedmutual.models.copying import copy_networks
 from fedmutual.studies.trained_run import Run
 
 DRAWS = 5
@@ -36,7 +36,7 @@ def score_under_noise(run: Run, deviations: Sequence[float]) -> dict[str, float]
 
 @torch.no_grad()
 def _add_noise(net: nn.Module, deviation: float, rng: torch.Generator) -> nn.Module:
-    shaken = copy.deepcopy(net)
+    shaken = copy_networks(net, share=True)
     for p in shaken.parameters():
         p.add_(torch.randn(p.shape, generator=rng) * p.square().mean().sqrt(), alpha=deviation)
     return shaken

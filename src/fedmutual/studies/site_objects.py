@@ -1,6 +1,5 @@
 """The caller's objects as a configuration: the data and the network of each participant, by name."""
 
-import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,8 +9,9 @@ from torch import nn
 
 from fedmutual.config import Config, make_algorithm
 from fedmutual.data.memory import make_memory_source
-from fedmutual.errors import ConfigError
+from fedmutual.errors import ConfigError, format_error
 from fedmutual.in_memory import PREFIX, hold_objects
+from fedmutual.models.copying import copy_networks
 from fedmutual.studies.trained_run import Run
 
 Model = nn.Module | str | Callable[..., nn.Module]
@@ -77,8 +77,14 @@ def _nest(settings: Mapping[str, Any]) -> dict[str, Any]:
 def _make_factory(model: Model, place: str) -> Any:
     """Return a function that makes a new network at each call: copies of an nn.Module."""
     if isinstance(model, nn.Module):
-        original = copy.deepcopy(model).cpu()
-        return lambda: copy.deepcopy(original)
+        try:
+            original = copy_networks(model).cpu()
+        except Exception as problem:  # a module may hold objects of any kind
+            raise ConfigError(
+                f"{place} cannot be copied for each participant ({format_error(problem)}); give a function that makes a new "
+                "network at each call, as lambda: Net()"
+            ) from problem
+        return lambda: copy_networks(original)
     if isinstance(model, str) or callable(model):
         return model
     raise ConfigError(f"{place} is {type(model).__name__}; give an nn.Module, a function that makes one, or a name")

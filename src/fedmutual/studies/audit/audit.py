@@ -1,6 +1,5 @@
 """What attackers gain from a trained run, measured against the run's own data."""
 
-import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -266,7 +265,7 @@ def train_meme(experiment: Experiment, client: Client, server: Message) -> nn.Mo
             reply, _ = work(phase, client, server, at)
     except Diverged as problem:
         raise RunError(f"the meme cannot be trained further: {problem}") from None
-    return copy.deepcopy(client.nets["meme"]) if reply.keys() & {*client.shared} else None
+    return client.nets["meme"] if reply.keys() & {*client.shared} else None
 
 
 def _find_training_phase(experiment: Experiment) -> tuple[Phase, At]:
@@ -294,11 +293,11 @@ def _take_model(shadow: Shadow, key: Key) -> nn.Module:
     if client is None and experiment.pooled:
         return shadow.clients[POOLED].nets["personal"]
     if client is None:
-        net = copy.deepcopy(experiment.nets.shared)
+        net = experiment.nets.make_shared()
         net.load_state_dict({k: shadow.server[k] for k in experiment.nets.crossing})
         return net
     if model == "personal":
-        return copy.deepcopy(shadow.clients[client].nets["personal"])
+        return shadow.clients[client].nets["personal"]
     net_or_none = train_meme(experiment, shadow.clients[client], shadow.server)
     if net_or_none is None:
         raise UserError(f"client {client!r} returns no meme in a shadow run")
