@@ -1,7 +1,9 @@
 """`federate` and `compare` with objects in memory: what a file's run gives, in every engine, and copies are trained."""
 
 import copy
+import functools
 import io
+import threading
 
 import numpy as np
 import pandas as pd
@@ -15,6 +17,7 @@ from torch.utils.data import IterableDataset, TensorDataset
 import fedmutual
 from fedmutual import ConfigError, Site, UserError
 from fedmutual.algorithms import FML, FedAvg
+from fedmutual.core import Diverged
 from fedmutual.events import RoundDone, Started
 from fedmutual.files import read_json
 from fedmutual.studies.progress import ProgressBars
@@ -29,6 +32,47 @@ class Endless(IterableDataset):
 
     def __iter__(self):
         return iter([])
+
+
+class Holder(nn.Module):
+    """A network that keeps an object, and the output of its last pass."""
+
+    def __init__(self, kept=None):
+        super().__init__()
+        self.fc, self.kept, self.outputs = nn.Linear(6, 2), kept, []
+
+    def forward(self, x):
+        self.outputs = [self.fc(x)]
+        return self.outputs[0]
+
+
+class Complex(nn.Module):
+    """A network with a complex tensor [6, 2]: a parameter, or a buffer."""
+
+    def __init__(self, w, persistent=True):
+        super().__init__()
+        if isinstance(w, nn.Parameter):
+            self.w = w
+        else:
+            self.register_buffer("w", w, persistent)
+        self.fc = nn.Linear(2, 2)
+
+    def forward(self, x):
+        return self.fc((x.to(self.w.dtype) @ self.w).abs())
+
+
+class NotFinite(nn.Module):
+    """A network whose first output of the first row is a given number in eval mode."""
+
+    def __init__(self, value):
+        super().__init__()
+        self.fc, self.value = nn.Linear(6, 2), value
+
+    def forward(self, x):
+        output = self.fc(x)
+        if not self.training:
+            output[0, 0] = self.value
+        return output
 
 
 @pytest.fixture
@@ -213,6 +257,13 @@ def test_a_folder_of_objects_says_in_another_call_what_it_lacks(tables, shared, 
         ({"settings": {"split.test": 2.0}}, "settings['split.test']"),
         ({"sites": {}}, "argument 'sites'"),
         ({"in_place": True, "same": True}, "site 'north' and site 'south' share one nn.Module"),
+        ({"shared": Holder(threading.Lock())}, "argument 'shared' cannot be copied for each participant"),
+        (
+            {"shared": functools.cache(lambda: nn.Linear(6, 2))},
+            "argument 'shared': the network is the network of an earlier call",
+        ),
+        ({"shared": Complex(nn.Parameter(torch.ones(6, 2, dtype=torch.complex64)))}, "torch.view_as_complex"),
+        ({"shared": Complex(torch.ones(6, 2, dtype=torch.complex64))}, "register_buffer(..., persistent=False)"),
     ],
 )
 def test_errors_speak_of_arguments(tables, nets, shared, change, words):
@@ -266,6 +317,63 @@ def test_columns_of_a_frame_are_labels():
     own_sites = {name: Site(train=frame[k::2], label=["cough", "fever"]) for k, name in enumerate(("north", "south"))}
     run = fedmutual.federate(own_sites, "fedavg", "mlp", task="multilabel", **QUICK)
     assert list(run.predict(frame[["b", "a"]].astype("float32"))) == ["cough", "fever"]
+
+
+def after_a_pass(net):
+    net(torch.zeros(2, 6))
+    return net
+
+
+@pytest.mark.parametrize("engine", ["inprocess", "stacked"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.Sequential(nn.utils.weight_norm(nn.Linear(6, 2))),
+        lambda: nn.Sequential(nn.utils.spectral_norm(nn.Linear(6, 2))),
+        lambda: after_a_pass(Holder()),
+        lambda: lambda: after_a_pass(Holder(threading.Lock())),
+        lambda: Complex(torch.ones(6, 2, dtype=torch.complex64), persistent=False),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:There is a performance drop:UserWarning")
+def test_networks_that_torch_cannot_copy_are_trained(tables, make, engine):
+    run = fedmutual.federate(sites(tables), "fml", make(), engine=engine, **QUICK)
+    assert run.predict(tables["north"].iloc[:3, :-1].astype("float32")).shape == (3, 2)
+
+
+def test_a_copy_of_weight_norm_has_the_trained_function(tables):
+    with pytest.warns(FutureWarning):
+        net = nn.Sequential(nn.utils.weight_norm(nn.Linear(6, 2)))
+    run = fedmutual.federate(sites(tables), "fedavg", net, in_place=True, **QUICK)
+    x = torch.randn(4, 6)
+    assert torch.equal(run.global_model()(x), net.eval()(x))
+
+
+NOISED = {"privacy.nets": "both", "privacy.sigma": 1.0}
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_outputs_that_are_not_finite_in_eval_mode_stop_a_run(tables, value):
+    with pytest.raises(Diverged) as stop:
+        fedmutual.federate(sites(tables), "fml", NotFinite(value), **QUICK)
+    assert f"the shared model diverged in round 1: it gives {value} for 1 of " in str(stop.value)
+    with pytest.raises(Diverged) as stop:
+        fedmutual.federate(sites(tables), "independent", NotFinite(value), **QUICK)
+    assert f"client 'north' diverged in round 1: its personal model gives {value} for 1 of " in str(stop.value)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_outputs_that_are_not_finite_have_no_score_beside_noise(tables):
+    run = fedmutual.federate(sites(tables), "fml", NotFinite(float("nan")), settings=NOISED, **QUICK)
+    assert set(run.history()["metric"]) == {"examples"}
+    assert "note in round 2: client 'south': its personal model gives nan for 1 of " in (run.folder / "log.txt").read_text()
+    with pytest.raises(UserError, match=r"row 0 of x: the shared model .* gives outputs that are not finite"):
+        run.predict(tables["north"].iloc[:3, :-1].astype("float32"))
+
+
+def test_a_class_may_be_ruled_out_by_minus_infinity(tables):
+    run = fedmutual.federate(sites(tables), "fml", NotFinite(-float("inf")), **QUICK)
+    assert run.predict(tables["north"].iloc[:1, :-1].astype("float32")).iloc[0].tolist() == [0.0, 1.0]
 
 
 def test_an_existing_run_is_not_overwritten(tables, tmp_path):

@@ -37,14 +37,17 @@ Batch = tuple[Tensor, ...]
 
 
 class Diverged(RuntimeError):
-    """A client's loss or weights stopped being finite. `round` and `batch` count from 0; the message counts from 1."""
+    """A loss, a weight or an output stopped being finite. `round` and `batch` count from 0; the message counts from 1."""
 
-    def __init__(self, client: str, round: int, batch: int, what: str) -> None:
+    def __init__(self, client: str | None, round: int, batch: int | None, what: str) -> None:
+        """client: None for the shared model at the server. batch: None in an evaluation."""
         super().__init__(client, round, batch, what)
         self.client, self.round, self.batch, self.what = client, round, batch, what
 
     def __str__(self) -> str:
-        return f"client {self.client!r} diverged in round {self.round + 1} at batch {self.batch + 1}: {self.what}"
+        who = "the shared model" if self.client is None else f"client {self.client!r}"
+        at = "" if self.batch is None else f" at batch {self.batch + 1}"
+        return f"{who} diverged in round {self.round + 1}{at}: {self.what}"
 
 
 class Disagreed(RuntimeError):

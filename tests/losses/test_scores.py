@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, balanced_accuracy_score, log_loss, recall_score, roc_auc_score
 
-from fedmutual.scores import DECLARED, score_classification
+from fedmutual.scores import DECLARED, score_classification, score_multilabel, score_segmentation
 
 
 @settings(deadline=None, max_examples=40)
@@ -51,4 +51,27 @@ def test_one_class_has_no_auroc_and_overflow_no_loss():
     z = torch.tensor([[1.0, 0], [0, 1]])
     assert score_classification(z, torch.tensor([1, 1]))["auroc"] is None
     broken = score_classification(torch.full((2, 2), float("nan")), torch.tensor([0, 1]))
-    assert (broken["loss"], broken["auroc"]) == (None, None)
+    assert (broken["loss"], broken["auroc"], broken["accuracy"]) == (None, None, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("row", "accuracy"),
+    [
+        ([float("nan"), 0], 0.5),
+        ([0, float("nan")], 0.5),
+        ([float("inf"), 0], 0.5),
+        ([-float("inf"), -float("inf")], 0.5),
+        ([0, -float("inf")], 1.0),
+    ],
+)
+def test_a_row_without_an_answer_is_wrong_whatever_its_class(row, accuracy):
+    logits = torch.tensor([row, [1.0, 0.0]])
+    assert score_classification(logits, torch.tensor([0, 0]))["accuracy"] == accuracy
+    pixels = score_segmentation(logits.reshape(2, 2, 1, 1), torch.zeros(2, 1, 1, dtype=torch.long))
+    assert pixels["pixel_accuracy"] == (1.0 if accuracy == 1.0 else None)
+
+
+def test_minus_infinity_is_a_label_that_is_surely_absent():
+    logits = torch.tensor([[-float("inf")], [0.5], [1.0]])
+    scores = score_multilabel(logits, torch.tensor([[0.0], [1.0], [1.0]]))
+    assert (scores["auroc"], scores["f1"]) == (1.0, 1.0)

@@ -430,5 +430,5 @@ def test_a_score_that_is_not_a_number_is_sent_as_none():
     """For example the correlation of constants: no log holds NaN, and the run continues."""
     talker = Talker({"accuracy": math.nan, "recall": [math.inf, 0.5, 1.0], "examples": 3})
     one = client("0", FML(**E).algorithm(), task=talker)
-    (score,) = evaluate_client(one, (EvalSpec("personal", "validation", "personal", "0", "validation"),), {}, 1, None)
+    (score,), _ = evaluate_client(one, (EvalSpec("personal", "validation", "personal", "0", "validation"),), {}, 1, None)
     assert score.values == {"accuracy": None, "recall": [None, 0.5, 1.0], "examples": 3}

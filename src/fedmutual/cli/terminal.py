@@ -87,9 +87,8 @@ def show_progress(
     except Diverged as problem:
         label = watch.failed.get(problem)
         text = f"{label}: {problem}" if label else str(problem)
-        exit_with_error(
-            f"{text}; saved rounds are kept. The usual fix is a smaller optimizer.lr, with another --out", Code.DIVERGED
-        )
+        fix = "" if problem.batch is None else ". The usual fix is a smaller optimizer.lr, with another --out"
+        exit_with_error(f"{text}; saved rounds are kept{fix}", Code.DIVERGED)
     except Disagreed as problem:
         exit_with_error(f"{problem}; nothing was trained", Code.REFUSED)
     except Refused as problem:

@@ -1,18 +1,20 @@
 """The interface of all engines, and the functions that an engine runs at each client."""
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Concatenate, NamedTuple, Protocol, TypeVar
 
 from fedmutual.boundary import Refused, release, release_metrics
-from fedmutual.core import At, Client, Message, Phase, Spec, Work
+from fedmutual.core import At, Client, Diverged, Message, Phase, Spec, Work
 from fedmutual.denormals import flush_denormals
 from fedmutual.engines.user_errors import raise_user_errors
 from fedmutual.events import Score
-from fedmutual.federation.evaluation import EvalSpec, compute_scores, select_metrics
+from fedmutual.federation.evaluation import FINITE_BEFORE, EvalSpec, compute_scores, select_metrics
 from fedmutual.rundir import best
 from fedmutual.rundir.best import BestRule
 from fedmutual.rundir.observers import append_scores
+from fedmutual.scores import drop_numbers
 from fedmutual.stepping import work
 
 R = TypeVar("R")
@@ -105,26 +107,36 @@ def evaluate_client(
     round: int,
     home: Path | None,
     keep: BestRule | None = None,
-) -> tuple[Score, ...]:
-    """Score a client's nets, and return the scores that the client shares.
+) -> tuple[tuple[Score, ...], tuple[str, ...]]:
+    """Score a client's nets, and return (the scores that the client shares, remarks for the user).
 
     The meme is scored as it was trained, then again with the tensors that the server sent in `inbox`. A client that does
     not share all scores writes all of them to `home`. With `keep`, the client's best personal weights are saved there.
+    Of a client with `privacy`, whose weights may stop being finite unseen, scores of such outputs are None, with a remark.
 
     round: from 1.
 
     Raises:
+        Diverged: outputs of a net of a client without `privacy` are not finite.
         Refused: the task returns a score that the task does not declare.
         RunError: a file in `home` is damaged or cannot be written.
     """
-    measured = compute_scores(client, evaluations, inbox)
+    unusable: dict[EvalSpec, str] = {}
+
+    def report(spec: EvalSpec, what: str) -> None:
+        if client.privacy is None:
+            raise Diverged(client.id, round - 1, None, f"{what} {FINITE_BEFORE}")
+        unusable[spec] = f"client {client.id!r}: {what} in eval mode, so these scores are missing"
+
+    measured = compute_scores(client, evaluations, inbox, report)
+    measured |= {spec: replace(measured[spec], values=drop_numbers(measured[spec].values)) for spec in unusable}
     scores = tuple(measured.values())
     if keep is not None and home is not None and "personal" in client.nets:
         _keep_best(client, evaluations, scores, round, home, keep)
     if client.metrics != "all" and home is not None:
         home.mkdir(parents=True, exist_ok=True)
         append_scores(home, round, scores)
-    return select_metrics(client, measured)
+    return select_metrics(client, measured), tuple(unusable.values())
 
 
 def _keep_best(

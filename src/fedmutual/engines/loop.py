@@ -100,7 +100,7 @@ def generate_rounds(
         for round in range(finished_rounds, plan.rounds):
             server, train = yield from _exchange(plan, engine, server, round, plan.algorithm.phases, report)
             if (round + 1) % plan.evaluate_every == 0 or round + 1 == plan.rounds:
-                report(_evaluate(plan, engine, server, round, train, judge))
+                report(_evaluate(plan, engine, server, round, train, judge, report))
                 _report_remarks(engine, round, report)
             report(RoundDone(round + 1, plan.rounds, server, engine.run_each))
     except (Paused, GeneratorExit):
@@ -194,7 +194,9 @@ def _report_remarks(engine: Engine, round: int, report: Observer) -> None:
         report(Noted(round + 1, remark))
 
 
-def _evaluate(plan: RoundPlan, engine: Engine, server: Message, round: int, train: Train, judge: Judge | None) -> Evaluated:
+def _evaluate(
+    plan: RoundPlan, engine: Engine, server: Message, round: int, train: Train, judge: Judge | None, report: Observer
+) -> Evaluated:
     """Score the shared model at the server and the clients' nets in their processes; scores are in the clients' order."""
     at = At(plan.seed, round, plan.rounds, len(plan.algorithm.phases) - 1)
     participants = draw_participants(plan.clients, plan.participation, at)
@@ -204,9 +206,12 @@ def _evaluate(plan: RoundPlan, engine: Engine, server: Message, round: int, trai
         for i, specs in evaluations.items()
     }
     answers = engine.run_each(evaluate_client, arguments)
-    scores = [judge(server)] if judge else []  # worker processes score their clients meanwhile
+    shared = judge(server, round + 1) if judge else None  # worker processes score their clients meanwhile
     by_client = dict(answers)
-    return Evaluated(round + 1, train, (*scores, *(s for i in plan.evaluations for s in by_client.get(i, ()))))
+    of_clients = [by_client[i] for i in plan.evaluations if i in by_client]
+    for remark in (*(shared[1] if shared else ()), *(remark for _, remarks in of_clients for remark in remarks)):
+        report(Noted(round + 1, remark))
+    return Evaluated(round + 1, train, (*((shared[0],) if shared else ()), *(s for scores, _ in of_clients for s in scores)))
 
 
 def _get_inbox(plan: RoundPlan, server: Message, to: str, at: At) -> Message:

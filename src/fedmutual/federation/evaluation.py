@@ -1,6 +1,6 @@
 """Score a client's networks: which network on which rows, and which scores the client sends."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -13,10 +13,14 @@ from fedmutual.denormals import flush_denormals
 from fedmutual.events import Score
 from fedmutual.federation.ensemble import ENSEMBLE, WEIGHT, Ensemble, choose_weight
 from fedmutual.losses import Classification
-from fedmutual.scores import Scores, coarsen_accuracy
+from fedmutual.scores import Scores, coarsen_accuracy, find_answered
 
 COPY = "copy"  # a client's trained fork of the shared model, before it is averaged
 ROWS = 512  # rows of an evaluation's batch
+FINITE_BEFORE = (  # why a run stops because of outputs in an evaluation
+    "in eval mode, although the losses and weights are finite; look at what the network computes in eval mode only, such as "
+    "`if not self.training`, or for these rows"
+)
 _NUMBERS = 2**22  # of inputs that a network sees at once then: its layers hold many times as much
 
 
@@ -30,8 +34,12 @@ class EvalSpec(NamedTuple):
     data: str
 
 
-def compute_scores(client: Client, evaluations: tuple[EvalSpec, ...], inbox: Message) -> dict[EvalSpec, Score]:
+def compute_scores(
+    client: Client, evaluations: tuple[EvalSpec, ...], inbox: Message, report: Callable[[EvalSpec, str], object]
+) -> dict[EvalSpec, Score]:
     """Return spec -> all its scores; the client's copy of the shared model is scored before the server's replaces it.
+
+    report: called with each evaluation in which outputs are not finite, and a clause that says so, before it is scored.
 
     Raises:
         Refused: the task returns a score that `tells` does not declare, or a score of a wrong type.
@@ -40,7 +48,10 @@ def compute_scores(client: Client, evaluations: tuple[EvalSpec, ...], inbox: Mes
     task, nets = Classification() if client.task is None else client.task, dict(client.nets)
 
     def scored(e: EvalSpec) -> Score:
-        return Score(e.model, e.client, e.data, score(nets[e.net], client.data[e.rows], task, client.id))
+        def report_outputs(what: str) -> None:
+            report(e, f"its {e.model} model gives {what} {e.data} rows")
+
+        return Score(e.model, e.client, e.data, score(nets[e.net], client.data[e.rows], task, client.id, report_outputs))
 
     measured = {e: scored(e) for e in evaluations if e.model == COPY}
     if inbox and "meme" in client.nets:
@@ -97,14 +108,27 @@ def compute_outputs(net: nn.Module, data: Data) -> tuple[Tensor, Tensor]:
     return torch.cat(outputs), torch.cat(targets)
 
 
+def describe_not_finite(output: Tensor) -> str | None:
+    """Return in words for how many rows outputs [N, C, ...] are no answer, such as "nan for 3 of 40"; None if for none."""
+    answered = find_answered(output)
+    if answered.all():
+        return None
+    rows = int((~answered).reshape(len(output), -1).any(1).sum())
+    return f"{output.amax(1)[~answered][0].item()} for {rows} of {len(output)}"
+
+
 @flush_denormals()
 @torch.no_grad()
-def score(net: nn.Module, data: Data, task: Task, owner: str = "the server") -> Scores:
+def score(net: nn.Module, data: Data, task: Task, owner: str, report: Callable[[str], object]) -> Scores:
     """Return a net's scores over all rows in eval mode: the scores that the task declares.
+
+    report: called before outputs that are not finite are scored, with words such as "nan for 3 of 40".
 
     Raises:
         Refused: the task returns a score that `tells` does not declare, or a score of a wrong type.
         DataError: a row cannot be read.
     """
     output, target = compute_outputs(net, data)
+    if what := describe_not_finite(output):
+        report(what)
     return release_metrics(task.score(output, target), task.tells, owner, width=output.shape[1])

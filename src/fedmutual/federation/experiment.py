@@ -12,18 +12,19 @@ from torch import nn
 from fedmutual import data, tasks
 from fedmutual.algorithms.peers import make_agreed_state, make_proxy_state
 from fedmutual.config import Config, read_client_settings, unused
-from fedmutual.core import Algorithm, Bench, Client, Data, Message, Seeds, Task
+from fedmutual.core import Algorithm, Bench, Client, Data, Diverged, Message, Seeds, Task
 from fedmutual.errors import ConfigError
 from fedmutual.events import Score
 from fedmutual.federation import evaluation_sets
 from fedmutual.federation.boundary_exempt import find_exempt_tensors
-from fedmutual.federation.evaluation import EvalSpec, score
+from fedmutual.federation.evaluation import FINITE_BEFORE, EvalSpec, score
 from fedmutual.federation.networks import Networks
 from fedmutual.federation.plan import Judge, RoundPlan
 from fedmutual.federation.workload import Workload
 from fedmutual.models.copying import copy_networks
 from fedmutual.privacy import rules
 from fedmutual.privacy.mechanism import Mechanism
+from fedmutual.scores import drop_numbers
 
 
 @dataclass(frozen=True)
@@ -227,7 +228,7 @@ class Experiment:
     def make_judge(self) -> Judge | None:
         """Return the function that scores the complete shared model on the test set; None if there is no such score.
 
-        The function raises Refused if the task returns a score that the task does not declare.
+        The function raises Refused if the task returns a score that the task does not declare, and Diverged as `Judge`.
         """
         learned = {space.task for space in self.data.spaces.values()}
         if not self.nets.complete or self.pooled or self.data.test is None or len(learned) > 1 or self._holdout_only:
@@ -236,9 +237,17 @@ class Experiment:
         net, test = self.nets.place_on_device(self.nets.make_shared()), self.data.test.to(self.device)
         task = tasks.make_task(learned.pop())
 
-        def score_shared_model(server: Message) -> Score:
+        def score_shared_model(server: Message, round: int) -> tuple[Score, tuple[str, ...]]:
+            remarks: list[str] = []
+
+            def report(what: str) -> None:
+                if not self.noised:
+                    raise Diverged(None, round - 1, None, f"it gives {what} test rows {FINITE_BEFORE}")
+                remarks.append(f"the shared model gives {what} test rows in eval mode, so these scores are missing")
+
             net.load_state_dict({k: server[k] for k in self.nets.crossing})  # an algorithm may add tensors
-            return Score("global", None, "test", score(net, test, task))
+            values = score(net, test, task, "the server", report)
+            return Score("global", None, "test", drop_numbers(values) if remarks else values), tuple(remarks)
 
         return score_shared_model
 

@@ -9,8 +9,12 @@ from fedmutual.events import Score
 from fedmutual.federation.evaluation import EvalSpec
 from fedmutual.rundir.best import BestRule
 
-Judge = Callable[[Message], Score]
-"""Return the score of the complete shared model on the federation's test set."""
+Judge = Callable[[Message, int], tuple[Score, tuple[str, ...]]]
+"""Return the score of the complete shared model on the federation's test set, and remarks; the round counts from 1.
+
+Raises:
+    Diverged: outputs of the shared model are not finite, in a run without noise.
+"""
 
 
 @dataclass(frozen=True)

@@ -249,7 +249,9 @@ class SitesEngine:
         senders = self._attempts.settle_senders(at.round, at.phase, self._finished) if self._by_hand and at.phase else None
         return Order(WORK, at.round, at.phase, senders, receivers), {} if self._by_hand else inbox | self.scaling
 
-    def _evaluate(self, arguments: Mapping[str, tuple[Any, ...]]) -> Iterator[tuple[str, tuple[Score, ...]]]:
+    def _evaluate(
+        self, arguments: Mapping[str, tuple[Any, ...]]
+    ) -> Iterator[tuple[str, tuple[tuple[Score, ...], tuple[str, ...]]]]:
         inputs = {i: arguments[i] for i in arguments if i in self._finished}  # a site that missed the round is not asked
         number = self._attempts.number
         orders = {
@@ -263,7 +265,7 @@ class SitesEngine:
             if not _has_valid_scores(answer):
                 self._leave_out(i, answer.order, "a score is of a model or of rows that are not scored, or is repeated")
                 continue
-            yield i, tuple(replace(score, client=i) for score in answer.scores)
+            yield i, (tuple(replace(score, client=i) for score in answer.scores), ())
 
     def _ask(
         self, orders: Mapping[str, tuple[Order, Message]], outcome: PhaseOutcome

@@ -333,7 +333,7 @@ class SiteRuntime:
             self._restore_sent_meme(client, order)
         scores: dict[EvalSpec, Score] = {}
         try:
-            scores = compute_scores(client, evaluations, inbox)
+            scores = compute_scores(client, evaluations, inbox, lambda _, what: self.say(f"{order.round_name}: {what}"))
         except Exception as problem:
             if not may_tell_rows(problem):
                 raise

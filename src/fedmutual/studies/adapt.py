@@ -222,7 +222,15 @@ def _get_network(config: Config) -> str:
 def _score_unchanged(
     joining: Newcomer, sizes: Mapping[str, int | None], seeds: Sequence[int], read: data.Prepared, task: Task, metric: Metric
 ) -> Table:
-    """Return the scores of the unchanged shared model on the newcomer's validation data, and the numbers of examples."""
+    """Return the scores of the unchanged shared model on the newcomer's validation data, and the numbers of examples.
+
+    Raises:
+        RunError: an output of the model is not finite.
+    """
+
+    def refuse(what: str) -> None:
+        raise RunError(f"{joining.shared.run.folder}: the shared model gives {what} validation rows of the newcomer")
+
     net = joining.shared.run.global_model() if joining.shared.run.complete else None
     counts: Table = {}
     scores: Table = {size: {} for size in sizes}
@@ -231,5 +239,5 @@ def _score_unchanged(
             shares = data.load(joining.make_config(joining.ways[0], n, seed), {"": read}).clients[ALONE]
             counts[size] = {"training": len(shares.private), "validation": len(shares.validation)}
             if net is not None:
-                scores[size][str(seed)] = score(net, shares.validation, task)[metric.name]
+                scores[size][str(seed)] = score(net, shares.validation, task, "the newcomer", refuse)[metric.name]
     return {"examples": counts, "as it is": scores if net is not None else None}

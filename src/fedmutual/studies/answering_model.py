@@ -20,6 +20,7 @@ from fedmutual.rundir.best import BEST
 from fedmutual.rundir.checkpoint import make_file_name, read_checkpoint
 from fedmutual.rundir.environment import Interface, read_interface, read_model_environment
 from fedmutual.rundir.file_names import CONFIG
+from fedmutual.scores import find_answered
 from fedmutual.studies.outputs import ANSWER_FORMS, AnswerForm
 from fedmutual.studies.trained_run import Run
 
@@ -219,6 +220,22 @@ def scale_examples(raw: Tensor, where: Callable[[int], str], takes: Interface, s
     if tuple(x.shape[1:]) != takes.shape:
         raise BadRows(_describe_misfit(where(0), raw, takes))
     return check_finite(x, range(len(x)), where)
+
+
+def check_outputs(outputs: Tensor, where: Callable[[int], str], answering: AnsweringModel) -> Tensor:
+    """Return a network's outputs [B, C, ...] unchanged. where: position in the batch -> the name of the example.
+
+    Raises:
+        RunError: an example has no finite output, so that no class, label or number can be told.
+    """
+    unanswered = (~find_answered(outputs)).reshape(len(outputs), -1).any(1)
+    if unanswered.any():
+        row = int(unanswered.nonzero()[0])
+        raise RunError(
+            f"{where(row)}: the {answering.description} gives outputs that are not finite, which are no prediction; look at "
+            "what the network computes in eval mode"
+        )
+    return outputs
 
 
 def is_pixel_input(takes: Interface) -> bool:

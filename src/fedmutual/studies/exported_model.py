@@ -60,6 +60,8 @@ def export_program(model: RawInputModel, shape: tuple[int, ...]) -> ExportedProg
         difference = max(float(((a - b).abs() / b.abs().clamp(min=1)).max()) for a, b in pairs)
     except Exception as problem:  # the network may be a user's code, and torch.export fails in many ways
         raise RunError(f"torch.export cannot trace the network ({_take_first_line(problem)})") from None
+    if not all(b.isfinite().all() for _, b in pairs):
+        raise RunError("the answers of the model for random inputs are not finite")
     if not difference <= _TOLERANCE:
         raise RunError(f"the program of torch.export and the model give different answers; they differ by {difference:.2g}")
     return program

@@ -1,6 +1,6 @@
 """Predictions for new examples: the probability of each class or label, a number, or a class of each pixel."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from fedmutual.metric import TargetKind
 from fedmutual.studies.answering_model import (
     ROWS_AT_ONCE,
     AnsweringModel,
+    check_outputs,
     choose_model,
     choose_model_of_run,
     is_pixel_input,
@@ -77,7 +78,7 @@ def predict_arrays(run: Run, x: Any, client: str | None = None, best: bool = Fal
     x: an array, tensor or DataFrame `[n, *shape]` of unscaled values; columns of a DataFrame are matched by name.
 
     Raises:
-        UserError: the run has no such model, it segments images, or the examples do not fit it.
+        UserError: the run has no such model, it segments images, the examples do not fit it, or an output is not finite.
     """
     answering = choose_model_of_run(run, client, best)
     takes = answering.takes
@@ -88,11 +89,10 @@ def predict_arrays(run: Run, x: Any, client: str | None = None, best: bool = Fal
         )
     raw = convert_array(convert_features(x, "x", takes.columns), "x")
     scaled = make_scaler(takes)
-    parts = [
-        scale_examples(part, lambda k, start=n * ROWS_AT_ONCE: f"row {start + k} of x", takes, scaled)  # type: ignore[misc]
-        for n, part in enumerate(torch.split(raw, ROWS_AT_ONCE))
-    ]
-    answers = torch.cat([answering.form.compute(answering.net(part)) for part in parts])
+    parts = list[Tensor]()
+    for n, part in enumerate(torch.split(raw, ROWS_AT_ONCE)):
+        parts.append(_answer(part, partial(_name_row, n * ROWS_AT_ONCE), answering, scaled))
+    answers = torch.cat(parts)
     names = list(takes.classes) if answers.shape[1] == len(takes.classes) else list(map(str, range(answers.shape[1])))
     return pd.DataFrame(answers.numpy(), columns=names)
 
@@ -117,16 +117,27 @@ def predict(
 
     Raises:
         UserError: there is no such model, or its code may not be imported; a file cannot be read or is not of the kind that
-            the model learned from.
+            the model learned from; or an output is not finite.
     """
     answering = choose_model(Path(run_or_model), client, best, trust_code, ensemble)
-    takes, predictions = answering.takes, list[Prediction]()
-    scaled = make_scaler(takes)
+    scaled, predictions = make_scaler(answering.takes), list[Prediction]()
     paths = [Path(files)] if isinstance(files, str | Path) else [Path(f) for f in files]
     for names, raw in _read_examples(paths, answering):
-        answers = answering.form.compute(answering.net(scale_examples(raw, names.__getitem__, takes, scaled)))
+        answers = _answer(raw, names.__getitem__, answering, scaled)
         predictions += [make_prediction(name, answer, answering) for name, answer in zip(names, answers, strict=True)]
     return predictions
+
+
+def _answer(
+    raw: Tensor, where: Callable[[int], str], answering: AnsweringModel, scaled: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """Return the answers of a model for raw examples [B, ...]. Raises BadRows and RunError as the functions called."""
+    outputs = answering.net(scale_examples(raw, where, answering.takes, scaled))
+    return answering.form.compute(check_outputs(outputs, where, answering))
+
+
+def _name_row(start: int, row: int) -> str:
+    return f"row {start + row} of x"
 
 
 def make_prediction(example: str, answer: Tensor, answering: AnsweringModel) -> Prediction:

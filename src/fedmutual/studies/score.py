@@ -25,6 +25,7 @@ from fedmutual.report.statistics import compute_wilson_interval
 from fedmutual.studies.answering_model import (
     ROWS_AT_ONCE,
     AnsweringModel,
+    check_outputs,
     choose_model,
     is_pixel_input,
     make_scaler,
@@ -57,7 +58,8 @@ def score_file(
     an accuracy, and for another main metric the percentiles of 500 bootstrap resamples of the rows.
 
     Raises:
-        UserError: there is no such model, or the file cannot be read, lacks labels, or has a class that the model lacks.
+        UserError: there is no such model, or an output of it is not finite; or the file cannot be read, lacks labels, or has
+            a class that the model lacks.
     """
     answering = choose_model(Path(run_or_model), client, best, trust_code)
     source = _read_labelled(Path(file), answering)
@@ -119,7 +121,7 @@ def _compute_outputs(source: Source, answering: AnsweringModel) -> Tensor:
         rows = range(start, min(start + ROWS_AT_ONCE, len(part.x)))
         names = [part.where(row) for row in rows]
         x = scale_examples(part.x.take(rows), names.__getitem__, answering.takes, scaled)
-        outputs.append(forward_in_parts(answering.net, x))
+        outputs.append(check_outputs(forward_in_parts(answering.net, x), names.__getitem__, answering))
     return torch.cat(outputs)
 
 

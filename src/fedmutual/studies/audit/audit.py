@@ -165,7 +165,10 @@ class _Auditor:
     def _score(self, net: nn.Module, key: Key, pools: list[Pool]) -> Confidence:
         self.report(f"membership: the {_format_key(key)}")
         placed = self.experiment.nets.place_on_device(net).eval()
-        return compute_confidence(placed, _choose_pools(pools, key), self.experiment.device)
+        confidence = compute_confidence(placed, _choose_pools(pools, key), self.experiment.device)
+        if np.isnan(confidence.answers).any():
+            raise RunError(f"{self.opened.run.folder}: the {_format_key(key)} gives outputs that are not finite")
+        return confidence
 
     def _restore(self, client: str) -> tuple[Client, Message]:
         """A client and the server's state, as the run's last round left them."""
