@@ -1,6 +1,8 @@
 """Errors caused by user input: one sentence that names the file, the key or the client, and the fix."""
 
+import traceback
 from collections.abc import Sequence
+from pathlib import Path
 
 
 class UserError(Exception):
@@ -24,7 +26,7 @@ class Busy(RunError):
 
 
 class AlgorithmError(UserError):
-    """A user's algorithm that raised an error, or returned something that cannot be used."""
+    """A user's algorithm or task that raised an error, or returned something that cannot be used."""
 
     def __init__(self, sentence: str, trace: str = "") -> None:
         """trace: the traceback of the error, for log.txt."""
@@ -38,6 +40,16 @@ class AlgorithmError(UserError):
 def format_error(problem: Exception) -> str:
     """Return the type and the first line of an error from code outside fedmutual."""
     return f"{type(problem).__name__}: {(str(problem).strip().splitlines() or ['no message'])[0]}"
+
+
+def format_line(problem: Exception, module: str) -> str:
+    """Return the last line of a module in an error's traceback, as " (line 8 of tasks.py)"; "" without one."""
+    lines = [
+        f" (line {number} of {Path(frame.f_code.co_filename).name})"
+        for frame, number in traceback.walk_tb(problem.__traceback__)
+        if frame.f_globals.get("__name__") == module
+    ]
+    return lines[-1] if lines else ""
 
 
 def format_count(number: int, noun: str) -> str:

@@ -1,10 +1,14 @@
 """Tasks by name: the targets, losses and scores of a client."""
 
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Collection, Mapping, Sequence
 from difflib import get_close_matches
+from typing import Any, NoReturn
+
+from torch import Tensor
 
 from fedmutual.core import Task
-from fedmutual.errors import ConfigError
+from fedmutual.errors import AlgorithmError, ConfigError, format_error, format_line
 from fedmutual.losses import Classification, MultiLabel, Regression, Segmentation
 from fedmutual.user_code import plugins
 
@@ -14,7 +18,7 @@ TASKS: dict[str, Callable[[], Task]] = {
     "multilabel": MultiLabel,
     "segmentation": Segmentation,
 }
-_MEMBERS = ("fit", "mutual", "score", "tells", "outputs")
+_METHODS = ("fit", "mutual", "score")
 
 
 def make_task(name: str, key: str = "training.task") -> Task:
@@ -24,7 +28,7 @@ def make_task(name: str, key: str = "training.task") -> Task:
 
     Raises:
         ConfigError: the task does not exist, cannot be imported or made, or lacks a member that `fedmutual.core.Task`
-            requires.
+            requires, or has a member of another kind.
     """
     if name in TASKS:
         return TASKS[name]()
@@ -37,7 +41,82 @@ def make_task(name: str, key: str = "training.task") -> Task:
         task: Task = kind()
     except Exception as problem:  # a user's class may fail in any way
         raise ConfigError(f"key {key!r}: {name!r} cannot be made: {type(problem).__name__}: {problem}") from None
-    lacking = [member for member in _MEMBERS if not hasattr(task, member)]
+    lacking = [member for member in (*_METHODS, "tells", "outputs") if not hasattr(task, member)]
     if lacking:
         raise ConfigError(f"key {key!r}: {name!r} is no task, because it lacks {lacking[0]!r}; see fedmutual.core.Task")
-    return task
+    wrong = [(method, "a method") for method in _METHODS if not callable(getattr(task, method))]
+    if isinstance(task.tells, str) or not isinstance(task.tells, Collection):
+        wrong.append(("tells", "a tuple of the names of its scores"))
+    if task.outputs is not None and type(task.outputs) is not int:
+        wrong.append(("outputs", "the number of outputs, or None"))
+    if wrong:
+        raise ConfigError(f"key {key!r}: {wrong[0][0]!r} of the task {name!r} must be {wrong[0][1]}")
+    return _UserTask(task)
+
+
+class _UserTask:
+    """A task that the user wrote. An error in a method, and a wrong result, is one sentence with the class and the line."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+
+    def __getattr__(self, member: str) -> Any:
+        """Return `outputs`, `tells`, and the members that the task may lack."""
+        if member == "_task":  # while the object is unpickled
+            raise AttributeError(member)
+        return getattr(self._task, member)
+
+    def __repr__(self) -> str:
+        return repr(self._task)
+
+    def fit(self, output: Tensor, target: Tensor) -> Tensor:
+        """Return `fit` of the task. Raises AlgorithmError if the result is no loss."""
+        loss = self._call("fit", output, target)
+        self._check_losses("fit", (loss,), (output,))
+        return loss  # type: ignore[no-any-return]
+
+    def mutual(
+        self, personal: Tensor, meme: Tensor, target: Tensor, alpha: Tensor, beta: Tensor, temperature: float
+    ) -> tuple[Tensor, Tensor]:
+        """Return `mutual` of the task. Raises AlgorithmError if the result is not two losses."""
+        losses = self._call("mutual", personal, meme, target, alpha, beta, temperature)
+        if not isinstance(losses, tuple | list) or len(losses) != 2:
+            self._refuse("mutual", losses, "two losses, of the personal network and of the meme")
+        self._check_losses("mutual", losses, (personal, meme))
+        return losses[0], losses[1]
+
+    def score(self, output: Tensor, target: Tensor) -> Mapping[str, Any]:
+        """Return `score` of the task. Raises AlgorithmError if the result holds something else than numbers by name."""
+        values = self._call("score", output, target)
+        if not isinstance(values, Mapping):
+            self._refuse("score", values, "a dictionary, name -> number")
+        for name, value in values.items():
+            if not all(v is None or type(v) in (int, float) for v in (value if isinstance(value, list) else [value])):
+                self._refuse("score", value, "a number, None, or a list with a number for each class", f" for {name!r}")
+        return values
+
+    def _call(self, method: str, *arguments: Any) -> Any:
+        try:
+            return getattr(self._task, method)(*arguments)
+        except Exception as problem:  # a user's code may fail in any way
+            line = format_line(problem, type(self._task).__module__)
+            trace = "".join(traceback.format_exception(problem))
+            raise AlgorithmError(f"{self._describe(method)} raised {format_error(problem)}{line}", trace) from problem
+
+    def _check_losses(self, method: str, losses: Sequence[Any], outputs: Sequence[Tensor]) -> None:
+        """Raise AlgorithmError unless the losses are real numbers [], one of which at least has a gradient."""
+        for loss in losses:
+            if not isinstance(loss, Tensor) or loss.dim() or not loss.is_floating_point():
+                self._refuse(method, loss, "a loss as a tensor [] of floating point, a mean over the batch")
+        if any(output.requires_grad for output in outputs) and not any(loss.requires_grad for loss in losses):
+            self._refuse(method, losses[0], "a loss that is computed from the outputs", " without a gradient")
+
+    def _refuse(self, method: str, value: object, wanted: str, about: str = "") -> NoReturn:
+        kind = type(value).__name__
+        if isinstance(value, Tensor):
+            kind = f"a tensor {list(value.shape)} of {str(value.dtype).removeprefix('torch.')}"
+        raise AlgorithmError(f"{self._describe(method)} returned {kind}{about}; return {wanted}")
+
+    def _describe(self, method: str) -> str:
+        kind = type(self._task)
+        return f"{method} of your task {kind.__module__}:{kind.__qualname__}"

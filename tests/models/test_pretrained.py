@@ -203,11 +203,50 @@ def test_a_pickle_is_not_opened(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [[torch.zeros(1)], {"epoch": 3, "state_dict": {"a": torch.zeros(1)}}, {1: torch.zeros(1)}]
+    ("content", "what"),
+    [
+        ([torch.zeros(1)], "no state dict, name -> tensor"),
+        ({"epoch": 3, "weights": {"a": torch.zeros(1)}}, "no state dict, name -> tensor"),
+        ({1: torch.zeros(1)}, "no state dict, name -> tensor"),
+        ({"epoch": 3, "model": {"a": torch.zeros(1)}, "state_dict": {"a": torch.ones(1)}}, "several state dicts"),
+    ],
 )
-def test_no_state_dict(content: object, tmp_path: Path) -> None:
+def test_no_state_dict(content: object, what: str, tmp_path: Path) -> None:
     torch.save(content, tmp_path / "w.pth")
-    assert refusal(tmp_path / "w.pth").endswith("holds no state dict, name -> tensor; write net.state_dict() into it")
+    assert refusal(tmp_path / "w.pth").endswith(f"holds {what}; write net.state_dict() into it")
+
+
+@pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module."])
+@pytest.mark.parametrize("holder", [None, "state_dict", "model", "model_state_dict"])
+def test_the_names_of_wrappers_are_left_out(prefix: str, holder: str | None, tmp_path: Path) -> None:
+    other = made(*LENET, 3, seed=1)
+    state = {f"{prefix}{k}": v for k, v in other.state_dict().items()}
+    torch.save(state if holder is None else {"epoch": 3, "optimizer": {"state": {}}, holder: state}, tmp_path / "w.pth")
+    assert differing(made(*LENET, 3, source=tmp_path / "w.pth"), other) == ["classifier.fc3.weight", "classifier.fc3.bias"]
+
+
+def test_a_network_may_have_the_name_of_a_wrapper_itself(module: Callable[[str], str], tmp_path: Path) -> None:
+    name = module("""
+    class Own(nn.Module):
+        def __init__(self, shape, classes):
+            super().__init__()
+            self.module = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, classes))
+        def forward(self, x):
+            return self.module(x)
+    """)
+    other = made(f"{name}:Own", (4,), 3, seed=1)
+    for prefix in ("", "module."):
+        save_file({f"{prefix}{k}": v for k, v in other.state_dict().items()}, tmp_path / "w.safetensors")
+        net = made(f"{name}:Own", (4,), 3, source=tmp_path / "w.safetensors")
+        assert differing(net, other) == ["module.1.weight", "module.1.bias"]
+
+
+def test_a_prefix_of_some_names_is_named(tmp_path: Path) -> None:
+    save_file(
+        changed(lambda s: s.update({"module.features.conv2.weight": s.pop("features.conv2.weight")})), tmp_path / "w.pt"
+    )
+    (tmp_path / "w.pt").rename(tmp_path / "w.safetensors")
+    assert "'features.conv2.weight' has the shape none there" in refusal(tmp_path / "w.safetensors")
 
 
 @pytest.mark.parametrize("name", ["w.pth", "w.safetensors"])

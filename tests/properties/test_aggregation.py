@@ -9,7 +9,7 @@ from scipy.stats import trim_mean
 
 from fedmutual import aggregation
 from fedmutual.aggregation import Aggregation, mean, median, trimmed_mean
-from fedmutual.core import Message
+from fedmutual.core import Message, Unusable
 
 
 def draw(seed: int) -> Message:
@@ -29,6 +29,15 @@ def test_the_plain_mean_by_hand() -> None:
         "c": {"w": torch.tensor([8.0, 0.0])},
     }
     assert mean(replies)["w"].tolist() == [4.0, 2.0]
+
+
+def test_real_and_imaginary_parts_are_combined_apart() -> None:
+    values = {"a": 1 + 8j, "b": 3 + 2j, "c": 8 + 2j}
+    replies = {i: {"w": torch.tensor([[v]])} for i, v in values.items()}
+    assert mean(replies)["w"].tolist() == [[4 + 4j]]
+    assert median(replies)["w"].tolist() == trimmed_mean(replies, 0.34)["w"].tolist() == [[3 + 2j]]
+    with pytest.raises(Unusable, match="'w' is complex"):
+        Aggregation(sum="fixed")(replies)
 
 
 def test_weights_of_any_scale_by_hand() -> None:

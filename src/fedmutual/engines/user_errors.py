@@ -3,12 +3,11 @@
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 
 from torch import Tensor
 
 from fedmutual.core import Message, Phase, Spec
-from fedmutual.errors import AlgorithmError, format_error
+from fedmutual.errors import AlgorithmError, format_error, format_line
 
 HOOKS = ("leaves", "send", "begin", "batches", "loss", "edit", "end", "receive")
 
@@ -25,7 +24,7 @@ def make_user_error(problem: BaseException, phase: Phase | None = None, client: 
     if phase is None or _is_fedmutuals(type(phase)):
         return problem
     where = f" at client {client!r}" if client else ""
-    raised = f"{hook or 'its work'}{where} raised {format_error(problem)}{_find_line(problem, phase)}"
+    raised = f"{hook or 'its work'}{where} raised {format_error(problem)}{format_line(problem, type(phase).__module__)}"
     sentence = f"{_name_phase(phase)}: {raised}; log.txt has the traceback"
     return AlgorithmError(sentence, "".join(traceback.format_exception(problem)))
 
@@ -88,13 +87,3 @@ def _find_hook(problem: Exception) -> tuple[Phase | None, str]:
         if frame.f_code.co_name in HOOKS and isinstance(phase, Phase) and not _is_fedmutuals(type(phase)):
             return phase, frame.f_code.co_name
     return None, ""
-
-
-def _find_line(problem: Exception, phase: Phase) -> str:
-    """Return the last line of the phase's module in a traceback, as text; "" without one."""
-    lines = [
-        f" (line {number} of {Path(frame.f_code.co_filename).name})"
-        for frame, number in traceback.walk_tb(problem.__traceback__)
-        if frame.f_globals.get("__name__") == type(phase).__module__
-    ]
-    return lines[-1] if lines else ""

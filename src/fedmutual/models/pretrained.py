@@ -18,6 +18,8 @@ from fedmutual.network_timeout import shorten_error
 
 IMAGENET = "imagenet"
 ENDINGS = (".safetensors", ".pth", ".pt")
+_HOLDERS = ("state_dict", "model_state_dict", "model")  # keys of a training checkpoint that may hold the state dict
+_WRAPPERS = ("module.", "_orig_mod.")  # before each name in files of torch.nn.DataParallel and torch.compile
 _COUNTER = "num_batches_tracked"  # a BatchNorm tensor that files of old torch versions lack
 
 
@@ -59,7 +61,8 @@ def load_weights(net: nn.Module, weights: Weights, head: Collection[str], name: 
     Raises:
         ConfigError: a tensor is missing, has another shape, or is not part of the network.
     """
-    new_state, state = weights.state or {}, net.state_dict()
+    state = net.state_dict()
+    new_state = _unwrap_names(weights.state or {}, state)
     loaded_names = [k for k in state if k not in head and (k in new_state or not k.endswith(_COUNTER))]
     misfits = [k for k in loaded_names if k not in new_state or new_state[k].shape != state[k].shape]
     misfits += [k for k in new_state if k not in state and not k.startswith(published.AUXILIARY)]
@@ -73,6 +76,14 @@ def load_weights(net: nn.Module, weights: Weights, head: Collection[str], name: 
             "weights of this network, or remove the key"
         )
     net.load_state_dict(state | {k: new_state[k] for k in loaded_names})
+
+
+def _unwrap_names(new_state: Message, state: Message) -> Message:
+    """Return the tensors of a file without a wrapper's name before all names, if no name is one of the network's."""
+    for wrapper in _WRAPPERS if new_state and not new_state.keys() & state.keys() else ():
+        if all(k.startswith(wrapper) for k in new_state):
+            return _unwrap_names({k.removeprefix(wrapper): tensor for k, tensor in new_state.items()}, state)
+    return new_state
 
 
 def _raise_not_torchvision(network: str) -> NoReturn:
@@ -113,6 +124,13 @@ def _read_state(file: Path, key: str) -> Message:
         raise ConfigError(
             f"key {key!r}: {file} cannot be read ({shorten_error(problem)}); give safetensors, or a state dict of torch"
         ) from None
-    if not isinstance(state, dict) or not all(isinstance(k, str) and isinstance(v, Tensor) for k, v in state.items()):
-        raise ConfigError(f"key {key!r}: {file} holds no state dict, name -> tensor; write net.state_dict() into it")
-    return dict(state)
+    held = [state[k] for k in _HOLDERS if k in state and _is_state_dict(state[k])] if isinstance(state, dict) else []
+    found = [state] if _is_state_dict(state) else held
+    if len(found) != 1:
+        why = "several state dicts" if found else "no state dict, name -> tensor"
+        raise ConfigError(f"key {key!r}: {file} holds {why}; write net.state_dict() into it")
+    return dict(found[0])
+
+
+def _is_state_dict(value: object) -> bool:
+    return isinstance(value, dict) and all(isinstance(k, str) and isinstance(v, Tensor) for k, v in value.items())
