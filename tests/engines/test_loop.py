@@ -185,6 +185,6 @@ def test_large_examples_are_scored_a_few_at_a_time(shape, parts):
     n = sum(parts)
     first = torch.arange(n) % 3 - 1.0  # below 0 for a third: class 1
     x = first.view(-1, *(1,) * len(shape)).expand(-1, *shape)
-    scores = score(Sees(), Rows(x, (first < 0).long()), Classification())
+    scores = score(Sees(), Rows(x, (first < 0).long()), Classification(), "0", pytest.fail)
     assert batch_sizes == parts
     assert (scores["examples"], scores["accuracy"]) == (n, 1.0)

@@ -80,7 +80,9 @@ def federated(folder, rule, attack=None, **table):
     for i in ("north", "south"):
         rows = sites[i].experiment.data.test
         models = {"shared": shared, "own": fedmutual.Run(sites[i].folder).personal_model(i)}
-        site_models |= {(name, i): score(net, rows, Classification())["accuracy"] for name, net in models.items()}
+        site_models |= {
+            (name, i): score(net, rows, Classification(), i, pytest.fail)["accuracy"] for name, net in models.items()
+        }
     return site_models, [note.text for note in notes]
 
 
