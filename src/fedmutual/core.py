@@ -115,6 +115,11 @@ def take_features(head: nn.Linear | None, call: Callable[[], Tensor]) -> tuple[T
     return taken[-1].to(output.dtype), output
 
 
+def match_inputs(value: Tensor, x: Tensor) -> Tensor:
+    """Return numbers on the device of inputs x and in their type, or beside ids, which are integers, in their own type."""
+    return value.to(x) if x.is_floating_point() else value.to(x.device)
+
+
 def find_head(net: nn.Module) -> nn.Linear | None:
     """Return the last declared linear layer of a network; None without a linear layer."""
     return next((module for module in reversed(list(net.modules())) if isinstance(module, nn.Linear)), None)

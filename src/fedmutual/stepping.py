@@ -194,7 +194,7 @@ def lowered(call: Callable[..., Tensor], client: Client) -> Callable[..., Tensor
 
     def lower(x: Tensor, *weights: Message) -> Tensor:
         with torch.autocast(x.device.type, client.precision, cache_enabled=False):  # a cache keeps the last step's weights
-            return call(x, *weights).to(x.dtype)
+            return call(x, *weights).to(x.dtype if x.is_floating_point() else torch.float32)
 
     return lower
 

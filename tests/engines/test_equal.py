@@ -29,7 +29,7 @@ from fedmutual.algorithms import (
 from fedmutual.core import Algorithm, Schedule
 from fedmutual.events import Noted, PhaseDone
 from peers import nodes, run
-from toy import ENGINES, EXACT, Exchange, Spare, client, difference, federation, first_state, mlp, weights
+from toy import CLASSES, ENGINES, EXACT, FEATURES, Exchange, Spare, client, difference, federation, first_state, mlp, weights
 
 pytestmark = pytest.mark.long
 
@@ -109,10 +109,12 @@ def amsgrad(net):
     return torch.optim.Adam([p for p in net.parameters() if p.requires_grad], amsgrad=True, weight_decay=5e-4, eps=1e-4)
 
 
-def clients(algorithm, personal=mlp, shared=mlp, optimizer=sgd, sizes=SIZES, home=()):
+def clients(algorithm, personal=mlp, shared=mlp, optimizer=sgd, sizes=SIZES, home=(), ids=False):
     equal_clients = []
     for i, n in enumerate(sizes):
         new_client = client(str(i), algorithm, n=n, personal=personal, shared=shared, home=home)
+        for rows in new_client.data.values() if ids else ():
+            rows.x = (rows.x + 3).clamp(0, 6).long()
         new_client.optimizers = {k: optimizer(net) for k, net in new_client.nets.items()}
         new_client.rate = 0.05
         equal_clients.append(new_client)
@@ -192,6 +194,28 @@ UNEQUAL = [
 )
 def test_unequal_clients(engine, dtype, kind, norm):
     check(engine, dtype, compare(train_unequal_in_process(kind, norm, dtype), train_unequal(engine, kind, norm)))
+
+
+def words(seed):
+    """A network of ids 0 to 6."""
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Embedding(7, 4), nn.Flatten(), nn.Linear(4 * FEATURES, CLASSES))
+
+
+def volumes(seed):
+    """A network of volumes [1, 1, 2, 3]."""
+    torch.manual_seed(seed)
+    layers = nn.Unflatten(1, (1, 1, 2, 3)), nn.Conv3d(1, 4, 3, padding=1), nn.BatchNorm3d(4), nn.ReLU(), nn.Flatten()
+    return nn.Sequential(*layers, nn.Linear(4 * FEATURES, CLASSES))
+
+
+@pytest.mark.parametrize("net", [words, volumes])
+def test_networks_of_ids_and_of_volumes(engine, dtype, net):
+    def run_on(engine):
+        start = {k: v.clone() for k, v in net(0).state_dict().items()}
+        return train(engine, PHASES["fml"].algorithm(), start=start, personal=net, shared=net, ids=net is words)
+
+    check(engine, dtype, compare(run_on("inprocess"), run_on(engine)))
 
 
 @pytest.mark.parametrize("optimizer", [sgd, amsgrad])

@@ -22,7 +22,7 @@ from fedmutual.models.ending import find_ending
 def test_the_last_function_is_found(last, ending):
     torch.manual_seed(0)
     net = nn.Sequential(nn.Flatten(), nn.Dropout(), nn.Linear(12, 3), last)
-    assert find_ending(net, (1, 3, 4)) == ending
+    assert find_ending(net, torch.rand(2, 1, 3, 4)) == ending
     assert net.training
 
 
@@ -30,11 +30,11 @@ def test_a_network_with_a_zero_last_layer_returns_logits():
     net = nn.Sequential(nn.Flatten(), nn.Linear(12, 3))
     for parameter in net.parameters():
         nn.init.zeros_(parameter)
-    assert find_ending(net, (1, 3, 4)) is None
+    assert find_ending(net, torch.rand(2, 1, 3, 4)) is None
 
 
 def test_each_pixel_may_have_a_distribution():
-    assert find_ending(nn.Sequential(nn.Conv2d(1, 2, 1), nn.Softmax(1)), (1, 4, 6)) == "softmax"
+    assert find_ending(nn.Sequential(nn.Conv2d(1, 2, 1), nn.Softmax(1)), torch.rand(2, 1, 4, 6)) == "softmax"
 
 
 def test_the_user_reads_which_network_ends_in_a_softmax():

@@ -256,11 +256,12 @@ def test_a_network_for_series_convolves_along_time():
     mean = F.relu(F.conv1d(hidden, f.conv2.weight, f.conv2.bias, padding=2)).mean(-1)
     torch.testing.assert_close(net(x), F.linear(mean, c.fc.weight, c.fc.bias))
     assert net(x[..., :20]).shape == (4, 2)
+    assert torch.equal(build("conv1d", (3, 50), classes=2)(x[:, 0]), net(x))
 
 
 @pytest.mark.parametrize(
     ("shape", "sentence"),
-    [((3, 8, 8), "takes series, as arrays"), ((1, 2, 1), "at least 2 steps"), ((2, 5), "takes series")],
+    [((3, 8, 8), "takes series, as arrays"), ((1, 2, 1), "at least 2 steps"), ((1, 2, 5, 5), "takes series")],
 )
 def test_inputs_that_are_not_series_are_refused(shape, sentence):
     with pytest.raises(ConfigError, match=sentence):

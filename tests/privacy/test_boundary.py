@@ -311,7 +311,7 @@ def normed(seed):
 def built(algorithm, net, features=FEATURES, **changes):
     """A client whose exempt tensors are those of an experiment."""
     one = client("0", algorithm, personal=net, shared=net, **changes)
-    one.boundary_exempt = find_exempt_tensors(one.nets, one.shared, (features,))
+    one.boundary_exempt = find_exempt_tensors(one.nets, one.shared, torch.rand(2, features))
     return one
 
 
@@ -376,7 +376,7 @@ def test_a_norm_without_running_statistics_has_none_to_exempt():
 def test_nets_that_begin_equal_may_go_on_so_in_what_begins_constant_too(weight):
     algorithm = FML(alpha=weight, beta=weight, **E).algorithm()
     one = client("0", algorithm, personal=lambda seed: normed(0), shared=normed)
-    one.boundary_exempt = find_exempt_tensors(one.nets, one.shared, (FEATURES,))
+    one.boundary_exempt = find_exempt_tensors(one.nets, one.shared, torch.rand(2, FEATURES))
     assert one.boundary_exempt == set(one.shared)
     got = federation(algorithm, [one], start=server(normed), rounds=1)
     assert torch.equal(got["1.weight"], one.nets["personal"].state_dict()["1.weight"])  # what was refused

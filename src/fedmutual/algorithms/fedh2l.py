@@ -43,6 +43,7 @@ from fedmutual.core import (
     Task,
     Unusable,
     get_target_kind,
+    match_inputs,
     setting,
     within,
 )
@@ -206,7 +207,7 @@ class Mutual(FedH2L, Peering):
         index, p = (torch.cat([inbox[f"{j}{PEER}{k}"] for j in peers]) for k in ("index", "posterior"))
         weights = torch.cat([inbox[f"{j}{PEER}accuracy"].expand(len(inbox[f"{j}{PEER}index"])) for j in peers])
         x, y = read_one_batch(client.data["public"], index.long())
-        yield x, y, p.to(x), weights.to(x)
+        yield x, y, match_inputs(p, x), match_inputs(weights, x)
 
     def loss(self, nets: Mapping[str, Net], batch: Batch, const: Message) -> Message:
         """Return KL_i and CE_i (eqs. 3 to 5), scalars.

@@ -28,6 +28,7 @@ from fedmutual.core import (
     Spec,
     Unusable,
     get_target_kind,
+    match_inputs,
     setting,
     within,
 )
@@ -144,7 +145,7 @@ class Digest(Announce):
         """Return the public batch `digest_steps` times, with the consensus [B, C] in place of the labels."""
         if "consensus" in inbox:
             x, *_ = self.draw_public_batch(client, at)
-            yield from [(x, inbox["consensus"].to(x))] * self.digest_steps
+            yield from [(x, match_inputs(inbox["consensus"], x))] * self.digest_steps
 
     def loss(self, nets: Mapping[str, Net], batch: Batch, const: Message) -> Message:
         """Return the mean absolute difference of logits, or of posteriors, a scalar."""

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedmutual.config import DataConfig
-from fedmutual.data.examples import ArrayExamples, Part, Source, convert_array, list_names, merge_parts
+from fedmutual.data.examples import GivenArray, Part, Source, list_names, merge_parts
 from fedmutual.errors import ConfigError, DataError, format_error
 
 ArraysByName = Mapping[str, npt.NDArray[Any]]
@@ -108,7 +108,11 @@ def _make_part(arrays: ArraysByName, suffix: str, config: DataConfig, place: str
     for name in (f"x{suffix}", f"y{suffix}"):
         if name not in arrays:
             raise DataError(f"{place}: there is no array {name!r}; it has {list_names(list(arrays)) or 'none'}")
-    x = convert_array(arrays[f"x{suffix}"], f"{place}: array 'x{suffix}'").numpy()
+
+    def where(row: int) -> str:
+        return f"row {row} of 'x{suffix}' in {place}"
+
+    x = GivenArray(arrays[f"x{suffix}"], f"{place}: array 'x{suffix}'", where)
     if not len(x):
         raise DataError(f"{place}: array 'x{suffix}' has no rows")
     groups = None
@@ -122,7 +126,7 @@ def _make_part(arrays: ArraysByName, suffix: str, config: DataConfig, place: str
     domain = f"domain{suffix}"
     domains = _convert_column(arrays[domain], domain, len(x), place).astype(str) if domain in arrays else None
     labels = _convert_targets(arrays[f"y{suffix}"], f"y{suffix}", len(x), place)
-    return Part(ArrayExamples(x), labels, lambda i: f"row {i} of 'x{suffix}' in {place}", groups, domains)
+    return Part(x, labels, where, groups, domains)
 
 
 def _convert_column(values: npt.NDArray[Any], name: str, rows: int, place: str) -> npt.NDArray[Any]:

@@ -154,7 +154,7 @@ def _scan_rows(federation: Federation) -> _Scan:
     for positions, (x, _) in zip(chunks, rows.rows(chunks), strict=True):
         flat = x.flatten(1)
         digests += _digest_rows(x)
-        blank_rows.append(positions[(flat == flat[:, :1]).all(1)] if x.dim() == 4 else positions[:0])
+        blank_rows.append(positions[(flat == flat[:, :1]).all(1)] if x.dim() > 3 else positions[:0])
         training_values = x[trained[positions]].double().transpose(0, 1).flatten(1)  # [channels or features, values]
         if training_values.numel():
             moments.append(
@@ -254,8 +254,10 @@ def _check_values(federation: Federation, scan: _Scan) -> Iterator[str]:
     names = federation.space.columns or tuple(str(i) for i in range(len(scan.constant)))
     constant = [names[i] for i in scan.constant.nonzero().flatten().tolist()]
     if constant:
-        kind = "channel" if len(federation.space.shape) == 3 else "feature"
+        kind = "channel" if len(federation.space.shape) > 1 else "feature"
         yield f"constant in all training examples, so without information: {kind} {list_names(constant)}"
+    if federation.space.dtype == torch.int64:
+        return  # ids have no scale
     is_unscaled = not federation.space.scaling["mean"] and "columns" not in federation.space.scaling
     if is_unscaled and len(scan.mean) <= _VALUES:
         suggested = (scan.mean, scan.std.where(scan.std > 0, 1))

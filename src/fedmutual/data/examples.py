@@ -2,10 +2,10 @@
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +19,18 @@ from fedmutual.errors import DataError
 if TYPE_CHECKING:
     from fedmutual.data.encoding import ColumnPlan
 
+Form = Literal["images", "series", "ids"]
+"""How networks get an array [n, ...]: as numbers, where [n, H, W] are images of one channel; as numbers, where [n, C, T] are
+series of C channels; or as ids, whole numbers that stay int64. All other shapes of numbers are equal in the first two."""
+
+IMAGES: Form = "images"
+SERIES: Form = "series"
+IDS: Form = "ids"
+_MEANING = {SERIES: "series, arrays [examples, channels, time]", IDS: "ids, whole numbers"}
 _CHANNELS = (1, 3, 4)  # gray, RGB, RGBA
+_EXACT = 2**24  # float32 holds every whole number up to this one
 _LISTED = 3
+_CHUNK = 1024
 
 
 class BadRows(DataError):
@@ -49,7 +59,7 @@ class Examples(Protocol):
     def take(self, rows: Sequence[int]) -> Tensor:
         """Return the examples of `rows` as a new tensor [B, *shape], channels first.
 
-        uint8 pixels, or numbers that are used without a divisor.
+        uint8 pixels, numbers that are used without a divisor (float32), or ids (int64).
 
         Raises:
             DataError: an example cannot be read; `BadRows` has a sentence for each of these examples.
@@ -95,9 +105,31 @@ class Source:
     published: Published | None = None
     notes: tuple[str, ...] = ()
 
+    @property
+    def forms(self) -> tuple[Form, ...]:
+        """The forms in which networks can get the examples; the first one is the usual one."""
+        return list_forms(self.train.x) if self.plans is None else (IMAGES,)
+
+    def with_form(self, form: Form) -> "Source":
+        """Return the data set with its examples in another form.
+
+        Raises:
+            DataError: the examples of a part cannot have this form.
+        """
+        if form == IMAGES:
+            return self
+        for name, part in {"": self.train, "test ": self.test}.items():
+            if part is not None and form not in list_forms(part.x):
+                raise DataError(
+                    f"{self.place}: the network takes {_MEANING[form]}, and the {name}examples are "
+                    f"{format_tensor(part.x.take([0])[0])}; give it {_MEANING[form]}"
+                )
+        test = self.test and replace(self.test, x=set_form(self.test.x, form))
+        return replace(self, train=replace(self.train, x=set_form(self.train.x, form)), test=test)
+
 
 class ArrayExamples:
-    """Examples in memory, from one array [n, *shape]."""
+    """Examples in memory, from one array [n, *shape] that networks can take as it is."""
 
     def __init__(self, x: npt.NDArray[Any]) -> None:
         self._x = torch.from_numpy(np.ascontiguousarray(x))
@@ -115,12 +147,66 @@ class ArrayExamples:
         return hashlib.sha256(about + hashlib.sha256(self._x.numpy().data).digest()).digest()
 
 
+class GivenArray:
+    """Examples in memory, from an array [n, ...] of the user, which is converted when examples are taken."""
+
+    def __init__(self, x: npt.NDArray[Any], name: str, where: Callable[[int], str], form: Form = IMAGES) -> None:
+        """name: of the array, where: of a row, in messages.
+
+        Raises:
+            DataError: the values are not numbers, or the shape is none that networks take.
+        """
+        self.forms = find_forms(x, name)
+        # decimal numbers are converted once, which frees the memory of float64
+        self._x = x if IDS in self.forms else x.astype(np.float32, copy=False)
+        self._name, self._where, self._form = name, where, form
+
+    def __len__(self) -> int:
+        return len(self._x)
+
+    def with_form(self, form: Form) -> "GivenArray":
+        """Return the examples in another form."""
+        return GivenArray(self._x, self._name, self._where, form)
+
+    def take(self, rows: Sequence[int]) -> Tensor:
+        """Return the examples of `rows` [B, *shape]; see `Examples.take`.
+
+        Raises:
+            BadRows: float32 cannot hold a whole number; or the form is ids, and a number is no whole number.
+        """
+        index = np.asarray(rows, dtype=np.int64)
+        return convert_array(self._x[index], self._name, self._form, lambda k: self._where(int(index[k])))
+
+    def digest(self) -> bytes:
+        """Return the digest that `ArrayExamples` of these examples has."""
+        chunks = (self.take(range(k, min(k + _CHUNK, len(self)))) for k in range(0, len(self), _CHUNK))
+        content = hashlib.sha256()
+        for x in chunks:
+            content.update(x.numpy().data)
+        about = repr((x.dtype, (len(self), *x.shape[1:]))).encode()
+        return hashlib.sha256(about + content.digest()).digest()
+
+
 class DatasetExamples:
     """The inputs x of a torch Dataset's items, read on demand: tensors, arrays or PIL images of one shape."""
 
-    def __init__(self, dataset: "Dataset[Any]", place: str) -> None:
-        self._dataset, self.place = dataset, place
+    def __init__(self, dataset: "Dataset[Any]", place: str, form: Form = IMAGES) -> None:
+        self._dataset, self.place, self._form = dataset, place, form
         self._first_item: Tensor | None = None
+
+    @property
+    def forms(self) -> tuple[Form, ...]:
+        """The forms in which networks can get the examples.
+
+        Raises:
+            DataError: the first item cannot be read, or is not (x, y), or its x cannot be used.
+        """
+        self.take([0])  # with a sentence about the item
+        return find_forms(np.asarray(self._dataset[0][0])[None], f"{self.place}: x")
+
+    def with_form(self, form: Form) -> "DatasetExamples":
+        """Return the examples in another form."""
+        return DatasetExamples(self._dataset, self.place, form)
 
     def __len__(self) -> int:
         return len(self._dataset)  # type: ignore[arg-type]
@@ -132,7 +218,7 @@ class DatasetExamples:
             BadRows: an item cannot be read, or has another shape or type than the first item.
             DataError: the first item is not (x, y), or its x cannot be used.
         """
-        examples, sentences = [], []
+        examples, sentences = [], list[str]()
         if self._first_item is None:
             try:
                 self._first_item = self._read_row(0)
@@ -143,6 +229,9 @@ class DatasetExamples:
         for row in rows:
             try:
                 x = self._read_row(row)
+            except BadRows as problem:
+                sentences += problem.args
+                continue
             except Exception as problem:  # a user's dataset may fail in any way
                 sentences.append(self._describe_unreadable(row, problem))
                 continue
@@ -185,7 +274,8 @@ class DatasetExamples:
         item = self._dataset[row]
         if not isinstance(item, tuple | list) or len(item) < 2:
             raise DataError(f"{self.place}: items must be (x, y), but one is {type(item).__name__}; fix __getitem__")
-        return convert_array(np.asarray(item[0])[None], f"{self.place}: x")[0]
+        name = f"example {row} of {self.place}"
+        return convert_array(np.asarray(item[0])[None], f"{self.place}: x", self._form, lambda _: name)[0]
 
 
 class ConcatExamples:
@@ -196,6 +286,15 @@ class ConcatExamples:
 
     def __len__(self) -> int:
         return len(self._first) + len(self._second)
+
+    @property
+    def forms(self) -> tuple[Form, ...]:
+        """The forms in which networks can get the examples of both parts."""
+        return tuple(form for form in list_forms(self._first) if form in list_forms(self._second))
+
+    def with_form(self, form: Form) -> "ConcatExamples":
+        """Return the examples in another form."""
+        return ConcatExamples(set_form(self._first, form), set_form(self._second, form))
 
     def take(self, rows: Sequence[int]) -> Tensor:
         """Return the examples of `rows` [B, *shape]; see `Examples.take`."""
@@ -254,28 +353,77 @@ def merge_parts(first: Part, second: Part) -> Part:
     )
 
 
-def convert_array(x: npt.NDArray[Any], name: str) -> Tensor:
-    """Return an array in any usual layout as a tensor [n, F] or [n, C, H, W]; uint8 stays uint8, the rest is float32.
+def list_forms(examples: Examples) -> tuple[Form, ...]:
+    """Return the forms in which networks can get the examples; files of images and encoded tables have one."""
+    forms: tuple[Form, ...] = getattr(examples, "forms", (IMAGES,))
+    return forms
 
-    Images may be [n, H, W], channels first, or channels last: with 1, 3 or 4 channels, fewer than the second axis has.
-    `name` begins the error messages.
+
+def set_form(examples: Examples, form: Form) -> Examples:
+    """Return the examples in another one of their forms."""
+    return examples.with_form(form)  # type: ignore[attr-defined, no-any-return]
+
+
+def find_forms(x: npt.NDArray[Any], name: str) -> tuple[Form, ...]:
+    """Return the forms that an array [n, ...] can have, judged by its shape, its type, and the first two rows.
 
     Raises:
-        DataError: the values are not numbers, or the shape is that of neither a table nor images.
+        DataError: the values are not numbers, or the shape is none that networks take.
     """
     if x.dtype.kind not in "biuf":
         raise DataError(f"{name} holds {x.dtype.name} values; examples must be numbers")
-    if x.ndim not in (2, 3, 4) or 0 in x.shape[1:]:
+    if x.ndim not in (2, 3, 4, 5) or 0 in x.shape[1:]:
         raise DataError(
-            f"{name} has the shape {list(x.shape)}; tables are [examples, features], images [examples, height, width] with "
-            "channels before or after"
+            f"{name} has the shape {list(x.shape)}; tables are [examples, features], series [examples, channels, time], "
+            "images [examples, height, width] and volumes [examples, channels, depth, height, width], with channels before "
+            "or after"
         )
-    if x.ndim == 3:
+    are_whole = x.dtype.kind in "iu" or (x.dtype.kind == "f" and bool((x[:2] == np.trunc(x[:2])).all()))
+    return (IMAGES, *((SERIES,) if x.ndim == 3 else ()), *((IDS,) if are_whole else ()))
+
+
+def convert_array(x: npt.NDArray[Any], name: str, form: Form = IMAGES, where: Callable[[int], str] | None = None) -> Tensor:
+    """Return an array in any usual layout as a tensor [n, F], [n, C, T], [n, C, H, W] or [n, C, D, H, W].
+
+    uint8 stays uint8, ids are int64, and the rest is float32. Images may be [n, H, W], unless the form is another one.
+    Images and volumes have their channels first, or last: 1, 3 or 4 channels, fewer than the second axis has.
+    `name` begins the messages; `where` names a row of the array in messages.
+
+    Raises:
+        DataError: the values are not numbers, or the shape is none that networks take.
+        BadRows: float32 cannot hold a whole number; or the form is ids, and a number is no whole number.
+    """
+    find_forms(x, name)
+    where = where or (lambda row: f"{name}: row {row}")
+    if x.ndim == 3 and form == IMAGES:
         x = x[:, None]
-    elif x.ndim == 4 and x.shape[3] in _CHANNELS and x.shape[3] < x.shape[1]:
-        x = np.moveaxis(x, 3, 1)
-    values = x if x.dtype == np.uint8 else x.astype(np.float32)
+    elif x.ndim > 3 and x.shape[-1] in _CHANNELS and x.shape[-1] < x.shape[1]:
+        x = np.moveaxis(x, -1, 1)
+    if form == IDS:
+        values = _convert_exactly(x, np.int64, where, "is no whole number of 64 bits, and the network takes ids; correct it")
+    elif x.dtype == np.uint8:
+        values = x
+    elif x.dtype.kind in "iu" and x.dtype.itemsize > 2:
+        fix = "divide or standardise the numbers, or round them yourself: x.astype('float32')"
+        values = _convert_exactly(x, np.float32, where, f"is a whole number above 2^24, which float32 would round; {fix}")
+    else:
+        values = x.astype(np.float32)
     return torch.from_numpy(np.ascontiguousarray(values))
+
+
+def _convert_exactly(
+    x: npt.NDArray[Any], dtype: type[np.float32] | type[np.int64], where: Callable[[int], str], fault: str
+) -> npt.NDArray[Any]:
+    """Return x [n, ...] as another type. Raises BadRows where a value changes; `fault` says why this is wrong."""
+    with np.errstate(invalid="ignore"):
+        values = x.astype(dtype)
+        if dtype is np.float32 and -_EXACT <= x.min(initial=0) <= x.max(initial=0) <= _EXACT:
+            return values
+        changed = (values.astype(x.dtype) != x) | (np.sign(values) != np.sign(x))  # a number out of range may come back
+    bad = np.flatnonzero(changed.reshape(len(x), -1).any(1))
+    if len(bad):
+        raise BadRows(*(f"{where(int(k))} holds {x[k][changed[k]].flat[0]}, which {fault}" for k in bad))
+    return values
 
 
 def choose_evenly(size: int, most: int) -> list[int]:

@@ -138,6 +138,9 @@ def _divide_data_set(config: Config, prepared: Prepared) -> Federation:
         )
         store, space = encoded.store, make_encoded_space(prepared.space, encoded.encoding)
         notes += encoded.notes
+    rows = [row % len(prepared.table.labels) for row in range(2)]
+    encoded_rows = encoded_store.encode_examples(prepared.source, join_examples(prepared.source), space.scaling).take(rows)
+    space = replace(space, rows=prepared.scaled(encoded_rows))
     augment = CropFlip(prepared.scaled.scale_black(space.shape[0])) if config.data.augment == "crop-flip" else None
     partition = record.make_record(config, prepared.table, division, prepared.digest)
     notes += () if config.partition.kind == "file" else note_split(config.split, prepared.table)

@@ -68,7 +68,8 @@ def convert_features(features: Any, place: str, columns: tuple[str, ...] | None 
         blank = [c for c in table if table[c].isna().any()]
         if blank:
             raise DataError(f"{place}: the columns {list_names(blank)} have missing values; fill them in, or drop the rows")
-        numbers: npt.NDArray[np.float32] = table.to_numpy(np.float32)
+        are_whole = all(pd.api.types.is_integer_dtype(kind) for kind in table.dtypes)
+        numbers: npt.NDArray[Any] = table.to_numpy(np.int64 if are_whole else np.float32)
         return numbers
     if np.ma.is_masked(features):
         raise DataError(f"{place}: a masked array has masked values, which are missing; fill them in, or drop the rows")

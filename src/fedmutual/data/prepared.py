@@ -3,8 +3,9 @@
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 
-from fedmutual import tasks
+from fedmutual import models, tasks
 from fedmutual.config import Config, has_own_data, make_client_config
 from fedmutual.core import TargetKind, get_target_kind
 from fedmutual.data import encoded_store, labels, record, scaling, sources, stores
@@ -80,6 +81,7 @@ def _prepare_data_set(config: Config, common: bool = False) -> Prepared:
     kind = get_target_kind(task)
     source = sources.read_source(config, kind != "classes")
     table, targets, classes = _make_table(source, config, kind, common)
+    source = _choose_form(source, config, task.outputs or len(classes), kind)
     examples = join_examples(source)
     store: stores.Store | None = None
     notes: tuple[str, ...] = ()
@@ -115,6 +117,24 @@ def _prepare_data_set(config: Config, common: bool = False) -> Prepared:
         encoding = encoded_store.learn_from_rows(examples, range(len(examples)), source.plans)
         space = make_encoded_space(space, encoding)
     return Prepared(source, table, store, space, targets, scaled, notes, digest, content.hex())
+
+
+def _choose_form(source: Source, config: Config, outputs: int, kind: TargetKind) -> Source:
+    """Return the data set in the first form of its examples that all networks of the user's own take.
+
+    If the networks take no form in common, it has the usual form, and the check of the networks says what does not fit.
+    """
+    names = models.list_own(config)
+    for form in source.forms if names and len(source.forms) > 1 else ():
+        try:
+            chosen = source.with_form(form)
+            x = chosen.train.x.take([row % len(chosen.train.x) for row in range(2)])
+        except DataError:  # the numbers cannot have this form
+            continue
+        x = x if x.dtype == torch.int64 else x.float()
+        if all(models.takes(name, x, outputs, kind == "masks") for name in names):
+            return chosen
+    return source
 
 
 def make_encoded_space(space: Space, encoding: Encoding) -> Space:

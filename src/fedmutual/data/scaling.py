@@ -10,11 +10,12 @@ from torch import Tensor
 
 from fedmutual.config import DataConfig
 from fedmutual.config.values import FEDERATED
-from fedmutual.data.examples import Source
-from fedmutual.errors import ConfigError
+from fedmutual.data.examples import IDS, IMAGES, SERIES, Form, Source
+from fedmutual.errors import ConfigError, DataError
 
 BYTE = 255.0
 _LARGE = 30.0  # root mean square of a feature; larger inputs drive a first layer far from its initial state
+_VALUES = {2: "features", 4: "pixels"}  # of a batch of this rank
 _SAMPLED_ROWS, _SAMPLED_IMAGES = 1024, 64
 
 
@@ -26,9 +27,18 @@ class Scaling:
     mean: tuple[float, ...]  # a value a channel, or a feature
     std: tuple[float, ...]
     size: tuple[int, int] | None = None  # height, width to resize to, bilinear with antialiasing
+    dtype: str = "float32"  # or "int64": ids, which are not scaled
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return stored examples x [B, *shape] as scaled float32, resized. x may be overwritten."""
+        """Return stored examples x [B, *shape] as scaled float32, resized, or as ids. x may be overwritten.
+
+        Raises:
+            DataError: the inputs are ids, and a number of x is no whole number.
+        """
+        if self.dtype == "int64":
+            if x.is_floating_point() and not torch.equal(x, x.trunc()):
+                raise DataError("the model takes ids, and an example holds a number that is no whole number; correct it")
+            return x.to(torch.int64)
         x = x.to(torch.float32)
         if self.divisor != 1:
             x = x.div_(self.divisor)
@@ -38,7 +48,8 @@ class Scaling:
 
     def record(self) -> dict[str, Any]:
         """Return the entry of environment.json."""
-        return {**asdict(self), "mean": list(self.mean), "std": list(self.std), "size": self.size and list(self.size)}
+        entry = {**asdict(self), "mean": list(self.mean), "std": list(self.std), "size": self.size and list(self.size)}
+        return {k: v for k, v in entry.items() if (k, v) != ("dtype", "float32")}
 
     def scale_black(self, channels: int) -> Tensor:
         """Return the scaled value [C] of a stored 0."""
@@ -58,7 +69,13 @@ def subtract_mean(x: Tensor, mean: Sequence[float], std: Sequence[float]) -> Ten
 def parse_scaling(entry: Mapping[str, Any]) -> Scaling:
     """Return the scaling of an entry that `Scaling.record` wrote into environment.json."""
     size = entry.get("size")
-    return Scaling(entry["divisor"], tuple(entry["mean"]), tuple(entry["std"]), size and (size[0], size[1]))
+    mean, std = tuple(entry["mean"]), tuple(entry["std"])
+    return Scaling(entry["divisor"], mean, std, size and (size[0], size[1]), entry.get("dtype") or "float32")
+
+
+def find_form(entry: Mapping[str, Any], shape: Sequence[int]) -> Form:
+    """Return the form of inputs with this entry of environment.json and this shape of one example."""
+    return IDS if entry.get("dtype") == "int64" else SERIES if len(shape) == 2 else IMAGES
 
 
 def make_scaling(config: DataConfig, source: Source) -> tuple[Scaling, tuple[str, ...]]:
@@ -69,7 +86,12 @@ def make_scaling(config: DataConfig, source: Source) -> tuple[Scaling, tuple[str
         DataError: one of the first examples cannot be read.
     """
     first = source.train.x.take([0])
-    image = first.dim() == 4
+    if first.dtype == torch.int64:
+        changes = {"mean": config.mean, "std": config.std, "size": config.size, "augment": config.augment != "none"}
+        for key in (key for key, is_set in changes.items() if is_set):
+            raise ConfigError(f"key 'data.{key}' changes numbers, but the network takes ids; remove the key")
+        return Scaling(1.0, (), (), dtype="int64"), ()
+    image = first.dim() > 2
     published = source.published
     divisor = published.divisor if published else BYTE if image and first.dtype == torch.uint8 else 1.0
     mean, std = (published.mean, published.std) if published else ((), ())
@@ -88,11 +110,11 @@ def make_scaling(config: DataConfig, source: Source) -> tuple[Scaling, tuple[str
             f"keys 'data.mean' and 'data.std' are for inputs from 0 to 1 (these inputs are divided by {divisor:g} first), "
             f"but have {_format_first(mean)} and {_format_first(std)}; divide both by {divisor:g}"
         )
-    if config.augment != "none" and not image:
+    if config.augment != "none" and first.dim() != 4:
         raise ConfigError(
-            f"key 'data.augment': {config.augment!r} is for images, but the examples are tables of features; remove the key"
+            f"key 'data.augment': {config.augment!r} is for images, but the examples are {_name_kind(first)}; remove the key"
         )
-    scaling = Scaling(divisor, mean, std, _get_size(config, image))
+    scaling = Scaling(divisor, mean, std, _get_size(config, first))
     if (published and config.mean is None) or config.mean == FEDERATED:
         return scaling, ()
     large = _describe_large(source, scaling)
@@ -101,7 +123,7 @@ def make_scaling(config: DataConfig, source: Source) -> tuple[Scaling, tuple[str
     treatment = "only divided by 255" if divisor == BYTE else "taken as they are"
     warning = f", some of them large ({large})" if large else ""
     return scaling, (
-        f"data.mean and data.std are not given, so the {'pixels' if image else 'features'} are {treatment}{warning}",
+        f"data.mean and data.std are not given, so the {_VALUES.get(first.dim(), 'values')} are {treatment}{warning}",
     )
 
 
@@ -109,15 +131,13 @@ def _describe_large(source: Source, scaling: Scaling) -> str:
     """Return a sentence on the largest input if its size makes training difficult, judged by the first rows; else ""."""
     if scaling.divisor == BYTE and all(std >= 1 / _LARGE for std in scaling.std):
         return ""  # bytes cannot be large then
-    rows = _SAMPLED_IMAGES if source.train.x.take([0]).dim() == 4 else _SAMPLED_ROWS
+    rows = _SAMPLED_IMAGES if source.train.x.take([0]).dim() > 2 else _SAMPLED_ROWS
     x = scaling(source.train.x.take(range(min(rows, len(source.train.x)))))
     size = x.square().transpose(0, 1).flatten(1).mean(1).sqrt()
     largest = int(size.argmax())
     if not size[largest] > _LARGE:
         return ""
-    name = (
-        f"column {source.columns[largest]!r}" if source.columns else f"{'channel' if x.dim() == 4 else 'column'} {largest}"
-    )
+    name = f"column {source.columns[largest]!r}" if source.columns else f"{'channel' if x.dim() > 2 else 'column'} {largest}"
     return (
         f"{name} is about {size[largest]:.3g}, which makes training difficult; without data.mean and data.std, "
         "`fedmutual data "
@@ -129,11 +149,15 @@ def _format_first(values: tuple[float, ...]) -> str:
     return f"{values[0]:g}{', ...' if len(values) > 1 else ''}"
 
 
-def _get_size(config: DataConfig, image: bool) -> tuple[int, int] | None:
+def _name_kind(first: Tensor) -> str:
+    return {2: "tables of features", 3: "series"}.get(first.dim(), "volumes")
+
+
+def _get_size(config: DataConfig, first: Tensor) -> tuple[int, int] | None:
     if config.size is None:
         return None
     if len(config.size) != 2:
         raise ConfigError(f"key 'data.size' is [height, width] in pixels, not {list(config.size)}")
-    if not image:
-        raise ConfigError("key 'data.size' is for images, but the examples are tables of features; remove the key")
+    if first.dim() != 4:
+        raise ConfigError(f"key 'data.size' is for images, but the examples are {_name_kind(first)}; remove the key")
     return config.size[0], config.size[1]

@@ -1,24 +1,40 @@
 """The inputs and outputs of a network, as the data determine them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from fedmutual import tasks
 from fedmutual.core import TargetKind, get_target_kind
 from fedmutual.data.examples import list_names
+from fedmutual.models import make_example_inputs
 
 
 @dataclass(frozen=True)
 class Space:
     """The inputs and outputs of a network."""
 
-    shape: tuple[int, ...]  # of one example: (C, H, W) or (F,)
+    shape: tuple[int, ...]  # of one example: (F,), (C, T), (C, H, W) or (C, D, H, W)
     classes: tuple[str, ...]  # of classes, or labels, in the order of the outputs; one name for numeric targets
     outputs: int
     task: str
     scaling: dict[str, Any]  # of the inputs: divisor, mean, std, size, augment
     columns: tuple[str, ...] | None = None  # the names of a table's features
+    rows: Tensor | None = field(default=None, compare=False, repr=False)  # two inputs [2, *shape] of the data, if any
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the inputs: float32, or of ids int64."""
+        return torch.int64 if self.scaling.get("dtype") == "int64" else torch.float32
+
+    def make_examples(self) -> Tensor:
+        """Return two inputs [2, *shape] to try a network on: rows of the data; without rows of this shape, made inputs."""
+        if self.rows is not None and tuple(self.rows.shape[1:]) == self.shape:
+            return self.rows.clone()
+        return make_example_inputs(self.shape, self.dtype)
 
     @property
     def targets(self) -> TargetKind:
@@ -41,7 +57,9 @@ class Space:
 
     def is_compatible(self, other: "Space") -> bool:
         """Return whether one network can serve both spaces. The scaling and the name of numeric targets may differ."""
-        own_key, other_key = ((s.shape, s.outputs, s.targets, () if s.numbers else s.classes) for s in (self, other))
+        own_key, other_key = (
+            (s.shape, s.dtype, s.outputs, s.targets, () if s.numbers else s.classes) for s in (self, other)
+        )
         return own_key == other_key
 
     def compare_columns(self, other: "Space") -> str | None:

@@ -44,7 +44,7 @@ class Store(Protocol):
         ...
 
     def batches(self, plan: Iterable[Tensor]) -> Iterable[Batch]:
-        """Yield (x [B, *shape] float32, y [B, ...]) for each index tensor [B] of the plan.
+        """Yield (x [B, *shape] float32, or of ids int64, y [B, ...]) for each index tensor [B] of the plan.
 
         Raises:
             DataError: a row cannot be read, or holds NaN or infinite values.
@@ -65,8 +65,9 @@ class ResidentStore:
             BadRows: examples cannot be read, or hold NaN or infinite values.
         """
         self.labels, self.where = torch.from_numpy(labels), where
-        shape = (len(labels), *scaling(examples.take([0])).shape[1:])
-        self.x = torch.empty(shape, memory_format=torch.channels_last if len(shape) == 4 else torch.contiguous_format)
+        first = scaling(examples.take([0]))
+        shape, layout = (len(labels), *first.shape[1:]), torch.channels_last if first.dim() == 4 else torch.contiguous_format
+        self.x = torch.empty(shape, dtype=first.dtype, memory_format=layout)
         self._on_devices: dict[torch.device, ResidentStore] = {}
         self._moved_examples: dict[torch.device, Tensor] = {}  # relabelled copies share these tensors
         sentences: list[str] = []
@@ -273,9 +274,10 @@ def make_store(
     Raises:
         DataError: an example cannot be read, or holds NaN or infinite values.
     """
-    shape = tuple(scaling(examples.take([0])).shape[1:])
+    first = scaling(examples.take([0]))
+    shape = tuple(first.shape[1:])
     if resident is None:
-        resident = len(labels) * int(np.prod(shape)) * 4 < RESIDENT
+        resident = len(labels) * first.nbytes < RESIDENT
     if resident:
         return ResidentStore(examples, labels, scaling, where), shape
     return StreamedStore(examples, labels, scaling, where, workers), shape

@@ -10,7 +10,7 @@ from fedmutual.boundary import is_constant
 from fedmutual.models.copying import copy_networks
 
 
-def find_exempt_tensors(nets: Mapping[str, nn.Module], shared: tuple[str, ...], shape: tuple[int, ...]) -> frozenset[str]:
+def find_exempt_tensors(nets: Mapping[str, nn.Module], shared: tuple[str, ...], examples: Tensor) -> frozenset[str]:
     """Return the names of the meme's shared tensors that may legitimately equal a tensor of the personal net.
 
     A shared tensor is exempt in three cases. First, all shared tensors start equal to those of the personal net: then
@@ -18,7 +18,7 @@ def find_exempt_tensors(nets: Mapping[str, nn.Module], shared: tuple[str, ...], 
     a BatchNorm) is not exempt alone. Third, both nets normalise the input itself and the tensor is a running statistic
     of that layer: the statistic describes the inputs, not a net.
 
-    shape: the shape of one input example.
+    examples: inputs [B, ...].
     """
     if not {"personal", "meme"} <= nets.keys():
         return frozenset()
@@ -26,8 +26,8 @@ def find_exempt_tensors(nets: Mapping[str, nn.Module], shared: tuple[str, ...], 
     if all(k in personal and _is_equal(personal[k], meme[k]) for k in shared):
         return frozenset(shared)
     same = {k for k in shared if not is_constant(meme[k]) and any(_is_equal(v, meme[k]) for v in personal.values())}
-    if _list_input_statistics(nets["personal"], shape):
-        same |= _list_input_statistics(nets["meme"], shape) & set(shared)
+    if _list_input_statistics(nets["personal"], examples):
+        same |= _list_input_statistics(nets["meme"], examples) & set(shared)
     return frozenset(same)
 
 
@@ -36,13 +36,13 @@ def _is_equal(a: Tensor, b: Tensor) -> bool:
 
 
 @torch.no_grad()
-def _list_input_statistics(net: nn.Module, shape: tuple[int, ...]) -> set[str]:
+def _list_input_statistics(net: nn.Module, examples: Tensor) -> set[str]:
     """Return the names of the running statistics of layers that normalise the net's input directly."""
     probe, statistics = copy_networks(net, share=True).eval(), set[str]()
     norms = {name: m for name, m in probe.named_modules() if isinstance(m, _NormBase) and m.running_mean is not None}
     if not norms:
         return statistics
-    x = torch.rand(1, *shape, generator=torch.Generator().manual_seed(0)).to(next(probe.buffers()).device)
+    x = examples.to(next(probe.buffers()).device)
 
     def compare_input(name: str, layer_input: Tensor) -> None:
         if layer_input.numel() == x.numel() and torch.equal(layer_input.flatten(), x.flatten()):

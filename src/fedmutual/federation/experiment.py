@@ -13,11 +13,11 @@ from fedmutual import data, tasks
 from fedmutual.algorithms.peers import make_agreed_state, make_proxy_state
 from fedmutual.config import Config, read_client_settings, unused
 from fedmutual.core import Algorithm, Bench, Client, Data, Diverged, Message, Seeds, Task
-from fedmutual.errors import ConfigError
+from fedmutual.errors import ConfigError, DataError
 from fedmutual.events import Score
 from fedmutual.federation import evaluation_sets
 from fedmutual.federation.boundary_exempt import find_exempt_tensors
-from fedmutual.federation.evaluation import FINITE_BEFORE, EvalSpec, score
+from fedmutual.federation.evaluation import FINITE_BEFORE, ROWS, EvalSpec, forward_in_parts, score
 from fedmutual.federation.networks import Networks
 from fedmutual.federation.plan import Judge, RoundPlan
 from fedmutual.federation.workload import Workload
@@ -109,6 +109,7 @@ class Experiment:
             ConfigError: a network cannot be built. Or a network cannot be trained: none of its parameters is trainable, or
                 the client's batches hold one example and the network needs more. Or noise cannot be added to the training
                 of these networks and rows.
+            DataError: a network refuses ids of the client's rows.
         """
         nets, client_config, private = (
             self.nets.build_for(id),
@@ -127,8 +128,12 @@ class Experiment:
         for name, net in nets.items():
             if not self.nets.is_frozen(name, id) and not any(p.requires_grad for p in net.parameters()):
                 raise ConfigError(f"the {name} network of client {id!r} has no trainable parameter; unfreeze some of it")
+        if self.nets.get_space(id).dtype == torch.int64:
+            self._check_ids(id, nets)
         if self.noised:
             rules.check_nets(id, nets)
+            noised = {name: net for name, net in nets.items() if name in self.noised and not self.nets.is_frozen(name, id)}
+            rules.check_gradients(id, noised, self.nets.get_space(id).make_examples().to(self.device))
             rules.make_units(self.config, id, private)  # raises if groups are to be protected and the rows have none
         return nets
 
@@ -150,7 +155,7 @@ class Experiment:
             rate=rate,
             shared=shared,
             proxy="proxy" in self.algorithm.scores,
-            boundary_exempt=find_exempt_tensors(nets, shared, self.nets.get_space(id).shape),
+            boundary_exempt=find_exempt_tensors(nets, shared, self.nets.get_space(id).make_examples()),
             task=self.make_task(id),
             settings=read_client_settings(self.config, id),
             precision=torch.bfloat16 if self.config.engine.precision == "bf16" else None,
@@ -300,12 +305,31 @@ class Experiment:
         """Raise ConfigError if a net cannot be trained on one example at a time, for example because of BatchNorm."""
         for name, net in nets.items():
             try:
-                copy_networks(net, share=True).train()(torch.zeros(1, *self.nets.get_space(id).shape, device=self.device))
+                copy_networks(net, share=True).train()(self.nets.get_space(id).make_examples()[:1].to(self.device))
             except ValueError as problem:
                 raise ConfigError(
                     f"the batches of client {id!r} have one example, and the {name} network cannot be trained on one "
                     f"example ({problem}); increase training.batch_size, or give the client more examples"
                 ) from None
+
+    def _check_ids(self, id: str, nets: Mapping[str, nn.Module]) -> None:
+        """Raise DataError if a net refuses ids of the client's rows: in a stack of clients they would be another client's.
+
+        The nets are tried on the CPU, because a GPU that reads outside of an embedding cannot be used afterwards.
+        """
+        views = {**self.load_rows(id), **({} if self.data.test is None else {"test": self.data.test})}
+        for net_name, net in nets.items():
+            tried = copy_networks(net, share=True).cpu().eval()
+            for kind, rows in views.items():
+                for x, *_ in rows.rows(torch.split(torch.arange(len(rows)), ROWS)):
+                    try:
+                        with torch.no_grad():
+                            forward_in_parts(tried, x.cpu())
+                    except IndexError as problem:
+                        raise DataError(
+                            f"client {id!r}: the {net_name} network refuses ids of the {kind} rows ({problem}), which are "
+                            f"{x.min()} to {x.max()}; give its embedding more rows, or correct the ids"
+                        ) from None
 
     def _make_optimizer(self, net: nn.Module, client: str) -> torch.optim.Optimizer:
         common, optimizer = self.config.optimizer, self.config.get_client_config(client).optimizer

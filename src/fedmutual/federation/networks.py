@@ -106,7 +106,7 @@ class Networks:
                 if ":" not in name or space.task not in _TAKING_LOGITS or about in checked:
                     continue
                 checked.add(about)
-                ending = find_ending(self._build_net(name, space, torch.Generator(), key), space.shape)
+                ending = find_ending(self._build_net(name, space, torch.Generator(), key), space.make_examples())
                 if ending is not None:
                     yield (
                         f"network {name!r} gives probabilities, as after a {ending}, but the losses of {space.task} take "
@@ -189,7 +189,13 @@ class Networks:
 
     def place_on_device(self, net: nn.Module) -> nn.Module:
         """Move a network to the device. On a CPU channels are last in memory: convolutions are 1.2 to 1.5 times as fast."""
-        return net.to(memory_format=torch.channels_last) if self.device.type == "cpu" else net.to(self.device)
+        if self.device.type != "cpu":
+            return net.to(self.device)
+        with torch.no_grad():
+            for tensor in (*net.parameters(), *net.buffers()):
+                if tensor.dim() == 4:  # this layout is that of images only
+                    tensor.data = tensor.data.to(memory_format=torch.channels_last)
+        return net
 
     def measure_costs(self) -> dict[str, NetworkCost]:
         """Return the cost of all networks of each client together. Raises ConfigError if a network cannot be built."""
@@ -199,7 +205,8 @@ class Networks:
             about = (space.shape, space.outputs)
             for name, key in networks:
                 if (name, about) not in counted:
-                    counted[name, about] = measure_network(self._build_net(name, space, torch.Generator(), key), space.shape)
+                    net = self._build_net(name, space, torch.Generator(), key)
+                    counted[name, about] = measure_network(net, space.make_examples())
             of_client = [counted[name, about] for name, _ in networks]
             costs[client] = NetworkCost(sum(c.flops for c in of_client), sum(c.parameters for c in of_client))
         return costs
@@ -245,7 +252,8 @@ class Networks:
         at, space = At(self.config.seed, -1, self.config.rounds), self.get_space(id)
         shared_rng, adaptor_rng = at.rng("model", "shared"), at.rng(id, "adaptor")
         weights = self._find_weights(self.config.model.shared)
-        net = build_meme(self.config.model, space.shape, space.outputs, shared_rng, adaptor_rng, weights, space.of_pixels)
+        rngs, examples = (shared_rng, adaptor_rng), space.make_examples()
+        net = build_meme(self.config.model, space.shape, space.outputs, *rngs, weights, space.of_pixels, examples)
         if self.begun is not None:
             net.load_state_dict(net.state_dict() | self.get_shared_state())
         return net
@@ -271,7 +279,7 @@ class Networks:
     def _build_net(
         self, name: str, space: Space, rng: torch.Generator, key: str, weights: Weights | None = None
     ) -> nn.Module:
-        return models.build(name, space.shape, space.outputs, rng, key, weights, space.of_pixels)
+        return models.build(name, space.shape, space.outputs, rng, key, weights, space.of_pixels, space.make_examples())
 
     def _find_weights(self, name: str, client: str = "") -> Weights | None:
         """Return the pretrained weights of a network: those of the client, else those for all; None if there are none."""

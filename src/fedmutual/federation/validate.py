@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedmutual.config import Config
 from fedmutual.core import Public, find_head
@@ -196,7 +196,7 @@ def _check_features(experiment: Experiment) -> None:
         unchecked = {(net, named[net][0], space.shape, space.outputs) for net in networks} - checked
         nets = experiment.nets.build_for(client) if unchecked else {}
         for net, *_ in sorted(unchecked):
-            if count_features(nets[net], space.shape, experiment.device) is None:
+            if count_features(nets[net], space.make_examples().to(experiment.device)) is None:
                 network, key = named[net]
                 raise ConfigError(
                     f"key {key!r}: network {network!r} does not end in a linear layer, and algorithm "
@@ -205,13 +205,16 @@ def _check_features(experiment: Experiment) -> None:
         checked |= unchecked
 
 
-def count_features(net: nn.Module, shape: tuple[int, ...], device: torch.device | None = None) -> int | None:
-    """Return the number of input features of a network's last linear layer; None if the output is not a linear layer's."""
+def count_features(net: nn.Module, examples: Tensor) -> int | None:
+    """Return the number of input features of a network's last linear layer; None if the output is not a linear layer's.
+
+    examples: inputs [B, ...].
+    """
     head, calls = find_head(net), list[tuple[torch.Tensor, torch.Tensor]]()
     if head is None:
         return None
     with torch.no_grad(), head.register_forward_hook(lambda _, inputs, output: calls.append((inputs[0], output))):
-        output = net.eval()(torch.zeros(2, *shape, device=device))
+        output = net.eval()(examples)
     if len(calls) != 1 or calls[0][1] is not output or calls[0][0].dim() != 2:
         return None
     return calls[0][0].shape[1]

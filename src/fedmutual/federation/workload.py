@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 _STEP, _RATE = 6e-4, 4e10  # a rough guess of a core: seconds that any step takes, floating-point operations a second
 
@@ -28,18 +28,18 @@ class NetworkCost(NamedTuple):
     parameters: int
 
 
-def measure_network(net: nn.Module, shape: tuple[int, ...]) -> NetworkCost:
-    """Return the cost of a network. shape: of one example."""
-    return NetworkCost(count_flops(net, shape), sum(p.numel() for p in net.parameters()))
+def measure_network(net: nn.Module, examples: Tensor) -> NetworkCost:
+    """Return the cost of a network. examples: inputs [B, ...]."""
+    return NetworkCost(count_flops(net, examples), sum(p.numel() for p in net.parameters()))
 
 
-def count_flops(net: nn.Module, shape: tuple[int, ...]) -> float:
+def count_flops(net: nn.Module, examples: Tensor) -> float:
     """Return the floating-point operations of a forward pass of one example; 0 if they cannot be counted."""
     from torch.utils.flop_counter import FlopCounterMode  # this import loads Triton, which worker processes do not need
 
     try:
         with FlopCounterMode(display=False) as counter, torch.no_grad():
-            net.eval()(torch.zeros(2, *shape))
+            net.eval()(examples)
     except Exception:  # a user's network may fail in any way, and this is only an estimate
         return 0.0
-    return float(counter.get_total_flops()) / 2
+    return float(counter.get_total_flops()) / len(examples)

@@ -6,6 +6,7 @@ from difflib import get_close_matches
 import torch
 from torch import Tensor, nn
 
+from fedmutual.config import Config
 from fedmutual.errors import ConfigError, format_error
 from fedmutual.models import own, pretrained, published
 from fedmutual.models.cnn1 import cnn1
@@ -19,7 +20,7 @@ from fedmutual.models.pretrained import Weights
 from fedmutual.models.resnet18 import resnet18, resnet18_gn
 from fedmutual.models.unet import unet
 
-__all__ = ["NAMES", "Weights", "build", "weights"]
+__all__ = ["NAMES", "Weights", "build", "is_own", "list_own", "make_example_inputs", "takes", "weights"]
 
 _OURS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {
     "mlp": mlp,
@@ -49,9 +50,9 @@ NAMES: dict[str, str] = {
 }
 """fedmutual's networks, with descriptions. torchvision's networks keep their names; users add "module:factory"."""
 
-checked_networks: set[tuple[str, tuple[int, ...], int, tuple[tuple[int, ...], ...]]] = set()
-"""(name, shape, classes, shapes of the logits) of networks that passed the check in this process: a run builds a network for
-each client, and the networks differ in their weights only."""
+checked_networks: set[tuple[str, tuple[int, ...], torch.dtype, int, tuple[tuple[int, ...], ...]]] = set()
+"""(name, shape, type of inputs, classes, shapes of the logits) of networks that passed the check in this process: a run
+builds a network for each client, and the networks differ in their weights only."""
 
 
 def build(
@@ -62,16 +63,18 @@ def build(
     key: str = "model.shared",
     weights: Weights | None = None,
     of_pixels: bool | None = False,
+    examples: Tensor | None = None,
     check: bool = True,
 ) -> nn.Module:
-    """Return the new network `name` for examples of `shape`, (C, H, W) or (F,): [B, *shape] float32 -> logits [B, classes].
+    """Return the new network `name` for examples of `shape`, for instance (C, H, W): [B, *shape] -> logits [B, classes].
 
     Args:
         rng: the stream of the initial weights; neither this stream nor the global streams advance.
         key: the configuration key that names the network, for messages.
         weights: loaded into all tensors except the head, whose shape depends on the number of classes.
         of_pixels: whether the network must give the logits of each pixel, [B, classes, H, W]; None: both forms are accepted.
-        check: whether to try the network on two examples of zeros; False for a network that was trained before.
+        examples: two inputs [2, *shape] on which the network is tried; None: zeros, float32.
+        check: whether to try the network; False for a network that was trained before.
 
     Raises:
         ConfigError: the network is unknown, cannot be made, does not fit the examples and classes, or does not fit the
@@ -82,12 +85,14 @@ def build(
         try:
             net = _make_network(name, shape, classes, key)
             forms = tuple(_list_forms(shape, classes, of_pixels))
-            if check and (name, shape, classes, forms) not in checked_networks:
-                _check_network(net, name, shape, forms)
-                if ":" not in name or name.startswith(published.PREFIX):  # a user's factory may change from call to call
-                    checked_networks.add((name, shape, classes, forms))
-            if weights is not None and weights.state is not None:
-                pretrained.load_weights(net, weights, _list_head(net, name, shape, classes, key), name)
+            if check or weights is not None:
+                examples = make_example_inputs(shape) if examples is None else examples
+                if check and (name, shape, examples.dtype, classes, forms) not in checked_networks:
+                    _check_network(net, name, examples, forms)
+                    if not is_own(name):  # a user's factory may change from call to call
+                        checked_networks.add((name, shape, examples.dtype, classes, forms))
+                if weights is not None and weights.state is not None:
+                    pretrained.load_weights(net, weights, _list_head(net, name, examples, classes, key), name)
         except ValueError as problem:
             raise ConfigError(f"key {key!r}: network {name!r} {problem}") from problem
     return net.train()
@@ -98,13 +103,44 @@ def make_outline(make: Callable[[], nn.Module], *names: str) -> nn.Module | None
 
     names: of the network and its adaptor. A user's code is not made twice.
     """
-    if any(":" in name and not name.startswith(published.PREFIX) for name in names):
+    if any(is_own(name) for name in names):
         return None
     try:
         with torch.device("meta"):
             return make()
     except (NotImplementedError, RuntimeError):  # torchvision's regnets compute their widths as tensors
         return None
+
+
+def make_example_inputs(shape: tuple[int, ...], dtype: torch.dtype = torch.float32, count: int = 2) -> Tensor:
+    """Return inputs [count, *shape] for a try of a network without data: zeros, or of ids ones, because 0 may be padding."""
+    return torch.full((count, *shape), 0 if dtype.is_floating_point else 1, dtype=dtype)
+
+
+def is_own(name: str) -> bool:
+    """Return whether a network is the user's own, "module:factory"."""
+    return ":" in name and not name.startswith(published.PREFIX)
+
+
+def list_own(config: Config) -> tuple[str, ...]:
+    """Return the names of the user's own networks in a configuration, each once."""
+    personal = (client.model.personal for client in config.clients.values())
+    names = dict.fromkeys((config.model.shared, *(config.model.personal or ()), *personal))
+    return tuple(name for name in names if name is not None and is_own(name))
+
+
+def takes(name: str, examples: Tensor, classes: int, of_pixels: bool) -> bool:
+    """Return whether a network computes outputs for these examples [2, *shape], or for made ones of their type."""
+    shape = tuple(examples.shape[1:])
+    forms = tuple(_list_forms(shape, classes, of_pixels))
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        for inputs in (examples, make_example_inputs(shape, examples.dtype)):
+            try:
+                _forward(_make_network(name, shape, classes, "model.shared").eval(), name, inputs, forms, "")
+            except (ValueError, ConfigError):
+                continue
+            return True
+    return False
 
 
 def find_initial_weights(source: str, name: str, key: str) -> Weights:
@@ -140,14 +176,14 @@ def _find_torchvision_name(name: str) -> str | None:
     return None if name in _OURS else published.find_name(name)
 
 
-def _list_head(net: nn.Module, name: str, shape: tuple[int, ...], classes: int, key: str) -> set[str]:
+def _list_head(net: nn.Module, name: str, examples: Tensor, classes: int, key: str) -> set[str]:
     """Return the names of the tensors whose shape changes with the number of classes."""
-    is_user_code = _find_torchvision_name(name) is None and ":" in name
+    is_user_code, shape = is_own(name), tuple(examples.shape[1:])
     with torch.device("cpu" if is_user_code else "meta"):  # "meta" draws no weights; user code may need real tensors
         other = _make_network(name, shape, classes + 1, key)
     if is_user_code:
         with torch.no_grad():
-            other.eval()(torch.zeros(2, *shape))  # lazy layers get their shapes from the first input
+            other.eval()(examples.clone())  # lazy layers get their shapes from the first input
     shapes = {k: v.shape for k, v in other.state_dict().items()}
     return {k for k, v in net.state_dict().items() if shapes.get(k) != v.shape}
 
@@ -158,37 +194,40 @@ def _list_forms(shape: tuple[int, ...], classes: int, of_pixels: bool | None) ->
     return [of_example, of_each_pixel] if of_pixels is None else [of_each_pixel if of_pixels else of_example]
 
 
-def _check_network(net: nn.Module, name: str, shape: tuple[int, ...], forms: tuple[tuple[int, ...], ...]) -> None:
+def _check_network(net: nn.Module, name: str, examples: Tensor, forms: tuple[tuple[int, ...], ...]) -> None:
     """Run a forward pass in eval mode, and a forward and backward pass in training mode on a copy.
 
     Raises:
         ValueError: a pass fails, or the output is not logits of one of the forms.
     """
     with torch.no_grad():
-        _forward(net.eval(), name, shape, forms, "")
-    output = _forward(copy_networks(net, share=True).train(), name, shape, forms, " in training mode")
+        _forward(net.eval(), name, examples, forms, "")
+    trained = copy_networks(net, share=True).train()
+    output = _forward(trained, name, examples, forms, " in training mode")
     if output.requires_grad:
         try:
             torch.autograd.backward([output.sum()])
         except Exception as problem:
             raise ValueError(f"cannot be trained: {format_error(problem)}") from problem
+    sparse = next((k for k, p in trained.named_parameters() if p.grad is not None and p.grad.is_sparse), None)
+    if sparse is not None:
+        raise ValueError(f"has sparse gradients of {sparse!r}, which no optimiser takes; make this layer with sparse=False")
 
 
-def _forward(net: nn.Module, name: str, shape: tuple[int, ...], forms: tuple[tuple[int, ...], ...], mode: str) -> Tensor:
-    """Return the logits of two examples of zeros, each of one of the forms; raise ValueError for other outputs."""
+def _forward(net: nn.Module, name: str, examples: Tensor, forms: tuple[tuple[int, ...], ...], mode: str) -> Tensor:
+    """Return the logits of two examples, each of one of the forms; raise ValueError for other outputs."""
     logits = forms[0]
     try:
-        output = net(torch.zeros(2, *shape))
+        output = net(examples.clone())
     except Exception as problem:  # a network's code may raise any error
-        raise ValueError(_describe_misfit(name, shape, problem, mode)) from problem
+        raise ValueError(_describe_misfit(net, name, examples, problem, mode)) from problem
     if not isinstance(output, Tensor):
         kind = type(output).__name__
         raise ValueError(
             f"returns {kind} as output{mode}, but must return a tensor of logits [batch, {', '.join(map(str, logits))}]"
         )
     if tuple(output.shape) not in [(2, *form) for form in forms]:
-        is_user_code = _find_torchvision_name(name) is None and ":" in name
-        fix = "; let its factory take the argument `classes`" if is_user_code else ""
+        fix = "; let its factory take the argument `classes`" if is_own(name) else ""
         if len(logits) > 1 and output.dim() == 2:
             fix = "; a segmentation needs a network with logits of each pixel, for example 'unet'"
         elif len(logits) == 1 and output.dim() == 4:
@@ -198,9 +237,28 @@ def _forward(net: nn.Module, name: str, shape: tuple[int, ...], forms: tuple[tup
     return output
 
 
-def _describe_misfit(name: str, shape: tuple[int, ...], problem: Exception, mode: str) -> str:
-    torchvision_name = _find_torchvision_name(name)
+def _describe_misfit(net: nn.Module, name: str, examples: Tensor, problem: Exception, mode: str) -> str:
+    torchvision_name, shape = _find_torchvision_name(name), tuple(examples.shape[1:])
     least = 1 if torchvision_name is None else published.get_least_side(torchvision_name)
     if min(shape[-2:]) < least:
         return describe_too_small(shape, least)
-    return f"does not take examples of shape {shape}{mode}: {format_error(problem)}"
+    misfit = f"does not take examples of shape {shape}{mode}: {format_error(problem)}"
+    if examples.is_floating_point():
+        if not is_own(name) or not _runs(net, make_example_inputs(shape, torch.int64)):
+            return misfit
+        fix = "give x whole numbers, in an array of an integer type, and choose networks that all take ids"
+        return f"{misfit}; it takes ids, and its inputs here are {str(examples.dtype).removeprefix('torch.')} numbers: {fix}"
+    if isinstance(problem, IndexError):
+        return (
+            f"{misfit}; the first examples have ids from {examples.min()} to {examples.max()}: give its embedding more rows"
+        )
+    return f"{misfit}; the examples are ids, because another network takes nothing else: choose networks that all take ids"
+
+
+@torch.no_grad()
+def _runs(net: nn.Module, examples: Tensor) -> bool:
+    try:
+        net(examples)
+    except Exception:  # a network's code may raise any error
+        return False
+    return True

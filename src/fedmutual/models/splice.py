@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedmutual.config import ModelConfig
 from fedmutual.errors import ConfigError, format_error
-from fedmutual.models import Weights, build
+from fedmutual.models import Weights, build, make_example_inputs
 from fedmutual.models import own as owns
 from fedmutual.models.parts import make_sequential
 
@@ -72,12 +72,13 @@ def build_meme(
     adaptor_rng: torch.Generator,
     weights: Weights | None = None,
     of_pixels: bool | None = False,
+    examples: Tensor | None = None,
     check: bool = True,
 ) -> nn.Module:
     """Return a client's meme: the shared network, or its shared part with an adaptor that stays at the client.
 
     shared_rng, adaptor_rng: the streams for the initial weights of the shared and of the client's tensors.
-    weights, of_pixels, check: as in `models.build`.
+    weights, of_pixels, examples, check: as in `models.build`.
 
     Raises:
         ConfigError: the network or the adaptor cannot be made; see `models.build` and `splice`.
@@ -85,8 +86,8 @@ def build_meme(
     key = "model.shared"
     if model.part is not None and model.adaptor == REST:
         # every round replaces its shared tensors by the server's
-        return build(model.shared, shape, outputs, adaptor_rng, key, weights, of_pixels, check)
-    net = build(model.shared, shape, outputs, shared_rng, key, weights, of_pixels, check)
+        return build(model.shared, shape, outputs, adaptor_rng, key, weights, of_pixels, examples, check)
+    net = build(model.shared, shape, outputs, shared_rng, key, weights, of_pixels, examples, check)
     if model.part is None:
         return net
     if of_pixels:
@@ -94,11 +95,18 @@ def build_meme(
             f"key {_ADAPTOR!r}: an adaptor {model.adaptor!r} has one answer for an example, and a segmentation has one for "
             "each pixel; set model.adaptor = 'rest', which keeps the other layers of the network at the client"
         )
-    return splice(net, model.part, model.adaptor, shape, outputs, adaptor_rng, model.shared)
+    return splice(net, model.part, model.adaptor, shape, outputs, adaptor_rng, model.shared, examples)
 
 
 def splice(
-    net: nn.Module, part: Sequence[str], adaptor: str, shape: tuple[int, ...], outputs: int, rng: torch.Generator, name: str
+    net: nn.Module,
+    part: Sequence[str],
+    adaptor: str,
+    shape: tuple[int, ...],
+    outputs: int,
+    rng: torch.Generator,
+    name: str,
+    examples: Tensor | None = None,
 ) -> nn.Module:
     """Return a client's meme: the part of `net`, with an adaptor for examples of `shape` and `outputs` outputs.
 
@@ -108,6 +116,7 @@ def splice(
             called with the arguments that it names out of `features` (the part's output or input: a number, or a shape),
             `shape` and `classes`.
         rng: the stream for the adaptor's initial weights.
+        examples: as in `models.build`.
 
     Source: Shen et al., 2020, https://arxiv.org/abs/2006.16765, section on objective heterogeneity.
 
@@ -125,7 +134,8 @@ def splice(
             f"key {_PART!r}: a module called 'adaptor' cannot be the part beside an adaptor; rename it, or use "
             "model.adaptor = 'rest'"
         )
-    input_shape, output_shape, is_first = _locate_part(net, path, shape, name)
+    examples = make_example_inputs(shape) if examples is None else examples
+    input_shape, output_shape, is_first = _locate_part(net, path, examples, name)
     features = output_shape if is_first else input_shape
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(rng.initial_seed())
@@ -135,7 +145,7 @@ def splice(
             else _make_user_adaptor(adaptor, features, shape, outputs)
         )
     spliced = Spliced(path, net.get_submodule(path), adaptor_module, is_first)
-    _check_adaptor(spliced, adaptor, shape, outputs)
+    _check_adaptor(spliced, adaptor, examples, outputs)
     return spliced.train()
 
 
@@ -143,12 +153,10 @@ def _is_under(name: str, path: str) -> bool:
     return name == path or name.startswith(f"{path}.")
 
 
-def _locate_part(
-    net: nn.Module, path: str, shape: tuple[int, ...], name: str
-) -> tuple[tuple[int, ...], tuple[int, ...], bool]:
+def _locate_part(net: nn.Module, path: str, examples: Tensor, name: str) -> tuple[tuple[int, ...], tuple[int, ...], bool]:
     """Return the part's input and output shapes for one example, and whether the part begins the network."""
     calls: list[tuple[Any, Any, Any, Any]] = []
-    x = torch.zeros(2, *shape)
+    x = examples.clone()
     try:
         handle = net.get_submodule(path).register_forward_hook(
             lambda _, inputs, keywords, module_output: calls.append(
@@ -213,10 +221,10 @@ def _make_user_adaptor(adaptor: str, features: tuple[int, ...], shape: tuple[int
         raise ConfigError(f"key {_ADAPTOR!r}: {adaptor!r} {problem}") from problem
 
 
-def _check_adaptor(net: nn.Module, adaptor: str, shape: tuple[int, ...], outputs: int) -> None:
+def _check_adaptor(net: nn.Module, adaptor: str, examples: Tensor, outputs: int) -> None:
     try:
         with torch.no_grad():
-            output = net.eval()(torch.zeros(2, *shape))
+            output = net.eval()(examples.clone())
     except Exception as problem:  # a user's adaptor may raise any error
         raise ConfigError(
             f"key {_ADAPTOR!r}: {adaptor!r} does not fit the shared part: {format_error(problem)}"

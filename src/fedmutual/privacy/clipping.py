@@ -87,6 +87,23 @@ def _clip_by_layers(job: ClippingJob, batch: Batch) -> tuple[Message, Message]:
     return sums, {k: v.sum() for k, v in terms.items()}
 
 
+def compute_example_gradients(net: nn.Module, examples: Tensor) -> Message:
+    """Return the gradient of the sum of the outputs for each example [B, ...], by parameter, [B, ...]; no stream advances.
+
+    Raises:
+        Exception: vmap does not support a layer.
+    """
+
+    def total(weights: Message, x: Tensor) -> Tensor:
+        output: Tensor = functional_call(net, weights, (x.unsqueeze(0),))
+        return output.sum()
+
+    params = {k: p.detach() for k, p in trainable(net).items()}
+    with torch.random.fork_rng():
+        gradients: Message = vmap(grad(total), in_dims=(None, 0), randomness="different")(params, examples)
+    return gradients
+
+
 def _clip_by_rows(job: ClippingJob, batch: Batch, units: Tensor) -> tuple[Message, Message]:
     """Return the sums from the gradient of each single row, by vmap: for any network and any loss."""
     params = {name: {k: p.detach() for k, p in trainable(net).items()} for name, net in job.nets.items()}

@@ -3,12 +3,13 @@
 from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 
-from torch import nn
+from torch import Tensor, nn
 
 from fedmutual.algorithms.fedavg import N_K
 from fedmutual.config import Config, read_client_settings
 from fedmutual.core import Algorithm, At, Data, Message, Setting
-from fedmutual.errors import ConfigError
+from fedmutual.errors import ConfigError, format_error
+from fedmutual.privacy.clipping import compute_example_gradients
 from fedmutual.privacy.mechanism import Mechanism
 from fedmutual.privacy.sampling import Units
 from fedmutual.privacy.secret import derive_simulation_secret
@@ -83,6 +84,18 @@ def check_nets(client: str, nets: Mapping[str, nn.Module]) -> None:
                     "gradient is bounded; use a network with GroupNorm, as 'resnet18-gn', or without such layers, as 'mlp', "
                     "'lenet5', 'cnn1' or 'cnn2'"
                 )
+
+
+def check_gradients(client: str, nets: Mapping[str, nn.Module], examples: Tensor) -> None:
+    """Raise ConfigError where torch.func cannot compute the gradient of each example. examples: inputs [B, ...]."""
+    for name, net in nets.items():
+        try:
+            compute_example_gradients(net, examples)
+        except Exception as problem:  # torch.func refuses networks in many ways
+            raise ConfigError(
+                f"privacy.nets: the gradient of each example of the {name} network of client {client!r} cannot be computed "
+                f"({format_error(problem)[:200]}); use a network of layers that torch.func.vmap takes"
+            ) from None
 
 
 def make_mechanism(config: Config, client: str, nets: frozenset[str], rows: Data) -> Mechanism:

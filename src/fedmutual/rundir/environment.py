@@ -49,12 +49,17 @@ def read_metric(folder: Path) -> Metric:
 class Interface:
     """The inputs and outputs of a model."""
 
-    shape: tuple[int, ...]  # of one example: (C, H, W) or (F,)
+    shape: tuple[int, ...]  # of one example: (F,), (C, T), (C, H, W) or (C, D, H, W)
     classes: tuple[str, ...]  # or labels, in the order of the outputs
     task: str
     scaling: dict[str, Any]  # of inputs: divisor, mean, std, size, augment
     columns: tuple[str, ...] | None  # the names of a table's features
     agreed: bool  # whether all clients of the model scale their inputs equally
+
+    @property
+    def dtype(self) -> str:
+        """The type of the inputs: float32, or of ids int64."""
+        return self.scaling.get("dtype") or "float32"
 
 
 def find_participant(folder: Path, clients: Mapping[str, Participant], client: str | None = None) -> Participant:

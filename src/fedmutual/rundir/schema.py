@@ -244,6 +244,7 @@ class RecordedScaling(EnvironmentTable):
     std: tuple[float, ...] = ()
     size: tuple[int, int] | None = None
     augment: str = "none"
+    dtype: Literal["int64"] | None = None  # of ids, which are not scaled
     columns: tuple[RecordedColumn, ...] | None = None
 
 

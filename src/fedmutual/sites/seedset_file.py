@@ -29,6 +29,7 @@ class _Scaling(Section):
     mean: list[float]
     std: list[float]
     size: list[int] | None
+    dtype: Literal["int64"] | None = None  # of ids
 
 
 class _About(Section):
@@ -42,7 +43,7 @@ class SeedsetFile:
     """The part of one site."""
 
     site: str
-    x: npt.NDArray[Any]  # [n, *shape] as its source has them: uint8, or float32
+    x: npt.NDArray[Any]  # [n, *shape] as its source has them: uint8, float32, or of ids int64
     labels: Index | None  # [n] numbers in the order of the classes; None: they stay with the site
     classes: tuple[str, ...]
     scaling: Scaling
@@ -54,7 +55,7 @@ class SeedsetFile:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Return the shape of one example after scaling: (channels, height, width) or (features,)."""
+        """Return the shape of one example after scaling: (channels, height, width) for instance."""
         return (self.x.shape[1], *(self.scaling.size or self.x.shape[2:]))
 
     @property
@@ -175,7 +176,8 @@ def _list_class_names(classes: npt.NDArray[Any]) -> tuple[str, ...]:
 def _find_fault(content: SeedsetFile) -> str | None:
     """Return in one clause why a part is invalid; None where the part is valid."""
     x, y, mean = content.x, content.labels, content.scaling.mean
-    if x.ndim not in (2, 4) or x.dtype not in (np.uint8, np.float32) or not x.size:
+    dtypes = (np.uint8, np.float32) if content.scaling.dtype == "float32" else (np.int64,)
+    if x.ndim not in (2, 3, 4, 5) or x.dtype not in dtypes or not x.size:
         return f"its examples are {x.dtype} of the shape {list(x.shape)}, and no images or features"
     if len(mean) not in (0, x.shape[1]) or len(content.scaling.std) != len(mean) or 0 in content.scaling.std:
         return f"it has {len(mean)} means and {len(content.scaling.std)} deviations for {x.shape[1]} channels or features"
@@ -194,6 +196,8 @@ def find_mismatch(part: SeedsetFile, shape: Sequence[int], classes: Sequence[str
         return (
             f"its labels are of the classes {list_names(part.classes)}, and {list_names(classes)} are wanted, in this order"
         )
+    if part.scaling.dtype != scaling.dtype:
+        return f"its examples are of type {part.scaling.dtype}, and {scaling.dtype} is wanted (int64 are ids)"
     if (part.scaling.mean, part.scaling.std) != (scaling.mean, scaling.std):
         stated, wanted = ([list(s.mean), list(s.std)] for s in (part.scaling, scaling))
         return f"its examples are to be scaled by data.mean and data.std {stated}, and {wanted} are wanted"

@@ -2,10 +2,10 @@
 
 import torch
 
-from fedmutual import tasks
+from fedmutual import models, tasks
 from fedmutual.algorithms.peers import make_agreed_state
 from fedmutual.config.values import FEDERATED
-from fedmutual.core import Message
+from fedmutual.core import Message, get_target_kind
 from fedmutual.data import Federation
 from fedmutual.data.scaling import BYTE, Scaling
 from fedmutual.data.space import Space
@@ -28,19 +28,32 @@ def build_server_experiment(contract: Contract, statistics: Statistics | None = 
     classes = tuple(config.data.classes or ("y",))
     image = len(contract.sites.input) == 3  # of an image file; a site's own source may scale its values otherwise
     divisor, size = (BYTE, (contract.sites.input[1], contract.sites.input[2])) if image else (1.0, None)
+    shape, count, dtype = tuple(contract.sites.input), outputs or len(classes), "float32"
+    if _takes_ids(contract, count):
+        divisor, size, dtype = 1.0, None, "int64"
     mean, std = config.data.mean or (), config.data.std or ()
     if mean == FEDERATED or std == FEDERATED:
         mean, std = ((), ()) if statistics is None or config.data.columns else statistics.moments
     space = Space(
-        shape=tuple(contract.sites.input),
+        shape=shape,
         classes=classes,
-        outputs=outputs or len(classes),
+        outputs=count,
         task=config.training.task,
-        scaling=Scaling(divisor, mean, std, size).record(),
+        scaling=Scaling(divisor, mean, std, size, dtype).record(),
     )
     no_data = Federation({}, {"": space}, None, {"clients": {}, "classes": list(classes)}, ())
     nets = Networks(config, no_data, contract.algorithm.scores, torch.device("cpu"))
     return Experiment(config, no_data, contract.algorithm, nets)
+
+
+def _takes_ids(contract: Contract, outputs: int) -> bool:
+    """Return whether the shared network is the user's own, and takes ids of the agreed shape, but no other numbers."""
+    name, shape = contract.config.model.shared, tuple(contract.sites.input)
+    of_pixels = get_target_kind(tasks.make_task(contract.config.training.task)) == "masks"
+    numbers, ids = (models.make_example_inputs(shape, dtype) for dtype in (torch.float32, torch.int64))
+    if not models.is_own(name) or models.takes(name, numbers, outputs, of_pixels):
+        return False
+    return models.takes(name, ids, outputs, of_pixels)
 
 
 def make_first_state(contract: Contract, experiment: Experiment) -> Message:

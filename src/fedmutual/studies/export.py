@@ -9,6 +9,8 @@ from pathlib import Path
 from secrets import token_hex
 from typing import NamedTuple
 
+import torch
+
 from fedmutual.errors import RunError
 from fedmutual.files import write_bytes, write_json
 from fedmutual.studies.answering_model import AnsweringModel, choose_model, find_raw_shape, find_run_folder, list_columns
@@ -85,7 +87,7 @@ def _write_files(folder: Path, run_folder: Path, answering: AnsweringModel) -> l
     about = {"model": answering.description, "fedmutual": version("fedmutual"), "classes": json.dumps(takes.classes)}
     write_tensors(folder / WEIGHTS, answering.net.state_dict(), about)
     try:
-        program = export_program(make_raw_input_model(answering), find_raw_shape(takes))
+        program = export_program(make_raw_input_model(answering), find_raw_shape(takes), getattr(torch, takes.dtype))
         write_bytes(folder / PROGRAM, serialise_program(program))
     except RunError as problem:
         left_out += [f"{PROGRAM} and {ONNX}: {problem}"]
@@ -105,7 +107,7 @@ def _write_files(folder: Path, run_folder: Path, answering: AnsweringModel) -> l
             "fedmutual": version("fedmutual"),
             "input": {
                 "name": INPUT,
-                "dtype": "float32",
+                "dtype": takes.dtype,
                 "shape": list(find_raw_shape(takes)),
                 "columns": list_columns(takes),
             },

@@ -24,7 +24,7 @@ _TOLERANCE = 1e-4  # of a probability, or of a number's size: programs may add i
 
 
 class RawInputModel(nn.Module):
-    """A network with the scaling before it and the form of answers behind: raw x [B, *shape] float32 -> answers [B, ...]."""
+    """A network with the scaling before it and the form of answers behind: raw x [B, *shape] -> answers [B, ...]."""
 
     def __init__(self, network: nn.Module, scale: Callable[[Tensor], Tensor], form: AnswerForm) -> None:
         super().__init__()
@@ -44,15 +44,17 @@ def make_raw_input_model(answering: AnsweringModel) -> RawInputModel:
 
 
 @torch.no_grad()
-def export_program(model: RawInputModel, shape: tuple[int, ...]) -> ExportedProgram:
+def export_program(model: RawInputModel, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> ExportedProgram:
     """Return the program of a model for any number of examples, after a check that its answers equal the model's.
 
-    shape: of one raw example.
+    shape, dtype: of one raw example.
 
     Raises:
         RunError: torch.export cannot trace the network, or the program computes other answers.
     """
     examples = torch.rand(3, *shape, generator=torch.Generator().manual_seed(0))
+    if not dtype.is_floating_point:
+        examples = examples.round().to(dtype)  # the ids 0 and 1, which every embedding has
     try:
         with _silence():
             program = torch.export.export(model, (examples[:2],), dynamic_shapes=({0: Dim("batch", min=1)},))
@@ -75,7 +77,7 @@ def serialise_program(program: ExportedProgram) -> bytes:
 
 
 def convert_to_onnx(program: ExportedProgram, output: str) -> bytes:
-    """Return the content of an .onnx file: input `x` [batch, *shape] float32, and the named output [batch, ...] float32.
+    """Return the content of an .onnx file: input `x` [batch, *shape], and the named output [batch, ...] float32.
 
     Raises:
         RunError: a package of the extra `onnx` is missing, or the program cannot be converted.

@@ -14,6 +14,7 @@ from fedmutual.data import arrays, images, table
 from fedmutual.data.encoding import parse_encoding
 from fedmutual.data.examples import BadRows, convert_array, list_names
 from fedmutual.data.memory import convert_features
+from fedmutual.data.scaling import find_form
 from fedmutual.data.table_file import SUFFIXES
 from fedmutual.errors import DataError, RunError
 from fedmutual.metric import TargetKind
@@ -87,7 +88,7 @@ def predict_arrays(run: Run, x: Any, client: str | None = None, best: bool = Fal
             f"{run.folder}: masks are no table; save the images with numpy.savez(FILE, x=images), and take `mask` of each "
             "answer of fedmutual.predict(RUN, FILE)"
         )
-    raw = convert_array(convert_features(x, "x", takes.columns), "x")
+    raw = convert_array(convert_features(x, "x", takes.columns), "x", find_form(takes.scaling, takes.shape))
     scaled = make_scaler(takes)
     parts = list[Tensor]()
     for n, part in enumerate(torch.split(raw, ROWS_AT_ONCE)):
@@ -177,10 +178,9 @@ def _read_examples(files: Sequence[Path], answering: AnsweringModel) -> Iterator
                 f"{file}: the model learned from a table with data.columns; give it {_describe_wanted(answering)}"
             )
         else:
-            x, called = (
-                convert_array(arrays.read_array(file, "x"), f"{file}: array 'x'"),
-                partial("row {1} of 'x' in {0}".format, file),
-            )
+            called = partial("row {1} of 'x' in {0}".format, file)
+            form = find_form(answering.takes.scaling, answering.takes.shape)
+            x = convert_array(arrays.read_array(file, "x"), f"{file}: array 'x'", form, called)
         if not len(x):
             raise DataError(f"{file}: there are no rows in it")
         for start in range(0, len(x), ROWS_AT_ONCE):

@@ -21,6 +21,7 @@ from fedmutual.events import Observer
 from fedmutual.federation import build
 from fedmutual.federation.description import describe_run, describe_scaling, find_common_metric
 from fedmutual.federation.experiment import Experiment
+from fedmutual.models import list_own
 from fedmutual.rundir import best as bests
 from fedmutual.rundir import folder as folders
 from fedmutual.rundir import pretrained, tensorboard
@@ -138,11 +139,11 @@ def attempt_together(
 
 
 def identify_data(config: Config) -> str:
-    """Return a key that is equal for configurations that read equal data."""
+    """Return a key that is equal for configurations that read equal data; the user's networks choose the form of inputs."""
     clients = {i: (client_config.data, client_config.training.task) for i, client_config in config.clients.items()}
     kind = config.partition.kind if config.partition.kind in data.OF_DOMAINS else ""  # domains decide which data are read
     drawn = config.seed if data.is_drawn_by_seed(config.data) else None
-    return repr((config.data, kind, drawn, config.training.task, clients))
+    return repr((config.data, kind, drawn, config.training.task, clients, list_own(config)))
 
 
 def can_stack(config: Config) -> bool:

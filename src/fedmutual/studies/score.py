@@ -16,6 +16,7 @@ from fedmutual.core import Task, get_metric
 from fedmutual.data import arrays, folder, labels, table
 from fedmutual.data.encoding import parse_encoding
 from fedmutual.data.examples import ArrayExamples, Part, Source, list_names
+from fedmutual.data.scaling import find_form
 from fedmutual.data.table_file import SUFFIXES
 from fedmutual.data.targets import check_masks, read_targets
 from fedmutual.errors import DataError
@@ -148,6 +149,7 @@ def _read_labelled(file: Path, answering: AnsweringModel) -> Source:
         return Source(str(file), Part(ArrayExamples(values), names, name_row))
     if file.suffix.lower() == ".npz" and takes.columns is None:
         source = arrays.make_source(arrays.read_arrays(file, missing="name another"), data, str(file))
+        source = source.with_form(find_form(takes.scaling, takes.shape))
         named = _name_classes(source, takes.classes) if answering.kind == "classes" else source.train
         return replace(source, train=named, test=None)
     raise DataError(f"{file}: contains no labelled examples for this model; give it {_describe_labelled(answering)}")

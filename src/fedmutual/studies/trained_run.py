@@ -202,7 +202,11 @@ class Run:
             return meme_state if set(names) <= meme_state.keys() else read_shared_state(self.folder) | meme_state
 
         rng, model, sizes = At(0, -1, 1).rng("any"), self.config.model, self._find_sizes(client)
-        make = partial(build_meme, model, *sizes, rng, rng, of_pixels=None, check=False)
+
+        def make() -> nn.Module:
+            examples = self._make_examples(client)
+            return build_meme(model, *sizes, rng, rng, of_pixels=None, examples=examples, check=False)
+
         return self._restore(make, (model.shared, model.adaptor), find_state)
 
     def ensemble(self, client: str) -> nn.Module:
@@ -224,6 +228,11 @@ class Run:
         """Return the inputs and outputs of one client's networks, or of all clients' networks."""
         space = find_participant(self.folder, read_model_environment(self.folder).clients, client)
         return space.input, space.outputs
+
+    def _make_examples(self, client: str | None = None) -> torch.Tensor:
+        """Return made inputs of one client's networks, or of all clients' networks."""
+        takes = read_interface(self.folder, client)
+        return models.make_example_inputs(takes.shape, getattr(torch, takes.dtype))
 
     def task(self, client: str | None = None) -> Task:
         """Return the task that a client learns; without a client, the task of the shared model.

@@ -17,6 +17,7 @@ from fedmutual.federation import build
 from fedmutual.federation.experiment import Experiment
 from fedmutual.files import write_json
 from fedmutual.metric import ACCURACY, Metric
+from fedmutual.models import list_own
 from fedmutual.report.choice import ScoredTrial
 from fedmutual.rundir.file_names import SUMMARY
 from fedmutual.scores import is_disclosed
@@ -65,11 +66,13 @@ def train_sweep(
 def _rehearse(works: Sequence[SweepRun]) -> None:
     """Read the data and build the networks of each setting once, so that errors appear now and not hours later."""
     once = list({work.folder.parent: work for work in reversed(works)}.values())[::-1]
-    prepared = data.prepare(once[0].config) if once else None
+    prepared: dict[tuple[str, ...], dict[str, data.Prepared]] = {}
     with torch.random.fork_rng(devices=[]):
         for work in once:
+            own_networks = list_own(work.config)  # which choose the form of inputs
+            prepared[own_networks] = prepared.get(own_networks) or data.prepare(work.config)
             try:
-                experiment = build.build(work.config, prepared=prepared)
+                experiment = build.build(work.config, prepared=prepared[own_networks])
                 _check_scores(experiment)
             except UserError as problem:
                 raise type(problem)(f"with {work.name}: {problem}") from None

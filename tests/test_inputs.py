@@ -1,0 +1,320 @@
+"""Inputs of each kind, from arrays and Datasets to the exported model: ids, series, volumes and integers."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset, TensorDataset
+
+import fedmutual
+from fedmutual import Site, UserError
+from fedmutual.core import match_inputs
+from fedmutual.data.federation import load
+from fedmutual.sites.contract import read_contract
+from fedmutual.sites.server_experiment import build_server_experiment
+from fedmutual.sites.site_settings import build_site, read_site_file
+from fedmutual.studies.adapt import adapt
+from fedmutual.studies.export import export
+from fedmutual.studies.score import score_file
+from fedmutual.user_code import plugins
+from own_data import config, npz
+from wards import contract, site
+
+pytestmark = pytest.mark.run
+
+QUICK = {"rounds": 2, "local_epochs": 1, "batch_size": 16, "device": "cpu", "progress": False}
+PRIVACY = {"privacy.nets": "both", "privacy.sigma": 1.0, "privacy.clip": 1.0, "privacy.delta": 1e-3}
+WORDS = 97
+NET = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(50, 4), nn.Linear(4, 2)
+
+    def forward(self, ids):
+        return self.head(self.embed(ids).mean(1))
+"""
+
+
+class Words(nn.Module):
+    """Ids [B, L] of any size -> logits [B, 2]. `kind`: the layer that reads the ids."""
+
+    def __init__(self, kind="embedding", words=WORDS, sparse=False):
+        super().__init__()
+        self.embed = (nn.EmbeddingBag if kind == "bag" else nn.Embedding)(words, 4, sparse=sparse)
+        self.gru = nn.GRU(4, 4, batch_first=True) if kind == "packed" else None
+        self.head = nn.Linear(4, 2)
+        self.kind, self.words = kind, words
+
+    def forward(self, ids):
+        seen.add(ids.dtype)
+        x = self.embed(ids % WORDS if self.words == WORDS else ids)
+        if self.gru is not None:  # 0 is padding, and an example of padding alone is an error
+            lengths = (ids != 0).sum(1).cpu()
+            x = self.gru(nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False))[1]
+            return self.head(x[0])
+        return self.head(x if self.kind == "bag" else x.mean(1))
+
+
+class Recurrent(nn.Module):
+    """Series [B, 3, T] -> logits [B, 2]."""
+
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(3, 4, batch_first=True), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.head(self.lstm(x.transpose(1, 2))[0][:, -1])
+
+
+def volumes(norm=nn.BatchNorm3d):
+    """Volumes [B, 1, D, H, W] -> logits [B, 2]."""
+    up = nn.ConvTranspose3d(4, 2, 2, stride=2)
+    layers = nn.Conv3d(1, 4, 3, padding=1), norm(4), nn.ReLU(), up, nn.AdaptiveAvgPool3d(1)
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(2, 2))
+
+
+class Items(Dataset):
+    """(x, y) one by one."""
+
+    def __init__(self, x, y):
+        self.x, self.y = x, y
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, row):
+        return self.x[row], int(self.y[row])
+
+
+seen = set()
+
+
+@pytest.fixture(autouse=True)
+def forget():
+    seen.clear()
+
+
+def ids(seed, n=40, dtype=np.int64, low=1, high=25):
+    rng = np.random.default_rng(seed)
+    y = rng.integers(0, 2, n)
+    return (rng.integers(low, high, (n, 6)) + 25 * y[:, None]).astype(dtype), y
+
+
+def numbers(seed, shape, n=40):
+    rng = np.random.default_rng(seed)
+    y = rng.integers(0, 2, n)
+    return (rng.normal(size=(n, *shape)) + y.reshape(-1, *(1 for _ in shape))).astype(np.float32), y
+
+
+def federate(make, net, method="fml", **arguments):
+    return fedmutual.federate({i: Site(train=make(k)) for k, i in enumerate("ab")}, method, net, **QUICK | arguments)
+
+
+def refusal(make, net, **arguments):
+    with pytest.raises(UserError) as caught:
+        federate(make, net, **arguments)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+GIVEN = {
+    "int64": lambda x, y: (x, y),
+    "int32": lambda x, y: (x.astype(np.int32), y),
+    "uint8": lambda x, y: (x.astype(np.uint8), y),
+    "float64": lambda x, y: (x.astype(np.float64), y),
+    "tensors": lambda x, y: (torch.tensor(x), torch.tensor(y)),
+    "TensorDataset": lambda x, y: TensorDataset(torch.tensor(x), torch.tensor(y)),
+    "Dataset": Items,
+    "above 2^24": lambda x, y: (x + WORDS * 2**30, y),
+}
+
+
+@pytest.mark.parametrize("given", GIVEN)
+def test_ids_train_as_a_plain_loop_trains(given):
+    """FedAvg by hand: two passes of one batch at each client, then the mean."""
+    torch.manual_seed(0)
+    data, start = {i: ids(k) for k, i in enumerate("ab")}, Words()
+    sites = {i: Site(train=GIVEN[given](*rows), test=GIVEN[given](*rows)) for i, rows in data.items()}
+    settings = {"optimizer.momentum": 0.0, "optimizer.weight_decay": 0.0}
+    arguments = QUICK | {"local_epochs": 2, "batch_size": 64, "lr": 0.5, "settings": settings}
+    seen.clear()
+    run = fedmutual.federate(sites, "fedavg", start, **arguments)
+    expected = {k: v.clone() for k, v in start.state_dict().items()}
+    for _ in range(2):
+        trained = []
+        for x, y in data.values():
+            net = Words()
+            net.load_state_dict(expected)
+            optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
+            for _ in range(2):
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(net(torch.tensor(x)), torch.tensor(y)).backward()
+                optimizer.step()
+            trained.append(net.state_dict())
+        expected = {k: (trained[0][k] + trained[1][k]) / 2 for k in expected}
+    torch.testing.assert_close(dict(run.global_model().state_dict()), expected)
+    assert len(run.predict(data["a"][0])) == 40
+
+
+@pytest.mark.parametrize("kind", ["embedding", "bag", "packed"])
+@pytest.mark.parametrize("more", [{}, {"engine": "stacked"}, {"settings": {"engine.precision": "bf16"}}])
+def test_networks_of_ids_train(kind, more):
+    run = federate(ids, Words(kind), **more)
+    assert run.finished
+    assert run.history()["value"].notna().all()
+
+
+@pytest.mark.parametrize("kind", ["embedding", "bag"])
+def test_networks_of_ids_train_with_noise(kind):
+    assert federate(ids, Words(kind), settings=PRIVACY).finished
+
+
+@pytest.mark.parametrize("method", ["fedh2l", "fedmd"])
+def test_messages_beside_ids_stay_decimal_numbers(method):
+    """Posteriors of public rows, and their consensus, are not rounded to the type of the ids."""
+    x, y = ids(0, n=240)
+    settings = {"split.public": 0.3, "algorithm.public_batch": 8, "data.classes": ["0", "1"]}
+    arguments = {k: v for k, v in QUICK.items() if method == "fedmd" or k != "local_epochs"} | {"settings": settings}
+    arguments |= {"local_steps": 2} if method == "fedh2l" else {}
+    sites = {i: Site(train=(x[k::2], y[k::2]), model=Words(words=50)) for k, i in enumerate("ab")}
+    assert fedmutual.federate(sites, method, **arguments).finished
+    assert match_inputs(torch.tensor([0.4]), torch.tensor([3])).tolist() == pytest.approx([0.4])
+
+
+def test_a_network_gets_no_ids_that_its_data_do_not_have():
+    """A probe with the id 0, which is padding here, would be an error."""
+    assert federate(ids, Words("packed", words=50)).finished
+
+
+@pytest.mark.parametrize(
+    ("make", "net", "settings", "words"),
+    [
+        (lambda k: numbers(k, (6,)), Words(), {}, "it takes ids, and its inputs here are float32 numbers: give x whole"),
+        (lambda k: ids(k, low=1000, high=1025), Words(words=50), {}, "the first examples have ids from 10"),
+        (lambda k: rare(k), Words(words=50), {}, "refuses ids of the private rows (index out of range in self)"),
+        (ids, Words("packed"), PRIVACY, "the gradient of each example of the personal network of client 'a' cannot be"),
+        (ids, Words(sparse=True), {}, "has sparse gradients of 'embed.weight'"),
+        (ids, Words(), {"model.personal": ["mlp"]}, "the examples are ids, because another network takes nothing else"),
+        (ids, Words(), {"data.mean": [0.0] * 6, "data.std": [1.0] * 6}, "changes numbers, but the network takes ids"),
+        (ids, Words(), {"data.mean": "federated", "data.std": "federated"}, "changes numbers, but the network takes ids"),
+        (lambda k: ids(k, low=2**25, high=2**25 + 9), nn.Linear(6, 2), {}, "which is a whole number above 2^24"),
+        (lambda k: Items(*ids(k, low=2**25, high=2**25 + 9)), nn.Linear(6, 2), {}, "which is a whole number above 2^24"),
+        (lambda k: numbers(k, (1, 1, 4, 4, 4)), volumes(), {}, "has the shape [40, 1, 1, 4, 4, 4]"),
+        (lambda k: numbers(k, (1, 4, 4, 4)), volumes(), {"data.augment": "crop-flip"}, "the examples are volumes"),
+    ],
+)
+def test_inputs_that_no_network_can_take_are_refused(make, net, settings, words):
+    assert words in refusal(make, net, settings=settings)
+
+
+def rare(seed):
+    """Ids of which one, in a late row, is above the words of an embedding: in a stack it would be another client's word."""
+    x, y = ids(seed)
+    x[5:, 0][y[5:] == 0] = 60
+    return x, y
+
+
+def test_integers_that_float32_holds_train_as_the_same_floats():
+    (x, y), net = ids(0), nn.Linear(6, 2)
+    kinds = (np.int64, np.int32, np.float32, np.float64)
+    nets = [federate(lambda k, t=t: ((x * 2**17).astype(t), y), net, lr=1e-9).global_model() for t in kinds]
+    assert all(torch.equal(net.weight, nets[0].weight) for net in nets)
+
+
+@pytest.mark.parametrize("given", [tuple, lambda rows: Items(*rows)])
+@pytest.mark.parametrize(
+    ("shape", "net", "takes"),
+    [
+        ((3, 40), Recurrent(), (3, 40)),
+        ((3, 40), nn.Sequential(nn.Flatten(), nn.Linear(120, 2)), (1, 3, 40)),  # which takes images, as before
+        ((1, 4, 6, 8), volumes(), (1, 4, 6, 8)),
+        ((4, 6, 8, 1), volumes(nn.InstanceNorm3d), (1, 4, 6, 8)),
+    ],
+)
+def test_series_and_volumes_reach_the_network_as_documented(given, shape, net, takes):
+    run = federate(lambda k: given(numbers(k, shape)), net)
+    about = json.loads((run.folder / "environment.json").read_text())["clients"]["a"]
+    assert tuple(about["input"]) == takes
+    assert "dtype" not in about["scaling"]
+    assert len(run.predict(numbers(5, shape)[0])) == 40
+
+
+def test_a_series_serves_conv1d_beside_a_network_of_ones_own():
+    assert federate(lambda k: numbers(k, (3, 40)), Recurrent(), settings={"model.personal": ["conv1d"]}).finished
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm3d, nn.InstanceNorm3d])
+def test_volumes_train_stacked(norm):
+    assert federate(lambda k: numbers(k, (1, 4, 4, 4)), volumes(norm), engine="stacked").finished
+
+
+def test_ids_of_a_file_are_predicted_scored_and_exported(tmp_path, monkeypatch):
+    """As a user's own module, with ids in the run's record, in both programs, and in the check of the data."""
+    from fedmutual.data import find_problems
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "word_net.py").write_text(NET)
+    (x, y), tables = ids(0, n=120), {"model": {"shared": "word_net:Net"}, "training": {"batch_size": 16, "local_epochs": 1}}
+    ours = config(rounds=2, data=npz(tmp_path / "words.npz", x=x, y=y), **tables)
+    run = fedmutual.run(ours, tmp_path / "run")
+    assert load(ours).space.dtype == torch.int64
+    assert not [sentence for sentence in find_problems(ours) if "data.mean" in sentence]
+    assert json.loads((run.folder / "environment.json").read_text())["clients"]["0"]["scaling"]["dtype"] == "int64"
+    predicted = fedmutual.predict(run.folder, tmp_path / "words.npz")
+    accuracy = np.mean([p.label == str(label) for p, label in zip(predicted, y, strict=True)])
+    assert score_file(run.folder, tmp_path / "words.npz").values["accuracy"] == pytest.approx(accuracy)
+    assert not export(run.folder, tmp_path / "exported").left_out
+    about = json.loads((tmp_path / "exported" / "model.json").read_text())["input"]
+    assert (about["dtype"], about["shape"]) == ("int64", [6])
+    answers = torch.export.load(str(tmp_path / "exported" / "model.pt2")).module()(torch.tensor(x[:9]))
+    onnxruntime = pytest.importorskip("onnxruntime")
+    (same,) = onnxruntime.InferenceSession(str(tmp_path / "exported" / "model.onnx")).run(None, {"x": x[:9]})
+    np.testing.assert_allclose(answers.numpy(), same, atol=1e-5)
+    np.savez(tmp_path / "decimals.npz", x=x + 0.5, y=y)
+    for use in (fedmutual.predict, score_file):
+        with pytest.raises(UserError, match="whole number"):
+            use(run.folder, tmp_path / "decimals.npz")
+
+
+@pytest.mark.sites
+def test_the_server_and_the_sites_find_ids_by_the_shared_network(tmp_path, monkeypatch):
+    """The server has no data: it tries the network on made inputs of the agreed shape."""
+    monkeypatch.chdir(tmp_path)
+    (x, y), path = ids(0, n=60), tmp_path / "words.npz"
+    np.savez(path, x=x, y=y)
+    (tmp_path / "north").mkdir()
+    for folder in (tmp_path, tmp_path / "north"):
+        (folder / "site_words.py").write_text(NET)
+    common = {"name": "words", "data": {"classes": ["0", "1"]}, "model": {"shared": "site_words:Net"}}
+    own = {"data": {"name": "npz", "root": str(path)}, "trust": {"modules": ["site_words"]}}
+    file = contract(tmp_path, common, {"north": own, "south": own}, input=[6])
+    mine = read_site_file(site(tmp_path, "north", own))
+    with plugins.use_rule(mine.code):
+        agreed = read_contract(file)
+        joined = build_site(agreed, mine)
+        served = build_server_experiment(agreed)
+        assert joined.build_client("north").nets
+        assert served.make_server_state().keys() == joined.nets.shared.state_dict().keys()
+    assert (served.data.space.dtype, joined.data.space.dtype) == (torch.int64, torch.int64)
+
+
+def test_a_newcomer_adapts_a_model_of_ids(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "adapted_words.py").write_text(NET)
+    for seed, name in enumerate(("first", "new")):
+        x, y = ids(seed, n=120)
+        np.savez(tmp_path / f"{name}.npz", x=x, y=y)
+    tables = {"model": {"shared": "adapted_words:Net"}, "training": {"batch_size": 16, "local_epochs": 1}}
+    ours = config(rounds=1, data={"name": "npz", "root": "first.npz"}, **tables)
+    fedmutual.run(ours, tmp_path / "run")
+    (tmp_path / "new.toml").write_text(
+        'rounds = 1\ndata = { name = "npz", root = "new.npz" }\ntraining = { batch_size = 16 }\n'
+    )
+    adapt(tmp_path / "run", tmp_path / "new.toml", tmp_path / "adapted", sizes=(None,), seeds=1)
+    assert (tmp_path / "adapted" / "adapt.json").exists()
