@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fedmutual.config import Config, load_config
-    from fedmutual.errors import ConfigError, DataError, RunError, UserError
+    from fedmutual.errors import ConfigError, DataError, RemarkWarning, RunError, UserError
     from fedmutual.studies.objects import Comparison, compare, federate
     from fedmutual.studies.predict import Prediction, predict
     from fedmutual.studies.run import run
@@ -23,6 +23,7 @@ __all__ = [
     "ConfigError",
     "DataError",
     "Prediction",
+    "RemarkWarning",
     "Run",
     "RunError",
     "Site",

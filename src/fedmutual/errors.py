@@ -1,6 +1,8 @@
-"""Errors caused by user input: one sentence that names the file, the key or the client, and the fix."""
+"""Errors caused by user input: one sentence that names the file, the key or the client, and the fix. Remarks as warnings."""
 
+import sys
 import traceback
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -35,6 +37,23 @@ class AlgorithmError(UserError):
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+
+class RemarkWarning(UserWarning):
+    """A remark on an experiment that can be trained, such as a key without effect; log.txt of the run has it, too."""
+
+
+def warn_user(remark: str) -> None:
+    """Issue a `RemarkWarning` at the line of the caller outside fedmutual.
+
+    The registry is new: with the registry of the caller's module, Python would not show an equal remark of the next run.
+    """
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "fedmutual":
+        frame = frame.f_back
+    warnings.warn_explicit(
+        remark, RemarkWarning, frame.f_code.co_filename, frame.f_lineno, frame.f_globals.get("__name__"), registry={}
+    )
 
 
 def format_error(problem: Exception) -> str:

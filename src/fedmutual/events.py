@@ -27,7 +27,8 @@ class Started:
     done: int
     rounds: int
     clients: tuple[str, ...]
-    notes: tuple[str, ...]  # one sentence each: what a user should know of these settings and data
+    notes: tuple[str, ...]  # remarks for the user on these settings and data, one sentence each
+    choices: tuple[str, ...] = ()  # what fedmutual has chosen, or was told to load: the engine, pretrained weights
 
 
 @dataclass(frozen=True)

@@ -92,7 +92,7 @@ def test_missing_hold_out_rows_are_an_error_before_training(small, cli):
 
 def test_resume_by_the_command_that_a_stop_prints(held_out_config, cli, monkeypatch):
     trained = []
-    real = side_by_side.run
+    real = side_by_side.train_run
 
     def stopped(config, folder, resume, observers):
         trained.append(folder)
@@ -100,7 +100,7 @@ def test_resume_by_the_command_that_a_stop_prints(held_out_config, cli, monkeypa
             raise KeyboardInterrupt
         return real(config, folder, resume, observers)
 
-    monkeypatch.setattr(side_by_side, "run", stopped)
+    monkeypatch.setattr(side_by_side, "train_run", stopped)
     code, _, err = cli(
         "sweep", held_out_config, "--set", "optimizer.lr=0.05,0.1", "--set", "rounds=1", "--by", "global", "--out", "s"
     )

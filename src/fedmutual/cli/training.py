@@ -40,11 +40,13 @@ def run(
 
     Example: `fedmutual run mnist.toml --set rounds=50 --set algorithm.name=fedavg`
     """
+    from fedmutual.studies.run import train_run
+
     config = read_config(file, set or [])
     folder = out_folder or Path("runs") / config.name
     expect_workers([config.engine.name])
     with show_progress(format_resume_command("run", set, folder, str(file))) as watch:
-        finished = fedmutual.run(config, folder, resume=resume, observers=[watch.observe("")])
+        finished = train_run(config, folder, resume, [watch.observe("")])
     if config.records.evaluate_on == "holdout":
         print_text(
             f"{finished.folder}: only hold-out rows were scored; metrics.jsonl has the scores that clients share",

@@ -1,7 +1,6 @@
 """Read TOML into typed settings, and write it. Errors name the key and suggest the nearest valid key."""
 
 import tomllib
-import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from datetime import date, time
@@ -28,7 +27,7 @@ from fedmutual.config.statistics import check_statistics
 from fedmutual.config.unused import check_effects
 from fedmutual.config.values import WINDOWS_PATH_FIX
 from fedmutual.core import Schedule
-from fedmutual.errors import ConfigError
+from fedmutual.errors import ConfigError, warn_user
 from fedmutual.role import DEFAULT_ALGORITHM
 from fedmutual.user_code.recorded_code import check_tables, is_run_config
 
@@ -111,7 +110,7 @@ def parse_config(tables: Table, source: str = "configuration", overrides: Mappin
         except LookupError as problem:
             raise ConfigError(f"{source}: key 'algorithm.name': {problem}") from None
         if dropped:
-            warnings.warn(f"algorithm {name!r} has no {', '.join(dropped)}: dropped", stacklevel=2)
+            warn_user(f"algorithm {name!r} has no {', '.join(dropped)}: dropped")
     tables = merge_overrides(tables, overrides)
     try:
         config = Config.model_validate(tables)

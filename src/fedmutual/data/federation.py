@@ -1,6 +1,6 @@
 """A federation's data: the shares of every client and the common test set, over one store of examples."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -224,14 +224,21 @@ def _join_clients(config: Config, data_by_client: Mapping[str, Prepared]) -> Fed
         spaces=spaces,
         test=_join_test_sets(config, federations) if has_one_space else None,
         partition=partition,
-        notes=tuple(
-            f"client {i!r}: {note}".replace(f"client {ALONE!r} ", "it ")
-            for i, federation in federations.items()
-            for note in federation.notes
-            if not note.startswith(NOBODY)  # others may have them
-        ),
+        notes=tuple(_join_notes(federations)),
         digests={i: federation.digests[ALONE] for i, federation in federations.items()},
     )
+
+
+def _join_notes(federations: Mapping[str, Federation]) -> Iterator[str]:
+    """Yield the remarks of all clients, an equal remark of several clients once."""
+    clients_by_note = dict[str, list[str]]()
+    for client, federation in federations.items():
+        for note in federation.notes:
+            if not note.startswith(NOBODY):  # others may have them
+                clients_by_note.setdefault(note, []).append(client)
+    for note, clients in clients_by_note.items():
+        label, pronoun = ("client", "it") if len(clients) == 1 else ("clients", "each")
+        yield f"{label} {list_names(clients)}: {note.replace(f'client {ALONE!r} ', f'{pronoun} ')}"
 
 
 def _join_test_sets(config: Config, federations: Mapping[str, Federation]) -> ChainedRows | None:

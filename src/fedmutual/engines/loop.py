@@ -90,7 +90,7 @@ def generate_rounds(
 
     round = finished_rounds = saved or 0
     try:
-        report(Started(finished_rounds, plan.rounds, plan.clients, plan.notes))
+        report(Started(finished_rounds, plan.rounds, plan.clients, plan.notes, plan.choices))
         if saved is None and plan.seeds:
             others = {i: _count_received_seeds(plan, size) for i, size in plan.seeds.items()}
             report(PhaseDone(0, SEED, others, plan.seeds, {}))

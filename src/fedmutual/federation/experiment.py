@@ -200,13 +200,15 @@ class Experiment:
         exchanged = (use.batch or 0) * self._peer_count if use else 0
         return steps + (exchanged > 0), steps * min(batch, rows) + exchanged
 
-    def make_plan(self, homes: Mapping[str, Path], notes: tuple[str, ...] = ()) -> RoundPlan:
+    def make_plan(self, homes: Mapping[str, Path], notes: tuple[str, ...] = (), choices: tuple[str, ...] = ()) -> RoundPlan:
         """Return the plan for the round loop. notes: remarks that follow those of the settings and the data.
+
+        choices: the choices of an engine, as `Started`.
 
         Raises:
             ConfigError: a network cannot be built.
         """
-        config = self.config
+        config, weights = self.config, self.nets.pretrained.values()
         return RoundPlan(
             algorithm=self.algorithm,
             seed=config.seed,
@@ -218,10 +220,11 @@ class Experiment:
                 *self.data.notes,
                 *evaluation_sets.describe_evaluation_rows(self.data, config.records.best_by),
                 *self.nets.notes,
-                *(w.description for w in self.nets.pretrained.values()),
+                *(w.description for w in weights if w.state is None),
                 *rules.list_remarks(self.noised, config),
                 *notes,
             ),
+            choices=(*(w.description for w in weights if w.state is not None), *choices),
             participation=config.engine.participation,
             evaluate_every=config.records.evaluate_every,
             evaluations={i: tuple(self.list_evaluations(i)) for i in self.clients},

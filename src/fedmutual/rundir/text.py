@@ -57,7 +57,7 @@ def describe_event(event: Event) -> list[str]:
         case Started():
             next_round = f"round {event.done + 1} of {event.rounds}" if event.done < event.rounds else "the summary"
             start = f"resumed, going on with {next_round}" if event.done else f"started, {event.rounds} rounds"
-            return [f"{start}, clients {', '.join(event.clients)}", *(f"note: {n}" for n in event.notes)]
+            return [f"{start}, clients {', '.join(event.clients)}", *(f"note: {n}" for n in (*event.notes, *event.choices))]
         case Noted():
             return [f"note {'at the start' if event.round < 1 else f'in round {event.round}'}: {event.text}"]
         case Evaluated():

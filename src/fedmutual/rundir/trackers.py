@@ -1,14 +1,13 @@
 """Trackers of experiments beside the run's folder: TensorBoard, MLflow, Weights & Biases."""
 
 import hashlib
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
 from fedmutual.config.schema import Config, RecordsConfig
-from fedmutual.errors import ConfigError, RunError, format_error
+from fedmutual.errors import ConfigError, RunError, format_error, warn_user
 from fedmutual.events import Evaluated, Event, Failed
 from fedmutual.rundir.file_names import LOCK
 from fedmutual.rundir.mlflow_tracker import MLflowRun
@@ -87,9 +86,7 @@ class Tracker:
             getattr(self._run, method)(*arguments)
         except Exception as problem:  # a tracker's failure must not cost the training
             self._run = None
-            warnings.warn(
-                f"{self._name} failed ({format_error(problem)}); the run continues without this tracker", stacklevel=2
-            )
+            warn_user(f"{self._name} failed ({format_error(problem)}); the run continues without this tracker")
 
 
 def _flatten(tables: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

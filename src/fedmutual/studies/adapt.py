@@ -4,7 +4,6 @@ Each way is an ordinary run, of a federation of one. The run that the shared mod
 asked for anything.
 """
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -16,7 +15,7 @@ from fedmutual.config.keys import Table
 from fedmutual.config.methods import find_adapt_rival
 from fedmutual.core import Task, get_metric
 from fedmutual.data.examples import list_names
-from fedmutual.errors import ConfigError, RunError
+from fedmutual.errors import ConfigError, RunError, warn_user
 from fedmutual.events import Observer
 from fedmutual.federation import build
 from fedmutual.federation.evaluation import score
@@ -168,9 +167,7 @@ def _select_sizes(wanted: Sequence[int | None], federation: data.Federation, fil
     if not counts:
         raise ConfigError(f"--examples: {file} has {most} training examples; name fewer, or all")
     if over:
-        warnings.warn(
-            f"there are {most} training examples, so --examples {','.join(map(str, over))} is left out", stacklevel=3
-        )
+        warn_user(f"there are {most} training examples, so --examples {','.join(map(str, over))} is left out")
     return counts
 
 
@@ -179,10 +176,9 @@ def _note_divisor(read: data.Prepared, *sources: SourceRun) -> None:
     for source in sources:
         theirs = source.takes.scaling["divisor"]
         if ours != theirs:
-            warnings.warn(
+            warn_user(
                 f"the newcomer's inputs are divided by {ours:g}, and the inputs of {source.run.folder} were divided by "
-                f"{theirs:g}: check that both then have one range",
-                stacklevel=3,
+                f"{theirs:g}: check that both then have one range"
             )
             return
 

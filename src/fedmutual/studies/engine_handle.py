@@ -41,7 +41,12 @@ class EngineHandle:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """The engine that was chosen automatically, keys without effect, and workers that died while they built clients."""
+        """Remarks on keys without effect, and on workers that died while they built clients."""
+        return (*unused.describe_unused_engine_keys(self.experiment.config, self.choice.name), *self._lost)
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The engine that was chosen automatically, and where the states of clients are stored."""
         picked = describe_pick(self.choice) if self._automatic else ()
         if self._disk is not None and self.experiment.config.engine.resident is None:
             size = sum(w.bytes for w in self.work.values()) / 2**30
@@ -49,7 +54,7 @@ class EngineHandle:
                 f"the states of all clients take about {size:.1f} GiB: {self._disk.resident} clients of each process stay "
                 "in memory, and the states of the others are stored in the run folder (engine.resident)",
             )
-        return (*picked, *unused.describe_unused_engine_keys(self.experiment.config, self.choice.name), *self._lost)
+        return picked
 
     def restart(self) -> None:
         """Start a new engine, with clients as before round 1.
@@ -94,6 +99,6 @@ class EngineHandle:
 
 
 def describe_pick(choice: EngineChoice) -> tuple[str, ...]:
-    """Return a remark with the engine, its number of workers, and the reason of the choice."""
+    """Return a sentence with the engine, its number of workers, and the reason of the choice."""
     many = f" with {choice.workers} workers" if choice.workers > 1 else ""
     return (f"engine {choice.name!r}{many}: {choice.why}",)

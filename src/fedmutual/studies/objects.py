@@ -14,10 +14,11 @@ from fedmutual.in_memory import hold_objects
 from fedmutual.report.scale import MetricScale
 from fedmutual.role import DEFAULT_ALGORITHM, LOCAL_ONLY
 from fedmutual.rundir.environment import read_metric
-from fedmutual.studies.arguments import KEYS, make_config, translate_errors
+from fedmutual.studies.arguments import KEYS, make_config, translate, translate_errors
 from fedmutual.studies.compare import check_folders, list_seeds, train_all
 from fedmutual.studies.progress import ProgressBars
-from fedmutual.studies.run import run
+from fedmutual.studies.remarks import warn_of_remarks
+from fedmutual.studies.run import train_run
 from fedmutual.studies.site_objects import (
     Model,
     Site,
@@ -133,7 +134,7 @@ def federate(
     shared: the shared network, in a form of `Site.model`. settings: further keys of docs/configuration.md, for example
     "split.test". engine: "auto", "inprocess" or "stacked". out: the run's folder; None: a temporary folder that exists as
     long as the run. in_place: load the trained personal weights into the caller's nn.Modules, and the shared model's into
-    `shared`; without it the caller's objects do not change.
+    `shared`; without it the caller's objects do not change. Each remark is a `RemarkWarning`.
 
     Raises:
         UserError: an argument cannot be used; one sentence names the argument and the fix.
@@ -150,7 +151,8 @@ def federate(
         config = make_config(tables, method, config_arguments, add_shared_network(settings, shared))
         check_shared_network(config, shared)
         with ProgressBars(shown=progress) as bars:
-            run(config, folder, resume, [bars.watch(config.name)] if progress else [])
+            watch = warn_of_remarks(bars.watch if progress else None, translate)
+            train_run(config, folder, resume, [watch(config.name)])
         trained = ObjectRun(folder, objects, keep)
         if in_place:
             load_in_place(trained, sites, shared)
@@ -200,7 +202,7 @@ def compare(
             check_folders(planned, resume)
             with ProgressBars(shown=progress) as bars:
                 names = [(f"{title}, seed {config.seed}", config, place) for title, config, place in planned]
-                train_all(names, resume, bars.watch if progress else None)
+                train_all(names, resume, warn_of_remarks(bars.watch if progress else None, translate))
         return Comparison({(t, config.seed): ObjectRun(place, objects, keep) for t, config, place in planned})
 
 

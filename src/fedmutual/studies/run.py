@@ -39,6 +39,7 @@ from fedmutual.rundir.text import TextLog
 from fedmutual.rundir.trackers import Tracker
 from fedmutual.studies import privacy_plan
 from fedmutual.studies.engine_handle import FIX_WORKERS, MOST_DEATHS, EngineHandle, describe_pick
+from fedmutual.studies.remarks import warn_of_remarks
 from fedmutual.studies.resume import check_saved, fingerprint_experiment, restore_run
 from fedmutual.studies.trained_run import Run, open_trained_run
 from fedmutual.user_code.recorded_code import set_trust
@@ -57,16 +58,20 @@ def run(
     resume: continue the run in the folder from its last saved state; a finished run is not trained again.
     trust_code: continue with code that has changed since the run recorded the code.
 
+    Each remark is a `RemarkWarning`.
+
     Raises:
         UserError: the experiment cannot be trained; one sentence says why.
         Diverged: a client's loss or weights are not finite; the last saved state is kept.
         Refused: a reply of a client holds something that must not leave the client.
     """
+    folder = Path(out) if out is not None else Path("runs") / config.name
     with set_trust(trust_code):
-        return _run(config, Path(out) if out is not None else Path("runs") / config.name, resume, observers)
+        return train_run(config, folder, resume, [*observers, warn_of_remarks()(config.name)])
 
 
-def _run(config: Config, folder: Path, resume: bool, observers: Sequence[Observer]) -> Run:
+def train_run(config: Config, folder: Path, resume: bool = False, observers: Sequence[Observer] = ()) -> Run:
+    """Train as `run`, for callers that show remarks by their observers. Raises the errors of `run`."""
     recorded = _read_environment(folder, config, resume)
     if recorded is None:
         return open_trained_run(folder, config)
@@ -131,8 +136,8 @@ def attempt_together(
             with folders.lock_folder(outs[n]):
                 if _read_environment(outs[n], configs[n], resume) is not None:
                     _describe(outs[n], built[n], engine, choice)
-                    notes = *describe_pick(choice), *unused.describe_unused_engine_keys(configs[n], choice.name)
-                    yield from _train(built[n], engine, outs[n], observers[n], notes)
+                    notes = (*unused.describe_unused_engine_keys(configs[n], choice.name),)
+                    yield from _train(built[n], engine, outs[n], observers[n], notes, describe_pick(choice))
 
         raised = dict(zip(left, scheduler.train([partial(train, n) for n in left]), strict=True))
     return [raised.get(n) for n in range(len(configs))]
@@ -193,17 +198,18 @@ def _describe(folder: Path, experiment: Experiment, engine: Engine, choice: Engi
 
 def _train_through(handle: EngineHandle, folder: Path, observers: Sequence[Observer]) -> None:
     """Train to the end; after the death of a worker, continue from the last saved round."""
-    notes, deaths = handle.notes, list[int]()
+    notes, choices, deaths = handle.notes, handle.choices, list[int]()
     while True:
         try:
             handle.reach(folder)
-            return drive(_train(handle.experiment, handle.engine, folder, observers, notes), handle.engine)
+            return drive(_train(handle.experiment, handle.engine, folder, observers, notes, choices), handle.engine)
         except WorkerLost as lost:
             saved = read_checkpoint(folder)
             deaths.append(saved.round if saved else 0)
             if deaths.count(deaths[-1]) == MOST_DEATHS:
                 raise RunError(f"{folder}: {lost}, several times; is there enough memory? {FIX_WORKERS}") from None
             notes = (f"{lost}; all clients continue from {f'round {deaths[-1]}, the last saved' if saved else 'the start'}",)
+            choices = ()
             handle.restart()
 
 
@@ -224,7 +230,12 @@ def _read_environment(folder: Path, config: Config, resume: bool) -> Environment
 
 
 def _train(
-    experiment: Experiment, engine: Engine, folder: Path, observers: Sequence[Observer], notes: tuple[str, ...]
+    experiment: Experiment,
+    engine: Engine,
+    folder: Path,
+    observers: Sequence[Observer],
+    notes: tuple[str, ...],
+    choices: tuple[str, ...],
 ) -> Training:
     """Train from the start, or from the saved round, to the last round; then write the summary."""
     config = experiment.config
@@ -245,7 +256,7 @@ def _train(
     tracked = [Tracker(tracker, folder, config, name) for tracker in records_config.trackers]
     records += tracked
     homes = {i: client_folder(folder, i) for i in experiment.clients}
-    plan = replace(experiment.make_plan(homes, notes), keep=keep)
+    plan = replace(experiment.make_plan(homes, notes, choices), keep=keep)
     yield from generate_rounds(plan, engine, server, saved.round if saved else None, records, experiment.make_judge())
     partition = experiment.data.partition
     write_summary(

@@ -23,8 +23,8 @@ from fedmutual.events import Evaluated, Event, Failed, Finished, Noted, Observer
 from fedmutual.federation.build import pick_device
 from fedmutual.in_memory import PREFIX
 from fedmutual.rundir.environment import read_environment
-from fedmutual.studies.run import run
-from fedmutual.user_code.recorded_code import is_trusting
+from fedmutual.studies.run import train_run
+from fedmutual.user_code.recorded_code import is_trusting, set_trust
 
 EFFICIENCY = 0.9  # of each further worker over which one run's clients are spread: docs/performance.md
 _SHOWN = (Started, Noted, Replied, Evaluated, Finished)  # events that are sent: others hold models, or closures
@@ -71,7 +71,7 @@ def choose_jobs(runs: int, seconds: float, threads: int, workers: int = 1) -> in
 
 
 class RunRequest(NamedTuple):
-    """A run to train; the fields are the arguments of `fedmutual.run`."""
+    """A run to train; the fields are the arguments of `train_run`."""
 
     config: Config
     folder: Path
@@ -126,7 +126,7 @@ def train_queue(queue: RunQueue, jobs: int | None = None) -> None:
 def attempt_run(request: RunRequest) -> Exception | None:
     """Train a run in this process, and return the exception that stopped it; None: it is finished."""
     try:
-        run(*request)
+        train_run(*request)
     except Exception as problem:
         return problem
     return None
@@ -262,7 +262,8 @@ def _serve(connection: Connection) -> None:
             os.chdir(working_folder)
             sys.path[:] = search_path
             try:
-                run(request.config, request.folder, request.resume, [send], trust_code=trusts)
+                with set_trust(trusts):
+                    train_run(request.config, request.folder, request.resume, [send])
             except BrokenPipeError:
                 return  # the parent process has ended
             except Exception as problem:

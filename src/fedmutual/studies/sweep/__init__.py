@@ -5,7 +5,9 @@ from pathlib import Path
 
 from fedmutual.config import Config
 from fedmutual.config.grid import Grid
+from fedmutual.errors import warn_user
 from fedmutual.events import Observer
+from fedmutual.studies.remarks import warn_of_remarks
 from fedmutual.studies.sweep.plan import By, SweepPlan, plan_sweep
 from fedmutual.studies.sweep.result import RESULT, Sweep
 from fedmutual.studies.sweep.work import train_sweep
@@ -37,10 +39,15 @@ def sweep(
     trust_code: with resume, continue with code that has changed since the runs recorded the code.
     jobs: how many runs are trained side by side; None: one for each core where that is faster.
 
+    Each remark, and each of `Sweep.warnings`, is a `RemarkWarning`.
+
     Raises:
         UserError: a combination cannot be trained; raised before the first training.
     """
     with set_trust(trust_code):
         plan = plan_sweep(experiment, grid, seeds, by)
         folder = Path(out) if out is not None else Path("runs") / f"{plan.name}-sweep"
-        return train_sweep(plan, folder, resume, watch, jobs)
+        result = train_sweep(plan, folder, resume, warn_of_remarks(watch), jobs)
+    for warning in result.warnings:
+        warn_user(warning)
+    return result

@@ -1,7 +1,6 @@
 """The plan of a sweep: every combination as a checked configuration, and local-only training to compare with."""
 
 import tomllib
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,7 +9,7 @@ from typing import Any, Literal
 
 from fedmutual.config import Config, dump_config, is_pooled, make_algorithm, parse_config, read_tables, replace_algorithm
 from fedmutual.config.grid import Grid, expand_grid, list_combinations, make_folder_name, make_label
-from fedmutual.errors import ConfigError
+from fedmutual.errors import ConfigError, warn_user
 from fedmutual.role import LOCAL_ONLY
 from fedmutual.studies.compare import list_seeds
 
@@ -131,10 +130,9 @@ def _list_held_out(settings: list[SweepSetting]) -> tuple[SweepSetting, ...]:
     first = settings[0].config  # they have the same rows
     if first.split.holdout or first.partition.kind == "file":
         return tuple(settings)
-    warnings.warn(
+    warn_user(
         f"the experiment has no hold-out rows to choose by, so split.holdout = {SHARE:g} is set for the sweep: "
-        "a tenth of each client's training data is not trained on",
-        stacklevel=3,
+        "a tenth of each client's training data is not trained on"
     )
     split = first.split.model_copy(update={"holdout": SHARE})
     return tuple(SweepSetting(s.values, s.label, s.config.model_copy(update={"split": split}), s.folder) for s in settings)
