@@ -2,6 +2,7 @@
 
 import shutil
 
+import numpy as np
 import pytest
 
 import fedmutual
@@ -66,6 +67,20 @@ def test_scores_that_clients_keep_are_not_sent(small, cli, mlflow):
     cli("run", small, "--set", "records.trackers=['mlflow']", "--set", "share.metrics=none", "--out", "r")
     (run,) = list_runs(mlflow)
     assert not [name for name in run.data.metrics if "personal" in name or name.startswith("train/")]
+
+
+def test_clients_keep_separate_metrics_of_mlflow_and_names_that_mlflow_accepts(mlflow):
+    names = ["北京", "上海", "Zürich", "Zörich", "ward 1", "ward_1", "ward+1", "ward(1"]
+    x = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32)
+    sites = {name: fedmutual.Site(train=(x[k:], np.arange(40)[k:] % 2), model="mlp") for k, name in enumerate(names)}
+    settings = {"records.trackers": ["mlflow"]}
+    fedmutual.federate(sites, "independent", rounds=1, device="cpu", progress=False, settings=settings, out="r")
+    (run,) = list_runs(mlflow)
+    stem = "loss/personal/validation/"
+    found = {key.removeprefix(stem): value for key, value in run.data.metrics.items() if key.startswith(stem)}
+    losses = fedmutual.Run("r").history().query("metric == 'loss' and data == 'validation'").set_index("client")["value"]
+    assert sorted(found.values()) == pytest.approx(sorted(losses))
+    assert {name: found[name] for name in names[:6]} == pytest.approx({name: losses[name] for name in names[:6]})
 
 
 def test_an_unreachable_tracker_is_refused_before_the_run(small, cli, mlflow, monkeypatch):

@@ -4,13 +4,14 @@ MLflow's own environment variables say where: MLFLOW_TRACKING_URI (else a databa
 MLFLOW_EXPERIMENT_NAME (else "fedmutual").
 """
 
+import hashlib
 import os
 import re
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-_NOT_ALLOWED = re.compile(r"[^\w\-. :/]", re.ASCII)  # in a name of MLflow
+_NOT_ALLOWED = re.compile(r"[^\w\-. :/]")  # in a name of MLflow; letters of all languages are allowed
 
 
 class MLflowRun:
@@ -31,14 +32,14 @@ class MLflowRun:
         else:
             self._id = self._client.create_run(experiment_id, tags={"fedmutual": key}, run_name=title).info.run_id
             for setting, value in settings.items():
-                self._client.log_param(self._id, _clean(setting), value)
+                self._client.log_param(self._id, _make_key(setting), value)
 
     def log(self, round: int, scalars: Mapping[str, float]) -> None:
         """Log the numbers of a round."""
         from mlflow.entities import Metric
 
         now = int(1000 * time.time())
-        self._client.log_batch(self._id, [Metric(_clean(name), value, now, round) for name, value in scalars.items()])
+        self._client.log_batch(self._id, [Metric(_make_key(name), value, now, round) for name, value in scalars.items()])
 
     def end(self, folder: Path, files: Sequence[Path], is_finished: bool) -> None:
         """End the run; files of the run's folder become artifacts under `run/`."""
@@ -48,6 +49,7 @@ class MLflowRun:
         self._client.set_terminated(self._id, "FINISHED" if is_finished else "FAILED")
 
 
-def _clean(name: str) -> str:
-    """Return the name with `_` for characters that MLflow refuses."""
-    return _NOT_ALLOWED.sub("_", name)
+def _make_key(name: str) -> str:
+    """Return a name that MLflow accepts: for refused characters `_`, and then a digest, so that two names stay two."""
+    key = _NOT_ALLOWED.sub("_", name)
+    return name if key == name else f"{key}_{hashlib.sha256(name.encode()).hexdigest()[:8]}"

@@ -47,7 +47,7 @@ class Tracker:
     that fails after the first round stops with a warning, and the training continues.
 
     Raises:
-        RunError: the tracker cannot be reached.
+        RunError: the tracker cannot be reached, or refuses the run.
     """
 
     def __init__(self, name: str, folder: Path, config: Config, identity: str) -> None:
@@ -60,7 +60,7 @@ class Tracker:
             self._run: TrackedRun | None = _TRACKERS[name](key, title, settings)
         except Exception as problem:  # trackers fail in many ways
             raise RunError(
-                f"key 'records.trackers': {name} cannot be reached ({format_error(problem)}); check its settings, or take "
+                f"key 'records.trackers': {name} cannot be used ({format_error(problem)}); check its settings, or take "
                 f"{name!r} out of records.trackers"
             ) from None
 
