@@ -58,6 +58,46 @@ def predicted(run, file, client=None):
     return torch.tensor([[dict(p.ranked)[c] for c in classes] for p in fedmutual.predict(run, [file], client)])
 
 
+OWN = """
+name = "own"
+rounds = 1
+algorithm = { name = "fml", alpha = 0.5 }
+model = { shared = "mlp" }
+training = { local_epochs = 1, batch_size = 8 }
+engine = { device = "cpu" }
+[clients.north]
+data = { name = "csv", root = "first.csv" }
+algorithm = { alpha = 0.9 }
+optimizer = { lr = 0.03 }
+[clients.south]
+data = { name = "csv", root = "second.csv" }
+"""
+
+
+def test_the_card_of_a_client_states_its_own_settings_and_that_of_all_clients_no_client(
+    tmp_path, monkeypatch, cli, without_onnx
+):
+    monkeypatch.chdir(tmp_path)
+    for name in ("first.csv", "second.csv"):
+        Path(name).write_text("pulse,label\n" + "".join(f"{k / 7},{k % 2}\n" for k in range(30)))
+    Path("own.toml").write_text(OWN)
+    assert cli("run", "own.toml", "--out", "r")[0] == 0
+    cards = {}
+    for client in ("north", "south", None):
+        assert cli("export", "r", "--to", f"to-{client}", *(["--client", client] if client else []))[0] == 0
+        cards[client] = Path(f"to-{client}/README.md").read_text().replace("\\", "")
+    assert "alpha = 0.9)" in cards["north"]
+    assert "alpha = 0.5" not in cards["north"]
+    assert "Data: csv, the own data of one of 2 clients." in cards["north"]
+    assert "this client alone: algorithm.alpha = 0.9, optimizer.lr = 0.03." in cards["north"]
+    assert "alpha = 0.5)" in cards["south"]
+    assert "client alone" not in cards["south"]
+    assert "alpha = 0.5)" in cards[None]
+    assert "0.9" not in cards[None].partition("## Scores")[0]
+    assert "single clients: algorithm.alpha of 1 client, optimizer.lr of 1 client." in cards[None]
+    assert not any(word in cards[None] for word in ("north", "south"))
+
+
 @pytest.mark.parametrize("client", [None, "1"])
 def test_the_exported_programs_answer_as_predict_does(digits, raw, cli, client):
     choice = [] if client is None else ["--client", client]

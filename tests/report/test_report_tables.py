@@ -405,7 +405,9 @@ def test_many_scaling_numbers_are_counted_and_listed_once(tmp_path):
     clients = {"0": space | {"scaling": scaling}, "1": space | {"scaling": other}}
     (folder / "environment.json").write_text(json.dumps(about | {"scaling": scaling, "clients": clients}))
     compared = comparison([folder])
-    assert provenance.describe_scaling(compared.first) == (
+    assert provenance.describe_scaling(compared.first).startswith("scaled by each client in its own way")
+    alike = replace(compared.first, environment=compared.first.environment.model_copy(update={"clients": {}}))
+    assert provenance.describe_scaling(alike) == (
         "scaled by 30 means and standard deviations, which the environment below lists; augmentation: none"
     )
     common = provenance.make_environment_tables(compared).common

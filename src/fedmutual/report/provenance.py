@@ -99,6 +99,8 @@ def describe_scaling(run: RecordedRun) -> str:
     recorded = run.environment.scaling
     if recorded is None:
         return "not recorded"
+    if any(client.scaling != recorded for client in run.environment.clients.values()):
+        return "scaled by each client in its own way, which the environment below lists"
     mean, std = recorded.mean, recorded.std
     scaled = [f"divided by {recorded.divisor:g}"] if recorded.divisor != 1 else []
     if len(mean) > _MOST_CHANNELS:

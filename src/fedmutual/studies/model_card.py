@@ -10,11 +10,15 @@ from pathlib import Path, PurePath
 from statistics import fmean
 from typing import Any, Literal
 
+from fedmutual.config import Config, read_dumped
 from fedmutual.core import get_metric
+from fedmutual.errors import format_count
 from fedmutual.metric import ACCURACY
 from fedmutual.report.rendering import make_environment
 from fedmutual.report.scale import MetricScale
+from fedmutual.report.settings import flatten_table, format_setting
 from fedmutual.report.statistics import compute_wilson_interval, estimate
+from fedmutual.rundir.file_names import CONFIG
 from fedmutual.rundir.recorded_run import RecordedRun, read_run
 from fedmutual.rundir.schema import MetricScore
 from fedmutual.studies.answering_model import AnsweringModel, find_raw_shape, list_columns
@@ -47,7 +51,8 @@ def write_model_card(folder: Path, answering: AnsweringModel, files: dict[str, s
     Raises:
         RunError: a file of the run's folder is missing or damaged.
     """
-    run = read_run(folder)
+    run, config = read_run(folder), read_dumped(folder / CONFIG)
+    owner = _find_owner(answering)
     # html=False: the text is Markdown, and `_escape` takes markup out of names
     environment = make_environment("fedmutual.studies", html=False, keep_trailing_newline=True)
     environment.filters["plain"] = _escape
@@ -59,9 +64,10 @@ def write_model_card(folder: Path, answering: AnsweringModel, files: dict[str, s
         takes=answering.takes,
         shape=find_raw_shape(answering.takes),
         columns=list_columns(answering.takes),
-        source=PurePath(run.partition.source).name,  # the folders above the file are nobody else's business
+        data=_describe_data(run, answering),
         values=_describe_values(answering),
-        settings=run.config["algorithm"],
+        settings={**config.algorithm, **(config.get_client_config(owner).algorithm if owner else {})},
+        own_settings=_describe_own_settings(config, owner),
         examples=_count_training_examples(run, answering),
         scale=scale,
         scores=list(_list_scores(run, answering, scale)),
@@ -91,10 +97,42 @@ def _describe_values(answering: AnsweringModel) -> str:
     return f"stored values, from 0 to {divisor:g}" if divisor != 1 else "stored values, not scaled"
 
 
+def _find_owner(answering: AnsweringModel) -> str | None:
+    """Return the client whose model answers; None: a model of all clients."""
+    return None if answering.role == "global" else answering.client
+
+
+def _describe_data(run: RecordedRun, answering: AnsweringModel) -> str:
+    """Return the data that the model learned from; the folders above a file are nobody else's business."""
+    clients, owner = run.partition.clients, _find_owner(answering)
+    count = len(clients)
+    if any(client.source is not None for client in clients.values()):
+        source = clients[owner].source if owner in clients else None
+        return (
+            f"{PurePath(source).name}, the own data of one of {count} clients"
+            if source
+            else f"{count} clients with data of their own"
+        )
+    return f'{PurePath(run.partition.source).name}, divided by "{run.partition.kind}" over {count} clients'
+
+
+def _describe_own_settings(config: Config, owner: str | None) -> str:
+    """Return the settings that a client has for itself; of a model of all clients, which keys how many clients set."""
+    by_client = {
+        id: dict(flatten_table(client.model_dump(mode="json", exclude_defaults=True, exclude={"data", "share"})))
+        for id, client in config.clients.items()
+    }
+    if owner is not None:
+        return ", ".join(f"{key} = {format_setting(value)}" for key, value in by_client.get(owner, {}).items())
+    keys = dict.fromkeys(key for settings in by_client.values() for key in settings)
+    return ", ".join(f"{key} of {format_count(sum(key in s for s in by_client.values()), 'client')}" for key in keys)
+
+
 def _count_training_examples(run: RecordedRun, answering: AnsweringModel) -> int:
     """Return how many examples trained the model: the client's own, or those of all clients."""
     clients = run.partition.clients
-    chosen = [clients[answering.client]] if answering.client in clients and answering.role != "global" else clients.values()
+    owner = _find_owner(answering)
+    chosen = [clients[owner]] if owner in clients else clients.values()
     return sum(sum(holding.counts.training) for holding in chosen)
 
 
