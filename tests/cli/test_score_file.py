@@ -63,6 +63,29 @@ def test_scores_are_those_of_the_predictions(digits, cli, client):
     assert scores["examples"] == 40
 
 
+@pytest.mark.parametrize("client", [None, "1"])
+def test_rows_that_the_model_was_trained_on_are_counted(digits, cli, client):
+    clients = json.loads((digits / "partition.json").read_text())["clients"]
+    chosen = [clients[client]] if client else clients.values()
+    expected = sum(row < 40 for c in chosen for row in c["private"]["rows"])
+    code, out, err = cli("score", digits, "forty.npz", "--json", *(["--client", client] if client else []))
+    assert (code, json.loads(out)["trained"]) == (0, expected)
+    assert f"note: forty.npz: {expected} rows of 40 are in the training data" in err
+
+
+def test_rows_of_a_table_that_the_model_was_trained_on_are_counted(table, cli, tmp_path):
+    new = "pulse,age,state\n0.123,0.5,sick\n0.456,0.5,well\n"
+    for text, file, expected in (((tmp_path / "t.csv").read_text(), "again.csv", None), (new, "new.csv", 0)):
+        (tmp_path / file).write_text(text)
+        code, out, err = cli("score", table, file, "--json")
+        trained = json.loads(out)["trained"]
+        assert (code, "training data" in err) == (0, trained > 0)
+        assert trained == expected if expected is not None else 0 < trained < 60
+    (tmp_path / "t.csv").write_text(new * 10)
+    _, out, err = cli("score", table, "again.csv", "--json")
+    assert (json.loads(out)["trained"], err) == (None, "")
+
+
 def test_labels_of_a_table_are_renamed_as_the_run_renames_them(table, cli, tmp_path):
     (tmp_path / "new.csv").write_text("age,state,name,pulse\n0,sick,Ann,1\n0,well,Bob,0\n0,ill,Cid,0\n")
     code, out, err = cli("score", "t", "new.csv", "--json")

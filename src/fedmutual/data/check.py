@@ -153,7 +153,7 @@ def _scan_rows(federation: Federation) -> _Scan:
     digests, blank_rows, moments, extremes = [], [], [], []
     for positions, (x, _) in zip(chunks, rows.rows(chunks), strict=True):
         flat = x.flatten(1)
-        digests += _digest_rows(x)
+        digests += digest_rows(x)
         blank_rows.append(positions[(flat == flat[:, :1]).all(1)] if x.dim() > 3 else positions[:0])
         training_values = x[trained[positions]].double().transpose(0, 1).flatten(1)  # [channels or features, values]
         if training_values.numel():
@@ -189,11 +189,11 @@ def _digest_stored_rows(prepared: Prepared, index: Index) -> np.ndarray[tuple[in
     """Return the digests [n] of rows as they are stored, before scaling."""
     examples, digests = join_examples(prepared.source), list[int]()
     for rows in np.array_split(index, -(-len(index) // _CHUNK)):
-        digests += _digest_rows(examples.take(rows.tolist()))
+        digests += digest_rows(examples.take(rows.tolist()))
     return np.array(digests, dtype=np.uint64)
 
 
-def _digest_rows(x: Tensor) -> list[int]:
+def digest_rows(x: Tensor) -> list[int]:
     """Return a 64-bit digest of each row's bytes."""
     return [int.from_bytes(hashlib.blake2b(row, digest_size=8).digest(), "big") for row in x.flatten(1).numpy()]
 

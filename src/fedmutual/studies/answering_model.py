@@ -41,6 +41,11 @@ class AnsweringModel(NamedTuple):
     task: Task  # that the model learned
 
     @property
+    def owner(self) -> str | None:
+        """The client whose model this is; None: a model of all clients."""
+        return None if self.role == "global" else self.client
+
+    @property
     def kind(self) -> TargetKind:
         """The kind of targets that the model learned."""
         return get_target_kind(self.task)

@@ -52,7 +52,7 @@ def write_model_card(folder: Path, answering: AnsweringModel, files: dict[str, s
         RunError: a file of the run's folder is missing or damaged.
     """
     run, config = read_run(folder), read_dumped(folder / CONFIG)
-    owner = _find_owner(answering)
+    owner = answering.owner
     # html=False: the text is Markdown, and `_escape` takes markup out of names
     environment = make_environment("fedmutual.studies", html=False, keep_trailing_newline=True)
     environment.filters["plain"] = _escape
@@ -97,14 +97,9 @@ def _describe_values(answering: AnsweringModel) -> str:
     return f"stored values, from 0 to {divisor:g}" if divisor != 1 else "stored values, not scaled"
 
 
-def _find_owner(answering: AnsweringModel) -> str | None:
-    """Return the client whose model answers; None: a model of all clients."""
-    return None if answering.role == "global" else answering.client
-
-
 def _describe_data(run: RecordedRun, answering: AnsweringModel) -> str:
     """Return the data that the model learned from; the folders above a file are nobody else's business."""
-    clients, owner = run.partition.clients, _find_owner(answering)
+    clients, owner = run.partition.clients, answering.owner
     count = len(clients)
     if any(client.source is not None for client in clients.values()):
         source = clients[owner].source if owner in clients else None
@@ -131,7 +126,7 @@ def _describe_own_settings(config: Config, owner: str | None) -> str:
 def _count_training_examples(run: RecordedRun, answering: AnsweringModel) -> int:
     """Return how many examples trained the model: the client's own, or those of all clients."""
     clients = run.partition.clients
-    owner = _find_owner(answering)
+    owner = answering.owner
     chosen = [clients[owner]] if owner in clients else clients.values()
     return sum(sum(holding.counts.training) for holding in chosen)
 

@@ -1,8 +1,7 @@
 """A run's model scored on a labelled file, with an interval of the main metric over the rows of the file."""
 
 import math
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,26 +11,35 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fedmutual import data
 from fedmutual.core import Task, get_metric
 from fedmutual.data import arrays, folder, labels, table
+from fedmutual.data.check import digest_rows
 from fedmutual.data.encoding import parse_encoding
-from fedmutual.data.examples import ArrayExamples, Part, Source, list_names
+from fedmutual.data.examples import ArrayExamples, Examples, Part, Source, join_examples, list_names
 from fedmutual.data.scaling import find_form
+from fedmutual.data.sources import TABLES
 from fedmutual.data.table_file import SUFFIXES
 from fedmutual.data.targets import check_masks, read_targets
-from fedmutual.errors import DataError
+from fedmutual.errors import DataError, UserError, format_count, warn_user
 from fedmutual.federation.evaluation import forward_in_parts
 from fedmutual.metric import ACCURACY, Metric
 from fedmutual.report.statistics import compute_wilson_interval
+from fedmutual.rundir.file_names import PARTITION
+from fedmutual.rundir.record_files import read_record
+from fedmutual.rundir.schema import RecordedPartition
 from fedmutual.studies.answering_model import (
     ROWS_AT_ONCE,
     AnsweringModel,
     check_outputs,
     choose_model,
+    find_run_folder,
     is_pixel_input,
     make_scaler,
     scale_examples,
 )
+from fedmutual.studies.trained_run import Run
+from fedmutual.user_code import plugins
 
 RESAMPLES = 500
 
@@ -46,6 +54,7 @@ class FileScore:
     values: Mapping[str, Any]  # as `score` of the task returns them: numbers, None, or a list with a number for each class
     metric: Metric | None  # the main metric of the task, if the task has one
     interval: tuple[float, float] | None  # 95 % of the main metric over the rows; None where a resample has no such score
+    trained: int | None  # rows of the file that the model was trained on; None: the run's data cannot be read again
 
 
 @torch.no_grad()
@@ -56,7 +65,8 @@ def score_file(
 
     run_or_model, client, best, trust_code: the model, as for `fedmutual.predict`. Classes are matched by name, after the
     renaming of the run's `data.labels`; several labels and the classes of masks by position. The interval is Wilson's for
-    an accuracy, and for another main metric the percentiles of 500 bootstrap resamples of the rows.
+    an accuracy, and for another main metric the percentiles of 500 bootstrap resamples of the rows. A `RemarkWarning` says
+    how many rows the model was trained on, if the run's data can be read again.
 
     Raises:
         UserError: there is no such model, or an output of it is not finite; or the file cannot be read, lacks labels, or has
@@ -74,7 +84,46 @@ def score_file(
     else:
         interval = _resample(answering.task, metric, outputs, targets)
     classes = () if answering.kind == "numbers" else answering.takes.classes
-    return FileScore(str(file), answering.description, classes, values, metric, interval)
+    trained = _count_trained_rows(Run(find_run_folder(Path(run_or_model)), trust_code), answering, source)
+    if trained:
+        whose = "of the clients" if answering.owner is None else f"of client {answering.owner!r}"
+        warn_user(
+            f"{file}: {format_count(trained, 'row')} of {len(targets):,} {'is' if trained == 1 else 'are'} in the training "
+            f"data {whose}, so the score says less about new rows; score rows that the run did not train on"
+        )
+    return FileScore(str(file), answering.description, classes, values, metric, interval, trained)
+
+
+def _count_trained_rows(run: Run, answering: AnsweringModel, source: Source) -> int | None:
+    """Return how many rows of a file equal a training row of the model; None if the run's data cannot be read again.
+
+    Only files and the digits are read, because other data sets may be code or a download.
+    """
+    config = run.config
+    names = {config.data.name, *(client.data.name for client in config.clients.values())} - {None}
+    if not names <= {"digits", "folder", "npz", *TABLES}:
+        return None
+    try:
+        with plugins.use_rule(run._code):
+            data_by_client = data.prepare(config)
+            federation = data.load(config, data_by_client)
+    except UserError:
+        return None
+    if federation.partition["fingerprint"] != read_record(run.folder / PARTITION, RecordedPartition).fingerprint:
+        return None
+    trained = set[int]()
+    for client in federation.clients if answering.owner is None else [answering.owner]:
+        examples = join_examples(data_by_client[client if client in data_by_client else ""].source)
+        shares = federation.clients[client]
+        for rows in (shares.private, shares.public):
+            trained.update(_digest_examples(examples, rows.index.tolist()) if rows is not None else ())
+    return sum(digest in trained for digest in _digest_examples(source.train.x, range(len(source.train.x))))
+
+
+def _digest_examples(examples: Examples, rows: Sequence[int]) -> Iterator[int]:
+    """Yield the digest of each stored example; as float32, because files hold numbers in several types."""
+    for start in range(0, len(rows), ROWS_AT_ONCE):
+        yield from digest_rows(examples.take(rows[start : start + ROWS_AT_ONCE]).float())
 
 
 def _read_targets(source: Source, answering: AnsweringModel) -> Tensor:
@@ -139,7 +188,7 @@ def _read_labelled(file: Path, answering: AnsweringModel) -> Source:
         if source.test is not None:
             raise DataError(f"{file}: contains the folders train and test; name one of the two")
         for note in source.notes:
-            warnings.warn(note, stacklevel=4)  # at the line that calls `score_file`, which has a decorator
+            warn_user(note)
         return source
     if file.suffix.lower() in SUFFIXES and takes.columns is not None:
         encoded = takes.scaling.get("columns")
