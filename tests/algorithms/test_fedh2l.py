@@ -204,8 +204,8 @@ def captured(algorithm, clients, monkeypatch, rounds=3):
     """Every message that leaves a node."""
     messages = []
 
-    def watch(reply, declared, client, inbox):
-        message = release(reply, declared, client, inbox)
+    def watch(reply, declared, client, inbox, warn):
+        message = release(reply, declared, client, inbox, warn)
         messages.append((client.id, {k: v.clone() for k, v in message.items()}))
         return message
 

@@ -14,6 +14,7 @@ from fedmutual.config import Config, dump_config, load_config, parse_config
 from fedmutual.core import Schedule
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+printable = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=8)
 unit = st.floats(0, 1) | st.integers(0, 1)
 rate = st.floats(0, 10) | st.integers(0, 3)
 fraction = st.floats(0, 1, exclude_max=True)
@@ -40,7 +41,7 @@ def algorithm(named: bool) -> st.SearchStrategy[dict[str, Any]]:
 partition = table(clients=st.just(5), examples=count) | st.one_of(
     st.fixed_dictionaries({"kind": st.just("shards"), "classes_per_client": count}),
     st.fixed_dictionaries({"kind": st.just("dirichlet"), "alpha": positive}, optional={"min_size": count}),
-    st.fixed_dictionaries({"kind": st.just("file"), "file": text}),
+    st.fixed_dictionaries({"kind": st.just("file"), "file": printable}),
 )
 tables = table(
     name=st.text("abc-.7é ", min_size=3, max_size=9),
@@ -48,7 +49,7 @@ tables = table(
     rounds=count,
     data=table(
         name=text,
-        root=text.map("/".__add__),
+        root=printable.map("/".__add__),  # a control character is a mistyped path of Windows
         classes=st.lists(text, max_size=3),
         labels=st.dictionaries(text, text, max_size=3),
         size=st.lists(count, min_size=2, max_size=2),
