@@ -165,7 +165,8 @@ def test_the_words_of_an_answer_do_not_depend_on_a_row(tmp_path, metrics, more):
             assert (half.carry_out(content), other_half.carry_out(content)) == (one, other), "a repeated order"
         found[name] = " ".join(lines[counts[0] :]) != " ".join(other_lines[counts[1] :])
     if more.get("privacy") is None:  # the attacks do what they say: the operators read different lines
-        assert [name for name, is_different in found.items() if is_different] == list(CRAFTED)[:3]
+        effective = list(CRAFTED)[: 3 if "server" in more else 4]  # a sum that is not opened has no model to score
+        assert [name for name, is_different in found.items() if is_different] == effective
 
 
 FAILURES = {  # an error of a phase -> whether other parties may know of it
