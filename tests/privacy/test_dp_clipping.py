@@ -6,6 +6,7 @@ from torch import nn
 
 from fedmutual.algorithms import FML, FedAvg, FedProx, Independent
 from fedmutual.core import Net
+from fedmutual.denormals import flush_denormals
 from fedmutual.privacy import clipping, layers
 from fedmutual.privacy.clipping import compute_clipped_sum
 from fedmutual.stepping import trainable
@@ -161,6 +162,41 @@ def test_a_record_without_a_finite_gradient_adds_nothing(case, value):
 
 
 STEPS, RATE = 60, 0.2
+
+
+@pytest.mark.parametrize("width", [32, "each row"])
+@pytest.mark.parametrize(("slope", "size"), [(1e-19, 1.6e19), (1e-20, 1.8e19), (1e18, 1e-19)])
+def test_weights_whose_squares_leave_the_range_of_float32_do_not_lift_the_bound(slope, size, width):
+    """A server chooses the weights: |d|^2 below 1.2e-38 was zero, so that a gradient |d| |a| of 45 C was not clipped."""
+    hidden = 32
+    net = nn.Sequential(
+        nn.Linear(8, hidden), nn.ReLU(), nn.Linear(hidden, hidden, bias=slope < 1), nn.ReLU(), nn.Linear(hidden, 10)
+    )
+    with torch.no_grad():
+        for p in net.parameters():
+            p.zero_()
+        net[0].weight[0] = size / 8
+        (net[2].bias if slope < 1 else net[2].weight[:, 0]).fill_(1e-3 if slope < 1 else 1e17)
+        net[4].weight[3] = slope if slope < 1 else 1e17
+    with flush_denormals():
+        units = None if width == 32 else torch.zeros(1, dtype=torch.int64)
+        sums, _ = compute_clipped_sum(job(FedAvg(), {"meme": net}, {}, C), (torch.ones(1, 8), torch.tensor([3])), units)
+    assert norm(sums) <= C
+
+
+@pytest.mark.parametrize("size", [1e3, 1e6, 1e12])
+def test_a_convolution_whose_positions_cancel_each_other_is_clipped_with_its_rounding(size):
+    net = nn.Sequential(nn.Conv2d(1, 4, 1, bias=False), nn.Flatten(), nn.Linear(4 * 64, 10, bias=False))
+    weight = torch.randn(10, 4, 64, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        net[0].weight.zero_()
+        net[2].weight.copy_((weight - weight.mean(2, keepdim=True)).flatten(1))
+    x = size + torch.rand(3, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+    for row in range(3):
+        taken = x[row : row + 1], torch.tensor([3])
+        sums, _ = compute_clipped_sum(job(FedAvg(), {"meme": net}, {}, C), taken, None)
+        assert norm(sums) == pytest.approx(C, rel=1e-3)
+        assert norm(sums) <= C
 
 
 @pytest.mark.parametrize("setting", ["meme", "both"])

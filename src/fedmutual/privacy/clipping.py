@@ -51,7 +51,7 @@ def compute_clipped_sum(job: ClippingJob, batch: Batch, units: Tensor | None) ->
 def compute_factors(squares: Tensor, clip: float) -> tuple[Tensor, Tensor]:
     """Return (factors [U] that scale the gradients to a norm of at most C, whether the norms are finite [U]).
 
-    squares: squared norm of each unit's gradient [U]. The factor of a norm that is not finite is 0.
+    squares: squared norm of each unit's gradient [U], float64. The factor of a norm that is not finite is 0.
     """
     norms = squares.sqrt() * (1 + MARGIN)
     finite = norms.isfinite()
@@ -77,7 +77,7 @@ def _clip_by_layers(job: ClippingJob, batch: Batch) -> tuple[Message, Message]:
         {name: output.detach() for name, output in outputs.items()}, *batch
     )
     with torch.no_grad():
-        squares = torch.zeros(len(batch[0]), device=batch[0].device)
+        squares = torch.zeros(len(batch[0]), device=batch[0].device, dtype=torch.float64)
         for name, tape in tapes.items():
             squares = squares + tape.backward(slopes[name])
         scale, finite = compute_factors(squares, job.clip)
@@ -141,11 +141,11 @@ def _clip_by_rows(job: ClippingJob, batch: Batch, units: Tensor) -> tuple[Messag
                     )
             sums = {k: sums.get(k, 0) + v.sum() for k, v in terms.items()}
         with torch.no_grad():
-            squares = torch.stack([g.flatten(1).square().sum(1) for g in unit_grads.values()]).sum(0)
+            squares = torch.stack([layers.sum_squares(g) for g in unit_grads.values()]).sum(0)
             scale, finite = compute_factors(squares, job.clip)
             for k, g in unit_grads.items():
                 clean = g if bool(finite.all()) else torch.where(finite.view(-1, *(1 for _ in g.shape[1:])), g, 0.0)
-                total[k] += torch.tensordot(scale, clean, 1).double()
+                total[k] += torch.tensordot(scale.to(clean.dtype), clean, 1).double()
     return total, sums
 
 

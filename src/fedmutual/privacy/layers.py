@@ -12,7 +12,6 @@ from typing import Any, NoReturn
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.grad import conv2d_weight
 
 from fedmutual.core import Message, Net
 from fedmutual.models.parts import MaxPool
@@ -88,7 +87,7 @@ class Tape:
     def backward(self, slope: Tensor) -> Tensor:
         """Return the squared norm of each row's gradient [B]. slope: gradient of each row's loss at the output [B, ...]."""
         if not self._inputs:  # the network is frozen
-            return slope.new_zeros(len(slope))
+            return slope.new_zeros(len(slope), dtype=torch.float64)
         self._slopes = list(torch.autograd.grad(self.output, self._outputs, slope))
         return torch.stack(
             [_compute_square_norms(m, a, d) for (m, a), d in zip(self._inputs, self._slopes, strict=True)]
@@ -103,8 +102,7 @@ class Tape:
             self._slopes = [d[rows] for d in self._slopes]
         sums: Message = {}
         for (module, a), d in zip(self._inputs, self._slopes, strict=True):
-            weighted = d * scale.view(-1, *(1 for _ in d.shape[1:]))
-            for name, value in _sum_gradients(module, a, weighted).items():
+            for name, value in _sum_gradients(module, a, d, scale).items():
                 sums[f"{self._names[id(module)]}.{name}"] = value
         return sums
 
@@ -142,44 +140,69 @@ def _list_layers(net: nn.Module) -> Iterator[nn.Module]:
             yield child
 
 
+def sum_squares(rows: Tensor) -> Tensor:
+    """Return the sum of the squares of each row [B, ...], float64 [B].
+
+    In float32 a server's weights could make a square infinite, or so small that the row counts as zero and is not clipped.
+    """
+    return rows.double().square().flatten(1).sum(1)
+
+
 def _compute_square_norms(module: nn.Module, a: Tensor, d: Tensor) -> Tensor:
-    """Return the squared norm [B] of each row's gradient at a layer's trainable weights. a, d: [B, ...]."""
-    trained = {name for name, p in module.named_parameters() if p.requires_grad}
-    if isinstance(module, nn.Linear) and a.dim() == 2:
-        squares = d.square().sum(1)
-        return squares * (a.square().sum(1) * ("weight" in trained) + ("bias" in trained))
+    """Return the squared norm [B] of each row's gradient at a layer's trainable weights, float64. a, d: [B, ...]."""
+    trained = _list_trained(module)
+    if _is_one_product(module, a):
+        return sum_squares(d) * (sum_squares(a) * ("weight" in trained) + ("bias" in trained))
+    parts = (_compute_row_gradients(module, *part) for part in _split_rows(module, a, d))
+    return torch.cat([torch.stack([sum_squares(part[name]) for name in trained]).sum(0) for part in parts])
+
+
+def _sum_gradients(module: nn.Module, a: Tensor, d: Tensor, scale: Tensor) -> Message:
+    """Return parameter name -> sum over the rows of `scale` [B] times the row's gradient."""
+    trained, scale = _list_trained(module), scale.to(d.dtype)
+    if _is_one_product(module, a):
+        weighted = d * scale[:, None]
+        sums = {"weight": weighted.T @ a, "bias": weighted.sum(0)}
+        return {name: sums[name] for name in trained}
+    sums = {name: torch.zeros_like(getattr(module, name)) for name in trained}
+    for part_a, part_d, part_scale in _split_rows(module, a, d, scale):
+        part = _compute_row_gradients(module, part_a, part_d)
+        for name in trained:
+            sums[name] += torch.tensordot(part_scale, part[name], 1).view_as(sums[name])
+    return sums
+
+
+def _list_trained(module: nn.Module) -> list[str]:
+    return [name for name, p in module.named_parameters() if p.requires_grad]
+
+
+def _is_one_product(module: nn.Module, a: Tensor) -> bool:
+    """Return whether the gradient of a row is one product of a vector and a vector. a: the layer's input [B, ...]."""
+    return isinstance(module, nn.Linear) and a.dim() == 2
+
+
+def _compute_row_gradients(module: nn.Module, a: Tensor, d: Tensor) -> Message:
+    """Return the gradients of each row: of the weight [B, O, I] and of the bias [B, O]. a, d: [B, ...].
+
+    Norms and sums are of these numbers. Another order of the same additions would round otherwise, and where the positions
+    of a row cancel each other, the rounding can be larger than the gradient.
+    """
     if isinstance(module, nn.Linear):
-        a, d = a.flatten(1, -2), d.flatten(1, -2)
-        weight = torch.einsum("bto,bti->boi", d, a)
-        bias = d.sum(1)
+        patches, slopes = a.flatten(1, -2).transpose(1, 2), d.flatten(1, -2).transpose(1, 2)  # [B, I, T], [B, O, T]
     else:
         assert isinstance(module, nn.Conv2d)
-        return torch.cat([_compute_square_conv_norms(module, *chunk, trained) for chunk in _split_rows(module, a, d)])
-    return weight.square().sum((1, 2)) * ("weight" in trained) + bias.square().sum(1) * ("bias" in trained)
+        patches = F.unfold(a, module.kernel_size, module.dilation, module.padding, module.stride)  # type: ignore[arg-type]
+        slopes = d.flatten(2)
+    return {"weight": torch.bmm(slopes, patches.transpose(1, 2)), "bias": slopes.sum(2)}
 
 
-def _compute_square_conv_norms(module: nn.Conv2d, a: Tensor, d: Tensor, trained: set[str]) -> Tensor:
-    """Return squared norms [B] for a convolution: patches [B, I, L] and slopes [B, O, L] give gradients [B, O, I]."""
-    patches = F.unfold(a, module.kernel_size, module.dilation, module.padding, module.stride)  # type: ignore[arg-type]
-    slopes = d.flatten(2)
-    weight = torch.bmm(slopes, patches.transpose(1, 2)).square().sum((1, 2))
-    return weight * ("weight" in trained) + slopes.sum(2).square().sum(1) * ("bias" in trained)
-
-
-def _split_rows(module: nn.Conv2d, a: Tensor, d: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield (a, d) for chunks of rows with at most `_MEMORY` bytes of patches each."""
-    row = a.shape[1] * module.kernel_size[0] * module.kernel_size[1] * d[0, 0].numel() * a.element_size()
-    size = max(1, _MEMORY // row)
-    yield from zip(torch.split(a, size), torch.split(d, size), strict=True)
-
-
-def _sum_gradients(module: nn.Module, a: Tensor, weighted: Tensor) -> Message:
-    """Return parameter name -> sum of the rows' gradients. weighted: output gradients times the rows' weights."""
-    if isinstance(module, nn.Linear):
-        sums = {"weight": weighted.flatten(0, -2).T @ a.flatten(0, -2), "bias": weighted.flatten(0, -2).sum(0)}
-    else:
-        assert isinstance(module, nn.Conv2d)
-        shape, (stride, padding, dilation) = module.weight.shape, (module.stride, module.padding, module.dilation)
-        weight = conv2d_weight(a, shape, weighted, stride, padding, dilation)  # type: ignore[no-untyped-call]
-        sums = {"weight": weight, "bias": weighted.sum((0, 2, 3))}
-    return {name: sums[name] for name, p in module.named_parameters() if p.requires_grad}
+def _split_rows(module: nn.Module, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Yield parts of the tensors [B, ...], a and d first, with at most `_MEMORY` bytes of patches and gradients each."""
+    a, d = tensors[:2]
+    patches = a[0].numel()
+    if isinstance(module, nn.Conv2d):
+        patches = a.shape[1] * module.kernel_size[0] * module.kernel_size[1] * d[0, 0].numel()
+    weight = module.weight
+    assert isinstance(weight, Tensor)
+    size = max(1, _MEMORY // ((patches + weight.numel()) * a.element_size()))
+    yield from zip(*(torch.split(t, size) for t in tensors), strict=True)
