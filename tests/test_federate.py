@@ -35,11 +35,11 @@ class Endless(IterableDataset):
 
 
 class Holder(nn.Module):
-    """A network that keeps an object, and the output of its last pass."""
+    """A network that stores an object, and the output of its last pass."""
 
-    def __init__(self, kept=None):
+    def __init__(self, value=None):
         super().__init__()
-        self.fc, self.kept, self.outputs = nn.Linear(6, 2), kept, []
+        self.fc, self.value, self.outputs = nn.Linear(6, 2), value, []
 
     def forward(self, x):
         self.outputs = [self.fc(x)]

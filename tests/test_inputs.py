@@ -92,7 +92,7 @@ class Items(Dataset):
         return self.x[row], int(self.y[row])
 
 
-seen = set()
+seen = set()  # types of the ids that networks got
 
 
 @pytest.fixture(autouse=True)
@@ -123,7 +123,7 @@ def refusal(make, net, **arguments):
     return str(caught.value)
 
 
-GIVEN = {
+CONTAINERS = {
     "int64": lambda x, y: (x, y),
     "int32": lambda x, y: (x.astype(np.int32), y),
     "uint8": lambda x, y: (x.astype(np.uint8), y),
@@ -135,12 +135,12 @@ GIVEN = {
 }
 
 
-@pytest.mark.parametrize("given", GIVEN)
-def test_ids_train_as_a_plain_loop_trains(given):
+@pytest.mark.parametrize("container", CONTAINERS)
+def test_ids_train_as_a_plain_loop_trains(container):
     """FedAvg by hand: two passes of one batch at each client, then the mean."""
     torch.manual_seed(0)
     data, start = {i: ids(k) for k, i in enumerate("ab")}, Words()
-    sites = {i: Site(train=GIVEN[given](*rows), test=GIVEN[given](*rows)) for i, rows in data.items()}
+    sites = {i: Site(train=CONTAINERS[container](*rows), test=CONTAINERS[container](*rows)) for i, rows in data.items()}
     settings = {"optimizer.momentum": 0.0, "optimizer.weight_decay": 0.0}
     arguments = QUICK | {"local_epochs": 2, "batch_size": 64, "lr": 0.5, "settings": settings}
     seen.clear()
@@ -227,25 +227,25 @@ def test_integers_that_float32_holds_train_as_the_same_floats():
     assert all(torch.equal(net.weight, nets[0].weight) for net in nets)
 
 
-@pytest.mark.parametrize("given", [tuple, lambda rows: Items(*rows)])
+@pytest.mark.parametrize("container", [tuple, lambda rows: Items(*rows)])
 @pytest.mark.parametrize(
     ("shape", "net", "takes"),
     [
         ((3, 40), Recurrent(), (3, 40)),
-        ((3, 40), nn.Sequential(nn.Flatten(), nn.Linear(120, 2)), (1, 3, 40)),  # which takes images, as before
+        ((3, 40), nn.Sequential(nn.Flatten(), nn.Linear(120, 2)), (1, 3, 40)),  # this network takes images
         ((1, 4, 6, 8), volumes(), (1, 4, 6, 8)),
         ((4, 6, 8, 1), volumes(nn.InstanceNorm3d), (1, 4, 6, 8)),
     ],
 )
-def test_series_and_volumes_reach_the_network_as_documented(given, shape, net, takes):
-    run = federate(lambda k: given(numbers(k, shape)), net)
+def test_series_and_volumes_reach_the_network_as_documented(container, shape, net, takes):
+    run = federate(lambda k: container(numbers(k, shape)), net)
     about = json.loads((run.folder / "environment.json").read_text())["clients"]["a"]
     assert tuple(about["input"]) == takes
     assert "dtype" not in about["scaling"]
     assert len(run.predict(numbers(5, shape)[0])) == 40
 
 
-def test_a_series_serves_conv1d_beside_a_network_of_ones_own():
+def test_conv1d_takes_a_series_beside_a_user_network():
     assert federate(lambda k: numbers(k, (3, 40)), Recurrent(), settings={"model.personal": ["conv1d"]}).finished
 
 
@@ -261,10 +261,10 @@ def test_ids_of_a_file_are_predicted_scored_and_exported(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "word_net.py").write_text(NET)
     (x, y), tables = ids(0, n=120), {"model": {"shared": "word_net:Net"}, "training": {"batch_size": 16, "local_epochs": 1}}
-    ours = config(rounds=2, data=npz(tmp_path / "words.npz", x=x, y=y), **tables)
-    run = fedmutual.run(ours, tmp_path / "run")
-    assert load(ours).space.dtype == torch.int64
-    assert not [sentence for sentence in find_problems(ours) if "data.mean" in sentence]
+    run_config = config(rounds=2, data=npz(tmp_path / "words.npz", x=x, y=y), **tables)
+    run = fedmutual.run(run_config, tmp_path / "run")
+    assert load(run_config).space.dtype == torch.int64
+    assert not [sentence for sentence in find_problems(run_config) if "data.mean" in sentence]
     assert json.loads((run.folder / "environment.json").read_text())["clients"]["0"]["scaling"]["dtype"] == "int64"
     predicted = fedmutual.predict(run.folder, tmp_path / "words.npz")
     accuracy = np.mean([p.label == str(label) for p, label in zip(predicted, y, strict=True)])
@@ -294,10 +294,10 @@ def test_the_server_and_the_sites_find_ids_by_the_shared_network(tmp_path, monke
     common = {"name": "words", "data": {"classes": ["0", "1"]}, "model": {"shared": "site_words:Net"}}
     own = {"data": {"name": "npz", "root": str(path)}, "trust": {"modules": ["site_words"]}}
     file = contract(tmp_path, common, {"north": own, "south": own}, input=[6])
-    mine = read_site_file(site(tmp_path, "north", own))
-    with plugins.use_rule(mine.code):
+    site_settings = read_site_file(site(tmp_path, "north", own))
+    with plugins.use_rule(site_settings.code):
         agreed = read_contract(file)
-        joined = build_site(agreed, mine)
+        joined = build_site(agreed, site_settings)
         served = build_server_experiment(agreed)
         assert joined.build_client("north").nets
         assert served.make_server_state().keys() == joined.nets.shared.state_dict().keys()
@@ -311,8 +311,8 @@ def test_a_newcomer_adapts_a_model_of_ids(tmp_path, monkeypatch):
         x, y = ids(seed, n=120)
         np.savez(tmp_path / f"{name}.npz", x=x, y=y)
     tables = {"model": {"shared": "adapted_words:Net"}, "training": {"batch_size": 16, "local_epochs": 1}}
-    ours = config(rounds=1, data={"name": "npz", "root": "first.npz"}, **tables)
-    fedmutual.run(ours, tmp_path / "run")
+    run_config = config(rounds=1, data={"name": "npz", "root": "first.npz"}, **tables)
+    fedmutual.run(run_config, tmp_path / "run")
     (tmp_path / "new.toml").write_text(
         'rounds = 1\ndata = { name = "npz", root = "new.npz" }\ntraining = { batch_size = 16 }\n'
     )

@@ -55,7 +55,7 @@ def test_each_remark_is_one_warning_at_the_line_of_the_caller(call, sites, confi
     assert remarks.count(SMALL) == 1
     assert len(set(remarks)) == len(remarks)
     assert {w.filename for w in caught if w.category is RemarkWarning} == {__file__}
-    assert not [r for r in remarks if r.startswith("engine ")]  # a choice that nobody needs to think about
+    assert not [r for r in remarks if r.startswith("engine ")]  # the choice of the engine is no remark
 
 
 def test_the_next_call_at_the_same_line_warns_again(sites):

@@ -11,11 +11,11 @@ import tomli_w
 from fedmutual.sites.flare.kits import open_kit, provision
 from wards import contract
 
-SETTINGS = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"  # what an HTTP/2 server says first
+SETTINGS = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"  # the first frame of an HTTP/2 server
 
 
-def federation(folder, **server):
-    """Kits of a federation, in a folder."""
+def make_kits(folder, **server):
+    """Make the kits of a federation, and return their folder."""
     path = contract(folder)
     path.write_text(tomli_w.dumps({**tomllib.loads(path.read_text()), "server": {"hosts": ["localhost"], **server}}))
     provision(path, folder / "kits")
@@ -23,8 +23,11 @@ def federation(folder, **server):
 
 
 @contextmanager
-def serving(certificate, key, authority, says=SETTINGS):
-    """A TLS server that wants a certificate of an authority -> its port. says: to whom it takes; None: no TLS at all."""
+def run_tls_server(certificate, key, authority, first_bytes=SETTINGS):
+    """Run a TLS server that requires a certificate of an authority, and yield its port.
+
+    first_bytes: sent to each client that the server accepts; None: the server uses no TLS.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
     context.load_verify_locations(authority)
@@ -40,12 +43,12 @@ def serving(certificate, key, authority, says=SETTINGS):
                     return  # closed
                 try:
                     plain.settimeout(5)
-                    if says is None:
+                    if first_bytes is None:
                         plain.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
                         plain.close()
                         continue
                     with context.wrap_socket(plain, server_side=True) as tls:
-                        tls.sendall(says)
+                        tls.sendall(first_bytes)
                         tls.recv(1)
                 except OSError:
                     plain.close()
@@ -57,21 +60,21 @@ def serving(certificate, key, authority, says=SETTINGS):
     thread.join(10)
 
 
-def at(kits, port, name="north", host="localhost"):
-    """A kit, with the server elsewhere."""
+def move_server(kits, port, name="north", host="localhost"):
+    """Return the kit of a participant, with the server at another address."""
     kit = open_kit(kits / name)
     return kit.__class__(kit.folder, kit.name, kit.kind, kit.expires, (host,), port)
 
 
-def startup(kits, *files):
+def list_startup_files(kits, *files):
     return [kits / name / "startup" / file for name, file in files]
 
 
-def of_server(kits):
-    return startup(kits, ("server", "server.crt"), ("server", "server.key"), ("server", "rootCA.pem"))
+def list_server_files(kits):
+    return list_startup_files(kits, ("server", "server.crt"), ("server", "server.key"), ("server", "rootCA.pem"))
 
 
-def last(findings):
-    """The grades, and what was said last."""
+def read_last(findings):
+    """Return all grades, and the last text."""
     findings = list(findings)
     return [f.grade for f in findings], findings[-1].text

@@ -51,8 +51,8 @@ def release(
     reply: as `Phase.end` returns it, not copied, so that a tensor can be identified by its storage.
     declared: all that the phase may send: name -> dtype, shape.
     inbox: the message that the client received; a tensor that returns unchanged reveals nothing and passes.
-    warn: is called with a refusal because of private values, and the reply leaves unchanged; None: the refusal is raised.
-        For a site whose inbox another party chose: a visible refusal would confirm that party's guess of a private value.
+    warn: called with the refusal if the reply holds private values; the reply is returned all the same. None: the refusal is
+        raised. For a site whose inbox another party chose: a visible refusal would confirm a guess of a private value.
 
     Raises:
         Refused: a name, dtype or shape is not declared, or a declared name is missing. Without `warn` also: a tensor of 16
@@ -73,7 +73,7 @@ def release(
 
 
 def _find_private_values(reply: Message, client: Client, inbox: Message) -> Refused | None:
-    """Return the refusal of the first tensor that holds private values, as `release` raises it; None if none does."""
+    """Return the refusal of the first tensor that holds private values, as `release` raises it; None if there is none."""
     private: dict[int, list[tuple[str, Tensor]]] = {}
     for tensor_name, tensor in _list_private_tensors(client) if reply else ():
         private.setdefault(_view_bytes(tensor), []).append((tensor_name, tensor))

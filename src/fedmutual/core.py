@@ -40,7 +40,7 @@ class Diverged(RuntimeError):
     """A loss, a weight or an output stopped being finite. `round` and `batch` count from 0; the message counts from 1."""
 
     def __init__(self, client: str | None, round: int, batch: int | None, what: str) -> None:
-        """client: None for the shared model at the server. batch: None in an evaluation."""
+        """client: None for the shared model of the server. batch: None in an evaluation."""
         super().__init__(client, round, batch, what)
         self.client, self.round, self.batch, self.what = client, round, batch, what
 
@@ -116,7 +116,7 @@ def take_features(head: nn.Linear | None, call: Callable[[], Tensor]) -> tuple[T
 
 
 def match_inputs(value: Tensor, x: Tensor) -> Tensor:
-    """Return numbers on the device of inputs x and in their type, or beside ids, which are integers, in their own type."""
+    """Return numbers on the device of inputs x, and in the type of x unless x are ids, which are integers."""
     return value.to(x) if x.is_floating_point() else value.to(x.device)
 
 

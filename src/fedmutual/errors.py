@@ -1,4 +1,4 @@
-"""Errors caused by user input: one sentence that names the file, the key or the client, and the fix. Remarks as warnings."""
+"""Errors caused by user input: one sentence that names the file, the key or the client, and the fix. Warnings of remarks."""
 
 import sys
 import traceback
@@ -40,13 +40,13 @@ class AlgorithmError(UserError):
 
 
 class RemarkWarning(UserWarning):
-    """A remark on an experiment that can be trained, such as a key without effect; log.txt of the run has it, too."""
+    """A remark on an experiment that can be trained, such as a key without effect. The run's log.txt has the remark, too."""
 
 
 def warn_user(remark: str) -> None:
-    """Issue a `RemarkWarning` at the line of the caller outside fedmutual.
+    """Issue a `RemarkWarning` at the line outside fedmutual that made the call.
 
-    The registry is new: with the registry of the caller's module, Python would not show an equal remark of the next run.
+    The registry of shown warnings is new: otherwise Python would not show an equal remark of the next run.
     """
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "fedmutual":
@@ -62,7 +62,7 @@ def format_error(problem: Exception) -> str:
 
 
 def format_line(problem: Exception, module: str) -> str:
-    """Return the last line of a module in an error's traceback, as " (line 8 of tasks.py)"; "" without one."""
+    """Return the last line of a module in an error's traceback, such as " (line 8 of tasks.py)"; "" without one."""
     lines = [
         f" (line {number} of {Path(frame.f_code.co_filename).name})"
         for frame, number in traceback.walk_tb(problem.__traceback__)

@@ -28,7 +28,7 @@ class Started:
     rounds: int
     clients: tuple[str, ...]
     notes: tuple[str, ...]  # remarks for the user on these settings and data, one sentence each
-    choices: tuple[str, ...] = ()  # what fedmutual has chosen, or was told to load: the engine, pretrained weights
+    choices: tuple[str, ...] = ()  # the engine that "auto" chose, the pretrained weights that were loaded
 
 
 @dataclass(frozen=True)

@@ -48,30 +48,30 @@ def is_disclosed(metrics: str, rows: int) -> bool:
     return metrics == "all" or (metrics == "accuracy" and rows >= LEAST_ROWS)
 
 
-def find_answered(output: Tensor) -> Tensor:
-    """Return where a network answers [N, ...]: where the greatest of its outputs [N, C, ...] is finite.
+def find_finite_answers(output: Tensor) -> Tensor:
+    """Return where a network's answers [N, ...] are finite: where the greatest of the outputs [N, C, ...] is finite.
 
-    An output of -inf beside finite outputs is an answer: it rules out a class. NaN and +inf are no answers.
+    -inf beside finite outputs belongs to a finite answer: it rules out a class. NaN and +inf do not.
     """
     return output.amax(1).isfinite()
 
 
-def drop_numbers(values: Scores) -> Scores:
-    """Return the scores without their values: None for each, beside the number of examples."""
+def drop_values(values: Scores) -> Scores:
+    """Return the scores with None in place of each value but the number of examples."""
     return {name: value if name == "examples" else None for name, value in values.items()}
 
 
 def score_classification(logits: Tensor, targets: Tensor) -> Scores:
     """Return the scores of logits [N, C] against targets [N]; fractions in [0, 1].
 
-    accuracy (a row without an answer is wrong); loss (cross-entropy; None where logits overflow); balanced_accuracy (mean
-    recall of the classes present); auroc (mean over the classes present of one against the rest; None where that is
+    accuracy (a row without a finite answer is wrong); loss (cross-entropy; None where logits overflow); balanced_accuracy
+    (mean recall of the classes present); auroc (mean over the classes present of one against the rest; None where that is
     undefined); majority (the accuracy of always predicting the most frequent class); recall (one for each class, None for an
     absent class).
     """
     classes = logits.shape[1]
     counts = torch.bincount(targets, minlength=classes).cpu().numpy()
-    right = (logits.argmax(1) == targets) & find_answered(logits)
+    right = (logits.argmax(1) == targets) & find_finite_answers(logits)
     hits = torch.bincount(targets[right], minlength=classes).cpu().numpy()
     present = counts.nonzero()[0]
     recall = hits / np.maximum(counts, 1)
@@ -132,7 +132,10 @@ def score_multilabel(logits: Tensor, targets: Tensor) -> Scores:
     """
     from sklearn.metrics import f1_score, roc_auc_score
 
-    y, z = targets.cpu().long().numpy(), logits.cpu().double().clamp(min=torch.finfo(torch.float64).min)  # no -inf
+    y, z = (
+        targets.cpu().long().numpy(),
+        logits.cpu().double().clamp(min=torch.finfo(torch.float64).min),
+    )  # so that -inf is a number
     if not z.isfinite().all():
         return {"examples": len(y), "loss": None, "auroc": None, "f1": None, "label_auroc": [None] * y.shape[1]}
     areas = [float(roc_auc_score(y[:, k], z[:, k])) if 0 < y[:, k].mean() < 1 else None for k in range(y.shape[1])]
@@ -152,12 +155,12 @@ def score_segmentation(logits: Tensor, targets: Tensor) -> Scores:
     loss (cross-entropy, mean over pixels); dice (mean of `class_dice` over the classes that have one); pixel_accuracy (the
     share of pixels with the right class); class_dice (for each class 2 |A and B| / (|A| + |B|) over the pixels of all
     examples, where A is predicted and B is true; None for a class that is neither). loss is None where logits overflow, and
-    all are None where a pixel has no answer.
+    all are None where a pixel has no finite answer.
 
     Source: Dice, Measures of the amount of ecologic association between species, 1945, https://doi.org/10.2307/1932409.
     """
     classes, predicted = logits.shape[1], logits.argmax(1)
-    if not find_answered(logits).all():
+    if not find_finite_answers(logits).all():
         return {"examples": len(targets), "loss": None, "dice": None, "pixel_accuracy": None, "class_dice": [None] * classes}
     counts = [torch.bincount(of.flatten(), minlength=classes) for of in (predicted, targets, targets[predicted == targets])]
     predictions, truths, hits = (count.tolist() for count in counts)

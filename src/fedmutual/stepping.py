@@ -81,8 +81,8 @@ def steps(
     return phase.end(client, at), train
 
 
-def work_shortly(phase: Phase, client: Client, inbox: Message, at: At, most: int) -> Message:
-    """Run the client's half of a phase with at most `most` steps, and return the reply; 0: the reply without training.
+def run_few_steps(phase: Phase, client: Client, inbox: Message, at: At, most: int) -> Message:
+    """Run the client's part of a phase with at most `most` steps, and return the reply; 0: the reply without training.
 
     Raises:
         Diverged, Disagreed, DataError, Refused, RunError: as `work`; without steps neither Diverged nor RunError.

@@ -55,13 +55,13 @@ def make_task(name: str, key: str = "training.task") -> Task:
 
 
 class _UserTask:
-    """A task that the user wrote. An error in a method, and a wrong result, is one sentence with the class and the line."""
+    """A task that the user wrote. An error in a method or a wrong result is one sentence with the class."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
 
     def __getattr__(self, member: str) -> Any:
-        """Return `outputs`, `tells`, and the members that the task may lack."""
+        """Return a member that this class does not define, such as `outputs` and `tells`, from the task."""
         if member == "_task":  # while the object is unpickled
             raise AttributeError(member)
         return getattr(self._task, member)
@@ -86,7 +86,7 @@ class _UserTask:
         return losses[0], losses[1]
 
     def score(self, output: Tensor, target: Tensor) -> Mapping[str, Any]:
-        """Return `score` of the task. Raises AlgorithmError if the result holds something else than numbers by name."""
+        """Return `score` of the task. Raises AlgorithmError if the result is not name -> number."""
         values = self._call("score", output, target)
         if not isinstance(values, Mapping):
             self._refuse("score", values, "a dictionary, name -> number")
@@ -104,7 +104,7 @@ class _UserTask:
             raise AlgorithmError(f"{self._describe(method)} raised {format_error(problem)}{line}", trace) from problem
 
     def _check_losses(self, method: str, losses: Sequence[Any], outputs: Sequence[Tensor]) -> None:
-        """Raise AlgorithmError unless the losses are real numbers [], one of which at least has a gradient."""
+        """Raise AlgorithmError unless the losses are real numbers [], at least one of which has a gradient."""
         for loss in losses:
             if not isinstance(loss, Tensor) or loss.dim() or not loss.is_floating_point():
                 self._refuse(method, loss, "a loss as a tensor [] of floating point, a mean over the batch")

@@ -88,7 +88,7 @@ def test_the_card_of_a_client_states_its_own_settings_and_that_of_all_clients_no
         cards[client] = Path(f"to-{client}/README.md").read_text().replace("\\", "")
     assert "alpha = 0.9)" in cards["north"]
     assert "alpha = 0.5" not in cards["north"]
-    assert "Data: csv, the own data of one of 2 clients." in cards["north"]
+    assert "Data: csv, the data of one of 2 clients." in cards["north"]
     assert "this client alone: algorithm.alpha = 0.9, optimizer.lr = 0.03." in cards["north"]
     assert "alpha = 0.5)" in cards["south"]
     assert "client alone" not in cards["south"]

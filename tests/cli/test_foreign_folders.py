@@ -286,7 +286,7 @@ def test_a_run_folder_names_no_cluster_to_join(tmp_path):
 
 
 def declare(**changes):
-    """Return the change of a folder whose environment.json declares other sizes for each client."""
+    """Return a function that declares other sizes for each client in the environment.json of a folder."""
 
     def change(folder: Path) -> None:
         environment = json.loads((folder / "environment.json").read_text())
@@ -298,7 +298,7 @@ def declare(**changes):
 
 
 def save_others(change_tensors):
-    """Return the change of a folder whose weight files hold other tensors."""
+    """Return a function that writes other tensors into the weight files of a folder."""
 
     def change(folder: Path) -> None:
         for path in folder.glob("*/**/round-*.safetensors"):
@@ -335,7 +335,7 @@ def test_a_folder_with_other_sizes_than_its_weights_is_refused_before_memory_is_
 
 
 def test_networks_that_cannot_be_made_without_memory_are_compared_too(user_folder, cli):
-    """torchvision's regnets compute their widths."""
+    """torchvision's regnets compute their widths, so they cannot be made on the meta device."""
     assert cli("run", "small.toml", "--set", "rounds=1", "--out", "r")[0] == 0
     rename(user_folder / "r", environment="torchvision:regnet_x_400mf")
     declare(input=[3, 8, 8])(user_folder / "r")

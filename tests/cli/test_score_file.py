@@ -69,7 +69,7 @@ def test_rows_that_the_model_was_trained_on_are_counted(digits, cli, client):
     chosen = [clients[client]] if client else clients.values()
     expected = sum(row < 40 for c in chosen for row in c["private"]["rows"])
     code, out, err = cli("score", digits, "forty.npz", "--json", *(["--client", client] if client else []))
-    assert (code, json.loads(out)["trained"]) == (0, expected)
+    assert (code, json.loads(out)["training_rows"]) == (0, expected)
     assert f"note: forty.npz: {expected} rows of 40 are in the training data" in err
 
 
@@ -78,12 +78,12 @@ def test_rows_of_a_table_that_the_model_was_trained_on_are_counted(table, cli, t
     for text, file, expected in (((tmp_path / "t.csv").read_text(), "again.csv", None), (new, "new.csv", 0)):
         (tmp_path / file).write_text(text)
         code, out, err = cli("score", table, file, "--json")
-        trained = json.loads(out)["trained"]
-        assert (code, "training data" in err) == (0, trained > 0)
-        assert trained == expected if expected is not None else 0 < trained < 60
+        training_rows = json.loads(out)["training_rows"]
+        assert (code, "training data" in err) == (0, training_rows > 0)
+        assert training_rows == expected if expected is not None else 0 < training_rows < 60
     (tmp_path / "t.csv").write_text(new * 10)
     _, out, err = cli("score", table, "again.csv", "--json")
-    assert (json.loads(out)["trained"], err) == (None, "")
+    assert (json.loads(out)["training_rows"], err) == (None, "")
 
 
 def test_labels_of_a_table_are_renamed_as_the_run_renames_them(table, cli, tmp_path):

@@ -1,4 +1,4 @@
-"""Columns of tables that are no features: copies, row numbers, columns without a name. And numbers that are rounded."""
+"""Columns of tables that are no features: copies, row numbers, columns without a name; whole numbers that are rounded."""
 
 import numpy as np
 import pandas as pd
@@ -96,20 +96,20 @@ COPIES = [Y, Y * 3.5 - 1, 1 - Y]
 NO_COPIES = [A, np.where(np.arange(ROWS) == 7, 1 - Y, Y), np.zeros(ROWS), np.arange(ROWS) % 4]
 
 
-@pytest.mark.parametrize(("cells", "is_told"), [*((c, True) for c in COPIES), *((c, False) for c in NO_COPIES)])
-def test_a_feature_that_tells_the_label_is_told(tmp_path, cells, is_told):
+@pytest.mark.parametrize(("cells", "is_reported"), [*((c, True) for c in COPIES), *((c, False) for c in NO_COPIES)])
+def test_a_feature_that_determines_the_label_is_reported(tmp_path, cells, is_reported):
     columns = [("a", A), ("copy", cells), ("y", np.where(Y, "ill", "well"))]
     for settings in ({}, {"columns": {"a": "number", "copy": "number"}}):
         notes = data.load(write(tmp_path / "a.csv", columns, **settings)).notes
-        assert any("'copy' tells the label of every training row" in note for note in notes) == is_told
+        assert any("'copy' determines the label of every training row" in note for note in notes) == is_reported
     frame = config(data={"name": "csv", "root": str(tmp_path / "a.csv"), "label": "y", "drop": ["copy"]})
-    assert not any("tells" in note for note in data.load(frame).notes)
+    assert not any("determines" in note for note in data.load(frame).notes)
 
 
-def test_a_feature_that_equals_the_numbers_to_learn_is_told(tmp_path):
+def test_a_feature_that_equals_the_numbers_to_learn_is_reported(tmp_path):
     settings = write(tmp_path / "a.csv", [("copy", A), ("b", Y), ("y", A)]).model_dump()
     notes = data.load(config(data=settings["data"], training={"task": "regression"})).notes
-    assert [note for note in notes if "'copy' tells the label" in note]
+    assert [note for note in notes if "'copy' determines the label" in note]
 
 
 COUNTS = {
@@ -126,23 +126,23 @@ COUNTS = {
 }
 
 
-@pytest.mark.parametrize(("cells", "is_told"), COUNTS.values(), ids=COUNTS)
-def test_columns_that_identify_or_count_the_rows_are_told(tmp_path, cells, is_told):
+@pytest.mark.parametrize(("cells", "is_reported"), COUNTS.values(), ids=COUNTS)
+def test_columns_that_identify_or_count_the_rows_are_reported(tmp_path, cells, is_reported):
     rng = np.random.default_rng(1)
     columns = [("id", cells), ("a", rng.normal(size=len(cells)).round(3)), ("y", rng.permutation(np.arange(len(cells)) % 2))]
     notes = data.load(write(tmp_path / "a.csv", columns)).notes
-    assert any("'id'" in note and 'data.drop = ["id"]' in note for note in notes) == is_told
+    assert any("'id'" in note and 'data.drop = ["id"]' in note for note in notes) == is_reported
 
 
 @pytest.mark.parametrize(
-    ("cells", "is_told"),
+    ("cells", "is_reported"),
     [(1_700_000_001 + Y, True), (2**60 + 1 + Y, True), (2**24 + Y * 2, False), (Y * 1e20, False), (A * 1e9 + 0.25, False)],
 )
-def test_whole_numbers_that_are_rounded_are_told(tmp_path, cells, is_told):
+def test_whole_numbers_that_are_rounded_are_reported(tmp_path, cells, is_reported):
     columns = [("t", cells), ("a", A), ("y", np.random.default_rng(1).permutation(Y))]
     of_file = data.load(write(tmp_path / "a.csv", columns)).notes
     of_frame = make_memory_source(make_frame(columns), None, "y", "site 'a'").notes
     for notes in (of_file, of_frame):
-        assert any("'t' holds whole numbers above 16,777,216" in note for note in notes) == is_told
+        assert any("'t' holds whole numbers above 16,777,216" in note for note in notes) == is_reported
     standardised = data.load(write(tmp_path / "a.csv", columns, columns={"t": "number", "a": "number"}))
     assert not any("16,777,216" in note for note in standardised.notes)

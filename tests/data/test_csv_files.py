@@ -129,7 +129,7 @@ BAD_ROW = "x;1;1\n"
         ('"crp,\nmg/l";age;y\n', "utf-8", 2),
     ],
 )
-def test_how_a_file_is_written_is_found(tmp_path: Path, head: str, encoding: str, header_lines: int) -> None:
+def test_the_dialect_of_a_file_is_recognised(tmp_path: Path, head: str, encoding: str, header_lines: int) -> None:
     about = {"name": "csv", "root": str(tmp_path / "a.csv"), "label": "y"}
     (tmp_path / "a.csv").write_bytes((head + ROWS).encode(encoding))
     federation = data.load(config(data=about))
@@ -142,7 +142,7 @@ def test_how_a_file_is_written_is_found(tmp_path: Path, head: str, encoding: str
         data.load(config(data=about))
 
 
-def test_labels_with_blanks_are_told(tmp_path: Path) -> None:
+def test_labels_with_blanks_are_reported(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("a,label\n" + "1,ill\n2,ill \n3,well\n4, well\n" * 9)
     federation = data.load(config(data={"name": "csv", "root": str(tmp_path / "a.csv")}))
     assert federation.space.classes == ("ill", "well")

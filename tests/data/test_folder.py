@@ -1,4 +1,4 @@
-"""Which files of a folder are images of which class, and which files are told as not read."""
+"""Which files of a folder are images of which class, and which files are reported as not read."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -36,7 +36,7 @@ CLASSES = ("cat/0.png", "cat/1.png", "dog/0.png", "dog/1.png")
 
 
 @pytest.mark.parametrize(
-    ("more", "told"),
+    ("more", "sentences"),
     [
         ([], []),
         (["dog/x.heic", "dog/y.HEIC", "cat/z.dcm"], ["3 files are not read: 2 .heic (dog/x.heic), 1 .dcm (cat/z.dcm)"]),
@@ -47,11 +47,13 @@ CLASSES = ("cat/0.png", "cat/1.png", "dog/0.png", "dog/1.png")
         (["metadata.csv"], ["1 file is not read: 1 .csv (metadata.csv)"]),
     ],
 )
-def test_files_that_are_not_read_are_counted_by_ending(tmp_path: Path, more: Sequence[str], told: Sequence[str]) -> None:
+def test_files_that_are_not_read_are_counted_by_ending(
+    tmp_path: Path, more: Sequence[str], sentences: Sequence[str]
+) -> None:
     source = read(write(tmp_path, *CLASSES, *more))
     assert list_read(source, tmp_path) == {name: name[:3] for name in CLASSES}
-    assert [note.startswith(f"{tmp_path}: ") for note in source.notes] == [True] * len(told)
-    for sentence, note in zip(told, source.notes, strict=True):
+    assert [note.startswith(f"{tmp_path}: ") for note in source.notes] == [True] * len(sentences)
+    for sentence, note in zip(sentences, source.notes, strict=True):
         assert sentence in note
 
 
@@ -65,7 +67,7 @@ def test_images_in_folders_inside_a_class_and_of_all_endings_are_read(tmp_path: 
     assert len(read({"name": "folder", "root": str(tmp_path)}).train.labels) == len(names)
 
 
-def test_a_folder_beside_train_and_test_is_told(tmp_path: Path) -> None:
+def test_a_folder_beside_train_and_test_is_reported(tmp_path: Path) -> None:
     capital = write(tmp_path / "Capital", *(f"{part}/{name}" for part in ("Train", "Test") for name in CLASSES))
     assert (len(read(capital).train.labels), read(capital).notes) == (len(CLASSES), ())
     about = write(tmp_path / "all", *(f"{part}/{name}" for part in ("train", "test", "val") for name in CLASSES))
@@ -97,7 +99,9 @@ def test_a_training_and_a_test_folder_of_other_names(tmp_path: Path, parts: tupl
         ["animals/cat/0.png", "animals/dog/0.png"],
     ],
 )
-def test_folders_whose_level_of_classes_is_unclear_are_refused_until_it_is_said(tmp_path: Path, names: list[str]) -> None:
+def test_folders_with_an_unclear_level_of_classes_are_refused_until_a_key_states_it(
+    tmp_path: Path, names: list[str]
+) -> None:
     about = write(tmp_path, *names)
     refused("may be the classes; if so, set partition.kind = 'domains'", "if not, name the classes in data", data=about)
     classes = sorted({name.partition("/")[0] for name in names})

@@ -59,7 +59,7 @@ def test_an_image_is_read_upright(tmp_path: Path, orientation: int, ending: str,
 
 @pytest.mark.parametrize("side", [16, 24])
 @pytest.mark.parametrize("orientation", [6, 8])
-def test_photos_are_learned_upright(tmp_path: Path, orientation: int, side: int) -> None:
+def test_photos_are_read_upright_for_training(tmp_path: Path, orientation: int, side: int) -> None:
     expected = []
     for name in ("cat", "dog"):
         for k in range(4):
@@ -118,7 +118,7 @@ def test_every_mode_is_read_as_gray_or_colour_on_white(
     assert images.decode_image(tmp_path / name, False, None)[:, 0].tolist() == [*shown, *shown, *shown][:3]
 
 
-def test_transparent_parts_are_told_once(tmp_path: Path) -> None:
+def test_transparent_parts_are_reported_once(tmp_path: Path) -> None:
     for k in range(6):
         save(tmp_path / "cat" / f"{k}.png", make_pixels(), None)
         save(tmp_path / "dog" / f"{k}.png", HALF.repeat(16, 0).repeat(8, 1), None)
@@ -173,7 +173,7 @@ def test_more_than_8_bits_a_channel_are_never_cut(tmp_path: Path, name: str) -> 
         images.decode_image(tmp_path / name, False, None)
 
 
-def test_images_of_12_bits_are_read_by_code_of_the_users_own(module: Callable[[str], str], tmp_path: Path) -> None:
+def test_images_of_12_bits_are_read_by_the_users_code(module: Callable[[str], str], tmp_path: Path) -> None:
     values = np.arange(24, dtype=np.uint16).reshape(4, 6) * 170
     for name in ("ill", "well"):
         (tmp_path / name).mkdir()

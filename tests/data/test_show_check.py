@@ -116,12 +116,12 @@ def test_labels_that_look_alike(tmp_path: Path) -> None:
     )
     with pytest.raises(DataError, match=re.escape(problem)):
         data.load(config(data=about))
-    told = problems(data=about | {"labels": {"sick ": "sick"}})
-    assert 'write data.labels = { "sick " = "sick", Sick = "sick" }' in told
+    remarks = problems(data=about | {"labels": {"sick ": "sick"}})
+    assert 'write data.labels = { "sick " = "sick", Sick = "sick" }' in remarks
     assert (
         "classes 'Lung cancer' and 'lung  cancer' look alike; if they are one, write "
         'data.labels = { "sick " = "sick", "Lung cancer" = "lung  cancer" }'
-    ) in told
+    ) in remarks
     assert any("look alike" in note for note in data.load(config(data=about | {"labels": {"sick ": "sick"}})).notes)
     merged = about | {"labels": {"Sick": "sick", "sick ": "sick", "Lung cancer": "lung  cancer"}}
     assert data.load(config(data=merged)).space.classes == ("lung  cancer", "sick", "well")

@@ -144,7 +144,7 @@ def make_wrong_pixel(value):
         ),
         (make_masks(2) * 128, {}, 'data.labels = { 128 = "1" }'),
         (np.array([0, 1, 255])[make_masks()], {}, 'data.labels = { 255 = "2" }'),
-        (np.repeat(make_masks(2)[..., None], 3, 3), {}, "of colours, turn each into a class number first"),
+        (np.repeat(make_masks(2)[..., None], 3, 3), {}, "convert colours to class numbers first"),
         (make_masks(), {"data.labels": {"a": "b"}}, "key 'data.labels' renames 'a', but no label has that name"),
         (make_masks(), {"model.shared": "mlp"}, "a segmentation needs a network with logits of each pixel"),
         (make_masks(), {"model.part": "features"}, "set model.adaptor = 'rest'"),

@@ -93,7 +93,7 @@ KINDS = {
 
 
 def list_processes(mark):
-    """The living processes that have this mark in their environment."""
+    """Return the running processes that have this mark in their environment."""
     living = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):

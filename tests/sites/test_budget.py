@@ -323,13 +323,16 @@ LOSSES = {
     "the folder": (lambda state: shutil.rmtree(state / "privacy"), "has 0 lines"),
     "a line": (
         edit_ledger(lambda content: content.splitlines(True)[0]),
-        "has 1 lines",
+        "has 1 line, ",
     ),
-    "the end of a line": (edit_ledger(lambda content: content[:-20]), "has 1 lines"),
-    "a value": (edit_ledger(lambda content: content.replace(b'"sigma":2.0', b'"sigma":9.0', 1)), "has other lines"),
+    "the end of a line": (edit_ledger(lambda content: content[:-20]), "has 1 line, "),
+    "a value": (
+        edit_ledger(lambda content: content.replace(b'"sigma":2.0', b'"sigma":9.0', 1)),
+        "has other lines than the 2 that",
+    ),
     "a line of another site": (
         edit_ledger(lambda content: content.replace(b'"label":"', b'"label":"0', 1)),
-        "has other lines",
+        "has other lines than the 2 that",
     ),
 }
 
@@ -377,7 +380,7 @@ def test_a_state_folder_may_be_copied_by_its_visible_files(tmp_path):
     assert answer.problem == "its privacy budget is spent"
 
 
-def test_a_ledger_of_another_site_and_lines_that_no_journal_knows_count(tmp_path):
+def test_a_ledger_of_another_site_and_lines_that_no_journal_records_count(tmp_path):
     """A crash between the ledger and the journal leaves such a line."""
     work(half(tmp_path))
     path = find_ledger(tmp_path / "north" / "state")
@@ -387,12 +390,12 @@ def test_a_ledger_of_another_site_and_lines_that_no_journal_knows_count(tmp_path
     work(half(tmp_path), round=1)
     assert budget(path).spent > 1.5 * spent
     path.write_bytes(content)
-    with pytest.raises(RunError, match="has 1 lines, and the journal of this site knows 3"):
+    with pytest.raises(RunError, match="has 1 line, but the journal of this site records 3"):
         half(tmp_path)
 
 
-@pytest.mark.parametrize("kept", [True, False])
-def test_a_state_folder_of_an_older_version_is_refused_until_its_ledger_is_renamed(tmp_path, kept):
+@pytest.mark.parametrize("is_in_place", [True, False])
+def test_a_state_folder_of_an_older_version_is_refused_until_its_ledger_is_renamed(tmp_path, is_in_place):
     """`cp -r state/* new/` left the hidden folder behind."""
     work(half(tmp_path))
     state = tmp_path / "north" / "state"
@@ -400,9 +403,9 @@ def test_a_state_folder_of_an_older_version_is_refused_until_its_ledger_is_renam
     about = json.loads(journal.read_text())
     del about["ledgers"]
     journal.write_text(json.dumps(about))
-    old = (state if kept else tmp_path) / ".privacy"
+    old = (state if is_in_place else tmp_path) / ".privacy"
     (state / "privacy").rename(old)
-    with pytest.raises(RunError, match=r"rename '.privacy' to 'privacy'" if kept else r"copy the folder '.privacy'"):
+    with pytest.raises(RunError, match=r"rename '.privacy' to 'privacy'" if is_in_place else r"copy the folder '.privacy'"):
         half(tmp_path)
     old.rename(state / "privacy")
     assert work(half(tmp_path), round=1)[0].problem is None

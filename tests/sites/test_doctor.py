@@ -20,7 +20,7 @@ from fedmutual.sites.flare.connectivity import check_connection
 from fedmutual.sites.flare.doctor import run_checks
 from fedmutual.sites.flare.kits import check_valid, open_kit
 from fedmutual.sites.flare.nvflare_import import FLARE, check_version
-from tls_server import at, federation, last, of_server, serving, startup
+from tls_server import list_server_files, list_startup_files, make_kits, move_server, read_last, run_tls_server
 from wards import site
 
 pytestmark = pytest.mark.sites
@@ -30,7 +30,7 @@ LEAD = "lead@example.org"
 
 @pytest.fixture(scope="module")
 def kits(tmp_path_factory):
-    return federation(tmp_path_factory.mktemp("federation"), port=1)  # where nobody listens
+    return make_kits(tmp_path_factory.mktemp("federation"), port=1)  # where nobody listens
 
 
 def issued(kits, folder, days, hosts=("localhost",), name="localhost"):
@@ -57,14 +57,14 @@ def issued(kits, folder, days, hosts=("localhost",), name="localhost"):
 
 
 def test_a_kit_and_its_server_take_each_other(kits):
-    with serving(*of_server(kits)) as port:
-        grades, texts = last(check_connection(at(kits, port)))
+    with run_tls_server(*list_server_files(kits)) as port:
+        grades, texts = read_last(check_connection(move_server(kits, port)))
     assert grades == ["ok"] * 3
     assert texts == f"mutual TLS with localhost:{port}: each accepts the other's certificate (TLSv1.3)"
 
 
 def test_a_name_that_has_no_address(kits):
-    grades, texts = last(check_connection(at(kits, 8002, host="no-such-host.invalid")))
+    grades, texts = read_last(check_connection(move_server(kits, 8002, host="no-such-host.invalid")))
     assert grades == ["wrong"]
     assert texts.startswith("the server's name 'no-such-host.invalid' has no address here")
 
@@ -72,7 +72,7 @@ def test_a_name_that_has_no_address(kits):
 def test_a_port_without_a_listener_is_reported(kits):
     with socket.create_server(("localhost", 0)) as listening:
         port = listening.getsockname()[1]
-    grades, texts = last(check_connection(at(kits, port)))
+    grades, texts = read_last(check_connection(move_server(kits, port)))
     assert (grades, texts.split(":", 2)[1]) == (["ok", "wrong"], f"{port} refuses connections")
 
 
@@ -85,7 +85,7 @@ def test_a_port_that_swallows_everything(kits):
             s.setblocking(False)
             s.connect_ex(("127.0.0.1", port))
             waiting.append(s)
-        grades, texts = last(check_connection(at(kits, port, host="127.0.0.1"), patience=0.3))
+        grades, texts = read_last(check_connection(move_server(kits, port, host="127.0.0.1"), patience=0.3))
         for s in waiting:
             s.close()
     assert grades == ["ok", "wrong"]
@@ -93,16 +93,16 @@ def test_a_port_that_swallows_everything(kits):
 
 
 def test_another_program_on_the_port(kits):
-    with serving(*of_server(kits), says=None) as port:
-        grades, texts = last(check_connection(at(kits, port)))
+    with run_tls_server(*list_server_files(kits), first_bytes=None) as port:
+        grades, texts = read_last(check_connection(move_server(kits, port)))
     assert grades == ["ok", "ok", "wrong"]
     assert "does not use TLS: another program has that port" in texts
 
 
 def test_a_server_of_another_name(kits, tmp_path):
     made = issued(kits, tmp_path, 100, ("fl.example.org", "fl2.example.org"))
-    with serving(*made, *startup(kits, ("server", "rootCA.pem"))) as port:
-        grades, texts = last(check_connection(at(kits, port)))
+    with run_tls_server(*made, *list_startup_files(kits, ("server", "rootCA.pem"))) as port:
+        grades, texts = read_last(check_connection(move_server(kits, port)))
     assert grades == ["ok", "ok", "wrong"]
     assert texts.startswith(
         "the server's certificate is for fl.example.org, fl2.example.org, and this kit calls it 'localhost'"
@@ -111,22 +111,22 @@ def test_a_server_of_another_name(kits, tmp_path):
 
 @pytest.mark.parametrize(("days", "why"), [(-2, "the server's certificate expired on "), ((3, 9), "is not valid yet")])
 def test_an_expired_server_certificate_is_reported(kits, tmp_path, days, why):
-    with serving(*issued(kits, tmp_path, days), *startup(kits, ("server", "rootCA.pem"))) as port:
-        grades, texts = last(check_connection(at(kits, port)))
+    with run_tls_server(*issued(kits, tmp_path, days), *list_startup_files(kits, ("server", "rootCA.pem"))) as port:
+        grades, texts = read_last(check_connection(move_server(kits, port)))
     assert grades == ["ok", "ok", "wrong"]
     assert why in texts
 
 
 def test_a_foreign_kit_is_detected_from_both_sides(kits, tmp_path):
-    foreign_folder = federation(tmp_path)
-    with serving(*of_server(foreign_folder)) as port:
-        _, texts = last(check_connection(at(kits, port)))
+    foreign_folder = make_kits(tmp_path)
+    with run_tls_server(*list_server_files(foreign_folder)) as port:
+        _, texts = read_last(check_connection(move_server(kits, port)))
     assert "was not issued by this kit's authority" in texts
-    *server, _ = of_server(kits)
-    with serving(
-        *server, *startup(foreign_folder, ("server", "rootCA.pem"))
+    *server, _ = list_server_files(kits)
+    with run_tls_server(
+        *server, *list_startup_files(foreign_folder, ("server", "rootCA.pem"))
     ) as port:  # takes our server's name, not our site
-        grades, texts = last(check_connection(at(kits, port)))
+        grades, texts = read_last(check_connection(move_server(kits, port)))
     assert grades[-1] == "wrong"
     assert texts.startswith("the server rejects the certificate of 'north' (")
 
@@ -180,7 +180,7 @@ def test_what_the_command_says_and_its_exit_codes(kits, tmp_path, cli):
 def test_a_server_kit_asks_for_its_port(tmp_path, cli):
     with socket.create_server(("", 0)) as listening:
         port = listening.getsockname()[1]
-        kits = federation(tmp_path, port=port)
+        kits = make_kits(tmp_path, port=port)
         code, out, _ = cli("doctor", "--kit", kits / "server")
         assert (code, f"port {port} is in use" in out) == (2, True)
     code, out, _ = cli("doctor", "--kit", kits / "server")
@@ -215,8 +215,8 @@ def test_an_unusable_key_or_authority_of_a_kit_gives_one_sentence(kits, tmp_path
         file.write_bytes((kits / "south" / "startup" / "client.key").read_bytes() if damage == "another key" else b"damaged")
     with pytest.raises(RunError, match=re.escape(str(file))):
         check_valid(open_kit(mine))
-    with serving(*of_server(kits)) as port, pytest.raises(RunError, match=re.escape(str(file))):
-        list(check_connection(at(tmp_path, port, name)))
+    with run_tls_server(*list_server_files(kits)) as port, pytest.raises(RunError, match=re.escape(str(file))):
+        list(check_connection(move_server(tmp_path, port, name)))
     assert [finding.text for finding in run_checks(mine) if finding.grade == "wrong" and str(file) in finding.text]
 
 

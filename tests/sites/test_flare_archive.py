@@ -28,7 +28,7 @@ from fedmutual.errors import ConfigError, RunError, UserError
 from fedmutual.sites import contract as contracts
 from fedmutual.sites.flare import archive, job, leftovers, workspace
 from fedmutual.sites.flare.access_control import JobChecks
-from fedmutual.sites.flare.components import Sweeper, change_command
+from fedmutual.sites.flare.components import Sweeper, change_job_command
 from fedmutual.sites.flare.kits import open_kit, provision
 from loopback import LEAD
 from signing import deployment, repacked, submission
@@ -401,7 +401,7 @@ def test_the_folder_of_a_job_that_ended_is_removed_and_no_other(tmp_path):
 def test_a_job_is_started_by_a_python_that_searches_no_working_folder():
     command = f"{sys.executable} -m nvflare.private.fed.app.client.worker_process -m /state/flare -n {JOB} --set x -m y"
     ours = f" -P -E -m fedmutual.sites.flare.job_process {os.getpid()} nvflare"
-    assert change_command(command) == command.replace(" -m nvflare", ours, 1)
+    assert change_job_command(command) == command.replace(" -m nvflare", ours, 1)
     for other in ("docker run x -m y", f"{sys.executable} /state/flare/worker.py"):
         with pytest.raises(RuntimeError, match="starts jobs with an unknown command"):
-            change_command(other)
+            change_job_command(other)

@@ -237,7 +237,7 @@ def test_the_receiver_names_the_sender_of_an_invalid_message_and_the_others_cont
     federation.run()
     if case == "lost":
         assert federation.notes == [f"note in round 1: site 'north' left out the message of 'south': {reason}"]
-    else:  # its content is for its receiver alone: no server may read why a message of a site cannot be used
+    else:  # only the operator of the receiver reads why a message cannot be used; the server does not
         assert federation.notes == []
         (line,) = [line for line in lines if "is left out" in line]
         assert line.startswith("round 1: the message of 'south' is left out: ")

@@ -1,4 +1,4 @@
-"""No word of an answer depends on a private row, whatever model the server chose; the operator reads what was found."""
+"""No word of an answer depends on a private row, whatever model the server chose; the operator reads each fault."""
 
 import csv
 from dataclasses import asdict, dataclass, replace
@@ -42,7 +42,7 @@ MLPS = {i: {**tables, "model": {"personal": "mlp"}} for i, tables in SITES.items
 
 
 def write_rows(path, changed=()):
-    """Write 200 rows; of the `changed` ones, another value of ldl."""
+    """Write 200 rows; the `changed` rows have another value of ldl."""
     rng = np.random.default_rng(3)
     x = np.stack([rng.integers(lo, hi, 200) for lo, hi in ((20, 90), (150, 200), (90, 180), (0, 300), (40, 130), (0, 2))], 1)
     y = rng.integers(0, 2, 200)
@@ -53,7 +53,7 @@ def write_rows(path, changed=()):
 
 
 def start(folder, more, changed=()):
-    """Return (the part of a site with these rows, the lines for its operator)."""
+    """Return (the runtime of a site with these rows, the lines for its operator)."""
     folder.mkdir()
     write_rows(folder / "north.csv", changed)
     names, lines = ["north", "south", "west"] if more.get("server") else ["north"], []
@@ -154,7 +154,7 @@ def test_the_words_of_an_answer_do_not_depend_on_a_row(tmp_path, metrics, more):
     numbers = ((known - torch.tensor(MEAN)) / torch.tensor(STD)).float()
     changed = [int((numbers - row).abs().amax(1).argmin()) for row in rows.values()]
     other_half, other_lines = start(tmp_path / "without", more, changed)
-    found = {}
+    has_different_lines = {}
     for round, (name, (kind, craft)) in enumerate(CRAFTED.items()):
         inbox, counts = craft(state, rows[kind]), (len(lines), len(other_lines))
         for order in (Order(WORK, round, 0), Order(EVALUATE, round, 0)):
@@ -163,13 +163,13 @@ def test_the_words_of_an_answer_do_not_depend_on_a_row(tmp_path, metrics, more):
             assert read_words(one, metrics) == read_words(other, metrics), name
             assert order.kind == EVALUATE or read_answer(one)[0].problem is None
             assert (half.carry_out(content), other_half.carry_out(content)) == (one, other), "a repeated order"
-        found[name] = " ".join(lines[counts[0] :]) != " ".join(other_lines[counts[1] :])
-    if more.get("privacy") is None:  # the attacks do what they say: the operators read different lines
+        has_different_lines[name] = " ".join(lines[counts[0] :]) != " ".join(other_lines[counts[1] :])
+    if more.get("privacy") is None:  # the attacks work: the operators read different lines
         effective = list(CRAFTED)[: 3 if "server" in more else 4]  # a sum that is not opened has no model to score
-        assert [name for name, is_different in found.items() if is_different] == effective
+        assert [name for name, is_different in has_different_lines.items() if is_different] == effective
 
 
-FAILURES = {  # an error of a phase -> whether other parties may know of it
+FAILURES = {  # an error of a phase -> whether other parties may learn of it
     Diverged("north", 0, 0, "its loss is nan"): False,
     Refused("north", "weight", "it has another shape"): False,
     ValueError("a value of the patient"): False,
@@ -181,9 +181,9 @@ FAILURES = {  # an error of a phase -> whether other parties may know of it
 }
 
 
-@pytest.mark.parametrize(("problem", "is_told"), FAILURES.items(), ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize(("problem", "is_reported"), FAILURES.items(), ids=lambda one: type(one).__name__)
 @pytest.mark.parametrize("more", [PLAIN, MASKED, NOISED], ids=str)
-def test_a_failed_phase_has_the_answer_of_every_phase(tmp_path, monkeypatch, problem, is_told, more):
+def test_a_failed_phase_has_the_answer_of_every_phase(tmp_path, monkeypatch, problem, is_reported, more):
     def fail(*_):
         raise problem
 
@@ -194,7 +194,7 @@ def test_a_failed_phase_has_the_answer_of_every_phase(tmp_path, monkeypatch, pro
     answer, message = read_answer(half.carry_out(content))
     assert str(problem) in lines[0]
     assert str(problem) not in str(answer)
-    if is_told:
+    if is_reported:
         assert (answer.problem, message) == ("it could not do its part; its operator reads why", {})
         return
     assert (answer.problem, answer.train) == (None, {})
@@ -222,8 +222,8 @@ def test_a_masked_update_of_a_model_that_is_not_finite_is_zero_and_has_its_count
     assert "only this site knows why" in lines[0]
 
 
-@pytest.mark.parametrize(("problem", "is_told"), FAILURES.items(), ids=lambda one: type(one).__name__)
-def test_scores_that_fail_are_left_out_without_a_word(tmp_path, monkeypatch, problem, is_told):
+@pytest.mark.parametrize(("problem", "is_reported"), FAILURES.items(), ids=lambda one: type(one).__name__)
+def test_scores_that_fail_are_left_out_without_a_word(tmp_path, monkeypatch, problem, is_reported):
     """A task of a site's own may raise an error where an output is not finite."""
 
     def fail(*_):
@@ -234,7 +234,7 @@ def test_scores_that_fail_are_left_out_without_a_word(tmp_path, monkeypatch, pro
     half.carry_out(pack_message(Order(WORK, 0, 0), state))
     monkeypatch.setattr(site_runtime, "compute_scores", fail)
     answer, _ = read_answer(half.carry_out(pack_message(Order(EVALUATE, 0, 0), state)))
-    assert (answer.problem is not None, answer.scores) == (is_told, ())
+    assert (answer.problem is not None, answer.scores) == (is_reported, ())
     assert str(problem) in lines[-1]
 
 
@@ -270,7 +270,7 @@ class Leaky(FML):
     ],
 )
 def test_a_site_with_a_faulty_algorithm_does_not_take_part(tmp_path, sends, words):
-    """Before it takes part no other party has chosen the model, so that the refusal tells nobody a row."""
+    """No other party has chosen the model yet, so the refusal discloses no row."""
     experiment = halves(tmp_path, contract(tmp_path, COMMON, MLPS), MLPS)[1]["north"].experiment
     algorithm = Leaky(sends=sends, local_steps=2, batch_size=16).algorithm()
     faulty, source = replace(experiment, algorithm=algorithm), tmp_path / "site.toml"

@@ -15,7 +15,7 @@ import grpc
 from fedmutual.sites.flare import proxy
 from fedmutual.sites.flare.connectivity import check_connection
 from loopback import JOBS, LEAD, free_port, loopback
-from tls_server import at, federation, last, of_server, serving
+from tls_server import list_server_files, make_kits, move_server, read_last, run_tls_server
 from wards import COMMON, SITES, site
 
 pytestmark = pytest.mark.sites
@@ -26,7 +26,7 @@ SILENT, TUNNEL = None, b"HTTP/1.1 200 Connection established\r\n\r\n"
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch):
-    """The environment without variables of proxies; `choose_settings` may change it."""
+    """The environment without variables of proxies; `make_grpc_variables` may change it."""
     for name in ALL:
         monkeypatch.setenv(name, "")  # so that the former value is restored
         monkeypatch.delenv(name)
@@ -35,12 +35,12 @@ def environment(monkeypatch):
 
 @pytest.fixture(scope="module")
 def kits(tmp_path_factory):
-    return federation(tmp_path_factory.mktemp("federation"), port=1)
+    return make_kits(tmp_path_factory.mktemp("federation"), port=1)
 
 
 @contextlib.contextmanager
 def run_proxy(answer):
-    """A proxy that gives each request this answer, or connects first if it is TUNNEL -> its port, and the requests."""
+    """Run a proxy with this answer to each request, which connects first for TUNNEL; yield its port and the requests."""
     requests = []
     with socket.create_server(("127.0.0.1", 0)) as listening, contextlib.ExitStack() as open_sockets:
 
@@ -83,7 +83,7 @@ def run_proxy(answer):
 
 
 @pytest.mark.parametrize(
-    ("answer", "said", "is_temporary"),
+    ("answer", "problem", "is_temporary"),
     [
         (SILENT, "does not answer in 0.5 s", False),
         (b"HTTP/1.1 403 Forbidden\r\n\r\n", "refuses with status 403", False),
@@ -93,27 +93,27 @@ def run_proxy(answer):
         (b"", "does not answer as an HTTP proxy", False),
     ],
 )
-def test_a_proxy_that_does_not_connect_is_named_with_its_variable(kits, environment, answer, said, is_temporary):
-    with serving(*of_server(kits)) as server, run_proxy(answer) as (port, _):
+def test_a_proxy_that_does_not_connect_is_named_with_its_variable(kits, environment, answer, problem, is_temporary):
+    with run_tls_server(*list_server_files(kits)) as server, run_proxy(answer) as (port, _):
         environment.setenv("https_proxy", f"http://127.0.0.1:{port}")
-        *_, check = check_connection(at(kits, server), patience=0.5)
+        *_, check = check_connection(move_server(kits, server), patience=0.5)
     assert (check.grade, check.is_temporary) == ("wrong", is_temporary)
-    assert f"the proxy 127.0.0.1:{port} of https_proxy {said}" in check.text
+    assert f"the proxy 127.0.0.1:{port} of https_proxy {problem}" in check.text
     assert "add localhost to no_proxy" in check.text
 
 
 def test_a_proxy_without_a_listener_or_an_address_is_named(kits, environment):
     for address in (f"127.0.0.1:{free_port()}", "no-such-host.invalid:80"):
         environment.setenv("grpc_proxy", f"http://{address}")
-        assert f"the proxy {address} of grpc_proxy" in last(check_connection(at(kits, 1)))[1]
+        assert f"the proxy {address} of grpc_proxy" in read_last(check_connection(move_server(kits, 1)))[1]
 
 
 @pytest.mark.parametrize("kit", ["north", LEAD])
 def test_a_server_is_reached_through_a_proxy_that_connects(kits, environment, kit):
     """The proxy alone finds the address of the server, and the proxy's password is not printed."""
-    with serving(*of_server(kits)) as server, run_proxy(TUNNEL) as (port, requests):
+    with run_tls_server(*list_server_files(kits)) as server, run_proxy(TUNNEL) as (port, requests):
         environment.setenv("https_proxy", f"http://user:secret%21@127.0.0.1:{port}")
-        checks = list(check_connection(at(kits, server, kit)))
+        checks = list(check_connection(move_server(kits, server, kit)))
     assert [check.grade for check in checks] == ["ok", "ok"]
     assert f"the proxy 127.0.0.1:{port} of https_proxy connects to localhost:{server}" in checks[0].text
     assert not any("secret" in check.text for check in checks)
@@ -121,22 +121,22 @@ def test_a_server_is_reached_through_a_proxy_that_connects(kits, environment, ki
 
 
 def test_a_proxy_that_replaces_the_certificate_is_named(kits, environment, tmp_path):
-    with serving(*of_server(federation(tmp_path))) as other, run_proxy(TUNNEL) as (port, _):
+    with run_tls_server(*list_server_files(make_kits(tmp_path))) as other, run_proxy(TUNNEL) as (port, _):
         environment.setenv("http_proxy", f"http://127.0.0.1:{port}")
-        grades, text = last(check_connection(at(kits, other)))
+        grades, text = read_last(check_connection(move_server(kits, other)))
     assert grades == ["ok", "wrong"]
     assert text.startswith(f"through the proxy 127.0.0.1:{port} of http_proxy: ")
 
 
 def test_the_server_of_the_kit_itself_is_asked_without_a_proxy(kits, environment):
-    with serving(*of_server(kits)) as server:
+    with run_tls_server(*list_server_files(kits)) as server:
         environment.setenv("https_proxy", f"http://127.0.0.1:{free_port()}")
-        assert last(check_connection(at(kits, server, "server")))[0][-1] == "ok"
+        assert read_last(check_connection(move_server(kits, server, "server")))[0][-1] == "ok"
 
 
 def test_a_variable_that_grpc_does_not_read_is_named_where_the_server_is_silent(kits, environment):
     environment.setenv("HTTPS_PROXY", "http://127.0.0.1:1")
-    text = last(check_connection(at(kits, 1, host="no-such-host.invalid")))[1]
+    text = read_last(check_connection(move_server(kits, 1, host="no-such-host.invalid")))[1]
     assert "HTTPS_PROXY is not read" in text
 
 
@@ -174,7 +174,7 @@ def test_grpc_connects_through_the_proxy_that_is_found(environment, host, variab
             environment.setenv(name, value.format(proxy=f"127.0.0.1:{listening.getsockname()[1]}"))
         found = proxy.find_proxy(host, port)
         assert (found and found.variable) == expected
-        for name, value in proxy.choose_settings(host, port).items():
+        for name, value in proxy.make_grpc_variables(host, port).items():
             environment.setenv(name, value)
         assert proxy.find_proxy(host, port) == found
         if host == "ward.localhost":  # a name that needs no address here
@@ -190,7 +190,7 @@ def test_grpc_connects_through_the_proxy_that_is_found(environment, host, variab
 @pytest.mark.parametrize("answer", [SILENT, b"HTTP/1.1 403 Forbidden\r\n\r\n"])
 def test_commands_end_within_the_deadline_and_name_the_variable(environment, tmp_path, cli, answer):
     with run_proxy(answer) as (port, _):
-        kits = federation(tmp_path, port=free_port())
+        kits = make_kits(tmp_path, port=free_port())
         environment.setenv("https_proxy", f"http://127.0.0.1:{port}")
         file = tmp_path / "federation.toml"
         for words in (

@@ -275,7 +275,7 @@ def test_too_few_sites_open_nothing_and_go_on_when_they_are_back(tmp_path):
 
 
 def test_the_privacy_boundary_judges_an_update_before_it_is_masked(tmp_path, monkeypatch):
-    """The boundary sees floats; in the place of a refused update the site masks a zero update, and no other party knows."""
+    """The boundary sees floats. In place of a refused update the site masks a zero update; no other party learns of it."""
     federation, dtypes, release = Federation(tmp_path / "masked", FML | {"rounds": 1}), [], boundary.release
 
     def judge(reply, declared, client, inbox, warn):

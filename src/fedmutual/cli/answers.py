@@ -14,7 +14,7 @@ from fedmutual.studies.predict import Prediction
 from fedmutual.studies.score import FileScore
 
 _NEXT = 3  # further classes in the table
-_NO_SCORES = ("file", "model", "trained", "examples")
+_NO_SCORES = ("file", "model", "training_rows", "examples")
 _NO_FRACTIONS = ("loss", "r2")
 _NUMBER = Metric("number", "number", is_fraction=False)
 _TITLES = {"auroc": "AUROC", "majority": "always the commonest", "f1": "F1", "label_auroc": "AUROC", "class_dice": "Dice"}
@@ -71,7 +71,7 @@ def describe_score(score: FileScore) -> dict[str, Any]:
         for name, value in score.values.items()
     }
     interval = {} if score.metric is None else {f"{score.metric.name}_interval": score.interval and list(score.interval)}
-    return {"file": score.file, "model": score.model, "trained": score.trained, **values, **interval}
+    return {"file": score.file, "model": score.model, "training_rows": score.training_rows, **values, **interval}
 
 
 def format_score(score: FileScore) -> Table:

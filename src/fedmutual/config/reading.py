@@ -85,7 +85,7 @@ def _read_file_tables(path: Path) -> Table:
 
 
 def _describe_fix(problem: str, text: str) -> str:
-    """Return the end of a message on a backslash in a path, or on a table that is written twice, first as data = { ... }."""
+    """Return the fix for a backslash in a path, or for a table that is written twice, first as data = { ... }; else ""."""
     if "\\" in text and any(
         words in problem for words in ("Unescaped '\\'", "hex value", "Unterminated", "Illegal character")
     ):

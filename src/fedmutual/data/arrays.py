@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedmutual.config import DataConfig
-from fedmutual.data.examples import GivenArray, Part, Source, list_names, merge_parts
+from fedmutual.data.examples import Part, Source, UserArrayExamples, list_names, merge_parts
 from fedmutual.errors import ConfigError, DataError, format_error
 
 ArraysByName = Mapping[str, npt.NDArray[Any]]
@@ -112,7 +112,7 @@ def _make_part(arrays: ArraysByName, suffix: str, config: DataConfig, place: str
     def where(row: int) -> str:
         return f"row {row} of 'x{suffix}' in {place}"
 
-    x = GivenArray(arrays[f"x{suffix}"], f"{place}: array 'x{suffix}'", where)
+    x = UserArrayExamples(arrays[f"x{suffix}"], f"{place}: array 'x{suffix}'", where)
     if not len(x):
         raise DataError(f"{place}: array 'x{suffix}' has no rows")
     groups = None

@@ -1,4 +1,4 @@
-"""Columns of a table that are no features: columns without a name, two of one name, copies of the label, row numbers."""
+"""Columns of a table that are no features: columns without a name, columns of equal names, label copies, row numbers."""
 
 import json
 import re
@@ -17,21 +17,21 @@ from fedmutual.errors import DataError, join_words
 Values = npt.NDArray[Any]
 
 _NAMELESS = re.compile(r"\s*|Unnamed: \d+(\.\d+)?")
-_RENAMED = re.compile(r"(.+)\.\d+")  # pandas calls the second column "age" "age.1"
+_RENAMED = re.compile(r"(.+)\.\d+")  # pandas names a second column "age" as "age.1"
 _MIN_DIFFERENT = 50  # in fewer rows, whole numbers may all differ by chance
-_MIN_COUNTED = 10  # in fewer rows, whole numbers may count up by chance
-_MIN_TOLD = 20  # in fewer rows, a feature may tell the label by chance
-_EXACT = 2**24  # up to here float32 has every whole number
-_LARGEST = 2.0**53  # from here on, float64 is whole because it is rounded itself
+_MIN_COUNTED = 10  # in fewer rows, whole numbers may count the rows by chance
+_MIN_LABELLED = 20  # in fewer rows, a feature may determine the label by chance
+_EXACT = 2**24  # float32 holds every whole number up to this one
+_LARGEST = 2.0**53  # from this number on, every float64 is a whole number
 
 
 def is_nameless(name: str) -> bool:
-    """Return whether the header has no name for a column, which pandas calls "Unnamed: 0" then."""
+    """Return whether a column has no name in the header; pandas then calls the column "Unnamed: 0"."""
     return _NAMELESS.fullmatch(name) is not None
 
 
 def check_names(names: Sequence[Any], place: str) -> None:
-    """Raise DataError where two of a table's columns have one name, up to blanks at either end."""
+    """Raise DataError where two columns of a table have equal names, apart from blanks at either end."""
     positions: dict[str, list[int]] = {}
     for position, name in enumerate(map(str, names)):
         if not is_nameless(name):
@@ -52,7 +52,7 @@ def _format_letter(position: int) -> str:
 
 
 def describe_nameless(columns: Sequence[str], config: DataConfig, place: str) -> list[str]:
-    """Return a sentence on features without a name, such as the index that pandas writes into a file, if there are any."""
+    """Return a sentence on features without a name, such as the index that pandas writes into a file; [] without them."""
     nameless = [name for name in columns if is_nameless(name)]
     if not nameless:
         return []
@@ -64,24 +64,24 @@ def describe_nameless(columns: Sequence[str], config: DataConfig, place: str) ->
 
 
 def check_columns(source: Source, targets: Values, config: DataConfig) -> list[str]:
-    """Return a remark on columns of a table that tell the label of every row, and on columns that identify or count rows.
+    """Return remarks on columns of a table that determine the label of every row, and that identify or count the rows.
 
     targets: of all rows [n] or [n, L]; those of the training part come first.
 
     Raises:
-        DataError: two columns are equal, or one tells the label, and their names show that they had one name.
+        DataError: a column is a copy of another column or of the label, and its name shows that both had one name.
     """
     if source.columns is None:
         return []
     cells = source.train.x.take(range(len(source.train.x))).numpy()
     values = dict(zip(source.columns, cells.T, strict=True))
     labels = [*targets[: len(cells)].reshape(len(cells), -1).T]
-    telling = [name for name, column in values.items() if any(_tells(column, label) for label in labels)]
+    determining = [name for name, column in values.items() if any(_determines(column, label) for label in labels)]
     for name, column in values.items():
         renamed = _RENAMED.fullmatch(name)
         first = renamed[1] if renamed else None
         is_copy = first in values and np.array_equal(column, values[first], equal_nan=True)
-        if first and (name in telling or is_copy):
+        if first and (name in determining or is_copy):
             copied = f"column {first!r}" if is_copy else "the label"
             raise DataError(
                 f"{source.place}: column {name!r} is a copy of {copied}: pandas adds .1 to the name of a second column "
@@ -94,7 +94,7 @@ def check_columns(source: Source, targets: Values, config: DataConfig) -> list[s
         f"{source.place}: {list_names(names)} {verb}{'' if len(names) > 1 else 's'} {what}; leave {_get_pronoun(names)} "
         f"out, unless a model may know {_get_pronoun(names)}: {_describe_drop(names, config)}"
         for names, verb, what in (
-            (telling, "tell", "the label of every training row: each value belongs to one label"),
+            (determining, "determine", "the label of every training row: each value belongs to one label"),
             (different, "hold", "a different whole number in every row, as identifiers do"),
             ([name for name in identifying if name not in different], "count", "the rows, as an index does"),
         )
@@ -103,9 +103,9 @@ def check_columns(source: Source, targets: Values, config: DataConfig) -> list[s
 
 
 def _describe_drop(names: Sequence[str], config: DataConfig) -> str:
-    """Return how to leave out columns of a file, or of a DataFrame."""
+    """Return how to leave columns out of a file or of a DataFrame."""
     if config.columns:
-        return "do not list it in data.columns"
+        return f"do not list {_get_pronoun(names)} in data.columns"
     if config.name in TABLES:
         return f"data.drop = {json.dumps([*(config.drop or ()), *names], ensure_ascii=False)}"
     return f"DataFrame.drop(columns={[*names]})"
@@ -115,13 +115,13 @@ def _get_pronoun(names: Sequence[str]) -> str:
     return "it" if len(names) == 1 else "them"
 
 
-def _tells(column: Values, label: Values) -> bool:
+def _determines(column: Values, label: Values) -> bool:
     """Return whether a feature [n] equals the label [n], or has one value for each label and one label for each value."""
-    if len(column) < _MIN_TOLD:
+    if len(column) < _MIN_LABELLED:
         return False
     if np.array_equal(column.astype(np.float32), label.astype(np.float32)):
         return len(np.unique(label)) > 1
-    sample = choose_evenly(len(column), 10 * _MIN_TOLD)
+    sample = choose_evenly(len(column), 10 * _MIN_LABELLED)
     return all(_is_one_to_one(column[rows], label[rows]) for rows in (sample, slice(None)))
 
 
@@ -134,7 +134,7 @@ def _is_one_to_one(column: Values, label: Values) -> bool:
 def identifies_rows(values: Values) -> bool:
     """Return whether values [n] are a different whole number in every row, or count the rows.
 
-    A count may begin again at its first number, as where the rows of several files follow each other.
+    A count may begin again at its first number, as it does where the rows of several files follow each other.
     """
     if len(values) < _MIN_COUNTED or not (values == values.round()).all():
         return False
@@ -144,8 +144,8 @@ def identifies_rows(values: Values) -> bool:
     return bool(steps[0] and ((steps == steps[0]) | is_restart).all() and is_restart.sum() * _MIN_COUNTED < len(values))
 
 
-def note_rounded(table: Mapping[str, Any] | pd.DataFrame, place: str, fix: str = "subtract an offset") -> list[str]:
-    """Return a remark on columns with whole numbers that float32 rounds, such as times in seconds; none without them."""
+def note_rounded_numbers(table: Mapping[str, Any] | pd.DataFrame, place: str, fix: str = "subtract an offset") -> list[str]:
+    """Return a remark on columns with whole numbers that float32 rounds, such as times in seconds; [] without them."""
     examples = {}
     for name, column in table.items():
         cells = pd.to_numeric(pd.Series(column), errors="coerce").dropna().to_numpy()
@@ -160,7 +160,8 @@ def note_rounded(table: Mapping[str, Any] | pd.DataFrame, place: str, fix: str =
     if not examples:
         return []
     cell, rounded = next(iter(examples.values()))
+    verb = "holds" if len(examples) == 1 else "hold"
     return [
-        f"{place}: {list_names([*examples])} holds whole numbers above {_EXACT:,}, which float32 rounds ({cell:.0f} becomes "
-        f"{rounded:.0f}, for example); {fix}"
+        f"{place}: {list_names([*examples])} {verb} whole numbers above {_EXACT:,}, which float32 rounds ({cell:.0f} "
+        f"becomes {rounded:.0f}, for example); {fix}"
     ]

@@ -29,9 +29,10 @@ class Dialect(NamedTuple):
 def find_dialect(path: Path) -> Dialect:
     """Return how a CSV file is written.
 
-    A first line "sep=;" states the delimiter. Else the delimiter is that of the comma, ";", tab and "|" which divides the
-    header and the first rows into the most cells, equally many in each; else the first of them that the header has. A byte
-    order mark tells UTF-16. A file that cannot be read as text, for example a compressed file, is taken to have commas.
+    A first line "sep=;" states the delimiter. Otherwise the delimiter is the comma, ";", tab or "|": the one that divides
+    the header and the first rows into equally many cells, and into the most; if none does, the first that the header
+    holds. A byte order mark shows UTF-16. A file that cannot be read as text, such as a compressed file, is taken to have
+    commas.
     """
     try:
         with path.open("rb") as file:

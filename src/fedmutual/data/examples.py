@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from fedmutual.data.encoding import ColumnPlan
 
 Form = Literal["images", "series", "ids"]
-"""How networks get an array [n, ...]: as numbers, where [n, H, W] are images of one channel; as numbers, where [n, C, T] are
-series of C channels; or as ids, whole numbers that stay int64. All other shapes of numbers are equal in the first two."""
+"""How networks get an array [n, ...]. An array of three axes is [n, H, W] as images of one channel, and [n, C, T] as series
+of C channels; arrays of more or fewer axes are equal in both forms. Ids are whole numbers that stay int64."""
 
 IMAGES: Form = "images"
 SERIES: Form = "series"
 IDS: Form = "ids"
-_MEANING = {SERIES: "series, arrays [examples, channels, time]", IDS: "ids, whole numbers"}
+_DESCRIPTIONS = {SERIES: "series, arrays [examples, channels, time]", IDS: "ids, whole numbers"}
 _CHANNELS = (1, 3, 4)  # gray, RGB, RGBA
 _EXACT = 2**24  # float32 holds every whole number up to this one
 _LISTED = 3
@@ -121,15 +121,15 @@ class Source:
         for name, part in {"": self.train, "test ": self.test}.items():
             if part is not None and form not in list_forms(part.x):
                 raise DataError(
-                    f"{self.place}: the network takes {_MEANING[form]}, and the {name}examples are "
-                    f"{format_tensor(part.x.take([0])[0])}; give it {_MEANING[form]}"
+                    f"{self.place}: the network takes {_DESCRIPTIONS[form]}, and the {name}examples are "
+                    f"{format_tensor(part.x.take([0])[0])}; give it {_DESCRIPTIONS[form]}"
                 )
         test = self.test and replace(self.test, x=set_form(self.test.x, form))
         return replace(self, train=replace(self.train, x=set_form(self.train.x, form)), test=test)
 
 
 class ArrayExamples:
-    """Examples in memory, from one array [n, *shape] that networks can take as it is."""
+    """Examples in memory, from one array [n, *shape] that networks can take unchanged."""
 
     def __init__(self, x: npt.NDArray[Any]) -> None:
         self._x = torch.from_numpy(np.ascontiguousarray(x))
@@ -147,38 +147,38 @@ class ArrayExamples:
         return hashlib.sha256(about + hashlib.sha256(self._x.numpy().data).digest()).digest()
 
 
-class GivenArray:
+class UserArrayExamples:
     """Examples in memory, from an array [n, ...] of the user, which is converted when examples are taken."""
 
     def __init__(self, x: npt.NDArray[Any], name: str, where: Callable[[int], str], form: Form = IMAGES) -> None:
-        """name: of the array, where: of a row, in messages.
+        """name: of the array in messages. where: row -> the name of the row in messages.
 
         Raises:
-            DataError: the values are not numbers, or the shape is none that networks take.
+            DataError: the values are not numbers, or networks take no array of this shape.
         """
         self.forms = find_forms(x, name)
-        # decimal numbers are converted once, which frees the memory of float64
+        # decimal numbers are converted here, once, so that float64 takes no memory
         self._x = x if IDS in self.forms else x.astype(np.float32, copy=False)
         self._name, self._where, self._form = name, where, form
 
     def __len__(self) -> int:
         return len(self._x)
 
-    def with_form(self, form: Form) -> "GivenArray":
+    def with_form(self, form: Form) -> "UserArrayExamples":
         """Return the examples in another form."""
-        return GivenArray(self._x, self._name, self._where, form)
+        return UserArrayExamples(self._x, self._name, self._where, form)
 
     def take(self, rows: Sequence[int]) -> Tensor:
         """Return the examples of `rows` [B, *shape]; see `Examples.take`.
 
         Raises:
-            BadRows: float32 cannot hold a whole number; or the form is ids, and a number is no whole number.
+            BadRows: float32 cannot hold a whole number; or the form is ids, and a value is no whole number.
         """
         index = np.asarray(rows, dtype=np.int64)
         return convert_array(self._x[index], self._name, self._form, lambda k: self._where(int(index[k])))
 
     def digest(self) -> bytes:
-        """Return the digest that `ArrayExamples` of these examples has."""
+        """Return the digest that `ArrayExamples` would return for these examples."""
         chunks = (self.take(range(k, min(k + _CHUNK, len(self)))) for k in range(0, len(self), _CHUNK))
         content = hashlib.sha256()
         for x in chunks:
@@ -368,7 +368,7 @@ def find_forms(x: npt.NDArray[Any], name: str) -> tuple[Form, ...]:
     """Return the forms that an array [n, ...] can have, judged by its shape, its type, and the first two rows.
 
     Raises:
-        DataError: the values are not numbers, or the shape is none that networks take.
+        DataError: the values are not numbers, or networks take no array of this shape.
     """
     if x.dtype.kind not in "biuf":
         raise DataError(f"{name} holds {x.dtype.name} values; examples must be numbers")
@@ -390,8 +390,8 @@ def convert_array(x: npt.NDArray[Any], name: str, form: Form = IMAGES, where: Ca
     `name` begins the messages; `where` names a row of the array in messages.
 
     Raises:
-        DataError: the values are not numbers, or the shape is none that networks take.
-        BadRows: float32 cannot hold a whole number; or the form is ids, and a number is no whole number.
+        DataError: the values are not numbers, or networks take no array of this shape.
+        BadRows: float32 cannot hold a whole number; or the form is ids, and a value is no whole number.
     """
     find_forms(x, name)
     where = where or (lambda row: f"{name}: row {row}")
@@ -400,7 +400,7 @@ def convert_array(x: npt.NDArray[Any], name: str, form: Form = IMAGES, where: Ca
     elif x.ndim > 3 and x.shape[-1] in _CHANNELS and x.shape[-1] < x.shape[1]:
         x = np.moveaxis(x, -1, 1)
     if form == IDS:
-        values = _convert_exactly(x, np.int64, where, "is no whole number of 64 bits, and the network takes ids; correct it")
+        values = _convert_exactly(x, np.int64, where, "is no whole number of 64 bits, but the network takes ids; correct it")
     elif x.dtype == np.uint8:
         values = x
     elif x.dtype.kind in "iu" and x.dtype.itemsize > 2:
@@ -414,7 +414,7 @@ def convert_array(x: npt.NDArray[Any], name: str, form: Form = IMAGES, where: Ca
 def _convert_exactly(
     x: npt.NDArray[Any], dtype: type[np.float32] | type[np.int64], where: Callable[[int], str], fault: str
 ) -> npt.NDArray[Any]:
-    """Return x [n, ...] as another type. Raises BadRows where a value changes; `fault` says why this is wrong."""
+    """Return x [n, ...] in another type. Raises BadRows where a value changes; `fault`: what is wrong, and the fix."""
     with np.errstate(invalid="ignore"):
         values = x.astype(dtype)
         if dtype is np.float32 and -_EXACT <= x.min(initial=0) <= x.max(initial=0) <= _EXACT:
@@ -443,7 +443,7 @@ def list_names(names: Sequence[object], most: int = 10) -> str:
 
 
 def describe_columns(columns: Sequence[object], wanted: str) -> str:
-    """Return which columns a table has, and the one whose name is nearly the missing one, for a message."""
+    """Return the columns of a table for a message, and the column whose name is nearly that of the missing one."""
     names = [str(c) for c in columns]
     similar = [c for c in names if c.strip().casefold() == wanted.strip().casefold()] or get_close_matches(wanted, names, 1)
     return f"it has {list_names(names)}" + (f"; did you mean {similar[0]!r}?" if similar else "")

@@ -211,7 +211,7 @@ def _join_clients(config: Config, data_by_client: Mapping[str, Prepared]) -> Fed
         try:
             federations[client] = _divide_data_set(make_client_config(config, client), prepared)
         except DataError as problem:
-            reason = str(problem).removeprefix(f"client {ALONE!r} ")
+            reason = str(problem).removeprefix(f"client {ALONE!r} ").removeprefix(f"site {client!r}: ")
             raise DataError(f"client {client!r}: {reason}") from None
     partition = record.join_records(config, {i: federation.partition for i, federation in federations.items()})
     spaces = {i: federation.space for i, federation in federations.items()}
@@ -234,7 +234,8 @@ def _join_notes(federations: Mapping[str, Federation]) -> Iterator[str]:
     clients_by_note = dict[str, list[str]]()
     for client, federation in federations.items():
         for note in federation.notes:
-            if not note.startswith(NOBODY):  # others may have them
+            note = note.removeprefix(f"site {client!r}: ")  # the place of objects in memory names the client, too
+            if not note.startswith(NOBODY):  # other clients may have examples of these classes
                 clients_by_note.setdefault(note, []).append(client)
     for note, clients in clients_by_note.items():
         label, pronoun = ("client", "it") if len(clients) == 1 else ("clients", "each")

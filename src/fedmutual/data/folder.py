@@ -25,19 +25,19 @@ def read_folder(config: DataConfig, domains: bool) -> Source:
 
     Raises:
         ConfigError: data.root is not set.
-        DataError: a folder is missing or has no images, the folders may be of another layout, the first image cannot be
+        DataError: a folder is missing or has no images, the layout of the folders is unclear, the first image cannot be
             read, or the metadata lack a file.
     """
     root = require_root(config)
-    found = None if config.test is not None else _find_parts(root, config, domains)
-    place, test_place = found or (root, config.test)
+    parts_found = None if config.test is not None else _find_parts(root, config, domains)
+    place, test_place = parts_found or (root, config.test)
     train, images = _read_part(place, root, config, domains, None)
     test, parts = None, {place: images}
     if test_place is not None:
-        test, parts[test_place] = _read_part(test_place, root if found else test_place, config, domains, images)
+        test, parts[test_place] = _read_part(test_place, root if parts_found else test_place, config, domains, images)
     notes = [f"images are read as gray, because the first image is gray ({images.files[0]})"] if images.gray else []
     for part_place, part in parts.items():
-        notes += [*_describe_deep(part.files, part_place, 3 if domains else 2), *part.describe_transparency()]
+        notes += [*_describe_nested(part.files, part_place, 3 if domains else 2), *part.describe_transparency()]
     bases = [root, *([config.test] if config.test is not None else [])]
     read_files = {file for part in parts.values() for file in part.files}
     if config.group_by is not None:
@@ -48,7 +48,7 @@ def read_folder(config: DataConfig, domains: bool) -> Source:
 
 
 def _find_parts(root: Path, config: DataConfig, domains: bool) -> tuple[Path, Path] | None:
-    """Return the folders `train` and `test` of the root, in small or capital letters; None if the root has other folders.
+    """Return the folders `train` and `test` of the root, in small or capital letters; None if one of them is missing.
 
     Raises:
         DataError: two folders have other names of a training and a test part, for example `train` and `val`.
@@ -66,7 +66,7 @@ def _find_parts(root: Path, config: DataConfig, domains: bool) -> tuple[Path, Pa
 
 
 def _are_classes(folders: Iterable[Path], config: DataConfig) -> bool:
-    """Return whether the configuration names all folders as classes."""
+    """Return whether the configuration names each of these folders as a class."""
     return config.classes is not None and {f.name for f in folders} <= {*config.classes, *config.labels}
 
 
@@ -92,7 +92,7 @@ def _read_part(
 
 
 def _list_images(class_folder: Path) -> list[Path]:
-    """Return the images of a class, also those in folders inside the folder of the class."""
+    """Return the images of a class, with those in folders inside the folder of the class."""
     files = _list_files(class_folder)
     images = [f for f in files if f.suffix.lower() in EXTENSIONS and not _is_hidden(f, class_folder)]
     if not images:
@@ -117,12 +117,12 @@ def _list_files(place: Path) -> list[Path]:
     files: list[Path] = []
     for name, inner_names, file_names in os.walk(place, onerror=refuse, followlinks=True):
         folder = Path(name)
-        inner_names[:] = [inner for inner in inner_names if not _leads_up(folder / inner)]
+        inner_names[:] = [inner for inner in inner_names if not _links_upward(folder / inner)]
         files += [folder / file_name for file_name in file_names]
     return sorted(files)
 
 
-def _leads_up(folder: Path) -> bool:
+def _links_upward(folder: Path) -> bool:
     return folder.is_symlink() and folder.parent.resolve().is_relative_to(folder.resolve())
 
 
@@ -133,32 +133,33 @@ def _is_hidden(file: Path, place: Path) -> bool:
 def _check_depth(place: Path, files_by_class: Mapping[Path, Sequence[Path]], domains: bool) -> None:
     """Raise DataError if the folders of `place` may be parts or domains, with the folders of the classes inside them.
 
-    This may be so if folders have no images of their own, and either a name inside them occurs twice or there is only one.
+    They may be if some folders hold images in inner folders only, and the name of an inner folder occurs again; or if
+    `place` holds one folder, and its images are in inner folders only.
     """
-    deep = [folder for folder, files in files_by_class.items() if all(f.parent != folder for f in files)]
-    inside = Counter(name for c in deep for name in {f.relative_to(c).parts[0] for f in files_by_class[c]})
+    nested = [folder for folder, files in files_by_class.items() if all(f.parent != folder for f in files)]
+    inside = Counter(name for c in nested for name in {f.relative_to(c).parts[0] for f in files_by_class[c]})
     inside.update({c.name for c in files_by_class} & set(inside))
     repeated = sorted(name for name, count in inside.items() if count > 1)
-    if repeated or len(files_by_class) == len(deep) == 1:
+    if repeated or len(files_by_class) == len(nested) == 1:
         fix = (
             "let data.root name the folder of the domains"
             if domains
             else "set partition.kind = 'domains', or let data.root (and data.test) name the folder of the classes"
         )
         raise DataError(
-            f"{place}: images lie in folders inside {list_names([f.name for f in deep], 3)}, and the inner folders "
+            f"{place}: images lie in folders inside {list_names([f.name for f in nested], 3)}, and the inner folders "
             f"({list_names(repeated or sorted(inside), 3)}) may be the classes; if so, {fix}; if not, name the classes in "
             "data.classes"
         )
 
 
-def _describe_deep(files: Sequence[Path], place: Path, depth: int) -> Iterator[str]:
-    """Yield a sentence if images lie deeper than usual. depth: the usual number of names in a path from `place` on."""
-    deep = [f for f in files if len(f.relative_to(place).parts) > depth]
-    if deep:
+def _describe_nested(files: Sequence[Path], place: Path, depth: int) -> Iterator[str]:
+    """Yield a sentence if images lie deeper than usual. depth: the usual number of names in a path below `place`."""
+    nested = [f for f in files if len(f.relative_to(place).parts) > depth]
+    if nested:
         yield (
-            f"{place}: {format_count(len(deep), 'image')} in folders inside the folders of the classes, for example "
-            f"{deep[0].relative_to(place)}: read as images of these classes"
+            f"{place}: {format_count(len(nested), 'image')} in folders inside the folders of the classes, for example "
+            f"{nested[0].relative_to(place)}: read as images of these classes"
         )
 
 
@@ -181,12 +182,12 @@ def _count_kinds(files: Iterable[Path], place: Path) -> str:
             kind = "hidden"
         elif ending in EXTENSIONS:
             kind = "outside the folders of the classes"
-        else:  # the number of DICOM files, as in IM.0001, is no ending
+        else:  # digits are no ending: DICOM files have names such as IM.0001
             kind = "without an ending" if ending[1:].isdigit() or not ending else ending
         by_kind.setdefault(kind, []).append(file)
     kinds = sorted(by_kind.items(), key=lambda item: -len(item[1]))
-    listed = ", ".join(f"{len(found)} {kind} ({found[0].relative_to(place)})" for kind, found in kinds[:_MOST_KINDS])
-    others = sum(len(found) for _, found in kinds[_MOST_KINDS:])
+    listed = ", ".join(f"{len(of_kind)} {kind} ({of_kind[0].relative_to(place)})" for kind, of_kind in kinds[:_MOST_KINDS])
+    others = sum(len(of_kind) for _, of_kind in kinds[_MOST_KINDS:])
     return f"{listed}{f' and {others} more' if others else ''}"
 
 

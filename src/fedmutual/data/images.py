@@ -19,7 +19,7 @@ from torch import Tensor
 from fedmutual.data.examples import BadRows
 from fedmutual.errors import format_count
 
-# Formats whose depth `_is_deep` knows: Pillow cuts the values of other formats, such as JPEG 2000, to 8 bits in silence.
+# Formats that `_exceeds_8_bits` can judge: Pillow cuts the values of other formats, such as JPEG 2000, to 8 bits in silence.
 EXTENSIONS = frozenset(
     {".bmp", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp"}
 )
@@ -75,12 +75,12 @@ class ImageExamples:
 
     @cached_property
     def _kinds(self) -> list[tuple[bool, bool]]:
-        """Whether each file is gray, and whether the file can have transparent parts: from the start of each file."""
+        """Of each file, from its start: whether the image is gray, and whether it can have transparent parts."""
         return [_read_kind(f) for f in self.files]
 
     @cached_property
     def _gray_minority(self) -> str:
-        """The message where gray images are a minority of this part; else ""."""
+        """The message if gray images are the minority of this part; else ""."""
         gray_files = [f for f, (is_gray, _) in zip(self.files, self._kinds, strict=True) if is_gray]
         if self._first != self.files[0] or 2 * len(gray_files) >= len(self.files):
             return ""
@@ -131,7 +131,7 @@ def read_picture(path: Path) -> Image.Image:
     with _open_image(path) as image:
         mode = _choose_mode(image)
         image.load()
-        with contextlib.suppress(Exception):  # damaged EXIF data; in place: a turned image stays turned
+        with contextlib.suppress(Exception):  # damaged EXIF data; an image that was turned before the error stays turned
             ImageOps.exif_transpose(image, in_place=True)
         if not image.has_transparency_data:
             return image.convert(mode)
@@ -144,8 +144,8 @@ def _open_image(path: Path) -> Iterator[ImageFile]:
     """Open an image file; the pixels are not decoded yet.
 
     Raises:
-        BadRows: the file cannot be read as an image, also by the caller, has more than 8 bits a channel, or holds several
-            pictures.
+        BadRows: the file cannot be read as an image, here or by the caller, has more than 8 bits a channel, or holds
+            several pictures.
     """
     try:
         # A path would do, but Pillow 13 maps a TIFF of a path into memory, and scrambles the pixels if the image is turned.
@@ -165,7 +165,7 @@ def _open_image(path: Path) -> Iterator[ImageFile]:
 
 def _find_fault(image: ImageFile) -> str:
     """Return why an opened image cannot be used, and the fix; "" if the image can be used."""
-    if _is_deep(image):
+    if _exceeds_8_bits(image):
         return (
             "has more than 8 bits a channel, and values are never cut; scale it and save it with 8 bits, or read the images "
             "with code of your own (data.name = 'module:factory')"
@@ -176,8 +176,8 @@ def _find_fault(image: ImageFile) -> str:
     return f"holds {count} pictures; save each picture as a file of its own" if count > 1 else ""
 
 
-def _is_deep(image: ImageFile) -> bool:
-    """Return whether an opened image has more than 8 bits a channel, in modes that Pillow cuts to 8 bits, too."""
+def _exceeds_8_bits(image: ImageFile) -> bool:
+    """Return whether an opened image has more than 8 bits a channel, even if Pillow would cut its values to 8 bits."""
     if image.mode in ("I", "F") or image.mode.startswith("I;"):
         return True
     if isinstance(image, TiffImageFile):
@@ -217,7 +217,7 @@ def _make_array(picture: Image.Image, gray: bool, size: tuple[int, ...] | None) 
 
 
 def _read_kind(path: Path) -> tuple[bool, bool]:
-    """Return whether a file is gray, and whether the file can have transparent parts; of an unusable file neither."""
+    """Return whether a file is gray, and whether it can have transparent parts; (False, False) for an unusable file."""
     try:
         with _open_image(path) as image:
             return image.mode in _GRAY, image.has_transparency_data

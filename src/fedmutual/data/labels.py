@@ -108,7 +108,7 @@ def match_labels(source: Source, config: DataConfig, common: bool = False) -> tu
 
 
 def list_label_names(source: Source, config: DataConfig) -> set[str]:
-    """Return the owner's names of all labels and declared classes, or the values of masks, before data.labels renames any.
+    """Return the names of all labels and declared classes, or the values of masks, as the data have them before data.labels.
 
     Raises:
         DataError: a label is neither a whole number nor a name, or is out of range.
@@ -217,10 +217,10 @@ def list_classes(
 def note_similar_classes(classes: Sequence[str], class_numbers: Index, source: Source, config: DataConfig) -> list[str]:
     """Return a remark on each group of classes whose names differ only in case or Unicode form.
 
-    class_numbers: the class of each row [n]. The remark proposes the name with the most rows.
+    class_numbers: the class of each row [n]. The remark proposes the name that most rows have.
 
     Raises:
-        DataError: two names differ only in blanks, so they look equal.
+        DataError: two names differ in blanks only, so that they look equal.
     """
     groups: dict[str, list[int]] = {}
     for i, name in enumerate(classes):

@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 
 from fedmutual.config import DataConfig
 from fedmutual.data.arrays import make_source
-from fedmutual.data.column_check import check_names, describe_nameless, note_rounded
+from fedmutual.data.column_check import check_names, describe_nameless, note_rounded_numbers
 from fedmutual.data.examples import Source, describe_columns, list_names
 from fedmutual.data.factory import make_factory_source
 from fedmutual.errors import DataError
@@ -46,7 +46,7 @@ def make_memory_source(train: Any, test: Any, label: str | Sequence[str] | None,
     notes = []
     if columns is not None:
         table = (train if isinstance(train, pd.DataFrame) else train[0]).rename(columns=str)[[*columns]]
-        notes = note_rounded(table, source.place, "subtract an offset in float64, or divide by a number")
+        notes = note_rounded_numbers(table, source.place, "subtract an offset in float64, or divide by a number")
     return Source(source.place, source.train, source.test, classes, columns, notes=tuple(notes))
 
 

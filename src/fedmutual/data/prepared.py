@@ -98,9 +98,11 @@ def _prepare_data_set(config: Config, common: bool = False) -> Prepared:
     if source.columns is not None or kind == "numbers":
         from fedmutual.data import column_check  # imports pandas, which takes 0.3 s
 
-        rounded = column_check.note_rounded({classes[0]: source.train.labels}, source.place) if kind == "numbers" else []
+        rounded = (
+            column_check.note_rounded_numbers({classes[0]: source.train.labels}, source.place) if kind == "numbers" else []
+        )
         notes = (*column_check.check_columns(source, targets, config.data), *rounded, *notes)
-    is_deliberate = config.data.classes or config.data.name == "femnist"  # whose classes are letters of both cases
+    is_deliberate = config.data.classes or config.data.name == "femnist"  # its classes are small and capital letters
     if kind == "classes" and not is_deliberate:
         notes = (*labels.note_similar_classes(classes, table.labels, source, config.data), *notes)
     content = examples.digest()
@@ -120,11 +122,11 @@ def _prepare_data_set(config: Config, common: bool = False) -> Prepared:
 
 
 def _choose_form(source: Source, config: Config, outputs: int, kind: TargetKind) -> Source:
-    """Return the data set in the first form of its examples that all networks of the user's own take.
+    """Return the data set in the first of its forms that all networks of the user accept.
 
-    If the networks take no form in common, it has the usual form, and the check of the networks says what does not fit.
+    If no form suits them all, the data set has its usual form, and the check of the networks says what does not fit.
     """
-    names = models.list_own(config)
+    names = models.list_user_networks(config)
     for form in source.forms if names and len(source.forms) > 1 else ():
         try:
             chosen = source.with_form(form)
@@ -132,7 +134,7 @@ def _choose_form(source: Source, config: Config, outputs: int, kind: TargetKind)
         except DataError:  # the numbers cannot have this form
             continue
         x = x if x.dtype == torch.int64 else x.float()
-        if all(models.takes(name, x, outputs, kind == "masks") for name in names):
+        if all(models.accepts(name, x, outputs, kind == "masks") for name in names):
             return chosen
     return source
 

@@ -15,10 +15,10 @@ _MISSING = {"", "nan", "NaN", "NaT", "<NA>"}  # the text of missing values of nu
 
 
 def clean_labels(part: Part, config: DataConfig) -> Part:
-    """Return the part with labels of text or numbers [n, ...]; none is missing.
+    """Return the part with labels of text or numbers [n, ...], none of which is missing.
 
-    Missing are None, NaN, empty text, and text that numpy and pandas write for NaN if neither data.classes nor data.labels
-    names that text.
+    None, NaN and empty text are missing labels. So is the text that numpy and pandas write for NaN, unless data.classes or
+    data.labels names that text.
 
     Raises:
         DataError: labels are missing, are bytes that are no UTF-8 text, or are of several kinds, such as 1 and "1".
@@ -31,7 +31,7 @@ def clean_labels(part: Part, config: DataConfig) -> Part:
     values = labels.astype(object)
     for place, value in np.ndenumerate(values):
         if isinstance(value, bytes):
-            values[place] = _decode(value, part, place[0])
+            values[place] = _decode_label(value, part, place[0])
     text = _MISSING - {*(config.classes or ()), *config.labels}
     is_text = [isinstance(v, str) and v.strip() in text for v in values.flat]
     missing = np.array(is_text, dtype=bool).reshape(values.shape)
@@ -40,10 +40,10 @@ def clean_labels(part: Part, config: DataConfig) -> Part:
 
         missing |= pd.isna(values)
     _refuse_missing(part, missing)
-    return replace(part, labels=_unify(values, part))
+    return replace(part, labels=_unify_types(values, part))
 
 
-def _decode(value: bytes, part: Part, row: int) -> str:
+def _decode_label(value: bytes, part: Part, row: int) -> str:
     try:
         return value.decode()
     except UnicodeDecodeError:
@@ -63,8 +63,8 @@ def _refuse_missing(part: Part, missing: npt.NDArray[np.bool_]) -> None:
         )
 
 
-def _unify(values: npt.NDArray[Any], part: Part) -> npt.NDArray[Any]:
-    """Return labels of Python objects [n, ...] as one array of numbers or text; whole numbers [n] become text, as names."""
+def _unify_types(values: npt.NDArray[Any], part: Part) -> npt.NDArray[Any]:
+    """Return labels of Python objects [n, ...] as one array of numbers or text; whole numbers [n] are names, so text."""
     kinds = [_name_kind(value) for value in values.flat]
     other = next((k for k, kind in enumerate(kinds) if kind != kinds[0]), None)
     if other is not None:

@@ -15,7 +15,7 @@ from fedmutual.errors import ConfigError, DataError
 
 BYTE = 255.0
 _LARGE = 30.0  # root mean square of a feature; larger inputs drive a first layer far from its initial state
-_VALUES = {2: "features", 4: "pixels"}  # of a batch of this rank
+_VALUES = {2: "features", 4: "pixels"}  # of examples [B, ...] with this number of axes
 _SAMPLED_ROWS, _SAMPLED_IMAGES = 1024, 64
 
 
@@ -37,7 +37,7 @@ class Scaling:
         """
         if self.dtype == "int64":
             if x.is_floating_point() and not torch.equal(x, x.trunc()):
-                raise DataError("the model takes ids, and an example holds a number that is no whole number; correct it")
+                raise DataError("the model takes ids, but an example holds a number that is no whole number; correct it")
             return x.to(torch.int64)
         x = x.to(torch.float32)
         if self.divisor != 1:

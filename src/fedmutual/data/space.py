@@ -27,11 +27,11 @@ class Space:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type of the inputs: float32, or of ids int64."""
+        """The type of the inputs: float32, or int64 for ids."""
         return torch.int64 if self.scaling.get("dtype") == "int64" else torch.float32
 
     def make_examples(self) -> Tensor:
-        """Return two inputs [2, *shape] to try a network on: rows of the data; without rows of this shape, made inputs."""
+        """Return two inputs [2, *shape] for trying a network: rows of the data, or constants without such rows."""
         if self.rows is not None and tuple(self.rows.shape[1:]) == self.shape:
             return self.rows.clone()
         return make_example_inputs(self.shape, self.dtype)

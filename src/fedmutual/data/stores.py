@@ -44,7 +44,7 @@ class Store(Protocol):
         ...
 
     def batches(self, plan: Iterable[Tensor]) -> Iterable[Batch]:
-        """Yield (x [B, *shape] float32, or of ids int64, y [B, ...]) for each index tensor [B] of the plan.
+        """Yield (x [B, *shape] float32 or, for ids, int64; y [B, ...]) for each index tensor [B] of the plan.
 
         Raises:
             DataError: a row cannot be read, or holds NaN or infinite values.
@@ -201,7 +201,7 @@ class StreamedStore:
 
 
 def _prepare_worker(number: int) -> None:
-    """Prepare a worker process of a DataLoader. number: the worker's index."""
+    """Prepare a worker process of a DataLoader. number: the index of the worker, which DataLoader passes."""
     end_with_parent()
 
 

@@ -10,7 +10,7 @@ import pandas as pd
 from fedmutual.config import ColumnConfig, DataConfig
 from fedmutual.data.arrays import require_root
 from fedmutual.data.cells import parse_cells, parse_numbers
-from fedmutual.data.column_check import describe_nameless, is_nameless, note_rounded
+from fedmutual.data.column_check import describe_nameless, is_nameless, note_rounded_numbers
 from fedmutual.data.encoding import ColumnPlan, Encoding, plan_columns
 from fedmutual.data.examples import ArrayExamples, BadRows, Part, Source, convert_array, describe_columns, list_names
 from fedmutual.data.table_file import RowNamer, make_row_namer, make_text, read_frame
@@ -69,7 +69,7 @@ def read_table(config: DataConfig, numbers: bool = False) -> Source:
         *_note_decimal_commas(files),
         *_note_unused_columns(files[0], config),
         *_note_blanks(files, config),
-        *([] if plans else note_rounded(files[0].frame[[*columns]], str(path), _ROUNDING_FIX)),
+        *([] if plans else note_rounded_numbers(files[0].frame[[*columns]], str(path), _ROUNDING_FIX)),
     ]
     return Source(
         str(path),
@@ -216,7 +216,7 @@ def _note_decimal_commas(files: Sequence[_TableFile]) -> list[str]:
 
 
 def _note_blanks(files: Sequence[_TableFile], config: DataConfig) -> list[str]:
-    """Return a remark on labels that are read as one because they differ only in blanks at their ends."""
+    """Return a remark on labels that are read as one label because they differ only in blanks at their ends."""
     if not isinstance(config.label, str):
         return []
     written = {str(label) for file in files for label in file.frame[config.label].unique()}

@@ -16,7 +16,7 @@ from fedmutual.errors import ConfigError, DataError
 
 Targets = npt.NDArray[np.float32] | npt.NDArray[np.int64]
 _MOST_CLASSES = 255  # of masks whose classes have no names: a greater number is a mistake, not a class
-_MOST_LISTED = 10  # values of masks in a message
+_MOST_LISTED = 10  # values of masks, in a message
 Read = tuple[tuple[str, ...], list[Targets]]
 
 
@@ -86,7 +86,7 @@ def _read_masks(part: Part, place: str) -> npt.NDArray[np.int64]:
     if values.ndim != 3 or len(values) != len(part.x) or not values.size:
         raise DataError(
             f"{place}: targets have the shape {list(values.shape)}; give a class number for each pixel of the {len(part.x)} "
-            "images: [images, height, width]; of colours, turn each into a class number first"
+            "images: [images, height, width]; convert colours to class numbers first"
         )
     if values.dtype.kind not in "biu":
         raise DataError(f"{place}: targets are {values.dtype.name}; give whole numbers, the class of each pixel")
@@ -98,8 +98,8 @@ def _match_masks(
 ) -> Read:
     """Return the names of the classes, and the masks [n, H, W] of each part with the numbers of the classes.
 
-    data.labels names the class of a value. Another value is the number of its class in data.classes, or in the classes that
-    the data declare. Without any of these keys a value is its own class, and the values must count the classes from 0.
+    data.labels names the class of a value. A value that data.labels does not name is the number of its class in
+    data.classes, or in the classes that the data declare. Without any of these, each value is a class, numbered from 0.
     """
     values = np.unique(np.concatenate([np.unique(mask) for mask in masks]))
     if not common:
@@ -113,8 +113,8 @@ def _match_masks(
                 fix = f"give each value its class: data.labels = {{ {renames} }}"
             _refuse_mask(lowest if lowest < 0 else greatest, masks, parts, values, f"{fix}, or name all in data.classes")
         declared = tuple(str(k) for k in range(greatest + 1))
-    own_names = [declared[v] if declared and 0 <= v < len(declared) else str(v) for v in values.tolist()]
-    names = [config.labels.get(str(v), name) for v, name in zip(values.tolist(), own_names, strict=True)]
+    declared_names = [declared[v] if declared and 0 <= v < len(declared) else str(v) for v in values.tolist()]
+    names = [config.labels.get(str(v), name) for v, name in zip(values.tolist(), declared_names, strict=True)]
     classes = declared or list_classes(None, [np.array(names)], {})
     for value, name in zip(values.tolist(), names, strict=True):
         if name not in classes:

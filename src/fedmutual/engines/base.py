@@ -10,11 +10,11 @@ from fedmutual.core import At, Client, Diverged, Message, Phase, Spec, Work
 from fedmutual.denormals import flush_denormals
 from fedmutual.engines.user_errors import raise_user_errors
 from fedmutual.events import Score
-from fedmutual.federation.evaluation import FINITE_BEFORE, EvalSpec, compute_scores, select_metrics
+from fedmutual.federation.evaluation import EVAL_MODE_FIX, EvalSpec, compute_scores, select_metrics
 from fedmutual.rundir import best
 from fedmutual.rundir.best import BestRule
 from fedmutual.rundir.observers import append_scores
-from fedmutual.scores import drop_numbers
+from fedmutual.scores import drop_values
 from fedmutual.stepping import work
 
 R = TypeVar("R")
@@ -68,7 +68,7 @@ def participate(
     at: At,
     warn: Callable[[Refused], None] | None = None,
 ) -> Reply:
-    """Run a phase at a client: train, then return the reply that passed the boundary checks. warn: as `boundary.release`.
+    """Run a phase at a client: train, then return the reply that passed the boundary checks. warn: as in `boundary.release`.
 
     Raises:
         Diverged: a loss or a weight is not finite.
@@ -89,7 +89,7 @@ def release_reply(
     declared: Spec,
     warn: Callable[[Refused], None] | None = None,
 ) -> Reply:
-    """Return the reply of a client after the boundary checks. warn: as `boundary.release`.
+    """Return the reply of a client after the boundary checks. warn: as in `boundary.release`.
 
     Raises:
         Refused: the message or the metrics hold more than declared, or the message holds private data.
@@ -112,7 +112,8 @@ def evaluate_client(
 
     The meme is scored as it was trained, then again with the tensors that the server sent in `inbox`. A client that does
     not share all scores writes all of them to `home`. With `keep`, the client's best personal weights are saved there.
-    Of a client with `privacy`, whose weights may stop being finite unseen, scores of such outputs are None, with a remark.
+    If outputs are not finite, the scores of a client with `privacy` are None, with a remark: its weights may stop being
+    finite without an error.
 
     round: from 1.
 
@@ -125,11 +126,11 @@ def evaluate_client(
 
     def report(spec: EvalSpec, what: str) -> None:
         if client.privacy is None:
-            raise Diverged(client.id, round - 1, None, f"{what} {FINITE_BEFORE}")
+            raise Diverged(client.id, round - 1, None, f"{what} {EVAL_MODE_FIX}")
         unusable[spec] = f"client {client.id!r}: {what} in eval mode, so these scores are missing"
 
     measured = compute_scores(client, evaluations, inbox, report)
-    measured |= {spec: replace(measured[spec], values=drop_numbers(measured[spec].values)) for spec in unusable}
+    measured |= {spec: replace(measured[spec], values=drop_values(measured[spec].values)) for spec in unusable}
     scores = tuple(measured.values())
     if keep is not None and home is not None and "personal" in client.nets:
         _keep_best(client, evaluations, scores, round, home, keep)

@@ -77,7 +77,7 @@ class ChildProcess:
                 with _hide_main_module():
                     self.process.start()
                 break
-            except (EOFError, OSError) as problem:  # the fork server died meanwhile, or there are too many processes
+            except (EOFError, OSError) as problem:  # the fork server has died, or there are too many processes
                 if not attempts_left:
                     self.connection.close()
                     worker_end.close()

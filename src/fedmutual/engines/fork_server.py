@@ -1,4 +1,4 @@
-"""The first import of the process that forks workers: the later imports take seconds, and the parent process may end."""
+"""The first import of the process that forks workers: its other imports take seconds, and its parent may end meanwhile."""
 
 import os
 

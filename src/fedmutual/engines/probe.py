@@ -61,7 +61,7 @@ def _copy_parts(parts: Sequence[PhaseInput]) -> list[PhaseInput]:
     """Return copies of the clients, so that trial steps change nothing."""
     copies = []
     for part in parts:
-        nets, optimizers = copy_networks((part.client.nets, part.client.optimizers), share=True)
+        nets, optimizers = copy_networks((part.client.nets, part.client.optimizers), share_objects=True)
         client = replace(part.client, nets=nets, optimizers=optimizers, memory=dict(part.client.memory))
         copies.append(part._replace(client=client))
     return copies

@@ -25,8 +25,8 @@ LONG = 5.0 if IS_FORKED else 60.0  # seconds of training in one process that pay
 
 _MOST_STACKED = 6.6e9
 """Floating-point operations of a client's step up to which "auto" takes one stack on a GPU. In benchmarks/results/gpu.json
-`stacked` is 2.4 to 7.3 times as fast with 0.2e9 and 0.6e9 operations, and 0.8 times as fast with 76e9. Nothing between was
-measured: this is the geometric mean of 0.6e9 and 76e9."""
+`stacked` is 2.4 to 7.3 times as fast with 0.2e9 and 0.6e9 operations, and 0.8 times as fast with 76e9. No network between
+them was measured: the limit is the geometric mean of 0.6e9 and 76e9."""
 
 
 class EngineChoice(NamedTuple):

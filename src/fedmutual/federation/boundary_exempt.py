@@ -38,7 +38,7 @@ def _is_equal(a: Tensor, b: Tensor) -> bool:
 @torch.no_grad()
 def _list_input_statistics(net: nn.Module, examples: Tensor) -> set[str]:
     """Return the names of the running statistics of layers that normalise the net's input directly."""
-    probe, statistics = copy_networks(net, share=True).eval(), set[str]()
+    probe, statistics = copy_networks(net, share_objects=True).eval(), set[str]()
     norms = {name: m for name, m in probe.named_modules() if isinstance(m, _NormBase) and m.running_mean is not None}
     if not norms:
         return statistics

@@ -13,11 +13,11 @@ from fedmutual.denormals import flush_denormals
 from fedmutual.events import Score
 from fedmutual.federation.ensemble import ENSEMBLE, WEIGHT, Ensemble, choose_weight
 from fedmutual.losses import Classification
-from fedmutual.scores import Scores, coarsen_accuracy, find_answered
+from fedmutual.scores import Scores, coarsen_accuracy, find_finite_answers
 
 COPY = "copy"  # a client's trained fork of the shared model, before it is averaged
 ROWS = 512  # rows of an evaluation's batch
-FINITE_BEFORE = (  # why a run stops because of outputs in an evaluation
+EVAL_MODE_FIX = (  # the end of an error about outputs in an evaluation
     "in eval mode, although the losses and weights are finite; look at what the network computes in eval mode only, such as "
     "`if not self.training`, or for these rows"
 )
@@ -39,7 +39,7 @@ def compute_scores(
 ) -> dict[EvalSpec, Score]:
     """Return spec -> all its scores; the client's copy of the shared model is scored before the server's replaces it.
 
-    report: called with each evaluation in which outputs are not finite, and a clause that says so, before it is scored.
+    report: called with an evaluation whose outputs are not finite, and a clause for messages, before it is scored.
 
     Raises:
         Refused: the task returns a score that `tells` does not declare, or a score of a wrong type.
@@ -109,8 +109,8 @@ def compute_outputs(net: nn.Module, data: Data) -> tuple[Tensor, Tensor]:
 
 
 def describe_not_finite(output: Tensor) -> str | None:
-    """Return in words for how many rows outputs [N, C, ...] are no answer, such as "nan for 3 of 40"; None if for none."""
-    answered = find_answered(output)
+    """Return for how many rows outputs [N, C, ...] are not finite, as words such as "nan for 3 of 40"; None if for none."""
+    answered = find_finite_answers(output)
     if answered.all():
         return None
     rows = int((~answered).reshape(len(output), -1).any(1).sum())

@@ -17,14 +17,14 @@ from fedmutual.errors import ConfigError, DataError
 from fedmutual.events import Score
 from fedmutual.federation import evaluation_sets
 from fedmutual.federation.boundary_exempt import find_exempt_tensors
-from fedmutual.federation.evaluation import FINITE_BEFORE, ROWS, EvalSpec, forward_in_parts, score
+from fedmutual.federation.evaluation import EVAL_MODE_FIX, ROWS, EvalSpec, forward_in_parts, score
 from fedmutual.federation.networks import Networks
 from fedmutual.federation.plan import Judge, RoundPlan
 from fedmutual.federation.workload import Workload
 from fedmutual.models.copying import copy_networks
 from fedmutual.privacy import rules
 from fedmutual.privacy.mechanism import Mechanism
-from fedmutual.scores import drop_numbers
+from fedmutual.scores import drop_values
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ class Experiment:
     def make_plan(self, homes: Mapping[str, Path], notes: tuple[str, ...] = (), choices: tuple[str, ...] = ()) -> RoundPlan:
         """Return the plan for the round loop. notes: remarks that follow those of the settings and the data.
 
-        choices: the choices of an engine, as `Started`.
+        choices: as in `Started`.
 
         Raises:
             ConfigError: a network cannot be built.
@@ -236,7 +236,7 @@ class Experiment:
     def make_judge(self) -> Judge | None:
         """Return the function that scores the complete shared model on the test set; None if there is no such score.
 
-        The function raises Refused if the task returns a score that the task does not declare, and Diverged as `Judge`.
+        The function raises Refused if the task returns a score that the task does not declare, and Diverged as `Judge` says.
         """
         learned = {space.task for space in self.data.spaces.values()}
         if not self.nets.complete or self.pooled or self.data.test is None or len(learned) > 1 or self._holdout_only:
@@ -250,12 +250,12 @@ class Experiment:
 
             def report(what: str) -> None:
                 if not self.noised:
-                    raise Diverged(None, round - 1, None, f"it gives {what} test rows {FINITE_BEFORE}")
+                    raise Diverged(None, round - 1, None, f"it gives {what} test rows {EVAL_MODE_FIX}")
                 remarks.append(f"the shared model gives {what} test rows in eval mode, so these scores are missing")
 
             net.load_state_dict({k: server[k] for k in self.nets.crossing})  # an algorithm may add tensors
             values = score(net, test, task, "the server", report)
-            return Score("global", None, "test", drop_numbers(values) if remarks else values), tuple(remarks)
+            return Score("global", None, "test", drop_values(values) if remarks else values), tuple(remarks)
 
         return score_shared_model
 
@@ -308,7 +308,7 @@ class Experiment:
         """Raise ConfigError if a net cannot be trained on one example at a time, for example because of BatchNorm."""
         for name, net in nets.items():
             try:
-                copy_networks(net, share=True).train()(self.nets.get_space(id).make_examples()[:1].to(self.device))
+                copy_networks(net, share_objects=True).train()(self.nets.get_space(id).make_examples()[:1].to(self.device))
             except ValueError as problem:
                 raise ConfigError(
                     f"the batches of client {id!r} have one example, and the {name} network cannot be trained on one "
@@ -316,13 +316,13 @@ class Experiment:
                 ) from None
 
     def _check_ids(self, id: str, nets: Mapping[str, nn.Module]) -> None:
-        """Raise DataError if a net refuses ids of the client's rows: in a stack of clients they would be another client's.
+        """Raise DataError if a net refuses ids of the client's rows: in a stack they would read weights of another client.
 
         The nets are tried on the CPU, because a GPU that reads outside of an embedding cannot be used afterwards.
         """
         views = {**self.load_rows(id), **({} if self.data.test is None else {"test": self.data.test})}
         for net_name, net in nets.items():
-            tried = copy_networks(net, share=True).cpu().eval()
+            tried = copy_networks(net, share_objects=True).cpu().eval()
             for kind, rows in views.items():
                 for x, *_ in rows.rows(torch.split(torch.arange(len(rows)), ROWS)):
                     try:

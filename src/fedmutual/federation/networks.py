@@ -193,7 +193,7 @@ class Networks:
             return net.to(self.device)
         with torch.no_grad():
             for tensor in (*net.parameters(), *net.buffers()):
-                if tensor.dim() == 4:  # this layout is that of images only
+                if tensor.dim() == 4:  # this layout is for images only
                     tensor.data = tensor.data.to(memory_format=torch.channels_last)
         return net
 

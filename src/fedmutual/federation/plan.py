@@ -25,12 +25,12 @@ class RoundPlan:
     seed: int
     rounds: int
     clients: tuple[str, ...]
-    notes: tuple[str, ...]  # as `Started`
+    notes: tuple[str, ...]  # as in `Started`
     participation: float  # the fraction of clients that take part in a round
     evaluate_every: int
     evaluations: Mapping[str, tuple[EvalSpec, ...]]  # evaluations that run at each client
     seeds: Mapping[str, int]  # bytes of public data that each client sent before round 1; empty without public data
     homes: Mapping[str, Path]  # each client's folder for its best weights and for scores that are not shared
     bench: Bench | None = None  # for algorithms that train at the server
-    choices: tuple[str, ...] = ()  # as `Started`
+    choices: tuple[str, ...] = ()  # as in `Started`
     keep: BestRule | None = None  # how the best weights are chosen; None: they are not saved

@@ -20,7 +20,7 @@ from fedmutual.models.pretrained import Weights
 from fedmutual.models.resnet18 import resnet18, resnet18_gn
 from fedmutual.models.unet import unet
 
-__all__ = ["NAMES", "Weights", "build", "is_own", "list_own", "make_example_inputs", "takes", "weights"]
+__all__ = ["NAMES", "Weights", "accepts", "build", "is_user_network", "list_user_networks", "make_example_inputs", "weights"]
 
 _OURS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {
     "mlp": mlp,
@@ -89,7 +89,7 @@ def build(
                 examples = make_example_inputs(shape) if examples is None else examples
                 if check and (name, shape, examples.dtype, classes, forms) not in checked_networks:
                     _check_network(net, name, examples, forms)
-                    if not is_own(name):  # a user's factory may change from call to call
+                    if not is_user_network(name):  # a user's factory may change from call to call
                         checked_networks.add((name, shape, examples.dtype, classes, forms))
                 if weights is not None and weights.state is not None:
                     pretrained.load_weights(net, weights, _list_head(net, name, examples, classes, key), name)
@@ -101,9 +101,9 @@ def build(
 def make_outline(make: Callable[[], nn.Module], *names: str) -> nn.Module | None:
     """Return the network of `make` on the meta device, which allocates nothing; None if the network cannot be made there.
 
-    names: of the network and its adaptor. A user's code is not made twice.
+    names: of the network and its adaptor. None for a user's network too, whose factory is called only once.
     """
-    if any(is_own(name) for name in names):
+    if any(is_user_network(name) for name in names):
         return None
     try:
         with torch.device("meta"):
@@ -113,24 +113,24 @@ def make_outline(make: Callable[[], nn.Module], *names: str) -> nn.Module | None
 
 
 def make_example_inputs(shape: tuple[int, ...], dtype: torch.dtype = torch.float32, count: int = 2) -> Tensor:
-    """Return inputs [count, *shape] for a try of a network without data: zeros, or of ids ones, because 0 may be padding."""
+    """Return constant inputs [count, *shape] for trying a network without data: 0, or the id 1, because 0 may be padding."""
     return torch.full((count, *shape), 0 if dtype.is_floating_point else 1, dtype=dtype)
 
 
-def is_own(name: str) -> bool:
+def is_user_network(name: str) -> bool:
     """Return whether a network is the user's own, "module:factory"."""
     return ":" in name and not name.startswith(published.PREFIX)
 
 
-def list_own(config: Config) -> tuple[str, ...]:
+def list_user_networks(config: Config) -> tuple[str, ...]:
     """Return the names of the user's own networks in a configuration, each once."""
     personal = (client.model.personal for client in config.clients.values())
     names = dict.fromkeys((config.model.shared, *(config.model.personal or ()), *personal))
-    return tuple(name for name in names if name is not None and is_own(name))
+    return tuple(name for name in names if name is not None and is_user_network(name))
 
 
-def takes(name: str, examples: Tensor, classes: int, of_pixels: bool) -> bool:
-    """Return whether a network computes outputs for these examples [2, *shape], or for made ones of their type."""
+def accepts(name: str, examples: Tensor, classes: int, of_pixels: bool) -> bool:
+    """Return whether a network computes outputs for these examples [2, *shape], or for constant examples of their type."""
     shape = tuple(examples.shape[1:])
     forms = tuple(_list_forms(shape, classes, of_pixels))
     with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -178,7 +178,7 @@ def _find_torchvision_name(name: str) -> str | None:
 
 def _list_head(net: nn.Module, name: str, examples: Tensor, classes: int, key: str) -> set[str]:
     """Return the names of the tensors whose shape changes with the number of classes."""
-    is_user_code, shape = is_own(name), tuple(examples.shape[1:])
+    is_user_code, shape = is_user_network(name), tuple(examples.shape[1:])
     with torch.device("cpu" if is_user_code else "meta"):  # "meta" draws no weights; user code may need real tensors
         other = _make_network(name, shape, classes + 1, key)
     if is_user_code:
@@ -202,7 +202,7 @@ def _check_network(net: nn.Module, name: str, examples: Tensor, forms: tuple[tup
     """
     with torch.no_grad():
         _forward(net.eval(), name, examples, forms, "")
-    trained = copy_networks(net, share=True).train()
+    trained = copy_networks(net, share_objects=True).train()
     output = _forward(trained, name, examples, forms, " in training mode")
     if output.requires_grad:
         try:
@@ -227,7 +227,7 @@ def _forward(net: nn.Module, name: str, examples: Tensor, forms: tuple[tuple[int
             f"returns {kind} as output{mode}, but must return a tensor of logits [batch, {', '.join(map(str, logits))}]"
         )
     if tuple(output.shape) not in [(2, *form) for form in forms]:
-        fix = "; let its factory take the argument `classes`" if is_own(name) else ""
+        fix = "; let its factory take the argument `classes`" if is_user_network(name) else ""
         if len(logits) > 1 and output.dim() == 2:
             fix = "; a segmentation needs a network with logits of each pixel, for example 'unet'"
         elif len(logits) == 1 and output.dim() == 4:
@@ -244,10 +244,10 @@ def _describe_misfit(net: nn.Module, name: str, examples: Tensor, problem: Excep
         return describe_too_small(shape, least)
     misfit = f"does not take examples of shape {shape}{mode}: {format_error(problem)}"
     if examples.is_floating_point():
-        if not is_own(name) or not _runs(net, make_example_inputs(shape, torch.int64)):
+        if not is_user_network(name) or not _computes(net, make_example_inputs(shape, torch.int64)):
             return misfit
         fix = "give x whole numbers, in an array of an integer type, and choose networks that all take ids"
-        return f"{misfit}; it takes ids, and its inputs here are {str(examples.dtype).removeprefix('torch.')} numbers: {fix}"
+        return f"{misfit}; it takes ids, but its inputs here are {str(examples.dtype).removeprefix('torch.')} numbers: {fix}"
     if isinstance(problem, IndexError):
         return (
             f"{misfit}; the first examples have ids from {examples.min()} to {examples.max()}: give its embedding more rows"
@@ -256,7 +256,7 @@ def _describe_misfit(net: nn.Module, name: str, examples: Tensor, problem: Excep
 
 
 @torch.no_grad()
-def _runs(net: nn.Module, examples: Tensor) -> bool:
+def _computes(net: nn.Module, examples: Tensor) -> bool:
     try:
         net(examples)
     except Exception:  # a network's code may raise any error

@@ -1,4 +1,4 @@
-"""Copies of networks, also of those that a forward pass has changed or that hold objects which cannot be copied."""
+"""Copies of networks, even if they hold tensors of a forward pass, or objects that cannot be copied."""
 
 import copy
 from contextlib import suppress
@@ -10,17 +10,17 @@ from torch.utils._pytree import tree_leaves
 T = TypeVar("T")
 
 
-def copy_networks(networks: T, share: bool = False) -> T:
+def copy_networks(networks: T, share_objects: bool = False) -> T:
     """Return a deep copy of a network, or of a container with networks and their optimisers.
 
-    A tensor that a forward pass computed and the network keeps, such as the `weight` of torch.nn.utils.weight_norm or an
-    activation, is copied without its graph: torch cannot copy the graph.
+    A network may store tensors of a forward pass, such as an activation or the `weight` of torch.nn.utils.weight_norm. They
+    are copied without their graph, which torch cannot copy.
 
-    share: whether the copy holds the same objects where they cannot be copied, for example locks, threads and open files;
-    without `share` such an object is an error.
+    share_objects: whether the copy holds the same objects where they cannot be copied, for example locks, threads and open
+        files; if False, such an object is an error.
 
     Raises:
-        Exception: any exception of an object that cannot be copied.
+        Exception: any error that an object raises because it cannot be copied.
     """
     modules = [module for net in tree_leaves(networks) if isinstance(net, nn.Module) for module in net.modules()]
     values = tree_leaves([vars(module) for module in modules])
@@ -28,7 +28,7 @@ def copy_networks(networks: T, share: bool = False) -> T:
     try:
         return copy.deepcopy(networks, dict(known))  # deepcopy adds to the dictionary, also if it fails
     except Exception:
-        if not share:
+        if not share_objects:
             raise
     known |= {id(v): v for v in values if not isinstance(v, Tensor | nn.Module) and not _can_copy(v)}
     return copy.deepcopy(networks, known)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-_FACTORS, _TOLERANCE = (10.0, -10.0), 1e-4  # of all weights; of a sum of probabilities
+_FACTORS, _TOLERANCE = (10.0, -10.0), 1e-4  # factors of all weights; tolerance of a sum of probabilities
 
 
 @torch.no_grad()

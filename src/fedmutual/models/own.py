@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fedmutual.errors import format_error
 from fedmutual.user_code import plugins
 
-_made: WeakSet[nn.Module] = WeakSet()  # the networks that factories returned and that are still in use
+_made_networks: WeakSet[nn.Module] = WeakSet()  # the networks that factories returned and that are still in use
 _KEYWORDS = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
 
 
@@ -37,9 +37,9 @@ def make_user_network(
         raise ValueError(f"cannot be made: {format_error(problem)}") from problem
     if not isinstance(net, nn.Module):
         raise ValueError(f"returned {type(net).__name__}, but must return a torch.nn.Module")
-    if net in _made:  # participants would train one network together
+    if net in _made_networks:  # otherwise participants would train one network together
         raise ValueError("is the network of an earlier call of its factory, which must make a new one at each call")
-    _made.add(net)
+    _made_networks.add(net)
     complex_name = next((name for name, t in net.state_dict().items() if isinstance(t, Tensor) and t.is_complex()), None)
     if complex_name is not None:
         fix = "or, for a constant, use register_buffer(..., persistent=False)"

@@ -79,7 +79,7 @@ def load_weights(net: nn.Module, weights: Weights, head: Collection[str], name: 
 
 
 def _unwrap_names(new_state: Message, state: Message) -> Message:
-    """Return the tensors of a file without a wrapper's name before all names, if no name is one of the network's."""
+    """Return the tensors of a file without a wrapper's prefix, if all names have it and no name is the network's."""
     for wrapper in _WRAPPERS if new_state and not new_state.keys() & state.keys() else ():
         if all(k.startswith(wrapper) for k in new_state):
             return _unwrap_names({k.removeprefix(wrapper): tensor for k, tensor in new_state.items()}, state)
@@ -124,12 +124,12 @@ def _read_state(file: Path, key: str) -> Message:
         raise ConfigError(
             f"key {key!r}: {file} cannot be read ({shorten_error(problem)}); give safetensors, or a state dict of torch"
         ) from None
-    held = [state[k] for k in _HOLDERS if k in state and _is_state_dict(state[k])] if isinstance(state, dict) else []
-    found = [state] if _is_state_dict(state) else held
-    if len(found) != 1:
-        why = "several state dicts" if found else "no state dict, name -> tensor"
-        raise ConfigError(f"key {key!r}: {file} holds {why}; write net.state_dict() into it")
-    return dict(found[0])
+    nested = [state[k] for k in _HOLDERS if k in state and _is_state_dict(state[k])] if isinstance(state, dict) else []
+    state_dicts = [state] if _is_state_dict(state) else nested
+    if len(state_dicts) != 1:
+        content = "several state dicts" if state_dicts else "no state dict, name -> tensor"
+        raise ConfigError(f"key {key!r}: {file} holds {content}; write net.state_dict() into it")
+    return dict(state_dicts[0])
 
 
 def _is_state_dict(value: object) -> bool:

@@ -5,9 +5,9 @@ folder share one budget: data that differ in one row or column have a ledger of 
 total is computed with Renyi divergences of one order: their sum is valid even where later settings depend on earlier answers
 (Lecuyer, 2021, https://arxiv.org/abs/2103.01379).
 
-A ledger that was lost, cut or edited would restart the budget. So the site's journals, which are other files, keep the
-number and the digest of the ledgers' lines, and each ledger must begin with these lines. A ledger may have more: a crash
-between the two files leaves a line that no journal knows.
+A ledger that was lost, cut or edited would restart the budget. So the site's journals, which are other files, record the
+number and the digest of the ledgers' lines, and each ledger must begin with these lines. A ledger may have more lines: a
+crash after the ledger is written, and before the journal is, leaves a line that no journal records.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fedmutual.errors import RunError
+from fedmutual.errors import RunError, format_count
 from fedmutual.files import sync_folder, write_bytes
 from fedmutual.privacy.accountant import NoisedSteps, compute_fixed_order_epsilon, compute_total_epsilon
 from fedmutual.privacy.mechanism import Release
@@ -28,7 +28,7 @@ _PATIENCE = 60.0  # seconds to wait while another federation of this site writes
 
 
 LedgerDigests = Mapping[str, tuple[int, str]]
-"""File name of a ledger -> the number of its first lines that are known, and their SHA-256 in hex."""
+"""File name of a ledger -> the number of its recorded lines, which are its first lines, and their SHA-256 in hex."""
 
 
 class BudgetExceeded(RunError):
@@ -60,32 +60,32 @@ class PrivacyBudget:
         unit: Literal["example", "group"],
         most: float,
         delta: float,
-        known: Iterable[LedgerDigests] = (),
+        recorded: Iterable[LedgerDigests] = (),
     ) -> None:
         """path: the ledger of the data set. most: the largest total epsilon at delta, over all ledgers beside it.
 
-        known: the lines that each journal of the site knows.
+        recorded: the lines that each journal of the site records.
 
         Raises:
-            RunError: a ledger is damaged, lacks known lines, or has another unit of privacy.
+            RunError: a ledger is damaged, lacks recorded lines, or has another unit of privacy.
         """
         self._path, self._federation, self._unit, self._most, self._delta = path, federation, unit, most, delta
-        self._known: dict[str, tuple[int, str]] = {}
-        for digests in known:
-            self._check_known(digests)
+        self._recorded: dict[str, tuple[int, str]] = {}
+        for digests in recorded:
+            self._check_recorded(digests)
         self._check_unit(self._read_all_lines())
 
     @property
-    def known(self) -> LedgerDigests:
-        """The lines of all ledgers in the folder, as this object last read the lines."""
-        return self._known
+    def recorded(self) -> LedgerDigests:
+        """The number and the digest of the lines of each ledger in the folder, when this object last read the ledgers."""
+        return self._recorded
 
     @property
     def spent(self) -> float:
         """The epsilon that the site has spent, over all federations and data sets; 0 before the first phase.
 
         Raises:
-            RunError: a ledger is damaged, lacks known lines, or cannot be read.
+            RunError: a ledger is damaged, lacks recorded lines, or cannot be read.
             ConfigError: the extra `privacy` is missing.
         """
         return self._compute_total(map(_parse_steps, self._read_all_lines()))
@@ -106,8 +106,8 @@ class PrivacyBudget:
         Raises:
             RunError, ConfigError: as `spent`.
         """
-        own_lines = _parse_lines(self._path, self._read_complete(self._path))
-        federation_steps = [_parse_steps(line) for line in own_lines if line.federation == self._federation]
+        ledger_lines = _parse_lines(self._path, self._read_complete(self._path))
+        federation_steps = [_parse_steps(line) for line in ledger_lines if line.federation == self._federation]
         rate = federation_steps[-1].rate if federation_steps else 0.0
         return {
             "epsilon": compute_total_epsilon(federation_steps, self._delta),
@@ -120,8 +120,8 @@ class PrivacyBudget:
 
         Raises:
             BudgetExceeded: the total would exceed the budget. Nothing is written.
-            RunError: a ledger is damaged, lacks known lines, has another unit, or cannot be written; or another federation
-                of this site holds the lock for more than 60 seconds.
+            RunError: a ledger is damaged, lacks recorded lines, has another unit, or cannot be written; or another
+                federation of this site holds the lock for more than 60 seconds.
             ConfigError: the extra `privacy` is missing.
         """
         line = BudgetLine(
@@ -149,7 +149,7 @@ class PrivacyBudget:
                 )
             append_lines(self._path, [line.model_dump_json()], sync=True)
             sync_folder(self._path.parent)
-            self._read_all_lines()  # the journal's next entry knows the line
+            self._read_all_lines()  # the journal's next entry records the line
 
     def _check_unit(self, lines: list[BudgetLine]) -> None:
         """Raise RunError where a line has another unit: an epsilon for groups and an epsilon for examples have no sum."""
@@ -165,27 +165,30 @@ class PrivacyBudget:
         return compute_fixed_order_epsilon(list(taken), self._delta, self._most)
 
     def _read_all_lines(self) -> list[BudgetLine]:
-        """Return the lines of all ledgers in the folder, and know these lines from now on.
+        """Return the lines of all ledgers in the folder, and record their digests.
 
         Raises:
-            RunError: a ledger is damaged, or lacks lines that were known before.
+            RunError: a ledger is damaged, or lacks recorded lines.
         """
-        self._check_known(self._known)
+        self._check_recorded(self._recorded)
         ledgers = {path: self._read_complete(path) for path in list_ledgers(self._path.parent)}
-        self._known = {path.name: (len(lines), _compute_digest(lines)) for path, lines in ledgers.items()}
+        self._recorded = {path.name: (len(lines), _compute_digest(lines)) for path, lines in ledgers.items()}
         return [line for path, lines in ledgers.items() for line in _parse_lines(path, lines)]
 
-    def _check_known(self, known: LedgerDigests) -> None:
-        """Raise RunError unless each ledger begins with its known lines."""
-        for name, (count, digest) in known.items():
+    def _check_recorded(self, recorded: LedgerDigests) -> None:
+        """Raise RunError unless each ledger begins with its recorded lines."""
+        for name, (count, digest) in recorded.items():
             path = self._path.parent / name
             first_lines = self._read_complete(path)[:count]
             if len(first_lines) == count and _compute_digest(first_lines) == digest:
                 continue
-            found = len(first_lines) if len(first_lines) < count else "other"
+            if len(first_lines) < count:
+                fault = f"has {format_count(len(first_lines), 'line')}, but the journal of this site records {count}"
+            else:
+                fault = f"has other lines than the {count} that the journal of this site records"
             raise RunError(
-                f"{path}: this privacy ledger has {found} lines, and the journal of this site knows {count}, so the spent "
-                "epsilon is unknown; restore the ledger from the newest copy of the state folder"
+                f"{path}: this privacy ledger {fault}, so the spent epsilon is unknown; restore the ledger from the "
+                "newest copy of the state folder"
             )
 
     def _read_complete(self, path: Path, has_lock: bool = False) -> list[bytes]:

@@ -88,7 +88,7 @@ def _clip_by_layers(job: ClippingJob, batch: Batch) -> tuple[Message, Message]:
 
 
 def compute_example_gradients(net: nn.Module, examples: Tensor) -> Message:
-    """Return the gradient of the sum of the outputs for each example [B, ...], by parameter, [B, ...]; no stream advances.
+    """Return the gradient of the sum of the outputs for each example: by parameter, [B, ...]. No random stream advances.
 
     Raises:
         Exception: vmap does not support a layer.

@@ -100,7 +100,7 @@ def describe_scaling(run: RecordedRun) -> str:
     if recorded is None:
         return "not recorded"
     if any(client.scaling != recorded for client in run.environment.clients.values()):
-        return "scaled by each client in its own way, which the environment below lists"
+        return "scaled by each client in its own way, as the environment below lists"
     mean, std = recorded.mean, recorded.std
     scaled = [f"divided by {recorded.divisor:g}"] if recorded.divisor != 1 else []
     if len(mean) > _MOST_CHANNELS:

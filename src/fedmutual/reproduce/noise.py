@@ -36,7 +36,7 @@ def score_under_noise(run: Run, deviations: Sequence[float]) -> dict[str, float]
 
 @torch.no_grad()
 def _add_noise(net: nn.Module, deviation: float, rng: torch.Generator) -> nn.Module:
-    shaken = copy_networks(net, share=True)
+    shaken = copy_networks(net, share_objects=True)
     for p in shaken.parameters():
         p.add_(torch.randn(p.shape, generator=rng) * p.square().mean().sqrt(), alpha=deviation)
     return shaken

@@ -128,7 +128,7 @@ def extend_run(job: Job, config: Config, place: Path, out: Path) -> None:
 
 
 def _check_weights(begun: Path, saved: Saved) -> None:
-    """Raise RunError where a weight file of the saved round is missing or damaged, or belongs to another run."""
+    """Raise RunError if a weight file of the saved round is missing, is damaged or belongs to another run."""
     for folder in (server_folder(begun), *list_client_folders(begun)):
         read_state(folder / make_file_name(saved.round), saved.run, saved.round)
 

@@ -58,7 +58,7 @@ class Interface:
 
     @property
     def dtype(self) -> str:
-        """The type of the inputs: float32, or of ids int64."""
+        """The type of the inputs: float32, or int64 for ids."""
         return self.scaling.get("dtype") or "float32"
 
 

@@ -50,6 +50,6 @@ class MLflowRun:
 
 
 def _make_key(name: str) -> str:
-    """Return a name that MLflow accepts: for refused characters `_`, and then a digest, so that two names stay two."""
+    """Return a name that MLflow accepts: with `_` for refused characters, and a digest, so that names stay different."""
     key = _NOT_ALLOWED.sub("_", name)
     return name if key == name else f"{key}_{hashlib.sha256(name.encode()).hexdigest()[:8]}"

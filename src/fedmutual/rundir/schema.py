@@ -12,8 +12,8 @@ from fedmutual.role import Role
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Number = Annotated[int, Field(ge=0, lt=2**63)]
-_MOST_VALUES = 2**27  # of one example: a folder from somebody else may declare any shape
-_MOST_OUTPUTS = 2**16  # of a network whose task has other outputs than classes
+_MOST_VALUES = 2**27  # of one example; a folder from somebody else may declare any shape
+_MOST_OUTPUTS = 2**16  # of a network whose outputs are not its classes
 
 
 class Record(BaseModel):

@@ -61,7 +61,7 @@ class PhaseOutcome:
     replies: dict[str, Reply] = field(default_factory=dict)
     # accusing site -> answer, which names sites with another public seed set
     accusations: dict[str, SiteAnswer] = field(default_factory=dict)
-    diverged: set[str] = field(default_factory=set)  # sites whose phase failed: their message is not finite
+    diverged: set[str] = field(default_factory=set)  # sites whose message is not finite, because their phase failed
     refused: set[str] = field(default_factory=set)  # sites with an unusable answer
 
 

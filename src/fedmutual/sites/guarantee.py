@@ -14,7 +14,7 @@ from fedmutual.privacy.accountant import NoisedSteps
 from fedmutual.privacy.budget import PrivacyBudget, list_ledgers
 from fedmutual.privacy.mechanism import Mechanism
 from fedmutual.privacy.secret import read_site_secret
-from fedmutual.sites.journal import read_known_ledgers
+from fedmutual.sites.journal import read_recorded_ledgers
 from fedmutual.sites.schema import PRIVACY_FOLDER, SiteFile
 from fedmutual.studies import privacy_plan
 
@@ -53,7 +53,7 @@ def open_budget(experiment: Experiment, site: str, federation: str, state: Path)
     Steps on the data of this experiment are written to the ledger file of these data.
 
     Raises:
-        RunError: a ledger of the site is damaged, lacks lines that a journal knows, or has another unit of privacy; or the
+        RunError: a ledger of the site is damaged, lacks lines that a journal records, or has another unit of privacy; or the
             state folder is of an older version.
     """
     if (state / _OLD_FOLDER).exists():
@@ -61,8 +61,8 @@ def open_budget(experiment: Experiment, site: str, federation: str, state: Path)
             f"{state / _OLD_FOLDER}: holds the privacy budget of an older version of fedmutual; stop the sites that use "
             f"this state folder, and rename {_OLD_FOLDER!r} to {PRIVACY_FOLDER!r}"
         )
-    known = read_known_ledgers(state)
-    old = next((journal for journal, ledgers in known.items() if ledgers is None), None)
+    recorded = read_recorded_ledgers(state)
+    old = next((journal for journal, ledgers in recorded.items() if ledgers is None), None)
     if old is not None and not list_ledgers(state / PRIVACY_FOLDER):
         raise RunError(
             f"{old}: was written by an older version of fedmutual, and the state folder has no privacy ledger; copy the "
@@ -72,7 +72,7 @@ def open_budget(experiment: Experiment, site: str, federation: str, state: Path)
     privacy, digest = experiment.config.privacy, experiment.data.digests[site]
     assert privacy.epsilon is not None  # it is checked
     path = state / PRIVACY_FOLDER / f"{hashlib.sha256(digest.encode()).hexdigest()[:32]}.jsonl"
-    ledgers = filter(None, known.values())
+    ledgers = filter(None, recorded.values())
     return PrivacyBudget(path, federation, privacy.unit, privacy.epsilon, privacy.delta, ledgers)
 
 

@@ -83,7 +83,7 @@ class Journal:
         """Open the journal, or begin an empty one.
 
         folder: the federation's folder at this site. run: the identity of the run, which the file must have.
-        budget: whose ledgers each entry of the journal knows; None for training without noise.
+        budget: each entry of the journal records its ledgers; None for training without noise.
 
         Raises:
             RunError: the folder holds another run's state, or the file in it is damaged.
@@ -199,7 +199,7 @@ class Journal:
     def _write_record(
         self, entries: list[JournalEntry], begun: BegunOrder | None, scored: ScoredRound | None, forgotten: bool
     ) -> None:
-        ledgers = dict(self._budget.known) if self._budget else {}
+        ledgers = dict(self._budget.recorded) if self._budget else {}
         record = _JournalRecord(
             run=self._run, dropped=forgotten, entries=entries, begun=begun, scored=scored, ledgers=ledgers
         )
@@ -234,10 +234,10 @@ class Journal:
         return self._folder / "answers" / f"{round + 1}-scores.safetensors"
 
 
-def read_known_ledgers(state: Path) -> dict[Path, LedgerDigests | None]:
-    """Return each federation's journal in a state folder -> the privacy ledgers that the journal knows.
+def read_recorded_ledgers(state: Path) -> dict[Path, LedgerDigests | None]:
+    """Return each federation's journal in a state folder -> the lines of privacy ledgers that the journal records.
 
-    None: version 0.2 or before wrote the journal, without the ledgers.
+    None: version 0.2 or before wrote the journal, which then records no ledgers.
 
     Raises:
         RunError: a journal is damaged.

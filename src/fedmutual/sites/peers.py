@@ -78,7 +78,7 @@ class PeerMailbox:
     def read_inbox(self, order: Order, at: At) -> tuple[Message, int, list[str], dict[str, str]]:
         """Return (inbox of a phase, received bytes, the sites whose message did not arrive, site -> fault of its message).
 
-        A fault may depend on the private rows of its sender, and the server cannot read the message: a fault is for the
+        A fault may depend on private rows of the sender, and the server cannot read the message. So a fault is for the
         operator alone, and the bytes of a faulty message are counted as those of a usable one.
 
         Raises:
@@ -98,7 +98,7 @@ class PeerMailbox:
         return inbox, count_bytes(inbox) + faulty, missing, faults
 
     def _collect_replies(self, order: Order, at: At, faults: dict[str, str]) -> tuple[dict[str, Message], list[str]]:
-        """Return (messages of the named sites and of this site, the sites without a message). faults: is filled."""
+        """Return (messages of the named sites and of this site, the sites without a message). faults: gets site -> fault."""
         own_message, messages = self._read_message(order), self.mail.read_messages((order.round, order.phase))
         replies, missing = {self._site: own_message} if own_message else {}, list[str]()
         for i in (i for i in self._others if i in (order.senders or ())):

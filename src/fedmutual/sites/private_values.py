@@ -1,9 +1,9 @@
-"""The rule of what an answer of a site may tell: no word of it depends on private rows, except as the algorithm declares.
+"""What the answer of a site may disclose: no word depends on private rows, except as the algorithm declares.
 
-The server chooses the inbox of an order. If a site said that its boundary refused the reply, that it diverged or that its
-network raised an error, the server could choose an inbox for which the word depends on one row. So a failed phase has an
-answer of the same form as every other, and a private value in a reply is a warning to the operator alone. What the boundary
-finds is an error only where no other party chose the inbox: at the start of the site, by `check_first_replies`.
+The server chooses the inbox of an order. If a site reported that its boundary refused the reply, that its training diverged
+or that its network raised an error, the server could choose an inbox for which the report depends on one row. So the answer
+of a failed phase has the form of every answer, and a private value in a reply is a warning to the operator alone. A private
+value is an error only where no other party chose the inbox: at the start of the site, in `check_first_replies`.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,21 +17,22 @@ from fedmutual.engines.base import Reply, participate
 from fedmutual.engines.loop import receive_usable
 from fedmutual.errors import AlgorithmError, RunError, UserError, format_error
 from fedmutual.federation.experiment import Experiment
-from fedmutual.stepping import work_shortly
+from fedmutual.stepping import run_few_steps
 
 Say = Callable[[str], None]
 
 
-def may_tell_rows(problem: Exception) -> bool:
-    """Return whether it may depend on private rows that an error was raised.
+def may_depend_on_rows(problem: Exception) -> bool:
+    """Return whether the occurrence of an error may depend on private rows.
 
-    The errors of files, of the budget and of public rows do not; any other error may, such as one of a site's own network.
+    Errors of files, of the budget and of public rows do not depend on them. Any other error may, for example an error of a
+    site's own network.
     """
     return isinstance(problem, AlgorithmError) or not isinstance(problem, UserError | OSError | Disagreed | Unusable)
 
 
 def describe_failure(problem: Exception) -> str:
-    """Return the sentence for the operator on the error of a phase."""
+    """Return the sentence about an error for the operator."""
     is_explained = isinstance(problem, UserError) or type(problem).__module__.partition(".")[0] == "fedmutual"
     return str(problem) if is_explained else format_error(problem)
 
@@ -45,16 +46,16 @@ def answer_phase(
     is_hidden: bool,
     say: Say,
 ) -> tuple[Client, Reply]:
-    """Run a phase, and return (the client to save, the reply); the reply of a phase that failed has the same form.
+    """Run a phase, and return (the client to save, the reply).
 
-    Of a failed phase the client is as before the phase. Its reply is the one without training, so that its update is zero;
-    without masks and noise, each number of this reply is NaN, so that the server does not use it.
+    If the phase fails, the client is as before the phase, and the reply has the form of every reply. With masks or noise the
+    reply is that without training, so the update is zero. Otherwise each number is NaN: the server does not use the reply.
 
-    make_client: returns the client before the phase, at each call. is_hidden: whether masks or noise cover the reply. say:
-    takes the lines for the operator.
+    make_client: returns the client before the phase, at each call. is_hidden: whether masks or noise cover the reply.
+    say: gets the lines for the operator.
 
     Raises:
-        Exception: an error that does not depend on private rows (`may_tell_rows`); or the phase fails without training too.
+        Exception: an error that does not depend on private rows (`may_depend_on_rows`), or an error without training.
     """
 
     def warn(problem: Refused) -> None:
@@ -70,11 +71,11 @@ def answer_phase(
             return client, reply
         why = "its reply holds numbers that are not finite"
     except Exception as problem:
-        if not may_tell_rows(problem):
+        if not may_depend_on_rows(problem):
             raise
         why = describe_failure(problem)
     client = make_client()
-    message = release(work_shortly(phase, client, inbox, at, most=0), declared, client, inbox, warn)
+    message = release(run_few_steps(phase, client, inbox, at, most=0), declared, client, inbox, warn)
     if not is_hidden:
         message = {k: torch.full_like(t, torch.nan) if t.is_floating_point() else t for k, t in message.items()}
     sent = "without training" if is_hidden else "of numbers that are not finite"
@@ -83,10 +84,10 @@ def answer_phase(
 
 
 def check_first_replies(experiment: Experiment, site: str, sites: Sequence[str], source: Path) -> None:
-    """Run each phase of the start and of the first round for one step, and check its reply. Nothing is sent or kept.
+    """Run each phase of the start and of the first round for one step, and check its reply. Nothing is sent or saved.
 
-    The models are the site's own, so that other parties learn nothing of a private value that is found. The server's half
-    of a phase is run on the site's reply alone; where it needs more, later phases are not checked.
+    The models are the site's own, so an error discloses nothing to other parties. The server's part of a phase gets the
+    reply of this site alone; if it needs more replies, later phases are not checked.
 
     source: the site's file, for the error.
 
@@ -100,10 +101,10 @@ def check_first_replies(experiment: Experiment, site: str, sites: Sequence[str],
             at, declared = At(config.seed, round, config.rounds, number), phase.leaves(state)
             try:
                 inbox = phase.send(state, site, at)
-                reply = release(work_shortly(phase, client, inbox, at, most=1), declared, client, inbox)
+                reply = release(run_few_steps(phase, client, inbox, at, most=1), declared, client, inbox)
             except Exception as problem:
                 raise RunError(
-                    f"{source}: the site does not take part, because a first trial of the algorithm failed: "
+                    f"{source}: the site does not take part, because a trial of the algorithm failed: "
                     f"{describe_failure(problem)}"
                 ) from problem
             try:

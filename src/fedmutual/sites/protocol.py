@@ -79,7 +79,7 @@ class SiteAnswer:
     remarks: tuple[Words, ...] = ()  # which messages of other sites the site left out, and why
     problem: Words | None = None  # why there is no message, without data and paths
     accused: tuple[str, ...] = ()  # the sites with another public seed set, if that is the problem
-    diverged: bool = False  # said by sites of an older version only: it may depend on private rows (`private_values`)
+    diverged: bool = False  # from sites of older versions only: the value may depend on private rows (`private_values`)
 
 
 class Transport(Protocol):

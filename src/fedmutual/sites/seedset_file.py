@@ -43,7 +43,7 @@ class SeedsetFile:
     """The part of one site."""
 
     site: str
-    x: npt.NDArray[Any]  # [n, *shape] as its source has them: uint8, float32, or of ids int64
+    x: npt.NDArray[Any]  # [n, *shape] as its source has them: uint8, float32, or int64 for ids
     labels: Index | None  # [n] numbers in the order of the classes; None: they stay with the site
     classes: tuple[str, ...]
     scaling: Scaling
@@ -55,7 +55,7 @@ class SeedsetFile:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Return the shape of one example after scaling: (channels, height, width) for instance."""
+        """Return the shape of one example after scaling: for example (channels, height, width)."""
         return (self.x.shape[1], *(self.scaling.size or self.x.shape[2:]))
 
     @property
@@ -197,7 +197,7 @@ def find_mismatch(part: SeedsetFile, shape: Sequence[int], classes: Sequence[str
             f"its labels are of the classes {list_names(part.classes)}, and {list_names(classes)} are wanted, in this order"
         )
     if part.scaling.dtype != scaling.dtype:
-        return f"its examples are of type {part.scaling.dtype}, and {scaling.dtype} is wanted (int64 are ids)"
+        return f"its examples are of type {part.scaling.dtype}, but the network takes {scaling.dtype} (int64 are ids)"
     if (part.scaling.mean, part.scaling.std) != (scaling.mean, scaling.std):
         stated, wanted = ([list(s.mean), list(s.std)] for s in (part.scaling, scaling))
         return f"its examples are to be scaled by data.mean and data.std {stated}, and {wanted} are wanted"

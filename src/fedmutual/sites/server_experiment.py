@@ -47,13 +47,13 @@ def build_server_experiment(contract: Contract, statistics: Statistics | None = 
 
 
 def _takes_ids(contract: Contract, outputs: int) -> bool:
-    """Return whether the shared network is the user's own, and takes ids of the agreed shape, but no other numbers."""
+    """Return whether the shared network is the user's own and takes ids of the agreed shape, but no other numbers."""
     name, shape = contract.config.model.shared, tuple(contract.sites.input)
     of_pixels = get_target_kind(tasks.make_task(contract.config.training.task)) == "masks"
     numbers, ids = (models.make_example_inputs(shape, dtype) for dtype in (torch.float32, torch.int64))
-    if not models.is_own(name) or models.takes(name, numbers, outputs, of_pixels):
+    if not models.is_user_network(name) or models.accepts(name, numbers, outputs, of_pixels):
         return False
-    return models.takes(name, ids, outputs, of_pixels)
+    return models.accepts(name, ids, outputs, of_pixels)
 
 
 def make_first_state(contract: Contract, experiment: Experiment) -> Message:

@@ -29,7 +29,7 @@ from fedmutual.sites.admission import Bounds, Declined, admit, find_answer
 from fedmutual.sites.contract import Contract, identify
 from fedmutual.sites.journal import Journal, JournalEntry
 from fedmutual.sites.peers import PeerMailbox, is_peer_to_peer
-from fedmutual.sites.private_values import Say, answer_phase, check_first_replies, describe_failure, may_tell_rows
+from fedmutual.sites.private_values import Say, answer_phase, check_first_replies, describe_failure, may_depend_on_rows
 from fedmutual.sites.protocol import (
     ATTEMPTS,
     EVALUATE,
@@ -335,7 +335,7 @@ class SiteRuntime:
         try:
             scores = compute_scores(client, evaluations, inbox, lambda _, what: self.say(f"{order.round_name}: {what}"))
         except Exception as problem:
-            if not may_tell_rows(problem):
+            if not may_depend_on_rows(problem):
                 raise
             self.say(f"{order.round_name}: no scores: {describe_failure(problem)}; only this site knows why")
         if inbox:

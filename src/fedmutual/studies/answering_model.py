@@ -20,7 +20,7 @@ from fedmutual.rundir.best import BEST
 from fedmutual.rundir.checkpoint import make_file_name, read_checkpoint
 from fedmutual.rundir.environment import Interface, read_interface, read_model_environment
 from fedmutual.rundir.file_names import CONFIG
-from fedmutual.scores import find_answered
+from fedmutual.scores import find_finite_answers
 from fedmutual.studies.outputs import ANSWER_FORMS, AnswerForm
 from fedmutual.studies.trained_run import Run
 
@@ -42,7 +42,7 @@ class AnsweringModel(NamedTuple):
 
     @property
     def owner(self) -> str | None:
-        """The client whose model this is; None: a model of all clients."""
+        """The client whose model this is; None for a model of all clients."""
         return None if self.role == "global" else self.client
 
     @property
@@ -231,14 +231,14 @@ def check_outputs(outputs: Tensor, where: Callable[[int], str], answering: Answe
     """Return a network's outputs [B, C, ...] unchanged. where: position in the batch -> the name of the example.
 
     Raises:
-        RunError: an example has no finite output, so that no class, label or number can be told.
+        RunError: the outputs of an example are not finite, so that they predict nothing.
     """
-    unanswered = (~find_answered(outputs)).reshape(len(outputs), -1).any(1)
+    unanswered = (~find_finite_answers(outputs)).reshape(len(outputs), -1).any(1)
     if unanswered.any():
         row = int(unanswered.nonzero()[0])
         raise RunError(
-            f"{where(row)}: the {answering.description} gives outputs that are not finite, which are no prediction; look at "
-            "what the network computes in eval mode"
+            f"{where(row)}: the {answering.description} gives outputs that are not finite, so there is no prediction; look "
+            "at what the network computes in eval mode"
         )
     return outputs
 

@@ -124,7 +124,7 @@ def translate(sentence: str) -> str:
 
 
 def _format_dict(table: str) -> str:
-    """Return an inline table of TOML as a dictionary of Python; as it is if it cannot be read."""
+    """Return an inline table of TOML as a dictionary of Python; a table that cannot be read, unchanged."""
     try:
         return repr(tomllib.loads(f"table = {table}")["table"])
     except tomllib.TOMLDecodeError:  # a name holds "}"

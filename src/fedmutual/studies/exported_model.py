@@ -24,7 +24,7 @@ _TOLERANCE = 1e-4  # of a probability, or of a number's size: programs may add i
 
 
 class RawInputModel(nn.Module):
-    """A network with the scaling before it and the form of answers behind: raw x [B, *shape] -> answers [B, ...]."""
+    """A network with the scaling before it and the form of answers after it: raw x [B, *shape] -> answers [B, ...]."""
 
     def __init__(self, network: nn.Module, scale: Callable[[Tensor], Tensor], form: AnswerForm) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ def export_program(model: RawInputModel, shape: tuple[int, ...], dtype: torch.dt
     """
     examples = torch.rand(3, *shape, generator=torch.Generator().manual_seed(0))
     if not dtype.is_floating_point:
-        examples = examples.round().to(dtype)  # the ids 0 and 1, which every embedding has
+        examples = examples.round().to(dtype)  # the ids 0 and 1, which embeddings have
     try:
         with _silence():
             program = torch.export.export(model, (examples[:2],), dynamic_shapes=({0: Dim("batch", min=1)},))

@@ -98,13 +98,13 @@ def _describe_values(answering: AnsweringModel) -> str:
 
 
 def _describe_data(run: RecordedRun, answering: AnsweringModel) -> str:
-    """Return the data that the model learned from; the folders above a file are nobody else's business."""
+    """Return the data that the model learned from, without the folders above a file: they are private."""
     clients, owner = run.partition.clients, answering.owner
     count = len(clients)
     if any(client.source is not None for client in clients.values()):
         source = clients[owner].source if owner in clients else None
         return (
-            f"{PurePath(source).name}, the own data of one of {count} clients"
+            f"{PurePath(source).name}, the data of one of {count} clients"
             if source
             else f"{count} clients with data of their own"
         )
@@ -112,7 +112,7 @@ def _describe_data(run: RecordedRun, answering: AnsweringModel) -> str:
 
 
 def _describe_own_settings(config: Config, owner: str | None) -> str:
-    """Return the settings that a client has for itself; of a model of all clients, which keys how many clients set."""
+    """Return the settings of one client alone; for a model of all clients, each key and how many clients set it."""
     by_client = {
         id: dict(flatten_table(client.model_dump(mode="json", exclude_defaults=True, exclude={"data", "share"})))
         for id, client in config.clients.items()

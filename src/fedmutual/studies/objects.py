@@ -17,7 +17,7 @@ from fedmutual.rundir.environment import read_metric
 from fedmutual.studies.arguments import KEYS, make_config, translate, translate_errors
 from fedmutual.studies.compare import check_folders, list_seeds, train_all
 from fedmutual.studies.progress import ProgressBars
-from fedmutual.studies.remarks import warn_of_remarks
+from fedmutual.studies.remarks import make_warning_observers
 from fedmutual.studies.run import train_run
 from fedmutual.studies.site_objects import (
     Model,
@@ -151,7 +151,7 @@ def federate(
         config = make_config(tables, method, config_arguments, add_shared_network(settings, shared))
         check_shared_network(config, shared)
         with ProgressBars(shown=progress) as bars:
-            watch = warn_of_remarks(bars.watch if progress else None, translate)
+            watch = make_warning_observers(bars.watch if progress else None, translate)
             train_run(config, folder, resume, [watch(config.name)])
         trained = ObjectRun(folder, objects, keep)
         if in_place:
@@ -202,7 +202,7 @@ def compare(
             check_folders(planned, resume)
             with ProgressBars(shown=progress) as bars:
                 names = [(f"{title}, seed {config.seed}", config, place) for title, config, place in planned]
-                train_all(names, resume, warn_of_remarks(bars.watch if progress else None, translate))
+                train_all(names, resume, make_warning_observers(bars.watch if progress else None, translate))
         return Comparison({(t, config.seed): ObjectRun(place, objects, keep) for t, config, place in planned})
 
 

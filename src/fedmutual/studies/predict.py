@@ -132,7 +132,7 @@ def predict(
 def _answer(
     raw: Tensor, where: Callable[[int], str], answering: AnsweringModel, scaled: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """Return the answers of a model for raw examples [B, ...]. Raises BadRows and RunError as the functions called."""
+    """Return the answers of a model for raw examples [B, ...]. Raises as `scale_examples` and `check_outputs`."""
     outputs = answering.net(scale_examples(raw, where, answering.takes, scaled))
     return answering.form.compute(check_outputs(outputs, where, answering))
 

@@ -1,4 +1,4 @@
-"""The remarks of runs that Python code starts, as warnings. The command line prints remarks instead."""
+"""Warnings of the remarks of runs that Python code starts. The command line prints the remarks instead."""
 
 from collections.abc import Callable
 
@@ -6,14 +6,14 @@ from fedmutual.errors import warn_user
 from fedmutual.events import Event, Noted, Observer, Started
 
 
-def warn_of_remarks(
+def make_warning_observers(
     watch: Callable[[str], Observer] | None = None, translate: Callable[[str], str] = str
 ) -> Callable[[str], Observer]:
-    """Return a function that makes the observer of a run by the name of the run, as `watch` does.
+    """Return a function: name of a run -> its observer, which issues each remark as a `RemarkWarning`.
 
-    The observers issue each remark as a `RemarkWarning`, and an equal remark of several runs once.
+    An equal remark of several runs is issued once.
 
-    watch: makes an observer that receives each event first. translate: changes the sentence of a remark.
+    watch: name of a run -> an observer that gets each event first. translate: changes the sentence of a remark.
     """
     issued = set[str]()
 

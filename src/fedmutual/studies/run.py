@@ -21,7 +21,7 @@ from fedmutual.events import Observer
 from fedmutual.federation import build
 from fedmutual.federation.description import describe_run, describe_scaling, find_common_metric
 from fedmutual.federation.experiment import Experiment
-from fedmutual.models import list_own
+from fedmutual.models import list_user_networks
 from fedmutual.rundir import best as bests
 from fedmutual.rundir import folder as folders
 from fedmutual.rundir import pretrained, tensorboard
@@ -39,7 +39,7 @@ from fedmutual.rundir.text import TextLog
 from fedmutual.rundir.trackers import Tracker
 from fedmutual.studies import privacy_plan
 from fedmutual.studies.engine_handle import FIX_WORKERS, MOST_DEATHS, EngineHandle, describe_pick
-from fedmutual.studies.remarks import warn_of_remarks
+from fedmutual.studies.remarks import make_warning_observers
 from fedmutual.studies.resume import check_saved, fingerprint_experiment, restore_run
 from fedmutual.studies.trained_run import Run, open_trained_run
 from fedmutual.user_code.recorded_code import set_trust
@@ -67,11 +67,11 @@ def run(
     """
     folder = Path(out) if out is not None else Path("runs") / config.name
     with set_trust(trust_code):
-        return train_run(config, folder, resume, [*observers, warn_of_remarks()(config.name)])
+        return train_run(config, folder, resume, [*observers, make_warning_observers()(config.name)])
 
 
 def train_run(config: Config, folder: Path, resume: bool = False, observers: Sequence[Observer] = ()) -> Run:
-    """Train as `run`, for callers that show remarks by their observers. Raises the errors of `run`."""
+    """Train as `run` does, without warnings, for callers whose observers show the remarks. Raises the errors of `run`."""
     recorded = _read_environment(folder, config, resume)
     if recorded is None:
         return open_trained_run(folder, config)
@@ -144,11 +144,11 @@ def attempt_together(
 
 
 def identify_data(config: Config) -> str:
-    """Return a key that is equal for configurations that read equal data; the user's networks choose the form of inputs."""
+    """Return a key that is equal for configurations that read equal data in one form, which the networks choose."""
     clients = {i: (client_config.data, client_config.training.task) for i, client_config in config.clients.items()}
     kind = config.partition.kind if config.partition.kind in data.OF_DOMAINS else ""  # domains decide which data are read
     drawn = config.seed if data.is_drawn_by_seed(config.data) else None
-    return repr((config.data, kind, drawn, config.training.task, clients, list_own(config)))
+    return repr((config.data, kind, drawn, config.training.task, clients, list_user_networks(config)))
 
 
 def can_stack(config: Config) -> bool:

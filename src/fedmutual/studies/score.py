@@ -54,7 +54,7 @@ class FileScore:
     values: Mapping[str, Any]  # as `score` of the task returns them: numbers, None, or a list with a number for each class
     metric: Metric | None  # the main metric of the task, if the task has one
     interval: tuple[float, float] | None  # 95 % of the main metric over the rows; None where a resample has no such score
-    trained: int | None  # rows of the file that the model was trained on; None: the run's data cannot be read again
+    training_rows: int | None  # rows of the file that the model was trained on; None: the run's data cannot be read again
 
 
 @torch.no_grad()
@@ -84,20 +84,20 @@ def score_file(
     else:
         interval = _resample(answering.task, metric, outputs, targets)
     classes = () if answering.kind == "numbers" else answering.takes.classes
-    trained = _count_trained_rows(Run(find_run_folder(Path(run_or_model)), trust_code), answering, source)
-    if trained:
+    training_rows = _count_training_rows(Run(find_run_folder(Path(run_or_model)), trust_code), answering, source)
+    if training_rows:
         whose = "of the clients" if answering.owner is None else f"of client {answering.owner!r}"
         warn_user(
-            f"{file}: {format_count(trained, 'row')} of {len(targets):,} {'is' if trained == 1 else 'are'} in the training "
-            f"data {whose}, so the score says less about new rows; score rows that the run did not train on"
+            f"{file}: {format_count(training_rows, 'row')} of {len(targets):,} {'is' if training_rows == 1 else 'are'} in "
+            f"the training data {whose}, so the score says less about new rows; score rows that the run did not train on"
         )
-    return FileScore(str(file), answering.description, classes, values, metric, interval, trained)
+    return FileScore(str(file), answering.description, classes, values, metric, interval, training_rows)
 
 
-def _count_trained_rows(run: Run, answering: AnsweringModel, source: Source) -> int | None:
+def _count_training_rows(run: Run, answering: AnsweringModel, source: Source) -> int | None:
     """Return how many rows of a file equal a training row of the model; None if the run's data cannot be read again.
 
-    Only files and the digits are read, because other data sets may be code or a download.
+    Only files and the data set "digits" are read: other data sets may be user code or a download.
     """
     config = run.config
     names = {config.data.name, *(client.data.name for client in config.clients.values())} - {None}
@@ -111,17 +111,17 @@ def _count_trained_rows(run: Run, answering: AnsweringModel, source: Source) -> 
         return None
     if federation.partition["fingerprint"] != read_record(run.folder / PARTITION, RecordedPartition).fingerprint:
         return None
-    trained = set[int]()
+    digests = set[int]()
     for client in federation.clients if answering.owner is None else [answering.owner]:
         examples = join_examples(data_by_client[client if client in data_by_client else ""].source)
         shares = federation.clients[client]
         for rows in (shares.private, shares.public):
-            trained.update(_digest_examples(examples, rows.index.tolist()) if rows is not None else ())
-    return sum(digest in trained for digest in _digest_examples(source.train.x, range(len(source.train.x))))
+            digests.update(_digest_examples(examples, rows.index.tolist()) if rows is not None else ())
+    return sum(digest in digests for digest in _digest_examples(source.train.x, range(len(source.train.x))))
 
 
 def _digest_examples(examples: Examples, rows: Sequence[int]) -> Iterator[int]:
-    """Yield the digest of each stored example; as float32, because files hold numbers in several types."""
+    """Yield the digest of each stored example, as float32 because files hold numbers in several types."""
     for start in range(0, len(rows), ROWS_AT_ONCE):
         yield from digest_rows(examples.take(rows[start : start + ROWS_AT_ONCE]).float())
 

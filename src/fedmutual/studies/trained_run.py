@@ -207,7 +207,7 @@ class Run:
             examples = self._make_examples(client)
             return build_meme(model, *sizes, rng, rng, of_pixels=None, examples=examples, check=False)
 
-        return self._restore(make, (model.shared, model.adaptor), find_state)
+        return self._restore_net(make, (model.shared, model.adaptor), find_state)
 
     def ensemble(self, client: str) -> nn.Module:
         """Return the ensemble of a client's personal and shared model in eval mode: inputs -> log-probabilities [B, C].
@@ -230,7 +230,7 @@ class Run:
         return space.input, space.outputs
 
     def _make_examples(self, client: str | None = None) -> torch.Tensor:
-        """Return made inputs of one client's networks, or of all clients' networks."""
+        """Return constant inputs for one client's networks, or for networks of all clients."""
         takes = read_interface(self.folder, client)
         return models.make_example_inputs(takes.shape, getattr(torch, takes.dtype))
 
@@ -244,9 +244,9 @@ class Run:
             return make_task(read_interface(self.folder, client).task)
 
     def _build_shared_net(self) -> nn.Module:
-        """Return the shared network, whose tensors may have names and shapes only."""
+        """Return the shared network; its tensors may have no values, only names and shapes."""
         with plugins.use_rule(self._code):
-            make = self._plan_net(self.config.model.shared)
+            make = self._make_factory(self.config.model.shared)
             return models.make_outline(make, self.config.model.shared) or make()
 
     def _find_saved(self) -> Saved:
@@ -265,15 +265,15 @@ class Run:
         state = self._read_state(client_folder(self.folder, client), best)
         return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
 
-    def _plan_net(self, name: str, client: str | None = None) -> Callable[[], nn.Module]:
+    def _make_factory(self, name: str, client: str | None = None) -> Callable[[], nn.Module]:
         """Return the function that makes a network. Raises RunError if the run has no such client."""
         sizes, rng = self._find_sizes(client), At(0, -1, 1).rng("any")
         return partial(models.build, name, *sizes, rng, of_pixels=None, check=False)
 
     def _build_net(self, name: str, find_state: _FindState, client: str | None = None) -> nn.Module:
-        return self._restore(self._plan_net(name, client), (name,), find_state)
+        return self._restore_net(self._make_factory(name, client), (name,), find_state)
 
-    def _restore(self, make: Callable[[], nn.Module], names: tuple[str, ...], find_state: _FindState) -> nn.Module:
+    def _restore_net(self, make: Callable[[], nn.Module], names: tuple[str, ...], find_state: _FindState) -> nn.Module:
         """Return the network of `make` in eval mode with its saved tensors.
 
         The shapes are compared before memory is allocated: a folder from somebody else may declare any shape.

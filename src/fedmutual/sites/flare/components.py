@@ -24,20 +24,20 @@ class SiteLauncher(ClientProcessJobLauncher):  # type: ignore[misc]
     """Starts the process of a job at a site."""
 
     def get_command(self, job_meta: dict[str, object], fl_ctx: FLContext) -> str:
-        """Return the command line of the process. Raises RuntimeError as `change_command`."""
-        return change_command(super().get_command(job_meta, fl_ctx))
+        """Return the command line of the process. Raises RuntimeError as `change_job_command`."""
+        return change_job_command(super().get_command(job_meta, fl_ctx))
 
 
 class ServerLauncher(ServerProcessJobLauncher):  # type: ignore[misc]
     """Starts the process of a job at the server."""
 
     def get_command(self, job_meta: dict[str, object], fl_ctx: FLContext) -> str:
-        """Return the command line of the process. Raises RuntimeError as `change_command`."""
-        return change_command(super().get_command(job_meta, fl_ctx))
+        """Return the command line of the process. Raises RuntimeError as `change_job_command`."""
+        return change_job_command(super().get_command(job_meta, fl_ctx))
 
 
-def change_command(command: str) -> str:
-    """Return FLARE's command with options that isolate Python, and with a main module that watches this process.
+def change_job_command(command: str) -> str:
+    """Return FLARE's command of a job with options that isolate Python, and with a main module that watches this process.
 
     Raises:
         RuntimeError: the command has another form; the job is not started.

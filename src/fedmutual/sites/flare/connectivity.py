@@ -88,7 +88,7 @@ def _check_through_proxy(kit: Kit, proxy: Proxy, patience: float) -> Iterator[Ch
     except OSError as error:
         refusal = re.match(r"Tunnel connection failed: (\d+)", str(error))
         problem = f"refuses with status {refusal[1]}" if refusal else f"cannot be reached ({error.strerror or error})"
-        is_temporary = refusal is not None and refusal[1].startswith("5")  # as while the server is not running
+        is_temporary = refusal is not None and refusal[1].startswith("5")  # 502 to 504: the server may not be running yet
     else:
         yield Check(OK, f"{where} connects to {host}:{port}")
         with plain:
@@ -101,7 +101,8 @@ def _check_through_proxy(kit: Kit, proxy: Proxy, patience: float) -> Iterator[Ch
 def _describe_unread_variables() -> str:
     """Return advice if the environment names a proxy that is not used; else ""."""
     names = list_unread_variables()
-    return f"; if only a proxy connects to it, set https_proxy: {' and '.join(names)} is not read" if names else ""
+    verb = "is" if len(names) == 1 else "are"
+    return f"; if only a proxy connects to it, set https_proxy: {' and '.join(names)} {verb} not read" if names else ""
 
 
 def find_obstacle(kit: Kit) -> tuple[str, bool] | None:

@@ -117,7 +117,7 @@ class SiteExecutor(Executor):  # type: ignore[misc]
             self._runtime.peers.receive(sender, request.get(BODY))
         except MalformedMessage as problem:
             print_line_seldom("message", f"a message of site {sender!r} is refused: {problem}")
-        # also of a refused message: the server sees this reply, and why it was refused may depend on the sender's rows
+        # of a refused message, too: the server sees this reply, and the reason of a refusal may depend on the sender's rows
         return make_reply(ReturnCode.OK)
 
     def _send_to_peers(self, messages: dict[str, bytes], fl_ctx: FLContext) -> None:

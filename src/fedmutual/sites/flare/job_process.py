@@ -1,7 +1,7 @@
 """The main module of a job's process: `python -m fedmutual.sites.flare.job_process PARENT MODULE ARGUMENTS`.
 
-PARENT is the id of the parent process. The process watches the parent process, and runs MODULE of FLARE as the main module.
-FLARE's own watch does not end a job that is at work, or whose report to the parent process fails again and again.
+PARENT is the id of the parent process. The job's process ends with the parent process, and runs MODULE of FLARE as the main
+module. FLARE's check of the parent does not end a job in the middle of its work, or one whose reports to the parent fail.
 """
 
 import runpy

@@ -11,7 +11,7 @@ from urllib.parse import unquote, urlsplit
 
 _VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy")  # gRPC reads the first one that is set; "": no proxy
 _EXCEPTIONS = ("no_grpc_proxy", "no_proxy")  # hosts without a proxy: gRPC reads the first one that is set
-_UNREAD = ("HTTPS_PROXY", "HTTP_PROXY", "all_proxy", "ALL_PROXY")  # that other programs read, and gRPC does not
+_UNREAD = ("HTTPS_PROXY", "HTTP_PROXY", "all_proxy", "ALL_PROXY")  # other programs read these variables, but gRPC does not
 _DEFAULT_PORT = 443  # gRPC's
 
 
@@ -28,7 +28,7 @@ class Proxy(NamedTuple):
 
         Raises:
             OSError: the proxy cannot be reached, is silent or refuses.
-            http.client.HTTPException: the program at the proxy's address answers with something else than HTTP.
+            http.client.HTTPException: the program at the proxy's address does not answer with HTTP.
         """
         connection = http.client.HTTPConnection(self.host, self.port, timeout=timeout)
         connection.set_tunnel(host, port, dict(self.headers))
@@ -41,12 +41,12 @@ class Proxy(NamedTuple):
 
 
 def find_proxy(host: str, port: int) -> Proxy | None:
-    """Return the proxy through which gRPC connects to a server after `choose_settings`; None: gRPC connects directly.
+    """Return the proxy through which gRPC connects to a server after `make_grpc_variables`; None: gRPC connects directly.
 
-    As gRPC does, ignore a variable whose value is not a URL of the form http://HOST:PORT.
+    A variable whose value is not a URL of the form http://HOST:PORT has no effect, as in gRPC.
     """
     variable = _find_first(_VARIABLES)
-    if variable is None or is_excepted(host, port):
+    if variable is None or bypasses_proxy(host, port):
         return None
     try:
         url = urlsplit(os.environ[variable])
@@ -60,19 +60,19 @@ def find_proxy(host: str, port: int) -> Proxy | None:
     return Proxy(variable, proxy_host, proxy_port or _DEFAULT_PORT, headers)
 
 
-def is_excepted(host: str, port: int) -> bool:
-    """Return whether the operator wants no proxy for this server: its name, domain, address or network is in `no_proxy`."""
+def bypasses_proxy(host: str, port: int) -> bool:
+    """Return whether the operator wants no proxy for this server: `no_proxy` has its name, domain, address or network."""
     entries = os.environ.get(_find_first(_EXCEPTIONS) or "", "").lower().split(",")
     return any(_includes(entry.strip().removesuffix(f":{port}").lstrip("."), host.lower()) for entry in entries)
 
 
-def choose_settings(host: str, port: int) -> dict[str, str]:
-    """Return the environment variable that makes gRPC follow `is_excepted`: versions of gRPC match names differently."""
-    return {"no_grpc_proxy": host if is_excepted(host, port) else ""}
+def make_grpc_variables(host: str, port: int) -> dict[str, str]:
+    """Return the environment variables that make every version of gRPC match names as `bypasses_proxy` does."""
+    return {"no_grpc_proxy": host if bypasses_proxy(host, port) else ""}
 
 
 def list_unread_variables() -> list[str]:
-    """Return the variables in the environment that name a proxy, and that gRPC does not read."""
+    """Return the variables in the environment that name a proxy, but that gRPC does not read."""
     return [name for name in _UNREAD if os.environ.get(name)]
 
 
@@ -81,7 +81,7 @@ def _find_first(names: tuple[str, ...]) -> str | None:
 
 
 def _includes(entry: str, host: str) -> bool:
-    """Return whether an entry of `no_proxy` includes a host. entry: in lower case, without a port and a first dot."""
+    """Return whether an entry of `no_proxy` includes a host. entry: in lower case, without port and first dot."""
     if entry in ("*", host) or (entry and host.endswith(f".{entry}")):
         return True
     try:

@@ -11,7 +11,7 @@ from fedmutual.errors import ConfigError
 from fedmutual.sites.flare import workspace
 from fedmutual.sites.flare.kits import Kit, check_valid
 from fedmutual.sites.flare.nvflare_import import check_version
-from fedmutual.sites.flare.proxy import choose_settings
+from fedmutual.sites.flare.proxy import make_grpc_variables
 from fedmutual.sites.modules import leave_working_folders
 
 _SETTINGS = {
@@ -46,7 +46,7 @@ def run_process(kit: Kit, state: Path, pointer: Mapping[str, Any], end: Callable
         local_rank=0,
         set=settings,
     )
-    os.environ |= _SETTINGS | choose_settings(kit.hosts[0], kit.port)
+    os.environ |= _SETTINGS | make_grpc_variables(kit.hosts[0], kit.port)
     leave_working_folders(state)  # before FLARE makes `work` the working folder
     code: int = monitor.run(main_func=_stop_on_interrupt(main.main, end), run_dir=str(work), args=arguments)
     return code

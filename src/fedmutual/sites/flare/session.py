@@ -22,7 +22,7 @@ from fedmutual.sites.flare.connectivity import find_obstacle
 from fedmutual.sites.flare.kits import Kit, check_valid
 from fedmutual.sites.flare.nvflare_import import import_nvflare, silence_nvflare
 from fedmutual.sites.flare.progress import Outcome
-from fedmutual.sites.flare.proxy import choose_settings
+from fedmutual.sites.flare.proxy import make_grpc_variables
 from fedmutual.sites.protocol import clean_text
 
 _MOST_FILES = 100  # result files of a federation; `admin_protocol.list_result_files` has about a dozen
@@ -115,7 +115,7 @@ class Session:
         api = import_nvflare("nvflare.fuel.flare_api.flare_api")
         check_valid(kit)
         _wait_for_server(kit, timeout)
-        os.environ |= choose_settings(kit.hosts[0], kit.port)
+        os.environ |= make_grpc_variables(kit.hosts[0], kit.port)
         self._folder = tempfile.TemporaryDirectory()  # FLARE writes into its folder, and the kit must not change
         work = Path(self._folder.name)
         (work / "startup").symlink_to(kit.startup)

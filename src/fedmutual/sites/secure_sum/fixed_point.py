@@ -42,7 +42,7 @@ def count_words(phase: Phase, base: Message) -> int:
 def pack_update(reply: Message, base: Message) -> Words:
     """Return the words [N] of a site's reply, N as in `count_words`. base: the shared model that the site was sent.
 
-    A number that is not finite returns from the site as it was sent (`private_values`): its update is zero.
+    A number that is not finite has the update zero: a site returns such a number as the server sent it (`private_values`).
 
     Raises:
         ValueError: n_k is out of the range of a fixed-point sum.

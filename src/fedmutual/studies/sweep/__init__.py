@@ -7,7 +7,7 @@ from fedmutual.config import Config
 from fedmutual.config.grid import Grid
 from fedmutual.errors import warn_user
 from fedmutual.events import Observer
-from fedmutual.studies.remarks import warn_of_remarks
+from fedmutual.studies.remarks import make_warning_observers
 from fedmutual.studies.sweep.plan import By, SweepPlan, plan_sweep
 from fedmutual.studies.sweep.result import RESULT, Sweep
 from fedmutual.studies.sweep.work import train_sweep
@@ -47,7 +47,7 @@ def sweep(
     with set_trust(trust_code):
         plan = plan_sweep(experiment, grid, seeds, by)
         folder = Path(out) if out is not None else Path("runs") / f"{plan.name}-sweep"
-        result = train_sweep(plan, folder, resume, warn_of_remarks(watch), jobs)
+        result = train_sweep(plan, folder, resume, make_warning_observers(watch), jobs)
     for warning in result.warnings:
         warn_user(warning)
     return result

@@ -17,7 +17,7 @@ from fedmutual.federation import build
 from fedmutual.federation.experiment import Experiment
 from fedmutual.files import write_json
 from fedmutual.metric import ACCURACY, Metric
-from fedmutual.models import list_own
+from fedmutual.models import list_user_networks
 from fedmutual.report.choice import ScoredTrial
 from fedmutual.rundir.file_names import SUMMARY
 from fedmutual.scores import is_disclosed
@@ -69,7 +69,7 @@ def _rehearse(works: Sequence[SweepRun]) -> None:
     prepared: dict[tuple[str, ...], dict[str, data.Prepared]] = {}
     with torch.random.fork_rng(devices=[]):
         for work in once:
-            own_networks = list_own(work.config)  # which choose the form of inputs
+            own_networks = list_user_networks(work.config)  # which choose the form of inputs
             prepared[own_networks] = prepared.get(own_networks) or data.prepare(work.config)
             try:
                 experiment = build.build(work.config, prepared=prepared[own_networks])
