@@ -12,6 +12,9 @@ from sklearn.datasets import load_diabetes, load_digits
 from sklearn.metrics import f1_score, mean_absolute_error, roc_auc_score
 
 import fedmutual
+from fedmutual import data
+from fedmutual.studies import score
+from fedmutual.studies.answering_model import choose_model
 
 pytestmark = pytest.mark.long
 
@@ -157,10 +160,38 @@ def test_masks(workplace, cli):
 
 
 @pytest.mark.parametrize(
+    ("values", "renames", "declared"),
+    [
+        ([0, 1], '{ 0 = "paper" }', {}),
+        ([0, 1], '{ 0 = "paper", 1 = "ink" }', {}),
+        ([0, 255], '{ 0 = "paper", 255 = "ink" }', {}),
+        ([-1, 1], '{ 1 = "ink" }', {}),
+        ([0, 255], '{ 255 = "ink" }', {"classes": ["paper", "ink"]}),
+        ([0, 255], '{ 0 = "paper", 255 = "ink" }', {"classes": ["paper", "ink"]}),
+    ],
+)
+def test_values_of_masks_are_scored_under_the_names_that_they_were_learned_under(workplace, values, renames, declared):
+    images = (load_digits().images[:40] / 16).astype("float32")
+    np.savez("old.npz", x=images, y=np.array(values)[(images > 0.4).astype(int)], **declared)
+    about = f'{{ name = "npz", root = "old.npz", labels = {renames} }}'
+    Path("a.toml").write_text(CONFIG.format(task="segmentation", network="unet", data=about))
+    fedmutual.run(fedmutual.load_config("a.toml"), "r")
+    answering = choose_model(Path("r"), "0")
+    learned = data.prepare(fedmutual.load_config("a.toml"))[""]
+    assert answering.takes.classes == learned.space.classes
+    source = score._read_labelled(Path("old.npz"), answering)
+    assert score._read_targets(source, answering).tolist() == learned.targets.tolist()
+    if not declared:
+        np.savez("new.npz", x=images[:1], y=np.full((1, 8, 8), 5))
+        with pytest.raises(fedmutual.UserError, match="its mask holds 5, which is no class"):
+            score.score_file("r", "new.npz", "0")
+
+
+@pytest.mark.parametrize(
     ("y", "sentence"),
     [
         (np.full(10, 3.5), "targets have the shape"),
-        (np.full((10, 8, 8), 2), "its mask holds 2, but the classes are 0 to 1"),
+        (np.full((10, 8, 8), 2), "its mask holds 2, which is no class"),
         (np.zeros((10, 4, 4), int), "masks are [4, 4] and images [8, 8]"),
     ],
 )

@@ -21,14 +21,19 @@ Read = tuple[tuple[str, ...], list[Targets]]
 
 
 def read_targets(
-    source: Source, config: DataConfig, kind: TargetKind, columns: tuple[str, ...], common: bool = False
+    source: Source,
+    config: DataConfig,
+    kind: TargetKind,
+    columns: tuple[str, ...],
+    common: bool = False,
+    learned: Sequence[str] = (),
 ) -> Read:
     """Return the names of the outputs, and the targets of each part: numbers float32 [n], labels float32 [n, L], or
     masks int64 [n, H, W].
 
     kind: numbers, labels or masks. columns: the name of the numbers. Labels, and the classes of masks, are named by
     data.classes, by the names that the data declare, or else "0", "1", ...
-    common: as in `match_labels`.
+    common: as in `match_labels`. learned: the classes of masks that a model learned without data.classes.
 
     Raises:
         DataError: a target is no number or no label, or there is not one target for each example.
@@ -42,7 +47,7 @@ def read_targets(
     if kind == "numbers":
         return columns, [_read_numbers(part, source.place) for part in parts]
     if kind == "masks":
-        return _match_masks([_read_masks(part, source.place) for part in parts], parts, source, config, common)
+        return _match_masks([_read_masks(part, source.place) for part in parts], parts, source, config, common, learned)
     targets = [_read_labels(part, source.place) for part in parts]
     return _name_labels(targets, source, config), targets
 
@@ -94,18 +99,24 @@ def _read_masks(part: Part, place: str) -> npt.NDArray[np.int64]:
 
 
 def _match_masks(
-    masks: Sequence[npt.NDArray[np.int64]], parts: Sequence[Part], source: Source, config: DataConfig, common: bool
+    masks: Sequence[npt.NDArray[np.int64]],
+    parts: Sequence[Part],
+    source: Source,
+    config: DataConfig,
+    common: bool,
+    learned: Sequence[str],
 ) -> Read:
     """Return the names of the classes, and the masks [n, H, W] of each part with the numbers of the classes.
 
     data.labels names the class of a value. A value that data.labels does not name is the number of its class in
     data.classes, or in the classes that the data declare. Without any of these, each value is a class, numbered from 0.
+    learned: the classes of a model; a value is not the number of its class in them, because training sorted their names.
     """
     values = np.unique(np.concatenate([np.unique(mask) for mask in masks]))
     if not common:
         check_renamed(config.labels, {*map(str, values.tolist())})
     declared, lowest, greatest = config.classes or source.classes, int(values[0]), int(values[-1])
-    if declared is None and not config.labels:
+    if declared is None and not config.labels and not learned:
         if lowest < 0 or greatest >= min(2 * len(values), _MOST_CLASSES + 1):
             fix = "number the classes from 0"
             if len(values) <= _MOST_LISTED:
@@ -115,7 +126,7 @@ def _match_masks(
         declared = tuple(str(k) for k in range(greatest + 1))
     declared_names = [declared[v] if declared and 0 <= v < len(declared) else str(v) for v in values.tolist()]
     names = [config.labels.get(str(v), name) for v, name in zip(values.tolist(), declared_names, strict=True)]
-    classes = declared or list_classes(None, [np.array(names)], {})
+    classes = learned or declared or list_classes(None, [np.array(names)], {})
     for value, name in zip(values.tolist(), names, strict=True):
         if name not in classes:
             fix = f"name all classes in data.classes (there are {list_names(classes)})"

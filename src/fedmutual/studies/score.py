@@ -133,14 +133,23 @@ def _read_targets(source: Source, answering: AnsweringModel) -> Tensor:
         DataError: a target is none of the classes, or not of the kind that the model learned.
     """
     takes = answering.takes
-    data = answering.data.model_copy(update={"classes": None if answering.kind == "numbers" else takes.classes})
+    learned = takes.classes if answering.kind == "masks" and _have_learned_names(answering) else ()
+    are_named = answering.kind != "numbers" and not learned
+    data = answering.data.model_copy(update={"classes": takes.classes if are_named else None})
     if answering.kind == "classes":
         _, (targets,) = labels.match_labels(source, data, common=True)
         return torch.from_numpy(targets)
-    _, (read,) = read_targets(source, data, answering.kind, takes.classes, common=True)
+    _, (read,) = read_targets(source, data, answering.kind, takes.classes, common=True, learned=learned)
     if answering.kind == "masks":
         check_masks(read, takes.shape, data, source.place)
     return torch.from_numpy(read)
+
+
+def _have_learned_names(answering: AnsweringModel) -> bool:
+    """Return whether the classes of masks are values and names of data.labels: not those of data.classes or of the data."""
+    config = answering.data
+    names = {*config.labels.values()}
+    return config.classes is None and all(c in names or c.removeprefix("-").isdecimal() for c in answering.takes.classes)
 
 
 def _resample(task: Task, metric: Metric, outputs: Tensor, targets: Tensor) -> tuple[float, float] | None:
