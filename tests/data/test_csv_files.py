@@ -10,6 +10,7 @@ import torch
 
 from fedmutual import data
 from fedmutual.config import parse_config
+from fedmutual.data.csv_dialect import find_dialect
 from fedmutual.data.suggest import suggest_columns
 from fedmutual.data.table import read_features, read_labelled
 from fedmutual.errors import ConfigError, DataError
@@ -113,6 +114,13 @@ def test_files_that_cannot_be_read(tmp_path: Path, text: bytes, settings: dict[s
     with pytest.raises((ConfigError, DataError)) as problem:
         data.load(config(data={"name": "csv", "root": str(tmp_path / "a.csv"), **settings}))
     assert words in str(problem.value)
+
+
+@pytest.mark.parametrize("rows", [10, 17, 60])
+def test_cells_of_several_lines_do_not_hide_the_delimiter(tmp_path: Path, rows: int) -> None:
+    cells = "".join(f'{k};"a\nb\nc";{k % 2}\n' for k in range(rows))
+    (tmp_path / "a.csv").write_text(f'"dose, mg";note;label\n{cells}')
+    assert find_dialect(tmp_path / "a.csv").delimiter == ";"
 
 
 ROWS = "".join(f"{k},5;{20 + k % 7};{k % 2}\n" for k in range(40))

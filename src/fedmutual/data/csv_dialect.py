@@ -42,12 +42,14 @@ def find_dialect(path: Path) -> Dialect:
         stated = re.fullmatch(r'"?sep=(.)"?', lines[0].strip("\r\n")) if lines else None
         if stated:
             return Dialect(stated[1], encoding, 1)
+        is_cut = len(lines) == _SAMPLED_LINES  # the last row may go on below the sampled lines
         lines = [line for line in lines if line.strip()]
         widths = {sign: [len(cells) for cells in csv.reader(lines, delimiter=sign)] for sign in _DELIMITERS}
+        widths = {sign: counts[:-1] if is_cut and len(counts) > 1 else counts for sign, counts in widths.items()}
     except (OSError, UnicodeError, csv.Error):
         return Dialect()
     candidates = [sign for sign, counts in widths.items() if counts and counts[0] > 1]
-    fitting = [sign for sign in candidates if len({*widths[sign][: _SAMPLED_LINES - 1]}) == 1]  # the last row may be cut
+    fitting = [sign for sign in candidates if len({*widths[sign]}) == 1]
     return Dialect(max(fitting, key=lambda sign: widths[sign][0]) if fitting else (*candidates, ",")[0], encoding)
 
 
