@@ -173,6 +173,16 @@ def test_more_than_8_bits_a_channel_are_never_cut(tmp_path: Path, name: str) -> 
         images.decode_image(tmp_path / name, False, None)
 
 
+@pytest.mark.parametrize("kind", ["TGA", "JPEG2000", "AVIF"])
+def test_other_formats_are_refused_under_every_ending(tmp_path: Path, kind: str) -> None:
+    Image.init()
+    if kind not in Image.SAVE:
+        pytest.skip(f"this Pillow has no {kind}")
+    Image.fromarray(make_pixels()).save(tmp_path / "a.png", format=kind)
+    with pytest.raises(BadRows, match=rf"a\.png holds an image of the format {kind}; save it as PNG"):
+        images.decode_image(tmp_path / "a.png", False, None)
+
+
 def test_images_of_12_bits_are_read_by_the_users_code(module: Callable[[str], str], tmp_path: Path) -> None:
     values = np.arange(24, dtype=np.uint16).reshape(4, 6) * 170
     for name in ("ill", "well"):

@@ -20,6 +20,7 @@ from fedmutual.data.examples import BadRows
 from fedmutual.errors import format_count
 
 # Formats that `_exceeds_8_bits` can judge: Pillow cuts the values of other formats, such as JPEG 2000, to 8 bits in silence.
+_FORMATS = frozenset({"BMP", "GIF", "JPEG", "MPO", "PNG", "PPM", "TIFF", "WEBP"})
 EXTENSIONS = frozenset(
     {".bmp", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp"}
 )
@@ -76,7 +77,8 @@ class ImageExamples:
     @cached_property
     def _kinds(self) -> list[tuple[bool, bool]]:
         """Of each file, from its start: whether the image is gray, and whether it can have transparent parts."""
-        return [_read_kind(f) for f in self.files]
+        with ThreadPoolExecutor() as pool:
+            return list(pool.map(_read_kind, self.files))
 
     @cached_property
     def _gray_minority(self) -> str:
@@ -165,6 +167,8 @@ def _open_image(path: Path) -> Iterator[ImageFile]:
 
 def _find_fault(image: ImageFile) -> str:
     """Return why an opened image cannot be used, and the fix; "" if the image can be used."""
+    if image.format not in _FORMATS:  # Pillow tells the format by the content, whatever the ending is
+        return f"holds an image of the format {image.format}; save it as PNG, with 8 bits a channel"
     if _exceeds_8_bits(image):
         return (
             "has more than 8 bits a channel, and values are never cut; scale it and save it with 8 bits, or read the images "
