@@ -317,6 +317,12 @@ def test_an_algorithm_that_lost_its_decorator(tmp_path: Path, monkeypatch: pytes
     )
 
 
+def test_another_line_with_a_backslash_is_no_fault(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text("data.root = 'C:\\data'\nname = \"open\nrounds = 1\n")
+    assert "Windows" not in refusal(path)
+
+
 @pytest.mark.parametrize("root", [r"C:\Users\x", r"C:\data", r"C:\temp", "C:\\", r"\\server\share"])
 def test_a_path_of_windows_between_double_quotes(tmp_path, root):
     path = tmp_path / "mine.toml"

@@ -1,5 +1,6 @@
 """Read TOML into typed settings, and write it. Errors name the key and suggest the nearest valid key."""
 
+import re
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
@@ -86,7 +87,9 @@ def _read_file_tables(path: Path) -> Table:
 
 def _describe_fix(problem: str, text: str) -> str:
     """Return the fix for a backslash in a path, or for a table that is written twice, first as data = { ... }; else ""."""
-    if "\\" in text and any(
+    number = re.search(r"at line (\d+)", problem)  # else the text ends too early
+    line = text.rstrip().split("\n")[int(number[1]) - 1 if number else -1]
+    if "\\" in line and any(
         words in problem for words in ("Unescaped '\\'", "hex value", "Unterminated", "Illegal character")
     ):
         return f"; {WINDOWS_PATH_FIX}"
