@@ -1,5 +1,7 @@
 """Labels as users have them in memory: missing labels are refused, bytes are text."""
 
+from decimal import Decimal
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -30,6 +32,8 @@ def make_objects(*labels):
         (np.array(["ill", "well"], dtype=np.dtypes.StringDType()), ["ill", "well"]),
         (make_objects(2, np.int64(1)), ["2", "1"]),
         (make_objects(2, 1.5), [2.0, 1.5]),
+        (make_objects(Decimal("1.5"), 2), [1.5, 2.0]),
+        (np.array([[1, Decimal(0)]], dtype=object), [[1.0, 0.0]]),
         (make_objects(True, np.False_), ["True", "False"]),
         (np.array([3, 1]), [3, 1]),
         (np.array([], dtype=object), []),
@@ -37,6 +41,7 @@ def make_objects(*labels):
 )
 def test_labels_are_read(labels, cleaned):
     assert clean(labels).tolist() == cleaned
+    assert len(labels) == 0 or clean(labels).dtype != object
 
 
 @pytest.mark.parametrize("missing", [None, np.nan, pd.NA, pd.NaT, "", "  ", b"", "nan", "<NA>"])

@@ -74,7 +74,10 @@ def _unify_types(values: npt.NDArray[Any], part: Part) -> npt.NDArray[Any]:
             f"{part.where(0)} is {kinds[0]}; give all labels one type, for example by .astype(str)"
         )
     is_names = values.ndim == 1 and not (kinds[:1] == ["a number"] and not all(isinstance(v, Integral) for v in values))
-    return values.astype(str) if is_names else np.asarray(values.tolist())
+    if is_names:
+        return values.astype(str)
+    cells = np.asarray(values.tolist())
+    return cells.astype(float) if cells.dtype == object and kinds[:1] == ["a number"] else cells  # Decimal, Fraction
 
 
 def _name_kind(value: Any) -> str:
