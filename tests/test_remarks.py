@@ -3,6 +3,7 @@
 import warnings
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import fedmutual
@@ -81,6 +82,15 @@ def test_a_remark_of_a_round_names_the_run_and_the_round_and_comes_once(config, 
     with pytest.warns(RemarkWarning) as caught:
         fedmutual.run(config, "r")
     assert list_remarks(caught).count("run, round 1: the server is tired") == len(caught) == 1
+
+
+def test_a_remark_on_the_table_of_a_site_names_the_site_once():
+    frame = pd.DataFrame({"a": np.arange(40.0) ** 2, "copy": np.arange(40) % 2, "y": np.arange(40) % 2})
+    sites = {name: Site(train=frame, label="y", model="mlp") for name in "ab"}
+    with pytest.warns(RemarkWarning) as caught:
+        fedmutual.federate(sites, **QUICK)
+    (remark,) = (remark for remark in list_remarks(caught) if "tells" in remark)
+    assert remark.startswith("clients 'a', 'b': 'copy' tells the label of every training row")
 
 
 def test_a_user_may_make_remarks_errors(sites):
