@@ -6,8 +6,11 @@ import pytest
 
 import fedmutual
 from fedmutual import data
+from fedmutual.config import DataConfig
+from fedmutual.data.column_check import check_columns
 from fedmutual.data.memory import make_memory_source
 from fedmutual.data.suggest import suggest_columns
+from fedmutual.studies.site_objects import hold_sites
 from own_data import config
 
 ROWS = 40
@@ -106,6 +109,19 @@ def test_a_feature_that_determines_the_label_is_reported(tmp_path, cells, is_rep
     assert not any("determines" in note for note in data.load(frame).notes)
 
 
+@pytest.mark.parametrize("others", [[], [("il", A)]])
+def test_a_name_with_a_dot_is_no_copy(tmp_path, others):
+    columns = [("il.6", 3.5 * Y + 1), *others, ("y", Y)]
+    notes = data.load(write(tmp_path / "a.csv", columns)).notes
+    assert any("'il.6' determines the label of every training row" in note for note in notes)
+    frame = make_frame(columns)
+    for train, label in ((frame, "y"), ((frame.drop(columns="y"), frame["y"]), None)):
+        site = fedmutual.Site(train=train, label=label)
+        with hold_sites({"a": site, "b": site}, "mlp") as (objects, _):
+            source = objects["data.a"]()
+        assert any("'il.6' determines" in note for note in check_columns(source, Y, DataConfig()))
+
+
 def test_a_feature_that_equals_the_numbers_to_learn_is_reported(tmp_path):
     settings = write(tmp_path / "a.csv", [("copy", A), ("b", Y), ("y", A)]).model_dump()
     notes = data.load(config(data=settings["data"], training={"task": "regression"})).notes
@@ -119,6 +135,9 @@ COUNTS = {
     "begins again": (np.tile(np.arange(20), 3), True),
     "short and shuffled": (np.random.default_rng(0).permutation(40), False),
     "long and shuffled": (np.random.default_rng(0).permutation(60), True),
+    "begins again often": (np.tile(np.arange(60), 4), True),
+    "hours": (np.tile(np.arange(24), 4), False),
+    "months": (np.tile(np.arange(1, 13), 8), False),
     "few rows": (np.arange(8), False),
     "alternates": (Y, False),
     "constant": (np.full(40, 3), False),
@@ -138,11 +157,13 @@ def test_columns_that_identify_or_count_the_rows_are_reported(tmp_path, cells, i
     ("cells", "is_reported"),
     [(1_700_000_001 + Y, True), (2**60 + 1 + Y, True), (2**24 + Y * 2, False), (Y * 1e20, False), (A * 1e9 + 0.25, False)],
 )
-def test_whole_numbers_that_are_rounded_are_reported(tmp_path, cells, is_reported):
-    columns = [("t", cells), ("a", A), ("y", np.random.default_rng(1).permutation(Y))]
+@pytest.mark.parametrize("others", [A, Y])
+def test_whole_numbers_that_are_rounded_are_reported(tmp_path, cells, is_reported, others):
+    columns = [("t", cells), ("a", others), ("y", np.random.default_rng(1).permutation(Y))]
     of_file = data.load(write(tmp_path / "a.csv", columns)).notes
-    of_frame = make_memory_source(make_frame(columns), None, "y", "site 'a'").notes
-    for notes in (of_file, of_frame):
+    source = make_memory_source(make_frame(columns), None, "y", "site 'a'")
+    assert source.train.x.take(range(ROWS))[:, 0].tolist() == cells.astype(np.float32).tolist()
+    for notes in (of_file, source.notes):
         assert any("'t' holds whole numbers above 16,777,216" in note for note in notes) == is_reported
     standardised = data.load(write(tmp_path / "a.csv", columns, columns={"t": "number", "a": "number"}))
     assert not any("16,777,216" in note for note in standardised.notes)

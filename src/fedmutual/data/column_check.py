@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from fedmutual.config import DataConfig
-from fedmutual.data.examples import Source, choose_evenly, list_names
+from fedmutual.data.examples import LARGEST_EXACT, Source, choose_evenly, list_names
 from fedmutual.data.sources import TABLES
 from fedmutual.errors import DataError, join_words
 
@@ -20,8 +20,8 @@ _NAMELESS = re.compile(r"\s*|Unnamed: \d+(\.\d+)?")
 _RENAMED = re.compile(r"(.+)\.\d+")  # pandas names a second column "age" as "age.1"
 _MIN_DIFFERENT = 50  # in fewer rows, whole numbers may all differ by chance
 _MIN_COUNTED = 10  # in fewer rows, whole numbers may count the rows by chance
+_MIN_CYCLE = 50  # counts that begin again more than twice after fewer rows are hours, days or months
 _MIN_LABELLED = 20  # in fewer rows, a feature may determine the label by chance
-_EXACT = 2**24  # float32 holds every whole number up to this one
 _LARGEST = 2.0**53  # from this number on, every float64 is a whole number
 
 
@@ -81,7 +81,7 @@ def check_columns(source: Source, targets: Values, config: DataConfig) -> list[s
         renamed = _RENAMED.fullmatch(name)
         first = renamed[1] if renamed else None
         is_copy = first in values and np.array_equal(column, values[first], equal_nan=True)
-        if first and (name in determining or is_copy):
+        if is_copy or (name in determining and first in source.label_columns):
             copied = f"column {first!r}" if is_copy else "the label"
             raise DataError(
                 f"{source.place}: column {name!r} is a copy of {copied}: pandas adds .1 to the name of a second column "
@@ -134,14 +134,17 @@ def _is_one_to_one(column: Values, label: Values) -> bool:
 def identifies_rows(values: Values) -> bool:
     """Return whether values [n] are a different whole number in every row, or count the rows.
 
-    A count may begin again at its first number, as it does where the rows of several files follow each other.
+    A count may begin again at its first number, as it does where the rows of several files follow each other. A short count
+    that begins again and again is a feature, such as the hour of a day or the month of a year.
     """
     if len(values) < _MIN_COUNTED or not (values == values.round()).all():
         return False
     if len(values) >= _MIN_DIFFERENT and len(np.unique(values)) == len(values):
         return True
-    steps, is_restart = np.diff(values), values[1:] == values[0]
-    return bool(steps[0] and ((steps == steps[0]) | is_restart).all() and is_restart.sum() * _MIN_COUNTED < len(values))
+    steps, restarts = np.diff(values), np.flatnonzero(values[1:] == values[0])
+    is_cycle = len(restarts) > 2 and restarts[0] + 1 < _MIN_CYCLE
+    counts = steps[0] and np.delete(steps == steps[0], restarts).all() and len(restarts) * _MIN_COUNTED < len(values)
+    return bool(counts and not is_cycle)
 
 
 def note_rounded_numbers(table: Mapping[str, Any] | pd.DataFrame, place: str, fix: str = "subtract an offset") -> list[str]:
@@ -154,7 +157,7 @@ def note_rounded_numbers(table: Mapping[str, Any] | pd.DataFrame, place: str, fi
         with np.errstate(all="ignore"):
             rounded = cells.astype(np.float32)
             is_whole = (cells == np.round(cells)) & ((cells.dtype.kind != "f") | (np.abs(cells) < _LARGEST))
-            changed = is_whole & (np.abs(cells) > _EXACT) & (rounded.astype(cells.dtype) != cells)
+            changed = is_whole & (np.abs(cells) > LARGEST_EXACT) & (rounded.astype(cells.dtype) != cells)
         if changed.any():
             examples[str(name)] = (cells[changed][0], rounded[changed][0])
     if not examples:
@@ -162,6 +165,6 @@ def note_rounded_numbers(table: Mapping[str, Any] | pd.DataFrame, place: str, fi
     cell, rounded = next(iter(examples.values()))
     verb = "holds" if len(examples) == 1 else "hold"
     return [
-        f"{place}: {list_names([*examples])} {verb} whole numbers above {_EXACT:,}, which float32 rounds ({cell:.0f} "
-        f"becomes {rounded:.0f}, for example); {fix}"
+        f"{place}: {list_names([*examples])} {verb} whole numbers above {LARGEST_EXACT:,}, which float32 rounds "
+        f"({cell:.0f} becomes {rounded:.0f}, for example); {fix}"
     ]

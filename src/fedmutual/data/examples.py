@@ -28,7 +28,7 @@ SERIES: Form = "series"
 IDS: Form = "ids"
 _DESCRIPTIONS = {SERIES: "series, arrays [examples, channels, time]", IDS: "ids, whole numbers"}
 _CHANNELS = (1, 3, 4)  # gray, RGB, RGBA
-_EXACT = 2**24  # float32 holds every whole number up to this one
+LARGEST_EXACT = 2**24  # float32 holds every whole number up to this one
 _LISTED = 3
 _CHUNK = 1024
 
@@ -101,6 +101,7 @@ class Source:
     test: Part | None = None
     classes: tuple[str, ...] | None = None  # class names, where labels are class numbers
     columns: tuple[str, ...] | None = None  # the names of a table's features; with `plans`, of its columns
+    label_columns: tuple[str, ...] = ()  # the names of a table's columns of labels
     plans: "tuple[ColumnPlan, ...] | None" = None  # how a table's columns are read that have yet to be encoded
     published: Published | None = None
     notes: tuple[str, ...] = ()
@@ -417,7 +418,7 @@ def _convert_exactly(
     """Return x [n, ...] in another type. Raises BadRows where a value changes; `fault`: what is wrong, and the fix."""
     with np.errstate(invalid="ignore"):
         values = x.astype(dtype)
-        if dtype is np.float32 and -_EXACT <= x.min(initial=0) <= x.max(initial=0) <= _EXACT:
+        if dtype is np.float32 and -LARGEST_EXACT <= x.min(initial=0) <= x.max(initial=0) <= LARGEST_EXACT:
             return values
         changed = (values.astype(x.dtype) != x) | (np.sign(values) != np.sign(x))  # a number out of range may come back
     bad = np.flatnonzero(changed.reshape(len(x), -1).any(1))

@@ -43,11 +43,12 @@ def make_memory_source(train: Any, test: Any, label: str | Sequence[str] | None,
             raise DataError(f"test of {place}: its columns are not those of train; give both the same columns")
     source = make_source(arrays, DataConfig(), place)
     classes = source.classes if label is None or isinstance(label, str) else tuple(label)
+    names = (label,) if isinstance(label, str) else tuple(label or ())
     notes = []
     if columns is not None:
         table = (train if isinstance(train, pd.DataFrame) else train[0]).rename(columns=str)[[*columns]]
         notes = note_rounded_numbers(table, source.place, "subtract an offset in float64, or divide by a number")
-    return Source(source.place, source.train, source.test, classes, columns, notes=tuple(notes))
+    return Source(source.place, source.train, source.test, classes, columns, names, notes=tuple(notes))
 
 
 def convert_features(features: Any, place: str, columns: tuple[str, ...] | None = None) -> npt.NDArray[Any]:
@@ -69,7 +70,8 @@ def convert_features(features: Any, place: str, columns: tuple[str, ...] | None 
         if blank:
             raise DataError(f"{place}: the columns {list_names(blank)} have missing values; fill them in, or drop the rows")
         are_whole = all(pd.api.types.is_integer_dtype(kind) for kind in table.dtypes)
-        numbers: npt.NDArray[Any] = table.to_numpy(np.int64 if are_whole else np.float32)
+        # whole numbers may be ids; as those of a file, which are float64 too, others are rounded to float32 with a remark
+        numbers: npt.NDArray[Any] = table.to_numpy(np.float64 if are_whole else np.float32)
         return numbers
     if np.ma.is_masked(features):
         raise DataError(f"{place}: a masked array has masked values, which are missing; fill them in, or drop the rows")

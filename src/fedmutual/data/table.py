@@ -78,6 +78,7 @@ def read_table(config: DataConfig, numbers: bool = False) -> Source:
         classes=None if isinstance(config.label, str) else config.label,
         columns=columns,
         notes=tuple(notes),
+        label_columns=config.label_columns,
         plans=plans or None,
     )
 
