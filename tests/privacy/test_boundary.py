@@ -360,6 +360,17 @@ def test_statistics_of_the_input_are_found_by_what_comes_in_not_by_where_they_ar
     assert federation(algorithm, [one], start=server(Late), rounds=2)
 
 
+def test_rows_of_zeros_do_not_make_a_hidden_norm_one_of_the_input():
+    def hidden(seed):
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            convolution = torch.nn.Conv2d(1, 1, 3, padding=1, bias=False)
+            return torch.nn.Sequential(convolution, torch.nn.BatchNorm2d(1), torch.nn.Flatten(), torch.nn.Linear(16, 3))
+
+    nets = {"personal": hidden(0), "meme": hidden(1)}
+    assert find_exempt_tensors(nets, tuple(nets["meme"].state_dict()), torch.zeros(2, 1, 4, 4)) == frozenset()
+
+
 def test_a_norm_without_running_statistics_has_none_to_exempt():
     def plain(seed):
         with torch.random.fork_rng():

@@ -42,7 +42,10 @@ def _list_input_statistics(net: nn.Module, examples: Tensor) -> set[str]:
     norms = {name: m for name, m in probe.named_modules() if isinstance(m, _NormBase) and m.running_mean is not None}
     if not norms:
         return statistics
-    x = examples.to(next(probe.buffers()).device)
+    x = examples
+    if x.is_floating_point():  # rows of equal numbers, such as zeros, would stay equal through a layer without a bias
+        x = torch.rand(x.shape, generator=torch.Generator().manual_seed(0), dtype=x.dtype)
+    x = x.to(next(probe.buffers()).device)
 
     def compare_input(name: str, layer_input: Tensor) -> None:
         if layer_input.numel() == x.numel() and torch.equal(layer_input.flatten(), x.flatten()):
