@@ -99,9 +99,44 @@ def test_what_is_refused_is_counted_and_not_kept(why, mail):
         assert mail.refused == {"b": count}
     assert places(mail) == {(3, 0)}
     assert mail.read_messages((3, 0))["b"]["x"].tolist() == [1.0, 2.0]
-    assert message in mail.take_reason("b")
-    assert mail.take_reason("b") is None
     assert places(mail, "c") == set()
+
+
+INFINITE = (1.0, float("inf"))
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (letter(3, 1, x=INFINITE), {(3, 1)}),
+        (letter(4, 0, x=INFINITE), {(4, 0)}),
+        (letter(2, x=INFINITE), set()),
+        (letter(3, 0, x=INFINITE), set()),  # a good message of this phase came before
+        (b"junk", {(3, 0), (3, 1), (4, 0)}),  # of which phase it is, nobody knows
+    ],
+)
+def test_why_a_message_was_refused_is_told_for_its_phase_as_often_as_the_order_is_repeated(mail, content, told):
+    mail.begin(3)
+    mail.put("b", letter(3))
+    with pytest.raises(MalformedMessage):
+        mail.put("b", content)
+    for _ in range(2):
+        mail.begin(3)
+        assert {p for p in ((3, 0), (3, 1), (4, 0)) if mail.read_reason("b", p) is not None} == told
+    assert mail.read_reason("c", (3, 1)) is None
+    for place in told:
+        mail.put("b", letter(*place))  # sent again, whole
+        assert mail.read_reason("b", place) is None
+
+
+def test_the_reasons_of_a_sender_are_bounded_as_its_messages_are(mail):
+    mail.begin(3)
+    for round in range(3, ROUNDS):
+        with pytest.raises(MalformedMessage):
+            mail.put("b", letter(round, x=INFINITE))
+    assert [r for r in range(ROUNDS) if mail.read_reason("b", (r, 0))] == [3, ROUNDS - 1]
+    mail.begin(5)
+    assert mail.read_reason("b", (3, 0)) is None
 
 
 def test_strangers_are_counted_together(mail):

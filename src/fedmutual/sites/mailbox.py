@@ -37,8 +37,8 @@ class Mailbox:
         limit: the largest size of a message.
         """
         self._senders, self._declared, self._limit = frozenset(senders), declared, limit
-        self._messages: dict[str, dict[Place, Message]] = {i: {} for i in senders}
-        self._reasons: dict[str, str] = {}  # sender -> why its last message was refused, until `take_reason`
+        self._messages: dict[str, dict[Place, Message | str]] = {i: {} for i in senders}  # str: why one was refused
+        self._unreadable: dict[str, str] = {}  # sender -> why a message was refused that is of no phase with messages
         self._round: int | None = None  # the current round; None: before the first order of this process
         self._lock = Lock()
         self.refused: Counter[str] = Counter()
@@ -46,21 +46,22 @@ class Mailbox:
 
     def put(self, sender: str, content: bytes) -> None:
         """Store a message. Raises MalformedMessage, with the reason, where the message is refused."""
+        place: Place | None = None
         try:
             if sender not in self._senders:
                 raise MalformedMessage(f"{clean_text(repr(sender))} is none of the other sites")
             answer, message = read_answer(content, self._limit)
+            declared = self._find_declared(answer.order)
             place = answer.order.round, answer.order.phase
-            self._check_message(answer, message, sender)
+            _check_message(answer, message, declared, sender)
             with self._lock:
                 self._store(sender, place, message)
-                self._reasons.pop(sender, None)
+                self._unreadable.pop(sender, None)
         except MalformedMessage as problem:
-            is_known = sender in self._senders
             with self._lock:
-                self.refused[sender if is_known else ""] += 1
-                if is_known:
-                    self._reasons[sender] = str(problem)
+                self.refused[sender if sender in self._senders else ""] += 1
+                if sender in self._senders:
+                    self._store_reason(sender, place, str(problem))
             raise
 
     def begin(self, round: int) -> None:
@@ -74,36 +75,59 @@ class Mailbox:
     def read_messages(self, place: Place) -> dict[str, Message]:
         """Return the messages of a round and phase: sender -> message."""
         with self._lock:
-            return {i: messages[place] for i, messages in self._messages.items() if place in messages}
+            found = {i: messages.get(place) for i, messages in self._messages.items()}
+        return {i: message for i, message in found.items() if isinstance(message, dict)}
 
-    def take_reason(self, sender: str) -> str | None:
-        """Return why the sender's last message was refused, and forget the reason; None where it was not refused."""
+    def read_reason(self, sender: str, place: Place) -> str | None:
+        """Return why the sender's message of a round and phase was refused; None where none was refused.
+
+        The answer is the same at each call, because a site may carry out an order again.
+        """
         with self._lock:
-            return self._reasons.pop(sender, None)
+            found = self._messages[sender].get(place)
+            return found if isinstance(found, str) else self._unreadable.get(sender)
 
-    def _check_message(self, answer: SiteAnswer, message: Message, sender: str) -> None:
-        """Raise MalformedMessage unless the phase has messages, and the message holds exactly the declared tensors."""
-        order = answer.order
+    def _find_declared(self, order: Order) -> Spec:
+        """Return the declared tensors of a phase's messages; raise MalformedMessage if the phase has no messages."""
         declared = self._declared((order.round, order.phase)) if order.kind == WORK else None
         if declared is None:
             raise MalformedMessage("it is of a phase after which sites send nothing to each other")
-        if answer != SiteAnswer(Order(WORK, order.round, order.phase)):
-            raise MalformedMessage("its message has a header that messages between sites do not have")
-        why = find_message_fault(message, declared, sender) if message else "its message is empty"
-        if why is not None:
-            raise MalformedMessage(why)
+        return declared
 
     def _store(self, sender: str, place: Place, message: Message) -> None:
-        messages, round = self._messages[sender], place[0]
-        if self._round is not None and round < self._round:
-            raise MalformedMessage(f"it is of round {round + 1}, which is over")
-        if place in messages:
-            if not _is_same(messages[place], message):
+        if self._is_over(place):
+            raise MalformedMessage(f"it is of round {place[0] + 1}, which is over")
+        earlier = self._messages[sender].get(place)
+        if isinstance(earlier, dict):
+            if not _is_same(earlier, message):
                 raise MalformedMessage("it differs from an earlier message of this phase")
             return
-        if round != self._round:
-            self._messages[sender] = {p: m for p, m in messages.items() if p[0] in (self._round, round)}
-        self._messages[sender][place] = message
+        self._keep(sender, place, message)
+
+    def _store_reason(self, sender: str, place: Place | None, reason: str) -> None:
+        if place is None:
+            self._unreadable[sender] = reason
+        elif not self._is_over(place) and place not in self._messages[sender]:
+            self._keep(sender, place, reason)
+
+    def _keep(self, sender: str, place: Place, content: Message | str) -> None:
+        if place[0] != self._round:
+            rounds = self._round, place[0]
+            self._messages[sender] = {p: c for p, c in self._messages[sender].items() if p[0] in rounds}
+        self._messages[sender][place] = content
+
+    def _is_over(self, place: Place) -> bool:
+        return self._round is not None and place[0] < self._round
+
+
+def _check_message(answer: SiteAnswer, message: Message, declared: Spec, sender: str) -> None:
+    """Raise MalformedMessage unless the message has a plain header and holds exactly the declared tensors."""
+    order = answer.order
+    if answer != SiteAnswer(Order(WORK, order.round, order.phase)):
+        raise MalformedMessage("its message has a header that messages between sites do not have")
+    why = find_message_fault(message, declared, sender) if message else "its message is empty"
+    if why is not None:
+        raise MalformedMessage(why)
 
 
 def _is_same(message: Message, other: Message) -> bool:

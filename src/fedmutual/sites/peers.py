@@ -105,7 +105,7 @@ class PeerMailbox:
             if i in messages:
                 replies[i] = messages[i]
             elif self._is_receiver(self._site, i, own_message, order, at):
-                reason = self.mail.take_reason(i)
+                reason = self.mail.read_reason(i, (order.round, order.phase))
                 if reason is None:
                     missing.append(i)
                 else:
