@@ -1,6 +1,7 @@
 """Networks by name: whose random numbers they take, torchvision's, a user's own, and every way it can go wrong."""
 
 from collections.abc import Callable
+from threading import Lock
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from torch import nn
 
 from fedmutual import models
 from fedmutual.errors import ConfigError
+from fedmutual.models.copying import copy_networks
 
 
 def build(name: str, shape: tuple[int, ...] = (1, 28, 28), classes: int = 10, seed: int = 0) -> nn.Module:
@@ -32,6 +34,23 @@ def check_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def same(a: nn.Module, b: nn.Module) -> bool:
     return all(torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
+
+
+class Helper:
+    """An object that cannot be copied, because it holds a lock."""
+
+    def __init__(self, *parts: object) -> None:
+        self.lock, self.parts = Lock(), {"parts": [*parts]}
+
+
+@pytest.mark.parametrize("part", [nn.Linear(2, 2), torch.zeros(2)])
+def test_a_copy_shares_no_object_that_holds_a_layer_or_a_tensor(part: object) -> None:
+    net = nn.Linear(2, 2)
+    net.helper = Helper(1)  # type: ignore[assignment]
+    assert copy_networks(net, share=True).helper is net.helper
+    net.helper = Helper(part)  # type: ignore[assignment]
+    with pytest.raises(TypeError, match="lock"):
+        copy_networks(net, share=True)
 
 
 # Random numbers

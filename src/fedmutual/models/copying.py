@@ -1,7 +1,9 @@
 """Copies of networks, even if they hold tensors of a forward pass, or objects that cannot be copied."""
 
 import copy
+from collections.abc import Mapping
 from contextlib import suppress
+from types import ModuleType
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
@@ -17,7 +19,7 @@ def copy_networks(networks: T, share_objects: bool = False) -> T:
     are copied without their graph, which torch cannot copy.
 
     share_objects: whether the copy holds the same objects where they cannot be copied, for example locks, threads and open
-        files; if False, such an object is an error.
+        files; if False, such an object is an error. An object that holds a tensor or a network beside a lock always is.
 
     Raises:
         Exception: any error that an object raises because it cannot be copied.
@@ -28,10 +30,10 @@ def copy_networks(networks: T, share_objects: bool = False) -> T:
     try:
         return copy.deepcopy(networks, dict(known))  # deepcopy adds to the dictionary, also if it fails
     except Exception:
-        if not share_objects:
+        shared = [v for v in values if not isinstance(v, Tensor | nn.Module) and not _can_copy(v)]
+        if not share_objects or any(_holds_tensors(v, set()) for v in shared):
             raise
-    known |= {id(v): v for v in values if not isinstance(v, Tensor | nn.Module) and not _can_copy(v)}
-    return copy.deepcopy(networks, known)
+    return copy.deepcopy(networks, known | {id(v): v for v in shared})
 
 
 def _can_copy(value: object) -> bool:
@@ -39,3 +41,18 @@ def _can_copy(value: object) -> bool:
         copy.deepcopy(value)
         return True
     return False
+
+
+def _holds_tensors(value: object, seen: set[int]) -> bool:
+    """Return whether a tensor or a network is in an object, its attributes or its items."""
+    if isinstance(value, Tensor | nn.Module):
+        return True
+    if id(value) in seen or isinstance(value, type | ModuleType):
+        return False
+    seen.add(id(value))
+    parts = [*getattr(value, "__dict__", {}).values()]
+    if isinstance(value, Mapping):
+        parts += value.values()
+    elif isinstance(value, list | tuple | set | frozenset):
+        parts += value
+    return any(_holds_tensors(part, seen) for part in parts)
