@@ -12,6 +12,8 @@ import fedmutual
 from fedmutual import Site, UserError
 from fedmutual.core import match_inputs
 from fedmutual.data.federation import load
+from fedmutual.federation import experiment
+from fedmutual.federation.evaluation import forward_in_parts
 from fedmutual.sites.contract import read_contract
 from fedmutual.sites.server_experiment import build_server_experiment
 from fedmutual.sites.site_settings import build_site, read_site_file
@@ -190,6 +192,14 @@ def test_messages_beside_ids_stay_decimal_numbers(method):
 def test_a_network_gets_no_ids_that_its_data_do_not_have():
     """A probe with the id 0, which is padding here, would be an error."""
     assert federate(ids, Words("packed", words=50)).finished
+
+
+@pytest.mark.parametrize(("kind", "padded"), [("embedding", False), ("packed", True)])
+def test_ids_are_checked_on_two_made_rows_unless_these_are_padding(kind, padded, monkeypatch):
+    tried = []
+    monkeypatch.setattr(experiment, "forward_in_parts", lambda net, x: tried.append(len(x)) or forward_in_parts(net, x))
+    assert federate(lambda k: ids(k, n=900), Words(kind)).finished
+    assert max(tried) <= (2 * 6 if padded else 2)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedmutual import data, tasks
 from fedmutual.algorithms.peers import make_agreed_state, make_proxy_state
@@ -318,21 +318,25 @@ class Experiment:
     def _check_ids(self, id: str, nets: Mapping[str, nn.Module]) -> None:
         """Raise DataError if a net refuses ids of the client's rows: in a stack they would read weights of another client.
 
-        The nets are tried on the CPU, because a GPU that reads outside of an embedding cannot be used afterwards.
+        A net is tried on two made rows, of the smallest and of the largest id at each position. If it refuses them, the
+        rows that hold these ids decide: a made row may be one of padding alone. The nets are tried on the CPU, because a
+        GPU that reads outside of an embedding cannot be used afterwards.
         """
         views = {**self.load_rows(id), **({} if self.data.test is None else {"test": self.data.test})}
-        for net_name, net in nets.items():
-            tried = copy_networks(net, share_objects=True).cpu().eval()
-            for kind, rows in views.items():
-                for x, *_ in rows.rows(torch.split(torch.arange(len(rows)), ROWS)):
-                    try:
+        for kind, rows in ((k, r) for k, r in views.items() if len(r)):
+            places, extremes = _find_extreme_rows(rows)
+            for net_name, net in nets.items():
+                tried = copy_networks(net, share_objects=True).cpu().eval()
+                try:
+                    if not _takes(tried, extremes):
                         with torch.no_grad():
-                            forward_in_parts(tried, x.cpu())
-                    except IndexError as problem:
-                        raise DataError(
-                            f"client {id!r}: the {net_name} network refuses ids of the {kind} rows ({problem}), which are "
-                            f"{x.min()} to {x.max()}; give its embedding more rows, or correct the ids"
-                        ) from None
+                            for x, *_ in rows.rows(torch.split(places, ROWS)):
+                                forward_in_parts(tried, x.cpu())
+                except IndexError as problem:
+                    raise DataError(
+                        f"client {id!r}: the {net_name} network refuses ids of the {kind} rows ({problem}), which are "
+                        f"{extremes.min()} to {extremes.max()}; give its embedding more rows, or correct the ids"
+                    ) from None
 
     def _make_optimizer(self, net: nn.Module, client: str) -> torch.optim.Optimizer:
         common, optimizer = self.config.optimizer, self.config.get_client_config(client).optimizer
@@ -344,6 +348,31 @@ class Experiment:
             return torch.optim.SGD(params, lr=0.0, momentum=momentum, weight_decay=decay, fused=fused)
         kind: type[torch.optim.Adam] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[common.name]
         return kind(params, lr=0.0, weight_decay=decay, amsgrad=common.amsgrad, fused=fused)
+
+
+def _find_extreme_rows(rows: Data) -> tuple[Tensor, Tensor]:
+    """Return the rows with the smallest and largest id at each position [k], and a made row of each of the two [2, ...]."""
+    lows, highs = list[Tensor](), list[Tensor]()
+    places, start = list[tuple[Tensor, Tensor]](), 0
+    for x, *_ in rows.rows(torch.split(torch.arange(len(rows)), ROWS)):
+        (low, low_row), (high, high_row) = x.cpu().min(0), x.cpu().max(0)
+        lows.append(low)
+        highs.append(high)
+        places.append((low_row + start, high_row + start))
+        start += len(x)
+    (low, low_part), (high, high_part) = torch.stack(lows).min(0), torch.stack(highs).max(0)
+    low_rows, high_rows = (torch.stack(r) for r in zip(*places, strict=True))
+    held = (low_rows.gather(0, low_part[None]), high_rows.gather(0, high_part[None]))
+    return torch.cat([r.flatten() for r in held]).unique(), torch.stack((low, high))
+
+
+@torch.no_grad()
+def _takes(net: nn.Module, x: Tensor) -> bool:
+    try:
+        forward_in_parts(net, x)
+    except Exception:  # a network's code may raise any error
+        return False
+    return True
 
 
 def list_leaves(algorithm: Algorithm, server: Message) -> dict[str, dict[str, tuple[str, list[int]]]]:
