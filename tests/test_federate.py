@@ -46,6 +46,13 @@ class Holder(nn.Module):
         return self.outputs[0]
 
 
+class Locked:
+    """An object with a lock and a layer."""
+
+    def __init__(self, layer):
+        self.lock, self.layer = threading.Lock(), layer
+
+
 class Complex(nn.Module):
     """A network with a complex tensor [6, 2]: a parameter, or a buffer."""
 
@@ -262,6 +269,7 @@ def test_a_folder_of_objects_says_in_another_call_what_it_lacks(tables, shared, 
             {"shared": functools.cache(lambda: nn.Linear(6, 2))},
             "argument 'shared': the network is the network of an earlier call",
         ),
+        ({"shared": lambda: Holder(Locked(nn.Linear(2, 2)))}, "make them attributes of the network"),
         ({"shared": Complex(nn.Parameter(torch.ones(6, 2, dtype=torch.complex64)))}, "torch.view_as_complex"),
         ({"shared": Complex(torch.ones(6, 2, dtype=torch.complex64))}, "register_buffer(..., persistent=False)"),
     ],

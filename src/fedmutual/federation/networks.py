@@ -103,7 +103,7 @@ class Networks:
             space = self.get_space(client)
             for name, key in self.name_architectures(client).values():
                 about = (name, (space.shape, space.outputs, space.task))
-                if ":" not in name or space.task not in _TAKING_LOGITS or about in checked:
+                if not models.is_user_network(name) or space.task not in _TAKING_LOGITS or about in checked:
                     continue
                 checked.add(about)
                 ending = find_ending(self._build_net(name, space, torch.Generator(), key), space.make_examples())

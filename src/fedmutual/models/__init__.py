@@ -108,13 +108,13 @@ def make_outline(make: Callable[[], nn.Module], *names: str) -> nn.Module | None
     try:
         with torch.device("meta"):
             return make()
-    except (NotImplementedError, RuntimeError):  # torchvision's regnets compute their widths as tensors
+    except RuntimeError:  # torchvision's regnets compute their widths as tensors
         return None
 
 
-def make_example_inputs(shape: tuple[int, ...], dtype: torch.dtype = torch.float32, count: int = 2) -> Tensor:
-    """Return constant inputs [count, *shape] for trying a network without data: 0, or the id 1, because 0 may be padding."""
-    return torch.full((count, *shape), 0 if dtype.is_floating_point else 1, dtype=dtype)
+def make_example_inputs(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return two constant inputs [2, *shape] for trying a network without data: 0, or the id 1, because 0 may be padding."""
+    return torch.full((2, *shape), 0 if dtype.is_floating_point else 1, dtype=dtype)
 
 
 def is_user_network(name: str) -> bool:
@@ -202,7 +202,13 @@ def _check_network(net: nn.Module, name: str, examples: Tensor, forms: tuple[tup
     """
     with torch.no_grad():
         _forward(net.eval(), name, examples, forms, "")
-    trained = copy_networks(net, share_objects=True).train()
+    try:
+        trained = copy_networks(net, share_objects=True).train()
+    except Exception as problem:  # a network may hold objects of any kind
+        raise ValueError(
+            f"cannot be copied: {format_error(problem)}; an object that cannot be copied, such as one with a lock, must not "
+            "hold layers or tensors: make them attributes of the network"
+        ) from problem
     output = _forward(trained, name, examples, forms, " in training mode")
     if output.requires_grad:
         try:
