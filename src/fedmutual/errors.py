@@ -44,12 +44,12 @@ class RemarkWarning(UserWarning):
 
 
 def warn_user(remark: str) -> None:
-    """Issue a `RemarkWarning` at the line outside fedmutual that made the call.
+    """Issue a `RemarkWarning` at the line outside fedmutual, and outside decorators of torch, that made the call.
 
     The registry of shown warnings is new: otherwise Python would not show an equal remark of the next run.
     """
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "fedmutual":
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("fedmutual", "torch"):
         frame = frame.f_back
     warnings.warn_explicit(
         remark, RemarkWarning, frame.f_code.co_filename, frame.f_lineno, frame.f_globals.get("__name__"), registry={}

@@ -10,6 +10,7 @@ from sklearn.datasets import load_digits
 from sklearn.metrics import balanced_accuracy_score
 
 import fedmutual
+from fedmutual.studies.score import score_file
 from own_data import folder
 
 pytestmark = pytest.mark.run
@@ -71,6 +72,12 @@ def test_rows_that_the_model_was_trained_on_are_counted(digits, cli, client):
     code, out, err = cli("score", digits, "forty.npz", "--json", *(["--client", client] if client else []))
     assert (code, json.loads(out)["training_rows"]) == (0, expected)
     assert f"note: forty.npz: {expected} rows of 40 are in the training data" in err
+
+
+def test_the_remark_on_trained_rows_is_a_warning_at_the_line_of_the_caller(digits):
+    with pytest.warns(fedmutual.RemarkWarning, match="are in the training data") as caught:
+        score_file(digits, "forty.npz")
+    assert caught[0].filename == __file__
 
 
 def test_rows_of_a_table_that_the_model_was_trained_on_are_counted(table, cli, tmp_path):
