@@ -47,10 +47,10 @@ class Helper:
 def test_a_copy_shares_no_object_that_holds_a_layer_or_a_tensor(part: object) -> None:
     net = nn.Linear(2, 2)
     net.helper = Helper(1)  # type: ignore[assignment]
-    assert copy_networks(net, share=True).helper is net.helper
+    assert copy_networks(net, share_objects=True).helper is net.helper
     net.helper = Helper(part)  # type: ignore[assignment]
     with pytest.raises(TypeError, match="lock"):
-        copy_networks(net, share=True)
+        copy_networks(net, share_objects=True)
 
 
 # Random numbers

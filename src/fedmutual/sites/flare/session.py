@@ -115,7 +115,9 @@ class Session:
         api = import_nvflare("nvflare.fuel.flare_api.flare_api")
         check_valid(kit)
         _wait_for_server(kit, timeout)
-        os.environ |= make_grpc_variables(kit.hosts[0], kit.port)
+        settings = make_grpc_variables(kit.hosts[0], kit.port)
+        self._earlier = {name: os.environ.get(name) for name in settings}  # for the next session, to another server
+        os.environ |= settings
         self._folder = tempfile.TemporaryDirectory()  # FLARE writes into its folder, and the kit must not change
         work = Path(self._folder.name)
         (work / "startup").symlink_to(kit.startup)
@@ -127,7 +129,7 @@ class Session:
             with contextlib.redirect_stdout(io.StringIO()):
                 self.flare = api.new_secure_session(kit.name, str(work), timeout=timeout)
         except Exception as problem:  # FLARE raises many types
-            self._folder.cleanup()
+            self._leave()
             raise ServerLost(f"the server at {address} rejects the login of {kit.name!r} ({problem})") from None
         finally:
             os.chdir(previous_folder)
@@ -139,10 +141,18 @@ class Session:
         self.close()
 
     def close(self) -> None:
-        """Log out, and remove the temporary folder."""
+        """Log out, remove the temporary folder, and restore the variables of the environment."""
         with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(Exception):
             self.flare.close()
+        self._leave()
+
+    def _leave(self) -> None:
         self._folder.cleanup()
+        for name, value in self._earlier.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
     def submit(self, contract: Contract) -> str:
         """Submit a federation, or resume a stopped federation, and return the id of the job.
