@@ -81,17 +81,16 @@ def steps(
     return phase.end(client, at), train
 
 
-def run_few_steps(phase: Phase, client: Client, inbox: Message, at: At, most: int) -> Message:
-    """Run the client's part of a phase with at most `most` steps, and return the reply; 0: the reply without training.
+def run_one_step(phase: Phase, client: Client, inbox: Message, at: At) -> Message:
+    """Run the client's part of a phase with one step at most, and return the reply.
 
     Raises:
-        Diverged, Disagreed, DataError, Refused, RunError: as `work`; without steps neither Diverged nor RunError.
+        Diverged, Disagreed, DataError, Refused, RunError: as `work`.
     """
     phase = with_client_settings(phase, client)
     ready(phase, client, at)
     begun = Progress(phase.begin(client, inbox, at), Work())
-    for _ in islice(steps(phase, client, inbox, at, begun), most):
-        pass
+    next(steps(phase, client, inbox, at, begun), None)
     return phase.end(client, at)
 
 

@@ -6,6 +6,7 @@ import shutil
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -297,6 +298,10 @@ def declare(**changes):
     return change
 
 
+def read_scaling(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "environment.json").read_text())["clients"]["0"]["scaling"]
+
+
 def save_others(change_tensors):
     """Return a function that writes other tensors into the weight files of a folder."""
 
@@ -315,6 +320,10 @@ OTHER_SIZES = {
     "no values": (declare(input=[1, -8, 8]), "should be greater than 0"),
     "outputs": (declare(outputs=10**9), "10 classes have 1,000,000,000 outputs"),
     "outputs of a small layer": (declare(outputs=60_000), "and network 'mlp' has float32 [60000, 200]"),
+    "a size of 60000 x 60000": (
+        lambda folder: declare(scaling=read_scaling(folder) | {"size": [60_000, 60_000]})(folder),
+        "are resized to [60000, 60000]",
+    ),
     "a network": (lambda folder: rename(folder, environment="cnn2", model_shared="cnn2"), "and network 'cnn2' has"),
     "shapes": (save_others(lambda tensors: {k: torch.zeros(7, 7) for k in tensors}), "is float32 [7, 7], and network 'mlp'"),
     "types": (save_others(lambda tensors: {k: v.double() for k, v in tensors.items()}), "is float64 [200, 64]"),

@@ -12,6 +12,7 @@ from fedmutual.algorithms import FML
 from fedmutual.boundary import Refused
 from fedmutual.core import Diverged
 from fedmutual.errors import AlgorithmError, DataError, RunError
+from fedmutual.rundir.checkpoint import collect_client_state
 from fedmutual.sites import contract as contracts
 from fedmutual.sites import private_values, site_runtime
 from fedmutual.sites.private_values import check_first_replies
@@ -52,14 +53,15 @@ def write_rows(path, changed=()):
         writer.writerows([[*COLUMNS, "label"], *([*row, "yes" if of else "no"] for row, of in zip(x, y, strict=True))])
 
 
-def start(folder, more, changed=()):
+def start(folder, more, changed=(), personal="mlp"):
     """Return (the runtime of a site with these rows, the lines for its operator)."""
     folder.mkdir()
     write_rows(folder / "north.csv", changed)
     names, lines = ["north", "south", "west"] if more.get("server") else ["north"], []
     common = {**TABLES, "name": "wards", "algorithm": {"name": "fml"}, **more}
     path = contract(folder, common, names, input=[6], columns=COLUMNS)
-    own = {"model": {"personal": "mlp"}, "data": {"name": "csv", "root": str(folder / "north.csv"), "label": "label"}}
+    own = {"model": {"personal": personal}} if personal else {}
+    own |= {"data": {"name": "csv", "root": str(folder / "north.csv"), "label": "label"}}
     budget = {"privacy": {"epsilon": 1e6}} if "privacy" in more else {}
     settings = read_site_file(site(folder, "north", own | budget))
     startup = write_startup(folder / "kit", "north") if more.get("server") else None
@@ -210,6 +212,26 @@ def test_a_failed_phase_has_the_answer_of_every_phase(tmp_path, monkeypatch, pro
         assert all(t.isnan().all() for t in message.values())
     monkeypatch.undo()
     assert read_answer(half.carry_out(content))[0] == answer, "a repeated order gets the first answer"
+
+
+@pytest.mark.parametrize(
+    ("name", "phase", "more"), [("apfl", 0, PLAIN), ("apfl", 0, MASKED), ("fedavg-ft", 1, PLAIN)], ids=str
+)
+def test_a_failed_phase_leaves_the_client_as_it_was(tmp_path, name, phase, more):
+    """APFL reads private rows in `begin` and mixes weights in `end`: neither is a part of the reply to a failed phase."""
+    settings = {"adaptive": True} if name == "apfl" else {}
+    half, lines = start(tmp_path / "one", more | {"algorithm": {"name": name, **settings}}, personal=None)
+    good = half.experiment.make_server_state()
+    for number in range(phase + 1):
+        half.carry_out(pack_message(Order(WORK, 0, number), good))
+    for number in range(phase):
+        half.carry_out(pack_message(Order(WORK, 1, number), good))
+    before, lines[:] = {k: v.clone() for k, v in collect_client_state(half._client).items()}, []
+    answer, _ = read_answer(half.carry_out(pack_message(Order(WORK, 1, phase), fill(3e38)(good, None))))
+    assert (answer.problem, len(lines)) == (None, 1)
+    after = collect_client_state(half._client)
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[k], after[k]) for k in before)
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])

@@ -211,9 +211,7 @@ def scaled(value, inputs=1):
     [
         ({}, "no mean and divisor"),
         (scaled(0.25), "another mean"),
-        (scaled(float("nan")), "not finite"),
-        (scaled(0.0), "not above 0"),
-        (scaled(1e-60), "not above 0"),
+        *((scaled(value), "a mean that is not between") for value in (float("nan"), float("inf"), 0.0, 1e-60, 3e-38, 1e16)),
         (scaled(0.5, 2), "no mean and divisor"),
         ({SCALING: torch.ones(2, 1)}, "no mean and divisor"),
     ],

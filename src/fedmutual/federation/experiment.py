@@ -363,7 +363,7 @@ def _find_extreme_rows(rows: Data) -> tuple[Tensor, Tensor]:
     (low, low_part), (high, high_part) = torch.stack(lows).min(0), torch.stack(highs).max(0)
     low_rows, high_rows = (torch.stack(r) for r in zip(*places, strict=True))
     held = (low_rows.gather(0, low_part[None]), high_rows.gather(0, high_part[None]))
-    return torch.cat([r.flatten() for r in held]).unique(), torch.stack((low, high))
+    return torch.cat([r.flatten() for r in held]).unique(), torch.stack((low, high))  # type: ignore[no-untyped-call]
 
 
 @torch.no_grad()

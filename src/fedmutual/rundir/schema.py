@@ -264,6 +264,8 @@ class Participant(EnvironmentTable):
             raise ValueError(f"an example of shape {list(self.input)} has more than {_MOST_VALUES:,} values")
         if self.outputs > max(len(self.classes), _MOST_OUTPUTS):
             raise ValueError(f"{len(self.classes)} classes have {self.outputs:,} outputs")
+        if self.scaling.size is not None and tuple(self.scaling.size) != self.input[-2:]:
+            raise ValueError(f"examples of shape {list(self.input)} are resized to {list(self.scaling.size)}")
         return self
 
 

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import torch
 
+from fedmutual.algorithms.fedavg import N_K
 from fedmutual.boundary import Refused, release
 from fedmutual.core import At, Client, Disagreed, Message, Phase, Spec, Unusable
 from fedmutual.engines.base import Reply, participate
 from fedmutual.engines.loop import receive_usable
 from fedmutual.errors import AlgorithmError, RunError, UserError, format_error
 from fedmutual.federation.experiment import Experiment
-from fedmutual.stepping import run_few_steps
+from fedmutual.stepping import run_one_step
 
 Say = Callable[[str], None]
 
@@ -48,14 +49,15 @@ def answer_phase(
 ) -> tuple[Client, Reply]:
     """Run a phase, and return (the client to save, the reply).
 
-    If the phase fails, the client is as before the phase, and the reply has the form of every reply. With masks or noise the
-    reply is that without training, so the update is zero. Otherwise each number is NaN: the server does not use the reply.
+    If the phase fails, the client is as before the phase, and the reply has the form of every reply. With masks or noise
+    the tensors return as the site received them, so the update is zero. Otherwise each number is NaN: the server does not
+    use the reply.
 
     make_client: returns the client before the phase, at each call. is_hidden: whether masks or noise cover the reply.
     say: gets the lines for the operator.
 
     Raises:
-        Exception: an error that does not depend on private rows (`may_depend_on_rows`), or an error without training.
+        Exception: an error that does not depend on private rows (`may_depend_on_rows`).
     """
 
     def warn(problem: Refused) -> None:
@@ -75,12 +77,19 @@ def answer_phase(
             raise
         why = describe_failure(problem)
     client = make_client()
-    message = release(run_few_steps(phase, client, inbox, at, most=0), declared, client, inbox, warn)
+    message = _make_untrained_reply(declared, inbox, len(client.data["private"]))
     if not is_hidden:
         message = {k: torch.full_like(t, torch.nan) if t.is_floating_point() else t for k, t in message.items()}
     sent = "without training" if is_hidden else "of numbers that are not finite"
     say(f"{why}; the phase is undone, and a reply {sent} is sent: only this site knows why")
     return client, Reply(message, {})
+
+
+def _make_untrained_reply(declared: Spec, inbox: Message, rows: int) -> Message:
+    """Return a reply that no private value has an effect on: the tensors of the inbox, n_k, and zeros."""
+    returned = {k: v for k, v in inbox.items() if declared.get(k) == (v.dtype, tuple(v.shape))}
+    zeros = {k: torch.zeros(shape, dtype=dtype) for k, (dtype, shape) in declared.items() if k not in returned}
+    return zeros | returned | ({N_K: torch.tensor(rows)} if N_K in declared else {})
 
 
 def check_first_replies(experiment: Experiment, site: str, sites: Sequence[str], source: Path) -> None:
@@ -101,7 +110,7 @@ def check_first_replies(experiment: Experiment, site: str, sites: Sequence[str],
             at, declared = At(config.seed, round, config.rounds, number), phase.leaves(state)
             try:
                 inbox = phase.send(state, site, at)
-                reply = release(run_few_steps(phase, client, inbox, at, most=1), declared, client, inbox)
+                reply = release(run_one_step(phase, client, inbox, at), declared, client, inbox)
             except Exception as problem:
                 raise RunError(
                     f"{source}: the site does not take part, because a trial of the algorithm failed: "

@@ -22,6 +22,10 @@ from fedmutual.sites.state_files import StateRecord, read_state_record, write_st
 SUMS, SCALING = "statistics", "scaling"  # names of tensors: words int64 [layout.count]; mean and divisor float64 [2, inputs]
 FILE = "statistics.json"
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
+_MOST_MEAN, _LEAST_DIVISOR = (
+    1e15,
+    1e-20,
+)  # else a server could choose a scaling that is infinite in float32 for some rows only
 
 
 @dataclass(frozen=True)
@@ -88,15 +92,17 @@ def read_scaling(layout: Layout, message: Message) -> Moments:
     """Return the scaling in an order.
 
     Raises:
-        ValueError: there is none, or numbers are not finite, or a divisor is not above 0.
+        ValueError: there is none, or a mean or a divisor is out of range.
     """
     tensor = message.get(SCALING)
     dtype, shape = declare_scaling(layout)[SCALING]
     if tensor is None or tensor.dtype != dtype or tuple(tensor.shape) != shape:
         raise ValueError("the order has no mean and divisor for each input, which data.mean = 'federated' needs")
-    # in float32, as inputs are: a smaller divisor is 0 there
-    if not tensor.float().isfinite().all() or not (tensor[1].float() > 0).all():
-        raise ValueError("the order has a mean that is not finite, or a divisor that is not above 0")
+    if not (tensor[0].abs() <= _MOST_MEAN).all() or not (tensor[1].isfinite() & (tensor[1] >= _LEAST_DIVISOR)).all():
+        raise ValueError(
+            f"the order has a mean that is not between -{_MOST_MEAN:g} and {_MOST_MEAN:g}, or a divisor that is not a "
+            f"number of at least {_LEAST_DIVISOR:g}; let all sites use another unit for the input"
+        )
     mean, std = tensor.tolist()
     return Moments(tuple(mean), tuple(std))
 
