@@ -109,7 +109,7 @@ def test_a_feature_that_determines_the_label_is_reported(tmp_path, cells, is_rep
     assert not any("determines" in note for note in data.load(frame).notes)
 
 
-@pytest.mark.parametrize("others", [[], [("il", A)]])
+@pytest.mark.parametrize("others", [[], [("il", A)], [("400", 0 * A), ("400.1", 0 * A)]])
 def test_a_name_with_a_dot_is_no_copy(tmp_path, others):
     columns = [("il.6", 3.5 * Y + 1), *others, ("y", Y)]
     notes = data.load(write(tmp_path / "a.csv", columns)).notes

@@ -115,6 +115,12 @@ def test_a_name_in_data_labels_that_no_label_has(tmp_path: Path) -> None:
     assert data.load(config(data=lacking | {"labels": {"eel": "fish"}}, **HALF)).space.classes == ("cat", "dog", "fish")
 
 
+@pytest.mark.parametrize("dtype", [np.int8, np.int16, np.int32, np.uint8, np.uint64])
+def test_labels_of_every_integer_type_are_read(tmp_path: Path, dtype: type) -> None:
+    about = npz(tmp_path / "a.npz", x=X, y=np.array([0, 1, 2] * 4, dtype))
+    assert classes_of(about) == {row: str(row % 3) for row in range(12)}
+
+
 @pytest.mark.parametrize(
     ("arrays", "words"),
     [

@@ -80,7 +80,7 @@ def check_columns(source: Source, targets: Values, config: DataConfig) -> list[s
     for name, column in values.items():
         renamed = _RENAMED.fullmatch(name)
         first = renamed[1] if renamed else None
-        is_copy = first in values and np.array_equal(column, values[first], equal_nan=True)
+        is_copy = first in values and np.array_equal(column, values[first], equal_nan=True) and len(np.unique(column)) > 1
         if is_copy or (name in determining and first in source.label_columns):
             copied = f"column {first!r}" if is_copy else "the label"
             raise DataError(

@@ -183,8 +183,9 @@ def _count_classes(parts: Sequence[Part], source: Source) -> tuple[str, ...]:
 
 def _clip_to_int64(labels: npt.NDArray[Any]) -> Index:
     """Return whole numbers as int64, clipped at the greatest int64: a plain cast would make greater numbers negative."""
-    clippable = labels.astype(np.uint64) if labels.dtype.kind == "u" else labels
-    return np.asarray(np.minimum(clippable, np.iinfo(np.int64).max), dtype=np.int64)
+    if labels.dtype.kind == "u":
+        labels = np.minimum(labels.astype(np.uint64), np.iinfo(np.int64).max)
+    return labels.astype(np.int64)
 
 
 def _encode_names(part: Part, declared: tuple[str, ...] | None, source: Source) -> tuple[Names, Index]:

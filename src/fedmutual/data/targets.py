@@ -15,7 +15,7 @@ from fedmutual.data.raw_labels import clean_labels
 from fedmutual.errors import ConfigError, DataError
 
 Targets = npt.NDArray[np.float32] | npt.NDArray[np.int64]
-_MOST_CLASSES = 255  # of masks whose classes have no names: a greater number is a mistake, not a class
+_MOST_CLASSES = 254  # the greatest class of masks whose classes have no names: 255 is a gray value, or marks no class
 _MOST_LISTED = 10  # values of masks, in a message
 Read = tuple[tuple[str, ...], list[Targets]]
 
