@@ -205,7 +205,7 @@ def test_ids_are_checked_on_two_made_rows_unless_these_are_padding(kind, padded,
 @pytest.mark.parametrize(
     ("make", "net", "settings", "words"),
     [
-        (lambda k: numbers(k, (6,)), Words(), {}, "it takes ids, and its inputs here are float32 numbers: give x whole"),
+        (lambda k: numbers(k, (6,)), Words(), {}, "it takes ids, but its inputs here are float32 numbers: give x whole"),
         (lambda k: ids(k, low=1000, high=1025), Words(words=50), {}, "the first examples have ids from 10"),
         (lambda k: rare(k), Words(words=50), {}, "refuses ids of the private rows (index out of range in self)"),
         (ids, Words("packed"), PRIVACY, "the gradient of each example of the personal network of client 'a' cannot be"),

@@ -89,8 +89,8 @@ def test_a_remark_on_the_table_of_a_site_names_the_site_once():
     sites = {name: Site(train=frame, label="y", model="mlp") for name in "ab"}
     with pytest.warns(RemarkWarning) as caught:
         fedmutual.federate(sites, **QUICK)
-    (remark,) = (remark for remark in list_remarks(caught) if "tells" in remark)
-    assert remark.startswith("clients 'a', 'b': 'copy' tells the label of every training row")
+    (remark,) = (remark for remark in list_remarks(caught) if "determines" in remark)
+    assert remark.startswith("clients 'a', 'b': 'copy' determines the label of every training row")
 
 
 def test_a_user_may_make_remarks_errors(sites):
