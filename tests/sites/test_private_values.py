@@ -60,10 +60,10 @@ def start(folder, more, changed=(), personal="mlp"):
     names, lines = ["north", "south", "west"] if more.get("server") else ["north"], []
     common = {**TABLES, "name": "wards", "algorithm": {"name": "fml"}, **more}
     path = contract(folder, common, names, input=[6], columns=COLUMNS)
-    own = {"model": {"personal": personal}} if personal else {}
-    own |= {"data": {"name": "csv", "root": str(folder / "north.csv"), "label": "label"}}
+    tables = {"model": {"personal": personal}} if personal else {}
+    tables |= {"data": {"name": "csv", "root": str(folder / "north.csv"), "label": "label"}}
     budget = {"privacy": {"epsilon": 1e6}} if "privacy" in more else {}
-    settings = read_site_file(site(folder, "north", own | budget))
+    settings = read_site_file(site(folder, "north", tables | budget))
     startup = write_startup(folder / "kit", "north") if more.get("server") else None
     return SiteRuntime(contracts.read_contract(path), settings, lines.append, startup=startup), lines
 
