@@ -54,7 +54,7 @@ class Locked:
 
 
 class Complex(nn.Module):
-    """A network with a complex tensor [6, 2]: a parameter, or a buffer."""
+    """A network with a tensor [6, 2], complex for example: a parameter, or a buffer."""
 
     def __init__(self, w, persistent=True):
         super().__init__()
@@ -272,6 +272,8 @@ def test_a_folder_of_objects_says_in_another_call_what_it_lacks(tables, shared, 
         ({"shared": lambda: Holder(Locked(nn.Linear(2, 2)))}, "make them attributes of the network"),
         ({"shared": Complex(nn.Parameter(torch.ones(6, 2, dtype=torch.complex64)))}, "torch.view_as_complex"),
         ({"shared": Complex(torch.ones(6, 2, dtype=torch.complex64))}, "register_buffer(..., persistent=False)"),
+        ({"shared": Complex(torch.full((6, 2), -torch.inf))}, "use register_buffer(..., persistent=False)"),
+        ({"shared": torch.jit.script(nn.Linear(6, 2))}, "argument 'shared': the network is a module of torch.jit"),
     ],
 )
 def test_errors_speak_of_arguments(tables, nets, shared, change, words):
@@ -297,6 +299,7 @@ def test_errors_speak_of_arguments(tables, nets, shared, change, words):
         (lambda t: pd.concat([t, t[["target"]]], axis=1), "target", "have one name, 'target'"),
         (lambda t: t.assign(**{"Unnamed: 0": 1.0}), "target", "DataFrame.drop(columns=['Unnamed: 0'])"),
         (lambda t: t, "Target", "did you mean 'target'?"),
+        (lambda t: pd.concat({"north": t}, axis=1), "target", 'frame.columns = [" ".join(map(str, names))'),
         (lambda t: (np.ma.masked_less(arrays(t)[0], 0), arrays(t)[1]), None, "has masked values, which are missing"),
         (
             lambda t: (arrays(t)[0], ["ill", "well", "ill ", "ill"] * 25),

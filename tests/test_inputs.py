@@ -255,6 +255,32 @@ def test_series_and_volumes_reach_the_network_as_documented(container, shape, ne
     assert len(run.predict(numbers(5, shape)[0])) == 40
 
 
+class Centred(nn.Module):
+    """Series [B, 3, 40] less the mean of their channels, which is 0 for an image [B, 1, 3, 40] -> logits [B, 2]."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(120, 2)
+
+    def forward(self, x):
+        return self.head((x - x.mean(1, keepdim=True)).flatten(1))
+
+
+def test_a_network_that_computes_other_outputs_from_images_gets_series(recwarn):
+    made = []
+
+    def make(shape):
+        made.append(shape)
+        return Centred()
+
+    run = federate(lambda k: numbers(k, (3, 40)), make)
+    assert json.loads((run.folder / "environment.json").read_text())["clients"]["a"]["input"] == [3, 40]
+    assert any("give x the shape [examples, 1, 3, 40]" in str(warning.message) for warning in recwarn)
+    assert made.count((1, 3, 40)) == 1  # the form is found once for all clients
+    run = federate(lambda k: numbers(k, (1, 3, 40)), Centred())
+    assert json.loads((run.folder / "environment.json").read_text())["clients"]["a"]["input"] == [1, 3, 40]
+
+
 def test_conv1d_takes_a_series_beside_a_user_network():
     assert federate(lambda k: numbers(k, (3, 40)), Recurrent(), settings={"model.personal": ["conv1d"]}).finished
 

@@ -120,6 +120,11 @@ def match_inputs(value: Tensor, x: Tensor) -> Tensor:
     return value.to(x) if x.is_floating_point() else value.to(x.device)
 
 
+def format_tensor(x: Tensor) -> str:
+    """Return a tensor's type and shape as text, for example "float32 [3, 8, 8]"."""
+    return f"{str(x.dtype).removeprefix('torch.')} {list(x.shape)}"
+
+
 def find_head(net: nn.Module) -> nn.Linear | None:
     """Return the last declared linear layer of a network; None without a linear layer."""
     return next((module for module in reversed(list(net.modules())) if isinstance(module, nn.Linear)), None)

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 from torch import Tensor
 
-from fedmutual.core import Task
+from fedmutual.core import Task, format_tensor
 from fedmutual.errors import AlgorithmError, ConfigError, format_error, format_line
 from fedmutual.losses import Classification, MultiLabel, Regression, Segmentation
 from fedmutual.user_code import plugins
@@ -112,9 +112,7 @@ class _UserTask:
             self._refuse(method, losses[0], "a loss that is computed from the outputs", " without a gradient")
 
     def _refuse(self, method: str, value: object, wanted: str, about: str = "") -> NoReturn:
-        kind = type(value).__name__
-        if isinstance(value, Tensor):
-            kind = f"a tensor {list(value.shape)} of {str(value.dtype).removeprefix('torch.')}"
+        kind = f"a tensor ({format_tensor(value)})" if isinstance(value, Tensor) else type(value).__name__
         raise AlgorithmError(f"{self._describe(method)} returned {kind}{about}; return {wanted}")
 
     def _describe(self, method: str) -> str:

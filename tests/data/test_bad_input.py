@@ -85,7 +85,7 @@ class Malicious:
         (
             {"x": X.astype(np.uint8), "y": Y, "x_test": X, "y_test": Y},
             {},
-            "training examples are uint8 of shape [2] and test examples float32 of shape [2]; make them equal",
+            "training examples are uint8 [2] and test examples float32 [2]; make them equal",
         ),
         ({"x": X, "y": np.full(12, 2**64 - 1, np.uint64)}, {}, "its label 18446744073709551615 is out of range"),
         ({"x": X, "y": Y}, {"group_by": "patient"}, "data.group_by needs an array 'patient'; it has 'x', 'y'"),
@@ -263,7 +263,7 @@ FACTORIES = [
                 if i == 7: raise OSError("disk on fire")
                 return torch.ones(3 if i == 4 else 2), i % 2
         """,
-        "example 4 of NAME is float32 of shape [3], but the first is float32 of shape [2]; let the dataset return one",
+        "example 4 of NAME is float32 [3], but the first is float32 [2]; let the dataset return one",
     ),
     (
         """

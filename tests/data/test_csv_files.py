@@ -133,6 +133,7 @@ BAD_ROW = "x;1;1\n"
         ("crp, mg/l;age;y\n", "utf-8", 1),
         ("sep=;\ncrp, mg/l;age;y\n", "utf-8-sig", 2),
         ('"sep=;"\r\n\ncrp, mg/l;age;y\n', "utf-8", 3),
+        ("SEP=;\ncrp, mg/l;age;y\n", "utf-8", 2),
         ("crp, mg/l;age;y\n", "utf-16", 1),
         ('"crp,\nmg/l";age;y\n', "utf-8", 2),
     ],

@@ -55,10 +55,10 @@ def make(tmp_path, monkeypatch):
         ("fit = lambda s, o, t: F.cross_entropy(o.T, t)", "(line 19 of own_kinds.py)"),
         (
             "fit = lambda s, o, t: F.cross_entropy(o, t, reduction='none')",
-            "of your task own_kinds:Changed returned a tensor [4]",
+            "of your task own_kinds:Changed returned a tensor (float32 [4])",
         ),
         ("fit = lambda s, o, t: F.cross_entropy(o, t).item()", "returned float; return a loss as a tensor []"),
-        ("fit = lambda s, o, t: (o.argmax(1) == t).sum()", "returned a tensor [] of int64; return a loss"),
+        ("fit = lambda s, o, t: (o.argmax(1) == t).sum()", "returned a tensor (int64 []); return a loss"),
         ("fit = lambda s, o, t: F.cross_entropy(o, t).detach()", "without a gradient"),
         ("fit = lambda s, o, t: None", "returned NoneType; return a loss"),
     ],
@@ -76,7 +76,7 @@ def test_a_loss_that_cannot_be_used(make, line, words):
     [
         (
             "mutual = lambda s, *a: s.fit(a[0], a[2])",
-            "mutual of your task own_kinds:Changed returned a tensor [] of float32",
+            "mutual of your task own_kinds:Changed returned a tensor (float32 [])",
         ),
         ("mutual = lambda s, *a: (s.fit(a[0], a[2]),)", "return two losses"),
     ],
@@ -93,7 +93,7 @@ def test_two_losses_are_needed(make, line, words):
         ("score = lambda s, o, t: 0.5", "score of your task own_kinds:Changed returned float; return a dictionary"),
         (
             "score = lambda s, o, t: {'accuracy': o.mean()}",
-            "returned a tensor [] of float32 for 'accuracy'; return a number",
+            "returned a tensor (float32 []) for 'accuracy'; return a number",
         ),
         ("score = lambda s, o, t: {'accuracy': [t]}", "returned list for 'accuracy'"),
         ("score = lambda s, o, t: {'accuracy': s.no}", "has no attribute 'no' (line 19 of own_kinds.py)"),

@@ -31,7 +31,10 @@ def is_nameless(name: str) -> bool:
 
 
 def check_names(names: Sequence[Any], place: str) -> None:
-    """Raise DataError where two columns of a table have equal names, apart from blanks at either end."""
+    """Raise DataError where two columns of a table have equal names, apart from blanks at either end, or several names."""
+    if isinstance(names, pd.MultiIndex):
+        fix = 'join the names: frame.columns = [" ".join(map(str, names)) for names in frame.columns]'
+        raise DataError(f"{place}: each column has {names.nlevels} names (a MultiIndex of pandas); {fix}")
     positions: dict[str, list[int]] = {}
     for position, name in enumerate(map(str, names)):
         if not is_nameless(name):

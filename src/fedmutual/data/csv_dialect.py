@@ -39,7 +39,7 @@ def find_dialect(path: Path) -> Dialect:
             encoding = "utf-16" if file.read(2) in (BOM_UTF16_LE, BOM_UTF16_BE) else "utf-8-sig"
         with path.open(newline="", encoding=encoding) as file:
             lines = list(islice(file, _SAMPLED_LINES))
-        stated = re.fullmatch(r'"?sep=(.)"?', lines[0].strip("\r\n")) if lines else None
+        stated = re.fullmatch(r'"?sep=(.)"?', lines[0].strip("\r\n"), re.IGNORECASE) if lines else None
         if stated:
             return Dialect(stated[1], encoding, 1)
         is_cut = len(lines) == _SAMPLED_LINES  # the last row may go on below the sampled lines

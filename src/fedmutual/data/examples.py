@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from fedmutual.core import format_tensor
 from fedmutual.data.draws import Index, Names
 from fedmutual.errors import DataError
 
@@ -430,11 +431,6 @@ def _convert_exactly(
 def choose_evenly(size: int, most: int) -> list[int]:
     """Return at most `most` different numbers from 0 to `size` - 1, evenly spaced and sorted."""
     return sorted({round(i) for i in np.linspace(0, size - 1, most)})
-
-
-def format_tensor(x: Tensor) -> str:
-    """Return a tensor's type and shape as text, for example "float32 of shape [3, 8, 8]"."""
-    return f"{str(x.dtype).removeprefix('torch.')} of shape {list(x.shape)}"
 
 
 def list_names(names: Sequence[object], most: int = 10) -> str:

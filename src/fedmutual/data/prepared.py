@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from fedmutual import models, tasks
 from fedmutual.config import Config, has_own_data, make_client_config
@@ -12,10 +13,12 @@ from fedmutual.data import encoded_store, labels, record, scaling, sources, stor
 from fedmutual.data.division import Table, check_name
 from fedmutual.data.draws import Index, Names
 from fedmutual.data.encoding import Encoding
-from fedmutual.data.examples import BadRows, Part, Source, join_examples, list_problems
+from fedmutual.data.examples import IMAGES, SERIES, BadRows, Part, Source, join_examples, list_problems
 from fedmutual.data.space import Space
-from fedmutual.data.targets import Targets, check_masks, read_targets
+from fedmutual.data.targets import Targets, check_masks, note_one_class, read_targets
 from fedmutual.errors import ConfigError, DataError
+
+TriedNetworks = dict[tuple[str, tuple[int, ...]], nn.Module]
 
 
 @dataclass(frozen=True)
@@ -42,15 +45,16 @@ def prepare(config: Config) -> dict[str, Prepared]:
         UserError: data cannot be used; one sentence names the file or key and the fix.
     """
     if not has_own_data(config):
-        return {"": _prepare_data_set(config)}
+        return {"": _prepare_data_set(config, {})}
     for client in config.clients:
         check_name(client, f"client {client!r}")
     data_by_client = {}
+    made: TriedNetworks = {}
     problems: list[DataError] = []
     for client, client_config in config.clients.items():
         try:
             data_by_client[client] = _prepare_data_set(
-                make_client_config(config, client), common=not client_config.data.labels
+                make_client_config(config, client), made, common=not client_config.data.labels
             )
         except labels.UnknownClass as problem:
             problems.append(problem.for_client(client, {} if client_config.data.labels else config.data.labels))
@@ -75,13 +79,17 @@ def prepare(config: Config) -> dict[str, Prepared]:
     return data_by_client
 
 
-def _prepare_data_set(config: Config, common: bool = False) -> Prepared:
-    """Read and scale one data set. common: data.labels serves all clients, not these data alone."""
+def _prepare_data_set(config: Config, made: TriedNetworks, common: bool = False) -> Prepared:
+    """Read and scale one data set.
+
+    made: the networks that were made for other data sets of the experiment (`models.try_network`). common: data.labels
+    serves all clients, not these data alone.
+    """
     task = tasks.make_task(config.training.task)
     kind = get_target_kind(task)
     source = sources.read_source(config, kind != "classes")
     table, targets, classes = _make_table(source, config, kind, common)
-    source = _choose_form(source, config, task.outputs or len(classes), kind)
+    source = _choose_form(source, config, task.outputs or len(classes), kind, made)
     examples = join_examples(source)
     store: stores.Store | None = None
     notes: tuple[str, ...] = ()
@@ -95,6 +103,7 @@ def _prepare_data_set(config: Config, common: bool = False) -> Prepared:
         scaled, shape = scaling.UNSCALED, (len(source.plans),)
     if kind == "masks":
         check_masks(targets, shape, config.data, source.place)
+        notes = (*note_one_class(targets, classes, source.place), *notes)
     if source.columns is not None or kind == "numbers":
         from fedmutual.data import column_check  # imports pandas, which takes 0.3 s
 
@@ -121,22 +130,42 @@ def _prepare_data_set(config: Config, common: bool = False) -> Prepared:
     return Prepared(source, table, store, space, targets, scaled, notes, digest, content.hex())
 
 
-def _choose_form(source: Source, config: Config, outputs: int, kind: TargetKind) -> Source:
+def _choose_form(source: Source, config: Config, outputs: int, kind: TargetKind, made: TriedNetworks) -> Source:
     """Return the data set in the first of its forms that all networks of the user accept.
 
-    If no form suits them all, the data set has its usual form, and the check of the networks says what does not fit.
+    Arrays [n, C, T] are series before images if a network computes other outputs from images; a remark says so. If no form
+    suits all networks, the data set has its usual form, and the check of the networks says what does not fit.
     """
     names = models.list_user_networks(config)
-    for form in source.forms if names and len(source.forms) > 1 else ():
+    if not names or len(source.forms) == 1:
+        return source
+
+    def compute(name: str, shape: tuple[int, ...], x: Tensor) -> Tensor | None:
+        return models.try_network(name, shape, x, outputs, kind == "masks", made)
+
+    chosen: Source | None = None
+    for form in source.forms:
         try:
-            chosen = source.with_form(form)
-            x = chosen.train.x.take([row % len(chosen.train.x) for row in range(2)])
+            candidate = source.with_form(form)
+            x = candidate.train.x.take([row % len(candidate.train.x) for row in range(2)])
         except DataError:  # the numbers cannot have this form
             continue
         x = x if x.dtype == torch.int64 else x.float()
-        if all(models.accepts(name, x, outputs, kind == "masks") for name in names):
-            return chosen
-    return source
+        shape = tuple(x.shape[1:])
+        tried = (x, models.make_example_inputs(shape, x.dtype))
+        if not all(any(compute(name, shape, inputs) is not None for inputs in tried) for name in names):
+            continue
+        if form == SERIES and chosen is not None:
+            fix = f"for images, give x the shape {['examples', 1, *shape]}".replace("'", "")
+            note = f"the networks take x as series {list(shape)}, and as images {[1, *shape]} with other outputs"
+            return replace(candidate, notes=(*source.notes, f"{note}; they get series; {fix}"))
+        if form != IMAGES or SERIES not in source.forms:
+            return chosen or candidate
+        pairs = [(compute(name, shape, x), compute(name, shape, x[:, 0])) for name in names]
+        if all(a is None or b is None or torch.allclose(a, b, equal_nan=True) for a, b in pairs):
+            return candidate
+        chosen = candidate
+    return chosen or source
 
 
 def make_encoded_space(space: Space, encoding: Encoding) -> Space:

@@ -89,9 +89,17 @@ def _read_masks(part: Part, place: str) -> npt.NDArray[np.int64]:
     """Return a class number of each pixel [n, H, W]."""
     values = part.labels
     if values.ndim != 3 or len(values) != len(part.x) or not values.size:
+        fix = ""
+        if values.ndim == 4:
+            axis = next((axis for axis in (1, 3) if values.shape[axis] == 1), None)
+            fix = (
+                "; convert colours to class numbers first"
+                if axis is None
+                else f"; remove the axis of size 1: y.squeeze({axis})"
+            )
         raise DataError(
             f"{place}: targets have the shape {list(values.shape)}; give a class number for each pixel of the {len(part.x)} "
-            "images: [images, height, width]; convert colours to class numbers first"
+            f"images: [images, height, width]{fix}"
         )
     if values.dtype.kind not in "biu":
         raise DataError(f"{place}: targets are {values.dtype.name}; give whole numbers, the class of each pixel")
@@ -127,6 +135,11 @@ def _match_masks(
     declared_names = [declared[v] if declared and 0 <= v < len(declared) else str(v) for v in values.tolist()]
     names = [config.labels.get(str(v), name) for v, name in zip(values.tolist(), declared_names, strict=True)]
     classes = learned or declared or list_classes(None, [np.array(names)], {})
+    if not learned and not config.classes and not source.classes and len(values) == 1:
+        raise DataError(
+            f"{source.place}: all masks hold the value {lowest} alone; a segmentation needs two classes: correct the masks, "
+            "or name all classes in data.classes"
+        )
     for value, name in zip(values.tolist(), names, strict=True):
         if name not in classes:
             fix = f"name all classes in data.classes (there are {list_names(classes)})"
@@ -161,6 +174,14 @@ def check_masks(targets: npt.NDArray[Any], shape: tuple[int, ...], config: DataC
     if targets.shape[1:] != shape[1:]:
         fix = "remove 'data.size', and bring images and masks to one size" if config.size else "give both the same sides"
         raise DataError(f"{place}: masks are {list(targets.shape[1:])} and images {list(shape[1:])}; {fix}")
+
+
+def note_one_class(targets: npt.NDArray[Any], classes: Sequence[str], place: str) -> list[str]:
+    """Return a remark on masks [n, H, W] that all hold the same class; [] for other masks."""
+    if (targets != targets.flat[0]).any():
+        return []
+    name = classes[int(targets.flat[0])]
+    return [f"{place}: all masks hold the class {name!r} alone, so a model that gives only {name!r} has a Dice score of 1"]
 
 
 def _check_rows(is_bad: npt.NDArray[np.bool_], values: npt.NDArray[Any], where: Callable[[int], str], rule: str) -> None:

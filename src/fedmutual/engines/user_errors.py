@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from torch import Tensor
 
-from fedmutual.core import Message, Phase, Spec
+from fedmutual.core import Message, Phase, Spec, format_tensor
 from fedmutual.errors import AlgorithmError, format_error, format_line
 
 HOOKS = ("leaves", "send", "begin", "batches", "loss", "edit", "end", "receive")
@@ -62,7 +62,7 @@ def check_state(phase: Phase, state: object, declared: Spec, sent: Message, shar
         if not isinstance(value, Tensor):
             raise AlgorithmError(f"{returned} {type(value).__name__} for {name!r}; return a tensor")
     for name in (k for k in sent if shared and k in declared):
-        before, after = _describe_tensor(sent[name]), _describe_tensor(state[name]) if name in state else "nothing"
+        before, after = format_tensor(sent[name]), format_tensor(state[name]) if name in state else "nothing"
         if before != after:
             raise AlgorithmError(f"{returned} {after} for {name!r} of the shared model; return {before}")
 
@@ -74,10 +74,6 @@ def _is_fedmutuals(kind: type) -> bool:
 def _name_phase(phase: Phase) -> str:
     kind = type(phase)
     return f"phase {kind.__name__.lower()!r} of your algorithm ({kind.__module__}:{kind.__qualname__})"
-
-
-def _describe_tensor(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
 def _find_hook(problem: Exception) -> tuple[Phase | None, str]:

@@ -20,7 +20,16 @@ from fedmutual.models.pretrained import Weights
 from fedmutual.models.resnet18 import resnet18, resnet18_gn
 from fedmutual.models.unet import unet
 
-__all__ = ["NAMES", "Weights", "accepts", "build", "is_user_network", "list_user_networks", "make_example_inputs", "weights"]
+__all__ = [
+    "NAMES",
+    "Weights",
+    "build",
+    "is_user_network",
+    "list_user_networks",
+    "make_example_inputs",
+    "try_network",
+    "weights",
+]
 
 _OURS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {
     "mlp": mlp,
@@ -129,18 +138,26 @@ def list_user_networks(config: Config) -> tuple[str, ...]:
     return tuple(name for name in names if name is not None and is_user_network(name))
 
 
-def accepts(name: str, examples: Tensor, classes: int, of_pixels: bool) -> bool:
-    """Return whether a network computes outputs for these examples [2, *shape], or for constant examples of their type."""
-    shape = tuple(examples.shape[1:])
-    forms = tuple(_list_forms(shape, classes, of_pixels))
+def try_network(
+    name: str,
+    shape: tuple[int, ...],
+    examples: Tensor,
+    classes: int,
+    of_pixels: bool,
+    made: dict[tuple[str, tuple[int, ...]], nn.Module],
+) -> Tensor | None:
+    """Return the logits that a network for examples of `shape` computes from these examples [2, ...]; None if it cannot.
+
+    made: the networks that were made before, (name, shape) -> network. A new one is added, so that a factory is called once.
+    """
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        for inputs in (examples, make_example_inputs(shape, examples.dtype)):
-            try:
-                _forward(_make_network(name, shape, classes, "model.shared").eval(), name, inputs, forms, "")
-            except (ValueError, ConfigError):
-                continue
-            return True
-    return False
+        try:
+            if (name, shape) not in made:
+                made[name, shape] = _make_network(name, shape, classes, "model.shared").eval()
+            torch.default_generator.manual_seed(0)
+            return _forward(made[name, shape], name, examples, tuple(_list_forms(shape, classes, of_pixels)), "")
+        except (ValueError, ConfigError):
+            return None
 
 
 def find_initial_weights(source: str, name: str, key: str) -> Weights:

@@ -5,7 +5,9 @@ from collections.abc import Mapping
 from typing import Any
 from weakref import WeakSet
 
+import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from fedmutual.errors import format_error
 from fedmutual.user_code import plugins
@@ -24,7 +26,8 @@ def make_user_network(
 
     Raises:
         ConfigError: the factory cannot be imported.
-        ValueError: the factory cannot be called, fails, or returns no new torch.nn.Module, or a module with complex tensors.
+        ValueError: the factory cannot be called, fails, or returns no new torch.nn.Module, or one of torch.jit, or one with
+            tensors that are complex or not finite.
     """
     factory = plugins.load(name, key)
     if isinstance(factory, nn.Module) or not callable(factory):
@@ -37,15 +40,22 @@ def make_user_network(
         raise ValueError(f"cannot be made: {format_error(problem)}") from problem
     if not isinstance(net, nn.Module):
         raise ValueError(f"returned {type(net).__name__}, but must return a torch.nn.Module")
+    if isinstance(net, torch.jit.ScriptModule):
+        raise ValueError("is a module of torch.jit, whose weights cannot be copied; give the module that was compiled")
     if net in _made_networks:  # otherwise participants would train one network together
         raise ValueError("is the network of an earlier call of its factory, which must make a new one at each call")
     _made_networks.add(net)
-    complex_name = next((name for name, t in net.state_dict().items() if isinstance(t, Tensor) and t.is_complex()), None)
+    tensors = {name: t for name, t in net.state_dict().items() if isinstance(t, Tensor) and not is_lazy(t)}
+    complex_name = next((name for name, t in tensors.items() if t.is_complex()), None)
     if complex_name is not None:
         fix = "or, for a constant, use register_buffer(..., persistent=False)"
         if complex_name in dict(net.named_parameters()):
             fix = "and call torch.view_as_complex on it in `forward`"
         raise ValueError(f"has the complex tensor {complex_name!r}; keep its real and imaginary parts [..., 2], {fix}")
+    unbounded_name = next((name for name, t in tensors.items() if t.is_floating_point() and not t.isfinite().all()), None)
+    if unbounded_name is not None:
+        fix = "for a constant, such as a mask of an attention, use register_buffer(..., persistent=False)"
+        raise ValueError(f"holds numbers in {unbounded_name!r} that are not finite; {fix}")
     return net
 
 

@@ -1,6 +1,7 @@
 """The experiment of the server of real sites, from the contract alone: networks, settings, the first state, and no data."""
 
 import torch
+from torch import nn
 
 from fedmutual import models, tasks
 from fedmutual.algorithms.peers import make_agreed_state
@@ -50,10 +51,12 @@ def _takes_ids(contract: Contract, outputs: int) -> bool:
     """Return whether the shared network is the user's own and takes ids of the agreed shape, but no other numbers."""
     name, shape = contract.config.model.shared, tuple(contract.sites.input)
     of_pixels = get_target_kind(tasks.make_task(contract.config.training.task)) == "masks"
-    numbers, ids = (models.make_example_inputs(shape, dtype) for dtype in (torch.float32, torch.int64))
-    if not models.is_user_network(name) or models.accepts(name, numbers, outputs, of_pixels):
+    if not models.is_user_network(name):
         return False
-    return models.accepts(name, ids, outputs, of_pixels)
+    made: dict[tuple[str, tuple[int, ...]], nn.Module] = {}
+    tried = (models.make_example_inputs(shape, dtype) for dtype in (torch.float32, torch.int64))
+    numbers, ids = (models.try_network(name, shape, x, outputs, of_pixels, made) for x in tried)
+    return numbers is None and ids is not None
 
 
 def make_first_state(contract: Contract, experiment: Experiment) -> Message:

@@ -11,7 +11,7 @@ from torch.nn.parameter import is_lazy
 
 from fedmutual import models
 from fedmutual.config import Config, read_dumped
-from fedmutual.core import At, Message, Task
+from fedmutual.core import At, Message, Task, format_tensor
 from fedmutual.errors import RunError
 from fedmutual.federation.ensemble import WEIGHT, Ensemble
 from fedmutual.federation.networks import POOLED
@@ -296,19 +296,19 @@ class Run:
         """Return the saved tensors for a network. Raises RunError if names, shapes or dtypes differ."""
         wanted = net.state_dict()
         state = find_state(wanted.keys())
-        unequal = [k for k, v in wanted.items() if k not in state or not (is_lazy(v) or _describe(state[k]) == _describe(v))]
+        unequal = [
+            k for k, v in wanted.items() if k not in state or not (is_lazy(v) or format_tensor(state[k]) == format_tensor(v))
+        ]
         unequal += [k for k in state if k not in wanted]
         if unequal:
-            described = (_describe(tensors[unequal[0]]) if unequal[0] in tensors else "none" for tensors in (state, wanted))
+            described = (
+                format_tensor(tensors[unequal[0]]) if unequal[0] in tensors else "none" for tensors in (state, wanted)
+            )
             raise RunError(
                 f"{self.folder}: the saved tensor {unequal[0]!r} is {next(described)}, and network {name!r} has "
                 f"{next(described)} by environment.json; restore the folder as the run wrote it"
             )
         return state
-
-
-def _describe(tensor: torch.Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
 def open_trained_run(folder: Path, config: Config) -> Run:

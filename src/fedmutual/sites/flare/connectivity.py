@@ -49,7 +49,7 @@ def check_connection(kit: Kit, patience: float = _PATIENCE) -> Iterator[Check]:
         plain = socket.create_connection((host, port), patience)
     except ConnectionRefusedError:
         text = f"{host}:{port} refuses connections: the server is not running, or listens on another port"
-        yield Check(WRONG, text, is_temporary=True)
+        yield Check(WRONG, f"{text}{_describe_unread_variables()}", is_temporary=True)
         return
     except TimeoutError:
         yield Check(
@@ -60,7 +60,8 @@ def check_connection(kit: Kit, patience: float = _PATIENCE) -> Iterator[Check]:
         )
         return
     except OSError as problem:
-        yield Check(WRONG, f"{host}:{port} cannot be reached: {problem.strerror or problem}", is_temporary=True)
+        why = f"{problem.strerror or problem}{_describe_unread_variables()}"
+        yield Check(WRONG, f"{host}:{port} cannot be reached: {why}", is_temporary=True)
         return
     yield Check(OK, f"{host}:{port} accepts connections")
     with plain:
