@@ -6,6 +6,7 @@ import torch
 
 import fedmutual
 from fedmutual.data.federation import load
+from fedmutual.data.targets import note_one_class
 
 ROWS = 40
 CONFIG = """
@@ -161,6 +162,11 @@ def test_what_is_refused_of_masks(tmp_path, y, settings, sentence):
         fedmutual.run(write_masks(tmp_path, y)(**settings), tmp_path / "run")
     assert sentence in str(problem.value)
     assert not (tmp_path / "run").exists()
+
+
+def test_masks_of_one_declared_class_are_told():
+    assert "hold the class 'a' alone" in note_one_class(make_masks() * 0, ("a", "b", "c"), "x")[0]
+    assert note_one_class(make_masks(), ("a", "b", "c"), "x") == []
 
 
 def write_table(folder, cells="1,0", header="age,fever,cough"):
