@@ -7,7 +7,7 @@ from itertools import islice
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.func import functional_call, vmap
 
 from fedmutual.core import At, Batch, Client, Diverged, Message, Net, Phase, Work, find_head
 
@@ -95,17 +95,39 @@ def run_one_step(phase: Phase, client: Client, inbox: Message, at: At) -> Messag
 
 
 def _step(phase: Phase, client: Client, nets: Mapping[str, Net], params: Message, batch: Batch, const: Message) -> Message:
-    """Take one local step and return its loss terms. params: of all nets, "net.name" -> parameter."""
-    if client.privacy is not None and client.privacy.reading:  # the batch holds private rows: clip and noise
-        grads, terms = client.privacy.gradients(phase, client, batch, const)
-    else:
-        grads, terms = gradients(phase, nets, params, batch, const)
-    edited, client.memory = phase.edit(grads, client.memory)
-    for name, p in params.items():
-        p.grad = laid_as(p, edited[name]) if name in edited else None
-    for optimizer in client.optimizers.values():
-        optimizer.step()
-    return {k: v.detach() for k, v in terms.items()} | remembered(phase, client.memory)
+    """Take one local step of a client and return its loss terms. params: of all nets, "net.name" -> parameter."""
+
+    def compute_gradients() -> tuple[Message, Message]:
+        if client.privacy is not None and client.privacy.reading:  # the batch holds private rows: clip and noise
+            return client.privacy.gradients(phase, client, batch, const)
+        return gradients(phase, nets, params, batch, const)
+
+    def update(grads: Message) -> None:
+        set_gradients(params, grads)
+        for optimizer in client.optimizers.values():
+            optimizer.step()
+
+    terms, client.memory = take_step(phase, client.memory, compute_gradients, update)
+    return terms
+
+
+def take_step(
+    phase: Phase,
+    memory: Message,
+    compute_gradients: Callable[[], tuple[Message, Message]],
+    update: Callable[[Message], None],
+    stacked: bool = False,
+) -> tuple[Message, Message]:
+    """Take one local step of one client, or of k stacked clients together; return (the loss terms, the next memory).
+
+    compute_gradients: returns (name -> gradient, the loss terms). update: moves the parameters by the edited gradients.
+    stacked: whether all tensors have a first dimension of k clients.
+    """
+    grads, terms = compute_gradients()
+    if type(phase).edit is not Phase.edit:
+        grads, memory = (vmap(phase.edit) if stacked else phase.edit)(grads, memory)
+    update(grads)
+    return {k: v.detach() for k, v in terms.items()} | remembered(phase, memory), memory
 
 
 def gradients(
@@ -116,9 +138,23 @@ def gradients(
     params: "net.name" -> parameter. A parameter that the loss does not use has no gradient.
     """
     terms = phase.loss(nets, batch, const)
+    return differentiate(terms, params), terms
+
+
+def differentiate(terms: Message, params: Message) -> Message:
+    """Return name -> gradient of the sum of the loss terms, for each parameter that the terms depend on.
+
+    terms: [] of one client, or [k] of k stacked clients, of which each depends on the parameters of its own client only.
+    """
     moving = [term for term in terms.values() if term.requires_grad]  # not the loss of a net that is frozen
-    grads = torch.autograd.grad(moving, list(params.values()), allow_unused=True)
-    return {k: g for k, g in zip(params, grads, strict=True) if g is not None}, terms
+    grads = torch.autograd.grad(moving, list(params.values()), list(map(torch.ones_like, moving)), allow_unused=True)
+    return {k: g for k, g in zip(params, grads, strict=True) if g is not None}
+
+
+def set_gradients(params: Message, grads: Message) -> None:
+    """Give each parameter its gradient, or None if it has no gradient."""
+    for name, p in params.items():
+        p.grad = laid_as(p, grads[name]) if name in grads else None
 
 
 def remembered(phase: Phase, memory: Message) -> Message:

@@ -49,20 +49,3 @@ class CompiledLoss:
                 reason = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
                 self._remarks.append(f"engine.compile has no effect here: torch.compile refuses ({reason[:200]})")
         return self._plain(params, fixed, batch, const)
-
-
-def compute_gradients(
-    forward: Forward, params: Mapping[str, Message], fixed: Mapping[str, Message], batch: Batch, const: Message
-) -> tuple[Message, Message]:
-    """Return the gradients [k, ...] of each client's loss, by "net.parameter", and the loss terms [k].
-
-    A parameter without a gradient is left out.
-    """
-    terms = forward(dict(params), dict(fixed), batch, const)
-    flat = {f"{net}.{k}": p for net, net_params in params.items() for k, p in net_params.items()}
-    total = torch.stack(
-        [term.sum() for term in terms.values()]
-    ).sum()  # one sum serves all: a client's terms depend on its own parameters only
-    gradients = torch.autograd.grad(total, list(flat.values()), allow_unused=True)
-    grads = {k: g for k, g in zip(flat, gradients, strict=True) if g is not None}
-    return grads, {k: v.detach() for k, v in terms.items()}

@@ -11,15 +11,14 @@ from typing import Any, NamedTuple, get_type_hints
 
 import torch
 from torch import Tensor
-from torch.func import vmap
 
 from fedmutual.core import At, Batch, Client, Message, Phase, Setting, Spec, Work
 from fedmutual.data.stores import ResidentBatches
 from fedmutual.denormals import flush_denormals
 from fedmutual.engines.base import Reply, release_reply
-from fedmutual.engines.forward import CompiledLoss, Forward, compute_gradients, compute_stacked_loss
+from fedmutual.engines.forward import CompiledLoss, Forward, compute_stacked_loss
 from fedmutual.engines.stack import Stack, StackRows
-from fedmutual.stepping import means, rate, ready, remembered
+from fedmutual.stepping import differentiate, means, rate, ready, take_step
 
 
 class PhaseInput(NamedTuple):
@@ -157,14 +156,19 @@ class Steps:
         memory = {k: _select(v, index) for k, v in self._memory.items()}
         taken = {net: stack.take(rows) for net, stack in self._stacks.items()}
         params, fixed = ({net: tensors[n] for net, tensors in taken.items()} for n in (0, 1))
-        grads, terms = compute_gradients(self._forward, params, fixed, batch, const)
-        if type(self._phase).edit is not Phase.edit:
-            grads, memory = vmap(self._phase.edit)(grads, memory)
-            self._remember(memory, index)
-        for net, stack in self._stacks.items():
-            net_grads = {k.removeprefix(f"{net}."): g for k, g in grads.items() if k.startswith(f"{net}.")}
-            stack.step(rows, params[net], fixed[net], net_grads)
-        self._log.append((positions, terms | remembered(self._phase, memory)))
+
+        def compute_gradients() -> tuple[Message, Message]:
+            terms = self._forward(params, fixed, batch, const)
+            return differentiate(terms, {f"{net}.{k}": p for net, named in params.items() for k, p in named.items()}), terms
+
+        def update(grads: Message) -> None:
+            for net, stack in self._stacks.items():
+                net_grads = {k.removeprefix(f"{net}."): g for k, g in grads.items() if k.startswith(f"{net}.")}
+                stack.step(rows, params[net], fixed[net], net_grads)
+
+        terms, memory = take_step(self._phase, memory, compute_gradients, update, stacked=True)
+        self._remember(memory, index)
+        self._log.append((positions, terms))
 
     def _remember(self, memory: Message, index: Tensor | None) -> None:
         if index is None:

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from fedmutual.core import Client, Message
 from fedmutual.models.copying import copy_networks
-from fedmutual.stepping import laid_as
+from fedmutual.stepping import set_gradients
 
 
 class StackRows(NamedTuple):
@@ -116,8 +116,8 @@ class Stack:
         """Take one optimiser step for these clients on the tensors that `take` returned, and write the tensors back."""
         optimizer, slots = self._make_optimizer(rows, params)
         counted = self._counted if optimizer is self._common else {}
+        set_gradients(params, grads)
         for name, p in params.items():
-            p.grad = laid_as(p, grads[name]) if name in grads else None
             count = self._steps[rows.numbers[0]].get(name, 0)
             if self._counts and counted.get(name) != count:
                 optimizer.state[p]["step"] = self._make_count(p, optimizer, count)
