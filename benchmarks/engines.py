@@ -91,7 +91,7 @@ def difference(model: str, batches: int) -> float:
 
 
 def _personal(ours: Any) -> dict[str, Message]:
-    return dict(ours.engine.run_each(_state, dict.fromkeys(ours.experiment.clients, ())))
+    return dict(ours.engine.visit(_state, dict.fromkeys(ours.experiment.clients, ())))
 
 
 def _state(client: Client) -> Message:

@@ -9,7 +9,7 @@ from ours import FOREVER, train
 from ours_fedh2l import ready
 from turns import Contestant, take_turns
 
-from fedmutual.engines.base import evaluate_client
+from fedmutual.engines.base import ScoreOrder
 from fedmutual.events import RoundDone, Started
 from fedmutual.rundir.checkpoint import Checkpoints
 
@@ -41,9 +41,9 @@ def apart(times: int) -> dict[str, Spread]:
         checkpoints(Started(0, FOREVER, handle.experiment.clients, ()))
         for round in range(1, times + 1):
             begun = time.perf_counter()
-            list(handle.engine.run_each(evaluate_client, {i: (evaluations[i], {}, round, None) for i in evaluations}))
+            list(handle.engine.score({i: ScoreOrder(specs, {}, round, None) for i, specs in evaluations.items()}))
             scored = time.perf_counter()
-            checkpoints(RoundDone(round, FOREVER, handle.experiment.make_server_state(), handle.engine.run_each))
+            checkpoints(RoundDone(round, FOREVER, handle.experiment.make_server_state(), handle.engine.visit))
             scoring.append(1e3 * (scored - begun))
             saving.append(1e3 * (time.perf_counter() - scored))
     return {"scoring": spread(scoring), "saving": spread(saving)}

@@ -77,7 +77,7 @@ def one(clients: int) -> dict[str, int]:
             assert isinstance(hosted.engine, InProcess)
             made = _status("VmRSS")
             train(hosted, ROUNDS, [look])
-            client_bytes = sum(size for _, size in hosted.engine.run_each(_own, dict.fromkeys(experiment.clients, ())))
+            client_bytes = sum(size for _, size in hosted.engine.visit(_own, dict.fromkeys(experiment.clients, ())))
     sizes = {"with_clients": made, "peak_of_first_round": peaks[0], "peak_of_all": peaks[-1]}
     return {"before": before, **{k: v - before for k, v in sizes.items()}, "own": client_bytes}
 

@@ -12,17 +12,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import tomli_w
 import torch
 from common import Options, ratios, spread
 
 from fedmutual.aggregation import Aggregation
-from fedmutual.core import Message
+from fedmutual.core import Message, Total
 from fedmutual.engines.loop import count_bytes
 from fedmutual.files import write_bytes
+from fedmutual.fixed_sum import average_total
 from fedmutual.sites.flare.kits import provision
 from fedmutual.sites.protocol import WORK, Order, SiteAnswer, pack_message, read_answer
-from fedmutual.sites.secure_sum.fixed_point import OpenedSum, divide_total
 from fedmutual.sites.secure_sum.identity import read_authority
 from fedmutual.sites.secure_sum.messages import Stage, SumContext
 from fedmutual.sites.secure_sum.server_files import SumStages
@@ -150,7 +151,11 @@ def _run_masked_round(
             stages.save(server, stage)
 
         clock.time(SERVER, close)
-    clock.time(SERVER, lambda: OpenedSum()(divide_total(server.add_words(), server.present), base=base))
+
+    def average() -> Message:
+        return average_total(Total(server.present, torch.from_numpy(server.add_words().view(np.int64))), base)
+
+    clock.time(SERVER, average)
     present = server.present
     about = {"absent": len(absent), "up": max(up[i] for i in present), "down": max(down[i] for i in present)}
     return clock.summarize(present), about

@@ -211,7 +211,7 @@ def has_name(module: str, name: str) -> bool:
         (of_algorithms, "algorithms/fml.py", "import numpy as np"),
         (of_algorithms, "algorithms/fml.py", "import fedmutual"),
         (of_user_code, "user_code/plugins.py", "from fedmutual.scores import Scores"),
-        (of_engines, "engines/handover.py", "from fedmutual.algorithms.local import LocalEpochs"),
+        (of_engines, "engines/processes.py", "from fedmutual.algorithms.local import LocalEpochs"),
         (of_engines, "engines/stack.py", "from fedmutual import algorithms"),
         (of_core, "core.py", "def f():\n    import fedmutual.losses"),
         (of_core, "core.py", "import numpy"),

@@ -197,7 +197,7 @@ def federation(
     state = start if start is not None else first_state(algorithm, [c.id for c in clients])
     with closing(ENGINES[engine](clients)) as hosted:
         last = federate(plan, hosted, state, None, [events.append] if events is not None else [], None)
-        lived = dict(hosted.run_each(itself, {c.id: () for c in clients}))
+        lived = dict(hosted.visit(itself, {c.id: () for c in clients}))
     for client in clients:
         vars(client).update(vars(lived[client.id]))
     return last

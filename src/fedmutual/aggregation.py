@@ -17,8 +17,8 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from fedmutual.core import Message
-from fedmutual.fixed_sum import average_updates
+from fedmutual.core import Message, Total
+from fedmutual.fixed_sum import average_total, average_updates
 from fedmutual.settings import TRIM, Rule, Sum
 
 _PIECE = 2**20  # elements of a tensor that are sorted at once, over all replies
@@ -43,13 +43,16 @@ class Aggregation:
     ) -> Message:
         """Return one message from the replies: name -> tensor, in the shape and dtype of the replies.
 
-        weights: sender -> weight, for a mean only. base: the message that the replies update, for a sum in fixed point;
-        without a base, replies are summed as they are.
+        replies: by sender, or their total. weights: sender -> weight, for a mean only. base: the message that the replies
+        update, for a sum in fixed point; without a base, replies are summed as they are.
 
         Raises:
             ValueError: as `mean`, `fixed_mean` and `trimmed_mean`.
             Unusable: a reply cannot be summed in fixed point.
+            RunError: as `fixed_sum.average_total`.
         """
+        if isinstance(replies, Total):
+            return average_total(replies, base or {})
         if self.sum == "fixed":
             return fixed_mean(replies, weights, base or {})
         if self.rule == "mean":

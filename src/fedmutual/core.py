@@ -6,7 +6,7 @@ of a phase, with the same code in every eager engine. Shapes: B batch, C classes
 
 import abc
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
@@ -128,6 +128,28 @@ def format_tensor(x: Tensor) -> str:
 def find_head(net: nn.Module) -> nn.Linear | None:
     """Return the last declared linear layer of a network; None without a linear layer."""
     return next((module for module in reversed(list(net.modules())) if isinstance(module, nn.Linear)), None)
+
+
+@dataclass(frozen=True)
+class Total(Mapping[str, Message]):
+    """The sum of the replies of several clients, in place of their replies: nobody knows a single reply of a masked sum.
+
+    `Phase.receive` passes a total unread to `aggregate`, or to the `receive` of its base class.
+    """
+
+    names: tuple[str, ...]  # of the clients
+    words: Tensor  # int64 [N], as `fixed_sum.pack_words`
+    weighted: bool = False  # whether each update was multiplied by the client's n_k
+
+    def __getitem__(self, name: str) -> Message:
+        """Raise TypeError."""
+        raise TypeError("the replies are masked, and only their sum is known: pass `replies` to self.aggregate as they are")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
 
 
 @dataclass(frozen=True)
@@ -364,7 +386,7 @@ class Phase(abc.ABC):
         return {}
 
     def receive(self, server: Message, replies: Mapping[str, Message], at: At) -> Message:
-        """Return the next server state. replies: from the participants that answered; may be empty.
+        """Return the next server state. replies: from the participants that answered; may be empty, or a `Total`.
 
         Raises:
             Unusable: some of the replies must not be used.

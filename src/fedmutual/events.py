@@ -14,9 +14,9 @@ class Visit(Protocol):
     """Run a function where each client lives, with arguments for each; yield (client id, result) in order of completion."""
 
     def __call__(
-        self, do: Callable[Concatenate[Client, ...], R], arguments: Mapping[str, tuple[Any, ...]]
+        self, do: Callable[Concatenate[Client, ...], R], arguments: Mapping[str, tuple[Any, ...]], reads: bool = False
     ) -> Iterator[tuple[str, R]]:
-        """Run `do` as `engines.base.Engine.run_each`."""
+        """Run `do` as `engines.base.Simulation.visit`."""
         ...
 
 
@@ -85,13 +85,13 @@ class Evaluated:
 class RoundDone:
     """A round is complete: the time to save the state. Round 0 is the start.
 
-    `server` is the server's state, and `visit` runs a function where each client lives.
+    `server` is the server's state. `visit` runs a function where each client lives; None: the clients are real sites.
     """
 
     round: int
     rounds: int
     server: Message
-    visit: Visit
+    visit: Visit | None
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedmutual.core import Message, Spec, Unusable
+from fedmutual.core import Message, Spec, Total, Unusable
+from fedmutual.errors import RunError
 from fedmutual.settings import MOST_SUMMED
 
 FRACTION_BITS = 40  # of a number in a plain sum
@@ -99,6 +100,33 @@ def apply_mean(total: EncodedSum, base: Message, declared: Spec) -> Message:
         mean = total.tensors[name].double().mul(unit).div(total.weight)
         moved[name] = (mean if name not in base else base[name].double() + mean).to(dtype)
     return moved
+
+
+def pack_words(update: EncodedSum) -> Tensor:
+    """Return an encoded update as int64 [N]: its numbers, in the order of the tensors' names, and n_k if it is weighted."""
+    weight = [torch.tensor([update.weight])] if update.weighted else []
+    return torch.cat([*(update.tensors[name].flatten() for name in sorted(update.tensors)), *weight])
+
+
+def average_total(total: Total, base: Message) -> Message:
+    """Return the server's next message from the sum of all updates. base: the message that the clients were sent.
+
+    Raises:
+        RunError: no updates of this number of clients have this sum, so a client sent wrong words.
+    """
+    weight = int(total.words[-1]) if total.weighted else len(total)
+    updates = total.words[:-1] if total.weighted else total.words
+    most = len(total) * LARGEST  # compared on both sides, because abs() of the smallest integer is negative
+    if bool(((updates > most) | (updates < -most)).any()) or not len(total) <= weight <= len(total) * HEAVIEST:
+        raise RunError(
+            "the sum of the updates is impossible, so a site sent wrong words, and it is not known which of "
+            f"{', '.join(total)} it was; begin a federation of another name with other sites, or without masks"
+        )
+    names = sorted(name for name, tensor in base.items() if tensor.is_floating_point())
+    parts = torch.split(updates, [base[name].numel() for name in names])
+    tensors = {name: part.reshape(base[name].shape) for name, part in zip(names, parts, strict=True)}
+    declared = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in base.items()}
+    return apply_mean(EncodedSum(tensors, weight, total.weighted), base, declared)
 
 
 def average_updates(replies: Mapping[str, Message], weights: Mapping[str, float] | None, base: Message) -> Message:

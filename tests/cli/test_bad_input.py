@@ -287,9 +287,9 @@ def test_other_data_than_the_run_was_started_with(small, cli):
     ("signal", "expected", "reason"), [("SIGINT", 130, "stopped by hand"), ("SIGTERM", 143, "stopped by SIGTERM")]
 )
 def test_a_stop_keeps_what_is_saved_and_says_how_to_go_on(small, cli, monkeypatch, signal, expected, reason):
-    from fedmutual.engines import loop
+    from fedmutual.engines import base
 
-    real, calls = loop.participate, []
+    real, calls = base.participate, []
 
     def interrupted(*args):
         calls.append(1)
@@ -297,7 +297,7 @@ def test_a_stop_keeps_what_is_saved_and_says_how_to_go_on(small, cli, monkeypatc
             signals.raise_signal(getattr(signals, signal))
         return real(*args)
 
-    monkeypatch.setattr(loop, "participate", interrupted)
+    monkeypatch.setattr(base, "participate", interrupted)
     before = signals.getsignal(signals.SIGTERM)
     ours = signals.signal(signals.SIGINT, signals.default_int_handler)  # tests that a script starts with & ignore it
     try:

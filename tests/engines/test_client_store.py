@@ -148,7 +148,8 @@ def test_a_full_disk_is_named(in_memory, tmp_path, monkeypatch):
     assert same(tmp_path / "run", in_memory) == []
 
 
-def test_a_process_keeps_at_most_the_allowed_number_of_clients(tmp_path):
+@pytest.mark.parametrize(("reads", "stored"), [(False, 6), (True, 0)])
+def test_a_process_keeps_at_most_the_allowed_number_of_clients(tmp_path, reads, stored):
     alive = weakref.WeakSet()
 
     def make(id):
@@ -159,11 +160,11 @@ def test_a_process_keeps_at_most_the_allowed_number_of_clients(tmp_path):
     store, most = ClientStore(), []
     store.hold(make, "012345", DiskStorage(tmp_path, 2, "name"))
     for id in "012345054321":
-        store.run(id, lambda client: None)
+        store.run(id, lambda client: None, reads=reads)
         gc.collect()
         most.append(len(alive))
     assert max(most) == 2
-    assert len(list_stored(tmp_path)) == 6
+    assert len(list_stored(tmp_path)) == stored
 
 
 @pytest.mark.parametrize(

@@ -44,28 +44,28 @@ def other(make=None, workers=2, threads=1, **where):
 
 def test_clients_live_on_both_nodes_and_their_processes_are_used_again(nodes):
     with closing(hosted(clients())) as engine:
-        where, first = dict(engine.run_each(node, ALL)), dict(engine.run_each(pid, ALL))
+        where, first = dict(engine.visit(node, ALL)), dict(engine.visit(pid, ALL))
         assert engine.workers == 2
     assert where["0"] == where["2"] != where["1"]
     assert os.getpid() not in first.values()
     with closing(hosted(clients())) as engine:
-        assert dict(engine.run_each(pid, ALL)) == first
+        assert dict(engine.visit(pid, ALL)) == first
 
 
 def test_a_client_exception_keeps_its_type_or_its_text_if_it_cannot_be_pickled(nodes):
     with closing(hosted(clients())) as engine:
         with pytest.raises(ConfigError, match="not 1") as caught:
-            list(engine.run_each(refused, {"1": ()}))
+            list(engine.visit(refused, {"1": ()}))
         assert "in refused" in caught.value.__notes__[0], "where it was raised"
         with pytest.raises(RuntimeError, match="Local: cannot cross"):
-            list(engine.run_each(raise_unpicklable, {"1": ()}))
+            list(engine.visit(raise_unpicklable, {"1": ()}))
 
 
 def test_a_killed_worker_is_named_with_its_clients(nodes):
     with closing(hosted(clients())) as engine:
-        living = dict(engine.run_each(pid, {"0": ()}))["0"]
+        living = dict(engine.visit(pid, {"0": ()}))["0"]
         with pytest.raises(WorkerLost, match=rf"worker process {living} on node [\d.:a-f]+ with clients 0, 2 died \("):
-            list(engine.run_each(killed, {"0": ()}))
+            list(engine.visit(killed, {"0": ()}))
 
 
 def test_objects_that_cannot_be_sent_to_a_worker_are_an_error():
@@ -95,7 +95,7 @@ def test_in_a_ray_of_the_callers_nothing_is_kept_and_as_many_workers_live_as_it_
     try:
         with closing(other(workers=None, threads=CPUS)) as engine:
             assert engine.workers == 2
-            assert set(dict(engine.run_each(settings, ALL)).values()) == {(torch.float64, CPUS)}
+            assert set(dict(engine.visit(settings, ALL)).values()) == {(torch.float64, CPUS)}
         assert ray.is_initialized()
         assert ray_placement.kept_reservations == []
     finally:

@@ -28,12 +28,12 @@ def files(folder):
 
 
 def test_a_start_is_not_run_again_on_resume(small, cli, monkeypatch):
-    from fedmutual.engines import loop
+    from fedmutual.engines import base
 
     (small.parent / "warm.py").write_text(WARM)
     settings = ("--set", "algorithm.name=warm:Warm")
     assert cli("run", small, *settings, "--out", "whole")[0] == 0
-    real, calls = loop.participate, []
+    real, calls = base.participate, []
 
     def stopped(*args):
         calls.append(1)
@@ -42,7 +42,7 @@ def test_a_start_is_not_run_again_on_resume(small, cli, monkeypatch):
         return real(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "participate", stopped)
+        patch.setattr(base, "participate", stopped)
         assert cli("run", small, *settings, "--out", "part")[0] == 130
     assert json.loads((small.parent / "part" / CHECKPOINT).read_text())["round"] == 0
     assert cli("run", small, *settings, "--out", "part", "--resume")[0] == 0

@@ -19,7 +19,6 @@ from fedmutual.algorithms import FML
 from fedmutual.config import parse_config
 from fedmutual.engines import child_process, processes
 from fedmutual.engines.assignment import BALANCED, SplitClient, WorkerLost, assign_clients, split_clients
-from fedmutual.engines.base import participate
 from fedmutual.engines.child_process import IS_FORKED
 from fedmutual.engines.processes import Processes
 from fedmutual.engines.rpc import Unportable
@@ -67,30 +66,28 @@ def hosted(count=3, workers=2):
 
 def test_clients_live_in_two_processes_which_are_used_again():
     engine = hosted()
-    first = dict(engine.run_each(pid, dict.fromkeys("012", ())))
+    first = dict(engine.visit(pid, dict.fromkeys("012", ())))
     assert first["0"] != first["2"]
     assert first["1"] in (first["0"], first["2"]), "a client that two workers share has its state in one of them"
     assert os.getpid() not in first.values()
     engine.close()
     engine = hosted()
-    again = dict(engine.run_each(pid, dict.fromkeys("012", ())))
+    again = dict(engine.visit(pid, dict.fromkeys("012", ())))
     engine.close()
     assert set(again.values()) == set(first.values())
     for worker in processes.idle_workers:
         worker.process.kill()
         worker.process.join()
     engine = hosted()
-    assert not set(dict(engine.run_each(pid, dict.fromkeys("012", ()))).values()) & set(first.values()), (
-        "nobody wants the dead"
-    )
+    assert not set(dict(engine.visit(pid, dict.fromkeys("012", ()))).values()) & set(first.values()), "nobody wants the dead"
     engine.close()
 
 
 def test_a_killed_worker_is_named_with_its_clients():
     engine = hosted()
-    living = dict(engine.run_each(pid, {"0": ()}))["0"]
+    living = dict(engine.visit(pid, {"0": ()}))["0"]
     with pytest.raises(WorkerLost, match=rf"worker process {living} with clients 0, 1 was killed by SIGKILL"):
-        list(engine.run_each(killed, {"0": ()}))
+        list(engine.visit(killed, {"0": ()}))
     engine.close()
 
 
@@ -99,7 +96,7 @@ def test_an_engine_starts_after_the_folder_of_an_earlier_engine_was_removed(tmp_
     (tmp_path / "earlier").mkdir()
     monkeypatch.chdir(tmp_path / "earlier")
     engine = hosted()
-    before = set(dict(engine.run_each(pid, dict.fromkeys("012", ()))).values())
+    before = set(dict(engine.visit(pid, dict.fromkeys("012", ()))).values())
     for worker in before:
         os.kill(worker, signal.SIGSTOP)  # so that the worker reads its last order after the folder is gone
     try:
@@ -110,23 +107,23 @@ def test_an_engine_starts_after_the_folder_of_an_earlier_engine_was_removed(tmp_
         for worker in before:
             os.kill(worker, signal.SIGCONT)
     engine = hosted()
-    assert set(dict(engine.run_each(pid, dict.fromkeys("012", ()))).values()) == before
+    assert set(dict(engine.visit(pid, dict.fromkeys("012", ()))).values()) == before
     engine.close()
 
 
 @pytest.mark.skipif(not IS_FORKED, reason="worker processes are forks on Linux only")
 def test_a_killed_fork_server_takes_no_worker_with_it_and_another_one_starts():
     engine = hosted()
-    before = dict(engine.run_each(pid, dict.fromkeys("012", ())))
-    (server,) = set(dict(engine.run_each(parent_pid, dict.fromkeys("012", ()))).values())
+    before = dict(engine.visit(pid, dict.fromkeys("012", ())))
+    (server,) = set(dict(engine.visit(parent_pid, dict.fromkeys("012", ()))).values())
     assert server != os.getpid()
     os.kill(server, signal.SIGKILL)
-    assert dict(engine.run_each(pid, dict.fromkeys("012", ()))) == before
+    assert dict(engine.visit(pid, dict.fromkeys("012", ()))) == before
     with pytest.raises(WorkerLost, match="worker process"):
-        list(engine.run_each(killed, {"0": ()}))
+        list(engine.visit(killed, {"0": ()}))
     engine.close()
     engine = hosted()
-    (other,) = set(dict(engine.run_each(parent_pid, {"0": ()})).values())
+    (other,) = set(dict(engine.visit(parent_pid, {"0": ()})).values())
     assert other not in (server, os.getpid())
     engine.close()
 
@@ -145,12 +142,12 @@ def test_on_one_core_too_workers_are_forks_of_a_server_that_has_imported_torch(m
 def test_a_client_exception_keeps_its_type_or_its_text_if_it_cannot_be_pickled():
     engine = hosted()
     with pytest.raises(ConfigError, match="not 1") as caught:
-        list(engine.run_each(refused, {"1": ()}))
+        list(engine.visit(refused, {"1": ()}))
     assert "in refused" in caught.value.__notes__[0], "where it was raised"
     engine.close()
     engine = hosted()
     with pytest.raises(RuntimeError, match="Local: cannot cross"):
-        list(engine.run_each(raise_unpicklable, {"1": ()}))
+        list(engine.visit(raise_unpicklable, {"1": ()}))
     engine.close()
 
 
@@ -215,10 +212,9 @@ def test_the_state_of_a_shared_client_moves_with_every_phase():
     phase = FML(**E)
     places = []
     for round in range(2):
-        before = dict(engine.run_each(pid, dict.fromkeys("0123", ())))
-        arguments = {i: (phase, server(), phase.leaves(server()), at(round)) for i in "0123"}
-        replies = dict(engine.run_each(participate, arguments))
-        after = dict(engine.run_each(pid, dict.fromkeys("0123", ())))
+        before = dict(engine.visit(pid, dict.fromkeys("0123", ())))
+        replies = dict(engine.train(phase, at(round), dict.fromkeys("0123", server()), phase.leaves(server())))
+        after = dict(engine.visit(pid, dict.fromkeys("0123", ())))
         places.append([i for i in "0123" if before[i] != after[i]])
         assert replies.keys() == set("0123")
     assert places == [["1", "2"], ["1", "2"]]
@@ -397,8 +393,8 @@ def test_a_script_without_a_guard_runs_once(small):
 def test_unread_answers_do_not_block_the_next_request():
     engine = hosted()
     big = torch.zeros(2_000_000)
-    next(engine.run_each(echo, dict.fromkeys("012", (big,))))
-    again = dict(engine.run_each(echo, dict.fromkeys("012", (big + 1,))))
+    next(engine.visit(echo, dict.fromkeys("012", (big,))))
+    again = dict(engine.visit(echo, dict.fromkeys("012", (big + 1,))))
     engine.close()
     assert all(torch.equal(t, big + 1) for t in again.values())
 

@@ -1,5 +1,6 @@
 """The mean in fixed point: by hand, in any order, beside the mean in floating point, at its limits."""
 
+from dataclasses import replace
 from fractions import Fraction
 from itertools import permutations
 
@@ -10,8 +11,9 @@ from hypothesis import strategies as st
 
 from fedmutual.aggregation import Aggregation, mean
 from fedmutual.algorithms import FML, FedAvg
-from fedmutual.core import At, Message, Unusable
-from fedmutual.fixed_sum import FRACTION_BITS, HEAVIEST, LIMIT, EncodedSum, add_updates, encode_update
+from fedmutual.algorithms.fedavg import N_K
+from fedmutual.core import At, Message, Total, Unusable
+from fedmutual.fixed_sum import FRACTION_BITS, HEAVIEST, LIMIT, EncodedSum, add_updates, encode_update, pack_words
 from fedmutual.settings import MOST_SUMMED
 
 FIXED = Aggregation(sum="fixed")
@@ -46,6 +48,21 @@ def test_means_by_hand() -> None:
     replies = {"a": {"w": torch.tensor([11.0])}, "b": {"w": torch.tensor([14.0])}}
     assert FIXED(replies, base=base)["w"].tolist() == [12.5]
     assert FIXED(replies, {"a": 1.0, "b": 3.0}, base=base)["w"].tolist() == [13.25]  # 10 + (1 * 1 + 3 * 4) / 4
+
+
+@pytest.mark.parametrize("phase", [FML(), FedAvg(weighting="uniform"), FedAvg(weighting="samples")])
+def test_the_mean_of_a_total_has_the_bits_of_the_mean_of_its_replies(phase) -> None:
+    base, replies = draw(0), {name: draw(seed) for seed, name in enumerate("abc", 1)}
+    sizes = {"a": 5, "b": 1, "c": 70} if N_K in phase.leaves(base) else {}
+    words = torch.stack([pack_words(encode_update(reply, base, sizes.get(i))) for i, reply in replies.items()]).sum(0)
+    total = Total(tuple(replies), words, weighted=bool(sizes))
+    known = {i: reply | ({N_K: torch.tensor(sizes[i])} if sizes else {}) for i, reply in replies.items()}
+    assert same(phase.receive(base, total, AT), replace(phase, aggregate=FIXED).receive(base, known, AT))
+
+
+def test_a_total_shows_no_reply() -> None:
+    with pytest.raises(TypeError, match="only their sum is known"):
+        dict(Total(("a", "b"), torch.zeros(1, dtype=torch.int64)).items())
 
 
 def test_the_dtype_of_the_reply_and_the_counter_of_the_server_stay() -> None:

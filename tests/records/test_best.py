@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import fedmutual
-from fedmutual.engines import loop
+from fedmutual.engines import base
 from fedmutual.errors import RunError
 from fedmutual.events import Score
 from fedmutual.rundir import best
@@ -223,7 +223,7 @@ def results(folder: str) -> dict[str, bytes]:
 def test_a_stop_after_an_unsaved_best_leaves_no_trace(small, cli, monkeypatch) -> None:
     sparse = (*KEEP, "--set", "rounds=12", "--set", "records.checkpoint_every=5", "--set", "engine.name=inprocess")
     assert cli("run", small, *sparse, "--out", "whole")[0] == 0
-    evaluate = loop.evaluate_client
+    evaluate = base.evaluate_client
 
     def stopped(client, evaluations, inbox, round, *rest):
         scores = evaluate(client, evaluations, inbox, round, *rest)
@@ -232,7 +232,7 @@ def test_a_stop_after_an_unsaved_best_leaves_no_trace(small, cli, monkeypatch) -
         return scores
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "evaluate_client", stopped)
+        patch.setattr(base, "evaluate_client", stopped)
         assert cli("run", small, *sparse, "--out", "part")[0] == 130
     left = {int(round) for half in Path("part").glob("clients/*") for round in rounds(half).values()}
     assert min(left) <= 5 < max(left) <= 9  # or there is nothing to see here

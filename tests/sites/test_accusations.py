@@ -8,7 +8,6 @@ from fedmutual.algorithms import FedH2L
 from fedmutual.algorithms.agree import Compare
 from fedmutual.algorithms.peers import make_agreed_state as owned_by
 from fedmutual.core import At
-from fedmutual.engines.base import participate
 from fedmutual.errors import RunError
 from fedmutual.sites.attempts import Attempts
 from fedmutual.sites.conduct import Conduct
@@ -147,8 +146,8 @@ def test_most_of_all_sites_decide(case, tmp_path):
     peers = FedH2L(batch_size=8, public_batch=4).algorithm()
     sizes = MessageSizes(peers, owned_by(dict.fromkeys("abcde", range(9)), 10), "abcde", by_hand=True)
     sites = SitesEngine(transport, 2, 1.0, True, sizes, Attempts(tmp_path), conduct, Limits(10.0, None), peers)
-    given = {i: (Compare(), {}, {}, At(0, -1, 1, 1)) for i in "abcde"}
-    assert dict(sites.run_each(participate, given)).keys() == set("abcde") - set(accusations) - out
+    answers = sites.train(Compare(), At(0, -1, 1, 1), {i: {} for i in "abcde"}, {})
+    assert dict(answers).keys() == set("abcde") - set(accusations) - out
     assert conduct.left_out.keys() == out
 
 

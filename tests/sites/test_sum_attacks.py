@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 import torch
 
+from fedmutual.aggregation import Aggregation
 from fedmutual.algorithms.fedavg import N_K
+from fedmutual.core import Total
 from fedmutual.errors import RunError
 from fedmutual.fixed_sum import HEAVIEST, LARGEST, average_updates
 from fedmutual.sites import contract as contracts
 from fedmutual.sites.protocol import WORK, Order, pack_message, read_answer
-from fedmutual.sites.secure_sum.fixed_point import OpenedSum, divide_total
 from fedmutual.sites.site_runtime import SiteRuntime
 from fedmutual.sites.site_settings import read_site_file
 from wards import COMMON, contract, site, with_data
@@ -22,7 +23,7 @@ SITES = ("ash", "birch", "cedar")
 
 def apply_total(*words, weighted=False):
     total = np.array([word % 2**64 for word in words], np.uint64)
-    return OpenedSum(weighted=weighted)(divide_total(total, SITES), base=MODEL)
+    return Aggregation()(Total(SITES, torch.from_numpy(total.view(np.int64)), weighted), base=MODEL)
 
 
 def test_the_largest_possible_sum_is_applied():

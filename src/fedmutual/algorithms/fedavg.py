@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 import torch
 
 from fedmutual.algorithms.fork import Fork
-from fedmutual.core import At, Batch, Client, Message, Net, OnlyIf, Role, Spec, setting
+from fedmutual.core import At, Batch, Client, Message, Net, OnlyIf, Role, Spec, Total, setting
 
 N_K = "n_k"  # the number of a client's examples, which is sent only with weighting = "samples"
 
@@ -63,6 +63,8 @@ class FedAvg(Fork):
         """
         if not replies:
             return server
+        if isinstance(replies, Total):  # weighted at the clients
+            return self.aggregate(replies, base=server)
         models = {i: {k: v for k, v in reply.items() if k != N_K} for i, reply in replies.items()}
         weights = {i: float(reply[N_K]) for i, reply in replies.items()} if self.weighs else None
         return self.aggregate(models, weights, base=server)

@@ -1,12 +1,13 @@
 """The interface of all engines, and the functions that an engine runs at each client."""
 
+import abc
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Concatenate, NamedTuple, Protocol, TypeVar
 
 from fedmutual.boundary import Refused, release, release_metrics
-from fedmutual.core import At, Client, Diverged, Message, Phase, Spec, Work
+from fedmutual.core import At, Client, Diverged, Message, Phase, Spec, Total, Work
 from fedmutual.denormals import flush_denormals
 from fedmutual.engines.user_errors import raise_user_errors
 from fedmutual.events import Score
@@ -23,8 +24,39 @@ Make = Callable[[str], Client]
 """Builds the client with an id. It is called in the process that will hold the client."""
 
 
+class Reply(NamedTuple):
+    """What a client sends after a phase.
+
+    `message` holds the tensors, which passed the boundary checks; the other fields are the second channel.
+    """
+
+    message: Message  # empty where only the total of all clients is known
+    train: dict[str, float]  # mean of each loss term; empty unless the client shares all metrics
+    up: int | None = None  # bytes that the client sent to other clients directly; None: it sends to the server
+    down: int | None = None  # bytes that the client received from other clients
+    work: Work | None = None  # None from a real site
+
+
+Replies = Iterator[tuple[str, Reply] | Total]
+"""(client, reply) as clients finish; where replies are masked, their messages are empty, and their total comes last."""
+
+
+class ScoreOrder(NamedTuple):
+    """The arguments of `evaluate_client` at one client."""
+
+    evaluations: tuple[EvalSpec, ...]
+    inbox: Message
+    round: int  # from 1
+    home: Path | None
+    keep: BestRule | None = None
+
+
+ClientScores = tuple[tuple[Score, ...], tuple[str, ...]]
+"""The scores that a client shares, and remarks for the user."""
+
+
 class Engine(Protocol):
-    """Holds the clients of a run. Messages move between processes; clients stay in theirs."""
+    """Trains and scores the clients of a run. Messages move between processes; clients stay in theirs."""
 
     def take_remarks(self) -> list[str]:
         """Return new remarks for the user about how this engine works; each remark is returned once."""
@@ -34,29 +66,59 @@ class Engine(Protocol):
         """Release the clients, and the processes or memory that held them."""
         ...
 
-    def run_each(
-        self, do: Callable[Concatenate[Client, ...], R], arguments: Mapping[str, tuple[Any, ...]]
-    ) -> Iterator[tuple[str, R]]:
-        """Run ``do(client, *arguments[id])`` in the process of each client; yield (id, result) as clients finish.
+    def train(self, phase: Phase, at: At, inboxes: Mapping[str, Message], declared: Spec) -> Replies:
+        """Run a phase at each client with an inbox, and yield the replies, or replies without messages and their total.
+
+        declared: all that a reply may hold.
 
         Raises:
-            Exception: any exception of `do`.
+            Exception: as `participate`.
+            WorkerLost: a worker died.
+        """
+        ...
+
+    def score(self, orders: Mapping[str, ScoreOrder]) -> Iterator[tuple[str, ClientScores]]:
+        """Score each client with an order; yield (client, its scores) as clients finish.
+
+        Raises:
+            Exception: as `evaluate_client`.
             WorkerLost: a worker died.
         """
         ...
 
 
-class Reply(NamedTuple):
-    """What a client sends after a phase.
+class Simulation(abc.ABC):
+    """An engine whose clients live in processes of this user, so that any function can visit the clients."""
 
-    `message` holds the tensors, which passed the boundary checks; the other fields are the second channel.
-    """
+    @abc.abstractmethod
+    def visit(
+        self, do: Callable[Concatenate[Client, ...], R], arguments: Mapping[str, tuple[Any, ...]], reads: bool = False
+    ) -> Iterator[tuple[str, R]]:
+        """Run ``do(client, *arguments[id])`` in the process of each client; yield (id, result) as clients finish.
 
-    message: Message
-    train: dict[str, float]  # mean of each loss term; empty unless the client shares all metrics
-    up: int | None = None  # bytes that the client sent to other clients directly; None: it sends to the server
-    down: int | None = None  # bytes that the client received from other clients
-    work: Work | None = None  # None from a real site
+        reads: whether `do` leaves the state of the client as it is, or changes it in a way that no later round reads. A
+        state that is stored on disk is written anew after other functions.
+
+        Raises:
+            Exception: any exception of `do`.
+            WorkerLost: a worker died.
+        """
+
+    def train(self, phase: Phase, at: At, inboxes: Mapping[str, Message], declared: Spec) -> Replies:
+        """As `Engine.train`."""
+        return self.visit(participate, {i: (phase, inbox, declared, at) for i, inbox in inboxes.items()})
+
+    def score(self, orders: Mapping[str, ScoreOrder]) -> Iterator[tuple[str, ClientScores]]:
+        """As `Engine.score`. An evaluation changes the shared part of the meme, which each round forks anew."""
+        return self.visit(evaluate_client, orders, reads=True)
+
+    def take_remarks(self) -> list[str]:
+        """As `Engine.take_remarks`: no remarks."""
+        return []
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """As `Engine.close`."""
 
 
 @flush_denormals()
@@ -107,7 +169,7 @@ def evaluate_client(
     round: int,
     home: Path | None,
     keep: BestRule | None = None,
-) -> tuple[tuple[Score, ...], tuple[str, ...]]:
+) -> ClientScores:
     """Score a client's nets, and return (the scores that the client shares, remarks for the user).
 
     The meme is scored as it was trained, then again with the tensors that the server sent in `inbox`. A client that does

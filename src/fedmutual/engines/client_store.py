@@ -8,16 +8,13 @@ from typing import Any, Concatenate, NamedTuple, TypeVar
 from torch import Size
 
 from fedmutual.core import Client, Message
-from fedmutual.engines.base import Make, count_parameters, evaluate_client
+from fedmutual.engines.base import Make
 from fedmutual.errors import RunError
-from fedmutual.rundir.checkpoint import collect_client_state, restore_client, save_client
+from fedmutual.rundir.checkpoint import collect_client_state, restore_client
 from fedmutual.rundir.file_names import client_folder
 from fedmutual.tensor_files import read_tensors, write_tensors
 
 R = TypeVar("R")
-_KEEPING_STATE = (count_parameters, evaluate_client, save_client)
-"""Functions after which a state is written only if the memory has changed: an evaluation also changes the shared part of the
-meme, but each round forks that part anew. After all other functions the state is written."""
 
 
 class DiskStorage(NamedTuple):
@@ -62,8 +59,10 @@ class ClientStore:
         if disk is None:
             self._clients = {id: make(id) for id in ids}
 
-    def run(self, id: str, do: Callable[Concatenate[Client, ...], R], *arguments: Any) -> R:
-        """Return ``do(client, *arguments)``.
+    def run(
+        self, id: str, do: Callable[Concatenate[Client, ...], R], arguments: tuple[Any, ...] = (), reads: bool = False
+    ) -> R:
+        """Return ``do(client, *arguments)``. reads: as in `Simulation.visit`; a changed memory is written in any case.
 
         Raises:
             Exception: any exception of `do`, or of `make` if the client is built now.
@@ -74,7 +73,7 @@ class ClientStore:
         try:
             return do(client, *arguments)
         finally:
-            if do not in _KEEPING_STATE or client.memory is not memory:
+            if not reads or client.memory is not memory:
                 self._changed.add(id)
 
     def _load(self, id: str) -> Client:

@@ -18,7 +18,7 @@ from fedmutual.denormals import flush_denormals
 from fedmutual.engines.base import Reply, release_reply
 from fedmutual.engines.forward import CompiledLoss, Forward, compute_stacked_loss
 from fedmutual.engines.stack import Stack, StackRows
-from fedmutual.stepping import differentiate, means, rate, ready, take_step
+from fedmutual.stepping import differentiate, means, rate, ready, take_step, with_client_settings
 
 
 class PhaseInput(NamedTuple):
@@ -29,6 +29,15 @@ class PhaseInput(NamedTuple):
     inbox: Message
     declared: Spec
     at: At
+
+
+def list_inputs(
+    clients: Mapping[str, Client], phase: Phase, at: At, inboxes: Mapping[str, Message], declared: Spec
+) -> list[PhaseInput]:
+    """Return the inputs of a phase of the clients with an inbox."""
+    return [
+        PhaseInput(clients[i], with_client_settings(phase, clients[i]), inbox, declared, at) for i, inbox in inboxes.items()
+    ]
 
 
 class Group:

@@ -4,28 +4,24 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Concatenate, TypeVar
 
 from fedmutual.core import Client
-from fedmutual.engines.base import Make
+from fedmutual.engines.base import Make, Simulation
 from fedmutual.engines.client_store import ClientStore, DiskStorage
 
 R = TypeVar("R")
 
 
-class InProcess:
+class InProcess(Simulation):
     """An engine without other processes: it calls each function for one client after the other, in this process."""
 
     def __init__(self, clients: Iterable[Client]) -> None:
         self._clients = {client.id: client for client in clients}
 
-    def run_each(
-        self, do: Callable[Concatenate[Client, ...], R], arguments: Mapping[str, tuple[Any, ...]]
+    def visit(
+        self, do: Callable[Concatenate[Client, ...], R], arguments: Mapping[str, tuple[Any, ...]], reads: bool = False
     ) -> Iterator[tuple[str, R]]:
-        """As `Engine.run_each`, in the order of `arguments`."""
+        """As `Simulation.visit`, in the order of `arguments`."""
         for id, values in arguments.items():
             yield id, do(self._clients[id], *values)
-
-    def take_remarks(self) -> list[str]:
-        """As `Engine.take_remarks`."""
-        return []
 
     def close(self) -> None:
         """As `Engine.close`."""
@@ -40,12 +36,12 @@ class DiskBackedInProcess(InProcess):
         self._store = ClientStore()
         self._store.hold(make, ids, disk)
 
-    def run_each(
-        self, do: Callable[Concatenate[Client, ...], R], arguments: Mapping[str, tuple[Any, ...]]
+    def visit(
+        self, do: Callable[Concatenate[Client, ...], R], arguments: Mapping[str, tuple[Any, ...]], reads: bool = False
     ) -> Iterator[tuple[str, R]]:
-        """As `Engine.run_each`, in the order of `arguments`."""
+        """As `Simulation.visit`, in the order of `arguments`."""
         for id, values in arguments.items():
-            yield id, self._store.run(id, do, *values)
+            yield id, self._store.run(id, do, values, reads)
 
     def close(self) -> None:
         """As `Engine.close`."""

@@ -1,14 +1,14 @@
 """The rounds of a federation on any engine: draw participants, send messages, receive replies, and report events."""
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 
-from fedmutual.core import At, Bench, Message, Phase, Unusable, Work
-from fedmutual.engines.base import Engine, Reply, evaluate_client, participate
+from fedmutual.core import At, Bench, Message, Phase, Spec, Total, Unusable, Work
+from fedmutual.engines.base import Engine, Replies, ScoreOrder, Simulation
 from fedmutual.engines.user_errors import check_state, make_user_error
 from fedmutual.events import (
     Evaluated,
@@ -33,14 +33,20 @@ class Paused(Exception):
     """Raised by an observer of `RoundDone` to stop the rounds; the saved run can be resumed."""
 
 
-Arguments = Mapping[str, tuple[Any, ...]]
-"""The arguments of `participate` for each client of a phase, by client."""
+class PhaseOrder(NamedTuple):
+    """The arguments of `Engine.train` for a phase."""
 
-RunPhase = Callable[[], Iterator[tuple[str, Reply]]]
-"""Runs a phase -> (client, reply) as clients finish."""
+    phase: Phase
+    at: At
+    inboxes: Mapping[str, Message]
+    declared: Spec
 
-Rounds = Generator[Arguments, RunPhase, Message]
-"""Yields the arguments of each phase, receives a function that returns the replies, and returns the server's last state."""
+
+RunPhase = Callable[[], Replies]
+"""Runs the phase of an order, and yields as `Engine.train`."""
+
+Rounds = Generator[PhaseOrder, RunPhase, Message]
+"""Yields the order of each phase, receives a function that runs the phase, and returns the server's last state."""
 
 
 def federate(
@@ -54,16 +60,16 @@ def federate(
     return drive(generate_rounds(plan, engine, server, saved, observers, judge), engine)
 
 
-def drive(rounds: Generator[Arguments, RunPhase, R], engine: Engine) -> R:
+def drive(rounds: Generator[PhaseOrder, RunPhase, R], engine: Engine) -> R:
     """Run the phases of one run with its engine, and return the result of the generator.
 
     Raises:
         Exception: as `generate_rounds`.
     """
     try:
-        arguments = next(rounds)
+        order = next(rounds)
         while True:
-            arguments = rounds.send(partial(engine.run_each, participate, arguments))
+            order = rounds.send(partial(engine.train, *order))
     except StopIteration as end:
         result: R = end.value
         return result
@@ -74,7 +80,7 @@ def generate_rounds(
 ) -> Rounds:
     """Run the rounds after the `saved` rounds. The caller runs the phases; several runs can share their phases in this way.
 
-    engine: scores the clients, and gives observers access to them.
+    engine: scores the clients; in a simulation observers may visit them.
     saved: the number of saved rounds; None: a new run, which begins with the start phases of the algorithm.
     judge: scores the shared model at the server; None: it is not scored there.
 
@@ -88,6 +94,7 @@ def generate_rounds(
         for observer in observers:
             observer(event)
 
+    visit = engine.visit if isinstance(engine, Simulation) else None
     round = finished_rounds = saved or 0
     try:
         report(Started(finished_rounds, plan.rounds, plan.clients, plan.notes, plan.choices))
@@ -96,13 +103,13 @@ def generate_rounds(
             report(PhaseDone(0, SEED, others, plan.seeds, {}))
         if saved is None and plan.algorithm.start:
             server, _ = yield from _exchange(plan, engine, server, -1, plan.algorithm.start, report)
-            report(RoundDone(0, plan.rounds, server, engine.run_each))
+            report(RoundDone(0, plan.rounds, server, visit))
         for round in range(finished_rounds, plan.rounds):
             server, train = yield from _exchange(plan, engine, server, round, plan.algorithm.phases, report)
             if (round + 1) % plan.evaluate_every == 0 or round + 1 == plan.rounds:
                 report(_evaluate(plan, engine, server, round, train, judge, report))
                 _report_remarks(engine, round, report)
-            report(RoundDone(round + 1, plan.rounds, server, engine.run_each))
+            report(RoundDone(round + 1, plan.rounds, server, visit))
     except (Paused, GeneratorExit):
         raise
     except BaseException as problem:
@@ -126,7 +133,7 @@ Train = dict[str, dict[str, float]]
 
 def _exchange(
     plan: RoundPlan, engine: Engine, server: Message, round: int, phases: Sequence[Phase], report: Observer
-) -> Generator[Arguments, RunPhase, tuple[Message, Train]]:
+) -> Generator[PhaseOrder, RunPhase, tuple[Message, Train]]:
     """Run the phases of a round, or of the start -> (server's next state, each client's mean loss terms)."""
     train: Train = {}
 
@@ -139,21 +146,27 @@ def _exchange(
         participants = draw_participants(plan.clients, plan.participation if round >= 0 else 1.0, at)
         declared = phase.leaves(server)
         inboxes = {i: phase.send(server, i, at) for i in participants}
-        replies: dict[str, Message] = {}
+        messages: dict[str, Message] = {}
+        total: Total | None = None
         losses: Train = {}
         works: dict[str, Work] = {}
         down = {i: count_bytes(inbox) for i, inbox in inboxes.items()}
         up = dict.fromkeys(participants, 0)
-        run_phase = yield {i: (phase, inboxes[i], declared, at) for i in participants}
-        for i, reply in run_phase():
+        run_phase = yield PhaseOrder(phase, at, inboxes, declared)
+        for answer in run_phase():
+            if isinstance(answer, Total):
+                total = answer
+                continue
+            i, reply = answer
             if reply.message or not declared:
-                replies[i] = reply.message
+                messages[i] = reply.message
             losses[i] = reply.train
             if reply.work is not None:
                 works[i] = reply.work
             up[i], down[i] = reply.up or count_bytes(reply.message), reply.down or down[i]
             report(Replied(round + 1, name, i, len(losses), len(participants)))
-        replies = {i: replies[i] for i in participants if i in replies}  # the order of arrival has no effect
+        in_order = {i: messages[i] for i in participants if i in messages}  # the order of arrival has no effect
+        replies = in_order if total is None else total
         server = receive_usable(_equip(phase, plan.bench), server, replies, at, report_unusable)
         _report_remarks(engine, round, report)
         losses = {i: losses[i] for i in participants if losses.get(i)}
@@ -201,11 +214,11 @@ def _evaluate(
     at = At(plan.seed, round, plan.rounds, len(plan.algorithm.phases) - 1)
     participants = draw_participants(plan.clients, plan.participation, at)
     evaluations = {i: tuple(e for e in all_ if i in participants or e.model != COPY) for i, all_ in plan.evaluations.items()}
-    arguments = {
-        i: (specs, _get_inbox(plan, server, i, at), round + 1, plan.homes.get(i), plan.keep)
+    orders = {
+        i: ScoreOrder(specs, _get_inbox(plan, server, i, at), round + 1, plan.homes.get(i), plan.keep)
         for i, specs in evaluations.items()
     }
-    answers = engine.run_each(evaluate_client, arguments)
+    answers = engine.score(orders)
     shared = judge(server, round + 1) if judge else None  # worker processes score their clients meanwhile
     by_client = dict(answers)
     of_clients = [by_client[i] for i in plan.evaluations if i in by_client]

@@ -4,17 +4,18 @@ Each run is a generator that stops where it needs its clients. When all runs hav
 are run together.
 """
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
 
 from fedmutual.core import Client
-from fedmutual.engines.base import Reply
+from fedmutual.engines.base import Replies, Reply
+from fedmutual.engines.group import list_inputs
 from fedmutual.engines.inprocess import InProcess
-from fedmutual.engines.loop import Arguments, RunPhase
+from fedmutual.engines.loop import PhaseOrder, RunPhase
 from fedmutual.engines.stacked import Stacker
 
-Training = Generator[Arguments, RunPhase, None]
-"""A run: yields the arguments of each phase, and receives a function that returns the replies."""
+Training = Generator[PhaseOrder, RunPhase, None]
+"""A run: yields the order of each phase, and receives a function that runs the phase."""
 
 
 class RunScheduler:
@@ -39,7 +40,7 @@ class RunScheduler:
         replies: dict[RunEngine, RunPhase] = {}
         stop: KeyboardInterrupt | None = None
         while trainings:
-            phases: dict[RunEngine, Arguments] = {}
+            phases: dict[RunEngine, PhaseOrder] = {}
             for engine, training in list(trainings.items()):
                 try:
                     if stop is not None:
@@ -69,17 +70,17 @@ class RunScheduler:
         unread, self._unread[engine] = self._unread[engine], []
         return unread
 
-    def _run_phases(self, phases: Mapping["RunEngine", Arguments]) -> dict["RunEngine", RunPhase]:
+    def _run_phases(self, phases: Mapping["RunEngine", PhaseOrder]) -> dict["RunEngine", RunPhase]:
         """Run a phase of each run, all clients together -> a function for each run that returns its replies."""
-        run_of = {id(client): engine for engine in phases for client in engine.clients}
-        work = [(engine.get_client(i), values) for engine, arguments in phases.items() for i, values in arguments.items()]
+        run_of = {id(client): engine for engine in phases for client in engine.clients.values()}
+        parts = [part for engine, order in phases.items() for part in list_inputs(engine.clients, *order)]
         replies: dict[RunEngine, dict[str, Callable[[], Reply]]] = {engine: {} for engine in phases}
         try:
-            for client, reply in self._stacker.participate(work):
+            for client, reply in self._stacker.train(parts):
                 replies[run_of[id(client)]][client.id] = reply
         except Exception as problem:  # in a step of all clients: every run fails
             return dict.fromkeys(phases, partial(_raise, problem))
-        return {engine: partial(_call_in_order, replies[engine], phases[engine]) for engine in phases}
+        return {engine: partial(_call_in_order, replies[engine], phases[engine].inboxes) for engine in phases}
 
 
 class RunEngine(InProcess):
@@ -90,23 +91,19 @@ class RunEngine(InProcess):
         self._scheduler = scheduler
 
     @property
-    def clients(self) -> Sequence[Client]:
-        """Return the clients of this run."""
-        return list(self._clients.values())
-
-    def get_client(self, id: str) -> Client:
-        """Return the client of this run with this id."""
-        return self._clients[id]
+    def clients(self) -> Mapping[str, Client]:
+        """Return the clients of this run, by id."""
+        return self._clients
 
     def take_remarks(self) -> list[str]:
         """As `Engine.take_remarks`."""
         return self._scheduler.read_remarks(self)
 
 
-def _call_in_order(replies: Mapping[str, Callable[[], Reply]], clients: Arguments) -> Iterator[tuple[str, Reply]]:
+def _call_in_order(replies: Mapping[str, Callable[[], Reply]], clients: Iterable[str]) -> Replies:
     for id in clients:
         yield id, replies[id]()
 
 
-def _raise(problem: Exception) -> Iterator[tuple[str, Reply]]:
+def _raise(problem: Exception) -> Replies:
     raise problem

@@ -1,4 +1,8 @@
-"""Clients in worker processes, which hold the clients for the whole run: only messages move between processes."""
+"""Clients in worker processes, which hold the clients for the whole run: only messages move between processes.
+
+Where a worker would wait for another, two workers share the phases of a client: one takes the first steps of a phase, and
+hands the client over to the other, which takes the rest with the same bits.
+"""
 
 import pickle
 from collections.abc import Callable, Iterator, Mapping
@@ -6,16 +10,17 @@ from contextlib import suppress
 from itertools import count
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, Concatenate, TypeVar
+from typing import Any, Concatenate, NamedTuple, TypeVar
 
-import torch.multiprocessing  # noqa: F401 - teaches ForkingPickler to share the memory of tensors
+import torch
+import torch.multiprocessing
 
-from fedmutual.core import Client
+from fedmutual.core import At, Client, Message, Phase, Spec
+from fedmutual.denormals import flush_denormals
 from fedmutual.engines.assignment import WorkerLost, split_clients
-from fedmutual.engines.base import Make, participate
+from fedmutual.engines.base import Make, Replies, Reply, Simulation, participate, release_reply
 from fedmutual.engines.child_process import ChildProcess, prepare_child_process
 from fedmutual.engines.client_store import ClientStore, DiskStorage
-from fedmutual.engines.handover import Handover, begin_phase, end_phase
 from fedmutual.engines.rpc import (
     HostRequest,
     JobRequest,
@@ -25,11 +30,14 @@ from fedmutual.engines.rpc import (
     make_host_request,
     pack_payload,
 )
+from fedmutual.engines.user_errors import raise_user_errors
+from fedmutual.rundir.checkpoint import collect_client_state, restore_client
+from fedmutual.stepping import Progress, steps, with_client_settings, work
 
 R = TypeVar("R")
 
 
-class Processes:
+class Processes(Simulation):
     """Worker processes. The results are bit-identical to those of one process with equally many threads.
 
     make: builds a client in its worker process; must be picklable, and its tensors are sent as shared memory.
@@ -61,24 +69,31 @@ class Processes:
             self.close()
             raise
 
-    def run_each(
-        self, do: Callable[Concatenate[Client, ...], R], arguments: Mapping[str, tuple[Any, ...]]
+    def visit(
+        self, do: Callable[Concatenate[Client, ...], R], arguments: Mapping[str, tuple[Any, ...]], reads: bool = False
     ) -> Iterator[tuple[str, R]]:
-        """As `Engine.run_each`, in the order in which clients finish. Work begins with the call, not with the first result.
+        """As `Simulation.visit`, in the order in which clients finish. Work begins with the call, not the first result."""
+        return self._read_results(self._send_jobs(do, arguments, reads), arguments)
+
+    def train(self, phase: Phase, at: At, inboxes: Mapping[str, Message], declared: Spec) -> Replies:
+        """As `Engine.train`, in the order in which clients finish. Work begins with the call, not with the first reply.
 
         A worker first takes its part of the phases that it begins for another worker, then runs its other clients, and then
         ends the phases that other workers began.
         """
+        arguments = {i: (phase, inbox, declared, at) for i, inbox in inboxes.items()}
+        shares = {i: self._split[i].get_share(self._homes[i]) for i in inboxes if i in self._split}
+        in_order = (*shares, *(i for i in inboxes if i not in shares))
+        number = self._send_jobs(begin_phase, {i: (*arguments[i], shares.get(i, 1.0)) for i in in_order})
+        return self._read_results(number, arguments)
+
+    def _send_jobs(self, do: Callable[..., Any], arguments: Mapping[str, tuple[Any, ...]], reads: bool = False) -> int:
+        """Send each worker one job for its clients; return the number of the request."""
         number = next(_request_numbers)
         for home, worker in enumerate(self._workers):
             worker.drain()
-            here = {i: values for i, values in arguments.items() if self._homes[i] == home}
-            if do is participate:
-                parts = {i: (*here[i], self._split[i].get_share(home)) for i in here if i in self._split}
-                worker.send_job(number, begin_phase, parts | {i: values for i, values in here.items() if i not in parts})
-            else:
-                worker.send_job(number, do, here)
-        return self._read_results(number, arguments)
+            worker.send_job(number, do, {i: values for i, values in arguments.items() if self._homes[i] == home}, reads)
+        return number
 
     def _read_results(self, number: int, arguments: Mapping[str, tuple[Any, ...]]) -> Iterator[tuple[str, Any]]:
         """Yield (client, result) as clients finish; pass begun phases on to idle workers."""
@@ -96,10 +111,6 @@ class Processes:
                 else:
                     left.remove(reply.client)
                     yield reply.client, reply.result
-
-    def take_remarks(self) -> list[str]:
-        """As `Engine.take_remarks`."""
-        return []
 
     def close(self) -> None:
         """Release the workers. An idle worker is kept for the next engine of this process, because a start takes seconds."""
@@ -125,6 +136,59 @@ class Processes:
         return replies
 
 
+class Handover(NamedTuple):
+    """All that another worker needs to continue a client's phase: the client's state, and the progress of the phase."""
+
+    state: Message  # of the client
+    progress: Progress
+
+
+@flush_denormals()
+def begin_phase(
+    client: Client, phase: Phase, inbox: Message, declared: Spec, at: At, share: float = 1.0
+) -> Handover | Reply:
+    """Take the first steps of a phase, about this share of them, and return what another worker needs for the rest.
+
+    Return the reply if the share is 1, or if the phase cannot be handed over. share: in (0, 1].
+
+    Raises:
+        Diverged, Refused, AlgorithmError: as `participate`.
+    """
+    count = with_client_settings(phase, client).count_steps(client)
+    if share == 1.0 or count is None or not _can_hand_over(client):
+        return participate(client, phase, inbox, declared, at)
+    with raise_user_errors(phase, client.id):
+        stepping = steps(phase, client, inbox, at)
+        for _ in range(max(1, round(share * count))):
+            try:
+                progress = next(stepping)
+            except StopIteration as end:
+                message, train = end.value
+                return release_reply(client, phase, message, train, inbox, declared)
+        stepping.close()
+        progress.stream = torch.get_rng_state()
+        return Handover(collect_client_state(client, in_phase=True), progress)
+
+
+@flush_denormals()
+def end_phase(client: Client, phase: Phase, inbox: Message, declared: Spec, at: At, handover: Handover) -> Reply:
+    """Take the other steps of a phase that another worker began; return the reply.
+
+    Raises:
+        Diverged, Refused, AlgorithmError: as `participate`.
+    """
+    with raise_user_errors(phase, client.id):
+        restore_client(client, handover.state)
+        message, train = work(phase, client, inbox, at, handover.progress)
+        return release_reply(client, phase, message, train, inbox, declared)
+
+
+def _can_hand_over(client: Client) -> bool:
+    """Return whether another process can continue with this client: no noise is drawn for privacy, and dropout is drawn on
+    the CPU."""
+    return client.privacy is None and all(p.device.type == "cpu" for net in client.nets.values() for p in net.parameters())
+
+
 class _Worker(ChildProcess):
     """A worker process that holds clients."""
 
@@ -138,10 +202,12 @@ class _Worker(ChildProcess):
         self.clients = tuple(request.clients)
         self.send(pack_payload(request), 1)
 
-    def send_job(self, number: int, do: Callable[..., Any], arguments: Mapping[str, tuple[Any, ...]]) -> None:
-        """Ask the process to run `do` with these clients."""
+    def send_job(
+        self, number: int, do: Callable[..., Any], arguments: Mapping[str, tuple[Any, ...]], reads: bool = False
+    ) -> None:
+        """Ask the process to run `do` with these clients. reads: as in `Simulation.visit`."""
         if arguments:
-            self.send(pack_payload(JobRequest(number, do, arguments)), len(arguments))
+            self.send(pack_payload(JobRequest(number, do, arguments, reads)), len(arguments))
 
     def send(self, message: bytes | memoryview, replies: int) -> None:
         """Send a message. replies: the number of answers that the process will send."""

@@ -9,7 +9,7 @@ from typing import Any, Concatenate, TypeVar
 
 from fedmutual.core import Client
 from fedmutual.engines.assignment import assign_clients
-from fedmutual.engines.base import Make
+from fedmutual.engines.base import Make, Simulation
 from fedmutual.engines.client_store import DiskStorage
 from fedmutual.engines.ray_actors import Worker
 from fedmutual.engines.ray_placement import Reservation, ResourceRequest, keep_reservation, take_reservation
@@ -20,7 +20,7 @@ R = TypeVar("R")
 MOMENT = 1.0  # seconds to wait for a worker that is no longer needed
 
 
-class Cluster:
+class Cluster(Simulation):
     """Ray actors. The results are bit-identical to those of one process with equally many threads.
 
     make: builds a client in its worker; must be picklable. Each worker receives one copy.
@@ -72,10 +72,10 @@ class Cluster:
         """Return the number of workers that hold clients."""
         return sum(bool(worker.clients) for worker in self._workers)
 
-    def run_each(
-        self, do: Callable[Concatenate[Client, ...], R], arguments: Mapping[str, tuple[Any, ...]]
+    def visit(
+        self, do: Callable[Concatenate[Client, ...], R], arguments: Mapping[str, tuple[Any, ...]], reads: bool = False
     ) -> Iterator[tuple[str, R]]:
-        """As `Engine.run_each`, in the order in which clients finish. Work begins with the call, not with the first result.
+        """As `Simulation.visit`, in the order in which clients finish. Work begins with the call, not with the first result.
 
         A worker receives one job for all its clients, so that arguments that the clients share are sent once.
         """
@@ -83,13 +83,9 @@ class Cluster:
         for worker in self._workers:
             arguments_here = {i: values for i, values in arguments.items() if i in worker.clients}
             if arguments_here:
-                streams[worker.actor.answer.remote(bytes(pack_payload(JobRequest(0, do, arguments_here))))] = worker
+                streams[worker.actor.answer.remote(bytes(pack_payload(JobRequest(0, do, arguments_here, reads))))] = worker
         self._streams |= streams
         return ((reply.client, reply.result) for reply in self._read_replies(list(streams)))
-
-    def take_remarks(self) -> list[str]:
-        """As `Engine.take_remarks`."""
-        return []
 
     def reach(self, folder: Path) -> None:
         """Check that all workers see this folder, into which the clients write their state.

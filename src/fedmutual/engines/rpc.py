@@ -38,6 +38,7 @@ class JobRequest(NamedTuple):
     number: int
     do: Callable[..., Any]
     arguments: Mapping[str, tuple[Any, ...]]
+    reads: bool  # as in `Simulation.visit`
 
 
 class WorkerReply(NamedTuple):
@@ -78,7 +79,7 @@ def answer_request(
             yield WorkerReply(number, "", None)
         else:
             for id, arguments in request.arguments.items():
-                yield WorkerReply(number, id, clients.run(id, request.do, *arguments))
+                yield WorkerReply(number, id, clients.run(id, request.do, arguments, request.reads))
     except Exception as problem:
         yield WorkerReply(number, id, None, make_portable(problem))
 

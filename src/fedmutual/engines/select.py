@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from fedmutual.config.schema import EngineConfig
-from fedmutual.engines.base import Engine, Make
+from fedmutual.engines.base import Make, Simulation
 from fedmutual.engines.child_process import IS_FORKED, count_cores
 from fedmutual.engines.client_store import DiskStorage
 from fedmutual.engines.inprocess import DiskBackedInProcess, InProcess
@@ -75,7 +75,7 @@ def open_engine(
     config: EngineConfig,
     device: torch.device,
     disk: DiskStorage | None = None,
-) -> tuple[Engine, EngineChoice]:
+) -> tuple[Simulation, EngineChoice]:
     """Return the engine, which holds the clients, and the choice with the number of workers.
 
     disk: where the states of clients that are not in memory are stored; None: all clients stay in memory. The

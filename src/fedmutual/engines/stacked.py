@@ -8,18 +8,16 @@ device; the log says so once.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum, auto
 from functools import partial
-from typing import Any, Concatenate, TypeVar
+from typing import Any
 
 from fedmutual.core import At, Client, Message, Phase, Spec
-from fedmutual.engines.base import Reply, participate, release_reply
+from fedmutual.engines.base import Replies, Reply, participate, release_reply
 from fedmutual.engines.cuda_streams import InterleavedSteps, PhaseResult, find_device
-from fedmutual.engines.group import Group, PhaseInput, describe_tensors, identify_loss
+from fedmutual.engines.group import Group, PhaseInput, describe_tensors, identify_loss, list_inputs
 from fedmutual.engines.inprocess import InProcess
 from fedmutual.engines.probe import check_stackable, time_steps
 from fedmutual.engines.stack import group_alike
-from fedmutual.stepping import rate, with_client_settings
-
-R = TypeVar("R")
+from fedmutual.stepping import rate
 
 
 class Stacked(InProcess):
@@ -30,16 +28,10 @@ class Stacked(InProcess):
         super().__init__(clients)
         self._stacker = Stacker(self._clients.values(), compile, turns)
 
-    def run_each(
-        self, do: Callable[Concatenate[Client, ...], R], arguments: Mapping[str, tuple[Any, ...]]
-    ) -> Iterator[tuple[str, R]]:
-        """As `Engine.run_each`; clients with one architecture run a phase together."""
-        if do is not participate:
-            yield from super().run_each(do, arguments)
-            return
-        requests: list[tuple[Client, tuple[Any, ...]]] = [(self._clients[i], values) for i, values in arguments.items()]
-        for client, reply in self._stacker.participate(requests):
-            yield client.id, reply()  # type: ignore[misc]  # R is Reply
+    def train(self, phase: Phase, at: At, inboxes: Mapping[str, Message], declared: Spec) -> Replies:
+        """As `Engine.train`; clients with one architecture run the phase together."""
+        for client, reply in self._stacker.train(list_inputs(self._clients, phase, at, inboxes, declared)):
+            yield client.id, reply()
 
     def take_remarks(self) -> list[str]:
         """As `Engine.take_remarks`."""
@@ -57,17 +49,15 @@ class Stacker:
         self._groups = [Group(group, remarks) for group in group_alike(trainable) if len(group) > 1]
         self._modes: dict[Any, StepMode] = {}
 
-    def participate(
-        self, requests: Sequence[tuple[Client, tuple[Any, ...]]]
-    ) -> Iterator[tuple[Client, Callable[[], Reply]]]:
-        """Run `base.participate` for each client with its arguments; yield (client, function that returns the reply).
+    def train(self, parts: Sequence[PhaseInput]) -> Iterator[tuple[Client, Callable[[], Reply]]]:
+        """Run a phase of each client; yield (client, function that returns the reply).
 
         The function raises Diverged, Refused or the exception of the client's phase.
         """
-        remaining = {id(client): (client, values) for client, values in requests}
+        remaining = {id(part.client): part for part in parts}
         for group in self._groups:
-            parts = [_make_part(*remaining[id(client)]) for client in group.clients if id(client) in remaining]
-            for together in _group_by_key(parts):
+            here = [remaining[id(client)] for client in group.clients if id(client) in remaining]
+            for together in _group_by_key(here):
                 mode = self._choose_mode(group, together)
                 steps = group.begin(together) if mode is StepMode.STACKED else None
                 if steps is None and mode is not StepMode.TURNS:
@@ -75,8 +65,8 @@ class Stacker:
                 for part in together:
                     del remaining[id(part.client)]
                 yield from _run_in_turns(together) if steps is None else group.run(together, steps)
-        for client, values in remaining.values():
-            yield client, partial(participate, client, *values)
+        for part in remaining.values():
+            yield part.client, partial(participate, part.client, part.phase, part.inbox, part.declared, part.at)
 
     def take_remarks(self) -> list[str]:
         """As `Engine.take_remarks`."""
@@ -130,11 +120,6 @@ def _make_reply(part: PhaseInput, result: PhaseResult | Exception) -> Reply:
     if isinstance(result, Exception):
         raise result
     return release_reply(part.client, part.phase, *result, part.inbox, part.declared)
-
-
-def _make_part(client: Client, arguments: tuple[Phase, Message, Spec, At]) -> PhaseInput:
-    phase, inbox, declared, at = arguments
-    return PhaseInput(client, with_client_settings(phase, client), inbox, declared, at)
 
 
 def _group_by_key(parts: Sequence[PhaseInput]) -> list[list[PhaseInput]]:

@@ -5,9 +5,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedmutual.core import At, Message
+from fedmutual.core import At, Message, Total
 from fedmutual.data.statistics import Layout, add_sums, read_sums
-from fedmutual.engines.base import participate
 from fedmutual.engines.loop import count_bytes, federate
 from fedmutual.errors import RunError, UserError
 from fedmutual.events import Event, Failed, Noted, Observer, PhaseDone, RoundDone
@@ -27,9 +26,8 @@ from fedmutual.sites.engine import Setback, SitesEngine, TooFew
 from fedmutual.sites.peers import is_peer_to_peer
 from fedmutual.sites.protocol import Transport
 from fedmutual.sites.secure_sum.exchange import SecureSums
-from fedmutual.sites.secure_sum.fixed_point import list_masked_leaves, use_masked_sum
+from fedmutual.sites.secure_sum.fixed_point import list_masked_leaves
 from fedmutual.sites.secure_sum.identity import read_authority
-from fedmutual.sites.secure_sum.messages import WORDS
 from fedmutual.sites.secure_sum.server_files import SumStages
 from fedmutual.sites.server_experiment import build_server_experiment, count_update, make_first_state
 from fedmutual.sites.setbacks import GENERATIONS, check_setbacks, go_back
@@ -107,15 +105,17 @@ class Coordinator:
         """Ask the sites for the sums of their training rows, and save and return the statistics.
 
         Raises:
-            TooFew, Setback, RunError: as `SitesEngine.run_each`. RunError: also where no rows have such sums.
+            TooFew, Setback, RunError: as `SitesEngine.train`. RunError: also where no rows have such sums.
         """
         config, phase = self.contract.config, SumStatistics(layout)
         at, declared = At(config.seed, -1, config.rounds, 0), phase.leaves({})
         sites = self.contract.sites.names
-        replies = dict(engine.run_each(participate, {i: (phase, {}, declared, at) for i in sites}))
+        answers = list(engine.train(phase, at, {i: {} for i in sites}, declared))
+        replies = {answer[0]: answer[1] for answer in answers if not isinstance(answer, Total)}
+        words = [answer.words for answer in answers if isinstance(answer, Total)]
+        words += [reply.message[SUMS] for reply in replies.values() if reply.message]
         try:
-            words = [message.get(SUMS, message.get(WORDS)) for message, *_ in replies.values()]
-            statistics = read_sums(layout, add_sums(tensor.numpy() for tensor in words if tensor is not None))
+            statistics = read_sums(layout, add_sums(tensor.numpy() for tensor in words))
             read_scaling(layout, pack_scaling(statistics.moments))
         except ValueError as problem:  # under masks: a single site's sums are checked before
             raise RunError(
@@ -152,7 +152,7 @@ class Coordinator:
         if self.contract.layout is not None:  # the sums are gathered before the rounds
             algorithm = replace(algorithm, start=())
         return RoundPlan(
-            algorithm=use_masked_sum(algorithm) if self.contract.is_masked else algorithm,
+            algorithm=algorithm,
             seed=config.seed,
             rounds=config.rounds,
             clients=self.contract.sites.names,

@@ -1,19 +1,18 @@
 """An engine over real sites: each client stays at its site, and the engine sends orders to the sites."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Concatenate, TypeVar, cast
 
+import numpy as np
 import torch
 
 from fedmutual.algorithms.agree import Compare
 from fedmutual.algorithms.fedavg import N_K
 from fedmutual.boundary import Refused, release_metrics
-from fedmutual.core import Algorithm, At, Client, Message, Phase, Spec
-from fedmutual.engines.base import Reply, evaluate_client, participate
+from fedmutual.core import Algorithm, At, Message, Phase, Spec, Total
+from fedmutual.engines.base import ClientScores, Replies, Reply, ScoreOrder
 from fedmutual.engines.loop import Paused, count_bytes
-from fedmutual.events import Score
 from fedmutual.federation.evaluation_sets import SITE_SCORES
 from fedmutual.sites.attempts import Attempts
 from fedmutual.sites.conduct import Conduct
@@ -31,13 +30,12 @@ from fedmutual.sites.protocol import (
 )
 from fedmutual.sites.screening import Limits, screen
 from fedmutual.sites.secure_sum.exchange import SecureSums
-from fedmutual.sites.secure_sum.fixed_point import count_words, divide_total
+from fedmutual.sites.secure_sum.fixed_point import count_words, is_weighted
 from fedmutual.sites.secure_sum.messages import Rejected
 from fedmutual.sites.secure_sum.server import TooFewSites
 from fedmutual.sites.sizes import MessageSizes
 from fedmutual.sites.statistics import find_sums_fault, get_screened
 
-R = TypeVar("R")
 _LOG_LIMIT = 1000 * LONGEST_TEXT  # characters of each site's text that one process logs
 
 
@@ -102,48 +100,37 @@ class SitesEngine:
     def close(self) -> None:
         """Do nothing: the sites keep running."""
 
-    def run_each(
-        self, do: Callable[Concatenate[Client, ...], R], arguments: Mapping[str, tuple[Any, ...]]
-    ) -> Iterator[tuple[str, R]]:
-        """Send the work of each client as an order to its site, and yield (site, result).
-
-        There is no order to save: a site saves its state by itself.
+    def train(self, phase: Phase, at: At, inboxes: Mapping[str, Message], declared: Spec) -> Replies:
+        """As `Engine.train`. All replies come first, because screening compares each reply with the others.
 
         Raises:
             TooFew: fewer sites answered than the quorum.
             Setback: enough sites answered, and too few of the answers are usable.
             RunError: too many sites are excluded for good to meet the quorum; or a file is damaged or cannot be written.
         """
-        if do is participate:
-            yield from cast(Iterator[tuple[str, R]], self._do_phase(arguments))
-        elif do is evaluate_client:
-            yield from cast(Iterator[tuple[str, R]], self._evaluate(arguments))
-
-    def _do_phase(self, arguments: Mapping[str, tuple[Any, ...]]) -> Iterator[tuple[str, Reply]]:
-        """Yield (site, usable reply), after all replies have come, because screening compares each reply with the others."""
-        inputs = {i: a for i, a in arguments.items() if i not in self._conduct.left_out}
+        sites, inboxes = inboxes, {i: inbox for i, inbox in inboxes.items() if i not in self._conduct.left_out}
         receivers = None
         if self._by_hand:  # sending to an unresponsive site would block the sender
             receivers = tuple(
-                sorted(inputs.keys() & set(self._transport.list_connected()) - set(self._transport.list_late()))
+                sorted(inboxes.keys() & set(self._transport.list_connected()) - set(self._transport.list_late()))
             )
-        outcome = self._collect(inputs, self._attempts.stamp({i: self._make_order(a, receivers) for i, a in inputs.items()}))
+        orders = self._attempts.stamp({i: self._make_order(at, inbox, receivers) for i, inbox in inboxes.items()})
+        outcome = self._collect(phase, orders, {} if self._by_hand or self._sums is not None else declared)
         if self._sums is not None:
-            self._check_count(outcome, len(outcome.replies), inputs)
-            self._finished = self._open_sum(self._sums, outcome, inputs)
-            yield from outcome.replies.items()
+            self._check_count(outcome, len(outcome.replies), at.round, inboxes)
+            yield from self._open_sum(self._sums, outcome, phase, at, inboxes)
             return
-        self._screen(outcome, inputs)
-        upheld = self._judge(outcome, inputs, arguments)
+        self._screen(outcome, at.round, inboxes)
+        upheld = self._judge(outcome, inboxes, sites)
         self._finished = tuple(sorted(outcome.replies))
-        self._check_count(outcome, len(outcome.replies) + upheld, inputs)
+        self._check_count(outcome, len(outcome.replies) + upheld, at.round, inboxes)
         yield from outcome.replies.items()
 
-    def _open_sum(self, sums: SecureSums, outcome: PhaseOutcome, inputs: Mapping[str, tuple[Any, ...]]) -> tuple[str, ...]:
-        """Replace the replies by the mean of the masked updates, and return the sites that did all stages."""
-        at, (_, inbox, _, _) = _find_place(inputs), next(iter(inputs.values()))
-        # as sites have the phase: the server's own copy, with the aggregation of a secure sum, weighs nothing
-        phase = (self._algorithm.start if at.round < 0 else self._algorithm.phases)[at.phase]
+    def _open_sum(
+        self, sums: SecureSums, outcome: PhaseOutcome, phase: Phase, at: At, inboxes: Mapping[str, Message]
+    ) -> Replies:
+        """Yield the replies of the sites in the sum, without messages, and the sum of the masked updates."""
+        inbox = next(iter(inboxes.values()))
 
         def refuse(site: str, order: Order, why: str) -> None:
             self._leave_out(site, order, why)
@@ -164,24 +151,24 @@ class SitesEngine:
             raise TooFew(str(problem)) from None
         except Rejected as problem:
             raise Setback(at.round, str(problem), diverged=False) from None
-        messages = divide_total(opened.total, opened.present)
-        down = {i: opened.down.get(i, 0) + count_bytes(inputs[i][1] | self.scaling) for i in opened.present}
-        trained = {i: outcome.replies[i].train if i in outcome.replies else {} for i in opened.present}
-        outcome.replies = {i: Reply(messages[i], trained[i], opened.up.get(i, 0), down[i]) for i in opened.present}
-        return opened.finished
+        self._finished = opened.finished
+        for i in opened.present:
+            losses = outcome.replies[i].train if i in outcome.replies else {}
+            down = opened.down.get(i, 0) + count_bytes(inboxes[i] | self.scaling)
+            yield i, Reply({}, losses, opened.up.get(i, 0), down)
+        yield Total(opened.present, torch.from_numpy(opened.total.view(np.int64)), is_weighted(phase))
 
-    def _collect(self, inputs: Mapping[str, tuple[Any, ...]], orders: Mapping[str, tuple[Order, Message]]) -> PhaseOutcome:
-        """Send the orders of a phase, and return the results."""
+    def _collect(self, phase: Phase, orders: Mapping[str, tuple[Order, Message]], declared: Spec) -> PhaseOutcome:
+        """Send the orders of a phase, and return the results. declared: all that an answer may hold."""
         outcome = PhaseOutcome()
         for i, (answer, message) in self._ask(orders, outcome):
-            phase, _, declared, _ = inputs[i]
             if answer.accused and isinstance(phase, Compare):
                 outcome.accusations[i] = answer
             elif answer.problem is not None:
                 self._leave_out(i, answer.order, answer.problem)
                 outcome.diverged |= {i} if answer.diverged else set()
             elif (
-                why := _find_fault(answer, message, phase, {} if self._by_hand or self._sums else declared, i)
+                why := _find_fault(answer, message, phase, declared, i)
                 or (None if self._sums else find_sums_fault(phase, message))
             ) is not None:
                 is_finite = all(torch.isfinite(tensor).all() for tensor in message.values())
@@ -194,27 +181,28 @@ class SitesEngine:
                 outcome.replies[i] = Reply(message, dict(answer.train), answer.up, answer.down or count_bytes(orders[i][1]))
         return outcome
 
-    def _screen(self, outcome: PhaseOutcome, inputs: Mapping[str, tuple[Any, ...]]) -> None:
+    def _screen(self, outcome: PhaseOutcome, round: int, inboxes: Mapping[str, Message]) -> None:
         """Refuse the messages that are too far from the others; record the norms and counts of the other messages."""
         messages = {i: get_screened(reply.message) for i, reply in outcome.replies.items() if reply.message}
         if not messages:
             return
-        sent = {i: inputs[i][1] for i in messages}
-        refused, norms = screen(messages, sent, self._limits, self._conduct.examples, self._algorithm)
+        refused, norms = screen(
+            messages, {i: inboxes[i] for i in messages}, self._limits, self._conduct.examples, self._algorithm
+        )
         for i, why in refused.items():
             self._remarks.append(f"site {i!r} is left out: {why}")
             del outcome.replies[i], messages[i]
         outcome.refused |= refused.keys()
-        self._conduct.note(_find_place(inputs).round, norms, {i: int(m[N_K]) for i, m in messages.items() if N_K in m})
+        self._conduct.note(round, norms, {i: int(m[N_K]) for i, m in messages.items() if N_K in m})
 
-    def _judge(self, outcome: PhaseOutcome, inputs: Collection[str], sites: Collection[str]) -> int:
+    def _judge(self, outcome: PhaseOutcome, asked: Collection[str], sites: Collection[str]) -> int:
         """Leave out for good each site that most sites accuse of another seed set; return the number of upheld accusers.
 
         An accuser without a majority is left out itself, so that no single site can exclude another one. sites: all sites of
         the federation. Raises RunError where too few sites are left.
         """
         votes = Counter(i for answer in outcome.accusations.values() for i in set(answer.accused))
-        convicted = {i for i in inputs if 2 * votes[i] > len(inputs)}
+        convicted = {i for i in asked if 2 * votes[i] > len(asked)}
         excluded: dict[str, str] = {}
         for answer in outcome.accusations.values():
             reason = answer.problem or "they do not say in what"
@@ -232,33 +220,30 @@ class SitesEngine:
             self._conduct.check_quorum(sites, self._quorum)
         return len(upheld)
 
-    def _check_count(self, outcome: PhaseOutcome, count: int, inputs: Mapping[str, tuple[Any, ...]]) -> None:
+    def _check_count(self, outcome: PhaseOutcome, count: int, round: int, asked: Collection[str]) -> None:
         """Raise Setback or TooFew where too few sites did the phase. count: of the sites that did it."""
-        wanted, round = min(self._quorum, len(inputs)), _find_place(inputs).round
-        if 2 * len(outcome.diverged) > len(inputs):
+        wanted = min(self._quorum, len(asked))
+        if 2 * len(outcome.diverged) > len(asked):
             raise Setback(round, "most sites diverged", diverged=True)
         if count < wanted <= count + len(outcome.refused):
             names = ", ".join(sorted(outcome.refused))
             raise Setback(round, f"the messages of {names} cannot be used, and {wanted} sites are needed", diverged=False)
         if count < wanted:
-            raise TooFew(f"{count} of {len(inputs)} sites did their part, and {self._quorum} are needed")
+            raise TooFew(f"{count} of {len(asked)} sites did their part, and {self._quorum} are needed")
 
-    def _make_order(self, argument: tuple[Any, ...], receivers: tuple[str, ...] | None) -> tuple[Order, Message]:
-        _, inbox, _, at = argument
-        assert isinstance(at, At)
+    def _make_order(self, at: At, inbox: Message, receivers: tuple[str, ...] | None) -> tuple[Order, Message]:
         senders = self._attempts.settle_senders(at.round, at.phase, self._finished) if self._by_hand and at.phase else None
         return Order(WORK, at.round, at.phase, senders, receivers), {} if self._by_hand else inbox | self.scaling
 
-    def _evaluate(
-        self, arguments: Mapping[str, tuple[Any, ...]]
-    ) -> Iterator[tuple[str, tuple[tuple[Score, ...], tuple[str, ...]]]]:
-        inputs = {i: arguments[i] for i in arguments if i in self._finished}  # a site that missed the round is not asked
+    def score(self, orders: Mapping[str, ScoreOrder]) -> Iterator[tuple[str, ClientScores]]:
+        """As `Engine.score`: each site has its own list of evaluations. A site that missed the round is not asked."""
         number = self._attempts.number
-        orders = {
-            i: (Order(EVALUATE, round - 1, 0, attempt=number), inbox | self.scaling)
-            for i, (_, inbox, round, _, _) in inputs.items()
+        sent = {
+            i: (Order(EVALUATE, order.round - 1, 0, attempt=number), order.inbox | self.scaling)
+            for i, order in orders.items()
+            if i in self._finished
         }
-        for i, (answer, _) in self._ask(orders, PhaseOutcome()):
+        for i, (answer, _) in self._ask(sent, PhaseOutcome()):
             if answer.problem is not None:
                 self._leave_out(i, answer.order, answer.problem)
                 continue
@@ -303,13 +288,6 @@ class SitesEngine:
         """Return the text of a site, or a notice where the texts of this site exceed `_LOG_LIMIT` characters."""
         self._written[site] += len(text)
         return text if self._written[site] <= _LOG_LIMIT else f"(site {site!r} has sent more text than is logged)"
-
-
-def _find_place(inputs: Mapping[str, tuple[Any, ...]]) -> At:
-    """Return the place in the run of a phase, from the arguments of its sites."""
-    at = next(iter(inputs.values()))[3]
-    assert isinstance(at, At)
-    return at
 
 
 def _place_key(order: Order) -> tuple[str, int, int]:

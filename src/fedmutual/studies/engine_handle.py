@@ -4,7 +4,7 @@ from pathlib import Path
 
 from fedmutual.config import unused
 from fedmutual.engines.assignment import WorkerLost
-from fedmutual.engines.base import Engine
+from fedmutual.engines.base import Simulation
 from fedmutual.engines.client_store import DiskStorage
 from fedmutual.engines.ray import Cluster
 from fedmutual.engines.select import EngineChoice, choose_engine, count_memory, open_engine, plan_disk_storage
@@ -83,7 +83,7 @@ class EngineHandle:
             if self._disk is not None:
                 self._disk.remove_files()
 
-    def _open(self) -> Engine:
+    def _open(self) -> Simulation:
         """Open the engine; if a worker dies while it builds its clients, open the engine again."""
         config, device = self.experiment.config.engine, self.experiment.device
         while True:

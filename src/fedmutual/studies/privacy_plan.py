@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedmutual.config import Config, load_config, read_client_settings, read_tables
 from fedmutual.core import At, Batch, Client, Phase
-from fedmutual.engines.base import Engine
+from fedmutual.engines.base import Simulation
 from fedmutual.engines.loop import draw_participants
 from fedmutual.errors import ConfigError
 from fedmutual.federation.experiment import Experiment
@@ -106,7 +106,7 @@ def check_budget(experiment: Experiment) -> None:
             )
 
 
-def record(experiment: Experiment, engine: Engine) -> Mapping[str, Any]:
+def record(experiment: Experiment, engine: Simulation) -> Mapping[str, Any]:
     """Return {"privacy": its table in summary.json}, by the steps that were taken; {} where nothing was noised.
 
     Raises:
@@ -116,7 +116,7 @@ def record(experiment: Experiment, engine: Engine) -> Mapping[str, Any]:
     privacy = experiment.config.privacy
     if not experiment.noised:
         return {}
-    taken = dict(engine.run_each(_list_taken_steps, dict.fromkeys(experiment.clients, ())))
+    taken = dict(engine.visit(_list_taken_steps, dict.fromkeys(experiment.clients, ()), reads=True))
     clients = {}
     for client in experiment.clients:
         steps = taken[client]

@@ -4,7 +4,7 @@ import hashlib
 from pathlib import Path
 
 from fedmutual.core import Message
-from fedmutual.engines.base import Engine
+from fedmutual.engines.base import Simulation
 from fedmutual.engines.client_store import remove_abandoned_files
 from fedmutual.federation.experiment import Experiment
 from fedmutual.rundir import best as bests
@@ -27,7 +27,7 @@ def check_saved(folder: Path, experiment: Experiment) -> None:
             read_tensors(state_folder / make_file_name(saved.round), ())
 
 
-def restore_run(experiment: Experiment, engine: Engine, folder: Path, name: str) -> tuple[Message, Saved | None]:
+def restore_run(experiment: Experiment, engine: Simulation, folder: Path, name: str) -> tuple[Message, Saved | None]:
     """Restore clients and logs to the last saved round; return the server's state and the saved round.
 
     Nothing saved: the server's first state, and None. name: the identity of the run, which its checkpoint must have.
@@ -45,7 +45,7 @@ def restore_run(experiment: Experiment, engine: Engine, folder: Path, name: str)
         return server, None
     file = make_file_name(saved.round)
     places = {i: (client_folder(folder, i) / file, name, saved.round) for i in experiment.clients}
-    for _ in engine.run_each(load_client, places):
+    for _ in engine.visit(load_client, places):
         pass
     return server, saved
 

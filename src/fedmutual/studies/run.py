@@ -12,7 +12,7 @@ import torch
 from fedmutual import data
 from fedmutual.config import Config, unused
 from fedmutual.engines.assignment import WorkerLost
-from fedmutual.engines.base import Engine, count_parameters
+from fedmutual.engines.base import Simulation, count_parameters
 from fedmutual.engines.loop import drive, generate_rounds
 from fedmutual.engines.multi_run import RunScheduler, Training
 from fedmutual.engines.select import EngineChoice
@@ -132,7 +132,7 @@ def attempt_together(
         scheduler = RunScheduler(federations, any(e.compile for e in engines), any(e.turns for e in engines))
         choice = EngineChoice("stacked", 1, f"{len(left)} runs at once fill a device better")
 
-        def train(n: int, engine: Engine) -> Training:
+        def train(n: int, engine: Simulation) -> Training:
             with folders.lock_folder(outs[n]):
                 if _read_environment(outs[n], configs[n], resume) is not None:
                     _describe(outs[n], built[n], engine, choice)
@@ -177,7 +177,7 @@ def _use_threads(threads: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _describe(folder: Path, experiment: Experiment, engine: Engine, choice: EngineChoice) -> None:
+def _describe(folder: Path, experiment: Experiment, engine: Simulation, choice: EngineChoice) -> None:
     """Write the files that describe the run before its first round, after a check of the saved files of a resumed run."""
     check_saved(folder, experiment)
     about: dict[str, Any] = {
@@ -188,7 +188,7 @@ def _describe(folder: Path, experiment: Experiment, engine: Engine, choice: Engi
         about["statistics"] = experiment.data.statistics.record()
     environment = folders.describe_environment(experiment.config.engine.threads, str(experiment.device))
     environment = environment.model_copy(update=about)
-    sizes = engine.run_each(count_parameters, dict.fromkeys(experiment.clients, ()))
+    sizes = engine.visit(count_parameters, dict.fromkeys(experiment.clients, ()), reads=True)
     if experiment.nets.begun is not None:
         folders.write_begun(folder, experiment.nets.begun)
     environment = describe_run(environment, experiment, dict(sizes))
@@ -231,7 +231,7 @@ def _read_environment(folder: Path, config: Config, resume: bool) -> Environment
 
 def _train(
     experiment: Experiment,
-    engine: Engine,
+    engine: Simulation,
     folder: Path,
     observers: Sequence[Observer],
     notes: tuple[str, ...],
