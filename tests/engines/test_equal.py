@@ -1,6 +1,6 @@
 """Every engine does the same with every algorithm: the same bits where that is promised, else the same but for rounding."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from itertools import product
 
@@ -26,7 +26,8 @@ from fedmutual.algorithms import (
     Independent,
     ProxyFL,
 )
-from fedmutual.core import Algorithm, Schedule
+from fedmutual.core import Algorithm, Client, Schedule
+from fedmutual.engines.stack import FIELDS_OF_PHASES, FREE_FIELDS, group_alike
 from fedmutual.events import Noted, PhaseDone
 from peers import nodes, run
 from toy import CLASSES, ENGINES, EXACT, FEATURES, Exchange, Spare, client, difference, federation, first_state, mlp, weights
@@ -308,6 +309,31 @@ class Scaled(nn.Module):
 def test_nets_that_compute_unlike_things_are_not_stacked():
     algorithm = PHASES["independent"].algorithm()
     assert apart("stacked", algorithm, rounds=2, personal=Scaled) == 0.0
+
+
+OTHER_VALUES = {
+    "nets": {"personal": mlp(1, hidden=9)},
+    "optimizers": {"personal": torch.optim.Adam(mlp(1).parameters())},
+    "precision": torch.bfloat16,
+}
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(Client)])
+def test_each_field_of_a_client_is_equal_in_a_stack_or_is_declared_free(name):
+    ours = [client(str(i), PHASES["independent"].algorithm()) for i in range(2)]
+    assert len(group_alike(ours)) == 1
+    setattr(ours[1], name, OTHER_VALUES.get(name, object()))
+    assert (len(group_alike(ours)) == 1) == (name in FREE_FIELDS | FIELDS_OF_PHASES)
+
+
+def test_a_new_field_of_clients_is_equal_in_a_stack():
+    @dataclass
+    class Clipped(Client):
+        clip_norm: float = 1.0
+
+    algorithm = PHASES["independent"].algorithm()
+    ours = [Clipped(**vars(client(str(i), algorithm)), clip_norm=norm) for i, norm in enumerate((1.0, 1.0, 2.0))]
+    assert [[one.clip_norm for one in group] for group in group_alike(ours)] == [[1.0, 1.0], [2.0]]
 
 
 def test_adam_where_a_client_is_stacked_in_one_round_and_alone_in_the_next():

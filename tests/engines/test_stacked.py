@@ -249,7 +249,7 @@ def test_paces_are_of_steps_on_copies(small, monkeypatch):
     from fedmutual.core import At
     from fedmutual.engines.cuda_streams import InterleavedSteps
     from fedmutual.engines.group import PhaseInput
-    from fedmutual.engines.probe import time_steps
+    from fedmutual.engines.stacked import time_steps
     from fedmutual.federation.build import build
     from fedmutual.stepping import with_client_settings
 
@@ -268,5 +268,5 @@ def test_paces_are_of_steps_on_copies(small, monkeypatch):
         assert not part.client.optimizers["personal"].state
     assert time_steps(parts()) is None, "3 steps a phase tell nothing"
     failing = [part._replace(inbox={}) if n else part for n, part in enumerate(asked)]
-    monkeypatch.setattr("fedmutual.engines.probe.InterleavedSteps", lambda parts: InterleavedSteps(failing))
+    monkeypatch.setattr("fedmutual.engines.stacked.InterleavedSteps", lambda parts: InterleavedSteps(failing))
     assert time_steps(asked) is None, "a client that fails takes no time"

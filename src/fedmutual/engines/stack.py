@@ -6,6 +6,7 @@ checkpoint read and write the stack directly.
 
 import inspect
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields
 from typing import Any, NamedTuple
 
 import torch
@@ -159,14 +160,24 @@ class Stack:
         return ((name, p) for name, p in named if name in self.params)
 
 
+FREE_FIELDS = frozenset({"id", "data", "shared", "proxy", "boundary_exempt", "metrics", "seeds", "work"})
+"""The fields of `Client` that may differ in a stack: only what runs for each client alone reads them."""
+
+FIELDS_OF_PHASES = frozenset({"rate", "task", "settings", "memory"})
+"""The fields of `Client` that may differ in a stack, but not in one step: `stacked` compares their values in each phase."""
+
+
 def group_alike(clients: Sequence[Client]) -> list[list[Client]]:
-    """Return groups of clients whose nets and optimisers differ only in the values of their tensors."""
+    """Return groups of clients that one stack can hold: they differ in the values of their tensors and in fields that may
+    differ. A field of `Client` that no set above names must be equal.
+    """
     groups: dict[Any, list[Client]] = {}
     for client in clients:
-        nets = tuple(
-            (name, _describe_net(net), _describe_optimizer(client.optimizers[name])) for name, net in client.nets.items()
-        )
-        groups.setdefault((client.precision, nets), []).append(client)
+        compared = (f.name for f in fields(client) if f.name not in FREE_FIELDS | FIELDS_OF_PHASES)
+        key = {name: _describe_value(getattr(client, name)) for name in compared}
+        key["nets"] = tuple((name, _describe_net(net)) for name, net in client.nets.items())
+        key["optimizers"] = tuple(_describe_optimizer(client.optimizers[name]) for name in client.nets)
+        groups.setdefault(tuple(key.items()), []).append(client)
     return list(groups.values())
 
 
