@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 
 from fedmutual.core import At, Client, Message, Phase, Spec
-from fedmutual.denormals import flush_denormals
+from fedmutual.cpu import compute_on_cpu
 from fedmutual.engines.base import Reply, participate, release_reply
 from fedmutual.engines.user_errors import raise_user_errors
 from fedmutual.rundir.checkpoint import collect_client_state, restore_client
@@ -19,7 +19,7 @@ class Handover(NamedTuple):
     progress: Progress
 
 
-@flush_denormals()
+@compute_on_cpu()
 def begin_phase(
     client: Client, phase: Phase, inbox: Message, declared: Spec, at: At, share: float = 1.0
 ) -> Handover | Reply:
@@ -46,7 +46,7 @@ def begin_phase(
         return Handover(collect_client_state(client, in_phase=True), progress)
 
 
-@flush_denormals()
+@compute_on_cpu()
 def end_phase(client: Client, phase: Phase, inbox: Message, declared: Spec, at: At, handover: Handover) -> Reply:
     """Take the other steps of a phase that another worker began; return the reply.
 
