@@ -16,6 +16,7 @@ from fedmutual import DataError
 # section: the module that has it, as a function `measure(options) -> results, None where it cannot be measured here`
 SECTIONS = {
     "engines": "engines",
+    "steps": "steps",
     "short": "short",
     "clients": "scaling",
     "scale": "scale",

@@ -113,9 +113,9 @@ def _carried(file: str) -> bool:
 
 
 ROOMS = (  # from the lowest to the highest: a module imports its own room and lower rooms
-    ("errors", "network_timeout", "parent_process", "numerics", "denormals", "role", "settings", "metric"),
+    ("errors", "network_timeout", "parent_process", "numerics", "role", "settings", "metric"),
     ("core",),
-    ("files", "scores", "fixed_sum"),
+    ("files", "scores", "fixed_sum", "cpu"),
     ("tensor_files",),
     ("events", "losses", "gradients", "aggregation", "batches", "boundary", "user_code", "in_memory"),
     ("tasks", "stepping"),

@@ -1,13 +1,16 @@
 """The client's half of a phase: its local steps, with the same code in every engine."""
 
-from collections.abc import Callable, Generator, Mapping
+import inspect
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from itertools import islice
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.optim import Optimizer
 
 from fedmutual.core import At, Batch, Client, Diverged, Message, Net, Phase, Work, find_head
 
@@ -67,10 +70,10 @@ def steps(
     calls = {n: count_calls(lowered(make_call(m), client), client.work) for n, m in client.nets.items()}
     nets = {n: Net(calls[n], trainable(m), find_head(m)) for n, m in client.nets.items()}
     params = {f"{n}.{k}": p for n, net in nets.items() for k, p in net.params.items()}
-    losses = progress.losses
+    losses, optimizers = progress.losses, merge_optimizers(list(client.optimizers.values()))
     draw = phase.batches if client.privacy is None else partial(client.privacy.batches, phase)
     for batch in islice(draw(client, inbox, at), len(losses), None) if params else ():  # nothing to train: nothing is drawn
-        losses.append(_step(phase, client, nets, params, batch, progress.const))
+        losses.append(_step(phase, client, nets, params, batch, progress.const, optimizers))
         client.work.steps += 1
         yield progress
     for p in params.values():
@@ -94,7 +97,15 @@ def run_one_step(phase: Phase, client: Client, inbox: Message, at: At) -> Messag
     return phase.end(client, at)
 
 
-def _step(phase: Phase, client: Client, nets: Mapping[str, Net], params: Message, batch: Batch, const: Message) -> Message:
+def _step(
+    phase: Phase,
+    client: Client,
+    nets: Mapping[str, Net],
+    params: Message,
+    batch: Batch,
+    const: Message,
+    optimizers: Sequence[Optimizer],
+) -> Message:
     """Take one local step of a client and return its loss terms. params: of all nets, "net.name" -> parameter."""
 
     def compute_gradients() -> tuple[Message, Message]:
@@ -104,7 +115,7 @@ def _step(phase: Phase, client: Client, nets: Mapping[str, Net], params: Message
 
     def update(grads: Message) -> None:
         set_gradients(params, grads)
-        for optimizer in client.optimizers.values():
+        for optimizer in optimizers:
             optimizer.step()
 
     terms, client.memory = take_step(phase, client.memory, compute_gradients, update)
@@ -128,6 +139,44 @@ def take_step(
         grads, memory = (vmap(phase.edit) if stacked else phase.edit)(grads, memory)
     update(grads)
     return {k: v.detach() for k, v in terms.items()} | remembered(phase, memory), memory
+
+
+class _SharedState:
+    """The state of several optimisers, by parameter, as one optimiser reads and writes it."""
+
+    def __init__(self, owners: Mapping[Tensor, Optimizer]) -> None:
+        self._owners = owners
+
+    def __getitem__(self, parameter: Tensor) -> Any:
+        return self._owners[parameter].state[parameter]
+
+
+def merge_optimizers(optimizers: Sequence[Optimizer]) -> Sequence[Optimizer]:
+    """Return one optimiser that steps the parameters of all, if their types and settings are equal; else the optimisers.
+
+    One call takes less time than one for each network. The state of a parameter stays in the optimiser that it came from,
+    where checkpoints and algorithms read it. Parameters with and without a state are not merged: one call of torch's SGD
+    begins the momentum of all its parameters or of none.
+    """
+    if len(optimizers) < 2 or len(set(map(type, optimizers))) > 1:
+        return optimizers
+    owners = {p: optimizer for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+    settings = [{k: v for k, v in group.items() if k != "params"} for o in optimizers for group in o.param_groups]
+    have_state = {bool(optimizer.state.get(p)) for p, optimizer in owners.items()}
+    if any(group != settings[0] for group in settings) or len(have_state) > 1:
+        return optimizers
+    merged = make_optimizer_alike(optimizers[0], list(owners))
+    merged.param_groups[0].update(settings[0])
+    merged.state = _SharedState(owners)  # type: ignore[assignment]
+    return [merged]
+
+
+def make_optimizer_alike(optimizer: Optimizer, params: Iterable[Tensor]) -> Optimizer:
+    """Return an optimiser of equal type and settings for other parameters, without state."""
+    kind: Any = type(optimizer)
+    settings = {k: v for k, v in optimizer.defaults.items() if k in inspect.signature(kind).parameters}
+    copied: Optimizer = kind(list(params), **settings)
+    return copied
 
 
 def gradients(

@@ -6,7 +6,7 @@ from torch import nn
 
 from fedmutual.algorithms import FML, FedAvg, FedProx, Independent
 from fedmutual.core import Net
-from fedmutual.denormals import flush_denormals
+from fedmutual.cpu import flush_denormals
 from fedmutual.privacy import clipping, layers
 from fedmutual.privacy.clipping import compute_clipped_sum
 from fedmutual.stepping import trainable

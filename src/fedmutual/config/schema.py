@@ -37,7 +37,7 @@ from fedmutual.config.values import (
 )
 from fedmutual.errors import join_words
 from fedmutual.role import DEFAULT_ALGORITHM
-from fedmutual.settings import TRIM, Disclosure, OnlyIf, Rule, Sum
+from fedmutual.settings import TRIM, Disclosure, OnlyIf, Products, Rule, Sum
 
 OWN = "module:factory"  # in a condition: any name of a user's own code
 
@@ -369,6 +369,12 @@ class EngineConfig(Section):
         "float32",
         "the precision of matrix products and convolutions; tf32 needs an NVIDIA GPU, bf16 uses autocast. Weights and "
         "losses stay float32",
+    )
+    products: Products = key(
+        "auto",
+        "the library that multiplies float32 matrices on a CPU: blas (torch's own choice, on x86 MKL) or onednn; auto takes "
+        "onednn on AMD processors with AVX-512. The two round differently",
+        affects="machine",
     )
     compile: bool = key(
         False,

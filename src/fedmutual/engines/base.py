@@ -8,7 +8,7 @@ from typing import Any, Concatenate, NamedTuple, Protocol, TypeVar
 
 from fedmutual.boundary import Refused, release, release_metrics
 from fedmutual.core import At, Client, Diverged, Message, Phase, Spec, Total, Work
-from fedmutual.denormals import flush_denormals
+from fedmutual.cpu import compute_on_cpu
 from fedmutual.engines.user_errors import raise_user_errors
 from fedmutual.events import Score
 from fedmutual.federation.evaluation import EVAL_MODE_FIX, EvalSpec, compute_scores, select_metrics
@@ -121,7 +121,7 @@ class Simulation(abc.ABC):
         """As `Engine.close`."""
 
 
-@flush_denormals()
+@compute_on_cpu()
 def participate(
     client: Client,
     phase: Phase,

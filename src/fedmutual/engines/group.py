@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from fedmutual.core import At, Batch, Client, Message, Net, Phase, Setting, Spec, Work, find_head
+from fedmutual.cpu import compute_on_cpu
 from fedmutual.data.stores import ResidentBatches
-from fedmutual.denormals import flush_denormals
 from fedmutual.engines.base import Reply, release_reply
 from fedmutual.engines.stack import Stack, StackRows
 from fedmutual.stepping import (
@@ -138,7 +138,7 @@ class Steps:
             stack.skeleton.train()
             stack.set_rate(rate(like.phase, like.client, like.at))
 
-    @flush_denormals()
+    @compute_on_cpu()
     def take(self, plans: "Plans", most: int | None = None) -> None:
         """Take all steps, or at most `most` steps."""
         for batches in islice(plans.draw_steps(), most):

@@ -16,7 +16,7 @@ import torch
 import torch.multiprocessing
 
 from fedmutual.core import At, Client, Message, Phase, Spec
-from fedmutual.denormals import flush_denormals
+from fedmutual.cpu import compute_on_cpu
 from fedmutual.engines.assignment import WorkerLost, split_clients
 from fedmutual.engines.base import Make, Replies, Reply, Simulation, participate, release_reply
 from fedmutual.engines.child_process import ChildProcess, prepare_child_process
@@ -143,7 +143,7 @@ class Handover(NamedTuple):
     progress: Progress
 
 
-@flush_denormals()
+@compute_on_cpu()
 def begin_phase(
     client: Client, phase: Phase, inbox: Message, declared: Spec, at: At, share: float = 1.0
 ) -> Handover | Reply:
@@ -170,7 +170,7 @@ def begin_phase(
         return Handover(collect_client_state(client, in_phase=True), progress)
 
 
-@flush_denormals()
+@compute_on_cpu()
 def end_phase(client: Client, phase: Phase, inbox: Message, declared: Spec, at: At, handover: Handover) -> Reply:
     """Take the other steps of a phase that another worker began; return the reply.
 

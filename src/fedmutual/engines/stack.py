@@ -4,8 +4,7 @@ Because a client's tensors are views of the stack, nothing is copied between pha
 checkpoint read and write the stack directly.
 """
 
-import inspect
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from typing import Any, NamedTuple
 
@@ -16,7 +15,7 @@ from torch.optim import Optimizer
 
 from fedmutual.core import Client, Message
 from fedmutual.models.copying import copy_networks
-from fedmutual.stepping import set_gradients
+from fedmutual.stepping import make_optimizer_alike, set_gradients
 
 
 class StackRows(NamedTuple):
@@ -148,7 +147,7 @@ class Stack:
         if rows.index_tensor is None and self._common is not None:
             return self._common, self._slots
         slots = {slot: {k: rows.take(v) for k, v in stacked.items()} for slot, stacked in self._slots.items()}
-        optimizer = _make_alike(self._clients[0].optimizers[self._net], params.values())
+        optimizer = make_optimizer_alike(self._clients[0].optimizers[self._net], params.values())
         for name, p in params.items():
             optimizer.state[p] = {slot: values[name] for slot, values in slots.items()}
         if rows.index_tensor is None:
@@ -227,11 +226,3 @@ def _make_rate(optimizer: Optimizer, device: torch.device) -> Tensor | float:
     if not optimizer.defaults.get("fused"):
         return 0.0
     return torch.zeros((), device=device, dtype=torch.float64 if device.type == "cpu" else torch.float32)
-
-
-def _make_alike(optimizer: Optimizer, params: Iterable[Tensor]) -> Optimizer:
-    """Return an optimiser of equal type and settings for other parameters."""
-    kind: Any = type(optimizer)
-    settings = {k: v for k, v in optimizer.defaults.items() if k in inspect.signature(kind).parameters}
-    copied: Optimizer = kind(list(params), **settings)
-    return copied

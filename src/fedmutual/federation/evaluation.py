@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fedmutual.boundary import release_metrics
 from fedmutual.core import Client, Data, Message, Task
-from fedmutual.denormals import flush_denormals
+from fedmutual.cpu import compute_on_cpu
 from fedmutual.events import Score
 from fedmutual.federation.ensemble import ENSEMBLE, WEIGHT, Ensemble, choose_weight
 from fedmutual.losses import Classification
@@ -91,7 +91,7 @@ def forward_in_parts(net: nn.Module, x: Tensor) -> Tensor:
     return torch.cat([net(part) for part in torch.split(x, max(_NUMBERS // x[0].numel(), 1))])
 
 
-@flush_denormals()
+@compute_on_cpu()
 @torch.no_grad()
 def compute_outputs(net: nn.Module, data: Data) -> tuple[Tensor, Tensor]:
     """Return (a net's outputs over all rows [N, C, ...] in eval mode, their targets [N, ...]).
@@ -117,7 +117,7 @@ def describe_not_finite(output: Tensor) -> str | None:
     return f"{output.amax(1)[~answered][0].item()} for {rows} of {len(output)}"
 
 
-@flush_denormals()
+@compute_on_cpu()
 @torch.no_grad()
 def score(net: nn.Module, data: Data, task: Task, owner: str, report: Callable[[str], object]) -> Scores:
     """Return a net's scores over all rows in eval mode: the scores that the task declares.

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from fedmutual import data, tasks
+from fedmutual import cpu, data, tasks
 from fedmutual.algorithms.peers import make_agreed_state, make_proxy_state
 from fedmutual.config import Config, read_client_settings, unused
 from fedmutual.core import Algorithm, Bench, Client, Data, Diverged, Message, Seeds, Task
@@ -139,7 +139,7 @@ class Experiment:
 
     def build_client(self, id: str) -> Client:
         """Return a participant as before round 1. Raises ConfigError as `build_networks` does."""
-        self._set_cuda_arithmetic()
+        self._set_arithmetic()
         nets, client_config, rows = self.build_networks(id), self.config.get_client_config(id), self.load_rows(id)
         privacy: Mechanism | None = None
         if self.noised:
@@ -164,12 +164,21 @@ class Experiment:
             privacy=privacy,
         )
 
-    def _set_cuda_arithmetic(self) -> None:
-        """Set TF32 and deterministic convolutions for this process, before it trains or scores."""
+    def _set_arithmetic(self) -> None:
+        """Set how this process multiplies matrices, before it trains or scores."""
+        cpu.set_library(self.choose_products() or "blas")
         if self.device.type == "cuda":
             tf32 = self.config.engine.precision == "tf32"
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
             torch.backends.cudnn.deterministic = True  # else a convolution adds gradients in a random order
+
+    def choose_products(self) -> cpu.Library | None:
+        """Return the library that multiplies float32 matrices; None: the clients do not train on a CPU.
+
+        Raises:
+            ConfigError: this machine cannot use the library of `engine.products`.
+        """
+        return cpu.choose_library(self.config.engine.products) if self.device.type == "cpu" else None
 
     def estimate_work(self) -> dict[str, Workload]:
         """Return the work of each client in the whole run, estimated from the arithmetic of its networks.
@@ -241,7 +250,7 @@ class Experiment:
         learned = {space.task for space in self.data.spaces.values()}
         if not self.nets.complete or self.pooled or self.data.test is None or len(learned) > 1 or self._holdout_only:
             return None
-        self._set_cuda_arithmetic()
+        self._set_arithmetic()
         net, test = self.nets.place_on_device(self.nets.make_shared()), self.data.test.to(self.device)
         task = tasks.make_task(learned.pop())
 

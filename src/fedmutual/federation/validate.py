@@ -50,6 +50,7 @@ def check_experiment(experiment: Experiment) -> None:
     _check_features(experiment)
     _check_classes(experiment)
     _check_privacy(experiment)
+    experiment.choose_products()  # raises if this machine lacks the library
 
 
 def _check_privacy(experiment: Experiment) -> None:

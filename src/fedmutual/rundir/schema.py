@@ -306,6 +306,7 @@ class Environment(EnvironmentTable):
     platform: str | None = None
     cpus: int | None = None
     threads: int | None = None
+    products: Literal["blas", "onednn"] | None = None  # None: not on a CPU
     device: str | None = None
     command: str | None = None
     engine: RecordedEngine | None = None

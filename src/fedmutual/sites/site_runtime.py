@@ -396,7 +396,11 @@ def _get_seedset_digest(experiment: Experiment) -> str:
 
 def _prepare_folder(folder: Path, experiment: Experiment, site: str) -> None:
     """Write the folder in the form of a run of one client, so that `predict` and `report` can read the folder."""
-    about = {"engine": RecordedEngine(name="sites"), "scaling": description.describe_scaling(experiment.data.space)}
+    about = {
+        "engine": RecordedEngine(name="sites"),
+        "products": experiment.choose_products(),
+        "scaling": description.describe_scaling(experiment.data.space),
+    }
     environment = folders.describe_environment(experiment.config.engine.threads, str(experiment.device))
     sizes = {name: sum(p.numel() for p in net.parameters()) for name, net in experiment.build_client(site).nets.items()}
     environment = description.describe_run(environment.model_copy(update=about), experiment, {site: sizes})

@@ -182,6 +182,7 @@ def _describe(folder: Path, experiment: Experiment, engine: Simulation, choice: 
     check_saved(folder, experiment)
     about: dict[str, Any] = {
         "engine": RecordedEngine(**choice._asdict()),
+        "products": experiment.choose_products(),
         "scaling": describe_scaling(experiment.data.space),
     }
     if experiment.data.statistics is not None:
