@@ -2,7 +2,7 @@
 
 from functools import cache
 
-from fedmutual_papers.cells import PaperExperiment, find_home, read_experiments
+from fedmutual_papers.experiment_files import PaperExperiment, find_home, read_experiments
 
 
 @cache

@@ -226,7 +226,7 @@ def has_name(module: str, name: str) -> bool:
         (of_report, "report/html.py", "from fedmutual.engines.loop import federate"),
         (of_report, "report/html.py", "from fedmutual import run"),
         (of_report, "report/html.py", "import torch"),
-        (of_papers, "cli/app.py", "def f():\n    from fedmutual_papers.cells import find_home"),
+        (of_papers, "cli/app.py", "def f():\n    from fedmutual_papers.experiment_files import find_home"),
         (of_extras, "rundir/tensorboard.py", "from torch.utils.tensorboard import SummaryWriter"),
         (of_extras, "engines/ray.py", "class A:\n    import ray"),
         (of_extras, "sites/flare/kits.py", "import nvflare"),

@@ -91,7 +91,7 @@ def list_lost_results(cell: str, jobs: Mapping[str, Any]) -> list[str]:
 
 @cache
 def _committed_results() -> Any:
-    from fedmutual_papers.results import ResultStore
+    from fedmutual_papers.store import ResultStore
 
     return ResultStore(experiments_folder() / "results")
 
@@ -110,6 +110,6 @@ def _cells() -> dict[str, list[Any]]:
 
 def experiments_folder() -> Path:
     """The folder of the committed experiments."""
-    from fedmutual_papers.cells import find_home
+    from fedmutual_papers.experiment_files import find_home
 
     return find_home()

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from fedmutual_papers import reproduce as command
-from fedmutual_papers.results import ResultStore
+from fedmutual_papers.store import ResultStore
 
 CELL = """
 rounds = 2

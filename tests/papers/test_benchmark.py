@@ -17,19 +17,20 @@ from fedmutual_papers.benchmark import (
     TEMPLATE,
     compare_methods,
     count_bytes,
+    count_code_lines,
     make_recommendations,
     render_benchmark,
     summarise,
     tabulate,
+    tabulate_code_lines,
 )
 from fedmutual_papers.benchmark import OWN as OWN_DATA
-from fedmutual_papers.cell_results import read_measured_cells
-from fedmutual_papers.cells import RESULTS, find_home, read_experiment
 from fedmutual_papers.claims import CONTRADICTED, INCONCLUSIVE, SUPPORTED
-from fedmutual_papers.code_lines import count_code_lines, tabulate_code_lines
+from fedmutual_papers.experiment_files import RESULTS, find_home, read_experiment
+from fedmutual_papers.measured_cell import read_measured_cells
 from fedmutual_papers.plan import Scale, list_jobs
 from fedmutual_papers.result import Budget, Traffic
-from fedmutual_papers.results import ResultStore
+from fedmutual_papers.store import ResultStore
 from made_results import result
 
 pytestmark = pytest.mark.long

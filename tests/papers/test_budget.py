@@ -13,13 +13,13 @@ from fedmutual.config import make_algorithm, parse_config
 from fedmutual.core import Phase
 from fedmutual.rundir.recorded_run import read_run
 from fedmutual_papers.budget import count_budget
-from fedmutual_papers.cell_results import MeasuredCell, read_measured_cells
-from fedmutual_papers.cells import RESULTS, find_home, read_experiment
+from fedmutual_papers.experiment_files import RESULTS, find_home, read_experiment
+from fedmutual_papers.measured_cell import MeasuredCell, read_measured_cells
 from fedmutual_papers.plan import Scale, list_jobs, make_arm_config
 from fedmutual_papers.result import Traffic
-from fedmutual_papers.results import ResultStore
 from fedmutual_papers.run import train_cells
 from fedmutual_papers.spent import find_budget, make_spent_table
+from fedmutual_papers.store import ResultStore
 from made_results import result
 
 pytestmark = pytest.mark.long

@@ -4,11 +4,11 @@ import pytest
 
 from committed import read_committed_experiments
 from fedmutual.errors import ConfigError
-from fedmutual_papers.cell_results import read_measured_cells
-from fedmutual_papers.cells import read_experiment, read_experiments
 from fedmutual_papers.claims import judge
+from fedmutual_papers.experiment_files import read_experiment, read_experiments
+from fedmutual_papers.measured_cell import read_measured_cells
 from fedmutual_papers.plan import Scale, list_jobs
-from fedmutual_papers.results import ResultStore
+from fedmutual_papers.store import ResultStore
 
 pytestmark = pytest.mark.long
 

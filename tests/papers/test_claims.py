@@ -4,11 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from fedmutual_papers.cell_results import MeasuredCell
-from fedmutual_papers.cells import read_experiment
-from fedmutual_papers.claims import judge
+from fedmutual_papers.claims import judge, pool
+from fedmutual_papers.experiment_files import read_experiment
+from fedmutual_papers.measured_cell import MeasuredCell
 from fedmutual_papers.plan import Scale
-from fedmutual_papers.pooling import pool
 from fedmutual_papers.prose import describe_condition, describe_verdict
 from fedmutual_papers.result import Ends, Traffic
 from fedmutual_papers.schema import Claim

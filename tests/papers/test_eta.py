@@ -3,8 +3,8 @@
 import pytest
 
 from committed import read_committed_experiments
-from fedmutual_papers.eta import TimeEstimate
 from fedmutual_papers.plan import Scale, list_jobs
+from fedmutual_papers.run import TimeEstimate
 
 pytestmark = pytest.mark.long
 

@@ -9,13 +9,13 @@ import pytest
 
 from committed import read_committed_experiments
 from fedmutual_papers import pages
-from fedmutual_papers.cell_results import read_measured_cells
-from fedmutual_papers.cells import find_home, read_experiment, read_experiments
+from fedmutual_papers.experiment_files import find_home, read_experiment, read_experiments
 from fedmutual_papers.findings import TEMPLATE, PaperFinding, find_findings, make_forest
-from fedmutual_papers.front import make_marks
+from fedmutual_papers.measured_cell import read_measured_cells
 from fedmutual_papers.plan import Scale, list_jobs
 from fedmutual_papers.printed import count_printed, make_printed_frame
-from fedmutual_papers.results import ResultStore
+from fedmutual_papers.reproduce import make_marks
+from fedmutual_papers.store import ResultStore
 from made_results import result
 
 pytestmark = pytest.mark.long

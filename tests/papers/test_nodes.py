@@ -3,12 +3,12 @@
 import pytest
 
 from fedmutual_papers import pages
-from fedmutual_papers.cell_results import read_measured_cells
-from fedmutual_papers.cells import read_experiment
+from fedmutual_papers.experiment_files import read_experiment
+from fedmutual_papers.measured_cell import read_measured_cells
 from fedmutual_papers.numbers import list_records
 from fedmutual_papers.plan import Scale, list_jobs
 from fedmutual_papers.result import Ends
-from fedmutual_papers.results import ResultStore
+from fedmutual_papers.store import ResultStore
 from fedmutual_papers.tables import make_tables
 from made_results import closeup, result
 
@@ -129,6 +129,6 @@ def test_a_node_looked_at_closely_has_pictures(nodes, filled_store):
 
 
 def test_mutual_losses_are_drawn_of_the_first_rounds(nodes, filled_store, monkeypatch):
-    monkeypatch.setattr("fedmutual_papers.node_figures.EARLY", 1)
+    monkeypatch.setattr("fedmutual_papers.figures.EARLY", 1)
     drawn = pages.make_page(nodes, read_measured_cells(nodes, filled_store)).pictures[-1]
     assert [[p.round for p in c.points] for c in drawn.curves] == [[1], [1]]

@@ -5,10 +5,10 @@ import tomllib
 import pytest
 
 from committed import read_committed_experiments
-from fedmutual_papers.cell_results import read_measured_cells
-from fedmutual_papers.cells import NOTES, RESULTS, find_home
 from fedmutual_papers.claims import NOT_RUN
-from fedmutual_papers.results import ResultStore
+from fedmutual_papers.experiment_files import NOTES, RESULTS, find_home
+from fedmutual_papers.measured_cell import read_measured_cells
+from fedmutual_papers.store import ResultStore
 from fedmutual_papers.tables import make_tables
 
 pytestmark = pytest.mark.long

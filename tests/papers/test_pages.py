@@ -8,10 +8,10 @@ from xml.etree import ElementTree
 import pytest
 
 from fedmutual_papers import overview, pages
-from fedmutual_papers.cell_results import read_measured_cells
-from fedmutual_papers.cells import read_experiment
+from fedmutual_papers.experiment_files import read_experiment
+from fedmutual_papers.measured_cell import read_measured_cells
 from fedmutual_papers.plan import Scale, list_jobs
-from fedmutual_papers.results import ResultStore
+from fedmutual_papers.store import ResultStore
 from made_results import MADE, result
 
 pytestmark = pytest.mark.long

@@ -3,7 +3,7 @@
 import pytest
 
 from fedmutual.errors import ConfigError
-from fedmutual_papers.cells import read_experiment
+from fedmutual_papers.experiment_files import read_experiment
 from fedmutual_papers.plan import Scale, check, has_effect, list_jobs
 
 pytestmark = pytest.mark.long

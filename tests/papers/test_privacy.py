@@ -6,9 +6,9 @@ import pytest
 
 from committed import read_committed_experiments
 from fedmutual.privacy import accountant
-from fedmutual_papers.cell_results import read_measured_cells
-from fedmutual_papers.cells import RESULTS, find_home
-from fedmutual_papers.results import ResultStore
+from fedmutual_papers.experiment_files import RESULTS, find_home
+from fedmutual_papers.measured_cell import read_measured_cells
+from fedmutual_papers.store import ResultStore
 
 pytestmark = pytest.mark.long
 

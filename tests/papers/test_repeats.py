@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import pytest
 
 from fedmutual_papers import pages
-from fedmutual_papers.cells import RESULTS, find_home
-from fedmutual_papers.front import make_marks, write_front
+from fedmutual_papers.experiment_files import RESULTS, find_home
 from fedmutual_papers.repeats import make_repeats_frame, make_repeats_table
-from fedmutual_papers.results import ResultStore
+from fedmutual_papers.reproduce import make_marks, write_front
+from fedmutual_papers.store import ResultStore
 from made_results import MADE, result
 
 pytestmark = pytest.mark.long

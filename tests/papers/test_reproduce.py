@@ -176,7 +176,9 @@ def test_a_diverged_run_is_stored_as_diverged(reproduce, papers, tmp_path, engin
 
 
 def test_a_loss_under_noise_that_is_not_finite_is_kept_as_a_failure(reproduce, papers, tmp_path, monkeypatch):
-    monkeypatch.setattr("fedmutual_papers.run.score_under_noise", lambda folder, deviations: {"0": 0.5, "0.1": float("nan")})
+    monkeypatch.setattr(
+        "fedmutual_papers.collect.score_under_noise", lambda folder, deviations: {"0": 0.5, "0.1": float("nan")}
+    )
     arguments = ("table9", "--only", "*/iid", "--seeds", "1", "--out", "out")
     code, _, err = reproduce(*arguments)
     assert code == 3

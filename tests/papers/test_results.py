@@ -6,15 +6,15 @@ import pytest
 
 from fedmutual.errors import RunError
 from fedmutual_papers import measures
-from fedmutual_papers.cell_results import read_measured_cells
-from fedmutual_papers.cells import read_experiment
 from fedmutual_papers.collect import get_command
 from fedmutual_papers.entries import make_entry
+from fedmutual_papers.experiment_files import read_experiment
+from fedmutual_papers.measured_cell import read_measured_cells
 from fedmutual_papers.pages import make_page
 from fedmutual_papers.plan import Scale, list_jobs
 from fedmutual_papers.prose import describe_origins, describe_state, describe_verdict
 from fedmutual_papers.result import ClientResult, Ends
-from fedmutual_papers.results import ResultStore
+from fedmutual_papers.store import ResultStore
 from made_results import result
 
 pytestmark = pytest.mark.long

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 from scipy.stats import ttest_1samp
 
-from fedmutual_papers.cell_results import MeasuredCell
-from fedmutual_papers.cells import read_experiment
 from fedmutual_papers.claims import judge, judge_readings
+from fedmutual_papers.experiment_files import read_experiment
+from fedmutual_papers.measured_cell import MeasuredCell
 from fedmutual_papers.measures import MEASURES, find_step
 from fedmutual_papers.pages import Page, adjust
 from fedmutual_papers.plan import Scale

@@ -6,10 +6,10 @@ import pytest
 
 from fedmutual.errors import ConfigError, RunError
 from fedmutual.rundir.folder import lock_folder
-from fedmutual_papers.cells import read_experiment
+from fedmutual_papers.experiment_files import read_experiment
 from fedmutual_papers.plan import Scale
-from fedmutual_papers.results import ResultStore
 from fedmutual_papers.run import train_cells
+from fedmutual_papers.store import ResultStore
 
 pytestmark = pytest.mark.long
 

@@ -4,9 +4,9 @@ from xml.etree import ElementTree
 
 import pytest
 
+from fedmutual_papers.drawing import MARKS, Scatter, make_scatter_table
 from fedmutual_papers.figures import describe_picture, make_standalone_svg
 from fedmutual_papers.result import Cloud
-from fedmutual_papers.scatter import MARKS, Scatter, make_scatter_table
 
 pytestmark = pytest.mark.long
 

@@ -8,13 +8,14 @@ import pytest
 from rich.console import Console
 
 import forked
+from fedmutual.errors import RunError
+from fedmutual.rundir.folder import lock_folder
 from fedmutual_papers import reproduce as command
-from fedmutual_papers import results
-from fedmutual_papers.cells import read_experiment
+from fedmutual_papers.experiment_files import read_experiment
 from fedmutual_papers.plan import Scale, list_jobs
-from fedmutual_papers.results import ResultStore
 from fedmutual_papers.run import train_cells
 from fedmutual_papers.run_dirs import lock_run
+from fedmutual_papers.store import ResultStore
 
 pytestmark = pytest.mark.long
 
@@ -269,12 +270,12 @@ def test_two_processes_share_the_work(reproduce, papers, tmp_path):
 
 
 def test_results_that_another_process_does_not_get_done_with(table9, tmp_path, monkeypatch):
-    monkeypatch.setattr(results, "LOCK_LIMIT", 0.1)
+    monkeypatch.setattr("fedmutual_papers.store.LOCK_LIMIT", 0.1)
     folder = tmp_path / "out/results"
     store, silent = ResultStore(folder), Console(file=io.StringIO())
     with (
-        results.lock_folder(folder),
-        pytest.raises(results.RunError, match="another process has been writing results for a"),
+        lock_folder(folder),
+        pytest.raises(RunError, match="another process has been writing results for a"),
     ):
         command.train("table9", (), 1, None, {}, tmp_path / "out", None, table9.cells[0].path.parents[2], nothing, silent)
     assert not [*store.list_all_results()]

@@ -6,8 +6,8 @@ import pytest
 
 from committed import read_committed_experiments
 from fedmutual.errors import ConfigError
-from fedmutual_papers.cell_results import read_measured_cells
-from fedmutual_papers.cells import read_experiment
+from fedmutual_papers.experiment_files import read_experiment
+from fedmutual_papers.measured_cell import read_measured_cells
 from fedmutual_papers.pages import make_page, render_markdown
 from fedmutual_papers.plan import Scale, list_jobs
 

@@ -1,5 +1,9 @@
 """Write the benchmark page: the accuracy of each method on equal data, and the methods better than the papers' methods."""
 
+import ast
+import inspect
+import io
+import tokenize
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -7,6 +11,7 @@ from pathlib import Path
 from statistics import fmean
 
 from fedmutual.algorithms import ALGORITHMS
+from fedmutual.algorithms.presets import PRESETS
 from fedmutual.config.methods import find_role
 from fedmutual.errors import join_words
 from fedmutual.files import write_bytes
@@ -16,10 +21,9 @@ from fedmutual.report.statistics import Estimate
 from fedmutual.report.text import format_points, format_size
 from fedmutual.role import LOCAL_ONLY
 from fedmutual_papers import measures, prose
-from fedmutual_papers.cell_results import MeasuredCell
 from fedmutual_papers.claims import CONTRADICTED, INCONCLUSIVE, SUPPORTED, Judgement, judge
-from fedmutual_papers.code_lines import tabulate_code_lines
 from fedmutual_papers.entries import make_entry, name_arm
+from fedmutual_papers.measured_cell import MeasuredCell
 from fedmutual_papers.pages import MADE, Page, render_table
 from fedmutual_papers.schema import Claim
 from fedmutual_papers.significance import adjust_by_holm, is_significant
@@ -305,3 +309,44 @@ def _format_own_accuracy(measured_cells: Sequence[MeasuredCell], cell: str, arm:
     """Return the accuracy of an arm on clients' own data in a cell, such as "93.8 %"; "n/a" without results."""
     values = [m.estimate(OWN, arm) for m in measured_cells if m.cell.name == cell and arm in m.cell.shown]
     return f"{100 * values[0].mean:.1f} %" if values and values[0] else "n/a"
+
+
+_NO_CODE = (
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENCODING,
+    tokenize.ENDMARKER,
+)
+_SOURCES = "../src/fedmutual/algorithms"  # relative to the documentation
+
+
+def count_code_lines(source: str) -> int:
+    """Return the number of lines of a Python source without blank lines, comments and docstrings."""
+    tokens = [t for t in tokenize.generate_tokens(io.StringIO(source).readline) if t.type not in _NO_CODE]
+    lines = {line for token in tokens for line in range(token.start[0], token.end[0] + 1)}
+    texts = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Expr) and _is_text(node.value)]
+    return len(lines - {line for node in texts for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)})
+
+
+def _is_text(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
+def tabulate_code_lines() -> PageTable:
+    """Return a table with a row for each method: its file and its lines of code; a preset's keys in the place of lines."""
+    rows = []
+    for name, kind in ALGORITHMS.items():
+        path, preset = Path(inspect.getsourcefile(kind) or ""), PRESETS.get(name)
+        is_other = preset is not None and preset.title is not None  # another method's class with keys of its own
+        keys = ", ".join(f"`model.{key}`" for key in preset.model) if preset else ""
+        file = f"[{path.name}]({_SOURCES}/{path.name})"
+        if is_other:
+            cells = (f"{file}, with {keys}" if keys else f"{file}, on pooled data", "none of its own")
+        else:
+            cells = (f"{file}, with {keys}" if keys else file, str(count_code_lines(path.read_text(encoding="utf-8"))))
+        rows.append((TableCell(f"`{name}`"), *map(TableCell, cells)))
+    heads = (Column("Method", numeric=False), Column("File", numeric=False), Column("Lines of code"))
+    return PageTable("code-lines", "", heads, tuple(rows), "")

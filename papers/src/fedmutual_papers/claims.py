@@ -1,16 +1,15 @@
 """Judge a paper's claims by the stored runs: supported, contradicted, inconclusive, or too short."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from fractions import Fraction
 from statistics import fmean
 
 from fedmutual.report.statistics import ENOUGH, Estimate, estimate
-from fedmutual_papers.cell_results import MeasuredCell
+from fedmutual_papers.measured_cell import MeasuredCell
 from fedmutual_papers.operands import Side, Values, find_grain, find_operands, list_cell_values, list_client_values
-from fedmutual_papers.pooling import pool
 from fedmutual_papers.schema import Claim
 from fedmutual_papers.significance import Tails, compute_several_tails, compute_tails
 
@@ -247,3 +246,24 @@ def _judge_interval(claim: Claim, difference: Estimate | None) -> str:
     beyond = replace(difference, mean=difference.mean - (claim.times or 0.0))
     sign = beyond.sign if claim.sign == "more" else -beyond.sign
     return {1: SUPPORTED, -1: CONTRADICTED, 0: INCONCLUSIVE}[sign]
+
+
+def pool(cells: Sequence[Collection[int]]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return (the positions of the pooled cells, the seeds that all of them have). cells: the seeds of each cell.
+
+    At least two seeds are taken if possible, because one seed has no interval; then the most pairs of cell and seed;
+    then the most cells; then the first. The choice does not use any result.
+    """
+    shared: set[frozenset[int]] = set()
+    for seeds in map(frozenset, cells):
+        shared |= {seeds} | {seeds & known for known in shared}
+    best: tuple[tuple[int, ...], tuple[int, ...]] = (), ()
+    for seeds in sorted(filter(None, shared), key=sorted):
+        chosen = tuple(n for n, cell in enumerate(cells) if seeds <= set(cell))
+        best = max(best, (chosen, tuple(sorted(seeds))), key=_find_worth)
+    return best
+
+
+def _find_worth(pooled: tuple[tuple[int, ...], tuple[int, ...]]) -> tuple[bool, int, int]:
+    cells, seeds = map(len, pooled)
+    return seeds > 1, cells * seeds, cells

@@ -4,35 +4,46 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping
-from math import isclose
+from math import isclose, isfinite
 from pathlib import Path
 from typing import Any
 
 import fedmutual
 from fedmutual import numerics
+from fedmutual.core import Diverged
 from fedmutual.rundir.recorded_run import RecordedRun, read_run
 from fedmutual.rundir.schema import Evaluation
 from fedmutual.rundir.transfer import TRANSFER_DATA
+from fedmutual.studies.side_by_side import RunRequest
+from fedmutual.studies.trained_run import open_trained_run
 from fedmutual_papers.budget import count_budget
 from fedmutual_papers.plan import Job
-from fedmutual_papers.result import Budget, ClientResult, Ends, NodeAnalysis, Origin, Result, Traffic
+from fedmutual_papers.result import Budget, ClientResult, Ends, Origin, Result, Traffic
+from fedmutual_papers.weights import close_up, score_under_noise
 
 DIGITS = 5  # of an accuracy
 _OUT_FOLDER = re.compile(r"(the shared model of ).*[/\\]runs[/\\]")
 
 
-def collect(
-    job: Job, folder: Path, together: int, noise: Mapping[str, float], closeup: NodeAnalysis | None = None
-) -> Result:
-    """Return the result of a finished run.
+def make_result(job: Job, request: RunRequest, problem: Diverged | None, together: int = 1) -> Result:
+    """Return the result of a run that has ended, from its folder.
 
-    together: the number of runs that were trained in common stacks with this run, itself included.
-    noise: standard deviation -> loss, as `score_under_noise`. closeup: the result of `close_up`.
+    problem: the error of a run in which a client diverged. together: the number of runs that were trained in common stacks
+    with this run, itself included.
 
     Raises:
         RunError: a file of the run's folder is missing or damaged.
+        UserError: the data, which the loss under noise and the analysis of a node need, cannot be read.
     """
-    run = read_run(folder)
+    run, about = read_run(request.folder), job.cell.about
+    facts = _describe_run(job, run, together)
+    if problem is not None:
+        return Result(**facts, seconds=0.0, failed=str(problem))
+    finished = open_trained_run(request.folder, request.config)
+    has_global_model = finished.summary["global"]["test_accuracy"] is not None
+    noise = score_under_noise(finished, about.noise) if about.noise and has_global_model else {}
+    if unbounded := [deviation for deviation, loss in noise.items() if not isfinite(loss)]:
+        return Result(**facts, seconds=0.0, failed=f"the loss with noise {unbounded[0]} on the weights is not finite")
     assert run.summary is not None  # it is finished
     tests = [e.find("global", "test") for e in run.evaluations]
     curves = {
@@ -41,7 +52,7 @@ def collect(
         "copies": [_average_accuracy(job, run, e, "copy") for e in run.evaluations],
     }
     return Result(
-        **_describe_run(job, run, together),
+        **facts,
         seconds=round(run.summary.seconds or 0.0, 1),
         model=run.serves,
         curves={
@@ -54,7 +65,7 @@ def collect(
         traffic=_read_traffic(run),
         steps=job.config.training.local_steps or 0,
         budget=_read_budget(job, run),
-        closeup=closeup,
+        closeup=close_up(finished, about.node) if about.node else None,
         transfer=_read_transfer(run),
         projected=_read_projected(run),
         epsilon=_read_epsilon(run),
@@ -108,15 +119,6 @@ def _read_epsilon(run: RecordedRun) -> float | None:
     spent = [client.epsilon for client in stated.clients.values()] if stated else []
     finite = [value for value in spent if value is not None]
     return round(max(finite), DIGITS) if finite and len(finite) == len(spent) else None
-
-
-def make_failure(job: Job, folder: Path, together: int, why: str) -> Result:
-    """Return the result of a run in which a client diverged. why: the error message. together: as `collect`.
-
-    Raises:
-        RunError: a file of the run's folder is missing or damaged.
-    """
-    return Result(**_describe_run(job, read_run(folder), together), seconds=0.0, failed=why)
 
 
 def _describe_run(job: Job, run: RecordedRun, together: int) -> dict[str, Any]:

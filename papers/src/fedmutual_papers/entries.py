@@ -9,8 +9,8 @@ from fedmutual.report.cells import TableCell
 from fedmutual.report.statistics import Estimate
 from fedmutual.report.text import format_number, format_percent_number
 from fedmutual_papers import measures
-from fedmutual_papers.cell_results import MeasuredCell, is_incomplete
 from fedmutual_papers.claims import DIVERGED, NOT_RUN, DivergedRuns, Judgement
+from fedmutual_papers.measured_cell import MeasuredCell, is_incomplete
 from fedmutual_papers.schema import Arm
 
 

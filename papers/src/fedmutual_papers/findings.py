@@ -11,9 +11,9 @@ from fedmutual.files import write_bytes
 from fedmutual.report.rendering import make_environment
 from fedmutual_papers import prose
 from fedmutual_papers.claims import CONTRADICTED, DECIDED, INCONCLUSIVE, SUPPORTED, Judgement
+from fedmutual_papers.drawing import Forest, ForestRow
 from fedmutual_papers.entries import capitalize, get_unit
 from fedmutual_papers.figures import make_standalone_svg
-from fedmutual_papers.forest import Forest, ForestRow
 from fedmutual_papers.pages import FIGURES, MADE, Page
 from fedmutual_papers.printed import ALL
 from fedmutual_papers.significance import is_significant

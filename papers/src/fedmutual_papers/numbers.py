@@ -6,9 +6,9 @@ from typing import Any
 from fedmutual.report.cells import format_csv
 from fedmutual.report.statistics import Estimate
 from fedmutual_papers import measures
-from fedmutual_papers.cell_results import MeasuredCell
-from fedmutual_papers.cells import PaperExperiment
 from fedmutual_papers.claims import NOT_RUN
+from fedmutual_papers.experiment_files import PaperExperiment
+from fedmutual_papers.measured_cell import MeasuredCell
 from fedmutual_papers.schema import AVERAGE, End
 
 ENDS: tuple[End, ...] = ("last", "best")

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from fedmutual_papers import measures
-from fedmutual_papers.cell_results import MeasuredCell
+from fedmutual_papers.measured_cell import MeasuredCell
 from fedmutual_papers.schema import Claim, End
 
 Values = dict[int, float]

@@ -15,10 +15,9 @@ from fedmutual.report.cells import PageTable, TableCell
 from fedmutual.report.rendering import make_environment
 from fedmutual.report.svg import Styles
 from fedmutual_papers import prose, tables
-from fedmutual_papers.cell_results import MeasuredCell
-from fedmutual_papers.cells import PaperExperiment
 from fedmutual_papers.claims import Judgement, judge_readings
 from fedmutual_papers.entries import capitalize, get_unit
+from fedmutual_papers.experiment_files import PaperExperiment
 from fedmutual_papers.figures import (
     Plot,
     describe_picture,
@@ -27,6 +26,7 @@ from fedmutual_papers.figures import (
     make_pictures,
     make_standalone_svg,
 )
+from fedmutual_papers.measured_cell import MeasuredCell
 from fedmutual_papers.numbers import list_records
 from fedmutual_papers.significance import adjust_by_holm
 from fedmutual_papers.spent import make_spent_frame, make_spent_table

@@ -14,7 +14,7 @@ from fedmutual.config.keys import list_effects
 from fedmutual.config.methods import describe_foreign_key
 from fedmutual.errors import ConfigError
 from fedmutual.role import DEFAULT_ALGORITHM
-from fedmutual_papers.cells import Cell
+from fedmutual_papers.experiment_files import Cell
 from fedmutual_papers.schema import Arm
 
 _SILENT = frozenset(key for key, effect in list_effects(Config).items() if effect.affects in ("machine", "record"))

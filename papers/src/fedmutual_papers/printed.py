@@ -6,9 +6,9 @@ from typing import Any
 import pandas as pd
 
 from fedmutual.report.cells import Column, PageTable, TableCell, format_csv
-from fedmutual_papers.cell_results import MeasuredCell
-from fedmutual_papers.cells import PaperExperiment
 from fedmutual_papers.claims import NOT_RUN
+from fedmutual_papers.experiment_files import PaperExperiment
+from fedmutual_papers.measured_cell import MeasuredCell
 
 FULL, SHORTENED = "full", "shortened"
 STATES = (FULL, SHORTENED, NOT_RUN)  # the fullest first

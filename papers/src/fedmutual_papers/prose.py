@@ -8,10 +8,10 @@ from fedmutual.errors import format_count, join_words
 from fedmutual.report.statistics import Estimate
 from fedmutual.report.text import format_number, format_percent_number
 from fedmutual.rundir.text import format_duration
-from fedmutual_papers.cell_results import MeasuredCell
-from fedmutual_papers.cells import PaperExperiment
 from fedmutual_papers.claims import DECIDED, DIVERGED, NOT_RUN, TOO_SHORT, Judgement
 from fedmutual_papers.entries import describe_divergence, describe_mixed_versions, get_unit
+from fedmutual_papers.experiment_files import PaperExperiment
+from fedmutual_papers.measured_cell import MeasuredCell
 from fedmutual_papers.result import Result
 
 P_VALUES = (

@@ -10,7 +10,7 @@ import pandas as pd
 from fedmutual.report.cells import Column, PageTable, TableCell, format_csv
 from fedmutual.report.text import format_percent_number
 from fedmutual_papers.result import Result
-from fedmutual_papers.results import ResultStore
+from fedmutual_papers.store import ResultStore
 
 KEYS = ["cell", "arm", "machine"]
 NUMBERS = ["pairs", "scores", "equal", "largest"]

@@ -14,12 +14,11 @@ from fedmutual.files import write_bytes
 from fedmutual.report import cells as report
 from fedmutual.rundir.folder import lock_folder
 from fedmutual_papers import benchmark, findings, overview, pages, printed, prose, repeats
-from fedmutual_papers.cell_results import read_measured_cells
-from fedmutual_papers.cells import RESULTS, PaperExperiment, find_home, read_experiment, read_experiments
-from fedmutual_papers.front import write_front
+from fedmutual_papers.experiment_files import RESULTS, PaperExperiment, find_home, read_experiment, read_experiments
+from fedmutual_papers.measured_cell import read_measured_cells
 from fedmutual_papers.plan import Scale, check, has_effect
-from fedmutual_papers.results import LOCK_LIMIT, ResultStore
 from fedmutual_papers.run import train_cells
+from fedmutual_papers.store import LOCK_LIMIT, ResultStore
 
 Watch = Callable[[str], Observer]
 
@@ -176,3 +175,34 @@ def check_id(id: str | None) -> str:
     if id is None:
         raise ConfigError("name an experiment; `fedmutual reproduce --list` shows them")
     return id
+
+
+FRONT = "README.md"
+
+
+def make_marks(name: str) -> tuple[str, str]:
+    """Return the comment lines before and after a generated table. name: such as "printed numbers"."""
+    made = f"<!-- {name}: made by `fedmutual reproduce --pages FOLDER` from the results; not to be edited -->"
+    return made, f"<!-- end of {name} -->"
+
+
+def write_front(folder: Path, sections: Mapping[str, str]) -> list[Path]:
+    """Write each table between its marks in the front page and return the page's path; [] for a page without marks.
+
+    sections: table name -> Markdown. A table without marks in the page is left out.
+
+    Raises:
+        RunError: the page cannot be written.
+    """
+    path = folder / FRONT
+    text = before = path.read_text(encoding="utf-8") if path.exists() else ""
+    has_marks = False
+    for name, table in sections.items():
+        begin, end = make_marks(name)
+        head, begun, rest = text.partition(begin)
+        _, ended, tail = rest.partition(end)
+        if begun and ended:
+            text, has_marks = f"{head}{begin}\n\n{table}\n\n{end}{tail}", True
+    if text != before:
+        write_bytes(path, text.encode())
+    return [path] if has_marks else []

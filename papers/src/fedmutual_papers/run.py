@@ -3,13 +3,13 @@
 Several processes with the same command share the work: each trains runs that no other process trains.
 """
 
-import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from fedmutual import data, numerics
@@ -17,27 +17,69 @@ from fedmutual.core import Diverged
 from fedmutual.errors import Busy, DataError, format_count
 from fedmutual.events import Observer
 from fedmutual.rundir.file_names import SUMMARY
+from fedmutual.rundir.text import format_duration
 from fedmutual.studies import run
 from fedmutual.studies.side_by_side import RunRequest, attempt_run, limit_jobs, train_queue
-from fedmutual.studies.trained_run import Run, open_trained_run
-from fedmutual_papers import node_analysis
-from fedmutual_papers.cell_results import is_incomplete
-from fedmutual_papers.cells import Cell
-from fedmutual_papers.collect import collect, make_failure
-from fedmutual_papers.eta import TimeEstimate
-from fedmutual_papers.noise import score_under_noise
+from fedmutual_papers.collect import make_result
+from fedmutual_papers.experiment_files import Cell
+from fedmutual_papers.measured_cell import is_incomplete
 from fedmutual_papers.plan import Job, Scale, list_jobs
-from fedmutual_papers.result import Result
-from fedmutual_papers.results import ResultStore
 from fedmutual_papers.run_dirs import (
     extend_run,
     find_missing_device,
     list_changed_keys,
     lock_run,
     make_run_path,
+    place_config,
     restore_machine_keys,
 )
-from fedmutual_papers.subset import place_config
+from fedmutual_papers.store import ResultStore
+from fedmutual_papers.weights import check_node
+
+
+class TimeEstimate:
+    """Estimate the time of the remaining runs from the seconds per step or epoch of the finished runs."""
+
+    def __init__(self, unknown: Iterable[Job]) -> None:
+        """unknown: the runs to train; runs with one fingerprint count once."""
+        once = {job.fingerprint: job for job in unknown}
+        self.left = list(once.values())
+        self._count = len(self.left)
+        self._seen: dict[tuple[str, str], list[float]] = {}
+
+    def remove_finished(self, done: Iterable[Job]) -> int:
+        """Remove finished runs from the remaining runs and return how many were removed."""
+        prints, before = {job.fingerprint for job in done}, len(self.left)
+        self.left = [job for job in self.left if job.fingerprint not in prints]
+        return before - len(self.left)
+
+    def report_finished(self, finished_jobs: Sequence[Job], seconds: float, at_once: int = 1) -> str:
+        """Record the seconds of finished runs and return a progress line: "3 of 36 runs done, about 1 h 20 min left".
+
+        at_once: how many runs are trained side by side.
+        """
+        self.remove_finished(finished_jobs)
+        work = sum(map(_count_work, finished_jobs))
+        for job in finished_jobs:
+            self._seen.setdefault((job.cell.id, job.arm), []).append(seconds / work)
+        words = f"{self._count - len(self.left)} of {self._count} runs done"
+        if not self.left:
+            return words
+        seconds_left = sum(self._find_rate(job) * _count_work(job) for job in self.left)
+        return f"{words}, about {format_duration(seconds_left / at_once)} left"
+
+    def _find_rate(self, job: Job) -> float:
+        """Return the seconds per step or epoch of the same arm, else of the same cell, else of all finished runs."""
+        same = self._seen.get((job.cell.id, job.arm))
+        cell = [v for (id, _), values in self._seen.items() if id == job.cell.id for v in values]
+        return fmean(same or cell or [v for values in self._seen.values() for v in values])
+
+
+def _count_work(job: Job) -> int:
+    """Return the number of local steps, or of epochs, over all rounds, because arms differ in the steps of a round."""
+    training = job.config.training
+    return job.config.rounds * (training.local_steps or training.local_epochs)
+
 
 Say = Callable[[str], None]
 
@@ -77,7 +119,7 @@ def train_cells(
     outcome, eta = ReproduceOutcome(), TimeEstimate([j for jobs_ in planned for j in jobs_ if _is_missing(store, j)])
     fingerprints = {j.fingerprint for jobs_ in planned for j in jobs_}
     for cell, job in {job.cell.id: (job.cell, job) for job in eta.left if job.cell.about.node}.values():
-        node_analysis.check(job.config, cell.about.node or "", f"{cell.path}, arm {job.arm!r}")
+        check_node(job.config, cell.about.node or "", f"{cell.path}, arm {job.arm!r}")
     outcome.known = len(fingerprints) - len(eta.left)
     say(f"{format_count(len(eta.left), 'run')} to train, {outcome.known} known")
     if eta.left:
@@ -122,11 +164,6 @@ def _is_missing(store: ResultStore, job: Job) -> bool:
 def _is_stacked(stage: Sequence[Job]) -> bool:
     """Return whether the runs of a stage are trained together, their clients in common stacks."""
     return len(stage) > 1 and all(run.can_stack(job.config) for job in stage)
-
-
-def _has_global_model(run: Run) -> bool:
-    """Return whether a run ends with a complete global model."""
-    return run.summary["global"]["test_accuracy"] is not None
 
 
 @dataclass
@@ -250,7 +287,7 @@ class CellWork:
         """
         if problem is not None and not isinstance(problem, Diverged):
             raise problem
-        result = _make_result(job, request, problem, together)
+        result = make_result(job, request, problem, together)
         if _is_missing(self.store, job):
             self.store.add(job, result)
         self.outcome.trained += 1
@@ -321,17 +358,3 @@ class CellQueue:
         """Release the locks of runs whose training was stopped."""
         for _, locks in self._in_training.values():
             locks.close()
-
-
-def _make_result(job: Job, request: RunRequest, problem: Diverged | None, together: int) -> Result:
-    """Return the result of a run that has ended."""
-    if problem is not None:
-        return make_failure(job, request.folder, together, str(problem))
-    about, finished = job.cell.about, open_trained_run(request.folder, request.config)
-    noise = score_under_noise(finished, about.noise) if about.noise and _has_global_model(finished) else {}
-    if unbounded := [deviation for deviation, loss in noise.items() if not math.isfinite(loss)]:
-        return make_failure(
-            job, request.folder, together, f"the loss with noise {unbounded[0]} on the weights is not finite"
-        )
-    close_up = node_analysis.close_up(finished, about.node) if about.node else None
-    return collect(job, request.folder, together, noise, close_up)

@@ -7,8 +7,8 @@ import pandas as pd
 
 from fedmutual.report.cells import Column, PageTable, TableCell, format_csv
 from fedmutual_papers.budget import count_budget
-from fedmutual_papers.cell_results import MeasuredCell
 from fedmutual_papers.entries import name_arm
+from fedmutual_papers.measured_cell import MeasuredCell
 from fedmutual_papers.plan import make_arm_config
 from fedmutual_papers.result import Budget, Result
 

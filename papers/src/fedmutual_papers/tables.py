@@ -6,8 +6,6 @@ from fedmutual.errors import join_words
 from fedmutual.report.cells import Column, PageTable, TableCell, format_csv
 from fedmutual.report.statistics import estimate
 from fedmutual_papers import measures
-from fedmutual_papers.cell_results import MeasuredCell
-from fedmutual_papers.cells import PaperExperiment
 from fedmutual_papers.claims import DIVERGED, NOT_RUN, Judgement
 from fedmutual_papers.entries import (
     capitalize,
@@ -18,6 +16,8 @@ from fedmutual_papers.entries import (
     make_entry,
     name_arm,
 )
+from fedmutual_papers.experiment_files import PaperExperiment
+from fedmutual_papers.measured_cell import MeasuredCell
 from fedmutual_papers.numbers import format_records
 from fedmutual_papers.prose import describe_verdict, format_p_value
 from fedmutual_papers.schema import AVERAGE, End, normalize_node

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from fedmutual.errors import ConfigError
 from fedmutual.report.statistics import Estimate, estimate
 from fedmutual_papers import measures
-from fedmutual_papers.cells import Cell, PaperExperiment
+from fedmutual_papers.experiment_files import Cell, PaperExperiment
 from fedmutual_papers.plan import Scale, list_jobs
 from fedmutual_papers.result import Result
-from fedmutual_papers.results import ResultStore
 from fedmutual_papers.schema import End
+from fedmutual_papers.store import ResultStore
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ import fedmutual
 from fedmutual import data
 from fedmutual.config.schema import RecordsConfig
 from fedmutual.errors import ConfigError, RunError
-from fedmutual_papers import node_analysis
-from fedmutual_papers.node_analysis import close_up, compute_features
+from fedmutual_papers import weights
+from fedmutual_papers.weights import close_up, compute_features
 
 pytestmark = pytest.mark.long
 
@@ -79,7 +79,7 @@ def test_the_cloud_is_the_plane_of_the_largest_variance(turned):
 
 def test_a_large_cloud_is_thinned_and_its_axes_are_not(turned, monkeypatch):
     full_cloud = close_up(turned, "0").cloud
-    monkeypatch.setattr(node_analysis, "POINTS", 10)
+    monkeypatch.setattr(weights, "POINTS", 10)
     thin = close_up(turned, "0").cloud
     assert len(thin.points) == 10
     assert set(thin.points) < set(full_cloud.points)
@@ -87,7 +87,7 @@ def test_a_large_cloud_is_thinned_and_its_axes_are_not(turned, monkeypatch):
 
 
 def test_points_are_kept_of_one_seed(turned, monkeypatch):
-    monkeypatch.setattr(node_analysis, "DRAWN", 1)
+    monkeypatch.setattr(weights, "DRAWN", 1)
     assert close_up(turned, "0").cloud.points == ()
 
 
@@ -96,7 +96,7 @@ def test_separate_classes_have_a_large_silhouette(turned, monkeypatch):
         labels = next(y for _, y, *_ in examples.rows([torch.arange(len(examples))])).numpy()
         return np.eye(10)[labels] + 1e-6 * np.arange(len(labels))[:, None], labels
 
-    monkeypatch.setattr(node_analysis, "compute_features", apart)
+    monkeypatch.setattr(weights, "compute_features", apart)
     assert close_up(turned, "0").cloud.silhouette > 0.99
 
 
