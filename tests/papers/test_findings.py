@@ -144,8 +144,8 @@ def test_only_what_is_long_enough_is_drawn(papers, store):
     keep(store, experiment, fml=0.85, fedavg=0.6)
     (page,) = pages.adjust([pages.make_page(experiment, read_measured_cells(experiment, store))])
     drawn = make_forest(find_findings([page]))
-    assert [(row.label, row.sign) for row in drawn.rows] == [("FML beats FedAvg", 1), ("… the other way", -1)]
-    assert [round(row.difference.mean, 4) for row in drawn.rows] == [0.25, -0.25]
+    assert [(label, sign) for label, _, sign in drawn.rows] == [("FML beats FedAvg", 1), ("… the other way", -1)]
+    assert [round(difference.mean, 4) for _, difference, _ in drawn.rows] == [0.25, -0.25]
     short = pages.make_page(
         experiment, [replace(measured, scale=Scale(1)) for measured in read_measured_cells(experiment, store)]
     )

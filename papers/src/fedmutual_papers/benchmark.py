@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from fedmutual.algorithms import ALGORITHMS
 from fedmutual.algorithms.presets import PRESETS
@@ -226,40 +227,29 @@ def _format_forwards(measured: MeasuredCell, arm: str) -> str:
     return f"{fmean(counts):,.0f}" if counts else "n/a"
 
 
-@dataclass(frozen=True)
-class CellSummary:
-    """The results of a cell that matter for the choice of a method."""
+def summarise(measured: MeasuredCell) -> dict[str, Any]:
+    """Return what the page's template says of a cell; text that needs results is "" without them.
 
-    measured: MeasuredCell
-    table: str  # Markdown
-    best: str  # the method with the highest mean on own data; "" without results
-    best_percent: str
-    local_percent: str  # of local-only training; "" without its results
-    harmless: tuple[str, ...]  # methods that harm no client in any seed
-    missing: tuple[str, ...]  # methods with fewer than all seeds
-    seeds: int
-    trials: int  # the most settings that a sweep tried for a method
-    rates_at_end: int  # methods of which the chosen learning rate is the smallest or the largest that was tried
-
-
-def summarise(measured: MeasuredCell) -> CellSummary:
-    """Return the summary of a cell: the best method, the methods that harm no client, and the runs that are missing."""
+    "harmless": the methods that harm no client in any seed. "missing": the methods with fewer than all seeds. "trials": the
+    most settings that a sweep tried for a method. "rates_at_end": the number of methods of which the chosen learning rate is
+    the smallest or the largest that was tried.
+    """
     estimates, arms = _estimate_own(measured), measured.cell.shown
     best = max(estimates, key=lambda arm: estimates[arm].mean, default="")
     harmed = {arm: measured.estimate(HARMED, arm) for arm in estimates}
     seeds, tunings = len(measured.seeds), measured.cell.tunings.values()
-    return CellSummary(
-        measured=measured,
-        table=render_table(tabulate(measured), caption=False) if estimates else "",
-        best=name_arm(best, arms[best]) if best else "",
-        best_percent=f"{100 * estimates[best].mean:.1f}" if best else "",
-        local_percent=f"{100 * estimates[LOCAL_ONLY].mean:.1f}" if LOCAL_ONLY in estimates else "",
-        harmless=tuple(name_arm(arm, arms[arm]) for arm, e in harmed.items() if e is not None and e.mean == 0),
-        missing=tuple(name_arm(arm, arms[arm]) for arm in arms if len(measured.results[arm]) < seeds or not seeds),
-        seeds=seeds,
-        trials=max((len(tuning.file.settings) for tuning in tunings), default=0),
-        rates_at_end=sum("optimizer.lr" in tuning.ends for tuning in tunings),
-    )
+    return {
+        "measured": measured,
+        "table": render_table(tabulate(measured), caption=False) if estimates else "",
+        "best": name_arm(best, arms[best]) if best else "",
+        "best_percent": f"{100 * estimates[best].mean:.1f}" if best else "",
+        "local_percent": f"{100 * estimates[LOCAL_ONLY].mean:.1f}" if LOCAL_ONLY in estimates else "",
+        "harmless": tuple(name_arm(arm, arms[arm]) for arm, e in harmed.items() if e is not None and e.mean == 0),
+        "missing": tuple(name_arm(arm, arms[arm]) for arm in arms if len(measured.results[arm]) < seeds or not seeds),
+        "seeds": seeds,
+        "trials": max((len(tuning.file.settings) for tuning in tunings), default=0),
+        "rates_at_end": sum("optimizer.lr" in tuning.ends for tuning in tunings),
+    }
 
 
 def write_benchmark(pages: Sequence[Page], root: Path, folder: Path) -> list[Path]:

@@ -106,13 +106,8 @@ LONGEST_LABEL = 72  # characters of a label
 TONES = {1: "gain", -1: "harm", 0: "muted"}
 
 
-@dataclass(frozen=True)
-class ForestRow:
-    """One row of a forest plot: a difference with its 95 % interval, and the verdict that it gives."""
-
-    label: str
-    difference: Estimate  # as a fraction
-    sign: int  # +1 if the difference supports the claim, -1 if it contradicts the claim, else 0
+ForestRow = tuple[str, Estimate, int]
+"""(label, difference as a fraction, +1 if the difference supports a claim, -1 if it contradicts the claim, else 0)."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +120,7 @@ class Forest:
     @property
     def words(self) -> str:
         """Return the description of the plot in words."""
-        row_texts = (f"{row.label} {format_points(row.difference.mean)}" for row in self.rows)
+        row_texts = (f"{label} {format_points(difference.mean)}" for label, difference, _ in self.rows)
         return f"{self.title}, in points: {'; '.join(row_texts)}"
 
 
@@ -135,13 +130,13 @@ def draw_forest(forest: Forest, prefix: str, styles: Styles) -> str:
     figure, axes = make_axes(WIDTH, tall + 42, left=LABELS, right=14, bottom=38, top=4)
     axes.axvline(0, color=make_colour("ink"), linewidth=1, clip_on=False)
     places = [len(forest.rows) - 1 - k for k in range(len(forest.rows))]
-    for place, row in zip(places, forest.rows, strict=True):
-        tone = make_colour(TONES[row.sign])
+    for place, (_, difference, sign) in zip(places, forest.rows, strict=True):
+        tone = make_colour(TONES[sign])
         style: dict[str, Any] = {"color": tone, "linewidth": 1.8, "capsize": 3, "clip_on": False}
-        error = None if row.difference.half is None else 100 * row.difference.half
-        mark = {1: "^", -1: "v", 0: "o"}[row.sign]
-        axes.errorbar([100 * row.difference.mean], [place], xerr=error, marker=mark, markersize=6, **style)
-    axes.set_yticks(places, [_fit_label(row.label) for row in forest.rows])
+        error = None if difference.half is None else 100 * difference.half
+        mark = {1: "^", -1: "v", 0: "o"}[sign]
+        axes.errorbar([100 * difference.mean], [place], xerr=error, marker=mark, markersize=6, **style)
+    axes.set_yticks(places, [_fit_label(label) for label, *_ in forest.rows])
     axes.set_ylim(-0.6, len(forest.rows) - 0.4)
     axes.grid(axis="y", visible=False)
     axes.grid(axis="x", color=make_colour("rule"), linewidth=0.8, clip_on=False)

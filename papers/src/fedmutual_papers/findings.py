@@ -11,7 +11,7 @@ from fedmutual.files import write_bytes
 from fedmutual.report.rendering import make_environment
 from fedmutual_papers import prose
 from fedmutual_papers.claims import CONTRADICTED, DECIDED, INCONCLUSIVE, SUPPORTED, Judgement
-from fedmutual_papers.drawing import Forest, ForestRow
+from fedmutual_papers.drawing import Forest
 from fedmutual_papers.entries import capitalize, get_unit
 from fedmutual_papers.figures import make_standalone_svg
 from fedmutual_papers.pages import FIGURES, MADE, Page
@@ -79,7 +79,7 @@ def make_forest(findings: Sequence[PaperFinding]) -> Forest:
             if _decide_outcome(judged) is None or judged.overall is None or get_unit(judged) != "points":
                 continue
             sign = {SUPPORTED: 1, CONTRADICTED: -1}.get(judged.verdict, 0)
-            rows.append(ForestRow(label if number == 0 else f"{label} {judged.reading}", judged.overall, sign))
+            rows.append((label if number == 0 else f"{label} {judged.reading}", judged.overall, sign))
             label = "\N{HORIZONTAL ELLIPSIS}"  # the readings below it are of the same claim
     return Forest("The papers' claims that were measured", tuple(rows))
 

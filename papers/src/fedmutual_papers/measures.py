@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedmutual.role import LOCAL_ONLY
-from fedmutual_papers.result import Result
+from fedmutual_papers.result import ClientResult, Result
 from fedmutual_papers.schema import End
 
 MOST_EXAMPLES = 40_000  # of a test set: with more, 5 decimals do not show a difference of one example
@@ -34,6 +34,12 @@ class Reading(NamedTuple):
 Beside = Mapping[str, Result]
 """The runs of the same cell and seed, by arm."""
 
+Reader = Callable[[Result, Beside, str], Reading]
+"""(a run, the runs beside it, the text after the colon of the measure's name) -> the number of the run."""
+
+Grain = Callable[[Sequence[Result], bool], float]
+"""(the results of an arm, whether of one client) -> the change of the value by one example."""
+
 
 @dataclass(frozen=True)
 class Measure:
@@ -41,14 +47,13 @@ class Measure:
 
     title: str
     unit: str  # "%", "points", "rounds", "loss", "bytes", "score", "clients"
-    read: Callable[[Result, Beside, str], Reading]  # the last argument: the text after the colon of the measure's name
+    read: Reader
     chosen: str = ""  # the data that choose the best round; "" without a best round
     curve: str = ""  # the name of its curve in a result; "" without a curve
     nodes: Callable[[Result, End], Mapping[str, float]] | None = None  # client -> its value, if it is a mean over clients
     only_best: bool = False  # whether it is a number of the models of the best round
     of_weights: bool = False  # whether it is computed from a run's weights when the run has ended
-    # (an arm's results, whether of one client) -> the change of the value by one example; None: it counts no examples
-    grain: Callable[[Sequence[Result], bool], float] | None = None
+    grain: Grain | None = None  # None: the measure counts no examples
     counted: bool = False  # whether its name ends with a number: "noise:0.2"
 
     @property
@@ -132,7 +137,7 @@ def _list_client_steps(result: Result) -> Iterator[float]:
     return (v for client in result.clients.values() for v in (client.last, client.best, *client.curve))
 
 
-def _make_curve_grain(name: Callable[[Result], str]) -> Callable[[Sequence[Result], bool], float]:
+def _make_curve_grain(name: Callable[[Result], str]) -> Grain:
     def grain(results: Sequence[Result], per_client: bool) -> float:
         each = (_list_client_steps(r) if per_client else r.curves.get(name(r), ()) for r in results)
         return find_step(itertools.chain.from_iterable(each))
@@ -140,7 +145,7 @@ def _make_curve_grain(name: Callable[[Result], str]) -> Callable[[Sequence[Resul
     return grain
 
 
-def _make_node_grain(name: str) -> Callable[[Sequence[Result], bool], float]:
+def _make_node_grain(name: str) -> Grain:
     def grain(results: Sequence[Result], per_client: bool) -> float:
         ends = [r.transfer[name] for r in results if name in r.transfer]
         nodes = 1 if per_client else max((len(e.last) for e in ends), default=1)
@@ -154,64 +159,47 @@ def _find_gain_grain(results: Sequence[Result], per_client: bool) -> float:
     return find_step(v for r in results for v in _list_client_steps(r)) / max(half, 1)
 
 
-def _find_round_grain(results: Sequence[Result], per_client: bool) -> float:
-    return float(max((r.every for r in results), default=1))
+def _make_curve_measure(name: Callable[[Result], str]) -> Reader:
+    """Read the last and the highest value of a curve. name: the run -> the name of its curve."""
 
-
-def _make_curve_measure(name: str) -> Callable[[Result, Beside, str], Reading]:
     def read(result: Result, beside: Beside, argument: str) -> Reading:
-        curve = result.curves.get(name)
+        curve = result.curves.get(name(result))
         return Reading(curve[-1], max(curve)) if curve else Reading(None)
 
     return read
 
 
-def _read_local(result: Result, beside: Beside, argument: str) -> Reading:
-    return _make_curve_measure(name_trained_curve(result))(result, beside, argument)
-
-
-def _make_swing_measure(name: str) -> Callable[[Result, Beside, str], Reading]:
-    def read(result: Result, beside: Beside, argument: str) -> Reading:
-        return Reading(measure_oscillation(result.curves.get(name, ())))
-
-    return read
+def _make_swing_measure(name: str) -> Reader:
+    return lambda result, beside, argument: Reading(measure_oscillation(result.curves.get(name, ())))
 
 
 def _read_rounds_to(result: Result, beside: Beside, argument: str) -> Reading:
-    target = result.target
-    return Reading(find_reached_round(result, float(argument) * target) if target is not None else None)
+    return Reading(None if result.target is None else find_reached_round(result, float(argument) * result.target))
 
 
-def _read_noise(result: Result, beside: Beside, argument: str) -> Reading:
-    return Reading(result.noise.get(argument))
+def _find_local_only(result: Result, beside: Beside) -> Mapping[str, ClientResult]:
+    """Return the clients of the run of independent training beside a run; {} without such a run, or for this run itself."""
+    local_only = beside.get(LOCAL_ONLY)
+    return {} if local_only is None or local_only is result or local_only.failed else local_only.clients
 
 
-def _make_gain_measure(large: bool) -> Callable[[Result, Beside, str], Reading]:
+def _make_gain_measure(large: bool) -> Reader:
     """Read the mean gain over independent training of the half of the clients with the most, or fewest, training rows."""
 
     def read(result: Result, beside: Beside, argument: str) -> Reading:
-        local_only = beside.get(LOCAL_ONLY)
-        if local_only is None or local_only is result or local_only.failed or not result.clients:
-            return Reading(None)
         by_size = sorted(result.clients, key=lambda i: result.clients[i].examples)
-        half = len(by_size) // 2
+        half, alone = len(by_size) // 2, _find_local_only(result, beside)
         chosen = by_size[-half:] if large else by_size[:half]
-        return Reading(fmean(result.clients[i].last - local_only.clients[i].last for i in chosen)) if half else Reading(None)
+        return Reading(fmean(result.clients[i].last - alone[i].last for i in chosen) if half and alone else None)
 
     return read
-
-
-def _read_worst(result: Result, beside: Beside, argument: str) -> Reading:
-    """Read the accuracy of the client with the lowest accuracy."""
-    return Reading(min((client.last for client in result.clients.values()), default=None))
 
 
 def _count_harmed(result: Result, beside: Beside, argument: str) -> Reading:
     """Count the clients whose accuracy is lower than after independent training with the same seed."""
-    local_only = beside.get(LOCAL_ONLY)
-    if local_only is None or local_only is result or local_only.failed or not result.clients:
+    if not result.clients or not (alone := _find_local_only(result, beside)):
         return Reading(None)
-    return Reading(float(sum(client.last < local_only.clients[i].last for i, client in result.clients.items())))
+    return Reading(float(sum(client.last < alone[i].last for i, client in result.clients.items())))
 
 
 def _list_own_accuracies(result: Result, at: End) -> Mapping[str, float]:
@@ -230,7 +218,7 @@ def _make_transfer_measure(name: str, title: str) -> Measure:
     return Measure(title, "%", read, CHOSEN_BY_OTHERS, nodes=nodes, grain=_make_node_grain(name))
 
 
-def _make_bytes_measure(way: str, once: bool = False) -> Callable[[Result, Beside, str], Reading]:
+def _make_bytes_measure(way: str, once: bool = False) -> Reader:
     """Read the mean bytes of a client: per local step (per round, if rounds are epochs), or once in a run."""
 
     def read(result: Result, beside: Beside, argument: str) -> Reading:
@@ -242,23 +230,11 @@ def _make_bytes_measure(way: str, once: bool = False) -> Callable[[Result, Besid
     return read
 
 
-def _read_projected(result: Result, beside: Beside, argument: str) -> Reading:
-    return Reading(result.projected)
-
-
-def _read_epsilon(result: Result, beside: Beside, argument: str) -> Reading:
-    return Reading(result.epsilon)
-
-
-def _read_silhouette(result: Result, beside: Beside, argument: str) -> Reading:
-    return Reading(None, result.closeup.cloud.silhouette if result.closeup else None)
-
-
 MEASURES: dict[str, Measure] = {
     "global_test": Measure(
         "global model, test set, %",
         "%",
-        _make_curve_measure("global_test"),
+        _make_curve_measure(lambda result: "global_test"),
         CHOSEN_BY_TEST,
         "global_test",
         grain=_make_curve_grain(lambda result: "global_test"),
@@ -266,18 +242,22 @@ MEASURES: dict[str, Measure] = {
     "own_validation": Measure(
         "clients' model, own validation data, %",
         "%",
-        _make_curve_measure("own"),
+        _make_curve_measure(lambda result: "own"),
         CHOSEN_BY_ITSELF,
         "own",
         _list_own_accuracies,
         grain=_make_curve_grain(lambda result: "own"),
     ),
-    "worst": Measure("worst client, own validation data, %", "%", _read_worst),
+    "worst": Measure(
+        "worst client, own validation data, %",
+        "%",
+        lambda result, *_: Reading(min((c.last for c in result.clients.values()), default=None)),
+    ),
     "harmed": Measure("clients harmed", "clients", _count_harmed),
     "local_validation": Measure(
         "clients' personal models or local copies, validation data, %",
         "%",
-        _read_local,
+        _make_curve_measure(name_trained_curve),
         CHOSEN_BY_ITSELF,
         "local",
         _list_own_accuracies,
@@ -286,9 +266,19 @@ MEASURES: dict[str, Measure] = {
     "swing_global": Measure("oscillation of the global model, points", "points", _make_swing_measure("global_test")),
     "swing_own": Measure("oscillation of the clients' model, points", "points", _make_swing_measure("own")),
     "rounds_to": Measure(
-        "rounds to {percent} % of the paper's FedAvg", "rounds", _read_rounds_to, counted=True, grain=_find_round_grain
+        "rounds to {percent} % of the paper's FedAvg",
+        "rounds",
+        _read_rounds_to,
+        counted=True,
+        grain=lambda results, per_client: float(max((r.every for r in results), default=1)),
     ),
-    "noise": Measure("loss with noise {} on the weights", "loss", _read_noise, of_weights=True, counted=True),
+    "noise": Measure(
+        "loss with noise {} on the weights",
+        "loss",
+        lambda result, beside, argument: Reading(result.noise.get(argument)),
+        of_weights=True,
+        counted=True,
+    ),
     "gain_small": Measure(
         "gain of the clients with fewest examples, points", "points", _make_gain_measure(False), grain=_find_gain_grain
     ),
@@ -303,12 +293,14 @@ MEASURES: dict[str, Measure] = {
     "bytes_seed": Measure(
         "bytes of the public examples that a node sent, once", "bytes", _make_bytes_measure("seed", once=True)
     ),
-    "projected": Measure("projected mutual steps, %", "%", _read_projected),
-    "epsilon": Measure("epsilon of all messages, the largest of all clients", "score", _read_epsilon),
+    "projected": Measure("projected mutual steps, %", "%", lambda result, *_: Reading(result.projected)),
+    "epsilon": Measure(
+        "epsilon of all messages, the largest of all clients", "score", lambda result, *_: Reading(result.epsilon)
+    ),
     "separation": Measure(
         "silhouette of the classes in the features",
         "score",
-        _read_silhouette,
+        lambda result, *_: Reading(None, result.closeup.cloud.silhouette if result.closeup else None),
         CHOSEN_BY_OTHERS,
         only_best=True,
         of_weights=True,
