@@ -2,8 +2,7 @@
 
 from functools import cache
 
-from fedmutual.reproduce import PaperExperiment, read_experiments
-from fedmutual.reproduce.cells import find_home
+from fedmutual_papers.experiment_files import PaperExperiment, find_home, read_experiments
 
 
 @cache

@@ -1,6 +1,6 @@
 """Build results of runs with artificial numbers."""
 
-from fedmutual.reproduce.result import ClientResult, Cloud, NodeAnalysis, Origin, Result
+from fedmutual_papers.result import ClientResult, Cloud, NodeAnalysis, Origin, Result
 
 MADE = Origin(
     command="fedmutual reproduce table9",

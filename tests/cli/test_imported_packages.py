@@ -22,7 +22,18 @@ finally:
     with open("imported.json", "w") as file:
         json.dump([name for name in {large} if name in sys.modules], file)
 """
-LARGE = ("torch", "torch._dynamo", "scipy.stats", "sklearn", "torchvision", "matplotlib", "pandas", "ray", "nvflare")
+LARGE = (
+    "torch",
+    "torch._dynamo",
+    "scipy.stats",
+    "sklearn",
+    "torchvision",
+    "matplotlib",
+    "pandas",
+    "ray",
+    "nvflare",
+    "fedmutual_papers",
+)
 TABLE = """
 name = "table"
 rounds = 1

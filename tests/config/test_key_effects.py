@@ -6,7 +6,7 @@ from fedmutual.algorithms import ALGORITHMS
 from fedmutual.config import list_keys
 from fedmutual.config.keys import list_effects
 from fedmutual.config.schema import Config
-from fedmutual.reproduce.plan import has_effect
+from fedmutual_papers.plan import has_effect
 
 EFFECTS = list_effects(Config)
 

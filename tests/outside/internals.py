@@ -23,9 +23,11 @@ class Leaking(FML):
 
 def command_line() -> Any:
     """The command `fedmutual`, in click's form."""
-    from fedmutual.cli.app import app
+    from fedmutual.cli.app import app, load_reproduce
 
-    return typer.main.get_command(app)
+    command = typer.main.get_command(app)
+    command.commands["reproduce"] = typer.main.get_command(load_reproduce())  # of the distribution fedmutual-papers
+    return command
 
 
 def run_sites(file: Path, sites: Mapping[str, Path], server: Path) -> dict[str, Path]:
@@ -73,10 +75,9 @@ def write_sites(
 def planned_jobs(cell: str, seeds: Iterable[int], rounds: int | None, changed: Mapping[str, Any]) -> Iterator[Any]:
     """What `fedmutual reproduce` plans for a cell of the committed experiments: a job for each run.
 
-    cell: the path of its file under experiments/, without the suffix. rounds: `--rounds`. changed: `--set`.
+    cell: the path of its file under papers/experiments/, without the suffix. rounds: `--rounds`. changed: `--set`.
     """
-    from fedmutual.reproduce import Scale
-    from fedmutual.reproduce.plan import list_jobs
+    from fedmutual_papers.plan import Scale, list_jobs
 
     for cell_job in _cells()[cell]:
         yield from list_jobs(cell_job, seeds, Scale(rounds, tuple(changed.items())))
@@ -90,7 +91,7 @@ def list_lost_results(cell: str, jobs: Mapping[str, Any]) -> list[str]:
 
 @cache
 def _committed_results() -> Any:
-    from fedmutual.reproduce import ResultStore
+    from fedmutual_papers.store import ResultStore
 
     return ResultStore(experiments_folder() / "results")
 
@@ -109,6 +110,6 @@ def _cells() -> dict[str, list[Any]]:
 
 def experiments_folder() -> Path:
     """The folder of the committed experiments."""
-    from fedmutual.reproduce.cells import find_home
+    from fedmutual_papers.experiment_files import find_home
 
     return find_home()

@@ -12,6 +12,7 @@ STEPS = """
 import json, sys
 
 LARGE = ("torch", "torch._dynamo", "scipy.stats", "sklearn", "torchvision", "matplotlib", "pandas", "ray", "nvflare")
+LARGE += ("fedmutual_papers",)
 imported = {}
 
 def note(step):

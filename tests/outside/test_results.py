@@ -19,7 +19,7 @@ RUN = ("arm", "seed", "fingerprint")
 
 @cache
 def read_results():
-    """Cell -> its committed results, as experiments/results has them."""
+    """Cell -> its committed results, as papers/experiments/results has them."""
     folder = experiments_folder() / "results"
     files = sorted(folder.rglob("*.json"))
     return {path.relative_to(folder).with_suffix("").as_posix(): json.loads(path.read_text())["runs"] for path in files}
@@ -52,19 +52,18 @@ def test_there_are_results():
 def test_the_pages_are_made_of_the_results_again(cli, tmp_path, monkeypatch):
     """By the command, which finds each result by its fingerprint: one that is not found leaves a gap in a page."""
     monkeypatch.chdir(tmp_path)
-    shutil.copytree(experiments_folder(), "experiments")
+    shutil.copytree(experiments_folder(), "papers/experiments")
     Path("docs").mkdir()
     Path("docs/reproduction").mkdir()
     shutil.copy(DOCS / "README.md", "docs/reproduction")
-    code, _, err = cli(
-        "reproduce", "--pages", "docs/reproduction", "--experiments", "experiments", "--results", "experiments/results"
-    )
+    folders = ("--experiments", "papers/experiments", "--results", "papers/experiments/results")
+    code, _, err = cli("reproduce", "--pages", "docs/reproduction", *folders)
     assert code == 0, err
     committed = {path.relative_to(DOCS.parent): path.read_text(encoding="utf-8") for path in sorted(DOCS.glob("*.md"))}
     committed |= {Path(name): (DOCS.parent / name).read_text(encoding="utf-8") for name in ("findings.md", "benchmark.md")}
     assert len(committed) > 20
     different = [path for path, text in committed.items() if (Path("docs") / path).read_text(encoding="utf-8") != text]
-    assert different == [], "make it anew: fedmutual reproduce --pages docs/reproduction --results experiments/results"
+    assert different == [], "make it anew: CONTRIBUTING.md has the command"
     assert len(committed[Path("findings.md")].splitlines()) < 70, "one screen"
     for pattern in ("*.md", "figures/*.svg"):
         committed_names, made_names = (sorted(p.name for p in f.glob(pattern)) for f in (DOCS, Path("docs/reproduction")))

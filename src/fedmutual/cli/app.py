@@ -1,8 +1,7 @@
 """The commands. Each command reads its arguments, calls the library and prints the result; nothing is computed here."""
 
-import shlex
-import sys
 import warnings
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +9,7 @@ import typer
 
 import fedmutual
 from fedmutual.cli import audit, conclude, deploy, privacy, sites, stats, training
-from fedmutual.cli.arguments import Jobs, Resume, Seeds, Set, TrustCode
+from fedmutual.cli.arguments import Resume, Seeds, Set, TrustCode
 from fedmutual.cli.data import app as data_app
 from fedmutual.cli.terminal import (
     Code,
@@ -21,7 +20,7 @@ from fedmutual.cli.terminal import (
     print_warning,
     show_progress,
 )
-from fedmutual.engines.child_process import expect_workers, start_fork_server_early
+from fedmutual.engines.child_process import start_fork_server_early
 from fedmutual.errors import ConfigError, UserError
 
 app = typer.Typer(
@@ -71,75 +70,27 @@ def report(
     print_text(f"report: {output}", soft_wrap=True)
 
 
-@app.command()
-def reproduce(
-    id: Annotated[str | None, typer.Argument(metavar="ID", help="The experiment.", show_default=False)] = None,
-    list_them: Annotated[bool, typer.Option("--list", help="List all experiments, and train nothing.")] = False,
-    only: Annotated[
-        list[str] | None,
-        typer.Option(metavar="PATTERN", help="Only the cells with such names, e.g. `mnist/*`; may be repeated."),
-    ] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="The number of seeds 0, 1, ...; the default is 3.")] = None,
-    rounds: Annotated[
-        int | None, typer.Option(min=1, help="The most rounds of a run; shortened results are marked.")
-    ] = None,
-    engine: Annotated[str | None, typer.Option(help="The engine, as the key engine.name.")] = None,
-    jobs: Jobs = None,
-    set: Set = None,
-    out_folder: Annotated[Path | None, typer.Option("--out", help="The folder; the default is runs/reproduce.")] = None,
-    results: Annotated[
-        Path | None, typer.Option(help="The folder of results, read and written; the default is OUT/results.")
-    ] = None,
-    pages: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="Write the page of ID, or of all experiments, and verdicts.md from results; train nothing.",
-        ),
-    ] = None,
-    root: Annotated[Path | None, typer.Option("--experiments", help="Another folder of experiments.")] = None,
-    trust_code: TrustCode = False,
-) -> None:
-    """Train an experiment of the papers over seeds; show our numbers beside the paper's, with a verdict on each claim.
+@app.command(add_help_option=False, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+def reproduce(context: typer.Context) -> None:
+    """Train an experiment of the papers over seeds; show our numbers beside the paper's, with a verdict on each claim."""
+    command = typer.main.get_command(load_reproduce())
+    with command.make_context("reproduce", context.args, context.parent) as of_command:
+        command.invoke(of_command)
 
-    Runs with results are not trained again; to resume a stopped command, give it again. `--set` changes a key of every run,
-    and the changed results are marked, unless the key affects only the machine, for example engine.threads and data.root.
-    Several processes with one command share the work.
 
-    Example: `fedmutual reproduce table1 --only 'mnist/*' --rounds 50`
+def load_reproduce() -> typer.Typer:
+    """Return the command `reproduce` of the distribution fedmutual-papers, which is imported only when it is needed.
+
+    Raises:
+        ConfigError: the distribution is not installed.
     """
-    from fedmutual.cli import reproduce as command
-    from fedmutual.config import parse_override
-
-    training_options = {
-        "--only": only,
-        "--seeds": seeds,
-        "--rounds": rounds,
-        "--engine": engine,
-        "--jobs": jobs,
-        "--set": set,
-        "--out": out_folder,
-    }
-    if list_them:
-        others = {"ID": id, **training_options, "--results": results, "--pages": pages}
-        command.check_unused_options("--list lists all experiments", others)
-        return command.print_experiments(root, out)
-    if pages is not None:
-        command.check_unused_options("--pages writes from results alone", training_options)
-        for path in command.write_pages(id, pages, results, root):
-            print_text(str(path), soft_wrap=True)
-        return None
-    changed = dict(parse_override(text) for text in set or ()) | ({"engine.name": engine} if engine else {})
-    expect_workers([changed.get("engine.name", "auto")], jobs)
-    with show_progress(f"{shlex.join(('fedmutual', *sys.argv[1:]))}") as watch:
-        folder = out_folder or Path("runs") / "reproduce"
-        name = command.check_id(id)
-        failed = command.train(
-            name, only or (), seeds or 3, rounds, changed, folder, results, root, watch.observe, out, jobs
-        )
-    if failed:
-        exit_with_error(f"{len(failed)} runs have no numbers: {'; '.join(failed)}", Code.DIVERGED)
-    return None
+    for entry in entry_points(group="fedmutual.commands", name="reproduce"):
+        command: typer.Typer = entry.load()
+        return command
+    raise ConfigError(
+        "the papers' experiments come with the distribution fedmutual-papers; run `pip install CLONE/papers`, with the "
+        "path of a clone of fedmutual"
+    )
 
 
 @app.command()
@@ -250,7 +201,7 @@ def list_(
         print_text(f"{reference.render_page()}\n\n{of_sites.render_sites_page()}", soft_wrap=True)
         return
     if what == "experiments":
-        reproduce(list_them=True)
+        typer.main.get_command(load_reproduce()).main(["--list"], standalone_mode=False)
         return
     lists: dict[str, dict[str, str]] = {
         "algorithms": reference.describe_algorithms(),

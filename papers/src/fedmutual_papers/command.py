@@ -1,0 +1,85 @@
+"""The command `fedmutual reproduce`, which `fedmutual` finds by the entry point of this distribution."""
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedmutual.cli.arguments import Jobs, Set, TrustCode
+from fedmutual.cli.terminal import Code, exit_with_error, out, print_text, show_progress
+from fedmutual.engines.child_process import expect_workers
+
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
+
+
+@app.command()
+def reproduce(
+    id: Annotated[str | None, typer.Argument(metavar="ID", help="The experiment.", show_default=False)] = None,
+    list_them: Annotated[bool, typer.Option("--list", help="List all experiments, and train nothing.")] = False,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATTERN", help="Only the cells with such names, e.g. `mnist/*`; may be repeated."),
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="The number of seeds 0, 1, ...; the default is 3.")] = None,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="The most rounds of a run; shortened results are marked.")
+    ] = None,
+    engine: Annotated[str | None, typer.Option(help="The engine, as the key engine.name.")] = None,
+    jobs: Jobs = None,
+    set: Set = None,
+    out_folder: Annotated[Path | None, typer.Option("--out", help="The folder; the default is runs/reproduce.")] = None,
+    results: Annotated[
+        Path | None, typer.Option(help="The folder of results, read and written; the default is OUT/results.")
+    ] = None,
+    pages: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Write the page of ID, or of all experiments, and verdicts.md from results; train nothing.",
+        ),
+    ] = None,
+    root: Annotated[Path | None, typer.Option("--experiments", help="Another folder of experiments.")] = None,
+    trust_code: TrustCode = False,
+) -> None:
+    """Train an experiment of the papers over seeds; show our numbers beside the paper's, with a verdict on each claim.
+
+    Runs with results are not trained again; to resume a stopped command, give it again. `--set` changes a key of every run,
+    and the changed results are marked, unless the key affects only the machine, for example engine.threads and data.root.
+    Several processes with one command share the work.
+
+    Example: `fedmutual reproduce table1 --only 'mnist/*' --rounds 50`
+    """
+    from fedmutual.config import parse_override
+    from fedmutual_papers import reproduce as command
+
+    training_options = {
+        "--only": only,
+        "--seeds": seeds,
+        "--rounds": rounds,
+        "--engine": engine,
+        "--jobs": jobs,
+        "--set": set,
+        "--out": out_folder,
+    }
+    if list_them:
+        others = {"ID": id, **training_options, "--results": results, "--pages": pages}
+        command.check_unused_options("--list lists all experiments", others)
+        return command.print_experiments(root, out)
+    if pages is not None:
+        command.check_unused_options("--pages writes from results alone", training_options)
+        for path in command.write_pages(id, pages, results, root):
+            print_text(str(path), soft_wrap=True)
+        return None
+    changed = dict(parse_override(text) for text in set or ()) | ({"engine.name": engine} if engine else {})
+    expect_workers([changed.get("engine.name", "auto")], jobs)
+    with show_progress(f"{shlex.join(('fedmutual', *sys.argv[1:]))}") as watch:
+        folder = out_folder or Path("runs") / "reproduce"
+        name = command.check_id(id)
+        failed = command.train(
+            name, only or (), seeds or 3, rounds, changed, folder, results, root, watch.observe, out, jobs
+        )
+    if failed:
+        exit_with_error(f"{len(failed)} runs have no numbers: {'; '.join(failed)}", Code.DIVERGED)
+    return None

@@ -1,0 +1,218 @@
+"""Plan the training runs: one configuration and one fingerprint for each cell, arm and seed."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from fractions import Fraction
+from types import MappingProxyType
+from typing import Any
+
+from fedmutual.config import Config, list_keys, list_setting_types
+from fedmutual.config.keys import list_effects
+from fedmutual.config.methods import describe_foreign_key
+from fedmutual.errors import ConfigError
+from fedmutual.role import DEFAULT_ALGORITHM
+from fedmutual_papers.experiment_files import Cell
+from fedmutual_papers.schema import Arm
+
+_SILENT = frozenset(key for key, effect in list_effects(Config).items() if effect.affects in ("machine", "record"))
+
+Here = Mapping[str, Any]
+Changed = tuple[tuple[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much of a cell is trained: a limit on the rounds, and changed keys. The pages name every reduction."""
+
+    rounds: int | None = None
+    changed: Changed = ()
+
+    def fit_to(self, cell: Cell) -> "Scale":
+        """Return the scale for one cell, without a limit that no arm exceeds and without keys that change no arm.
+
+        Raises:
+            ConfigError: an arm cannot have such a value.
+        """
+        most = max(map(cell.get_rounds, cell.arms))
+        rounds = self.rounds if self.rounds is not None and self.rounds < most else None
+        algorithms = _list_algorithms(cell)
+        changed = tuple((k, v) for k, v in self.changed if has_effect(k) and any(_accepts(a, k) for a in algorithms))
+        return Scale(rounds, _drop_silent(cell, changed))
+
+    def describe(self, cell: Cell, arm: str | None = None) -> str:
+        """Return "shortened: 50 of 200 rounds, partition.examples = 200" for a cell or one arm; "" for the full length."""
+        if arm is None:
+            most = max(map(cell.get_rounds, cell.arms))
+            rounds, full_rounds = self.rounds or most, cell.about.paper_rounds or most
+        else:
+            rounds, full_rounds = self.count_rounds(cell, arm)
+        parts = [f"{rounds} of {full_rounds} rounds"] if rounds < full_rounds else []
+        parts += [f"{k} = {json.dumps(v)}" for k, v in self.changed]
+        return f"shortened: {', '.join(parts)}" if parts else ""
+
+    def compute_length(self, cell: Cell) -> tuple[Fraction, str]:
+        """Return (the share of the cell's rounds, the changed keys as JSON); cells are averaged only if both are equal."""
+        rounds = cell.common_rounds if self.rounds is None else min(self.rounds, cell.common_rounds)
+        return Fraction(rounds, cell.common_rounds), json.dumps(self.changed)
+
+    def count_rounds(self, cell: Cell, arm: str) -> tuple[int, int]:
+        """Return (the arm's rounds at this scale, its full rounds), or those of the arm it starts from, if that is cut more.
+
+        The full rounds are the paper's, if the cell says that the paper trains for more rounds.
+        """
+        longer = cell.about.paper_rounds / max(map(cell.get_rounds, cell.arms)) if cell.about.paper_rounds else 1.0
+        chain = [arm, *filter(None, (cell.arms[arm].needs,))]
+        pairs = [
+            (cell.get_rounds(a) if self.rounds is None else cell.limit_rounds(a, self.rounds), cell.get_rounds(a))
+            for a in chain
+        ]
+        rounds, full_rounds = min(pairs, key=lambda pair: Fraction(*pair))
+        return rounds, round(full_rounds * max(longer, 1.0))
+
+
+def _drop_silent(cell: Cell, changed: Changed) -> Changed:
+    """Return the changed keys that change the fingerprint of an arm."""
+
+    def prints(changed: Changed) -> list[str]:
+        return [compute_result_fingerprint(make_arm_config(cell, arm, 0, Scale(None, changed)), {}) for arm in cell.arms]
+
+    kept_pairs, full_prints = changed, prints(changed) if changed else []
+    for pair in changed:
+        fewer = tuple(p for p in kept_pairs if p != pair)
+        with suppress(ConfigError):  # an error: another key needs this one
+            kept_pairs = fewer if prints(fewer) == full_prints else kept_pairs
+    return kept_pairs
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training run."""
+
+    cell: Cell
+    arm: str
+    seed: int
+    scale: Scale  # of this cell
+    config: Config  # without what only a machine knows: see `place_config`
+    fingerprint: str  # of the configuration and of the run it starts from; the version comes beside it
+    needs: "Job | None" = None
+
+    @property
+    def label(self) -> str:
+        """Return the name of the run for people."""
+        return f"{self.cell.name}, {self.arm}, seed {self.seed}"
+
+    @property
+    def about(self) -> Arm:
+        """Return the arm of the run."""
+        return self.cell.arms[self.arm]
+
+
+def list_jobs(cell: Cell, seeds: Iterable[int], scale: Scale, here: Here = MappingProxyType({})) -> Iterator[Job]:
+    """Yield all runs of a cell; a run comes after the run that it starts from.
+
+    here: keys of this machine that do not change a result, such as engine.name.
+
+    Raises:
+        ConfigError: an arm's configuration is not valid; the message names file, arm and key.
+    """
+    of_cell = scale.fit_to(cell)
+    seeds = list(seeds)
+    # parsing takes a millisecond, and seeds differ in one key only
+    configs = {arm: make_arm_config(cell, arm, seeds[0], of_cell, here) for arm in (cell.arms if seeds else ())}
+    for seed in seeds:
+        jobs_by_arm: dict[str, Job] = {}
+        for arm in cell.arms:
+            yield from _plan_with_needs(cell, arm, seed, of_cell, configs, jobs_by_arm)
+
+
+def _plan_with_needs(
+    cell: Cell, arm: str, seed: int, scale: Scale, configs: Mapping[str, Config], jobs_by_arm: dict[str, Job]
+) -> Iterator[Job]:
+    if arm in jobs_by_arm:
+        return
+    need = cell.arms[arm].needs
+    if need is not None:
+        yield from _plan_with_needs(cell, need, seed, scale, configs, jobs_by_arm)
+    arm_table, needed = cell.arms[arm], jobs_by_arm[need] if need else None
+    inputs = {
+        "needs": needed.fingerprint if needed else None,
+        "clients": arm_table.clients,
+        "examples": arm_table.examples,
+    }
+    config = configs[arm].model_copy(update={"seed": seed})
+    jobs_by_arm[arm] = Job(cell, arm, seed, scale, config, compute_result_fingerprint(config, inputs), needed)
+    yield jobs_by_arm[arm]
+
+
+def make_arm_config(cell: Cell, arm: str, seed: int, scale: Scale, here: Here = MappingProxyType({})) -> Config:
+    """Return the configuration of an arm at a scale of its cell, with the keys of this machine.
+
+    Raises:
+        ConfigError: as `Cell.make_config`.
+    """
+    algorithm = _name_algorithm(cell, arm)
+    limit = {} if scale.rounds is None else {"rounds": cell.limit_rounds(arm, scale.rounds)}
+    # As in `compare --set`, a key is only for the algorithms that have the key.
+    changed = {k: v for k, v in (*scale.changed, *here.items()) if _accepts(algorithm, k)}
+    return cell.make_config(arm, changed | {"seed": seed, **limit})
+
+
+def _name_algorithm(cell: Cell, arm: str) -> str:
+    """Return the name of an arm's algorithm."""
+    return str(cell.arms[arm].set.get("algorithm.name", cell.tables.get("algorithm", {}).get("name", DEFAULT_ALGORITHM)))
+
+
+def _list_algorithms(cell: Cell) -> list[str]:
+    """Return the names of all arms' algorithms, each once."""
+    return list(dict.fromkeys(_name_algorithm(cell, arm) for arm in cell.arms))
+
+
+def _accepts(algorithm: str, key: str) -> bool:
+    """Return whether an arm of this algorithm accepts a key; it does not accept a setting of another algorithm."""
+    table, _, rest = key.partition(".")
+    try:
+        return table != "algorithm" or ":" in algorithm or rest.partition(".")[0] in list_setting_types(algorithm)
+    except LookupError:
+        return True  # an unknown algorithm, which the parser of the configuration reports with its place
+
+
+def compute_result_fingerprint(config: Config, parts: Mapping[str, Any]) -> str:
+    """Return the identity of a run: a digest of all set keys that change the result and of `parts`, then the rounds.
+
+    Defaults are left out, so that a new key in a later version does not change the fingerprint of older runs.
+    """
+    set_keys = config.model_dump(mode="json", exclude={"rounds"}, exclude_defaults=True)
+    counted = {k: _drop_silent_keys(k, v) for k, v in set_keys.items() if k not in _SILENT}
+    counted["given"] = {k: v for k, v in parts.items() if v is not None}
+    text = json.dumps({k: v for k, v in counted.items() if v != {}}, sort_keys=True)
+    return f"{hashlib.sha256(text.encode()).hexdigest()[:20]}-{config.rounds}"
+
+
+def _drop_silent_keys(name: str, value: Any) -> Any:
+    """Return a table without the keys that cannot change a number of the result; any other value as it is."""
+    return {k: v for k, v in value.items() if f"{name}.{k}" not in _SILENT} if isinstance(value, dict) else value
+
+
+def has_effect(key: str) -> bool:
+    """Return whether a dotted key can change a result; keys that say where to compute or where data lie cannot."""
+    return key not in _SILENT
+
+
+def check(changed: Mapping[str, Any], cells: Iterable[Cell]) -> None:
+    """Raise ConfigError if --set names a key that the command or an arm sets, a complete table, or a key that no arm has."""
+    for key, option in (("seed", "--seeds"), ("rounds", "--rounds"), ("name", "--out")):
+        if key in changed:
+            raise ConfigError(f"--set {key}: cells have their own; use {option}")
+    algorithms = list(dict.fromkeys(a for cell in cells for a in _list_algorithms(cell)))
+    for key in changed:
+        inner = [k for k in list_keys() if k.startswith(f"{key}.")]
+        if inner or key == "clients":
+            like = "algorithm.alpha" if key == "algorithm" else (inner or ["clients.ID.algorithm.alpha"])[0]
+            raise ConfigError(f"--set {key}: it is a table; set its keys one by one, as --set {like}=...")
+        if key == "algorithm.name":
+            raise ConfigError(f"--set {key}: each arm has an algorithm of its own; remove it, or write a cell of your own")
+        if not any(_accepts(a, key) for a in algorithms):
+            raise ConfigError(f"--set: {describe_foreign_key('algorithm', key.split('.')[1], algorithms)}")

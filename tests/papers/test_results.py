@@ -1,0 +1,240 @@
+"""Results as files: small, read back equal, and nothing else is taken for one."""
+
+import json
+
+import pytest
+
+from fedmutual.errors import RunError
+from fedmutual_papers import measures
+from fedmutual_papers.collect import get_command
+from fedmutual_papers.entries import make_entry
+from fedmutual_papers.experiment_files import read_experiment
+from fedmutual_papers.measured_cell import read_measured_cells
+from fedmutual_papers.pages import make_page
+from fedmutual_papers.plan import Scale, list_jobs
+from fedmutual_papers.prose import describe_origins, describe_state, describe_verdict
+from fedmutual_papers.result import ClientResult, Ends
+from fedmutual_papers.store import ResultStore
+from made_results import result
+
+pytestmark = pytest.mark.long
+
+
+@pytest.fixture
+def planned(papers):
+    def plan(scale=None, seeds=(0,)):
+        return {(j.arm, j.seed): j for j in list_jobs(read_experiment(papers, "table9").cells[0], seeds, scale or Scale())}
+
+    return plan
+
+
+def keep(store, job, curve=(0.5, 0.7), **more):
+    scale = {"limit": job.scale.rounds, "changed": dict(job.scale.changed)}
+    store.add(job, result(job.arm, job.seed, curve, fingerprint=job.fingerprint, **{**scale, **more}))
+
+
+def test_kept_and_found_again(store, planned):
+    job = planned()["fml", 0]
+    keep(store, job)
+    reopened = ResultStore(store.folder)
+    assert reopened.find(job).curves["global_test"] == (0.5, 0.7)
+    assert reopened.find(job).target == 0.8  # the paper's FedAvg, out of the cell
+    assert reopened.find(job, 1) is not None
+    assert reopened.find(job, 2) is None
+    assert reopened.find(planned()["fedavg", 0]) is None
+
+
+def test_a_result_of_before_numerics_versions_is_of_the_first(store, planned):
+    job = planned()["fml", 0]
+    keep(store, job)
+    assert "numerics" not in (store.folder / "table9/digits/iid.json").read_text()
+    assert ResultStore(store.folder).find(job, 1) is not None
+
+
+def test_a_file_has_a_line_a_run_and_holds_each_once(store, planned):
+    for seed in (1, 0, 1):
+        keep(store, planned(seeds=(seed,))["fml", seed])
+    text = (store.folder / "table9/digits/iid.json").read_text()
+    assert [run["seed"] for run in json.loads(text)["runs"]] == [0, 1]
+    assert len(text.splitlines()) == 7
+
+
+def test_new_results_go_to_the_first_folder_and_both_are_read(tmp_path, planned):
+    shipped, local_folder = tmp_path / "shipped", tmp_path / "own"
+    keep(ResultStore(shipped), planned()["fml", 0])
+    both = ResultStore(local_folder, shipped)
+    keep(both, planned()["fedavg", 0])
+    assert len(ResultStore(local_folder, shipped).list_results("table9/digits/iid")) == 2
+    assert (
+        len(ResultStore(local_folder).list_results("table9/digits/iid"))
+        == len(ResultStore(shipped).list_results("table9/digits/iid"))
+        == 1
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "damaged or is not JSON"),
+        ('{"format": 2}', "is of format 2"),
+        ('{"format": 1}', "it has no list of runs"),
+        ('{"format": 1, "runs": [{"arm": "fml"}]}', "seed: field required"),
+    ],
+)
+def test_a_damaged_file_is_named(store, text, message):
+    store.folder.mkdir()
+    (store.folder / "bad.json").write_text(text)
+    with pytest.raises(RunError, match=message) as problem:
+        ResultStore(store.folder)
+    assert str(store.folder / "bad.json") in str(problem.value)
+
+
+def test_a_file_that_cannot_be_written_names_its_own_option(store, planned):
+    store.folder.mkdir()
+    (store.folder / "table9").write_text("in the way")
+    with pytest.raises(RunError, match=r"iid\.json: cannot be written .*; choose another folder with --results$"):
+        keep(store, planned()["fml", 0])
+
+
+@pytest.mark.parametrize(("before", "after", "message"), [
+    ("[0.5, 0.7]", "[0.5, 7.5]", "curves.global_test.1"),
+    ("[0.5, 0.7]", "[0.5, -0.1]", "curves.global_test.1"),
+    ('"last": 0.25', '"last": 25.0', "clients.0.last"),
+    ('"best": {"0": 0.5}', '"best": {"0": 50}', "transfer.acc.best.0"),
+    ("[0.1, 0.25]", "[0.25]", "has not a value for each evaluated round"),
+    ('"0.1": 2.5', '"0.1": NaN', "runs.0.noise.0.1: input should be a finite number"),
+    ('"0.1": 2.5', '"0.1": -Infinity', "runs.0.noise.0.1: input should be a finite number"),
+    ("[0.5, 0.7]", "[0.5, NaN]", "runs.0.curves.global_test.1: input should be a finite number"),
+    ('"seconds": 1.0', '"seconds": Infinity', "runs.0.seconds: input should be a finite number"),
+    ('"optimizer.lr": 0.3', '"optimizer.lr": NaN', "runs.0.changed: value error, input should be finite numbers"),
+])  # fmt: skip
+def test_a_value_that_is_not_finite_or_not_an_accuracy_is_damage(store, planned, before, after, message):
+    clients = {"0": ClientResult(network="mlp", examples=4, last=0.25, best=0.25, curve=(0.1, 0.25))}
+    more = {"noise": {"0.1": 2.5}, "changed": {"optimizer.lr": 0.3}}
+    keep(store, planned()["fml", 0], transfer={"acc": Ends(last={"0": 0.5}, best={"0": 0.5})}, **more)
+    job = planned()["fml", 0]
+    stored = store.find(job).model_copy(update={"clients": clients})
+    store.add(job, stored)
+    path = store.folder / "table9/digits/iid.json"
+    assert before in path.read_text()
+    path.write_text(path.read_text().replace(before, after))
+    with pytest.raises(RunError, match=message) as problem:
+        ResultStore(store.folder)
+    assert str(path) in str(problem.value)
+
+
+def test_a_curve_that_is_cut_off_is_damage(store, planned):
+    keep(store, planned()["fml", 0])
+    path = store.folder / "table9/digits/iid.json"
+    path.write_text(path.read_text().replace("[0.5, 0.7]", "[0.5]"))
+    with pytest.raises(RunError, match="has not a value for each evaluated round"):
+        ResultStore(store.folder)
+
+
+def test_the_fullest_scale_is_shown(store, planned, papers):
+    experiment = read_experiment(papers, "table9")
+    for arm in ("fml", "fedavg"):
+        keep(store, planned(Scale(1))[arm, 0], curve=(0.4,))
+    measured = read_measured_cells(experiment, store)[0]
+    assert measured.words == "shortened: 1 of 2 rounds"
+    keep(store, planned()["fml", 0])
+    assert read_measured_cells(experiment, store)[0].words == "shortened: 1 of 2 rounds"  # all arms before more rounds
+    keep(store, planned()["fedavg", 0])
+    assert read_measured_cells(experiment, store)[0].words == ""
+    assert (
+        read_measured_cells(experiment, store, Scale(1))[0].words == "shortened: 1 of 2 rounds"
+    )  # what is asked for comes first
+    assert read_measured_cells(experiment, store)[1].words == ""
+    assert not read_measured_cells(experiment, store)[1].run
+
+
+def test_results_of_another_configuration_are_not_shown(store, planned, papers):
+    keep(store, planned()["fml", 0])
+    path = papers / "table9/digits/iid.toml"
+    path.write_text(path.read_text().replace("alpha = 0.4", "alpha = 0.5"))
+    assert not read_measured_cells(read_experiment(papers, "table9"), store)[0].run
+
+
+def lend(papers, **changes):
+    """Another experiment, whose one cell is that of table9 but for some text of it."""
+    (papers / "other").mkdir()
+    text = (papers / "table9/digits/iid.toml").read_text()
+    for before, after in changes.values():
+        assert before in text
+        text = text.replace(before, after)
+    (papers / "other/index.toml").write_text((papers / "table9/index.toml").read_text())
+    (papers / "other/same.toml").write_text(text)
+    return read_experiment(papers, "other")
+
+
+def test_results_of_another_cell_are_shown(store, planned, papers):
+    for seed in (0, 1):
+        keep(store, planned(seeds=(seed,))["fml", seed])
+    (measured,) = read_measured_cells(lend(papers), store)
+    assert ({arm: sorted(results_by_seed) for arm, results_by_seed in measured.results.items()}, measured.words) == (
+        {"fml": [0, 1], "fedavg": []},
+        "",
+    )
+
+
+def test_complete_results_of_another_cell_are_shown_as_the_beginning_of_a_longer_run(store, planned, papers):
+    keep(store, planned()["fml", 0])
+    (measured,) = read_measured_cells(lend(papers, longer=("rounds = 2", "rounds = 4")), store)
+    assert (measured.words, measured.seeds) == ("shortened: 2 of 4 rounds", [0])
+
+
+def test_results_impossible_for_another_cell_are_not_an_error(store, planned, papers):
+    changed = Scale(None, (("partition.classes_per_client", 3),))
+    cell = read_experiment(papers, "table9").cells[1]
+    (job,) = (j for j in list_jobs(cell, [0], changed) if j.arm == "fml")
+    keep(store, job)
+    shown = read_measured_cells(read_experiment(papers, "table9"), store)
+    assert [measured.run for measured in shown] == [False, True]
+
+
+def test_a_key_set_to_what_the_cell_has_marks_nothing(store, planned, papers):
+    cell = read_experiment(papers, "table9").cells[0]
+    same, other = ("training.batch_size", 16), ("optimizer.lr", 0.3)
+    assert Scale(None, (same,)).fit_to(cell) == Scale()
+    assert Scale(None, (same, other)).fit_to(cell) == Scale(None, (other,))
+    assert Scale(None, (("algorithm.alpha", 0.4),)).fit_to(cell) == Scale()
+    keep(store, planned()["fml", 0], changed={"training.batch_size": 16})  # as an earlier version kept it
+    (measured, _) = read_measured_cells(read_experiment(papers, "table9"), store)
+    assert (measured.run, measured.words) == (True, "")
+
+
+def test_results_of_several_numerics_versions_say_so(store, planned, papers):
+    experiment = read_experiment(papers, "table9")
+    for seed, version in ((0, 1), (1, 2)):
+        for arm in ("fml", "fedavg"):
+            keep(store, planned(seeds=(seed,))[arm, seed], numerics=version)
+    paper_page = make_page(experiment, read_measured_cells(experiment, store))
+    assert describe_verdict(paper_page.judged[0], 1).endswith("; made by numerics versions 1 and 2")
+    assert "2 seeds; made by numerics versions 1 and 2" in paper_page.tables[0].footnotes
+
+
+def test_what_a_known_run_was_not_asked_for_is_not_run_and_no_gap_of_the_method(store, planned, papers):
+    keep(store, planned()["fml", 0])
+    (measured,) = read_measured_cells(lend(papers, closer=("noise = [0.1]", 'node = "0"\nnoise = [0.1]')), store)
+    named = ("global_test", "separation", "noise:0.1", "projected")
+    shown = [make_entry(measured, "fml", measured.estimate(m, "fml"), None, measures.find(m)[0], 1) for m in named]
+    assert [cell.text for cell in shown] == ["70.0", "not run", "not run", "n/a"]
+    assert "has results, but this number of its weights was not computed" in shown[1].note
+
+
+def test_a_run_that_several_cells_look_at_is_counted_once(store, planned, papers):
+    keep(store, planned()["fml", 0])
+    (papers / "table9/digits/twin.toml").write_text((papers / "table9/digits/iid.toml").read_text())
+    shown = read_measured_cells(read_experiment(papers, "table9"), store)
+    assert sum(measured.run for measured in shown) == 2
+    (line,) = describe_origins(shown)
+    assert ": 1 run;" in line
+    assert describe_state(shown).startswith(
+        "2 of 3 cells (settings) were run, 2 of them not with every method, with 1 seed."
+    )
+
+
+@pytest.mark.parametrize("arguments", [["--out", "/disk/of mine"], ["--out=/disk/mine"]])
+def test_the_recorded_command_names_no_folder_of_this_machine(arguments, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["/env/bin/fedmutual", "reproduce", "mine", *arguments, "--only", "a b"])
+    assert get_command() == "fedmutual reproduce mine --only 'a b'"
