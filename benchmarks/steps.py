@@ -73,8 +73,9 @@ def _measure_network(network: str, options: Options) -> dict[str, Any]:
             train(1)
         with Products() as found:
             train(1)
-        alone = sum(_time_call(*call[:3], repeats=1 if options.tiny else 50) for call in found.calls) / steps
-    step, flops = spread(seconds), sum(call[3] for call in found.calls) / steps
+        calls = found.calls[: len(found.calls) // steps]  # of the first step; the others are alike
+        alone = sum(_time_call(*call[:3], seconds=0.0 if options.tiny else 0.3) for call in calls)
+    step, flops = spread(seconds), sum(call[3] for call in calls)
     taken = Counter[str]()
     for event in profiled.key_averages():
         kind = next((kind for kind, names in KINDS.items() if event.key.startswith(names)), None)
@@ -104,8 +105,10 @@ def _time(do: Callable[[], Any]) -> float:
     return time.perf_counter() - began
 
 
-def _time_call(func: Any, args: Any, kwargs: Any, repeats: int) -> float:
-    """Return the best decile of the seconds of a call."""
+def _time_call(func: Any, args: Any, kwargs: Any, seconds: float) -> float:
+    """Return the best decile of the seconds of a call, which is repeated for this long, five times at least."""
+    ends, taken = time.perf_counter() + seconds, list[float]()
     with torch.no_grad():
-        seconds = sorted(_time(lambda: func(*args, **kwargs)) for _ in range(repeats))
-    return seconds[len(seconds) // 10]
+        while len(taken) < 5 or time.perf_counter() < ends:
+            taken.append(_time(lambda: func(*args, **kwargs)))
+    return sorted(taken)[len(taken) // 10]

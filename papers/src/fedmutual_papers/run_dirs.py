@@ -30,7 +30,6 @@ from fedmutual_papers.plan import Job, has_effect
 
 CLAIMS = "claims"  # in OUT: a folder for each run, with the lock of the process that trains the run
 BEST = "-best"  # ends the name of a second folder of a run, with the weights of best rounds that the first folder lacks
-RELEASES = {1: ("0.1.0",)}  # numerics version -> releases that named a run's folder by the release
 _MACHINE_KEYS = [key for key in list_effects(Config) if not has_effect(key) and key not in list_resumable_keys()]
 
 
@@ -40,16 +39,10 @@ def make_run_path(out: Path, job: Job) -> Path:
     Raises:
         ConfigError: config.toml in the folder is damaged.
     """
-    named = [out / "runs" / f"{job.fingerprint}-{name}" for name in _list_suffixes()]
-    plain = next((p for p in named if p.exists() or p.with_name(p.name + BEST).exists()), named[0])
+    plain = out / "runs" / f"{job.fingerprint}-n{numerics.VERSION}"
     best = plain.with_name(plain.name + BEST)
     lacking = job.cell.about.node is not None and (plain / CONFIG).exists() and not _has_best_weights(plain)
     return best if lacking or best.exists() else plain
-
-
-def _list_suffixes() -> tuple[str, ...]:
-    """Return the possible ends of a run's folder name after the fingerprint: today's, then those of earlier releases."""
-    return (f"n{numerics.VERSION}", *RELEASES.get(numerics.VERSION, ()))
 
 
 def lock_run(out: Path, fingerprint: str) -> AbstractContextManager[None]:
@@ -57,7 +50,7 @@ def lock_run(out: Path, fingerprint: str) -> AbstractContextManager[None]:
 
     Entering the lock raises Busy if another process holds it, and RunError if the lock file cannot be written.
     """
-    return lock_folder(out / CLAIMS / f"{fingerprint}-{_list_suffixes()[0]}", "trains this run")
+    return lock_folder(out / CLAIMS / f"{fingerprint}-n{numerics.VERSION}", "trains this run")
 
 
 def find_missing_device(place: Path, rounds: int) -> str | None:
@@ -144,7 +137,7 @@ def _check_weights(begun: Path, saved: Saved) -> None:
 def _find_shorter(out: Path, job: Job) -> list[tuple[int, Path]]:
     """Return (rounds, folder) of the runs with the same configuration and fewer rounds, the longest first."""
     digest, _, rounds = job.fingerprint.partition("-")
-    pattern = re.compile(rf"{digest}-(\d+)-(?:{'|'.join(map(re.escape, _list_suffixes()))})(?:{BEST})?")
+    pattern = re.compile(rf"{digest}-(\d+)-n{numerics.VERSION}(?:{BEST})?")
     names = {p: pattern.fullmatch(p.name) for p in (out / "runs").glob(f"{digest}-*")}
     rounds_by_folder = {p: int(match[1]) for p, match in names.items() if match and (p / CONFIG).exists()}
     return sorted(
