@@ -5,6 +5,7 @@ import importlib
 import inspect
 import os
 import re
+import runpy
 import shlex
 import socket
 import subprocess
@@ -26,6 +27,7 @@ pytestmark = pytest.mark.docs
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
+OTHERS = ("CONTRIBUTING", "CODE_OF_CONDUCT", "CHANGELOG")  # without examples
 BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.M | re.S)
 PLAIN = re.compile(r"""([\w\s./:=,@%+-]|'[^']*'|"[^"$`\\!]*")*""")  # a command in which a shell finds nothing to do
 FEWER = (  # replacements in commands: a test trains two runs where a page trains more runs of one kind
@@ -100,7 +102,9 @@ def execute(line, folder, env):
     assert result.returncode == 0, f"{line}\n{result.stdout}\n{result.stderr}"
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"], ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "page", [*PAGES, *map(ROOT.joinpath, ("CONTRIBUTING.md", "CODE_OF_CONDUCT.md", "CHANGELOG.md"))], ids=lambda p: p.name
+)
 def test_links_to_files_lead_somewhere(page):
     for target in re.findall(r"\]\((?!https?:)([^)#\s]+)", page.read_text(encoding="utf-8")):
         assert (page.parent / target).exists(), target
@@ -123,37 +127,58 @@ def test_links_to_code_lead_to_the_code_that_they_name(page, least):
 
 
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 CODE = {
     path: path.read_text(encoding="utf-8")
     for path in [*(ROOT / "src").rglob("*.py"), *(ROOT / "tests").rglob("*.py"), *(ROOT / ".ci").glob("run")]
 }
 
 
-def test_the_files_that_contributing_names_exist():
+def test_the_files_that_the_pages_on_the_code_name_exist():
     """A path in backticks, in a command too, counts from the top of the repository or from src/fedmutual."""
-    words = {word for text in re.findall(r"`([^`]+)`", CONTRIBUTING) for word in text.split()}
+    words = {word for text in re.findall(r"`([^`]+)`", CONTRIBUTING + ARCHITECTURE) for word in text.split()}
     paths = {word for word in words if re.fullmatch(r"[\w.]+(/[\w.]*)+|\w+\.py", word)}
     assert len(paths) > 40
     places = (ROOT, ROOT / "src" / "fedmutual")
     assert [path for path in sorted(paths) if not any((place / path).exists() for place in places)] == []
 
 
-def test_the_names_that_contributing_gives_are_in_the_code():
+def test_the_names_that_the_pages_on_the_code_give_are_in_the_code():
     """Classes, functions, constants, arguments and keys in backticks that are no paths; `X` in `a/b.py` is in that file."""
-    named = set(re.findall(r"`([A-Za-z_]\w*)`", CONTRIBUTING)) - set(map(str, (ROOT / "tests").iterdir()))
+    text = CONTRIBUTING + ARCHITECTURE
+    folders = {path.name for place in (ROOT, ROOT / "tests") for path in place.iterdir()}
+    named = set(re.findall(r"`([A-Za-z_]\w*)`", text)) - folders
     assert {"ALGORITHMS", "COSTS", "open_engine", "average_scores"} <= named
-    assert [name for name in sorted(named) if not any(re.search(rf"\b{name}\b", text) for text in CODE.values())] == []
-    pairs = re.findall(r"`(\w+)`(?: of a run| of several runs)? (?:in|of)\s+`((?:src|tests)/[\w/]+\.py)`", CONTRIBUTING)
+    assert [name for name in sorted(named) if not any(re.search(rf"\b{name}\b", code) for code in CODE.values())] == []
+    pairs = re.findall(r"`(\w+)` in\s+`((?:src|tests)/[\w/]+\.py)`", text)
     assert len(pairs) >= 7
     defined = r"^(?:def|class) {0}\b|^{0}\b[^=\n]*="
     assert [pair for pair in pairs if not re.search(defined.format(pair[0]), CODE[ROOT / pair[1]], re.M)] == []
 
 
-def test_the_map_of_contributing_has_every_room_from_the_lowest_to_the_highest():
-    rooms = re.findall(r"^\| `(\w+)` \| .* \| .* \|$", CONTRIBUTING.partition("## Recipes")[0], re.M)
+def test_the_table_of_folders_has_each_from_the_lowest_to_the_highest():
+    rooms = [room for room in re.findall(r"^\| `(\w+)` \|.*\| \d+ \| [\d,]+ \|$", ARCHITECTURE, re.M) if room != "papers"]
     packages = {path.parent.name for path in (ROOT / "src" / "fedmutual").glob("*/__init__.py")}
     assert sorted(rooms) == sorted(packages)
     assert [RANKS[room] for room in rooms] == sorted(RANKS[room] for room in rooms)
+
+
+def test_hand_written_documentation_has_fewer_than_40_000_words():
+    """docs/count.py says what counts. A page that grows makes another page shorter."""
+    counts = runpy.run_path(str(ROOT / "docs" / "count.py"))["count_pages"]()
+    assert sum(counts.values()) < 40_000, counts
+    assert len(CONTRIBUTING.split()) < 700
+
+
+def test_each_page_is_in_one_of_four_groups():
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    groups = dict(re.findall(r"^:caption: ([\w-]+)\n(?::\w+:\n)*\n([^`]+)```$", index, re.M))
+    assert [*groups] == ["Start", "How-to", "Reference", "Background"]
+    listed = [name for pages in groups.values() for name in pages.split() if "*" not in name]
+    docs = ROOT / "docs"
+    pages = [path.stem for path in docs.glob("*.md")] + [f"notebooks/{path.stem}" for path in docs.glob("notebooks/*.ipynb")]
+    assert sorted(listed) == sorted([*(page for page in pages if page != "index"), "reproduction/README"])
+    assert "reproduction/*" in groups["Background"]
 
 
 def test_the_tiers_of_contributing_are_those_of_the_tests():

@@ -63,7 +63,7 @@ def test_the_pages_are_made_of_the_results_again(cli, tmp_path, monkeypatch):
     committed |= {Path(name): (DOCS.parent / name).read_text(encoding="utf-8") for name in ("findings.md", "benchmark.md")}
     assert len(committed) > 20
     different = [path for path, text in committed.items() if (Path("docs") / path).read_text(encoding="utf-8") != text]
-    assert different == [], "make it anew: CONTRIBUTING.md has the command"
+    assert different == [], "make it anew: docs/architecture.md has the command"
     assert len(committed[Path("findings.md")].splitlines()) < 70, "one screen"
     for pattern in ("*.md", "figures/*.svg"):
         committed_names, made_names = (sorted(p.name for p in f.glob(pattern)) for f in (DOCS, Path("docs/reproduction")))
