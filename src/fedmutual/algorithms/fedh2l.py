@@ -37,7 +37,6 @@ from fedmutual.core import (
     Net,
     OnlyIf,
     Public,
-    Role,
     Setting,
     Spec,
     Task,
@@ -62,7 +61,6 @@ LOCAL_DATA = {
 class FedH2L:
     """Peers teach each other by posteriors on a public seed set, without undoing what each learned by itself."""
 
-    role: ClassVar[Role] = Role(position=2, colour=6, reference=True)
     local_steps: int = 1  # E
     batch_size: int = 128  # of a local step
     public_batch: int = setting(32, PUBLIC_BATCH)  # B

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from fedmutual import tasks
 from fedmutual.aggregation import Aggregation
 from fedmutual.algorithms import ALGORITHMS
-from fedmutual.algorithms.presets import PRESETS, Preset
+from fedmutual.algorithms.registry import METHODS, Method
 from fedmutual.config.keys import Table
 from fedmutual.config.schema import ClientConfig, Config, TrainingConfig
 from fedmutual.config.sentences import format_unknown_key, format_validation_error
@@ -81,9 +81,18 @@ def list_tunable_settings(config: Config) -> dict[str, tuple[Any, tuple[Any, ...
 
     A setting that changes over the rounds is not tuned.
     """
-    spec = {f.name: f for f in fields(_find_kind(config)) if f.metadata.get("tune")}
-    tunable = {k: (config.algorithm.get(k, f.default), f.metadata["tune"]) for k, f in spec.items()}
+    settings = {f: list_tried_values(f) for f in fields(_find_kind(config))}
+    tunable = {f.name: (config.algorithm.get(f.name, f.default), tried) for f, tried in settings.items() if tried}
     return {k: (value, tried) for k, (value, tried) in tunable.items() if isinstance(value, int | float)}
+
+
+def list_tried_values(setting: Field[Any]) -> tuple[Any, ...]:
+    """Return the values of a setting that `compare --tune` tries: by its `core.setting`, or by the methods that have it.
+
+    A class derived from a method's class has the method's settings, unless it declares them anew.
+    """
+    tuned = [m.tune[setting.name] for n, m in METHODS.items() if setting.name in m.tune and setting in fields(ALGORITHMS[n])]
+    return tuple(setting.metadata.get("tune") or (tuned[0] if tuned else ()))
 
 
 def has_aggregation(config: Config) -> bool:
@@ -183,34 +192,24 @@ def _get_algorithm_settings(config: Config | ClientConfig) -> Table:
 def describe_method(config: Config) -> dict[str, Any]:
     """Return the description of the configured algorithm for reports, as environment.json stores it.
 
-    `title`: the name in tables; `preset`: the keys of [model] that the algorithm's name has set; `role`: as `find_role`.
+    `title`: the name in tables; `preset`: the keys of [model] that the algorithm's name has set; `role`: the role in comparisons.
     """
-    name = config.algorithm["name"]
-    preset = PRESETS.get(name, Preset({}))
-    keys = tuple(f"model.{key}" for key, value in preset.model.items() if getattr(config.model, key) == value)
-    return {"title": find_title(name), "preset": keys, "role": find_role(name)}
+    method = find_method(config.algorithm["name"])
+    keys = tuple(f"model.{key}" for key, value in method.model.items() if getattr(config.model, key) == value)
+    return {"title": method.title, "preset": keys, "role": method.role}
 
 
-def find_title(name: str) -> str:
-    """Return the title of an algorithm in tables: that of the preset or of the class; without a title the class's name.
+def find_method(name: str) -> Method:
+    """Return what comparisons, tuning and [model] know of an algorithm; of a user's own, what the class declares.
 
     Raises:
         LookupError, ConfigError: as `find_algorithm`.
     """
-    preset, kind = PRESETS.get(name, Preset({})), find_algorithm(name)
-    return preset.title or str(getattr(kind, "title", kind.__name__))
-
-
-def find_role(name: str) -> Role:
-    """Return the role of an algorithm in comparisons: that of the preset or of the class.
-
-    Raises:
-        LookupError, ConfigError: as `find_algorithm`.
-    """
-    preset, role = PRESETS.get(name, Preset({})), vars(find_algorithm(name)).get("role")
-    if preset.title:  # a method with a name of its own
-        return preset.role
-    return role if isinstance(role, Role) else Role()  # a class inherits no role; a field of this name is a setting
+    if name in METHODS:
+        return METHODS[name]
+    kind = find_algorithm(name)
+    role = vars(kind).get("role")  # a class inherits no role; a field of this name is a setting
+    return Method(name, str(getattr(kind, "title", kind.__name__)), role if isinstance(role, Role) else Role())
 
 
 def find_adapt_rival(name: str) -> str | None:
@@ -227,7 +226,7 @@ def find_adapt_rival(name: str) -> str | None:
 
 def is_pooled(config: Config) -> bool:
     """Return whether one network learns from the data of all clients in one place."""
-    return PRESETS.get(config.algorithm["name"], Preset({})).pooled
+    return find_method(config.algorithm["name"]).pooled
 
 
 def _find_kind(config: Config) -> Any:
