@@ -15,7 +15,7 @@ class Method:
     title: str  # in tables and plots
     role: Role = field(default_factory=Role)  # in comparisons
     tune: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # setting -> the values that `compare --tune` tries
-    # keys of [model], with values other than their defaults, that hold where a configuration leaves the keys at their defaults
+    # keys of [model] with values, none its default; they hold where the configuration leaves the key at its default
     model: Mapping[str, Any] = field(default_factory=dict)
     about: str | None = None  # in one line; None: as the class says
     pooled: bool = False  # whether one network learns from all participants' data in one place

@@ -13,7 +13,7 @@ from fedmutual.aggregation import Aggregation
 from fedmutual.algorithms import ALGORITHMS
 from fedmutual.algorithms.registry import METHODS, Method
 from fedmutual.config.keys import Table
-from fedmutual.config.schema import ClientConfig, Config, TrainingConfig
+from fedmutual.config.schema import Config, TrainingConfig
 from fedmutual.config.sentences import format_unknown_key, format_validation_error
 from fedmutual.config.values import Moving
 from fedmutual.core import SCORED_MODELS, Algorithm, Role, Setting
@@ -59,10 +59,11 @@ def read_client_settings(config: Config, client: str | None = None) -> Table:
         ConfigError: there is no such task, or a module cannot be imported.
         LookupError: there is no such algorithm.
     """
-    config_part = config if client is None else config.get_client_config(client)
-    types = _list_types_of_kind(_find_kind(config))
+    config_part, kind = config if client is None else config.get_client_config(client), _find_kind(config)
+    types, training = _list_types_of_kind(kind), config_part.training.model_dump(exclude_none=True)
     where = "training.task" if client is None else f"clients.{client}.training.task"
-    settings = {k: v for k, v in _get_algorithm_settings(config_part).items() if k in types}
+    settings = {k: v for k, v in training.items() if k in list_training_fields(kind)}
+    settings |= {k: v for k, v in config_part.algorithm.items() if k in types and k != "name"}
     return {k: tasks.make_task(v, where) if k == "task" else _validate_type(types[k], v) for k, v in settings.items()}
 
 
@@ -72,8 +73,14 @@ def list_setting_types(name: str) -> dict[str, Any]:
     Raises:
         LookupError, ConfigError: as `find_algorithm`.
     """
-    types = _list_types_of_kind(find_algorithm(name))
-    return {k: t for k, t in types.items() if k not in TrainingConfig.model_fields and t is not Aggregation}
+    kind = find_algorithm(name)
+    from_elsewhere = list_training_fields(kind)
+    return {k: t for k, t in _list_types_of_kind(kind).items() if k not in from_elsewhere and t is not Aggregation}
+
+
+def list_training_fields(kind: Any) -> dict[str, Any]:
+    """Return the fields of an algorithm class that keys of [training] set (`core.from_training`), with their defaults."""
+    return {f.name: f.default for f in fields(kind) if f.metadata.get("from") == "training"}
 
 
 def list_tunable_settings(config: Config) -> dict[str, tuple[Any, tuple[Any, ...]]]:
@@ -152,7 +159,7 @@ def check_methods(config: Config, source: str) -> None:
 
 def set_local_steps(config: Config) -> Config:
     """Return the configuration with `training.local_steps` set if the algorithm counts steps instead of epochs."""
-    steps = {f.name: f.default for f in fields(_find_kind(config))}.get("local_steps")
+    steps = list_training_fields(_find_kind(config)).get("local_steps")
     if not isinstance(steps, int) or config.training.local_steps is not None:
         return config
     return config.model_copy(update={"training": config.training.model_copy(update={"local_steps": steps})})
@@ -185,14 +192,10 @@ def _list_aggregation_rules(config: Config) -> dict[str, Aggregation]:
     return {k: rule for k, kind in _list_types_of_kind(_find_kind(config)).items() if kind is Aggregation}
 
 
-def _get_algorithm_settings(config: Config | ClientConfig) -> Table:
-    return {**config.training.model_dump(exclude_none=True), **{k: v for k, v in config.algorithm.items() if k != "name"}}
-
-
 def describe_method(config: Config) -> dict[str, Any]:
     """Return the description of the configured algorithm for reports, as environment.json stores it.
 
-    `title`: the name in tables; `preset`: the keys of [model] that the algorithm's name has set; `role`: the role in comparisons.
+    `title`: the name in tables; `preset`: the keys of [model] that the algorithm's name has set; `role`: as `find_method`.
     """
     method = find_method(config.algorithm["name"])
     keys = tuple(f"model.{key}" for key, value in method.model.items() if getattr(config.model, key) == value)
@@ -258,6 +261,12 @@ def find_algorithm(name: str) -> Any:
         )
     if not isinstance(vars(kind).get("role", Role()), Role) and "role" not in {f.name for f in fields(kind)}:
         raise LookupError(f"`role` of {name!r} must be a fedmutual.core.Role, such as Role(position=1)")
+    marked, named = set(list_training_fields(kind)), TrainingConfig.model_fields.keys()
+    for field in sorted((named & {f.name for f in fields(kind)}) ^ marked):
+        fix = f"there is no key 'training.{field}'; [training] has {', '.join(named)}"
+        if field in named:
+            fix = f"the key 'training.{field}' sets it if it is a fedmutual.core.from_training(...); else rename it"
+        raise LookupError(f"{name!r} has a field {field!r}: {fix}")
     try:
         _list_types_of_kind(kind)
     except Exception as problem:  # an annotation may be any expression
@@ -269,7 +278,7 @@ def find_algorithm(name: str) -> Any:
 def _list_types_of_kind(kind: Any) -> dict[str, Any]:
     """Return the type of each setting of an algorithm class. Resolving types takes 0.2 ms, and pages check many files."""
     hints = get_type_hints(kind)
-    return {f.name: hints[f.name] for f in fields(kind) if "filled" not in f.metadata}
+    return {f.name: hints[f.name] for f in fields(kind) if f.metadata.get("from") != "run"}
 
 
 def _validate_type(kind: Any, value: Any) -> Any:
