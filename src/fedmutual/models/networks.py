@@ -36,8 +36,8 @@ def lenet5(shape: tuple[int, ...], classes: int) -> nn.Module:
     """Return two 5x5 convolutions of 6 and 16 channels, then 120, 84 and C units: images [B, c, H, W] -> logits [B, C].
 
     Pooling comes before ReLU: the output is equal, because ReLU is monotone, with a quarter of the ReLUs. In the paper,
-    pooling has weights and comes before a scaled tanh, the second convolution uses a part of the channels, and the last layer
-    has radial basis functions. No network here has these.
+    pooling has weights and comes before a scaled tanh, the second convolution uses a part of the channels, and the last
+    layer has radial basis functions. No network here has these.
 
     Source: LeCun et al., 1998, https://doi.org/10.1109/5.726791, Figure 2.
 
@@ -104,8 +104,8 @@ def _make_lenet5(
 def cnn1(shape: tuple[int, ...], classes: int) -> nn.Module:
     """Return two 3x3 convolutions of 6 and 16 channels, then 120 and C units: images [B, c, H, W] -> logits [B, C].
 
-    Pooling comes before ReLU, as in `lenet5`. The paper of FML gives neither the width of the first fully connected layer (120
-    here, as in LeNet5) nor the padding (1 here).
+    Pooling comes before ReLU, as in `lenet5`. The paper of FML gives neither the width of the first fully connected layer
+    (120 here, as in LeNet5) nor the padding (1 here).
 
     Source: Shen et al., 2020, https://arxiv.org/abs/2006.16765.
 
@@ -249,7 +249,7 @@ def unet(shape: tuple[int, ...], classes: int) -> nn.Module:
 
     Convolutions are padded, and there is no BatchNorm.
 
-    Source: a smaller form of the network of Ronneberger et al., 2015, https://arxiv.org/abs/1505.04597, which has five levels.
+    Source: a smaller form of the network, with five levels, of Ronneberger et al., 2015, https://arxiv.org/abs/1505.04597.
 
     Raises:
         ValueError: the examples are no images, or a side is odd. The message continues a sentence that begins with the
