@@ -249,7 +249,7 @@ def test_stats_prints_the_statistics(tmp_path: Path, cli: Any) -> None:
 @pytest.mark.parametrize("task", ["multilabel", "segmentation"])
 def test_label_sets_and_masks_are_not_row_classes(tmp_path: Path, task: str) -> None:
     shape = {"multilabel": (40, 3), "segmentation": (40, 4, 6)}[task]
-    given = npz(tmp_path / "a.npz", x=np.zeros((40, 4, 6), "float32"), y=np.ones(shape, "int64"))
+    given = npz(tmp_path / "a.npz", x=np.zeros((40, 4, 6), "float32"), y=np.arange(np.prod(shape)).reshape(shape) % 2)
     shared = {"multilabel": "mlp", "segmentation": "unet"}[task]
     common = {"partition": {"clients": 2}, "training": {"task": task}, "model": {"shared": shared}}
     statistics = data.load(parse_config({**common, "data": {**given, **BY_SUMS}})).statistics
