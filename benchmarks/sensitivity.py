@@ -18,7 +18,7 @@ from torchvision.datasets import MNIST
 from fedmutual.algorithms import FML
 from fedmutual.core import Message
 from fedmutual.errors import DataError
-from fedmutual.models.mlp import mlp
+from fedmutual.models.networks import mlp
 from fedmutual.privacy.clipping import ClippingJob, compute_clipped_sum
 
 ROWS, MAJOR, BATCH, SIGMA, CLIP, LAMBDA = 1000, 800, 250, 1.0, 1.0, 0.5

@@ -160,6 +160,16 @@ def test_rule(rule) -> None:
     assert [one_import for one_import in all_imports if not rule(one_import)] == []
 
 
+def test_no_two_files_import_each_other() -> None:
+    files = {one_import.file for one_import in list_all_imports()}
+    found = set()
+    for one_import in list_all_imports():
+        parts = one_import.name.removeprefix("fedmutual.").split(".")
+        found |= {(one_import.file, file) for n in (-1, None) if (file := "/".join(parts[:n]) + ".py") in files}
+    mutual = {pair for pair in found if pair[0] < pair[1] and pair[::-1] in found}
+    assert mutual <= {("studies/predict.py", "studies/trained_run.py")}  # `Run.predict` is the function of that file
+
+
 @pytest.mark.parametrize("extra", EXTRAS)
 def test_each_extra_is_declared_in_one_place(extra: str) -> None:
     files = {f.file for f in list_all_imports() if not f.name.startswith("fedmutual.") and extra in f.name.split(".")}

@@ -1,13 +1,16 @@
 """Settings that trials on hold-out rows choose before a comparison: the budget, the order, and where the choice is told."""
 
 import json
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import pytest
 
 import fedmutual
-from fedmutual.algorithms import ALGORITHMS
+from fedmutual.algorithms import ALGORITHMS, FML
+from fedmutual.algorithms.registry import METHODS
 from fedmutual.config import list_setting_types, list_tunable_settings, replace_algorithm
+from fedmutual.config.methods import list_tried_values
 from fedmutual.studies.tune import tune
 
 
@@ -53,6 +56,18 @@ def test_trials_score_hold_out_rows_alone(small):
     tuned(small, "fedavg", 2)
     (line,) = (Path("c/tune/fedavg/lr=0.01/0/metrics.jsonl")).read_text().splitlines()
     assert {score["data"] for score in json.loads(line)["scores"]} == {"holdout"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnBeta(FML):
+    """FML with a beta of its own."""
+
+    beta: float = 0.3
+
+
+def test_a_derived_class_is_tuned_as_its_base_unless_it_declares_the_setting_anew():
+    tried = {f.name: values for f in fields(OwnBeta) if (values := list_tried_values(f))}
+    assert tried == {"alpha": METHODS["fml"].tune["alpha"]}
 
 
 @pytest.mark.parametrize("method", ALGORITHMS)

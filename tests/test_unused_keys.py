@@ -100,6 +100,37 @@ def test_a_noised_proxy_is_no_key_without_effect():
     assert list(describe_unused_keys(config, ("personal", "proxy"), False)) == []
 
 
+SILENT = """
+from dataclasses import dataclass
+from fedmutual.algorithms.peers import Peering
+from fedmutual.core import from_training
+
+@dataclass(frozen=True)
+class Steps(Peering):
+    local_steps: int | None = from_training(None)
+
+    def batches(self, client, inbox, at):
+        return ()
+
+    def loss(self, nets, batch, const):
+        return {}
+"""
+
+
+def test_a_key_of_training_that_no_field_reads_is_remarked(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "silent_steps.py").write_text(SILENT)
+    training = {"local_steps": 2, "batch_size": 8, "task": "regression"}
+    tables = {
+        "algorithm": {"name": "silent_steps:Steps"},
+        "clients": {"0": {"training": {"batch_size": 4, "shuffled": 0.5}}},
+    }
+    config = parse_config({"training": training, "model": {"shared": "mlp"}, **tables})
+    (sentence,) = describe_unused_keys(config, ("personal",), False)
+    assert sentence.endswith("has no such field, so 'training.batch_size', 'clients.0.training.batch_size' have no effect")
+
+
 def test_a_run_says_them(tmp_path):
     tables = {"data": {"name": "digits"}, "engine": {"name": "inprocess", "workers": 2}, "training": {"local_steps": 1}}
     config = parse_config({"rounds": 1, "partition": {"clients": 2}, "model": {"shared": "mlp"}, **tables})

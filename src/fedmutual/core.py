@@ -82,9 +82,14 @@ def setting(default: T, about: str, tune: tuple[T, ...] = (), only_if: tuple[Onl
     return field(default=default, metadata={"about": about, "tune": tune, "only_if": only_if})
 
 
+def from_training(default: T) -> T:
+    """Return a dataclass field that the key of its name in [training] sets. default: the value without a configuration."""
+    return field(default=default, metadata={"from": "training"})
+
+
 def run_field(default: T) -> T:
-    """Return a dataclass field that is not a key under [algorithm]: the run sets it."""
-    return field(default=default, metadata={"filled": True})
+    """Return a dataclass field that no key sets, but the run."""
+    return field(default=default, metadata={"from": "run"})
 
 
 class Net(NamedTuple):

@@ -217,6 +217,8 @@ def test_at_real_sites_it_gives_the_bits_of_one_process(folder, monkeypatch):
     [
         ("scores = ('shared',)", ("'my_wrong:Wrong'", "'shared'", "'global', 'personal' and 'proxy'")),
         ("needed: int", ("'algorithm.needed'", "no default")),
+        ("batch_size: int = 64", ("'batch_size'", "from_training")),
+        ("clip: float = from_training(1.0)", ("'clip'", "no key 'training.clip'")),
         ("role = 'reference'", ("'my_wrong:Wrong'", "fedmutual.core.Role")),
         ("role = Role(position='first')", ("'my_wrong'", "position", "'first'")),
         ("role = Role(reference=True, federates=False)", ("'my_wrong'", "reference", "federates")),
@@ -224,7 +226,8 @@ def test_at_real_sites_it_gives_the_bits_of_one_process(folder, monkeypatch):
 )
 def test_a_class_that_cannot_work_is_refused_before_anything_is_written(folder, cli, body, words):
     (folder / "my_wrong.py").write_text(
-        "from dataclasses import dataclass\nfrom fedmutual.algorithms import FedAvg\nfrom fedmutual.core import Role\n\n"
+        "from dataclasses import dataclass\nfrom fedmutual.algorithms import FedAvg\n"
+        "from fedmutual.core import Role, from_training\n\n\n"
         f"@dataclass(frozen=True, kw_only=True)\nclass Wrong(FedAvg):\n    {body}\n"
     )
     text = (folder / "momentum.toml").read_text().replace(f'{METHOD}", momentum = 0.6', 'my_wrong:Wrong"')

@@ -2,14 +2,14 @@
 
 import pytest
 
-from fedmutual.algorithms import ALGORITHMS
-from fedmutual.algorithms.presets import PRESETS
+from fedmutual.algorithms.registry import METHODS
 from fedmutual.config import dump_config, load_config, parse_config, replace_algorithm
 from fedmutual.config.schema import ModelConfig
 from fedmutual.errors import ConfigError
 from fedmutual.federation.build import build
 
 PLAIN = ModelConfig()
+PRESETS = [name for name, method in METHODS.items() if method.model]
 
 
 def named(name, **tables):
@@ -19,10 +19,10 @@ def named(name, **tables):
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_name_sets_keys_that_are_never_the_defaults(name):
     config = named(name)
-    for key, value in PRESETS[name].model.items():
+    keys = METHODS[name].model
+    for key, value in keys.items():
         assert getattr(config.model, key) == value != getattr(PLAIN, key)
-    assert config.model.model_dump(exclude=set(PRESETS[name].model)) == PLAIN.model_dump(exclude=set(PRESETS[name].model))
-    assert name in ALGORITHMS
+    assert config.model.model_dump(exclude=set(keys)) == PLAIN.model_dump(exclude=set(keys))
 
 
 def test_what_the_configuration_says_counts():

@@ -26,6 +26,7 @@ def test_the_keys_that_change_no_number_of_a_result():
         "engine.device",
         "engine.threads",
         "engine.compile",
+        "engine.products",
         "engine.turns",
         "data.root",
         "data.resident",

@@ -17,8 +17,8 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from fedmutual import data
 from fedmutual.config import ColumnConfig, dump_config, parse_config
-from fedmutual.data.encoding import ColumnPlan, learn_encoding, parse_encoding
-from fedmutual.data.examples import BadRows
+from fedmutual.data.encoding import learn_encoding, parse_encoding
+from fedmutual.data.examples import BadRows, ColumnPlan
 from fedmutual.data.rows import Rows
 from fedmutual.data.suggest import suggest_columns
 from fedmutual.errors import ConfigError, DataError

@@ -11,7 +11,7 @@ import torch
 import fedmutual
 from fedmutual import data
 from fedmutual.config import Config, parse_config
-from fedmutual.data.statistics import Layout, add_sums, parse_statistics, read_sums, sum_rows
+from fedmutual.data.statistics import Layout, add_sums, read_sums, sum_rows
 from fedmutual.errors import ConfigError, UserError
 from fedmutual.files import read_json
 from own_data import config, everything, npz
@@ -51,7 +51,6 @@ def test_statistics_are_those_of_numpy_over_all_rows(tmp_path: Path) -> None:
     labels = np.concatenate([shares.private.labels for shares in federation.clients.values()])
     assert statistics.classes == {str(k): int((labels == k).sum()) for k in range(4)}
     assert statistics.missing == (0, 0, 0)
-    assert parse_statistics(statistics.record()) == statistics
     scaled = pool(federation)
     np.testing.assert_allclose(scaled.mean((0, 2))[:2], 0, atol=2e-2)  # float32 has steps of 0.25 near 3e6
     np.testing.assert_allclose(scaled.std((0, 2))[:2], 1, rtol=1e-3)
@@ -250,7 +249,7 @@ def test_stats_prints_the_statistics(tmp_path: Path, cli: Any) -> None:
 @pytest.mark.parametrize("task", ["multilabel", "segmentation"])
 def test_label_sets_and_masks_are_not_row_classes(tmp_path: Path, task: str) -> None:
     shape = {"multilabel": (40, 3), "segmentation": (40, 4, 6)}[task]
-    given = npz(tmp_path / "a.npz", x=np.zeros((40, 4, 6), "float32"), y=np.ones(shape, "int64"))
+    given = npz(tmp_path / "a.npz", x=np.zeros((40, 4, 6), "float32"), y=np.arange(np.prod(shape)).reshape(shape) % 2)
     shared = {"multilabel": "mlp", "segmentation": "unet"}[task]
     common = {"partition": {"clients": 2}, "training": {"task": task}, "model": {"shared": shared}}
     statistics = data.load(parse_config({**common, "data": {**given, **BY_SUMS}})).statistics

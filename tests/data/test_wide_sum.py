@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedmutual.data.wide_sum import DIGITS, FRACTION_BITS, RANGE, decode_total, encode_number
+from fedmutual.data.statistics import DIGITS, FRACTION_BITS, RANGE, decode_total, encode_number
 
 UNIT = Fraction(1, 2**FRACTION_BITS)
 Numbers = st.lists(st.floats(-4e27, 4e27).map(Fraction), min_size=1, max_size=20)

@@ -7,7 +7,6 @@ import torch
 
 import fedmutual
 from fedmutual.algorithms import ALGORITHMS
-from fedmutual.algorithms.presets import PRESETS
 from fedmutual.config import parse_config
 from fedmutual.events import Replied
 from fedmutual.tensor_files import read_tensors
@@ -96,10 +95,6 @@ def stop_and_resume(whole_folder, folder, settings):
     with pytest.raises(KeyboardInterrupt):
         fedmutual.run(settings, folder, observers=[stop])
     return fedmutual.run(settings, folder, resume=True).folder
-
-
-def test_every_name_and_every_preset_is_run_here():
-    assert ALGORITHMS.keys() >= PRESETS.keys()
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

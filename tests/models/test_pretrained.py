@@ -13,7 +13,7 @@ from torch import Tensor, hub, nn
 
 from fedmutual import models
 from fedmutual.errors import ConfigError
-from fedmutual.models import imagenet
+from fedmutual.models import pretrained
 from fedmutual.network_timeout import SILENCE_LIMIT
 
 pytestmark = pytest.mark.long
@@ -269,10 +269,10 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Torch hub's cache in an empty folder, and nobody asked yet."""
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-    monkeypatch.setattr(imagenet, "connection_errors", [])
-    imagenet.try_fetch.cache_clear()
+    monkeypatch.setattr(pretrained, "connection_errors", [])
+    pretrained.try_fetch.cache_clear()
     yield tmp_path / "hub" / "checkpoints"
-    imagenet.try_fetch.cache_clear()
+    pretrained.try_fetch.cache_clear()
 
 
 @pytest.fixture
@@ -361,7 +361,7 @@ def test_networks_that_imagenet_has_no_weights_of(name: str, why: str) -> None:
 
 def test_weights_of_the_time_of_the_papers() -> None:
     """resnet50 and mobilenet_v2 have two sets; of networks without the first, torchvision's own choice is taken."""
-    assert [imagenet.choose_weights(name).name for name in ("resnet50", "mobilenet_v2", "vit_h_14")] == [
+    assert [pretrained.choose_weights(name).name for name in ("resnet50", "mobilenet_v2", "vit_h_14")] == [
         "IMAGENET1K_V1",
         "IMAGENET1K_V1",
         "IMAGENET1K_SWAG_E2E_V1",

@@ -4,10 +4,9 @@ import json
 
 import pytest
 
-from fedmutual.algorithms import ALGORITHMS
-from fedmutual.algorithms.presets import PRESETS, Preset
+from fedmutual.algorithms.registry import METHODS
 from fedmutual.config import is_pooled, make_algorithm, parse_config
-from fedmutual.config.methods import find_role, find_title
+from fedmutual.config.methods import find_method
 from fedmutual.errors import RunError
 from fedmutual.report.comparison import make_comparisons
 from fedmutual.report.curves import assign_slots
@@ -77,13 +76,13 @@ def test_two_methods_with_one_colour_are_drawn_in_two_colours(tmp_path):
 @pytest.mark.parametrize("name", EARLIER_METHODS)
 def test_folders_of_earlier_versions_have_the_titles_and_roles_of_today(name):
     title, is_shared, role = EARLIER_METHODS[name]
-    assert (title, role) == (find_title(name), find_role(name))
+    assert (title, role) == (find_method(name).title, find_method(name).role)
     config = parse_config({"name": "x", "data": {"name": "digits"}, "algorithm": {"name": name}}, "x.toml")
     assert is_shared == (is_pooled(config) or "global" in make_algorithm(config).scores)
 
 
 def test_local_only_training_is_the_one_method_that_neither_federates_nor_pools_data():
-    assert [n for n in ALGORITHMS if not find_role(n).federates and not PRESETS.get(n, Preset({})).pooled] == [LOCAL_ONLY]
+    assert [n for n, method in METHODS.items() if not method.role.federates and not method.pooled] == [LOCAL_ONLY]
 
 
 @pytest.mark.parametrize("role", [{"position": "first"}, {"colour": 0}, {"federates": 1}, "reference"])

@@ -7,7 +7,7 @@ import pytest
 from fedmutual.errors import ConfigError
 from fedmutual.sites import contract as contracts
 from fedmutual.sites.consent import find_difference
-from fedmutual.sites.contract_checks import check_rounds
+from fedmutual.sites.contract import check_rounds
 from fedmutual.sites.protocol import WORK, Order, pack_message, read_answer
 from fedmutual.sites.schema import LimitsTable
 from fedmutual.user_code import plugins

@@ -12,8 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from fedmutual.algorithms import ALGORITHMS
-from fedmutual.algorithms.presets import PRESETS
-from fedmutual.config.methods import find_role
+from fedmutual.algorithms.registry import METHODS
 from fedmutual.errors import join_words
 from fedmutual.files import write_bytes
 from fedmutual.report.cells import Column, PageTable, TableCell
@@ -31,7 +30,7 @@ from fedmutual_papers.significance import adjust_by_holm, is_significant
 from fedmutual_papers.spent import make_spent_frame
 
 ID, NAME, TEMPLATE = "benchmark", "benchmark.md", "benchmark.md.j2"
-PAPERS_METHODS = tuple(name for name in ALGORITHMS if find_role(name).reference)
+PAPERS_METHODS = tuple(name for name, method in METHODS.items() if method.role.reference)
 OWN, WORST, HARMED, SHARED = "own_validation", "worst", "harmed", "global_test"
 COMPARED = (*PAPERS_METHODS, LOCAL_ONLY)  # each with all others
 
@@ -329,11 +328,10 @@ def tabulate_code_lines() -> PageTable:
     """Return a table with a row for each method: its file and its lines of code; a preset's keys in the place of lines."""
     rows = []
     for name, kind in ALGORITHMS.items():
-        path, preset = Path(inspect.getsourcefile(kind) or ""), PRESETS.get(name)
-        is_other = preset is not None and preset.title is not None  # another method's class with keys of its own
-        keys = ", ".join(f"`model.{key}`" for key in preset.model) if preset else ""
+        path, method = Path(inspect.getsourcefile(kind) or ""), METHODS[name]
+        keys = ", ".join(f"`model.{key}`" for key in method.model)
         file = f"[{path.name}]({_SOURCES}/{path.name})"
-        if is_other:
+        if method.about is not None:  # another method's class
             cells = (f"{file}, with {keys}" if keys else f"{file}, on pooled data", "none of its own")
         else:
             cells = (f"{file}, with {keys}" if keys else file, str(count_code_lines(path.read_text(encoding="utf-8"))))

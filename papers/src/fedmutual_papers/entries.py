@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from fedmutual.algorithms import ALGORITHMS
-from fedmutual.config.methods import find_title
+from fedmutual.config.methods import find_method
 from fedmutual.errors import format_count, join_words
 from fedmutual.report.cells import TableCell
 from fedmutual.report.statistics import Estimate
@@ -16,7 +16,7 @@ from fedmutual_papers.schema import Arm
 
 def name_arm(key: str, arm: Arm) -> str:
     """Return the display name of an arm. key: the arm's key in the cell."""
-    return arm.title or (find_title(key) if key in ALGORITHMS else key)
+    return arm.title or (find_method(key).title if key in ALGORITHMS else key)
 
 
 def format_value(value: Estimate, unit: str, decimals: int) -> tuple[str, str]:

@@ -10,7 +10,7 @@ from xml.sax.saxutils import escape
 import pandas as pd
 
 from fedmutual.algorithms import ALGORITHMS
-from fedmutual.config.methods import find_role
+from fedmutual.config.methods import find_method
 from fedmutual.report.cells import PageTable
 from fedmutual.report.curves import Curve, Picture, make_data_table
 from fedmutual.report.plots import draw_curves
@@ -124,7 +124,7 @@ def make_curves(measured: MeasuredCell, values: Callable[[Result], Sequence[floa
 
 def _assign_slots(arms: Sequence[str]) -> dict[str, int]:
     """Return arm -> colour and mark slot: arms named as algorithms have the slots of the report, others take free slots."""
-    taken = {arm: colour for arm in arms if arm in ALGORITHMS and (colour := find_role(arm).colour)}
+    taken = {arm: colour for arm in arms if arm in ALGORITHMS and (colour := find_method(arm).role.colour)}
     free = [s for s in range(1, SLOTS + 1) if s not in taken.values()]
     rest = [arm for arm in arms if arm not in taken]
     return taken | {arm: free[k % len(free)] for k, arm in enumerate(rest)}

@@ -1,42 +1,35 @@
-"""The algorithms: each file reads like its paper's algorithm box and has one line here."""
+"""The algorithms: each file reads like its paper's algorithm box, and has one line in `registry.METHODS`."""
 
-from fedmutual.algorithms.aggregate import Aggregate
-from fedmutual.algorithms.apfl import APFL
-from fedmutual.algorithms.ditto import Ditto
-from fedmutual.algorithms.fedavg import FedAvg
-from fedmutual.algorithms.fedavg_ft import FedAvgFT
-from fedmutual.algorithms.feddf import FedDF
-from fedmutual.algorithms.fedh2l import FedH2L
-from fedmutual.algorithms.fedkd import FedKD
-from fedmutual.algorithms.fedmd import FedMD
-from fedmutual.algorithms.fedproto import FedProto
-from fedmutual.algorithms.fedprox import FedProx
-from fedmutual.algorithms.fedrep import FedRep
-from fedmutual.algorithms.fedtgp import FedTGP
-from fedmutual.algorithms.fml import FML
-from fedmutual.algorithms.independent import Independent
-from fedmutual.algorithms.proxyfl import ProxyFL
+from importlib import import_module
+from typing import TYPE_CHECKING
 
-ALGORITHMS: dict[str, type] = {
-    "fml": FML,
-    "fedavg": FedAvg,
-    "fedprox": FedProx,
-    "fedh2l": FedH2L,
-    "fedmd": FedMD,
-    "aggregate": Aggregate,
-    "independent": Independent,
-    "centralised": Independent,  # on the pooled view of the data: the ceiling, which no federation may look at
-    "fedavg-ft": FedAvgFT,
-    "ditto": Ditto,
-    "apfl": APFL,
-    "fedper": FedAvg,  # with keys of [model], as `presets.PRESETS` has it
-    "fedrep": FedRep,
-    "lg-fedavg": FedAvg,
-    "fedbn": FedAvg,
-    "fedproto": FedProto,
-    "fedtgp": FedTGP,
-    "fedkd": FedKD,
-    "proxyfl": ProxyFL,
-    "feddf": FedDF,
-}
+from fedmutual.algorithms.registry import METHODS
+
+if TYPE_CHECKING:  # the types of the names that the last line of this file defines
+    from fedmutual.algorithms.aggregate import Aggregate as Aggregate
+    from fedmutual.algorithms.apfl import APFL as APFL
+    from fedmutual.algorithms.ditto import Ditto as Ditto
+    from fedmutual.algorithms.fedavg import FedAvg as FedAvg
+    from fedmutual.algorithms.fedavg_ft import FedAvgFT as FedAvgFT
+    from fedmutual.algorithms.feddf import FedDF as FedDF
+    from fedmutual.algorithms.fedh2l import FedH2L as FedH2L
+    from fedmutual.algorithms.fedkd import FedKD as FedKD
+    from fedmutual.algorithms.fedmd import FedMD as FedMD
+    from fedmutual.algorithms.fedproto import FedProto as FedProto
+    from fedmutual.algorithms.fedprox import FedProx as FedProx
+    from fedmutual.algorithms.fedrep import FedRep as FedRep
+    from fedmutual.algorithms.fedtgp import FedTGP as FedTGP
+    from fedmutual.algorithms.fml import FML as FML
+    from fedmutual.algorithms.independent import Independent as Independent
+    from fedmutual.algorithms.proxyfl import ProxyFL as ProxyFL
+
+
+def _import_class(where: str) -> type:
+    module, _, name = where.partition(":")
+    kind: type = getattr(import_module(f"{__name__}.{module}"), name)
+    return kind
+
+
+ALGORITHMS = {name: _import_class(method.where) for name, method in METHODS.items()}
 """name -> a frozen dataclass, whose fields are the keys that users set, with ``algorithm() -> core.Algorithm``."""
+globals().update({kind.__name__: kind for kind in ALGORITHMS.values()})

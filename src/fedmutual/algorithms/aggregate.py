@@ -8,15 +8,13 @@ from typing import ClassVar
 
 from fedmutual.algorithms.agree import Agree, Compare
 from fedmutual.algorithms.independent import Independent
-from fedmutual.core import Algorithm, Public, Role
+from fedmutual.core import Algorithm, Public
 
 
 @dataclass(frozen=True, kw_only=True)
 class Aggregate(Independent):
     """Each participant alone, on its private data and everybody's public data; nothing is sent after the public data."""
 
-    title: ClassVar[str] = "AGG"
-    role: ClassVar[Role] = Role(position=4, colour=8)
     dp_ready: ClassVar[bool] = True
 
     def algorithm(self) -> Algorithm:

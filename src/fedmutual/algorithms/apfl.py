@@ -28,11 +28,9 @@ class APFL(FedAvg):
     independent training beside FedAvg; mix = 0 makes each personal model the client's copy of FedAvg's model.
     """
 
-    title: ClassVar[str] = "APFL"
     mix: Setting = setting(
         0.5,
         "the share of a client's own weights in its personal model, 0 to 1; with `adaptive`, the share in the first round",
-        tune=(0.25, 0.5, 0.75),
     )
     adaptive: bool = setting(False, "each client learns its own mix by a gradient step in every round")
     scores: ClassVar[tuple[str, ...]] = ("global", "personal")

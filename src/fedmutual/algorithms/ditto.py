@@ -22,12 +22,7 @@ class Ditto(FedAvg):
     training beside FedAvg.
     """
 
-    title: ClassVar[str] = "Ditto"
-    lam: Setting = setting(
-        1.0,
-        "lambda, the weight of the distance of a personal model to the server's model, at least 0",
-        tune=(0.1, 0.5, 1.0, 2.0),
-    )
+    lam: Setting = setting(1.0, "lambda, the weight of the distance of a personal model to the server's model, at least 0")
     scores: ClassVar[tuple[str, ...]] = ("global", "personal")
     terms: ClassVar[tuple[str, ...]] = ("meme", "personal", "proximal")
 

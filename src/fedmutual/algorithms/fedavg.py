@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 import torch
 
 from fedmutual.algorithms.fork import Fork
-from fedmutual.core import At, Batch, Client, Message, Net, OnlyIf, Role, Spec, Total, setting
+from fedmutual.core import At, Batch, Client, Message, Net, OnlyIf, Spec, Total, setting
 
 N_K = "n_k"  # the number of a client's examples, which is sent only with weighting = "samples"
 
@@ -29,7 +29,6 @@ class FedAvg(Fork):
         "clients are weighted by their number of examples (each client then reports this number), or all equally",
         only_if=(OnlyIf("server.aggregate", ("mean",), remark="server.aggregate = {value!r} takes all clients alike"),),
     )
-    role: ClassVar[Role] = Role(position=5, colour=2)
     scores: ClassVar[tuple[str, ...]] = ("global",)
     terms: ClassVar[tuple[str, ...]] = ("meme",)
     dp_ready: ClassVar[bool] = True  # with weighting = "uniform"

@@ -21,11 +21,8 @@ class FedAvgFT(FedAvg):
     averaged model once more.
     """
 
-    title: ClassVar[str] = "FedAvg + fine-tuning"
     tune_epochs: int = setting(
-        1,
-        "passes over a client's private data in fine-tuning; 0: no fine-tuning, the client's model is the average",
-        tune=(1, 3, 5),
+        1, "passes over a client's private data in fine-tuning; 0: no fine-tuning, the client's model is the average"
     )
     tune_every: int = setting(1, "rounds from one fine-tuning to the next; the last round always fine-tunes")
     scores: ClassVar[tuple[str, ...]] = ("global", "personal")

@@ -6,7 +6,6 @@ Algorithm 1, one architecture.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -27,12 +26,7 @@ class FedDF(FedAvg):
     a cosine to 0.
     """
 
-    title: ClassVar[str] = "FedDF"
-    distill_steps: int = setting(
-        100,
-        "gradient steps of the server on public data in a round; 0: federated averaging",
-        tune=(30, 100, 300),
-    )
+    distill_steps: int = setting(100, "gradient steps of the server on public data in a round; 0: federated averaging")
     distill_batch: int = setting(128, "public examples in such a step of the server")
     distill_lr: float = setting(1e-3, "the first learning rate of these steps (Adam), above 0")
     bench: Bench | None = run_field(None)

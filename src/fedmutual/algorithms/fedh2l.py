@@ -37,11 +37,11 @@ from fedmutual.core import (
     Net,
     OnlyIf,
     Public,
-    Role,
     Setting,
     Spec,
     Task,
     Unusable,
+    from_training,
     get_target_kind,
     match_inputs,
     setting,
@@ -62,9 +62,8 @@ LOCAL_DATA = {
 class FedH2L:
     """Peers teach each other by posteriors on a public seed set, without undoing what each learned by itself."""
 
-    role: ClassVar[Role] = Role(position=2, colour=6, reference=True)
-    local_steps: int = 1  # E
-    batch_size: int = 128  # of a local step
+    local_steps: int = from_training(1)  # E
+    batch_size: int = from_training(128)  # of a local step
     public_batch: int = setting(32, PUBLIC_BATCH)  # B
     local_data: Literal["private+all-public", "private+own-public", "private"] | None = setting(
         None,
@@ -93,7 +92,7 @@ class FedH2L:
     )
     optimizers: Literal[1, 2] = setting(1, "one optimiser for local and mutual steps, or one for each")
     eta: Setting | None = setting(None, "the learning rate of mutual steps; unset, the optimiser's")
-    task: Task = Classification()
+    task: Task = from_training(Classification())
 
     def __post_init__(self) -> None:
         within("public_batch", self.public_batch, 1, float("inf"))

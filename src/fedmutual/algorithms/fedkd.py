@@ -36,7 +36,6 @@ class FedKD(Fork):
     [m, n] of the update is sent as factors of its best approximation of rank r = ceil(rank min(m, n)), if these are smaller.
     """
 
-    title: ClassVar[str] = "FedKD"
     rank: float = setting(
         0.25, "the share of an update's singular values that is sent, above 0 and up to 1; 1: updates are not compressed"
     )

@@ -24,7 +24,6 @@ from fedmutual.core import (
     Message,
     Net,
     Public,
-    Role,
     Spec,
     Unusable,
     get_target_kind,
@@ -38,16 +37,11 @@ from fedmutual.core import (
 class FedMD(Independent):
     """Participants train on public data, then on their own; in each round they fit the mean scores of a public batch."""
 
-    role: ClassVar[Role] = Role(position=3, colour=7)
     public_batch: int = setting(32, PUBLIC_BATCH)  # B
     transfer_epochs: int = setting(
         5, "passes over the public data, then over the client's private data, before the first round"
     )
-    digest_steps: int = setting(
-        1,
-        "gradient steps towards the mean of all clients' scores on the round's public batch",
-        tune=(1, 5),
-    )
+    digest_steps: int = setting(1, "gradient steps towards the mean of all clients' scores on the round's public batch")
     consensus: Literal["logits", "posteriors"] = setting(
         "logits", "the kind of scores on public data that clients send and fit, and that the server averages"
     )

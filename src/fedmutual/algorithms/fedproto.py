@@ -44,9 +44,8 @@ class FedProto(Independent):
     distance is the mean of squares over D, and 0 for a class without a prototype. lam = 0 is independent training.
     """
 
-    title: ClassVar[str] = "FedProto"
     proto_lam: Setting = setting(
-        1.0, "lambda, the weight of the distance of features to their class's prototype, at least 0", tune=(0.1, 1.0, 10.0)
+        1.0, "lambda, the weight of the distance of features to their class's prototype, at least 0"
     )
     proto_size: int | None = setting(
         None,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedmutual.algorithms.fedavg import FedAvg
-from fedmutual.core import At, Batch, Client, Message, Net, Role, Setting, setting, within
+from fedmutual.core import At, Batch, Client, Message, Net, Setting, setting, within
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,8 +22,7 @@ class FedProx(FedAvg):
     Weights that stay at the client, such as an adaptor's, are not received and have no proximal term.
     """
 
-    mu: Setting = setting(0.01, "the weight of the distance to the server's model, at least 0", tune=(0.001, 0.01, 0.1, 1.0))
-    role: ClassVar[Role] = Role(position=6, colour=3)
+    mu: Setting = setting(0.01, "the weight of the distance to the server's model, at least 0")
     terms: ClassVar[tuple[str, ...]] = ("meme", "proximal")
     dp_ready: ClassVar[bool] = True
 

@@ -6,7 +6,6 @@ https://arxiv.org/abs/2102.07078, Algorithm 1. E_h epochs of the head, then E of
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
@@ -22,12 +21,7 @@ class FedRep(FedAvg):
     While one part is trained, the other is fixed. `model.part` says which part is shared; if all of it is, this is FedAvg.
     """
 
-    title: ClassVar[str] = "FedRep"
-    head_epochs: int = setting(
-        10,
-        "passes that train the private layers, before the passes that train the shared layers",
-        tune=(1, 5, 10),
-    )
+    head_epochs: int = setting(10, "passes that train the private layers, before the passes that train the shared layers")
 
     def __post_init__(self) -> None:
         within("head_epochs", self.head_epochs, 1, float("inf"))

@@ -7,7 +7,6 @@ prototype; the server's network is an embedding [C, D], a hidden layer of D unit
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -28,7 +27,6 @@ class FedTGP(FedProto):
     the margin m = min(the largest of the classes' distances to their nearest class, the threshold).
     """
 
-    title: ClassVar[str] = "FedTGP"
     margin: float = setting(100.0, "the threshold of the margin between prototypes, at least 0")
     server_epochs: int = setting(
         100, "passes over the clients' prototypes in which the server trains its prototypes, in each round"

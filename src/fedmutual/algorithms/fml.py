@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from fedmutual.algorithms.fork import Fork
-from fedmutual.core import Algorithm, At, Batch, Client, Message, Net, Role, Setting, setting, within
+from fedmutual.core import Algorithm, At, Batch, Client, Message, Net, Setting, setting, within
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,17 +25,12 @@ class FML(Fork):
     """
 
     alpha: Setting = setting(
-        0.5,
-        "the weight of the labels in a personal model's loss, 0 to 1; the rest weighs the loss towards the meme",
-        tune=(0.25, 0.5, 0.75),
+        0.5, "the weight of the labels in a personal model's loss, 0 to 1; the rest weighs the loss towards the meme"
     )
     beta: Setting = setting(
-        0.5,
-        "the weight of the labels in a meme's loss, 0 to 1; the rest weighs the loss towards the personal model",
-        tune=(0.25, 0.5, 0.75),
+        0.5, "the weight of the labels in a meme's loss, 0 to 1; the rest weighs the loss towards the personal model"
     )
     temperature: float = setting(1.0, "the divisor of both networks' logits where they teach each other, 0.001 to 1000")
-    role: ClassVar[Role] = Role(position=1, colour=1, reference=True)
     scores: ClassVar[tuple[str, ...]] = ("global", "personal")
     terms: ClassVar[tuple[str, ...]] = ("personal", "meme")
     dp_ready: ClassVar[bool] = True

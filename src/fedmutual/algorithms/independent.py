@@ -7,15 +7,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedmutual.algorithms.local import LocalEpochs
-from fedmutual.core import At, Batch, Message, Net, Role, Spec
+from fedmutual.core import At, Batch, Message, Net, Spec
 
 
 @dataclass(frozen=True, kw_only=True)
 class Independent(LocalEpochs):
     """E epochs of the personal model on private data a round; nothing is sent, nothing leaves."""
 
-    title: ClassVar[str] = "Local-only"
-    role: ClassVar[Role] = Role(colour=4, federates=False)
     terms: ClassVar[tuple[str, ...]] = ("personal",)
     dp_ready: ClassVar[bool] = True
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fedmutual.batches import draws, epochs
-from fedmutual.core import At, Batch, Client, Message, Phase, Task
+from fedmutual.core import At, Batch, Client, Message, Phase, Task, from_training
 from fedmutual.losses import Classification
 
 
@@ -12,10 +12,10 @@ from fedmutual.losses import Classification
 class LocalEpochs(Phase):
     """E passes over a client's private data, or a number of steps. All algorithms with this class take identical batches."""
 
-    local_epochs: int = 5  # E
-    local_steps: int | None = None  # in the place of epochs
-    batch_size: int = 128  # B
-    task: Task = Classification()
+    local_epochs: int = from_training(5)  # E
+    local_steps: int | None = from_training(None)  # in the place of epochs
+    batch_size: int = from_training(128)  # B
+    task: Task = from_training(Classification())
 
     def batches(self, client: Client, inbox: Message, at: At) -> Iterable[Batch]:
         """Return E epochs, or the steps, of private data: inputs [B, ...] and targets [B]."""

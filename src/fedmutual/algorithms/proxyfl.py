@@ -39,7 +39,6 @@ class ProxyFL(FML):
     proxy becomes (a w theta + (1 - a) w_j theta_j) / (a w + (1 - a) w_j), and the denominator its mass.
     """
 
-    title: ClassVar[str] = "ProxyFL"
     own_share: float = setting(
         0.5, "a, the share of a peer's own proxy in its next proxy, from 0 to below 1; 0: only the received proxy"
     )

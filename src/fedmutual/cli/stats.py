@@ -8,8 +8,10 @@ from rich.table import Table
 
 from fedmutual.cli.arguments import File, Set, TrustCode, read_config
 from fedmutual.cli.terminal import out, print_text
+from fedmutual.errors import ConfigError
 
 if TYPE_CHECKING:
+    from fedmutual.config import Config
     from fedmutual.data.statistics import Statistics
 
 
@@ -19,11 +21,29 @@ def stats(file: File, set: Set = None, trust_code: TrustCode = False) -> None:
     Clients give only sums of their rows, as for `data.mean = "federated"`. Trains nothing.
     """
     from fedmutual import data
-    from fedmutual.config.statistics import ask_statistics
 
-    federation = data.load(ask_statistics(read_config(file, set or [])))
+    federation = data.load(_ask_statistics(read_config(file, set or [])))
     assert federation.statistics is not None
     _print_statistics(federation.statistics, len(federation.clients))
+
+
+def _ask_statistics(config: "Config") -> "Config":
+    """Return the configuration with data.mean = data.std = "federated" for all clients, whatever the file sets.
+
+    Raises:
+        ConfigError: the configuration has differential privacy, which does not cover the statistics.
+    """
+    if config.privacy.nets != "none":
+        raise ConfigError(
+            f"privacy.nets = {config.privacy.nets!r}: the statistics are exact, and epsilon does not count them; add "
+            "--set privacy.nets=none where the rows may be summed"
+        )
+    clients = {
+        client: own.model_copy(update={"data": own.data.model_copy(update={"mean": None, "std": None})})
+        for client, own in config.clients.items()
+    }
+    data = config.data.model_copy(update={"mean": "federated", "std": "federated"})
+    return config.model_copy(update={"data": data, "clients": clients})
 
 
 def _print_statistics(statistics: "Statistics", clients: int) -> None:

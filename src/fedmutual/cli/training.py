@@ -53,11 +53,11 @@ def run(
             soft_wrap=True,
         )
         return
-    from fedmutual.config.methods import find_role
+    from fedmutual.config.methods import find_method
     from fedmutual.report import make_headline_tables
 
     out.print(make_headline_tables([folder]))
-    if find_role(config.algorithm["name"]).federates:
+    if find_method(config.algorithm["name"]).role.federates:
         print_text(
             f"`{_format_compare_command(config.algorithm['name'], file, set or [])}` shows the gain over training alone",
             soft_wrap=True,

@@ -11,9 +11,9 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from fedmutual import tasks
 from fedmutual.aggregation import Aggregation
 from fedmutual.algorithms import ALGORITHMS
-from fedmutual.algorithms.presets import PRESETS, Preset
+from fedmutual.algorithms.registry import METHODS, Method
 from fedmutual.config.keys import Table
-from fedmutual.config.schema import ClientConfig, Config, TrainingConfig
+from fedmutual.config.schema import Config, TrainingConfig
 from fedmutual.config.sentences import format_unknown_key, format_validation_error
 from fedmutual.config.values import Moving
 from fedmutual.core import SCORED_MODELS, Algorithm, Role, Setting
@@ -59,10 +59,11 @@ def read_client_settings(config: Config, client: str | None = None) -> Table:
         ConfigError: there is no such task, or a module cannot be imported.
         LookupError: there is no such algorithm.
     """
-    config_part = config if client is None else config.get_client_config(client)
-    types = _list_types_of_kind(_find_kind(config))
+    config_part, kind = config if client is None else config.get_client_config(client), _find_kind(config)
+    types, training = _list_types_of_kind(kind), config_part.training.model_dump(exclude_none=True)
     where = "training.task" if client is None else f"clients.{client}.training.task"
-    settings = {k: v for k, v in _get_algorithm_settings(config_part).items() if k in types}
+    settings = {k: v for k, v in training.items() if k in list_training_fields(kind)}
+    settings |= {k: v for k, v in config_part.algorithm.items() if k in types and k != "name"}
     return {k: tasks.make_task(v, where) if k == "task" else _validate_type(types[k], v) for k, v in settings.items()}
 
 
@@ -72,8 +73,14 @@ def list_setting_types(name: str) -> dict[str, Any]:
     Raises:
         LookupError, ConfigError: as `find_algorithm`.
     """
-    types = _list_types_of_kind(find_algorithm(name))
-    return {k: t for k, t in types.items() if k not in TrainingConfig.model_fields and t is not Aggregation}
+    kind = find_algorithm(name)
+    from_elsewhere = list_training_fields(kind)
+    return {k: t for k, t in _list_types_of_kind(kind).items() if k not in from_elsewhere and t is not Aggregation}
+
+
+def list_training_fields(kind: Any) -> dict[str, Any]:
+    """Return the fields of an algorithm class that keys of [training] set (`core.from_training`), with their defaults."""
+    return {f.name: f.default for f in fields(kind) if f.metadata.get("from") == "training"}
 
 
 def list_tunable_settings(config: Config) -> dict[str, tuple[Any, tuple[Any, ...]]]:
@@ -81,9 +88,18 @@ def list_tunable_settings(config: Config) -> dict[str, tuple[Any, tuple[Any, ...
 
     A setting that changes over the rounds is not tuned.
     """
-    spec = {f.name: f for f in fields(_find_kind(config)) if f.metadata.get("tune")}
-    tunable = {k: (config.algorithm.get(k, f.default), f.metadata["tune"]) for k, f in spec.items()}
+    settings = {f: list_tried_values(f) for f in fields(_find_kind(config))}
+    tunable = {f.name: (config.algorithm.get(f.name, f.default), tried) for f, tried in settings.items() if tried}
     return {k: (value, tried) for k, (value, tried) in tunable.items() if isinstance(value, int | float)}
+
+
+def list_tried_values(setting: Field[Any]) -> tuple[Any, ...]:
+    """Return the values of a setting that `compare --tune` tries: by its `core.setting`, or by the methods that have it.
+
+    A class derived from a method's class has the method's settings, unless it declares them anew.
+    """
+    tuned = [m.tune[setting.name] for n, m in METHODS.items() if setting.name in m.tune and setting in fields(ALGORITHMS[n])]
+    return tuple(setting.metadata.get("tune") or (tuned[0] if tuned else ()))
 
 
 def has_aggregation(config: Config) -> bool:
@@ -143,7 +159,7 @@ def check_methods(config: Config, source: str) -> None:
 
 def set_local_steps(config: Config) -> Config:
     """Return the configuration with `training.local_steps` set if the algorithm counts steps instead of epochs."""
-    steps = {f.name: f.default for f in fields(_find_kind(config))}.get("local_steps")
+    steps = list_training_fields(_find_kind(config)).get("local_steps")
     if not isinstance(steps, int) or config.training.local_steps is not None:
         return config
     return config.model_copy(update={"training": config.training.model_copy(update={"local_steps": steps})})
@@ -176,41 +192,27 @@ def _list_aggregation_rules(config: Config) -> dict[str, Aggregation]:
     return {k: rule for k, kind in _list_types_of_kind(_find_kind(config)).items() if kind is Aggregation}
 
 
-def _get_algorithm_settings(config: Config | ClientConfig) -> Table:
-    return {**config.training.model_dump(exclude_none=True), **{k: v for k, v in config.algorithm.items() if k != "name"}}
-
-
 def describe_method(config: Config) -> dict[str, Any]:
     """Return the description of the configured algorithm for reports, as environment.json stores it.
 
-    `title`: the name in tables; `preset`: the keys of [model] that the algorithm's name has set; `role`: as `find_role`.
+    `title`: the name in tables; `preset`: the keys of [model] that the algorithm's name has set; `role`: as `find_method`.
     """
-    name = config.algorithm["name"]
-    preset = PRESETS.get(name, Preset({}))
-    keys = tuple(f"model.{key}" for key, value in preset.model.items() if getattr(config.model, key) == value)
-    return {"title": find_title(name), "preset": keys, "role": find_role(name)}
+    method = find_method(config.algorithm["name"])
+    keys = tuple(f"model.{key}" for key, value in method.model.items() if getattr(config.model, key) == value)
+    return {"title": method.title, "preset": keys, "role": method.role}
 
 
-def find_title(name: str) -> str:
-    """Return the title of an algorithm in tables: that of the preset or of the class; without a title the class's name.
+def find_method(name: str) -> Method:
+    """Return what comparisons, tuning and [model] know of an algorithm; of a user's own, what the class declares.
 
     Raises:
         LookupError, ConfigError: as `find_algorithm`.
     """
-    preset, kind = PRESETS.get(name, Preset({})), find_algorithm(name)
-    return preset.title or str(getattr(kind, "title", kind.__name__))
-
-
-def find_role(name: str) -> Role:
-    """Return the role of an algorithm in comparisons: that of the preset or of the class.
-
-    Raises:
-        LookupError, ConfigError: as `find_algorithm`.
-    """
-    preset, role = PRESETS.get(name, Preset({})), vars(find_algorithm(name)).get("role")
-    if preset.title:  # a method with a name of its own
-        return preset.role
-    return role if isinstance(role, Role) else Role()  # a class inherits no role; a field of this name is a setting
+    if name in METHODS:
+        return METHODS[name]
+    kind = find_algorithm(name)
+    role = vars(kind).get("role")  # a class inherits no role; a field of this name is a setting
+    return Method(name, str(getattr(kind, "title", kind.__name__)), role if isinstance(role, Role) else Role())
 
 
 def find_adapt_rival(name: str) -> str | None:
@@ -227,7 +229,7 @@ def find_adapt_rival(name: str) -> str | None:
 
 def is_pooled(config: Config) -> bool:
     """Return whether one network learns from the data of all clients in one place."""
-    return PRESETS.get(config.algorithm["name"], Preset({})).pooled
+    return find_method(config.algorithm["name"]).pooled
 
 
 def _find_kind(config: Config) -> Any:
@@ -259,6 +261,12 @@ def find_algorithm(name: str) -> Any:
         )
     if not isinstance(vars(kind).get("role", Role()), Role) and "role" not in {f.name for f in fields(kind)}:
         raise LookupError(f"`role` of {name!r} must be a fedmutual.core.Role, such as Role(position=1)")
+    marked, named = set(list_training_fields(kind)), TrainingConfig.model_fields.keys()
+    for field in sorted((named & {f.name for f in fields(kind)}) ^ marked):
+        fix = f"there is no key 'training.{field}'; [training] has {', '.join(named)}"
+        if field in named:
+            fix = f"the key 'training.{field}' sets it if it is a fedmutual.core.from_training(...); else rename it"
+        raise LookupError(f"{name!r} has a field {field!r}: {fix}")
     try:
         _list_types_of_kind(kind)
     except Exception as problem:  # an annotation may be any expression
@@ -270,7 +278,7 @@ def find_algorithm(name: str) -> Any:
 def _list_types_of_kind(kind: Any) -> dict[str, Any]:
     """Return the type of each setting of an algorithm class. Resolving types takes 0.2 ms, and pages check many files."""
     hints = get_type_hints(kind)
-    return {f.name: hints[f.name] for f in fields(kind) if "filled" not in f.metadata}
+    return {f.name: hints[f.name] for f in fields(kind) if f.metadata.get("from") != "run"}
 
 
 def _validate_type(kind: Any, value: Any) -> Any:

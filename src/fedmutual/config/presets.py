@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from fedmutual.algorithms.presets import PRESETS
+from fedmutual.algorithms.registry import METHODS
 from fedmutual.config.keys import Table
 from fedmutual.config.schema import Config, ModelConfig
 from fedmutual.errors import ConfigError
@@ -27,9 +27,9 @@ def drop_preset(tables: Table) -> Table:
     """Return the tables of a file without the keys that the preset of their algorithm set."""
     algorithm, model = tables.get("algorithm"), tables.get("model")
     name = algorithm.get("name") if isinstance(algorithm, Mapping) else None
-    if name not in PRESETS or not isinstance(model, Mapping):
+    if name not in METHODS or not isinstance(model, Mapping):
         return tables
-    preset = PRESETS[name].model
+    preset = METHODS[name].model
     return {**tables, "model": {k: v for k, v in model.items() if k not in preset or not _is_equal(v, preset[k])}}
 
 
@@ -47,7 +47,7 @@ def check_preset(config: Config, tables: Table, source: str) -> None:
 
 def _list_preset_keys(config: Config) -> Mapping[str, Any]:
     name = config.algorithm["name"]
-    return PRESETS[name].model if name in PRESETS else {}
+    return METHODS[name].model if name in METHODS else {}
 
 
 def _get_default(key: str) -> Any:

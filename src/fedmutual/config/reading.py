@@ -11,7 +11,7 @@ from typing import Any
 import tomli_w
 from pydantic import ValidationError
 
-from fedmutual.config.checks import check_aggregation, check_holdout, check_model, check_own_data, check_partition
+from fedmutual.config.checks import check_config, check_model
 from fedmutual.config.keys import Table
 from fedmutual.config.methods import (
     check_methods,
@@ -21,10 +21,8 @@ from fedmutual.config.methods import (
     set_local_steps,
 )
 from fedmutual.config.presets import apply_preset, check_preset, drop_preset, remove_preset
-from fedmutual.config.privacy import check_privacy
 from fedmutual.config.schema import Config
 from fedmutual.config.sentences import format_validation_error
-from fedmutual.config.statistics import check_statistics
 from fedmutual.config.unused import check_effects
 from fedmutual.config.values import WINDOWS_PATH_FIX
 from fedmutual.core import Schedule
@@ -122,14 +120,7 @@ def parse_config(tables: Table, source: str = "configuration", overrides: Mappin
     check_methods(config, source)
     check_preset(config, tables, source)
     config = set_local_steps(apply_preset(config))
-    check_partition(config, source)
-    check_own_data(config, source)
-    check_model(config, source)
-    check_effects(config, source)
-    check_aggregation(config, source)
-    check_holdout(config, source)
-    check_statistics(config, source)
-    check_privacy(config, source)
+    check_config(config, source)
     return config
 
 

@@ -9,9 +9,16 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, ge
 from pydantic_core import PydanticUndefined
 
 from fedmutual.algorithms import ALGORITHMS
-from fedmutual.algorithms.presets import PRESETS, Preset
+from fedmutual.algorithms.registry import METHODS
 from fedmutual.config.keys import KeyEffect, Section, read_effect
-from fedmutual.config.methods import find_algorithm, find_title, is_required, list_setting_types, make_default
+from fedmutual.config.methods import (
+    find_algorithm,
+    find_method,
+    is_required,
+    list_setting_types,
+    list_tried_values,
+    make_default,
+)
 from fedmutual.config.schema import ClientData, ColumnConfig, Config, DataConfig, ShareConfig
 from fedmutual.core import OnlyIf, Schedule, Setting
 from fedmutual.errors import ConfigError, join_words
@@ -71,8 +78,7 @@ def render_key(key: Key) -> str:
 
 def describe_algorithms() -> dict[str, str]:
     """Return algorithm -> one line about it, with its settings."""
-    about = {name: (kind.__doc__ or "").splitlines()[0] for name, kind in ALGORITHMS.items()}
-    about |= {name: preset.about for name, preset in PRESETS.items() if preset.about is not None}
+    about = {name: METHODS[name].about or (kind.__doc__ or "").splitlines()[0] for name, kind in ALGORITHMS.items()}
     return {name: f"{line} Settings: {', '.join(list_setting_types(name)) or 'none'}." for name, line in about.items()}
 
 
@@ -85,22 +91,18 @@ def describe_algorithm(name: str) -> list[str]:
         ConfigError: there is no such algorithm, or its module cannot be imported.
     """
     try:
-        kind, types = find_algorithm(name), list_setting_types(name)
+        kind, types, method = find_algorithm(name), list_setting_types(name), find_method(name)
     except LookupError as problem:
         raise ConfigError(str(problem)) from None
-    preset = PRESETS.get(name, Preset({}))
     docstring = (kind.__doc__ or "").strip()
     is_generated = docstring.startswith(f"{kind.__name__}(")  # a signature, which `dataclass` writes where there is none
-    about = preset.about or ("" if is_generated else docstring.partition("\n")[0])
-    sentences = (f"{name}: {find_title(name)}.", about, f"Settings: {', '.join(types) or 'none'}.")
+    about = method.about or ("" if is_generated else docstring.partition("\n")[0])
+    sentences = (f"{name}: {method.title}.", about, f"Settings: {', '.join(types) or 'none'}.")
     lines = [" ".join(filter(None, sentences))]
     for field in (f for f in fields(kind) if f.name in types):
         default = "needed" if is_required(field) else _format_default(make_default(field))
-        tried = (
-            f"; `compare --tune` tries {', '.join(map(_format_default, tune))}"
-            if (tune := field.metadata.get("tune"))
-            else ""
-        )
+        tune = list_tried_values(field)
+        tried = f"; `compare --tune` tries {', '.join(map(_format_default, tune))}" if tune else ""
         meaning = field.metadata.get("about") or "no meaning is given; write the field as fedmutual.core.setting"
         lines.append(render_key(Key(f"algorithm.{field.name}", _describe_type(types[field.name]), default, meaning + tried)))
     return lines

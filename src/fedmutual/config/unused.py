@@ -11,12 +11,13 @@ from types import MappingProxyType
 from typing import Any
 
 from fedmutual.config.keys import Section, read_effect
-from fedmutual.config.methods import find_algorithm, has_aggregation
-from fedmutual.config.schema import OWN, Config, DataConfig
+from fedmutual.config.methods import find_algorithm, has_aggregation, list_training_fields
+from fedmutual.config.schema import OWN, Config, DataConfig, TrainingConfig
 from fedmutual.config.sites import has_own_data
 from fedmutual.errors import ConfigError, format_count
 from fedmutual.settings import OnlyIf
 
+_UNREAD = OnlyIf("algorithm", remark="algorithm {name!r} has no such field")  # of keys of [training]
 Unmet = tuple[str, OnlyIf, Any]  # a set key, the first of its conditions that is false, the value of the deciding key
 
 
@@ -42,7 +43,12 @@ def describe_unused_keys(config: Config, scores: Sequence[str], pooled: bool) ->
     scores: the scored models of the algorithm, as `Algorithm.scores`. pooled: whether one network learns from all data.
     """
     traits = (*scores, *(["averaged"] if has_aggregation(config) else []), *([] if pooled else ["federated"]))
-    return _describe(config, _list_unmet(config, lambda c: bool(c.remark) and c.key != "engine", {"algorithm": traits}))
+    unmet = list(_list_unmet(config, lambda c: bool(c.remark) and c.key != "engine", {"algorithm": traits}))
+    read = {"task", *list_training_fields(find_algorithm(config.algorithm["name"]))}  # reading data needs the task, too
+    unread = tuple(f"training.{name}" for name in TrainingConfig.model_fields if name not in read)
+    known = {key for key, _, _ in unmet}
+    set_keys = (key for key, _, _ in _list_set_keys(config) if key not in known)
+    return _describe(config, [*unmet, *((key, _UNREAD, None) for key in set_keys if key.endswith(unread))])
 
 
 def describe_unused_engine_keys(config: Config, engine: str) -> Iterator[str]:

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from fedmutual.data.encoding import ColumnPlan, FloatArray
-from fedmutual.data.examples import list_names
+from fedmutual.data.encoding import FloatArray
+from fedmutual.data.examples import ColumnPlan, list_names
 from fedmutual.data.table_file import make_text
 
 _DAY = pd.Timedelta(days=1)

@@ -10,7 +10,6 @@ from fedmutual.config import Config, DataConfig
 from fedmutual.data import scaling, stores
 from fedmutual.data.draws import Index
 from fedmutual.data.encoding import (
-    ColumnPlan,
     EncodedExamples,
     Encoding,
     FloatArray,
@@ -18,7 +17,7 @@ from fedmutual.data.encoding import (
     list_learned_columns,
     parse_encoding,
 )
-from fedmutual.data.examples import Examples, Source, list_names
+from fedmutual.data.examples import ColumnPlan, Examples, Source, list_names
 from fedmutual.data.targets import Targets
 from fedmutual.errors import ConfigError, DataError, format_count
 

@@ -6,29 +6,18 @@ run code when a run folder is opened. Tests hold that the numbers equal those of
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor
 
 from fedmutual.config import ColumnConfig
-from fedmutual.data.examples import Examples
+from fedmutual.data.examples import ColumnPlan, Examples
 
 FloatArray = npt.NDArray[np.float64]
-
-
-class ColumnPlan(NamedTuple):
-    """How one column of a table is read into numbers.
-
-    A category is its position in `vocabulary`, and a date is its days since 1970-01-01. Missing cells are NaN, and so are
-    categories outside the vocabulary.
-    """
-
-    name: str
-    settings: ColumnConfig
-    vocabulary: tuple[str, ...] = ()  # of a category
 
 
 @dataclass(frozen=True)
@@ -91,9 +80,12 @@ class Encoding:
         return [column.record() for column in self.columns]
 
 
+_ADAPTER = TypeAdapter(tuple[EncodedColumn, ...])
+
+
 def parse_encoding(entry: Sequence[Mapping[str, Any]]) -> Encoding:
     """Return the encoding that `Encoding.record` wrote. Its vocabularies are the values that it encodes."""
-    columns = tuple(EncodedColumn(**{**about, "values": tuple(about.get("values") or ())}) for about in entry)
+    columns = _ADAPTER.validate_python(entry)
     return Encoding(columns, tuple(column.values for column in columns))
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -13,12 +13,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from fedmutual.config import ColumnConfig
 from fedmutual.core import format_tensor
 from fedmutual.data.draws import Index, Names
 from fedmutual.errors import DataError
-
-if TYPE_CHECKING:
-    from fedmutual.data.encoding import ColumnPlan
 
 Form = Literal["images", "series", "ids"]
 """How networks get an array [n, ...]. An array of three axes is [n, H, W] as images of one channel, and [n, C, T] as series
@@ -72,6 +70,18 @@ class Examples(Protocol):
         ...
 
 
+class ColumnPlan(NamedTuple):
+    """How one column of a table is read into numbers.
+
+    A category is its position in `vocabulary`, and a date is its days since 1970-01-01. Missing cells are NaN, and so are
+    categories outside the vocabulary.
+    """
+
+    name: str
+    settings: ColumnConfig
+    vocabulary: tuple[str, ...] = ()  # of a category
+
+
 @dataclass(frozen=True)
 class Part:
     """The training part of a data set, or its test part, of n examples."""
@@ -103,7 +113,7 @@ class Source:
     classes: tuple[str, ...] | None = None  # class names, where labels are class numbers
     columns: tuple[str, ...] | None = None  # the names of a table's features; with `plans`, of its columns
     label_columns: tuple[str, ...] = ()  # the names of a table's columns of labels
-    plans: "tuple[ColumnPlan, ...] | None" = None  # how a table's columns are read that have yet to be encoded
+    plans: tuple[ColumnPlan, ...] | None = None  # how a table's columns are read that have yet to be encoded
     published: Published | None = None
     notes: tuple[str, ...] = ()
 

@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
+from pydantic import TypeAdapter
 from torch import Tensor
 
 from fedmutual.config import DataConfig
@@ -27,7 +28,7 @@ class Scaling:
     mean: tuple[float, ...]  # a value a channel, or a feature
     std: tuple[float, ...]
     size: tuple[int, int] | None = None  # height, width to resize to, bilinear with antialiasing
-    dtype: str = "float32"  # or "int64": ids, which are not scaled
+    dtype: Literal["int64"] | None = None  # of ids, which are not scaled; None: float32
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return stored examples x [B, *shape] as scaled float32, resized, or as ids. x may be overwritten.
@@ -49,13 +50,14 @@ class Scaling:
     def record(self) -> dict[str, Any]:
         """Return the entry of environment.json."""
         entry = {**asdict(self), "mean": list(self.mean), "std": list(self.std), "size": self.size and list(self.size)}
-        return {k: v for k, v in entry.items() if (k, v) != ("dtype", "float32")}
+        return {k: v for k, v in entry.items() if k != "dtype" or v is not None}
 
     def scale_black(self, channels: int) -> Tensor:
         """Return the scaled value [C] of a stored 0."""
         return -torch.tensor(self.mean) / torch.tensor(self.std) if self.mean else torch.zeros(channels)
 
 
+_ADAPTER = TypeAdapter(Scaling)
 UNSCALED = Scaling(1.0, (), ())
 """Leaves inputs as they are."""
 
@@ -68,9 +70,7 @@ def subtract_mean(x: Tensor, mean: Sequence[float], std: Sequence[float]) -> Ten
 
 def parse_scaling(entry: Mapping[str, Any]) -> Scaling:
     """Return the scaling of an entry that `Scaling.record` wrote into environment.json."""
-    size = entry.get("size")
-    mean, std = tuple(entry["mean"]), tuple(entry["std"])
-    return Scaling(entry["divisor"], mean, std, size and (size[0], size[1]), entry.get("dtype") or "float32")
+    return _ADAPTER.validate_python(entry)
 
 
 def find_form(entry: Mapping[str, Any], shape: Sequence[int]) -> Form:

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from fedmutual.config import ColumnConfig
 from fedmutual.data.draws import Index
-from fedmutual.data.encoding import ColumnPlan
-from fedmutual.data.examples import join_examples
+from fedmutual.data.examples import ColumnPlan, join_examples
 from fedmutual.data.statistics import Layout, Moments, Statistics, Words, add_sums, check_layouts, read_sums, sum_rows
 from fedmutual.errors import ConfigError, DataError, format_count
 

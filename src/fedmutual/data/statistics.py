@@ -3,9 +3,14 @@
 Each client sums its own rows (`sum_rows`), and only sums of clients are added (`add_sums`): as integers, so that the order
 of clients changes no bit, and so that real sites can mask what they send. An input is a channel of images, or a column of a
 table.
+
+A number v becomes the integer round(v * 2^96), and the integer becomes DIGITS digits in base 2^32; the last digit has the
+sign. Each digit is one 64-bit word. Words are added without regard to carries, and `decode_total` carries once, at the end,
+so words may be masked (`sites.secure_sum`). Unlike an update of a model (`fixed_sum`), a number is never clipped.
 """
 
 import math
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
@@ -16,11 +21,15 @@ import numpy.typing as npt
 from torch import Tensor
 
 from fedmutual.data.examples import list_names
-from fedmutual.data.wide_sum import DIGITS, decode_total, encode_number
 from fedmutual.errors import DataError
 
 Words = npt.NDArray[np.int64]
 _CONSTANT = Fraction(1, 2**44)  # a smaller variance, as a fraction of the mean square, is rounding: sums are of float64
+DIGITS = 6
+FRACTION_BITS = 96
+RANGE = 2.0 ** (32 * DIGITS - 1 - FRACTION_BITS)  # a number must be smaller, about 4e28
+_BASE = 2**32
+_CARRIES = 2**26  # of 20 sites, digits and random carries together stay below 2^63
 
 
 @dataclass(frozen=True)
@@ -69,17 +78,11 @@ class Statistics:
         return Moments(tuple(mean or 0.0 for mean in self.mean), tuple(std or 1.0 for std in self.std))
 
 
-def parse_statistics(entry: Mapping[str, Any]) -> Statistics:
-    """Return the statistics that `Statistics.record` wrote."""
-    lists = {key: tuple(entry[key]) for key in ("inputs", "missing", "mean", "std")}
-    return Statistics(entry["rows"], dict(entry["classes"]), **lists)
-
-
 def sum_rows(layout: Layout, chunks: Iterable[Tensor], labels: Sequence[int], hide_carries: bool = False) -> Words:
     """Return the words [layout.count] of one client's rows.
 
     chunks: examples [B, inputs, ...], before a mean is subtracted; NaN is a missing value. labels: the class number of each
-    row; not read where the layout has no classes. hide_carries: see `wide_sum.encode_number`.
+    row; not read where the layout has no classes. hide_carries: see `encode_number`.
 
     Raises:
         DataError: a sum is infinite, or beyond the range of fixed point. The message names the input.
@@ -174,3 +177,30 @@ def _describe_range(name: str) -> str:
         f"input {name!r}: the values are too large for the statistics of the federation; fix them, for example 1e30 in "
         "place of a missing value"
     )
+
+
+def encode_number(value: Fraction, hide_carries: bool = False) -> list[int]:
+    """Return a number as DIGITS words, from the lowest digit to the highest; each word fits into a signed 64-bit integer.
+
+    hide_carries: add a random multiple of the base to each digit, and subtract as many carries from the next digit. The sum
+    of the numbers is unchanged, and the sums of single digits reveal nothing else, for example not how many numbers were
+    negative. At most 20 such numbers can be added.
+
+    Raises:
+        ValueError: the number is not below RANGE.
+    """
+    if abs(value) >= RANGE:
+        raise ValueError(f"it is not below {RANGE:.1g}, the range of a fixed-point sum")
+    integer = round(value * 2**FRACTION_BITS)
+    words = [integer >> 32 * place for place in range(DIGITS)]
+    words = [*(word % _BASE for word in words[:-1]), words[-1]]
+    for place in range(DIGITS - 1) if hide_carries else ():
+        carries = secrets.randbelow(_CARRIES)
+        words[place] += carries * _BASE
+        words[place + 1] -= carries
+    return words
+
+
+def decode_total(words: Sequence[int]) -> Fraction:
+    """Return the total that the summed words of `encode_number` stand for."""
+    return Fraction(sum(word << 32 * place for place, word in enumerate(words)), 2**FRACTION_BITS)

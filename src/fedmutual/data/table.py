@@ -11,8 +11,17 @@ from fedmutual.config import ColumnConfig, DataConfig
 from fedmutual.data.arrays import require_root
 from fedmutual.data.cells import parse_cells, parse_numbers
 from fedmutual.data.column_check import describe_nameless, is_nameless, note_rounded_numbers
-from fedmutual.data.encoding import ColumnPlan, Encoding, plan_columns
-from fedmutual.data.examples import ArrayExamples, BadRows, Part, Source, convert_array, describe_columns, list_names
+from fedmutual.data.encoding import Encoding, plan_columns
+from fedmutual.data.examples import (
+    ArrayExamples,
+    BadRows,
+    ColumnPlan,
+    Part,
+    Source,
+    convert_array,
+    describe_columns,
+    list_names,
+)
 from fedmutual.data.table_file import RowNamer, make_row_namer, make_text, read_frame
 from fedmutual.data.table_labels import get_names, read_labels
 from fedmutual.errors import ConfigError, DataError

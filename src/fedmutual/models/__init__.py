@@ -8,17 +8,10 @@ from torch import Tensor, nn
 
 from fedmutual.config import Config
 from fedmutual.errors import ConfigError, format_error
-from fedmutual.models import own, pretrained, published
-from fedmutual.models.cnn1 import cnn1
-from fedmutual.models.cnn2 import cnn2
-from fedmutual.models.conv1d import conv1d
+from fedmutual.models import networks, own, pretrained, published
 from fedmutual.models.copying import copy_networks
-from fedmutual.models.lenet5 import lenet5, lenet5_bn, lenet5_tanh
-from fedmutual.models.mlp import mlp
 from fedmutual.models.parts import describe_too_small
 from fedmutual.models.pretrained import Weights
-from fedmutual.models.resnet18 import resnet18, resnet18_gn
-from fedmutual.models.unet import unet
 
 __all__ = [
     "NAMES",
@@ -30,19 +23,6 @@ __all__ = [
     "try_network",
     "weights",
 ]
-
-_OURS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {
-    "mlp": mlp,
-    "lenet5": lenet5,
-    "lenet5-bn": lenet5_bn,
-    "lenet5-tanh": lenet5_tanh,
-    "cnn1": cnn1,
-    "cnn2": cnn2,
-    "conv1d": conv1d,
-    "resnet18": resnet18,
-    "resnet18-gn": resnet18_gn,
-    "unet": unet,
-}
 
 NAMES: dict[str, str] = {
     "mlp": "two hidden layers of 200 units; any shape",
@@ -58,6 +38,10 @@ NAMES: dict[str, str] = {
     "unet": "U-Net of two levels (16, 32 channels) for training.task = 'segmentation'; images with even sides",
 }
 """fedmutual's networks, with descriptions. torchvision's networks keep their names; users add "module:factory"."""
+
+_OURS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {
+    name: getattr(networks, name.replace("-", "_")) for name in NAMES
+}
 
 checked_networks: set[tuple[str, tuple[int, ...], torch.dtype, int, tuple[tuple[int, ...], ...]]] = set()
 """(name, shape, type of inputs, classes, shapes of the logits) of networks that passed the check in this process: a run

@@ -3,20 +3,23 @@
 import hashlib
 import pickle
 from collections.abc import Collection
+from functools import cache
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
+from urllib.error import HTTPError, URLError
 
 import torch
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import Tensor, hub, nn
 
 from fedmutual.core import Message
 from fedmutual.errors import ConfigError
 from fedmutual.models import published
-from fedmutual.models.imagenet import WeightsUnavailable, fetch_weights
-from fedmutual.network_timeout import shorten_error
+from fedmutual.network_timeout import limit_waiting, shorten_error
 
 IMAGENET = "imagenet"
+PREFERRED = "IMAGENET1K_V1"  # used in papers before 2022; torchvision's later weights come from longer training
+connection_errors: list[str] = []  # after one timeout, no further network is tried
 ENDINGS = (".safetensors", ".pth", ".pt")
 _HOLDERS = ("state_dict", "model_state_dict", "model")  # keys of a training checkpoint that may hold the state dict
 _WRAPPERS = ("module.", "_orig_mod.")  # before each name in files of torch.nn.DataParallel and torch.compile
@@ -134,3 +137,48 @@ def _read_state(file: Path, key: str) -> Message:
 
 def _is_state_dict(value: object) -> bool:
     return isinstance(value, dict) and all(isinstance(k, str) and isinstance(v, Tensor) for k, v in value.items())
+
+
+class WeightsUnavailable(RuntimeError):
+    """The ImageNet weights are not available; the message says why."""
+
+
+def fetch_weights(name: str) -> tuple[str, Message]:
+    """Return the name and the tensors of the ImageNet weights of one of torchvision's networks.
+
+    A process fetches weights once, so that all its runs start alike.
+
+    Raises:
+        WeightsUnavailable: the weights are not in the cache and cannot be downloaded.
+    """
+    result = try_fetch(name)
+    if isinstance(result, str):
+        raise WeightsUnavailable(result)
+    return result
+
+
+@cache
+def try_fetch(name: str) -> str | tuple[str, Message]:
+    """Return (identifier, tensors), or one sentence that says why there are none. Each name is tried once in a process."""
+    weights = choose_weights(name)
+    cached = Path(hub.get_dir(), "checkpoints", weights.url.rpartition("/")[2])
+    if connection_errors and not cached.exists():
+        return f"{weights.url} cannot be reached: {connection_errors[0]}"
+    try:
+        with limit_waiting():
+            return weights.name, weights.get_state_dict(progress=False, check_hash=True, weights_only=True)
+    except Exception as problem:  # no network, no space, no rights, a damaged file
+        if cached.exists():
+            return f"{cached} cannot be read: {shorten_error(problem)}"
+        if isinstance(problem, URLError) and not isinstance(problem, HTTPError):
+            connection_errors.append(str(problem.reason))
+            return f"{weights.url} cannot be reached: {problem.reason}"
+        return f"{weights.url}: {shorten_error(problem)}"
+
+
+def choose_weights(name: str) -> Any:
+    """Return the preferred ImageNet weights of a network: IMAGENET1K_V1 if they exist, else torchvision's default."""
+    from torchvision import models
+
+    available = models.get_model_weights(name)
+    return available.__members__.get(PREFERRED, available.DEFAULT)

@@ -176,7 +176,7 @@ def _list_class_names(classes: npt.NDArray[Any]) -> tuple[str, ...]:
 def _find_fault(content: SeedsetFile) -> str | None:
     """Return in one clause why a part is invalid; None where the part is valid."""
     x, y, mean = content.x, content.labels, content.scaling.mean
-    dtypes = (np.uint8, np.float32) if content.scaling.dtype == "float32" else (np.int64,)
+    dtypes = (np.uint8, np.float32) if content.scaling.dtype is None else (np.int64,)
     if x.ndim not in (2, 3, 4, 5) or x.dtype not in dtypes or not x.size:
         return f"its examples are {x.dtype} of the shape {list(x.shape)}, and no images or features"
     if len(mean) not in (0, x.shape[1]) or len(content.scaling.std) != len(mean) or 0 in content.scaling.std:

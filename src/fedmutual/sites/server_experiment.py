@@ -29,9 +29,10 @@ def build_server_experiment(contract: Contract, statistics: Statistics | None = 
     classes = tuple(config.data.classes or ("y",))
     image = len(contract.sites.input) == 3  # of an image file; a site's own source may scale its values otherwise
     divisor, size = (BYTE, (contract.sites.input[1], contract.sites.input[2])) if image else (1.0, None)
-    shape, count, dtype = tuple(contract.sites.input), outputs or len(classes), "float32"
-    if _takes_ids(contract, count):
-        divisor, size, dtype = 1.0, None, "int64"
+    shape, count = tuple(contract.sites.input), outputs or len(classes)
+    takes_ids = _takes_ids(contract, count)
+    if takes_ids:
+        divisor, size = 1.0, None
     mean, std = config.data.mean or (), config.data.std or ()
     if mean == FEDERATED or std == FEDERATED:
         mean, std = ((), ()) if statistics is None or config.data.columns else statistics.moments
@@ -40,7 +41,7 @@ def build_server_experiment(contract: Contract, statistics: Statistics | None = 
         classes=classes,
         outputs=count,
         task=config.training.task,
-        scaling=Scaling(divisor, mean, std, size, dtype).record(),
+        scaling=Scaling(divisor, mean, std, size, "int64" if takes_ids else None).record(),
     )
     no_data = Federation({}, {"": space}, None, {"clients": {}, "classes": list(classes)}, ())
     nets = Networks(config, no_data, contract.algorithm.scores, torch.device("cpu"))

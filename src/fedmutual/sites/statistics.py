@@ -16,7 +16,7 @@ from pydantic import Field
 from fedmutual.algorithms.fedavg import N_K
 from fedmutual.core import Algorithm, At, Batch, Client, Message, Net, Phase, Spec
 from fedmutual.data.examples import list_names
-from fedmutual.data.statistics import Layout, Moments, Statistics, Words, parse_statistics, read_sums
+from fedmutual.data.statistics import Layout, Moments, Statistics, Words, read_sums
 from fedmutual.sites.state_files import StateRecord, read_state_record, write_state_record
 
 SUMS, SCALING = "statistics", "scaling"  # names of tensors: words int64 [layout.count]; mean and divisor float64 [2, inputs]
@@ -169,7 +169,9 @@ def write_site_scaling(folder: Path, moments: Moments) -> None:
 def read_gathered(folder: Path) -> GatheredStatistics | None:
     """Return the statistics that the server has gathered; None before. Raises RunError where the file is damaged."""
     about = read_state_record(folder / FILE, _StatisticsRecord)
-    return None if about is None else GatheredStatistics(parse_statistics(about.model_dump()), about.up, about.down)
+    if about is None:
+        return None
+    return GatheredStatistics(Statistics(**about.model_dump(exclude={"up", "down"})), about.up, about.down)
 
 
 def write_gathered(folder: Path, gathered: GatheredStatistics) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 from fedmutual.algorithms import ALGORITHMS
 from fedmutual.config import Config, list_keys, parse_config
-from fedmutual.config.schema import TrainingConfig
 from fedmutual.core import Schedule
 from fedmutual.errors import ConfigError, DataError, RunError
 from fedmutual.in_memory import PREFIX
@@ -88,12 +87,9 @@ def describe_method(method: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         )
     changed = {f.name: v for f in fields(method) if f.init and (v := getattr(method, f.name)) != f.default}
     tables = {k: asdict(v) if isinstance(v, Schedule) else v for k, v in changed.items()}
-    known = {f.name for f in fields(method) if "filled" not in f.metadata}
-    training = {k: v for k, v in tables.items() if k in TrainingConfig.model_fields and k in known and k != "task"}
-    return {
-        "name": name,
-        **{k: v for k, v in tables.items() if k in known and k not in TrainingConfig.model_fields},
-    }, training
+    origins = {f.name: f.metadata.get("from") for f in fields(method)}
+    training = {k: v for k, v in tables.items() if origins[k] == "training" and k != "task"}
+    return {"name": name, **{k: v for k, v in tables.items() if origins[k] is None}}, training
 
 
 @contextmanager

@@ -14,8 +14,7 @@ from nvflare.apis.signal import Signal
 
 from fedmutual.errors import UserError
 from fedmutual.rundir import folder as folders
-from fedmutual.sites.contract import accept_contract
-from fedmutual.sites.contract_checks import check_rounds
+from fedmutual.sites.contract import accept_contract, check_rounds
 from fedmutual.sites.flare import workspace
 from fedmutual.sites.flare.access_control import PEER_TOPIC
 from fedmutual.sites.flare.console import print_line, print_line_seldom

@@ -1,0 +1,73 @@
+"""The methods by name: where the class of each stands, and what comparisons, tuning and [model] know of it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedmutual.core import Role
+
+
+@dataclass(frozen=True)
+class Method:
+    """A name of `algorithm.name`. Several names may have one class, with other keys of [model]."""
+
+    where: str  # the class, as "module:Class" of this package; of a user's own, as the name of the method
+    title: str  # in tables and plots
+    role: Role = field(default_factory=Role)  # in comparisons
+    tune: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # setting -> the values that `compare --tune` tries
+    # keys of [model] with values, none its default; they hold where the configuration leaves the key at its default
+    model: Mapping[str, Any] = field(default_factory=dict)
+    about: str | None = None  # in one line; None: as the class says
+    pooled: bool = False  # whether one network learns from all participants' data in one place
+
+
+_FEATURES = {"part": ("features",), "adaptor": "rest"}
+_SAME_START = {"start": "server"}
+_MUTUAL = {"alpha": (0.25, 0.5, 0.75), "beta": (0.25, 0.5, 0.75)}
+
+METHODS = {
+    "fml": Method("fml:FML", "FML", Role(position=1, colour=1, reference=True), _MUTUAL),
+    "fedavg": Method("fedavg:FedAvg", "FedAvg", Role(position=5, colour=2)),
+    "fedprox": Method("fedprox:FedProx", "FedProx", Role(position=6, colour=3), {"mu": (0.001, 0.01, 0.1, 1.0)}),
+    "fedh2l": Method("fedh2l:FedH2L", "FedH2L", Role(position=2, colour=6, reference=True)),
+    "fedmd": Method("fedmd:FedMD", "FedMD", Role(position=3, colour=7), {"digest_steps": (1, 5)}),
+    "aggregate": Method("aggregate:Aggregate", "AGG", Role(position=4, colour=8)),
+    "independent": Method("independent:Independent", "Local-only", Role(colour=4, federates=False)),
+    "centralised": Method(
+        "independent:Independent",
+        "Centralised",
+        Role(colour=5, federates=False),
+        about="One model, trained on all participants' data in one place: an upper bound; nothing is private.",
+        pooled=True,
+    ),
+    "fedavg-ft": Method("fedavg_ft:FedAvgFT", "FedAvg + fine-tuning", tune={"tune_epochs": (1, 3, 5)}),
+    "ditto": Method("ditto:Ditto", "Ditto", tune={"lam": (0.1, 0.5, 1.0, 2.0)}, model=_SAME_START),
+    "apfl": Method("apfl:APFL", "APFL", tune={"mix": (0.25, 0.5, 0.75)}, model=_SAME_START),
+    # Arivazhagan et al., Federated Learning with Personalization Layers, 2019, https://arxiv.org/abs/1912.00818
+    "fedper": Method(
+        "fedavg:FedAvg",
+        "FedPer",
+        model=_FEATURES,
+        about="FedAvg of the features; each client keeps its classifier, and trains both together.",
+    ),
+    "fedrep": Method("fedrep:FedRep", "FedRep", tune={"head_epochs": (1, 5, 10)}, model=_FEATURES),
+    # Liang et al., Think Locally, Act Globally, 2020, https://arxiv.org/abs/2001.01523
+    "lg-fedavg": Method(
+        "fedavg:FedAvg",
+        "LG-FedAvg",
+        model={"part": ("classifier",), "adaptor": "rest"},
+        about="FedAvg of the classifier; each client keeps its features, and trains both together.",
+    ),
+    # Li et al., Federated Learning on Non-IID Features via Local Batch Normalization, 2021, https://arxiv.org/abs/2102.07623
+    "fedbn": Method(
+        "fedavg:FedAvg",
+        "FedBN",
+        model={"batchnorm": "local"},
+        about="FedAvg of all but the BatchNorm layers, which each client keeps.",
+    ),
+    "fedproto": Method("fedproto:FedProto", "FedProto", tune={"proto_lam": (0.1, 1.0, 10.0)}),
+    "fedtgp": Method("fedtgp:FedTGP", "FedTGP"),
+    "fedkd": Method("fedkd:FedKD", "FedKD"),
+    "proxyfl": Method("proxyfl:ProxyFL", "ProxyFL"),
+    "feddf": Method("feddf:FedDF", "FedDF", tune={"distill_steps": (30, 100, 300)}),
+}
