@@ -5,7 +5,7 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -43,6 +43,15 @@ from fedmutual.studies.remarks import make_warning_observers
 from fedmutual.studies.resume import check_saved, fingerprint_experiment, restore_run
 from fedmutual.studies.trained_run import Run, open_trained_run
 from fedmutual.user_code.recorded_code import set_trust
+
+
+class RunRequest(NamedTuple):
+    """A run to train; the fields are the arguments of `train_run`."""
+
+    config: Config
+    folder: Path
+    resume: bool
+    observers: Sequence[Observer]
 
 
 def run(
@@ -94,53 +103,48 @@ def train_run(config: Config, folder: Path, resume: bool = False, observers: Seq
     return open_trained_run(folder, config)
 
 
-def run_together(
-    configs: Sequence[Config], outs: Sequence[Path], resume: bool, observers: Sequence[Sequence[Observer]]
-) -> list[Run]:
-    """Train several experiments at once, with the clients of all experiments in common stacks; return the runs.
+def attempt_together(requests: Sequence[RunRequest]) -> list[Exception | None]:
+    """Train several experiments at once, with the clients of all experiments in common stacks.
 
-    Raises:
-        UserError, Diverged: the error of the first run that failed; the other runs were trained to their end.
-    """
-    problems = [p for p in attempt_together(configs, outs, resume, observers) if p is not None]
-    if problems:
-        raise problems[0]
-    return [open_trained_run(folder, config) for folder, config in zip(outs, configs, strict=True)]
-
-
-def attempt_together(
-    configs: Sequence[Config], outs: Sequence[Path], resume: bool, observers: Sequence[Sequence[Observer]]
-) -> list[BaseException | None]:
-    """Train as `run_together`; return the error of each run, None for a finished run.
+    Return the error of each run, None for a finished run; a run that fails stops no other run.
 
     Raises:
         UserError: a folder, the data or a network cannot be used; raised before the first training.
+        BaseException: an error that is no `Exception`, of the first run that raised such an error.
     """
-    environments = [_read_environment(folder, config, resume) for folder, config in zip(outs, configs, strict=True)]
+    environments = [_read_environment(r.folder, r.config, r.resume) for r in requests]
     left = [n for n, recorded in enumerate(environments) if recorded is not None]
-    with _use_threads(max((config.engine.threads for config in configs), default=1)):
+    with _use_threads(max(r.config.engine.threads for r in requests)):
         prepared: dict[str, dict[str, data.Prepared]] = {}
         built = {}
         for n in left:
-            key = identify_data(configs[n])
-            prepared[key] = prepared.get(key) or data.prepare(configs[n])
-            recorded, begun = environments[n], folders.find_source_weights(outs[n])
+            config, folder = requests[n].config, requests[n].folder
+            key = identify_data(config)
+            prepared[key] = prepared.get(key) or data.prepare(config)
+            recorded, begun = environments[n], folders.find_source_weights(folder)
             device = recorded.device if recorded else None
-            built[n] = build.build(configs[n], device, prepared[key], begun, pretrained.read_initial_weights(outs[n]))
+            built[n] = build.build(config, device, prepared[key], begun, pretrained.read_initial_weights(folder))
         federations = [[built[n].build_client(i) for i in built[n].clients] for n in left]
-        engines = [configs[n].engine for n in left]
+        engines = [requests[n].config.engine for n in left]
         scheduler = RunScheduler(federations, any(e.compile for e in engines), any(e.turns for e in engines))
         choice = EngineChoice("stacked", 1, f"{len(left)} runs at once fill a device better")
 
         def train(n: int, engine: Simulation) -> Training:
-            with folders.lock_folder(outs[n]):
-                if _read_environment(outs[n], configs[n], resume) is not None:
-                    _describe(outs[n], built[n], engine, choice)
-                    notes = (*unused.describe_unused_engine_keys(configs[n], choice.name),)
-                    yield from _train(built[n], engine, outs[n], observers[n], notes, describe_pick(choice))
+            config, folder, resume, observers = requests[n]
+            with folders.lock_folder(folder):
+                if _read_environment(folder, config, resume) is not None:
+                    _describe(folder, built[n], engine, choice)
+                    notes = (*unused.describe_unused_engine_keys(config, choice.name),)
+                    yield from _train(built[n], engine, folder, observers, notes, describe_pick(choice))
 
         raised = dict(zip(left, scheduler.train([partial(train, n) for n in left]), strict=True))
-    return [raised.get(n) for n in range(len(configs))]
+    problems = dict[int, Exception]()
+    for n, problem in raised.items():
+        if isinstance(problem, Exception):
+            problems[n] = problem
+        elif problem is not None:
+            raise problem
+    return [problems.get(n) for n in range(len(requests))]
 
 
 def identify_data(config: Config) -> str:
@@ -151,18 +155,18 @@ def identify_data(config: Config) -> str:
     return repr((config.data, kind, drawn, config.training.task, clients, list_user_networks(config)))
 
 
-def can_stack(config: Config) -> bool:
-    """Return whether the clients of several runs of this configuration can train in common stacks.
+def can_stack(configs: Sequence[Config]) -> bool:
+    """Return whether the clients of these runs can train in common stacks: several runs with equal tables [engine].
 
     Runs with `privacy.nets` cannot, because the gradient of each example is clipped.
 
     Raises:
         ConfigError: this machine lacks the device.
     """
-    if config.privacy.nets != "none":
+    if len(configs) < 2 or any(c.privacy.nets != "none" or c.engine != configs[0].engine for c in configs):
         return False
-    name, device = config.engine.name, config.engine.device
-    return name == "stacked" or (name == "auto" and build.pick_device(device).type == "cuda")
+    engine = configs[0].engine
+    return engine.name == "stacked" or (engine.name == "auto" and build.pick_device(engine.device).type == "cuda")
 
 
 @contextmanager
