@@ -5,10 +5,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from fedmutual import data
+from fedmutual.algorithms import ALGORITHMS
 from fedmutual.config import Config, check_scored, override_config, replace_algorithm
 from fedmutual.config.grid import format_value, make_folder_name
-from fedmutual.errors import ConfigError
+from fedmutual.errors import ConfigError, UserError
 from fedmutual.events import Observer
+from fedmutual.federation import build
 from fedmutual.role import DEFAULT_METHODS
 from fedmutual.rundir.file_names import TUNED
 from fedmutual.rundir.record_files import write_record
@@ -16,6 +21,7 @@ from fedmutual.rundir.schema import TunedRecord
 from fedmutual.studies.study import Setting, Study, list_seeds
 from fedmutual.studies.trained_run import Run
 
+ALL = "all"  # in the place of a method's name: every method of the package
 TRIALS = "tune"  # of a comparison's folder: a sweep for each method, by `--tune`
 
 
@@ -27,6 +33,63 @@ class Tuned:
     tried: int  # settings that were trained
     most: int  # the budget: settings that each method may train
     is_rate_at_end: bool = False  # whether the chosen learning rate is the smallest or the largest of several tried ones
+
+
+def expand_methods(names: Sequence[str] | None, algorithm: str | None) -> tuple[str, ...]:
+    """Return the names of `--methods`, with every method of the package in the place of "all".
+
+    names: None where `--methods` is unset; then the methods are the configuration's algorithm and the default methods.
+    algorithm: the algorithm that the configuration names, None where the configuration names no algorithm. With "all" it
+    is one of the methods.
+    """
+    named = () if algorithm is None else (algorithm,)
+    if names is None:
+        return tuple(dict.fromkeys((*named, *DEFAULT_METHODS)))
+    if ALL not in names:
+        return tuple(names)
+    return tuple(dict.fromkeys((*named, *(name for name in names if name != ALL), *ALGORITHMS)))
+
+
+def find_unfit_methods(
+    config: Config, methods: Sequence[str], required: Sequence[str], method_settings: Mapping[str, Any] | None = None
+) -> dict[str, str]:
+    """Return method -> the reason, in one sentence, why its networks cannot be made and trained with this configuration.
+
+    The experiment of each method is built once, untrained, with data that are read once.
+
+    required: methods that the user named, which raise an error. method_settings: as `list_variants` takes them.
+
+    Raises:
+        UserError: a required method does not fit the configuration; the data cannot be read.
+    """
+    prepared = data.prepare(config)
+    reasons: dict[str, str] = {}
+    for method in methods:
+        try:
+            _check_method(config, method, method_settings, prepared)
+        except UserError as problem:
+            if method in required:
+                raise
+            reasons[method] = str(problem)
+    return reasons
+
+
+def _check_method(
+    config: Config, method: str, method_settings: Mapping[str, Any] | None, prepared: Mapping[str, data.Prepared]
+) -> None:
+    """Raise UserError, in one sentence, unless the method's networks can be made and trained."""
+    variant, _ = replace_algorithm(config, method, method_settings)
+    with torch.random.fork_rng(devices=[]):
+        experiment = build.build(variant, prepared=prepared)
+        for client in experiment.clients:
+            experiment.build_networks(client)
+    if variant.model.batchnorm != config.model.batchnorm and experiment.nets.notes:  # the method would be FedAvg
+        raise ConfigError(experiment.nets.notes[0])
+    if (variant.training.local_steps is None) != (config.training.local_steps is None):
+        raise ConfigError(
+            "a round is counted in gradient steps, and under the other methods in passes over the data; set "
+            "training.local_steps, which then holds for all methods"
+        )
 
 
 def list_variants(

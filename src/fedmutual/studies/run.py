@@ -1,5 +1,6 @@
 """One experiment, from its configuration to its folder."""
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -11,8 +12,10 @@ import torch
 
 from fedmutual import data
 from fedmutual.config import Config, unused
+from fedmutual.core import Message
 from fedmutual.engines.assignment import WorkerLost
 from fedmutual.engines.base import Simulation, count_parameters
+from fedmutual.engines.client_store import remove_abandoned_files
 from fedmutual.engines.loop import drive, generate_rounds
 from fedmutual.engines.multi_run import RunScheduler, Training
 from fedmutual.engines.select import EngineChoice
@@ -25,23 +28,21 @@ from fedmutual.models import list_user_networks
 from fedmutual.rundir import best as bests
 from fedmutual.rundir import folder as folders
 from fedmutual.rundir import pretrained, tensorboard
-from fedmutual.rundir.checkpoint import (
-    Checkpoints,
-    read_checkpoint,
-)
+from fedmutual.rundir.checkpoint import Checkpoints, load_client, make_file_name, read_checkpoint, restore_server
 from fedmutual.rundir.environment import read_environment
-from fedmutual.rundir.file_names import CONFIG, client_folder
+from fedmutual.rundir.file_names import CONFIG, LEDGER, METRICS, client_folder, server_folder
+from fedmutual.rundir.logs import rewind
 from fedmutual.rundir.observers import Ledger, Metrics
 from fedmutual.rundir.record_files import is_finished, read_summary
-from fedmutual.rundir.schema import Environment, RecordedEngine
+from fedmutual.rundir.schema import Environment, RecordedEngine, Saved
 from fedmutual.rundir.summary import write_summary
 from fedmutual.rundir.text import TextLog
 from fedmutual.rundir.trackers import Tracker
 from fedmutual.studies import privacy_plan
 from fedmutual.studies.engine_handle import FIX_WORKERS, MOST_DEATHS, EngineHandle, describe_pick
 from fedmutual.studies.remarks import make_warning_observers
-from fedmutual.studies.resume import check_saved, fingerprint_experiment, restore_run
 from fedmutual.studies.trained_run import Run, open_trained_run
+from fedmutual.tensor_files import read_tensors
 from fedmutual.user_code.recorded_code import set_trust
 
 
@@ -183,7 +184,7 @@ def _use_threads(threads: int) -> Iterator[None]:
 
 def _describe(folder: Path, experiment: Experiment, engine: Simulation, choice: EngineChoice) -> None:
     """Write the files that describe the run before its first round, after a check of the saved files of a resumed run."""
-    check_saved(folder, experiment)
+    _check_saved(folder, experiment)
     about: dict[str, Any] = {
         "engine": RecordedEngine(**choice._asdict()),
         "products": experiment.choose_products(),
@@ -244,8 +245,8 @@ def _train(
 ) -> Training:
     """Train from the start, or from the saved round, to the last round; then write the summary."""
     config = experiment.config
-    name = folders.compute_identity(config, fingerprint_experiment(experiment))
-    server, saved = restore_run(experiment, engine, folder, name)
+    name = folders.compute_identity(config, _fingerprint_experiment(experiment))
+    server, saved = _restore_run(experiment, engine, folder, name)
     seconds = saved.seconds if saved else 0.0
     records_config = config.records
     keep = (
@@ -275,3 +276,47 @@ def _train(
     )
     for tracker in tracked:
         tracker.end()
+
+
+def _check_saved(folder: Path, experiment: Experiment) -> None:
+    """Raise RunError if a file that a resumed run needs is missing or damaged. Remove an incomplete last line of a log."""
+    saved, homes = read_checkpoint(folder), [client_folder(folder, i) for i in experiment.clients]
+    for log in (folder / LEDGER, folder / METRICS, *(home / METRICS for home in homes)):
+        rewind(log, lambda round: True)
+    if experiment.config.records.keep_best:
+        bests.check_best_files(folder)
+    if saved is not None:
+        for state_folder in (server_folder(folder), *homes):
+            read_tensors(state_folder / make_file_name(saved.round), ())
+
+
+def _restore_run(experiment: Experiment, engine: Simulation, folder: Path, name: str) -> tuple[Message, Saved | None]:
+    """Restore clients and logs to the last saved round; return the server's state and the saved round.
+
+    Nothing saved: the server's first state, and None. name: the identity of the run, which its checkpoint must have.
+
+    Raises:
+        RunError: the checkpoint belongs to another run, or a file is missing or damaged.
+        WorkerLost: a worker died.
+    """
+    due, rounds = experiment.config.records.evaluate_every, experiment.config.rounds
+    server, saved = restore_server(folder, name, experiment.make_server_state(), rounds, due, experiment.clients)
+    remove_abandoned_files(folder)
+    if experiment.config.records.keep_best:
+        bests.settle_best_files(folder, saved.round if saved else None, rounds, due)
+    if saved is None:
+        return server, None
+    file = make_file_name(saved.round)
+    places = {i: (client_folder(folder, i) / file, name, saved.round) for i in experiment.clients}
+    for _ in engine.visit(load_client, places):
+        pass
+    return server, saved
+
+
+def _fingerprint_experiment(experiment: Experiment) -> str:
+    """Return the fingerprint of the data, and of the model of another run with which the server starts."""
+    fingerprint: str = experiment.data.partition["fingerprint"]
+    if experiment.nets.begun is None:
+        return fingerprint
+    tensors = sorted(experiment.nets.begun.items())
+    return fingerprint + hashlib.sha256(b"".join(v.cpu().numpy().tobytes() for _, v in tensors)).hexdigest()
