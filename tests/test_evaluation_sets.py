@@ -137,11 +137,11 @@ def test_validation_rows_that_are_test_rows_choose_nothing_pooled_with_a_remark(
 def test_methods_of_steps_and_of_epochs_are_not_compared_unless_all_count_steps():
     config = parse_config({}, overrides={"data.name": "digits", "split.public": 0.2})
     with pytest.raises(ConfigError, match="fedh2l counts gradient steps and fml passes over the data"):
-        list(list_variants(config, ["fml", "fedh2l"], 1))
+        list_variants(config, ["fml", "fedh2l"])
     config = parse_config({}, overrides={"data.name": "digits", "split.public": 0.2, "training.local_steps": 3})
-    assert {c.training.local_steps for _, _, c in list_variants(config, ["fml", "fedh2l"], 1)} == {3}
+    assert {s.config.training.local_steps for s in list_variants(config, ["fml", "fedh2l"])} == {3}
     config = parse_config({}, overrides={"data.name": "digits", "split.public": 0.2, "algorithm.name": "fedh2l"})
-    assert {c.training.local_steps for _, _, c in list_variants(config, ["independent", "fedh2l"], 1)} == {1}
+    assert {s.config.training.local_steps for s in list_variants(config, ["independent", "fedh2l"])} == {1}
 
 
 @pytest.mark.parametrize(

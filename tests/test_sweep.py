@@ -15,7 +15,8 @@ from fedmutual.core import Diverged
 from fedmutual.errors import ConfigError, RunError
 from fedmutual.events import Evaluated, Finished, Replied
 from fedmutual.studies.compare import compare
-from fedmutual.studies.sweep import plan_sweep, sweep
+from fedmutual.studies.sweep import sweep
+from fedmutual.studies.sweep_plan import plan_sweep
 
 pytestmark = pytest.mark.long
 

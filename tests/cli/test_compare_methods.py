@@ -5,7 +5,7 @@ import pytest
 import fedmutual
 from fedmutual.algorithms import ALGORITHMS
 from fedmutual.errors import ConfigError
-from fedmutual.studies.eligibility import find_eligible_methods
+from fedmutual.studies.compare import find_unfit_methods
 
 pytestmark = pytest.mark.run
 
@@ -22,9 +22,9 @@ class Mine(FedAvg):
 """
 
 
-def eligible(path, **overrides):
+def find_unfit(path, **overrides):
     config = fedmutual.load_config(path, **overrides)
-    return find_eligible_methods(config, tuple(ALGORITHMS), ["fml"], {"public_batch": 4})
+    return find_unfit_methods(config, tuple(ALGORITHMS), ["fml"], {"public_batch": 4})
 
 
 def trained(folder):
@@ -32,23 +32,22 @@ def trained(folder):
 
 
 def test_methods_of_public_data_are_left_out_where_none_are_set_apart(small):
-    choice = eligible(small)
-    assert set(choice.left_out) == PUBLIC_DATA | {"fedbn"}
-    assert set(choice.methods) == set(ALGORITHMS) - set(choice.left_out)
-    assert all("split.public" in choice.left_out[method] for method in PUBLIC_DATA)
-    assert "no BatchNorm layer" in choice.left_out["fedbn"]
+    unfit = find_unfit(small)
+    assert set(unfit) == PUBLIC_DATA | {"fedbn"}
+    assert all("split.public" in unfit[method] for method in PUBLIC_DATA)
+    assert "no BatchNorm layer" in unfit["fedbn"]
 
 
 def test_methods_that_count_steps_need_a_file_that_does(small):
-    passes, steps = (eligible(small, **{"split.public": 0.2, **more}) for more in ({}, {"training.local_steps": 2}))
-    assert {"fedh2l"} == set(passes.left_out) - set(steps.left_out)
-    assert "set training.local_steps" in passes.left_out["fedh2l"]
-    assert set(steps.left_out) == {"fedbn"}
+    passes, steps = (find_unfit(small, **{"split.public": 0.2, **more}) for more in ({}, {"training.local_steps": 2}))
+    assert {"fedh2l"} == set(passes) - set(steps)
+    assert "set training.local_steps" in passes["fedh2l"]
+    assert set(steps) == {"fedbn"}
 
 
 def test_methods_of_one_network_are_left_out_where_networks_differ(small):
-    choice = eligible(small, **{"model.personal": ["mlp", "mlp", "cnn1"]})
-    assert {"apfl", "ditto", "fedavg-ft"} == set(choice.left_out) - PUBLIC_DATA - {"fedbn"}
+    unfit = find_unfit(small, **{"model.personal": ["mlp", "mlp", "cnn1"]})
+    assert {"apfl", "ditto", "fedavg-ft"} == set(unfit) - PUBLIC_DATA - {"fedbn"}
 
 
 def test_methods_of_classes_are_left_out_where_targets_are_numbers(small):
@@ -58,12 +57,12 @@ def test_methods_of_classes_are_left_out_where_targets_are_numbers(small):
         'data = { name = "csv", root = "numbers.csv" }\npartition = { kind = "iid", clients = 3 }\n'
         'model = { shared = "mlp" }\ntraining = { task = "regression" }\n'
     )
-    assert {"fedproto", "fedtgp"} <= set(eligible(small).left_out)
+    assert {"fedproto", "fedtgp"} <= set(find_unfit(small))
 
 
 def test_a_method_that_is_named_is_not_left_out(small):
     with pytest.raises(ConfigError, match=r"'fedmd' needs a public seed set"):
-        find_eligible_methods(fedmutual.load_config(small), ("fml", "fedmd"), ["fedmd"])
+        find_unfit_methods(fedmutual.load_config(small), ("fml", "fedmd"), ["fedmd"])
 
 
 def test_all_trains_what_fits_and_has_a_line_for_what_does_not(small, cli):

@@ -169,7 +169,7 @@ def test_the_privacy_remark_says_that_first_weights_are_not_counted(tmp_path):
 
 
 def test_clients_with_noise_are_not_stepped_as_one():
-    assert not can_stack(config(engine={"device": "cpu"}))
+    assert not can_stack([config(engine={"device": "cpu"})] * 2)
     cuda, work = torch.device("cuda"), {"0": Workload(1, 1), "1": Workload(1, 1)}
     assert choose_engine("auto", None, cuda, work).name == "stacked"
     assert choose_engine("auto", None, cuda, work, stackable=False).name == "inprocess"

@@ -14,7 +14,7 @@ from fedmutual.core import Diverged
 from fedmutual.rundir.recorded_run import RecordedRun, read_run
 from fedmutual.rundir.schema import Evaluation
 from fedmutual.rundir.transfer import TRANSFER_DATA
-from fedmutual.studies.side_by_side import RunRequest
+from fedmutual.studies.run import RunRequest
 from fedmutual.studies.trained_run import open_trained_run
 from fedmutual_papers.budget import count_budget
 from fedmutual_papers.plan import Job

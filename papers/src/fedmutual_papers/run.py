@@ -3,11 +3,9 @@
 Several processes with the same command share the work: each trains runs that no other process trains.
 """
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from itertools import groupby
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -18,8 +16,8 @@ from fedmutual.errors import Busy, DataError, format_count
 from fedmutual.events import Observer
 from fedmutual.rundir.file_names import SUMMARY
 from fedmutual.rundir.text import format_duration
-from fedmutual.studies import run
-from fedmutual.studies.side_by_side import RunRequest, attempt_run, limit_jobs, train_queue
+from fedmutual.studies.run import RunRequest, can_stack
+from fedmutual.studies.side_by_side import limit_jobs, train_queue
 from fedmutual_papers.collect import make_result
 from fedmutual_papers.experiment_files import Cell
 from fedmutual_papers.measured_cell import is_incomplete
@@ -125,8 +123,8 @@ def train_cells(
     if eta.left:
         store.check()
         at_once = limit_jobs([j.config for j in eta.left], jobs)
-        work = CellWork(out, store, watch, outcome, eta, say, planned, at_once)
-        while work.train_planned():  # try again: other processes may have released their runs
+        queue = CellQueue(out, store, watch, outcome, eta, say, planned, at_once)
+        while queue.train_planned():  # try again: other processes may have released their runs
             outcome.elsewhere.clear()
             outcome.failed.clear()
     outcome.failed = [*_known_failures(planned, store), *outcome.failed]
@@ -161,14 +159,9 @@ def _is_missing(store: ResultStore, job: Job) -> bool:
     return result is None or is_incomplete(job.cell, result)
 
 
-def _is_stacked(stage: Sequence[Job]) -> bool:
-    """Return whether the runs of a stage are trained together, their clients in common stacks."""
-    return len(stage) > 1 and all(run.can_stack(job.config) for job in stage)
-
-
 @dataclass
-class CellWork:
-    """The runs of a call of `reproduce`, and the folders and the store that they use."""
+class CellQueue:
+    """The queue of the runs of a call of `reproduce`. A run is locked from its start until its result is stored."""
 
     out: Path
     store: ResultStore
@@ -179,6 +172,8 @@ class CellWork:
     planned: Sequence[Sequence[Job]]  # of each cell
     jobs: int | None  # how many runs side by side; None: chosen by what the first run takes
     needed: set[str] = field(default_factory=set)  # fingerprints of the runs that other runs to train start from
+    waiting: list[list[Job]] = field(default_factory=list)  # the runs in a list train in common stacks
+    in_training: dict[Path, tuple[list[Job], ExitStack]] = field(default_factory=dict)  # by the folder of the first run
 
     def train_planned(self) -> bool:
         """Train the runs that no other process trains; return whether a further pass may find results of other processes.
@@ -187,25 +182,25 @@ class CellWork:
             UserError: as `reproduce`.
         """
         trained_before = self.outcome.trained
-        for is_stacked, stages in groupby(self._list_stages(), key=_is_stacked):
-            if is_stacked:
-                for stage in stages:
-                    self._train_stack([job for job in stage if self.can_begin(job)])
-            else:
-                with closing(CellQueue(self, [job for stage in stages for job in stage])) as queue:
-                    train_queue(queue, self.jobs)
+        self.waiting = list(self._list_batches())
+        try:
+            train_queue(self, self.jobs)
+        finally:
+            for _, locks in self.in_training.values():  # of runs whose training was stopped
+                locks.close()
         return bool(self.outcome.elsewhere) and self.outcome.trained > trained_before
 
-    def _list_stages(self) -> Iterator[list[Job]]:
+    def _list_batches(self) -> Iterator[list[Job]]:
         """Yield the runs to train of each cell: first those that start from no other run, then those that start from one."""
         for of_cell in self.planned:
             todo = [j for j in of_cell if _is_missing(self.store, j)]
             needed = {j.needs.fingerprint: j.needs for j in todo if j.needs is not None}
             self.needed |= needed.keys()
-            yield list({**needed, **{j.fingerprint: j for j in todo if j.needs is None}}.values())
-            yield [j for j in todo if j.needs is not None]
+            first = list({**needed, **{j.fingerprint: j for j in todo if j.needs is None}}.values())
+            for stage in (first, [j for j in todo if j.needs is not None]):
+                yield from [stage] if can_stack([j.config for j in stage]) else [[j] for j in stage]
 
-    def can_begin(self, job: Job) -> bool:
+    def _can_begin(self, job: Job) -> bool:
         """Return whether a run can begin: it starts from no other run, or from a finished run.
 
         Raises:
@@ -222,7 +217,7 @@ class CellWork:
             return False
         return True
 
-    def claim_run(self, job: Job, locks: ExitStack) -> bool:
+    def _claim_run(self, job: Job, locks: ExitStack) -> bool:
         """Lock a run; return whether this process must train it: no other process trains it or has trained it.
 
         locks: receives the lock, if no other process holds it.
@@ -263,7 +258,7 @@ class CellWork:
         """Record that a run is left to other processes."""
         self.outcome.elsewhere.setdefault(job.fingerprint, f"{job.label} ({why})")
 
-    def prepare(self, job: Job) -> RunRequest:
+    def _prepare(self, job: Job) -> RunRequest:
         """Return the request to train a run: its folder, and its configuration with the paths of this machine.
 
         A shorter run with an equal configuration is copied into the folder first.
@@ -278,7 +273,7 @@ class CellWork:
             self.say(f"{job.label} resumes as it began, with {', '.join(changed)}")
         return RunRequest(config, place, True, [self.watch(job.label)] if self.watch else [])
 
-    def store_result(self, job: Job, request: RunRequest, problem: Exception | None, together: int = 1) -> None:
+    def _store_result(self, job: Job, request: RunRequest, problem: Exception | None, together: int) -> None:
         """Store the result of a run that has ended. together: the runs in its stack.
 
         Raises:
@@ -292,69 +287,42 @@ class CellWork:
             self.store.add(job, result)
         self.outcome.trained += 1
 
-    def _train_stack(self, stage: Sequence[Job]) -> None:
-        """Train some runs together, store their results and report the remaining time."""
-        with ExitStack() as locks:
-            own_jobs = [job for job in stage if self.claim_run(job, locks)]
-            requests = [self.prepare(job) for job in own_jobs]
-            begun = time.monotonic()
-            if len(requests) > 1:
-                configs, folders, _, observers = zip(*requests, strict=True)
-                with suppress(Diverged):  # which one, and why, comes out below: the others are finished by now
-                    run.run_together(configs, folders, True, observers)
-            for job, request in zip(own_jobs, requests, strict=True):
-                self.store_result(job, request, attempt_run(request), len(requests))
-            if own_jobs:
-                self.say(self.eta.report_finished(own_jobs, time.monotonic() - begun))
-
-
-class CellQueue:
-    """The queue of runs of cells. A run is locked from its start until its result is stored."""
-
-    def __init__(self, work: CellWork, waiting: list[Job]) -> None:
-        self._work, self._waiting = work, waiting
-        self._in_training: dict[Path, tuple[Job, ExitStack]] = {}
-
     def __len__(self) -> int:
         """Return how many runs have not begun."""
-        return len(self._waiting)
+        return sum(map(len, self.waiting))
 
-    def take(self) -> RunRequest | None:
-        """Lock, remove and return the next run, as `RunQueue.take`; runs that other processes have are removed as well.
+    def take(self) -> Sequence[RunRequest]:
+        """Lock, remove and return the next runs, as `RunQueue.take`; runs that other processes have are removed as well.
 
         Raises:
-            UserError: as `CellWork.claim_run` and `CellWork.prepare`.
+            UserError: as `make_run_path`, `lock_run`, `extend_run` and `place_config`.
         """
-        while (job := next((job for job in self._waiting if not self._has_to_wait(job)), None)) is not None:
-            self._waiting.remove(job)
+        while (batch := next((batch for batch in self.waiting if not self._has_to_wait(batch)), None)) is not None:
+            self.waiting.remove(batch)
             with ExitStack() as locks:
-                if self._work.can_begin(job) and self._work.claim_run(job, locks):
-                    request = self._work.prepare(job)
-                    self._in_training[request.folder] = job, locks.pop_all()
-                    return request
-        return None
+                own_jobs = [job for job in batch if self._can_begin(job) and self._claim_run(job, locks)]
+                requests = [self._prepare(job) for job in own_jobs]
+                if requests:
+                    self.in_training[requests[0].folder] = own_jobs, locks.pop_all()
+                    return requests
+        return ()
 
-    def _has_to_wait(self, job: Job) -> bool:
-        """Return whether this run, or the run that it starts from, is in training or will be."""
-        in_training = {other.fingerprint for other, _ in self._in_training.values()}
-        first = job.needs
-        return job.fingerprint in in_training or (
-            first is not None and first.fingerprint in in_training | {other.fingerprint for other in self._waiting}
-        )
+    def _has_to_wait(self, batch: Sequence[Job]) -> bool:
+        """Return whether a run of these, or a run that one of these starts from, is in training or will be before these."""
+        in_training = {job.fingerprint for jobs, _ in self.in_training.values() for job in jobs}
+        waiting = {job.fingerprint for jobs in self.waiting for job in jobs}
+        first = {job.needs.fingerprint for job in batch if job.needs is not None}
+        return not in_training.isdisjoint(job.fingerprint for job in batch) or not first.isdisjoint(in_training | waiting)
 
-    def finish(self, request: RunRequest, problem: Exception | None, seconds: float) -> None:
-        """Store the result of a run, unlock the run and report the remaining time, as `RunQueue.finish`.
+    def finish(self, requests: Sequence[RunRequest], problems: Sequence[Exception | None], seconds: float) -> None:
+        """Store the results of runs, unlock the runs and report the remaining time, as `RunQueue.finish`.
 
         Raises:
-            Exception: as `CellWork.store_result`.
+            Exception: the first problem of a run in which no client diverged.
         """
-        at_once = len(self._in_training)
-        job, locks = self._in_training.pop(request.folder)
+        at_once = len(self.in_training)
+        jobs, locks = self.in_training.pop(requests[0].folder)
         with locks:
-            self._work.store_result(job, request, problem)
-        self._work.say(self._work.eta.report_finished([job], seconds, at_once))
-
-    def close(self) -> None:
-        """Release the locks of runs whose training was stopped."""
-        for _, locks in self._in_training.values():
-            locks.close()
+            for job, request, problem in zip(jobs, requests, problems, strict=True):
+                self._store_result(job, request, problem, len(requests))
+        self.say(self.eta.report_finished(jobs, seconds, at_once))

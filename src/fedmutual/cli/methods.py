@@ -9,10 +9,8 @@ from fedmutual.cli.terminal import print_text, show_progress
 from fedmutual.config import Config, load_compared, parse_override, read_algorithm_name
 from fedmutual.config.grid import format_value
 from fedmutual.errors import join_words
-from fedmutual.role import DEFAULT_METHODS
 from fedmutual.rundir.text import format_holdout_scores
-from fedmutual.studies.compare import Tuned
-from fedmutual.studies.eligibility import ALL, expand_methods, find_eligible_methods
+from fedmutual.studies.compare import ALL, Tuned, expand_methods, find_unfit_methods
 from fedmutual.studies.tune import tune
 
 
@@ -28,17 +26,18 @@ def choose_methods(
     """
     names = None if methods is None else parse_names(methods)
     algorithm = read_algorithm_name(file, overrides)
-    expanded = expand_methods(names, algorithm, DEFAULT_METHODS)
+    expanded = expand_methods(names, algorithm)
     config, method_settings = load_compared(file, expanded, overrides)
     if names is None or ALL not in names:
         if algorithm is not None and algorithm not in expanded:
             print_text(f"left out: {algorithm}: --methods does not name the algorithm of {file}", soft_wrap=True)
         return config, expanded, method_settings
-    eligible = find_eligible_methods(config, expanded, [*names, config.algorithm["name"]], method_settings)
-    for method, reason in eligible.left_out.items():
+    unfit = find_unfit_methods(config, expanded, [*names, config.algorithm["name"]], method_settings)
+    for method, reason in unfit.items():
         print_text(f"left out: {method}: {reason}", soft_wrap=True)
-    config, method_settings = load_compared(file, eligible.methods, overrides)
-    return config, eligible.methods, method_settings
+    fitting = tuple(method for method in expanded if method not in unfit)
+    config, method_settings = load_compared(file, fitting, overrides)
+    return config, fitting, method_settings
 
 
 def tune_methods(

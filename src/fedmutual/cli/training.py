@@ -1,10 +1,9 @@
 """The commands that train: run, compare, sweep and demo."""
 
 import shlex
-from collections.abc import Mapping, Sequence
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -22,11 +21,6 @@ from fedmutual.cli.terminal import (
 )
 from fedmutual.engines.child_process import expect_workers, start_fork_server_early
 from fedmutual.role import LOCAL_ONLY
-
-if TYPE_CHECKING:
-    from fedmutual import Config
-    from fedmutual.cli.progress import ProgressDisplay
-    from fedmutual.studies.compare import Tuned
 
 
 def run(
@@ -86,6 +80,7 @@ def compare(
     """
     from fedmutual.cli.methods import choose_methods, tune_methods
     from fedmutual.config import parse_override
+    from fedmutual.studies.compare import compare as train_methods
 
     config, names, method_settings = choose_methods(file, methods, dict(parse_override(text) for text in set or ()))
     expect_workers([config.engine.name], jobs)
@@ -97,8 +92,8 @@ def compare(
     if tune is not None:
         tuned = tune_methods(config, names, tune, folder, resume, command, method_settings, set or [], jobs)
     with show_progress(command, runs=len(names) * seeds) as watch:
-        folders = _compare(config, names, seeds, folder, resume, watch, method_settings, tuned, jobs)
-    conclude.print_comparison([(config.name, folders)], folder / "report.html")
+        runs = train_methods(config, names, seeds, folder, resume, watch.observe, method_settings, tuned, jobs)
+    conclude.print_comparison([(config.name, [run.folder for run in runs])], folder / "report.html")
 
 
 def sweep(
@@ -126,15 +121,15 @@ def sweep(
     from fedmutual.cli.sweep import format_conclusion, make_sweep_table
     from fedmutual.config.grid import read_grid
     from fedmutual.rundir.text import format_holdout_scores
-    from fedmutual.studies.sweep import plan_sweep, train_sweep
+    from fedmutual.studies.sweep import train_sweep
+    from fedmutual.studies.sweep_plan import plan_sweep
 
-    plan = plan_sweep(file, read_grid(set or []), seeds, by.value if by else None)
-    expect_workers([setting.config.engine.name for setting in plan.settings], jobs)
-    folder = out_folder or Path("runs") / f"{plan.name}-sweep"
+    plan = plan_sweep(file, read_grid(set or []), seeds, by.value if by else None, out_folder)
+    expect_workers([setting.config.engine.name for setting in plan.combinations], jobs)
     chosen_by = ("--by", by.value) if by else ()
-    command = format_resume_command("sweep", set, folder, str(file), "--seeds", str(seeds), *chosen_by)
-    with show_progress(command, format_holdout_scores, runs=len(list(plan.runs))) as watch:
-        result = train_sweep(plan, folder, resume, watch.observe, jobs)
+    command = format_resume_command("sweep", set, plan.study.out, str(file), "--seeds", str(seeds), *chosen_by)
+    with show_progress(command, format_holdout_scores, runs=len(plan.study.runs)) as watch:
+        result = train_sweep(plan, resume, watch.observe, jobs)
     out.print(make_sweep_table(result))
     for line in format_conclusion(result, file):
         print_text(line, soft_wrap=True)
@@ -158,7 +153,9 @@ def demo(
         demo_plan.print_finished(folder, seeds)
         return
     demo_plan.print_plan(folder, seeds)
-    start_fork_server_early()
+    start_fork_server_early()  # its imports and those below take seconds, and overlap
+    from fedmutual.studies.compare import compare as train_methods
+
     groups = []
     with show_progress(
         format_resume_command("demo", None, folder, "--seeds", str(seeds)), runs=demo_plan.count_runs(seeds)
@@ -166,7 +163,8 @@ def demo(
         for name, methods in demo_plan.EXPERIMENTS.items():
             with as_file(files("fedmutual") / "demo" / f"{name}.toml") as file:
                 config = fedmutual.load_config(file)
-            groups.append((name, _compare(config, list(methods), seeds, folder / name, resume, watch, jobs=jobs)))
+            runs = train_methods(config, list(methods), seeds, folder / name, resume, watch.observe, jobs=jobs)
+            groups.append((name, [run.folder for run in runs]))
     conclude.print_comparison(groups, folder / demo_plan.PAGE)
 
 
@@ -174,21 +172,3 @@ def _format_compare_command(method: str, file: Path, settings: list[str]) -> str
     """Return the command that compares a run's method with local-only training, with the settings of the run."""
     sets = [word for text in settings if text.partition("=")[0].strip() != "algorithm.name" for word in ("--set", text)]
     return shlex.join(("fedmutual", "compare", str(file), "--methods", f"{method},{LOCAL_ONLY}", *sets))
-
-
-def _compare(
-    config: "Config",
-    methods: Sequence[str],
-    seeds: int,
-    folder: Path,
-    resume: bool,
-    watch: "ProgressDisplay",
-    method_settings: dict[str, Any] | None = None,
-    tuned: "Mapping[str, Tuned] | None" = None,
-    jobs: int | None = None,
-) -> list[Path]:
-    from fedmutual.studies.compare import compare as compare_all
-
-    return [
-        r.folder for r in compare_all(config, methods, seeds, folder, resume, watch.observe, method_settings, tuned, jobs)
-    ]

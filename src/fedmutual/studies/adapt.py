@@ -13,7 +13,7 @@ from fedmutual import data
 from fedmutual.config import ALONE, Config
 from fedmutual.config.keys import Table
 from fedmutual.config.methods import find_adapt_rival
-from fedmutual.core import Task, get_metric
+from fedmutual.core import get_metric
 from fedmutual.data.examples import list_names
 from fedmutual.errors import ConfigError, RunError, warn_user
 from fedmutual.events import Observer
@@ -23,8 +23,8 @@ from fedmutual.files import read_json, write_json
 from fedmutual.metric import ACCURACY, Metric
 from fedmutual.rundir.file_names import ADAPT, CONFIG
 from fedmutual.studies import newcomer
-from fedmutual.studies.compare import Planned, check_folders, list_seeds, train_all
 from fedmutual.studies.newcomer import Newcomer, SourceRun
+from fedmutual.studies.study import Setting, Study, list_seeds
 from fedmutual.user_code.recorded_code import set_trust
 
 
@@ -77,35 +77,32 @@ def _adapt_shared_model(
     first, read = joining.make_config(joining.ways[0], None), joining.prepare()
     _note_divisor(read, shared, tuned)
     counts = _select_sizes(sizes, data.load(first, {"": read}), str(file))
-    numbers = list_seeds(first, seeds)
-    runs_to_train = [
-        (way, size, seed, joining.make_config(way, n, seed))
+    settings = {
+        (way, size): Setting(f"{way}, {size} examples", joining.make_config(way, n), f"{way}/{size}")
         for size, n in counts.items()
-        for seed in numbers
         for way in joining.ways
-    ]
-    config_by_way = {way: config for way, *_, config in runs_to_train[: len(joining.ways)]}
+    }
+    config_by_way = {way: settings[way, next(iter(counts))].config for way in joining.ways}
+    first_way = {size: settings[joining.ways[0], size].config for size in counts}
     for config in config_by_way.values():
         build.build(config, prepared={"": read}).build_client(ALONE)
-    planned: list[Planned] = [
-        (f"{way}, {size} examples, seed {seed}", config, folder / way / size / str(seed))
-        for way, size, seed, config in runs_to_train
-    ]
+    study = Study([*settings.values()], list_seeds(first, seeds), folder)
     about = {"format": 1, "name": first.name, "from": shared.describe(), "fine-tuned": tuned.describe()}
     _check_same(folder, about, resume)
-    check_folders(planned, resume)
+    study.check_folders(resume)
     write_json(folder / ADAPT, about)
-    runs = train_all(planned, resume, watch)
-    task, metric = shared.task, get_metric(shared.task)
+    study.train(resume, watch)
+    metric = get_metric(shared.task)
     assert metric is not None  # `read_source` has looked
     scores = "val_accuracy" if metric == ACCURACY else "val_metric"
-    results: Table = {way: {size: {} for size in counts} for way in joining.ways}
-    for (way, size, seed, _), done in zip(runs_to_train, runs, strict=True):
-        results[way][size][str(seed)] = done.summary["personal"][scores]["last"]["mean"]
+    results: Table = {way: {} for way in joining.ways}
+    for (way, size), setting in settings.items():
+        runs = study.open_runs(setting)
+        results[way][size] = {str(seed): run.summary["personal"][scores]["last"]["mean"] for seed, run in runs.items()}
     networks = {way: _get_network(config) for way, config in config_by_way.items()}
-    table: Table = {"rounds": first.rounds, "seeds": [*numbers], "networks": networks}
+    table: Table = {"rounds": first.rounds, "seeds": [*study.seeds], "networks": networks}
     table |= {"accuracy": results} if metric == ACCURACY else {"metric": asdict(metric), "values": results}
-    write_json(folder / ADAPT, about | table | _score_unchanged(joining, counts, [*numbers], read, task, metric))
+    write_json(folder / ADAPT, about | table | _score_unchanged(shared, first_way, study.seeds, read, metric))
 
 
 def _check_tuned(joining: Newcomer) -> None:
@@ -216,24 +213,26 @@ def _get_network(config: Config) -> str:
 
 
 def _score_unchanged(
-    joining: Newcomer, sizes: Mapping[str, int | None], seeds: Sequence[int], read: data.Prepared, task: Task, metric: Metric
+    shared: SourceRun, configs: Mapping[str, Config], seeds: Sequence[int], read: data.Prepared, metric: Metric
 ) -> Table:
     """Return the scores of the unchanged shared model on the newcomer's validation data, and the numbers of examples.
+
+    configs: by the name of the size; they determine the rows.
 
     Raises:
         RunError: an output of the model is not finite.
     """
 
     def refuse(what: str) -> None:
-        raise RunError(f"{joining.shared.run.folder}: the shared model gives {what} validation rows of the newcomer")
+        raise RunError(f"{shared.run.folder}: the shared model gives {what} validation rows of the newcomer")
 
-    net = joining.shared.run.global_model() if joining.shared.run.complete else None
+    net = shared.run.global_model() if shared.run.complete else None
     counts: Table = {}
-    scores: Table = {size: {} for size in sizes}
-    for size, n in sizes.items():
+    scores: Table = {size: {} for size in configs}
+    for size, config in configs.items():
         for seed in seeds:
-            shares = data.load(joining.make_config(joining.ways[0], n, seed), {"": read}).clients[ALONE]
+            shares = data.load(config.model_copy(update={"seed": seed}), {"": read}).clients[ALONE]
             counts[size] = {"training": len(shares.private), "validation": len(shares.validation)}
             if net is not None:
-                scores[size][str(seed)] = score(net, shares.validation, task, "the newcomer", refuse)[metric.name]
+                scores[size][str(seed)] = score(net, shares.validation, shared.task, "the newcomer", refuse)[metric.name]
     return {"examples": counts, "as it is": scores if net is not None else None}

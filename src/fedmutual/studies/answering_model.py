@@ -1,6 +1,7 @@
 """The model of a run that answers, with the shapes, columns and scaling of its inputs."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,10 +22,29 @@ from fedmutual.rundir.checkpoint import make_file_name, read_checkpoint
 from fedmutual.rundir.environment import Interface, read_interface, read_model_environment
 from fedmutual.rundir.file_names import CONFIG
 from fedmutual.scores import find_finite_answers
-from fedmutual.studies.outputs import ANSWER_FORMS, AnswerForm
 from fedmutual.studies.trained_run import Run
 
 ROWS_AT_ONCE = 512  # rows of a forward pass
+
+
+@dataclass(frozen=True)
+class AnswerForm:
+    """How a network's outputs become answers, for one kind of targets. `description` says what an answer is, for users."""
+
+    name: str  # of the output of an exported program
+    description: str
+    compute: Callable[[Tensor], Tensor]  # a network's outputs -> answers of the same shape, float64
+
+
+_DISTRIBUTION = AnswerForm("probabilities", "the probability of each class", lambda outputs: outputs.double().softmax(1))
+
+ANSWER_FORMS: dict[TargetKind, AnswerForm] = {
+    "classes": _DISTRIBUTION,
+    "numbers": AnswerForm("numbers", "the predicted number, in the unit of the targets", lambda outputs: outputs.double()),
+    "labels": AnswerForm("probabilities", "the probability of each label", lambda outputs: outputs.double().sigmoid()),
+    "masks": _DISTRIBUTION,
+}
+"""Classes [B, C], numbers [B, outputs], labels [B, L], and of each pixel the classes [B, C, H, W]."""
 
 
 class AnsweringModel(NamedTuple):

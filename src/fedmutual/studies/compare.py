@@ -1,26 +1,28 @@
 """Compare several methods over several seeds; each method and seed is a run in its own folder."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import repeat
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from fedmutual import data
+from fedmutual.algorithms import ALGORITHMS
 from fedmutual.config import Config, check_scored, override_config, replace_algorithm
 from fedmutual.config.grid import format_value, make_folder_name
-from fedmutual.errors import ConfigError
+from fedmutual.errors import ConfigError, UserError
 from fedmutual.events import Observer
+from fedmutual.federation import build
 from fedmutual.role import DEFAULT_METHODS
-from fedmutual.rundir.file_names import CONFIG, TUNED
-from fedmutual.rundir.folder import check_free, check_resumable
+from fedmutual.rundir.file_names import TUNED
 from fedmutual.rundir.record_files import write_record
 from fedmutual.rundir.schema import TunedRecord
-from fedmutual.studies.run import can_stack, run_together
-from fedmutual.studies.side_by_side import RunRequest, limit_jobs, train_runs
-from fedmutual.studies.trained_run import Run, open_trained_run
+from fedmutual.studies.study import Setting, Study, list_seeds
+from fedmutual.studies.trained_run import Run
 
+ALL = "all"  # in the place of a method's name: every method of the package
 TRIALS = "tune"  # of a comparison's folder: a sweep for each method, by `--tune`
-Planned = tuple[str, Config, Path]  # what a run is called while it is watched, what it is, where it goes
 
 
 @dataclass(frozen=True)
@@ -33,32 +35,77 @@ class Tuned:
     is_rate_at_end: bool = False  # whether the chosen learning rate is the smallest or the largest of several tried ones
 
 
-def list_seeds(config: Config, count: int) -> range:
-    """Return the seeds of a study: `count` numbers from the configured seed upwards.
+def expand_methods(names: Sequence[str] | None, algorithm: str | None) -> tuple[str, ...]:
+    """Return the names of `--methods`, with every method of the package in the place of "all".
+
+    names: None where `--methods` is unset; then the methods are the configuration's algorithm and the default methods.
+    algorithm: the algorithm that the configuration names, None where the configuration names no algorithm. With "all" it
+    is one of the methods.
+    """
+    named = () if algorithm is None else (algorithm,)
+    if names is None:
+        return tuple(dict.fromkeys((*named, *DEFAULT_METHODS)))
+    if ALL not in names:
+        return tuple(names)
+    return tuple(dict.fromkeys((*named, *(name for name in names if name != ALL), *ALGORITHMS)))
+
+
+def find_unfit_methods(
+    config: Config, methods: Sequence[str], required: Sequence[str], method_settings: Mapping[str, Any] | None = None
+) -> dict[str, str]:
+    """Return method -> the reason, in one sentence, why its networks cannot be made and trained with this configuration.
+
+    The experiment of each method is built once, untrained, with data that are read once.
+
+    required: methods that the user named, which raise an error. method_settings: as `list_variants` takes them.
 
     Raises:
-        ConfigError: `count` is below 1.
+        UserError: a required method does not fit the configuration; the data cannot be read.
     """
-    if count < 1:
-        raise ConfigError(f"--seeds must be 1 or more, not {count}")
-    return range(config.seed, config.seed + count)
+    prepared = data.prepare(config)
+    reasons: dict[str, str] = {}
+    for method in methods:
+        try:
+            _check_method(config, method, method_settings, prepared)
+        except UserError as problem:
+            if method in required:
+                raise
+            reasons[method] = str(problem)
+    return reasons
+
+
+def _check_method(
+    config: Config, method: str, method_settings: Mapping[str, Any] | None, prepared: Mapping[str, data.Prepared]
+) -> None:
+    """Raise UserError, in one sentence, unless the method's networks can be made and trained."""
+    variant, _ = replace_algorithm(config, method, method_settings)
+    with torch.random.fork_rng(devices=[]):
+        experiment = build.build(variant, prepared=prepared)
+        for client in experiment.clients:
+            experiment.build_networks(client)
+    if variant.model.batchnorm != config.model.batchnorm and experiment.nets.notes:  # the method would be FedAvg
+        raise ConfigError(experiment.nets.notes[0])
+    if (variant.training.local_steps is None) != (config.training.local_steps is None):
+        raise ConfigError(
+            "a round is counted in gradient steps, and under the other methods in passes over the data; set "
+            "training.local_steps, which then holds for all methods"
+        )
 
 
 def list_variants(
     config: Config,
     methods: Sequence[str],
-    seeds: int,
     method_settings: Mapping[str, Any] | None = None,
     tuned: Mapping[str, Tuned] | None = None,
-) -> Iterator[tuple[str, int, Config]]:
-    """Return (method, seed, configuration) for each method and seed, from the configured seed upwards.
+) -> list[Setting]:
+    """Return each method as a setting.
 
     method_settings: settings for the methods that have them, beside those of the configuration.
     tuned: method -> the settings that `tune` chose.
 
     Raises:
-        ConfigError: there is no method, one comes twice, or one does not fit the configuration; a round is not equally
-            much training under all methods; or `seeds` is below 1.
+        ConfigError: there is no method, one comes twice, or one does not fit the configuration; or a round is not equally
+            much training under all methods.
     """
     if not methods:
         raise ConfigError(f"--methods names no algorithm; name some, separated by commas: {','.join(DEFAULT_METHODS)}")
@@ -69,9 +116,7 @@ def list_variants(
     chosen = {method: choice.values for method, choice in (tuned or {}).items()}
     changed = {m: override_config(replace_algorithm(config, m, method_settings)[0], chosen.get(m, {})) for m in methods}
     _check_paces(changed)
-    for method, variant in changed.items():
-        for seed in list_seeds(config, seeds):
-            yield method, seed, variant.model_copy(update={"seed": seed})
+    return [Setting(method, variant, make_folder_name(method)) for method, variant in changed.items()]
 
 
 def _check_paces(variants: Mapping[str, Config]) -> None:
@@ -100,28 +145,25 @@ def compare(
 
     The folder of a method "module:Class" is named without the colon, which Windows refuses.
 
-    watch: an observer for the run of this name; of a run in a worker process it sees the start, notes, replies, scores, and
-    the end. method_settings, tuned: as `list_variants` takes them; the chosen settings are written into
-    each run's folder. jobs: as `train_all` takes it. With the engine "stacked", or "auto" on a GPU, all runs train at once,
-    with their clients in common stacks.
+    method_settings, tuned: as `list_variants` takes them; the chosen settings are written into each run's folder.
+    watch, jobs: as `Study.train` takes them.
 
     Raises:
-        UserError: as `run`; errors of methods and folders are raised before the first training.
-        Diverged: as `run`.
+        UserError: as `Study.train`; errors of methods and folders are raised before the first training.
+        Diverged: as `Study.train`.
     """
-    planned = [
-        (f"{method}, seed {seed}", variant, out / make_folder_name(method) / str(seed))
-        for method, seed, variant in list_variants(config, methods, seeds, method_settings, tuned)
-    ]
-    check_folders(planned, resume)
-    runs = train_all(planned, resume, watch, jobs)
-    for method in tuned or {}:
-        for done in runs[methods.index(method) * seeds :][:seeds]:
-            record_choice(done.folder, method, (tuned or {})[method])
-    return runs
+    settings = list_variants(config, methods, method_settings, tuned)
+    study = Study(settings, list_seeds(config, seeds), out)
+    study.check_folders(resume)
+    study.train(resume, watch, jobs)
+    for setting in settings:
+        if tuned and setting.label in tuned:
+            for folder in study.find_folders(setting).values():
+                _record_choice(folder, setting, tuned[setting.label])
+    return [run for setting in settings for run in study.open_runs(setting).values()]
 
 
-def record_choice(folder: Path, method: str, choice: Tuned) -> None:
+def _record_choice(folder: Path, setting: Setting, choice: Tuned) -> None:
     """Write tuned.json into a run's folder: which values the trials chose, and where the trials are.
 
     Raises:
@@ -134,42 +176,6 @@ def record_choice(folder: Path, method: str, choice: Tuned) -> None:
             chosen_by="holdout",
             tried=choice.tried,
             budget=choice.most,
-            sweep=f"{TRIALS}/{make_folder_name(method)}",
+            sweep=f"{TRIALS}/{setting.folder}",
         ),
     )
-
-
-def check_folders(planned: Sequence[Planned], resume: bool) -> None:
-    """Check that every run can begin in its folder, or with `resume` can continue there. No folder is changed.
-
-    Raises:
-        RunError: a folder holds other files, or a run that this configuration cannot resume.
-        ConfigError: config.toml of a run to resume is damaged.
-    """
-    for _, config, folder in planned:
-        if resume and (folder / CONFIG).exists():
-            check_resumable(folder, config)
-        else:
-            check_free(folder)
-
-
-def train_all(
-    planned: Sequence[Planned], resume: bool, watch: Callable[[str], Observer] | None = None, jobs: int | None = None
-) -> list[Run]:
-    """Train each run into its folder, and return the runs.
-
-    All runs train at once in common stacks if the first run can; otherwise several run side by side if this is faster.
-
-    jobs: the number of runs side by side; None: chosen by the time of the first run.
-
-    Raises:
-        ConfigError: `jobs` is above 1, and the runs cannot run side by side.
-        UserError, Diverged: the error of the first run that failed.
-    """
-    configs, folders = [config for _, config, _ in planned], [folder for *_, folder in planned]
-    observers = [[watch(label)] if watch else [] for label, *_ in planned]
-    if can_stack(configs[0]):
-        return run_together(configs, folders, resume, observers)
-    requests = [RunRequest(*each) for each in zip(configs, folders, repeat(resume), observers)]
-    train_runs(requests, limit_jobs(configs, jobs))
-    return [open_trained_run(folder, config) for folder, config in zip(folders, configs, strict=True)]

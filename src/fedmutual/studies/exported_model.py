@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from fedmutual.errors import RunError, format_error
-from fedmutual.studies.answering_model import AnsweringModel, make_scaler
-from fedmutual.studies.outputs import AnswerForm
+from fedmutual.studies.answering_model import AnswerForm, AnsweringModel, make_scaler
 
 ONNX_PACKAGES = ("onnx", "onnxscript")
 ONNX_HINT = 'pip install "fedmutual[onnx]"'

@@ -120,10 +120,10 @@ class Newcomer:
         """Return the ways to adapt, by the names of their folders: the newcomer's algorithm, training alone, fine-tuning."""
         return make_folder_name(self.algorithm["name"]), SCRATCH, FINE_TUNE
 
-    def make_config(self, way: str, size: int | None, seed: int | None = None) -> Config:
+    def make_config(self, way: str, size: int | None) -> Config:
         """Return the ordinary configuration of one of `ways`.
 
-        size: the number of training examples; None: all. seed: None: the seed of the file, else the default.
+        size: the number of training examples; None: all.
 
         Raises:
             ConfigError: a key of the newcomer's file does not fit this way.
@@ -148,7 +148,6 @@ class Newcomer:
             {
                 "name": NAME,
                 **self.tables,
-                **({} if seed is None else {"seed": seed}),
                 "partition": {"kind": "iid", "clients": 1, **({} if size is None else {"examples": size})},
                 "algorithm": algorithm,
                 "model": model,

@@ -15,7 +15,6 @@ from fedmutual.report.scale import MetricScale
 from fedmutual.role import DEFAULT_ALGORITHM, LOCAL_ONLY
 from fedmutual.rundir.environment import read_metric
 from fedmutual.studies.arguments import KEYS, make_config, translate, translate_errors
-from fedmutual.studies.compare import check_folders, list_seeds, train_all
 from fedmutual.studies.progress import ProgressBars
 from fedmutual.studies.remarks import make_warning_observers
 from fedmutual.studies.run import train_run
@@ -29,6 +28,7 @@ from fedmutual.studies.site_objects import (
     load_in_place,
     name_methods,
 )
+from fedmutual.studies.study import Setting, Study, list_seeds
 from fedmutual.studies.trained_run import Run
 
 
@@ -192,18 +192,18 @@ def compare(
     config_arguments = {k: v for k, v in locals().items() if k in KEYS}
     with translate_errors(), _open_folder(out) as (folder, keep):
         titled = name_methods(methods)
-        planned = []
+        variants = []
         with hold_sites(sites, shared, *titled.values()) as (objects, tables):
             for title, method in titled.items():
                 config = make_config(tables, method, config_arguments, add_shared_network(settings, shared))
                 check_shared_network(config, shared)
-                for number in list_seeds(config, seeds):
-                    planned += [(title, config.model_copy(update={"seed": number}), folder / title / str(number))]
-            check_folders(planned, resume)
+                variants.append(Setting(title, config, title))
+            study = Study(variants, list_seeds(config, seeds), folder)
+            study.check_folders(resume)
             with ProgressBars(shown=progress) as bars:
-                names = [(f"{title}, seed {config.seed}", config, place) for title, config, place in planned]
-                train_all(names, resume, make_warning_observers(bars.watch if progress else None, translate))
-        return Comparison({(t, config.seed): ObjectRun(place, objects, keep) for t, config, place in planned})
+                study.train(resume, make_warning_observers(bars.watch if progress else None, translate))
+        folders = {(variant.label, n): path for variant in variants for n, path in study.find_folders(variant).items()}
+        return Comparison({key: ObjectRun(path, objects, keep) for key, path in folders.items()})
 
 
 @contextmanager

@@ -1,18 +1,21 @@
 """One experiment, from its configuration to its folder."""
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from fedmutual import data
 from fedmutual.config import Config, unused
+from fedmutual.core import Message
 from fedmutual.engines.assignment import WorkerLost
 from fedmutual.engines.base import Simulation, count_parameters
+from fedmutual.engines.client_store import remove_abandoned_files
 from fedmutual.engines.loop import drive, generate_rounds
 from fedmutual.engines.multi_run import RunScheduler, Training
 from fedmutual.engines.select import EngineChoice
@@ -25,24 +28,31 @@ from fedmutual.models import list_user_networks
 from fedmutual.rundir import best as bests
 from fedmutual.rundir import folder as folders
 from fedmutual.rundir import pretrained, tensorboard
-from fedmutual.rundir.checkpoint import (
-    Checkpoints,
-    read_checkpoint,
-)
+from fedmutual.rundir.checkpoint import Checkpoints, load_client, make_file_name, read_checkpoint, restore_server
 from fedmutual.rundir.environment import read_environment
-from fedmutual.rundir.file_names import CONFIG, client_folder
+from fedmutual.rundir.file_names import CONFIG, LEDGER, METRICS, client_folder, server_folder
+from fedmutual.rundir.logs import rewind
 from fedmutual.rundir.observers import Ledger, Metrics
 from fedmutual.rundir.record_files import is_finished, read_summary
-from fedmutual.rundir.schema import Environment, RecordedEngine
+from fedmutual.rundir.schema import Environment, RecordedEngine, Saved
 from fedmutual.rundir.summary import write_summary
 from fedmutual.rundir.text import TextLog
 from fedmutual.rundir.trackers import Tracker
 from fedmutual.studies import privacy_plan
 from fedmutual.studies.engine_handle import FIX_WORKERS, MOST_DEATHS, EngineHandle, describe_pick
 from fedmutual.studies.remarks import make_warning_observers
-from fedmutual.studies.resume import check_saved, fingerprint_experiment, restore_run
 from fedmutual.studies.trained_run import Run, open_trained_run
+from fedmutual.tensor_files import read_tensors
 from fedmutual.user_code.recorded_code import set_trust
+
+
+class RunRequest(NamedTuple):
+    """A run to train; the fields are the arguments of `train_run`."""
+
+    config: Config
+    folder: Path
+    resume: bool
+    observers: Sequence[Observer]
 
 
 def run(
@@ -94,53 +104,48 @@ def train_run(config: Config, folder: Path, resume: bool = False, observers: Seq
     return open_trained_run(folder, config)
 
 
-def run_together(
-    configs: Sequence[Config], outs: Sequence[Path], resume: bool, observers: Sequence[Sequence[Observer]]
-) -> list[Run]:
-    """Train several experiments at once, with the clients of all experiments in common stacks; return the runs.
+def attempt_together(requests: Sequence[RunRequest]) -> list[Exception | None]:
+    """Train several experiments at once, with the clients of all experiments in common stacks.
 
-    Raises:
-        UserError, Diverged: the error of the first run that failed; the other runs were trained to their end.
-    """
-    problems = [p for p in attempt_together(configs, outs, resume, observers) if p is not None]
-    if problems:
-        raise problems[0]
-    return [open_trained_run(folder, config) for folder, config in zip(outs, configs, strict=True)]
-
-
-def attempt_together(
-    configs: Sequence[Config], outs: Sequence[Path], resume: bool, observers: Sequence[Sequence[Observer]]
-) -> list[BaseException | None]:
-    """Train as `run_together`; return the error of each run, None for a finished run.
+    Return the error of each run, None for a finished run; a run that fails stops no other run.
 
     Raises:
         UserError: a folder, the data or a network cannot be used; raised before the first training.
+        BaseException: an error that is no `Exception`, of the first run that raised such an error.
     """
-    environments = [_read_environment(folder, config, resume) for folder, config in zip(outs, configs, strict=True)]
+    environments = [_read_environment(r.folder, r.config, r.resume) for r in requests]
     left = [n for n, recorded in enumerate(environments) if recorded is not None]
-    with _use_threads(max((config.engine.threads for config in configs), default=1)):
+    with _use_threads(max(r.config.engine.threads for r in requests)):
         prepared: dict[str, dict[str, data.Prepared]] = {}
         built = {}
         for n in left:
-            key = identify_data(configs[n])
-            prepared[key] = prepared.get(key) or data.prepare(configs[n])
-            recorded, begun = environments[n], folders.find_source_weights(outs[n])
+            config, folder = requests[n].config, requests[n].folder
+            key = identify_data(config)
+            prepared[key] = prepared.get(key) or data.prepare(config)
+            recorded, begun = environments[n], folders.find_source_weights(folder)
             device = recorded.device if recorded else None
-            built[n] = build.build(configs[n], device, prepared[key], begun, pretrained.read_initial_weights(outs[n]))
+            built[n] = build.build(config, device, prepared[key], begun, pretrained.read_initial_weights(folder))
         federations = [[built[n].build_client(i) for i in built[n].clients] for n in left]
-        engines = [configs[n].engine for n in left]
+        engines = [requests[n].config.engine for n in left]
         scheduler = RunScheduler(federations, any(e.compile for e in engines), any(e.turns for e in engines))
         choice = EngineChoice("stacked", 1, f"{len(left)} runs at once fill a device better")
 
         def train(n: int, engine: Simulation) -> Training:
-            with folders.lock_folder(outs[n]):
-                if _read_environment(outs[n], configs[n], resume) is not None:
-                    _describe(outs[n], built[n], engine, choice)
-                    notes = (*unused.describe_unused_engine_keys(configs[n], choice.name),)
-                    yield from _train(built[n], engine, outs[n], observers[n], notes, describe_pick(choice))
+            config, folder, resume, observers = requests[n]
+            with folders.lock_folder(folder):
+                if _read_environment(folder, config, resume) is not None:
+                    _describe(folder, built[n], engine, choice)
+                    notes = (*unused.describe_unused_engine_keys(config, choice.name),)
+                    yield from _train(built[n], engine, folder, observers, notes, describe_pick(choice))
 
         raised = dict(zip(left, scheduler.train([partial(train, n) for n in left]), strict=True))
-    return [raised.get(n) for n in range(len(configs))]
+    problems = dict[int, Exception]()
+    for n, problem in raised.items():
+        if isinstance(problem, Exception):
+            problems[n] = problem
+        elif problem is not None:
+            raise problem
+    return [problems.get(n) for n in range(len(requests))]
 
 
 def identify_data(config: Config) -> str:
@@ -151,18 +156,18 @@ def identify_data(config: Config) -> str:
     return repr((config.data, kind, drawn, config.training.task, clients, list_user_networks(config)))
 
 
-def can_stack(config: Config) -> bool:
-    """Return whether the clients of several runs of this configuration can train in common stacks.
+def can_stack(configs: Sequence[Config]) -> bool:
+    """Return whether the clients of these runs can train in common stacks: several runs with equal tables [engine].
 
     Runs with `privacy.nets` cannot, because the gradient of each example is clipped.
 
     Raises:
         ConfigError: this machine lacks the device.
     """
-    if config.privacy.nets != "none":
+    if len(configs) < 2 or any(c.privacy.nets != "none" or c.engine != configs[0].engine for c in configs):
         return False
-    name, device = config.engine.name, config.engine.device
-    return name == "stacked" or (name == "auto" and build.pick_device(device).type == "cuda")
+    engine = configs[0].engine
+    return engine.name == "stacked" or (engine.name == "auto" and build.pick_device(engine.device).type == "cuda")
 
 
 @contextmanager
@@ -179,7 +184,7 @@ def _use_threads(threads: int) -> Iterator[None]:
 
 def _describe(folder: Path, experiment: Experiment, engine: Simulation, choice: EngineChoice) -> None:
     """Write the files that describe the run before its first round, after a check of the saved files of a resumed run."""
-    check_saved(folder, experiment)
+    _check_saved(folder, experiment)
     about: dict[str, Any] = {
         "engine": RecordedEngine(**choice._asdict()),
         "products": experiment.choose_products(),
@@ -240,8 +245,8 @@ def _train(
 ) -> Training:
     """Train from the start, or from the saved round, to the last round; then write the summary."""
     config = experiment.config
-    name = folders.compute_identity(config, fingerprint_experiment(experiment))
-    server, saved = restore_run(experiment, engine, folder, name)
+    name = folders.compute_identity(config, _fingerprint_experiment(experiment))
+    server, saved = _restore_run(experiment, engine, folder, name)
     seconds = saved.seconds if saved else 0.0
     records_config = config.records
     keep = (
@@ -271,3 +276,47 @@ def _train(
     )
     for tracker in tracked:
         tracker.end()
+
+
+def _check_saved(folder: Path, experiment: Experiment) -> None:
+    """Raise RunError if a file that a resumed run needs is missing or damaged. Remove an incomplete last line of a log."""
+    saved, homes = read_checkpoint(folder), [client_folder(folder, i) for i in experiment.clients]
+    for log in (folder / LEDGER, folder / METRICS, *(home / METRICS for home in homes)):
+        rewind(log, lambda round: True)
+    if experiment.config.records.keep_best:
+        bests.check_best_files(folder)
+    if saved is not None:
+        for state_folder in (server_folder(folder), *homes):
+            read_tensors(state_folder / make_file_name(saved.round), ())
+
+
+def _restore_run(experiment: Experiment, engine: Simulation, folder: Path, name: str) -> tuple[Message, Saved | None]:
+    """Restore clients and logs to the last saved round; return the server's state and the saved round.
+
+    Nothing saved: the server's first state, and None. name: the identity of the run, which its checkpoint must have.
+
+    Raises:
+        RunError: the checkpoint belongs to another run, or a file is missing or damaged.
+        WorkerLost: a worker died.
+    """
+    due, rounds = experiment.config.records.evaluate_every, experiment.config.rounds
+    server, saved = restore_server(folder, name, experiment.make_server_state(), rounds, due, experiment.clients)
+    remove_abandoned_files(folder)
+    if experiment.config.records.keep_best:
+        bests.settle_best_files(folder, saved.round if saved else None, rounds, due)
+    if saved is None:
+        return server, None
+    file = make_file_name(saved.round)
+    places = {i: (client_folder(folder, i) / file, name, saved.round) for i in experiment.clients}
+    for _ in engine.visit(load_client, places):
+        pass
+    return server, saved
+
+
+def _fingerprint_experiment(experiment: Experiment) -> str:
+    """Return the fingerprint of the data, and of the model of another run with which the server starts."""
+    fingerprint: str = experiment.data.partition["fingerprint"]
+    if experiment.nets.begun is None:
+        return fingerprint
+    tensors = sorted(experiment.nets.begun.items())
+    return fingerprint + hashlib.sha256(b"".join(v.cpu().numpy().tobytes() for _, v in tensors)).hexdigest()

@@ -13,17 +13,17 @@ from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import NamedTuple, Protocol, Self
+from typing import Protocol, Self
 
 from fedmutual.config import Config
 from fedmutual.engines.child_process import START, ChildProcess, count_cores, prepare_child_process
 from fedmutual.engines.rpc import make_portable
 from fedmutual.errors import ConfigError, RunError
-from fedmutual.events import Evaluated, Event, Failed, Finished, Noted, Observer, Replied, Started
+from fedmutual.events import Evaluated, Event, Failed, Finished, Noted, Replied, Started
 from fedmutual.federation.build import pick_device
 from fedmutual.in_memory import PREFIX
 from fedmutual.rundir.environment import read_environment
-from fedmutual.studies.run import train_run
+from fedmutual.studies.run import RunRequest, attempt_together, train_run
 from fedmutual.user_code.recorded_code import is_trusting, set_trust
 
 EFFICIENCY = 0.9  # of each further worker over which one run's clients are spread: docs/performance.md
@@ -70,15 +70,6 @@ def choose_jobs(runs: int, seconds: float, threads: int, workers: int = 1) -> in
     return jobs if together < seconds * runs else 1
 
 
-class RunRequest(NamedTuple):
-    """A run to train; the fields are the arguments of `train_run`."""
-
-    config: Config
-    folder: Path
-    resume: bool
-    observers: Sequence[Observer]
-
-
 class RunQueue(Protocol):
     """The runs of a command that have not begun; a run may wait for the result of another one."""
 
@@ -86,17 +77,23 @@ class RunQueue(Protocol):
         """Return how many runs have not begun."""
         ...
 
-    def take(self) -> RunRequest | None:
-        """Remove and return the next run; None if no run can begin before another one has finished."""
+    def take(self) -> Sequence[RunRequest]:
+        """Remove and return the next run, or the next runs that train in common stacks.
+
+        Empty if no run can begin before another one has finished.
+        """
         ...
 
-    def finish(self, request: RunRequest, problem: Exception | None, seconds: float) -> None:
-        """Receive a run that has ended, and its error. An error that this function raises stops all other runs."""
+    def finish(self, requests: Sequence[RunRequest], problems: Sequence[Exception | None], seconds: float) -> None:
+        """Receive the runs of one `take` that have ended, and the error of each; None for a finished run.
+
+        An error that this function raises stops all other runs.
+        """
         ...
 
 
 def train_queue(queue: RunQueue, jobs: int | None = None) -> None:
-    """Train the runs of a queue, side by side if that is faster.
+    """Train the runs of a queue: those that `take` returns together in common stacks, others side by side if that is faster.
 
     jobs: the number of runs at once; None: chosen after each run in this process, when the seconds of a run are known.
 
@@ -106,24 +103,25 @@ def train_queue(queue: RunQueue, jobs: int | None = None) -> None:
     """
     with _RunWorkers() as workers:
         while True:
-            request = queue.take() if workers.count_busy() < (jobs or 1) else None
-            if request is not None and jobs is not None and jobs > 1:
-                workers.begin(request)
-            elif request is not None:
+            requests = queue.take() if workers.count_busy() < (jobs or 1) else ()
+            if len(requests) == 1 and jobs is not None and jobs > 1:
+                workers.begin(requests[0])
+            elif requests:
                 start = time.monotonic()
-                problem = attempt_run(request)
+                problems = attempt_together(requests) if len(requests) > 1 else [_attempt_run(requests[0])]
                 seconds = time.monotonic() - start
-                queue.finish(request, problem, seconds)
-                spread = 1 if jobs is not None or problem is not None else _count_workers(request.folder)
-                chosen = choose_jobs(len(queue), seconds, request.config.engine.threads, spread)
+                queue.finish(requests, problems, seconds)
+                spread = 1 if jobs is not None or problems[0] is not None else _count_workers(requests[0].folder)
+                chosen = choose_jobs(len(queue), seconds, requests[0].config.engine.threads, spread)
                 jobs = chosen if jobs is None and chosen > 1 else jobs
             elif workers.count_busy():
-                queue.finish(*workers.wait())
+                request, problem, seconds = workers.wait()
+                queue.finish([request], [problem], seconds)
             else:
                 return
 
 
-def attempt_run(request: RunRequest) -> Exception | None:
+def _attempt_run(request: RunRequest) -> Exception | None:
     """Train a run in this process, and return the exception that stopped it; None: it is finished."""
     try:
         train_run(*request)
@@ -136,40 +134,6 @@ def _count_workers(folder: Path) -> int:
     """Return the number of workers of the engine of a run."""
     engine = read_environment(folder).engine
     return engine.workers or 1 if engine else 1
-
-
-def train_runs(
-    requests: Sequence[RunRequest], jobs: int | None = None, tolerated: tuple[type[Exception], ...] = ()
-) -> list[Exception | None]:
-    """Train several experiments, side by side if that is faster; return the error of each run, None for a finished run.
-
-    jobs: as `train_queue` takes it. tolerated: errors of one run after which the other runs continue.
-
-    Raises:
-        UserError, Diverged: the error of the first run that failed. The other runs are stopped, and can be resumed.
-    """
-    queue = _ListedRuns(requests, tolerated)
-    train_queue(queue, jobs)
-    return [queue.problems[request.folder] for request in requests]
-
-
-class _ListedRuns:
-    """A queue of independent runs."""
-
-    def __init__(self, requests: Sequence[RunRequest], tolerated: tuple[type[Exception], ...]) -> None:
-        self._waiting, self._tolerated = list(requests), tolerated
-        self.problems: dict[Path, Exception | None] = {}
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def take(self) -> RunRequest | None:
-        return self._waiting.pop(0) if self._waiting else None
-
-    def finish(self, request: RunRequest, problem: Exception | None, seconds: float) -> None:
-        if problem is not None and not isinstance(problem, self._tolerated):
-            raise problem
-        self.problems[request.folder] = problem
 
 
 class _RunWorkers:

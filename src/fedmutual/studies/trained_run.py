@@ -25,7 +25,6 @@ from fedmutual.rundir.file_names import CONFIG, SUMMARY, client_folder, server_f
 from fedmutual.rundir.frames import read_scores
 from fedmutual.rundir.record_files import is_finished, read_summary
 from fedmutual.rundir.schema import Saved
-from fedmutual.studies.history import plot_history
 from fedmutual.tasks import make_task
 from fedmutual.user_code import plugins
 from fedmutual.user_code.recorded_code import RecordedCode
@@ -92,7 +91,21 @@ class Run:
             ValueError: the run has no such metric on these data; the message lists the existing metrics.
             RunError: metrics.jsonl or environment.json is damaged.
         """
-        return plot_history(self.history(), metric or read_metric(self.folder).name, data, self.config.name)
+        import matplotlib.pyplot as plt  # a second to import, and only plots need it
+
+        metric, history = metric or read_metric(self.folder).name, self.history()
+        chosen = history[(history["metric"] == metric) & (history["data"] == data)]
+        if chosen.empty:
+            known = history[["metric", "data"]].drop_duplicates().itertuples(index=False)
+            listed = ", ".join(f"{m} on {d}" for m, d in known) or "none"
+            raise ValueError(f"there is no metric {metric!r} on the data {data!r}; there are: {listed}")
+        _, axes = plt.subplots()
+        for (model, client), line in chosen.groupby(["model", "client"], dropna=False):
+            label = model if client is None or client != client else f"{model}, {client}"
+            axes.plot(line["round"], line["value"], label=label, linestyle="--" if model == "global" else "-", marker=".")
+        axes.set(xlabel="round", ylabel=f"{metric} on {data}", title=self.config.name)
+        axes.legend()
+        return axes
 
     def predict(self, x: Any, client: str | None = None, best: bool = False) -> "pd.DataFrame":
         """Return answers for examples in memory: a row for each example [n], a column for each class with its probability.

@@ -6,15 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedmutual.config import Config, list_tunable_settings, replace_algorithm
-from fedmutual.config.grid import LEARNING_RATE, make_folder_name
+from fedmutual.config import Config, list_tunable_settings
+from fedmutual.config.grid import LEARNING_RATE
 from fedmutual.core import Schedule, Setting
 from fedmutual.errors import ConfigError
 from fedmutual.events import Observer
 from fedmutual.settings import LEAST_TRIALS, RATE_FACTORS
 from fedmutual.studies.compare import TRIALS, Tuned, list_variants
-from fedmutual.studies.sweep.plan import SHARE, plan_combinations
-from fedmutual.studies.sweep.work import train_sweep
+from fedmutual.studies.sweep import train_sweep
+from fedmutual.studies.sweep_plan import SHARE, plan_combinations
 
 Values = dict[str, Any]
 """Dotted key -> value."""
@@ -46,16 +46,13 @@ def tune(
         raise ConfigError(
             "--tune: the trials would cost privacy that epsilon does not count; choose the settings with --set"
         )
-    list(list_variants(config, methods, 1, method_settings))  # which raises before the first trial
     if not config.split.holdout and config.partition.kind != "file":
         config = config.model_copy(update={"split": config.split.model_copy(update={"holdout": SHARE})})
     chosen = {}
-    for method in methods:
-        variant, _ = replace_algorithm(config, method, method_settings)
+    for setting in list_variants(config, methods, method_settings):
+        method, folder = setting.label, out / TRIALS / setting.folder
         observers = None if watch is None else (lambda name, method=method: watch(f"tune {method}, {name}"))
-        chosen[method] = _tune_method(
-            variant, trials, out / TRIALS / make_folder_name(method), resume, observers, fixed, jobs
-        )
+        chosen[method] = _tune_method(setting.config, trials, folder, resume, observers, fixed, jobs)
     return chosen
 
 
@@ -76,7 +73,7 @@ def _tune_method(
         tried += [{**best, key: value} for value in values if {**best, key: value} not in tried]
         if len(tried) < LEAST_TRIALS:
             continue
-        sweep = train_sweep(plan_combinations(config, tried), out, resume, watch, jobs)
+        sweep = train_sweep(plan_combinations(config, tried, out), resume, watch, jobs)
         if sweep.chosen is None:
             return Tuned({}, len(tried), trials)
         best, resume = dict(sweep.chosen.values), True  # the trials of the keys before stay

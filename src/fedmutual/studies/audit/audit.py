@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from fedmutual import data
-from fedmutual.config import Config
 from fedmutual.core import At, Client, Diverged, Message, Phase
 from fedmutual.errors import RunError, UserError
 from fedmutual.federation import build
@@ -68,7 +67,7 @@ def audit(
         raise RunError(f"shadows = {shadows}: cannot be below 0")
     folder = Path(run)
     with set_trust(trust_code), plugins.use_rule(RecordedCode(folder)):
-        result = _Auditor(_open(folder), shadows, report).audit()
+        result = _open(folder, shadows, report).audit()
     write_json(_make_folder(folder if out is None else Path(out)) / AUDIT, result.model_dump(mode="json"))
     return result
 
@@ -81,17 +80,8 @@ def _make_folder(folder: Path) -> Path:
     return folder
 
 
-@dataclass
-class _Opened:
-    """A finished run with its data."""
-
-    run: Run
-    config: Config
-    experiment: Experiment
-    prepared: Mapping[str, data.Prepared]
-
-
-def _open(folder: Path) -> _Opened:
+def _open(folder: Path, shadows: int, report: Callable[[str], None]) -> "_Auditor":
+    """Return the auditor of a finished run. Raises UserError as `audit`."""
     if not (folder / CONFIG).is_file():
         raise RunError(f"{folder}: is not a run's folder; name the folder that `fedmutual run` made")
     run = Run(folder)
@@ -110,20 +100,22 @@ def _open(folder: Path) -> _Opened:
             f"{folder}: the data are not those that the run was trained on; audit it where its data are, unchanged, with "
             "the same split"
         )
-    return _Opened(run, run.config, experiment, prepared)
+    return _Auditor(run, experiment, prepared, shadows, report)
 
 
 @dataclass
 class _Auditor:
-    """The attacks on one run."""
+    """The attacks on one finished run, with its data."""
 
-    opened: _Opened
+    run: Run
+    experiment: Experiment
+    prepared: Mapping[str, data.Prepared]
     shadows: int
     report: Callable[[str], None]
     notes: list[str] = field(default_factory=list)
 
     def audit(self) -> Audit:
-        run, config = self.opened.run, self.opened.config
+        run = self.run
         pools = make_pools(self.experiment.data)
         audited = {key: self._score(net, key, pools) for key, net in self._list_models()}
         attacks: list[Scored] = []
@@ -136,7 +128,7 @@ class _Auditor:
         memberships = [self._measure(*attack, level=level) for attack in attacks]
         return Audit(
             run=str(run.folder),
-            algorithm=config.algorithm["name"],
+            algorithm=run.config.algorithm["name"],
             round=run.round,
             level=LEVEL,
             shadows=self.shadows,
@@ -146,13 +138,9 @@ class _Auditor:
             notes=tuple(dict.fromkeys(self.notes)),
         )
 
-    @property
-    def experiment(self) -> Experiment:
-        return self.opened.experiment
-
     def _list_models(self) -> Iterator[tuple[Key, nn.Module]]:
         """The models that somebody may attack: shared, returned, personal."""
-        run, experiment = self.opened.run, self.experiment
+        run, experiment = self.run, self.experiment
         if experiment.pooled or experiment.nets.complete:
             yield ("shared", None), run.global_model()
         for i in experiment.clients if not experiment.pooled else ():
@@ -167,12 +155,12 @@ class _Auditor:
         placed = self.experiment.nets.place_on_device(net).eval()
         confidence = compute_confidence(placed, _choose_pools(pools, key), self.experiment.device)
         if np.isnan(confidence.answers).any():
-            raise RunError(f"{self.opened.run.folder}: the {_format_key(key)} gives outputs that are not finite")
+            raise RunError(f"{self.run.folder}: the {_format_key(key)} gives outputs that are not finite")
         return confidence
 
     def _restore(self, client: str) -> tuple[Client, Message]:
         """A client and the server's state, as the run's last round left them."""
-        folder, saved = self.opened.run.folder, read_checkpoint(self.opened.run.folder)
+        folder, saved = self.run.folder, read_checkpoint(self.run.folder)
         assert saved is not None  # the run is finished
         made = self.experiment.build_client(client)
         load_client(made, client_folder(folder, client) / make_file_name(saved.round), saved.run, saved.round)
@@ -184,12 +172,11 @@ class _Auditor:
         return train_meme(self.experiment, made, server)
 
     def _attack_with_shadows(self, audited: Mapping[Key, Confidence], pools: list[Pool]) -> list[Scored]:
-        rng = np.random.default_rng(self.opened.config.seed)
+        rng = np.random.default_rng(self.run.config.seed)
         splits = draw_splits(pools, self.shadows, rng)
         margins: dict[Key, list[Scores]] = {key: [] for key in audited}
         masks: dict[Key, list[Mask]] = {key: [] for key in audited}
-        opened = self.opened
-        for shadow in train_shadows(opened.config, opened.experiment, pools, splits, opened.prepared, self.report):
+        for shadow in train_shadows(self.experiment, pools, splits, self.prepared, self.report):
             for key in audited:
                 chosen = _choose_pools(pools, key)
                 net = shadow.experiment.nets.place_on_device(_take_model(shadow, key)).eval()
@@ -216,7 +203,7 @@ class _Auditor:
                 f"held-out rows are left, and {FEWEST} of each are needed."
             )
             return None
-        rng = np.random.default_rng([self.opened.config.seed, len(members), len(outside)])
+        rng = np.random.default_rng([self.run.config.seed, len(members), len(outside)])
         strength = measure_strength(members, outside, level, rng)
         model, client = key
         return Membership(
@@ -242,7 +229,7 @@ class _Auditor:
                 )
 
     def _read_guarantee(self) -> Guarantee | None:
-        summary = read_summary(self.opened.run.folder)
+        summary = read_summary(self.run.folder)
         if summary is None or summary.privacy is None:
             return None
         stated = summary.privacy

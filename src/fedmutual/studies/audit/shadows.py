@@ -9,7 +9,6 @@ import numpy.typing as npt
 import torch
 
 from fedmutual import data
-from fedmutual.config import Config
 from fedmutual.core import Client, Diverged, Message
 from fedmutual.data.draws import Index
 from fedmutual.engines.inprocess import InProcess
@@ -53,7 +52,6 @@ def draw_splits(pools: Sequence[Pool], number: int, rng: np.random.Generator) ->
 
 
 def train_shadows(
-    config: Config,
     experiment: Experiment,
     pools: Sequence[Pool],
     splits: Sequence[Mapping[str, Index]],
@@ -67,7 +65,7 @@ def train_shadows(
     """
     for number, split in enumerate(splits, 1):
         report(f"shadow run {number} of {len(splits)}")
-        seeded = config.model_copy(update={"seed": config.seed + SEED_STEP * number})
+        seeded = experiment.config.model_copy(update={"seed": experiment.config.seed + SEED_STEP * number})
         shadow_experiment = build.build(
             seeded, str(experiment.device), prepared, experiment.nets.begun, experiment.nets.pretrained or None
         )

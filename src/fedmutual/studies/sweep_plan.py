@@ -1,9 +1,8 @@
 """The plan of a sweep: every combination as a checked configuration, and local-only training to compare with."""
 
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,63 +10,34 @@ from fedmutual.config import Config, dump_config, is_pooled, make_algorithm, par
 from fedmutual.config.grid import Grid, expand_grid, list_combinations, make_folder_name, make_label
 from fedmutual.errors import ConfigError, warn_user
 from fedmutual.role import LOCAL_ONLY
-from fedmutual.studies.compare import list_seeds
+from fedmutual.studies.study import Setting, Study, list_seeds
 
 By = Literal["personal", "global"]
 SHARE = 0.1  # of each client's training data, held out where the experiment holds nothing out
 
 
 @dataclass(frozen=True)
-class SweepSetting:
-    """One combination of values, with the configuration of its runs. `label` is the combination as messages name it."""
-
-    values: Mapping[str, Any]  # by dotted key, those that are fixed too
-    label: str
-    config: Config
-    folder: str  # its name
-
-
-@dataclass(frozen=True)
 class SweepPlan:
-    """The runs of a sweep: every setting with every seed, and local-only training beside the settings.
+    """A study of combinations of values, with local-only training beside them.
 
-    `name` is the name of the configuration. `by` is the model whose hold-out score chooses; None: the model that a client
-    would use.
+    `by` is the model whose hold-out score chooses; None: the model that a client would use.
     """
 
-    name: str
-    several: tuple[str, ...]  # the keys that have several values
-    settings: tuple[SweepSetting, ...]
-    seeds: tuple[int, ...]
-    by: By | None
-    with_local: bool = True  # whether local-only training is trained beside the settings
-
-    @cached_property
-    def local_only_settings(self) -> tuple[SweepSetting | None, ...]:
-        """Return local-only training with the values of each setting, each once; None without personal models."""
-        if not self.with_local:
-            return (None,) * len(self.settings)
-        known = [s for s in self.settings if s.config.algorithm["name"] == LOCAL_ONLY]
-        references: list[SweepSetting | None] = []
-        for setting in self.settings:
-            made = _make_local_only(setting, self.several) if _has_personal(setting.config) else None
-            same = next((s for s in known if made and s.config == made.config), made)
-            known += [same] if same and same not in known else []
-            references.append(same if same is not setting else None)
-        return tuple(references)
-
-    @property
-    def runs(self) -> Iterator[tuple[SweepSetting, int, Config]]:
-        """Yield (setting, seed, configuration) of all settings, then of local-only training, each once."""
-        each = {s.folder: s for s in (*self.settings, *self.local_only_settings) if s is not None}
-        for setting in each.values():
-            yield from ((setting, seed, setting.config.model_copy(update={"seed": seed})) for seed in self.seeds)
+    name: str  # of the configuration
+    combinations: Sequence[Setting]
+    local_only: Sequence[Setting | None]  # beside each combination; None where there are no personal models to compare
+    study: Study  # of all settings, each once
+    by: By | None = None
 
 
-def plan_sweep(experiment: Config | str | Path, grid: Grid, seeds: int = 1, by: By | None = None) -> SweepPlan:
+def plan_sweep(
+    experiment: Config | str | Path, grid: Grid, seeds: int = 1, by: By | None = None, out: Path | None = None
+) -> SweepPlan:
     """Return the plan of a sweep, after a check of every combination of values.
 
     If the experiment has no hold-out rows, a tenth of the training rows becomes hold-out rows, with a warning.
+
+    out: the folder; None: `runs/<name>-sweep`.
 
     Raises:
         ConfigError: a combination is no experiment, two cannot be compared on the same rows, or `seeds` is below 1.
@@ -85,25 +55,29 @@ def plan_sweep(experiment: Config | str | Path, grid: Grid, seeds: int = 1, by: 
         tables, "configuration" if given else str(experiment), list(list_combinations(lists)), several, by
     )
     first = settings[0].config
-    return SweepPlan(first.name, tuple(several), _list_held_out(settings), tuple(list_seeds(first, seeds)), by)
+    numbers, settings = list_seeds(first, seeds), _hold_out(settings)
+    local_only = _list_local_only(settings, several)
+    each = {setting.folder: setting for setting in (*settings, *local_only) if setting is not None}
+    study = Study([*each.values()], numbers, out if out is not None else Path("runs") / f"{first.name}-sweep")
+    return SweepPlan(first.name, settings, local_only, study, by)
 
 
-def plan_combinations(config: Config, combinations: Sequence[Mapping[str, Any]]) -> SweepPlan:
+def plan_combinations(config: Config, combinations: Sequence[Mapping[str, Any]], out: Path) -> SweepPlan:
     """Return the plan of a sweep over combinations that have equal keys: one seed, no local-only training beside.
 
     Raises:
         ConfigError: as `plan_sweep`.
     """
     tables, keys = tomllib.loads(dump_config(config)), tuple(combinations[0])
-    settings = _check_settings(tables, "configuration", combinations, keys, None)
-    return SweepPlan(config.name, keys, _list_held_out(settings), (config.seed,), None, with_local=False)
+    settings = _hold_out(_check_settings(tables, "configuration", combinations, keys, None))
+    return SweepPlan(config.name, settings, [None] * len(settings), Study(settings, [config.seed], out))
 
 
 def _check_settings(
     tables: Mapping[str, Any], source: str, combinations: Sequence[Mapping[str, Any]], several: Sequence[str], by: By | None
-) -> list[SweepSetting]:
+) -> list[Setting]:
     """Each combination as a setting. Raises ConfigError where one is no experiment, or equals another."""
-    settings: list[SweepSetting] = []
+    settings: list[Setting] = []
     for values in combinations:
         label = make_label({key: values[key] for key in several})
         try:
@@ -113,7 +87,7 @@ def _check_settings(
             raise ConfigError(f"with {label}: {problem}") from None
         if twice := [s.label for s in settings if s.config == config]:
             raise ConfigError(f"--set: {twice[0]} and {label} are equal settings; name each value once")
-        settings.append(SweepSetting(values, label, config, make_folder_name(label)))
+        settings.append(Setting(label, config, make_folder_name(label), values))
     return settings
 
 
@@ -126,23 +100,36 @@ def _hide_scores(config: Config) -> Config:
     )
 
 
-def _list_held_out(settings: list[SweepSetting]) -> tuple[SweepSetting, ...]:
+def _hold_out(settings: list[Setting]) -> list[Setting]:
+    """Return the settings with hold-out rows, and warn the user if the configurations have none."""
     first = settings[0].config  # they have the same rows
     if first.split.holdout or first.partition.kind == "file":
-        return tuple(settings)
+        return settings
     warn_user(
         f"the experiment has no hold-out rows to choose by, so split.holdout = {SHARE:g} is set for the sweep: "
         "a tenth of each client's training data is not trained on"
     )
     split = first.split.model_copy(update={"holdout": SHARE})
-    return tuple(SweepSetting(s.values, s.label, s.config.model_copy(update={"split": split}), s.folder) for s in settings)
+    return [replace(setting, config=setting.config.model_copy(update={"split": split})) for setting in settings]
 
 
-def _make_local_only(setting: SweepSetting, several: Sequence[str]) -> SweepSetting:
+def _list_local_only(settings: Sequence[Setting], several: Sequence[str]) -> list[Setting | None]:
+    """Return local-only training with the values of each setting, equal ones as one; None without personal models."""
+    known = [setting for setting in settings if setting.config.algorithm["name"] == LOCAL_ONLY]
+    references: list[Setting | None] = []
+    for setting in settings:
+        made = _make_local_only(setting, several) if _has_personal(setting.config) else None
+        same = next((s for s in known if made and s.config == made.config), made)
+        known += [same] if same and same not in known else []
+        references.append(same if same is not setting else None)
+    return references
+
+
+def _make_local_only(setting: Setting, several: Sequence[str]) -> Setting:
     config, _ = replace_algorithm(setting.config, LOCAL_ONLY)
     values = {k: v for k, v in setting.values.items() if ".algorithm." not in f".{k}."}
     label = ", ".join(filter(None, (LOCAL_ONLY, make_label({k: v for k, v in values.items() if k in several}))))
-    return SweepSetting(values, label, config, make_folder_name(label))
+    return Setting(label, config, make_folder_name(label), values)
 
 
 def _has_personal(config: Config) -> bool:
