@@ -65,7 +65,7 @@ def test_a_gain_is_positive_where_the_metric_is_better(compared):
     assert average_own_last(alone.uses[0], alone.uses[0].worst).mean == pytest.approx(
         np.mean([pick(values[k : k + 4]) for k in (0, 4, 8)])
     )
-    for best in (average_own_best(fml.uses[0]).value, average_global_best(fedavg.uses[-1]).value):
+    for best in (average_own_best(fml.uses[0]), average_global_best(fedavg.uses[-1])):
         assert best.n == 3
 
 
