@@ -12,8 +12,8 @@ import tomli_w
 from fedmutual.config import Config
 from fedmutual.metric import ACCURACY, Metric
 from fedmutual.report.cells import PageTable, TableCell
-from fedmutual.report.comparison import make_comparisons
 from fedmutual.report.verdicts import judge
+from fedmutual.results.comparison import make_comparisons
 from fedmutual.rundir.ledger_columns import make_columns
 from fedmutual.rundir.recorded_run import read_runs
 from fedmutual.rundir.schema import Evaluation, LedgerLine

@@ -11,7 +11,6 @@ import fedmutual
 from fedmutual.config import parse_config
 from fedmutual.files import read_json
 from fedmutual.report import write_report
-from fedmutual.report.comparison import make_comparisons
 from fedmutual.report.curves import make_pictures
 from fedmutual.report.tables import (
     make_client_headline,
@@ -21,6 +20,7 @@ from fedmutual.report.tables import (
     make_recall_table,
 )
 from fedmutual.report.verdicts import judge
+from fedmutual.results.comparison import make_comparisons
 from fedmutual.rundir.recorded_run import read_runs
 from fedmutual.sites import contract as contracts
 from fedmutual.sites.coordinator import Coordinator

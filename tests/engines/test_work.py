@@ -49,8 +49,8 @@ def test_a_resumed_run_counts_each_round_once(small):
 
 def test_the_report_sums_them_and_has_none_where_a_line_lacks_them(small):
     from fedmutual.report.columns import COSTS
-    from fedmutual.report.comparison import make_comparisons
-    from fedmutual.report.statistics import Missing
+    from fedmutual.results.comparison import make_comparisons
+    from fedmutual.results.estimate import Missing
     from fedmutual.rundir.recorded_run import read_runs
 
     fedmutual.run(fedmutual.load_config(small, rounds=2), "out")

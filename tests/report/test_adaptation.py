@@ -10,8 +10,8 @@ from fedmutual.errors import RunError
 from fedmutual.report import summarise_adaptation, write_adaptation
 from fedmutual.report.adaptation import Answer, WayGain
 from fedmutual.report.findings import describe_finding
-from fedmutual.report.scale import PERCENT
-from fedmutual.report.statistics import Missing, estimate
+from fedmutual.results.estimate import Missing, estimate
+from fedmutual.results.scale import PERCENT
 from run_folders import Made, write
 
 ACCURACY = {"fml": (0.8, 0.84, 0.88), "scratch": (0.7, 0.72, 0.74), "fine-tune": (0.8, 0.85, 0.87)}

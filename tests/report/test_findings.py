@@ -3,7 +3,6 @@
 import pytest
 
 from fedmutual.report import verdicts
-from fedmutual.report.comparison import make_comparisons
 from fedmutual.report.findings import (
     AllClasses,
     ComparedAfter,
@@ -28,8 +27,10 @@ from fedmutual.report.findings import (
     find_doubts,
 )
 from fedmutual.report.rendering import render_macro
-from fedmutual.report.scale import PERCENT
-from fedmutual.report.statistics import Estimate, Gains, Pair
+from fedmutual.results.comparison import make_comparisons
+from fedmutual.results.estimate import Estimate
+from fedmutual.results.gains import Gains, Pair
+from fedmutual.results.scale import PERCENT
 from fedmutual.rundir.recorded_run import read_runs
 from run_folders import Made, write_all
 

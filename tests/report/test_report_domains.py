@@ -10,12 +10,12 @@ import pytest
 from rich.console import Console
 
 from fedmutual.report import domains, make_headline_tables, tables, verdicts
-from fedmutual.report.comparison import make_comparisons
 from fedmutual.report.cost_curves import draw_costs, make_courses, make_page_cost_table
 from fedmutual.report.curves import assign_slots, make_data_table, make_pictures
 from fedmutual.report.findings import ComparedAfter
-from fedmutual.report.scale import PERCENT
-from fedmutual.report.statistics import find_last_common
+from fedmutual.results.comparison import make_comparisons
+from fedmutual.results.gains import find_last_common
+from fedmutual.results.scale import PERCENT
 from fedmutual.rundir.recorded_run import read_runs
 from run_folders import Made, get_cell, get_texts, list_findings, write, write_all
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from fedmutual.report import columns, measures, provenance, tables, traffic
-from fedmutual.report.comparison import make_comparisons
 from fedmutual.report.curves import make_data_table, make_pictures, thin_out
-from fedmutual.report.scale import PERCENT
-from fedmutual.report.statistics import Missing
+from fedmutual.results.comparison import make_comparisons
+from fedmutual.results.estimate import Missing
+from fedmutual.results.scale import PERCENT
 from fedmutual.rundir.recorded_run import read_runs
 from run_folders import Made, get_cell, get_texts, write, write_all
 

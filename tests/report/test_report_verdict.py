@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from fedmutual.report import find_answers, list_comparisons, make_headline_tables, verdicts
-from fedmutual.report.comparison import find_differences, make_comparisons
 from fedmutual.report.findings import ComparedAfter
+from fedmutual.results.comparison import find_differences, make_comparisons
 from fedmutual.rundir.recorded_run import read_runs
 from run_folders import Made, list_findings, write, write_all
 

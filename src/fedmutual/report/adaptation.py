@@ -15,13 +15,14 @@ from fedmutual.files import read_json
 from fedmutual.metric import Metric
 from fedmutual.report.answer import Verdict
 from fedmutual.report.cells import format_spread
-from fedmutual.report.comparison import Method, RunComparison
 from fedmutual.report.findings import Finding, describe_finding
 from fedmutual.report.html import write_page
 from fedmutual.report.measures import SEEDS
-from fedmutual.report.scale import PERCENT, MetricScale
-from fedmutual.report.statistics import SAME, Estimate, Gains, Missing, estimate, get_limit, pair_clients
 from fedmutual.report.verdicts import judge
+from fedmutual.results.comparison import Method, RunComparison
+from fedmutual.results.estimate import SAME, Estimate, Missing, estimate, get_limit
+from fedmutual.results.gains import Gains, pair_clients
+from fedmutual.results.scale import PERCENT, MetricScale
 from fedmutual.role import Role
 from fedmutual.rundir.file_names import ADAPT, FINE_TUNE, SCRATCH
 from fedmutual.rundir.record_files import check_record

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from fedmutual.report.scale import PERCENT, MetricScale
-from fedmutual.report.statistics import ENOUGH, Estimate, Missing, Value
+from fedmutual.results.estimate import ENOUGH, Estimate, Missing, Value
+from fedmutual.results.scale import PERCENT, MetricScale
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\n", "\0", "＝", "＋", "－", "＠")  # the last four are of full width
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)

@@ -12,7 +12,6 @@ from fedmutual.errors import format_count
 from fedmutual.metric import ACCURACY
 from fedmutual.report import domains, guarantee
 from fedmutual.report.cells import Column, TableCell, make_gain_cell, make_share_cell
-from fedmutual.report.comparison import RunComparison, Use
 from fedmutual.report.domains import ACC, TRANSFER_MEASURES
 from fedmutual.report.measures import (
     SEEN,
@@ -27,9 +26,11 @@ from fedmutual.report.measures import (
     measure_gain,
     measure_gains,
 )
-from fedmutual.report.scale import MetricScale
-from fedmutual.report.statistics import Gains, Missing, Value
-from fedmutual.report.text import format_number, format_size
+from fedmutual.results.comparison import RunComparison, Use
+from fedmutual.results.estimate import Missing, Value
+from fedmutual.results.gains import Gains
+from fedmutual.results.scale import MetricScale
+from fedmutual.results.text import format_number, format_size
 from fedmutual.rundir.recorded_run import RecordedRun
 
 SHARED, OWN, GAIN = "Shared model, test set", "Client's model, own data", "Gain over local-only"

@@ -19,10 +19,10 @@ from fedmutual.report.cells import (
     make_share_cell,
     make_table,
 )
-from fedmutual.report.comparison import OWN_DOMAIN, Method, RunComparison, Use
 from fedmutual.report.measures import SEEN, Pick, average_over_seeds, average_scores, name_choosing_data
-from fedmutual.report.scale import PERCENT, MetricScale
-from fedmutual.report.statistics import Estimate, Missing, Value
+from fedmutual.results.comparison import OWN_DOMAIN, Method, RunComparison, Use
+from fedmutual.results.estimate import Estimate, Missing, Value
+from fedmutual.results.scale import PERCENT, MetricScale
 from fedmutual.rundir.schema import ClientScores
 
 

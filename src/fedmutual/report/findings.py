@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import ClassVar, Literal
 
-from fedmutual.report.comparison import RunComparison
 from fedmutual.report.rendering import render_macro
-from fedmutual.report.scale import MetricScale
-from fedmutual.report.statistics import Estimate, Gains
+from fedmutual.results.comparison import RunComparison
+from fedmutual.results.estimate import Estimate
+from fedmutual.results.gains import Gains
+from fedmutual.results.scale import MetricScale
 from fedmutual.rundir.file_names import FINE_TUNE
 
 _NAMED_PAIRS = 3  # harmed clients of single seeds that are named; of more, the one that is harmed most

@@ -1,7 +1,7 @@
 """Epsilon beside accuracy: what differential privacy a method gives for what leaves its clients."""
 
 from fedmutual.report.cells import Column, TableCell
-from fedmutual.report.comparison import Method, RunComparison
+from fedmutual.results.comparison import Method, RunComparison
 from fedmutual.rundir.schema import RecordedGuarantee
 
 NONE, NOTHING = "none", "nothing leaves"

@@ -19,15 +19,15 @@ from fedmutual.metric import ACCURACY
 from fedmutual.report import domains, measures, other_tasks, provenance, tables, traffic
 from fedmutual.report.answer import Verdict
 from fedmutual.report.cells import PageTable
-from fedmutual.report.comparison import RunComparison, find_differences, make_comparisons
 from fedmutual.report.cost_curves import TITLE, draw_costs, has_seed_set, make_courses, make_page_cost_table
 from fedmutual.report.curves import make_data_table, make_pictures
 from fedmutual.report.gain_plot import draw_gains
 from fedmutual.report.plots import draw_curves
 from fedmutual.report.rendering import load_page_template
-from fedmutual.report.statistics import Gains
 from fedmutual.report.svg import Styles
 from fedmutual.report.verdicts import judge
+from fedmutual.results.comparison import RunComparison, find_differences, make_comparisons
+from fedmutual.results.gains import Gains
 from fedmutual.rundir.recorded_run import RecordedRun, read_runs
 
 _CURVES = 2  # pictures of curves that are not folded

@@ -8,8 +8,9 @@ from typing import Literal
 import pandas as pd
 
 from fedmutual.metric import ACCURACY
-from fedmutual.report.comparison import OWN_DOMAIN, Method, RunComparison, Use
-from fedmutual.report.statistics import Estimate, Gains, Missing, Value, estimate, pair_clients
+from fedmutual.results.comparison import OWN_DOMAIN, Method, RunComparison, Use
+from fedmutual.results.estimate import Estimate, Missing, Value, estimate
+from fedmutual.results.gains import Gains, pair_clients
 from fedmutual.role import LOCAL_ONLY
 from fedmutual.rundir.recorded_run import RecordedRun
 

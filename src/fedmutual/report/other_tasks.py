@@ -8,10 +8,10 @@ import pandas as pd
 
 from fedmutual.metric import ACCURACY
 from fedmutual.report.cells import Column, PageTable, TableCell, make_table
-from fedmutual.report.comparison import SHORT, Method, RunComparison
 from fedmutual.report.findings import Finding, MoreTasks, OtherTask
 from fedmutual.report.measures import average_over_seeds
-from fedmutual.report.statistics import Estimate, Value
+from fedmutual.results.comparison import SHORT, Method, RunComparison
+from fedmutual.results.estimate import Estimate, Value
 from fedmutual.rundir.recorded_run import RecordedRun
 from fedmutual.rundir.schema import ScoreRow
 

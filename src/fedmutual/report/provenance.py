@@ -8,9 +8,9 @@ import tomli_w
 
 from fedmutual.errors import format_count, join_words
 from fedmutual.report.cells import Column, PageTable, TableCell, format_csv, make_table
-from fedmutual.report.comparison import RunComparison
-from fedmutual.report.settings import flatten_table, format_setting
-from fedmutual.report.text import format_number
+from fedmutual.results.comparison import RunComparison
+from fedmutual.results.settings import flatten_table, format_setting
+from fedmutual.results.text import format_number
 from fedmutual.rundir.record_files import dump_record
 from fedmutual.rundir.recorded_run import RecordedRun
 from fedmutual.rundir.schema import RecordedNetwork

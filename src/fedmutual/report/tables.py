@@ -11,11 +11,12 @@ from fedmutual.metric import ACCURACY
 from fedmutual.report import measures
 from fedmutual.report.cells import Column, PageTable, TableCell, format_csv, make_missing_cell, make_share_cell, make_table
 from fedmutual.report.columns import list_client_columns, list_decision_columns, list_headline_uses, list_node_columns
-from fedmutual.report.comparison import Method, RunComparison, Use
 from fedmutual.report.measures import Subject, average_scores
-from fedmutual.report.scale import MetricScale
-from fedmutual.report.statistics import Estimate, Gains, Missing, Pair
-from fedmutual.report.text import format_number, format_percent_number
+from fedmutual.results.comparison import Method, RunComparison, Use
+from fedmutual.results.estimate import Estimate, Missing
+from fedmutual.results.gains import Gains, Pair
+from fedmutual.results.scale import MetricScale
+from fedmutual.results.text import format_number, format_percent_number
 from fedmutual.rundir.recorded_run import RecordedRun
 
 

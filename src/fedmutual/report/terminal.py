@@ -15,8 +15,8 @@ from fedmutual.metric import ACCURACY
 from fedmutual.report import guarantee
 from fedmutual.report.cells import Column, list_records
 from fedmutual.report.columns import COSTS, list_headline_columns, list_headline_uses
-from fedmutual.report.comparison import RunComparison, Use, make_comparisons
 from fedmutual.report.findings import describe_finding, find_unequal_steps
+from fedmutual.results.comparison import RunComparison, Use, make_comparisons
 from fedmutual.rundir.recorded_run import RecordedRun, read_runs
 
 Lines = Sequence[tuple[str, ...]]  # the name, then a text for each column

@@ -9,9 +9,9 @@ import pandas as pd
 
 from fedmutual.errors import format_count
 from fedmutual.report.cells import Column, PageTable, TableCell, format_csv, make_table
-from fedmutual.report.comparison import Method, RunComparison
-from fedmutual.report.statistics import Missing
-from fedmutual.report.text import format_size
+from fedmutual.results.comparison import Method, RunComparison
+from fedmutual.results.estimate import Missing
+from fedmutual.results.text import format_size
 
 Leaves = Mapping[str, tuple[str, tuple[int, ...]]]  # name of a tensor -> its dtype and shape
 

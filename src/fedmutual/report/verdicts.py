@@ -5,7 +5,6 @@ from pathlib import Path
 
 from fedmutual.report import measures, other_tasks
 from fedmutual.report.answer import FEDERATING, JOINING, Verdict, conclude, decide
-from fedmutual.report.comparison import Method, RunComparison, Use, make_comparisons
 from fedmutual.report.domains import ACC, BWT, TRANSFER_MEASURES
 from fedmutual.report.findings import (
     AllClasses,
@@ -21,17 +20,9 @@ from fedmutual.report.findings import (
     count_clients,
     count_nodes,
 )
-from fedmutual.report.statistics import (
-    SAME,
-    Estimate,
-    Gains,
-    Missing,
-    Pair,
-    find_last_common,
-    match_runs,
-    pair_clients,
-    pair_global,
-)
+from fedmutual.results.comparison import Method, RunComparison, Use, make_comparisons
+from fedmutual.results.estimate import SAME, Estimate, Missing
+from fedmutual.results.gains import Gains, Pair, find_last_common, match_runs, pair_clients, pair_global
 from fedmutual.rundir.recorded_run import RecordedRun, read_runs
 
 _CLEAR = 0.05  # a difference of recall that the report names even if the difference is not certain

@@ -21,7 +21,8 @@ from fedmutual.report.choice import (
     pick_best,
 )
 from fedmutual.report.findings import Finding
-from fedmutual.report.statistics import Estimate, Gains
+from fedmutual.results.estimate import Estimate
+from fedmutual.results.gains import Gains
 from fedmutual.studies.sweep.plan import SweepPlan
 
 RESULT = "sweep.json"

@@ -10,9 +10,10 @@ import pandas as pd
 
 from fedmutual.errors import RunError
 from fedmutual.metric import ACCURACY, Metric
-from fedmutual.report.scale import MetricScale
-from fedmutual.report.settings import flatten_table, format_setting, format_values, is_distinctive, is_under, shorten_key
-from fedmutual.report.statistics import Gains, Missing
+from fedmutual.results.estimate import Missing
+from fedmutual.results.gains import Gains
+from fedmutual.results.scale import MetricScale
+from fedmutual.results.settings import flatten_table, format_setting, format_values, is_distinctive, is_under, shorten_key
 from fedmutual.role import Role
 from fedmutual.rundir.recorded_run import RecordedMethod, RecordedRun
 
@@ -188,8 +189,17 @@ def make_comparisons(runs: Sequence[RecordedRun]) -> list[RunComparison]:
     Raises:
         RunError: all runs are of a sweep, or tuned.json of a run is damaged.
     """
+    return group_runs(_select_scored(runs))
+
+
+def group_runs(runs: Sequence[RecordedRun]) -> list[RunComparison]:
+    """Return all runs sorted into comparisons, those of a sweep, too.
+
+    Raises:
+        RunError: tuned.json of a run is damaged.
+    """
     groups: dict[str, list[RecordedRun]] = {}
-    for run in _select_scored(runs):
+    for run in runs:
         same = {k: v for k, v in flatten_table({key: run.config.get(key, {}) for key in _SAME_DATA}) if is_distinctive(k)}
         key = json.dumps([run.partition.source, run.partition.classes, same], sort_keys=True, default=str)
         groups.setdefault(key, []).append(run)
