@@ -12,7 +12,6 @@ from rich.console import Console
 from fedmutual.report import domains, make_headline_tables, tables, verdicts
 from fedmutual.report.cost_curves import draw_costs, make_courses, make_page_cost_table
 from fedmutual.report.curves import assign_slots, make_data_table, make_pictures
-from fedmutual.report.findings import ComparedAfter
 from fedmutual.results.comparison import make_comparisons
 from fedmutual.results.gains import find_last_common
 from fedmutual.results.scale import PERCENT
@@ -280,8 +279,8 @@ def test_methods_with_different_exchange_rates_are_compared_after_equal_local_st
     assert "nodes score 40.0 %, 20.0 points above local-only" in sentences[1]  # 0.4 and 0.2
     [short] = read_runs([write(tmp_path / "short", replace(plain[0], rounds=3))])
     assert find_last_common(short, b) == (2, 10)
-    [after] = [finding for finding in verdicts.find_findings(comparison([short, b])) if isinstance(finding, ComparedAfter)]
-    assert after == ComparedAfter("FedAvg", (2,))
+    [after] = [finding for finding in verdicts.find_findings(comparison([short, b])) if finding.macro == "compared_after"]
+    assert (after.label, after.rounds) == ("FedAvg", (2,))
 
 
 def test_rounds_that_only_one_of_two_tells_in_steps_are_compared_at_both_ends(tmp_path):

@@ -9,7 +9,6 @@ import pytest
 from rich.console import Console
 
 from fedmutual.report import find_answers, list_comparisons, make_headline_tables, verdicts
-from fedmutual.report.findings import ComparedAfter
 from fedmutual.results.comparison import find_differences, make_comparisons
 from fedmutual.rundir.recorded_run import read_runs
 from run_folders import Made, list_findings, write, write_all
@@ -313,7 +312,7 @@ def test_runs_of_different_length_are_compared_at_the_last_common_round(tmp_path
     [compared] = make_comparisons(read_runs([long, short]))
     gain, after = list(verdicts.find_findings(compared))[:2]
     assert (gain.label, gain.accuracy, gain.estimate.mean) == ("FML, rounds = 4", pytest.approx(0.7), 0)
-    assert after == ComparedAfter("FML, rounds = 4", (2,))
+    assert (after.macro, after.label, after.rounds) == ("compared_after", "FML, rounds = 4", (2,))
 
 
 def test_a_seed_that_is_there_twice_counts_once(tmp_path):

@@ -8,7 +8,7 @@ import pandas as pd
 
 from fedmutual.metric import ACCURACY
 from fedmutual.report.cells import Column, PageTable, TableCell, make_table
-from fedmutual.report.findings import Finding, MoreTasks, OtherTask
+from fedmutual.report.findings import Finding
 from fedmutual.report.measures import average_over_seeds
 from fedmutual.results.comparison import SHORT, Method, RunComparison
 from fedmutual.results.estimate import Estimate, Value
@@ -51,9 +51,9 @@ def find_other_tasks(comparison: RunComparison) -> Iterator[Finding]:
     for client, scores in clients[:_MOST]:
         first_score = scores["score"].iloc[0]
         means = scores[scores["score"] == first_score].groupby("label", sort=False)["value"].agg(fmean)
-        yield OtherTask(str(client), first_score, tuple(means.items()))
+        yield Finding(macro="other_task", client=str(client), score=first_score, values=tuple(means.items()))
     if len(clients) > _MOST:
-        yield MoreTasks(len(clients) - _MOST)
+        yield Finding(macro="more_tasks", clients=len(clients) - _MOST)
 
 
 def _tabulate_scores(comparison: RunComparison) -> pd.DataFrame:

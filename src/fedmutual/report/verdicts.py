@@ -6,20 +6,7 @@ from pathlib import Path
 from fedmutual.report import measures, other_tasks
 from fedmutual.report.answer import FEDERATING, JOINING, Verdict, conclude, decide
 from fedmutual.report.domains import ACC, BWT, TRANSFER_MEASURES
-from fedmutual.report.findings import (
-    AllClasses,
-    ComparedAfter,
-    Contest,
-    Finding,
-    FrequentClass,
-    MethodGain,
-    NotCompared,
-    Rivalry,
-    TwoModels,
-    WorstClass,
-    count_clients,
-    count_nodes,
-)
+from fedmutual.report.findings import Contest, Finding, count_clients, count_nodes
 from fedmutual.results.comparison import Method, RunComparison, Use, make_comparisons
 from fedmutual.results.estimate import SAME, Estimate, Missing
 from fedmutual.results.gains import Gains, Pair, find_last_common, match_runs, pair_clients, pair_global
@@ -62,7 +49,7 @@ def _find_node_findings(comparison: RunComparison) -> Iterator[Finding]:
             gains = {m.data: pair_clients(method.counted, rival.counted, data=m.data) for m in TRANSFER_MEASURES}
             contests = [Contest(data, method.label, g.estimate) for data, g in gains.items() if isinstance(g, Gains)]
             if contests:
-                yield Rivalry(rival.label, tuple(contests))
+                yield Finding(macro="rivalry", rival=rival.label, contests=tuple(contests))
     yield from _find_worst_classes(comparison, ACC.data)
 
 
@@ -102,7 +89,10 @@ def _compare_models(method: Method) -> Iterator[Finding]:
         if isinstance(gains, Gains):
             estimate = gains.estimate
             wins = gains.gained if estimate.mean > 0 else gains.harmed
-            yield TwoModels(method.label, use.name, first.name, estimate, len(wins), len(gains.pairs), len(gains.seeds))
+            better, worse = (use.name, first.name) if estimate.mean > 0 else (first.name, use.name)
+            counts = {"wins": len(wins), "total": len(gains.pairs), "seeds": len(gains.seeds)}
+            names = {"label": method.label, "model": use.name, "better": better, "worse": worse}
+            yield Finding(macro="two_models", estimate=estimate, **names, **counts)
 
 
 def _compare_with_rivals(comparison: RunComparison, method: Method) -> Iterator[Finding]:
@@ -117,7 +107,7 @@ def _compare_with_rivals(comparison: RunComparison, method: Method) -> Iterator[
         if shared:
             contests.append(Contest("shared", method.label, shared))
         if contests:
-            yield Rivalry(rival.label, tuple(contests))
+            yield Finding(macro="rivalry", rival=rival.label, contests=tuple(contests))
 
 
 def _find_all_classes(method: Method) -> Iterator[Finding]:
@@ -125,40 +115,50 @@ def _find_all_classes(method: Method) -> Iterator[Finding]:
     personal = measures.average_scores(method.select_last_scores("personal", "test"), "")
     shared = measures.average_global_last(method.uses[-1])
     if isinstance(personal, Estimate) and isinstance(shared, Estimate):
-        yield AllClasses(method.label, personal.mean, shared.mean)
+        yield Finding(macro="all_classes", label=method.label, personal=personal.mean, shared=shared.mean)
 
 
 def _find_frequent_class(method: Method) -> Iterator[Finding]:
     accuracy = measures.average_scores(method.select_last_scores(method.uses[0].model, "validation"), "", "majority")
     if isinstance(accuracy, Estimate):
-        yield FrequentClass(accuracy.mean)
+        yield Finding(macro="frequent_class", accuracy=accuracy.mean)
 
 
 def _compare_with_local_only(comparison: RunComparison, method: Method, *data: str) -> Iterator[Finding]:
     """Return a method's gain on each kind of rows, and the rounds after which it is compared.
 
-    data: kinds of rows as in `MethodGain`. Without gain on the first kind, only the reason is returned.
+    data: kinds of rows: "validation" (own rows), of nodes "test" (all domains) or "test.own". Without gain on the first
+    kind, only the reason is returned.
     """
     gains = [measures.measure_gains(comparison, method.uses[0], rows) for rows in data]
     if isinstance(gains[0], Missing):
         if method.federated and comparison.find_local_only(method):
-            yield NotCompared(method.label, gains[0].why)
+            yield Finding(macro="not_compared", label=method.label, reason=gains[0].why)
         return
     for rows, gain in zip(data, gains, strict=True):
         if isinstance(gain, Gains):
             yield _make_gain(method, rows, gain)
     rounds = {pair.round for pair in gains[0].pairs}
     if rounds != {run.reached for run in method.counted}:
-        yield ComparedAfter(method.label, tuple(sorted(rounds)))
+        yield Finding(macro="compared_after", label=method.label, rounds=tuple(sorted(rounds)))
 
 
-def _make_gain(method: Method, data: str, gains: Gains) -> MethodGain:
+def _make_gain(method: Method, data: str, gains: Gains) -> Finding:
     effects = count_clients(gains) if data == "validation" else count_nodes(gains)
     model = method.uses[0].model or "personal"
-    return MethodGain(method.label, method.is_pooled, model, data, gains.means[0], gains.estimate, effects)
+    return Finding(
+        macro="method_gain",
+        label=method.label,
+        is_pooled=method.is_pooled,
+        model=model,
+        data=data,
+        accuracy=gains.means[0],
+        estimate=gains.estimate,
+        effects=effects,
+    )
 
 
-def _find_worst_classes(comparison: RunComparison, data: str) -> Iterator[WorstClass]:
+def _find_worst_classes(comparison: RunComparison, data: str) -> Iterator[Finding]:
     """Return each federating method's worst class, where its recall on the clients' rows clearly differs from local-only.
 
     The worst class has the lowest sum of the recall under the method and the recall under local-only training. If the
@@ -173,7 +173,9 @@ def _find_worst_classes(comparison: RunComparison, data: str) -> Iterator[WorstC
         worst = min(recalls, key=lambda name: sum(recalls[name]))
         estimate = gains[worst].estimate
         if estimate.sign or abs(estimate.mean) > _CLEAR - SAME:
-            yield WorstClass(worst, method.label, *recalls[worst], estimate)
+            recall, local_recall = recalls[worst]
+            ends = {"recall": recall, "local_recall": local_recall, "estimate": estimate}
+            yield Finding(macro="worst_class", name=worst, label=method.label, **ends)
 
 
 def _pair_by_class(comparison: RunComparison, method: Method, local_only: Method, data: str) -> dict[str, Gains]:
