@@ -2,14 +2,15 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import tomli_w
 
 from fedmutual.errors import format_count, join_words
-from fedmutual.report.cells import Column, PageTable, TableCell, format_csv, make_table
+from fedmutual.report.cells import Column, PageTable, TableCell, make_table
 from fedmutual.results.comparison import RunComparison
-from fedmutual.results.settings import flatten_table, format_setting
+from fedmutual.results.settings import flatten_table, format_setting, format_values
 from fedmutual.results.text import format_number
 from fedmutual.rundir.record_files import dump_record
 from fedmutual.rundir.recorded_run import RecordedRun
@@ -227,24 +228,12 @@ def _make_method_table(
     comparison: RunComparison, tables: Sequence[Mapping[str, Any]], keys: Sequence[str], id: str, caption: str
 ) -> PageTable | None:
     """A line a key, a column a method; where seeds differ, all their values."""
-    if not keys:
-        return None
-    tables_by_method = {
-        m.label: [t for t, r in zip(tables, comparison.runs, strict=True) if r in m.runs] for m in comparison.methods
-    }
-    rows = [
-        [
-            key,
-            *(
-                "; ".join(dict.fromkeys(format_setting(t[key]) if key in t else "–" for t in method_tables))
-                for method_tables in tables_by_method.values()
-            ),
-        ]
-        for key in keys
-    ]
-    columns = (Column("Key", numeric=False), *(Column(label, numeric=False) for label in tables_by_method))
-    cells = tuple(tuple(TableCell(text) for text in row) for row in rows)
-    return PageTable(f"{id}-differs", caption, columns, cells, format_csv(["key", *tables_by_method], rows))
+    columns = [Column("Key", numeric=False, keys=("key",))]
+    for m in comparison.methods:
+        own_tables = [t for t, r in zip(tables, comparison.runs, strict=True) if r in m.runs]
+        read = partial(format_values, own_tables, missing="–")
+        columns.append(Column(m.label, numeric=False, keys=(m.label,), read=read))
+    return make_table(f"{id}-differs", caption, columns, keys) if keys else None
 
 
 def _format_networks(recorded: Sequence[RecordedNetwork]) -> str:

@@ -76,7 +76,7 @@ class Sheet:
                 table.add_section()
                 table.add_row(Text(name, "bold"))
                 for head, text in zip(self.heads, texts, strict=True):
-                    table.add_row(Text(f"  {' '.join(head.split())}"), escape(text))
+                    table.add_row(Text("  " + head.replace("/\n", "/").replace("\n", " ")), escape(text))
         return table
 
     def _start_table(self, show_header: bool = True) -> Table:
