@@ -4,7 +4,7 @@ import csv
 import io
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
@@ -43,9 +43,9 @@ class Column:
     terminal: str = ""  # its name in the terminal; "": it is not there
     optional: bool = False  # whether the terminal leaves it out if no line has a value
     keys: tuple[str, ...] = ()  # the names of its numbers in CSV and JSON; none: it is not there
-    read: Callable[[Any], Any] = lambda line: line
-    form: Callable[[Any], TableCell] = lambda value: TableCell(str(value))
-    numbers: Callable[[Any], Sequence[object]] = lambda value: list_numbers(value)
+    read: Callable[[Any], Any] = field(default=lambda line: line, repr=False)
+    form: Callable[[Any], TableCell] = field(default=lambda value: TableCell(str(value)), repr=False)
+    numbers: Callable[[Any], Sequence[object]] = field(default=lambda value: list_numbers(value), repr=False)
 
     @property
     def title(self) -> str:
