@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 import torch
 
-from fedmutual.report.statistics import estimate
+from fedmutual.results.estimate import estimate
 
 
 @dataclass(frozen=True)

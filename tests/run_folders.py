@@ -11,8 +11,9 @@ import tomli_w
 
 from fedmutual.config import Config
 from fedmutual.metric import ACCURACY, Metric
-from fedmutual.report.comparison import make_comparisons
+from fedmutual.report.cells import PageTable, TableCell
 from fedmutual.report.verdicts import judge
+from fedmutual.results.comparison import make_comparisons
 from fedmutual.rundir.ledger_columns import make_columns
 from fedmutual.rundir.recorded_run import read_runs
 from fedmutual.rundir.schema import Evaluation, LedgerLine
@@ -139,6 +140,16 @@ def list_findings(folders: Sequence[Path]) -> list[str]:
     (comparison,) = make_comparisons(read_runs(folders))
     verdict = judge(comparison)
     return [verdict.lead, *verdict.sentences]
+
+
+def get_cell(table: PageTable, line: int, column: str) -> TableCell:
+    """Return the cell of a line, from 0, in the column with this title: "Group: name", or the name without a group."""
+    return table.rows[line][[c.title for c in table.columns].index(column)]
+
+
+def get_texts(table: PageTable, line: int) -> dict[str, str]:
+    """Return title of a column -> the text of a line, from 0, with half the width of its interval."""
+    return {c.title: f"{cell.text} {cell.spread}".rstrip() for c, cell in zip(table.columns, table.rows[line], strict=True)}
 
 
 def _partition(method: Made) -> dict[str, Any]:

@@ -85,10 +85,10 @@ def of_cli(one_import: Import) -> bool:
 
 
 def of_report(one_import: Import) -> bool:
-    """It reads run folders: of fedmutual it imports what reads them, errors, keys and roles, nothing to train with."""
-    foreign = one_import.top == "torch" or one_import.top.startswith("fedmutual")
-    lower = {f"fedmutual.{part}" for part in ("report", "metric", "rundir", "files", "errors", "role", "config")}
-    return not foreign or one_import.top in lower or not one_import.file.startswith("report/")
+    """Reports and results read run folders: they import what reads them, errors, keys and roles, nothing to train with."""
+    foreign = one_import.top in ("torch", "torchvision", "sklearn") or one_import.top.startswith("fedmutual")
+    lower = {f"fedmutual.{part}" for part in ("results", "report", "metric", "rundir", "files", "errors", "role", "config")}
+    return not foreign or one_import.top in lower or not one_import.file.startswith(("results/", "report/"))
 
 
 def of_papers(one_import: Import) -> bool:
@@ -132,6 +132,7 @@ ROOMS = (  # from the lowest to the highest: a module imports its own room and l
     ("privacy",),
     ("federation",),
     ("engines",),
+    ("results",),
     ("report",),
     ("studies",),
     ("sites",),
@@ -217,7 +218,7 @@ def has_name(module: str, name: str) -> bool:
     ("rule", "file", "source"),
     [
         (of_rooms, "federation/build.py", "from fedmutual.engines import base"),
-        (of_rooms, "data/rows.py", "def f():\n    from fedmutual.report.text import percent"),
+        (of_rooms, "data/rows.py", "def f():\n    from fedmutual.results.text import percent"),
         (of_rooms, "losses.py", "import fedmutual.aggregation"),
         (of_rooms, "engines/base.py", "from fedmutual import run"),
         (of_algorithms, "algorithms/fml.py", "from fedmutual.engines import base"),

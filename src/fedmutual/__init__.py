@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fedmutual.config import Config, load_config
     from fedmutual.errors import ConfigError, DataError, RemarkWarning, RunError, UserError
+    from fedmutual.results.frame import read
     from fedmutual.studies.objects import Comparison, compare, federate
     from fedmutual.studies.predict import Prediction, predict
     from fedmutual.studies.run import run
@@ -33,6 +34,7 @@ __all__ = [
     "federate",
     "load_config",
     "predict",
+    "read",
     "run",
     "sweep",
 ]
@@ -41,6 +43,7 @@ __version__ = version("fedmutual")
 _HOMES = {
     "Config": "config",
     "load_config": "config",
+    "read": "results.frame",
     "Run": "studies.trained_run",
     "run": "studies.run",
     "Comparison": "studies.objects",

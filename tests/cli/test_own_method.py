@@ -11,12 +11,16 @@ import fedmutual
 from fedmutual.config import parse_config
 from fedmutual.files import read_json
 from fedmutual.report import write_report
-from fedmutual.report.accuracy import make_headline_table
-from fedmutual.report.comparison import make_comparisons
 from fedmutual.report.curves import make_pictures
-from fedmutual.report.decision import make_decision_table
-from fedmutual.report.tables import make_client_table, make_other_score_table, make_recall_table
+from fedmutual.report.tables import (
+    make_client_headline,
+    make_client_table,
+    make_decision_table,
+    make_other_score_table,
+    make_recall_table,
+)
 from fedmutual.report.verdicts import judge
+from fedmutual.results.comparison import make_comparisons
 from fedmutual.rundir.recorded_run import read_runs
 from fedmutual.sites import contract as contracts
 from fedmutual.sites.coordinator import Coordinator
@@ -150,7 +154,7 @@ def describe_page(comparison):
         "verdict": judge(comparison),
         "gain": [(u.label, u.name) for u in comparison.uses if u.method.federated],
         "tables": [
-            t(comparison) for t in (make_headline_table, make_client_table, make_other_score_table, make_recall_table)
+            t(comparison) for t in (make_client_headline, make_client_table, make_other_score_table, make_recall_table)
         ],
         "decision": [row[:seconds] + row[seconds + 1 :] for row in decision.rows],
         "curves": [

@@ -48,21 +48,22 @@ def test_a_resumed_run_counts_each_round_once(small):
 
 
 def test_the_report_sums_them_and_has_none_where_a_line_lacks_them(small):
-    from fedmutual.report.comparison import make_comparisons
-    from fedmutual.report.decision import COSTS, list_costs
+    from fedmutual.report.columns import COSTS
+    from fedmutual.results.comparison import make_comparisons
+    from fedmutual.results.estimate import Missing
     from fedmutual.rundir.recorded_run import read_runs
 
     fedmutual.run(fedmutual.load_config(small, rounds=2), "out")
 
     def costs():
         (comparison,) = make_comparisons(read_runs(["out"]))
-        return dict(zip((cost.name for cost in COSTS), list_costs(comparison.methods[0]), strict=True))
+        return {cost.name: cost.read(comparison.uses[0]) for cost in COSTS}
 
-    assert [costs()[key][0] for key in ("Gradient steps", "Forward passes")] == [STEPS, 2 * STEPS]
-    assert costs()["Bytes"][0] == sum(fedmutual.Run("out").summary["bytes"].values())
+    assert [costs()[key] for key in ("Gradient steps", "Forward passes")] == [STEPS, 2 * STEPS]
+    assert costs()["Bytes"] == sum(fedmutual.Run("out").summary["bytes"].values())
     ledger = small.parent / "out/ledger.jsonl"
     lines = [json.loads(line) for line in ledger.read_text().splitlines()]
     del lines[0]["steps"]
     lines[0]["forwards"] = None
     ledger.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    assert [costs()[key][0] for key in ("Gradient steps", "Forward passes")] == [None, None]
+    assert all(isinstance(costs()[key], Missing) for key in ("Gradient steps", "Forward passes"))

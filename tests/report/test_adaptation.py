@@ -8,10 +8,10 @@ import pytest
 
 from fedmutual.errors import RunError
 from fedmutual.report import summarise_adaptation, write_adaptation
-from fedmutual.report.adaptation import Answer, WayGain
-from fedmutual.report.findings import describe_finding
-from fedmutual.report.scale import PERCENT
-from fedmutual.report.statistics import Missing, estimate
+from fedmutual.report.adaptation import WayGain
+from fedmutual.report.findings import Finding, describe_finding
+from fedmutual.results.estimate import Missing, estimate
+from fedmutual.results.scale import PERCENT
 from run_folders import Made, write
 
 ACCURACY = {"fml": (0.8, 0.84, 0.88), "scratch": (0.7, 0.72, 0.74), "fine-tune": (0.8, 0.85, 0.87)}
@@ -133,4 +133,13 @@ def test_a_run_given_twice_counts_once(cli, tmp_path):
     ],
 )
 def test_the_sentence_of_an_answer(rival, gain, words):
-    assert words in describe_finding(Answer("50 examples", (WayGain(rival, "T", gain),), None), PERCENT)
+    assert words in describe_finding(
+        Finding(
+            template="adaptation.j2",
+            macro="answer",
+            examples="50 examples",
+            contests=(WayGain(rival, "T", gain),),
+            fork=None,
+        ),
+        PERCENT,
+    )

@@ -3,8 +3,8 @@
 import pandas as pd
 import pytest
 
-from fedmutual.report.comparison import make_comparisons
 from fedmutual.report.curves import make_pictures, make_points
+from fedmutual.results.comparison import make_comparisons
 from fedmutual.rundir.recorded_run import read_runs
 from run_folders import Made, write_all
 

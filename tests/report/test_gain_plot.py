@@ -8,7 +8,8 @@ import pytest
 from fedmutual.report.curves import Curve, Picture
 from fedmutual.report.gain_plot import GainRow, draw_gains, find_limits
 from fedmutual.report.plots import choose_marks, draw_curves
-from fedmutual.report.statistics import Estimate, Gains, Pair
+from fedmutual.results.estimate import Estimate
+from fedmutual.results.gains import Gains, Pair
 
 
 def gains(clients):

@@ -7,11 +7,11 @@ from sklearn.datasets import load_diabetes
 import fedmutual
 from fedmutual.config import parse_config
 from fedmutual.metric import Metric
-from fedmutual.report.comparison import make_comparisons
 from fedmutual.report.html import render
 from fedmutual.report.measures import average_global_best, average_own_best, average_own_last, measure_gains
-from fedmutual.report.scale import MetricScale
 from fedmutual.report.terminal import make_headline_tables
+from fedmutual.results.comparison import make_comparisons
+from fedmutual.results.scale import MetricScale
 from fedmutual.rundir.recorded_run import read_runs
 from own_data import OWN_TASK
 from run_folders import summarise_lines
@@ -65,7 +65,7 @@ def test_a_gain_is_positive_where_the_metric_is_better(compared):
     assert average_own_last(alone.uses[0], alone.uses[0].worst).mean == pytest.approx(
         np.mean([pick(values[k : k + 4]) for k in (0, 4, 8)])
     )
-    for best in (average_own_best(fml.uses[0]).value, average_global_best(fedavg.uses[-1]).value):
+    for best in (average_own_best(fml.uses[0]), average_global_best(fedavg.uses[-1])):
         assert best.n == 3
 
 

@@ -18,7 +18,8 @@ from fedmutual.report.choice import (
     find_tie,
     pick_best,
 )
-from fedmutual.report.statistics import Gains, Missing, estimate
+from fedmutual.results.estimate import Missing, estimate
+from fedmutual.results.gains import Gains
 from run_folders import Made, write
 
 SEEDS = (0, 1)

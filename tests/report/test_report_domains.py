@@ -9,15 +9,14 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from fedmutual.report import accuracy, domains, make_headline_tables, tables, verdicts
-from fedmutual.report.comparison import make_comparisons
+from fedmutual.report import domains, make_headline_tables, tables, verdicts
 from fedmutual.report.cost_curves import draw_costs, make_courses, make_page_cost_table
 from fedmutual.report.curves import assign_slots, make_data_table, make_pictures
-from fedmutual.report.findings import ComparedAfter
-from fedmutual.report.scale import PERCENT
-from fedmutual.report.statistics import find_last_common
+from fedmutual.results.comparison import make_comparisons
+from fedmutual.results.gains import find_last_common
+from fedmutual.results.scale import PERCENT
 from fedmutual.rundir.recorded_run import read_runs
-from run_folders import Made, list_findings, write, write_all
+from run_folders import Made, get_cell, get_texts, list_findings, write, write_all
 
 NODES = ("0", "40")
 LAST, FIRST = {"0": 0.8, "40": 0.6}, {"0": 0.9, "40": 0.5}  # ACC after round 2 and after round 1
@@ -68,18 +67,23 @@ def records(table):
 
 def test_the_averages_of_every_method(folders):
     """FedH2L's nodes' ACC, last: 0.7 and 0.72, so 0.71 and half = 12.7062 * 0.01 = 0.127; best: (0.9 + 0.6) / 2 + 0.01."""
-    table = domains.make_average_table(comparison(folders))
+    table = tables.make_node_headline(comparison(folders))
     assert [row[0].text for row in table.rows] == ["FedH2L", "AGG", "FedAvg", "Local-only"]
-    assert texts(table)[0][1:] == [
-        *[("71.0", "± 12.7"), ("76.0", "± 12.7")],
-        *[("76.0", "± 12.7"), ("81.0", "± 12.7")],
-        *[("61.0", "± 12.7"), ("66.0", "± 12.7")],
-        *[("61.0", "± 12.7"), ("25.0", "")],
-    ]
-    assert [c.title for c in table.columns[1:3]] == ["ACC: all domains: last", "ACC: all domains: best"]
-    assert [row[-1].note for row in table.rows[1:]] == ["n/a: it projects no gradient"] * 3
+    assert get_texts(table, 0) == {
+        "Method": "FedH2L",
+        "ACC: all domains: last": "71.0 ± 12.7",
+        "ACC: all domains: best": "76.0 ± 12.7",
+        "BWT: its own domain: last": "76.0 ± 12.7",
+        "BWT: its own domain: best": "81.0 ± 12.7",
+        "FWT: the other domains: last": "61.0 ± 12.7",
+        "FWT: the other domains: best": "66.0 ± 12.7",
+        "Worst node's ACC: last": "61.0 ± 12.7",
+        "Mutual steps: projected": "25.0",
+    }
+    projected = [get_cell(table, k, "Mutual steps: projected").note for k in (1, 2, 3)]
+    assert projected == ["n/a: it projects no gradient"] * 3
     assert float(records(table)[0]["acc_best"]) == pytest.approx(0.76)
-    assert table.caption.endswith("interval over 2 seeds")
+    assert table.caption.endswith("interval over 2 seeds)")
 
 
 def test_node_by_node_methods_side_by_side(folders):
@@ -98,9 +102,9 @@ def test_node_by_node_methods_side_by_side(folders):
 
 def test_a_recorded_share_of_projected_steps_has_a_table(folders, tmp_path):
     drawn = domains.make_tables(comparison(folders))
-    assert [t.id for t in drawn] == ["domains", "acc", "bwt", "fwt", "projected"]
+    assert [t.id for t in drawn] == ["acc", "bwt", "fwt", "projected"]
     assert texts(drawn[-1]) == [[(name, ""), ("25.0", "")] for name in (*NODES, "mean")]
-    assert [t.id for t in domains.make_tables(comparison([write(tmp_path / "x", AGG)]))] == ["domains", "acc", "bwt", "fwt"]
+    assert [t.id for t in domains.make_tables(comparison([write(tmp_path / "x", AGG)]))] == ["acc", "bwt", "fwt"]
 
 
 @pytest.mark.parametrize(
@@ -123,11 +127,12 @@ def test_a_best_that_test_rows_chose_is_marked(tmp_path):
     assert domains.describe_choice(seen).endswith(
         "on its own validation data, which are test examples that it is scored on."
     )
-    marked = [c.name for c in domains.make_average_table(seen).columns if "so the score is too high" in c.note]
+    marked = [c.name for c in tables.make_node_headline(seen).columns if "so the score is too high" in c.note]
     assert marked == ["best"] * 3
     assert "so the score is too high" in domains.make_node_table(seen, domains.ACC).columns[1].note
     fair = comparison([write(tmp_path / "y", replace(FEDH2L, pooled=False))])
-    assert not any(c.note for t in domains.make_tables(fair) for c in t.columns)
+    shown = [tables.make_node_headline(fair), *domains.make_tables(fair)]
+    assert not any(c.note for t in shown for c in t.columns)
 
 
 def test_the_ceiling_says_why_no_node_has_its_score(tmp_path):
@@ -139,21 +144,23 @@ def test_the_ceiling_says_why_no_node_has_its_score(tmp_path):
     summary = json.loads((folders[1] / "summary.json").read_text()) | {"transfer": None}
     (folders[1] / "summary.json").write_text(json.dumps(summary))
     seen = comparison(folders)
-    row = next(row for row in domains.make_average_table(seen).rows if row[0].text == "Centralised")
+    row = next(row for row in tables.make_node_headline(seen).rows if row[0].text == "Centralised")
     assert {cell.note.partition(",")[0] for cell in row[1:8]} == {"n/a: one model is trained on all data"}
 
 
 def test_of_an_unfinished_run_the_last_round_counts_and_no_best(tmp_path):
-    table = domains.make_average_table(comparison([write(tmp_path / "x", replace(FEDH2L, rounds=9, reached=2))]))
-    assert (table.rows[0][0].sub, table.rows[0][1].text) == ("unfinished: round 2 of 9", "70.0")
-    assert table.rows[0][2].note == "n/a: best rounds are chosen when the run is finished"
-    assert table.caption == "Means over nodes, %; one seed, so without intervals"
+    table = tables.make_node_headline(comparison([write(tmp_path / "x", replace(FEDH2L, rounds=9, reached=2))]))
+    last, best = (get_cell(table, 0, f"ACC: all domains: {end}") for end in ("last", "best"))
+    assert (table.rows[0][0].sub, last.text) == ("unfinished: round 2 of 9", "70.0")
+    assert best.note == "n/a: best rounds are chosen when the run is finished"
+    assert table.caption == "Accuracy over nodes, % (one seed, so without intervals)"
 
 
 def test_nodes_without_shared_scores_are_not_domains_in_a_report(tmp_path):
     compared = comparison([write(tmp_path / "x", replace(FEDH2L, tells=False))])
     assert not compared.domains
-    assert accuracy.make_headline_table(compared).rows[0][3].text == "n/a"
+    headline = tables.make_client_headline(compared)
+    assert get_cell(headline, 0, "Client's model, own data: mean, last round").text == "n/a"
 
 
 def test_one_model_on_the_rows_of_all_and_of_one(folders):
@@ -169,7 +176,8 @@ def test_one_model_on_the_rows_of_all_and_of_one(folders):
 
 
 def test_the_missing_shared_model_in_the_table_of_own_data_is_explained(folders):
-    notes = [row[1].note for row in accuracy.make_headline_table(comparison(folders)).rows]
+    headline = tables.make_client_headline(comparison(folders))
+    notes = [get_cell(headline, k, "Shared model, test set: last round").note for k in range(4)]
     assert notes == [
         "n/a: there is no shared model",
         "n/a: there is no shared model",
@@ -271,8 +279,8 @@ def test_methods_with_different_exchange_rates_are_compared_after_equal_local_st
     assert "nodes score 40.0 %, 20.0 points above local-only" in sentences[1]  # 0.4 and 0.2
     [short] = read_runs([write(tmp_path / "short", replace(plain[0], rounds=3))])
     assert find_last_common(short, b) == (2, 10)
-    [after] = [finding for finding in verdicts.find_findings(comparison([short, b])) if isinstance(finding, ComparedAfter)]
-    assert after == ComparedAfter("FedAvg", (2,))
+    [after] = [finding for finding in verdicts.find_findings(comparison([short, b])) if finding.macro == "compared_after"]
+    assert (after.label, after.rounds) == ("FedAvg", (2,))
 
 
 def test_rounds_that_only_one_of_two_tells_in_steps_are_compared_at_both_ends(tmp_path):

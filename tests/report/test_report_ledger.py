@@ -9,7 +9,7 @@ import pytest
 
 from fedmutual.errors import RunError
 from fedmutual.report import traffic
-from fedmutual.report.comparison import make_comparisons
+from fedmutual.results.comparison import make_comparisons
 from fedmutual.rundir.ledger_columns import make_columns
 from fedmutual.rundir.recorded_run import read_run, read_runs
 from fedmutual.rundir.schema import LedgerLine

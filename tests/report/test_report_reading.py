@@ -1,12 +1,9 @@
 """What is a run folder, what is not, and what is said of it."""
 
-import ast
 import json
-from pathlib import Path
 
 import pytest
 
-import fedmutual.report
 from fedmutual.errors import RunError
 from fedmutual.report import find_answers, find_runs, make_headline_tables, write_report
 from fedmutual.rundir.recorded_run import read_runs
@@ -151,26 +148,3 @@ def test_a_run_before_its_first_evaluation_is_one(tmp_path):
     (folder / "ledger.jsonl").unlink()
     write_report([folder], tmp_path / "report.html")
     assert "nothing was evaluated yet" in (tmp_path / "report.html").read_text()
-
-
-def test_the_report_imports_neither_torch_nor_what_trains():
-    for path in Path(fedmutual.report.__file__).parent.glob("*.py"):
-        names = [n for node in ast.walk(ast.parse(path.read_text())) for n in _imported(node)]
-        foreign = [n for n in names if n.split(".")[0] in ("torch", "torchvision", "sklearn")]
-        allowed = (
-            "fedmutual.report",
-            "fedmutual.metric",
-            "fedmutual.rundir",
-            "fedmutual.files",
-            "fedmutual.errors",
-            "fedmutual.role",
-            "fedmutual.config",
-        )
-        forbidden = [n for n in names if n.startswith("fedmutual") and not n.startswith(allowed)]
-        assert (foreign, forbidden) == ([], []), path.name
-
-
-def _imported(node):
-    if isinstance(node, ast.Import):
-        return [a.name for a in node.names]
-    return [node.module or ""] if isinstance(node, ast.ImportFrom) else []

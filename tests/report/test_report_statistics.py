@@ -5,7 +5,8 @@ import math
 import pytest
 from scipy.stats import ttest_1samp
 
-from fedmutual.report.statistics import Gains, Missing, estimate, pair_clients, pair_global
+from fedmutual.results.estimate import Missing, estimate
+from fedmutual.results.gains import Gains, pair_clients, pair_global
 from fedmutual.rundir.recorded_run import read_run
 from run_folders import Made, write
 

@@ -7,14 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from fedmutual.report import accuracy, holdings, measures, provenance, tables, traffic
-from fedmutual.report.comparison import make_comparisons
+from fedmutual.report import columns, measures, provenance, tables, traffic
 from fedmutual.report.curves import make_data_table, make_pictures, thin_out
-from fedmutual.report.scale import PERCENT
-from fedmutual.report.statistics import Missing
+from fedmutual.results.comparison import make_comparisons
+from fedmutual.results.estimate import Missing
+from fedmutual.results.scale import PERCENT
 from fedmutual.rundir.recorded_run import read_runs
-from run_folders import Made, write, write_all
+from run_folders import Made, get_cell, get_texts, write, write_all
 
+SHARED, OWN, GAIN = columns.SHARED, columns.OWN, columns.GAIN
 ALONE = {"0": 0.5, "1": 0.4, "2": 0.3}
 
 
@@ -54,28 +55,26 @@ def records(table):
 
 
 def test_the_headline(two_seeds):
-    table = accuracy.make_headline_table(two_seeds)
-    fml, _, local = texts(table)
+    table = tables.make_client_headline(two_seeds)
     # t(0.975, 1) = 12.7062, and two numbers d apart have s / sqrt(2) = d / 2
     # shared, last: 0.65, 0.75; at round 1: 0.6, 0.7; half = 12.7062 * 0.05 = 0.635
     # own, last: (0.6 + 0.5 + 0.3) / 3 = 0.4667 and (0.7 + 0.6 + 0.3) / 3 = 0.5333: mean 0.5, half = 12.7062 / 30 = 0.4235
     # at round 1: 0.4 twice; worst: 0.3 always; gain: 0.0667 and 0.1333: mean 0.1, half = 12.7062 / 30
-    assert fml == [
-        ("FML", ""),
-        ("70.0", "± 63.5"),
-        ("65.0", "± 63.5"),
-        ("50.0", "± 42.4"),
-        ("40.0", ""),
-        ("30.0", ""),
-        ("30.0", ""),
-        ("+10.0", "± 42.4"),
-        ("4/0", ""),
-    ]
-    assert [text for text, _ in local] == ["Local-only", "n/a", "n/a", "40.0", "40.0", "30.0", "30.0", "n/a", "n/a"]
-    assert [c.title for c in table.columns][2] == "Shared model, test set: best on hold-out"
-    assert table.rows[0][2].sub == "round 1"
-    assert table.rows[0][7].sub == "over 2 seeds"
-    assert table.rows[0][8].sub == "of 6, 2 equal"
+    assert get_texts(table, 0) == {
+        "Method": "FML",
+        "Shared model, test set: last round": "70.0 ± 63.5",
+        "Shared model, test set: best on hold-out": "65.0 ± 63.5",
+        "Client's model, own data: mean, last round": "50.0 ± 42.4",
+        "Client's model, own data: mean, best on hold-out": "40.0",
+        "Client's model, own data: worst, last round": "30.0",
+        "Client's model, own data: worst, best on hold-out": "30.0",
+        "Gain over local-only: mean, points": "+10.0 ± 42.4",
+        "Gain over local-only: gain/harmed": "4/0",
+    }
+    assert [*get_texts(table, 2).values()] == ["Local-only", "n/a", "n/a", "40.0", "40.0", "30.0", "30.0", "n/a", "n/a"]
+    assert get_cell(table, 0, f"{SHARED}: best on hold-out").sub == "round 1"
+    assert get_cell(table, 0, f"{GAIN}: mean, points").sub == "over 2 seeds"
+    assert get_cell(table, 0, f"{GAIN}: gain/harmed").sub == "of 6, 2 equal"
     assert "over 2 seeds" in table.caption
     assert table.footnotes == ("n/a: there is no shared model: nothing is shared", "n/a: this is local-only training itself")
     line = records(table)[0]
@@ -93,28 +92,18 @@ def test_the_headline(two_seeds):
 def test_a_method_with_two_models_has_a_line_for_each(tmp_path):
     """After round 2 the shared model is 0.1 above local-only with client 0, 0.1 below with client 1, equal with client 2."""
     both = Made("fml", better, shared, shared_own=lambda s, r, c: ALONE[c] + {"0": 0.1, "1": -0.1, "2": 0}[c] * (r == 2))
-    table = accuracy.make_headline_table(comparison(write_all(tmp_path, [both, *METHODS[1:]], [0, 1])))
+    table = tables.make_client_headline(comparison(write_all(tmp_path, [both, *METHODS[1:]], [0, 1])))
     assert [(row[0].text, row[0].sub) for row in table.rows] == [
         ("FML", "personal models"),
         ("FML", "shared model"),
         ("FedAvg", "shared model"),
         ("Local-only", "personal models"),
     ]
-    personal, common, *_ = texts(table)
     # the personal models as in test_the_headline; the shared one: 0.6, 0.3, 0.3 in both seeds, so mean 0.4 and gain 0
-    assert [text for text, _ in personal] == ["FML", "n/a", "n/a", "50.0", "40.0", "30.0", "30.0", "+10.0", "4/0"]
-    assert common == [
-        ("FML", ""),
-        ("70.0", "± 63.5"),
-        ("65.0", "± 63.5"),
-        ("40.0", ""),
-        ("n/a", ""),
-        ("30.0", ""),
-        ("n/a", ""),
-        ("0.0", ""),
-        ("2/2", ""),
-    ]
-    assert table.rows[1][8].sub == "of 6, 2 equal"
+    personal, common = ([*get_texts(table, line).values()] for line in (0, 1))
+    assert personal == ["FML", "n/a", "n/a", "50.0 ± 42.4", "40.0", "30.0", "30.0", "+10.0 ± 42.4", "4/0"]
+    assert common == ["FML", "70.0 ± 63.5", "65.0 ± 63.5", "40.0", "n/a", "30.0", "n/a", "0.0", "2/2"]
+    assert get_cell(table, 1, f"{GAIN}: gain/harmed").sub == "of 6, 2 equal"
     assert table.footnotes[:2] == (
         "n/a: the shared model has a line of its own",
         "n/a: on own data a run chooses its best round for the personal models",
@@ -148,27 +137,29 @@ def test_both_models_have_distinct_labels_everywhere(tmp_path):
 
 def test_forks_that_no_complete_model_unites_are_called_so(tmp_path):
     parted = Made("fml", better, shared_own=lambda s, r, c: 0.45)
-    table = accuracy.make_headline_table(comparison([write(tmp_path / "a", parted)]))
-    assert [(row[0].sub, row[3].text) for row in table.rows] == [("personal models", "46.7"), ("clients' forks", "45.0")]
+    table = tables.make_client_headline(comparison([write(tmp_path / "a", parted)]))
+    assert [row[0].sub for row in table.rows] == ["personal models", "clients' forks"]
+    assert [get_cell(table, line, f"{OWN}: mean, last round").text for line in (0, 1)] == ["46.7", "45.0"]
     assert "n/a: no complete shared model exists: a part of it stays with the clients" in table.footnotes
 
 
 def test_a_best_on_test_is_called_so(tmp_path):
     method = Made("fml", better, shared, best_by=("test", "validation"))
-    table = accuracy.make_headline_table(comparison([write(tmp_path / "a", method)]))
+    table = tables.make_client_headline(comparison([write(tmp_path / "a", method)]))
     assert [c.name for c in table.columns if "best" in c.name] == [
         "best on test",
         "mean, best on validation",
         "worst, best on validation",
     ]
     assert "one seed" in table.caption
-    table = accuracy.make_headline_table(comparison([write(tmp_path / "b", replace(method, validation_of="test"))]))
+    table = tables.make_client_headline(comparison([write(tmp_path / "b", replace(method, validation_of="test"))]))
     assert [c.name for c in table.columns if "best" in c.name] == [
         "best on test",
         "mean, best on validation (test examples)",
         "worst, best on validation (test examples)",
     ]
-    assert table.columns[4].note == table.columns[6].note == table.footnotes[0]
+    notes = [c.note for c in table.columns if c.group == OWN and "best" in c.name]
+    assert notes == [table.footnotes[0]] * 2
     assert table.footnotes[0].startswith("the same test examples chose the best round")
 
 
@@ -184,9 +175,9 @@ def test_a_best_on_test_is_called_so(tmp_path):
 )
 def test_the_rows_that_chose_the_best_round_are_named(tmp_path, by, validation_of, message):
     made = Made("fml", better, shared, best_by=(by, by), validation_of=validation_of)
-    table = accuracy.make_headline_table(comparison([write(tmp_path / "a", made)]))
+    table = tables.make_client_headline(comparison([write(tmp_path / "a", made)]))
     assert [c.name for c in table.columns if "best" in c.name] == [message, f"mean, {message}", f"worst, {message}"]
-    assert bool(table.columns[2].note) == ("test" in message)
+    assert [bool(c.note) for c in table.columns if c.name == message] == ["test" in message]
 
 
 def test_bests_chosen_in_several_ways_each_say_how(tmp_path):
@@ -194,29 +185,29 @@ def test_bests_chosen_in_several_ways_each_say_how(tmp_path):
         write(tmp_path / "a", Made("fml", better, shared)),
         write(tmp_path / "b", Made("fedavg", base, shared, best_by=("test", "validation"), best_round=2)),
     ]
-    table = accuracy.make_headline_table(comparison(folders))
-    assert table.columns[2].name == "best"
-    assert [row[2].sub for row in table.rows] == ["on hold-out, round 1", "on test, round 2"]
+    table = tables.make_client_headline(comparison(folders))
+    assert [get_cell(table, k, f"{SHARED}: best").sub for k in (0, 1)] == ["on hold-out, round 1", "on test, round 2"]
 
 
 def test_what_is_missing_says_why(tmp_path):
     silent = Made("fml", better, tells=False)
     compared = comparison([write(tmp_path / "a", silent)])
-    table = accuracy.make_headline_table(compared)
+    table = tables.make_client_headline(compared)
     assert table.footnotes == (
         "n/a: no complete shared model exists: a part of it stays with the clients",
         "n/a: no client shares its accuracy: share.metrics forbids it, or it was computed on fewer than 50 rows",
         f"n/a: {measures.explain_no_local(compared)}",
     )
-    table = accuracy.make_headline_table(comparison([write(tmp_path / "b", Made("fml", better, shared, reached=1))]))
+    table = tables.make_client_headline(comparison([write(tmp_path / "b", Made("fml", better, shared, reached=1))]))
     assert table.rows[0][0].sub == "personal models, unfinished: round 1 of 2"
-    assert table.rows[0][1].text == "60.0"
-    assert table.rows[0][2].note == "n/a: a best round is chosen when the run is finished"
+    assert get_cell(table, 0, f"{SHARED}: last round").text == "60.0"
+    assert get_cell(table, 0, f"{SHARED}: best").note == "n/a: a best round is chosen when the run is finished"
 
 
 def test_two_decimals_for_a_large_test_set(tmp_path):
     made = Made("fml", better, lambda s, r: 0.98765, test_examples=10_000)
-    assert accuracy.make_headline_table(comparison([write(tmp_path / "a", made)])).rows[0][1].text == "98.77"
+    table = tables.make_client_headline(comparison([write(tmp_path / "a", made)]))
+    assert get_cell(table, 0, f"{SHARED}: last round").text == "98.77"
 
 
 def test_beyond_accuracy(two_seeds):
@@ -237,11 +228,11 @@ def test_beyond_accuracy(two_seeds):
 
 def test_an_undefined_auroc(tmp_path):
     made = Made("independent", base, auroc=lambda client: None if client == "0" else 0.8)
-    [row, _] = tables.make_other_score_table(comparison([write(tmp_path / "a", made)])).rows
-    assert (row[4].text, row[4].note) == ("0.800", "over the 2 of 3 for which it is defined")
+    cell = get_cell(tables.make_other_score_table(comparison([write(tmp_path / "a", made)])), 0, "Macro AUROC")
+    assert (cell.text, cell.note) == ("0.800", "over the 2 of 3 for which it is defined")
     never = replace(made, auroc=lambda client: None)
-    [row, _] = tables.make_other_score_table(comparison([write(tmp_path / "b", never)])).rows
-    assert (row[4].text, row[4].note) == (
+    cell = get_cell(tables.make_other_score_table(comparison([write(tmp_path / "b", never)])), 0, "Macro AUROC")
+    assert (cell.text, cell.note) == (
         "n/a",
         "n/a: not shared, or undefined, because the scored data have one class only",
     )
@@ -279,7 +270,7 @@ def test_every_client(two_seeds):
 
 
 def test_tables_of_what_each_client_holds(two_seeds):
-    first, second = holdings.make_holdings_tables(two_seeds)
+    first, second = tables.make_holdings_tables(two_seeds)
     assert first.caption.endswith("seed 0")
     # (class + client + seed) % 3 is 0: none; else 10, 20 or 30 for clients 0, 1, 2
     assert [[c.text for c in row] for row in first.rows] == [
@@ -295,7 +286,7 @@ def test_tables_of_what_each_client_holds(two_seeds):
 
 def test_more_clients_than_classes_run_down_the_page(tmp_path):
     made = Made("independent", lambda s, r, c: 0.5, clients=tuple("abcde"))
-    [table] = holdings.make_holdings_tables(comparison([write(tmp_path / "a", made)]))
+    [table] = tables.make_holdings_tables(comparison([write(tmp_path / "a", made)]))
     assert [c.name for c in table.columns] == ["Client", "0", "1", "2", "all"]
     assert [row[0].text for row in table.rows] == list("abcde")
 
@@ -333,7 +324,7 @@ def test_tensors_that_leave(two_seeds):
 
 def test_pooled_data_are_not_called_a_federation(tmp_path):
     table = traffic.make_method_bytes_table(comparison([write(tmp_path / "a", Made("centralised", base, shared))]))
-    assert table.rows[0][1].text == "everything: all data are in one place"
+    assert get_cell(table, 0, "A client's reply holds").text == "everything: all data are in one place"
     assert table.footnotes == (traffic.POOLED_NOTE,)
 
 
@@ -387,8 +378,8 @@ def test_how_it_was_made(two_seeds):
     environment = provenance.make_environment_tables(two_seeds)
     assert "threads = 1" in environment.common
     assert "scaling.mean = [0.5]" in environment.common
-    fingerprints = [row[4].text for row in provenance.list_runs(two_seeds).rows]
-    assert fingerprints[0] == fingerprints[2] == two_seeds.first.partition.fingerprint[:12]
+    first, third = (get_cell(provenance.list_runs(two_seeds), k, "Partition's fingerprint").text for k in (0, 2))
+    assert first == third == two_seeds.first.partition.fingerprint[:12]
 
 
 def test_gains_need_a_pair(two_seeds, tmp_path):

@@ -1,15 +1,15 @@
 """The verdict: for it, against it, uncertain, impossible. All numbers follow from the made runs."""
 
 import io
+import json
 import re
 from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
-from fedmutual.report import find_answers, make_headline_tables, verdicts
-from fedmutual.report.comparison import find_differences, make_comparisons
-from fedmutual.report.findings import ComparedAfter
+from fedmutual.report import find_answers, list_comparisons, make_headline_tables, verdicts
+from fedmutual.results.comparison import find_differences, make_comparisons
 from fedmutual.rundir.recorded_run import read_runs
 from run_folders import Made, list_findings, write, write_all
 
@@ -312,7 +312,7 @@ def test_runs_of_different_length_are_compared_at_the_last_common_round(tmp_path
     [compared] = make_comparisons(read_runs([long, short]))
     gain, after = list(verdicts.find_findings(compared))[:2]
     assert (gain.label, gain.accuracy, gain.estimate.mean) == ("FML, rounds = 4", pytest.approx(0.7), 0)
-    assert after == ComparedAfter("FML, rounds = 4", (2,))
+    assert (after.macro, after.label, after.rounds) == ("compared_after", "FML, rounds = 4", (2,))
 
 
 def test_a_seed_that_is_there_twice_counts_once(tmp_path):
@@ -467,6 +467,36 @@ def test_the_headline_fits_a_terminal_of_80_columns_when_intervals_are_as_wide_a
     assert "harmed" in text
     assert "…" not in text
     assert max(len(line.rstrip()) for line in text.splitlines()) <= 80
+
+
+@pytest.mark.parametrize("width", [40, 60, 66, 70, 74, 80, 120])
+def test_names_of_methods_and_numbers_are_whole_at_each_width(tmp_path, width):
+    both = make_two_models((0.1, 0.1, 0.1), (0.2, 0, -0.1))
+    shared = [Made(name, plus(0, 0, 0), lambda s, r: 0.5) for name in ("fedavg", "fedprox")]
+    text = printed(make_headline_tables(write_all(tmp_path, [both, alone, *shared], [0, 1])), width)
+    for word in ("personal", "Local-only", "FedAvg", "FedProx", "+10.0", "6/0"):
+        assert word in text
+    assert "…" not in text
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= width
+
+
+def test_methods_of_one_title_have_the_names_of_their_algorithms(tmp_path):
+    folders = [write(tmp_path / name, Made("fedavg", plus(0, 0, 0), lambda s, r: 0.5)) for name in "ab"]
+    config = folders[1] / "config.toml"
+    config.write_text(config.read_text().replace('"fedavg"', '"mine:FedAvg"'))
+    environment = json.loads((folders[1] / "environment.json").read_text())
+    about = {"title": "FedAvg", "shares": True, "preset": []}
+    (folders[1] / "environment.json").write_text(json.dumps(environment | {"algorithm": about}))
+    (compared,) = make_comparisons(read_runs(folders))
+    assert {m.label for m in compared.methods} == {"FedAvg (fedavg)", "FedAvg (mine:FedAvg)"}
+
+
+def test_the_numbers_of_the_headline_for_scripts(tmp_path):
+    methods = [Made("fml", plus(0.1, 0.2, 0.0), lambda s, r: 0.75 + 0.1 * s), alone]
+    (told,) = list_comparisons(write_all(tmp_path, methods, [0, 1]))
+    fml, local = told["methods"]
+    assert (told["metric"], fml["method"], fml["seeds"], fml["gained"], fml["harmed"]) == ("accuracy", "FML", 2, 4, 0)
+    assert (fml["global_last"], fml["gain"], local["gain"]) == (pytest.approx(0.8), pytest.approx(0.1), None)
 
 
 def test_names_with_brackets_are_not_read_as_markup(tmp_path):

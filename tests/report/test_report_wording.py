@@ -3,7 +3,7 @@
 import pytest
 
 from fedmutual.report.answer import FEDERATING, JOINING, Decision, Holdings, Way, render
-from fedmutual.report.statistics import Gains, Pair
+from fedmutual.results.gains import Gains, Pair
 
 
 def gains(*by_seed, clients=("a",)):

@@ -8,10 +8,11 @@ from fedmutual.algorithms.registry import METHODS
 from fedmutual.config import is_pooled, make_algorithm, parse_config
 from fedmutual.config.methods import find_method
 from fedmutual.errors import RunError
-from fedmutual.report.comparison import make_comparisons
 from fedmutual.report.curves import assign_slots
 from fedmutual.report.measures import measure_gains
-from fedmutual.report.statistics import Gains, Missing
+from fedmutual.results.comparison import make_comparisons
+from fedmutual.results.estimate import Missing
+from fedmutual.results.gains import Gains
 from fedmutual.role import LOCAL_ONLY
 from fedmutual.rundir.recorded_run import EARLIER_METHODS, read_runs
 from run_folders import Made, write

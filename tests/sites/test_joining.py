@@ -4,8 +4,8 @@ from statistics import fmean
 
 import pytest
 
-from fedmutual.report.comparison import make_comparisons
 from fedmutual.report.provenance import make_subtitle
+from fedmutual.results.comparison import make_comparisons
 from fedmutual.rundir.file_names import METRICS
 from fedmutual.rundir.recorded_run import read_runs
 from fedmutual.sites.coordinator import Coordinator

@@ -17,8 +17,8 @@ from fedmutual.errors import join_words
 from fedmutual.files import write_bytes
 from fedmutual.report.cells import Column, PageTable, TableCell
 from fedmutual.report.rendering import make_environment
-from fedmutual.report.statistics import Estimate
-from fedmutual.report.text import format_points, format_size
+from fedmutual.results.estimate import Estimate
+from fedmutual.results.text import format_points, format_size
 from fedmutual.role import LOCAL_ONLY
 from fedmutual_papers import measures, prose
 from fedmutual_papers.claims import CONTRADICTED, INCONCLUSIVE, SUPPORTED, Judgement, judge

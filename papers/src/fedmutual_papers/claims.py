@@ -7,7 +7,7 @@ from fnmatch import fnmatch
 from fractions import Fraction
 from statistics import fmean
 
-from fedmutual.report.statistics import ENOUGH, Estimate, estimate
+from fedmutual.results.estimate import ENOUGH, Estimate, estimate
 from fedmutual_papers.measured_cell import MeasuredCell
 from fedmutual_papers.operands import Side, Values, find_grain, find_operands, list_cell_values, list_client_values
 from fedmutual_papers.schema import Claim

@@ -11,9 +11,9 @@ from matplotlib.ticker import MaxNLocator
 
 from fedmutual.report.cells import Column, PageTable, TableCell, format_csv
 from fedmutual.report.plots import TEXT, make_axes
-from fedmutual.report.statistics import Estimate
 from fedmutual.report.svg import Styles, make_colour, make_inline_svg
-from fedmutual.report.text import format_number, format_percent_number, format_points
+from fedmutual.results.estimate import Estimate
+from fedmutual.results.text import format_number, format_percent_number, format_points
 from fedmutual_papers.result import Cloud
 
 SIDE, LEGEND, EDGE = 300, 110, 8  # pixels

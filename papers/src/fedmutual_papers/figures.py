@@ -14,9 +14,9 @@ from fedmutual.config.methods import find_method
 from fedmutual.report.cells import PageTable
 from fedmutual.report.curves import Curve, Picture, make_data_table
 from fedmutual.report.plots import draw_curves
-from fedmutual.report.scale import MetricScale
 from fedmutual.report.svg import SLOTS, Styles
-from fedmutual.report.text import format_number, format_percent_number
+from fedmutual.results.scale import MetricScale
+from fedmutual.results.text import format_number, format_percent_number
 from fedmutual_papers import measures
 from fedmutual_papers.drawing import Forest, Scatter, draw_forest, draw_scatter, make_scatter_table
 from fedmutual_papers.entries import name_arm

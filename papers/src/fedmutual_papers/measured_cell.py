@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from fedmutual.errors import ConfigError
-from fedmutual.report.statistics import Estimate, estimate
+from fedmutual.results.estimate import Estimate, estimate
 from fedmutual_papers import measures
 from fedmutual_papers.experiment_files import Cell, PaperExperiment
 from fedmutual_papers.plan import Scale, list_jobs

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fedmutual.report.cells import format_csv
-from fedmutual.report.statistics import Estimate
+from fedmutual.results.estimate import Estimate
 from fedmutual_papers import measures
 from fedmutual_papers.claims import NOT_RUN
 from fedmutual_papers.experiment_files import PaperExperiment

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 from fedmutual.errors import format_count, join_words
-from fedmutual.report.statistics import Estimate
-from fedmutual.report.text import format_number, format_percent_number
+from fedmutual.results.estimate import Estimate
+from fedmutual.results.text import format_number, format_percent_number
 from fedmutual.rundir.text import format_duration
 from fedmutual_papers.claims import DECIDED, DIVERGED, NOT_RUN, TOO_SHORT, Judgement
 from fedmutual_papers.entries import describe_divergence, describe_mixed_versions, get_unit

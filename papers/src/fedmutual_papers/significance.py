@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from scipy.stats import t
 
-from fedmutual.report.statistics import ENOUGH, LEVEL, SAME, Estimate
+from fedmutual.results.estimate import ENOUGH, LEVEL, SAME, Estimate
 from fedmutual_papers.schema import Claim
 
 

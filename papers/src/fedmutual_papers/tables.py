@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from fedmutual.errors import join_words
 from fedmutual.report.cells import Column, PageTable, TableCell, format_csv
-from fedmutual.report.statistics import estimate
+from fedmutual.results.estimate import estimate
 from fedmutual_papers import measures
 from fedmutual_papers.claims import DIVERGED, NOT_RUN, Judgement
 from fedmutual_papers.entries import (

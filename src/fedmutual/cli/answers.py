@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedmutual.metric import Metric
-from fedmutual.report.scale import MetricScale
+from fedmutual.results.scale import MetricScale
 from fedmutual.studies.predict import Prediction
 from fedmutual.studies.score import FileScore
 

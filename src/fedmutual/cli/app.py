@@ -1,5 +1,6 @@
 """The commands. Each command reads its arguments, calls the library and prints the result; nothing is computed here."""
 
+import json
 import warnings
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -50,9 +51,10 @@ def report(
         list[Path], typer.Argument(metavar="RUN...", help="Run folders, or a folder that `compare` or `adapt` made.")
     ],
     output: Annotated[Path, typer.Option("-o", "--output", help="The page to write.")] = Path("report.html"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print the numbers of the table as JSON, for scripts.")] = False,
 ) -> None:
     """Write one self-contained page about runs: scores with intervals, curves, gains and bytes. Trains nothing."""
-    from fedmutual.report import find_answers, find_runs, make_headline_tables, read_runs, write_report
+    from fedmutual.report import find_answers, find_runs, list_comparisons, make_headline_tables, read_runs, write_report
     from fedmutual.rundir.file_names import ADAPT, CONFIG
 
     named = list({path.resolve(): path for path in runs}.values())
@@ -62,6 +64,9 @@ def report(
         return
     run_list = read_runs(folder for path in named for folder in find_runs(path))
     write_report(run_list, output)
+    if as_json:
+        typer.echo(json.dumps(list_comparisons(run_list)))
+        return
     out.print(make_headline_tables(run_list))
     for line in find_answers(run_list):
         print_text(line)

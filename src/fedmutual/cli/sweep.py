@@ -12,9 +12,9 @@ from fedmutual.config.grid import format_value
 from fedmutual.metric import ACCURACY, Metric
 from fedmutual.report.cells import format_spread
 from fedmutual.report.choice import ScoredTrial
-from fedmutual.report.comparison import MODELS
-from fedmutual.report.scale import MetricScale
-from fedmutual.report.statistics import Gains
+from fedmutual.results.comparison import MODELS
+from fedmutual.results.gains import Gains
+from fedmutual.results.scale import MetricScale
 from fedmutual.studies.sweep import RESULT, Sweep
 
 

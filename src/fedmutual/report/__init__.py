@@ -11,12 +11,13 @@ from fedmutual.rundir.recorded_run import find_runs, read_runs
 if TYPE_CHECKING:
     from fedmutual.report.adaptation import summarise_adaptation, write_adaptation
     from fedmutual.report.html import write_report
-    from fedmutual.report.terminal import make_cost_table, make_headline_tables
+    from fedmutual.report.terminal import list_comparisons, make_cost_table, make_headline_tables
     from fedmutual.report.verdicts import find_answers
 
 __all__ = [
     "find_answers",
     "find_runs",
+    "list_comparisons",
     "make_cost_table",
     "make_headline_tables",
     "read_runs",
@@ -27,6 +28,7 @@ __all__ = [
 
 _HOMES = {
     "find_answers": "verdicts",
+    "list_comparisons": "terminal",
     "make_cost_table": "terminal",
     "make_headline_tables": "terminal",
     "summarise_adaptation": "adaptation",

@@ -15,13 +15,14 @@ from fedmutual.files import read_json
 from fedmutual.metric import Metric
 from fedmutual.report.answer import Verdict
 from fedmutual.report.cells import format_spread
-from fedmutual.report.comparison import Method, RunComparison
 from fedmutual.report.findings import Finding, describe_finding
 from fedmutual.report.html import write_page
 from fedmutual.report.measures import SEEDS
-from fedmutual.report.scale import PERCENT, MetricScale
-from fedmutual.report.statistics import SAME, Estimate, Gains, Missing, estimate, get_limit, pair_clients
 from fedmutual.report.verdicts import judge
+from fedmutual.results.comparison import Method, RunComparison
+from fedmutual.results.estimate import SAME, Estimate, Missing, estimate, get_limit
+from fedmutual.results.gains import Gains, pair_clients
+from fedmutual.results.scale import PERCENT, MetricScale
 from fedmutual.role import Role
 from fedmutual.rundir.file_names import ADAPT, FINE_TUNE, SCRATCH
 from fedmutual.rundir.record_files import check_record
@@ -94,12 +95,6 @@ class Adaptation(Record):
         return f"{'all ' if size == 'all' else ''}{self.examples[size].training:,} examples"
 
 
-class AdaptationFinding(Finding):
-    """A fact about an adaptation."""
-
-    template = "adaptation.j2"
-
-
 @dataclass(frozen=True)
 class WayGain:
     """The gain of adapting over another way."""
@@ -122,34 +117,9 @@ class BetterFork:
     contest: WayGain
 
 
-@dataclass(frozen=True)
-class Answer(AdaptationFinding):
-    """Whether adapting by mutual learning pays at one size."""
-
-    macro = "answer"
-    examples: str  # "50 examples"
-    contests: tuple[WayGain, ...]
-    fork: BetterFork | None
-
-
-@dataclass(frozen=True)
-class UnchangedModel(AdaptationFinding):
-    """The score of the shared model before any adapting, on the newcomer's validation data."""
-
-    macro = "unchanged_model"
-    run: str
-    round: int
-    value: float  # of the main metric, the mean over seeds
-
-
-@dataclass(frozen=True)
-class Caption(AdaptationFinding):
-    """What the numbers of the table are."""
-
-    macro = "caption"
-    examples: tuple[int, int]  # of validation: the lowest and the highest number over sizes
-    rounds: int
-    seeds: int
+def _find(macro: str, **values: object) -> Finding:
+    """Return a fact about an adaptation, which templates/adaptation.j2 words."""
+    return Finding(template="adaptation.j2", macro=macro, **values)
 
 
 def read_adaptation(out: Path) -> Adaptation:
@@ -189,7 +159,8 @@ def write_adaptation(out: Path, page: Path) -> None:
 def _make_table(comparisons: Sequence[RunComparison], adaptation: Adaptation) -> Table:
     validation_counts = [c.validation for c in adaptation.examples.values()]
     seeds = len(next(iter(adaptation.values[FINE_TUNE].values())))
-    caption = Caption((min(validation_counts), max(validation_counts)), adaptation.rounds, seeds)
+    ends = (min(validation_counts), max(validation_counts))
+    caption = _find("caption", examples=ends, rounds=adaptation.rounds, seeds=seeds)
     table = Table(
         caption=describe_finding(caption, adaptation.scale),
         caption_justify="left",
@@ -257,7 +228,7 @@ def _make_method(out: Path, adaptation: Adaptation, way: str, size: str) -> Meth
 def _find_unchanged_model(adaptation: Adaptation, size: str) -> Iterator[Finding]:
     if adaptation.as_it_is is not None:
         value = adaptation.average([*adaptation.as_it_is[size].values()]).mean
-        yield UnchangedModel(adaptation.source.run, adaptation.source.round, value)
+        yield _find("unchanged_model", run=adaptation.source.run, round=adaptation.source.round, value=value)
 
 
 def _judge(comparison: RunComparison, adaptation: Adaptation) -> Verdict:
@@ -266,7 +237,7 @@ def _judge(comparison: RunComparison, adaptation: Adaptation) -> Verdict:
     return replace(judge(comparison), question="Does adapting help this newcomer?", lead=lead)
 
 
-def _find_answer(comparison: RunComparison, adaptation: Adaptation) -> Answer:
+def _find_answer(comparison: RunComparison, adaptation: Adaptation) -> Finding:
     adapted, tuned, scratch = comparison.methods
     size, title = adapted.runs[0].folder.parent.name, adaptation.tuned.label
     contests = [
@@ -278,7 +249,8 @@ def _find_answer(comparison: RunComparison, adaptation: Adaptation) -> Answer:
         ahead = [sign * (values[seed] - score) for seed, score in adaptation.as_it_is[size].items()]
         gain = adaptation.average(ahead, 1 / adaptation.examples[size].validation if adaptation.metric is None else 0.0)
         contests.append(WayGain("unchanged", title, gain))
-    return Answer(adaptation.format_examples(size), tuple(contests), _find_better_fork(comparison, adaptation, size))
+    fork = _find_better_fork(comparison, adaptation, size)
+    return _find("answer", examples=adaptation.format_examples(size), contests=tuple(contests), fork=fork)
 
 
 def _get_gain(gains: Gains | Missing) -> Estimate | Missing:

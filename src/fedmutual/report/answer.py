@@ -6,11 +6,12 @@ The decision holds numbers and names only; `templates/answer.j2` renders the sen
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fedmutual.report.comparison import RunComparison
 from fedmutual.report.findings import Finding, describe_finding, find_doubts
 from fedmutual.report.rendering import render_macro
-from fedmutual.report.scale import PERCENT, MetricScale
-from fedmutual.report.statistics import SAME, Estimate, Gains, Missing, Pair
+from fedmutual.results.comparison import RunComparison
+from fedmutual.results.estimate import SAME, Estimate, Missing
+from fedmutual.results.gains import Gains, Pair
+from fedmutual.results.scale import PERCENT, MetricScale
 from fedmutual.rundir.recorded_run import RecordedRun
 
 HIGHLIGHTS = 3  # sentences below the answer, at most

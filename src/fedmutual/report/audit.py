@@ -10,7 +10,7 @@ from fedmutual.report.audit_result import Audit, Guarantee, Imprint, Membership
 from fedmutual.report.findings import Finding, describe_finding
 from fedmutual.report.html import write_text
 from fedmutual.report.rendering import load_page_template
-from fedmutual.report.scale import MetricScale
+from fedmutual.results.scale import MetricScale
 
 _ATTACKS = {
     "loss": "loss",

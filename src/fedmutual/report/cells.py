@@ -1,14 +1,15 @@
-"""A table before it is drawn: cells, columns, footnotes, and the same numbers as CSV."""
+"""A table before it is drawn: cells, columns, footnotes, and the same numbers as CSV and JSON."""
 
 import csv
 import io
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 from urllib.parse import quote
 
-from fedmutual.report.scale import PERCENT, MetricScale
-from fedmutual.report.statistics import ENOUGH, Estimate, Missing, Value
+from fedmutual.results.estimate import ENOUGH, Estimate, Missing, Value
+from fedmutual.results.scale import PERCENT, MetricScale
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\n", "\0", "＝", "＋", "－", "＠")  # the last four are of full width
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
@@ -28,18 +29,37 @@ class TableCell:
 
 @dataclass(frozen=True)
 class Column:
-    """A column's head; neighbours with the same group stand under one common head."""
+    """A column of a table: its heads, and how the value of a line is read, printed and listed.
 
-    name: str
+    Neighbours with the same group stand under one common head. `read` takes what a line is of, for example a `Use`, and
+    returns the value or `Missing`; `form` and `numbers` take a value that is not missing.
+    """
+
+    name: str  # "": the column is not on the page
     group: str = ""
     numeric: bool = True
     note: str = ""  # a footnote
     brief: str = ""  # its name in the short table; "": it is not in that one
+    terminal: str = ""  # its name in the terminal; "": it is not there
+    optional: bool = False  # whether the terminal leaves it out if no line has a value
+    keys: tuple[str, ...] = ()  # the names of its numbers in CSV and JSON; none: it is not there
+    read: Callable[[Any], Any] = field(default=lambda line: line, repr=False)
+    form: Callable[[Any], TableCell] = field(default=lambda value: TableCell(str(value)), repr=False)
+    numbers: Callable[[Any], Sequence[object]] = field(default=lambda value: list_numbers(value), repr=False)
 
     @property
     def title(self) -> str:
         """Group and name in one text, for the cards on a phone."""
         return f"{self.group}: {self.name}" if self.group else self.name
+
+    def make_cell(self, value: Any) -> TableCell:
+        """Return the cell with a value that `read` returned."""
+        return make_missing_cell(value.why) if isinstance(value, Missing) else self.form(value)
+
+    def list_values(self, value: Any) -> list[object]:
+        """Return the numbers or texts of a value that `read` returned, one for each key; None where they are missing."""
+        numbers: Sequence[object] = () if isinstance(value, Missing) else self.numbers(value)
+        return [*numbers, *[None] * len(self.keys)][: len(self.keys)]
 
 
 @dataclass(frozen=True)
@@ -96,6 +116,22 @@ class PageTable:
         return "data:text/csv;charset=utf-8," + quote(self.csv, safe=",.:;=()/+-_ ").replace(" ", "%20")
 
 
+def make_table(
+    id: str, caption: str, columns: Sequence[Column], lines: Iterable[object], *, cards: bool = False
+) -> PageTable:
+    """Return the table of the columns that the page has, a row for each line; the CSV has the numbers of all columns."""
+    read = [[(column, column.read(line)) for column in columns] for line in lines]
+    rows = tuple(tuple(column.make_cell(value) for column, value in row if column.name) for row in read)
+    numbers = [[n for column, value in row for n in column.list_values(value)] for row in read]
+    csv = format_csv([key for column in columns for key in column.keys], numbers)
+    return PageTable(id, caption, tuple(column for column in columns if column.name), rows, csv, cards)
+
+
+def list_records(columns: Sequence[Column], lines: Iterable[object]) -> list[dict[str, object]]:
+    """Return for each line the numbers of its columns by their keys, unrounded, for JSON; None where a number is missing."""
+    return [{k: v for c in columns for k, v in zip(c.keys, c.list_values(c.read(line)), strict=True)} for line in lines]
+
+
 def format_csv(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Return rows as CSV. Floats have at most six decimals, None is empty, and text that is a formula is escaped."""
     out = io.StringIO()
@@ -144,9 +180,14 @@ def format_repetitions(value: Estimate) -> str:
     return f"{value.n} {value.unit if value.n != 1 else value.unit.removesuffix('s')}"
 
 
-def list_numbers(value: Value) -> tuple[float | None, float | None, int]:
-    """Return (mean, half width of the interval, n) for a CSV; (None, None, 0) for a missing number."""
-    return (None, None, 0) if isinstance(value, Missing) else (value.mean, value.half, value.n)
+def list_numbers(value: object) -> Sequence[object]:
+    """Return (mean, half width of the interval, n, unit) of an estimate; of another value the value alone."""
+    return (value.mean, value.half, value.n, value.unit) if isinstance(value, Estimate) else (value,)
+
+
+def list_interval(value: Value) -> tuple[float | None, float | None]:
+    """Return (mean, half width of the interval) for a CSV; None where they are missing."""
+    return (None, None) if isinstance(value, Missing) else (value.mean, value.half)
 
 
 def format_spread(value: Estimate, scale: MetricScale = PERCENT) -> str:

@@ -11,8 +11,9 @@ import pandas as pd
 from fedmutual.metric import ACCURACY, Metric
 from fedmutual.report.findings import Finding, describe_finding
 from fedmutual.report.measures import average_by_round
-from fedmutual.report.scale import MetricScale
-from fedmutual.report.statistics import SAME, Estimate, Gains, Missing, estimate, get_limit, pair_clients
+from fedmutual.results.estimate import SAME, Estimate, Missing, estimate, get_limit
+from fedmutual.results.gains import Gains, pair_clients
+from fedmutual.results.scale import MetricScale
 from fedmutual.rundir.frames import tabulate_scores
 from fedmutual.rundir.recorded_run import RecordedRun, read_run
 

@@ -9,14 +9,14 @@ import numpy as np
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
 from fedmutual.report.cells import Column, PageTable, TableCell, format_csv
-from fedmutual.report.comparison import Method, RunComparison
 from fedmutual.report.curves import DRAWN, assign_slots, make_points, thin_out
 from fedmutual.report.domains import ACC
 from fedmutual.report.measures import average_by_round
 from fedmutual.report.plots import HEIGHT, MARKS, TEXT, WIDTH, draw_end_labels, fit_label, make_axes, measure_label_room
-from fedmutual.report.scale import MetricScale
 from fedmutual.report.svg import Hit, Styles, make_colour, make_inline_svg
-from fedmutual.report.text import format_size
+from fedmutual.results.comparison import Method, RunComparison
+from fedmutual.results.scale import MetricScale
+from fedmutual.results.text import format_size
 
 LISTED = 8  # points of a method in the table; the CSV has all
 TITLE = "Accuracy against bytes: mean ACC, %, by what a node has sent"

@@ -9,12 +9,12 @@ from typing import NamedTuple, TypeVar
 import pandas as pd
 
 from fedmutual.report.cells import Column, PageTable, TableCell, format_csv
-from fedmutual.report.comparison import Method, RunComparison, Use
 from fedmutual.report.domains import ACC, TRANSFER_MEASURES, DomainMeasure
 from fedmutual.report.measures import Pick, average_by_round
-from fedmutual.report.scale import MetricScale
 from fedmutual.report.svg import SLOTS
-from fedmutual.report.text import format_number
+from fedmutual.results.comparison import Method, RunComparison, Use
+from fedmutual.results.scale import MetricScale
+from fedmutual.results.text import format_number
 
 DRAWN = 100  # the most points of a line
 LISTED = 40  # the most rows of a table, and the most values under the pointer; the CSV has all rounds

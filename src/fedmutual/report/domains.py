@@ -1,7 +1,8 @@
 """Where clients are domains: ACC, BWT and FWT of their models, methods side by side, and what chose a best round."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean
 
 import pandas as pd
@@ -13,14 +14,15 @@ from fedmutual.report.cells import (
     TableCell,
     format_csv,
     format_spread,
-    list_numbers,
+    list_interval,
     make_missing_cell,
     make_share_cell,
+    make_table,
 )
-from fedmutual.report.comparison import OWN_DOMAIN, Method, RunComparison
 from fedmutual.report.measures import SEEN, Pick, average_over_seeds, average_scores, name_choosing_data
-from fedmutual.report.scale import PERCENT, MetricScale
-from fedmutual.report.statistics import Missing, Value
+from fedmutual.results.comparison import OWN_DOMAIN, Method, RunComparison, Use
+from fedmutual.results.estimate import Estimate, Missing, Value
+from fedmutual.results.scale import PERCENT, MetricScale
 from fedmutual.rundir.schema import ClientScores
 
 
@@ -29,12 +31,13 @@ class DomainMeasure:
     """An accuracy of a node's model over the test rows of some domains, as a fraction in [0, 1].
 
     The measures are those of FedH2L (Li et al. 2021, https://arxiv.org/abs/2101.11296, Experiments). `key` is the name in
-    summary.json, `data` names the scored rows in metrics.jsonl, and `rows` names these rows for readers.
+    summary.json, `data` names the scored rows in metrics.jsonl; `rows`, and `short` in the terminal, name them for readers.
     """
 
     key: str
     data: str
     rows: str
+    short: str
 
     @property
     def name(self) -> str:
@@ -42,9 +45,9 @@ class DomainMeasure:
         return self.key.upper()
 
 
-ACC = DomainMeasure("acc", "test", "all domains")
-BWT = DomainMeasure("bwt", OWN_DOMAIN, "its own domain")
-FWT = DomainMeasure("fwt", "test.others", "the other domains")
+ACC = DomainMeasure("acc", "test", "all domains", "all domains")
+BWT = DomainMeasure("bwt", OWN_DOMAIN, "its own domain", "own domain")
+FWT = DomainMeasure("fwt", "test.others", "the other domains", "the others")
 TRANSFER_MEASURES = (ACC, BWT, FWT)
 _CHOSEN = {
     "validation.all": "the validation data of all nodes pooled, which real sites cannot do: they have their own only",
@@ -58,28 +61,28 @@ _CHOSEN = {
 _ONE = "one model is trained on all data, and no node has one; its score on the test set is with the shared models' below"
 
 
-def average_last(method: Method, measure: DomainMeasure, pick: Pick = fmean) -> Value:
+def average_last(use: Use, measure: DomainMeasure, pick: Pick = fmean) -> Value:
     """Return the mean over seeds of a measure after the last round: the mean over nodes, or `pick` of the nodes' values."""
-    return average_scores(_select_last(method, measure), _explain_missing(method), pick=pick)
+    return average_scores(_select_last(use, measure), _explain_missing(use.method), pick=pick)
 
 
-def _select_last(method: Method, measure: DomainMeasure) -> pd.DataFrame:
-    return method.select_last_scores(method.uses[0].model, measure.data)
+def _select_last(use: Use, measure: DomainMeasure) -> pd.DataFrame:
+    return use.method.select_last_scores(use.model, measure.data)
 
 
 def average_best(
-    method: Method, measure: DomainMeasure, of: Callable[[ClientScores], float | None] = lambda measured: measured.mean
+    use: Use, measure: DomainMeasure, of: Callable[[ClientScores], float | None] = lambda measured: measured.mean
 ) -> Value:
     """Return the mean over finished runs of a measure after each node's best round: the mean over nodes, or `of` them."""
-    reached = [run.summary.transfer for run in method.counted if run.summary and run.summary.transfer]
+    reached = [run.summary.transfer for run in use.method.counted if run.summary and run.summary.transfer]
     measured = [scores for nodes in reached if (scores := getattr(nodes, measure.key))]
-    why = _ONE if method.is_pooled else "best rounds are chosen when the run is finished"
+    why = _ONE if use.method.is_pooled else "best rounds are chosen when the run is finished"
     return average_over_seeds((of(scores.best) for scores in measured), why)
 
 
-def average_projected(method: Method, node: str | None = None) -> Value:
+def average_projected(use: Use, node: str | None = None) -> Value:
     """Return the share of mutual steps whose gradient was projected, mean over finished runs: over all nodes, or of one."""
-    shares = [run.summary.projected for run in method.counted if run.summary and run.summary.projected]
+    shares = [run.summary.projected for run in use.method.counted if run.summary and run.summary.projected]
     numbers = (share.mean if node is None else share.per_client.get(node) for share in shares)
     return average_over_seeds(numbers, "it projects no gradient")
 
@@ -99,89 +102,60 @@ def _find_choosing_data(comparison: RunComparison) -> set[str]:
     return {name_choosing_data(reached.best_by, run) for run, reached in done}
 
 
-def _describe_caution(comparison: RunComparison) -> str:
-    """A footnote to the best rounds, where test data chose them."""
+def describe_caution(comparison: RunComparison) -> str:
+    """Return the footnote of the best rounds, where test data chose them."""
     return SEEN if any("test" in data for data in _find_choosing_data(comparison)) else ""
 
 
 def make_tables(comparison: RunComparison) -> list[PageTable]:
-    """Return all tables on nodes: averages, each measure node by node, and the projected steps."""
-    shares = [_make_projection_table(comparison)] if _list_projecting(comparison) else []
-    return [make_average_table(comparison), *(make_node_table(comparison, m) for m in TRANSFER_MEASURES), *shares]
-
-
-def make_average_table(comparison: RunComparison) -> PageTable:
-    """Return a table with a line for each method: means over nodes after last and best rounds, and the worst node."""
-    scale, projecting = comparison.scale, _list_projecting(comparison)
-    rows, lines = [], []
-    for m in comparison.methods:
-        values = [value for measure in TRANSFER_MEASURES for value in (average_last(m, measure), average_best(m, measure))]
-        values += [average_last(m, ACC, "min"), *([average_projected(m)] if projecting else [])]
-        rows.append(
-            (TableCell(m.label, sub=_describe_pace(comparison, m)), *(make_share_cell(value, scale) for value in values))
-        )
-        lines.append([m.label, len(m.counted), *(v for value in values for v in list_numbers(value)[:2])])
-    columns = [Column("Method", numeric=False, brief="Method")]
-    ends = (("last", ""), ("best", _describe_caution(comparison)))
-    columns += [
-        Column(end, f"{m.name}: {m.rows}", note=note, brief=f"{m.name}, {m.rows}" if end == "last" else "")
-        for m in TRANSFER_MEASURES
-        for end, note in ends
-    ]
-    columns += [
-        Column("last", "Worst node's ACC", brief="Worst node's ACC"),
-        *([Column("projected", "Mutual steps")] if projecting else []),
-    ]
-    names = [f"{m.key}_{end}" for m in TRANSFER_MEASURES for end in ("last", "best")] + ["acc_worst"]
-    names += ["projected"] if projecting else []
-    header = ["method", "seeds", *(f"{n}{end}" for n in names for end in ("", "_half_width"))]
-    caption = f"Means over nodes, %{_describe_repetitions(comparison)}"
-    return PageTable("domains", caption, tuple(columns), tuple(rows), format_csv(header, lines), cards=True)
+    """Return the tables of nodes by methods: each measure node by node, and the projected steps."""
+    shares = [_make_projection_table(comparison)] if list_projecting(comparison) else []
+    return [*(make_node_table(comparison, measure) for measure in TRANSFER_MEASURES), *shares]
 
 
 def make_node_table(comparison: RunComparison, measure: DomainMeasure) -> PageTable:
     """Return a table of nodes by methods: a measure after the last round, and below it after the node's best round."""
-    scale = comparison.scale
-    last_scores = {m: _select_last(m, measure) for m in comparison.methods}
+    scale, uses = comparison.scale, [m.uses[0] for m in comparison.methods]
+    last_scores = [_select_last(use, measure) for use in uses]
     rows, lines = [], []
-    for node in _list_nodes(comparison):
+    for node in comparison.first.partition.clients:
         cells = [
             (
-                average_scores(scores[scores["client"] == node], _explain_missing(m)),
-                average_best(m, measure, lambda best, i=node: best.per_client.get(i)),  # type: ignore[misc]
+                average_scores(scores[scores["client"] == node], _explain_missing(use.method)),
+                average_best(use, measure, lambda best, i=node: best.per_client.get(i)),  # type: ignore[misc]
             )
-            for m, scores in last_scores.items()
+            for use, scores in zip(uses, last_scores, strict=True)
         ]
         rows.append((TableCell(node), *(_format_last_and_best(*values, scale) for values in cells)))
-        lines.append([node, *(v for values in cells for value in values for v in list_numbers(value)[:2])])
-    means = [(average_last(m, measure), average_best(m, measure)) for m in comparison.methods]
+        lines.append([node, *(v for values in cells for value in values for v in list_interval(value))])
+    means = [(average_last(use, measure), average_best(use, measure)) for use in uses]
     rows.append((TableCell("mean"), *(_format_last_and_best(*values, scale) for values in means)))
     ends = ("last", "last_half_width", "best", "best_half_width")
     header = ["node", *(f"{m.label} {end}" for m in comparison.methods for end in ends)]
-    seen = _describe_caution(comparison)
+    seen = describe_caution(comparison)
     columns = (Column("Node", numeric=False), *(Column(m.label, note=seen) for m in comparison.methods))
     caption = f"{measure.name}, %: each node's model on test data of {measure.rows}; last round, and below it best"
     return PageTable(measure.key, caption, columns, tuple(rows), format_csv(header, lines))
 
 
 def _make_projection_table(comparison: RunComparison) -> PageTable:
-    methods = [m for m in comparison.methods if not isinstance(average_projected(m), Missing)]
-    names: list[str | None] = [*_list_nodes(comparison), None]
-    node_values = [(node or "mean", [average_projected(m, node) for m in methods]) for node in names]
-    rows = tuple((TableCell(name), *(make_share_cell(value, PERCENT) for value in values)) for name, values in node_values)
-    lines = [[name, *(v for value in values for v in list_numbers(value)[:2])] for name, values in node_values]
-    header = ["node", *(f"{m.label}{end}" for m in methods for end in ("", "_half_width"))]
-    columns = (Column("Node", numeric=False), *(Column(m.label) for m in methods))
+    columns = [Column("Node", numeric=False, keys=("node",), read=lambda node: node or "mean")]
+    for use in list_projecting(comparison):
+        label = use.method.label
+        keys = (label, f"{label}_half_width")
+        columns.append(Column(label, keys=keys, read=partial(average_projected, use), form=_make_percent_cell))
     caption = "Mutual steps whose gradient was projected, %"
-    return PageTable("projected", caption, columns, rows, format_csv(header, lines))
+    return make_table("projected", caption, columns, [*comparison.first.partition.clients, None])
 
 
-def _list_projecting(comparison: RunComparison) -> bool:
-    return any(not isinstance(average_projected(m), Missing) for m in comparison.methods)
+def _make_percent_cell(value: Estimate) -> TableCell:
+    return make_share_cell(value, PERCENT)
 
 
-def _list_nodes(comparison: RunComparison) -> Iterator[str]:
-    yield from comparison.first.partition.clients
+def list_projecting(comparison: RunComparison) -> list[Use]:
+    """Return the methods that project gradients."""
+    uses = [m.uses[0] for m in comparison.methods]
+    return [use for use in uses if not isinstance(average_projected(use), Missing)]
 
 
 def _format_last_and_best(last: Value, best: Value, scale: MetricScale) -> TableCell:
@@ -194,8 +168,8 @@ def _format_last_and_best(last: Value, best: Value, scale: MetricScale) -> Table
     return make_share_cell(last, scale, below)
 
 
-def _describe_pace(comparison: RunComparison, method: Method) -> str:
-    """Said beneath a method's name: its rounds where not all have as many; that it is unfinished; its seeds."""
+def describe_pace(comparison: RunComparison, method: Method) -> str:
+    """Return the line below a method's name: its seeds and rounds where not all have as many; its state if unfinished."""
     counted = method.counted
     if not counted:
         return "nothing evaluated yet"
@@ -214,11 +188,3 @@ def _explain_missing(method: Method) -> str:
     if not any(r.evaluations for r in method.runs):
         return "nothing was evaluated yet"
     return "no node was scored so: it shares no scores, or there is no other domain"
-
-
-def _describe_repetitions(comparison: RunComparison) -> str:
-    seeds = {len(m.counted) for m in comparison.methods}
-    if seeds == {1}:
-        return "; one seed, so without intervals"
-    many = format_count(seeds.pop(), "seed") if len(seeds) == 1 else "seeds"
-    return f" ± 95 % interval over {many}"

@@ -1,17 +1,19 @@
 """The findings of a comparison: small decisions, each of which a template renders as sentences.
 
-A finding holds names and numbers only. Its class names the template and the macro.
+A finding holds names and numbers only. Its macro in templates/findings.j2 says which.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import ClassVar, Literal
+from types import SimpleNamespace
+from typing import Literal
 
-from fedmutual.report.comparison import RunComparison
 from fedmutual.report.rendering import render_macro
-from fedmutual.report.scale import MetricScale
-from fedmutual.report.statistics import Estimate, Gains
+from fedmutual.results.comparison import RunComparison
+from fedmutual.results.estimate import Estimate
+from fedmutual.results.gains import Gains
+from fedmutual.results.scale import MetricScale
 from fedmutual.rundir.file_names import FINE_TUNE
 
 _NAMED_PAIRS = 3  # harmed clients of single seeds that are named; of more, the one that is harmed most
@@ -20,21 +22,11 @@ _WANTED_SEEDS = 5  # an interval over fewer seeds is wide
 _UNEQUAL = 1.5  # times as many gradient steps as another method: more steps alone can raise accuracy
 
 
-@dataclass(frozen=True)
-class Finding:
-    """A fact that a page or the terminal states in one or two sentences."""
+class Finding(SimpleNamespace):
+    """A fact that a page or the terminal states in one or two sentences: a macro of a template, and the values in it."""
 
-    template: ClassVar[str] = "findings.j2"
-    macro: ClassVar[str]
-
-
-@dataclass(frozen=True)
-class NotCompared(Finding):
-    """A method that cannot be compared with local-only training."""
-
-    macro = "not_compared"
-    label: str
-    reason: str
+    template = "findings.j2"
+    macro: str
 
 
 @dataclass(frozen=True)
@@ -75,148 +67,15 @@ class Effects:
 
 
 @dataclass(frozen=True)
-class MethodGain(Finding):
-    """A method's accuracy and gain over local-only training on one kind of rows."""
-
-    macro = "method_gain"
-    label: str
-    is_pooled: bool  # whether one model is trained on all data
-    model: str  # "personal", "ensemble", "global", "meme"
-    data: str  # "validation": own rows; of nodes "test": all domains, "test.own": their own domain
-    accuracy: float  # the mean over clients, then seeds
-    estimate: Estimate
-    effects: Effects
-
-
-@dataclass(frozen=True)
-class ComparedAfter(Finding):
-    """The rounds after which a method is compared with local-only training, where these are not its last."""
-
-    macro = "compared_after"
-    label: str
-    rounds: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class TwoModels(Finding):
-    """The difference between two models of a method on the clients' own rows."""
-
-    macro = "two_models"
-    label: str
-    model: str  # the name of the model
-    other: str  # the name of the model that the clients would use
-    estimate: Estimate  # of model - other
-    wins: int  # pairs of a client and a seed in which the better model wins
-    total: int
-    seeds: int
-
-    @property
-    def better(self) -> str:
-        """The name of the better model by the mean."""
-        return self.model if self.estimate.mean > 0 else self.other
-
-    @property
-    def worse(self) -> str:
-        """The name of the worse model by the mean."""
-        return self.other if self.estimate.mean > 0 else self.model
-
-
-@dataclass(frozen=True)
 class Contest:
     """How far a method is ahead of a rival on one kind of rows."""
 
-    data: str  # as in `MethodGain`, "test.others": the other nodes' domains, "shared": the shared model on the test set
+    data: str  # the rows as in metrics.jsonl; "shared": those of the test set, by the shared model
     name: str  # of the method, with its model where there are several
     estimate: Estimate
 
 
-@dataclass(frozen=True)
-class Rivalry(Finding):
-    """A method beside one other method that federates."""
-
-    macro = "rivalry"
-    rival: str
-    contests: tuple[Contest, ...]
-
-
-@dataclass(frozen=True)
-class AllClasses(Finding):
-    """Two mean accuracies on the test set of all classes: of a method's personal models, and of its shared model."""
-
-    macro = "all_classes"
-    label: str
-    personal: float
-    shared: float
-
-
-@dataclass(frozen=True)
-class FrequentClass(Finding):
-    """The accuracy of a model that always answers a client's most frequent class."""
-
-    macro = "frequent_class"
-    accuracy: float
-
-
-@dataclass(frozen=True)
-class WorstClass(Finding):
-    """The class with the lowest recall of a method and local-only training together."""
-
-    macro = "worst_class"
-    name: str
-    label: str
-    recall: float
-    local_recall: float
-    estimate: Estimate
-
-
-@dataclass(frozen=True)
-class OtherTask(Finding):
-    """A client whose task has no accuracy metric, with one of its scores under each model."""
-
-    macro = "other_task"
-    client: str
-    score: str
-    values: tuple[tuple[str, float], ...]  # (label of the model, mean over seeds)
-
-
-@dataclass(frozen=True)
-class MoreTasks(Finding):
-    """How many further clients have a task without accuracy."""
-
-    macro = "more_tasks"
-    clients: int
-
-
 Source = Literal["sites", "adapt", "compare"]  # of further seeds
-
-
-@dataclass(frozen=True)
-class FewSeeds(Finding):
-    """A difference that is open because there are few seeds."""
-
-    macro = "few_seeds"
-    seeds: int
-    is_too_few: bool  # to exclude chance
-    source: Source
-
-
-@dataclass(frozen=True)
-class OneSeed(Finding):
-    """All methods have one seed only."""
-
-    macro = "one_seed"
-    source: Source
-
-
-@dataclass(frozen=True)
-class UnequalSteps(Finding):
-    """The methods take different numbers of gradient steps, means over seeds of all clients together."""
-
-    macro = "unequal_steps"
-    most: str
-    most_steps: float
-    fewest: str
-    fewest_steps: float
 
 
 def describe_finding(finding: Finding, scale: MetricScale) -> str:
@@ -246,21 +105,22 @@ def find_doubts(comparison: RunComparison, estimates: Sequence[Estimate]) -> Ite
     open_estimates = [e for e in estimates if e.sign == 0 and e.unit == "seeds" and (e.is_few or not e.tied)]
     fewest = min(open_estimates, key=lambda e: e.n, default=None)
     if fewest and fewest.n < _WANTED_SEEDS:
-        yield FewSeeds(fewest.n, fewest.is_few, source)
+        yield Finding(macro="few_seeds", seeds=fewest.n, is_too_few=fewest.is_few, source=source)
     if comparison.federated and all(len(m.counted) == 1 for m in comparison.methods if m.counted):
-        yield OneSeed(source)
+        yield Finding(macro="one_seed", source=source)
     if source == "compare":
         yield from find_unequal_steps(comparison)
 
 
-def find_unequal_steps(comparison: RunComparison) -> Iterator[UnequalSteps]:
+def find_unequal_steps(comparison: RunComparison) -> Iterator[Finding]:
     """Yield a finding if a method takes over 1.5 times as many gradient steps as another. Uncounted steps are left out."""
     counts = {m.label: [run.ledger.steps for run in m.counted] for m in comparison.methods if m.counted}
     means = {label: fmean(n for n in steps if n) for label, steps in counts.items() if all(steps)}
     if means:
         most, fewest = max(means, key=lambda m: means[m]), min(means, key=lambda m: means[m])
         if means[most] > _UNEQUAL * means[fewest]:
-            yield UnequalSteps(most, means[most], fewest, means[fewest])
+            pace = {"most": most, "most_steps": means[most], "fewest": fewest, "fewest_steps": means[fewest]}
+            yield Finding(macro="unequal_steps", **pace)
 
 
 def _find_source(comparison: RunComparison) -> Source:

@@ -7,9 +7,10 @@ from typing import Any
 from matplotlib.ticker import MaxNLocator
 
 from fedmutual.report.plots import TEXT, WIDTH, fit_label, make_axes
-from fedmutual.report.scale import PERCENT, MetricScale
-from fedmutual.report.statistics import SAME, Estimate, Gains
 from fedmutual.report.svg import Hit, Styles, make_colour, make_inline_svg
+from fedmutual.results.estimate import SAME, Estimate
+from fedmutual.results.gains import Gains
+from fedmutual.results.scale import PERCENT, MetricScale
 
 ROW = 13.0  # height of a client's row in pixels
 MOST_ROWS = 44  # beyond so many rows all clients of a method share a row

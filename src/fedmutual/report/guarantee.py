@@ -1,7 +1,7 @@
 """Epsilon beside accuracy: what differential privacy a method gives for what leaves its clients."""
 
 from fedmutual.report.cells import Column, TableCell
-from fedmutual.report.comparison import Method, RunComparison
+from fedmutual.results.comparison import Method, RunComparison
 from fedmutual.rundir.schema import RecordedGuarantee
 
 NONE, NOTHING = "none", "nothing leaves"
@@ -30,16 +30,19 @@ def format_epsilon(method: Method) -> str:
 
 
 def make_column(comparison: RunComparison) -> Column:
-    """Return the head of the column of epsilons, with a note on delta and the unit of privacy."""
+    """Return the column of epsilons, the largest over clients and runs, with a note on delta and the unit of privacy."""
     known = {(s.delta, s.unit) for m in comparison.methods for s in _list_summaries(m)}
     of = ", ".join(f"at delta {delta:g}, of each {unit}" for delta, unit in sorted(known))
     note = f"Epsilon {of}: the largest of any client, of what leaves in one run; it counts no scores and no validation rows."
-    return Column("epsilon", "Differential privacy", note=note)
-
-
-def make_cell(method: Method) -> TableCell:
-    """Return the cell with the largest epsilon of a method, over its clients and runs."""
-    return TableCell(format_epsilon(method))
+    return Column(
+        "epsilon",
+        "Differential privacy",
+        note=note,
+        keys=("epsilon",),
+        read=lambda use: use.method,
+        form=lambda method: TableCell(format_epsilon(method)),
+        numbers=lambda method: (find_epsilon(method),),
+    )
 
 
 def _list_summaries(method: Method) -> list[RecordedGuarantee]:

@@ -16,18 +16,18 @@ from pathlib import Path
 from fedmutual.errors import RunError, format_count
 from fedmutual.files import replace_file
 from fedmutual.metric import ACCURACY
-from fedmutual.report import accuracy, decision, domains, holdings, measures, other_tasks, provenance, tables, traffic
+from fedmutual.report import domains, measures, other_tasks, provenance, tables, traffic
 from fedmutual.report.answer import Verdict
 from fedmutual.report.cells import PageTable
-from fedmutual.report.comparison import RunComparison, find_differences, make_comparisons
 from fedmutual.report.cost_curves import TITLE, draw_costs, has_seed_set, make_courses, make_page_cost_table
 from fedmutual.report.curves import make_data_table, make_pictures
 from fedmutual.report.gain_plot import draw_gains
 from fedmutual.report.plots import draw_curves
 from fedmutual.report.rendering import load_page_template
-from fedmutual.report.statistics import Gains
 from fedmutual.report.svg import Styles
 from fedmutual.report.verdicts import judge
+from fedmutual.results.comparison import RunComparison, find_differences, make_comparisons
+from fedmutual.results.gains import Gains
 from fedmutual.rundir.recorded_run import RecordedRun, read_runs
 
 _CURVES = 2  # pictures of curves that are not folded
@@ -41,38 +41,6 @@ class DrawnPicture:
     svg: str
     table: PageTable | None = None
     public: bool = False  # whether a public seed set is in it
-
-
-@dataclass(frozen=True)
-class PageSection:
-    """The content of the page about one comparison."""
-
-    id: str
-    comparison: RunComparison
-    subtitle: str
-    facts: list[tuple[str, str]]
-    verdict: Verdict
-    answer: DrawnPicture | None  # the gains over local-only; None where there are none, which the verdict explains
-    summary: PageTable
-    own_domain: DrawnPicture | None  # the gains of nodes on their own domain
-    domains: list[PageTable]  # none where clients are no domains
-    choice: str  # what chose the best rounds of nodes that are domains
-    headline: PageTable
-    decision: PageTable
-    clients: PageTable
-    beyond: PageTable | None  # None where accuracy is not the main metric
-    others: PageTable | None
-    recall: PageTable
-    curves: list[DrawnPicture]
-    more_curves: list[DrawnPicture]  # folded
-    costs: DrawnPicture | None
-    holdings: list[PageTable]
-    bytes: list[PageTable]
-    tensors: PageTable | None
-    runs: PageTable
-    notes: list[str]
-    config: provenance.Settings
-    environment: provenance.Settings
 
 
 def write_report(runs: Sequence[Path | RecordedRun], out: Path) -> None:
@@ -133,45 +101,48 @@ def render(compared: Sequence[RunComparison], judged: Callable[[RunComparison], 
     )
 
 
-def _make_section(comparison: RunComparison, verdict: Verdict, id: str, styles: Styles) -> PageSection:
-    by_domain = domains.make_tables(comparison) if comparison.domains else []
-    headline = accuracy.make_headline_table(comparison)
+def _make_section(comparison: RunComparison, verdict: Verdict, id: str, styles: Styles) -> dict[str, object]:
+    """Return the content of the page about one comparison, by the names that the template gives it."""
+    by_domain = [tables.make_node_headline(comparison), *domains.make_tables(comparison)] if comparison.domains else []
+    headline = tables.make_client_headline(comparison)
     over = format_count(max(len(m.counted) for m in comparison.methods), "seed")
     shown = [
         DrawnPicture(p.title, draw_curves(p, f"{id}-{p.id}", styles), make_data_table(p, comparison.scale))
         for p in make_pictures(comparison)
     ]
-    return PageSection(
-        id=id,
-        comparison=comparison,
-        subtitle=provenance.make_subtitle(comparison),
-        facts=provenance.list_facts(comparison),
-        verdict=verdict,
-        answer=_draw_gains(comparison, domains.ACC if comparison.domains else None, f"{id}-gain", styles),
-        summary=(by_domain[0] if by_domain else headline).shorten(f"Last round{comparison.scale.head} (means over {over})"),
-        own_domain=_draw_gains(comparison, domains.BWT, f"{id}-own", styles) if comparison.domains else None,
-        domains=by_domain,
-        choice=domains.describe_choice(comparison) if comparison.domains else "",
-        headline=headline,
-        decision=decision.make_decision_table(comparison),
-        clients=tables.make_client_table(comparison),
-        beyond=tables.make_other_score_table(comparison) if comparison.metric == ACCURACY else None,
-        others=other_tasks.make_other_task_table(comparison),
-        recall=tables.make_recall_table(comparison),
-        curves=shown[:_CURVES],
-        more_curves=shown[_CURVES:],
-        costs=_make_cost_section(comparison, id, styles),
-        holdings=holdings.make_holdings_tables(comparison),
-        bytes=[
+    return {
+        "id": id,
+        "comparison": comparison,
+        "subtitle": provenance.make_subtitle(comparison),
+        "facts": provenance.list_facts(comparison),
+        "verdict": verdict,
+        "answer": _draw_gains(comparison, domains.ACC if comparison.domains else None, f"{id}-gain", styles),
+        "summary": (by_domain[0] if by_domain else headline).shorten(
+            f"Last round{comparison.scale.head} (means over {over})"
+        ),
+        "own_domain": _draw_gains(comparison, domains.BWT, f"{id}-own", styles) if comparison.domains else None,
+        "domains": by_domain,
+        "choice": domains.describe_choice(comparison) if comparison.domains else "",
+        "headline": headline,
+        "decision": tables.make_decision_table(comparison),
+        "clients": tables.make_client_table(comparison),
+        "beyond": tables.make_other_score_table(comparison) if comparison.metric == ACCURACY else None,
+        "others": other_tasks.make_other_task_table(comparison),
+        "recall": tables.make_recall_table(comparison),
+        "curves": shown[:_CURVES],
+        "more_curves": shown[_CURVES:],
+        "costs": _make_cost_section(comparison, id, styles),
+        "holdings": tables.make_holdings_tables(comparison),
+        "bytes": [
             f(comparison)
             for f in (traffic.make_method_bytes_table, traffic.make_client_bytes_table, traffic.make_round_bytes_table)
         ],
-        tensors=traffic.make_tensor_table(comparison),
-        runs=provenance.list_runs(comparison),
-        notes=provenance.list_run_notes(comparison),
-        config=provenance.make_configuration_tables(comparison),
-        environment=provenance.make_environment_tables(comparison),
-    )
+        "tensors": traffic.make_tensor_table(comparison),
+        "runs": provenance.list_runs(comparison),
+        "notes": provenance.list_run_notes(comparison),
+        "config": provenance.make_configuration_tables(comparison),
+        "environment": provenance.make_environment_tables(comparison),
+    }
 
 
 def _draw_gains(

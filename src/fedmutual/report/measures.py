@@ -8,8 +8,9 @@ from typing import Literal
 import pandas as pd
 
 from fedmutual.metric import ACCURACY
-from fedmutual.report.comparison import OWN_DOMAIN, Method, RunComparison, Use
-from fedmutual.report.statistics import Estimate, Gains, Missing, Value, estimate, pair_clients
+from fedmutual.results.comparison import OWN_DOMAIN, Method, RunComparison, Use
+from fedmutual.results.estimate import Estimate, Missing, Value, estimate
+from fedmutual.results.gains import Gains, pair_clients
 from fedmutual.role import LOCAL_ONLY
 from fedmutual.rundir.recorded_run import RecordedRun
 
@@ -19,11 +20,10 @@ SEEDS = "seeds"
 
 
 @dataclass(frozen=True)
-class Best:
-    """A number at the round that was chosen by some data, and how it was chosen."""
+class Best(Estimate):
+    """A mean over seeds at the rounds that some data chose, and how they were chosen."""
 
-    value: Value
-    by: str  # "hold-out", "test", ...; "" where nothing was chosen
+    by: str = ""  # "hold-out", "test", ...
     rounds: tuple[int, ...] = ()
 
 
@@ -52,21 +52,22 @@ def average_by_round(scores: pd.DataFrame, pick: Pick = fmean) -> pd.DataFrame:
 
 def average_global_last(use: Use) -> Value:
     """Return the shared model's main metric on the test set after the last round; missing for a use of another model."""
-    if use != use.method.uses[-1]:
+    if use.model != use.method.uses[-1].model:
         return Missing("the shared model has a line of its own")
     scores = use.method.select_last_scores("global", "test", of_clients=False)
     return average_scores(scores, _explain_no_global(use.method))
 
 
-def average_global_best(use: Use) -> Best:
+def average_global_best(use: Use) -> Best | Missing:
     """Return the shared model's value of the main metric on the test set after the chosen round."""
     last = average_global_last(use)
     scores = [r.summary.global_.test for r in use.method.counted if r.summary and r.summary.global_]
     chosen = [s for s in scores if s]
     if isinstance(last, Missing) or not chosen:
-        return Best(last if isinstance(last, Missing) else Missing(_UNCHOSEN), "")
+        return last if isinstance(last, Missing) else Missing(_UNCHOSEN)
     by = dict.fromkeys(name_choosing_data(s.best_by, use.method.runs[0]) for s in chosen)
-    return Best(estimate([s.best for s in chosen], SEEDS), " or ".join(by), tuple(s.best_round for s in chosen))
+    value = estimate([s.best for s in chosen], SEEDS)
+    return Best(**vars(value), by=" or ".join(by), rounds=tuple(s.best_round for s in chosen))
 
 
 def average_own_last(use: Use, pick: Pick = fmean) -> Value:
@@ -75,23 +76,35 @@ def average_own_last(use: Use, pick: Pick = fmean) -> Value:
     return average_scores(scores, _explain_no_own(use.method), pick=pick)
 
 
-def average_own_best(use: Use, worst: bool = False) -> Best:
+def average_own_worst(use: Use) -> Value:
+    """Return the main metric of the worst client on its own validation data after the last round."""
+    return average_own_last(use, use.worst)
+
+
+def average_own_best(use: Use, worst: bool = False) -> Best | Missing:
     """Return the main metric on own validation data after the chosen round: the mean over clients, or the worst client's."""
     method = use.method
-    if use != method.uses[0]:
-        return Best(Missing(f"on own data a run chooses its best round for the {method.uses[0].name}"), "")
+    if use.model != method.uses[0].model:
+        return Missing(f"on own data a run chooses its best round for the {method.uses[0].name}")
     scores = [r.summary.personal.validation for r in method.counted if r.summary and r.summary.personal]
     chosen = [s.best for s in scores if s]
     if not chosen:
         last = average_own_last(use)
-        return Best(last if isinstance(last, Missing) else Missing(_UNCHOSEN), "")
+        return last if isinstance(last, Missing) else Missing(_UNCHOSEN)
     by = dict.fromkeys(name_choosing_data(s.best_by or "validation", method.runs[0]) for s in chosen)
     value = estimate([s.worst if worst else s.mean for s in chosen], SEEDS)
-    return Best(value, " or ".join(by), tuple(s.best_round for s in chosen if s.best_round))
+    return Best(**vars(value), by=" or ".join(by), rounds=tuple(s.best_round for s in chosen if s.best_round))
 
 
 def measure_gains(comparison: RunComparison, use: Use, data: str = "validation") -> Gains | Missing:
     """Return each client's gain over local-only training on its rows of one kind: `data`."""
+    key = (use.label, data)
+    if key not in comparison.measured_gains:
+        comparison.measured_gains[key] = _measure_gains(comparison, use, data)
+    return comparison.measured_gains[key]
+
+
+def _measure_gains(comparison: RunComparison, use: Use, data: str) -> Gains | Missing:
     method = use.method
     local_only = comparison.find_local_only(method)
     if method.is_local_only:
@@ -101,6 +114,12 @@ def measure_gains(comparison: RunComparison, use: Use, data: str = "validation")
     if any(r.evaluations for r in method.runs) and not any(r.serves for r in method.counted):
         return Missing(_explain_no_own(method))
     return pair_clients(method.counted, local_only.counted, use.model, data=data)
+
+
+def measure_gain(comparison: RunComparison, use: Use, data: str = "validation") -> Value:
+    """Return the mean gain over local-only training on the clients' rows of one kind."""
+    gains = measure_gains(comparison, use, data)
+    return gains if isinstance(gains, Missing) else gains.estimate
 
 
 def explain_no_local(comparison: RunComparison) -> str:
@@ -186,8 +205,3 @@ def _explain_no_own(method: Method) -> str:
     if metric == ACCURACY and any(r.last.others for r in method.counted if r.last):
         return "the clients' task has no main metric; another table has their scores"
     return f"no client shares its {metric.title}: share.metrics forbids it, or it was computed on fewer than 50 rows"
-
-
-def get_estimate(value: Value) -> Estimate | None:
-    """Return the estimate, or None where it is missing."""
-    return value if isinstance(value, Estimate) else None

@@ -1,16 +1,17 @@
 """Scores of tasks without accuracy, such as a regression, in the units of their task."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from statistics import fmean
 
 import pandas as pd
 
 from fedmutual.metric import ACCURACY
-from fedmutual.report.cells import Column, PageTable, TableCell, format_csv, list_numbers, make_missing_cell
-from fedmutual.report.comparison import SHORT, Method, RunComparison
-from fedmutual.report.findings import Finding, MoreTasks, OtherTask
+from fedmutual.report.cells import Column, PageTable, TableCell, make_table
+from fedmutual.report.findings import Finding
 from fedmutual.report.measures import average_over_seeds
-from fedmutual.report.statistics import Estimate, Value
+from fedmutual.results.comparison import SHORT, Method, RunComparison
+from fedmutual.results.estimate import Estimate, Value
 from fedmutual.rundir.recorded_run import RecordedRun
 from fedmutual.rundir.schema import ScoreRow
 
@@ -25,17 +26,21 @@ def make_other_task_table(comparison: RunComparison) -> PageTable | None:
     scores = _tabulate_scores(comparison)
     if scores.empty:
         return None
-    labels = list(dict.fromkeys(scores["label"]))
-    rows, lines = [], []
-    for (client, score), values in scores.groupby(["client", "score"], sort=False):
-        means = [average_over_seeds(values.loc[values["label"] == label, "value"], "not scored") for label in labels]
-        rows.append((TableCell(client), TableCell(score), *(_make_cell(mean) for mean in means)))
-        lines.append([client, score, *(number for mean in means for number in list_numbers(mean)[:2])])
-    columns = (Column("Client", numeric=False), Column("Score", numeric=False), *(Column(label) for label in labels))
-    header = ["client", "score", *(f"{label}{end}" for label in labels for end in ("", "_half_width"))]
+    columns = [
+        Column("Client", numeric=False, keys=("client",), read=lambda line: line[0][0]),
+        Column("Score", numeric=False, keys=("score",), read=lambda line: line[0][1]),
+    ]
+    for label in dict.fromkeys(scores["label"]):
+        keys, read = (label, f"{label}_half_width"), partial(_average_label, label)
+        columns.append(Column(label, keys=keys, read=read, form=_make_cell))
     scored = "Clients with another task: scores" if comparison.metric == ACCURACY else "All scores of clients"
     caption = f"{scored} on their own validation data, last round"
-    return PageTable("others", caption, columns, tuple(rows), format_csv(header, lines))
+    return make_table("others", caption, columns, list(scores.groupby(["client", "score"], sort=False)))
+
+
+def _average_label(label: str, line: tuple[object, pd.DataFrame]) -> Value:
+    scores = line[1]
+    return average_over_seeds(scores.loc[scores["label"] == label, "value"], "not scored")
 
 
 def find_other_tasks(comparison: RunComparison) -> Iterator[Finding]:
@@ -46,9 +51,9 @@ def find_other_tasks(comparison: RunComparison) -> Iterator[Finding]:
     for client, scores in clients[:_MOST]:
         first_score = scores["score"].iloc[0]
         means = scores[scores["score"] == first_score].groupby("label", sort=False)["value"].agg(fmean)
-        yield OtherTask(str(client), first_score, tuple(means.items()))
+        yield Finding(macro="other_task", client=str(client), score=first_score, values=tuple(means.items()))
     if len(clients) > _MOST:
-        yield MoreTasks(len(clients) - _MOST)
+        yield Finding(macro="more_tasks", clients=len(clients) - _MOST)
 
 
 def _tabulate_scores(comparison: RunComparison) -> pd.DataFrame:
@@ -79,7 +84,5 @@ def _list_others(run: RecordedRun) -> Sequence[ScoreRow]:
     return [other for other in run.last.others if other.client is not None] if run.last else []
 
 
-def _make_cell(value: Value) -> TableCell:
-    if not isinstance(value, Estimate):
-        return make_missing_cell(value.why)
+def _make_cell(value: Estimate) -> TableCell:
     return TableCell(f"{value.mean:.4g}", f"± {value.half:.2g}" if value.half is not None else "")

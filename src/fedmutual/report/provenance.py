@@ -2,15 +2,16 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import tomli_w
 
 from fedmutual.errors import format_count, join_words
-from fedmutual.report.cells import Column, PageTable, TableCell, format_csv
-from fedmutual.report.comparison import RunComparison
-from fedmutual.report.settings import flatten_table, format_setting
-from fedmutual.report.text import format_number
+from fedmutual.report.cells import Column, PageTable, TableCell, make_table
+from fedmutual.results.comparison import RunComparison
+from fedmutual.results.settings import flatten_table, format_setting, format_values
+from fedmutual.results.text import format_number
 from fedmutual.rundir.record_files import dump_record
 from fedmutual.rundir.recorded_run import RecordedRun
 from fedmutual.rundir.schema import RecordedNetwork
@@ -119,31 +120,28 @@ def _format_numbers(values: Sequence[float]) -> str:
 
 def list_runs(comparison: RunComparison) -> PageTable:
     """Return the table of all runs: state, time, partition and folder."""
-    rows, lines = [], []
-    for m in comparison.methods:
-        for r in m.runs:
-            seconds = r.summary.seconds if r.summary else None
-            took = "n/a" if seconds is None else f"{format_number(seconds, 1 if seconds < 100 else 0)} s"
-            place = "/".join(r.folder.resolve().parts[-3:])
-            cells = (r.state, took, r.partition.fingerprint[:12], place)
-            rows.append((TableCell(m.label), TableCell(str(r.seed)), *map(TableCell, cells)))
-            lines.append([m.label, r.seed, r.state, seconds, r.partition.fingerprint, place])
     columns = (
-        Column("Method", numeric=False),
-        Column("Seed"),
-        Column("State", numeric=False),
-        Column("Time"),
-        Column("Partition's fingerprint", numeric=False),
-        Column("Folder", numeric=False),
+        Column("Method", numeric=False, keys=("method",), read=lambda line: line[0].label),
+        Column("Seed", keys=("seed",), read=lambda line: line[1].seed),
+        Column("State", numeric=False, keys=("state",), read=lambda line: line[1].state),
+        Column(
+            "Time", keys=("seconds",), read=lambda line: line[1].summary and line[1].summary.seconds, form=_format_seconds
+        ),
+        Column(
+            "Partition's fingerprint",
+            numeric=False,
+            keys=("fingerprint",),
+            read=lambda line: line[1].partition.fingerprint,
+            form=lambda fingerprint: TableCell(fingerprint[:12]),
+        ),
+        Column("Folder", numeric=False, keys=("folder",), read=lambda line: "/".join(line[1].folder.resolve().parts[-3:])),
     )
     caption = f"The runs; partition: {comparison.first.partition.kind}"
-    return PageTable(
-        "runs",
-        caption,
-        columns,
-        tuple(rows),
-        format_csv(["method", "seed", "state", "seconds", "fingerprint", "folder"], lines),
-    )
+    return make_table("runs", caption, columns, [(m, run) for m in comparison.methods for run in m.runs])
+
+
+def _format_seconds(seconds: float | None) -> TableCell:
+    return TableCell("n/a" if seconds is None else f"{format_number(seconds, 1 if seconds < 100 else 0)} s")
 
 
 def list_run_notes(comparison: RunComparison) -> list[str]:
@@ -230,24 +228,12 @@ def _make_method_table(
     comparison: RunComparison, tables: Sequence[Mapping[str, Any]], keys: Sequence[str], id: str, caption: str
 ) -> PageTable | None:
     """A line a key, a column a method; where seeds differ, all their values."""
-    if not keys:
-        return None
-    tables_by_method = {
-        m.label: [t for t, r in zip(tables, comparison.runs, strict=True) if r in m.runs] for m in comparison.methods
-    }
-    rows = [
-        [
-            key,
-            *(
-                "; ".join(dict.fromkeys(format_setting(t[key]) if key in t else "–" for t in method_tables))
-                for method_tables in tables_by_method.values()
-            ),
-        ]
-        for key in keys
-    ]
-    columns = (Column("Key", numeric=False), *(Column(label, numeric=False) for label in tables_by_method))
-    cells = tuple(tuple(TableCell(text) for text in row) for row in rows)
-    return PageTable(f"{id}-differs", caption, columns, cells, format_csv(["key", *tables_by_method], rows))
+    columns = [Column("Key", numeric=False, keys=("key",))]
+    for m in comparison.methods:
+        own_tables = [t for t, r in zip(tables, comparison.runs, strict=True) if r in m.runs]
+        read = partial(format_values, own_tables, missing="–")
+        columns.append(Column(m.label, numeric=False, keys=(m.label,), read=read))
+    return make_table(f"{id}-differs", caption, columns, keys) if keys else None
 
 
 def _format_networks(recorded: Sequence[RecordedNetwork]) -> str:

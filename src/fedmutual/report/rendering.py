@@ -9,7 +9,7 @@ from jinja2 import BaseLoader, ChoiceLoader, Environment, FileSystemLoader, Pack
 from markupsafe import Markup, escape
 
 from fedmutual.errors import format_count, join_words
-from fedmutual.report.scale import MetricScale
+from fedmutual.results.scale import MetricScale
 
 
 def make_environment(*sources: str | Path, html: bool, keep_trailing_newline: bool = False) -> Environment:

@@ -1,71 +1,109 @@
-"""The tables beside the headline: what accuracy hides, recall by class, every client."""
+"""The tables of the page: methods, what accuracy hides, recall by class, every client."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 
 import pandas as pd
 
+from fedmutual.errors import format_count
 from fedmutual.metric import ACCURACY
 from fedmutual.report import measures
-from fedmutual.report.cells import Column, PageTable, TableCell, format_csv, list_numbers, make_missing_cell, make_share_cell
-from fedmutual.report.comparison import RunComparison, Use
+from fedmutual.report.cells import Column, PageTable, TableCell, format_csv, make_missing_cell, make_share_cell, make_table
+from fedmutual.report.columns import list_client_columns, list_decision_columns, list_headline_uses, list_node_columns
 from fedmutual.report.measures import Subject, average_scores
-from fedmutual.report.scale import MetricScale
-from fedmutual.report.statistics import Gains, Missing, Pair
-from fedmutual.report.text import format_number, format_percent_number
+from fedmutual.results.comparison import Method, RunComparison, Use
+from fedmutual.results.estimate import Estimate, Missing
+from fedmutual.results.gains import Gains, Pair
+from fedmutual.results.scale import MetricScale
+from fedmutual.results.text import format_number, format_percent_number
 from fedmutual.rundir.recorded_run import RecordedRun
+
+
+def make_client_headline(comparison: RunComparison) -> PageTable:
+    """Return the table of each model of each method: its accuracies, and its gain over local-only training."""
+    title, unit = comparison.metric.heading, comparison.scale.head
+    caption = f"{title} of every method{unit} {_describe_repetitions(comparison)}"
+    return make_table("headline", caption, list_client_columns(comparison), comparison.uses, cards=True)
+
+
+def make_node_headline(comparison: RunComparison) -> PageTable:
+    """Return the table of each method's means over nodes after last and best rounds, and of its worst node."""
+    caption = f"Accuracy over nodes, % {_describe_repetitions(comparison)}"
+    uses = list_headline_uses(comparison)
+    return make_table("domains", caption, list_node_columns(comparison), uses, cards=True)
+
+
+def make_decision_table(comparison: RunComparison) -> PageTable:
+    """Return the table of a decision between methods, a line a model."""
+    caption = "What each method reaches after the last round, and what it costs; means over seeds"
+    return make_table("decision", caption, list_decision_columns(comparison), comparison.uses, cards=True)
+
+
+def _describe_repetitions(comparison: RunComparison) -> str:
+    seeds = {len(m.counted) for m in comparison.methods}
+    if seeds == {1}:
+        return "(one seed, so without intervals)"
+    many = format_count(seeds.pop(), "seed") if len(seeds) == 1 else "seeds"
+    return f"(mean ± 95 % interval over {many})"
 
 
 def make_other_score_table(comparison: RunComparison) -> PageTable:
     """Return the table of scores that a frequent class does not raise, with the accuracy of always naming that class."""
-    scale = comparison.scale
-    rows, lines = [], []
-    keys = ("value", "majority", "balanced_accuracy", "auroc", "loss")
-    for m in comparison.methods:
-        for subject in measures.list_subjects(comparison, m):
-            scores = {key: average_scores(subject.scores, _UNDEFINED[key], key) for key in keys}
-            cells = [make_share_cell(scores[key], scale, note=_note_partial(subject, key)) for key in keys[:3]]
-            auroc, loss = (
-                make_missing_cell(v.why)
-                if isinstance(v, Missing)
-                else TableCell(format_number(v.mean, 3), note=_note_partial(subject, key))
-                for key, v in ((k, scores[k]) for k in keys[3:])
-            )
-            rows.append((TableCell(m.label, sub=subject.title), *cells, auroc, loss))
-            lines.append([m.label, subject.title, *(list_numbers(scores[key])[0] for key in keys)])
-    columns = (
-        Column("Method, and what is scored", numeric=False),
-        Column("Accuracy, %"),
-        Column("Most frequent class, %"),
-        Column("Balanced accuracy, %"),
-        Column("Macro AUROC"),
-        Column("Loss"),
-    )
+    share = partial(make_share_cell, scale=comparison.scale)
+    names = {"value": "Accuracy, %", "majority": "Most frequent class, %", "balanced_accuracy": "Balanced accuracy, %"}
+    columns = [
+        Column(
+            "Method, and what is scored",
+            numeric=False,
+            keys=("method", "scored"),
+            form=lambda line: TableCell(line[0].label, sub=line[1].title),
+            numbers=lambda line: (line[0].label, line[1].title),
+        ),
+        *(_make_score_column(key, name, share) for key, name in names.items()),
+        *(_make_score_column(key, name, _make_number_cell) for key, name in (("auroc", "Macro AUROC"), ("loss", "Loss"))),
+    ]
+    lines = [(m, subject) for m in comparison.methods for subject in measures.list_subjects(comparison, m)]
     caption = "Last round; own data: the mean of the clients' scores. Most frequent class: the accuracy of always naming it"
-    return PageTable("beyond", caption, columns, tuple(rows), format_csv(["method", "scored", "accuracy", *keys[1:]], lines))
+    return make_table("beyond", caption, columns, lines)
+
+
+def _make_score_column(key: str, name: str, form: Callable[[Estimate], TableCell]) -> Column:
+    """Return the column of a score of a line (method, subject), with a footnote if some clients lack it."""
+
+    def read(line: tuple[Method, Subject]) -> tuple[Estimate, str] | Missing:
+        value = average_scores(line[1].scores, _UNDEFINED.get(key, _UNSHARED), key)
+        return value if isinstance(value, Missing) else (value, _note_partial(line[1], key))
+
+    return Column(
+        name,
+        keys=("accuracy" if key == "value" else key,),
+        read=read,
+        form=lambda value: replace(form(value[0]), note=value[1]),
+        numbers=lambda value: (value[0].mean,),
+    )
+
+
+def _make_number_cell(value: Estimate) -> TableCell:
+    return TableCell(format_number(value.mean, 3))
 
 
 def make_recall_table(comparison: RunComparison) -> PageTable:
     """Return the table of each class's recall: of each method the shared model, and the personal models on all classes."""
-    columns = [Column("Class", numeric=False)]
-    recalls: list[list[float | None]] = []
+    columns = [Column("Class", numeric=False, keys=("class",), read=lambda number: comparison.classes[number])]
     for m in comparison.methods:
         for subject in measures.list_subjects(comparison, m):
             if subject.everything:
-                columns.append(Column(subject.title.partition(",")[0], m.label))
-                recalls.append(_average_recalls(subject, len(comparison.classes)))
-    rows = tuple(
-        (
-            TableCell(name),
-            *(
-                make_missing_cell("the test set has no example of the class") if v is None else _make_shaded_cell(v)
-                for v in values
-            ),
-        )
-        for name, *values in zip(comparison.classes, *recalls, strict=True)
-    )
-    lines = [[name, *values] for name, *values in zip(comparison.classes, *recalls, strict=True)]
-    header = ["class", *(f"{c.group}: {c.name}" for c in columns[1:])]
+                name = subject.title.partition(",")[0]
+                read = partial(_find_recall, _average_recalls(subject))
+                columns.append(Column(name, m.label, keys=(f"{m.label}: {name}",), read=read, form=_make_shaded_cell))
     where = "test data of all domains" if comparison.domains else "test set"
     caption = f"Recall of each class on the {where}, %, last round; personal models: the mean over clients"
-    return PageTable("recall", caption, tuple(columns), rows, format_csv(header, lines))
+    return make_table("recall", caption, columns, range(len(comparison.classes)))
+
+
+def _find_recall(recalls: Mapping[int, float], number: int) -> float | Missing:
+    return recalls.get(number, Missing("the test set has no example of the class"))
 
 
 def make_client_table(comparison: RunComparison) -> PageTable:
@@ -119,10 +157,8 @@ def _format_majority(share: float | None, scale: MetricScale) -> TableCell:
 
 
 _UNTOLD = "not shared: the run is missing or unfinished, or the client does not share this score (share.metrics)"
-_UNDEFINED = {
-    "auroc": "not shared, or undefined, because the scored data have one class only",
-    **dict.fromkeys(("value", "majority", "balanced_accuracy", "loss"), "not shared by this task or by these clients"),
-}
+_UNDEFINED = {"auroc": "not shared, or undefined, because the scored data have one class only"}
+_UNSHARED = "not shared by this task or by these clients"
 
 
 def _note_partial(subject: Subject, key: str) -> str:
@@ -131,12 +167,11 @@ def _note_partial(subject: Subject, key: str) -> str:
     return f"over the {scores.count()} of {scores.size} for which it is defined" if 0 < scores.count() < scores.size else ""
 
 
-def _average_recalls(subject: Subject, classes: int) -> list[float | None]:
-    """Return for each class the mean recall over seeds, and over clients within a seed; None without a recall."""
+def _average_recalls(subject: Subject) -> Mapping[int, float]:
+    """Return the number of each class -> its mean recall over seeds, and over clients within a seed."""
     recalls = subject.scores.set_index("seed")["recall"].dropna()
     by_class = pd.DataFrame(recalls.tolist(), recalls.index).stack().dropna()
-    means = by_class.groupby(level=[1, 0]).mean().groupby(level=0).mean()
-    return [means.get(number) for number in range(classes)]
+    return dict(by_class.groupby(level=[1, 0]).mean().groupby(level=0).mean())
 
 
 def _make_shaded_cell(value: float) -> TableCell:
@@ -166,3 +201,45 @@ def _find_network(comparison: RunComparison, seed: int, client: str) -> str:
     personal_networks = [m.personal[client] for m in models if client in m.personal]
     networks = [*personal_networks, *(m.shared for m in models if m.shared)]
     return networks[0].name if networks else ""
+
+
+LARGE = 500  # cells
+
+
+def make_holdings_tables(comparison: RunComparison) -> list[PageTable]:
+    """Return tables of training examples, clients by classes: one for each seed that has its own partition.
+
+    Of large ones only the first: each costs about 30 bytes a class and client. None where sites keep it to themselves.
+    """
+    known = [r for r in comparison.runs if r.partition.clients]
+    runs = sorted(known, key=lambda r: r.seed, reverse=True)
+    distinct = {str({i: c.counts.training for i, c in r.partition.clients.items()}): r for r in runs}
+    shown = sorted(distinct.values(), key=lambda r: r.seed)
+    tables = [_make_holdings_table(r, "Training examples" + (f", seed {r.seed}" if len(shown) > 1 else "")) for r in shown]
+    return tables if len(comparison.classes) * len(comparison.first.partition.clients) <= LARGE else tables[:1]
+
+
+def _make_holdings_table(run: RecordedRun, caption: str) -> PageTable:
+    classes, clients = run.partition.classes, run.partition.clients
+    counts = {i: c.counts.training for i, c in clients.items()}
+    most = max(1, *(n for row in counts.values() for n in row))
+    totals = {i: sum(row) for i, row in counts.items()}
+    if len(clients) <= len(classes):  # the longer side runs down the page
+        columns = (Column("Class", numeric=False), *(Column(i, "Client") for i in clients))
+        body = [(TableCell(name), *(_format_held(counts[i][k], most) for i in clients)) for k, name in enumerate(classes)]
+        rows = [*body, (TableCell("all"), *(TableCell(f"{totals[i]:,}") for i in clients))]
+    else:
+        columns = (Column("Client", numeric=False), *(Column(name, "Class") for name in classes), Column("all"))
+        rows = [(TableCell(i), *(_format_held(n, most) for n in counts[i]), TableCell(f"{totals[i]:,}")) for i in clients]
+    parts = ("private", "public", "validation", "holdout", "test")
+    lines = [
+        [i, part, *examples]
+        for i, c in clients.items()
+        for part in parts
+        if (examples := getattr(c.counts, part)) is not None
+    ]
+    return PageTable(f"holdings-{run.seed}", caption, columns, tuple(rows), format_csv(["client", "part", *classes], lines))
+
+
+def _format_held(n: int, most: int) -> TableCell:
+    return TableCell(f"{n:,}", shade=n / most) if n else TableCell("·")

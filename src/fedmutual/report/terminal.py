@@ -1,29 +1,94 @@
-"""The headline as tables for the terminal."""
+"""The headline and the costs as tables for the terminal."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich import box
-from rich.console import Group
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from fedmutual.metric import ACCURACY
-from fedmutual.report import domains, guarantee, measures
-from fedmutual.report.cells import format_spread
-from fedmutual.report.comparison import Method, RunComparison, make_comparisons
-from fedmutual.report.decision import COSTS, list_costs
-from fedmutual.report.domains import ACC, TRANSFER_MEASURES
+from fedmutual.report import guarantee
+from fedmutual.report.cells import Column, list_records
+from fedmutual.report.columns import COSTS, list_headline_columns, list_headline_uses
 from fedmutual.report.findings import describe_finding, find_unequal_steps
-from fedmutual.report.scale import PERCENT, MetricScale
-from fedmutual.report.statistics import Gains, Missing, Value
+from fedmutual.results.comparison import RunComparison, Use, make_comparisons
 from fedmutual.rundir.recorded_run import RecordedRun, read_runs
 
-_CLIENTS_GAIN = ("gain over\nlocal-only", "gain/\nharmed")
-_NODES = ("ACC, %\nall domains", "BWT, %\nown domain", "FWT, %\nthe others", "worst node\nACC, %")
-_NODES_GAIN = ("gain in ACC\nover alone",)
-Lines = Sequence[tuple[str, ...]]
+Lines = Sequence[tuple[str, ...]]  # the name, then a text for each column
 _NONE = "n/a"
+_NAME = 10  # characters of the column of names, at least
+_GAP = 2  # blanks between columns, not three: the widest intervals fit 80 characters
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """Lines below heads, in sections. Where the columns are wider than the terminal, each line is a list of its own.
+
+    sections: name of a section, or "" -> its lines.
+    """
+
+    heads: Sequence[str]
+    sections: Mapping[str, Lines]
+    caption: str = ""
+
+    @property
+    def lines(self) -> Lines:
+        """The lines of all sections."""
+        return [line for lines in self.sections.values() for line in lines]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table]:
+        """Yield the table that fits the width of the terminal."""
+        yield self._make_table() if self._measure_width() <= options.max_width else self._make_list()
+
+    def _measure_width(self) -> int:
+        """Return the width of the table whose names are broken between words only."""
+        names = max((cell_len(word) for name, *_ in self.lines for word in name.split()), default=0)
+        columns = zip(*[self.heads, *(line[1:] for line in self.lines)], strict=True)
+        widths = [max(cell_len(row) for text in texts for row in text.splitlines()) for texts in columns]
+        return max(_NAME, names) + sum(width + _GAP for width in widths)
+
+    def _make_table(self) -> Table:
+        table = self._start_table()
+        table.add_column("method", min_width=_NAME, overflow="fold")
+        for head in self.heads:
+            table.add_column(head, justify="right", no_wrap=True)
+        for section, lines in self.sections.items():
+            if section:
+                table.add_section()
+                table.add_row(f"[bold]{escape(section)}[/bold]")
+            for line in lines:
+                table.add_row(*map(escape, line))
+        return table
+
+    def _make_list(self) -> Table:
+        table = self._start_table(show_header=False)
+        table.add_column(overflow="fold")
+        table.add_column(justify="right", overflow="fold")
+        for section, lines in self.sections.items():
+            if section:
+                table.add_row(f"[bold]{escape(section)}[/bold]")
+            for name, *texts in lines:
+                table.add_section()
+                table.add_row(Text(name, "bold"))
+                for head, text in zip(self.heads, texts, strict=True):
+                    table.add_row(Text("  " + head.replace("/\n", "/").replace("\n", " ")), escape(text))
+        return table
+
+    def _start_table(self, show_header: bool = True) -> Table:
+        return Table(
+            caption=escape(self.caption) or None,
+            caption_justify="left",
+            box=box.SIMPLE_HEAD,
+            padding=(0, 1, 0, 0),
+            pad_edge=False,
+            show_edge=False,
+            show_header=show_header,
+        )
 
 
 def make_headline_tables(runs: Sequence[Path | RecordedRun]) -> Group:
@@ -34,69 +99,66 @@ def make_headline_tables(runs: Sequence[Path | RecordedRun]) -> Group:
     Raises:
         RunError: a folder is no run folder or is damaged, or all runs are of a sweep.
     """
-    compared = make_comparisons(read_runs(runs))
-    tables = []
-    for unit in dict.fromkeys(c.scale.head for c in compared if not c.domains):
-        shown = {c: _list_client_cells(c) for c in compared if not c.domains and c.scale.head == unit}
-        columns = (f"shared model\ntest set{unit}", f"own data{unit}\nclients' mean", f"own data{unit}\nworst client")
-        tables.append(_make_table(shown, columns, _CLIENTS_GAIN, named=len(compared) > 1))
-    if nodes := {c: _list_node_cells(c) for c in compared if c.domains}:
-        tables.append(_make_table(nodes, _NODES, _NODES_GAIN, named=len(compared) > 1))
-    return Group(*tables)
+    compared = sorted(make_comparisons(read_runs(runs)), key=lambda comparison: comparison.domains)
+    groups: dict[tuple[str, ...], dict[RunComparison, Lines]] = {}
+    columns: dict[tuple[str, ...], list[Column]] = {}
+    for comparison in compared:
+        shown = [column for column in list_headline_columns(comparison) if column.terminal]
+        heads = tuple(column.terminal for column in shown)
+        columns[heads] = shown
+        groups.setdefault(heads, {})[comparison] = [
+            (_name_use(comparison, use), *(_format_cell(column, use) for column in shown))
+            for use in list_headline_uses(comparison)
+        ]
+    return Group(*(_make_sheet(columns[heads], lines, len(compared) > 1) for heads, lines in groups.items()))
 
 
-def make_cost_table(runs: Sequence[Path | RecordedRun]) -> Table:
+def list_comparisons(runs: Sequence[Path | RecordedRun]) -> list[dict[str, object]]:
+    """Return the numbers of the headline for JSON: for each comparison its name, its metric, and a dict a line, unrounded.
+
+    Raises:
+        RunError: as `make_headline_tables`.
+    """
+    return [
+        {
+            "comparison": c.name,
+            "metric": c.metric.name,
+            "methods": list_records(list_headline_columns(c), list_headline_uses(c)),
+        }
+        for c in make_comparisons(read_runs(runs))
+    ]
+
+
+def make_cost_table(runs: Sequence[Path | RecordedRun]) -> Sheet:
     """Return a table with the costs of each method: all clients, whole run, means over seeds.
 
     Raises:
         RunError: as `make_headline_tables`.
     """
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, caption_justify="left")
-    table.add_column("method", min_width=10, overflow="fold")
-    for cost in COSTS:
-        table.add_column(cost.name.lower(), justify="right", no_wrap=True)
     compared = make_comparisons(read_runs(runs))
     unequal = [describe_finding(f, c.scale) for c in compared for f in find_unequal_steps(c)]
-    table.caption = escape("\n".join(unequal)) or None
-    for comparison in compared:
-        for method in comparison.methods:
-            table.add_row(escape(method.label), *(text or _NONE for _, text, _ in list_costs(method)))
-    return table
+    lines = [(m.label, *(_format_cell(cost, m.uses[0]) for cost in COSTS)) for c in compared for m in c.methods]
+    return Sheet([cost.terminal for cost in COSTS], {"": lines}, "\n".join(unequal))
 
 
-def _make_table(compared: Mapping[RunComparison, Lines], columns: Sequence[str], gains: Sequence[str], named: bool) -> Table:
-    """A table of comparisons' lines; without the columns of gains where no line has one."""
-    all_lines = [line for lines in compared.values() for line in lines]
-    heads = len(columns) + 1
-    gaining = any(cell != _NONE for line in all_lines for cell in line[heads:])
-    shown = [cell for line in all_lines for cell in line[1 : None if gaining else heads]]
-    table = Table(
-        caption=_make_legend(compared, shown, gaining),
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),  # two blanks between columns, not three: the widest intervals fit 80 characters
-        pad_edge=False,
-        show_edge=False,
-    )
-    table.add_column("method", min_width=10, overflow="fold")
-    for name in (*columns, *(gains if gaining else ())):
-        table.add_column(name, justify="right", no_wrap=True)
-    for comparison, lines in compared.items():
-        if named:
-            table.add_section()
-            table.add_row(f"[bold]{escape(comparison.name)}[/bold]")
-        for line in lines:
-            table.add_row(escape(line[0]), *line[1 : None if gaining else heads])
-    return table
+def _make_sheet(columns: Sequence[Column], compared: Mapping[RunComparison, Lines], named: bool) -> Sheet:
+    """Return the sheet of comparisons' lines; without the columns of gains where no line has one."""
+    lines = [line for lines in compared.values() for line in lines]
+    kept = [k for k, c in enumerate(columns, 1) if not c.optional or any(line[k] != _NONE for line in lines)]
+    shown = {c: [(line[0], *(line[k] for k in kept)) for line in lines] for c, lines in compared.items()}
+    gaining = any(columns[k - 1].optional for k in kept)
+    names = (comparison.name if named else "" for comparison in shown)
+    legend = _make_legend(tuple(shown), [text for lines in shown.values() for line in lines for text in line[1:]], gaining)
+    return Sheet([columns[k - 1].terminal for k in kept], dict(zip(names, shown.values(), strict=True)), legend)
 
 
-def _make_legend(compared: Collection[RunComparison], shown: Sequence[str], gaining: bool) -> str:
+def _make_legend(compared: Sequence[RunComparison], shown: Sequence[str], gaining: bool) -> str:
     """What the numbers are: only of those that are there."""
     words = ["Last round"]
-    words += ["mean ± 95 % interval"] if any("±" in cell for cell in shown) else []
-    scales = [c.scale for c in compared]
-    words += [s.metric.title for s in scales[:1] if s.metric != ACCURACY]
-    words += [f"gains in {s.difference_mark.strip()}" for s in scales[:1] if gaining and s.difference_mark]
+    words += ["mean ± 95 % interval"] if any("±" in text for text in shown) else []
+    scale = compared[0].scale
+    words += [scale.metric.title] if scale.metric != ACCURACY else []
+    words += [f"gains in {scale.difference_mark.strip()}"] if gaining and scale.difference_mark else []
     spent = {m.label: guarantee.format_epsilon(m) for c in compared if guarantee.is_stated(c) for m in c.methods}
     words += ["epsilon: " + ", ".join(f"{label} {value}" for label, value in spent.items())] if spent else []
     single = sum(len(c.runs) for c in compared) == 1
@@ -104,49 +166,13 @@ def _make_legend(compared: Collection[RunComparison], shown: Sequence[str], gain
     return "; ".join(words) + "." + (f" n/a: {why}." if _NONE in shown else "")
 
 
-def _list_client_cells(comparison: RunComparison) -> Lines:
-    """Label, shared model, clients' mean, worst client, gain, gained/harmed: a line for each model of each method."""
-    lines = []
-    for u in comparison.uses:
-        gains = measures.measure_gains(comparison, u)
-        cells = [
-            _format_cell(v, comparison.scale)
-            for v in (
-                measures.average_global_last(u),
-                measures.average_own_last(u),
-                measures.average_own_last(u, u.worst),
-            )
-        ]
-        harmed = f"{len(gains.gained)}/{len(gains.harmed)}" if isinstance(gains, Gains) else _NONE
-        lines.append((u.label + _describe_unfinished(u.method), *cells, _format_gain(gains, comparison.scale), harmed))
-    return lines
+def _name_use(comparison: RunComparison, use: Use) -> str:
+    """Return the name of a line: the method, with its model where lines are of models, and its state if unfinished."""
+    unfinished = [r for r in use.method.counted or use.method.runs if not r.finished]
+    states = sorted({"unfinished" if r.diverged is None else "diverged" for r in unfinished})
+    return (use.method.label if comparison.domains else use.label) + (f" ({' and '.join(states)})" if states else "")
 
 
-def _list_node_cells(comparison: RunComparison) -> Lines:
-    """Label, ACC, BWT, FWT, worst node's ACC, gain: a line a method."""
-    lines = []
-    for m in comparison.methods:
-        values = [*(domains.average_last(m, measure) for measure in TRANSFER_MEASURES), domains.average_last(m, ACC, "min")]
-        gains = measures.measure_gains(comparison, m.uses[0], ACC.data)
-        lines.append((m.label + _describe_unfinished(m), *map(_format_cell, values), _format_gain(gains)))
-    return lines
-
-
-def _describe_unfinished(method: Method) -> str:
-    unfinished = [r for r in method.counted or method.runs if not r.finished]
-    states = {"unfinished" if r.diverged is None else "diverged" for r in unfinished}
-    return f" ({' and '.join(sorted(states))})" if states else ""
-
-
-def _format_gain(gains: Gains | Missing, scale: MetricScale = PERCENT) -> str:
-    if isinstance(gains, Missing):
-        return _NONE
-    e = gains.estimate
-    return f"{scale.format_gain(e.mean)} {format_spread(e, scale)}".rstrip()
-
-
-def _format_cell(value: Value, scale: MetricScale = PERCENT) -> str:
-    e = measures.get_estimate(value)
-    if e is None:
-        return _NONE
-    return f"{scale.format_value(e.mean)} {format_spread(e, scale)}".rstrip()
+def _format_cell(column: Column, use: Use) -> str:
+    cell = column.make_cell(column.read(use))
+    return f"{cell.text} {cell.spread}".rstrip()

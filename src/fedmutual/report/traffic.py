@@ -1,60 +1,68 @@
 """What crosses between the participants: bytes, and the tensors that they are of."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from math import prod
 
 import pandas as pd
 
 from fedmutual.errors import format_count
-from fedmutual.report.cells import Column, PageTable, TableCell, format_csv, make_missing_cell
-from fedmutual.report.comparison import Method, RunComparison
-from fedmutual.report.text import format_size
+from fedmutual.report.cells import Column, PageTable, TableCell, format_csv, make_table
+from fedmutual.results.comparison import Method, RunComparison
+from fedmutual.results.estimate import Missing
+from fedmutual.results.text import format_size
+
+Leaves = Mapping[str, tuple[str, tuple[int, ...]]]  # name of a tensor -> its dtype and shape
 
 
 def make_method_bytes_table(comparison: RunComparison) -> PageTable:
     """Return a table with a line for each method: declared messages, bytes sent, and a public seed set's bytes apart."""
-    counted = {m.label: [r for r in m.counted if r.ledger] for m in comparison.methods}
-    seeded = any(r.ledger.seed for runs in counted.values() for r in runs)
-    stepped = any((r.settings.training.local_steps or 1) > 1 for runs in counted.values() for r in runs)
+    runs = [run for m in comparison.methods for run in m.counted if run.ledger]
+    stepped = any((run.local_steps or 1) > 1 for run in runs)
+    seeded = any(run.ledger.seed for run in runs)
+    sums = {m.label: _sum_bytes(m) for m in comparison.methods}
+
+    def make_column(name: str, group: str, key: str, note: str = "") -> Column:
+        def read(method: Method) -> float | Missing:
+            return sums[method.label].get(key, Missing("the ledger is empty so far"))
+
+        return Column(name, group, note=note, keys=(key,), read=read, form=lambda bytes: TableCell(format_size(bytes)))
+
     columns = [
-        Column("Method", numeric=False),
-        Column("A client's reply holds", numeric=False),
-        Column("up", "A client in a round"),
-        Column("down", "A client in a round"),
-        *([Column("up", "In a local step", note=_STEPS)] if stepped else []),
-        Column("up", "All clients, whole run"),
-        Column("down", "All clients, whole run"),
-        *([Column("once", "Public seed set", note=_SEED)] if seeded else []),
+        Column(
+            "Method",
+            numeric=False,
+            keys=("method",),
+            form=lambda m: TableCell(m.label, note=POOLED_NOTE if m.is_pooled else ""),
+            numbers=lambda m: (m.label,),
+        ),
+        Column("A client's reply holds", numeric=False, read=_describe_leaving),
+        make_column("up", "A client in a round", "up_client_round"),
+        make_column("down", "A client in a round", "down_client_round"),
+        make_column("up" if stepped else "", "In a local step", "up_client_step", _STEPS),
+        make_column("up", "All clients, whole run", "up_run"),
+        make_column("down", "All clients, whole run", "down_run"),
+        make_column("once" if seeded else "", "Public seed set", "seed_set", _SEED),
     ]
-    rows, lines = [], []
-    for m in comparison.methods:
-        name, left = TableCell(m.label, note=POOLED_NOTE if m.is_pooled else ""), _describe_leaving(m)
-        leaves = make_missing_cell("what may leave is written when a run is finished") if left == "n/a" else TableCell(left)
-        if not counted[m.label]:
-            rows.append((name, TableCell(left), *[make_missing_cell("the ledger is empty so far")] * (len(columns) - 2)))
-            continue
-        ledgers = [r.ledger for r in counted[m.label]]
-        visits, n = sum(k.visits for k in ledgers) or 1, len(ledgers)
-        up, down = (sum(k.sum_bytes(way, start=False) for k in ledgers) / visits for way in ("up", "down"))
-        run_bytes = [sum(k.sum_bytes(way) for k in ledgers) / n for way in ("up", "down")]
-        seed, steps = sum(sum(k.seed.values()) for k in ledgers) / n, counted[m.label][0].settings.training.local_steps
-        step = [up / steps if steps else None] if stepped else []
-        values = (up, down, *step, *run_bytes, *([seed] if seeded else []))
-        rows.append(
-            (
-                name,
-                leaves,
-                *(
-                    make_missing_cell("rounds are counted in epochs") if v is None else TableCell(format_size(v))
-                    for v in values
-                ),
-            )
-        )
-        lines.append([m.label, up, down, up / steps if steps else None, *run_bytes, seed])
-    header = ["method", "up_client_round", "down_client_round", "up_client_step", "up_run", "down_run", "seed_set"]
-    caption = "Bytes of the tensors sent, means over seeds"
-    return PageTable("bytes", caption, tuple(columns), tuple(rows), format_csv(header, lines), True)
+    return make_table("bytes", "Bytes of the tensors sent, means over seeds", columns, comparison.methods, cards=True)
+
+
+def _sum_bytes(method: Method) -> dict[str, float | Missing]:
+    """Return the bytes of a method by the key of their column, as means over seeds; empty where nothing was sent so far."""
+    runs = [run for run in method.counted if run.ledger]
+    if not runs:
+        return {}
+    ledgers, steps = [run.ledger for run in runs], runs[0].local_steps
+    visits, n = sum(k.visits for k in ledgers) or 1, len(ledgers)
+    up, down = (sum(k.sum_bytes(way, start=False) for k in ledgers) / visits for way in ("up", "down"))
+    return {
+        "up_client_round": up,
+        "down_client_round": down,
+        "up_client_step": up / steps if steps else Missing("rounds are counted in epochs"),
+        **{f"{way}_run": sum(k.sum_bytes(way) for k in ledgers) / n for way in ("up", "down")},
+        "seed_set": sum(sum(k.seed.values()) for k in ledgers) / n,
+    }
 
 
 _STEPS = "bytes of a round, divided by its local steps: so methods that exchange less often can be compared"
@@ -106,55 +114,48 @@ def _average_bytes(method: Method, key: str) -> pd.DataFrame:
     return pd.concat(sums).groupby(level=0, sort=False).sum() / len(ledgers)
 
 
-def _describe_leaving(method: Method) -> str:
+def _describe_leaving(method: Method) -> str | Missing:
     """What a reply may hold under a method."""
     if method.is_pooled:
         return "everything: all data are in one place"
     leaves = _list_leaves(method)
-    has_seed_set = any(r.ledger.seed for r in method.counted)
     if leaves is None:
-        return "n/a"
-    if not leaves:
-        return "nothing; once, before: its public data" if has_seed_set else "nothing"
-    values = sum(prod(shape) for _, shape in leaves.values())
-    words = f"{format_count(len(leaves), 'tensor')}, {values:,} numbers"
-    if any(name.endswith("n_k") for name in leaves):
-        words += ", with n_k, how many examples it trains on"
-    return f"{words}; once, before: its public data" if has_seed_set else words
+        return Missing("what may leave is written when a run is finished")
+    words = "nothing"
+    if leaves:
+        values = sum(prod(shape) for _, shape in leaves.values())
+        words = f"{format_count(len(leaves), 'tensor')}, {values:,} numbers"
+        words += ", with n_k, how many examples it trains on" if any(name.endswith("n_k") for name in leaves) else ""
+    return f"{words}; once, before: its public data" if any(r.ledger.seed for r in method.counted) else words
 
 
 def make_tensor_table(comparison: RunComparison) -> PageTable | None:
     """Return the table of all tensors that may leave a client; None where nothing leaves."""
-    leaves_by_method = {m.label: _list_leaves(m) or {} for m in comparison.methods if not m.is_pooled}
-    leaves_by_method = {label: leaves for label, leaves in leaves_by_method.items() if leaves}
+    leaves_by_method = {m.label: leaves for m in comparison.methods if not m.is_pooled and (leaves := _list_leaves(m))}
     specs = dict.fromkeys((name, *spec) for leaves in leaves_by_method.values() for name, spec in leaves.items())
-    if not specs:
-        return None
-    marks = [
-        (name, kind, shape, [leaves_by_method[label].get(name) == (kind, shape) for label in leaves_by_method])
-        for name, kind, shape in specs
+    columns = [
+        Column("Tensor", numeric=False, keys=("tensor",), read=lambda spec: spec[0]),
+        Column("type", numeric=False, keys=("type",), read=lambda spec: spec[1]),
+        Column("shape", keys=("shape",), read=lambda spec: _format_shape(spec[2])),
     ]
-    rows = tuple(
-        (
-            TableCell(name),
-            TableCell(kind),
-            TableCell(_format_shape(shape)),
-            *(TableCell("leaves" if yes else "–") for yes in leaves_client),
-        )
-        for name, kind, shape, leaves_client in marks
-    )
-    columns = (
-        Column("Tensor", numeric=False),
-        Column("type", numeric=False),
-        Column("shape"),
-        *(Column(m, numeric=False) for m in leaves_by_method),
-    )
-    lines = [[name, kind, _format_shape(shape), *map(int, leaves_client)] for name, kind, shape, leaves_client in marks]
+    for label, leaves in leaves_by_method.items():
+        read = partial(_find_leaving, leaves)
+        columns.append(Column(label, numeric=False, keys=(label,), read=read, form=_make_leaving_cell))
     caption = "Tensors that may leave a client, as declared before the run"
-    return PageTable("tensors", caption, columns, rows, format_csv(["tensor", "type", "shape", *leaves_by_method], lines))
+    return make_table("tensors", caption, columns, specs) if specs else None
 
 
-def _list_leaves(method: Method) -> Mapping[str, tuple[str, tuple[int, ...]]] | None:
+def _find_leaving(leaves: Leaves, spec: tuple[str, str, tuple[int, ...]]) -> int:
+    """Return 1 if a tensor may leave, else 0."""
+    name, *of_tensor = spec
+    return int(leaves.get(name) == tuple(of_tensor))
+
+
+def _make_leaving_cell(leaving: int) -> TableCell:
+    return TableCell("leaves" if leaving else "–")
+
+
+def _list_leaves(method: Method) -> Leaves | None:
     """Name -> dtype, shape over all phases; None before a run is finished. A phase is named where there are several."""
     summary = next((r.summary for r in method.runs if r.summary), None)
     if summary is None or summary.leaves is None:

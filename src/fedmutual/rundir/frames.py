@@ -1,6 +1,6 @@
 """The scores of a run as pandas tables."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,29 +11,30 @@ from fedmutual.rundir.schema import Evaluation, MetricScore
 if TYPE_CHECKING:
     import pandas as pd
 
-COLUMNS = ("round", "model", "client", "data", "metric", "value")
+COLUMNS = ["round", "model", "client", "data", "metric", "value", "examples"]
 
 
 def read_scores(folder: Path) -> "pd.DataFrame":
-    """Return all scores of a run's folder, one row for each number; no rows before the first evaluation.
-
-    Columns: round (from 1), model ("global", "personal", "ensemble" or "meme"), client (None: the common test set), data
-    ("validation", "test" or "holdout"; of domains also "test.own", "test.others" and "validation.all"), metric,
-    value (accuracies are fractions in [0, 1]). The table lacks scores that clients do not share.
+    """Return all scores of a run's folder, one row for each number, as `Run.history` describes them.
 
     Raises:
         RunError: metrics.jsonl is damaged.
     """
+    return tabulate_numbers(read_records(folder / METRICS, Evaluation)).drop(columns="examples")
+
+
+def tabulate_numbers(evaluations: Iterable[Evaluation]) -> "pd.DataFrame":
+    """Return all scores, a row for each number: the columns of `Run.history`, and examples, how many were scored."""
     import pandas as pd  # takes 0.3 s, and only tables need it
 
     rows = [
-        (evaluation.round, row.model, row.client, row.data, metric, float(value))
-        for evaluation in read_records(folder / METRICS, Evaluation)
+        (evaluation.round, row.model, row.client, row.data, metric, float(value), row.find_number("examples"))
+        for evaluation in evaluations
         for row in evaluation.rows
         for metric, value in row.values.items()
         if isinstance(value, int | float) and not isinstance(value, bool)
     ]
-    return pd.DataFrame(rows, columns=list(COLUMNS))
+    return pd.DataFrame(rows, columns=COLUMNS)
 
 
 def tabulate_scores(evaluations: Sequence[Evaluation], seed: int) -> "pd.DataFrame":

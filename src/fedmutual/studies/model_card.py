@@ -15,9 +15,9 @@ from fedmutual.core import get_metric
 from fedmutual.errors import format_count
 from fedmutual.metric import ACCURACY
 from fedmutual.report.rendering import make_environment
-from fedmutual.report.scale import MetricScale
-from fedmutual.report.settings import flatten_table, format_setting
-from fedmutual.report.statistics import compute_wilson_interval, estimate
+from fedmutual.results.estimate import compute_wilson_interval, estimate
+from fedmutual.results.scale import MetricScale
+from fedmutual.results.settings import flatten_table, format_setting
 from fedmutual.rundir.file_names import CONFIG
 from fedmutual.rundir.recorded_run import RecordedRun, read_run
 from fedmutual.rundir.schema import MetricScore

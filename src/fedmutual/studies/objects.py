@@ -11,7 +11,7 @@ import pandas as pd
 from torch import nn
 
 from fedmutual.in_memory import hold_objects
-from fedmutual.report.scale import MetricScale
+from fedmutual.results.scale import MetricScale
 from fedmutual.role import DEFAULT_ALGORITHM, LOCAL_ONLY
 from fedmutual.rundir.environment import read_metric
 from fedmutual.studies.arguments import KEYS, make_config, translate, translate_errors

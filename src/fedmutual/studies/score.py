@@ -24,7 +24,7 @@ from fedmutual.data.targets import check_masks, read_targets
 from fedmutual.errors import DataError, UserError, format_count, warn_user
 from fedmutual.federation.evaluation import forward_in_parts
 from fedmutual.metric import ACCURACY, Metric
-from fedmutual.report.statistics import compute_wilson_interval
+from fedmutual.results.estimate import compute_wilson_interval
 from fedmutual.rundir.file_names import PARTITION
 from fedmutual.rundir.record_files import read_record
 from fedmutual.rundir.schema import RecordedPartition

@@ -30,7 +30,8 @@ from fedmutual.report.choice import (
     pick_best,
 )
 from fedmutual.report.findings import Finding
-from fedmutual.report.statistics import Estimate, Gains
+from fedmutual.results.estimate import Estimate
+from fedmutual.results.gains import Gains
 from fedmutual.rundir.file_names import SUMMARY
 from fedmutual.scores import is_disclosed
 from fedmutual.studies import privacy_plan

@@ -17,7 +17,7 @@ from fedmutual.federation.ensemble import WEIGHT, Ensemble
 from fedmutual.federation.networks import POOLED
 from fedmutual.files import read_json
 from fedmutual.models.splice import build_meme
-from fedmutual.report.scale import MetricScale
+from fedmutual.results.scale import MetricScale
 from fedmutual.rundir import best as bests
 from fedmutual.rundir.checkpoint import make_file_name, read_checkpoint, read_shared_state, read_state
 from fedmutual.rundir.environment import find_participant, read_interface, read_metric, read_model_environment

@@ -35,9 +35,9 @@ def format_setting(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
-def format_values(tables: Sequence[Mapping[str, Any]], key: str) -> str:
-    """Return the distinct values of a key in the runs of a comparison."""
-    return "; ".join(dict.fromkeys(format_setting(t[key]) if key in t else "not set" for t in tables))
+def format_values(tables: Sequence[Mapping[str, Any]], key: str, missing: str = "not set") -> str:
+    """Return the distinct values of a key in the settings of runs. missing: the text for a run that does not set the key."""
+    return "; ".join(dict.fromkeys(format_setting(t[key]) if key in t else missing for t in tables))
 
 
 def shorten_key(key: str) -> str:

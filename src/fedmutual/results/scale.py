@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from fedmutual.metric import ACCURACY, Metric
-from fedmutual.report.text import MINUS, format_number
+from fedmutual.results.text import MINUS, format_number
 
 _DIGITS, _SPREAD_DIGITS = 3, 2  # of a number that is no fraction, and of a difference and half an interval
 

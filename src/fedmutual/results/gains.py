@@ -1,102 +1,17 @@
-"""Means, 95 % intervals, and gains in pairs: the average behind each number of the report, and its uncertainty."""
+"""Gains in pairs: one client of one seed under two methods, after equally long training."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from statistics import fmean, stdev
+from statistics import fmean
 
 import pandas as pd
-from scipy.special import ndtri, stdtrit  # scipy.stats has the same functions and takes a second longer to import
 
 from fedmutual.metric import ACCURACY, Metric
+from fedmutual.results.estimate import SAME, Estimate, Missing, estimate, get_limit
 from fedmutual.rundir.recorded_run import RecordedRun
 
-LEVEL = 0.95
-SAME = 1e-12  # the largest difference of two equal accuracies, which sums of floats can cause
 COARSE = 0.02  # the largest weight of one example if a run has no number of examples: an accuracy is of 50 examples or more
-ENOUGH = 3  # the fewest units of a certain result: accuracies change in whole examples, so two units may agree by chance
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A mean over `n` units ("seeds" or "clients"), with half the width of its 95 % interval; None for one unit.
-
-    Accuracies and differences of accuracies are fractions; other metrics have their own unit.
-    """
-
-    mean: float
-    half: float | None
-    n: int
-    unit: str
-    grain: float = 0.0  # by how much one example moves the value of a unit
-    limit: float = 1.0  # the greatest difference of two values; infinite for numbers that are no fractions
-
-    @property
-    def low(self) -> float:
-        """The interval's lower end; the mean where there is no interval."""
-        return self.mean - (self.half or 0.0)
-
-    @property
-    def high(self) -> float:
-        """The interval's upper end; the mean where there is no interval."""
-        return self.mean + (self.half or 0.0)
-
-    @property
-    def bounds(self) -> tuple[float, float]:
-        """The interval's ends, cut off at the limits: two accuracies differ by 100 points at most."""
-        return max(self.low, -self.limit), min(self.high, self.limit)
-
-    @property
-    def is_few(self) -> bool:
-        """Whether there are too few units to exclude chance."""
-        return self.n < ENOUGH
-
-    @property
-    def sign(self) -> int:
-        """+1 or -1 where the whole interval lies above or below 0, else 0.
-
-        0 as well from fewer than three units, and where all units agree on no more than one example.
-        """
-        if self.half is None or self.is_few or (self.tied and abs(self.mean) <= self.grain + SAME):
-            return 0
-        return (self.low > SAME) - (self.high < -SAME)
-
-    @property
-    def tied(self) -> bool:
-        """Whether all units, two or more, have the same value: their interval has no width."""
-        return self.half is not None and self.half <= SAME
-
-
-@dataclass(frozen=True)
-class Missing:
-    """A number that cannot be given. `why` is the reason, as a clause for a footnote."""
-
-    why: str
-
-
-Value = Estimate | Missing
-
-
-def estimate(values: Sequence[float], unit: str, grain: float = 0.0, limit: float = 1.0) -> Estimate:
-    """Return the mean and 95 % interval (Student's t with n - 1 degrees of freedom: mean +- t s / sqrt(n)) of values."""
-    n = len(values)
-    half = float(stdtrit(n - 1, (1 + LEVEL) / 2)) * stdev(values) / n**0.5 if n > 1 else None
-    return Estimate(fmean(values), half, n, unit, grain, limit)
-
-
-def compute_wilson_interval(fraction: float, rows: int) -> tuple[float, float]:
-    """Return the 95 % interval (low, high) of a fraction of independent rows: Wilson's score interval.
-
-    Wilson, Probable inference, the law of succession, and statistical inference, 1927,
-    https://doi.org/10.1080/01621459.1927.10502953.
-
-    rows: how many, at least one. The interval is about which rows were drawn, not about how the model was trained.
-    """
-    z = float(ndtri((1 + LEVEL) / 2))
-    centre = (fraction + z * z / (2 * rows)) / (1 + z * z / rows)
-    half = z / (1 + z * z / rows) * (fraction * (1 - fraction) / rows + z * z / (4 * rows * rows)) ** 0.5
-    return max(centre - half, 0.0), min(centre + half, 1.0)
 
 
 @dataclass(frozen=True)
@@ -184,11 +99,6 @@ class Gains:
     @property
     def _limit(self) -> float:
         return get_limit(self.pairs[0].metric)
-
-
-def get_limit(metric: Metric) -> float:
-    """Return the greatest difference of two values of a metric: 1 for a fraction, else infinity."""
-    return 1.0 if metric.is_fraction else math.inf
 
 
 def pair_clients(

@@ -10,8 +10,10 @@ import pandas as pd
 
 from fedmutual.errors import RunError
 from fedmutual.metric import ACCURACY, Metric
-from fedmutual.report.scale import MetricScale
-from fedmutual.report.settings import flatten_table, format_setting, format_values, is_distinctive, is_under, shorten_key
+from fedmutual.results.estimate import Missing
+from fedmutual.results.gains import Gains
+from fedmutual.results.scale import MetricScale
+from fedmutual.results.settings import flatten_table, format_setting, format_values, is_distinctive, is_under, shorten_key
 from fedmutual.role import Role
 from fedmutual.rundir.recorded_run import RecordedMethod, RecordedRun
 
@@ -116,6 +118,11 @@ class RunComparison:
     methods: tuple[Method, ...]
     remarks: tuple[str, ...]  # what a reader must know about which runs count
 
+    @cached_property
+    def measured_gains(self) -> dict[tuple[str, str], Gains | Missing]:
+        """(Label of a `Use`, kind of rows) -> the gains over local-only training, where they were measured already."""
+        return {}
+
     @property
     def runs(self) -> tuple[RecordedRun, ...]:
         """All runs, method by method."""
@@ -182,8 +189,17 @@ def make_comparisons(runs: Sequence[RecordedRun]) -> list[RunComparison]:
     Raises:
         RunError: all runs are of a sweep, or tuned.json of a run is damaged.
     """
+    return group_runs(_select_scored(runs))
+
+
+def group_runs(runs: Sequence[RecordedRun]) -> list[RunComparison]:
+    """Return all runs sorted into comparisons, those of a sweep, too.
+
+    Raises:
+        RunError: tuned.json of a run is damaged.
+    """
     groups: dict[str, list[RecordedRun]] = {}
-    for run in _select_scored(runs):
+    for run in runs:
         same = {k: v for k, v in flatten_table({key: run.config.get(key, {}) for key in _SAME_DATA}) if is_distinctive(k)}
         key = json.dumps([run.partition.source, run.partition.classes, same], sort_keys=True, default=str)
         groups.setdefault(key, []).append(run)
@@ -228,10 +244,14 @@ def _make_comparison(runs: Sequence[RecordedRun], name: str) -> RunComparison:
     distinctive = {
         g: _select_distinctive_settings(g[1], [v for name, v in groups if name == g[0]]) if domains else g[1] for g in groups
     }
+    algorithms = {(members[0].method.title, algorithm) for (algorithm, _), members in groups.items()}
+    titles = [title for title, _ in algorithms]
     methods, remarks = [], []
     for group in sorted(groups, key=lambda g: (*_make_sort_key(groups[g][0].method), domains and bool(distinctive[g]))):
         (algorithm, variant), members = group, groups[group]
-        label = _format_label(members[0].method.title, [f"{shorten_key(k)} = {v}" for k, v in distinctive[group]], domains)
+        title = members[0].method.title
+        told = f"{title} ({algorithm})" if titles.count(title) > 1 else title  # two methods may have one title
+        label = _format_label(told, [f"{shorten_key(k)} = {v}" for k, v in distinctive[group]], domains)
         once = {r.seed: r for r in reversed(members)}
         ordered_runs = tuple(once[seed] for seed in sorted(once))
         method = Method(algorithm, variant, label, ordered_runs, members[0].method.role)
