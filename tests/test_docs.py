@@ -148,7 +148,7 @@ def test_the_names_that_the_pages_on_the_code_give_are_in_the_code():
     text = CONTRIBUTING + ARCHITECTURE
     folders = {path.name for place in (ROOT, ROOT / "tests") for path in place.iterdir()}
     named = set(re.findall(r"`([A-Za-z_]\w*)`", text)) - folders
-    assert {"ALGORITHMS", "COSTS", "open_engine", "average_scores"} <= named
+    assert {"METHODS", "COSTS", "open_engine", "average_scores"} <= named
     assert [name for name in sorted(named) if not any(re.search(rf"\b{name}\b", code) for code in CODE.values())] == []
     pairs = re.findall(r"`(\w+)` in\s+`((?:src|tests)/[\w/]+\.py)`", text)
     assert len(pairs) >= 7
