@@ -266,7 +266,18 @@ class Centred(nn.Module):
         return self.head((x - x.mean(1, keepdim=True)).flatten(1))
 
 
-def test_a_network_that_computes_other_outputs_from_images_gets_series(recwarn):
+class Mean(nn.Module):
+    """Squares [B, 8, 8], or images [B, 1, 8, 8] with other outputs -> logits [B, 2]."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.head(x.mean(-2).flatten(1) * x.dim())
+
+
+def test_squares_are_images_and_other_arrays_series_if_a_network_computes_other_outputs(recwarn):
     made = []
 
     def make(shape):
@@ -277,6 +288,9 @@ def test_a_network_that_computes_other_outputs_from_images_gets_series(recwarn):
     assert json.loads((run.folder / "environment.json").read_text())["clients"]["a"]["input"] == [3, 40]
     assert any("give x the shape [examples, 1, 3, 40]" in str(warning.message) for warning in recwarn)
     assert made.count((1, 3, 40)) == 1  # the form is found once for all clients
+    square = federate(lambda k: numbers(k, (8, 8)), Mean())
+    assert json.loads((square.folder / "environment.json").read_text())["clients"]["a"]["input"] == [1, 8, 8]
+    assert any("they get images; for series" in str(warning.message) for warning in recwarn)
     run = federate(lambda k: numbers(k, (1, 3, 40)), Centred())
     assert json.loads((run.folder / "environment.json").read_text())["clients"]["a"]["input"] == [1, 3, 40]
 

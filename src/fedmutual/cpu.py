@@ -115,6 +115,7 @@ def _has_kernels() -> bool:
     return torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability() == "AVX512"  # type: ignore[no-untyped-call]
 
 
+@cache
 def _describe_processor() -> str:
     """Return text that has the name of the processor's maker."""
     cpu = Path("/proc/cpuinfo")

@@ -69,7 +69,7 @@ def mutual(
     soft_p, soft_m = log_p, log_m
     if temperature != 1.0:
         soft_p, soft_m = _log_softmax(personal_logits / temperature), _log_softmax(meme_logits / temperature)
-    scale = temperature * temperature / len(targets)
+    scale = temperature * temperature / max(len(targets), 1)
     personal = alpha * F.nll_loss(log_p.t(), targets) + (1 - alpha) * scale * _kl_terms(soft_m.detach(), soft_p).sum()
     meme = beta * F.nll_loss(log_m.t(), targets) + (1 - beta) * scale * _kl_terms(soft_p.detach(), soft_m).sum()
     return personal, meme

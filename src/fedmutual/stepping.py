@@ -190,13 +190,17 @@ def gradients(
     return differentiate(terms, params), terms
 
 
-def differentiate(terms: Message, params: Message) -> Message:
+def differentiate(terms: Message, params: Message, stacked: bool = False) -> Message:
     """Return name -> gradient of the sum of the loss terms, for each parameter that the terms depend on.
 
-    terms: [] of one client, or [k] of k stacked clients, of which each depends on the parameters of its own client only.
+    terms: [] of one client; with `stacked`, [k] of k clients, of which each depends on the parameters of its own client only.
+
+    Raises:
+        RuntimeError: a loss term of one client is not a scalar.
     """
     moving = [term for term in terms.values() if term.requires_grad]  # not the loss of a net that is frozen
-    grads = torch.autograd.grad(moving, list(params.values()), list(map(torch.ones_like, moving)), allow_unused=True)
+    ones = [torch.ones_like(term) for term in moving] if stacked else None
+    grads = torch.autograd.grad(moving, list(params.values()), ones, allow_unused=True)
     return {k: g for k, g in zip(params, grads, strict=True) if g is not None}
 
 

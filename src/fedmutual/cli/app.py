@@ -60,6 +60,8 @@ def report(
     named = list({path.resolve(): path for path in runs}.values())
     adapted = [path for path in named if (path / ADAPT).is_file() and not (path / CONFIG).is_file()]
     if adapted and len(named) == 1:
+        if as_json:
+            raise ConfigError(f"{named[0]}: --json prints the table of runs, and this is an adaptation; read its {ADAPT}")
         conclude.print_adaptation(named[0], output)
         return
     run_list = read_runs(folder for path in named for folder in find_runs(path))

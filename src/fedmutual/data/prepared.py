@@ -18,7 +18,7 @@ from fedmutual.data.space import Space
 from fedmutual.data.targets import Targets, check_masks, note_one_class, read_targets
 from fedmutual.errors import ConfigError, DataError
 
-TriedNetworks = dict[tuple[str, tuple[int, ...]], nn.Module]
+TriedNetworks = dict[tuple[str, tuple[int, ...], int], nn.Module]
 
 
 @dataclass(frozen=True)
@@ -133,8 +133,9 @@ def _prepare_data_set(config: Config, made: TriedNetworks, common: bool = False)
 def _choose_form(source: Source, config: Config, outputs: int, kind: TargetKind, made: TriedNetworks) -> Source:
     """Return the data set in the first of its forms that all networks of the user accept.
 
-    Arrays [n, C, T] are series before images if a network computes other outputs from images; a remark says so. If no form
-    suits all networks, the data set has its usual form, and the check of the networks says what does not fit.
+    If a network computes other outputs from images [n, 1, a, b] than from series [n, a, b], squares are images and other
+    arrays are series; a remark says so. If no form suits all networks, the data set has its usual form, and the check of the
+    networks says what does not fit.
     """
     names = models.list_user_networks(config)
     if not names or len(source.forms) == 1:
@@ -156,9 +157,12 @@ def _choose_form(source: Source, config: Config, outputs: int, kind: TargetKind,
         if not all(any(compute(name, shape, inputs) is not None for inputs in tried) for name in names):
             continue
         if form == SERIES and chosen is not None:
-            fix = f"for images, give x the shape {['examples', 1, *shape]}".replace("'", "")
             note = f"the networks take x as series {list(shape)}, and as images {[1, *shape]} with other outputs"
-            return replace(candidate, notes=(*source.notes, f"{note}; they get series; {fix}"))
+            if shape[0] == shape[1]:
+                fix = "they get images; for series, let their `forward` refuse inputs of 4 dimensions"
+                return replace(chosen, notes=(*source.notes, f"{note}; {fix}"))
+            fix = f"they get series; for images, give x the shape {['examples', 1, *shape]}".replace("'", "")
+            return replace(candidate, notes=(*source.notes, f"{note}; {fix}"))
         if form != IMAGES or SERIES not in source.forms:
             return chosen or candidate
         pairs = [(compute(name, shape, x), compute(name, shape, x[:, 0])) for name in names]

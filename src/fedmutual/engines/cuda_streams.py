@@ -1,11 +1,12 @@
 """Step clients in turns, each on its own CUDA stream: kernels of one client run while another client's stream waits."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 
 import torch
 
 from fedmutual.core import Message
+from fedmutual.cpu import compute_on_cpu
 from fedmutual.engines.group import PhaseInput
 from fedmutual.stepping import steps
 
@@ -62,7 +63,7 @@ def _make_stream(part: PhaseInput) -> torch.cuda.Stream | None:
 
 
 def _use(stream: torch.cuda.Stream | None) -> AbstractContextManager[object]:
-    return nullcontext() if stream is None else torch.cuda.stream(stream)
+    return compute_on_cpu() if stream is None else torch.cuda.stream(stream)
 
 
 def _wait_for(stream: torch.cuda.Stream | None) -> None:

@@ -181,7 +181,8 @@ class Steps:
 
         def compute_gradients() -> tuple[Message, Message]:
             terms = self._forward(params, fixed, batch, const)
-            return differentiate(terms, {f"{net}.{k}": p for net, named in params.items() for k, p in named.items()}), terms
+            named = {f"{net}.{k}": p for net, of_net in params.items() for k, p in of_net.items()}
+            return differentiate(terms, named, stacked=True), terms
 
         def update(grads: Message) -> None:
             for net, stack in self._stacks.items():

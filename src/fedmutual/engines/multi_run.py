@@ -73,9 +73,9 @@ class RunScheduler:
     def _run_phases(self, phases: Mapping["RunEngine", PhaseOrder]) -> dict["RunEngine", RunPhase]:
         """Run a phase of each run, all clients together -> a function for each run that returns its replies."""
         run_of = {id(client): engine for engine in phases for client in engine.clients.values()}
-        parts = [part for engine, order in phases.items() for part in list_inputs(engine.clients, *order)]
         replies: dict[RunEngine, dict[str, Callable[[], Reply]]] = {engine: {} for engine in phases}
         try:
+            parts = [part for engine, order in phases.items() for part in list_inputs(engine.clients, *order)]
             for client, reply in self._stacker.train(parts):
                 replies[run_of[id(client)]][client.id] = reply
         except Exception as problem:  # in a step of all clients: every run fails

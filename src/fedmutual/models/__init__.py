@@ -128,18 +128,19 @@ def try_network(
     examples: Tensor,
     classes: int,
     of_pixels: bool,
-    made: dict[tuple[str, tuple[int, ...]], nn.Module],
+    made: dict[tuple[str, tuple[int, ...], int], nn.Module],
 ) -> Tensor | None:
     """Return the logits that a network for examples of `shape` computes from these examples [2, ...]; None if it cannot.
 
-    made: the networks that were made before, (name, shape) -> network. A new one is added, so that a factory is called once.
+    made: the networks that were made before, (name, shape, classes) -> network; a new one is added, so that a factory is
+    called once.
     """
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         try:
-            if (name, shape) not in made:
-                made[name, shape] = _make_network(name, shape, classes, "model.shared").eval()
+            if (name, shape, classes) not in made:
+                made[name, shape, classes] = _make_network(name, shape, classes, "model.shared").eval()
             torch.default_generator.manual_seed(0)
-            return _forward(made[name, shape], name, examples, tuple(_list_forms(shape, classes, of_pixels)), "")
+            return _forward(made[name, shape, classes], name, examples, tuple(_list_forms(shape, classes, of_pixels)), "")
         except (ValueError, ConfigError):
             return None
 

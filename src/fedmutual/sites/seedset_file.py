@@ -197,7 +197,8 @@ def find_mismatch(part: SeedsetFile, shape: Sequence[int], classes: Sequence[str
             f"its labels are of the classes {list_names(part.classes)}, and {list_names(classes)} are wanted, in this order"
         )
     if part.scaling.dtype != scaling.dtype:
-        return f"its examples are of type {part.scaling.dtype}, but the network takes {scaling.dtype} (int64 are ids)"
+        stated_type, wanted_type = (s.dtype or "float32" for s in (part.scaling, scaling))
+        return f"its examples are of type {stated_type}, but the network takes {wanted_type} (int64 are ids)"
     if (part.scaling.mean, part.scaling.std) != (scaling.mean, scaling.std):
         stated, wanted = ([list(s.mean), list(s.std)] for s in (part.scaling, scaling))
         return f"its examples are to be scaled by data.mean and data.std {stated}, and {wanted} are wanted"

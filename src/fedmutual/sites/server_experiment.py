@@ -54,7 +54,7 @@ def _takes_ids(contract: Contract, outputs: int) -> bool:
     of_pixels = get_target_kind(tasks.make_task(contract.config.training.task)) == "masks"
     if not models.is_user_network(name):
         return False
-    made: dict[tuple[str, tuple[int, ...]], nn.Module] = {}
+    made: dict[tuple[str, tuple[int, ...], int], nn.Module] = {}
     tried = (models.make_example_inputs(shape, dtype) for dtype in (torch.float32, torch.int64))
     numbers, ids = (models.try_network(name, shape, x, outputs, of_pixels, made) for x in tried)
     return numbers is None and ids is not None
