@@ -114,7 +114,7 @@ def make_headline_tables(runs: Sequence[Path | RecordedRun]) -> Group:
 
 
 def list_comparisons(runs: Sequence[Path | RecordedRun]) -> list[dict[str, object]]:
-    """Return the unrounded numbers of the headline for JSON: of each comparison the name, the metric, and a dict for each line.
+    """Return the unrounded numbers of the headline for JSON: of each comparison the name, the metric, and a dict per line.
 
     Raises:
         RunError: as `make_headline_tables`.
