@@ -89,7 +89,7 @@ class Stacker:
         return self._modes[key]
 
     def _try_mode(self, parts: Sequence[PhaseInput]) -> "StepMode":
-        """Return how to step. Times do not decide, so that equal runs have equal bits; on a GPU a remark may suggest turns."""
+        """Return how to step. Times do not decide, so that equal runs have equal bits; a remark may suggest turns."""
         remark = f"clients {', '.join(dict.fromkeys(p.client.id for p in parts))} step one after the other, not stacked"
         try:
             check_stackable(parts[:2])
