@@ -96,7 +96,7 @@ def list_tunable_settings(config: Config) -> dict[str, tuple[Any, tuple[Any, ...
 def list_tried_values(setting: Field[Any]) -> tuple[Any, ...]:
     """Return the values of a setting that `compare --tune` tries: those of its `core.setting`, or those of a method with it.
 
-    A class derived from a method's class has the method's settings, unless it declares them anew.
+    A class derived from a method's class has the method's settings, unless it declares them again.
     """
     tuned = [m.tune[setting.name] for n, m in METHODS.items() if setting.name in m.tune and setting in fields(ALGORITHMS[n])]
     return tuple(setting.metadata.get("tune") or (tuned[0] if tuned else ()))
