@@ -1,6 +1,6 @@
 """Count the words that people wrote in the documentation, and the lines of each folder of the source.
 
-`python docs/count.py words` prints the words of each page; `python docs/count.py lines` renews the numbers in the table of
+`python docs/count.py words` prints the words of each page; `python docs/count.py lines` updates the numbers in the table of
 docs/architecture.md.
 """
 

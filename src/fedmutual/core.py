@@ -1,6 +1,6 @@
 """The interface of an algorithm: what is sent, what is minimised, how replies are combined. No engine is known here.
 
-Read in this order: a `Message` is sent; a `Phase` is one exchange, with eight hooks; `stepping.work` is the client's half
+Read in this order: a `Message` is sent; a `Phase` is one exchange, with eight hooks; `stepping.work` is the client's part
 of a phase, with the same code in every eager engine. Shapes: B batch, C classes; ``...`` the shape of one example.
 """
 
@@ -83,12 +83,12 @@ def setting(default: T, about: str, tune: tuple[T, ...] = (), only_if: tuple[Onl
 
 
 def from_training(default: T) -> T:
-    """Return a dataclass field that the key of its name in [training] sets. default: the value without a configuration."""
+    """Return a dataclass field that the key of the same name in [training] sets. default: the value if no key sets it."""
     return field(default=default, metadata={"from": "training"})
 
 
 def run_field(default: T) -> T:
-    """Return a dataclass field that no key sets, but the run."""
+    """Return a dataclass field that the run sets, and no key."""
     return field(default=default, metadata={"from": "run"})
 
 

@@ -14,13 +14,13 @@ from fedmutual.errors import ConfigError
 from fedmutual.settings import Products
 
 for _kind in (np.float32, np.float64):
-    np.finfo(_kind)  # older NumPy looks once how small numbers get, and warns where they are flushed by then
+    np.finfo(_kind)  # older NumPy tests once for numbers close to zero, and warns if they are flushed already
 
 Library = Literal["blas", "onednn"]
 HIGHEST_ERROR = 1e-5
 """The highest relative error of a product in float32. oneDNN's is 4e-7; where oneDNN rounds to bfloat16, 2e-3."""
 
-_chosen: list[Library] = ["blas"]  # of this process; workers have the choice from the configuration of their clients
+_chosen: list[Library] = ["blas"]  # in this process; workers choose by the configuration of their clients
 
 
 @contextmanager
@@ -55,8 +55,8 @@ def choose_library(setting: Products) -> Library:
     """Return the library of a setting; auto takes oneDNN on AMD processors on which oneDNN computes in float32.
 
     MKL, the library that torch takes on x86 processors, has AVX-512 kernels for Intel's processors only; oneDNN has such
-    kernels for AMD's, with which a product is up to twice as fast. The choice depends on the kind of the processor and not
-    on measured times, so that equal runs on one machine have equal bits.
+    kernels for AMD's, with which a product is up to twice as fast. The choice depends on the processor and not on measured
+    times, so that equal runs on one machine have equal bits.
 
     Raises:
         ConfigError: the setting is onednn, and torch does not use oneDNN on this processor, or oneDNN rounds to bfloat16.
@@ -117,6 +117,6 @@ def _has_kernels() -> bool:
 
 @cache
 def _describe_processor() -> str:
-    """Return text that has the name of the processor's maker."""
+    """Return a text that contains the name of the maker of the processor."""
     cpu = Path("/proc/cpuinfo")
     return cpu.read_text(errors="replace") if cpu.exists() else processor()

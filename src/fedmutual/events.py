@@ -85,7 +85,7 @@ class Evaluated:
 class RoundDone:
     """A round is complete: the time to save the state. Round 0 is the start.
 
-    `server` is the server's state. `visit` runs a function where each client lives; None: the clients are real sites.
+    `server` is the server's state. `visit` runs a function at each client; None: the clients are real sites.
     """
 
     round: int

@@ -1,4 +1,4 @@
-"""The client's half of a phase: its local steps, with the same code in every engine."""
+"""The client's part of a phase: its local steps, with the same code in every engine."""
 
 import inspect
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -28,7 +28,7 @@ class Progress:
 def work(
     phase: Phase, client: Client, inbox: Message, at: At, progress: Progress | None = None
 ) -> tuple[Message, dict[str, float]]:
-    """Run the client's half of a phase; return (reply, the mean of each loss term over the steps).
+    """Run the client's part of a phase; return (reply, the mean of each loss term over the steps).
 
     progress: as `steps` takes it.
 

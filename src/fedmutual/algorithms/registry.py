@@ -1,4 +1,4 @@
-"""The methods by name: where the class of each stands, and what comparisons, tuning and [model] know of it."""
+"""The methods by name: the class of each method, and what comparisons, tuning and [model] need to know of the method."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,13 +11,13 @@ from fedmutual.core import Role
 class Method:
     """A name of `algorithm.name`. Several names may have one class, with other keys of [model]."""
 
-    where: str  # the class, as "module:Class" of this package; of a user's own, as the name of the method
+    where: str  # the class, as "module:Class" in this package; for a user's own method, the name of the method
     title: str  # in tables and plots
     role: Role = field(default_factory=Role)  # in comparisons
     tune: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # setting -> the values that `compare --tune` tries
-    # keys of [model] with values, none its default; they hold where the configuration leaves the key at its default
+    # key of [model] -> a value other than the default; it holds where the configuration leaves the key at its default
     model: Mapping[str, Any] = field(default_factory=dict)
-    about: str | None = None  # in one line; None: as the class says
+    about: str | None = None  # one line; None: the first line of the docstring of the class
     pooled: bool = False  # whether one network learns from all participants' data in one place
 
 

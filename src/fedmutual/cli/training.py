@@ -153,7 +153,7 @@ def demo(
         demo_plan.print_finished(folder, seeds)
         return
     demo_plan.print_plan(folder, seeds)
-    start_fork_server_early()  # its imports and those below take seconds, and overlap
+    start_fork_server_early()  # its imports, which take seconds, run beside those below
     from fedmutual.studies.compare import compare as train_methods
 
     groups = []

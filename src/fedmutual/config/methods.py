@@ -94,9 +94,9 @@ def list_tunable_settings(config: Config) -> dict[str, tuple[Any, tuple[Any, ...
 
 
 def list_tried_values(setting: Field[Any]) -> tuple[Any, ...]:
-    """Return the values of a setting that `compare --tune` tries: by its `core.setting`, or by the methods that have it.
+    """Return the values of a setting that `compare --tune` tries: those of its `core.setting`, or those of a method with it.
 
-    A class derived from a method's class has the method's settings, unless it declares them anew.
+    A class derived from a method's class has the method's settings, unless it declares them again.
     """
     tuned = [m.tune[setting.name] for n, m in METHODS.items() if setting.name in m.tune and setting in fields(ALGORITHMS[n])]
     return tuple(setting.metadata.get("tune") or (tuned[0] if tuned else ()))
@@ -265,7 +265,7 @@ def find_algorithm(name: str) -> Any:
     for field in sorted((named & {f.name for f in fields(kind)}) ^ marked):
         fix = f"there is no key 'training.{field}'; [training] has {', '.join(named)}"
         if field in named:
-            fix = f"the key 'training.{field}' sets it if it is a fedmutual.core.from_training(...); else rename it"
+            fix = f"rename it, or write fedmutual.core.from_training(...), so that the key 'training.{field}' sets it"
         raise LookupError(f"{name!r} has a field {field!r}: {fix}")
     try:
         _list_types_of_kind(kind)

@@ -113,7 +113,7 @@ class Source:
     classes: tuple[str, ...] | None = None  # class names, where labels are class numbers
     columns: tuple[str, ...] | None = None  # the names of a table's features; with `plans`, of its columns
     label_columns: tuple[str, ...] = ()  # the names of a table's columns of labels
-    plans: tuple[ColumnPlan, ...] | None = None  # how a table's columns are read that have yet to be encoded
+    plans: tuple[ColumnPlan, ...] | None = None  # how the columns of a table that is not encoded yet are read
     published: Published | None = None
     notes: tuple[str, ...] = ()
 

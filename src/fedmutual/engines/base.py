@@ -88,7 +88,7 @@ class Engine(Protocol):
 
 
 class Simulation(abc.ABC):
-    """An engine whose clients live in processes of this user, so that any function can visit the clients."""
+    """An engine whose clients are in processes of this user, so that any function can run at the clients."""
 
     @abc.abstractmethod
     def visit(
@@ -97,7 +97,7 @@ class Simulation(abc.ABC):
         """Run ``do(client, *arguments[id])`` in the process of each client; yield (id, result) as clients finish.
 
         reads: whether `do` leaves the state of the client as it is, or changes it in a way that no later round reads. A
-        state that is stored on disk is written anew after other functions.
+        state that is stored on disk is written again after other functions.
 
         Raises:
             Exception: any exception of `do`.
@@ -109,7 +109,7 @@ class Simulation(abc.ABC):
         return self.visit(participate, {i: (phase, inbox, declared, at) for i, inbox in inboxes.items()})
 
     def score(self, orders: Mapping[str, ScoreOrder]) -> Iterator[tuple[str, ClientScores]]:
-        """As `Engine.score`. An evaluation changes the shared part of the meme, which each round forks anew."""
+        """As `Engine.score`. An evaluation changes the shared part of the meme, which each round copies again."""
         return self.visit(evaluate_client, orders, reads=True)
 
     def take_remarks(self) -> list[str]:

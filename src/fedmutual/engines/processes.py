@@ -1,7 +1,7 @@
 """Clients in worker processes, which hold the clients for the whole run: only messages move between processes.
 
 Where a worker would wait for another, two workers share the phases of a client: one takes the first steps of a phase, and
-hands the client over to the other, which takes the rest with the same bits.
+sends the client to the other, which takes the rest with the same bits.
 """
 
 import pickle

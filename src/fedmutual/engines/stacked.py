@@ -1,8 +1,7 @@
 """Clients with the same architecture are stepped together: networks are stacked, the phase's loss runs under vmap. For GPUs.
 
-Clients with a different batch size step in a sub-stack; clients without a batch are unchanged. Clients
-are stepped one after the other where vmap does not support a network (active dropout, for example) or is slower on the
-device; the log says so once.
+Clients with a different batch size step in a sub-stack; clients without a batch are unchanged. Where vmap does not support a
+network (active dropout, for example), clients step one after the other; the log says so once.
 """
 
 import time
@@ -90,7 +89,7 @@ class Stacker:
         return self._modes[key]
 
     def _try_mode(self, parts: Sequence[PhaseInput]) -> "StepMode":
-        """Return how to step, without timing, so that equal runs have equal bits; on a GPU a faster setting is suggested."""
+        """Return how to step. Times do not decide, so that equal runs have equal bits; a remark may suggest turns."""
         remark = f"clients {', '.join(dict.fromkeys(p.client.id for p in parts))} step one after the other, not stacked"
         try:
             check_stackable(parts[:2])

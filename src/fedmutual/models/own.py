@@ -54,7 +54,7 @@ def make_user_network(
         raise ValueError(f"has the complex tensor {complex_name!r}; keep its real and imaginary parts [..., 2], {fix}")
     unbounded_name = next((name for name, t in tensors.items() if t.is_floating_point() and not t.isfinite().all()), None)
     if unbounded_name is not None:
-        fix = "for a constant, such as a mask of an attention, use register_buffer(..., persistent=False)"
+        fix = "for a constant, such as an attention mask, use register_buffer(..., persistent=False)"
         raise ValueError(f"holds numbers in {unbounded_name!r} that are not finite; {fix}")
     return net
 

@@ -128,7 +128,7 @@ def make_table(
 
 
 def list_records(columns: Sequence[Column], lines: Iterable[object]) -> list[dict[str, object]]:
-    """Return for each line the numbers of its columns by their keys, unrounded, for JSON; None where a number is missing."""
+    """Return for each line a dict of the numbers of its columns by key, unrounded, for JSON; None for a missing number."""
     return [{k: v for c in columns for k, v in zip(c.keys, c.list_values(c.read(line)), strict=True)} for line in lines]
 
 
@@ -163,7 +163,7 @@ def make_share_cell(value: Value, scale: MetricScale, sub: str = "", note: str =
 
 
 def make_gain_cell(value: Estimate, scale: MetricScale) -> TableCell:
-    """Return a cell with a difference, of fractions in points, its interval, and the number of units."""
+    """Return a cell with a difference (of fractions: in points), its interval, and the number of units."""
     tone = {1: "gain", -1: "harm"}.get(value.sign, "")
     return TableCell(
         scale.format_gain(value.mean), format_spread(value, scale), f"over {format_repetitions(value)}", tone=tone
@@ -181,7 +181,7 @@ def format_repetitions(value: Estimate) -> str:
 
 
 def list_numbers(value: object) -> Sequence[object]:
-    """Return (mean, half width of the interval, n, unit) of an estimate; of another value the value alone."""
+    """Return (mean, half width of the interval, n, unit) of an estimate, or another value alone."""
     return (value.mean, value.half, value.n, value.unit) if isinstance(value, Estimate) else (value,)
 
 

@@ -38,12 +38,12 @@ MEAN, WORST = "Own data, mean", "Own data, worst client"
 
 
 def list_headline_columns(comparison: RunComparison) -> list[Column]:
-    """Return the columns of the headline: of clients that are domains those of nodes, else those of clients."""
+    """Return the columns of the headline: those of nodes if clients are domains, else those of clients."""
     return list_node_columns(comparison) if comparison.domains else list_client_columns(comparison)
 
 
 def list_headline_uses(comparison: RunComparison) -> tuple[Use, ...]:
-    """Return the lines of the headline: each model of each method; of nodes the model that a node would use."""
+    """Return the lines of the headline: each model of each method; for nodes, the model that a node would use."""
     return tuple(method.uses[0] for method in comparison.methods) if comparison.domains else comparison.uses
 
 
@@ -118,7 +118,7 @@ def list_node_columns(comparison: RunComparison) -> list[Column]:
     columns.append(_mean("acc_worst", "last", title, worst, share, title, "worst node\nACC, %"))
     if domains.list_projecting(comparison):
         columns.append(_mean("projected", "projected", "Mutual steps", domains.average_projected, share))
-    gain = partial(measure_gain, comparison, data=ACC.data)  # of which the page has a picture
+    gain = partial(measure_gain, comparison, data=ACC.data)  # the page shows it in a picture
     form = partial(make_gain_cell, scale=comparison.scale)
     return [*columns, Column("", terminal="gain in ACC\nover alone", optional=True, read=gain, form=form)]
 
@@ -239,13 +239,13 @@ def _score_all_classes(use: Use) -> Value:
 
 
 def _find_choosing_data(bests: Iterable[Best | Missing]) -> str:
-    """Return the data that chose the best rounds; "" where models differ in that."""
+    """Return the data that chose the best rounds; "" if the data differ between models."""
     by = {best.by for best in bests if isinstance(best, Best)}
     return by.pop() if len(by) == 1 else ""
 
 
 def _format_best(best: Best, scale: MetricScale, common: str) -> TableCell:
-    """A chosen round's number; which rounds these were, and what chose them where the column does not say so."""
+    """Return the cell of a number at chosen rounds, with the rounds, and what chose them if the column does not say so."""
     rounds = sorted(set(best.rounds))
     which = f"round {rounds[0]}" if len(rounds) == 1 else f"rounds {rounds[0]} to {rounds[-1]}"
     return make_share_cell(best, scale, which if common else f"on {best.by}, {which}")
@@ -257,7 +257,7 @@ def _format_effects(gains: Gains) -> TableCell:
 
 
 def _describe_state(comparison: RunComparison, use: Use) -> str:
-    """Return the line below a method's name: the model, the seeds where their number differs, the state if unfinished."""
+    """Return the line below a method's name: model, number of seeds if methods differ in it, and state if unfinished."""
     counted = use.method.counted
     if not counted:
         return "nothing evaluated yet"

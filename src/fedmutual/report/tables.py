@@ -35,7 +35,7 @@ def make_node_headline(comparison: RunComparison) -> PageTable:
 
 
 def make_decision_table(comparison: RunComparison) -> PageTable:
-    """Return the table of a decision between methods, a line a model."""
+    """Return the table of a decision between methods, with a line for each model."""
     caption = "What each method reaches after the last round, and what it costs; means over seeds"
     return make_table("decision", caption, list_decision_columns(comparison), comparison.uses, cards=True)
 

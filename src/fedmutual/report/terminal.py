@@ -27,7 +27,7 @@ _GAP = 2  # blanks between columns, not three: the widest intervals fit 80 chara
 
 @dataclass(frozen=True)
 class Sheet:
-    """Lines below heads, in sections. Where the columns are wider than the terminal, each line is a list of its own.
+    """Lines below heads, in sections. If the columns are wider than the terminal, each line becomes a list.
 
     sections: name of a section, or "" -> its lines.
     """
@@ -114,7 +114,7 @@ def make_headline_tables(runs: Sequence[Path | RecordedRun]) -> Group:
 
 
 def list_comparisons(runs: Sequence[Path | RecordedRun]) -> list[dict[str, object]]:
-    """Return the numbers of the headline for JSON: for each comparison its name, its metric, and a dict a line, unrounded.
+    """Return the unrounded numbers of the headline for JSON: of each comparison the name, the metric, and a dict per line.
 
     Raises:
         RunError: as `make_headline_tables`.

@@ -49,7 +49,7 @@ def make_method_bytes_table(comparison: RunComparison) -> PageTable:
 
 
 def _sum_bytes(method: Method) -> dict[str, float | Missing]:
-    """Return the bytes of a method by the key of their column, as means over seeds; empty where nothing was sent so far."""
+    """Return the bytes of a method by the key of their column, as means over seeds; empty if nothing was sent so far."""
     runs = [run for run in method.counted if run.ledger]
     if not runs:
         return {}

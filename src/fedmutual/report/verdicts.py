@@ -40,7 +40,7 @@ def find_findings(comparison: RunComparison) -> Iterator[Finding]:
 
 
 def _find_node_findings(comparison: RunComparison) -> Iterator[Finding]:
-    """Where clients are domains: does joining pay over all of them, and does it cost a node accuracy on its own domain?"""
+    """Return what a reader wants to know of domains: the gain over all domains, and the loss of a node on its own domain."""
     for method in comparison.methods:
         yield from _compare_with_local_only(comparison, method, ACC.data, BWT.data)
     first_variants = {method.algorithm: method for method in reversed(comparison.references)}

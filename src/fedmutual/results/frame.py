@@ -68,7 +68,7 @@ def _name_run(comparison: RunComparison, method: Method, run: RecordedRun) -> di
 
 
 def _join(names: list[dict[str, Any]], tables: list[pd.DataFrame]) -> pd.DataFrame:
-    """Return the rows of all tables, each with the columns that name its run before its own."""
+    """Return the rows of all tables; the first columns name the run of a row."""
     named = [table.assign(**name)[[*name, *table]] for name, table in zip(names, tables, strict=True)]
     return pd.concat(named, ignore_index=True)
 
@@ -81,7 +81,7 @@ def _read_work(run: RecordedRun) -> pd.DataFrame:
 
 def _tabulate_scores(run: RecordedRun, work: pd.DataFrame) -> pd.DataFrame:
     scores = tabulate_numbers(run.evaluations)
-    scores = scores[scores["metric"] != "examples"]  # which are a column
+    scores = scores[scores["metric"] != "examples"]  # they are a column of their own
     clients = [client if isinstance(client, str) else None for client in scores["client"]]  # pandas makes NaN of None
     places = [*zip(scores["round"], clients, strict=True)]
     steps, bests = _count_steps(work, run.reached), _find_best_rounds(run)
@@ -110,7 +110,7 @@ def _count_steps(work: pd.DataFrame, rounds: int) -> dict[tuple[int, str | None]
 
 
 def _find_best_rounds(run: RecordedRun) -> dict[str | None, int]:
-    """Return the rounds that its rule chose: of each node, of all clients (""), on the test set (None)."""
+    """Return the best rounds that the run's rule chose: by node, by "" for all clients, and by None for the test set."""
     summary, bests = run.summary, dict[str | None, int]()
     if summary and summary.global_ and summary.global_.test:
         bests[None] = summary.global_.test.best_round

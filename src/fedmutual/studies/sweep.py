@@ -57,7 +57,7 @@ class Sweep:
 
     @property
     def chosen(self) -> ScoredTrial | None:
-        """The best setting, of equal ones the first given."""
+        """The best setting; of several equal settings, the first given."""
         return next(iter(self.best), None)
 
 
