@@ -193,7 +193,7 @@ def gradients(
 def differentiate(terms: Message, params: Message, stacked: bool = False) -> Message:
     """Return name -> gradient of the sum of the loss terms, for each parameter that the terms depend on.
 
-    terms: [] of one client; with `stacked`, [k] of k clients, of which each depends on the parameters of its own client only.
+    terms: [] of one client; with `stacked`, [k] of k clients, of which each depends on its own client's parameters only.
 
     Raises:
         RuntimeError: a loss term of one client is not a scalar.
