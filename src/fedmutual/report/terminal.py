@@ -144,12 +144,12 @@ def make_cost_table(runs: Sequence[Path | RecordedRun]) -> Sheet:
 def _make_sheet(columns: Sequence[Column], compared: Mapping[RunComparison, Lines], named: bool) -> Sheet:
     """Return the sheet of comparisons' lines; without the columns of gains where no line has one."""
     lines = [line for lines in compared.values() for line in lines]
-    kept = [k for k, c in enumerate(columns, 1) if not c.optional or any(line[k] != _NONE for line in lines)]
-    shown = {c: [(line[0], *(line[k] for k in kept)) for line in lines] for c, lines in compared.items()}
-    gaining = any(columns[k - 1].optional for k in kept)
+    shown_columns = [k for k, c in enumerate(columns, 1) if not c.optional or any(line[k] != _NONE for line in lines)]
+    shown = {c: [(line[0], *(line[k] for k in shown_columns)) for line in lines] for c, lines in compared.items()}
+    gaining = any(columns[k - 1].optional for k in shown_columns)
     names = (comparison.name if named else "" for comparison in shown)
     legend = _make_legend(tuple(shown), [text for lines in shown.values() for line in lines for text in line[1:]], gaining)
-    return Sheet([columns[k - 1].terminal for k in kept], dict(zip(names, shown.values(), strict=True)), legend)
+    return Sheet([columns[k - 1].terminal for k in shown_columns], dict(zip(names, shown.values(), strict=True)), legend)
 
 
 def _make_legend(compared: Sequence[RunComparison], shown: Sequence[str], gaining: bool) -> str:

@@ -250,8 +250,8 @@ def _make_comparison(runs: Sequence[RecordedRun], name: str) -> RunComparison:
     for group in sorted(groups, key=lambda g: (*_make_sort_key(groups[g][0].method), domains and bool(distinctive[g]))):
         (algorithm, variant), members = group, groups[group]
         title = members[0].method.title
-        told = f"{title} ({algorithm})" if titles.count(title) > 1 else title  # two methods may have one title
-        label = _format_label(told, [f"{shorten_key(k)} = {v}" for k, v in distinctive[group]], domains)
+        unique_title = f"{title} ({algorithm})" if titles.count(title) > 1 else title  # two methods may have one title
+        label = _format_label(unique_title, [f"{shorten_key(k)} = {v}" for k, v in distinctive[group]], domains)
         once = {r.seed: r for r in reversed(members)}
         ordered_runs = tuple(once[seed] for seed in sorted(once))
         method = Method(algorithm, variant, label, ordered_runs, members[0].method.role)
