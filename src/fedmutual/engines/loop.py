@@ -8,6 +8,7 @@ from typing import NamedTuple, TypeVar
 import torch
 
 from fedmutual.core import At, Bench, Message, Phase, Spec, Total, Unusable, Work
+from fedmutual.cpu import compute_on_cpu
 from fedmutual.engines.base import Engine, Replies, ScoreOrder, Simulation
 from fedmutual.engines.user_errors import check_state, make_user_error
 from fedmutual.events import (
@@ -182,6 +183,7 @@ def _equip(phase: Phase, bench: Bench | None) -> Phase:
     return replace(phase, bench=bench) if bench is not None and hasattr(phase, "bench") else phase  # type: ignore[type-var]
 
 
+@compute_on_cpu()
 def receive_usable(
     phase: Phase, server: Message, replies: Mapping[str, Message], at: At, report: Callable[[str, str], object]
 ) -> Message:
