@@ -17,11 +17,10 @@ import tomli_w
 import torch
 from common import Options, ratios, spread
 
-from fedmutual.aggregation import Aggregation
+from fedmutual.aggregation import Aggregation, average_total
 from fedmutual.core import Message, Total
 from fedmutual.engines.loop import count_bytes
 from fedmutual.files import write_bytes
-from fedmutual.fixed_sum import average_total
 from fedmutual.sites.flare.kits import provision
 from fedmutual.sites.protocol import WORK, Order, SiteAnswer, pack_message, read_answer
 from fedmutual.sites.secure_sum.identity import read_authority

@@ -120,7 +120,7 @@ def _carried(file: str) -> bool:
 ROOMS = (  # from the lowest to the highest: a module imports its own room and lower rooms
     ("errors", "network_timeout", "parent_process", "numerics", "role", "settings", "metric"),
     ("core",),
-    ("files", "scores", "fixed_sum", "cpu"),
+    ("files", "scores", "cpu"),
     ("tensor_files",),
     ("events", "losses", "gradients", "aggregation", "batches", "boundary", "user_code", "in_memory"),
     ("tasks", "stepping"),

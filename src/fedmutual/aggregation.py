@@ -7,6 +7,12 @@ Floating-point buffers (BatchNorm's running mean and variance) are combined like
 (BatchNorm's counter of batches) are not averaged, because a mean of counters is not a counter: with a mean they take the
 maximum, with the other rules the lower one of the two middle values. The real and imaginary parts of complex tensors are
 combined apart.
+
+A mean can also be added in fixed point: in integers modulo 2^64, so that the order of the summands changes no bit. An
+update is a reply minus the message that the server had sent, each number clipped to +-LIMIT. A number u becomes the integer
+round(u * 2^40), in a weighted sum round(u * n_k * 2^20) with the sum of n_k beside it: MOST_SUMMED updates at most stay
+below 2^63, so no sum overflows. Real sites mask these integers (`sites.secure_sum`): a masked sum has the same bits.
+Integer and boolean tensors are no updates: they stay as the server sent them.
 """
 
 import math
@@ -17,10 +23,15 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from fedmutual.core import Message, Total
-from fedmutual.fixed_sum import average_total, average_updates
-from fedmutual.settings import TRIM, Rule, Sum
+from fedmutual.core import Message, Total, Unusable
+from fedmutual.errors import RunError
+from fedmutual.settings import MOST_SUMMED, TRIM, Rule, Sum
 
+FRACTION_BITS = 40  # of a number in a plain sum
+WEIGHT_BITS = 20  # a weight n_k counts as the fraction n_k / 2^20
+LIMIT = 2.0**10  # a larger change of one number in one round is clipped
+HEAVIEST = 2**WEIGHT_BITS  # the largest n_k
+LARGEST = int(LIMIT) << FRACTION_BITS  # the largest integer of one update, weighted or not
 _PIECE = 2**20  # elements of a tensor that are sorted at once, over all replies
 _ROUNDING = 1e-9  # 0.29 * 100 is below 29
 
@@ -31,7 +42,7 @@ class Aggregation:
 
     rule: Rule = "mean"
     trim: float = TRIM  # of the trimmed mean
-    sum: Sum = "float"  # how a mean adds; "fixed": in integers (`fixed_sum`)
+    sum: Sum = "float"  # how a mean adds; "fixed": in integers
 
     @property
     def weighs(self) -> bool:
@@ -49,7 +60,7 @@ class Aggregation:
         Raises:
             ValueError: as `mean`, `fixed_mean` and `trimmed_mean`.
             Unusable: a reply cannot be summed in fixed point.
-            RunError: as `fixed_sum.average_total`.
+            RunError: as `average_total`.
         """
         if isinstance(replies, Total):
             return average_total(replies, base or {})
@@ -76,18 +87,94 @@ def mean(replies: Mapping[str, Message], weights: Mapping[str, float] | None = N
 
 
 def fixed_mean(replies: Mapping[str, Message], weights: Mapping[str, float] | None, base: Message) -> Message:
-    """Return the mean as `mean` does, added in fixed point: base plus the mean of the replies' updates (`fixed_sum`).
+    """Return the mean as `mean` does, added in fixed point: base plus the mean of the replies' updates.
 
     Integer tensors are those of `base`; an integer tensor that `base` lacks takes the maximum, as in `mean`.
 
     Raises:
         ValueError: as `mean`; or there are more than MOST_SUMMED replies.
-        Unusable: a reply cannot be summed in fixed point.
+        Unusable: the senders with an update or weight that cannot be encoded, with the reason.
     """
     first = replies[_alike(replies, "mean")[0]]
+    if len(replies) > MOST_SUMMED:
+        raise ValueError(f"a fixed-point sum takes at most {MOST_SUMMED} clients in a round")
     counters = [name for name, tensor in first.items() if not tensor.is_floating_point() and name not in base]
-    largest = mean({i: {name: reply[name] for name in counters} for i, reply in replies.items()})
-    return average_updates(replies, weights, {**largest, **base})
+    base = mean({i: {name: reply[name] for name in counters} for i, reply in replies.items()}) | base
+    total, flaws = torch.zeros((), dtype=torch.int64), dict[str, str]()
+    for sender, reply in replies.items():
+        try:
+            total = total + encode_update(reply, base, None if weights is None else weights[sender])
+        except ValueError as problem:
+            flaws[sender] = str(problem)
+    if flaws:
+        raise Unusable(flaws)
+    return _add_mean(Total(tuple(replies), total, weights is not None), base, first)
+
+
+def encode_update(reply: Message, base: Message, weight: float | None = None) -> Tensor:
+    """Return one client's update (reply - base) in fixed point as words int64 [N].
+
+    They are the numbers of the floating tensors, in the order of the tensors' names, and in a weighted sum then n_k.
+
+    base: what the server had sent, by name; a tensor that is not in it counts from zero. weight: n_k of a weighted sum, a
+    whole number from 1 to HEAVIEST.
+
+    Raises:
+        ValueError: the weight is out of its range, a number is not finite, or a tensor is complex.
+    """
+    if weight is not None and not (1 <= weight <= HEAVIEST and float(weight).is_integer()):
+        raise ValueError(
+            f"its weight n_k is not a whole number from 1 to {HEAVIEST:,}, which a fixed-point sum needs; "
+            'algorithm.weighting = "uniform" needs no n_k'
+        )
+    scale = 2.0**FRACTION_BITS if weight is None else weight * 2.0 ** (FRACTION_BITS - WEIGHT_BITS)
+    words = []
+    for name, tensor in sorted(reply.items()):
+        if tensor.is_complex():
+            raise ValueError(f"its tensor {name!r} is complex, which a fixed-point sum cannot add")
+        if tensor.is_floating_point():
+            update = tensor.double() - base[name].double() if name in base else tensor.double()
+            if not torch.isfinite(update).all():
+                raise ValueError(f"its update of {name!r} holds numbers that are not finite")
+            words.append(update.clamp(-LIMIT, LIMIT).mul(scale).round().to(torch.int64).flatten())
+    return torch.cat([*words, torch.tensor([] if weight is None else [int(weight)], dtype=torch.int64)])
+
+
+def average_total(total: Total, base: Message) -> Message:
+    """Return the server's next message from the sum of all updates. base: the message that the clients were sent.
+
+    Raises:
+        RunError: no updates of this number of clients have this sum, so a client sent wrong words.
+    """
+    updates, weight = _split_words(total)
+    most = len(total) * LARGEST  # compared on both sides, because abs() of the smallest integer is negative
+    if bool(((updates > most) | (updates < -most)).any()) or not len(total) <= weight <= len(total) * HEAVIEST:
+        raise RunError(
+            "the sum of the updates is impossible, so a site sent wrong words, and it is not known which of "
+            f"{', '.join(total)} it was; begin a federation of another name with other sites, or without masks"
+        )
+    return _add_mean(total, base, base)
+
+
+def _split_words(total: Total) -> tuple[Tensor, int]:
+    """Return the sum of the updates [N], and the number of clients, or where updates are weighted the sum of their n_k."""
+    return (total.words[:-1], int(total.words[-1])) if total.weighted else (total.words, len(total))
+
+
+def _add_mean(total: Total, base: Message, like: Message) -> Message:
+    """Return base plus the mean of the updates, in the shapes and dtypes of `like`."""
+    updates, weight = _split_words(total)
+    unit = 2.0 ** ((WEIGHT_BITS if total.weighted else 0) - FRACTION_BITS)
+    names = sorted(name for name, tensor in like.items() if tensor.is_floating_point())
+    parts = dict(zip(names, torch.split(updates, [like[name].numel() for name in names]), strict=True))
+    moved: Message = {}
+    for name, tensor in like.items():
+        if name in parts:
+            mean = parts[name].reshape(tensor.shape).double().mul(unit).div(weight)
+            moved[name] = (base[name].double() + mean if name in base else mean).to(tensor.dtype)
+        else:
+            moved[name] = base[name]
+    return moved
 
 
 def median(replies: Mapping[str, Message]) -> Message:

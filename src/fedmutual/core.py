@@ -143,7 +143,7 @@ class Total(Mapping[str, Message]):
     """
 
     names: tuple[str, ...]  # of the clients
-    words: Tensor  # int64 [N], as `fixed_sum.pack_words`
+    words: Tensor  # int64 [N], as `aggregation.encode_update`
     weighted: bool = False  # whether each update was multiplied by the client's n_k
 
     def __getitem__(self, name: str) -> Message:

@@ -16,7 +16,7 @@ Rule = Literal["mean", "median", "trimmed-mean"]
 """How replies become one message; the rules are functions of `fedmutual.aggregation`."""
 
 Sum = Literal["float", "fixed"]
-"""How a mean adds: in floating point, or in integers (`fedmutual.fixed_sum`)."""
+"""How a mean adds: in floating point, or in integers (`fedmutual.aggregation`)."""
 
 Products = Literal["auto", "blas", "onednn"]
 """The library that multiplies float32 matrices on a CPU; see `fedmutual.cpu`."""
@@ -24,7 +24,7 @@ Products = Literal["auto", "blas", "onednn"]
 TRIM = 0.34  # of 3 replies 1 is cut off at either end, of 6 it is 2, of 10 it is 3
 RATE_FACTORS = (1.0, 0.3, 3.0, 0.1, 10.0, 0.03, 30.0, 0.01, 100.0)  # of the learning rate, in the order of tuning's trials
 LEAST_TRIALS, MOST_TRIALS = 2, 2 * len(RATE_FACTORS)  # of a method in tuning
-MOST_SUMMED = 2**13 - 1  # clients in a fixed-point sum, which then stays below 2^63 (`fixed_sum`)
+MOST_SUMMED = 2**13 - 1  # clients in a fixed-point sum, which then stays below 2^63 (`aggregation`)
 
 
 @dataclass(frozen=True)

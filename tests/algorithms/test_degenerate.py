@@ -44,39 +44,63 @@ def clients(algorithm, **changes):
     return [client(i, algorithm, n=n, **changes) for i, n in sizes().items()]
 
 
-def test_beta_one_alone_is_equal_weight_fedavg_on_the_meme(engine):
-    fml, fedavg = FML(alpha=0.3, beta=1, **E).algorithm(), FedAvg(weighting="uniform", **E).algorithm()
-    ours = federation(fml, clients(fml), engine=engine)
-    assert difference(ours, federation(fedavg, clients(fedavg), engine=engine)) == 0.0
-    assert difference(ours, server()) > 0.01
+def same(ours, theirs, net="personal", other="personal"):
+    return all(difference(weights(a.nets[net]), weights(b.nets[other])) == 0.0 for a, b in zip(ours, theirs, strict=True))
 
 
-def test_alpha_one_alone_is_independent_training_on_the_personal_model(engine):
-    fml, alone = FML(alpha=1, beta=0.3, **E).algorithm(), Independent(**E).algorithm()
-    ours, theirs = clients(fml), clients(alone)
-    federation(fml, ours, engine=engine)
-    federation(alone, theirs, engine=engine)
-    for a, b in zip(ours, theirs, strict=True):
-        assert difference(weights(a.nets["personal"]), weights(b.nets["personal"])) == 0.0
+def alike(seed):
+    """Personal nets that begin as the shared one does."""
+    return mlp(0)
 
 
-def test_half_and_half_is_neither(engine):
-    fml, alone = FML(**E).algorithm(), Independent(**E).algorithm()
-    ours, theirs = clients(fml), clients(alone)
-    federation(fml, ours, engine=engine)
-    federation(alone, theirs, engine=engine)
-    assert difference(weights(ours[0].nets["personal"]), weights(theirs[0].nets["personal"])) > 1e-3
+def exempt(made):
+    """Nets that begin equal may send what equals a tensor of the personal one, as `boundary_exempt` finds it."""
+    for one in made:
+        one.boundary_exempt = frozenset(one.shared)
+    return made
 
 
-def test_fedprox_without_pull_is_fedavg(engine):
-    prox, fedavg = FedProx(mu=0, **E).algorithm(), FedAvg(**E).algorithm()
-    assert (
-        difference(federation(prox, clients(prox), engine=engine), federation(fedavg, clients(fedavg), engine=engine)) == 0.0
-    )
-    prox = FedProx(mu=1, **E).algorithm()
-    assert (
-        difference(federation(prox, clients(prox), engine=engine), federation(fedavg, clients(fedavg), engine=engine)) > 1e-3
-    )
+FEDAVG, EQUAL_FEDAVG, ALONE = FedAvg(**E), FedAvg(weighting="uniform", **E), Independent(**E)
+SAME = {  # a method; that with the same shared model; that with the same personal models
+    "fml, beta = 1": (FML(alpha=0.3, beta=1, **E), EQUAL_FEDAVG, None),
+    "fml, alpha = 1": (FML(alpha=1, beta=0.3, **E), None, ALONE),
+    "fedprox without pull": (FedProx(mu=0, **E), FEDAVG, None),
+    "ditto without pull": (Ditto(lam=0, **E), FEDAVG, ALONE),
+    "apfl of own weights": (APFL(mix=1, **E), FEDAVG, ALONE),
+    "nothing is tuned": (FedAvgFT(tune_epochs=0, **E), FEDAVG, None),
+    "no layer stays home": (FedRep(**E), FEDAVG, None),
+    "nothing is distilled": (FedDF(distill_steps=0, **E), FEDAVG, None),
+    "fedproto without pull": (FedProto(proto_lam=0, **E), None, ALONE),
+    "fedtgp without pull": (FedTGP(proto_lam=0, server_epochs=2, **E), None, ALONE),
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_a_method_without_its_own_part_is_another_method(name, engine):
+    method, of_shared, of_personal = SAME[name]
+    algorithm = method.algorithm()
+    net = {"personal": alike} if of_shared and of_personal else {}
+    ours = exempt(clients(algorithm, **net))
+    got = federation(algorithm, ours, engine=engine)
+    if of_shared is not None:
+        other = of_shared.algorithm()
+        assert difference(got, federation(other, clients(other), engine=engine)) == 0.0
+        assert difference(got, server()) > 0.01
+    if of_personal is not None:
+        other = of_personal.algorithm()
+        theirs = clients(other, **net)
+        federation(other, theirs, engine=engine)
+        assert same(ours, theirs)
+    if name == "nothing is tuned":
+        assert all(difference(weights(one.nets["personal"]), got) == 0.0 for one in ours)
+
+
+@pytest.mark.parametrize(("method", "other", "net"), [(FML(**E), ALONE, "personal"), (FedProx(mu=1, **E), FEDAVG, "meme")])
+def test_a_method_with_its_own_part_is_no_other_method(method, other, net, engine):
+    ours, theirs = clients(method.algorithm()), clients(other.algorithm())
+    federation(method.algorithm(), ours, engine=engine)
+    federation(other.algorithm(), theirs, engine=engine)
+    assert difference(weights(ours[0].nets[net]), weights(theirs[0].nets[net])) > 1e-3
 
 
 def test_fedprox_pulls_towards_the_received_weights_only():
@@ -145,64 +169,11 @@ class HalfCrossEntropy:
         return alpha * self.fit(personal, target), beta * self.fit(meme, target)
 
 
-def same(ours, theirs, net="personal", other="personal"):
-    return all(difference(weights(a.nets[net]), weights(b.nets[other])) == 0.0 for a, b in zip(ours, theirs, strict=True))
-
-
-def alike(seed):
-    """Personal nets that begin as the shared one does."""
-    return mlp(0)
-
-
-def exempt(made):
-    """Nets that begin equal may send what equals a tensor of the personal one, as `boundary_exempt` finds it."""
-    for one in made:
-        one.boundary_exempt = frozenset(one.shared)
-    return made
-
-
-BESIDE_FEDAVG = {  # what makes the personal model that of independent training, and the shared one FedAvg's
-    "ditto": Ditto(lam=0, **E),
-    "apfl": APFL(mix=1, **E),
-}
-
-
-@pytest.mark.parametrize("kind", BESIDE_FEDAVG)
-def test_local_only_beside_fedavg(kind, engine):
-    algorithm, fedavg, alone = (a.algorithm() for a in (BESIDE_FEDAVG[kind], FedAvg(**E), Independent(**E)))
-    ours, theirs = exempt(clients(algorithm, personal=alike)), clients(alone, personal=alike)
-    got = federation(algorithm, ours, engine=engine)
-    federation(alone, theirs, engine=engine)
-    assert difference(got, federation(fedavg, clients(fedavg), engine=engine)) == 0.0
-    assert same(ours, theirs)
-
-
 def test_apfl_without_own_weights_is_the_clients_copy(engine):
     algorithm = APFL(mix=0, **E).algorithm()
     ours = exempt(clients(algorithm, personal=alike))
     federation(algorithm, ours, engine=engine)
     assert same(ours, ours, "personal", "meme")
-
-
-@pytest.mark.parametrize("kind", [FedAvgFT(tune_epochs=0, **E), FedRep(**E), FedDF(distill_steps=0, **E)])
-def test_fedavg_and_no_more(kind, engine):
-    """Nothing is tuned, no layer stays home, nothing is distilled."""
-    algorithm, fedavg = kind.algorithm(), FedAvg(**E).algorithm()
-    ours = clients(algorithm)
-    got = federation(algorithm, ours, engine=engine)
-    assert difference(got, federation(fedavg, clients(fedavg), engine=engine)) == 0.0
-    for one in ours:
-        assert "personal" not in one.nets or difference(weights(one.nets["personal"]), got) == 0.0
-
-
-@pytest.mark.parametrize("kind", [FedProto(proto_lam=0, **E), FedTGP(proto_lam=0, server_epochs=2, **E)])
-def test_prototypes_that_do_not_pull_leave_independent_training(kind, engine):
-    algorithm, alone = kind.algorithm(), Independent(**E).algorithm()
-    ours, theirs = clients(algorithm), clients(alone)
-    got = federation(algorithm, ours, engine=engine)
-    federation(alone, theirs, engine=engine)
-    assert same(ours, theirs)
-    assert got["prototypes"].any()
 
 
 def test_two_peers_of_proxyfl_are_fml(engine):

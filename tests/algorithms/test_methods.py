@@ -5,10 +5,12 @@ import pytest
 import torch
 from torch import nn
 
-from fedmutual.algorithms import APFL, Ditto, FedAvgFT, FedDF, FedKD, FedProto, FedRep, FedTGP, ProxyFL
+from fedmutual.aggregation import Aggregation
+from fedmutual.algorithms import APFL, FML, Ditto, FedAvg, FedAvgFT, FedDF, FedKD, FedProto, FedProx, FedRep, FedTGP, ProxyFL
 from fedmutual.algorithms.fedproto import EXAMPLES, PROTOTYPES
+from fedmutual.algorithms.fedprox import compute_proximal
 from fedmutual.algorithms.peers import make_proxy_state
-from fedmutual.core import At, Bench, Client
+from fedmutual.core import At, Bench, Client, Net, Schedule
 from toy import Rows, federation
 
 LR = 0.3
@@ -60,9 +62,16 @@ def softmax(z):
     return e / e.sum(1, keepdims=True)
 
 
-def gradient(i, w):
-    """d/dw of the mean cross-entropy of client i's rows under logits x w': (softmax - onehot)' x / n."""
-    return (softmax(X[i] @ w.T) - np.eye(2)[Y[i]]).T @ X[i] / len(X[i])
+def gradient(i, w, teacher=None, a=1.0, t=1.0):
+    """d/dw of a CE + (1 - a) T^2 KL(teacher_T || softmax(z / T)), means over client i's rows, with logits z = x w'.
+
+    dCE/dz = (softmax(z) - onehot) / n; dKL/dz = (softmax(z / T) - teacher_T) / (T n); dz/dw by the chain rule.
+    """
+    z = X[i] @ w.T
+    dz = a * (softmax(z) - np.eye(2)[Y[i]])
+    if teacher is not None:
+        dz = dz + (1 - a) * t * (softmax(z / t) - softmax(X[i] @ teacher.T / t))
+    return dz.T @ X[i] / len(X[i])
 
 
 def weight(net):
@@ -76,6 +85,72 @@ def average(copies, ids=tuple(X)):
 
 def start():
     return {"weight": torch.tensor(SHARED)}
+
+
+@pytest.mark.parametrize("t", [1.0, 2.0])
+def test_a_round_of_fml(t):
+    alpha, beta = 0.3, 0.6
+    algorithm = FML(alpha=alpha, beta=beta, temperature=t, **ONE).algorithm()
+    ours = clients(algorithm)
+    shared_state = federation(algorithm, ours, rounds=1, start=start())
+    memes = [SHARED - LR * gradient(i, SHARED, OWN[i], beta, t) for i in X]
+    assert np.abs(shared_state["weight"].numpy() - np.mean(memes, axis=0)).max() < 1e-12
+    for one in ours:
+        personal = OWN[one.id] - LR * gradient(one.id, OWN[one.id], SHARED, alpha, t)
+        assert np.abs(weight(one.nets["personal"]) - personal).max() < 1e-12
+
+
+def test_a_clients_own_alpha_and_a_schedule():
+    """alpha runs 1 -> 0 over three rounds; client 1 keeps its own 1: independent training."""
+    algorithm = FML(alpha=Schedule(1.0, 0.0), beta=1, **ONE).algorithm()
+    ours = clients(algorithm)
+    ours[1].settings = {"alpha": 1.0}
+    federation(algorithm, ours, rounds=3, start=start())
+    w, v = SHARED, dict(OWN)
+    for a in (1.0, 0.5, 0.0):
+        v = {i: v[i] - LR * gradient(i, v[i], w, 1.0 if i == "1" else a) for i in X}
+        w = np.mean([w - LR * gradient(i, w) for i in X], axis=0)
+    for one in ours:
+        assert np.abs(weight(one.nets["personal"]) - v[one.id]).max() < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_weighted"),
+    [
+        ({"weighting": "samples"}, True),
+        ({"weighting": "uniform"}, False),
+        ({"weighting": "samples", "aggregate": Aggregation("trimmed-mean", 0.0)}, False),  # no other rule asks for n_k
+    ],
+)
+def test_two_rounds_of_fedavg_with_a_learning_rate_that_falls(settings, is_weighted):
+    algorithm = FedAvg(**settings, **ONE).algorithm()
+    assert algorithm.phases[0].leaves(start()).keys() == {"weight"} | ({"n_k"} if is_weighted else set())
+    ours = clients(algorithm)
+    for one in ours:
+        one.rate = Schedule(LR, LR / 2)
+    got = federation(algorithm, ours, rounds=2, start=start())
+    w = SHARED
+    for rate in (LR, LR / 2):
+        copies = {i: w - rate * gradient(i, w) for i in X}
+        w = average(copies) if is_weighted else np.mean(list(copies.values()), axis=0)
+    assert np.abs(got["weight"].numpy() - w).max() < 1e-12
+
+
+def test_two_epochs_of_fedprox():
+    """The pull mu (w - w_t) is zero in the first step and not in the second."""
+    mu = 0.7
+    algorithm = FedProx(mu=mu, **ONE | {"local_epochs": 2}).algorithm()
+    shared_state = federation(algorithm, clients(algorithm), rounds=1, start=start())
+    first = {i: SHARED - LR * gradient(i, SHARED) for i in X}
+    copies = {i: w - LR * (gradient(i, w) + mu * (w - SHARED)) for i, w in first.items()}
+    assert np.abs(shared_state["weight"].numpy() - average(copies)).max() < 1e-12
+
+
+def test_the_proximal_term_is_on_the_device_of_the_weights():
+    """A setting is a tensor [] on the CPU. The device "meta" refuses what a GPU refuses, on a machine without a GPU."""
+    weights = {"a": torch.zeros(3, device="meta")}
+    received = {"w.a": torch.ones(3, device="meta"), "mu": torch.tensor(0.5)}
+    assert compute_proximal(Net(len, weights), received, "mu").device.type == "meta"
 
 
 def test_two_rounds_of_ditto():

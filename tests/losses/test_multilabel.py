@@ -8,8 +8,6 @@ import torch
 from sklearn.metrics import f1_score, log_loss, roc_auc_score
 from torch.distributions import Bernoulli, kl_divergence
 
-from fedmutual import tasks
-from fedmutual.core import get_metric, get_target_kind
 from fedmutual.losses import MultiLabel, bernoulli_kl
 from fedmutual.scores import OF_LABELS, score_multilabel
 
@@ -68,10 +66,3 @@ def test_labels_without_both_values_have_no_auroc_by_hand():
     all_present = score_multilabel(z, torch.ones(3, 2))
     assert all_present["auroc"] is None
     assert score_multilabel(z / 0, torch.ones(3, 2))["loss"] is None
-
-
-def test_the_task_declares_what_it_learns_and_its_main_metric():
-    task = tasks.make_task("multilabel")
-    assert get_target_kind(task) == "labels"
-    metric = get_metric(task)
-    assert (metric.name, metric.is_fraction, metric.is_higher_better) == ("auroc", True, True)

@@ -1,4 +1,4 @@
-"""A task of the user's own: an error or a wrong result is one sentence with the class and the line."""
+"""Tasks by name, and a task of the user's own: an error or a wrong result is one sentence with the class and the line."""
 
 import pickle
 import sys
@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fedmutual import tasks
+from fedmutual.core import get_metric, get_target_kind
 from fedmutual.errors import AlgorithmError, ConfigError
 
 MODULE = """
@@ -48,61 +49,34 @@ def make(tmp_path, monkeypatch):
     sys.modules.pop("own_kinds", None)
 
 
+LOSS, MUTUAL, SCORE = ("fit", "mutual"), ("mutual",), ("score",)
+
+
 @pytest.mark.parametrize(
-    ("line", "words"),
+    ("line", "methods", "words"),
     [
-        ("fit = lambda s, o, t: F.cross_entropy(o.T, t)", "raised ValueError: Expected input batch_size (2)"),
-        ("fit = lambda s, o, t: F.cross_entropy(o.T, t)", "(line 19 of own_kinds.py)"),
-        (
-            "fit = lambda s, o, t: F.cross_entropy(o, t, reduction='none')",
-            "of your task own_kinds:Changed returned a tensor (float32 [4])",
-        ),
-        ("fit = lambda s, o, t: F.cross_entropy(o, t).item()", "returned float; return a loss as a tensor []"),
-        ("fit = lambda s, o, t: (o.argmax(1) == t).sum()", "returned a tensor (int64 []); return a loss"),
-        ("fit = lambda s, o, t: F.cross_entropy(o, t).detach()", "without a gradient"),
-        ("fit = lambda s, o, t: None", "returned NoneType; return a loss"),
+        ("fit = lambda s, o, t: F.cross_entropy(o.T, t)", LOSS, "raised ValueError: Expected input batch_size (2)"),
+        ("fit = lambda s, o, t: F.cross_entropy(o.T, t)", LOSS, "(line 19 of own_kinds.py)"),
+        ("fit = lambda s, o, t: F.cross_entropy(o, t, reduction='none')", LOSS, "returned a tensor (float32 [4])"),
+        ("fit = lambda s, o, t: F.cross_entropy(o, t).item()", LOSS, "returned float; return a loss as a tensor []"),
+        ("fit = lambda s, o, t: (o.argmax(1) == t).sum()", LOSS, "returned a tensor (int64 []); return a loss"),
+        ("fit = lambda s, o, t: F.cross_entropy(o, t).detach()", LOSS, "without a gradient"),
+        ("fit = lambda s, o, t: None", LOSS, "returned NoneType; return a loss"),
+        ("mutual = lambda s, *a: s.fit(a[0], a[2])", MUTUAL, "mutual of your task own_kinds:Changed returned a tensor"),
+        ("mutual = lambda s, *a: (s.fit(a[0], a[2]),)", MUTUAL, "return two losses"),
+        ("score = lambda s, o, t: 0.5", SCORE, "score of your task own_kinds:Changed returned float; return a dict"),
+        ("score = lambda s, o, t: {'accuracy': o.mean()}", SCORE, "a tensor (float32 []) for 'accuracy'; return a number"),
+        ("score = lambda s, o, t: {'accuracy': [t]}", SCORE, "returned list for 'accuracy'"),
+        ("score = lambda s, o, t: {'accuracy': s.no}", SCORE, "has no attribute 'no' (line 19 of own_kinds.py)"),
     ],
 )
-def test_a_loss_that_cannot_be_used(make, line, words):
+def test_a_result_that_cannot_be_used(make, line, methods, words):
     task = make(line)
-    for call in (lambda: task.fit(OUTPUT, TARGET), lambda: task.mutual(OUTPUT, OUTPUT, TARGET, *SETTINGS)):
+    for method in methods:
+        arguments = (OUTPUT, OUTPUT, TARGET, *SETTINGS) if method == "mutual" else (OUTPUT, TARGET)
         with pytest.raises(AlgorithmError) as problem:
-            call()
+            getattr(task, method)(*arguments)
         assert words in str(problem.value)
-
-
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        (
-            "mutual = lambda s, *a: s.fit(a[0], a[2])",
-            "mutual of your task own_kinds:Changed returned a tensor (float32 [])",
-        ),
-        ("mutual = lambda s, *a: (s.fit(a[0], a[2]),)", "return two losses"),
-    ],
-)
-def test_two_losses_are_needed(make, line, words):
-    with pytest.raises(AlgorithmError) as problem:
-        make(line).mutual(OUTPUT, OUTPUT, TARGET, *SETTINGS)
-    assert words in str(problem.value)
-
-
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("score = lambda s, o, t: 0.5", "score of your task own_kinds:Changed returned float; return a dictionary"),
-        (
-            "score = lambda s, o, t: {'accuracy': o.mean()}",
-            "returned a tensor (float32 []) for 'accuracy'; return a number",
-        ),
-        ("score = lambda s, o, t: {'accuracy': [t]}", "returned list for 'accuracy'"),
-        ("score = lambda s, o, t: {'accuracy': s.no}", "has no attribute 'no' (line 19 of own_kinds.py)"),
-    ],
-)
-def test_a_score_that_cannot_be_used(make, line, words):
-    with pytest.raises(AlgorithmError) as problem:
-        make(line).score(OUTPUT, TARGET)
-    assert words in str(problem.value)
 
 
 @pytest.mark.parametrize(
@@ -125,3 +99,36 @@ def test_a_task_without_a_fault_keeps_its_results_and_members(make):
     assert [loss.item() for loss in task.mutual(OUTPUT, OUTPUT, TARGET, *SETTINGS)] == pytest.approx([0.6931] * 2, abs=1e-4)
     assert task.score(OUTPUT, TARGET) == {"accuracy": 0.5}
     assert (task.tells, task.metric, getattr(task, "targets", "classes")) == (("accuracy",), "any", "classes")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "metric", "is_fraction", "is_higher_better"),
+    [
+        ("classification", "classes", "accuracy", True, True),
+        ("regression", "numbers", "mean_absolute_error", False, False),
+        ("multilabel", "labels", "auroc", True, True),
+        ("segmentation", "masks", "dice", True, True),
+    ],
+)
+def test_a_task_declares_its_targets_and_its_main_metric(name, kind, metric, is_fraction, is_higher_better):
+    task = tasks.make_task(name)
+    found = get_metric(task)
+    assert get_target_kind(task) == kind
+    assert (found.name, found.is_fraction, found.is_higher_better) == (metric, is_fraction, is_higher_better)
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("regresion", "did you mean 'regression'?"),
+        ("other", "there are classification, regression, multilabel, segmentation, and your own as 'module:Task'"),
+        ("my_tasks:Half", "is no task, because it lacks 'fit'; see fedmutual.core.Task"),
+        ("my_tasks:broken", "'my_tasks:broken' cannot be made: OSError: no"),
+    ],
+)
+def test_a_task_that_does_not_exist_or_cannot_be_made(tmp_path, monkeypatch, name, sentence):
+    (tmp_path / "my_tasks.py").write_text("class Half:\n    tells = ()\n\n\ndef broken():\n    raise OSError('no')\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError) as problem:
+        tasks.make_task(name)
+    assert sentence in str(problem.value)

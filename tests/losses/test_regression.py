@@ -3,9 +3,6 @@
 import pytest
 import torch
 
-from fedmutual import tasks
-from fedmutual.core import Task
-from fedmutual.errors import ConfigError
 from fedmutual.losses import Regression
 from fedmutual.scores import OF_NUMBERS, score_regression
 
@@ -41,20 +38,3 @@ def test_scores_by_hand():
     assert tuple(scores) == OF_NUMBERS
     assert score_regression(torch.tensor([2.0, 2.0]), torch.tensor([1.0, 1.0]))["r2"] is None
     assert score_regression(torch.tensor([float("inf"), 2.0]), torch.tensor([1.0, 2.0]))["loss"] is None
-
-
-def test_tasks_by_name(tmp_path, monkeypatch):
-    assert tasks.make_task("regression") == Regression()
-    (tmp_path / "my_tasks.py").write_text("class Half:\n    tells = ()\n\n\ndef broken():\n    raise OSError('no')\n")
-    monkeypatch.chdir(tmp_path)
-    for name, sentence in {
-        "regresion": "did you mean 'regression'?",
-        "other": "there are classification, regression, multilabel, segmentation, and your own as 'module:Task'",
-        "my_tasks:Half": "is no task, because it lacks 'fit'; see fedmutual.core.Task",
-        "my_tasks:broken": "'my_tasks:broken' cannot be made: OSError: no",
-    }.items():
-        with pytest.raises(ConfigError) as problem:
-            tasks.make_task(name)
-        assert sentence in str(problem.value)
-    task: Task = tasks.make_task("classification")
-    assert task.outputs is None

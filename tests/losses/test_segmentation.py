@@ -8,8 +8,6 @@ import torch.nn.functional as F
 from sklearn.metrics import f1_score
 from torch.distributions import Categorical, kl_divergence
 
-from fedmutual import tasks
-from fedmutual.core import get_metric, get_target_kind
 from fedmutual.losses import Classification, Segmentation
 from fedmutual.scores import OF_MASKS, score_segmentation
 
@@ -73,10 +71,3 @@ def test_a_class_without_examples_and_predictions_does_not_count():
     assert scores["class_dice"] == [pytest.approx(2 * 2 / (3 + 2)), pytest.approx(2 * 1 / (1 + 2)), None]
     assert scores["dice"] == pytest.approx((0.8 + 2 / 3) / 2)
     assert score_segmentation(z / 0, torch.zeros(1, 1, 4, dtype=torch.long))["loss"] is None
-
-
-def test_the_task_declares_what_it_learns_and_its_main_metric():
-    task = tasks.make_task("segmentation")
-    assert get_target_kind(task) == "masks"
-    metric = get_metric(task)
-    assert (metric.name, metric.is_fraction, metric.is_higher_better) == ("dice", True, True)

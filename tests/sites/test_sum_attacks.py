@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedmutual.aggregation import Aggregation
+from fedmutual.aggregation import HEAVIEST, LARGEST, Aggregation, fixed_mean
 from fedmutual.algorithms.fedavg import N_K
 from fedmutual.core import Total
 from fedmutual.errors import RunError
-from fedmutual.fixed_sum import HEAVIEST, LARGEST, average_updates
 from fedmutual.sites import contract as contracts
 from fedmutual.sites.protocol import WORK, Order, pack_message, read_answer
 from fedmutual.sites.site_runtime import SiteRuntime
@@ -66,7 +65,7 @@ def test_the_imprint_attack_recovers_rows_from_a_sum_but_not_their_owners(tmp_pa
     }
     memes = {i: {name: reply[name] for name in crafted} for i, reply in replies.items()}
     weights = {i: float(reply[N_K]) for i, reply in replies.items()}
-    total = average_updates(memes, weights, crafted)
+    total = fixed_mean(memes, weights, crafted)
     rows = torch.cat([flatten_rows(part["private"]) for part in parts])
     assert len(read_rows(total, crafted, rows)) > 3
 

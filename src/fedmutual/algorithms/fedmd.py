@@ -65,6 +65,15 @@ class FedMD(Independent):
         """Return the scores that are sent and fitted: logits or posteriors, both [B, C]."""
         return z.softmax(-1) if self.consensus == "posteriors" else z
 
+    def draw_public_batch(self, client: Client, at: At) -> Batch:
+        """Return the public batch of the round, equal at all participants: inputs [B, ...] and targets [B].
+
+        Raises:
+            DataError: a row cannot be read.
+        """
+        public = client.data["public"]
+        return read_one_batch(public, next(draws(len(public), 1, self.public_batch, replace(at, phase=0).rng("public"))))
+
 
 class Transfer(FedMD):
     """Train on the public data with their labels, before round 1."""
@@ -100,15 +109,6 @@ class Announce(FedMD):
         x, *_ = self.draw_public_batch(client, at)
         return {self.consensus: self.convert_outputs(compute_logits(client.nets["personal"], x)).float()}
 
-    def draw_public_batch(self, client: Client, at: At) -> Batch:
-        """Return the public batch of the round, equal at all participants: inputs [B, ...] and targets [B].
-
-        Raises:
-            DataError: a row cannot be read.
-        """
-        public = client.data["public"]
-        return read_one_batch(public, next(draws(len(public), 1, self.public_batch, replace(at, phase=0).rng("public"))))
-
     def receive(self, server: Message, replies: Mapping[str, Message], at: At) -> Message:
         """Return the consensus [B, C]: the mean of the scores, or the result of the rule of `[server]`.
 
@@ -122,14 +122,10 @@ class Announce(FedMD):
         return server | ({"consensus": self.aggregate(replies)[self.consensus]} if replies else {})
 
 
-class Digest(Announce):
+class Digest(FedMD):
     """Train each network to fit the consensus."""
 
     terms: ClassVar[tuple[str, ...]] = ("digest",)
-
-    def leaves(self, server: Message) -> Spec:
-        """Return {}: nothing leaves the client."""
-        return {}
 
     def send(self, server: Message, to: str, at: At) -> Message:
         """Return {"consensus": [B, C]} if the server has one, else {}."""
@@ -145,10 +141,6 @@ class Digest(Announce):
         """Return the mean absolute difference of logits, or of posteriors, a scalar."""
         x, consensus = batch
         return {"digest": (self.convert_outputs(nets["personal"](x)) - consensus).abs().mean()}
-
-    def end(self, client: Client, at: At) -> Message:
-        """Return {}: nothing leaves the client."""
-        return {}
 
     def receive(self, server: Message, replies: Mapping[str, Message], at: At) -> Message:
         """Return the server state without the consensus."""

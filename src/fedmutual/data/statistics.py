@@ -6,7 +6,7 @@ table.
 
 A number v becomes the integer round(v * 2^96), and the integer becomes DIGITS digits in base 2^32; the last digit has the
 sign. Each digit is one 64-bit word. Words are added without regard to carries, and `decode_total` carries once, at the end,
-so words may be masked (`sites.secure_sum`). Unlike an update of a model (`fixed_sum`), a number is never clipped.
+so words may be masked (`sites.secure_sum`). Unlike an update of a model (`aggregation`), a number is never clipped.
 """
 
 import math

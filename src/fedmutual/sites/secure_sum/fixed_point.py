@@ -1,12 +1,12 @@
-"""A site's update as fixed-point words: the integers of `fixed_sum.pack_words`, modulo 2^64."""
+"""A site's update as fixed-point words: the integers of `aggregation.encode_update`, modulo 2^64."""
 
 import numpy as np
 import torch
 
+from fedmutual.aggregation import encode_update
 from fedmutual.algorithms.fedavg import N_K
 from fedmutual.algorithms.fork import Fork
 from fedmutual.core import Algorithm, Message, Phase
-from fedmutual.fixed_sum import encode_update, pack_words
 from fedmutual.sites.secure_sum.masks import Words
 from fedmutual.sites.secure_sum.messages import WORDS
 from fedmutual.sites.statistics import SUMS, SumStatistics
@@ -41,8 +41,7 @@ def pack_update(reply: Message, base: Message) -> Words:
         sums: Words = reply[SUMS].numpy().view(np.uint64)
         return sums
     model, base = ({k: torch.nan_to_num(v) for k, v in m.items() if k != N_K} for m in (reply, base))
-    update = encode_update(model, base, int(reply[N_K]) if N_K in reply else None)
-    words: Words = pack_words(update).numpy().view(np.uint64)
+    words: Words = encode_update(model, base, int(reply[N_K]) if N_K in reply else None).numpy().view(np.uint64)
     return words
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fedmutual.privacy.secret import Stream, derive_key
 
 Words = NDArray[np.uint64]
-"""Fixed-point words [N]: the numbers of `fixed_sum` as unsigned integers modulo 2^64. Masks are words too."""
+"""Fixed-point words [N]: the numbers of `aggregation` as unsigned integers modulo 2^64. Masks are words too."""
 
 _SALT = b"fedmutual secure sum 1"
 _PIECE = 2**15  # words that are masked at once
