@@ -16,8 +16,8 @@ from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey
 from nvflare.fuel.f3.cellnet.utils import new_cell_message
 from nvflare.private.admin_defs import Message
 
-from fedmutual.sites.flare import run
 from fedmutual.sites.flare.kits import open_kit
+from fedmutual.sites.flare.workspace import run_process
 
 VICTIM = "north"
 CELLS: list[Cell] = []
@@ -71,4 +71,4 @@ if __name__ == "__main__":
     kit, state, options, answers, wanted = sys.argv[1:6]
     made, Cell.__init__ = Cell.__init__, spied
     threading.Thread(target=steal, args=(Path(answers), wanted), daemon=True).start()
-    sys.exit(run.run_process(open_kit(Path(kit)), Path(state), json.loads(options), lambda interrupt: 130))
+    sys.exit(run_process(open_kit(Path(kit)), Path(state), json.loads(options), lambda interrupt: 130))

@@ -9,7 +9,7 @@ from nvflare.fuel.utils.zip_utils import zip_directory_to_bytes
 from nvflare.lighter.utils import load_private_key_file, sign_folders
 
 from fedmutual.sites.contract import Contract
-from fedmutual.sites.flare import job
+from fedmutual.sites.flare.archive import APP, write_job
 
 Change = Callable[[Path], object]
 
@@ -26,12 +26,12 @@ def deployment(
     contract: Contract, kit: Path | None, folder: Path, change: Change = lambda made: None, late: Change = lambda made: None
 ) -> bytes:
     """Return the archive that a server sends on."""
-    return zip_directory_to_bytes(str(_made(contract, kit, folder, change, late) / job.APP), "")
+    return zip_directory_to_bytes(str(_made(contract, kit, folder, change, late) / APP), "")
 
 
 def _made(contract: Contract, kit: Path | None, folder: Path, change: Change, late: Change) -> Path:
     folder.mkdir()
-    job_folder = job.write_job(contract, folder)
+    job_folder = write_job(contract, folder)
     change(job_folder)
     if kit is not None:
         key = next(path for path in (kit / "startup").iterdir() if path.suffix == ".key")

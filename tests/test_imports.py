@@ -113,7 +113,7 @@ def of_carried(one_import: Import) -> bool:
 
 
 def _carried(file: str) -> bool:
-    names = ("components", "controller", "admin_commands", "access_control", "executor", "watch")
+    names = ("controller", "access_control", "executor", "watch")
     return file in [f"sites/flare/{name}.py" for name in names]
 
 
@@ -241,7 +241,7 @@ def has_name(module: str, name: str) -> bool:
         (of_extras, "rundir/tensorboard.py", "from torch.utils.tensorboard import SummaryWriter"),
         (of_extras, "engines/ray.py", "class A:\n    import ray"),
         (of_extras, "sites/flare/kits.py", "import nvflare"),
-        (of_carried, "sites/flare/run.py", "from fedmutual.sites.flare.watch import Watch"),
+        (of_carried, "sites/flare/workspace.py", "from fedmutual.sites.flare.watch import Watch"),
     ],
 )
 def test_a_breach_is_seen(rule, file: str, source: str) -> None:

@@ -62,8 +62,7 @@ def run_tls_server(certificate, key, authority, first_bytes=SETTINGS):
 
 def move_server(kits, port, name="north", host="localhost"):
     """Return the kit of a participant, with the server at another address."""
-    kit = open_kit(kits / name)
-    return kit.__class__(kit.folder, kit.name, kit.kind, kit.expires, (host,), port)
+    return open_kit(kits / name).model_copy(update={"hosts": (host,), "port": port})
 
 
 def list_startup_files(kits, *files):

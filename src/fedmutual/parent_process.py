@@ -3,11 +3,14 @@
 Each process that fedmutual starts calls `end_with_parent` before any other work. Ray ends the processes of a local cluster.
 Linux could send a signal instead (PR_SET_PDEATHSIG), but sends the signal as soon as the thread that started the process
 ends, and NVIDIA FLARE starts jobs in threads of its own.
+
+`python -m fedmutual.parent_process PARENT MODULE ARGUMENTS` runs MODULE as the main module of such a process.
 """
 
 import importlib
 import multiprocessing
 import os
+import runpy
 import signal
 import sys
 import threading
@@ -47,3 +50,9 @@ def _is_parent(process: int) -> bool:
         is_alive: bool = importlib.import_module("psutil").pid_exists(process)  # comes with FLARE
         return is_alive
     return os.getppid() == process
+
+
+if __name__ == "__main__":
+    _, process_id, *sys.argv = sys.argv
+    end_with_parent(int(process_id))
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

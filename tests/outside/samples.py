@@ -113,7 +113,7 @@ def _federate(work: Path) -> None:
         federation.submit()
         federation.done()
         federation.processes["submit"].wait(120)
-    (work / SITES / "server" / "there.json").unlink()
+    (work / SITES / "server" / "connected.json").unlink()
     for path in [*(work / SITES).iterdir(), *(work / SITES).glob("*/flare"), *(work / SITES).glob("*/state/flare")]:
         if path.name in ("flare", "kits", "result") or path.suffix == ".log":
             shutil.rmtree(path) if path.is_dir() else path.unlink()

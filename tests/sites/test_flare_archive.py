@@ -26,9 +26,10 @@ from nvflare.private.defs import RequestHeader
 
 from fedmutual.errors import ConfigError, RunError, UserError
 from fedmutual.sites import contract as contracts
-from fedmutual.sites.flare import archive, job, leftovers, workspace
-from fedmutual.sites.flare.access_control import JobChecks
-from fedmutual.sites.flare.components import Sweeper, change_job_command
+from fedmutual.sites.flare import archive, workspace
+from fedmutual.sites.flare.access_control import JobChecks, change_job_command
+from fedmutual.sites.flare.archive import APP, META, SERVER, SITE
+from fedmutual.sites.flare.executor import SiteEvents
 from fedmutual.sites.flare.kits import open_kit, provision
 from loopback import LEAD
 from signing import deployment, repacked, submission
@@ -37,7 +38,7 @@ from wards import contract
 pytestmark = pytest.mark.sites
 
 JOB = "0a1b2c3d-0000-4000-8000-0123456789ab"
-CLIENT = f"{job.APP}/config/{job.SITE}"
+CLIENT = f"{APP}/config/{SITE}"
 
 
 @pytest.fixture(scope="module")
@@ -82,8 +83,8 @@ def set_contract(text):
     """Return a function that gives the job another well-formed contract."""
 
     def changed(made):
-        (made / job.APP / "config" / job.SERVER).write_bytes(job.format_json(job.make_server_config(text)))
-        (made / job.APP / "config" / job.SITE).write_bytes(job.format_json(job.make_site_config(text)))
+        for name, content in archive.make_configs(text).items():
+            (made / APP / name).write_bytes(content)
 
     return changed
 
@@ -93,77 +94,64 @@ def test_what_a_lead_submits_is_taken(federation, submit, deploy, tmp_path):
     deploy(deployment(federation.agreed, federation.lead, tmp_path / "app"))
 
 
+@pytest.fixture
+def refuse(federation, submit, deploy, tmp_path):
+    """Check that the server, and a site, refuse a job that somebody changed; the changed file may not reach the site."""
+
+    def check(message, change=lambda made: None, late=lambda made: None, kit=federation.lead, at_site=True):
+        for take, pack in ((submit, submission), (deploy, deployment))[: 1 + at_site]:
+            with pytest.raises(RunError, match=message):
+                take(pack(federation.agreed, kit, tmp_path / pack.__name__, change, late))
+
+    return check
+
+
 EXTRA = {
-    "code beside the configuration": f"{job.APP}/config/evil.py",
-    "code for FLARE's path": f"{job.APP}/custom/evil.py",
-    "another form of the configuration": f"{job.APP}/config/config_fed_client.conf",
-    "a file in the app": f"{job.APP}/evil.py",
+    "code beside the configuration": f"{APP}/config/evil.py",
+    "code for FLARE's path": f"{APP}/custom/evil.py",
+    "another form of the configuration": f"{APP}/config/config_fed_client.conf",
+    "a file in the app": f"{APP}/evil.py",
+    "another meta": "meta.conf",
+    "a file": "evil.py",
 }
 
 
-@pytest.mark.parametrize("name", [*EXTRA.values(), "meta.conf", "evil.py"], ids=[*EXTRA, "another meta", "a file"])
-def test_no_other_file_is_taken(federation, submit, deploy, tmp_path, name):
+@pytest.mark.parametrize("name", EXTRA.values(), ids=EXTRA)
+def test_no_other_file_is_taken(refuse, name):
     """Though a lead signed it."""
 
     def add(made):
         (made / name).parent.mkdir(exist_ok=True)
         (made / name).write_text("raise SystemExit\n")
 
-    with pytest.raises(RunError, match="it has unexpected files"):
-        submit(submission(federation.agreed, federation.lead, tmp_path / "job", add))
-    if name.startswith(job.APP):
-        with pytest.raises(RunError, match="it has unexpected files"):
-            deploy(deployment(federation.agreed, federation.lead, tmp_path / "app", add))
+    refuse("it has unexpected files", add, at_site=name.startswith(APP))
 
 
-@pytest.mark.parametrize("name", [".__nvfl_sig.json", ".__nvfl_submitter.crt", job.SITE])
-def test_no_file_may_lack(federation, submit, deploy, tmp_path, name):
-    def remove(made):
-        (made / job.APP / "config" / name).unlink()
-
-    with pytest.raises(RunError, match="it has unexpected files"):
-        submit(submission(federation.agreed, federation.lead, tmp_path / "job", late=remove))
-    with pytest.raises(RunError, match="it has unexpected files"):
-        deploy(deployment(federation.agreed, federation.lead, tmp_path / "app", late=remove))
+@pytest.mark.parametrize("name", [".__nvfl_sig.json", ".__nvfl_submitter.crt", SITE])
+def test_no_file_may_lack(refuse, name):
+    refuse("it has unexpected files", late=lambda made: (made / APP / "config" / name).unlink())
 
 
 CHANGES = {
-    "another class": lambda c: c["executors"][0]["executor"].update(path="subprocess.Popen"),
-    "another argument": lambda c: c["executors"][0]["executor"]["args"].update(more=1),
-    "a component": lambda c: c.update(components=[{"id": "x", "path": "subprocess.Popen", "args": {}}]),
-    "a filter": lambda c: c.update(task_data_filters=[{"tasks": ["*"], "filters": []}]),
-    "another key": lambda c: c.update(more=1),
-    "another number": lambda c: c.update(format_version=2.0),
-    "another contract than the server's": lambda c: c["executors"][0]["executor"]["args"].update(contract="{}"),
+    "another class": (CLIENT, lambda c: c["executors"][0]["executor"].update(path="subprocess.Popen")),
+    "another argument": (CLIENT, lambda c: c["executors"][0]["executor"]["args"].update(more=1)),
+    "a component": (CLIENT, lambda c: c.update(components=[{"id": "x", "path": "subprocess.Popen", "args": {}}])),
+    "a filter": (CLIENT, lambda c: c.update(task_data_filters=[{"tasks": ["*"], "filters": []}])),
+    "another key": (CLIENT, lambda c: c.update(more=1)),
+    "another number": (CLIENT, lambda c: c.update(format_version=2.0)),
+    "another contract than the server's": (CLIENT, lambda c: c["executors"][0]["executor"]["args"].update(contract="{}")),
+    "no workflow": (f"{APP}/config/{SERVER}", lambda c: c["workflows"].clear()),
+    "another workflow": (f"{APP}/config/{SERVER}", lambda c: c["workflows"][0].update(id="x")),
+    "a job's id": (META, lambda m: m.update(job_id=JOB)),
+    "another quorum": (META, lambda m: m.update(min_clients=True)),
+    "other sites": (META, lambda m: m.update(deploy_map={"app": ["server", "north"]})),
+    "a launcher": (META, lambda m: m.update(launcher_spec={"north": {"docker": {"image": "evil"}}})),
 }
 
 
-@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_configurations_are_as_fedmutual_writes_them(federation, submit, deploy, tmp_path, change):
-    for check, pack in ((submit, submission), (deploy, deployment)):
-        with pytest.raises(RunError, match=rf"\({job.SITE} has another content\)"):
-            check(pack(federation.agreed, federation.lead, tmp_path / pack.__name__, edit(CLIENT, change)))
-
-
-@pytest.mark.parametrize("change", [lambda c: c["workflows"].clear(), lambda c: c["workflows"][0].update(id="x")])
-def test_the_servers_configuration_too(federation, submit, tmp_path, change):
-    spoil = edit(f"{job.APP}/config/{job.SERVER}", change)
-    with pytest.raises(RunError, match=rf"\({job.SERVER} has another content\)"):
-        submit(submission(federation.agreed, federation.lead, tmp_path / "job", spoil))
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda m: m.update(job_id=JOB),
-        lambda m: m.update(min_clients=True),
-        lambda m: m.update(deploy_map={"app": ["server", "north"]}),
-        lambda m: m.update(launcher_spec={"north": {"docker": {"image": "evil"}}}),
-    ],
-)
-def test_where_a_job_goes_is_as_the_contract_says(federation, submit, tmp_path, change):
-    with pytest.raises(RunError, match=r"\(meta.json has another content\)"):
-        submit(submission(federation.agreed, federation.lead, tmp_path / "job", edit(job.META, change)))
+@pytest.mark.parametrize(("file", "change"), CHANGES.values(), ids=CHANGES)
+def test_a_job_s_files_are_as_fedmutual_writes_them(refuse, file, change):
+    refuse(rf"\({Path(file).name} has another content\)", edit(file, change), at_site=file != META)
 
 
 def test_the_server_takes_the_contract_that_its_operator_agreed_to(federation, submit, deploy, tmp_path):
@@ -179,19 +167,14 @@ def test_the_server_takes_the_contract_that_its_operator_agreed_to(federation, s
 
 
 @pytest.mark.parametrize("kit", [None, "kits/north", "kits/server", f"others/{LEAD}"])
-def test_only_a_lead_of_this_federation_signs(federation, submit, deploy, tmp_path, kit):
-    for check, pack in ((submit, submission), (deploy, deployment)):
-        with pytest.raises(RunError, match="is not signed by a lead" if kit else "it has unexpected files"):
-            check(pack(federation.agreed, kit and federation.folder / kit, tmp_path / pack.__name__))
+def test_only_a_lead_of_this_federation_signs(federation, refuse, kit):
+    refuse("is not signed by a lead" if kit else "it has unexpected files", kit=kit and federation.folder / kit)
 
 
-def test_what_was_signed_may_not_change(federation, submit, deploy, tmp_path):
+def test_what_was_signed_may_not_change(federation, refuse):
     record = federation.agreed.record()
     record["tables"]["rounds"] = 9  # may change, by a lead alone
-    for check, pack in ((submit, submission), (deploy, deployment)):
-        folder = tmp_path / pack.__name__
-        with pytest.raises(RunError, match="is not signed by a lead"):
-            check(pack(federation.agreed, federation.lead, folder, late=set_contract(json.dumps(record))))
+    refuse("is not signed by a lead", late=set_contract(json.dumps(record)))
 
 
 def test_a_folder_of_another_name(federation, submit, tmp_path):
@@ -204,7 +187,7 @@ def test_a_folder_of_another_name(federation, submit, tmp_path):
 
 
 def link(name, body):
-    if not name.endswith(job.SITE):
+    if not name.endswith(SITE):
         return [(name, body)]
     info = zipfile.ZipInfo(name)
     info.external_attr = (stat.S_IFLNK | 0o777) << 16
@@ -218,7 +201,7 @@ ODD = {
     "a path from the root": (lambda name, body: [(f"/{name}", body)], "it has unexpected files"),
     "an empty folder": (lambda name, body: [(name, body), (f"{name}/", b"")], "it has unexpected files"),
     "a bomb": (lambda name, body: [(name, bytes(archive.LARGEST + 1))], "is a link or is too large"),
-    "no JSON": (lambda name, body: [(name, b"[" * 10**6)], f"{job.SERVER} has another content"),
+    "no JSON": (lambda name, body: [(name, b"[" * 10**6)], f"{SERVER} has another content"),
 }
 
 
@@ -233,7 +216,7 @@ def test_odd_archives(federation, deploy, tmp_path, change, message):
 
 def test_a_size_that_lies_is_not_believed(federation, deploy, tmp_path):
     """The size in the archive's list says little, and the file goes on."""
-    bomb = lambda name, body: [(name, bytes(archive.LARGEST + 1) if name.endswith(job.SITE) else body)]  # noqa: E731
+    bomb = lambda name, body: [(name, bytes(archive.LARGEST + 1) if name.endswith(SITE) else body)]  # noqa: E731
     content = repacked(deployment(federation.agreed, federation.lead, tmp_path / "app"), bomb, zipfile.ZIP_DEFLATED)
     lies = content.replace((archive.LARGEST + 1).to_bytes(4, "little"), (100).to_bytes(4, "little"))
     assert lies != content
@@ -317,11 +300,9 @@ def test_a_submission_goes_by_the_door(federation, work, tmp_path):
     """By both names that FLARE has for the command; what is refused is removed."""
     content = submission(federation.agreed, federation.lead, tmp_path / "job")
     for words in (["submit_job", "wards"], ["job_mgmt.submit_job", "wards"]):
-        (tmp_path / "arrived").write_bytes(content)
-        assert JobChecks(work).refuse_command(None, asked := Asked("submit_job", tmp_path / "arrived"), words) is None
-        assert asked.errors == []
-        (tmp_path / "arrived").write_bytes(content[:-1])
-        assert JobChecks(work).refuse_command(None, asked := Asked("submit_job", tmp_path / "arrived"), words) is False
+        for body, refusal in ((content, None), (content[:-1], False)):
+            (tmp_path / "arrived").write_bytes(body)
+            assert JobChecks(work).refuse_command(None, asked := Asked("submit_job", tmp_path / "arrived"), words) is refusal
         assert "is damaged" in asked.errors[0]
         assert not (tmp_path / "arrived").exists()
 
@@ -354,7 +335,7 @@ def test_a_deployment_goes_by_the_door(federation, packed, tmp_path, capsys):
         (work / folder).mkdir()
     agent = SimpleNamespace(app_ctx=SimpleNamespace(get_all_job_ids=lambda: [running]))
 
-    def answer(body, number=JOB, app=job.APP):
+    def answer(body, number=JOB, app=APP):
         order = Message(topic="train.deploy", body=body)
         order.set_header(RequestHeader.APP_NAME, app)
         if number is not None:
@@ -382,7 +363,7 @@ def test_what_a_crash_left_is_removed_at_the_next_start(federation, tmp_path):
         (work / "jobs").mkdir()
         assert workspace.make_workspace(kit, state, {}) == work
         assert not (work / JOB).exists()
-        assert (work / leftovers.LAST_LOG).read_text() == "what happened\n"
+        assert (work / workspace.LAST_LOG).read_text() == "what happened\n"
         assert (work / "jobs").is_dir()
 
 
@@ -391,16 +372,16 @@ def test_the_folder_of_a_job_that_ended_is_removed_and_no_other(tmp_path):
     other_job = JOB.replace("0a", "1a")
     for name in (JOB, other_job, "startup"):
         (tmp_path / name).mkdir()
-    sweeper, context = Sweeper(str(tmp_path)), FLContext()
+    events, context = SiteEvents(str(tmp_path)), FLContext()
     for ended in (JOB, "startup", "../startup"):
         context.set_prop(FLContextKey.CURRENT_JOB_ID, ended, private=True, sticky=False)
-        sweeper.handle_event(EventType.JOB_COMPLETED, context)
+        events.handle_event(EventType.JOB_COMPLETED, context)
     assert {path.name for path in tmp_path.iterdir()} == {other_job, "startup"}
 
 
 def test_a_job_is_started_by_a_python_that_searches_no_working_folder():
     command = f"{sys.executable} -m nvflare.private.fed.app.client.worker_process -m /state/flare -n {JOB} --set x -m y"
-    ours = f" -P -E -m fedmutual.sites.flare.job_process {os.getpid()} nvflare"
+    ours = f" -P -E -m fedmutual.parent_process {os.getpid()} nvflare"
     assert change_job_command(command) == command.replace(" -m nvflare", ours, 1)
     for other in ("docker run x -m y", f"{sys.executable} /state/flare/worker.py"):
         with pytest.raises(RuntimeError, match="starts jobs with an unknown command"):

@@ -17,10 +17,10 @@ pytest.importorskip("nvflare", reason="NVIDIA FLARE is not installed (the extra 
 from nvflare.fuel.hci.client import file_transfer
 
 from fedmutual.sites.contract import read_contract
-from fedmutual.sites.flare import job
+from fedmutual.sites.flare import archive
 from fedmutual.sites.flare.kits import open_kit
-from fedmutual.sites.flare.leftovers import JOB
 from fedmutual.sites.flare.session import Session
+from fedmutual.sites.flare.workspace import JOB
 from loopback import LEAD, Loopback, loopback
 from wards import COMMON, SITES
 
@@ -75,7 +75,7 @@ def federated(folder: Path) -> Iterator[Loopback]:
 
 def code_beside_the_configuration_is_not_unpacked(federation: Loopback, session: Session) -> None:
     def change(made: Path) -> None:
-        (made / job.APP / "config" / "evil.py").write_text(MARK.format(mark=str(federation.folder / "mark")))
+        (made / archive.APP / "config" / "evil.py").write_text(MARK.format(mark=str(federation.folder / "mark")))
 
     assert ended(federation, session, submitted(federation, session, change)) == "FINISHED:FAILED_TO_RUN"
     assert "it has unexpected files" in federation.log("north")
@@ -86,10 +86,8 @@ def a_contract_that_names_code_is_not_parsed(federation: Loopback, session: Sess
     """Signed, and of the form that fedmutual writes. The job's process searches no folder of those above."""
 
     def change(made: Path) -> None:
-        record = make_evil_record(federation)
-        config = made / job.APP / "config"
-        (config / job.SERVER).write_bytes(job.format_json(job.make_server_config(json.dumps(record))))
-        (config / job.SITE).write_bytes(job.format_json(job.make_site_config(json.dumps(record))))
+        for name, content in archive.make_configs(json.dumps(make_evil_record(federation))).items():
+            (made / archive.APP / name).write_bytes(content)
 
     began: list[list[str]] = []
 
@@ -122,7 +120,7 @@ def a_job_that_nobody_signed_is_not_unpacked(federation: Loopback, session: Sess
 def submitted(federation: Loopback, session: Session, change: Callable[[Path], Any]) -> str:
     """The number of a job that a lead changed before signing it."""
     with tempfile.TemporaryDirectory() as folder:
-        made = job.write_job(read_contract(federation.file), Path(folder))
+        made = archive.write_job(read_contract(federation.file), Path(folder))
         change(made)
         return str(session.flare.submit_job(str(made)))
 

@@ -16,7 +16,7 @@ from nvflare.fuel.hci.client import file_transfer
 
 from fedmutual.errors import RunError
 from fedmutual.sites.contract import read_contract
-from fedmutual.sites.flare import job
+from fedmutual.sites.flare import archive
 from fedmutual.sites.flare.kits import open_kit
 from fedmutual.sites.flare.session import Session
 from loopback import LEAD, Loopback, loopback
@@ -84,8 +84,8 @@ def a_lead_has_no_shell_and_no_command_of_flares(federation: Loopback, session: 
 
 def a_job_that_ships_code_is_refused(federation: Loopback, session: Session) -> None:
     def change(made: Path) -> None:
-        (made / job.APP / "custom").mkdir()
-        (made / job.APP / "custom" / "evil.py").write_text("raise SystemExit\n")
+        (made / archive.APP / "custom").mkdir()
+        (made / archive.APP / "custom" / "evil.py").write_text("raise SystemExit\n")
 
     assert "it has unexpected files" in refused(federation, session, change)
 
@@ -96,8 +96,8 @@ def a_job_that_names_code_is_refused(federation: Loopback, session: Session) -> 
     record["tables"]["algorithm"]["name"] = "evil:X"
 
     def change(made: Path) -> None:
-        (made / job.APP / "config" / job.SERVER).write_bytes(job.format_json(job.make_server_config(json.dumps(record))))
-        (made / job.APP / "config" / job.SITE).write_bytes(job.format_json(job.make_site_config(json.dumps(record))))
+        for name, content in archive.make_configs(json.dumps(record)).items():
+            (made / archive.APP / name).write_bytes(content)
 
     message = refused(federation, session, change)
     assert 'its \'algorithm.name\' is "evil:X", and this server agreed to "fml"' in message
@@ -107,9 +107,9 @@ def a_job_that_names_other_classes_is_refused(federation: Loopback, session: Ses
     shell = {"id": "rounds", "path": "subprocess.Popen", "args": {"args": ["true"]}}
 
     def change(made: Path) -> None:
-        edit(made / job.APP / "config" / job.SERVER, lambda config: config | {"workflows": [shell]})
+        edit(made / archive.APP / "config" / archive.SERVER, lambda config: config | {"workflows": [shell]})
 
-    assert f"{job.SERVER} has another content" in refused(federation, session, change)
+    assert f"{archive.SERVER} has another content" in refused(federation, session, change)
 
 
 def a_job_that_nobody_signed_is_refused(federation: Loopback, session: Session) -> None:
@@ -125,7 +125,7 @@ def a_site_cannot_pass_as_a_lead(federation: Loopback) -> None:
     edit(kit / "kit.json", lambda about: about | {"name": "eve"})
     edit(kit / "startup" / "fed_admin.json", lambda about: about | {"admin": about["admin"] | {"username": "eve"}})
     with Session(open_kit(kit)) as session:
-        for command in ("fedmutual_status wards", "cells", "list_jobs", "show_config_vars server", "get_job_meta 1"):
+        for command in ("fedmutual_lead status wards", "cells", "list_jobs", "show_config_vars server", "get_job_meta 1"):
             assert "only a lead may" in str(session.flare.api.server_execute(command)), command
         with pytest.raises(RunError):
             session.status("wards")
@@ -147,7 +147,7 @@ def a_site_with_a_true_kit_gets_nothing_out_of_another_one(federation: Loopback)
 def refused(federation: Loopback, session: Session, change: Callable[[Path], Any]) -> str:
     """Why the server does not take a job that somebody changed before a lead signed it; nothing of it is kept."""
     with tempfile.TemporaryDirectory() as folder:
-        made = job.write_job(read_contract(federation.file), Path(folder))
+        made = archive.write_job(read_contract(federation.file), Path(folder))
         change(made)
         with pytest.raises(InvalidJobDefinition) as caught:
             session.flare.submit_job(str(made))

@@ -6,7 +6,7 @@ import pytest
 
 import fedmutual
 from fedmutual.config import parse_config
-from fedmutual.sites.flare.leftovers import JOB, LAST_LOG
+from fedmutual.sites.flare.workspace import JOB, LAST_LOG
 from loopback import JOBS, loopback
 from wards import COMMON, SEEDED, SITES, TELLING, same, together, with_data
 

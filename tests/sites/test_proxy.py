@@ -11,15 +11,15 @@ pytest.importorskip("nvflare", reason="NVIDIA FLARE is not installed (the extra 
 
 import grpc
 
-from fedmutual.sites.flare import proxy
-from fedmutual.sites.flare.connectivity import check_connection
+from fedmutual.sites.flare import doctor
+from fedmutual.sites.flare.doctor import check_connection
 from loopback import JOBS, LEAD, free_port, loopback
 from tls_server import list_server_files, make_kits, move_server, read_last, run_tls_server
 from wards import COMMON, SITES, site
 
 pytestmark = pytest.mark.sites
 
-ALL = (*proxy._VARIABLES, *proxy._EXCEPTIONS, *proxy._UNREAD)
+ALL = (*doctor.PROXY_VARIABLES, *doctor.PROXY_EXCEPTIONS, *doctor.UNREAD_VARIABLES)
 SILENT, TUNNEL = None, b"HTTP/1.1 200 Connection established\r\n\r\n"
 
 
@@ -171,11 +171,11 @@ def test_grpc_connects_through_the_proxy_that_is_found(environment, host, variab
         port = direct.getsockname()[1]
         for name, value in variables.items():
             environment.setenv(name, value.format(proxy=f"127.0.0.1:{listening.getsockname()[1]}"))
-        found = proxy.find_proxy(host, port)
-        assert (found and found.variable) == expected
-        for name, value in proxy.make_grpc_variables(host, port).items():
+        found = doctor.find_proxy(host, port)
+        assert (found and found[0]) == expected
+        for name, value in doctor.make_grpc_variables(host, port).items():
             environment.setenv(name, value)
-        assert proxy.find_proxy(host, port) == found
+        assert doctor.find_proxy(host, port) == found
         if host == "ward.localhost":  # a name that needs no address here
             return
         channel = grpc.insecure_channel(f"{host}:{port}", options=[("grpc.use_local_subchannel_pool", 1)])

@@ -1,28 +1,37 @@
 """The commands of real sites. Each command reads its arguments, calls the library and prints the result."""
 
 import json
+import math
+import os
+import sys
+import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
-from fedmutual.cli.federation_progress import format_progress, print_progress, wait_for_all, watch_progress
-from fedmutual.cli.site_process import (
-    check_connection,
-    format_reminder,
-    parse_module_names,
-    print_leaves,
-    run_until_stopped,
-)
-from fedmutual.cli.terminal import Code, exit_with_error, out, print_text
+from fedmutual.cli.terminal import Code, Terminated, err, exit_with_error, out, print_text, stop_on_sigterm
+
+if TYPE_CHECKING:
+    from fedmutual.sites.flare import kits
+    from fedmutual.sites.site_runtime import SiteRuntime
+
+_PATIENCE = 600.0  # seconds that a server may be unreachable
 
 File = Annotated[Path, typer.Argument(metavar="FEDERATION.toml", help="The federation's file.", show_default=False)]
 Kit = Annotated[
     Path, typer.Option("--kit", metavar="DIR", help="The kit that `provision` made for you.", show_default=False)
 ]
-
-
+AgreedContract = Annotated[
+    Path | None,
+    typer.Option(
+        "--contract",
+        metavar="FEDERATION.toml",
+        help="The contract that you agree to; the default is the one in the kit.",
+    ),
+]
 TrustModule = Annotated[
     list[str] | None,
     typer.Option(
@@ -52,10 +61,8 @@ def provision(
         table.add_row(str(kit.folder), kits.KIT_KINDS[kit.kind], f"{kit.expires:%Y-%m-%d}")
     out.print(table)
     print_text(f"the server is reached at {', '.join(kits_made[0].hosts)}, port {kits_made[0].port}")
-    print_text(
-        f"{out_folder / kits.AUTHORITY}: the root key, for you alone; keep it on a computer without a network",
-        soft_wrap=True,
-    )
+    authority = out_folder / kits.AUTHORITY
+    print_text(f"{authority}: the root key, for you alone; keep it on a computer without a network", soft_wrap=True)
 
 
 def server(
@@ -76,18 +83,18 @@ def server(
     to which it did not agree.
     """
     from fedmutual.rundir.folder import lock_folder
-    from fedmutual.sites import contract as contracts
-    from fedmutual.sites.flare import kits, run, workspace
+    from fedmutual.sites.contract import read_contract
+    from fedmutual.sites.flare.kits import FEDERATION, open_kit
+    from fedmutual.sites.flare.workspace import LONGEST_MESSAGE
     from fedmutual.sites.modules import leave_working_folders, make_server_rule
     from fedmutual.sites.server_experiment import find_longest_message
     from fedmutual.user_code import plugins
 
     leave_working_folders(state)
-    server_kit = run.check_kind(kits.open_kit(kit), "server")
-    files = [path.resolve() for path in contract or [server_kit.folder / kits.FEDERATION]]
-    code = make_server_rule(parse_module_names(trust_module), files)
-    with plugins.use_rule(code):
-        agreed = [contracts.read_contract(path) for path in files]
+    server_kit, modules = open_kit(kit, "server"), _parse_module_names(trust_module)
+    files = [path.resolve() for path in contract or [server_kit.folder / FEDERATION]]
+    with plugins.use_rule(make_server_rule(modules, files)):
+        agreed = [read_contract(path) for path in files]
         longest = max(find_longest_message(agreement) for agreement in agreed)
     names = [agreement.name for agreement in agreed]
     repeated = [name for name in names if names.count(name) > 1]
@@ -96,20 +103,20 @@ def server(
             f"--contract: two files describe federation {repeated[0]!r}; name each federation once", Code.BAD_INPUT
         )
     pointer = {
+        "state": str(state.resolve()),
         "contracts": [agreement.record() for agreement in agreed],
         "files": [*map(str, files)],
-        "modules": parse_module_names(trust_module),
+        "modules": modules,
+        LONGEST_MESSAGE: longest,
     }
     with lock_folder(state.resolve(), "runs a server with this state folder", "choose another one by --state"):
-        until = f"{server_kit.expires:%Y-%m-%d}{format_reminder(server_kit)}"
+        until = f"{server_kit.expires:%Y-%m-%d}{server_kit.reminder}"
         print_text(
             f"server {server_kit.hosts[0]}:{server_kit.port}, certificate valid until {until}; Ctrl-C ends it",
             soft_wrap=True,
         )
         print_text(f"it carries out {', '.join(names)}", soft_wrap=True)
-        run_until_stopped(
-            server_kit, state.resolve(), {"state": str(state.resolve()), **pointer, workspace.LONGEST_MESSAGE: longest}
-        )
+        _run_until_stopped(server_kit, state.resolve(), pointer)
 
 
 def site(
@@ -117,10 +124,7 @@ def site(
     config: Annotated[
         Path, typer.Option(metavar="SITE.toml", help="The site's file: your data, your model, your state folder.")
     ],
-    contract: Annotated[
-        Path | None,
-        typer.Option(metavar="FEDERATION.toml", help="The contract that you agree to; the default is the one in the kit."),
-    ] = None,
+    contract: AgreedContract = None,
 ) -> None:
     """Take part with your own data and your own model, until the command is stopped.
 
@@ -128,38 +132,41 @@ def site(
     site refuses a job with another contract than the one you agreed to.
     """
     from fedmutual.rundir.folder import lock_folder
-    from fedmutual.sites import contract as contracts
-    from fedmutual.sites.disclosure import describe_disclosure
-    from fedmutual.sites.flare import kits, run, workspace
+    from fedmutual.sites.contract import read_contract
+    from fedmutual.sites.flare.doctor import find_obstacle
+    from fedmutual.sites.flare.kits import FEDERATION, check_valid, open_kit
+    from fedmutual.sites.flare.workspace import LONGEST_MESSAGE
     from fedmutual.sites.modules import leave_working_folders
     from fedmutual.sites.server_experiment import find_longest_message
     from fedmutual.sites.site_runtime import SiteRuntime
     from fedmutual.sites.site_settings import read_site_file
     from fedmutual.user_code import plugins
 
-    site_kit, site_config = run.check_kind(kits.open_kit(kit), "site"), read_site_file(config)
+    site_kit, site_config = open_kit(kit, "site"), read_site_file(config)
     leave_working_folders(site_config.state)
     if site_config.file.site != site_kit.name:
         exit_with_error(
             f"{config}: belongs to site {site_config.file.site!r}, and {kit} is the kit of {site_kit.name!r}", Code.BAD_INPUT
         )
-    kits.check_valid(site_kit)
+    check_valid(site_kit)
     with plugins.use_rule(site_config.code):
-        agreed = contracts.read_contract((contract or site_kit.folder / kits.FEDERATION).resolve())
+        agreed = read_contract((contract or site_kit.folder / FEDERATION).resolve())
         runtime = SiteRuntime(agreed, site_config, check_only=True)  # checks everything before a connection is opened
         longest = find_longest_message(agreed)
     with lock_folder(
         site_config.state, "runs a site with this state folder", "choose another one by 'state.folder' in its file"
     ):
-        print_leaves(runtime.list_leaves(), runtime.peers is not None, runtime.is_masked)
-        print_text(describe_disclosure(runtime.experiment, runtime.site), soft_wrap=True)
+        _print_leaves(runtime)
         print_text(
             f"federation {runtime.folder.name!r}, state and ledger in {runtime.folder}; Ctrl-C ends it", soft_wrap=True
         )
-        print_text(f"certificate valid until {site_kit.expires:%Y-%m-%d}{format_reminder(site_kit)}", soft_wrap=True)
-        check_connection(site_kit)
+        print_text(f"certificate valid until {site_kit.expires:%Y-%m-%d}{site_kit.reminder}", soft_wrap=True)
+        if obstacle := find_obstacle(site_kit):
+            if not obstacle.is_temporary:
+                exit_with_error(obstacle.text, Code.BAD_INPUT)
+            print_text(f"{obstacle.text}. The site tries again until the server answers", soft_wrap=True)
         pointer = {"config": str(site_config.source), "contracts": [agreed.record()], "rounds": agreed.config.rounds}
-        run_until_stopped(site_kit, site_config.state, {**pointer, workspace.LONGEST_MESSAGE: longest})
+        _run_until_stopped(site_kit, site_config.state, {**pointer, LONGEST_MESSAGE: longest})
 
 
 def submit(
@@ -174,22 +181,29 @@ def submit(
     The command first waits for the sites. When rounds are shown, Ctrl-C ends only the display; give the command again to
     see the progress.
     """
-    from fedmutual.sites import contract as contracts
+    from fedmutual.sites.contract import read_submitted_contract
     from fedmutual.sites.flare.kits import open_kit
-    from fedmutual.sites.flare.run import check_kind
     from fedmutual.sites.flare.session import Session
 
-    contract = contracts.read_submitted_contract(file)
+    contract = read_submitted_contract(file)
     folder = out_folder or Path("runs") / contract.name
-    lead_kit = check_kind(open_kit(kit), "lead")
+    lead_kit = open_kit(kit, "lead")
     with Session(lead_kit) as session:
         job = session.find_job(contract)
         if job is None:
-            wait_for_all(contract, lambda: session.status(contract.name)["there"])
+            until, last_line = time.monotonic() + contract.sites.wait, ""
+            while missing := sorted(set(contract.sites.names) - set(session.status(contract.name)["connected"])):
+                if (line := f"waiting for {', '.join(missing)}") != last_line:
+                    print_text(line)
+                    last_line = line
+                if time.monotonic() > until:
+                    print_text("the federation starts without these sites, which may join later")
+                    break
+                time.sleep(0.5)
             job = session.submit(contract)
         else:
             print_text(f"federation {contract.name!r} is running already; showing its progress")
-    last = print_progress(watch_progress(lead_kit, contract.name, job))
+    last = _show_progress(lead_kit, contract.name, job)
     with Session(lead_kit) as session:
         fetched = session.fetch(contract.name, folder)
     if last["outcome"] != "done":
@@ -203,31 +217,30 @@ def submit(
 
 def status(file: File, kit: Kit) -> None:
     """Show the progress of a federation, and which sites are connected."""
-    from fedmutual.sites import contract as contracts
-    from fedmutual.sites.flare import progress
+    from fedmutual.sites.contract import read_contract
     from fedmutual.sites.flare.kits import open_kit
+    from fedmutual.sites.flare.progress import format_notes
     from fedmutual.sites.flare.session import Session
 
-    contract = contracts.read_contract(file)
+    contract = read_contract(file)
     with Session(open_kit(kit)) as session:
         state = session.status(contract.name)
-    print_text(f"connected: {', '.join(state['there']) or 'nobody'}; of {', '.join(contract.sites.names)}")
-    print_text(
-        format_progress(state["progress"])
-        if state["progress"]
-        else f"federation {contract.name!r} was never started on this server"
-    )
-    for note in (state["progress"] or {"notes": []})["notes"]:
-        print_text(f"  {progress.format_notes(note)}")
+    print_text(f"connected: {', '.join(state['connected']) or 'nobody'}; of {', '.join(contract.sites.names)}")
+    if state["progress"] is None:
+        print_text(f"federation {contract.name!r} was never started on this server")
+        return
+    print_text(_format_progress(state["progress"]))
+    for note in state["progress"]["notes"]:
+        print_text(f"  {format_notes(note)}")
 
 
 def stop_federation(file: File, kit: Kit) -> None:
     """Stop a federation after the current round. `fedmutual submit` resumes it."""
-    from fedmutual.sites import contract as contracts
+    from fedmutual.sites.contract import read_contract
     from fedmutual.sites.flare.kits import open_kit
     from fedmutual.sites.flare.session import Session
 
-    name = contracts.read_contract(file).name
+    name = read_contract(file).name
     with Session(open_kit(kit)) as session:
         state = session.stop(name)
     if state is None:
@@ -262,10 +275,7 @@ def ledger(
 def doctor(
     kit: Kit,
     config: Annotated[Path | None, typer.Option(metavar="SITE.toml", help="Your site's file, which is checked too.")] = None,
-    contract: Annotated[
-        Path | None,
-        typer.Option(metavar="FEDERATION.toml", help="The contract that you agree to; the default is the one in the kit."),
-    ] = None,
+    contract: AgreedContract = None,
     trust_module: TrustModule = None,
 ) -> None:
     """Check the connection to the server: kit, clock, name, port, TLS, versions; with --config also your data and model.
@@ -277,8 +287,102 @@ def doctor(
 
     leave_working_folders()
     grades = []
-    for finding in run_checks(kit, config, contract, parse_module_names(trust_module)):
+    for finding in run_checks(kit, config, contract, _parse_module_names(trust_module)):
         print_text(f"{finding.grade:5} {finding.text}", soft_wrap=True)
         grades.append(finding.grade)
     if wrong := grades.count("wrong"):
         exit_with_error(f"{wrong} of {len(grades)} checks failed", Code.BAD_INPUT)
+
+
+def _parse_module_names(names: list[str] | None) -> list[str]:
+    """Return the modules of --trust-module. Exit if a name is not the name of a module."""
+    from fedmutual.sites.schema import check_modules
+
+    try:
+        return [*check_modules(tuple(names or ()))]
+    except ValueError as problem:
+        exit_with_error(f"--trust-module: {problem}", Code.BAD_INPUT)
+
+
+def _print_leaves(runtime: "SiteRuntime") -> None:
+    """Print which tensors may leave a site, and what else, for its operator."""
+    from fedmutual.sites.disclosure import describe_disclosure
+
+    table = Table("phase", "tensor", "type", "shape", "bytes", title="All that may leave this site")
+    for phase, spec in runtime.list_leaves().items():
+        for name, (dtype, shape) in spec.items():
+            size, sides = math.prod(shape) * dtype.itemsize, "x".join(map(str, shape)) or "one"
+            table.add_row(phase, name, str(dtype).removeprefix("torch."), sides, f"{size:,}")
+    out.print(table)
+    if runtime.is_masked:
+        print_text(
+            "These tensors are masked and sent to the server with keys, encrypted shares and signatures. The server learns "
+            "only the sum over all sites."
+        )
+    elif runtime.peers is not None:
+        print_text("These go to the other sites, through the server, encrypted.")
+    else:
+        print_text("These go to the server, which can read them.")
+    print_text(describe_disclosure(runtime.experiment, runtime.site), soft_wrap=True)
+
+
+def _run_until_stopped(kit: "kits.Kit", state: Path, pointer: Mapping[str, Any]) -> None:
+    """Run FLARE's process of a participant until it is stopped; exit with the code of the reason."""
+    from fedmutual.sites.flare.workspace import run_process
+
+    def print_end(interrupt: KeyboardInterrupt) -> int:
+        is_sigterm = isinstance(interrupt, Terminated)
+        err.print(
+            f"stopped by {'SIGTERM' if is_sigterm else 'Ctrl-C'}; saved rounds are kept", highlight=False, markup=False
+        )
+        return Code.TERMINATED if is_sigterm else Code.STOPPED
+
+    try:
+        with stop_on_sigterm():
+            code = run_process(kit, state, pointer, print_end)
+    except KeyboardInterrupt as interrupt:  # before FLARE runs, or a second one: do not wait for FLARE's threads
+        os._exit(print_end(interrupt))
+    if code in (Code.STOPPED, Code.TERMINATED):
+        sys.exit(code)
+    if code:
+        exit_with_error(f"ended with code {code}; see {state / 'flare' / 'log.txt'}", Code.DIVERGED)
+
+
+def _show_progress(kit: "kits.Kit", name: str, job: str) -> Mapping[str, Any]:
+    """Print each change of a federation as a line until its end, and return its last progress.
+
+    A new session is opened whenever the connection is lost. Raises ServerLost if the server is lost for 10 minutes.
+    """
+    from fedmutual.sites.flare.progress import OVER, format_notes
+    from fedmutual.sites.flare.session import ServerLost, Session
+
+    until, last_key, printed_notes = time.monotonic() + _PATIENCE, "", set[str]()
+    while True:
+        try:
+            with Session(kit) as session:
+                for state in session.watch(name, job):
+                    until = time.monotonic() + _PATIENCE
+                    for note in (n for n in state["notes"] if n["text"] not in printed_notes):
+                        print_text(f"  {format_notes(note)}", soft_wrap=True)
+                        printed_notes.add(note["text"])
+                    if (key := f"{state['round']} {state['in']} {state['outcome']}") != last_key:
+                        print_text(_format_progress(state), soft_wrap=True)
+                        last_key = key
+                    if state["outcome"] in OVER:
+                        return state
+        except ServerLost as problem:
+            if time.monotonic() > until:
+                raise
+            print_text(f"{problem}; trying again", soft_wrap=True)
+            time.sleep(2.0)
+
+
+def _format_progress(state: Mapping[str, Any]) -> str:
+    """Return the progress of a federation as one line of text: round, sites, scores, bytes and time left or outcome."""
+    missing = sorted(set(state["sites"]) - set(state["in"]))
+    sites = f"sites {', '.join(state['in'])}" + (f" (without {', '.join(missing)})" if missing else "")
+    traffic = f"{state['bytes']['up']:,} B up, {state['bytes']['down']:,} B down"
+    end = state["left"] if state["outcome"] == "running" else f"{state['outcome']}: {state['said']}"
+    return "  ".join(
+        part for part in (f"round {state['round']}/{state['rounds']}", sites, state["scores"], traffic, end) if part
+    )

@@ -7,6 +7,8 @@ fedmutual writes and a lead signed it. If a version of FLARE lacks the guarded m
 """
 
 import logging
+import os
+import sys
 from collections.abc import Callable, Mapping
 from functools import wraps
 from pathlib import Path
@@ -14,6 +16,8 @@ from typing import Any
 
 from nvflare.apis.fl_component import FLComponent
 from nvflare.apis.fl_constant import AdminCommandNames, ReservedKey
+from nvflare.app_common.job_launcher.client_process_launcher import ClientProcessJobLauncher
+from nvflare.app_common.job_launcher.server_process_launcher import ServerProcessJobLauncher
 from nvflare.fuel.f3.cellnet.core_cell import CoreCell
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
 from nvflare.fuel.f3.cellnet.utils import make_reply, new_cell_message
@@ -28,11 +32,10 @@ from nvflare.private.fed.client.admin import FedAdminAgent
 from nvflare.private.fed.client.command_agent import CommandAgent
 
 from fedmutual.errors import RunError, UserError
-from fedmutual.sites.flare import leftovers, workspace
-from fedmutual.sites.flare.archive import check_deployment, check_submission
-from fedmutual.sites.flare.console import print_line
-from fedmutual.sites.flare.job import APP
-from fedmutual.sites.flare.leftovers import JOB
+from fedmutual.sites.flare import workspace
+from fedmutual.sites.flare.archive import APP, check_deployment, check_submission
+from fedmutual.sites.flare.kits import WANTED
+from fedmutual.sites.flare.progress import print_line
 from fedmutual.sites.protocol import clean_text
 
 PEER_TOPIC = "fedmutual.letter"  # the topic of messages between sites
@@ -55,31 +58,10 @@ _ORDERS = (  # a server may order a site only to start a job that a lead signed,
     *(TrainingTopic.CHECK_RESOURCE, TrainingTopic.CANCEL_RESOURCE, TrainingTopic.DEPLOY),
     *(TrainingTopic.START_JOB, TrainingTopic.ABORT, TrainingTopic.ABORT_TASK, TrainingTopic.NOTIFY_JOB_STATUS),
 )
-_log = logging.getLogger(__name__)
-
-
-def is_allowed(receiver: str, sender: str, channel: str, topic: str) -> bool:
-    """Return whether a process accepts a request.
-
-    receiver, sender: names of processes in FLARE: ``north``, ``north.JOB``, ``server``.
-    """
-    if sender.split(".")[0] == receiver.split(".")[0]:
-        return True  # a process of the same participant
-    rules = {**_ANYBODY, **_RULES.get((_find_kind(receiver), _find_kind(sender)), {})}
-    if not (isinstance(channel, str) and isinstance(topic, str)):  # a sender can write anything into a header
-        return False
-    if channel not in rules or (topic == PEER_TOPIC and _find_kind(sender) != "site job"):
-        return False
-    topics = rules[channel]
-    return topics is None or topic in topics
-
-
-def _find_kind(name: str) -> str:
-    """Return the kind of a process: "lead", "server", "site", "server job" or "site job"."""
-    first, *rest = name.split(".")
-    if first.startswith("_admin_"):
-        return "lead"
-    return ("server" if first == "server" else "site") + (" job" if rest else "")
+# -P: `python -m` does not search the working folder, which is FLARE's folder. -E: Python does not read PYTHONPATH, to which
+# FLARE adds a folder for code of the job.
+_MAIN = "-P -E -m fedmutual.parent_process"
+_logger = logging.getLogger(__name__)
 
 
 class AccessControl(FLComponent):  # type: ignore[misc]
@@ -93,6 +75,8 @@ class AccessControl(FLComponent):  # type: ignore[misc]
         _guard(FedAdminAgent, "_dispatch_request", checks.refuse_order, remove_error_text)
         _guard(CommandAgent, "aux_communication", refuse_false_sender)
         _guard(AuthzFilter, "pre_command", checks.refuse_command)
+        for launcher in (ClientProcessJobLauncher, ServerProcessJobLauncher):
+            _guard(launcher, "get_command", lambda *_, **__: None, change_job_command)
 
 
 def _guard(kind: Any, name: str, before: Callable[..., Any], after: Callable[[Any], Any] = lambda answer: answer) -> None:
@@ -110,18 +94,56 @@ def _guard(kind: Any, name: str, before: Callable[..., Any], after: Callable[[An
     setattr(kind, name, guarded)
 
 
+def is_allowed(receiver: str, sender: str, channel: str, topic: str) -> bool:
+    """Return whether a process accepts a request.
+
+    receiver, sender: names of processes in FLARE: ``north``, ``north.JOB``, ``server``.
+    """
+    if sender.split(".")[0] == receiver.split(".")[0]:
+        return True  # a process of the same participant
+    if not (isinstance(channel, str) and isinstance(topic, str)):  # a sender can write anything into a header
+        return False
+    rules = {**_ANYBODY, **_RULES.get((_find_kind(receiver), _find_kind(sender)), {})}
+    if channel not in rules or (topic == PEER_TOPIC and _find_kind(sender) != "site job"):
+        return False
+    topics = rules[channel]
+    return topics is None or topic in topics
+
+
+def _find_kind(name: str) -> str:
+    """Return the kind of a process: "lead", "server", "site", "server job" or "site job"."""
+    first, *rest = name.split(".")
+    if first.startswith("_admin_"):
+        return "lead"
+    return ("server" if first == "server" else "site") + (" job" if rest else "")
+
+
+def _log_refusal(text: str) -> None:
+    """Log a refusal; the text may hold words of another participant."""
+    _logger.warning(clean_text(f"refused {text}"))
+
+
 def refuse_request(cell: Any, origin: str, message: Any) -> Any:
     """Return a refusal of a forbidden request, or None. A stream is judged by the request that it carries."""
     channel, topic = (message.get_header(key, "") for key in (MessageHeaderKey.CHANNEL, MessageHeaderKey.TOPIC))
     if (channel, topic) == (_STREAM, _DATA):
         channel, topic = (message.get_header(key, "") for key in (StreamHeaderKey.CHANNEL, StreamHeaderKey.TOPIC))
-    receiver = cell.my_info.fqcn
     # without encryption the server could have written a message between sites
     is_authentic = topic != PEER_TOPIC or message.get_header(MessageHeaderKey.ENCRYPTED)
-    if is_authentic and is_allowed(receiver, origin, channel, topic):
+    if is_authentic and is_allowed(cell.my_info.fqcn, origin, channel, topic):
         return None
-    _log.warning(clean_text(f"{receiver}: refused a request of {origin!r}: {channel}/{topic}"))
+    _log_refusal(f"a request of {origin!r}: {channel}/{topic}")
     return make_reply(ReturnCode.UNAUTHENTICATED, error="not allowed")
+
+
+def refuse_false_sender(agent: Any, request: Any) -> Any:
+    """Return a refusal where the sender in a message is not the participant whose certificate encrypted it, or None."""
+    origin, properties = request.get_header(MessageHeaderKey.ORIGIN, ""), request.payload.get_peer_props() or {}
+    stated = properties.get(ReservedKey.IDENTITY_NAME)
+    if _find_kind(origin).startswith("server") or stated == origin.split(".")[0]:
+        return None
+    _log_refusal(f"a message of {origin!r}, which names {stated!r} as its sender")
+    return make_reply(ReturnCode.UNAUTHENTICATED, error="wrong sender")
 
 
 class JobChecks:
@@ -134,8 +156,8 @@ class JobChecks:
         """Return a refusal of a server's order that is not allowed or that names no valid job, or None."""
         order = request.payload
         job = order.get_header(RequestHeader.JOB_ID)
-        if order.topic not in _ORDERS or not (job is None or (isinstance(job, str) and JOB.fullmatch(job))):
-            _log.warning(clean_text(f"refused an order of {request.get_header(MessageHeaderKey.ORIGIN)!r}: {order.topic}"))
+        if order.topic not in _ORDERS or not (job is None or (isinstance(job, str) and workspace.JOB.fullmatch(job))):
+            _log_refusal(f"an order of {request.get_header(MessageHeaderKey.ORIGIN)!r}: {order.topic}")
             return new_cell_message({}, error_reply("not allowed"))
         if order.topic != TrainingTopic.DEPLOY:
             return None
@@ -143,9 +165,9 @@ class JobChecks:
             if job is None or order.get_header(RequestHeader.APP_NAME) != APP:
                 raise RunError("the order names no job of fedmutual")
             check_deployment(order.body, self._root)
-            leftovers.remove_folders(self._work, agent.app_ctx.get_all_job_ids())  # of jobs that never started
+            workspace.remove_job_folders(self._work, agent.app_ctx.get_all_job_ids())  # of jobs that never started
         except UserError as problem:
-            _log.warning(clean_text(f"refused a job: {problem}"))
+            _log_refusal(f"a job: {problem}")
             return remove_error_text(new_cell_message({}, error_reply(f"a job: {problem}")))
         return None
 
@@ -155,25 +177,24 @@ class JobChecks:
         FLARE lets any certificate of the federation log in, and checks no right before some commands. A submitted job is
         checked here before FLARE reads it; the file of a refused job is removed.
         """
+        # CMD_ENTRY is the entry that FLARE found: a command has a second name with the name of its module.
         file, command = conn.get_prop(ConnProps.FILE_LOCATION), conn.get_prop(ConnProps.CMD_ENTRY).name
-        try:  # `command` is the entry that FLARE found: a command has a second name with the name of its module
-            # A command with an underscore logs in or out.
-            if not command.startswith("_") and conn.get_prop(ConnProps.USER_ROLE) != "lead":
+        try:
+            if not command.startswith("_") and conn.get_prop(ConnProps.USER_ROLE) != "lead":  # _: logs in or out
                 raise RunError("only a lead may give this command")
             if command == AdminCommandNames.SUBMIT_JOB:
                 if file is None or len(words) != 2:
                     raise RunError("a job is submitted as an archive, and without options")
                 check_submission(Path(file), words[1], self._root, workspace.read_pointer(self._work)["contracts"])
-                return None
-            if file is not None:
+            elif file is not None:
                 raise RunError("only a job may be sent as a file")
-            return None
         except UserError as problem:
-            _log.warning(clean_text(f"refused {command!r} of {conn.get_prop(ConnProps.USER_NAME)!r}: {problem}"))
+            _log_refusal(f"{command!r} of {conn.get_prop(ConnProps.USER_NAME)!r}: {problem}")
             conn.append_error(str(problem), meta=make_meta(MetaStatusValue.INVALID_JOB_DEFINITION, str(problem)))
             if file is not None:
                 Path(file).unlink(missing_ok=True)
             return False
+        return None
 
 
 def remove_error_text(reply: Any) -> Any:
@@ -185,14 +206,15 @@ def remove_error_text(reply: Any) -> Any:
     return reply
 
 
-def refuse_false_sender(agent: Any, request: Any) -> Any:
-    """Return a refusal where the sender in a message is not the participant whose certificate encrypted it, or None."""
-    origin, properties = request.get_header(MessageHeaderKey.ORIGIN, ""), request.payload.get_peer_props() or {}
-    if _find_kind(origin).startswith("server") or properties.get(ReservedKey.IDENTITY_NAME) == origin.split(".")[0]:
-        return None
-    _log.warning(
-        clean_text(
-            f"refused a message of {origin!r}, which names {properties.get(ReservedKey.IDENTITY_NAME)!r} as its sender"
-        )
-    )
-    return make_reply(ReturnCode.UNAUTHENTICATED, error="wrong sender")
+def change_job_command(command: str) -> str:
+    """Return FLARE's command of a job with options that isolate Python, and with a main module that watches this process.
+
+    FLARE's check of the parent does not end a job in the middle of its work, or one whose reports to the parent fail.
+
+    Raises:
+        RuntimeError: the command has another form; the job is not started.
+    """
+    python, module, rest = command.partition(" -m ")
+    if python != sys.executable or not module:
+        raise RuntimeError(f"NVIDIA FLARE starts jobs with an unknown command; install a supported version: {WANTED}")
+    return f"{python} {_MAIN} {os.getpid()} {rest}"

@@ -1,7 +1,7 @@
-"""Checks of a job's archive before FLARE unpacks it.
+"""The FLARE job of a federation: three JSON files that name classes of fedmutual, and no code. The check of its archive.
 
-An archive is accepted only if it holds exactly the files that `job.py` writes, with their exact contents, and if a lead
-signed it.
+An archive is accepted only if it holds exactly the files that `write_job` writes, with their exact contents, and if a lead
+signed it. All this is checked before FLARE unpacks it.
 """
 
 import io
@@ -17,18 +17,61 @@ from typing import Any
 from fedmutual.config.keys import Table
 from fedmutual.errors import RunError
 from fedmutual.sites.consent import LONGEST_CONTRACT, check_agreed, parse_contract_record
-from fedmutual.sites.contract import parse_table
-from fedmutual.sites.flare import job
-from fedmutual.sites.flare.nvflare_import import import_nvflare
+from fedmutual.sites.contract import Contract, parse_table
+from fedmutual.sites.flare.kits import import_nvflare
+from fedmutual.sites.flare.workspace import ALLOWED
 from fedmutual.sites.schema import SitesTable
 
+APP = "app"
+META, SERVER, SITE = "meta.json", "config_fed_server.json", "config_fed_client.json"
 LARGEST = 2 * LONGEST_CONTRACT + 2**16  # bytes of a file: escaped twice in JSON, a contract takes up to twice its length
 _LARGEST_ARCHIVE = 3 * LARGEST  # bytes of an archive, and of its contents
 _END, _LOCATOR = 22, 20  # bytes of the record at the end of an archive, and of the record before it in a ZIP64 archive
 _LONGEST_LIST = 2**14  # bytes of an archive's list of files; a job has about a dozen files
 _SIGNATURES = (".__nvfl_sig.json", ".__nvfl_submitter.crt")  # FLARE writes them into each folder that it signs
-_CONFIG = (f"config/{job.SERVER}", f"config/{job.SITE}")
+_CONFIG = (f"config/{SERVER}", f"config/{SITE}")
 _APP = (*_CONFIG, *_SIGNATURES, *(f"config/{name}" for name in _SIGNATURES))  # paths below the folder of the app
+
+
+def write_job(contract: Contract, folder: Path) -> Path:
+    """Write the job below `folder`, and return the folder of the job."""
+    job = folder / contract.name
+    (job / APP / "config").mkdir(parents=True)
+    (job / META).write_bytes(make_meta(contract.name, contract.sites))
+    for name, content in make_configs(json.dumps(contract.record())).items():
+        (job / APP / name).write_bytes(content)
+    return job
+
+
+def make_meta(name: str, sites: SitesTable) -> bytes:
+    """Return the content of META: the receivers of the app, and how many sites must receive it."""
+    receivers = ["server", *sites.names]
+    return _dump({"name": name, "resource_spec": {}, "min_clients": sites.least, "deploy_map": {APP: receivers}})
+
+
+def make_configs(contract: str) -> dict[str, bytes]:
+    """Return the two files that configure the job's processes: path below the app -> content. contract: as JSON text."""
+    arguments = {"contract": contract}
+    server = {
+        "format_version": 2,
+        "server": {"heart_beat_timeout": 600, "task_request_interval": 0.01},
+        "task_data_filters": [],
+        "task_result_filters": [],
+        "components": [],
+        "workflows": [{"id": "rounds", "path": ALLOWED["server"], "args": arguments}],
+    }
+    site = {
+        "format_version": 2,
+        "executors": [{"tasks": ["*"], "executor": {"path": ALLOWED["site"], "args": arguments}}],
+        "task_result_filters": [],
+        "task_data_filters": [],
+        "components": [],
+    }
+    return {_CONFIG[0]: _dump(server), _CONFIG[1]: _dump(site)}
+
+
+def _dump(content: dict[str, Any]) -> bytes:
+    return json.dumps(content, indent=1).encode()
 
 
 def check_submission(path: Path, name: str, root: Path, agreed: Collection[Table]) -> None:
@@ -41,18 +84,17 @@ def check_submission(path: Path, name: str, root: Path, agreed: Collection[Table
         RunError: the archive is not what fedmutual writes, or no lead signed it.
         ConfigError: the contract of the job is damaged, or is not one of the agreed contracts.
     """
-    try:
-        size = path.stat().st_size
-    except OSError:
-        raise RunError("the job did not arrive; submit the job again") from None
-    if size > _LARGEST_ARCHIVE:
+    if not path.is_file():
+        raise RunError("the job did not arrive; submit the job again")
+    if path.stat().st_size > _LARGEST_ARCHIVE:
         raise _make_error("it is too large")
-    expected = (job.META, *_SIGNATURES, *(f"{job.APP}/{file}" for file in _APP))
+    expected = (META, *_SIGNATURES, *(f"{APP}/{file}" for file in _APP))
     files = _read_files(path.read_bytes(), {f"{name}/{file}": file for file in expected})
-    text = _read_contract({file: files[f"{job.APP}/{file}"] for file in _CONFIG})
+    text = _read_contract({file: files[f"{APP}/{file}"] for file in _CONFIG})
     record = check_agreed(text, agreed, "this server")
     sites = parse_table(SitesTable, record["tables"].get("sites"), "the contract", "sites")
-    _check_same(job.META, files[job.META], job.make_meta(record["name"], sites.least, sites.names))
+    if files[META] != make_meta(record["name"], sites):
+        raise _make_error(f"{META} has another content")
     if name != record["name"]:
         raise _make_error("its folder does not have the name of its federation")
     _check_signed(files, root)
@@ -76,17 +118,22 @@ def _read_files(content: bytes, expected: Mapping[str, str]) -> dict[str, bytes]
     """Return the files of an archive: name -> content. expected: path in the archive -> name, of all files."""
     _check_directory(content)
     folders = {f"{parent.as_posix()}/" for file in expected for parent in Path(file).parents if parent != Path()}
+    files = {}
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             entries = [entry for entry in archive.infolist() if entry.filename not in folders]
             names = [entry.filename for entry in entries]
             if sorted(names) != sorted(expected) or len(archive.infolist()) > len(expected) + len(folders):
                 raise _make_error("it has unexpected files")
-            if any(stat.S_ISLNK(entry.external_attr >> 16) or entry.file_size > LARGEST for entry in entries):
-                raise _make_error("one of its files is a link or is too large")
-            return {expected[entry.filename]: _read_entry(archive, entry) for entry in entries}
+            for entry in entries:
+                with archive.open(entry) as file:  # the stated size may be wrong
+                    body = file.read(LARGEST + 1)
+                if stat.S_ISLNK(entry.external_attr >> 16) or len(body) > LARGEST:
+                    raise _make_error("one of its files is a link or is too large")
+                files[expected[entry.filename]] = body
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, NotImplementedError, RuntimeError):
         raise _make_error("it is damaged") from None
+    return files
 
 
 def _check_directory(content: bytes) -> None:
@@ -101,30 +148,17 @@ def _check_directory(content: bytes) -> None:
         raise _make_error("it has unexpected files")
 
 
-def _read_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
-    with archive.open(entry) as file:
-        content = file.read(LARGEST + 1)
-    if len(content) > LARGEST:
-        raise _make_error("one of its files is a link or is too large")
-    return content
-
-
 def _read_contract(files: Mapping[str, bytes]) -> str:
     """Return the text of the contract in the two configuration files, which may hold nothing else."""
     try:
         text = json.loads(files[_CONFIG[0]])["workflows"][0]["args"]["contract"]
     except (ValueError, LookupError, TypeError, RecursionError):
-        raise _make_error(f"{job.SERVER} has another content") from None
+        raise _make_error(f"{SERVER} has another content") from None
     parse_contract_record(text)
-    _check_same(job.SERVER, files[_CONFIG[0]], job.make_server_config(text))
-    _check_same(job.SITE, files[_CONFIG[1]], job.make_site_config(text))
+    for name, content in make_configs(text).items():
+        if files[name] != content:
+            raise _make_error(f"{Path(name).name} has another content")
     return str(text)
-
-
-def _check_same(name: str, content: bytes, expected: dict[str, Any]) -> None:
-    """Raise RunError unless the bytes of a file are exactly those that `job.write_job` writes."""
-    if content != job.format_json(expected):
-        raise _make_error(f"{name} has another content")
 
 
 def _check_signed(files: Mapping[str, bytes], root: Path) -> None:

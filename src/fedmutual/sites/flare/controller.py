@@ -3,7 +3,7 @@
 import math
 import queue
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,17 @@ from fedmutual.errors import RunError, UserError
 from fedmutual.sites.contract import accept_contract
 from fedmutual.sites.coordinator import Coordinator
 from fedmutual.sites.engine import TooFew
-from fedmutual.sites.flare import presence, rejoin_backoff, workspace
-from fedmutual.sites.flare.console import print_line
-from fedmutual.sites.flare.progress import FILE, Outcome, ProgressFile, change_progress, read_progress
-from fedmutual.sites.flare.workspace import BODY, READY, TASK
+from fedmutual.sites.flare.progress import (
+    FILE,
+    STOP,
+    Outcome,
+    ProgressFile,
+    change_progress,
+    print_line,
+    read_connected,
+    read_progress,
+)
+from fedmutual.sites.flare.workspace import BODY, read_pointer
 from fedmutual.sites.modules import leave_working_folders, make_server_rule
 from fedmutual.user_code import plugins
 
@@ -58,7 +65,7 @@ class Rounds(Controller):  # type: ignore[misc]
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         """Run the remaining rounds, until a site joins, fewer sites than the quorum answer, or FLARE ends the job."""
         work = Path(fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_root_dir())
-        pointer = workspace.read_pointer(work)
+        pointer = read_pointer(work)
         state = Path(pointer["state"])
         leave_working_folders(work)
         plugins.set_rule(make_server_rule(pointer["modules"], [Path(file) for file in pointer["files"]]))
@@ -73,7 +80,7 @@ class Rounds(Controller):  # type: ignore[misc]
         torch.set_num_threads(1)
         transport = TaskTransport(self, fl_ctx, abort_signal, folder, contract.quorum)
         progress.begin(transport.list_connected())  # from now on the server restarts the job if it fails
-        pause = partial(pause_for_changes, folder, transport, contract.sites.names)
+        pause = partial(pause_for_changes, progress, transport, contract.sites.names)
         try:
             progress.begin(transport.wait_until_ready(contract.sites.wait))
             Coordinator(contract, folder, work / "startup").run(transport, [progress], pause)
@@ -106,20 +113,19 @@ def write_refusal(state: Path, job: str, reason: str) -> None:
             change_progress(file.parent, outcome=Outcome.FAILED, said=reason)
 
 
-def pause_for_changes(folder: Path, transport: "TaskTransport", names: Collection[str]) -> None:
+def pause_for_changes(progress: ProgressFile, transport: "TaskTransport", names: Collection[str]) -> None:
     """Raise Paused after a saved round if a lead requested a stop, or if a connected site is not in the job.
 
     Raises:
         Aborted: FLARE has ended the job.
-        RunError: the record of restarts cannot be written.
+        RunError: the progress file cannot be written.
     """
     transport.check()
-    if presence.is_stop_requested(folder):
+    if (progress.folder / STOP).exists():
         raise Paused("stopped by hand")
-    inside, alive = transport.list_connected(), presence.read_alive(folder.parent)
+    inside, (_, alive) = transport.list_connected(), read_connected(progress.folder.parent)
     outside = {i: alive[i] for i in names if i in alive and i not in inside}
-    due = rejoin_backoff.list_due_sites(folder, outside, inside)
-    if due:
+    if due := progress.list_due_sites(outside, inside, time.time()):
         raise Paused(f"{', '.join(due)} connected, or connected again")
 
 
@@ -133,17 +139,14 @@ class TaskTransport:
         """quorum: the number of answers that are waited for until the deadline."""
         self._controller, self._context, self._abort, self._folder = controller, fl_ctx, abort, folder
         self._quorum, self._late = quorum, set[str]()
-        names = {c.name for c in controller._engine.get_clients()}
-        self.began = {
-            i: connection for i, connection in presence.read_connected(folder.parent).items() if i in names
-        }  # site -> connection at the start of the job
+        names, (connected, _) = {c.name for c in controller._engine.get_clients()}, read_connected(folder.parent)
+        self._began = {i: connection for i, connection in connected.items() if i in names}  # at the start of the job
 
     def list_connected(self) -> tuple[str, ...]:
         """Return the sites that are connected since the start of the job. A restarted site is not in the job."""
-        connections = presence.read_connected(self._folder.parent)
+        connected, _ = read_connected(self._folder.parent)
         is_disconnected = self._controller.communicator.get_client_disconnect_time
-        same = (i for i, connection in self.began.items() if connections.get(i) == connection and not is_disconnected(i))
-        return tuple(sorted(same))
+        return tuple(sorted(i for i, c in self._began.items() if connected.get(i) == c and not is_disconnected(i)))
 
     def list_late(self) -> tuple[str, ...]:
         """Return the sites that missed a deadline and have taken no order since."""
@@ -155,12 +158,8 @@ class TaskTransport:
             raise Aborted
 
     def wait_until_ready(self, wait: float) -> tuple[str, ...]:
-        """Wait at most `wait` seconds until all sites take orders, and return the sites that do.
-
-        Raises:
-            Aborted: as `check`.
-        """
-        return tuple(sorted(i for i, _ in self._send_tasks(READY, dict.fromkeys(self.list_connected(), b""), wait)))
+        """Wait at most `wait` seconds until all sites take an empty order, and return the sites that do."""
+        return tuple(sorted(i for i, _ in self.ask(dict.fromkeys(self.list_connected(), b""), wait)))
 
     def ask(self, orders: Mapping[str, bytes], deadline: float) -> Iterator[tuple[str, bytes]]:
         """Send each site its order as a task, and yield (site, answer) in the order of arrival. deadline: in seconds.
@@ -168,11 +167,8 @@ class TaskTransport:
         Raises:
             Aborted: as `check`.
         """
-        return self._send_tasks(TASK, orders, deadline)
-
-    def _send_tasks(self, name: str, orders: Mapping[str, bytes], deadline: float) -> Iterator[tuple[str, bytes]]:
         arrived: queue.Queue[tuple[str, bytes | None]] = queue.Queue()
-        tasks = {i: self._send_task(name, i, order, deadline, arrived.put) for i, order in orders.items()}
+        tasks = {i: self._send_task(i, order, deadline, arrived) for i, order in orders.items()}
         waiting, until, answers = set(tasks), time.monotonic() + deadline, 0
         try:
             while waiting - self._late or (waiting and answers < self._quorum):
@@ -194,9 +190,7 @@ class TaskTransport:
                 if task.completion_status is None:
                     self._controller.cancel_task(task, fl_ctx=self._context)
 
-    def _send_task(
-        self, name: str, site: str, order: bytes, deadline: float, put: Callable[[tuple[str, bytes | None]], None]
-    ) -> Task:
+    def _send_task(self, site: str, order: bytes, deadline: float, arrived: queue.Queue[tuple[str, bytes | None]]) -> Task:
         data = Shareable()
         data[BODY] = order
 
@@ -204,12 +198,11 @@ class TaskTransport:
             self._late.discard(site)
 
         def put_answer(client_task: ClientTask, fl_ctx: FLContext) -> None:
-            result = client_task.result
+            result, client_task.result = client_task.result, None
             is_ok = isinstance(result, Shareable) and result.get_return_code() == ReturnCode.OK
             body: Any = result.get(BODY) if is_ok else None
-            put((site, body if isinstance(body, bytes) else None))
-            client_task.result = None
+            arrived.put((site, body if isinstance(body, bytes) else None))
 
-        task = Task(name, data, timeout=math.ceil(deadline), before_task_sent_cb=mark_taken, result_received_cb=put_answer)
+        task = Task("do", data, timeout=math.ceil(deadline), before_task_sent_cb=mark_taken, result_received_cb=put_answer)
         self._controller.broadcast(task, self._context, targets=[site], min_responses=1)
         return task

@@ -1,26 +1,48 @@
-"""The checks of `fedmutual doctor`: kit, connection, contract, data and state folder. Nothing is changed."""
+"""The checks of `fedmutual doctor`, each with its fix: kit, connection, contract, data and state. Nothing is changed.
 
+Commands check the connection by the same steps before they start: name, port or proxy, TLS.
+"""
+
+import base64
+import http.client
 import importlib.metadata
 import os
+import re
 import shutil
 import socket
+import ssl
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from ipaddress import ip_address, ip_network
 from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from fedmutual.errors import ConfigError, UserError
-from fedmutual.sites import contract as contracts
-from fedmutual.sites.contract import Contract
-from fedmutual.sites.flare.connectivity import KNOW, OK, WRONG, Check, check_connection
-from fedmutual.sites.flare.kits import FEDERATION, KIT_ADVICE, KIT_KINDS, SOON, Kit, check_valid, open_kit
-from fedmutual.sites.flare.nvflare_import import check_version
+from fedmutual.sites.contract import Contract, read_contract
+from fedmutual.sites.flare import kits
+from fedmutual.sites.flare.kits import Kit, check_valid
 from fedmutual.sites.modules import make_server_rule
 from fedmutual.sites.secure_sum.identity import read_certificate
-from fedmutual.sites.site_runtime import SiteRuntime
-from fedmutual.sites.site_settings import read_site_file
+from fedmutual.sites.site_settings import SiteSettings, read_site_file
 from fedmutual.user_code import plugins
 
+OK, KNOW, WRONG = "ok", "note", "wrong"
+PROXY_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy")  # gRPC reads the first one that is set; "": no proxy
+PROXY_EXCEPTIONS = ("no_grpc_proxy", "no_proxy")  # hosts without a proxy: gRPC reads the first one that is set
+UNREAD_VARIABLES = ("HTTPS_PROXY", "HTTP_PROXY", "all_proxy", "ALL_PROXY")  # other programs read these, but gRPC does not
+_PROXY_PORT = 443  # gRPC's default
+_PATIENCE = 5.0  # seconds for each step
 _STATE_FACTOR = 16  # size of a site's state relative to its networks: four rounds, with optimisers and answers
+_TOO_EARLY = 9  # X509_V_ERR_CERT_NOT_YET_VALID of OpenSSL
+
+
+class Check(NamedTuple):
+    """The result of one check of a participant's kit or connection: a grade, and a sentence for the operator."""
+
+    grade: str  # OK, KNOW (worth knowing) or WRONG
+    text: str
+    is_temporary: bool = False  # whether the problem can end without a change to the kit, as when the server is down
 
 
 def run_checks(
@@ -31,114 +53,245 @@ def run_checks(
     folder: the folder of the kit. config: the file of a site. contract: the federation's file; None: the file in the kit.
     modules: the modules that the operator of a server allows in the contract.
     """
-    yield from _check_versions()
     try:
-        kit = open_kit(folder)
-        yield Check(OK, f"{folder}: a complete kit, of {kit.name!r}, {KIT_KINDS[kit.kind]}")
+        versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("fedmutual", "torch"))
+        yield Check(OK, f"{versions}, nvflare {kits.check_version()}")
+    except ConfigError as problem:
+        yield Check(WRONG, str(problem))
+    try:
+        kit = kits.open_kit(folder)
+        yield Check(OK, f"{folder}: a complete kit, of {kit.name!r}, {kits.KIT_KINDS[kit.kind]}")
         yield from _check_keys(kit)
     except UserError as problem:
         yield Check(WRONG, str(problem))
         return
-    agreed: Contract | None = None
-    file = (contract or kit.folder / FEDERATION).resolve()
+    file, site, agreed = (contract or kit.folder / kits.FEDERATION).resolve(), None, None
     try:
-        code = read_site_file(config).code if config is not None else make_server_rule(modules, [file])
-        with plugins.use_rule(code):
-            agreed = contracts.read_contract(file)
+        site = None if config is None else read_site_file(config)
+        with plugins.use_rule(site.code if site else make_server_rule(modules, [file])):
+            agreed = read_contract(file)
         yield Check(OK, f"federation {agreed.name!r}: {', '.join(agreed.sites.names)}; {agreed.config.algorithm['name']}")
     except UserError as problem:
         yield Check(WRONG, str(problem))
-    yield from _check_port(kit) if kit.kind == "server" else check_connection(kit)
-    if config is not None and agreed is not None:
-        yield from _check_site(kit, config, agreed)
-
-
-def _check_versions() -> Iterator[Check]:
-    """Yield the versions of fedmutual, torch and FLARE."""
-    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("fedmutual", "torch"))
-    try:
-        yield Check(OK, f"{versions}, nvflare {check_version()}")
-    except ConfigError as problem:
-        yield Check(WRONG, str(problem))
+    yield from [_check_port(kit)] if kit.kind == "server" else check_connection(kit)
+    if site is not None and agreed is not None:
+        yield from _check_site(kit, site, agreed)
 
 
 def _check_keys(kit: Kit) -> Iterator[Check]:
-    """Yield the faults of the certificate and the key of a kit, or the end of their validity.
-
-    Raises:
-        RunError: as `check_valid`.
-    """
+    """Yield the faults of the certificate and the key of a kit, or the end of their validity. Raises as `check_valid`."""
     check_valid(kit)
-    if kit.reminder:
-        text = f"the certificate of {kit.name!r} expires in {kit.days} days, on {kit.expires:%Y-%m-%d}; {kit.reminder}"
-        yield Check(KNOW, text)
-    else:
-        yield Check(OK, f"its certificate is valid until {kit.expires:%Y-%m-%d}, {kit.days} days")
+    yield Check(KNOW if kit.reminder else OK, f"its certificate is valid until {kit.expires:%Y-%m-%d}{kit.reminder}")
     key, root = kit.certificate.with_suffix(".key"), read_certificate(kit.startup / "rootCA.pem")
     try:
         read_certificate(kit.certificate).verify_directly_issued_by(root)
-    except Exception:  # types of `cryptography`, which this module does not import
-        yield Check(WRONG, f"{kit.certificate}: was not issued by the authority beside it; {KIT_ADVICE}")
+    except Exception:  # many types of `cryptography`
+        yield Check(WRONG, f"{kit.certificate}: was not issued by the authority beside it; {kits.KIT_ADVICE}")
     days = (root.not_valid_after_utc - datetime.now(UTC)).days
-    if days < min(kit.days, SOON):
+    if days < min(kit.days, kits.SOON):
         advice = "make all kits again in an empty folder: fedmutual provision FEDERATION.toml --out OTHER"
         yield Check(WRONG if days < 0 else KNOW, f"the authority's certificate ends in {days} days; {advice}")
     if key.stat().st_mode & 0o077:
         yield Check(KNOW, f"{key}: other users of this host can read it, and act as {kit.name!r}: chmod 600 {key}")
 
 
-def _check_port(kit: Kit) -> Iterator[Check]:
-    """Yield whether the port of the server is free, or in use by the server itself."""
-    for host in kit.hosts:
-        try:
-            socket.getaddrinfo(host, kit.port)
-        except OSError:
-            yield Check(KNOW, f"{host!r} has no address here; sites must be able to find it")
+def _check_port(kit: Kit) -> Check:
+    """Return whether the port of the server is free, or in use by the server itself."""
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind(("", kit.port))
-            yield Check(OK, f"port {kit.port} is free")
-        except PermissionError:
-            yield Check(WRONG, f"port {kit.port} is reserved for root; choose one above 1023 as server.port")
-        except OSError:
-            answer = list(check_connection(kit))[-1]
-            if answer.grade == OK:
-                yield Check(OK, f"port {kit.port}: the server of this kit is already running, and answers")
-            else:
-                yield Check(WRONG, f"port {kit.port} is in use: end the program that uses it, or choose another server.port")
+        except OSError as problem:
+            if find_obstacle(kit) is None:
+                return Check(OK, f"port {kit.port}: the server of this kit is already running, and answers")
+            advice = "end the program that uses the port, or choose another server.port above 1023"
+            return Check(WRONG, f"port {kit.port} cannot be used ({problem.strerror}): {advice}")
+    return Check(OK, f"port {kit.port} is free")
 
 
-def _check_site(kit: Kit, config: Path, agreed: Contract) -> Iterator[Check]:
+def _check_site(kit: Kit, site: SiteSettings, agreed: Contract) -> Iterator[Check]:
     """Yield whether the file, data and model of a site fit the contract, and whether its state can be saved."""
+    from fedmutual.sites.site_runtime import SiteRuntime
+
     try:
-        site_config = read_site_file(config)
-        if site_config.file.site != kit.name:
-            raise ConfigError(
-                f"{config}: belongs to site {site_config.file.site!r}, and {kit.folder} is the kit of {kit.name!r}"
-            )
-        with plugins.use_rule(site_config.code):
-            experiment = SiteRuntime(agreed, site_config, check_only=True).experiment
+        if site.file.site != kit.name:
+            raise ConfigError(f"{site.source}: belongs to site {site.file.site!r}, and {kit.folder} is for {kit.name!r}")
+        with plugins.use_rule(site.code):
+            experiment = SiteRuntime(agreed, site, check_only=True).experiment
             nets, rows = experiment.build_networks(kit.name), experiment.load_rows(kit.name)
     except UserError as problem:
         yield Check(WRONG, str(problem).replace(f"clients.{kit.name}.", ""))
         return
     counts = ", ".join(f"{len(examples)} {name}" for name, examples in rows.items() if len(examples))
-    yield Check(OK, f"{config}: fits the contract; examples: {counts}")
-    if experiment.data.public is not None:
-        yield Check(OK, f"public seed set: {sum(map(len, experiment.data.public.owners.values()))} examples, as agreed")
-    size = sum(tensor.nbytes for net in nets.values() for tensor in net.state_dict().values())
-    yield from _check_state(kit, site_config.state, _STATE_FACTOR * size)
-
-
-def _check_state(kit: Kit, state: Path, need: int) -> Iterator[Check]:
-    """Yield whether the state can be saved. need: in bytes."""
+    if (public := experiment.data.public) is not None:
+        counts += f"; {sum(map(len, public.owners.values()))} in the public seed set"
+    yield Check(OK, f"{site.source}: fits the contract; examples: {counts}")
+    state = site.state
     existing = next(path for path in (state, *state.parents) if path.exists())
     if state.is_relative_to(kit.folder):
         yield Check(WRONG, f"{state}: is inside the kit, which may be replaced; name a state.folder outside of the kit")
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         yield Check(WRONG, f"{existing}: cannot be written into; name another state.folder, or get the permission")
         return
+    need = _STATE_FACTOR * sum(tensor.nbytes for net in nets.values() for tensor in net.state_dict().values())
     free = shutil.disk_usage(existing).free
     grade, advice = (OK, "") if free > need else (WRONG, "; make room, or name another state.folder")
     yield Check(grade, f"{state}: {free / 1e6:,.0f} MB free, up to {need / 1e6:,.1f} MB needed{advice}")
+
+
+def find_obstacle(kit: Kit) -> Check | None:
+    """Return why the server cannot be reached; None where it can be reached. Raises RunError as `make_tls_context`."""
+    *_, last = check_connection(kit)
+    return last if last.grade == WRONG else None
+
+
+def check_connection(kit: Kit, patience: float = _PATIENCE) -> Iterator[Check]:
+    """Yield the result of each step, up to the first failure. patience: seconds for each step.
+
+    Raises:
+        RunError: as `make_tls_context`.
+    """
+    host, port = kit.hosts[0], kit.port
+    proxy = None if kit.kind == "server" else find_proxy(host, port)
+    if proxy is not None:
+        yield from _check_through_proxy(kit, *proxy, patience)
+        return
+    try:
+        addresses = sorted({str(a[4][0]) for a in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)})
+        yield Check(OK, f"the server's name {host!r} is {', '.join(addresses)}")
+        plain = socket.create_connection((host, port), patience)
+    except socket.gaierror:
+        problem = (
+            f"the server's name {host!r} has no address here: correct server.hosts or the name service, or add an entry to "
+            "/etc/hosts"
+        )
+    except ConnectionRefusedError:
+        problem = f"{host}:{port} refuses connections: the server is not running, or listens on another port"
+    except TimeoutError:
+        problem = f"{host}:{port} does not answer in {patience:g} s: a firewall blocks the port, or the host is down"
+    except OSError as error:
+        problem = f"{host}:{port} cannot be reached: {error.strerror or error}"
+    else:
+        yield Check(OK, f"{host}:{port} accepts connections")
+        yield _check_tls(kit, plain)
+        return
+    unread = " and ".join(name for name in UNREAD_VARIABLES if os.environ.get(name))
+    advice = f"; if only a proxy connects to it, set https_proxy: {unread} is not read" if unread else ""
+    yield Check(WRONG, problem + advice, is_temporary=True)
+
+
+def _check_through_proxy(kit: Kit, variable: str, url: SplitResult, patience: float) -> Iterator[Check]:
+    """Yield whether the proxy connects to the server, and the result of the TLS handshake through the proxy."""
+    host, port = kit.hosts[0], kit.port
+    where = f"the proxy {url.hostname}:{url.port or _PROXY_PORT} of {variable}"
+    advice = f"correct {variable} or the proxy, or add {host} to no_proxy to connect without a proxy"
+    user = unquote(url.netloc.rpartition("@")[0]).encode()
+    connection = http.client.HTTPConnection(str(url.hostname), url.port or _PROXY_PORT, timeout=patience)
+    headers = {"Proxy-Authorization": f"Basic {base64.b64encode(user).decode()}"} if user else {}
+    connection.set_tunnel(host, port, headers)
+    is_temporary = False
+    try:
+        connection.connect()
+    except TimeoutError:
+        problem = f"does not answer in {patience:g} s"
+    except socket.gaierror:
+        problem = "has no address here"
+    except http.client.HTTPException:
+        problem = "does not answer as an HTTP proxy"
+    except OSError as error:
+        refusal = re.match(r"Tunnel connection failed: (\d+)", str(error))
+        problem = f"refuses with status {refusal[1]}" if refusal else f"cannot be reached ({error.strerror or error})"
+        is_temporary = refusal is not None and refusal[1].startswith("5")  # 502 to 504: the server may not be running yet
+    else:
+        yield Check(OK, f"{where} connects to {host}:{port}")
+        check = _check_tls(kit, connection.sock)
+        yield check if check.grade == OK else check._replace(text=f"through {where}: {check.text}; {advice}")
+        return
+    connection.close()
+    yield Check(WRONG, f"{host}:{port} cannot be reached, because {where} {problem}; {advice}", is_temporary)
+
+
+def _check_tls(kit: Kit, plain: socket.socket) -> Check:
+    """Return the result of a mutual TLS handshake, with the settings of the site's process. Closes the connection."""
+    where = f"{kit.hosts[0]}:{kit.port}"
+    try:
+        with plain, kits.make_tls_context(kit).wrap_socket(plain, server_hostname=kit.hosts[0]) as tls:
+            version = tls.version()
+            first_byte = tls.recv(1)  # the server rejects a certificate after the handshake, by hanging up
+    except ssl.SSLCertVerificationError as problem:
+        return Check(WRONG, _explain_distrust(kit, problem), is_temporary=problem.verify_code == _TOO_EARLY)
+    except ssl.SSLError as problem:
+        words = (problem.reason or str(problem)).lower().replace("_", " ")
+        if "eof" in words:
+            return Check(WRONG, f"{where} ends the TLS handshake: another program answers, or a proxy ({words})", True)
+        if "wrong version" in words or "record layer" in words or "http request" in words:
+            return Check(WRONG, f"the program at {where} does not use TLS: another program has that port ({words})")
+        return Check(WRONG, _explain_refusal(kit, words))
+    except OSError as problem:  # also TimeoutError
+        return Check(WRONG, f"{where} does not answer in TLS: it is busy, or no server of FLARE ({problem})", True)
+    if not first_byte:
+        return Check(WRONG, _explain_refusal(kit, "the server closes the connection"))
+    return Check(OK, f"mutual TLS with {where}: each accepts the other's certificate ({version})")
+
+
+def _explain_refusal(kit: Kit, words: str) -> str:
+    """Return why the server rejects the certificate of this kit, and the fix."""
+    advice = "the kit belongs to another federation or to an earlier authority, or has expired by the server's clock"
+    return f"the server rejects the certificate of {kit.name!r} ({words}): {advice}; ask for a kit of this federation"
+
+
+def _explain_distrust(kit: Kit, problem: ssl.SSLCertVerificationError) -> str:
+    """Return why the certificate of the server is rejected, and the fix."""
+    renewal = "fedmutual provision FEDERATION.toml --renew server"
+    names = f"add {kit.hosts[0]!r} to server.hosts, then: {renewal}"
+    advice = {  # X509_V_ERR_* of OpenSSL
+        _TOO_EARLY: "compare this host's clock with the server's",
+        10: f"if this host's clock is right: {renewal}",
+        62: names,
+        64: names,
+    }.get(
+        problem.verify_code,
+        "it was not issued by this kit's authority: the server or this kit belongs to another federation; compare the kits",
+    )
+    return f"the certificate of {kit.hosts[0]}:{kit.port} is rejected ({problem.verify_message}): {advice}"
+
+
+def find_proxy(host: str, port: int) -> tuple[str, SplitResult] | None:
+    """Return the proxy through which gRPC connects to a server after `make_grpc_variables`, and the variable that names it.
+
+    None: gRPC connects directly. A variable whose value is not a URL of the form http://HOST:PORT has no effect, as in gRPC.
+    """
+    variable = _find_first(PROXY_VARIABLES)
+    if variable is None or _bypasses_proxy(host, port):
+        return None
+    try:
+        url = urlsplit(os.environ[variable])
+        is_usable = url.scheme == "http" and bool(url.hostname) and url.port != 0  # reading a wrong port raises ValueError
+    except ValueError:
+        return None
+    return (variable, url) if is_usable else None
+
+
+def make_grpc_variables(host: str, port: int) -> dict[str, str]:
+    """Return the environment variables that make every version of gRPC match names as `_bypasses_proxy` does."""
+    return {"no_grpc_proxy": host if _bypasses_proxy(host, port) else ""}
+
+
+def _bypasses_proxy(host: str, port: int) -> bool:
+    """Return whether the operator wants no proxy for this server: `no_proxy` has its name, domain, address or network."""
+    entries = os.environ.get(_find_first(PROXY_EXCEPTIONS) or "", "").lower().split(",")
+    return any(_includes(entry.strip().removesuffix(f":{port}").lstrip("."), host.lower()) for entry in entries)
+
+
+def _find_first(names: tuple[str, ...]) -> str | None:
+    return next((name for name in names if name in os.environ), None)
+
+
+def _includes(entry: str, host: str) -> bool:
+    """Return whether an entry of `no_proxy` includes a host. entry: in lower case, without port and first dot."""
+    if entry in ("*", host) or (entry and host.endswith(f".{entry}")):
+        return True
+    try:
+        return ip_address(host) in ip_network(entry, strict=False)
+    except ValueError:
+        return False

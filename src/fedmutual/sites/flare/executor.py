@@ -1,12 +1,14 @@
 """The site's part in the job's process at a site: it answers FLARE tasks and exchanges messages with other sites."""
 
 import time
+from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 
 import torch
 from nvflare.apis.event_type import EventType
 from nvflare.apis.executor import Executor
+from nvflare.apis.fl_component import FLComponent
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
@@ -15,10 +17,9 @@ from nvflare.apis.signal import Signal
 from fedmutual.errors import UserError
 from fedmutual.rundir import folder as folders
 from fedmutual.sites.contract import accept_contract, check_rounds
-from fedmutual.sites.flare import workspace
 from fedmutual.sites.flare.access_control import PEER_TOPIC
-from fedmutual.sites.flare.console import print_line, print_line_seldom
-from fedmutual.sites.flare.workspace import BODY, READY
+from fedmutual.sites.flare.progress import print_line
+from fedmutual.sites.flare.workspace import BODY, read_pointer, remove_job_folder
 from fedmutual.sites.modules import leave_working_folders
 from fedmutual.sites.protocol import MalformedMessage, SiteAnswer, pack_message, read_order
 from fedmutual.sites.site_runtime import SiteRuntime
@@ -28,6 +29,22 @@ from fedmutual.user_code import plugins
 _LINE_INTERVAL = 10.0  # seconds between lines on the console
 _FIRST_PAUSE = 30.0  # seconds until a site that could not start tries again; doubled after each try
 _PATIENCE = 20.0  # seconds until the previous job must release the state, and until a message must be taken
+
+
+class SiteEvents(FLComponent):  # type: ignore[misc]
+    """A component of a site's process, outside of jobs: print the connection, remove the folder of a finished job."""
+
+    def __init__(self, work: str) -> None:
+        """work: FLARE's workspace of this process."""
+        super().__init__()
+        self._work = Path(work)
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Remove the folder of the finished job only, because the next job may be deployed already."""
+        if event_type == EventType.AFTER_CLIENT_REGISTER:
+            print_line("connected to the server; waiting for a lead to submit")
+        elif event_type == EventType.JOB_COMPLETED:
+            remove_job_folder(self._work, str(fl_ctx.get_prop(FLContextKey.CURRENT_JOB_ID)))
 
 
 class SiteExecutor(Executor):  # type: ignore[misc]
@@ -40,6 +57,7 @@ class SiteExecutor(Executor):  # type: ignore[misc]
         self._runtime: SiteRuntime | None = None
         self._lock, self._printed_at = ExitStack(), 0.0
         self._next_try, self._pause = 0.0, _FIRST_PAUSE
+        self._refusals: Counter[str] = Counter()  # kind -> lines about it so far
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Start and end with the job."""
@@ -52,27 +70,26 @@ class SiteExecutor(Executor):  # type: ignore[misc]
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         """Return the answer to an order."""
         content = shareable.get(BODY)
-        if task_name == READY:
+        if content == b"":  # the server asks whether this site is ready
             return _make_answer(b"")
         try:
             if self._runtime is None and time.monotonic() > self._next_try:
                 # the state was in use or the disk was full; no patience, because the other sites wait for this answer
                 self._try_start(fl_ctx, patience=0.0)
             if self._runtime is None:
-                return _make_answer(
-                    pack_message(
-                        SiteAnswer(read_order(content)[0], problem="it does not take part; its operator reads why"), {}
-                    )
-                )
+                problem = "it does not take part; its operator reads why"
+                return _make_answer(pack_message(SiteAnswer(read_order(content)[0], problem=problem), {}))
             answer = self._runtime.carry_out(content)
             self._send_to_peers(self._runtime.make_peer_messages(content), fl_ctx)
-            self._print_progress(content)
+            if time.monotonic() - self._printed_at > _LINE_INTERVAL:
+                print_line(f"{read_order(content)[0].round_name} done")
+                self._printed_at = time.monotonic()
             return _make_answer(answer)
-        except MalformedMessage as problem:
-            print_line_seldom("order", f"an order of the server is not carried out: {problem}")
+        except MalformedMessage as fault:
+            self._print_refusal("order", f"an order of the server is not carried out: {fault}")
             return make_reply(ReturnCode.EXECUTION_EXCEPTION)
-        except (UserError, OSError) as problem:  # an answer that cannot be written into the ledger is not sent
-            print_line(str(problem))
+        except (UserError, OSError) as fault:  # an answer that cannot be written into the ledger is not sent
+            print_line(str(fault))
             return make_reply(ReturnCode.EXECUTION_EXCEPTION)
 
     def _try_start(self, fl_ctx: FLContext, patience: float = _PATIENCE) -> None:
@@ -85,16 +102,16 @@ class SiteExecutor(Executor):  # type: ignore[misc]
             print_line(f"this site does not take part: {problem}")
             self._next_try, self._pause = time.monotonic() + self._pause, 2 * self._pause
 
-    def _print_progress(self, content: bytes) -> None:
-        """Print a line on the progress, at most one in 10 seconds."""
-        if time.monotonic() - self._printed_at > _LINE_INTERVAL:
-            print_line(f"{read_order(content)[0].round_name} done")
-            self._printed_at = time.monotonic()
+    def _print_refusal(self, kind: str, line: str) -> None:
+        """Print only the first, second, fourth, eighth ... line of a kind: others cannot flood the console."""
+        self._refusals[kind] += 1
+        if (count := self._refusals[kind]).bit_count() == 1:
+            print_line(line if count == 1 else f"{line} ({count} of this kind so far)")
 
     def _start(self, fl_ctx: FLContext, patience: float) -> None:
         """Read the site's file, and check the contract against the agreed contracts before the contract is parsed."""
         work = Path(fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_root_dir())
-        pointer = workspace.read_pointer(work)
+        pointer = read_pointer(work)
         site_config = read_site_file(Path(pointer["config"]))
         leave_working_folders(work)
         plugins.set_rule(site_config.code)
@@ -115,7 +132,7 @@ class SiteExecutor(Executor):  # type: ignore[misc]
         try:
             self._runtime.peers.receive(sender, request.get(BODY))
         except MalformedMessage as problem:
-            print_line_seldom("message", f"a message of site {sender!r} is refused: {problem}")
+            self._print_refusal("message", f"a message of site {sender!r} is refused: {problem}")
         # of a refused message, too: the server sees this reply, and the reason of a refusal may depend on the sender's rows
         return make_reply(ReturnCode.OK)
 

@@ -5,27 +5,33 @@ makes further kits: an owner of the root key can act as any participant, so the 
 """
 
 import contextlib
+import importlib
+import importlib.metadata
 import io
 import json
 import os
+import re
 import shutil
 import ssl
 import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from fedmutual.errors import ConfigError, RunError
-from fedmutual.files import read_json, read_json_object, write_bytes, write_json
+from fedmutual.files import FORMAT, read_json, read_json_object, write_bytes, write_json
 from fedmutual.rundir.record_files import check_record
 from fedmutual.sites.contract import Contract, read_contract
-from fedmutual.sites.flare.nvflare_import import import_nvflare
 from fedmutual.sites.secure_sum.identity import read_certificate
-from fedmutual.sites.state_files import StateRecord
+
+# The first version, and the first version that is too new, as in the extra `sites`; older versions accept unsigned jobs.
+FLARE = ((2, 9), (2, 10))
+_FIRST, _END = (".".join(map(str, limit)) for limit in FLARE)
+WANTED = f"pip install 'nvflare>={_FIRST},<{_END}'"
+_MISSING = f"real sites need NVIDIA FLARE, fedmutual's extra 'sites': {WANTED}"
 
 AUTHORITY, FEDERATION, KIT = "authority", "federation.toml", "kit.json"
 KIT_KINDS = {"server": "the server", "site": "a site", "lead": "a lead, who may submit"}
@@ -34,35 +40,23 @@ _STARTUP_FILES = {  # without FLARE's start scripts, which would start FLARE wit
     "site": ("fed_client.json", "client.crt", "client.key", "rootCA.pem"),
     "lead": ("fed_admin.json", "client.crt", "client.key", "rootCA.pem"),
 }
-
-KIT_ADVICE = "use the kit as you received it"
-"""The advice of errors about a damaged kit."""
-
+KIT_ADVICE = "use the kit as you received it"  # of errors about a damaged kit
+_RESTORE_AUTHORITY = "restore the authority folder from a backup, or make all kits again in another folder with --out"
 SOON = 30  # days before a certificate expires
 
 
-class _KitRecord(StateRecord):
-    """The keys of KIT that are read."""
+class Kit(BaseModel):
+    """The kit of one participant: the folder with keys, certificate and address of the server, which `provision` writes.
 
+    `name` is the participant's name in the certificate; `hosts` and `port` are the server's.
+    """
+
+    model_config = ConfigDict(strict=True, frozen=True)
+    folder: Path
     name: str
     kind: Literal["server", "site", "lead"]
     hosts: Annotated[tuple[str, ...], Field(min_length=1)]
     port: int = Field(ge=1, le=65535)
-
-
-@dataclass(frozen=True)
-class Kit:
-    """The kit of one participant: the folder with keys, certificate and address of the server, which `provision` writes.
-
-    `name` is the participant's name in the certificate, which is valid until `expires`, and `port` is the server's.
-    """
-
-    folder: Path
-    name: str
-    kind: str  # a key of KIT_KINDS
-    expires: datetime
-    hosts: tuple[str, ...]  # host names of the server
-    port: int
 
     @property
     def startup(self) -> Path:
@@ -70,19 +64,53 @@ class Kit:
         return self.folder / "startup"
 
     @property
+    def certificate(self) -> Path:
+        """The path of the certificate."""
+        return self.startup / ("server.crt" if self.kind == "server" else "client.crt")
+
+    @property
+    def expires(self) -> datetime:
+        """The end of the certificate's validity. Raises RunError if the certificate cannot be read."""
+        return read_certificate(self.certificate).not_valid_after_utc
+
+    @property
     def days(self) -> int:
         """The number of days until the certificate expires."""
         return (self.expires - datetime.now(UTC)).days
 
     @property
-    def reminder(self) -> str | None:
-        """Advice to renew the certificate, if the certificate expires within SOON days; else None."""
-        return f"have it renewed: fedmutual provision FEDERATION.toml --renew {self.name}" if self.days < SOON else None
+    def reminder(self) -> str:
+        """Advice to renew the certificate, if the certificate expires within SOON days; else ""."""
+        if self.days >= SOON:
+            return ""
+        return f", in {self.days} days; have it renewed: fedmutual provision FEDERATION.toml --renew {self.name}"
 
-    @property
-    def certificate(self) -> Path:
-        """The path of the certificate."""
-        return self.startup / ("server.crt" if self.kind == "server" else "client.crt")
+
+def import_nvflare(name: str = "nvflare") -> ModuleType:
+    """Return an imported module of FLARE.
+
+    Raises:
+        ConfigError: FLARE is not installed.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise ConfigError(_MISSING) from None
+
+
+def check_version() -> str:
+    """Return the version of FLARE.
+
+    Raises:
+        ConfigError: FLARE is not installed, or its version is not supported.
+    """
+    try:
+        version = importlib.metadata.version("nvflare")
+    except importlib.metadata.PackageNotFoundError:
+        raise ConfigError(_MISSING) from None
+    if not FLARE[0] <= tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < FLARE[1]:
+        raise ConfigError(f"nvflare {version} is not supported, install one from {_FIRST} to before {_END}: {WANTED}")
+    return version
 
 
 def provision(file: Path, out: Path, renew: tuple[str, ...] = ()) -> list[Kit]:
@@ -95,43 +123,47 @@ def provision(file: Path, out: Path, renew: tuple[str, ...] = ()) -> list[Kit]:
         RunError: the folder cannot be written, holds the kits of another federation, or holds a damaged kit or authority.
     """
     contract = read_contract(file)
-    if contract.server.hosts[0] in contract.sites.names:  # certificates identify participants by these names
-        raise ConfigError(
-            f"{file}: site {contract.server.hosts[0]!r} has the name of the server's host (server.hosts); rename the site"
-        )
-    names = {
-        "server": "server",
-        **dict.fromkeys(contract.sites.names, "site"),
-        **dict.fromkeys(contract.sites.leads, "lead"),
-    }
-    unknown = [name for name in renew if name not in names]
-    if unknown:
-        raise ConfigError(f"--renew {unknown[0]}: there is no such participant; there are {', '.join(names)}")
-    _check_out(out, contract.name)
+    host = contract.server.hosts[0]
+    if host in contract.sites.names:  # certificates identify participants by these names
+        raise ConfigError(f"{file}: site {host!r} has the name of the server's host (server.hosts); rename the site")
+    sites, leads = dict.fromkeys(contract.sites.names, "site"), dict.fromkeys(contract.sites.leads, "lead")
+    kinds = {"server": "server", **sites, **leads}
+    if unknown := [name for name in renew if name not in kinds]:
+        raise ConfigError(f"--renew {unknown[0]}: there is no such participant; there are {', '.join(kinds)}")
+    record = out / AUTHORITY / "federation.json"
+    if record.is_file():
+        other = read_json(record, _RESTORE_AUTHORITY).get("name")
+        if other != contract.name:
+            raise RunError(f"{out}: holds the kits of federation {other!r}, not of {contract.name!r}; choose another --out")
+    elif out.exists() and any(out.iterdir()):
+        raise RunError(f"{out}: is not empty and holds no kits; choose an empty folder with --out")
     with tempfile.TemporaryDirectory() as work:
-        flare_kits = _run_provisioning(contract, Path(work), out / AUTHORITY, renew)
-        for name, kind in names.items():
-            source = flare_kits / (contract.server.hosts[0] if kind == "server" else name)
+        renewed = {host if name == "server" else name for name in renew}
+        flare_kits = _run_provisioning(contract, Path(work), out / AUTHORITY, renewed)
+        for name, kind in kinds.items():
             if name in renew or not (out / name).exists():
-                _write_kit(source, out / name, kind, contract, file)
-    return [open_kit(out / name) for name in names]
+                _write_kit(flare_kits / (host if kind == "server" else name), out / name, kind, contract, file)
+    return [open_kit(out / name) for name in kinds]
 
 
-def open_kit(folder: Path) -> Kit:
-    """Return the kit in a folder.
+def open_kit(folder: Path, kind: str | None = None) -> Kit:
+    """Return the kit in a folder. kind: a key of KIT_KINDS, which the kit must have.
 
     Raises:
         RunError: the folder is not a kit, or a file is missing or damaged.
+        ConfigError: the kit is of another kind.
     """
     if not (folder / KIT).is_file():
         raise RunError(f"{folder}: is not a kit, because it has no {KIT}; name a folder that `fedmutual provision` made")
-    about = check_record(folder / KIT, _KitRecord, read_json(folder / KIT, KIT_ADVICE), KIT_ADVICE)
-    missing = [file for file in _STARTUP_FILES[about.kind] if not (folder / "startup" / file).is_file()]
-    if missing:
-        raise RunError(f"{folder}: the kit lacks startup/{missing[0]}; {KIT_ADVICE}")
-    certificate = "server.crt" if about.kind == "server" else "client.crt"
-    expires = read_certificate(folder / "startup" / certificate).not_valid_after_utc
-    return Kit(folder.resolve(), about.name, about.kind, expires, about.hosts, about.port)
+    about = read_json(folder / KIT, KIT_ADVICE) | {"folder": str(folder.resolve())}
+    kit = check_record(folder / KIT, Kit, about, KIT_ADVICE)
+    for file in _STARTUP_FILES[kit.kind]:
+        if not (kit.startup / file).is_file():
+            raise RunError(f"{folder}: the kit lacks startup/{file}; {KIT_ADVICE}")
+    read_certificate(kit.certificate)
+    if kind not in (None, kit.kind):
+        raise ConfigError(f"{kit.folder}: is the kit of {kit.name!r}, a {kit.kind}'s; name a {kind}'s kit")
+    return kit
 
 
 def check_valid(kit: Kit) -> None:
@@ -142,15 +174,11 @@ def check_valid(kit: Kit) -> None:
     """
     certificate, now = read_certificate(kit.certificate), datetime.now(UTC)
     first, last = certificate.not_valid_before_utc, certificate.not_valid_after_utc
-    if now > last:
+    if not first <= now <= last:
         raise RunError(
-            f"{kit.folder}: the certificate of {kit.name!r} expired on {last:%Y-%m-%d %H:%M} UTC; "
-            f"the owner of the authority folder makes a new one: fedmutual provision FEDERATION.toml --renew {kit.name}"
-        )
-    if now < first:
-        raise RunError(
-            f"{kit.folder}: the certificate of {kit.name!r} is valid from {first:%Y-%m-%d %H:%M} UTC, "
-            f"and this host's clock says {now:%Y-%m-%d %H:%M}; set the clock"
+            f"{kit.folder}: the certificate is valid from {first:%Y-%m-%d %H:%M} UTC to {last:%Y-%m-%d %H:%M}, "
+            f"and this host's clock says {now:%Y-%m-%d %H:%M}; set the clock, or have the certificate renewed: "
+            f"fedmutual provision FEDERATION.toml --renew {kit.name}"
         )
     make_tls_context(kit)
 
@@ -166,39 +194,20 @@ def make_tls_context(kit: Kit) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
         context.load_verify_locations(root)  # reads all certificates in the file, `read_certificate` only the first
-    except OSError:
-        raise RunError(f"{root}: cannot be read, or holds a damaged certificate; {KIT_ADVICE}") from None
-    try:
         context.load_cert_chain(kit.certificate, key)
     except OSError:
-        raise RunError(f"{key}: cannot be read, or is not the key of the certificate beside it; {KIT_ADVICE}") from None
+        raise RunError(f"{key} is not the key of the certificate beside it, or {root} is damaged; {KIT_ADVICE}") from None
     context.set_alpn_protocols(["h2"])
     return context
 
 
-_RESTORE_AUTHORITY = "restore the authority folder from a backup, or make all kits again in another folder with --out"
-
-
-def _check_out(out: Path, name: str) -> None:
-    authority = out / AUTHORITY / "federation.json"
-    if authority.is_file():
-        other = read_json(authority, _RESTORE_AUTHORITY).get("name")
-        if other != name:
-            raise RunError(
-                f"{out}: holds the kits of federation {other!r}, not of {name!r}; choose another folder with --out"
-            )
-    elif out.exists() and any(out.iterdir()):
-        raise RunError(f"{out}: is not empty and holds no kits; choose an empty folder with --out")
-
-
-def _run_provisioning(contract: Contract, work: Path, authority: Path, renew: tuple[str, ...]) -> Path:
+def _run_provisioning(contract: Contract, work: Path, authority: Path, renewed: set[str]) -> Path:
     """Run FLARE's provisioning in the folder `work`, and return the folder of its kits. authority: of the root key."""
     provision, provisioner = import_nvflare("nvflare.lighter.provision"), import_nvflare("nvflare.lighter.provisioner")
     state = work / contract.name / "state"
     state.mkdir(parents=True)
     if (authority / "cert.json").is_file():
         certificates = read_json_object(authority / "cert.json", _RESTORE_AUTHORITY)
-        renewed = [contract.server.hosts[0] if name == "server" else name for name in renew]
         (state / "cert.json").write_text(json.dumps({k: v for k, v in certificates.items() if k not in renewed}))
     project = _describe_project(contract)
     with contextlib.redirect_stdout(io.StringIO()):
@@ -206,7 +215,7 @@ def _run_provisioning(contract: Contract, work: Path, authority: Path, renew: tu
         result = provisioner.Provisioner(str(work), builders).provision(provision.prepare_project(project))
     authority.mkdir(parents=True, exist_ok=True)
     authority.chmod(0o700)  # before the root key lies in it
-    write_json(authority / "federation.json", {"format": 1, "name": contract.name})
+    write_json(authority / "federation.json", {"format": FORMAT, "name": contract.name})
     write_bytes(authority / "cert.json", (state / "cert.json").read_bytes())
     (authority / "cert.json").chmod(0o600)
     return Path(result.get_result_location())
@@ -214,23 +223,22 @@ def _run_provisioning(contract: Contract, work: Path, authority: Path, renew: tu
 
 def _describe_project(contract: Contract) -> dict[str, Any]:
     """Return the federation as a FLARE project."""
-    first, *others = contract.server.hosts
-    identity = {"name": first, "type": "server", "org": "fedmutual", "default_host": first, "host_names": others or [first]}
-    server: dict[str, Any] = {**identity, "fed_learn_port": contract.server.port, "admin_port": contract.server.port}
+    (first, *others), port = contract.server.hosts, contract.server.port
+    server = {"name": first, "type": "server", "org": "fedmutual", "fed_learn_port": port, "admin_port": port}
     sites = [{"name": name, "type": "client", "org": "fedmutual"} for name in contract.sites.names]
     leads = [{"name": name, "type": "admin", "org": "fedmutual", "role": "lead"} for name in contract.sites.leads]
-    impl = "nvflare.lighter.impl"
+    builders = {
+        "workspace.WorkspaceBuilder": {"template_file": ["master_template.yml"]},
+        "static_file.StaticFileBuilder": {"config_folder": "config", "scheme": "grpc"},
+        "cert.CertBuilder": {},
+        "signature.SignatureBuilder": {},
+    }
     return {
         "api_version": 3,
         "name": contract.name,
         "description": "made by fedmutual provision",
-        "participants": [server, *sites, *leads],
-        "builders": [
-            {"path": f"{impl}.workspace.WorkspaceBuilder", "args": {"template_file": ["master_template.yml"]}},
-            {"path": f"{impl}.static_file.StaticFileBuilder", "args": {"config_folder": "config", "scheme": "grpc"}},
-            {"path": f"{impl}.cert.CertBuilder", "args": {}},
-            {"path": f"{impl}.signature.SignatureBuilder", "args": {}},
-        ],
+        "participants": [server | {"default_host": first, "host_names": others or [first]}, *sites, *leads],
+        "builders": [{"path": f"nvflare.lighter.impl.{name}", "args": args} for name, args in builders.items()],
     }
 
 
@@ -244,8 +252,8 @@ def _write_kit(source: Path, kit: Path, kind: str, contract: Contract, file: Pat
     (part / "startup").mkdir()
     for name in _STARTUP_FILES[kind]:
         shutil.copyfile(source / "startup" / name, part / "startup" / name)
-    address: Mapping[str, Any] = {"hosts": list(contract.server.hosts), "port": contract.server.port}
-    write_json(part / KIT, {"format": 1, "federation": contract.name, "name": kit.name, "kind": kind, **address})
+    address = {"hosts": list(contract.server.hosts), "port": contract.server.port}
+    write_json(part / KIT, {"format": FORMAT, "federation": contract.name, "name": kit.name, "kind": kind, **address})
     write_bytes(part / FEDERATION, file.read_bytes())
     for path in (part, *part.rglob("*")):
         path.chmod(0o700 if path.is_dir() else 0o600)

@@ -1,24 +1,40 @@
-"""The progress file of a federation at the server. `submit` and `status` show it; the server restarts jobs by it."""
+"""How a federation stands: the files that the server's process, the process of a job and a lead exchange; console lines."""
 
+import re
 import time
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from fedmutual.errors import RunError
 from fedmutual.events import Evaluated, Event, Noted, PhaseDone, Replied, RoundDone, Started
-from fedmutual.files import Table, read_json, write_json
+from fedmutual.files import FORMAT, read_json, write_json
+from fedmutual.rundir.checkpoint import make_file_name
+from fedmutual.rundir.file_names import CHECKPOINT, CONFIG, ENVIRONMENT, LEDGER, LOG, METRICS, PARTITION, SERVER, SUMMARY
 from fedmutual.rundir.record_files import check_record
 from fedmutual.rundir.text import TimeLeft, format_scores
 from fedmutual.sites.contract import Contract
-from fedmutual.sites.state_files import StateRecord
+from fedmutual.sites.protocol import clean_text
 
-FILE = "progress.json"
+FILE, CONNECTED, STOP = "progress.json", "connected.json", "stop.json"
+COMMAND = "fedmutual_lead"  # of a lead in FLARE's admin interface; `watch.make_lead_command`
+ERROR = "error"  # the key of an answer that has only the text of an error
+_FILES = (CONFIG, ENVIRONMENT, PARTITION, SUMMARY, CHECKPOINT, METRICS, LEDGER, LOG)
+_MODEL = rf"{SERVER}/round-[0-9]{{1,18}}\.safetensors"
 _NOTES = 20  # notes in the file, the newest ones
+_FIRST, _LONGEST = 60.0, 3600.0  # seconds until a job is restarted again for the same connection: doubled each time
 _FIX = "restore a copy of the file, or delete the file and submit the federation again; the saved rounds are not lost"
+
+Connections = Mapping[str, str]
+"""Connected sites: site -> id of the connection. A restarted site has another id."""
+
+Text = Annotated[str, AfterValidator(clean_text)]  # safe to print on a console
+_Count = Annotated[int, Field(ge=0, lt=2**63)]
+_Seconds = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class Outcome(StrEnum):
@@ -33,142 +49,126 @@ class Outcome(StrEnum):
     STOPPED = "stopped"
 
 
-_Count = Annotated[int, Field(ge=0)]
+OVER = (Outcome.DONE, Outcome.FAILED, Outcome.STOPPED)  # the server restarts no job after these
 
 
-class _NoteRecord(StateRecord):
-    text: str
+class _Note(BaseModel):
+    text: Text
     first: int
     last: int
 
 
-class _Traffic(StateRecord):
-    """Bytes of all rounds."""
+class Progress(BaseModel):
+    """The content of FILE, and what a lead reads of it. The keys with a default are missing in files of older servers."""
 
-    up: _Count = 0
-    down: _Count = 0
-
-
-class _Limits(StateRecord):
-    """The keys of the contract by which the server restarts jobs."""
-
-    quorum: _Count
-    wait: float = Field(allow_inf_nan=False)  # in seconds
-    retries: _Count
-
-
-def _drop_lines(notes: Any) -> Any:
-    """Return notes without those of older servers, which were lines of text."""
-    return [note for note in notes if not isinstance(note, str)] if isinstance(notes, list) else notes
-
-
-class _ProgressRecord(StateRecord):
-    """The content of FILE. The keys with a default are missing in files of older servers."""
-
+    model_config = ConfigDict(strict=True)
     format: int
-    name: str = ""
-    job: str
-    submitted: str
-    old: tuple[str, ...] = ()
+    name: Text = ""
+    job: Text
+    submitted: Text
+    old: tuple[Text, ...] = ()
     outcome: Outcome
-    said: str = ""
+    said: Text = ""
     round: _Count = 0
     rounds: _Count = 0
-    contract: str = ""
-    sites: tuple[str, ...]
-    within: tuple[str, ...] = Field((), alias="in")
-    scores: str = ""
-    left: str = ""
-    bytes: _Traffic = _Traffic()
-    notes: Annotated[list[_NoteRecord], BeforeValidator(_drop_lines)] = Field([])
+    contract: Text = ""
+    sites: tuple[Text, ...]
+    within: tuple[Text, ...] = Field(default=(), alias="in")
+    scores: Text = ""
+    left: Text = ""
+    bytes: dict[Literal["up", "down"], _Count] = Field(default={"up": 0, "down": 0}, min_length=2)  # of all rounds
+    # Notes of older servers, which were lines of text, are left out.
+    notes: Annotated[
+        list[_Note],
+        BeforeValidator(lambda all: [n for n in all if not isinstance(n, str)] if isinstance(all, list) else all),
+    ] = []
     tries: _Count = 0
-    limits: _Limits
-    began: float = Field(0.0, allow_inf_nan=False)  # seconds since the epoch
+    rejoined: dict[str, tuple[str, _Count, _Seconds]] = {}  # site -> the last restart for it: connection, times, time
+    limits: dict[Literal["quorum", "wait", "retries"], _Count | _Seconds] = Field(min_length=3)
+    began: _Seconds = 0.0  # seconds since the epoch
 
 
 class ProgressFile:
     """An observer that rewrites the progress file after each event. Raises RunError if the file cannot be written."""
 
     def __init__(self, folder: Path, contract: Contract, job: str) -> None:
-        self._folder, self._time_left = folder, TimeLeft()
+        self.folder, self._time_left = folder, TimeLeft()
         self._answered = set[str]()  # sites that answered in this phase
-        previous: Table = {}
+        previous: dict[str, Any] = {}
         with suppress(RunError):  # damaged: this file replaces it, and no result depends on it
             previous = read_progress(folder) or {}
-        is_restart = previous.get("job") == job  # else a lead submitted the job
-        self._state: dict[str, Any] = {
-            "format": 1,
-            "name": contract.name,
-            "job": job,
-            "submitted": previous["submitted"] if is_restart else job,
-            "old": previous["old"] if is_restart else [],
-            "outcome": Outcome.RUNNING,
-            "said": "",
-            "round": previous.get("round", 0),
-            "rounds": contract.config.rounds,
-            "contract": contract.imprint,
-            "sites": list(contract.sites.names),
-            "in": [],
-            "scores": previous.get("scores", ""),
-            "left": "",
-            "bytes": previous.get("bytes", {"up": 0, "down": 0}),
-            "notes": previous.get("notes", []),
-            "tries": previous["tries"] if is_restart else 0,
-            "limits": {
-                "quorum": contract.quorum,
-                "wait": contract.sites.wait,
-                "retries": contract.sites.retries,
-            },
-            "began": time.time(),
-        }
+        kept = {"round", "scores", "bytes", "notes"}
+        if previous.get("job") == job:  # a restart; else a lead submitted the job
+            kept |= {"submitted", "old", "tries", "rejoined"}
+        new = Progress(
+            format=FORMAT,
+            name=contract.name,
+            job=job,
+            submitted=job,
+            outcome=Outcome.RUNNING,
+            rounds=contract.config.rounds,
+            contract=contract.imprint,
+            sites=contract.sites.names,
+            limits={"quorum": contract.quorum, "wait": contract.sites.wait, "retries": contract.sites.retries},
+            began=time.time(),
+        ).model_dump(mode="json", by_alias=True)
+        self._state: dict[str, Any] = new | {key: value for key, value in previous.items() if key in kept}
+
+    def change(self, **changes: Any) -> None:
+        """Change keys of the file."""
+        self._state |= changes
+        write_json(self.folder / FILE, self._state)
 
     def begin(self, sites: tuple[str, ...]) -> None:
         """Write the sites of the job."""
-        self._state["in"] = list(sites)
-        self._write()
+        self.change(**{"in": list(sites)})
 
     def end(self, outcome: Outcome, reason: str) -> None:
         """Write the outcome of the job. reason: one sentence."""
-        self._state |= {"outcome": outcome, "said": reason, "left": ""}
-        self._write()
+        self.change(outcome=outcome, said=reason, left="")
 
     def __call__(self, event: Event) -> None:
         """Write the state of the federation after an event."""
+        state = self._state
         match event:
             case Started():
                 self._time_left.start(event)
-                return
-            case Noted():
-                self._add_note(event)
+            case Noted():  # a note with the text of an earlier note extends its rounds
+                notes = {n["text"]: n for n in state["notes"]}
+                first = notes.pop(event.text, {"first": event.round})["first"]
+                self.change(notes=[*notes.values(), {"text": event.text, "first": first, "last": event.round}][-_NOTES:])
             case Replied():
                 self._answered = {event.client} | (self._answered if event.answered > 1 else set())
-                return
             case PhaseDone():
-                self._state["in"] = sorted(self._answered)
                 traffic = {"up": event.up, "down": event.down}
-                self._state["bytes"] = {k: self._state["bytes"][k] + sum(traffic[k].values()) for k in traffic}
+                total = {k: state["bytes"][k] + sum(traffic[k].values()) for k in traffic}
+                self.change(**{"in": sorted(self._answered), "bytes": total})
             case Evaluated():
-                self._state["scores"] = format_scores(event.scores)
+                self.change(scores=format_scores(event.scores))
             case RoundDone():
-                self._state |= {"round": event.round, "left": self._time_left.estimate_after(event.round), "tries": 0}
-            case _:
-                return
-        self._write()
+                self.change(round=event.round, left=self._time_left.estimate_after(event.round), tries=0)
 
-    def _add_note(self, event: Noted) -> None:
-        """Add a note as the last one. A note with the text of an earlier note extends its rounds."""
-        notes = {n["text"]: n for n in self._state["notes"]}
-        first = notes.pop(event.text, {"first": event.round})["first"]
-        self._state["notes"] = [*notes.values(), {"text": event.text, "first": first, "last": event.round}][-_NOTES:]
+    def list_due_sites(self, outside: Connections, inside: Collection[str], now: float) -> list[str]:
+        """Return the sites for which the job is restarted now, and record the restart: exponential backoff a connection.
 
-    def _write(self) -> None:
-        write_json(self._folder / FILE, self._state)
+        outside: connected sites that are not in the job. inside: the sites in the job, whose earlier restarts are forgotten.
+        now: seconds since the epoch.
+        """
+        restarts, due = {i: last for i, last in self._state["rejoined"].items() if i not in inside}, []
+        for site, connection in sorted(outside.items()):
+            previous, times, at = restarts.get(site, ("", 0, 0.0))
+            times = times if previous == connection else 0
+            if times == 0 or now >= at + min(_FIRST * 2 ** min(times - 1, 10), _LONGEST):
+                restarts[site] = [connection, times + 1, now]
+                due.append(site)
+        if restarts != self._state["rejoined"]:
+            self.change(rejoined=restarts)
+        return due
 
 
 def format_notes(note: dict[str, Any]) -> str:
     """Return a note as a line: "round 2 to round 7: site 'west' is left out: it is not connected"."""
-    first, last = note["first"], note["last"]
-    start, end = (f"round {r}" if r > 0 else "the start" for r in (first, last))
+    start, end = (f"round {r}" if r > 0 else "the start" for r in (note["first"], note["last"]))
     return f"{end if start == end else f'{start} to {end}'}: {note['text']}"
 
 
@@ -184,7 +184,7 @@ def read_progress(folder: Path) -> dict[str, Any] | None:
     path = folder / FILE
     if not path.exists():
         return None
-    return check_record(path, _ProgressRecord, read_json(path, _FIX), _FIX).model_dump(mode="json", by_alias=True)
+    return check_record(path, Progress, read_json(path, _FIX), _FIX).model_dump(mode="json", by_alias=True)
 
 
 def change_progress(folder: Path, **changes: Any) -> None:
@@ -196,3 +196,49 @@ def change_progress(folder: Path, **changes: Any) -> None:
     state = read_progress(folder)
     if state is not None:
         write_json(folder / FILE, state | changes)
+
+
+class _ConnectedRecord(BaseModel):
+    """The content of CONNECTED, which the server's process writes for the job's process."""
+
+    sites: dict[str, str]
+    silent: tuple[str, ...]
+
+
+def write_connected(folder: Path, connected: Connections, alive: Collection[str]) -> None:
+    """Write the connected sites into the server's folder. alive: those whose heartbeat is not overdue.
+
+    Raises:
+        RunError: the file cannot be written.
+    """
+    write_json(folder / CONNECTED, {"format": FORMAT, "sites": connected, "silent": sorted(connected.keys() - alive)})
+
+
+def read_connected(folder: Path) -> tuple[Connections, Connections]:
+    """Return the connected sites, and those of them whose heartbeat is not overdue: a job is restarted only for the latter.
+
+    A site whose connection was cut counts as connected until FLARE notices. There are no sites if the file is missing or
+    damaged: the server compares the file with its connections twice a second, and writes it again where they differ.
+    """
+    try:
+        path = folder / CONNECTED
+        record = check_record(path, _ConnectedRecord, read_json(path))
+    except RunError:
+        return {}, {}
+    return record.sites, {i: connection for i, connection in record.sites.items() if i not in record.silent}
+
+
+def list_result_files(folder: Path, round: int | None) -> dict[str, Path]:
+    """Return the files that a lead may fetch: name -> path. round: of the saved shared model; None: no model is saved."""
+    names = (*_FILES, *([] if round is None else [f"{SERVER}/{make_file_name(round)}"]))
+    return {name: folder / name for name in names if (folder / name).is_file()}
+
+
+def is_result(name: str) -> bool:
+    """Return whether a name is the name of a result file. A lead writes no other file, whatever name a server sends."""
+    return name in _FILES or re.fullmatch(_MODEL, name) is not None
+
+
+def print_line(line: object) -> None:
+    """Print a line with the time on the console of this host's operator. The line is not logged and not sent."""
+    print(f"{time.strftime('%H:%M:%S')}  {line}", flush=True)

@@ -3,105 +3,40 @@
 import base64
 import contextlib
 import io
+import json
+import logging
 import os
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from fedmutual.errors import RunError
 from fedmutual.files import write_bytes
 from fedmutual.sites.consent import check_release
 from fedmutual.sites.contract import Contract
-from fedmutual.sites.flare import job
-from fedmutual.sites.flare.admin_protocol import AGAIN, ERROR, RESULT, STATUS, STOP, is_result
-from fedmutual.sites.flare.connectivity import find_obstacle
-from fedmutual.sites.flare.kits import Kit, check_valid
-from fedmutual.sites.flare.nvflare_import import import_nvflare, silence_nvflare
-from fedmutual.sites.flare.progress import Outcome
-from fedmutual.sites.flare.proxy import make_grpc_variables
+from fedmutual.sites.flare.archive import write_job
+from fedmutual.sites.flare.doctor import find_obstacle, make_grpc_variables
+from fedmutual.sites.flare.kits import Kit, check_valid, import_nvflare
+from fedmutual.sites.flare.progress import COMMAND, ERROR, OVER, Progress, Text, is_result
 from fedmutual.sites.protocol import clean_text
 
-_MOST_FILES = 100  # result files of a federation; `admin_protocol.list_result_files` has about a dozen
-OVER = (Outcome.DONE, Outcome.FAILED, Outcome.STOPPED)
+_Files = Annotated[list[str], Field(max_length=100)]  # a federation has about a dozen result files
 
 
 class ServerLost(RunError):
     """The server cannot be reached, or the connection was lost."""
 
 
-Text = Annotated[str, AfterValidator(clean_text)]  # safe to print on a console
-_Count = Annotated[int, Field(ge=0, lt=2**63)]
-
-
-class _ServerAnswer(BaseModel):
-    """The base class of a server's answers, which are checked because the server is not trusted."""
-
-    model_config = ConfigDict(extra="ignore", strict=True)
-
-
-class _Note(_ServerAnswer):
-    text: Text
-    first: int
-    last: int
-
-
-class _Progress(_ServerAnswer):
-    """The keys of the progress file that a lead reads."""
-
-    outcome: Text
-    submitted: Text
-    contract: Text
-    said: Text = ""
-    round: _Count = 0
-    rounds: _Count = 0
-    sites: list[Text] = []
-    within: list[Text] = Field([], alias="in")
-    scores: Text = ""
-    left: Text = ""
-    bytes: dict[Literal["up", "down"], _Count] = {"up": 0, "down": 0}
-    notes: list[_Note] = []
-
-
-class _Status(_ServerAnswer):
-    there: list[Text]
-    progress: _Progress | None
-    stops: bool
-    job: Text | None
-    version: Text = "0.0"
-
-
-class _Files(_ServerAnswer):
-    files: list[str] = Field(max_length=_MOST_FILES)
-
-
-class _Body(_ServerAnswer):
-    body: str
-
-
-class _Stopped(_ServerAnswer):
-    progress: _Progress | None
-
-
-class _JobMeta(_ServerAnswer):
-    """The keys of FLARE's record of a job that a lead reads."""
-
-    status: Text = ""
-    job_deploy_detail: list[Text] | None = None
-
-
-class _Job(_ServerAnswer):
-    job_meta: _JobMeta
-
-
-T = TypeVar("T", bound=_ServerAnswer)
-
-
 class Session:
-    """An open session. Close it after use, or use it in a `with` statement."""
+    """An open session. Close it after use, or use it in a `with` statement.
+
+    All methods raise ServerLost if the server does not answer, and RunError if the server reports an error or if the answer
+    has another form than fedmutual's: the server is not trusted.
+    """
 
     def __init__(self, kit: Kit, timeout: float = 15.0) -> None:
         """Log in with a lead's kit. timeout: in seconds.
@@ -111,26 +46,29 @@ class Session:
             RunError: as `check_valid`.
             ServerLost: the server cannot be reached or rejects the kit.
         """
-        silence_nvflare()
+        logging.getLogger().addHandler(logging.NullHandler())  # fedmutual prints the messages for a lead itself
         api = import_nvflare("nvflare.fuel.flare_api.flare_api")
         check_valid(kit)
-        _wait_for_server(kit, timeout)
-        settings = make_grpc_variables(kit.hosts[0], kit.port)
+        until = time.monotonic() + timeout
+        while obstacle := find_obstacle(kit):
+            if not obstacle.is_temporary or time.monotonic() > until:
+                raise ServerLost(obstacle.text)
+            time.sleep(0.5)
+        settings = {"GRPC_VERBOSITY": "NONE", **make_grpc_variables(kit.hosts[0], kit.port)}
         self._earlier = {name: os.environ.get(name) for name in settings}  # for the next session, to another server
         os.environ |= settings
         self._folder = tempfile.TemporaryDirectory()  # FLARE writes into its folder, and the kit must not change
-        work = Path(self._folder.name)
+        work, previous_folder = Path(self._folder.name), Path.cwd()
         (work / "startup").symlink_to(kit.startup)
         (work / "local").mkdir()
-        self._kit = kit
-        address, previous_folder = f"{kit.hosts[0]}:{kit.port}", Path.cwd()
         try:
             os.chdir(work)
             with contextlib.redirect_stdout(io.StringIO()):
                 self.flare = api.new_secure_session(kit.name, str(work), timeout=timeout)
         except Exception as problem:  # FLARE raises many types
             self._leave()
-            raise ServerLost(f"the server at {address} rejects the login of {kit.name!r} ({problem})") from None
+            where = f"{kit.hosts[0]}:{kit.port}"
+            raise ServerLost(f"the server at {where} rejects the login of {kit.name!r} ({problem})") from None
         finally:
             os.chdir(previous_folder)
 
@@ -158,14 +96,12 @@ class Session:
         """Submit a federation, or resume a stopped federation, and return the id of the job.
 
         Raises:
-            ServerLost: the server does not answer.
-            RunError: the server refuses the job, or reports an error.
+            RunError: the server refuses the job.
         """
-        self._send_command(AGAIN, contract.name)
+        self._send_command("start", contract.name)
         with tempfile.TemporaryDirectory() as folder:
-            job_folder = job.write_job(contract, Path(folder))
             try:
-                return str(self.flare.submit_job(str(job_folder)))
+                return str(self.flare.submit_job(str(write_job(contract, Path(folder)))))
             except Exception as problem:  # FLARE raises many types
                 raise RunError(f"the server refuses the job: {clean_text(str(problem))}") from None
 
@@ -173,7 +109,7 @@ class Session:
         """Return the id of a federation's unfinished job, or None. Waits until a stopping job has stopped.
 
         Raises:
-            RunError: the federation is running with another contract; or as `status`.
+            RunError: the federation is running with another contract.
             ConfigError: as `status`.
         """
         while True:
@@ -194,26 +130,20 @@ class Session:
     def status(self, name: str) -> dict[str, Any]:
         """Return the status of a federation.
 
-        "there": the connected sites. "progress": the progress file, or None. "stops": whether a stop is requested. "job":
-        the id of a waiting or running job, or None. "version": of fedmutual at the server.
+        "connected": the connected sites. "progress": the progress file, or None. "stops": whether a stop is requested.
+        "job": the id of a waiting or running job, or None.
 
         Raises:
-            ServerLost: the server does not answer.
-            RunError: the server reports an error, or the answer has another form than fedmutual's.
             ConfigError: the server has another version of fedmutual.
         """
-        status = _check_answer(_Status, self._send_command(STATUS, name))
-        check_release(status["version"], "the server")
-        return status
+        answer = self._send_command("status", name)
+        check_release(_read(answer, "version", Text), "the server")
+        kinds = {"connected": list[Text], "progress": Progress | None, "stops": bool, "job": Text | None}
+        return {key: _read(answer, key, kind) for key, kind in kinds.items()}
 
     def stop(self, name: str) -> dict[str, Any] | None:
-        """Request a stop after the current round. Return the progress file; None where the federation is unknown.
-
-        Raises:
-            ServerLost: the server does not answer.
-            RunError: the server reports an error, or the answer has another form than fedmutual's.
-        """
-        progress: dict[str, Any] | None = _check_answer(_Stopped, self._send_command(STOP, name))["progress"]
+        """Request a stop after the current round. Return the progress file; None where the federation is unknown."""
+        progress: dict[str, Any] | None = _read(self._send_command("stop", name), "progress", Progress | None)
         return progress
 
     def fetch(self, name: str, out: Path) -> list[Path]:
@@ -221,79 +151,58 @@ class Session:
 
         Raises:
             RunError: the server names a file that is not a result file and could have any path, in which case nothing is
-                written; or the server reports an error; or the answer has another form than fedmutual's; or a file cannot
-                be written.
-            ServerLost: the server does not answer.
+                written; or a file cannot be written.
         """
-        written, files = [], _check_answer(_Files, self._send_command(RESULT, name))["files"]
+        files = _read(self._send_command("result", name), "files", _Files)
+        if strange := [file for file in files if not is_result(file)]:
+            shown = clean_text(repr(strange[0]))
+            raise RunError(f"the server names a file that is not a result of a federation ({shown}); nothing was fetched")
         for file in files:
-            if not is_result(file):
-                name = clean_text(repr(file))
-                raise RunError(f"the server names a file that is not a result of a federation ({name}); nothing was fetched")
-        for file in files:
+            body = _read(self._send_command("result", name, file), "body", str)
             try:
-                body = base64.b64decode(_check_answer(_Body, self._send_command(RESULT, name, file))["body"], validate=True)
+                write_bytes(out / file, base64.b64decode(body, validate=True))
             except ValueError:
                 raise _make_error("body") from None
-            write_bytes(out / file, body)
-            written.append(out / file)
-        return written
+        return [out / file for file in files]
 
     def watch(self, name: str, job_id: str, every: float = 0.5) -> Iterator[dict[str, Any]]:
-        """Yield the status of a federation after each change, until its end. every: seconds between two requests.
+        """Yield the progress of a federation after each change, until its end. every: seconds between two requests.
 
         Raises:
-            ServerLost: the server does not answer.
-            RunError: the job ended before its start; or as `status`.
+            RunError: the job ended before its start.
             ConfigError: as `status`.
         """
-        previous: Any = None
+        previous: dict[str, Any] = {}
         while True:
-            status = self.status(name)
-            progress = status["progress"]
+            progress = self.status(name)["progress"]
             if progress is None or progress["submitted"] != job_id:
                 self._check_started(job_id)
-            elif status != previous:
-                previous = status
-                yield status
+            elif progress != previous:
+                previous = progress
+                yield progress
                 if progress["outcome"] in OVER:
                     return
             time.sleep(every)
 
     def _check_started(self, job_id: str) -> None:
-        """Check that a job did not end before its start, because a site or the server refused the job.
-
-        Raises:
-            ServerLost: the server does not answer.
-            RunError: the job ended before its start, or the answer has another form than FLARE's.
-        """
+        """Raise RunError if a job ended before its start, because a site or the server refused the job."""
         try:
-            job_meta = self.flare.get_job_meta(job_id)
+            meta = self.flare.get_job_meta(job_id)
         except Exception as problem:  # FLARE raises many types
             raise ServerLost(f"the server did not answer ({clean_text(str(problem))})") from None
-        meta = _check_answer(_Job, {"job_meta": job_meta})["job_meta"]
-        status, reason = meta["status"], clean_text("; ".join(meta["job_deploy_detail"] or ()))
+        about = _read({"job": meta}, "job", dict[str, Any])
+        status = _read({"status": ""} | about, "status", Text)
         if status == "FINISHED:ABANDONED":
             raise RunError("the server restarted before the job started; submit the federation again")
         if status.startswith("FINISHED"):
+            reasons = "; ".join(_read(about, "job_deploy_detail", list[Text] | None) or ["no reason"])
             raise RunError(
-                f"the job did not start; the server gives the status {status}{': ' if reason else ''}{reason}; correct the "
-                "cause, then submit the federation again"
+                f"the job did not start; the server gives the status {status}: {reasons}; correct the cause, then submit "
+                "the federation again"
             )
 
-    def _send_command(self, command: str, *words: str) -> dict[str, Any]:
-        reply = self.flare.api.server_execute(" ".join((command, *words)))
-        return read_server_answer(reply)
-
-
-def _wait_for_server(kit: Kit, timeout: float) -> None:
-    """Wait at most `timeout` seconds for the server. Raises ServerLost with the cause."""
-    until = time.monotonic() + timeout
-    while obstacle := find_obstacle(kit):
-        text, is_temporary = obstacle
-        if not is_temporary or time.monotonic() > until:
-            raise ServerLost(text)
-        time.sleep(0.5)
+    def _send_command(self, *words: str) -> dict[str, Any]:
+        return read_server_answer(self.flare.api.server_execute(" ".join((COMMAND, *words))))
 
 
 def read_server_answer(reply: dict[str, Any]) -> dict[str, Any]:
@@ -309,20 +218,21 @@ def read_server_answer(reply: dict[str, Any]) -> dict[str, Any]:
         if item.get("type") == "dict" and isinstance(item.get("data"), dict):
             answer: dict[str, Any] = item["data"]
             if ERROR in answer:
-                raise RunError(
-                    f"the server reports an error, which its operator can correct: {clean_text(str(answer[ERROR]))}"
-                )
+                error = clean_text(str(answer[ERROR]))
+                raise RunError(f"the server reports an error, which its operator can correct: {error}")
             return answer
     errors = "; ".join(str(item.get("data")) for item in items if item.get("type") in ("error", "string"))
     raise ServerLost(f"the server did not answer ({clean_text(str(errors or reply.get('details') or reply.get('status')))})")
 
 
-def _check_answer(kind: type[T], answer: dict[str, Any]) -> dict[str, Any]:
-    """Return the keys of a server's answer that are read, with printable texts. Raises RunError for another form."""
+def _read(answer: dict[str, Any], key: str, kind: Any) -> Any:
+    """Return a key of a server's answer, with printable texts. kind: its type. Raises RunError for another form."""
+    adapter: TypeAdapter[Any] = TypeAdapter(kind)
     try:
-        return kind.model_validate(answer).model_dump(by_alias=True)
+        value = adapter.validate_json(json.dumps(answer.get(key), default=str), strict=True)
     except ValidationError as problem:
-        raise _make_error(".".join(map(str, problem.errors()[0]["loc"]))) from None
+        raise _make_error(".".join(map(str, (key, *problem.errors()[0]["loc"])))) from None
+    return adapter.dump_python(value, mode="json", by_alias=True)
 
 
 def _make_error(key: str) -> RunError:

@@ -1,9 +1,9 @@
-"""A component of the server's process that records the connected sites and restarts jobs that ended early."""
+"""The server's process: it records the connected sites, restarts jobs that ended early, and answers leads' commands."""
 
+import base64
 import hashlib
 import threading
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +13,18 @@ from nvflare.apis.fl_constant import FLContextKey, SystemComponents
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.job_def import JobMetaKey, RunStatus
 from nvflare.apis.storage import DATA, WORKSPACE
+from nvflare.fuel.hci.conn import Connection
+from nvflare.fuel.hci.reg import CommandModuleSpec, CommandSpec
 
+import fedmutual
 from fedmutual.errors import RunError
-from fedmutual.sites.flare import leftovers, presence, progress, workspace
-from fedmutual.sites.flare.admin_commands import LeadCommands
-from fedmutual.sites.flare.console import print_line
-from fedmutual.sites.flare.progress import Outcome
+from fedmutual.files import FORMAT, write_json
+from fedmutual.rundir.checkpoint import read_checkpoint
+from fedmutual.sites.flare import progress, workspace
+from fedmutual.sites.flare.progress import OVER, Connections, Outcome, change_progress, print_line, read_progress
+from fedmutual.sites.schema import WORK_FOLDER
 
 _TICK = 0.5
-_FINAL = (Outcome.DONE, Outcome.FAILED, Outcome.STOPPED)
 _TO_START = (RunStatus.SUBMITTED.value, RunStatus.APPROVED.value, RunStatus.DISPATCHED.value)
 _KEYS_OF_ONE_JOB = (  # keys of a job's meta that the next job does not inherit
     *("job_id", "status", "schedule_count", "last_schedule_time"),
@@ -40,7 +43,7 @@ class Watch(FLComponent):  # type: ignore[misc]
         self._has_leftovers.set()
         self._due: dict[str, float] = {}
         self._missing_since: dict[str, float] = {}
-        self._connected: presence.Sites = {}
+        self._connected: Connections = {}
         self._errors: dict[Path, str] = {}  # folder of a federation -> the error of its last check
         self._state = Path()
 
@@ -57,12 +60,16 @@ class Watch(FLComponent):  # type: ignore[misc]
 
     def _run(self, engine: Any) -> None:
         self._register_commands(engine)
-        self._close_old_jobs(engine)
+        try:  # jobs of an earlier server process, which FLARE would show as running for ever
+            with engine.new_context() as fl_ctx:
+                engine.job_runner.update_unfinished_jobs(fl_ctx)
+        except Exception as problem:
+            self.logger.error(f"watch: {type(problem).__name__}: {problem}")
         while not self._stop.wait(_TICK):
             try:
-                connected, alive = list_connected(engine), list_alive(engine)
-                if (presence.read_connected(self._state), presence.read_alive(self._state)) != (connected, alive):
-                    presence.write_members(self._state, connected, connected.keys() - alive.keys())
+                connected, alive = list_connected(engine)
+                if progress.read_connected(self._state) != (connected, alive):
+                    progress.write_connected(self._state, connected, alive)
                 self._print_changes(connected)
                 all_checked = self.check_federations(engine, self._state, alive)
                 # A federation with a damaged progress file may still need the archive of its job.
@@ -74,25 +81,16 @@ class Watch(FLComponent):  # type: ignore[misc]
                 self.logger.error(f"watch: {type(problem).__name__}: {problem}")
 
     def _register_commands(self, engine: Any) -> None:
-        """Register fedmutual's commands, after FLARE has registered its own."""
+        """Register the command of leads, after FLARE has registered its own."""
         while not self._stop.wait(_TICK):
             server = getattr(engine.server, "admin_server", None)
             if server is not None:
-                list_sites, find_job = (lambda: sorted(list_connected(engine))), partial(_find_job, engine)
-                server.cmd_reg.register_module(LeadCommands(self._state, list_sites, find_job))
+                server.cmd_reg.register_module_spec(make_lead_command(self._state, engine))
                 server.cmd_reg.cmd_map.clear()  # else `finalize` keeps only the earlier commands
                 server.cmd_reg.finalize()
                 return
 
-    def _close_old_jobs(self, engine: Any) -> None:
-        """Mark the jobs of an earlier server process as ended; FLARE would show them as running for ever."""
-        try:
-            with engine.new_context() as fl_ctx:
-                engine.job_runner.update_unfinished_jobs(fl_ctx)
-        except Exception as problem:
-            self.logger.error(f"watch: {type(problem).__name__}: {problem}")
-
-    def _print_changes(self, connected: presence.Sites) -> None:
+    def _print_changes(self, connected: Connections) -> None:
         """Print which sites have connected or disconnected."""
         for site in sorted(set(connected) | set(self._connected)):
             if connected.get(site) != self._connected.get(site):
@@ -100,7 +98,7 @@ class Watch(FLComponent):  # type: ignore[misc]
                 print_line(f"site {site!r} is {f'connected{again}' if site in connected else 'disconnected'}")
         self._connected = connected
 
-    def check_federations(self, engine: Any, state: Path, alive: presence.Sites) -> bool:
+    def check_federations(self, engine: Any, state: Path, alive: Connections) -> bool:
         """Check each federation in the server's folder, and return whether all checks were possible.
 
         A federation whose progress file is damaged or cannot be written does not stop the checks of the others. Each of
@@ -119,42 +117,74 @@ class Watch(FLComponent):  # type: ignore[misc]
         self._errors = errors
         return not errors
 
-    def _check_federation(self, engine: Any, folder: Path, alive: presence.Sites) -> None:
-        state = progress.read_progress(folder)
-        if state is None or state["outcome"] in _FINAL:
+    def _check_federation(self, engine: Any, folder: Path, alive: Connections) -> None:
+        state = read_progress(folder)
+        if state is None or state["outcome"] in OVER:
             self._due.pop(folder.name, None)
             return
         with engine.new_context() as fl_ctx:
             manager = engine.get_component(SystemComponents.JOB_MANAGER)
             job = manager.get_job(state["job"], fl_ctx)
             is_running = state["job"] in engine.run_processes or state["job"] in engine.job_runner.running_jobs
-            if job is None and not is_running:
-                self.stop_without_job(folder)
+            if job is None and not is_running:  # the state came from another host, or FLARE lost files
+                if time.monotonic() > self._missing_since.setdefault(folder.name, time.monotonic()) + _WRITE_TIME:
+                    self._give_up(
+                        folder, Outcome.STOPPED, "this server has no job of it, only saved rounds; submit it again"
+                    )
                 return
             self._missing_since.pop(folder.name, None)
-            if is_running or job.meta.get(JobMetaKey.STATUS.value) in _TO_START:
-                return
-            self._restart(manager, job, folder, state, alive, fl_ctx)
+            if not is_running and job.meta.get(JobMetaKey.STATUS.value) not in _TO_START:
+                self._restart(manager, job, folder, state, alive, fl_ctx)
 
-    def stop_without_job(self, folder: Path) -> None:
-        """Mark a federation as stopped that has no job for 5 s: its state came from another host, or FLARE lost files.
+    def _give_up(self, folder: Path, outcome: Outcome, reason: str) -> None:
+        """End a federation that is not restarted. Raises RunError if the progress file cannot be written."""
+        change_progress(folder, outcome=outcome, said=reason)
+        print_line(f"{folder.name}: {reason}")
+        self._has_leftovers.set()
+
+    def _restart(
+        self, manager: Any, job: Any, folder: Path, state: dict[str, Any], alive: Connections, fl_ctx: FLContext
+    ) -> None:
+        """Restart a job if its pause is over and enough sites are connected; give up after too many tries.
 
         Raises:
-            RunError: the progress file is damaged or cannot be written.
+            RunError: the progress file is damaged or cannot be written; then no new job is left.
         """
-        if time.monotonic() > self._missing_since.setdefault(folder.name, time.monotonic()) + _WRITE_TIME:
-            reason = "this server has no job of it, only saved rounds; submit it again"
-            progress.change_progress(folder, outcome=Outcome.STOPPED, said=reason)  # an error here is printed once
-            print_line(f"{folder.name}: {reason}")
-            self._has_leftovers.set()
+        if (folder / progress.STOP).exists():
+            self._give_up(folder, Outcome.STOPPED, "stopped by hand")
+            return
+        is_planned, limits = state["outcome"] == Outcome.AGAIN, state["limits"]
+        tries = 0 if is_planned else state["tries"]
+        if tries >= limits["retries"] and state["outcome"] != Outcome.SHORT:
+            self._give_up(folder, Outcome.FAILED, f"restarted {tries} times without success: {state['said']}")
+            return
+        pause = 0.0 if is_planned else min(_FIRST * 2 ** min(tries, 10), _LONGEST)
+        now = time.monotonic()
+        due = self._due.setdefault(folder.name, now + pause)
+        sites = set(state["sites"])
+        is_complete = sites <= set(alive) or now > due + limits["wait"]
+        if now < due or not is_complete or len(sites & set(alive)) < limits["quorum"]:
+            return
+        change_progress(folder)  # a file that cannot be written is noticed before FLARE can start the new job
+        meta = manager.clone(job.job_id, {k: v for k, v in job.meta.items() if k not in _KEYS_OF_ONE_JOB}, fl_ctx)
+        new_job = meta[JobMetaKey.JOB_ID.value]
+        try:
+            change_progress(folder, job=new_job, old=[job.job_id], outcome=Outcome.RUNNING, tries=tries + 1)
+        except RunError:
+            manager.delete(new_job, fl_ctx)
+            raise
+        self._due.pop(folder.name, None)
+        print_line(f"{folder.name}: {state['outcome']} ({state['said']}), restarted after round {state['round']}")
+        for old_job in state["old"]:  # not the last job, which FLARE may still be writing
+            manager.delete(old_job, fl_ctx)
 
     def _remove_leftovers(self, engine: Any) -> None:
         """Empty the archives of finished jobs that will not be restarted, and remove their folders.
 
         FLARE's record of a job is kept, because a lead reads there how the job ended.
         """
-        states = [progress.read_progress(file.parent) or {} for file in self._state.glob(f"*/{progress.FILE}")]
-        unfinished = {state["job"] for state in states if state["outcome"] not in _FINAL}
+        states = [read_progress(file.parent) or {} for file in self._state.glob(f"*/{progress.FILE}")]
+        unfinished = {state["job"] for state in states if state["outcome"] not in OVER}
         unfinished |= {*engine.run_processes, *engine.job_runner.running_jobs}
         with engine.new_context() as fl_ctx:
             manager = engine.get_component(SystemComponents.JOB_MANAGER)
@@ -166,51 +196,7 @@ class Watch(FLComponent):  # type: ignore[misc]
                     parts = store.list_components_of_object(manager.job_uri(job.job_id))
                     for part in {DATA, WORKSPACE} & {*parts}:
                         store.update_object(manager.job_uri(job.job_id), b"", part)
-        leftovers.remove_folders(self._state / workspace.FOLDER, unfinished)
-
-    def _restart(
-        self, manager: Any, job: Any, folder: Path, state: dict[str, Any], alive: presence.Sites, fl_ctx: FLContext
-    ) -> None:
-        """Restart a job if its pause is over and enough sites are connected; give up after too many tries.
-
-        Raises:
-            RunError: the progress file is damaged or cannot be written; then no new job is left.
-        """
-        if presence.is_stop_requested(folder):
-            progress.change_progress(folder, outcome=Outcome.STOPPED, said="stopped by hand")
-            self._has_leftovers.set()
-            return
-        tries = 0 if state["outcome"] == Outcome.AGAIN else state["tries"]
-        limits = state["limits"]
-        if tries >= limits["retries"] and state["outcome"] != Outcome.SHORT:
-            progress.change_progress(
-                folder, outcome=Outcome.FAILED, said=f"restarted {tries} times without success: {state['said']}"
-            )
-            print_line(f"{folder.name}: restarted {tries} times without success; not restarted again")
-            self._has_leftovers.set()
-            return
-        pause = 0.0 if state["outcome"] == Outcome.AGAIN else min(_FIRST * 2 ** min(tries, 10), _LONGEST)
-        due = self._due.setdefault(folder.name, time.monotonic() + pause)
-        is_waiting_over = time.monotonic() > due + limits["wait"]
-        missing = set(state["sites"]) - set(alive)
-        if (
-            time.monotonic() < due
-            or (missing and not is_waiting_over)
-            or len(set(state["sites"]) & set(alive)) < limits["quorum"]
-        ):
-            return
-        progress.change_progress(folder)  # a file that cannot be written is noticed before FLARE can start the new job
-        meta = manager.clone(job.job_id, {k: v for k, v in job.meta.items() if k not in _KEYS_OF_ONE_JOB}, fl_ctx)
-        new_job = meta[JobMetaKey.JOB_ID.value]
-        try:
-            progress.change_progress(folder, job=new_job, old=[job.job_id], outcome=Outcome.RUNNING, tries=tries + 1)
-        except RunError:
-            manager.delete(new_job, fl_ctx)
-            raise
-        self._due.pop(folder.name, None)
-        print_line(f"{folder.name}: {state['outcome']} ({state['said']}), restarted after round {state['round']}")
-        for old_job in state["old"]:  # not the last job, which FLARE may still be writing
-            manager.delete(old_job, fl_ctx)
+        workspace.remove_job_folders(self._state / WORK_FOLDER, unfinished)
 
 
 def _find_job(engine: Any, name: str) -> str | None:
@@ -221,12 +207,55 @@ def _find_job(engine: Any, name: str) -> str | None:
     return next((str(job.job_id) for job in jobs if job.meta.get(JobMetaKey.JOB_NAME.value) == name), None)
 
 
-def list_connected(engine: Any, since: float = 0.0) -> presence.Sites:
-    """Return the sites with a heartbeat since a time: site -> id of the connection. since: in seconds since the epoch."""
-    clients = [c for c in engine.get_clients() if c.last_connect_time >= since]
-    return {c.name: hashlib.sha256(c.token.encode()).hexdigest()[:12] for c in clients}
+def list_connected(engine: Any) -> tuple[Connections, Connections]:
+    """Return the connected sites, and those whose heartbeat is not overdue; a job would start without the other sites."""
+    clients, since = engine.get_clients(), time.time() - 2.5 * workspace.HEARTBEAT
+    connected = {c.name: hashlib.sha256(c.token.encode()).hexdigest()[:12] for c in clients}
+    return connected, {c.name: connected[c.name] for c in clients if c.last_connect_time >= since}
 
 
-def list_alive(engine: Any) -> presence.Sites:
-    """Return the sites whose heartbeat is not overdue, as `list_connected`; a job would start without the other sites."""
-    return list_connected(engine, time.time() - 2.5 * workspace.HEARTBEAT)
+def make_lead_command(state: Path, engine: Any) -> CommandModuleSpec:
+    """Return the command COMMAND for FLARE's admin interface. `JobChecks.refuse_command` lets only leads give commands.
+
+    state: the server's folder.
+    """
+
+    def answer(conn: Connection, words: list[str]) -> None:
+        try:
+            conn.append_dict(_carry_out(state, engine, *[*words[1:4], "", "", ""][:3]))
+        except RunError as problem:  # FLARE would answer with an error that a lead treats as a lost connection
+            conn.append_dict({progress.ERROR: str(problem)})
+
+    usage = f"{progress.COMMAND} start|status|stop|result FEDERATION [FILE]"
+    return CommandModuleSpec("fedmutual", [CommandSpec(progress.COMMAND, "fedmutual's commands of leads", usage, answer)])
+
+
+def _carry_out(state: Path, engine: Any, what: str, name: str, file: str) -> dict[str, Any]:
+    """Return the answer to a lead. Raises RunError where a file of the server is damaged or cannot be written."""
+    if Path(name).name != name or name in ("", "..", WORK_FOLDER):  # it could be a path to another folder
+        raise RunError("the command does not name a federation")
+    folder = state / name
+    stop = folder / progress.STOP
+    if what == "start":  # the federation will be submitted now
+        stop.unlink(missing_ok=True)
+        return {}
+    known = read_progress(folder)
+    if what == "status":
+        stops = known is not None and stop.exists()
+        connected, version = sorted(list_connected(engine)[0]), fedmutual.__version__
+        return {
+            "connected": connected,
+            "progress": known,
+            "stops": stops,
+            "job": _find_job(engine, name),
+            "version": version,
+        }
+    if what == "stop":
+        if known is not None:
+            write_json(stop, {"format": FORMAT})
+        return {"progress": known}
+    saved = None if known is None else read_checkpoint(folder)
+    paths = {} if known is None else progress.list_result_files(folder, saved.round if saved else None)
+    if not file:
+        return {"files": sorted(paths)}
+    return {"body": base64.b64encode(paths[file].read_bytes()).decode() if file in paths else ""}
