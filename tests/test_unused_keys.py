@@ -4,7 +4,7 @@ import pytest
 
 from fedmutual import run
 from fedmutual.config import parse_config
-from fedmutual.config.unused import describe_unused_engine_keys, describe_unused_keys
+from fedmutual.config.checks import describe_unused_engine_keys, describe_unused_keys
 from fedmutual.federation import build
 
 

@@ -200,7 +200,7 @@ def test_installed_code_is_not_taken_by_its_digest(user_folder, cli, name):
 
 def test_a_name_of_torchvision_is_a_network_or_nothing():
     """Otherwise any function of torchvision could be called."""
-    with pytest.raises(ConfigError, match="torchvision has no network 'torchvision:set_image_backend'"):
+    with pytest.raises(ConfigError, match="there is no network 'torchvision:set_image_backend'"):
         models.build("torchvision:set_image_backend", (3, 32, 32), 10, At(0, -1, 1).rng("any"))
 
 

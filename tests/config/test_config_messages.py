@@ -1,5 +1,7 @@
 """Every way to get a configuration wrong: one sentence with the file, the key and the fix."""
 
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,36 +10,28 @@ from fedmutual.algorithms import ALGORITHMS
 from fedmutual.config import load_config, make_algorithm
 from fedmutual.errors import ConfigError
 
+NAME = "a run's name names its folder, so it is not empty and has no slash or control character"
 IDLE = "has no effect with"
-SCHEDULE = 'a schedule is { start = 0.9, end = 0.3, shape = "linear" }'
+SCHEDULE = 'a schedule is { start = 0.9, end = 0.3, shape = "linear" } of finite numbers'
 
 WRONG = [
     # Unknown keys: the nearest in the same table, then the same name elsewhere, then a like one elsewhere, then all.
-    ("roundz = 3", "unknown key 'roundz'; did you mean 'rounds'?"),
     ("[optimiser]\nlr = 0.1", "unknown key 'optimiser'; did you mean 'optimizer'?"),
-    ("[data]\nnmae = 'digits'", "unknown key 'data.nmae'; did you mean 'data.name'?"),
     ("[algorithm]\naplha = 0.3", "unknown key 'algorithm.aplha'; did you mean 'algorithm.alpha'? (of algorithm 'fml')"),
     ("[algorithm]\nlr = 0.3", "unknown key 'algorithm.lr'; did you mean 'optimizer.lr'? (of algorithm 'fml')"),
     ("lr = 0.1", "unknown key 'lr'; did you mean 'optimizer.lr'?"),
     ("alpha = 0.1", "unknown key 'alpha'; did you mean 'partition.alpha' or 'algorithm.alpha'?"),
     ("[data]\nclients = 3", "unknown key 'data.clients'; did you mean 'partition.clients'?"),
-    ("local_epoch = 1", "unknown key 'local_epoch'; did you mean 'training.local_epochs'?"),
     ("[share]\nsecrets = 1", "unknown key 'share.secrets'; there is 'metrics'"),
     ("[training]\nsteps = 1", "unknown key 'training.steps'; did you mean 'training.local_steps'?"),
     (
         "[training]\nfloat16 = true",
         "unknown key 'training.float16'; there are 'local_epochs', 'local_steps', 'batch_size', 'task'",
     ),
-    ("[clients.0]\nlr = 0.1", "unknown key 'clients.0.lr'; did you mean 'optimizer.lr'?"),
     (
         "[clients.0.training]\nbatchsize = 1",
         "unknown key 'clients.0.training.batchsize'; did you mean 'clients.0.training.batch_size'?",
     ),
-    (
-        "[clients.0.share]\nmetricz = 'all'",
-        "unknown key 'clients.0.share.metricz'; did you mean 'clients.0.share.metrics'?",
-    ),
-    ("[clients.0.optimizer]\nname = 'adam'", "unknown key 'clients.0.optimizer.name'; did you mean 'optimizer.name'?"),
     (
         "[clients.0.algorithm]\nname = 'fedavg'",
         "unknown key 'clients.0.algorithm.name'; did you mean 'algorithm.name'? (of algorithm 'fml')",
@@ -47,42 +41,22 @@ WRONG = [
         "[algorithm]\nname = 'independent'\n[clients.0.algorithm]\nalpha = 0.1",
         "key 'clients.0.algorithm.alpha' is a setting of fml and proxyfl, and the algorithm is 'independent'; remove it",
     ),
-    (
-        "[algorithm]\nmix = 0.5",
-        "key 'algorithm.mix' is a setting of apfl, and the algorithm is 'fml'; remove it",
-    ),
     # Types: a boolean is no number, a number no boolean, 3.0 no whole number, text neither.
     ("rounds = 3.0", "key 'rounds' must be a whole number, not 3.0"),
-    ("rounds = true", "key 'rounds' must be a whole number, not true"),
     ("seed = '3'", "key 'seed' must be a whole number, not \"3\""),
-    ("name = 3", "key 'name' must be text, not 3"),
     ("data = 'mnist'", "key 'data' must be a table, not \"mnist\""),
-    ("clients = 3", "key 'clients' must be a table, not 3"),
     ("[clients]\n0 = 3", "key 'clients.0' must be a table, not 3"),
-    ("algorithm = 'fml'", "key 'algorithm' must be a table, not \"fml\""),
     ("[data]\nresident = 1", "key 'data.resident' must be true or false, not 1"),
-    ("[data]\nresident = 'yes'", "key 'data.resident' must be true or false, not \"yes\""),
-    ("[records]\ntensorboard = 0", "key 'records.tensorboard' must be true or false, not 0"),
     ("[data]\nroot = 3", "key 'data.root' must be a path, not 3"),
-    ("[data]\nclasses = [1, 2]", "key 'data.classes.0' must be text, not 1"),
     ("[data]\nlabels = { float = 1 }", "key 'data.labels.float' must be text, not 1"),
-    ("[data]\nsize = 28", "key 'data.size' must be a list, not 28"),
     ("[data]\nsize = [28, 1.5]", "key 'data.size.1' must be a whole number, not 1.5"),
     ("[data]\nmean = [true]", "key 'data.mean.0' must be a number, not true"),
-    ("[optimizer]\nmomentum = true", "key 'optimizer.momentum' must be a number, not true"),
     ("[optimizer]\nlr = true", "key 'optimizer.lr' must be a number, not true"),
-    ("[optimizer]\nlr = '0.1'", "key 'optimizer.lr' must be a number, not \"0.1\""),
     ("[algorithm]\nalpha = true", "key 'algorithm.alpha' must be a number, not true"),
-    ("[algorithm]\ntemperature = true", "key 'algorithm.temperature' must be a number, not true"),
-    ("[clients.0.optimizer]\nlr = true", "key 'clients.0.optimizer.lr' must be a number, not true"),
     # Ranges and choices.
     ("rounds = 0", "key 'rounds' must be greater than or equal to 1, not 0"),
-    ("name = ''", "key 'name': the name of a run is also the name of its folder, so the name must not be ''"),
-    ("name = '../x'", "key 'name': the name of a run is also the name of its folder, so the name must not be '../x'"),
-    (
-        'name = "a\\u0007b"',
-        "key 'name': the name of a run is also the name of its folder, so 'a\\x07b' must not contain control characters",
-    ),
+    ("name = '../x'", f"key 'name': {NAME}: '../x'"),
+    ('name = "a\\u0007b"', f"key 'name': {NAME}: 'a\\x07b'"),
     (
         "[training]\nbatch_size = 100000000000000000000",
         "key 'training.batch_size' must be less than or equal to 1000000000, not 100000000000000000000",
@@ -91,29 +65,17 @@ WRONG = [
         "[clients.0.training]\nbatch_size = 1000000001",
         "key 'clients.0.training.batch_size' must be less than or equal to 1000000000, not 1000000001",
     ),
-    (
-        "[engine]\nthreads = 1000000000000",
-        "key 'engine.threads' must be less than or equal to 4096, not 1000000000000",
-    ),
-    ("[split]\nholdout = 1.0", "key 'split.holdout' must be less than 1, not 1.0"),
     ("[engine]\nparticipation = 0", "key 'engine.participation' must be greater than 0, not 0"),
     ("[data]\nstd = [0.5, 0.0]", "key 'data.std.1' must be greater than 0, not 0.0"),
-    ("[data]\nsize = [0, 8]", "key 'data.size.0' must be greater than or equal to 1, not 0"),
     ("[optimizer]\nlr = -1", "key 'optimizer.lr': a learning rate must be at least 0, not -1"),
     ("[optimizer]\nlr = nan", "key 'optimizer.lr' must be a finite number, not NaN"),
-    ("[optimizer]\nweight_decay = inf", "key 'optimizer.weight_decay' must be a finite number, not Infinity"),
     ("[clients.a.optimizer]\nlr = -0.5", "key 'clients.a.optimizer.lr': a learning rate must be at least 0, not -0.5"),
     ("[optimizer]\nname = 'sdg'", "key 'optimizer.name' must be 'sgd', 'adam' or 'adamw', not \"sdg\""),
-    ("[share]\nmetrics = false", "key 'share.metrics' must be 'none', 'accuracy' or 'all', not false"),
     ("[algorithm]\nalpha = 1.5", "key 'algorithm.alpha' must be between 0 and 1, not 1.5"),
     ("[algorithm]\nalpha = nan", "key 'algorithm.alpha' must be a finite number, not NaN"),
     ("[algorithm]\nbeta = { start = 0.5, end = -0.5 }", "key 'algorithm.beta' must be between 0 and 1, not -0.5"),
     ("[clients.4.algorithm]\nalpha = 2", "key 'clients.4.algorithm.alpha' must be between 0 and 1, not 2"),
-    ("[algorithm]\nname = 'fedprox'\nmu = -1", "key 'algorithm.mu' must be at least 0, not -1"),
-    ("[algorithm]\nname = 'fedprox'\nmu = inf", "key 'algorithm.mu' must be a finite number, not Infinity"),
     ("[algorithm]\nname = 'fedavg'\nweighting = 'n'", "key 'algorithm.weighting' must be 'samples' or 'uniform', not \"n\""),
-    ("[server]\naggregate = 'krum'", "key 'server.aggregate' must be 'mean', 'median' or 'trimmed-mean', not \"krum\""),
-    ("[server]\naggregate = 'trimmed-mean'\ntrim = 0.5", "key 'server.trim' must be less than 0.5, not 0.5"),
     (
         "[server]\nsum = 'fixed'\naggregate = 'median'",
         "key 'server.sum' has no effect with server.aggregate = 'median'; remove it",
@@ -123,10 +85,6 @@ WRONG = [
         "server.sum = 'fixed' adds at most 8191 clients, and partition.clients is 8192; remove 'server.sum'",
     ),
     ("[server]\ntrim = 0.1", "key 'server.trim' has no effect with server.aggregate = 'mean'; remove it"),
-    (
-        "[algorithm]\naggregate = 'median'",
-        "unknown key 'algorithm.aggregate'; did you mean 'server.aggregate'? (of algorithm 'fml')",
-    ),
     # Algorithms.
     ("[algorithm]\nname = 'fmll'", "key 'algorithm.name': there is no algorithm 'fmll'; did you mean 'fml'?"),
     (
@@ -147,15 +105,15 @@ WRONG = [
     ("[optimizer]\nlr = { start = 0.1 }", f"key 'optimizer.lr': {SCHEDULE}, not {{'start': 0.1}}"),
     (
         "[optimizer]\nlr = { start = 0.1, end = 0.2, shap = 'step' }",
-        f"key 'optimizer.lr': {SCHEDULE}, not {{'start': 0.1, 'end': 0.2, 'shap': 'step'}}; it has no 'shap'",
+        f"key 'optimizer.lr': {SCHEDULE}, not {{'start': 0.1, 'end': 0.2, 'shap': 'step'}}",
     ),
     (
         "[algorithm]\nalpha = { start = 0.1, end = true }",
-        "key 'algorithm.alpha': the start, end and at of a schedule are finite numbers, not {'start': 0.1, 'end': True}",
+        f"key 'algorithm.alpha': {SCHEDULE}, not {{'start': 0.1, 'end': True}}",
     ),
     (
         "[algorithm]\nalpha = { start = 0.1, end = nan }",
-        "key 'algorithm.alpha': the start, end and at of a schedule are finite numbers, not {'start': 0.1, 'end': nan}",
+        f"key 'algorithm.alpha': {SCHEDULE}, not {{'start': 0.1, 'end': nan}}",
     ),
     (
         "[optimizer]\nlr = { start = 0.1, end = 0.2, shape = 'cubic' }",
@@ -169,10 +127,10 @@ WRONG = [
         "[clients.0.optimizer]\nlr = { start = 0.1, end = -0.2 }",
         "key 'clients.0.optimizer.lr': a learning rate must be at least 0, not -0.2",
     ),
+    ("[data]\nroot = '~nobody-of-this-name/x'", "key 'data.root': there is no home folder for '~nobody-of-this-name/x'"),
     # Keys that need one another.
     ("[partition]\nkind = 'shards'", "partition.kind = 'shards' needs the key 'partition.classes_per_client'"),
     ("[partition]\nkind = 'dirichlet'", "partition.kind = 'dirichlet' needs the key 'partition.alpha'"),
-    ("[partition]\nkind = 'file'", "partition.kind = 'file' needs the key 'partition.file'"),
     ("[partition]\nalpha = 0.5", "key 'partition.alpha' has no effect with partition.kind = 'iid'; remove it"),
     (
         "[model]\npersonal = ['mlp', 'lenet5']",
@@ -183,8 +141,6 @@ WRONG = [
         "[optimizer]\nname = 'adamw'\n[clients.1.optimizer]\nmomentum = 0.9",
         f"key 'clients.1.optimizer.momentum' {IDLE} optimizer.name = 'adamw'; remove it",
     ),
-    ("[optimizer]\namsgrad = true", f"key 'optimizer.amsgrad' {IDLE} optimizer.name = 'sgd'; remove it"),
-    ("[partition]\nmin_size = 3", f"key 'partition.min_size' {IDLE} partition.kind = 'iid'; remove it"),
     (
         "[records]\nbest_by = 'holdout'",
         "records.best_by = 'holdout' needs rows to choose by; set 'split.holdout', for example to 0.1, or remove "
@@ -213,10 +169,6 @@ WRONG = [
     (
         "[clients.union.training]\nlocal_epochs = 0",
         "key 'clients.union.training.local_epochs' must be greater than or equal to 1, not 0",
-    ),
-    (
-        "[clients.float.training]\nsteps = 0",
-        "unknown key 'clients.float.training.steps'; did you mean 'clients.float.training.local_steps'?",
     ),
     ("[clients.'tuple[x'.model]\npersonal = 3", "key 'clients.tuple[x.model.personal' must be text, not 3"),
 ]
@@ -247,80 +199,45 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     assert refusal(tmp_path).startswith(f"{tmp_path}: cannot be read (")
 
 
-def test_a_home_folder_that_is_not_there(tmp_path: Path) -> None:
-    path = tmp_path / "mine.toml"
-    path.write_text("[data]\nroot = '~nobody-of-this-name/x'", encoding="utf-8")
-    assert refusal(path) == f"{path}: key 'data.root': there is no home folder for '~nobody-of-this-name/x'"
-
-
-def test_an_algorithm_of_ones_own_that_needs_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """Write classes derived from FML into a module `own_NAME`; return a file that names the class NAME."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "own_needy.py").write_text(
-        "from dataclasses import dataclass\n"
-        "from fedmutual.algorithms.fml import FML\n\n\n"
-        "@dataclass(frozen=True, kw_only=True)\n"
-        "class Needy(FML):\n"
-        "    gamma: float\n",
-        encoding="utf-8",
-    )
-    path = tmp_path / "mine.toml"
-    path.write_text("[algorithm]\nname = 'own_needy:Needy'", encoding="utf-8")
-    assert refusal(path) == f"{path}: key 'algorithm.gamma' is missing: 'own_needy:Needy' has no default for it"
+
+    def write(source: str, decorator: str = "@dataclass(frozen=True, kw_only=True)\n") -> Path:
+        name = source.split()[1].split("(")[0]
+        head = (
+            "from dataclasses import dataclass\nfrom typing import ClassVar\nfrom fedmutual.algorithms.fml import FML\n\n\n"
+        )
+        (tmp_path / f"own_{name}.py").write_text(f"{head}{decorator}{source}", encoding="utf-8")
+        path = tmp_path / f"{name}.toml"
+        path.write_text(f"algorithm = {{ name = 'own_{name}:{name}' }}", encoding="utf-8")
+        return path
+
+    return write
+
+
+def test_an_algorithm_of_ones_own_that_needs_a_key(own) -> None:
+    path = own("class Needy(FML):\n    gamma: float")
+    assert refusal(path) == f"{path}: key 'algorithm.gamma' is missing: 'own_Needy:Needy' has no default for it"
     assert "must be a number" in refusal(path, **{"algorithm.gamma": True})
     assert load_config(path, **{"algorithm.gamma": 2}).algorithm["gamma"] == 2
     path.write_text("[algorithm]\nname = 'no_such_module_here:Needy'", encoding="utf-8")
     assert refusal(path).startswith("key 'algorithm.name': there is no module 'no_such_module_here'; put ")
 
 
-def test_algorithms_of_ones_own_that_are_not_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "own_halves.py").write_text(
-        "from dataclasses import dataclass\n"
-        "from fedmutual.algorithms.fml import FML\n\n\n"
-        "@dataclass(frozen=True, kw_only=True)\n"
-        "class Untyped(FML):\n"
-        "    gamma: 'Nowhere' = 1.0\n\n\n"
-        "@dataclass(frozen=True, kw_only=True)\n"
-        "class Other(FML):\n"
-        "    def algorithm(self):\n"
-        "        return 'fml'\n",
-        encoding="utf-8",
-    )
-    path = tmp_path / "mine.toml"
-    path.write_text("[algorithm]\nname = 'own_halves:Untyped'", encoding="utf-8")
-    assert refusal(path) == (
-        f"{path}: key 'algorithm.name': the fields of 'own_halves:Untyped' have a type that cannot be resolved: "
-        "name 'Nowhere' is not defined"
-    )
-    path.write_text("[algorithm]\nname = 'own_halves:Other'", encoding="utf-8")
-    with pytest.raises(ConfigError) as problem:
+def test_algorithms_of_ones_own_that_are_not_whole(own) -> None:
+    path = own("class Untyped(FML):\n    gamma: 'Nowhere' = 1.0")
+    fault = "the fields of 'own_Untyped:Untyped' have a type that cannot be resolved: name 'Nowhere' is not defined"
+    assert refusal(path) == f"{path}: key 'algorithm.name': {fault}"
+    path = own("class Other(FML):\n    def algorithm(self):\n        return 'fml'")
+    fault = "algorithm() of 'own_Other:Other' returned str, but must return a fedmutual.core.Algorithm"
+    with pytest.raises(ConfigError, match=re.escape(f"key 'algorithm.name': {fault}")):
         make_algorithm(load_config(path))
-    assert str(problem.value) == (
-        "key 'algorithm.name': algorithm() of 'own_halves:Other' returned str, but must return a fedmutual.core.Algorithm"
-    )
-
-
-def test_an_algorithm_that_lost_its_decorator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "undecorated.py").write_text(
-        "from typing import ClassVar\nfrom fedmutual.algorithms import FedAvg\n\n\n"
-        "class Plain(FedAvg):\n    terms: ClassVar[tuple] = ('meme',)\n\n\nclass Lost(FedAvg):\n    step: float = 0.5\n"
-    )
-    path = tmp_path / "mine.toml"
-    path.write_text("algorithm = { name = 'undecorated:Plain' }")
-    load_config(path)
-    path.write_text("algorithm = { name = 'undecorated:Lost' }")
-    assert "'undecorated:Lost' has a field 'step' that no key can set, because the class lacks its decorator" in refusal(
-        path
-    )
-
-
-def test_another_line_with_a_backslash_is_no_fault(tmp_path):
-    path = tmp_path / "mine.toml"
-    path.write_text("data.root = 'C:\\data'\nname = \"open\nrounds = 1\n")
-    assert "Windows" not in refusal(path)
+    load_config(own("class Plain(FML):\n    terms: ClassVar[tuple] = ('meme',)", decorator=""))
+    fault = "'own_Lost:Lost' has a field 'step' that no key can set, because the class lacks its decorator"
+    assert fault in refusal(own("class Lost(FML):\n    step: float = 0.5", decorator=""))
 
 
 @pytest.mark.parametrize("root", [r"C:\Users\x", r"C:\data", r"C:\temp", "C:\\", r"\\server\share"])
@@ -330,3 +247,5 @@ def test_a_path_of_windows_between_double_quotes(tmp_path, root):
     assert "write a path of Windows in single quotes" in refusal(path)
     path.write_text(f"data.root = '{root}'\n")
     assert str(load_config(path).data.root) == root
+    path.write_text(f"data.root = '{root}'\nname = \"open\nrounds = 1\n")
+    assert "Windows" not in refusal(path), "the fault is in another line"

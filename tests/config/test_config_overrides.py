@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from fedmutual.config import (
-    list_setting_types,
     load_config,
     make_algorithm,
     parse_config,
@@ -108,10 +107,6 @@ def test_a_key_under_a_value_cannot_be_set(file: Path) -> None:
     assert "'algorithm.alpha'" in str(problem.value)
 
 
-def test_an_override_may_come_before_its_table() -> None:
-    assert parse_config({}, overrides={"algorithm.alpha": 0.25}).algorithm == {"name": "fml", "alpha": 0.25}
-
-
 def test_what_the_federation_sets_and_what_a_client_has_its_own(file: Path) -> None:
     config = load_config(file)
     federations = {"alpha": 0.3, "temperature": 2.0, "batch_size": 16, "local_epochs": 5, "task": Classification()}
@@ -155,9 +150,8 @@ def test_set_to_another_algorithm_warns_what_it_drops(file: Path) -> None:
 
 def test_an_unknown_compared_algorithm_is_refused(file: Path) -> None:
     message = "key 'algorithm.name': there is no algorithm 'fmll'; did you mean 'fml'?"
-    with pytest.raises(ConfigError) as problem:
+    with pytest.raises(ConfigError, match=message.replace("?", r"\?")):
         replace_algorithm(load_config(file), "fmll")
-    assert str(problem.value) == message
     with pytest.raises(ConfigError) as problem:
         load_config(file, **{"algorithm.name": "fmll"})
     assert str(problem.value) == f"{file}: {message}"
@@ -169,10 +163,3 @@ def test_another_algorithm_over_tables_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as problem:
         load_config(path, **{"algorithm.name": "fedavg"})
     assert str(problem.value) == f"{path}: key 'clients' must be a table, not 3"
-
-
-def test_the_settings_of_each_algorithm() -> None:
-    assert set(list_setting_types("fml")) == {"alpha", "beta", "temperature"}
-    assert set(list_setting_types("fedavg")) == {"weighting"}
-    assert set(list_setting_types("fedprox")) == {"weighting", "mu"}
-    assert set(list_setting_types("independent")) == set(list_setting_types("centralised")) == set()

@@ -6,7 +6,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 import fedmutual
-from fedmutual.models.ending import find_ending
+from fedmutual.models.own import find_ending
 
 
 @pytest.mark.parametrize(

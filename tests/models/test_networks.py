@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fedmutual import models
 from fedmutual.errors import ConfigError
-from fedmutual.models.parts import MaxPool
+from fedmutual.models.networks import MaxPool
 
 
 def rng(seed: int = 0) -> torch.Generator:

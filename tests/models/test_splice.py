@@ -7,7 +7,7 @@ from torch import nn
 from fedmutual import models
 from fedmutual.config import ModelConfig
 from fedmutual.errors import ConfigError
-from fedmutual.models.parts import make_sequential
+from fedmutual.models.networks import make_sequential
 from fedmutual.models.splice import Spliced, build_meme, find_shape_difference, list_shared_tensors, splice
 
 IMAGE = (1, 16, 16)
@@ -81,7 +81,7 @@ def test_modules_below_others_keep_their_names():
 @pytest.mark.parametrize(
     ("part", "sentence"),
     [
-        (["features.conv2"], "neither the beginning nor the end of network 'lenet5'; use model.adaptor = 'rest'"),
+        (["features.conv2"], "neither the beginning nor the end of the network; use model.adaptor = 'rest'"),
         (["features.conv1", "features.conv2"], "names several modules"),
         (["features.conv1.weight"], "is no module"),
     ],
@@ -162,7 +162,7 @@ def test_a_users_adaptor_receives_the_output_size_of_the_part(tmp_path, monkeypa
     assert spliced("lenet5", "features.conv1", adaptor="my_adaptors:deep").get_submodule("adaptor.1").out_features == 9
     with pytest.raises(ConfigError, match=r"key 'model\.adaptor': 'my_adaptors:wrong' does not fit the shared part"):
         spliced("lenet5", "features.conv1", adaptor="my_adaptors:wrong")
-    with pytest.raises(ConfigError, match="there is no adaptor 'liner'"):
+    with pytest.raises(ConfigError, match="'liner' is no adaptor; there are 'linear'"):
         spliced("lenet5", "features", adaptor="liner")
 
 
@@ -199,5 +199,5 @@ def test_networks_that_look_like_what_they_are_not():
     with pytest.raises(ConfigError, match="neither the beginning nor the end"):
         splice(inplace, ["last"], "linear", (4,), 2, stream(0), "inplace")
     ours = make_sequential(adaptor=nn.Linear(4, 4), last=nn.Linear(4, 2))
-    with pytest.raises(ConfigError, match="a module called 'adaptor' cannot be the part"):
+    with pytest.raises(ConfigError, match="the part beside an adaptor cannot be called 'adaptor'"):
         splice(ours, ["adaptor"], "linear", (4,), 2, stream(0), "named")

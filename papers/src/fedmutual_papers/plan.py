@@ -10,8 +10,8 @@ from types import MappingProxyType
 from typing import Any
 
 from fedmutual.config import Config, list_keys, list_setting_types
+from fedmutual.config.checks import describe_foreign_key
 from fedmutual.config.keys import list_effects
-from fedmutual.config.methods import describe_foreign_key
 from fedmutual.errors import ConfigError
 from fedmutual.role import DEFAULT_ALGORITHM
 from fedmutual_papers.experiment_files import Cell

@@ -4,6 +4,7 @@ import hashlib
 import itertools
 import json
 import re
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -99,20 +100,18 @@ def format_toml_key(name: str) -> str:
 
 
 def _split_parts(text: str) -> Iterator[str]:
-    """Yield the parts of a text between commas outside brackets, braces and quotes."""
-    part, depth, quote, escaped = "", 0, "", False
-    for c in text:
-        if quote:
-            closes = c == quote and not escaped
-            escaped = c == "\\" and quote == '"' and not escaped
-            quote = "" if closes else quote
-        elif c in "\"'":
-            quote = c
-        elif c == "," and depth == 0:
-            yield part
-            part = ""
-            continue
-        else:
-            depth += (c in "[{") - (c in "]}")
-        part += c
-    yield part
+    """Yield the parts of a text between commas. A part that begins with a bracket, brace or quote ends where it is TOML."""
+    pieces = text.split(",")
+    while pieces:
+        part = pieces.pop(0)
+        while pieces and part.lstrip()[:1] in ("[", "{", '"', "'") and not _is_toml(part):
+            part += f",{pieces.pop(0)}"
+        yield part
+
+
+def _is_toml(text: str) -> bool:
+    try:
+        tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return False
+    return True

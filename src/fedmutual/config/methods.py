@@ -1,25 +1,24 @@
 """[algorithm] and [clients.ID.algorithm]: their keys are the fields of the algorithm's own dataclass."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import MISSING, Field, fields, is_dataclass
+from collections.abc import Iterator
+from dataclasses import Field, fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache
 from typing import Any, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter
 
 from fedmutual import tasks
 from fedmutual.aggregation import Aggregation
 from fedmutual.algorithms import ALGORITHMS
 from fedmutual.algorithms.registry import METHODS, Method
-from fedmutual.config.keys import Table
-from fedmutual.config.schema import Config, TrainingConfig
-from fedmutual.config.sentences import format_unknown_key, format_validation_error
-from fedmutual.config.values import Moving
-from fedmutual.core import SCORED_MODELS, Algorithm, Role, Setting
+from fedmutual.config.keys import Moving, Table, list_effects
+from fedmutual.config.schema import ClientData, Config, DataConfig, PartitionConfig, TrainingConfig
+from fedmutual.core import SCORED_MODELS, Algorithm, Role, Setting, get_target_kind
 from fedmutual.errors import ConfigError, UserError, format_error, join_words
 from fedmutual.user_code import plugins
 
+ALONE = "0"  # the id of the client in the federation of one client with data of its own
 _STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 
 
@@ -30,25 +29,21 @@ def make_algorithm(config: Config) -> Algorithm:
         ConfigError: there is no such algorithm, `algorithm()` of its class raises an error or does not return an Algorithm,
             or `Algorithm.scores` has an unknown name.
     """
+    name, types = config.algorithm["name"], _list_types_of_kind(_find_kind(config))
+    rule = Aggregation(config.server.aggregate, config.server.trim, config.server.sum)
+    rules = {k: rule for k, kind in types.items() if kind is Aggregation}
     try:
-        algorithm = _find_kind(config)(**read_client_settings(config), **_list_aggregation_rules(config)).algorithm()
+        algorithm = _find_kind(config)(**read_client_settings(config), **rules).algorithm()
     except UserError:
         raise
     except Exception as problem:  # a user's own may fail in any way
-        raise ConfigError(
-            f"key 'algorithm.name': algorithm() of {config.algorithm['name']!r} raised {format_error(problem)}"
-        ) from problem
+        raise ConfigError(f"key 'algorithm.name': algorithm() of {name!r} raised {format_error(problem)}") from problem
     if not isinstance(algorithm, Algorithm):
-        raise ConfigError(
-            f"key 'algorithm.name': algorithm() of {config.algorithm['name']!r} returned {type(algorithm).__name__}, but "
-            "must return a fedmutual.core.Algorithm"
-        )
-    unknown = [model for model in algorithm.scores if model not in SCORED_MODELS]
-    if unknown:
-        raise ConfigError(
-            f"key 'algorithm.name': {config.algorithm['name']!r} names {unknown[0]!r} in `scores`; `scores` may hold "
-            f"{join_words([repr(model) for model in SCORED_MODELS])}"
-        )
+        wrong = f"returned {type(algorithm).__name__}, but must return a fedmutual.core.Algorithm"
+        raise ConfigError(f"key 'algorithm.name': algorithm() of {name!r} {wrong}")
+    if unknown := [model for model in algorithm.scores if model not in SCORED_MODELS]:
+        known = join_words([repr(model) for model in SCORED_MODELS])
+        raise ConfigError(f"key 'algorithm.name': {name!r} names {unknown[0]!r} in `scores`; `scores` may hold {known}")
     return algorithm
 
 
@@ -64,7 +59,7 @@ def read_client_settings(config: Config, client: str | None = None) -> Table:
     where = "training.task" if client is None else f"clients.{client}.training.task"
     settings = {k: v for k, v in training.items() if k in list_training_fields(kind)}
     settings |= {k: v for k, v in config_part.algorithm.items() if k in types and k != "name"}
-    return {k: tasks.make_task(v, where) if k == "task" else _validate_type(types[k], v) for k, v in settings.items()}
+    return {k: tasks.make_task(v, where) if k == "task" else validate_setting(types[k], v) for k, v in settings.items()}
 
 
 def list_setting_types(name: str) -> dict[str, Any]:
@@ -104,57 +99,13 @@ def list_tried_values(setting: Field[Any]) -> tuple[Any, ...]:
 
 def has_aggregation(config: Config) -> bool:
     """Return whether the configured algorithm combines replies by the rule of [server]."""
-    return bool(_list_aggregation_rules(config))
+    return Aggregation in _list_types_of_kind(_find_kind(config)).values()
 
 
-def list_keys(kind: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:
-    """Yield every dotted key of a configuration, such as "optimizer.lr", in the order of the schema."""
-    for name, spec in kind.model_fields.items():
-        if isinstance(spec.annotation, type) and issubclass(spec.annotation, BaseModel):
-            yield from list_keys(spec.annotation, f"{prefix}{name}.")
-        elif name == "algorithm":
-            yield f"{prefix}algorithm.name"
-            yield from (f"{prefix}algorithm.{k}" for k in sorted({k for a in ALGORITHMS for k in list_setting_types(a)}))
-        elif prefix or name != "clients":
-            yield f"{prefix}{name}"
-
-
-def check_methods(config: Config, source: str) -> None:
-    """Raise ConfigError if the algorithm lacks a key of [algorithm] or of a client, or if a value is out of range."""
-    name = config.algorithm.get("name")
-    if not isinstance(name, str):
-        raise ConfigError(f"{source}: key 'algorithm.name' must name an algorithm: {', '.join(ALGORITHMS)}")
-    try:
-        known = list_setting_types(name)
-    except LookupError as problem:
-        raise ConfigError(f"{source}: key 'algorithm.name': {problem}") from None
-    for client in (None, *config.clients):
-        where = "algorithm" if client is None else f"clients.{client}.algorithm"
-        for key, value in (config if client is None else config.clients[client]).algorithm.items():
-            if key == "name" and client is None:
-                continue
-            if key not in known:
-                raise ConfigError(f"{source}: {describe_foreign_key(where, key, [name])}")
-            if client is not None and known[key] != Setting:  # numbers in a client's own loss; the rest all must agree on
-                raise ConfigError(f"{source}: key '{where}.{key}' is for the whole federation only; remove it")
-            try:
-                _validate_type(known[key], value)
-            except ValidationError as problem:
-                raise ConfigError(
-                    f"{source}: {format_validation_error(problem.errors()[0], list_keys(), f'{where}.{key}')}"
-                ) from None
-        settings = read_client_settings(config) | read_client_settings(config, client)
-        missing = [
-            f.name for f in fields(_find_kind(config)) if f.name in known and f.name not in settings and is_required(f)
-        ]
-        if missing:
-            raise ConfigError(f"{source}: key 'algorithm.{missing[0]}' is missing: {name!r} has no default for it")
-        try:
-            _find_kind(config)(**settings)
-        except Exception as problem:  # out of range, a setting without default is missing, or whatever one's own may raise
-            key, _, why = str(problem).partition(" ")
-            message = f"key '{where}.{key}' {why}" if key in known else f"key {where!r}: {problem}"
-            raise ConfigError(f"{source}: {message}") from None
+def list_keys() -> Iterator[str]:
+    """Yield every dotted key of a configuration without those of clients, such as "optimizer.lr"."""
+    yield from list_effects(Config)
+    yield from ("algorithm.name", *sorted({f"algorithm.{k}" for name in ALGORITHMS for k in list_setting_types(name)}))
 
 
 def set_local_steps(config: Config) -> Config:
@@ -163,33 +114,6 @@ def set_local_steps(config: Config) -> Config:
     if not isinstance(steps, int) or config.training.local_steps is not None:
         return config
     return config.model_copy(update={"training": config.training.model_copy(update={"local_steps": steps})})
-
-
-def describe_foreign_key(where: str, key: str, names: Sequence[str]) -> str:
-    """Return the message about a key that none of these algorithms has: the algorithm of a run, or all compared ones."""
-    owners, is_single = [a for a in ALGORITHMS if key in list_setting_types(a)], len(names) == 1
-    if owners:
-        these = f"algorithm is {names[0]!r}" if is_single else f"methods are {', '.join(names)}"
-        return f"key '{where}.{key}' is a setting of {join_words(owners)}, and the {these}; remove it"
-    known = dict.fromkeys(k for name in names for k in list_setting_types(name))
-    these = f"algorithm {names[0]!r}" if is_single else f"algorithms {', '.join(names)}"
-    return f"{format_unknown_key(f'{where}.{key}', known, list_keys())} (of {these})"
-
-
-def is_required(setting: Field[Any]) -> bool:
-    """Return whether a setting of an algorithm has no default."""
-    return setting.default is MISSING and setting.default_factory is MISSING
-
-
-def make_default(setting: Field[Any]) -> Any:
-    """Return the default of a setting that has one; a default that can change is made anew."""
-    return setting.default if setting.default_factory is MISSING else setting.default_factory()
-
-
-def _list_aggregation_rules(config: Config) -> dict[str, Aggregation]:
-    """Return the rule of [server] for each field of the configured algorithm of the type `Aggregation`."""
-    rule = Aggregation(config.server.aggregate, config.server.trim, config.server.sum)
-    return {k: rule for k, kind in _list_types_of_kind(_find_kind(config)).items() if kind is Aggregation}
 
 
 def describe_method(config: Config) -> dict[str, Any]:
@@ -252,17 +176,17 @@ def find_algorithm(name: str) -> Any:
     kind = plugins.load(name, "algorithm.name")
     if not (is_dataclass(kind) and isinstance(kind, type) and hasattr(kind, "algorithm")):
         raise LookupError(f"{name!r} is not an algorithm: it must be a frozen dataclass derived from fedmutual.core.Phase")
-    annotated = {k: str(v) for k, v in vars(kind).get("__annotations__", {}).items()}
-    undecorated = [k for k in annotated.keys() - {f.name for f in fields(kind)} if "ClassVar" not in annotated[k]]
-    if "__dataclass_fields__" not in vars(kind) and undecorated:
+    field_names, own = {f.name for f in fields(kind)}, vars(kind)
+    annotated = [k for k, hint in own.get("__annotations__", {}).items() if "ClassVar" not in str(hint)]
+    if "__dataclass_fields__" not in own and (undecorated := [k for k in annotated if k not in field_names]):
         raise LookupError(
             f"{name!r} has a field {undecorated[0]!r} that no key can set, because the class lacks its decorator; write "
             "@dataclass(frozen=True, kw_only=True) above it"
         )
-    if not isinstance(vars(kind).get("role", Role()), Role) and "role" not in {f.name for f in fields(kind)}:
+    if "role" not in field_names and not isinstance(own.get("role", Role()), Role):
         raise LookupError(f"`role` of {name!r} must be a fedmutual.core.Role, such as Role(position=1)")
-    marked, named = set(list_training_fields(kind)), TrainingConfig.model_fields.keys()
-    for field in sorted((named & {f.name for f in fields(kind)}) ^ marked):
+    named = TrainingConfig.model_fields.keys()
+    for field in sorted((named & field_names) ^ list_training_fields(kind).keys()):
         fix = f"there is no key 'training.{field}'; [training] has {', '.join(named)}"
         if field in named:
             fix = f"rename it, or write fedmutual.core.from_training(...), so that the key 'training.{field}' sets it"
@@ -274,6 +198,30 @@ def find_algorithm(name: str) -> Any:
     return kind
 
 
+def make_client_config(config: Config, client: str) -> Config:
+    """Return the configuration of a client with data of its own: one client has all rows of these data.
+
+    A client whose task has other targets than classes does not inherit the common classes.
+
+    Raises:
+        ConfigError: there is no such task.
+    """
+    client_config, common = config.clients[client], config.data.model_dump()
+    task = client_config.training.task
+    if task and get_target_kind(tasks.make_task(task, f"clients.{client}.training.task")) != "classes":
+        common = {k: v for k, v in common.items() if k not in ("classes", "labels")}
+    data = common | client_config.data.model_dump(exclude_none=True)
+    training = config.training.model_copy(update={"task": task or config.training.task})
+    return config.model_copy(
+        update={
+            "data": DataConfig.model_validate(data),
+            "partition": PartitionConfig(clients=1, examples=config.partition.examples),
+            "training": training,
+            "clients": {ALONE: client_config.model_copy(update={"data": ClientData()})},
+        }
+    )
+
+
 @cache
 def _list_types_of_kind(kind: Any) -> dict[str, Any]:
     """Return the type of each setting of an algorithm class. Resolving types takes 0.2 ms, and pages check many files."""
@@ -281,7 +229,8 @@ def _list_types_of_kind(kind: Any) -> dict[str, Any]:
     return {f.name: hints[f.name] for f in fields(kind) if f.metadata.get("from") != "run"}
 
 
-def _validate_type(kind: Any, value: Any) -> Any:
+def validate_setting(kind: Any, value: Any) -> Any:
+    """Return a value of [algorithm] as its type. Raises pydantic's ValidationError for a value of another type."""
     moving = {Setting: Moving, Setting | None: Moving | None}
     return _make_adapter(moving.get(kind, kind)).validate_python(tuple(value) if isinstance(value, list) else value)
 

@@ -1,30 +1,32 @@
-"""Read TOML into typed settings, and write it. Errors name the key and suggest the nearest valid key."""
+"""Read TOML into typed settings, and write it.
+
+A preset is the keys of [model] that the name of an algorithm sets if they are unset, and that leave with the name.
+"""
 
 import re
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from copy import deepcopy
 from dataclasses import asdict
 from datetime import date, time
 from pathlib import Path
 from typing import Any
 
 import tomli_w
-from pydantic import ValidationError
 
-from fedmutual.config.checks import check_config, check_model
-from fedmutual.config.keys import Table
-from fedmutual.config.methods import (
+from fedmutual.algorithms.registry import METHODS
+from fedmutual.config.checks import (
+    check_config,
     check_methods,
+    check_model,
+    check_preset,
     describe_foreign_key,
-    list_keys,
-    list_setting_types,
-    set_local_steps,
+    parse_table,
 )
-from fedmutual.config.presets import apply_preset, check_preset, drop_preset, remove_preset
+from fedmutual.config.keys import WINDOWS_PATH_FIX, Table
+from fedmutual.config.methods import list_setting_types, set_local_steps
 from fedmutual.config.schema import Config
-from fedmutual.config.sentences import format_validation_error
-from fedmutual.config.unused import check_effects
-from fedmutual.config.values import WINDOWS_PATH_FIX
 from fedmutual.core import Schedule
 from fedmutual.errors import ConfigError, warn_user
 from fedmutual.role import DEFAULT_ALGORITHM
@@ -64,10 +66,7 @@ def read_dumped(path: Path) -> Config:
     Raises:
         ConfigError: in one sentence, what is wrong with which key.
     """
-    try:
-        return Config.model_validate(_read_file_tables(path))
-    except ValidationError as problem:
-        raise ConfigError(f"{path}: {format_validation_error(problem.errors()[0], list_keys())}") from None
+    return parse_table(Config, _read_file_tables(path), str(path))
 
 
 def _read_file_tables(path: Path) -> Table:
@@ -87,9 +86,7 @@ def _describe_fix(problem: str, text: str) -> str:
     """Return the fix for a backslash in a path, or for a table that is written twice, first as data = { ... }; else ""."""
     number = re.search(r"at line (\d+)", problem)  # else the text ends too early
     line = text.rstrip().split("\n")[int(number[1]) - 1 if number else -1]
-    if "\\" in line and any(
-        words in problem for words in ("Unescaped '\\'", "hex value", "Unterminated", "Illegal character")
-    ):
+    if "\\" in line and any(w in problem for w in ("Unescaped '\\'", "hex value", "Unterminated", "Illegal character")):
         return f"; {WINDOWS_PATH_FIX}"
     is_twice = "Cannot declare" in problem or "immutable" in problem
     return "; a table written as data = { ... } ends there: write it as [data], one key on each line" if is_twice else ""
@@ -106,22 +103,27 @@ def parse_config(tables: Table, source: str = "configuration", overrides: Mappin
     overrides = overrides or {}
     name = _get_algorithm_name(overrides, overrides)
     if isinstance(name, str):
-        try:
-            tables, dropped = _drop_foreign_keys(drop_preset(tables), name)
-        except LookupError as problem:
-            raise ConfigError(f"{source}: key 'algorithm.name': {problem}") from None
+        tables, dropped = _drop_method(tables, name, source)
         if dropped:
             warn_user(f"algorithm {name!r} has no {', '.join(dropped)}: dropped")
-    tables = merge_overrides(tables, overrides)
-    try:
-        config = Config.model_validate(tables)
-    except ValidationError as problem:
-        raise ConfigError(f"{source}: {format_validation_error(problem.errors()[0], list_keys())}") from None
-    check_methods(config, source)
-    check_preset(config, tables, source)
-    config = set_local_steps(apply_preset(config))
+    config = _make_config(merge_overrides(tables, overrides), source)
     check_config(config, source)
     return config
+
+
+def _make_config(tables: Table, source: str) -> Config:
+    """Return the configuration with its preset; [algorithm] is checked, and keys that exclude each other are not."""
+    model, preset = tables.get("model", {}), _get_preset(tables)
+    is_table = isinstance(model, Mapping)
+    config = parse_table(Config, {**tables, "model": {**preset, **model}} if preset and is_table else tables, source)
+    check_methods(config, source)
+    check_preset(config, model, source)
+    return set_local_steps(config)
+
+
+def _get_preset(tables: Mapping[str, Any]) -> Mapping[str, Any]:
+    name = _get_algorithm_name(tables, {})
+    return METHODS[name].model if isinstance(name, str) and name in METHODS else {}
 
 
 def merge_overrides(tables: Table, overrides: Mapping[str, Any]) -> Table:
@@ -166,7 +168,9 @@ def load_compared(path: Path, methods: Sequence[str], overrides: Mapping[str, An
     except LookupError as problem:
         raise ConfigError(f"--methods: {problem}") from None
     method_settings: Table = {}
-    base = _get_known_settings(read_tables(path), overrides)
+    base: Collection[str] = ()
+    with suppress(LookupError):  # `load_config` refuses an unknown algorithm
+        base = list_setting_types(read_algorithm_name(path, overrides) or DEFAULT_ALGORITHM)
     for key in [k for k in overrides if k.startswith("algorithm.") and k != "algorithm.name" and methods]:
         setting, *inner = key.split(".")[1:]
         if not any(setting in settings for settings in known.values()):
@@ -193,15 +197,6 @@ def _get_algorithm_name(tables: Mapping[str, Any], overrides: Mapping[str, Any])
     return overrides.get("algorithm.name", table.get("name") if isinstance(table, dict) else None)
 
 
-def _get_known_settings(tables: Table, overrides: Mapping[str, Any]) -> Collection[str]:
-    """Return the settings of the algorithm that the tables or an override name; none for an unknown algorithm."""
-    name = _get_algorithm_name(tables, overrides)
-    try:
-        return list_setting_types(DEFAULT_ALGORITHM if name is None else name) if isinstance(name, str | None) else ()
-    except LookupError:
-        return ()
-
-
 def replace_algorithm(
     config: Config, name: str, method_settings: Mapping[str, Any] | None = None
 ) -> tuple[Config, tuple[str, ...]]:
@@ -212,18 +207,12 @@ def replace_algorithm(
     Raises:
         ConfigError: there is no such algorithm, or a setting is wrong.
     """
-    try:
-        tables, dropped = _drop_foreign_keys(config.model_dump(), name)
-    except LookupError as problem:
-        raise ConfigError(f"key 'algorithm.name': {problem}") from None
-    clients = {i: c.model_copy(update={"algorithm": tables["clients"][i]["algorithm"]}) for i, c in config.clients.items()}
+    tables = {**config.model_dump(), "model": config.model.model_dump(exclude_defaults=True)}
+    tables, dropped = _drop_method(tables, name, "configuration")
     added = {k: v for k, v in (method_settings or {}).items() if k in list_setting_types(name)}
-    algorithm = {**tables["algorithm"], "name": name, **added}
-    changed = apply_preset(remove_preset(config).model_copy(update={"algorithm": algorithm, "clients": clients}))
-    check_methods(changed, "configuration")
+    changed = _make_config({**tables, "algorithm": {**tables["algorithm"], "name": name, **added}}, "configuration")
     check_model(changed, f"algorithm {name!r}")
-    check_effects(changed, f"algorithm {name!r}", "model.")
-    return set_local_steps(changed), dropped
+    return changed, dropped
 
 
 def override_config(config: Config, values: Mapping[str, Any]) -> Config:
@@ -235,30 +224,28 @@ def override_config(config: Config, values: Mapping[str, Any]) -> Config:
     return parse_config(tomllib.loads(dump_config(config)), overrides=values) if values else config
 
 
-def _drop_foreign_keys(tables: Table, name: str) -> tuple[Table, tuple[str, ...]]:
-    """Return the tables without the keys of [algorithm] and [clients.ID.algorithm] that `name` lacks, and these keys.
+def _drop_method(tables: Table, name: str, source: str) -> tuple[Table, tuple[str, ...]]:
+    """Return the tables without the preset of their algorithm and without keys of [algorithm] that `name` lacks; these keys.
 
     Raises:
-        LookupError: there is no such algorithm.
+        ConfigError: there is no such algorithm.
     """
-    known = {"name", *list_setting_types(name)}
-    clients = tables.get("clients")
-    places = [("algorithm",), *(("clients", i, "algorithm") for i in (clients if isinstance(clients, dict) else ()))]
-    dropped = []
-    for place in places:
-        table: Any = tables
-        for step in place:
-            table = table.get(step) if isinstance(table, dict) else None
-        foreign = [k for k in table if k not in known] if isinstance(table, dict) else []
-        if foreign:
-            dropped += [".".join((*place, k)) for k in foreign]
-            tables = _replace(tables, place, {k: v for k, v in table.items() if k in known})
+    try:
+        known = {"name", *list_setting_types(name)}
+    except LookupError as problem:
+        raise ConfigError(f"{source}: key 'algorithm.name': {problem}") from None
+    preset, tables = _get_preset(tables), deepcopy(tables)
+    model, clients, dropped = tables.get("model"), tables.get("clients"), list[str]()
+    for key, value in preset.items():
+        if isinstance(model, dict) and model.get(key) in (value, list(value) if isinstance(value, tuple) else value):
+            del model[key]
+    owners = {f"clients.{i}.": client for i, client in clients.items()} if isinstance(clients, dict) else {}
+    for where, owner in {"": tables, **owners}.items():
+        table: Any = owner.get("algorithm") if isinstance(owner, dict) else None
+        for key in [k for k in table if k not in known] if isinstance(table, dict) else ():
+            del table[key]
+            dropped.append(f"{where}algorithm.{key}")
     return tables, tuple(dropped)
-
-
-def _replace(tables: Table, path: Sequence[str], value: Table) -> Table:
-    head, *rest = path
-    return {**tables, head: _replace(tables[head], rest, value) if rest else value}
 
 
 def dump_config(config: Config) -> str:

@@ -2,24 +2,17 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from pydantic_core import PydanticUndefined
 
 from fedmutual.algorithms import ALGORITHMS
 from fedmutual.algorithms.registry import METHODS
-from fedmutual.config.keys import KeyEffect, Section, read_effect
-from fedmutual.config.methods import (
-    find_algorithm,
-    find_method,
-    is_required,
-    list_setting_types,
-    list_tried_values,
-    make_default,
-)
-from fedmutual.config.schema import ClientData, ColumnConfig, Config, DataConfig, ShareConfig
+from fedmutual.config.keys import KeyEffect, Section, find_table, read_effect
+from fedmutual.config.methods import find_algorithm, find_method, list_setting_types, list_tried_values
+from fedmutual.config.schema import ClientData, ColumnConfig, Config, ShareConfig
 from fedmutual.core import OnlyIf, Schedule, Setting
 from fedmutual.errors import ConfigError, join_words
 from fedmutual.role import DEFAULT_ALGORITHM
@@ -37,43 +30,30 @@ A schedule changes a number over the rounds: `{ start = 0.9, end = 0.3, shape = 
 key is an error. If fedmutual detects that a key has no effect, the key gives an error or a remark."""
 
 _ALGORITHM = "What is minimised, and how replies are combined. Each algorithm has its own keys besides `name`."
-
-
-_COLUMN = "a kind, a list of values, or a table with the keys below"
-
-
-class Key(NamedTuple):
-    """One key; ID stands for any client."""
-
-    name: str  # dotted
-    type: str
-    default: str
-    about: str
-    effect: KeyEffect = KeyEffect()
+_NAMES = {str: "text", int: "whole number", float: "number", bool: "true or false", Path: "path", Schedule: "schedule"}
+_COLUMN = "table of a kind, a list of values, or a table with the keys below"
+_INHERITED = "the federation's"
 
 
 def render_page() -> str:
     """Return all keys as Markdown, with a heading for each table."""
     lines, table = [_HEAD, ""], ""
-    for key in list_reference_keys():
-        above = key.name.partition(".")[0] if "." in key.name else ""
+    for key, line in list_reference_keys():
+        above = key.partition(".")[0] if "." in key else ""
         if above != table:
-            table = above
-            kind = _find_section(Config.model_fields[table].annotation)
+            table, kind = above, find_table(Config.model_fields[above].annotation)
             lines += ["", f"## {table}", "", (kind.__doc__ or "") if kind else _ALGORITHM, ""]
-        lines.append(render_key(key))
+        lines.append(line)
     return "\n".join(lines)
 
 
-def render_key(key: Key) -> str:
-    """Return the line of one key."""
-    effect = key.effect
-    parts = [key.type, key.default, *([] if effect.affects == "result" else [f"affects {effect.affects}"])]
-    parts += [
-        *(["resumable"] if effect.resumable else []),
-        *(f"only if {_describe_condition(c)}" for c in effect.only_if or ()),
-    ]
-    return f"- `{key.name}` ({'; '.join(parts)}): {key.about}"
+def render_key(key: str, type: str, default: str, about: str, effect: KeyEffect | None = None) -> str:
+    """Return the line of one key; ID stands for any client, and NAME for any column."""
+    effect = effect or KeyEffect()
+    parts = [type, default, *([f"affects {effect.affects}"] if effect.affects not in (None, "result") else [])]
+    parts += ["resumable"] if effect.resumable else []
+    parts += [f"only if {_describe_condition(c)}" for c in effect.only_if or ()]
+    return f"- `{key}` ({'; '.join(parts)}): {about}"
 
 
 def describe_algorithms() -> dict[str, str]:
@@ -100,39 +80,34 @@ def describe_algorithm(name: str) -> list[str]:
     sentences = (f"{name}: {method.title}.", about, f"Settings: {', '.join(types) or 'none'}.")
     lines = [" ".join(filter(None, sentences))]
     for field in (f for f in fields(kind) if f.name in types):
-        default = "needed" if is_required(field) else _format_default(make_default(field))
+        default = field.default if field.default_factory is MISSING else field.default_factory()
         tune = list_tried_values(field)
         tried = f"; `compare --tune` tries {', '.join(map(_format_default, tune))}" if tune else ""
         meaning = field.metadata.get("about") or "no meaning is given; write the field as fedmutual.core.setting"
-        lines.append(render_key(Key(f"algorithm.{field.name}", _describe_type(types[field.name]), default, meaning + tried)))
+        form = _describe_type(types[field.name])
+        lines.append(render_key(f"algorithm.{field.name}", form, _format_default(default), meaning + tried))
     return lines
 
 
-def list_reference_keys(kind: type[Section] = Config, prefix: str = "") -> Iterator[Key]:
-    """Return every key, in the order of the schema."""
+def list_reference_keys(kind: type[Section] = Config, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield (dotted key, its line) for every key, in the order of the schema."""
     types = get_type_hints(kind, include_extras=True)
     for name, spec in kind.model_fields.items():
-        key, inner = f"{prefix}{name}", _find_section(spec.annotation)
+        key, inner, about = f"{prefix}{name}", find_table(spec.annotation), " ".join((spec.description or "").split())
         if name == "algorithm":
             yield from _list_algorithm_keys(key)
         elif inner is ClientData:
-            yield Key(f"{key}.KEY", "as `data.KEY`", "the federation's", f"any key of [data]. {inner.__doc__}")
-        elif inner is not None:
-            yield from list_reference_keys(inner, f"{key}.ID." if get_origin(spec.annotation) is dict else f"{key}.")
-        else:
-            if kind is DataConfig and name == "columns":
-                yield Key(
-                    key,
-                    "table of " + _COLUMN,
-                    _format_default(spec.default),
-                    spec.description or "",
-                    read_effect(kind, name),
-                )
-                yield from list_reference_keys(ColumnConfig, f"{key}.NAME.")
-                continue
+            yield key, render_key(f"{key}.KEY", "as `data.KEY`", _INHERITED, f"any key of [data]. {inner.__doc__}")
+        elif inner is None or inner is ColumnConfig:
             is_inherited = prefix.startswith("clients.") and (spec.default is None or kind is ShareConfig)
-            default = "the federation's" if is_inherited else _format_default(spec.default)
-            yield Key(key, _describe_type(types[name]), default, spec.description or "", read_effect(kind, name))
+            default = _INHERITED if is_inherited else _format_default(spec.default)
+            form = (
+                "table of a kind, a list of values, or a table with the keys below" if inner else _describe_type(types[name])
+            )
+            yield key, render_key(key, form, default, about, read_effect(kind, name))
+        if inner is not None and inner is not ClientData:
+            place = ".NAME" if inner is ColumnConfig else ".ID" if get_origin(spec.annotation) is dict else ""
+            yield from list_reference_keys(inner, f"{key}{place}.")
 
 
 def _describe_condition(condition: OnlyIf) -> str:
@@ -143,33 +118,23 @@ def _describe_condition(condition: OnlyIf) -> str:
     return f"{about} (for {join_words([json.dumps(value) for value in condition.of], 'or')})" if condition.of else about
 
 
-def _list_algorithm_keys(table: str) -> Iterator[Key]:
-    """Return the keys of [algorithm] for all algorithms, or those of [clients.ID.algorithm] that a client may set."""
+def _list_algorithm_keys(table: str) -> Iterator[tuple[str, str]]:
+    """Yield the keys of [algorithm] for all algorithms, or those of [clients.ID.algorithm] that a client may set."""
     of_client = table != "algorithm"
     if not of_client:
-        yield Key(
-            f"{table}.name", "text", f'"{DEFAULT_ALGORITHM}"', f'{", ".join(ALGORITHMS)}, or your own as "module:Class"'
-        )
-    owners: dict[Key, list[str]] = {}
+        names = f'{", ".join(ALGORITHMS)}, or your own as "module:Class"'
+        yield "algorithm.name", render_key("algorithm.name", "text", f'"{DEFAULT_ALGORITHM}"', names)
+    owners: dict[tuple[str, str, str, str, KeyEffect], list[str]] = {}
     for name, kind in ALGORITHMS.items():
         spec = {f.name: f for f in fields(kind)}
-        for setting, type in list_setting_types(name).items():
-            default = "the federation's" if of_client else _format_default(spec[setting].default)
-            if type == Setting or not of_client:
-                about = spec[setting].metadata["about"]  # as `core.setting` has it
-                effect = KeyEffect(only_if=spec[setting].metadata["only_if"])
-                key = Key(f"{table}.{setting}", _describe_type(type), default, about, effect)
-                owners.setdefault(key, []).append(name)
-    for key, names in owners.items():
-        yield key._replace(about=f"{join_words(names)}: {key.about}")
-
-
-def _find_section(kind: Any) -> type[Section] | None:
-    """Return the table class of a field; None if the field is not a table."""
-    return next((k for k in (kind, *get_args(kind)) if isinstance(k, type) and issubclass(k, Section)), None)
-
-
-_NAMES = {str: "text", int: "whole number", float: "number", bool: "true or false", Path: "path", Schedule: "schedule"}
+        for setting, form in list_setting_types(name).items():
+            if form == Setting or not of_client:
+                default = _INHERITED if of_client else _format_default(spec[setting].default)
+                effect = KeyEffect(only_if=spec[setting].metadata["only_if"])  # as `core.setting` has it
+                row = f"{table}.{setting}", _describe_type(form), default, spec[setting].metadata["about"], effect
+                owners.setdefault(row, []).append(name)
+    for (key, form, default, about, effect), of in owners.items():
+        yield key, render_key(key, form, default, f"{join_words(of)}: {about}", effect)
 
 
 def _describe_type(kind: Any) -> str:
@@ -201,6 +166,6 @@ def _describe_bounds(extras: tuple[Any, ...]) -> Iterator[str]:
 
 def _format_default(default: Any) -> str:
     """Return a default as TOML."""
-    if default is PydanticUndefined:
+    if default is PydanticUndefined or default is MISSING:
         return "needed"
     return "unset" if default is None else json.dumps(default, default=str)

@@ -7,34 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal, get_type_hints
 
 from pydantic import BeforeValidator, Field, create_model, model_validator
 
+from fedmutual.config import keys
 from fedmutual.config.keys import OnlyIfs, Section, Table, key, list_effects, read_effect
-from fedmutual.config.values import (
-    Angles,
-    BatchSize,
-    ClusterAddress,
-    ColumnValues,
-    Count,
-    DateFormat,
-    Decay,
-    Fraction,
-    LabelColumns,
-    Means,
-    Names,
-    Parts,
-    PathSetting,
-    Positive,
-    Pretrained,
-    Rate,
-    RunName,
-    Settings,
-    Share,
-    Sides,
-    Spreads,
-    Trim,
-    drop_empty_table,
-    make_column_table,
-    name_default_algorithm,
-)
 from fedmutual.errors import join_words
 from fedmutual.role import DEFAULT_ALGORITHM
 from fedmutual.settings import TRIM, Disclosure, OnlyIf, Products, Rule, Sum
@@ -70,100 +44,79 @@ _AVERAGED = _if_algorithm("averages what clients send", "makes no mean of what c
 class ColumnConfig(Section):
     """How one column of a table becomes features. Unset numbers and values are learned from each client's training rows."""
 
-    kind: Literal["number", "category", "date"] = key(
-        "number", "the kind of the cells; dates have the form 2026-05-31, or this form with a time"
-    )
-    values: ColumnValues | None = key(
-        None,
-        "category: the values, each of which becomes a feature; an empty cell has no value; unset, the values "
-        "in the training rows",
-    )
-    fill: float | None = key(
-        None, "number, date (days since 1970-01-01): replaces an empty cell; unset, the median of the training rows"
-    )
-    mean: float | None = key(None, "number, date: subtracted; unset, the mean of the training rows")
-    std: Positive | None = key(None, "number, date: divided by; unset, the standard deviation of the training rows")
+    kind: Literal["number", "category", "date"] = key("number")
+    """the kind of the cells; dates have the form 2026-05-31, or this form with a time"""
+    values: keys.ColumnValues | None = key()
+    """category: the values, each of which becomes a feature; an empty cell has no value; unset, the values in the training
+    rows"""
+    fill: float | None = key()
+    """number, date (days since 1970-01-01): replaces an empty cell; unset, the median of the training rows"""
+    mean: float | None = key()
+    """number, date: subtracted; unset, the mean of the training rows"""
+    std: keys.Positive | None = key()
+    """number, date: divided by; unset, the standard deviation of the training rows"""
 
     @model_validator(mode="after")
     def _check_kind(self) -> "ColumnConfig":
-        if self.kind == "category":
-            foreign = [k for k in ("fill", "mean", "std") if getattr(self, k) is not None]
-        else:
-            foreign = ["values"] if self.values is not None else []
-        if foreign:
-            raise ValueError(f"a column of the kind {self.kind!r} has no {foreign[0]!r}")
+        foreign = ("fill", "mean", "std") if self.kind == "category" else ("values",)
+        if unfit := [k for k in foreign if getattr(self, k) is not None]:
+            raise ValueError(f"a column of the kind {self.kind!r} has no {unfit[0]!r}")
         if (self.mean is None) != (self.std is None):
             raise ValueError("the mean and the std of a column must be set together")
         return self
 
 
+def _make_column_table(value: object) -> object:
+    """Return the table of a column that is given as text (the kind) or as a list (the values of a category)."""
+    if isinstance(value, str):
+        return {"kind": value}
+    return {"kind": "category", "values": value} if isinstance(value, list | tuple) else value
+
+
 class DataConfig(Section):
     """The source of the examples: files or a published data set, labels, features, and the scaling of inputs."""
 
-    name: str = key(
-        "digits",
-        "digits, mnist, cifar10, cifar100, rotated-mnist, pacs, office-home, tiny-imagenet, medmnist, femnist, folder, npz, "
-        'csv, parquet; your own as "module:factory"',
-    )
-    root: PathSetting | None = key(
-        None, "the file or folder, relative to the working folder; for a published set its cache folder", affects="machine"
-    )
-    test: PathSetting | None = key(
-        None,
-        "a separate test file or folder; unset, the fraction `split.test` of the rows is the test set",
-        only_if=(_FROM_FILES,),
-    )
-    classes: Names | None = key(
-        None, "the federation's classes, in the order of the outputs; unset, the classes of the data"
-    )
-    labels: dict[str, str] = key({}, "a table of label = class: renames the labels of the data")
-    label: LabelColumns = key("label", "csv, parquet: the column of the label; multilabel: a list of columns of 0 and 1")
-    drop: Names | None = key(None, "columns that are not features, for example an identifier", only_if=(_FROM_TABLES,))
-    columns: dict[str, Annotated[ColumnConfig, BeforeValidator(make_column_table)]] = key(
-        {},
-        "the features by name, each with its kind; unset, all other columns are features, and are numbers",
-        only_if=(_FROM_TABLES,),
-    )
-    replace: dict[str, dict[str, str]] = key(
-        {},
-        'a table of cell = replacement for each column of features; the replacement "" is an empty cell',
-        only_if=(_FROM_TABLES,),
-    )
-    date_format: DateFormat | None = key(
-        None, 'the form of dates that are not written as 2026-05-31, for example "%d.%m.%Y"', only_if=(_FROM_TABLES,)
-    )
-    group_by: str | None = key(
-        None,
-        "the column of groups (patient, account); no group appears in both training and evaluation",
-        only_if=(_GROUPED,),
-    )
-    angles: Angles | None = key(
-        None, "makes one domain for each angle: all images, rotated clockwise by the angle, in degrees"
-    )
-    per_class: Count | None = key(
-        None, "`data.angles`: the number of training images for each class, drawn at random; unset, all images"
-    )
-    size: Sides | None = key(None, "resize images to [height, width], in pixels")
-    mean: Means | None = key(
-        None,
-        "subtracted from inputs (images: x / 255), a value for each channel or column; published sets have known values; "
-        '"federated": the mean of the training rows of all clients',
-    )
-    std: Spreads | None = key(
-        None,
-        "the divisor of inputs after the subtraction, a value for each channel or column; needs `data.mean`; "
-        '"federated": the standard deviation of the training rows of all clients',
-    )
-    augment: Literal["none", "crop-flip"] = key("none", "the random augmentation of training images")
-    resident: bool | None = key(
-        None, "keep all rows in memory; unset, true if the rows take less than 4 GiB", affects="machine"
-    )
-    workers: Annotated[int, Field(ge=0)] = key(
-        0,
-        "processes that read rows from disk if the rows are not in memory",
-        affects="machine",
-        only_if=_if_engine("inprocess", "stacked", "cluster"),
-    )
+    name: str = key("digits")
+    """digits, mnist, cifar10, cifar100, rotated-mnist, pacs, office-home, tiny-imagenet, medmnist, femnist, folder, npz,
+    csv, parquet; your own as "module:factory" """
+    root: keys.PathSetting | None = key(affects="machine")
+    """the file or folder, relative to the working folder; for a published set its cache folder"""
+    test: keys.PathSetting | None = key(only_if=(_FROM_FILES,))
+    """a separate test file or folder; unset, the fraction `split.test` of the rows is the test set"""
+    classes: keys.Names | None = key()
+    """the federation's classes, in the order of the outputs; unset, the classes of the data"""
+    labels: dict[str, str] = key({})
+    """a table of label = class: renames the labels of the data"""
+    label: keys.LabelColumns = key("label")
+    """csv, parquet: the column of the label; multilabel: a list of columns of 0 and 1"""
+    drop: keys.Names | None = key(only_if=(_FROM_TABLES,))
+    """columns that are not features, for example an identifier"""
+    columns: dict[str, Annotated[ColumnConfig, BeforeValidator(_make_column_table)]] = key({}, only_if=(_FROM_TABLES,))
+    """the features by name, each with its kind; unset, all other columns are features, and are numbers"""
+    replace: dict[str, dict[str, str]] = key({}, only_if=(_FROM_TABLES,))
+    """a table of cell = replacement for each column of features; the replacement "" is an empty cell"""
+    date_format: keys.DateFormat | None = key(only_if=(_FROM_TABLES,))
+    """the form of dates that are not written as 2026-05-31, for example "%d.%m.%Y" """
+    group_by: str | None = key(only_if=(_GROUPED,))
+    """the column of groups (patient, account); no group appears in both training and evaluation"""
+    angles: keys.Angles | None = key()
+    """makes one domain for each angle: all images, rotated clockwise by the angle, in degrees"""
+    per_class: keys.Count | None = key()
+    """`data.angles`: the number of training images for each class, drawn at random; unset, all images"""
+    size: keys.Sides | None = key()
+    """resize images to [height, width], in pixels"""
+    mean: keys.Means | None = key()
+    """subtracted from inputs (images: x / 255), a value for each channel or column; published sets have known values;
+    "federated": the mean of the training rows of all clients"""
+    std: keys.Spreads | None = key()
+    """the divisor of inputs after the subtraction, a value for each channel or column; needs `data.mean`; "federated": the
+    standard deviation of the training rows of all clients"""
+    augment: Literal["none", "crop-flip"] = key("none")
+    """the random augmentation of training images"""
+    resident: bool | None = key(affects="machine")
+    """keep all rows in memory; unset, true if the rows take less than 4 GiB"""
+    workers: Annotated[int, Field(ge=0)] = key(0, affects="machine", only_if=_if_engine("inprocess", "stacked", "cluster"))
+    """processes that read rows from disk if the rows are not in memory"""
 
     @property
     def label_columns(self) -> tuple[str, ...]:
@@ -178,33 +131,21 @@ class PartitionConfig(Section):
     """Which client has which training examples."""
 
     only_if: ClassVar[OnlyIfs] = (_DIVIDED,)
-    kind: Literal["iid", "shards", "dirichlet", "pfllib", "domains", "file"] = key(
-        "iid",
-        "how the examples are divided; pfllib: all rows by the Dirichlet rule of the library PFLlib, with a quarter "
-        "of each client's rows for evaluation",
-    )
-    clients: Count = key(5, "the number of participants, 20 with pfllib; domains and file set it themselves")
-    classes_per_client: Count | None = key(
-        None, "required: the number of classes of a client", only_if=(_DIVIDED, OnlyIf("partition.kind", ("shards",)))
-    )
-    alpha: Positive | None = key(
-        None,
-        "small values give uneven class proportions, large values even ones; dirichlet: required; pfllib: 0.1 if unset",
-        only_if=(_DIVIDED, OnlyIf("partition.kind", ("dirichlet", "pfllib"))),
-    )
-    min_size: Count = key(
-        10,
-        "the least number of examples of a client; the division is drawn again until every client has this number",
-        only_if=(_DIVIDED, OnlyIf("partition.kind", ("dirichlet",))),
-    )
-    examples: Count | None = key(
-        None,
-        "the most training examples of a client, drawn at random",
-        only_if=(OnlyIf("partition.kind", ("file",), negated=True),),
-    )
-    file: PathSetting | None = key(
-        None, "required: the partition.json of an earlier run", only_if=(_DIVIDED, OnlyIf("partition.kind", ("file",)))
-    )
+    kind: Literal["iid", "shards", "dirichlet", "pfllib", "domains", "file"] = key("iid")
+    """how the examples are divided; pfllib: all rows by the Dirichlet rule of the library PFLlib, with a quarter of each
+    client's rows for evaluation"""
+    clients: keys.Count = key(5)
+    """the number of participants, 20 with pfllib; domains and file set it themselves"""
+    classes_per_client: keys.Count | None = key(only_if=(_DIVIDED, OnlyIf("partition.kind", ("shards",))))
+    """required: the number of classes of a client"""
+    alpha: keys.Positive | None = key(only_if=(_DIVIDED, OnlyIf("partition.kind", ("dirichlet", "pfllib"))))
+    """small values give uneven class proportions, large values even ones; dirichlet: required; pfllib: 0.1 if unset"""
+    min_size: keys.Count = key(10, only_if=(_DIVIDED, OnlyIf("partition.kind", ("dirichlet",))))
+    """the least number of examples of a client; the division is drawn again until every client has this number"""
+    examples: keys.Count | None = key(only_if=(OnlyIf("partition.kind", ("file",), negated=True),))
+    """the most training examples of a client, drawn at random"""
+    file: keys.PathSetting | None = key(only_if=(_DIVIDED, OnlyIf("partition.kind", ("file",))))
+    """required: the partition.json of an earlier run"""
 
     @model_validator(mode="before")
     @classmethod
@@ -218,293 +159,185 @@ class SplitConfig(Section):
     """Which rows are held out."""
 
     only_if: ClassVar[OnlyIfs] = (OnlyIf("partition.kind", ("pfllib",), negated=True),)
-    preset: Literal["journal", "v1"] = key(
-        "journal",
-        "a client's validation data: one of K parts of the test set, in the class proportions of the client "
-        "(journal), or a tenth of its training data (v1); K is the number of clients",
-    )
-    private: Share | None = key(
-        None, "if set, private, public, validation and test are fractions of all rows of a client, with a sum of at most 1"
-    )
-    public: Fraction = key(
-        0.0, "the fraction of each client's training data that it gives to the public seed set", only_if=()
-    )
-    validation: Fraction | None = key(
-        None, "the fraction of a client's training data that is validation data; unset, by `split.preset`"
-    )
-    holdout: Fraction = key(
-        0.0, "the fraction of each client's training data that is held out to choose a round or a setting", only_if=()
-    )
-    test: Fraction = key(0.2, "the fraction of all rows that is the test set, if the data have no test set")
-    shared: bool | None = key(
-        None,
-        "one split for all domains that have the same images (`data.angles`); unset, true for these domains; with "
-        "false clients train on rotated test images",
-    )
+    preset: Literal["journal", "v1"] = key("journal")
+    """a client's validation data: one of K parts of the test set, in the class proportions of the client (journal), or a
+    tenth of its training data (v1); K is the number of clients"""
+    private: keys.Share | None = key()
+    """if set, private, public, validation and test are fractions of all rows of a client, with a sum of at most 1"""
+    public: keys.Fraction = key(0.0, only_if=())
+    """the fraction of each client's training data that it gives to the public seed set"""
+    validation: keys.Fraction | None = key()
+    """the fraction of a client's training data that is validation data; unset, by `split.preset`"""
+    holdout: keys.Fraction = key(0.0, only_if=())
+    """the fraction of each client's training data that is held out to choose a round or a setting"""
+    test: keys.Fraction = key(0.2)
+    """the fraction of all rows that is the test set, if the data have no test set"""
+    shared: bool | None = key()
+    """one split for all domains that have the same images (`data.angles`); unset, true for these domains; with false clients
+    train on rotated test images"""
 
 
 class ModelConfig(Section):
     """The shared network and the personal networks."""
 
-    shared: str = key("mlp", 'the shared network: a name of `fedmutual list models`, or your own as "module:factory"')
-    personal: Names | None = key(
-        None,
-        "the personal networks, which never leave a client: one name, or one name for each client; unset, the "
-        "architecture of the shared network",
-        only_if=(_FEDERATED, _PERSONAL),
-    )
-    part: Parts | None = key(
-        None, 'the modules of the network that are shared, for example "features"; unset, all modules', only_if=(_SHARED,)
-    )
-    adaptor: str = key(
-        "linear",
-        'the private layers after `model.part`: one layer; the network\'s other layers ("rest"); or "module:factory"',
-        only_if=(OnlyIf("model.part", (None,), negated=True),),
-    )
+    shared: str = key("mlp")
+    """the shared network: a name of `fedmutual list models`, or your own as "module:factory" """
+    personal: keys.Names | None = key(only_if=(_FEDERATED, _PERSONAL))
+    """the personal networks, which never leave a client: one name, or one name for each client; unset, the architecture of
+    the shared network"""
+    part: keys.Parts | None = key(only_if=(_SHARED,))
+    """the modules of the network that are shared, for example "features"; unset, all modules"""
+    adaptor: str = key("linear", only_if=(OnlyIf("model.part", (None,), negated=True),))
+    """the private layers after `model.part`: one layer; the network's other layers ("rest"); or "module:factory" """
     batchnorm: Literal["average", "local"] = key(
-        "average",
-        "BatchNorm layers are averaged (average), or are not sent (local)",
-        only_if=(_SHARED, OnlyIf("networks", about="the shared network has BatchNorm layers")),
+        "average", only_if=(_SHARED, OnlyIf("networks", about="the shared network has BatchNorm layers"))
     )
-    start: Literal["own", "server"] = key(
-        "own", "personal networks start from their own random weights (own), or from the server's weights (server)"
-    )
-    weights: PathSetting | None = key(
-        None,
-        "the folder of a run; the server starts with the shared model of that run",
+    """BatchNorm layers are averaged (average), or are not sent (local)"""
+    start: Literal["own", "server"] = key("own")
+    """personal networks start from their own random weights (own), or from the server's weights (server)"""
+    weights: keys.PathSetting | None = key(
         unused_on_sites="the server begins with random weights, or resumes with its own weights",
         only_if=(OnlyIf("networks", about="networks start from the server's weights"),),
     )
-    pretrained: Pretrained | None = key(
-        None,
-        'the initial weights of networks, except for the last layer: "imagenet", a file, or a folder of files; unset, '
-        "random weights",
-    )
+    """the folder of a run; the server starts with the shared model of that run"""
+    pretrained: keys.Pretrained | None = key()
+    """the initial weights of networks, except for the last layer: "imagenet", a file, or a folder of files; unset, random
+    weights"""
 
 
 class TrainingConfig(Section):
     """The local work of a round."""
 
-    local_epochs: Count = key(5, "passes over a client's training data in a round", only_if=(_BY_EPOCHS,))
-    local_steps: Count | None = key(None, "gradient steps in a round, on newly drawn batches, instead of epochs")
-    batch_size: BatchSize = key(128, "examples in a minibatch")
-    task: str = key(
-        "classification", 'the task: classification, regression, multilabel, segmentation, or your own as "module:Task"'
-    )
+    local_epochs: keys.Count = key(5, only_if=(_BY_EPOCHS,))
+    """passes over a client's training data in a round"""
+    local_steps: keys.Count | None = key()
+    """gradient steps in a round, on newly drawn batches, instead of epochs"""
+    batch_size: keys.BatchSize = key(128)
+    """examples in a minibatch"""
+    task: str = key("classification")
+    """the task: classification, regression, multilabel, segmentation, or your own as "module:Task" """
 
 
 class OptimizerConfig(Section):
     """torch.optim by name."""
 
-    name: Literal["sgd", "adam", "adamw"] = key("sgd", "the optimiser")
-    lr: Rate = key(0.01, "the learning rate, at least 0")
-    momentum: Fraction = key(0.9, "the momentum", only_if=(_SGD,))
-    weight_decay: Decay = key(5e-4, "the weight decay of torch.optim")
-    amsgrad: bool = key(False, "the AMSGrad variant", only_if=(OnlyIf("optimizer.name", ("adam", "adamw")),))
+    name: Literal["sgd", "adam", "adamw"] = key("sgd")
+    """the optimiser"""
+    lr: keys.Rate = key(0.01)
+    """the learning rate, at least 0"""
+    momentum: keys.Fraction = key(0.9, only_if=(_SGD,))
+    """the momentum"""
+    weight_decay: keys.Decay = key(5e-4)
+    """the weight decay of torch.optim"""
+    amsgrad: bool = key(False, only_if=(OnlyIf("optimizer.name", ("adam", "adamw")),))
+    """the AMSGrad variant"""
 
 
 class ServerConfig(Section):
     """How the server aggregates the clients' models."""
 
-    aggregate: Rule = key(
-        "mean",
-        "the mean, the median, or the mean without the smallest and largest values, coordinate by coordinate",
-        only_if=(_FEDERATED, _AVERAGED),
-    )
-    trim: Trim = key(
-        TRIM,
-        "the fraction of the clients left out at each end, rounded down",
-        only_if=(OnlyIf("server.aggregate", ("trimmed-mean",)),),
-    )
-    sum: Sum = key(
-        "float",
-        "how numbers are added; fixed: as 64-bit integers, so that the order of clients does not change the sum",
-        only_if=(OnlyIf("server.aggregate", ("mean",)), _FEDERATED, _AVERAGED),
-    )
+    aggregate: Rule = key("mean", only_if=(_FEDERATED, _AVERAGED))
+    """the mean, the median, or the mean without the smallest and largest values, coordinate by coordinate"""
+    trim: Annotated[float, Field(ge=0, lt=0.5)] = key(TRIM, only_if=(OnlyIf("server.aggregate", ("trimmed-mean",)),))
+    """the fraction of the clients left out at each end, rounded down"""
+    sum: Sum = key("float", only_if=(OnlyIf("server.aggregate", ("mean",)), _FEDERATED, _AVERAGED))
+    """how numbers are added; fixed: as 64-bit integers, so that the order of clients does not change the sum"""
 
 
 class EngineConfig(Section):
     """Where the computations run."""
 
-    name: Literal["auto", "inprocess", "processes", "stacked", "cluster"] = key(
-        "auto",
-        "the engine; auto chooses an engine, and prints its choice with the reason",
-        affects="machine",
-        resumable=True,
-    )
-    device: str = key("auto", "cpu, cuda, cuda:1, mps; auto takes a CUDA GPU, else Apple's, else the CPU", affects="machine")
-    threads: Annotated[int, Field(ge=1, le=4096)] = key(
-        1, "threads of each process; results are bit-identical only with equal threads", affects="machine"
-    )
-    workers: Count | None = key(
-        None,
-        "the number of workers; unset, one for each core, at most one for each client",
-        affects="machine",
-        resumable=True,
-        only_if=_if_engine("auto", "processes", "cluster"),
-    )
-    resident: Count | None = key(
-        None,
-        "how many clients of a process stay in memory; the run folder stores the states of "
-        "the others; unset, all clients, or as many as fit",
-        affects="machine",
-        resumable=True,
-        only_if=_if_engine("inprocess", "processes", "cluster"),
-    )
-    address: ClusterAddress | None = key(
-        None,
-        'the address of a running Ray cluster, "auto" or "HOST:PORT"; unset, the run starts a local Ray cluster',
-        affects="machine",
-        resumable=True,
-        only_if=_if_engine("cluster"),
-    )
-    gpus: Annotated[float, Field(ge=0, le=1)] = key(
-        0.0,
-        "a worker's share of a GPU; 0: no GPU on a CPU, and equal shares of all GPUs on CUDA",
-        affects="machine",
-        resumable=True,
-        only_if=_if_engine("cluster"),
-    )
-    precision: Literal["float32", "tf32", "bf16"] = key(
-        "float32",
-        "the precision of matrix products and convolutions; tf32 needs an NVIDIA GPU, bf16 uses autocast. Weights and "
-        "losses stay float32",
-    )
-    products: Products = key(
-        "auto",
-        "the library that multiplies float32 matrices on a CPU: blas (torch's own choice, on x86 MKL) or onednn; auto takes "
-        "onednn on AMD processors with AVX-512. The two round differently",
-        affects="machine",
-    )
-    compile: bool = key(
-        False,
-        "use torch.compile, which needs a C++ compiler and half a minute at the start",
-        affects="machine",
-        only_if=_if_engine("stacked"),
-    )
-    turns: bool = key(
-        False,
-        "train clients in turns, each on its own CUDA stream, instead of as one stack; the log says if turns are faster",
-        affects="machine",
-        only_if=_if_engine("stacked"),
-    )
-    participation: Annotated[float, Field(gt=0, le=1)] = key(
-        1.0, "the fraction of clients in a round, at least one", only_if=(_FEDERATED,)
-    )
+    affects: ClassVar[keys.Affects] = "machine"
+    name: Literal["auto", "inprocess", "processes", "stacked", "cluster"] = key("auto", resumable=True)
+    """the engine; auto chooses an engine, and prints its choice with the reason"""
+    device: str = key("auto")
+    """cpu, cuda, cuda:1, mps; auto takes a CUDA GPU, else Apple's, else the CPU"""
+    threads: Annotated[int, Field(ge=1, le=4096)] = key(1)
+    """threads of each process; results are bit-identical only with equal threads"""
+    workers: keys.Count | None = key(resumable=True, only_if=_if_engine("auto", "processes", "cluster"))
+    """the number of workers; unset, one for each core, at most one for each client"""
+    resident: keys.Count | None = key(resumable=True, only_if=_if_engine("inprocess", "processes", "cluster"))
+    """how many clients of a process stay in memory; the run folder stores the states of the others; unset, all clients, or
+    as many as fit"""
+    address: keys.ClusterAddress | None = key(resumable=True, only_if=_if_engine("cluster"))
+    """the address of a running Ray cluster, "auto" or "HOST:PORT"; unset, the run starts a local Ray cluster"""
+    gpus: Annotated[float, Field(ge=0, le=1)] = key(0.0, resumable=True, only_if=_if_engine("cluster"))
+    """a worker's share of a GPU; 0: no GPU on a CPU, and equal shares of all GPUs on CUDA"""
+    precision: Literal["float32", "tf32", "bf16"] = key("float32", affects="result")
+    """the precision of matrix products and convolutions; tf32 needs an NVIDIA GPU, bf16 uses autocast. Weights and losses
+    stay float32"""
+    products: Products = key("auto")
+    """the library that multiplies float32 matrices on a CPU: blas (torch's own choice, on x86 MKL) or onednn; auto takes
+    onednn on AMD processors with AVX-512. The two round differently"""
+    compile: bool = key(False, only_if=_if_engine("stacked"))
+    """use torch.compile, which needs a C++ compiler and half a minute at the start"""
+    turns: bool = key(False, only_if=_if_engine("stacked"))
+    """train clients in turns, each on its own CUDA stream, instead of as one stack; the log says if turns are faster"""
+    participation: Annotated[float, Field(gt=0, le=1)] = key(1.0, affects="result", only_if=(_FEDERATED,))
+    """the fraction of clients in a round, at least one"""
 
 
 class RecordsConfig(Section):
     """What is written, and how often (in rounds)."""
 
-    evaluate_every: Count = key(1, "rounds between evaluations; the last round is always evaluated", affects="scores")
-    evaluate_on: Literal["all", "holdout"] = key(
-        "all",
-        "the evaluated rows: validation, test and hold-out rows, or hold-out rows only (the setting of `sweep`)",
-        affects="scores",
-    )
-    checkpoint_every: Count = key(
-        1,
-        "rounds between saved states; the last round is always saved",
-        affects="record",
-        unused_on_sites="every round is saved there",
-    )
-    best_by: Literal["holdout", "validation", "test"] | None = key(
-        None,
-        "the rows on which the best round is chosen; unset, hold-out rows if they exist, else validation rows for personal "
-        "models and test rows for the shared model",
-        affects="scores",
-    )
-    keep_best: bool = key(
-        False,
-        "keep the weights of the best round of each client and of the shared model; `records.best_by` chooses the round",
-        affects="record",
-        unused_on_sites="best rounds' weights are not kept there",
-    )
-    copies: bool = key(
-        False,
-        "also evaluate the clients' trained copies of the shared model before they are averaged",
-        affects="scores",
-        only_if=(_ON_SERVER,),
-    )
-    ensemble: bool = key(
-        False,
-        "also evaluate the ensemble of each client's own model and the shared model, for algorithms with both (fml): "
-        "the average of their probabilities, with a weight chosen on hold-out rows (`split.holdout`)",
-        affects="scores",
-        only_if=(_FEDERATED, _PERSONAL, _ON_SERVER),
-    )
-    tensorboard: bool = key(
-        False,
-        "also write scores and losses for TensorBoard (the extra `tensorboard`)",
-        affects="record",
-        unused_on_sites="it is not written there",
-    )
-    trackers: list[Literal["mlflow", "wandb"]] = key(
-        [],
-        "also log scores, losses and the run's folder to MLflow or Weights & Biases (the extras `mlflow` and `wandb`)",
-        affects="record",
-        unused_on_sites="nothing is logged there",
-    )
+    affects: ClassVar[keys.Affects] = "scores"
+    evaluate_every: keys.Count = key(1)
+    """rounds between evaluations; the last round is always evaluated"""
+    evaluate_on: Literal["all", "holdout"] = key("all")
+    """the evaluated rows: validation, test and hold-out rows, or hold-out rows only (the setting of `sweep`)"""
+    checkpoint_every: keys.Count = key(1, affects="record", unused_on_sites="every round is saved there")
+    """rounds between saved states; the last round is always saved"""
+    best_by: Literal["holdout", "validation", "test"] | None = key()
+    """the rows on which the best round is chosen; unset, hold-out rows if they exist, else validation rows for personal
+    models and test rows for the shared model"""
+    keep_best: bool = key(False, affects="record", unused_on_sites="best rounds' weights are not kept there")
+    """keep the weights of the best round of each client and of the shared model; `records.best_by` chooses the round"""
+    copies: bool = key(False, only_if=(_ON_SERVER,))
+    """also evaluate the clients' trained copies of the shared model before they are averaged"""
+    ensemble: bool = key(False, only_if=(_FEDERATED, _PERSONAL, _ON_SERVER))
+    """also evaluate the ensemble of each client's own model and the shared model, for algorithms with both (fml): the
+    average of their probabilities, with a weight chosen on hold-out rows (`split.holdout`)"""
+    tensorboard: bool = key(False, affects="record", unused_on_sites="it is not written there")
+    """also write scores and losses for TensorBoard (the extra `tensorboard`)"""
+    trackers: list[Literal["mlflow", "wandb"]] = key([], affects="record", unused_on_sites="nothing is logged there")
+    """also log scores, losses and the run's folder to MLflow or Weights & Biases (the extras `mlflow` and `wandb`)"""
 
 
 class ShareConfig(Section):
     """What a client discloses besides its messages."""
 
-    metrics: Disclosure = key(
-        "all",
-        "which scores and training losses a client discloses: all; only accuracies, rounded to 1 %, of 50 rows or more; or "
-        "none. Other scores stay in the client's folder",
-        affects="scores",
-    )
+    affects: ClassVar[keys.Affects] = "scores"
+    metrics: Disclosure = key("all")
+    """which scores and training losses a client discloses: all; only accuracies, rounded to 1 %, of 50 rows or more; or
+    none. Other scores stay in the client's folder"""
 
 
 class PrivacyConfig(Section):
     """Differential privacy of what leaves a client. [docs/privacy.md](privacy.md) says what it promises, and what not."""
 
     only_if: ClassVar[OnlyIfs] = (_NOISED,)
-    nets: Literal["none", "meme", "both"] = key(
-        "none",
-        "which networks are trained by DP-SGD: none; the meme, which needs algorithm.beta = 1; or all networks of a client",
-        only_if=(_FEDERATED, replace(_SHARED, of=("meme",))),
-    )
-    clip: Positive = key(
-        1.0, "the largest norm of the gradient of each unit, over all noised networks together; larger gradients are clipped"
-    )
-    sigma: Positive | None = key(
-        None, "the noise multiplier, needed unless nets is none: the noise has the standard deviation sigma x clip"
-    )
-    unit: Literal["example", "group"] = key(
-        "example", "the protected unit: a training example, or a group of `data.group_by` (a patient) with all its rows"
-    )
-    group_rows: Count | None = key(
-        None,
-        "the most rows of a group in a batch, drawn at random; unset, all rows",
-        only_if=(OnlyIf("privacy.unit", ("group",)), _NOISED),
-    )
-    epsilon: Positive | None = key(
-        None,
-        "the budget of each client: a run that would spend more is refused; real sites set it in their own files",
-        affects="record",
-        resumable=True,
-    )
-    delta: Annotated[float, Field(gt=0, lt=1)] = key(
-        1e-5, "the delta of the guarantee (epsilon, delta)", affects="record", resumable=True
-    )
-    accountant: Literal["rdp", "prv"] = key(
-        "rdp",
-        "how epsilon is computed: by Renyi divergences, or by privacy random variables, which is tighter and slower",
-        affects="record",
-        resumable=True,
-    )
+    nets: Literal["none", "meme", "both"] = key("none", only_if=(_FEDERATED, replace(_SHARED, of=("meme",))))
+    """which networks are trained by DP-SGD: none; the meme, which needs algorithm.beta = 1; or all networks of a client"""
+    clip: keys.Positive = key(1.0)
+    """the largest norm of the gradient of each unit, over all noised networks together; larger gradients are clipped"""
+    sigma: keys.Positive | None = key()
+    """the noise multiplier, needed unless nets is none: the noise has the standard deviation sigma x clip"""
+    unit: Literal["example", "group"] = key("example")
+    """the protected unit: a training example, or a group of `data.group_by` (a patient) with all its rows"""
+    group_rows: keys.Count | None = key(only_if=(OnlyIf("privacy.unit", ("group",)), _NOISED))
+    """the most rows of a group in a batch, drawn at random; unset, all rows"""
+    epsilon: keys.Positive | None = key(affects="record", resumable=True)
+    """the budget of each client: a run that would spend more is refused; real sites set it in their own files"""
+    delta: Annotated[float, Field(gt=0, lt=1)] = key(1e-5, affects="record", resumable=True)
+    """the delta of the guarantee (epsilon, delta)"""
+    accountant: Literal["rdp", "prv"] = key("rdp", affects="record", resumable=True)
+    """how epsilon is computed: by Renyi divergences, or by privacy random variables, which is tighter and slower"""
 
 
 def make_optional_table(kind: type[Section]) -> Any:
     """Return a subclass of a table in which all keys are unset, for the settings of one client."""
     types = get_type_hints(kind, include_extras=True)
-    unset: Table = {
-        name: (types[name] | None, key(None, spec.description or "", **vars(read_effect(kind, name))))
-        for name, spec in kind.model_fields.items()
-    }
+    unset: Table = {name: (types[name] | None, key(**vars(read_effect(kind, name)))) for name in kind.model_fields}
     return create_model(f"Client{kind.__name__}", __base__=Section, **unset)
 
 
@@ -516,60 +349,71 @@ class ClientModel(Section):
     """A client's own network."""
 
     only_if: ClassVar[OnlyIfs] = (_FEDERATED, _PERSONAL)
-    personal: str | None = key(None, "its own network")
-    pretrained: Pretrained | None = key(
-        None,
-        "the first weights of its own network, as `model.pretrained`",
-        only_if=(OnlyIf("model.start", ("own",)), _FEDERATED, _PERSONAL),
-    )
-    frozen: bool = key(False, "its personal network is not trained (an untrained participant, for experiments)")
+    personal: str | None = key()
+    """its own network"""
+    pretrained: keys.Pretrained | None = key(only_if=(OnlyIf("model.start", ("own",)), _FEDERATED, _PERSONAL))
+    """the first weights of its own network, as `model.pretrained`"""
+    frozen: bool = key(False)
+    """its personal network is not trained (an untrained participant, for experiments)"""
 
 
 class ClientTraining(Section):
     """A client's own local work."""
 
     only_if: ClassVar[OnlyIfs] = (_FEDERATED,)
-    local_epochs: Count | None = key(
-        None, "its own passes over its training data in a round", only_if=(replace(_BY_EPOCHS, remark=""), _FEDERATED)
-    )
-    local_steps: Count | None = key(None, "its own gradient steps in a round")
-    batch_size: BatchSize | None = key(None, "examples in its own minibatches")
-    task: str | None = key(None, "its own task")
-    shuffled: Annotated[float, Field(ge=0, le=1)] = key(
-        0.0, "the fraction of its private labels that is shuffled (a bad participant, for experiments)", only_if=()
-    )
+    local_epochs: keys.Count | None = key(only_if=(replace(_BY_EPOCHS, remark=""), _FEDERATED))
+    """its own passes over its training data in a round"""
+    local_steps: keys.Count | None = key()
+    """its own gradient steps in a round"""
+    batch_size: keys.BatchSize | None = key()
+    """examples in its own minibatches"""
+    task: str | None = key()
+    """its own task"""
+    shuffled: Annotated[float, Field(ge=0, le=1)] = key(0.0, only_if=())
+    """the fraction of its private labels that is shuffled (a bad participant, for experiments)"""
 
 
 class ClientOptimizer(Section):
     """A client's own optimiser settings."""
 
     only_if: ClassVar[OnlyIfs] = (_FEDERATED,)
-    lr: Rate | None = key(None, "its own learning rate, at least 0")
-    momentum: Fraction | None = key(None, "its own momentum", only_if=(_SGD, _FEDERATED))
-    weight_decay: Decay | None = key(None, "its own weight decay")
+    lr: keys.Rate | None = key()
+    """its own learning rate, at least 0"""
+    momentum: keys.Fraction | None = key(only_if=(_SGD, _FEDERATED))
+    """its own momentum"""
+    weight_decay: keys.Decay | None = key()
+    """its own weight decay"""
 
 
 class ClientConfig(Section):
     """The settings of one participant: ID is its number, or the name of its domain. These settings are never sent."""
 
     data: ClientData = ClientData()
-    algorithm: Settings = {}
+    algorithm: keys.Settings = {}
     model: ClientModel = ClientModel()
     training: ClientTraining = ClientTraining()
     optimizer: ClientOptimizer = ClientOptimizer()
-    share: Annotated[ShareConfig | None, BeforeValidator(drop_empty_table)] = None
+    share: Annotated[ShareConfig | None, BeforeValidator(lambda table: None if table == {} else table)] = None
+
+
+def _name_algorithm(table: object) -> object:
+    """Return the table [algorithm] with a name: its own, or the default."""
+    return {"name": DEFAULT_ALGORITHM, **table} if isinstance(table, dict) else table
 
 
 class Config(Section):
     """The configuration of an experiment, as `load_config` returns it and `run` takes it."""
 
-    name: RunName = key("run", "the name of the run; its folder is runs/NAME", affects="record")
-    seed: Annotated[int, Field(ge=0)] = key(0, "the seed of all random numbers")
-    rounds: Count = key(20, "the number of exchanges between the server and the clients", lead_may_change=True)
+    name: keys.RunName = key("run", affects="record")
+    """the name of the run; its folder is runs/NAME"""
+    seed: Annotated[int, Field(ge=0)] = key(0)
+    """the seed of all random numbers"""
+    rounds: keys.Count = key(20, lead_may_change=True)
+    """the number of exchanges between the server and the clients"""
     data: DataConfig = DataConfig()
     partition: PartitionConfig = PartitionConfig()
     split: SplitConfig = SplitConfig()
-    algorithm: Annotated[Settings, BeforeValidator(name_default_algorithm)] = {"name": DEFAULT_ALGORITHM}
+    algorithm: Annotated[keys.Settings, BeforeValidator(_name_algorithm)] = {"name": DEFAULT_ALGORITHM}
     model: ModelConfig = ModelConfig()
     training: TrainingConfig = TrainingConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -587,6 +431,11 @@ class Config(Section):
     def disclosure(self, client: str) -> Disclosure:
         """Return `share.metrics` of a client: the client's own value, or else that of the federation."""
         return (self.get_client_config(client).share or self.share).metrics
+
+
+def has_own_data(config: Config) -> bool:
+    """Return whether clients have data of their own, instead of shares of common data."""
+    return any(client.data.model_dump(exclude_none=True) for client in config.clients.values())
 
 
 def list_resumable_keys() -> frozenset[str]:

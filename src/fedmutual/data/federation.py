@@ -8,7 +8,7 @@ import numpy as np
 
 from fedmutual import tasks
 from fedmutual.config import ALONE, Config, has_own_data, make_client_config
-from fedmutual.config.values import FEDERATED
+from fedmutual.config.keys import FEDERATED
 from fedmutual.core import At, TargetKind, Task, get_target_kind
 from fedmutual.data import encoded_store, record, standardizing, stores
 from fedmutual.data.augment import Augment, CropFlip

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 from torch import Tensor
 
 from fedmutual.config import DataConfig
-from fedmutual.config.values import FEDERATED
+from fedmutual.config.keys import FEDERATED
 from fedmutual.data.examples import IDS, IMAGES, SERIES, Form, Source
 from fedmutual.errors import ConfigError, DataError
 

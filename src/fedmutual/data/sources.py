@@ -4,8 +4,8 @@ from dataclasses import replace
 from difflib import get_close_matches
 
 from fedmutual.config import Config, DataConfig
-from fedmutual.config.unused import check_data_effects
-from fedmutual.config.values import FEDERATED
+from fedmutual.config.checks import check_data_effects
+from fedmutual.config.keys import FEDERATED
 from fedmutual.data import arrays, domains, factory, folder, leaf, published, tiny_imagenet
 from fedmutual.data.examples import Source, merge_parts
 from fedmutual.data.rotate import make_rotated_domains

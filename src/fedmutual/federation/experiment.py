@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from fedmutual import cpu, data, tasks
 from fedmutual.algorithms.peers import make_agreed_state, make_proxy_state
-from fedmutual.config import Config, read_client_settings, unused
+from fedmutual.config import Config, read_client_settings
+from fedmutual.config.checks import describe_unused_keys
 from fedmutual.core import Algorithm, Bench, Client, Data, Diverged, Message, Seeds, Task
 from fedmutual.errors import ConfigError, DataError
 from fedmutual.events import Score
@@ -225,7 +226,7 @@ class Experiment:
             clients=self.clients,
             notes=(
                 *self.algorithm.remarks,
-                *unused.describe_unused_keys(config, self.algorithm.scores, self.pooled),
+                *describe_unused_keys(config, self.algorithm.scores, self.pooled),
                 *self.data.notes,
                 *evaluation_sets.describe_evaluation_rows(self.data, config.records.best_by),
                 *self.nets.notes,

@@ -16,7 +16,7 @@ from fedmutual.data.space import Space
 from fedmutual.errors import ConfigError
 from fedmutual.federation.workload import NetworkCost, measure_network
 from fedmutual.models import Weights
-from fedmutual.models.ending import find_ending
+from fedmutual.models.own import find_ending
 from fedmutual.models.splice import build_meme, list_shared_tensors
 
 POOLED = "pooled"  # the one client of `centralised`

@@ -8,21 +8,12 @@ from torch import Tensor, nn
 
 from fedmutual.config import Config
 from fedmutual.errors import ConfigError, format_error
-from fedmutual.models import networks, own, pretrained, published
+from fedmutual.models import networks, pretrained
 from fedmutual.models.copying import copy_networks
-from fedmutual.models.parts import describe_too_small
-from fedmutual.models.pretrained import Weights
+from fedmutual.models.own import make_user_network
+from fedmutual.models.pretrained import Weights, find_name
 
-__all__ = [
-    "NAMES",
-    "Weights",
-    "build",
-    "is_user_network",
-    "list_user_networks",
-    "make_example_inputs",
-    "try_network",
-    "weights",
-]
+__all__ = ["NAMES", "Weights", "build", "is_user_network", "list_user_networks", "make_example_inputs", "try_network"]
 
 NAMES: dict[str, str] = {
     "mlp": "two hidden layers of 200 units; any shape",
@@ -77,7 +68,7 @@ def build(
         torch.default_generator.manual_seed(rng.initial_seed())  # torch.manual_seed would also change the GPUs' streams
         try:
             net = _make_network(name, shape, classes, key)
-            forms = tuple(_list_forms(shape, classes, of_pixels))
+            forms = _list_forms(shape, classes, of_pixels)
             if check or weights is not None:
                 examples = make_example_inputs(shape) if examples is None else examples
                 if check and (name, shape, examples.dtype, classes, forms) not in checked_networks:
@@ -112,7 +103,7 @@ def make_example_inputs(shape: tuple[int, ...], dtype: torch.dtype = torch.float
 
 def is_user_network(name: str) -> bool:
     """Return whether a network is the user's own, "module:factory"."""
-    return ":" in name and not name.startswith(published.PREFIX)
+    return ":" in name and not name.startswith(pretrained.PREFIX)
 
 
 def list_user_networks(config: Config) -> tuple[str, ...]:
@@ -140,7 +131,7 @@ def try_network(
             if (name, shape, classes) not in made:
                 made[name, shape, classes] = _make_network(name, shape, classes, "model.shared").eval()
             torch.default_generator.manual_seed(0)
-            return _forward(made[name, shape, classes], name, examples, tuple(_list_forms(shape, classes, of_pixels)), "")
+            return _forward(made[name, shape, classes], name, examples, _list_forms(shape, classes, of_pixels), "")
         except (ValueError, ConfigError):
             return None
 
@@ -151,31 +142,22 @@ def find_initial_weights(source: str, name: str, key: str) -> Weights:
     Raises:
         ConfigError: a file is missing, or holds no tensors by name.
     """
-    return pretrained.find_weights(source, name, _find_torchvision_name(name), key)
+    return pretrained.find_weights(source, name, None if name in _OURS else find_name(name), key)
 
 
 def _make_network(name: str, shape: tuple[int, ...], classes: int, key: str) -> nn.Module:
     if name in _OURS:
         return _OURS[name](shape, classes)
-    torchvision_name = _find_torchvision_name(name)
-    if torchvision_name is not None:
-        return published.make_network(torchvision_name, shape, classes)
-    if name.startswith(published.PREFIX):  # must not be imported as a "module:factory"
-        similar = get_close_matches(name.removeprefix(published.PREFIX).lower(), published.list_names(), 1)
-        fix = f"did you mean {published.PREFIX + similar[0]!r}?" if similar else "see `fedmutual list models`"
-        raise ConfigError(f"key {key!r}: torchvision has no network {name!r}; {fix}")
-    if ":" in name:
-        return own.make_user_network(name, shape, classes, key)
-    similar = get_close_matches(name.lower(), [*_OURS, *published.list_names()], 1)
+    if is_user_network(name):
+        return make_user_network(name, shape, classes, key)
+    if torchvision_name := find_name(name):
+        return pretrained.make_network(torchvision_name, shape, classes)
+    theirs = pretrained.list_names()
+    similar = get_close_matches(name.lower(), [*_OURS, *theirs, *(pretrained.PREFIX + n for n in theirs)], 1)
     fix = (
         f"did you mean {similar[0]!r}?" if similar else f"there are {', '.join(_OURS)}, torchvision's, and 'module:factory'"
     )
     raise ConfigError(f"key {key!r}: there is no network {name!r}; {fix}")
-
-
-def _find_torchvision_name(name: str) -> str | None:
-    """Return torchvision's name of a network; None if torchvision does not have the network."""
-    return None if name in _OURS else published.find_name(name)
 
 
 def _list_head(net: nn.Module, name: str, examples: Tensor, classes: int, key: str) -> set[str]:
@@ -190,10 +172,10 @@ def _list_head(net: nn.Module, name: str, examples: Tensor, classes: int, key: s
     return {k for k, v in net.state_dict().items() if shapes.get(k) != v.shape}
 
 
-def _list_forms(shape: tuple[int, ...], classes: int, of_pixels: bool | None) -> list[tuple[int, ...]]:
+def _list_forms(shape: tuple[int, ...], classes: int, of_pixels: bool | None) -> tuple[tuple[int, ...], ...]:
     """Return the shapes that the logits of one example may have."""
     of_example, of_each_pixel = (classes,), (classes, *shape[1:])
-    return [of_example, of_each_pixel] if of_pixels is None else [of_each_pixel if of_pixels else of_example]
+    return (of_example, of_each_pixel) if of_pixels is None else (of_each_pixel if of_pixels else of_example,)
 
 
 def _check_network(net: nn.Module, name: str, examples: Tensor, forms: tuple[tuple[int, ...], ...]) -> None:
@@ -230,26 +212,23 @@ def _forward(net: nn.Module, name: str, examples: Tensor, forms: tuple[tuple[int
     except Exception as problem:  # a network's code may raise any error
         raise ValueError(_describe_misfit(net, name, examples, problem, mode)) from problem
     if not isinstance(output, Tensor):
-        kind = type(output).__name__
-        raise ValueError(
-            f"returns {kind} as output{mode}, but must return a tensor of logits [batch, {', '.join(map(str, logits))}]"
-        )
+        form = f"[batch, {', '.join(map(str, logits))}]"
+        raise ValueError(f"returns {type(output).__name__} as output{mode}, but must return a tensor of logits {form}")
     if tuple(output.shape) not in [(2, *form) for form in forms]:
         fix = "; let its factory take the argument `classes`" if is_user_network(name) else ""
         if len(logits) > 1 and output.dim() == 2:
             fix = "; a segmentation needs a network with logits of each pixel, for example 'unet'"
         elif len(logits) == 1 and output.dim() == 4:
             fix = "; a network with logits of each pixel is for training.task = 'segmentation'"
-        problem_text = f"gives outputs {list(output.shape)}{mode}"
-        raise ValueError(f"{problem_text} for 2 examples of {logits[0]} classes, not {[2, *logits]}{fix}")
+        wanted = f"2 examples of {logits[0]} classes, not {[2, *logits]}"
+        raise ValueError(f"gives outputs {list(output.shape)}{mode} for {wanted}{fix}")
     return output
 
 
 def _describe_misfit(net: nn.Module, name: str, examples: Tensor, problem: Exception, mode: str) -> str:
-    torchvision_name, shape = _find_torchvision_name(name), tuple(examples.shape[1:])
-    least = 1 if torchvision_name is None else published.get_least_side(torchvision_name)
-    if min(shape[-2:]) < least:
-        return describe_too_small(shape, least)
+    torchvision_name, shape = None if name in _OURS else find_name(name), tuple(examples.shape[1:])
+    if torchvision_name and min(shape[-2:]) < (least := pretrained.get_least_side(torchvision_name)):
+        return networks.describe_too_small(shape, least)
     misfit = f"does not take examples of shape {shape}{mode}: {format_error(problem)}"
     if examples.is_floating_point():
         if not is_user_network(name) or not _computes(net, make_example_inputs(shape, torch.int64)):
@@ -257,9 +236,8 @@ def _describe_misfit(net: nn.Module, name: str, examples: Tensor, problem: Excep
         fix = "give x whole numbers, in an array of an integer type, and choose networks that all take ids"
         return f"{misfit}; it takes ids, but its inputs here are {str(examples.dtype).removeprefix('torch.')} numbers: {fix}"
     if isinstance(problem, IndexError):
-        return (
-            f"{misfit}; the first examples have ids from {examples.min()} to {examples.max()}: give its embedding more rows"
-        )
+        ids = f"from {examples.min()} to {examples.max()}"
+        return f"{misfit}; the first examples have ids {ids}: give its embedding more rows"
     return f"{misfit}; the examples are ids, because another network takes nothing else: choose networks that all take ids"
 
 

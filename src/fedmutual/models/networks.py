@@ -1,20 +1,69 @@
-"""fedmutual's own networks: a function for each name of `fedmutual list models`, with "_" for "-"."""
+"""fedmutual's own networks: a function for each name of `fedmutual list models`, with "_" for "-"; and their parts."""
 
 import math
+from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from fedmutual.models.parts import MaxPool, join_halves, make_sequential, parse_image_shape
-
-_CHANNELS = 6, 16  # of the two convolutions of LeNet5
-_ORIGINAL = 32  # image side in the paper; smaller images are padded by 2, so that 28 (MNIST) becomes 32
+_ORIGINAL = 32  # image side in the paper of LeNet5; smaller images are padded by 2, so that 28 (MNIST) becomes 32
 _SERIES_WIDTHS = (32, 64)  # channels of the convolutions of `conv1d`
 _LEAST_STEPS = 2  # steps in time, which the pooling halves
 _GROUPS = 32  # of channels, in a GroupNorm layer (Wu and He, 2018, https://arxiv.org/abs/1803.08494)
 _UNET_WIDTHS = (16, 32)  # channels at full and at half size
+
+
+def parse_image_shape(shape: tuple[int, ...], least: int = 1) -> tuple[int, int, int]:
+    """Return the shape of one example as (channels, height, width).
+
+    Raises:
+        ValueError: no image, or an image below `least` x `least`. The message continues a sentence that begins with the
+            network.
+    """
+    if len(shape) != 3:
+        raise ValueError(f"takes images (channels, height, width), not examples of shape {shape}; 'mlp' takes any shape")
+    channels, height, width = shape
+    if min(height, width) < least:
+        raise ValueError(describe_too_small(shape, least))
+    return channels, height, width
+
+
+def describe_too_small(shape: tuple[int, ...], least: int) -> str:
+    """Return the error text for images (channels, height, width) below a network's least side, with the fix."""
+    fix = "choose another network, or larger images with the key 'data.size'"
+    return f"takes images of at least {least} x {least} pixels, but these have {shape[1]} x {shape[2]}; {fix}"
+
+
+class MaxPool(nn.MaxPool2d):
+    """Max pooling of 2 x 2 pixels: [B, C, H, W] -> [B, C, H // 2, W // 2].
+
+    Without gradients on a CPU, the layer computes the maximum of even and odd rows, then of even and odd columns. The values
+    are those of `nn.MaxPool2d`, in a seventh of the time for six channels. An exported program has torch's own pooling.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the pooled images [..., height // 2, width // 2] of x [..., height, width]."""
+        if torch.is_grad_enabled() or x.device.type != "cpu" or torch.compiler.is_exporting():
+            pooled: Tensor = super().forward(x)
+            return pooled
+        height, width = x.shape[-2] // 2 * 2, x.shape[-1] // 2 * 2
+        rows = torch.maximum(x[..., 0:height:2, :width], x[..., 1:height:2, :width])
+        return torch.maximum(rows[..., ::2], rows[..., 1::2])
+
+
+def make_sequential(**layers: nn.Module) -> nn.Sequential:
+    """Return layers in a row; the keywords name the layers, and so the weights in files and messages."""
+    return nn.Sequential(OrderedDict(layers))
+
+
+def _join_halves(features: nn.Module, classifier: nn.Module) -> nn.Module:
+    """Return a network of ``features.`` [B, ...] -> [B, F] and ``classifier.`` [B, F] -> logits [B, C]."""
+    return make_sequential(features=features, classifier=classifier)
 
 
 def mlp(shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -29,10 +78,53 @@ def mlp(shape: tuple[int, ...], classes: int) -> nn.Module:
         fc2=nn.Linear(200, 200),
         relu2=nn.ReLU(),
     )
-    return join_halves(features, nn.Linear(200, classes))
+    return _join_halves(features, nn.Linear(200, classes))
 
 
-def lenet5(shape: tuple[int, ...], classes: int) -> nn.Module:
+Block = Callable[[int, int], dict[str, nn.Module]]
+"""The layers behind a convolution, from its number (from 1) and its channels; they halve the sides."""
+
+
+def _pool_relu(n: int, channels: int) -> dict[str, nn.Module]:
+    return {f"pool{n}": MaxPool(), f"relu{n}": nn.ReLU()}
+
+
+def _norm_pool_relu(n: int, channels: int) -> dict[str, nn.Module]:
+    return {f"norm{n}": nn.BatchNorm2d(channels), **_pool_relu(n, channels)}
+
+
+def _tanh_pool(n: int, channels: int) -> dict[str, nn.Module]:
+    return {f"tanh{n}": nn.Tanh(), f"pool{n}": nn.AvgPool2d(2)}
+
+
+def _make_convolutional(
+    shape: tuple[int, int, int],
+    widths: tuple[int, ...],
+    units: tuple[int, ...],
+    kernel: int = 3,
+    paddings: tuple[int, ...] = (1, 1, 1),
+    block: Block = _pool_relu,
+    unit: type[nn.Module] = nn.ReLU,
+) -> nn.Module:
+    """Return square convolutions, each with a block, then fully connected layers; the last of the `units` are the classes.
+
+    unit: the activation between fully connected layers.
+    """
+    channels, *sides = shape
+    features: dict[str, nn.Module] = {}
+    for n, (width, padding) in enumerate(zip(widths, paddings, strict=False), 1):
+        features |= {f"conv{n}": nn.Conv2d(channels, width, kernel, padding=padding), **block(n, width)}
+        channels, sides = width, [(side + 2 * padding - kernel + 1) // 2 for side in sides]
+    sizes = channels * math.prod(sides), *units
+    layers = [nn.Linear(*pair) for pair in zip(sizes, units, strict=False)]
+    classifier: dict[str, nn.Module] = {}
+    for n, layer in enumerate(layers[:-1], 1):
+        classifier |= {f"fc{n}": layer, f"{unit.__name__.lower()}{n}": unit()}
+    last = layers[-1] if len(layers) == 1 else make_sequential(**classifier, **{f"fc{len(layers)}": layers[-1]})
+    return _join_halves(make_sequential(**features, flatten=nn.Flatten()), last)
+
+
+def lenet5(shape: tuple[int, ...], classes: int, block: Block = _pool_relu, unit: type[nn.Module] = nn.ReLU) -> nn.Module:
     """Return two 5x5 convolutions of 6 and 16 channels, then 120, 84 and C units: images [B, c, H, W] -> logits [B, C].
 
     Pooling comes before ReLU: the output is equal, because ReLU is monotone, with a quarter of the ReLUs. In the paper,
@@ -44,61 +136,19 @@ def lenet5(shape: tuple[int, ...], classes: int) -> nn.Module:
     Raises:
         ValueError: the examples are not images, or the images are smaller than 12 x 12.
     """
-    return _make_lenet5(shape, classes, "relu", lambda n: {f"pool{n}": MaxPool(), f"relu{n}": nn.ReLU()})
+    image = parse_image_shape(shape, least=12)
+    paddings = 2 if min(image[1:]) < _ORIGINAL else 0, 0
+    return _make_convolutional(image, (6, 16), (120, 84, classes), 5, paddings, block, unit)
 
 
 def lenet5_bn(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Return `lenet5` with BatchNorm after each convolution: images [B, c, H, W] -> logits [B, C].
-
-    Raises:
-        ValueError: the examples are not images, or the images are smaller than 12 x 12.
-    """
-
-    def make_pool(n: int) -> dict[str, nn.Module]:
-        return {f"norm{n}": nn.BatchNorm2d(_CHANNELS[n - 1]), f"pool{n}": MaxPool(), f"relu{n}": nn.ReLU()}
-
-    return _make_lenet5(shape, classes, "relu", make_pool)
+    """Return `lenet5` with BatchNorm after each convolution: images [B, c, H, W] -> logits [B, C]. Raises as `lenet5`."""
+    return lenet5(shape, classes, _norm_pool_relu)
 
 
 def lenet5_tanh(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Return LeNet5 with tanh, then average pooling of 2 x 2: images [B, c, H, W] -> logits [B, C].
-
-    Source: LeCun et al., 1998, https://doi.org/10.1109/5.726791, Figure 2.
-
-    Raises:
-        ValueError: the examples are not images, or the images are smaller than 12 x 12.
-    """
-    return _make_lenet5(shape, classes, "tanh", lambda n: {f"tanh{n}": nn.Tanh(), f"pool{n}": nn.AvgPool2d(2)})
-
-
-_UNITS: dict[str, Callable[[], nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh}
-
-
-def _make_lenet5(
-    shape: tuple[int, ...], classes: int, unit: str, make_pool: Callable[[int], dict[str, nn.Module]]
-) -> nn.Module:
-    """Return LeNet5.
-
-    unit: the activation of the fully connected layers. make_pool: returns the layers behind the n-th convolution.
-    """
-    channels, height, width = parse_image_shape(shape, least=12)
-    padding = 2 if min(height, width) < _ORIGINAL else 0
-    height, width = ((((side + 2 * padding - 4) // 2) - 4) // 2 for side in (height, width))
-    features = make_sequential(
-        conv1=nn.Conv2d(channels, _CHANNELS[0], 5, padding=padding),
-        **make_pool(1),
-        conv2=nn.Conv2d(*_CHANNELS, 5),
-        **make_pool(2),
-        flatten=nn.Flatten(),
-    )
-    classifier = make_sequential(
-        fc1=nn.Linear(_CHANNELS[1] * height * width, 120),
-        **{f"{unit}1": _UNITS[unit]()},
-        fc2=nn.Linear(120, 84),
-        **{f"{unit}2": _UNITS[unit]()},
-        fc3=nn.Linear(84, classes),
-    )
-    return join_halves(features, classifier)
+    """Return `lenet5` with tanh, then average pooling of 2 x 2: images [B, c, H, W] -> logits [B, C]. Raises as `lenet5`."""
+    return lenet5(shape, classes, _tanh_pool, nn.Tanh)
 
 
 def cnn1(shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -112,22 +162,7 @@ def cnn1(shape: tuple[int, ...], classes: int) -> nn.Module:
     Raises:
         ValueError: the examples are not images, or the images are smaller than 4 x 4.
     """
-    channels, height, width = parse_image_shape(shape, least=4)
-    features = make_sequential(
-        conv1=nn.Conv2d(channels, 6, 3, padding=1),
-        pool1=MaxPool(),
-        relu1=nn.ReLU(),
-        conv2=nn.Conv2d(6, 16, 3, padding=1),
-        pool2=MaxPool(),
-        relu2=nn.ReLU(),
-        flatten=nn.Flatten(),
-    )
-    classifier = make_sequential(
-        fc1=nn.Linear(16 * (height // 4) * (width // 4), 120),
-        relu1=nn.ReLU(),
-        fc2=nn.Linear(120, classes),
-    )
-    return join_halves(features, classifier)
+    return _make_convolutional(parse_image_shape(shape, least=4), (6, 16), (120, classes))
 
 
 def cnn2(shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -140,20 +175,7 @@ def cnn2(shape: tuple[int, ...], classes: int) -> nn.Module:
     Raises:
         ValueError: the examples are not images, or the images are smaller than 8 x 8.
     """
-    channels, height, width = parse_image_shape(shape, least=8)
-    features = make_sequential(
-        conv1=nn.Conv2d(channels, 128, 3, padding=1),
-        pool1=MaxPool(),
-        relu1=nn.ReLU(),
-        conv2=nn.Conv2d(128, 128, 3, padding=1),
-        pool2=MaxPool(),
-        relu2=nn.ReLU(),
-        conv3=nn.Conv2d(128, 128, 3, padding=1),
-        pool3=MaxPool(),
-        relu3=nn.ReLU(),
-        flatten=nn.Flatten(),
-    )
-    return join_halves(features, nn.Linear(128 * (height // 8) * (width // 8), classes))
+    return _make_convolutional(parse_image_shape(shape, least=8), (128, 128, 128), (classes,))
 
 
 def conv1d(shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -187,7 +209,7 @@ def conv1d(shape: tuple[int, ...], classes: int) -> nn.Module:
         mean=nn.AdaptiveAvgPool1d(1),
         flatten=nn.Flatten(),
     )
-    return join_halves(features, make_sequential(fc=nn.Linear(second, classes)))
+    return _join_halves(features, make_sequential(fc=nn.Linear(second, classes)))
 
 
 def resnet18_gn(shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -222,7 +244,7 @@ def resnet18(shape: tuple[int, ...], classes: int, norm: Callable[[int], nn.Modu
     nn.init.kaiming_normal_(stem.weight, mode="fan_out", nonlinearity="relu")  # torchvision's initialisation of convolutions
     layers = dict(net.named_children()) | {"conv1": stem}
     del layers["maxpool"], layers["fc"]
-    return join_halves(make_sequential(**layers, flatten=nn.Flatten()), net.fc)
+    return _join_halves(make_sequential(**layers, flatten=nn.Flatten()), net.fc)
 
 
 class UNetFeatures(nn.Module):
@@ -258,7 +280,7 @@ def unet(shape: tuple[int, ...], classes: int) -> nn.Module:
     channels, height, width = parse_image_shape(shape, 2)
     if height % 2 or width % 2:
         raise ValueError(f"takes images with even sides, but these have {height} x {width}; crop or pad images and masks")
-    return join_halves(UNetFeatures(channels), make_sequential(pixel=nn.Conv2d(_UNET_WIDTHS[0], classes, 1)))
+    return _join_halves(UNetFeatures(channels), make_sequential(pixel=nn.Conv2d(_UNET_WIDTHS[0], classes, 1)))
 
 
 def _convolve_twice(channels: int, width: int) -> nn.Sequential:

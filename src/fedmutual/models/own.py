@@ -1,18 +1,23 @@
-"""A user's own network: "module:factory" is called with the data's shape and number of classes."""
+"""A user's own network: "module:factory" is called with the data's shape and number of classes.
+
+Losses take logits, so a network that ends in probabilities is found.
+"""
 
 import inspect
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.parameter import is_lazy
 
 from fedmutual.errors import format_error
 from fedmutual.user_code import plugins
 
 _made_networks: WeakSet[nn.Module] = WeakSet()  # the networks that factories returned and that are still in use
+_FACTORS, _TOLERANCE = (10.0, -10.0), 1e-4  # factors of all weights; tolerance of a sum of probabilities
 _KEYWORDS = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
 
 
@@ -46,16 +51,13 @@ def make_user_network(
         raise ValueError("is the network of an earlier call of its factory, which must make a new one at each call")
     _made_networks.add(net)
     tensors = {name: t for name, t in net.state_dict().items() if isinstance(t, Tensor) and not is_lazy(t)}
-    complex_name = next((name for name, t in tensors.items() if t.is_complex()), None)
-    if complex_name is not None:
-        fix = "or, for a constant, use register_buffer(..., persistent=False)"
-        if complex_name in dict(net.named_parameters()):
-            fix = "and call torch.view_as_complex on it in `forward`"
-        raise ValueError(f"has the complex tensor {complex_name!r}; keep its real and imaginary parts [..., 2], {fix}")
-    unbounded_name = next((name for name, t in tensors.items() if t.is_floating_point() and not t.isfinite().all()), None)
-    if unbounded_name is not None:
+    if complex_name := next((name for name, t in tensors.items() if t.is_complex()), None):
+        is_trained = complex_name in dict(net.named_parameters())
+        fix = "call torch.view_as_complex on it in `forward`" if is_trained else "use register_buffer(..., persistent=False)"
+        raise ValueError(f"has the complex tensor {complex_name!r}; keep its real and imaginary parts [..., 2], or {fix}")
+    if unbounded := next((name for name, t in tensors.items() if t.is_floating_point() and not t.isfinite().all()), None):
         fix = "for a constant, such as an attention mask, use register_buffer(..., persistent=False)"
-        raise ValueError(f"holds numbers in {unbounded_name!r} that are not finite; {fix}")
+        raise ValueError(f"holds numbers in {unbounded!r} that are not finite; {fix}")
     return net
 
 
@@ -70,3 +72,26 @@ def _select_arguments(factory: Any, available: dict[str, Any]) -> dict[str, Any]
     except TypeError as problem:
         raise TypeError(f"{problem} (fedmutual gives it {', '.join(available)}; give the others a default)") from None
     return arguments
+
+
+@torch.no_grad()
+def find_ending(net: nn.Module, examples: Tensor) -> Literal["softmax", "sigmoid"] | None:
+    """Return the function that a network seems to end in; None: logits.
+
+    Softmax: the outputs [B, C, ...] for these examples sum to 1. Sigmoid: they lie in (0, 1), and stay there if all weights
+    are multiplied by 10 or by -10.
+    """
+    was_training = net.training
+    outputs = net.eval()(examples)
+    scaled = ({name: factor * p for name, p in net.named_parameters()} for factor in _FACTORS)
+    ending: Literal["softmax", "sigmoid"] | None = None
+    if _is_in_range(outputs) and outputs.shape[1] > 1 and ((outputs.sum(1) - 1).abs() < _TOLERANCE).all():
+        ending = "softmax"
+    elif ((outputs > 0) & (outputs < 1)).all() and all(_is_in_range(functional_call(net, w, (examples,))) for w in scaled):
+        ending = "sigmoid"
+    net.train(was_training)
+    return ending
+
+
+def _is_in_range(outputs: Tensor) -> bool:
+    return bool(((outputs >= 0) & (outputs <= 1)).all())

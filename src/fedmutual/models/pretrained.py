@@ -1,11 +1,16 @@
-"""Initial weights in place of random ones, from ImageNet or from a file. The head keeps random weights."""
+"""torchvision's classification networks by name; and initial weights from ImageNet or a file in place of random ones.
+
+A name of a network may have the prefix "torchvision:". The prefix is required where fedmutual has a network of this name:
+`resnet18` is fedmutual's network in the form for CIFAR, `torchvision:resnet18` is torchvision's. A network's head keeps
+random weights.
+"""
 
 import hashlib
 import pickle
 from collections.abc import Collection
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 from urllib.error import HTTPError, URLError
 
 import torch
@@ -14,9 +19,10 @@ from torch import Tensor, hub, nn
 
 from fedmutual.core import Message
 from fedmutual.errors import ConfigError
-from fedmutual.models import published
+from fedmutual.models.networks import parse_image_shape
 from fedmutual.network_timeout import limit_waiting, shorten_error
 
+PREFIX = "torchvision:"  # has the form of "module:factory"
 IMAGENET = "imagenet"
 PREFERRED = "IMAGENET1K_V1"  # used in papers before 2022; torchvision's later weights come from longer training
 connection_errors: list[str] = []  # after one timeout, no further network is tried
@@ -24,6 +30,48 @@ ENDINGS = (".safetensors", ".pth", ".pt")
 _HOLDERS = ("state_dict", "model_state_dict", "model")  # keys of a training checkpoint that may hold the state dict
 _WRAPPERS = ("module.", "_orig_mod.")  # before each name in files of torch.nn.DataParallel and torch.compile
 _COUNTER = "num_batches_tracked"  # a BatchNorm tensor that files of old torch versions lack
+_AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")  # tensors in ImageNet weights of the auxiliary outputs, disabled below
+# With auxiliary outputs, these two return several tensors in training. They warn unless init_weights is set.
+_PLAIN = {name: {"aux_logits": False, "init_weights": True} for name in ("googlenet", "inception_v3")}
+
+
+def find_name(network: str) -> str | None:
+    """Return torchvision's name of a network of the configuration, with or without prefix; None for other networks."""
+    bare = network.removeprefix(PREFIX)
+    return bare if ":" not in bare and bare in list_names() else None  # other modules must not be imported here
+
+
+@cache
+def list_names() -> tuple[str, ...]:
+    """Return the names of torchvision's classification networks."""
+    from torchvision import models  # takes seconds to import; fedmutual's networks do not need it
+
+    return tuple(models.list_models(module=models))
+
+
+def make_network(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Return the network `name`, one of `list_names()`, with random weights: images [B, 3, H, W] -> logits [B, classes].
+
+    Raises:
+        ValueError: the examples are not images of 3 channels.
+    """
+    from torchvision import models
+
+    channels, _, _ = parse_image_shape(shape)
+    if channels != 3:
+        raise ValueError(
+            f"has a stem for images of 3 channels, but these have {channels}; choose a network of fedmutual's "
+            "own, or a factory 'module:name' that replaces the stem"
+        )
+    net: nn.Module = models.get_model(name, weights=None, num_classes=classes, **_PLAIN.get(name, {}))
+    return net
+
+
+def get_least_side(name: str) -> int:
+    """Return the side in pixels of the smallest image that torchvision states for the network."""
+    from torchvision import models
+
+    return int(min(max(weights.meta["min_size"]) for weights in models.get_model_weights(name)))
 
 
 class Weights(NamedTuple):
@@ -47,11 +95,11 @@ def find_weights(source: str, network: str, torchvision_name: str | None, key: s
         ConfigError: a file is missing, or holds no tensors by name.
     """
     if source == IMAGENET:
-        try:
-            name, state = fetch_weights(torchvision_name or _raise_not_torchvision(network))
-        except WeightsUnavailable as problem:
-            return Weights(f"random weights: ImageNet's of {network} could not be loaded ({problem})", None)
-        return Weights(f"ImageNet's weights of {network} ({name}), a new head", state, f"key {key!r}: {name}")
+        hint = f"; {PREFIX}{network} is torchvision's" if find_name(PREFIX + network) else ""
+        found = try_fetch(torchvision_name) if torchvision_name else f"it is none of torchvision's networks{hint}"
+        if isinstance(found, str):
+            return Weights(f"random weights: ImageNet's of {network} could not be loaded ({found})", None)
+        return Weights(f"ImageNet's weights of {network} ({found[0]}), a new head", found[1], f"key {key!r}: {found[0]}")
     file = _find_file(Path(source), network, key)
     state = _read_state(file, key)
     digest = hashlib.sha256(file.read_bytes()).hexdigest()[:12]
@@ -68,15 +116,12 @@ def load_weights(net: nn.Module, weights: Weights, head: Collection[str], name: 
     new_state = _unwrap_names(weights.state or {}, state)
     loaded_names = [k for k in state if k not in head and (k in new_state or not k.endswith(_COUNTER))]
     misfits = [k for k in loaded_names if k not in new_state or new_state[k].shape != state[k].shape]
-    misfits += [k for k in new_state if k not in state and not k.startswith(published.AUXILIARY)]
+    misfits += [k for k in new_state if k not in state and not k.startswith(_AUXILIARY)]
     if misfits:
-        file_shape, network_shape = (
-            list(tensors[misfits[0]].shape) if misfits[0] in tensors else "none" for tensors in (new_state, state)
-        )
+        there, here = (list(tensors[k].shape) if (k := misfits[0]) in tensors else "none" for tensors in (new_state, state))
         raise ConfigError(
-            f"{weights.place} does not fit network {name!r}: {misfits[0]!r} has the shape {file_shape} there and "
-            f"{network_shape} here; use "
-            "weights of this network, or remove the key"
+            f"{weights.place} does not fit network {name!r}: {misfits[0]!r} has the shape {there} there and {here} here; "
+            "use weights of this network, or remove the key"
         )
     net.load_state_dict(state | {k: new_state[k] for k in loaded_names})
 
@@ -89,20 +134,12 @@ def _unwrap_names(new_state: Message, state: Message) -> Message:
     return new_state
 
 
-def _raise_not_torchvision(network: str) -> NoReturn:
-    prefixed = published.PREFIX + network
-    hint = f"; {prefixed} is torchvision's" if published.find_name(prefixed) else ""
-    raise WeightsUnavailable(f"it is none of torchvision's networks{hint}")
-
-
 def _find_file(source: Path, network: str, key: str) -> Path:
     if source.is_file():
         return source
     if not source.is_dir():
-        raise ConfigError(
-            f"key {key!r}: there is no file or folder {source}; name a file of weights, a folder of such files, or "
-            f"{IMAGENET!r}"
-        )
+        fix = f"name a file of weights, a folder of such files, or {IMAGENET!r}"
+        raise ConfigError(f"key {key!r}: there is no file or folder {source}; {fix}")
     names = [network.rpartition(":")[2] + ending for ending in ENDINGS]
     files = [source / name for name in names if (source / name).is_file()]
     if len(files) == 1:
@@ -119,16 +156,15 @@ def _read_state(file: Path, key: str) -> Message:
         state = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         raise ConfigError(
-            f"key {key!r}: {file} is no state dict, or contains pickled objects, which are refused, because unpickling "
-            "can run code; "
-            "write the file with torch.save(net.state_dict(), ...), or as safetensors"
+            f"key {key!r}: {file} is no state dict, or contains pickled objects, which are refused, because unpickling can "
+            "run code; write the file with torch.save(net.state_dict(), ...), or as safetensors"
         ) from None
     except Exception as problem:  # damaged files raise many kinds of errors
         raise ConfigError(
             f"key {key!r}: {file} cannot be read ({shorten_error(problem)}); give safetensors, or a state dict of torch"
         ) from None
-    nested = [state[k] for k in _HOLDERS if k in state and _is_state_dict(state[k])] if isinstance(state, dict) else []
-    state_dicts = [state] if _is_state_dict(state) else nested
+    candidates: list[Any] = [state] if _is_state_dict(state) or not isinstance(state, dict) else [state.get(k) for k in _HOLDERS]
+    state_dicts = [one for one in candidates if _is_state_dict(one)]
     if len(state_dicts) != 1:
         content = "several state dicts" if state_dicts else "no state dict, name -> tensor"
         raise ConfigError(f"key {key!r}: {file} holds {content}; write net.state_dict() into it")
@@ -139,27 +175,12 @@ def _is_state_dict(value: object) -> bool:
     return isinstance(value, dict) and all(isinstance(k, str) and isinstance(v, Tensor) for k, v in value.items())
 
 
-class WeightsUnavailable(RuntimeError):
-    """The ImageNet weights are not available; the message says why."""
-
-
-def fetch_weights(name: str) -> tuple[str, Message]:
-    """Return the name and the tensors of the ImageNet weights of one of torchvision's networks.
-
-    A process fetches weights once, so that all its runs start alike.
-
-    Raises:
-        WeightsUnavailable: the weights are not in the cache and cannot be downloaded.
-    """
-    result = try_fetch(name)
-    if isinstance(result, str):
-        raise WeightsUnavailable(result)
-    return result
-
-
 @cache
 def try_fetch(name: str) -> str | tuple[str, Message]:
-    """Return (identifier, tensors), or one sentence that says why there are none. Each name is tried once in a process."""
+    """Return the name and the tensors of the ImageNet weights of a network of torchvision's, or why there are none.
+
+    A process tries each network once, so that all its runs start alike.
+    """
     weights = choose_weights(name)
     cached = Path(hub.get_dir(), "checkpoints", weights.url.rpartition("/")[2])
     if connection_errors and not cached.exists():

@@ -15,11 +15,10 @@ from torch import Tensor, nn
 from fedmutual.config import ModelConfig
 from fedmutual.errors import ConfigError, format_error
 from fedmutual.models import Weights, build, make_example_inputs
-from fedmutual.models import own as owns
-from fedmutual.models.parts import make_sequential
+from fedmutual.models.networks import make_sequential
+from fedmutual.models.own import make_user_network
 
-LINEAR, REST = "linear", "rest"
-_PART, _ADAPTOR = "model.part", "model.adaptor"
+_REST = "model.adaptor = 'rest', which keeps the other layers of the network at the client"
 
 
 class Spliced(nn.Module):
@@ -50,17 +49,18 @@ def list_shared_tensors(net: nn.Module, part: Sequence[str], name: str) -> tuple
     Raises:
         ConfigError: a name matches nothing, or all tensors match.
     """
-    state = list(net.state_dict())
-    module_names = [module_name.removesuffix(".") for module_name in part]
-    for module_name in module_names:
-        if not any(_is_under(k, module_name) for k in state):
+    state, paths = list(net.state_dict()), [path.removesuffix(".") for path in part]
+    for path in paths:
+        if not any(_is_under(k, path) for k in state):
             all_names = dict.fromkeys(n for n, _ in net.named_modules() if n and any(_is_under(k, n) for k in state))
-            similar = get_close_matches(module_name, all_names, 1)
+            similar = get_close_matches(path, all_names, 1)
             fix = f"did you mean {similar[0]!r}?" if similar else f"it has {', '.join(map(repr, all_names))}"
-            raise ConfigError(f"key {_PART!r}: {module_name!r} matches nothing in network {name!r}; {fix}")
-    shared = tuple(k for k in state if any(_is_under(k, module_name) for module_name in module_names))
+            raise ConfigError(f"key 'model.part': {path!r} matches nothing in network {name!r}; {fix}")
+    shared = tuple(k for k in state if any(_is_under(k, path) for path in paths))
     if len(shared) == len(state):
-        raise ConfigError(f"key {_PART!r} names all tensors of network {name!r}; remove the key to share the whole network")
+        raise ConfigError(
+            f"key 'model.part' names all tensors of network {name!r}; remove the key to share the whole network"
+        )
     return shared
 
 
@@ -83,17 +83,15 @@ def build_meme(
     Raises:
         ConfigError: the network or the adaptor cannot be made; see `models.build` and `splice`.
     """
-    key = "model.shared"
-    if model.part is not None and model.adaptor == REST:
-        # every round replaces its shared tensors by the server's
-        return build(model.shared, shape, outputs, adaptor_rng, key, weights, of_pixels, examples, check)
-    net = build(model.shared, shape, outputs, shared_rng, key, weights, of_pixels, examples, check)
-    if model.part is None:
+    is_rest = model.part is not None and model.adaptor == "rest"  # every round replaces its shared tensors by the server's
+    rng = adaptor_rng if is_rest else shared_rng
+    net = build(model.shared, shape, outputs, rng, "model.shared", weights, of_pixels, examples, check)
+    if model.part is None or is_rest:
         return net
     if of_pixels:
         raise ConfigError(
-            f"key {_ADAPTOR!r}: an adaptor {model.adaptor!r} has one answer for an example, and a segmentation has one for "
-            "each pixel; set model.adaptor = 'rest', which keeps the other layers of the network at the client"
+            f"key 'model.adaptor': an adaptor {model.adaptor!r} has one answer for an example, and a segmentation has one "
+            f"for each pixel; use {_REST}"
         )
     return splice(net, model.part, model.adaptor, shape, outputs, adaptor_rng, model.shared, examples)
 
@@ -123,29 +121,30 @@ def splice(
     Raises:
         ConfigError: an adaptor cannot be inferred, cannot be made, or does not fit.
     """
-    if len(part) > 1:
-        raise ConfigError(
-            f"key {_PART!r} names several modules, but an adaptor needs exactly one; use model.adaptor = 'rest', which "
-            f"does not share the other layers of network {name!r}"
-        )
     path = part[0].removesuffix(".")
+    if len(part) > 1:
+        raise ConfigError(f"key 'model.part' names several modules, but an adaptor needs exactly one; use {_REST}")
     if path.split(".")[0] == "adaptor":
         raise ConfigError(
-            f"key {_PART!r}: a module called 'adaptor' cannot be the part beside an adaptor; rename it, or use "
-            "model.adaptor = 'rest'"
+            f"key 'model.part': the part beside an adaptor cannot be called 'adaptor'; rename it, or use {_REST}"
         )
     examples = make_example_inputs(shape) if examples is None else examples
-    input_shape, output_shape, is_first = _locate_part(net, path, examples, name)
-    features = output_shape if is_first else input_shape
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(rng.initial_seed())
-        adaptor_module = (
-            _make_linear(features, shape, outputs, is_first)
-            if adaptor == LINEAR
-            else _make_user_adaptor(adaptor, features, shape, outputs)
-        )
-    spliced = Spliced(path, net.get_submodule(path), adaptor_module, is_first)
-    _check_adaptor(spliced, adaptor, examples, outputs)
+    features, is_first = _locate_part(net, path, examples, name)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(rng.initial_seed())
+            layers = _make_adaptor(adaptor, features, shape, outputs, is_first)
+        spliced = Spliced(path, net.get_submodule(path), layers, is_first)
+        try:
+            with torch.no_grad():
+                output = spliced.eval()(examples.clone())
+        except Exception as problem:  # a user's adaptor may raise any error
+            raise ValueError(f"does not fit the shared part: {format_error(problem)}") from problem
+        if not isinstance(output, Tensor) or output.shape != (2, outputs):
+            given = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
+            raise ValueError(f"makes a network that gives {given} for 2 examples, not [2, {outputs}]")
+    except ValueError as problem:
+        raise ConfigError(f"key 'model.adaptor': {adaptor!r} {problem}") from problem
     return spliced.train()
 
 
@@ -153,87 +152,59 @@ def _is_under(name: str, path: str) -> bool:
     return name == path or name.startswith(f"{path}.")
 
 
-def _locate_part(net: nn.Module, path: str, examples: Tensor, name: str) -> tuple[tuple[int, ...], tuple[int, ...], bool]:
-    """Return the part's input and output shapes for one example, and whether the part begins the network."""
-    calls: list[tuple[Any, Any, Any, Any]] = []
+def _locate_part(net: nn.Module, path: str, examples: Tensor, name: str) -> tuple[tuple[int, ...], bool]:
+    """Return the shape of what joins the part and its adaptor, for one example, and whether the part begins the network."""
+    calls: list[tuple[Any, Any, Any, Any]] = []  # inputs, inputs by name, output, number of changes in place of the output
     x = examples.clone()
     try:
         handle = net.get_submodule(path).register_forward_hook(
-            lambda _, inputs, keywords, module_output: calls.append(
-                (inputs, keywords, module_output, getattr(module_output, "_version", 0))
-            ),
+            lambda _, inputs, named, output: calls.append((inputs, named, output, getattr(output, "_version", 0))),
             with_kwargs=True,
         )
     except AttributeError:
         raise ConfigError(
-            f"key {_PART!r}: {path!r} is no module of network {name!r}, but an adaptor needs a module; name one"
+            f"key 'model.part': {path!r} is no module of network {name!r}, but an adaptor needs a module; name one"
         ) from None
     with torch.no_grad(), handle:
         output = net.eval()(x)
-    fix = "use model.adaptor = 'rest', which keeps the network's other layers at the client"
-    if reason := _describe_misuse(calls):
-        raise ConfigError(
-            f"key {_ADAPTOR!r}: an adaptor beside {path!r} of network {name!r} cannot be inferred: {reason}; {fix}"
-        )
-    (inputs,), _, module_output, version = calls[0]
-    is_last = module_output is output and module_output._version == version  # later layers may change it in place
-    if inputs is not x and not is_last:
-        raise ConfigError(
-            f"key {_ADAPTOR!r}: an adaptor beside {path!r} cannot be inferred, because it is neither the beginning nor "
-            "the end "
-            f"of network {name!r}; {fix}"
-        )
-    return tuple(inputs.shape[1:]), tuple(module_output.shape[1:]), inputs is x
+    reason = _describe_misuse(calls)
+    if reason is None:
+        (inputs,), _, part_output, version = calls[0]
+        if inputs is x:
+            return tuple(part_output.shape[1:]), True
+        if part_output is output and part_output._version == version:  # later layers may change it in place
+            return tuple(inputs.shape[1:]), False
+        reason = "the module is neither the beginning nor the end of the network"
+    raise ConfigError(
+        f"key 'model.adaptor': an adaptor beside {path!r} of network {name!r} cannot be inferred: {reason}; use {_REST}"
+    )
 
 
 def _describe_misuse(calls: Sequence[tuple[Any, Any, Any, Any]]) -> str | None:
-    """Return why no adaptor fits beside a module; None if one fits. A call: (inputs, keyword inputs, output, version)."""
+    """Return why no adaptor fits beside a module that is called so; None if one fits."""
     if len(calls) != 1:
         return f"the module is called {len(calls)} times, not once" if calls else "the module is never called"
-    inputs, keywords, module_output, _ = calls[0]
+    inputs, named, output, _ = calls[0]
     if not inputs:
         return "the module is given its input by name"
-    tensors = [
-        *inputs,
-        *(v for v in keywords.values() if isinstance(v, Tensor)),
-    ]  # other values are settings, for example a mask of None
-    if len(tensors) != 1:
-        return f"the module takes {len(tensors)} arguments, not one"
-    non_tensors = [(verb, x) for verb, x in (("takes", inputs[0]), ("gives", module_output)) if not isinstance(x, Tensor)]
-    return f"the module {non_tensors[0][0]} no tensor but {type(non_tensors[0][1]).__name__}" if non_tensors else None
+    # other values by name are settings, for example a mask of None
+    if count := len(inputs) - 1 + sum(isinstance(v, Tensor) for v in named.values()):
+        return f"the module takes {count + 1} arguments, not one"
+    wrong = [(verb, x) for verb, x in (("takes", inputs[0]), ("gives", output)) if not isinstance(x, Tensor)]
+    return f"the module {wrong[0][0]} no tensor but {type(wrong[0][1]).__name__}" if wrong else None
 
 
-def _make_linear(features: tuple[int, ...], shape: tuple[int, ...], outputs: int, is_first: bool) -> nn.Module:
+def _make_adaptor(
+    adaptor: str, features: tuple[int, ...], shape: tuple[int, ...], outputs: int, is_first: bool
+) -> nn.Module:
+    if adaptor != "linear" and ":" not in adaptor:
+        raise ValueError("is no adaptor; there are 'linear', 'rest' and 'module:factory'")
+    if adaptor != "linear":
+        size = features[0] if len(features) == 1 else features
+        return make_user_network(adaptor, shape, outputs, "model.adaptor", {"features": size})
     if is_first:
         return make_sequential(flatten=nn.Flatten(), fc=nn.Linear(prod(features), outputs))
     return make_sequential(flatten=nn.Flatten(), fc=nn.Linear(prod(shape), prod(features)), shape=nn.Unflatten(1, features))
-
-
-def _make_user_adaptor(adaptor: str, features: tuple[int, ...], shape: tuple[int, ...], outputs: int) -> nn.Module:
-    if ":" not in adaptor:
-        raise ConfigError(
-            f"key {_ADAPTOR!r}: there is no adaptor {adaptor!r}; there are 'linear', 'rest' and 'module:factory'"
-        )
-    try:
-        size = features[0] if len(features) == 1 else features
-        return owns.make_user_network(adaptor, shape, outputs, _ADAPTOR, {"features": size})
-    except ValueError as problem:
-        raise ConfigError(f"key {_ADAPTOR!r}: {adaptor!r} {problem}") from problem
-
-
-def _check_adaptor(net: nn.Module, adaptor: str, examples: Tensor, outputs: int) -> None:
-    try:
-        with torch.no_grad():
-            output = net.eval()(examples.clone())
-    except Exception as problem:  # a user's adaptor may raise any error
-        raise ConfigError(
-            f"key {_ADAPTOR!r}: {adaptor!r} does not fit the shared part: {format_error(problem)}"
-        ) from problem
-    if not isinstance(output, Tensor) or output.shape != (2, outputs):
-        output_text = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
-        raise ConfigError(
-            f"key {_ADAPTOR!r}: with {adaptor!r} the network gives {output_text} for 2 examples, not [2, {outputs}]"
-        )
 
 
 def find_shape_difference(first: nn.Module, other: nn.Module, names: Iterable[str]) -> str | None:

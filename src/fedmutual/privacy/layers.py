@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedmutual.core import Message, Net
-from fedmutual.models.parts import MaxPool
+from fedmutual.models.networks import MaxPool
 
 _MEMORY = 2**26  # bytes of patches in memory at once
 _WITHOUT_WEIGHTS = {

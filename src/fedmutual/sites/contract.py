@@ -7,9 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, TypeVar
-
-from pydantic import ValidationError
+from typing import Any
 
 import fedmutual
 from fedmutual import tasks
@@ -17,16 +15,14 @@ from fedmutual.config import (
     Config,
     has_aggregation,
     is_pooled,
-    list_keys,
     make_algorithm,
     merge_overrides,
     parse_config,
     read_tables,
 )
-from fedmutual.config.keys import Section, Table, list_effects
+from fedmutual.config.checks import parse_table
+from fedmutual.config.keys import FEDERATED, Table, list_effects
 from fedmutual.config.schema import ServerConfig, ShareConfig
-from fedmutual.config.sentences import format_validation_error
-from fedmutual.config.values import FEDERATED
 from fedmutual.core import Algorithm, get_target_kind
 from fedmutual.data.space import Space
 from fedmutual.data.standardizing import make_layout
@@ -52,7 +48,6 @@ from fedmutual.sites.secure_sum.fixed_point import is_summable
 from fedmutual.sites.secure_sum.messages import LEAST_SITES, MOST_SITES, find_threshold
 from fedmutual.sites.statistics import SumStatistics
 
-S = TypeVar("S", bound=Section)
 _NOT_COMMON = {
     "partition": "remove the key, because every site has its own data",
     "clients": "write a site's own settings in its site.toml, which the other sites do not see",
@@ -243,15 +238,6 @@ def accept_contract(text: Any, agreed: Iterable[Table], party: str = "this site"
     if seeds is not None:
         seeds = parse_table(SeedsTable, seeds, "the contract", "public").model_dump()
     return make_contract(record["tables"], "the contract", public=seeds, version=record["version"])
-
-
-def parse_table(kind: type[S], table: Any, source: str, prefix: str = "") -> S:
-    """Return the validated table. Raises ConfigError, which names the source and the key, where the table is wrong."""
-    try:
-        return kind.model_validate(table)
-    except ValidationError as problem:
-        keys = [*list_keys(), *(f"{prefix}.{k}" if prefix else k for k in kind.model_fields)]
-        raise ConfigError(f"{source}: {format_validation_error(problem.errors()[0], keys, prefix, kind)}") from None
 
 
 def _check_contract(contract: Contract, source: str) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 from fedmutual.config.keys import Section, list_effects
-from fedmutual.config.reference import Key, list_reference_keys, render_key
+from fedmutual.config.reference import list_reference_keys, render_key
 from fedmutual.config.schema import (
     ClientData,
     ClientModel,
@@ -66,36 +66,30 @@ def render_sites_page() -> str:
     site_keys = [*(f"data.{k}" for k in SITE_DATA_KEYS), *(f"privacy.{k}" for k in SITE_BUDGET_KEYS)]
     unused = [key for key, effect in list_effects(Config).items() if effect.unused_on_sites]
     head = _HEAD.format(site_keys=_join_keys(site_keys), unused=_join_keys(unused))
-    return "\n".join([head, *map(render_key, list_federation_keys()), _SITE, *map(render_key, list_site_keys())])
+    lines = [line for _, line in list_federation_keys()]
+    return "\n".join([head, *lines, _SITE, *(line for _, line in list_site_keys())])
 
 
 def _join_keys(keys: Iterable[str]) -> str:
     return ", ".join(f"`{key}`" for key in keys)
 
 
-def list_federation_keys() -> Iterator[Key]:
-    """Yield the keys of FEDERATION.toml that a configuration lacks."""
+def list_federation_keys() -> Iterator[tuple[str, str]]:
+    """Yield (dotted key, its line) for the keys of FEDERATION.toml that a configuration lacks."""
     above = {f"server.{name}" for name in ServerConfig.model_fields if name != "sum"}  # which has a value more there
-    yield from (key for key in list_reference_keys(ServerTable, "server.") if key.name not in above)
+    yield from ((key, line) for key, line in list_reference_keys(ServerTable, "server.") if key not in above)
     yield from list_reference_keys(SitesTable, "sites.")
 
 
-def list_site_keys() -> Iterator[Key]:
-    """Yield the keys of site.toml."""
+def list_site_keys() -> Iterator[tuple[str, str]]:
+    """Yield (dotted key, its line) for the keys of site.toml."""
+    of_clients = "clients.ID.algorithm."
+    settings = sorted(key.removeprefix(of_clients) for key, _ in list_reference_keys() if key.startswith(of_clients))
     for name, spec in SiteFile.model_fields.items():
-        if name in _ALIKE:
-            listed = ", ".join(_ALIKE[name].model_fields)
-            yield Key(f"{name}.KEY", f"as `{name}.KEY` above", "the federation's", listed)
-        elif name in _OWN:
+        if name in _OWN:
             yield from list_reference_keys(_OWN[name], f"{name}.")
-        elif name == "algorithm":
-            settings = sorted(
-                {
-                    key.name.rpartition(".")[2]
-                    for key in list_reference_keys()
-                    if key.name.startswith("clients.ID.algorithm.")
-                }
-            )
-            yield Key("algorithm.KEY", "as `algorithm.KEY` above", "the federation's", ", ".join(settings))
+        elif name in _ALIKE or name == "algorithm":
+            listed = ", ".join(_ALIKE[name].model_fields if name in _ALIKE else settings)
+            yield name, render_key(f"{name}.KEY", f"as `{name}.KEY` above", "the federation's", listed)
         else:
-            yield Key(name, "text", "needed", spec.description or "")
+            yield name, render_key(name, "text", "needed", spec.description or "")

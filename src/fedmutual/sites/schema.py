@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from fedmutual.config.keys import Section, key
+from fedmutual.config.keys import Count, Names, PathSetting, Section, Settings, Sides, key
 from fedmutual.config.schema import (
     ClientData,
     ClientModel,
@@ -16,7 +16,6 @@ from fedmutual.config.schema import (
     SplitConfig,
     make_optional_table,
 )
-from fedmutual.config.values import Count, Names, PathSetting, Settings, Sides
 from fedmutual.settings import Products
 from fedmutual.user_code.module_files import is_of_python
 

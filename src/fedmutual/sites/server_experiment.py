@@ -5,7 +5,7 @@ from torch import nn
 
 from fedmutual import models, tasks
 from fedmutual.algorithms.peers import make_agreed_state
-from fedmutual.config.values import FEDERATED
+from fedmutual.config.keys import FEDERATED
 from fedmutual.core import Message, get_target_kind
 from fedmutual.data import Federation
 from fedmutual.data.scaling import BYTE, Scaling

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedmutual.config import Config, read_tables
+from fedmutual.config.checks import parse_table
 from fedmutual.data.examples import list_names
 from fedmutual.data.space import describe_column_difference
 from fedmutual.data.standardizing import make_layout
@@ -13,7 +14,7 @@ from fedmutual.errors import ConfigError
 from fedmutual.federation import build
 from fedmutual.federation.experiment import Experiment
 from fedmutual.models.pretrained import IMAGENET
-from fedmutual.sites.contract import Contract, parse_table
+from fedmutual.sites.contract import Contract
 from fedmutual.sites.modules import ListedModules
 from fedmutual.sites.schema import SiteFile
 from fedmutual.sites.seedset import CollectedSeedset

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from fedmutual.config import unused
+from fedmutual.config.checks import describe_unused_engine_keys
 from fedmutual.engines.assignment import WorkerLost
 from fedmutual.engines.base import Simulation
 from fedmutual.engines.client_store import DiskStorage
@@ -42,7 +42,7 @@ class EngineHandle:
     @property
     def notes(self) -> tuple[str, ...]:
         """Remarks on keys without effect, and on workers that died while they built clients."""
-        return (*unused.describe_unused_engine_keys(self.experiment.config, self.choice.name), *self._lost)
+        return (*describe_unused_engine_keys(self.experiment.config, self.choice.name), *self._lost)
 
     @property
     def choices(self) -> tuple[str, ...]:

@@ -10,9 +10,8 @@ from typing import Any
 from fedmutual import data
 from fedmutual.config import Config, check_scored, merge_overrides, parse_config, read_tables
 from fedmutual.config.grid import make_folder_name
-from fedmutual.config.keys import Table
+from fedmutual.config.keys import FEDERATED, Table
 from fedmutual.config.methods import find_adapt_rival, make_algorithm
-from fedmutual.config.values import FEDERATED
 from fedmutual.core import Task, get_metric, get_target_kind
 from fedmutual.data.examples import list_names
 from fedmutual.data.labels import UnknownClass

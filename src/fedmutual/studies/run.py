@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import torch
 
 from fedmutual import data
-from fedmutual.config import Config, unused
+from fedmutual.config import Config
+from fedmutual.config.checks import describe_unused_engine_keys
 from fedmutual.core import Message
 from fedmutual.engines.assignment import WorkerLost
 from fedmutual.engines.base import Simulation, count_parameters
@@ -135,7 +136,7 @@ def attempt_together(requests: Sequence[RunRequest]) -> list[Exception | None]:
             with folders.lock_folder(folder):
                 if _read_environment(folder, config, resume) is not None:
                     _describe(folder, built[n], engine, choice)
-                    notes = (*unused.describe_unused_engine_keys(config, choice.name),)
+                    notes = (*describe_unused_engine_keys(config, choice.name),)
                     yield from _train(built[n], engine, folder, observers, notes, describe_pick(choice))
 
         raised = dict(zip(left, scheduler.train([partial(train, n) for n in left]), strict=True))

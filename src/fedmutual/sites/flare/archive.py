@@ -14,10 +14,11 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from fedmutual.config.checks import parse_table
 from fedmutual.config.keys import Table
 from fedmutual.errors import RunError
 from fedmutual.sites.consent import LONGEST_CONTRACT, check_agreed, parse_contract_record
-from fedmutual.sites.contract import Contract, parse_table
+from fedmutual.sites.contract import Contract
 from fedmutual.sites.flare.kits import import_nvflare
 from fedmutual.sites.flare.workspace import ALLOWED
 from fedmutual.sites.schema import SitesTable
