@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-GENERATED = ("configuration.md", "benchmark.md", "findings.md")  # beside docs/reproduction
+GENERATED = ("configuration.md", "benchmark.md", "findings.md")
 EXAMPLE = re.compile(r"^```.*?^```$", re.M | re.S)
-TABLES = re.compile(r"<!-- tables: .*?<!-- end of tables -->", re.S)  # written by a benchmark
+TABLES = re.compile(r"<!-- [\w ]+: made by .*?<!-- end of [\w ]+ -->|<!-- tables: .*?<!-- end of tables -->", re.S)
 ROW = re.compile(r"^\| `([\w.*]+)` \|(.*)\| \d+ \| [\d,]+ \|$", re.M)
 
 
@@ -19,6 +19,7 @@ def count_pages() -> dict[str, int]:
     """Return the number of words of each page that people write, without the changelog."""
     names = ("README", "CONTRIBUTING", "CODE_OF_CONDUCT", "SECURITY", "papers/README", "examples/sites/README")
     docs = [path for path in sorted((ROOT / "docs").glob("*.md")) if path.name not in GENERATED]
+    docs += [ROOT / "docs" / "reproduction" / name for name in ("README.md", "protocol.md")]
     pages = [*(ROOT / f"{name}.md" for name in names), *docs]
     return {page.relative_to(ROOT).as_posix(): count_words(page.read_text(encoding="utf-8")) for page in pages}
 
