@@ -19,7 +19,7 @@ from fedmutual.algorithms import FML
 from fedmutual.core import Message
 from fedmutual.errors import DataError
 from fedmutual.models.networks import mlp
-from fedmutual.privacy.clipping import ClippingJob, compute_clipped_sum
+from fedmutual.privacy.clipping import compute_clipped_sum
 
 ROWS, MAJOR, BATCH, SIGMA, CLIP, LAMBDA = 1000, 800, 250, 1.0, 1.0, 0.5
 STEPS, SEEDS = 400, 3
@@ -121,9 +121,9 @@ def _sum_gradients(
     if loop == "proxyfl":
         with torch.no_grad():
             teacher = world.nets["personal"](batch[0]).softmax(-1)
-        return compute_clipped_sum(ClippingJob(Taught(), nets, (), {}, CLIP), (*batch, teacher), None)[0]  # type: ignore[arg-type]
+        return compute_clipped_sum(Taught(), nets, (), {}, CLIP, (*batch, teacher), None)[0]  # type: ignore[arg-type]
     silent = tuple(n for n in world.nets if n not in noised)
-    return compute_clipped_sum(ClippingJob(FML(), nets, silent, const, CLIP), batch, None)[0]
+    return compute_clipped_sum(FML(), nets, silent, const, CLIP, batch, None)[0]
 
 
 def _step_private(world: World, batch: tuple[Tensor, Tensor]) -> None:

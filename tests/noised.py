@@ -5,7 +5,6 @@ import torch
 from torch import nn
 
 from fedmutual.core import Net
-from fedmutual.privacy.clipping import ClippingJob
 from fedmutual.privacy.mechanism import Mechanism
 from fedmutual.privacy.sampling import Units
 from fedmutual.stepping import trainable
@@ -29,8 +28,8 @@ def protected(node, nets, sigma=1.0, clip=1.0, batch_size=8, secret=SECRET, grou
 
 
 def job(phase, nets, const=None, clip=1.0, silent=()):
-    """Return the job that computes the gradients of a batch."""
-    return ClippingJob(phase, nets, silent, const or {}, clip)
+    """Return the arguments of `compute_clipped_sum` before the batch."""
+    return phase, nets, silent, const or {}, clip
 
 
 def row_gradients(phase, nets, batch, const):

@@ -63,7 +63,7 @@ def test_the_clipped_sum_is_that_of_a_plain_loop(case):
     grads = row_gradients(phase, nets, taken, const)
     norms = torch.sqrt(sum(g.flatten(1).square().sum(1) for g in grads.values()))
     middle = float(norms.median())  # half of the rows are clipped, and half are not
-    clipped, terms = compute_clipped_sum(job(phase, nets, const, middle), taken, None)
+    clipped, terms = compute_clipped_sum(*job(phase, nets, const, middle), taken, None)
     expected = looped(grads, middle)
     assert distance(clipped, expected) < 1e-4 * norm(expected)
     batch_losses = phase.loss({n: Net(m, trainable(m)) for n, m in nets.items()}, taken, const)
@@ -77,7 +77,7 @@ def test_a_proximal_term_is_clipped_with_the_row_that_it_is_added_to():
     const = phase.begin(fedprox_client, server(), at())
     with torch.no_grad():
         fedprox_client.nets["meme"][0].weight.add_(0.3)
-    clipped, terms = compute_clipped_sum(job(phase, fedprox_client.nets, const, C), batch(), None)
+    clipped, terms = compute_clipped_sum(*job(phase, fedprox_client.nets, const, C), batch(), None)
     expected = looped(row_gradients(phase, fedprox_client.nets, batch(), const), C)
     assert distance(clipped, expected) < 1e-4 * norm(expected)
     assert terms["proximal"] > 0
@@ -106,21 +106,21 @@ def test_layers_without_a_rule_go_by_the_gradient_of_every_row():
 @pytest.mark.parametrize("memory", [1, 4 * 83 * 3], ids=["row by row", "three rows at once"])
 def test_how_many_rows_are_held_at_once_changes_nothing(memory, monkeypatch):
     nets, taken, codes = {"personal": Mixed()}, batch(), torch.tensor([0, 1, 1, 2, 0, 3, 3, 3, 3, 4, 0, 5])
-    expected_sums = [compute_clipped_sum(job(Independent(), nets, clip=C), taken, units)[0] for units in (None, codes)]
+    expected_sums = [compute_clipped_sum(*job(Independent(), nets, clip=C), taken, units)[0] for units in (None, codes)]
     monkeypatch.setattr(clipping, "MEMORY", memory)
     for units, expected in zip((None, codes), expected_sums, strict=True):
-        assert distance(compute_clipped_sum(job(Independent(), nets, clip=C), taken, units)[0], expected) < 1e-5
+        assert distance(compute_clipped_sum(*job(Independent(), nets, clip=C), taken, units)[0], expected) < 1e-5
 
 
 def test_the_gradient_sum_of_a_group_is_clipped():
     nets, taken, codes = {"personal": mlp(1)}, batch(), torch.tensor([4, 1, 1, 2, 4, 3, 3, 3, 3, 4, 0, 5])
-    clipped, _ = compute_clipped_sum(job(Independent(), nets, clip=C), taken, codes)
+    clipped, _ = compute_clipped_sum(*job(Independent(), nets, clip=C), taken, codes)
     grads = row_gradients(Independent(), nets, taken, {})
     expected = looped(grads, C, codes)
     assert distance(clipped, expected) < 1e-4 * norm(expected)
     assert distance(clipped, looped(grads, C)) > 0.1 * C
     without = codes != 3
-    fewer, _ = compute_clipped_sum(job(Independent(), nets, clip=C), tuple(t[without] for t in taken), codes[without])
+    fewer, _ = compute_clipped_sum(*job(Independent(), nets, clip=C), tuple(t[without] for t in taken), codes[without])
     assert distance(clipped, fewer) <= C
 
 
@@ -135,7 +135,7 @@ def test_one_record_moves_the_sum_by_its_bound_at_most(case, scale):
     other_x[3], other_y[3] = -x[3].flip(0), (y[3] + 1) % 3
     is_kept = torch.arange(len(x)) != 3
     original, replaced, removed = (
-        compute_clipped_sum(job(phase, nets, const, C), taken, None)[0]
+        compute_clipped_sum(*job(phase, nets, const, C), taken, None)[0]
         for taken in ((x, y), (other_x, other_y), (x[is_kept], y[is_kept]))
     )
     added = [distance(sums, removed) for sums in (original, replaced)]
@@ -153,8 +153,8 @@ def test_a_record_without_a_finite_gradient_adds_nothing(case, value):
     bad = x.clone()
     bad[3] = value
     is_kept = torch.arange(len(x)) != 3
-    clipped, _ = compute_clipped_sum(job(phase, nets, const, C), (bad, y), None)
-    expected, _ = compute_clipped_sum(job(phase, nets, const, C), (x[is_kept], y[is_kept]), None)
+    clipped, _ = compute_clipped_sum(*job(phase, nets, const, C), (bad, y), None)
+    expected, _ = compute_clipped_sum(*job(phase, nets, const, C), (x[is_kept], y[is_kept]), None)
     assert all(g.isfinite().all() for g in clipped.values())
     assert distance(clipped, expected) <= C
     if value != 1e38:
@@ -180,7 +180,7 @@ def test_weights_whose_squares_leave_the_range_of_float32_do_not_lift_the_bound(
         net[4].weight[3] = slope if slope < 1 else 1e17
     with flush_denormals():
         units = None if width == 32 else torch.zeros(1, dtype=torch.int64)
-        sums, _ = compute_clipped_sum(job(FedAvg(), {"meme": net}, {}, C), (torch.ones(1, 8), torch.tensor([3])), units)
+        sums, _ = compute_clipped_sum(*job(FedAvg(), {"meme": net}, {}, C), (torch.ones(1, 8), torch.tensor([3])), units)
     assert norm(sums) <= C
 
 
@@ -194,7 +194,7 @@ def test_a_convolution_whose_positions_cancel_each_other_is_clipped_with_its_rou
     x = size + torch.rand(3, 1, 8, 8, generator=torch.Generator().manual_seed(1))
     for row in range(3):
         taken = x[row : row + 1], torch.tensor([3])
-        sums, _ = compute_clipped_sum(job(FedAvg(), {"meme": net}, {}, C), taken, None)
+        sums, _ = compute_clipped_sum(*job(FedAvg(), {"meme": net}, {}, C), taken, None)
         assert norm(sums) == pytest.approx(C, rel=1e-3)
         assert norm(sums) <= C
 
@@ -234,7 +234,7 @@ def two_worlds(setting, beta=1.0):
         for nets, y in zip(worlds, labels, strict=True):
             taken = data.x[index], y[index]
             noised_nets = {n: nets[n] for n in noised}
-            clipped_sums.append(compute_clipped_sum(job(phase, noised_nets, const, C, silent), taken, None)[0])
+            clipped_sums.append(compute_clipped_sum(*job(phase, noised_nets, const, C, silent), taken, None)[0])
             grads = row_gradients(phase, nets, taken, const)
             naive.append(looped({k: g for k, g in grads.items() if k.startswith("meme.")}, C))
         held = bool((index == 7).any())

@@ -18,6 +18,7 @@ from fedmutual.boundary import Refused, release
 from fedmutual.data.augment import CropFlip
 from fedmutual.errors import RunError
 from fedmutual.losses import Classification
+from fedmutual.privacy import secret
 from fedmutual.privacy.sampling import Units
 from fedmutual.privacy.secret import SIZE, Stream, derive_key, derive_simulation_secret, read_site_secret
 from fedmutual.rundir.checkpoint import collect_client_state, load_client
@@ -270,45 +271,33 @@ def test_workers_change_no_bit(nets):
     assert difference(*results) == 0.0
 
 
-def test_a_part_file_of_a_killed_process_with_an_equal_id_does_not_block_a_new_secret(tmp_path):
-    (tmp_path / f".secret.{os.getpid()}.part").touch(mode=0o600)
-    assert len(read_site_secret(tmp_path / "secret")) == SIZE
-
-
 def test_part_files_of_killed_processes_are_removed(tmp_path):
-    """One process was killed before it linked its part file to the secret, and one after."""
-    path = tmp_path / "secret"
-    (tmp_path / ".secret.1-00.part").write_bytes(b"cut off")
-    secret = read_site_secret(path)
-    assert [*tmp_path.iterdir()] == [path]
-    os.link(path, tmp_path / ".secret.1-01.part")
-    assert read_site_secret(path) == secret
-    assert [*tmp_path.iterdir()] == [path]
-    assert path.stat().st_nlink == 1
+    (tmp_path / ".secret.part").write_bytes(b"cut off")
+    assert len(read_site_secret(tmp_path / "secret")) == SIZE
+    assert not [*tmp_path.glob("*.part")]
 
 
-def test_a_process_whose_part_file_is_removed_reads_the_secret_of_the_other_process(tmp_path, monkeypatch):
-    path, link, faster = tmp_path / "secret", os.link, []
+def test_a_process_reads_the_secret_of_a_faster_process(tmp_path, monkeypatch):
+    path, lock_folder, faster = tmp_path / "secret", secret.lock_folder, []
 
-    def link_second(part, target):
-        monkeypatch.setattr(os, "link", link)
+    def lock_second(*arguments):
+        monkeypatch.setattr(secret, "lock_folder", lock_folder)
         faster.append(read_site_secret(path))
-        assert not part.exists()
-        link(part, target)
+        return lock_folder(*arguments)
 
-    monkeypatch.setattr(os, "link", link_second)
+    monkeypatch.setattr(secret, "lock_folder", lock_second)
     assert [read_site_secret(path)] == faster
-    assert [*tmp_path.iterdir()] == [path]
 
 
 def test_a_secret_that_cannot_be_written_leaves_no_part_file(tmp_path, monkeypatch):
-    def refuse_link(*_):
-        raise OSError(errno.EPERM, "no hard links")
+    def refuse(*_):
+        raise OSError(errno.EPERM, "not permitted")
 
-    monkeypatch.setattr(os, "link", refuse_link)
+    monkeypatch.setattr(os, "replace", refuse)
     with pytest.raises(RunError, match="secret"):
         read_site_secret(tmp_path / "secret")
-    assert not [*tmp_path.iterdir()]
+    assert not [*tmp_path.glob(".secret*")]
+    assert not (tmp_path / "secret").exists()
 
 
 def test_a_site_draws_its_own_secret_once(tmp_path):
@@ -319,7 +308,7 @@ def test_a_site_draws_its_own_secret_once(tmp_path):
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     assert read_site_secret(tmp_path / "other" / "secret") != first
-    assert [p.name for p in path.parent.iterdir()] == ["secret"]
+    assert not [*path.parent.glob("*.part")]
     path.chmod(0o640)
     with pytest.raises(RunError, match="chmod 600"):
         read_site_secret(path)

@@ -38,9 +38,7 @@ def test_no_participant_gets_more_rights_than_its_role(tmp_path, monkeypatch):
         (tmp_path / "answers.go").touch()
         with Session(open_kit(tmp_path / "kits" / LEAD)) as session:
             a_lead_has_no_shell_and_no_command_of_flares(federation, session)
-            a_job_that_ships_code_is_refused(federation, session)
             a_job_that_names_code_is_refused(federation, session)
-            a_job_that_names_other_classes_is_refused(federation, session)
             monkeypatch.setattr(file_transfer, "sign_folders", lambda *_, **__: None)
             a_job_that_nobody_signed_is_refused(federation, session)
         a_site_cannot_pass_as_a_lead(federation)
@@ -82,14 +80,6 @@ def a_lead_has_no_shell_and_no_command_of_flares(federation: Loopback, session: 
     assert federation.processes["north"].poll() is None
 
 
-def a_job_that_ships_code_is_refused(federation: Loopback, session: Session) -> None:
-    def change(made: Path) -> None:
-        (made / archive.APP / "custom").mkdir()
-        (made / archive.APP / "custom" / "evil.py").write_text("raise SystemExit\n")
-
-    assert "it has unexpected files" in refused(federation, session, change)
-
-
 def a_job_that_names_code_is_refused(federation: Loopback, session: Session) -> None:
     """By its contract, which is compared with the one in the server's kit before anything of it is parsed."""
     record = read_contract(federation.file).record()
@@ -101,15 +91,6 @@ def a_job_that_names_code_is_refused(federation: Loopback, session: Session) -> 
 
     message = refused(federation, session, change)
     assert 'its \'algorithm.name\' is "evil:X", and this server agreed to "fml"' in message
-
-
-def a_job_that_names_other_classes_is_refused(federation: Loopback, session: Session) -> None:
-    shell = {"id": "rounds", "path": "subprocess.Popen", "args": {"args": ["true"]}}
-
-    def change(made: Path) -> None:
-        edit(made / archive.APP / "config" / archive.SERVER, lambda config: config | {"workflows": [shell]})
-
-    assert f"{archive.SERVER} has another content" in refused(federation, session, change)
 
 
 def a_job_that_nobody_signed_is_refused(federation: Loopback, session: Session) -> None:

@@ -33,14 +33,10 @@ from wards import COMMON, contract
 pytestmark = pytest.mark.sites
 
 
-def engine(**seen):
-    """A server to which sites gave their last sign of life so many seconds ago."""
-    clients = [SimpleNamespace(name=i, token=f"of {i}", last_connect_time=time.time() - ago) for i, ago in seen.items()]
-    return SimpleNamespace(get_clients=lambda: clients)
-
-
 def test_an_overdue_site_is_connected_but_not_alive():
-    connected, alive = list_connected(engine(north=1, south=3 * workspace.HEARTBEAT))
+    seen = {"north": time.time() - 1, "south": time.time() - 3 * workspace.HEARTBEAT}
+    clients = [SimpleNamespace(name=i, token=f"of {i}", last_connect_time=at) for i, at in seen.items()]
+    connected, alive = list_connected(SimpleNamespace(get_clients=lambda: clients))
     assert (set(connected), set(alive)) == ({"north", "south"}, {"north"})
 
 
@@ -67,12 +63,8 @@ def test_a_dead_connection_restarts_no_job(tmp_path, progress_file):
         with pytest.raises(Paused, match="south connected"):
             pause_for_changes(progress_file, job("north"), NAMES)
         pause_for_changes(progress_file, job("north"), NAMES)  # it was in vain: not at once again
-
-
-def test_a_foreign_site_restarts_no_job(tmp_path, progress_file):
-    """East is no longer in sites.names, and its process still runs."""
     write_connected(tmp_path, {"north": "1", "east": "1"}, ["north", "east"])
-    pause_for_changes(progress_file, job("north"), NAMES)
+    pause_for_changes(progress_file, job("north"), NAMES)  # east is no longer in sites.names, and its process still runs
 
 
 def test_in_vain_for_one_waits_longer_each_time(tmp_path, progress_file):

@@ -26,11 +26,7 @@ Kit = Annotated[
 ]
 AgreedContract = Annotated[
     Path | None,
-    typer.Option(
-        "--contract",
-        metavar="FEDERATION.toml",
-        help="The contract that you agree to; the default is the one in the kit.",
-    ),
+    typer.Option(metavar="FEDERATION.toml", help="The contract that you agree to; the default is the one in the kit."),
 ]
 TrustModule = Annotated[
     list[str] | None,
@@ -97,11 +93,8 @@ def server(
         agreed = [read_contract(path) for path in files]
         longest = max(find_longest_message(agreement) for agreement in agreed)
     names = [agreement.name for agreement in agreed]
-    repeated = [name for name in names if names.count(name) > 1]
-    if repeated:
-        exit_with_error(
-            f"--contract: two files describe federation {repeated[0]!r}; name each federation once", Code.BAD_INPUT
-        )
+    if len(set(names)) < len(names):
+        exit_with_error(f"--contract: two files describe a federation ({', '.join(names)}); name each once", Code.BAD_INPUT)
     pointer = {
         "state": str(state.resolve()),
         "contracts": [agreement.record() for agreement in agreed],
@@ -110,11 +103,8 @@ def server(
         LONGEST_MESSAGE: longest,
     }
     with lock_folder(state.resolve(), "runs a server with this state folder", "choose another one by --state"):
-        until = f"{server_kit.expires:%Y-%m-%d}{server_kit.reminder}"
-        print_text(
-            f"server {server_kit.hosts[0]}:{server_kit.port}, certificate valid until {until}; Ctrl-C ends it",
-            soft_wrap=True,
-        )
+        until, address = f"{server_kit.expires:%Y-%m-%d}{server_kit.reminder}", f"{server_kit.hosts[0]}:{server_kit.port}"
+        print_text(f"server {address}, certificate valid until {until}; Ctrl-C ends it", soft_wrap=True)
         print_text(f"it carries out {', '.join(names)}", soft_wrap=True)
         _run_until_stopped(server_kit, state.resolve(), pointer)
 
@@ -145,21 +135,17 @@ def site(
     site_kit, site_config = open_kit(kit, "site"), read_site_file(config)
     leave_working_folders(site_config.state)
     if site_config.file.site != site_kit.name:
-        exit_with_error(
-            f"{config}: belongs to site {site_config.file.site!r}, and {kit} is the kit of {site_kit.name!r}", Code.BAD_INPUT
-        )
+        other = site_config.file.site
+        exit_with_error(f"{config}: belongs to site {other!r}, and {kit} is for {site_kit.name!r}", Code.BAD_INPUT)
     check_valid(site_kit)
     with plugins.use_rule(site_config.code):
         agreed = read_contract((contract or site_kit.folder / FEDERATION).resolve())
         runtime = SiteRuntime(agreed, site_config, check_only=True)  # checks everything before a connection is opened
         longest = find_longest_message(agreed)
-    with lock_folder(
-        site_config.state, "runs a site with this state folder", "choose another one by 'state.folder' in its file"
-    ):
+    advice = "choose another one by 'state.folder' in its file"
+    with lock_folder(site_config.state, "runs a site with this state folder", advice):
         _print_leaves(runtime)
-        print_text(
-            f"federation {runtime.folder.name!r}, state and ledger in {runtime.folder}; Ctrl-C ends it", soft_wrap=True
-        )
+        print_text(f"federation {agreed.name!r}, state and ledger in {runtime.folder}; Ctrl-C ends it", soft_wrap=True)
         print_text(f"certificate valid until {site_kit.expires:%Y-%m-%d}{site_kit.reminder}", soft_wrap=True)
         if obstacle := find_obstacle(site_kit):
             if not obstacle.is_temporary:
@@ -191,14 +177,14 @@ def submit(
     with Session(lead_kit) as session:
         job = session.find_job(contract)
         if job is None:
-            until, last_line = time.monotonic() + contract.sites.wait, ""
+            until, previous = time.monotonic() + contract.sites.wait, list[str]()
             while missing := sorted(set(contract.sites.names) - set(session.status(contract.name)["connected"])):
-                if (line := f"waiting for {', '.join(missing)}") != last_line:
-                    print_text(line)
-                    last_line = line
+                if missing != previous:
+                    print_text(f"waiting for {', '.join(missing)}")
                 if time.monotonic() > until:
                     print_text("the federation starts without these sites, which may join later")
                     break
+                previous = missing
                 time.sleep(0.5)
             job = session.submit(contract)
         else:
@@ -207,12 +193,10 @@ def submit(
     with Session(lead_kit) as session:
         fetched = session.fetch(contract.name, folder)
     if last["outcome"] != "done":
-        exit_with_error(
-            f"{last['outcome']}: {last['said']}; saved rounds are kept; `fedmutual submit` resumes", Code.DIVERGED
-        )
-    print_text(
-        f"{folder}: {len(fetched)} files; `fedmutual report {folder} -o report.html` makes a page of it", soft_wrap=True
-    )
+        why = f"{last['outcome']}: {last['said']}"
+        exit_with_error(f"{why}; saved rounds are kept; `fedmutual submit` resumes", Code.DIVERGED)
+    page = f"`fedmutual report {folder} -o report.html` makes a page of it"
+    print_text(f"{folder}: {len(fetched)} files; {page}", soft_wrap=True)
 
 
 def status(file: File, kit: Kit) -> None:
@@ -315,10 +299,8 @@ def _print_leaves(runtime: "SiteRuntime") -> None:
             table.add_row(phase, name, str(dtype).removeprefix("torch."), sides, f"{size:,}")
     out.print(table)
     if runtime.is_masked:
-        print_text(
-            "These tensors are masked and sent to the server with keys, encrypted shares and signatures. The server learns "
-            "only the sum over all sites."
-        )
+        what = "These tensors are masked and sent to the server with keys, encrypted shares and signatures. "
+        print_text(f"{what}The server learns only the sum over all sites.")
     elif runtime.peers is not None:
         print_text("These go to the other sites, through the server, encrypted.")
     else:
@@ -383,6 +365,5 @@ def _format_progress(state: Mapping[str, Any]) -> str:
     sites = f"sites {', '.join(state['in'])}" + (f" (without {', '.join(missing)})" if missing else "")
     traffic = f"{state['bytes']['up']:,} B up, {state['bytes']['down']:,} B down"
     end = state["left"] if state["outcome"] == "running" else f"{state['outcome']}: {state['said']}"
-    return "  ".join(
-        part for part in (f"round {state['round']}/{state['rounds']}", sites, state["scores"], traffic, end) if part
-    )
+    parts = (f"round {state['round']}/{state['rounds']}", sites, state["scores"], traffic, end)
+    return "  ".join(part for part in parts if part)

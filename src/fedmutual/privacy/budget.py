@@ -124,16 +124,8 @@ class PrivacyBudget:
                 federation of this site holds the lock for more than 60 seconds.
             ConfigError: the extra `privacy` is missing.
         """
-        line = BudgetLine(
-            label=release.label,
-            federation=self._federation,
-            unit=self._unit,
-            sigma=release.sigma,
-            rate=release.rate,
-            steps=release.steps,
-            round=release.round + 1,
-            phase=release.phase + 1,
-        )
+        counted = {"round": release.round + 1, "phase": release.phase + 1}
+        line = BudgetLine(federation=self._federation, unit=self._unit, **release._asdict() | counted)
         with lock_folder(self._path.parent, "is spending this site's privacy budget", "try again", _PATIENCE):
             self._read_complete(self._path, has_lock=True)
             lines = self._read_all_lines()

@@ -6,7 +6,6 @@ networks, any loss and any received model.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,32 +19,29 @@ MARGIN = 1e-5  # relative increase of each computed norm, which covers rounding 
 MEMORY = 2**28  # bytes of per-row gradients in memory at once
 
 
-class ClippingJob(NamedTuple):
-    """What the clipped gradients of a batch are computed from: the loss of the phase, the networks and the clipping norm.
-
-    `const` are the constants of the loss, as `Phase.begin` returned them.
-    """
-
-    phase: Phase
-    nets: Mapping[str, nn.Module]  # the noised networks
-    silent: tuple[str, ...]  # names of the other networks, which are constants for the loss
-    const: Message
-    clip: float  # C, the largest norm of a unit's gradient
-
-
-def compute_clipped_sum(job: ClippingJob, batch: Batch, units: Tensor | None) -> tuple[Message, Message]:
+def compute_clipped_sum(
+    phase: Phase,
+    nets: Mapping[str, nn.Module],
+    silent: Sequence[str],
+    const: Message,
+    clip: float,
+    batch: Batch,
+    units: Tensor | None,
+) -> tuple[Message, Message]:
     """Return ("net.name" -> float64 sum of the units' clipped gradients, loss term -> sum over the rows).
 
-    batch: at least one row. units: each row's unit [B]; None: each row is a unit.
+    nets: the noised networks. silent: names of the other networks, which are constants for the loss. const: the constants of
+    the loss, as `Phase.begin` returned them. clip: C, the largest norm of a unit's gradient. batch: at least one row. units:
+    each row's unit [B]; None: each row is a unit.
 
     Source: Abadi et al., 2016, https://arxiv.org/abs/1607.00133, Algorithm 1.
     """
-    if units is None and all(map(layers.is_plain, job.nets.values())):
+    if units is None and all(map(layers.is_plain, nets.values())):
         try:
-            return _clip_by_layers(job, batch)
+            return _clip_by_layers(phase, nets, silent, const, clip, batch)
         except layers.NotOfOutputs:
             pass  # the loss uses more than the networks' outputs for the batch
-    return _clip_by_rows(job, batch, torch.arange(len(batch[0])) if units is None else units)
+    return _clip_by_rows(phase, nets, silent, const, clip, batch, torch.arange(len(batch[0])) if units is None else units)
 
 
 def compute_factors(squares: Tensor, clip: float) -> tuple[Tensor, Tensor]:
@@ -58,20 +54,22 @@ def compute_factors(squares: Tensor, clip: float) -> tuple[Tensor, Tensor]:
     return torch.where(finite, (clip / norms).clamp(max=1.0), 0.0), finite
 
 
-def _clip_by_layers(job: ClippingJob, batch: Batch) -> tuple[Message, Message]:
+def _clip_by_layers(
+    phase: Phase, nets: Mapping[str, nn.Module], silent: Sequence[str], const: Message, clip: float, batch: Batch
+) -> tuple[Message, Message]:
     """Return the sums from each layer's inputs and output gradients, without a gradient of a single row in memory.
 
     Raises:
         NotOfOutputs: the loss uses more than the networks' outputs for the batch.
     """
-    tapes = {name: layers.Tape(net, batch[0]) for name, net in job.nets.items()}
+    tapes = {name: layers.Tape(net, batch[0]) for name, net in nets.items()}
     outputs = {name: tape.output for name, tape in tapes.items()}
     width = next(iter(outputs.values())).shape[1:]
 
     def loss(output: Message, *row: Tensor) -> tuple[Tensor, Message]:
         rows = tuple(t.unsqueeze(0) for t in row)
-        nets = {name: layers.make_known_network(rows[0], z.unsqueeze(0)) for name, z in output.items()}
-        return _sum_terms(job.phase.loss(nets | _make_constants(job.silent, width), rows, job.const))
+        known = {name: layers.make_known_network(rows[0], z.unsqueeze(0)) for name, z in output.items()}
+        return _sum_terms(phase.loss(known | _make_constants(silent, width), rows, const))
 
     slopes, terms = vmap(grad(loss, has_aux=True), randomness="different")(
         {name: output.detach() for name, output in outputs.items()}, *batch
@@ -80,7 +78,7 @@ def _clip_by_layers(job: ClippingJob, batch: Batch) -> tuple[Message, Message]:
         squares = torch.zeros(len(batch[0]), device=batch[0].device, dtype=torch.float64)
         for name, tape in tapes.items():
             squares = squares + tape.backward(slopes[name])
-        scale, finite = compute_factors(squares, job.clip)
+        scale, finite = compute_factors(squares, clip)
         sums = {
             f"{name}.{k}": g.double() for name, tape in tapes.items() for k, g in tape.weighted_sum(scale, finite).items()
         }
@@ -104,20 +102,26 @@ def compute_example_gradients(net: nn.Module, examples: Tensor) -> Message:
     return gradients
 
 
-def _clip_by_rows(job: ClippingJob, batch: Batch, units: Tensor) -> tuple[Message, Message]:
+def _clip_by_rows(
+    phase: Phase,
+    nets: Mapping[str, nn.Module],
+    silent: Sequence[str],
+    const: Message,
+    clip: float,
+    batch: Batch,
+    units: Tensor,
+) -> tuple[Message, Message]:
     """Return the sums from the gradient of each single row, by vmap: for any network and any loss."""
-    params = {name: {k: p.detach() for k, p in trainable(net).items()} for name, net in job.nets.items()}
-    buffers = {name: {k: b.clone() for k, b in net.named_buffers()} for name, net in job.nets.items()}
-    width = _find_output_shape(next(iter(job.nets.values())), batch) if job.silent else ()
+    params = {name: {k: p.detach() for k, p in trainable(net).items()} for name, net in nets.items()}
+    buffers = {name: {k: b.clone() for k, b in net.named_buffers()} for name, net in nets.items()}
+    width = _find_output_shape(next(iter(nets.values())), batch) if silent else ()
 
     def make_forward(name: str, weights: Message) -> Callable[[Tensor], Tensor]:
-        return lambda x: functional_call(job.nets[name], (weights, buffers[name]), (x,))
+        return lambda x: functional_call(nets[name], (weights, buffers[name]), (x,))
 
     def loss(weights: Mapping[str, Message], *row: Tensor) -> tuple[Tensor, Message]:
-        nets = {name: Net(make_forward(name, w), w) for name, w in weights.items()}
-        return _sum_terms(
-            job.phase.loss(nets | _make_constants(job.silent, width), tuple(t.unsqueeze(0) for t in row), job.const)
-        )
+        known = {name: Net(make_forward(name, w), w) for name, w in weights.items()}
+        return _sum_terms(phase.loss(known | _make_constants(silent, width), tuple(t.unsqueeze(0) for t in row), const))
 
     per_row = vmap(grad(loss, has_aux=True), in_dims=(None, *(0 for _ in batch)), randomness="different")
     size = sum(p.numel() * p.element_size() for weights in params.values() for p in weights.values())
@@ -142,7 +146,7 @@ def _clip_by_rows(job: ClippingJob, batch: Batch, units: Tensor) -> tuple[Messag
             sums = {k: sums.get(k, 0) + v.sum() for k, v in terms.items()}
         with torch.no_grad():
             squares = torch.stack([layers.sum_squares(g) for g in unit_grads.values()]).sum(0)
-            scale, finite = compute_factors(squares, job.clip)
+            scale, finite = compute_factors(squares, clip)
             for k, g in unit_grads.items():
                 clean = g if bool(finite.all()) else torch.where(finite.view(-1, *(1 for _ in g.shape[1:])), g, 0.0)
                 total[k] += torch.tensordot(scale.to(clean.dtype), clean, 1).double()

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedmutual.core import At, Batch, Client, Data, Message, Net, Phase
-from fedmutual.privacy.clipping import ClippingJob, compute_clipped_sum
+from fedmutual.privacy.clipping import compute_clipped_sum
 from fedmutual.privacy.context import digest_phase, digest_rows
 from fedmutual.privacy.sampling import PrivateRows, Units, refuse_batch
 from fedmutual.privacy.secret import Stream, derive_key
@@ -89,11 +89,7 @@ class Mechanism:
         noised = {n: net for n, net in client.nets.items() if n in self.nets}
         exact_nets = tuple(n for n in client.nets if n not in self.nets)
         nets = {n: Net(net, trainable(net)) for n, net in client.nets.items()}
-        sums, terms = (
-            compute_clipped_sum(ClippingJob(phase, noised, exact_nets, const, self.clip), batch, units)
-            if count
-            else ({}, {})
-        )
+        sums, terms = compute_clipped_sum(phase, noised, exact_nets, const, self.clip, batch, units) if count else ({}, {})
         grads = self._add_noise({f"{n}.{k}": p for n in noised for k, p in nets[n].params.items()}, sums)
         other_params = {f"{n}.{k}": p for n in exact_nets for k, p in nets[n].params.items()}
         if other_params and count:

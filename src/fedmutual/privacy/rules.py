@@ -16,8 +16,7 @@ from fedmutual.privacy.secret import derive_simulation_secret
 
 _SCORES = (
     "privacy: epsilon covers the messages that leave a client. Epsilon does not cover the losses and scores recorded here, "
-    "or "
-    "other runs on the same rows; real sites send no losses or scores"
+    "or other runs on the same rows; real sites send no losses or scores"
 )
 _FIRST_WEIGHTS = (
     "privacy: epsilon covers the training that begins with these first weights. Weights that were trained on the same rows "
@@ -43,8 +42,7 @@ def list_noised_nets(config: Config, algorithm: Algorithm, server: Message, pool
     if any(phase.leaves(server) for phase in algorithm.phases):
         raise ConfigError(
             f"privacy.nets = 'meme': algorithm {config.algorithm['name']!r} has no meme, and outputs of its personal "
-            "networks "
-            "leave; use privacy.nets = 'both', which noises all networks of a client"
+            "networks leave; use privacy.nets = 'both', which noises all networks of a client"
         )
     return frozenset()
 
@@ -121,8 +119,7 @@ def make_units(config: Config, client: str, rows: Data) -> Units:
         groups = getattr(rows, "groups", None)
         if groups is None:
             raise ConfigError(
-                f"privacy.unit = 'group': the rows of client {client!r} name no groups; set 'data.group_by', or use "
-                "'example'"
+                f"privacy.unit = 'group': client {client!r} has no groups; set 'data.group_by', or use 'example'"
             )
     batch_size = config.get_client_config(client).training.batch_size or config.training.batch_size
     units = Units(len(rows), batch_size, groups, privacy.group_rows)

@@ -8,9 +8,7 @@ the client's secret: HKDF-SHA256 (RFC 5869) derives a key for each purpose, and 
 import hashlib
 import math
 import os
-from contextlib import suppress
 from pathlib import Path
-from secrets import token_hex
 
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher
@@ -21,8 +19,10 @@ from torch import Tensor
 
 from fedmutual.errors import RunError
 from fedmutual.files import sync_folder
+from fedmutual.rundir.folder import lock_folder
 
 SIZE = 32  # bytes of a secret
+_PATIENCE = 60.0  # seconds to wait while another process of this site draws the secret
 _SALT = b"fedmutual differential privacy 1"
 _BITS = 53  # of a uniform number in float64
 
@@ -48,8 +48,8 @@ def read_site_secret(path: Path) -> bytes:
         RunError: the file cannot be read or written, has another length, or other users may read the file.
     """
     try:
-        _create_secret(path)
-        _remove_parts(path)
+        if not path.exists():
+            _draw_secret(path)
         if os.name == "posix" and path.stat().st_mode & 0o077:
             raise RunError(
                 f"{path}: other users of this machine may read the secret of the noise; run `chmod 600 {path}` if "
@@ -57,43 +57,29 @@ def read_site_secret(path: Path) -> bytes:
             )
         content = path.read_bytes()
     except OSError as problem:
-        raise RunError(
-            f"{path}: the secret of the noise cannot be read or written ({problem.strerror or problem})"
-        ) from None
+        raise RunError(f"{path}: the secret cannot be read or written ({problem.strerror or problem})") from None
     if len(content) != SIZE:
         raise RunError(f"{path}: a secret has {SIZE} bytes, and this file has {len(content)}; remove the file to draw one")
     return content
 
 
-def _create_secret(path: Path) -> None:
-    """Write a new secret atomically, unless the file exists."""
-    if path.exists():
-        return
+def _draw_secret(path: Path) -> None:
+    """Write a new secret, unless another process of this site was faster. Part files of killed processes are removed."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    # a random name: a killed process may have left a part file, and containers reuse process ids
-    part = path.with_name(f".{path.name}.{os.getpid()}-{token_hex(8)}.part")
-    try:
-        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(os.urandom(SIZE))
-            file.flush()
-            os.fsync(file.fileno())
-        # another process of this site was faster: it wrote a valid secret, and may have removed this part file
-        with suppress(FileExistsError, FileNotFoundError):
-            os.link(part, path)
-    finally:
+    with lock_folder(path.parent, "is drawing the secret of the noise", "try again", _PATIENCE):
+        part = path.with_name(f".{path.name}.part")
         part.unlink(missing_ok=True)
+        if path.exists():
+            return
+        try:
+            with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(os.urandom(SIZE))
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(part, path)
+        finally:
+            part.unlink(missing_ok=True)
     sync_folder(path.parent)
-
-
-def _remove_parts(path: Path) -> None:
-    """Remove the part files of killed processes; a part file may be a hard link to the secret.
-
-    Several processes of a site may read the secret at the same time, without a lock. The secret exists here, so a process
-    that loses its part file reads the secret instead.
-    """
-    for part in path.parent.glob(f".{path.name}.*.part"):
-        with suppress(OSError):  # of a folder that is read-only: the secret can be read all the same
-            part.unlink()
 
 
 class Stream:

@@ -15,7 +15,7 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
 from fedmutual.errors import UserError
-from fedmutual.rundir import folder as folders
+from fedmutual.rundir.folder import lock_folder
 from fedmutual.sites.contract import accept_contract, check_rounds
 from fedmutual.sites.flare.access_control import PEER_TOPIC
 from fedmutual.sites.flare.progress import print_line
@@ -117,7 +117,8 @@ class SiteExecutor(Executor):  # type: ignore[misc]
         plugins.set_rule(site_config.code)
         contract = accept_contract(self._contract, pointer["contracts"])
         check_rounds(contract.config.rounds, pointer["rounds"], site_config.file.limits)
-        _lock_state(self._lock, site_config.state / contract.name, patience)
+        folder = site_config.state / contract.name
+        self._lock.enter_context(lock_folder(folder, "still works with this state", "end that process", patience))
         torch.set_num_threads(site_config.file.engine.threads)
         runtime = SiteRuntime(contract, site_config, print_line, startup=work / "startup")
         if runtime.peers is not None:
@@ -146,19 +147,6 @@ class SiteExecutor(Executor):  # type: ignore[misc]
             lost = [i for i in receivers if i not in replies or replies[i].get_return_code() != ReturnCode.OK]
             if lost:
                 print_line(f"site {', '.join(lost)} did not take the message")
-
-
-def _lock_state(lock: ExitStack, folder: Path, patience: float) -> None:
-    """Lock the state folder. The process of the previous job may still hold the lock for a short time."""
-    until = time.monotonic() + patience
-    while True:
-        try:
-            lock.enter_context(folders.lock_folder(folder, "still works with this state", "end that process"))
-            return
-        except UserError:
-            if time.monotonic() > until:
-                raise
-            time.sleep(0.2)
 
 
 def _make_answer(body: bytes) -> Shareable:

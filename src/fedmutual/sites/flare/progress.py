@@ -8,7 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from fedmutual.errors import RunError
 from fedmutual.events import Evaluated, Event, Noted, PhaseDone, Replied, RoundDone, Started
@@ -35,6 +35,7 @@ Connections = Mapping[str, str]
 Text = Annotated[str, AfterValidator(clean_text)]  # safe to print on a console
 _Count = Annotated[int, Field(ge=0, lt=2**63)]
 _Seconds = Annotated[float, Field(allow_inf_nan=False)]
+_SITES = TypeAdapter(dict[str, tuple[str, bool]])  # site -> id of the connection, and whether its heartbeat is in time
 
 
 class Outcome(StrEnum):
@@ -198,20 +199,14 @@ def change_progress(folder: Path, **changes: Any) -> None:
         write_json(folder / FILE, state | changes)
 
 
-class _ConnectedRecord(BaseModel):
-    """The content of CONNECTED, which the server's process writes for the job's process."""
-
-    sites: dict[str, str]
-    silent: tuple[str, ...]
-
-
 def write_connected(folder: Path, connected: Connections, alive: Collection[str]) -> None:
     """Write the connected sites into the server's folder. alive: those whose heartbeat is not overdue.
 
     Raises:
         RunError: the file cannot be written.
     """
-    write_json(folder / CONNECTED, {"format": FORMAT, "sites": connected, "silent": sorted(connected.keys() - alive)})
+    sites = {i: (connection, i in alive) for i, connection in connected.items()}
+    write_json(folder / CONNECTED, {"format": FORMAT, "sites": sites})
 
 
 def read_connected(folder: Path) -> tuple[Connections, Connections]:
@@ -221,11 +216,10 @@ def read_connected(folder: Path) -> tuple[Connections, Connections]:
     damaged: the server compares the file with its connections twice a second, and writes it again where they differ.
     """
     try:
-        path = folder / CONNECTED
-        record = check_record(path, _ConnectedRecord, read_json(path))
-    except RunError:
+        sites = _SITES.validate_python(read_json(folder / CONNECTED).get("sites"))
+    except (RunError, ValidationError):
         return {}, {}
-    return record.sites, {i: connection for i, connection in record.sites.items() if i not in record.silent}
+    return {i: connection for i, (connection, _) in sites.items()}, {i: c for i, (c, is_alive) in sites.items() if is_alive}
 
 
 def list_result_files(folder: Path, round: int | None) -> dict[str, Path]:

@@ -54,23 +54,18 @@ class Session:
             if not obstacle.is_temporary or time.monotonic() > until:
                 raise ServerLost(obstacle.text)
             time.sleep(0.5)
-        settings = {"GRPC_VERBOSITY": "NONE", **make_grpc_variables(kit.hosts[0], kit.port)}
-        self._earlier = {name: os.environ.get(name) for name in settings}  # for the next session, to another server
-        os.environ |= settings
+        os.environ |= {"GRPC_VERBOSITY": "NONE", **make_grpc_variables(kit.hosts[0], kit.port)}
         self._folder = tempfile.TemporaryDirectory()  # FLARE writes into its folder, and the kit must not change
-        work, previous_folder = Path(self._folder.name), Path.cwd()
+        work = Path(self._folder.name)
         (work / "startup").symlink_to(kit.startup)
         (work / "local").mkdir()
         try:
-            os.chdir(work)
-            with contextlib.redirect_stdout(io.StringIO()):
+            with contextlib.chdir(work), contextlib.redirect_stdout(io.StringIO()):
                 self.flare = api.new_secure_session(kit.name, str(work), timeout=timeout)
         except Exception as problem:  # FLARE raises many types
-            self._leave()
+            self._folder.cleanup()
             where = f"{kit.hosts[0]}:{kit.port}"
             raise ServerLost(f"the server at {where} rejects the login of {kit.name!r} ({problem})") from None
-        finally:
-            os.chdir(previous_folder)
 
     def __enter__(self) -> "Session":
         return self
@@ -79,18 +74,10 @@ class Session:
         self.close()
 
     def close(self) -> None:
-        """Log out, remove the temporary folder, and restore the variables of the environment."""
+        """Log out, and remove the temporary folder."""
         with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(Exception):
             self.flare.close()
-        self._leave()
-
-    def _leave(self) -> None:
         self._folder.cleanup()
-        for name, value in self._earlier.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
     def submit(self, contract: Contract) -> str:
         """Submit a federation, or resume a stopped federation, and return the id of the job.
