@@ -134,7 +134,7 @@ def train_here(method: Method, rows: Mapping[str, RecordedRows]) -> tuple[list[C
         clients.append(Client(id, nets, optimizers, {"private": data}, rate=RATE, shared=sent))
     plan = RoundPlan(algorithm, 0, ROUNDS, tuple(SIZES), (), 1.0, ROUNDS, {}, {}, {})
     state = algorithm.begins(shared, CLASSES) if algorithm.begins else {k: shared.state_dict()[k].clone() for k in crosses}
-    engine = InProcess(clients)
+    engine = InProcess({client.id: client for client in clients}.__getitem__, [client.id for client in clients])
     try:
         return clients, federate(plan, engine, state, None, [], None)
     finally:

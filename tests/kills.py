@@ -10,11 +10,16 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import pytest
+from torch import Tensor
 
 import fedmutual
 import forked
+from fedmutual.events import Event, Replied
 from fedmutual.rundir.file_names import CHECKPOINT
+from fedmutual.tensor_files import read_tensors
 
 CONFIG = """
 name = "killed"
@@ -37,6 +42,21 @@ class Trial(NamedTuple):
 
     kills: list[str]  # a line each
     output: str  # by the command that ended the run
+
+
+def stop_and_resume(config: Any, folder: Path | str, round: int, phase: str | None = None, resumed: Any = None) -> Path:
+    """Train a run that is stopped at a reply of this round, and resume it; return its folder.
+
+    phase: in which it is stopped; None: in the first. resumed: the configuration with which it is resumed.
+    """
+
+    def stop(event: Event) -> None:
+        if isinstance(event, Replied) and event.round == round and phase in (None, event.phase):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fedmutual.run(config, folder, observers=[stop])
+    return fedmutual.run(resumed or config, folder, resume=True).folder
 
 
 def start(folder: Path, out: Path) -> forked.Fork | subprocess.Popen[bytes]:
@@ -77,6 +97,11 @@ def kill_once(folder: Path, out: Path, rng: random.Random) -> str:
 def stamp(out: Path, names: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
     """Return the values that change when a run writes one of these files."""
     return tuple((n, (out / n).stat().st_mtime_ns) for n in names if (out / n).exists())
+
+
+def tensors(folder: Path) -> dict[str, Tensor]:
+    """Return all tensors of a run folder."""
+    return {f"{p.relative_to(folder)}/{k}": t for p in folder.rglob("*.safetensors") for k, t in read_tensors(p)[0].items()}
 
 
 def same(a: Path, b: Path) -> list[str]:

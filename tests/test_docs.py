@@ -19,7 +19,7 @@ import pytest
 
 import forked
 from fedmutual.core import Phase
-from fedmutual.engines.user_errors import HOOKS
+from fedmutual.engines.base import HOOKS
 from loopback import IMPORTED, JOBS, free_port
 from test_imports import RANKS
 

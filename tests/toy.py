@@ -8,20 +8,19 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fedmutual.algorithms import FML, Independent
 from fedmutual.algorithms.peers import make_proxy_state
-from fedmutual.core import Algorithm, At, Batch, Client, Message, Net, Phase, Spec
-from fedmutual.engines.client_store import DiskStorage
-from fedmutual.engines.inprocess import DiskBackedInProcess, InProcess
+from fedmutual.core import Algorithm, At, Batch, Client, Message
+from fedmutual.engines.inprocess import DiskStorage, InProcess
 from fedmutual.engines.loop import federate
 from fedmutual.engines.processes import Processes
 from fedmutual.engines.ray import Cluster
-from fedmutual.engines.stacked import Stacked
+from fedmutual.engines.stacked import Stacked, Stacker
 from fedmutual.errors import ConfigError
 from fedmutual.events import Event
 from fedmutual.federation.plan import RoundPlan
@@ -37,7 +36,7 @@ class Ready:
         return self._clients[id]
 
 
-class DiskBacked(DiskBackedInProcess):
+class DiskBacked(InProcess):
     """An engine with one client in memory: the states of the others are stored in a folder of the engine."""
 
     def __init__(self, clients: list[Client]) -> None:
@@ -48,6 +47,16 @@ class DiskBacked(DiskBackedInProcess):
     def close(self) -> None:
         super().close()
         self._folder.cleanup()
+
+
+def in_process(clients: list[Client]) -> InProcess:
+    """Return the engine without other processes."""
+    return InProcess(Ready(clients), [c.id for c in clients])
+
+
+def stacked(clients: list[Client]) -> Stacked:
+    """Return the engine that steps clients together."""
+    return Stacked(Ready(clients), [c.id for c in clients], Stacker())
 
 
 def processes(clients: list[Client]) -> Processes:
@@ -64,11 +73,11 @@ def cluster(clients: list[Client]) -> Cluster:
 
 
 ENGINES: dict[str, Callable[[list[Client]], Any]] = {
-    "inprocess": InProcess,
+    "inprocess": in_process,
     "disk-backed": DiskBacked,
     "processes": processes,
     "cluster": cluster,
-    "stacked": Stacked,
+    "stacked": stacked,
 }
 EXACT = ("inprocess", "disk-backed", "processes", "cluster")
 """Engines whose results are the same bits."""
@@ -243,31 +252,6 @@ class Count(Independent):
 
     def edit(self, grads: Message, memory: Message) -> tuple[Message, Message]:
         return grads, {"steps": memory.get("steps", torch.zeros(())) + 1}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Exchange(Phase):
-    """A phase of one step for peers without a server, which keeps gradients in memory and subtracts the last ones."""
-
-    back: bool = False
-    terms: ClassVar[tuple[str, ...]] = ("personal",)
-
-    def leaves(self, server: Message) -> Spec:
-        return {}
-
-    def batches(self, client: Client, inbox: Message, at: At) -> Iterable[Batch]:
-        data = client.data["private"]
-        return data.rows([torch.randperm(len(data), generator=at.rng(client.id, "batches"))[:6]])
-
-    def loss(self, nets: Mapping[str, Net], batch: Batch, const: Message) -> Message:
-        x, y = batch
-        return {"personal": nn.functional.cross_entropy(nets["personal"](x), y)}
-
-    def edit(self, grads: Message, memory: Message) -> tuple[Message, Message]:
-        if not self.back:
-            return grads, {k: g.clone() for k, g in grads.items()}
-        dot = torch.stack([(g * memory[k]).sum() for k, g in grads.items()]).sum().clamp(max=0)
-        return {k: g - dot * memory[k] for k, g in grads.items()}, memory
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ reply with the phase's declaration and with the data that must never leave.
 import hashlib
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -21,15 +21,9 @@ LEAST = 16  # elements; of fewer, equal bytes prove nothing
 FEWEST, DISTINCT = 4, 4  # but of a row that has so many elements, and so many different values, not all whole, they do
 OWN = ("private", "holdout", "validation", "test.own")  # the rows that are a client's
 
-_rows: "WeakKeyDictionary[Data, KnownRows]" = WeakKeyDictionary()
+# bytes of an identifying row, and the first eight bytes of each identifying row, each value once
+_rows: "WeakKeyDictionary[Data, tuple[int, NDArray[np.uint64]]]" = WeakKeyDictionary()
 _digests: "WeakKeyDictionary[Data, frozenset[bytes]]" = WeakKeyDictionary()
-
-
-class KnownRows(NamedTuple):
-    """The rows of a data set whose bytes identify them."""
-
-    size: int  # bytes of a row
-    first_words: NDArray[np.uint64]  # the first eight bytes of each row, each value once
 
 
 class Refused(RuntimeError):
@@ -188,14 +182,14 @@ def _find_private_row(tensor: Tensor, client: Client, sent: Tensor | None) -> st
     return None
 
 
-def _find_identifying_rows(data: Data) -> KnownRows:
-    """Return the identifying rows of a data set, computed once for each data set."""
+def _find_identifying_rows(data: Data) -> tuple[int, NDArray[np.uint64]]:
+    """Return the entry of a data set in `_rows`, computed once for each data set."""
     if data not in _rows:
         size, first_words = 1, [np.empty(0, np.uint64)]
         for rows in _list_identifying_rows(data):
             size = rows.shape[1]
             first_words.append(_read_first_words(rows))
-        _rows[data] = KnownRows(size, np.unique(np.concatenate(first_words)))
+        _rows[data] = size, np.unique(np.concatenate(first_words))
     return _rows[data]
 
 

@@ -2,22 +2,13 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Concatenate, Protocol, TypeVar
+from typing import Any
 
-from fedmutual.core import Client, Message, Work
+from fedmutual.core import Message, Work
 from fedmutual.scores import Scores
 
-R = TypeVar("R")
-
-
-class Visit(Protocol):
-    """Run a function where each client lives, with arguments for each; yield (client id, result) in order of completion."""
-
-    def __call__(
-        self, do: Callable[Concatenate[Client, ...], R], arguments: Mapping[str, tuple[Any, ...]], reads: bool = False
-    ) -> Iterator[tuple[str, R]]:
-        """Run `do` as `engines.base.Simulation.visit`."""
-        ...
+Visit = Callable[..., Iterator[tuple[str, Any]]]
+"""Runs a function where each client lives, and yields (client id, result), as `engines.base.Simulation.visit`."""
 
 
 @dataclass(frozen=True)

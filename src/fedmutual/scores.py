@@ -14,18 +14,11 @@ IntArray = npt.NDArray[np.integer]
 Scores = dict[str, float | int | list[float | None] | None]
 """A score's name -> its value; None where it is undefined."""
 
+# The names of all scores that a client may send, of classification and of other targets; `share.metrics` says which are sent
 DECLARED = ("examples", "accuracy", "loss", "balanced_accuracy", "auroc", "majority", "recall")
-"""The names of all scores of classification that a client may send; `share.metrics` says which ones a client sends."""
-
-
 OF_NUMBERS = ("examples", "loss", "mean_absolute_error", "r2")
-"""The names of all scores of a task whose targets are numbers."""
-
 OF_LABELS = ("examples", "loss", "auroc", "f1", "label_auroc")
-"""The names of all scores of a task whose targets have several labels."""
-
 OF_MASKS = ("examples", "loss", "dice", "pixel_accuracy", "class_dice")
-"""The names of all scores of a task whose targets have a class for each pixel."""
 
 LEAST_ROWS, DECIMALS = 50, 2
 """With `share.metrics = "accuracy"`: the fewest rows of an accuracy that is sent, and the decimals of its rounding."""

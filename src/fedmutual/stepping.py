@@ -14,6 +14,9 @@ from torch.optim import Optimizer
 
 from fedmutual.core import At, Batch, Client, Diverged, Message, Net, Phase, Work, find_head
 
+PhaseResult = tuple[Message, dict[str, float]]
+"""The reply of a client, and the mean of each loss term over its steps."""
+
 
 @dataclass
 class Progress:
@@ -22,12 +25,12 @@ class Progress:
     const: Message  # the constants of the loss
     work: Work
     losses: list[Message] = field(default_factory=list)  # the loss terms of each step
-    stream: Tensor | None = None  # the state of torch's random stream, if another process continues
+    # for another process that continues:
+    state: Message = field(default_factory=dict)  # of the client
+    stream: Tensor | None = None  # the state of torch's random stream
 
 
-def work(
-    phase: Phase, client: Client, inbox: Message, at: At, progress: Progress | None = None
-) -> tuple[Message, dict[str, float]]:
+def work(phase: Phase, client: Client, inbox: Message, at: At, progress: Progress | None = None) -> PhaseResult:
     """Run the client's part of a phase; return (reply, the mean of each loss term over the steps).
 
     progress: as `steps` takes it.
@@ -49,7 +52,7 @@ def work(
 
 def steps(
     phase: Phase, client: Client, inbox: Message, at: At, progress: Progress | None = None
-) -> Generator[Progress, None, tuple[Message, dict[str, float]]]:
+) -> Generator[Progress, None, PhaseResult]:
     """Run `work` as a generator that yields its progress after each step and returns the result.
 
     So clients can take turns, and another process can continue a phase.
@@ -138,7 +141,8 @@ def take_step(
     if type(phase).edit is not Phase.edit:
         grads, memory = (vmap(phase.edit) if stacked else phase.edit)(grads, memory)
     update(grads)
-    return {k: v.detach() for k, v in terms.items()} | remembered(phase, memory), memory
+    logged = {k: memory[k] for k in phase.terms if k in memory}
+    return {k: v.detach() for k, v in terms.items()} | logged, memory
 
 
 class _SharedState:
@@ -208,11 +212,6 @@ def set_gradients(params: Message, grads: Message) -> None:
     """Give each parameter its gradient, or None if it has no gradient."""
     for name, p in params.items():
         p.grad = laid_as(p, grads[name]) if name in grads else None
-
-
-def remembered(phase: Phase, memory: Message) -> Message:
-    """Return the values in the memory that are logged with the loss terms."""
-    return {k: memory[k] for k in phase.terms if k in memory}
 
 
 def with_client_settings(phase: Phase, client: Client) -> Phase:
@@ -317,18 +316,10 @@ def means(curves: Mapping[str, Tensor], client: Client, at: At) -> dict[str, flo
     named = {f"{net}.{k}": t for net, module in client.nets.items() for k, t in module.state_dict().items()}
     if noised is not None:
         named = {k: t for k, t in named.items() if k.partition(".")[0] in noised}
-    worst = _not_finite(named)
-    if worst is not None:
+    floats = {k: t for k, t in named.items() if t.is_floating_point()}
+    # one call for all tensors: if their norms are finite, so are all elements; a norm may overflow although each is finite
+    if not torch.stack(torch._foreach_norm(list(floats.values()))).isfinite().all():
         steps = len(next(iter(curves.values())))
-        raise Diverged(client.id, at.round, steps - 1, f"its weight {worst} is no longer finite")
+        for name in (k for k, t in floats.items() if not t.isfinite().all()):
+            raise Diverged(client.id, at.round, steps - 1, f"its weight {name} is no longer finite")
     return {name: curve.mean().item() for name, curve in curves.items()}
-
-
-def _not_finite(named: Message) -> str | None:
-    """Return the name of the first tensor with an element that is not finite; None if there is none."""
-    float_tensors = {k: t for k, t in named.items() if t.is_floating_point()}
-    # One call for all tensors: if their norms are finite, so are all elements.
-    if torch.stack(torch._foreach_norm(list(float_tensors.values()))).isfinite().all():
-        return None
-    # A norm may overflow although each element is finite.
-    return next((k for k, t in float_tensors.items() if not t.isfinite().all()), None)

@@ -9,7 +9,7 @@ import torch
 
 import fedmutual
 from fedmutual.algorithms import FML, FedAvg
-from fedmutual.engines.user_errors import check_state
+from fedmutual.engines.base import check_state
 from fedmutual.errors import AlgorithmError
 
 pytestmark = pytest.mark.run

@@ -3,7 +3,6 @@
 import errno
 import gc
 import os
-import shutil
 import weakref
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import fedmutual
 import toy
 from fedmutual.algorithms import FML
 from fedmutual.config import parse_config
-from fedmutual.engines.client_store import ClientStore, DiskStorage
+from fedmutual.engines.inprocess import ClientStore, DiskStorage
 from fedmutual.engines.loop import Paused
 from fedmutual.engines.select import EngineChoice, plan_disk_storage
 from fedmutual.errors import RunError
@@ -57,43 +56,36 @@ def count_stored(folder, counts):
     return lambda event: counts.append(len(list_stored(folder))) if isinstance(event, RoundDone) else None
 
 
-@pytest.mark.parametrize("resident", [1, 2])
-def test_clients_stored_on_disk_have_the_bits_of_clients_in_memory(in_memory, tmp_path, resident):
+@pytest.mark.parametrize(
+    "engine",
+    [
+        {"resident": 1},
+        {"resident": 2},
+        pytest.param({"name": "processes", "workers": 2, "resident": 1}, marks=pytest.mark.process),
+    ],
+)
+def test_clients_stored_on_disk_have_the_bits_of_clients_in_memory(in_memory, tmp_path, engine):
     counts = []
-    fedmutual.run(config(resident=resident), tmp_path / "run", observers=[count_stored(tmp_path / "run", counts)])
+    fedmutual.run(config(**engine), tmp_path / "run", observers=[count_stored(tmp_path / "run", counts)])
     assert same(tmp_path / "run", in_memory) == []
     assert min(counts) > 0
     assert list_stored(tmp_path / "run") == []
 
 
-@pytest.mark.process
-def test_stored_clients_of_worker_processes_have_these_bits_too(in_memory, tmp_path):
-    counts = []
-    observers = [count_stored(tmp_path / "run", counts)]
-    fedmutual.run(config(name="processes", workers=2, resident=1), tmp_path / "run", observers=observers)
-    assert same(tmp_path / "run", in_memory) == []
-    assert min(counts) > 0
-    assert list_stored(tmp_path / "run") == []
-
-
-def damage_by_removal(file):
-    file.unlink()
-
-
-def damage_by_truncation(file):
+def cut(file):
     file.write_bytes(file.read_bytes()[:100])
 
 
-def damage_by_a_pickle(file):
+def write_pickle(file):
     file.write_bytes(b"\x80\x04cos\nsystem\n(S'true'\ntR.")
 
 
-def damage_by_another_shape(file):
+def reshape(file):
     tensors, header = read_tensors(file)
     write_tensors(file, {name: tensor[None] for name, tensor in tensors.items()}, header)
 
 
-@pytest.mark.parametrize("damage", [damage_by_removal, damage_by_truncation, damage_by_a_pickle, damage_by_another_shape])
+@pytest.mark.parametrize("damage", [Path.unlink, cut, write_pickle, reshape])
 def test_a_damaged_state_is_named_and_a_resumed_run_does_without_it(in_memory, tmp_path, damage):
     folder = tmp_path / "run"
 
@@ -121,11 +113,9 @@ def test_states_that_lie_in_a_run_folder_are_removed_unread(in_memory, tmp_path)
     with pytest.raises(Paused):
         fedmutual.run(config(resident=1), folder, observers=[stop])
     for client in "01234":
-        name = f".stored-0123456789abcdef-{os.getpid()}.safetensors"
-        damage_by_a_pickle(folder / "clients" / client / name)
-        damage_by_truncation(
-            shutil.copy(folder / "clients" / client / name, folder / "clients" / client / f".{name}.1-ab.part")
-        )
+        file = folder / "clients" / client / f".stored-0123456789abcdef-{os.getpid()}.safetensors"
+        write_pickle(file)
+        write_pickle(file.with_name(f".{file.name}.1-ab.part"))
     fedmutual.run(config(resident=1), folder, resume=True)
     assert same(folder, in_memory) == []
     assert list_stored(folder) == []

@@ -11,11 +11,10 @@ import torch
 import fedmutual
 from fedmutual.algorithms import FML
 from fedmutual.engines import ray as ray_engine
-from fedmutual.engines import ray_placement
-from fedmutual.engines.assignment import WorkerLost
+from fedmutual.engines import ray_cluster
+from fedmutual.engines.base import WorkerLost
 from fedmutual.engines.ray import Cluster
-from fedmutual.engines.ray_placement import ResourceRequest
-from fedmutual.engines.rpc import Unportable
+from fedmutual.engines.workers import Unportable
 from fedmutual.errors import ConfigError, RunError
 from fedmutual.events import Failed, Replied, Started
 from kills import same
@@ -74,7 +73,7 @@ def test_objects_that_cannot_be_sent_to_a_worker_are_an_error():
 
 
 def test_a_request_above_the_clusters_resources_is_an_error(nodes, monkeypatch):
-    monkeypatch.setattr(ray_placement, "PLACEMENT_LIMIT", 0.5)
+    monkeypatch.setattr(ray_cluster, "PLACEMENT_LIMIT", 0.5)
     sentence = (
         rf"asks for 3 workers with {CPUS} CPU and 0 GPU each, and after 0.5 s the Ray cluster had too few free "
         r"resources: it has "
@@ -97,7 +96,7 @@ def test_in_a_ray_of_the_callers_nothing_is_kept_and_as_many_workers_live_as_it_
             assert engine.workers == 2
             assert set(dict(engine.visit(settings, ALL)).values()) == {(torch.float64, CPUS)}
         assert ray.is_initialized()
-        assert ray_placement.kept_reservations == []
+        assert ray_engine.kept_workers == []
     finally:
         torch.set_default_dtype(torch.float32)
         ray.shutdown()
@@ -115,7 +114,7 @@ class Big:
     ("threads", "gpus", "workers"), [(1, 0.0, 11), (2, 0.0, 5), (1, 0.25, 4), (4, 0.25, 2), (2, None, 4), (9, 0.0, 1)]
 )
 def test_the_nodes_hold_as_many_workers_as_have_room(threads, gpus, workers):
-    assert ray_placement.count_workers(Big, ResourceRequest(None, threads, None, gpus)) == workers
+    assert ray_cluster.count_workers(Big, threads, gpus) == workers
 
 
 @pytest.mark.parametrize(
@@ -126,14 +125,14 @@ def test_equal_shares_of_gpus_leave_room_for_all(workers, gpus, share):
         def cluster_resources():
             return {"GPU": float(gpus)}
 
-    assert ray_placement.choose_gpu_share(Ray, None, workers) == {"GPU": share}
-    assert ray_placement.choose_gpu_share(Ray, 0.2, workers) == {"GPU": 0.2}
-    assert ray_placement.choose_gpu_share(Ray, 0.0, workers) == {}
+    assert ray_cluster.choose_gpu_share(Ray, None, workers) == {"GPU": share}
+    assert ray_cluster.choose_gpu_share(Ray, 0.2, workers) == {"GPU": 0.2}
+    assert ray_cluster.choose_gpu_share(Ray, 0.0, workers) == {}
 
 
 def test_without_ray_the_error_names_the_fix(small, monkeypatch, cli):
     monkeypatch.setitem(sys.modules, "ray", None)
-    monkeypatch.setattr(ray_placement, "kept_reservations", [])
+    monkeypatch.setattr(ray_engine, "kept_workers", [])
     code, _, err = cli("run", small, "--set", "engine.name=cluster")
     assert (code, err.count("\n")) == (2, 1)
     assert "engine.name = 'cluster' needs Ray, fedmutual's extra 'ray': pip install 'ray>=2.59'" in err
@@ -155,9 +154,9 @@ def test_a_worker_that_dies_with_its_node_in_the_middle_of_a_round_costs_nothing
     import ray
 
     filled, events, deaths = [], [], []
-    fill = ray_placement.Reservation.fill
+    start = ray_engine._start_workers
     monkeypatch.setattr(
-        ray_placement.Reservation, "fill", lambda place, clients: (fill(place, clients), filled.append(place))
+        ray_engine, "_start_workers", lambda place: (workers := start(place), filled.append((place, workers)))[0]
     )
     ray.shutdown()  # so that a place is filled
     head, second = nodes.list_all_nodes()
@@ -165,10 +164,11 @@ def test_a_worker_that_dies_with_its_node_in_the_middle_of_a_round_costs_nothing
     def kill(event):
         events.append(event)
         if isinstance(event, Replied) and (event.round, event.answered) == (3, 2) and not deaths:
-            where = ray.util.placement_group_table(filled[-1].group)["bundles_to_node_id"]
+            place, workers = filled[-1]
+            where = ray.util.placement_group_table(place._group)["bundles_to_node_id"]
             (number,) = [n for n, id in where.items() if id != head.node_id]
             nodes.remove_node(second, allow_graceful=False)
-            deaths.append(filled[-1].workers[number].name)
+            deaths.append(workers[number].name)
             os.kill(int(deaths[0].split()[2]), signal.SIGKILL)  # with its node it would die some seconds later
 
     try:

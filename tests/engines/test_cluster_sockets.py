@@ -10,17 +10,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedmutual.engines import ray_init
+from fedmutual.engines import ray_cluster
 from fedmutual.errors import ConfigError
 
 pytestmark = pytest.mark.process
 
 START = """
 import json, os, psutil
-from fedmutual.engines import ray_init
+from fedmutual.engines import ray_cluster
 
-ray = ray_init.import_ray()
-ray_init.start_local_cluster(ray, 1)
+ray = ray_cluster.import_ray()
+ray_cluster.start_local_cluster(ray, 1)
 token = ray.get(ray.remote(lambda: os.environ.get("RAY_AUTH_TOKEN")).remote())
 here = psutil.Process()
 sockets = {
@@ -69,23 +69,21 @@ def _ask(address, given, token):
     return done.returncode == 0
 
 
-@pytest.mark.parametrize("version", ["2.40.0", "2.58.1", "1.99.0"])
-def test_a_ray_that_asks_for_no_token_is_refused(version, monkeypatch):
+@pytest.mark.parametrize(
+    ("version", "is_taken"),
+    [("2.40.0", False), ("2.58.1", False), ("1.99.0", False), ("2.59.0", True), ("2.60.0", True), ("3.0.0.dev0", True)],
+)
+def test_only_a_ray_that_asks_for_a_token_is_taken(version, is_taken, monkeypatch):
     constants = SimpleNamespace(RAY_ENABLE_UV_RUN_RUNTIME_ENV=False)
-    old = SimpleNamespace(__version__=version, _private=SimpleNamespace(ray_constants=constants))
-    monkeypatch.setitem(sys.modules, "ray", old)
+    found = SimpleNamespace(__version__=version, _private=SimpleNamespace(ray_constants=constants))
+    monkeypatch.setitem(sys.modules, "ray", found)
+    if is_taken:
+        assert ray_cluster.import_ray() is found
+        return
     with pytest.raises(
         ConfigError, match=rf"Ray {version} require no token, .* can run code; install Ray 2.59 or later: pip install"
     ):
-        ray_init.import_ray()
-
-
-@pytest.mark.parametrize("version", ["2.59.0", "2.60.0", "3.0.0.dev0"])
-def test_a_ray_that_asks_for_one_is_taken(version, monkeypatch):
-    constants = SimpleNamespace(RAY_ENABLE_UV_RUN_RUNTIME_ENV=False)
-    new = SimpleNamespace(__version__=version, _private=SimpleNamespace(ray_constants=constants))
-    monkeypatch.setitem(sys.modules, "ray", new)
-    assert ray_init.import_ray() is new
+        ray_cluster.import_ray()
 
 
 def test_a_local_cluster_that_ray_cannot_start_is_refused(monkeypatch):
@@ -100,7 +98,7 @@ def test_a_local_cluster_that_ray_cannot_start_is_refused(monkeypatch):
     monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
     ray = SimpleNamespace(init=fail, _private=SimpleNamespace(ray_constants=constants))
     with pytest.raises(ConfigError, match=r"engine\.name = 'cluster': .*\(the raylet did not start\)"):
-        ray_init.start_local_cluster(ray, 1)
+        ray_cluster.start_local_cluster(ray, 1)
     assert constants.ENABLE_RAY_CLUSTER is True
     assert signal.getsignal(signal.SIGTERM) is before
     assert "RAY_AUTH_TOKEN" not in os.environ
@@ -116,11 +114,11 @@ def test_a_token_of_the_users_is_left_as_it_is(monkeypatch):
 
     ray = SimpleNamespace(init=init, _private=SimpleNamespace(ray_constants=constants))
     monkeypatch.setenv("RAY_AUTH_TOKEN", "mine")
-    ray_init.start_local_cluster(ray, 1)
+    ray_cluster.start_local_cluster(ray, 1)
     monkeypatch.delenv("RAY_AUTH_TOKEN")
-    ray_init.start_local_cluster(ray, 1)
+    ray_cluster.start_local_cluster(ray, 1)
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", "token.txt")
-    ray_init.start_local_cluster(ray, 1)
+    ray_cluster.start_local_cluster(ray, 1)
     (mine, fresh, path) = init_calls
     assert (mine, path) == (("mine", False, False), (None, False, False))
     assert len(fresh[0]) == 64

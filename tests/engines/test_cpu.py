@@ -51,16 +51,6 @@ def test_the_caller_has_its_own_state_again(before):
 
 
 @denormals
-def test_a_function_that_calls_itself():
-    @flush_denormals()
-    def down(n: int) -> list[bool]:
-        return [flushes(), *(down(n - 1) if n else []), flushes()]
-
-    assert all(down(2))
-    assert not flushes()
-
-
-@denormals
 def test_with_several_threads_nothing_is_changed():
     """Threads that were there before would compute otherwise than this one: bits would hang on when they were started."""
     torch.set_num_threads(2)

@@ -8,8 +8,7 @@ import torch
 import fedmutual
 from fedmutual.algorithms import ALGORITHMS
 from fedmutual.config import parse_config
-from fedmutual.events import Replied
-from fedmutual.tensor_files import read_tensors
+from kills import same, stop_and_resume, tensors
 from toy import difference
 
 pytestmark = pytest.mark.long
@@ -71,42 +70,25 @@ def find_run(tmp_path_factory):
     return find
 
 
-def files(folder):
-    """What a run came to, in bytes."""
-    kinds = ("*.safetensors", "*.jsonl", "partition.json")
-    return {p.relative_to(folder): p.read_bytes() for kind in kinds for p in folder.rglob(kind)}
-
-
-def tensors(folder):
-    return {f"{p.relative_to(folder)}/{k}": t for p in folder.rglob("*.safetensors") for k, t in read_tensors(p)[0].items()}
-
-
-def stop_and_resume(whole_folder, folder, settings):
+def stop_last_phase(whole_folder, folder, settings):
     """Return the folder of a run that was stopped in the last phase of its last round, and resumed.
 
     What the phases before it left at clients comes back from what was saved.
     """
     last = json.loads((whole_folder / "ledger.jsonl").read_text().splitlines()[-1])["phase"]
-
-    def stop(event):
-        if isinstance(event, Replied) and event.round == settings.rounds and event.phase == last:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        fedmutual.run(settings, folder, observers=[stop])
-    return fedmutual.run(settings, folder, resume=True).folder
+    return stop_and_resume(settings, folder, settings.rounds, last)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_stop_in_a_phase_loses_nothing(name, place, find_run):
-    assert files(stop_and_resume(find_run(name), "part", config(name))) == files(find_run(name))
+    assert same(stop_last_phase(find_run(name), "part", config(name)), find_run(name)) == []
 
 
 @pytest.mark.process
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_worker_processes_come_to_the_same_bytes_also_after_a_stop(name, place, find_run):
     workers = config(name, **{"engine.name": "processes", "engine.workers": 2})
-    assert files(stop_and_resume(find_run(name), "processes", workers)) == files(find_run(name))
+    assert same(stop_last_phase(find_run(name), "processes", workers), find_run(name)) == []
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -115,7 +97,7 @@ def test_stacked_clients_come_to_the_same_but_for_rounding_also_after_a_stop(nam
     stacked = config(name, **changes, **{"engine.name": "stacked"})
     runs = {
         "inprocess": fedmutual.run(config(name, **changes), "inprocess").folder,
-        "stacked": stop_and_resume(find_run(name), "stacked", stacked),
+        "stacked": stop_last_phase(find_run(name), "stacked", stacked),
     }
     assert "vmap refuses" not in (runs["stacked"] / "log.txt").read_text()
     in_turns, stacked_state = (tensors(folder) for folder in runs.values())

@@ -16,14 +16,10 @@ from fedmutual.errors import DataError
 from fedmutual.events import Finished, Replied
 from fedmutual.federation import build
 from fedmutual.studies.compare import compare
-from fedmutual.tensor_files import read_tensors
+from kills import stop_and_resume, tensors
 from toy import difference
 
 pytestmark = pytest.mark.long
-
-
-def tensors(folder):
-    return {f"{p.relative_to(folder)}/{k}": t for p in folder.rglob("*.safetensors") for k, t in read_tensors(p)[0].items()}
 
 
 def scores(folder):
@@ -79,19 +75,25 @@ def test_batches_are_gathered_for_all_clients_at_once(small):
 
 def test_a_stopped_run_goes_on_to_the_same_bytes(small):
     uninterrupted = fedmutual.run(loaded(small), "whole").folder
-
-    def stop(event):
-        if isinstance(event, Replied) and event.round == 3:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        fedmutual.run(loaded(small), "part", observers=[stop])
-    part = fedmutual.run(loaded(small), "part", resume=True).folder
+    part = stop_and_resume(loaded(small), "part", 3)
     assert difference(tensors(uninterrupted), tensors(part)) == 0.0
     assert scores(uninterrupted) == scores(part)
 
 
 METHODS = ["fml", "fedavg", "fedprox", "independent"]
+
+
+def watch_round_2(label, act):
+    """Return a `watch` of `compare`: it calls `act` at each reply in round 2 of the run with this label."""
+
+    def watch(name):
+        return lambda event: act(event) if name == label and isinstance(event, Replied) and event.round == 2 else None
+
+    return watch
+
+
+def interrupt(event):
+    raise KeyboardInterrupt
 
 
 def test_all_runs_of_a_comparison_at_once_are_each_what_it_is_alone(small):
@@ -129,16 +131,9 @@ def test_one_runs_end_is_its_own(small):
 
 
 def test_a_stop_by_hand_stops_all(small, cli):
-    def watch(label):
-        def look(event):
-            if label == "fml, seed 1" and isinstance(event, Replied) and event.round == 2:
-                raise KeyboardInterrupt
-
-        return look
-
     config = loaded(small, rounds=3)
     with pytest.raises(KeyboardInterrupt):
-        compare(config, ["fml", "fedavg"], 2, Path("out"), watch=watch)
+        compare(config, ["fml", "fedavg"], 2, Path("out"), watch=watch_round_2("fml, seed 1", interrupt))
     assert not list(Path("out").rglob("summary.json"))
     compare(config, ["fml", "fedavg"], 2, Path("out"), resume=True)
     alone = compare(config, ["fml"], 1, Path("alone"))
@@ -150,13 +145,11 @@ def test_a_stop_by_hand_stops_all(small, cli):
 def test_a_signal_stops_after_the_phase_that_is_under_way(small, seeds):
     """Also with a single run, which waits for no other run."""
 
-    def watch(label):
-        def look(event):
-            if label == "fml, seed 0" and isinstance(event, Replied) and event.round == 2 and event.answered == 1:
-                signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+    def send_signal(event):
+        if event.answered == 1:
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
-        return look
-
+    watch = watch_round_2("fml, seed 0", send_signal)
     with pytest.raises(KeyboardInterrupt):
         compare(loaded(small, rounds=60), ["fml"], seeds, Path("out"), watch=watch)
     assert not list(Path("out").rglob("summary.json"))
@@ -200,7 +193,7 @@ def test_an_error_in_a_common_step_is_raised_in_every_run(small, monkeypatch):
         raise DataError("row 3 cannot be read")
 
     monkeypatch.setattr(stacked, "check_stackable", lambda parts: None)
-    monkeypatch.setattr(group, "plan_batches", fails)
+    monkeypatch.setattr(group, "draw_batches", fails)
     with pytest.raises(DataError, match="row 3 cannot be read"):
         compare(loaded(small), ["fml", "independent"], 2, Path("out"))
     logs = [path.read_text() for path in Path("out").rglob("log.txt")]
@@ -216,57 +209,13 @@ def test_a_run_begun_in_one_process_goes_on_stacked_with_adam(small):
     assert difference(tensors(uninterrupted), tensors(part)) < 1e-4
 
 
-@pytest.mark.parametrize(("in_turns", "turns_are_faster"), [(0.002, False), (0.0005, True)])
-def test_on_a_gpu_the_log_suggests_turns_where_they_are_faster_and_the_bits_stay(
-    small, monkeypatch, in_turns, turns_are_faster
-):
-    """The device and the times are made up."""
-    from fedmutual.engines import stacked
-
-    plain = fedmutual.run(loaded(small, **{"engine.name": "stacked"}), "plain").folder
-    trials = []
-    monkeypatch.setattr(stacked, "find_device", lambda parts: torch.device("cuda"))
-    monkeypatch.setattr(stacked, "time_steps", lambda parts: (trials.append(parts), (0.001, in_turns))[1])
-    run = fedmutual.run(loaded(small, **{"engine.name": "stacked"}), "run").folder
-    assert len(trials) == 1, "once, not in every round"
-    assert (run / "log.txt").read_text().count("engine.turns = true") == turns_are_faster
-    assert difference(tensors(run), tensors(plain)) == 0.0
-
-
 def test_clients_that_step_in_turns_have_the_bits_of_clients_one_after_the_other(small, monkeypatch):
     from fedmutual.engines import stacked
 
     modes = []
-    take = stacked.InterleavedSteps.take
-    monkeypatch.setattr(stacked.InterleavedSteps, "take", lambda *args: (modes.append("turns"), take(*args))[1])
+    real = stacked.step_in_turns
+    monkeypatch.setattr(stacked, "step_in_turns", lambda parts: (modes.append("turns"), real(parts))[1])
     run = fedmutual.run(loaded(small, **{"engine.name": "stacked", "engine.turns": True}), "run").folder
     plain = fedmutual.run(loaded(small, **{"engine.name": "inprocess"}), "plain").folder
     assert modes
     assert difference(tensors(run), tensors(plain)) == 0.0
-
-
-def test_paces_are_of_steps_on_copies(small, monkeypatch):
-    from fedmutual.core import At
-    from fedmutual.engines.cuda_streams import InterleavedSteps
-    from fedmutual.engines.group import PhaseInput
-    from fedmutual.engines.stacked import time_steps
-    from fedmutual.federation.build import build
-    from fedmutual.stepping import with_client_settings
-
-    def parts(**changes):
-        experiment = build(loaded(small, **changes))
-        (phase,), server = experiment.algorithm.phases, experiment.make_server_state()
-        clients = [experiment.build_client(i) for i in experiment.clients]
-        return [PhaseInput(c, with_client_settings(phase, c), server, phase.leaves(server), At(0, 0, 3)) for c in clients]
-
-    asked = parts(**{"training.local_epochs": 5})
-    before = [{k: v.clone() for k, v in part.client.nets["personal"].state_dict().items()} for part in asked]
-    together, apart = time_steps(asked)
-    assert together > 0 < apart
-    for part, tensors_before in zip(asked, before, strict=True):
-        assert difference(part.client.nets["personal"].state_dict(), tensors_before) == 0.0
-        assert not part.client.optimizers["personal"].state
-    assert time_steps(parts()) is None, "3 steps a phase tell nothing"
-    failing = [part._replace(inbox={}) if n else part for n, part in enumerate(asked)]
-    monkeypatch.setattr("fedmutual.engines.stacked.InterleavedSteps", lambda parts: InterleavedSteps(failing))
-    assert time_steps(asked) is None, "a client that fails takes no time"

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from fedmutual.algorithms import FML
-from fedmutual.engines.cuda_streams import InterleavedSteps
 from fedmutual.engines.group import PhaseInput
+from fedmutual.engines.stacked import step_in_turns
 from fedmutual.stepping import with_client_settings, work
 from toy import Count, Rows, at, client, difference, mlp, server
 
@@ -45,10 +45,12 @@ def alone(asked):
     return done
 
 
-def same(part, ended, expected):
+def same(part, reply, expected):
     copy, message, losses = expected
-    assert difference(ended[0], message) == 0.0 if message else ended[0] == {}
-    assert ended[1] == losses
+    sent = reply()
+    assert difference(sent.message, message) == 0.0 if message else sent.message == {}
+    assert sent.train == losses
+    assert all(p.grad is None for net in part.client.nets.values() for p in net.parameters())
     for name, net in part.client.nets.items():
         assert difference(net.state_dict(), copy.nets[name].state_dict()) == 0.0
         states, others = part.client.optimizers[name].state, copy.optimizers[name].state
@@ -63,11 +65,10 @@ def same(part, ended, expected):
 def test_clients_in_turns_are_to_the_bit_what_each_is_alone(kind):
     asked = parts(kind)
     expected = alone(asked)
-    ended = list(InterleavedSteps(asked).take())
+    ended = list(step_in_turns(asked))
     assert [part.client.id for part, _ in ended] == ["1", "0", "2"], "as they end: by their number of steps"
-    for part, done in ended:
-        same(part, done, expected[part.client.id])
-        assert all(p.grad is None for net in part.client.nets.values() for p in net.parameters())
+    for part, reply in ended:
+        same(part, reply, expected[part.client.id])
 
 
 def test_a_step_of_each_comes_after_a_step_of_each():
@@ -78,22 +79,9 @@ def test_a_step_of_each_comes_after_a_step_of_each():
             order.append(self.alpha)
             return grads, memory
 
-    list(InterleavedSteps(parts(Watched)).take())
+    list(step_in_turns(parts(Watched)))
     assert order[:6] == [0.2, 0.5, 0.8] * 2
     assert [order.count(alpha) for alpha in (0.2, 0.5, 0.8)] == [6, 2, 8]
-
-
-def test_some_steps_now_and_the_others_later_are_all_of_them():
-    asked = parts()
-    expected = alone(asked)
-    turns = InterleavedSteps(asked)
-    assert list(turns.take(2)) == []
-    (first,) = turns.take(1)
-    rest = list(turns.take())
-    assert [part.client.id for part, _ in (first, *rest)] == ["1", "0", "2"]
-    for part, done in (first, *rest):
-        same(part, done, expected[part.client.id])
-    assert list(turns.take()) == []
 
 
 def test_what_one_client_raises_is_its_own():
@@ -101,10 +89,10 @@ def test_what_one_client_raises_is_its_own():
     rows = requested[0].client.data["private"]
     requested[0].client.data = {"private": Broken(rows.x, rows.y)}
     expected = alone(requested[1:])
-    (broken, *completed) = InterleavedSteps(requested).take()
-    assert broken[0] is requested[0]
-    assert isinstance(broken[1], OSError)
-    assert str(broken[1]) == "the disk is gone"
+    ((broken, fail), *completed) = step_in_turns(requested)
+    assert broken is requested[0]
+    with pytest.raises(OSError, match="the disk is gone"):
+        fail()
     assert [part.client.id for part, _ in completed] == ["1", "2"]
-    for part, done in completed:
-        same(part, done, expected[part.client.id])
+    for part, reply in completed:
+        same(part, reply, expected[part.client.id])

@@ -182,7 +182,7 @@ SPOILT = {
         holding(lambda m: m | {"posterior": m["posterior"] * torch.nan}),
         "numbers in 'posterior' that are not f",
     ),
-    "no posterior": (holding(lambda m: m | {"posterior": m["posterior"] * 2}), "its posteriors do not sum to 1"),
+    "no posterior": (holding(lambda m: m | {"posterior": m["posterior"] * 2}), "its posteriors are not"),
     "other shape": (
         holding(lambda m: m | {"index": m["index"][:-1]}),
         "because of 'index': declared as torch.int32 (8,)",
@@ -191,14 +191,14 @@ SPOILT = {
         holding(lambda m: m | {"accuracy": m["accuracy"].view(torch.int32)}),
         "refused because of 'accuracy': declared as torch.",
     ),
-    "wrong accuracy": (holding(lambda m: m | {"accuracy": torch.tensor(1.5)}), "its accuracy is above 1"),
+    "wrong accuracy": (holding(lambda m: m | {"accuracy": torch.tensor(1.5)}), "its accuracy is not between 0 and 1"),
     "no such rows": (
         holding(lambda m: m | {"index": m["index"] + 999}),
-        "an index outside the public seed set of 252 examples",
+        "an index that is not of one of its own",
     ),
     "another's rows": (
         holding(lambda m: m | {"index": m["index"] % 84}),
-        "it contains the index of another participant's e",
+        "an index that is not of one of its own",
     ),
     "rows twice": (holding(lambda m: m | {"index": m["index"][:1].repeat(B)}), "it contains an index twice"),
     "more": (holding(lambda m: m | {"x": torch.zeros(1)}), "its tensors have 360 bytes, and 356 are declared"),

@@ -168,8 +168,8 @@ class Local(FedH2L, Peering):
         Raises:
             Unusable: a reply is not valid; see `find_flaw`.
         """
-        owners, rows = get_owned_rows(server), sum(get_members(server).values())
-        flaws = {i: why for i, reply in replies.items() if (why := find_flaw(reply, owners[i], rows)) is not None}
+        owners = get_owned_rows(server)
+        flaws = {i: why for i, reply in replies.items() if (why := find_flaw(reply, owners[i])) is not None}
         if flaws:
             raise Unusable(flaws)
         return server | make_forwarded_message(replies)

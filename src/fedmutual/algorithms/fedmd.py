@@ -14,7 +14,7 @@ from torch import Tensor
 from fedmutual.aggregation import Aggregation
 from fedmutual.algorithms.agree import PUBLIC_BATCH, Agree, Compare
 from fedmutual.algorithms.independent import Independent
-from fedmutual.algorithms.peers import compute_logits, find_posterior_flaw, read_one_batch
+from fedmutual.algorithms.peers import NO_POSTERIORS, are_posteriors, compute_logits, read_one_batch
 from fedmutual.batches import draws
 from fedmutual.core import (
     Algorithm,
@@ -115,10 +115,10 @@ class Announce(FedMD):
         Raises:
             Unusable: a reply should hold posteriors and does not, or cannot be summed in fixed point.
         """
-        posteriors = {i: reply[self.consensus] for i, reply in replies.items()} if self.consensus == "posteriors" else {}
-        flaws = {i: why for i, p in posteriors.items() if (why := find_posterior_flaw(p)) is not None}
-        if flaws:
-            raise Unusable(flaws)
+        if self.consensus == "posteriors":
+            flaws = {i: NO_POSTERIORS for i, reply in replies.items() if not are_posteriors(reply[self.consensus])}
+            if flaws:
+                raise Unusable(flaws)
         return server | ({"consensus": self.aggregate(replies)[self.consensus]} if replies else {})
 
 

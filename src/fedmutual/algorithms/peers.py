@@ -12,6 +12,7 @@ from fedmutual.core import At, Batch, Client, Data, Message, Phase, Spec
 MEMBER = "rows of "  # begins the names of what all know of each member
 FORM = "form of "  # begins the names of what all know of a proxy's tensors: their types and shapes
 PEER = "/"  # between a sender's id, which has none, and the name of a tensor
+NO_POSTERIORS = "its posteriors are not finite numbers of at least 0 that sum to 1"
 _TOLERANCE = 1e-3  # of the sum of a posterior: float32, and classes by the thousand
 
 
@@ -89,37 +90,26 @@ def select_peer_messages(server: Message, peers: Collection[str]) -> Message:
     return {k: v for k, v in server.items() if k.partition(PEER)[0] in peers}
 
 
-def find_flaw(reply: Message, owned_rows: range, rows: int) -> str | None:
+def find_flaw(reply: Message, owned_rows: range) -> str | None:
     """Return the fault of a peer's message, as one clause; None for a valid message.
 
     owned_rows: the positions of the sender's rows in the public seed set. A peer may send only its own rows, each once,
     because the accuracy that it reports weights all rows of its message, and a row of another peer would get a wrong weight.
-    rows: the number of rows of the set. An accuracy in [0, 1] is accepted: only the sender can compute it.
+    An accuracy in [0, 1] is accepted: only the sender can compute it.
     """
-    index, accuracy = reply["index"], reply["accuracy"]
-    problem = find_posterior_flaw(reply["posterior"])
-    if problem is not None:
-        return problem
-    if not 0 <= accuracy.item() <= 1:
-        return f"its accuracy is {'above 1' if accuracy > 1 else 'below 0' if accuracy < 0 else 'not a number'}"
-    if (index < 0).any() or (index >= rows).any():
-        return f"it contains an index outside the public seed set of {rows} examples"
-    if (index < owned_rows.start).any() or (index >= owned_rows.stop).any():
-        return "it contains the index of another participant's example"
-    if len(set(index.tolist())) < len(index):
-        return "it contains an index twice"
-    return None
+    index = reply["index"].tolist()
+    if not are_posteriors(reply["posterior"]):
+        return NO_POSTERIORS
+    if not 0 <= reply["accuracy"].item() <= 1:
+        return "its accuracy is not between 0 and 1"
+    if not all(i in owned_rows for i in index):
+        return "it contains an index that is not of one of its own public examples"
+    return "it contains an index twice" if len(set(index)) < len(index) else None
 
 
-def find_posterior_flaw(p: Tensor) -> str | None:
-    """Return why the rows of p [B, C] are not posteriors, as one clause; None if they are."""
-    if not p.isfinite().all():
-        return "its posteriors are not finite"
-    if (p < 0).any():
-        return "its posteriors contain a negative value"
-    if ((p.sum(-1) - 1).abs() > _TOLERANCE).any():
-        return "its posteriors do not sum to 1"
-    return None
+def are_posteriors(p: Tensor) -> bool:
+    """Return whether the rows of p [B, C] are posteriors: finite numbers of at least 0 that sum to 1."""
+    return bool(p.isfinite().all() and (p >= 0).all() and ((p.sum(-1) - 1).abs() <= _TOLERANCE).all())
 
 
 def read_one_batch(data: Data, index: Tensor) -> Batch:

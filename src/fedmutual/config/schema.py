@@ -272,7 +272,7 @@ class EngineConfig(Section):
     compile: bool = key(False, only_if=_if_engine("stacked"))
     """use torch.compile, which needs a C++ compiler and half a minute at the start"""
     turns: bool = key(False, only_if=_if_engine("stacked"))
-    """train clients in turns, each on its own CUDA stream, instead of as one stack; the log says if turns are faster"""
+    """train clients in turns, each on its own CUDA stream, instead of as one stack"""
     participation: Annotated[float, Field(gt=0, le=1)] = key(1.0, affects="result", only_if=(_FEDERATED,))
     """the fraction of clients in a round, at least one"""
 

@@ -1,27 +1,43 @@
-"""The interface of all engines, and the functions that an engine runs at each client."""
+"""The interface of all engines, the functions that an engine runs at each client, and the errors of a user's algorithm."""
 
 import abc
+import traceback
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Concatenate, NamedTuple, Protocol, TypeVar
+from typing import Any, Concatenate, NamedTuple, TypeVar
+
+from torch import Tensor
 
 from fedmutual.boundary import Refused, release, release_metrics
-from fedmutual.core import At, Client, Diverged, Message, Phase, Spec, Total, Work
+from fedmutual.core import At, Client, Diverged, Message, Phase, Spec, Total, Work, format_tensor
 from fedmutual.cpu import compute_on_cpu
-from fedmutual.engines.user_errors import raise_user_errors
+from fedmutual.errors import AlgorithmError, format_error, format_line
 from fedmutual.events import Score
 from fedmutual.federation.evaluation import EVAL_MODE_FIX, EvalSpec, compute_scores, select_metrics
 from fedmutual.rundir import best
 from fedmutual.rundir.best import BestRule
 from fedmutual.rundir.observers import append_scores
 from fedmutual.scores import drop_values
-from fedmutual.stepping import work
+from fedmutual.stepping import PhaseResult, work
 
 R = TypeVar("R")
 
 Make = Callable[[str], Client]
 """Builds the client with an id. It is called in the process that will hold the client."""
+
+
+class WorkerLost(RuntimeError):
+    """A worker with its clients died. The last saved round is complete."""
+
+    def __init__(self, worker: str, clients: tuple[str, ...], how: str) -> None:
+        super().__init__(worker, clients, how)
+        self.worker, self.clients, self.how = worker, clients, how
+
+    def __str__(self) -> str:
+        noun = "client" if len(self.clients) == 1 else "clients"
+        return f"{self.worker} with {noun} {', '.join(self.clients)} {self.how}"
 
 
 class Reply(NamedTuple):
@@ -55,17 +71,10 @@ ClientScores = tuple[tuple[Score, ...], tuple[str, ...]]
 """The scores that a client shares, and remarks for the user."""
 
 
-class Engine(Protocol):
+class Engine(abc.ABC):
     """Trains and scores the clients of a run. Messages move between processes; clients stay in theirs."""
 
-    def take_remarks(self) -> list[str]:
-        """Return new remarks for the user about how this engine works; each remark is returned once."""
-        ...
-
-    def close(self) -> None:
-        """Release the clients, and the processes or memory that held them."""
-        ...
-
+    @abc.abstractmethod
     def train(self, phase: Phase, at: At, inboxes: Mapping[str, Message], declared: Spec) -> Replies:
         """Run a phase at each client with an inbox, and yield the replies, or replies without messages and their total.
 
@@ -75,8 +84,8 @@ class Engine(Protocol):
             Exception: as `participate`.
             WorkerLost: a worker died.
         """
-        ...
 
+    @abc.abstractmethod
     def score(self, orders: Mapping[str, ScoreOrder]) -> Iterator[tuple[str, ClientScores]]:
         """Score each client with an order; yield (client, its scores) as clients finish.
 
@@ -84,10 +93,17 @@ class Engine(Protocol):
             Exception: as `evaluate_client`.
             WorkerLost: a worker died.
         """
-        ...
+
+    def take_remarks(self) -> list[str]:
+        """Return new remarks for the user about how this engine works; each remark is returned once."""
+        return []
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Release the clients, and the processes or memory that held them."""
 
 
-class Simulation(abc.ABC):
+class Simulation(Engine):
     """An engine whose clients are in processes of this user, so that any function can run at the clients."""
 
     @abc.abstractmethod
@@ -112,50 +128,32 @@ class Simulation(abc.ABC):
         """As `Engine.score`. An evaluation changes the shared part of the meme, which each round copies again."""
         return self.visit(evaluate_client, orders, reads=True)
 
-    def take_remarks(self) -> list[str]:
-        """As `Engine.take_remarks`: no remarks."""
-        return []
-
-    @abc.abstractmethod
-    def close(self) -> None:
-        """As `Engine.close`."""
-
 
 @compute_on_cpu()
 def participate(
-    client: Client,
-    phase: Phase,
-    inbox: Message,
-    declared: Spec,
-    at: At,
-    warn: Callable[[Refused], None] | None = None,
+    client: Client, phase: Phase, inbox: Message, declared: Spec, at: At, warn: Callable[[Refused], None] | None = None
 ) -> Reply:
     """Run a phase at a client: train, then return the reply that passed the boundary checks. warn: as in `boundary.release`.
 
     Raises:
         Diverged: a loss or a weight is not finite.
-        Refused: the message or the metrics hold more than declared.
+        Refused: the message or the metrics hold more than declared, or the message holds private data.
         AlgorithmError: the user's phase raised an error.
     """
     with raise_user_errors(phase, client.id):
-        message, train = work(phase, client, inbox, at)
-        return release_reply(client, phase, message, train, inbox, declared, warn)
+        return release_reply(client, phase, inbox, declared, work(phase, client, inbox, at), warn)
 
 
 def release_reply(
     client: Client,
     phase: Phase,
-    message: Message,
-    train: dict[str, float],
     inbox: Message,
     declared: Spec,
+    result: PhaseResult,
     warn: Callable[[Refused], None] | None = None,
 ) -> Reply:
-    """Return the reply of a client after the boundary checks. warn: as in `boundary.release`.
-
-    Raises:
-        Refused: the message or the metrics hold more than declared, or the message holds private data.
-    """
+    """Return the reply of a client after the boundary checks. result: as `stepping.work` returns it. Raises Refused."""
+    message, train = result
     metrics = release_metrics(train, phase.terms, client.id) if client.metrics == "all" else {}
     # metrics.jsonl holds numbers only; an infinite loss of a network without noise must not stop a client with noise
     finite = {name: value for name, value in metrics.items() if value is not None}
@@ -195,24 +193,93 @@ def evaluate_client(
     measured |= {spec: replace(measured[spec], values=drop_values(measured[spec].values)) for spec in unusable}
     scores = tuple(measured.values())
     if keep is not None and home is not None and "personal" in client.nets:
-        _keep_best(client, evaluations, scores, round, home, keep)
+        models = {e.model for e in evaluations if e.net == "personal"}  # trained on pooled data, it is reported as "global"
+        rows = "test" if "global" in models else "validation"
+        merit = best.compute_merit([s for s in scores if s.model in models], rows, keep.by, keep.metric)
+        state = client.nets["personal"].state_dict()
+        best.save_if_better(home, lambda: {f"personal.{k}": v for k, v in state.items()}, merit, round, keep)
     if client.metrics != "all" and home is not None:
         home.mkdir(parents=True, exist_ok=True)
         append_scores(home, round, scores)
     return select_metrics(client, measured), tuple(unusable.values())
 
 
-def _keep_best(
-    client: Client, evaluations: tuple[EvalSpec, ...], scores: tuple[Score, ...], round: int, home: Path, keep: BestRule
-) -> None:
-    """Save the weights of a client's personal net in `home` if they score better than in all rounds before."""
-    models = {e.model for e in evaluations if e.net == "personal"}  # a net trained on pooled data is reported as "global"
-    reported = "test" if "global" in models else "validation"
-    merit = best.compute_merit([s for s in scores if s.model in models], reported, keep.by, keep.metric)
-    personal = client.nets["personal"]
-    best.save_if_better(home, lambda: {f"personal.{k}": v for k, v in personal.state_dict().items()}, merit, round, keep)
-
-
 def count_parameters(client: Client) -> dict[str, int]:
     """Return the number of parameters of each of a client's nets."""
     return {name: sum(p.numel() for p in net.parameters()) for name, net in client.nets.items()}
+
+
+HOOKS = ("leaves", "send", "begin", "batches", "loss", "edit", "end", "receive")
+
+
+def make_user_error(problem: BaseException, phase: Phase | None = None, client: str = "") -> BaseException:
+    """Return an AlgorithmError for an exception in a phase that the user wrote; for another exception, the exception itself.
+
+    phase: the phase that a client ran; None: the phase is searched for in the traceback.
+    """
+    if not isinstance(problem, Exception) or _is_fedmutuals(type(problem)):  # such an exception is one sentence already
+        return problem
+    raising_phase, hook = _find_hook(problem)
+    phase = raising_phase or phase
+    if phase is None or _is_fedmutuals(type(phase)):
+        return problem
+    where = f" at client {client!r}" if client else ""
+    raised = f"{hook or 'its work'}{where} raised {format_error(problem)}{format_line(problem, type(phase).__module__)}"
+    sentence = f"{_name_phase(phase)}: {raised}; log.txt has the traceback"
+    return AlgorithmError(sentence, "".join(traceback.format_exception(problem)))
+
+
+@contextmanager
+def raise_user_errors(phase: Phase, client: str) -> Iterator[None]:
+    """Describe an exception in the block, which runs a phase at a client, as `make_user_error` does.
+
+    Raises:
+        AlgorithmError: the exception is of a phase that the user wrote. Other exceptions pass unchanged.
+    """
+    try:
+        yield
+    except Exception as problem:
+        user_error = make_user_error(problem, phase, client)
+        if user_error is problem:
+            raise
+        raise user_error from problem
+
+
+def check_state(phase: Phase, state: object, declared: Spec, sent: Message, shared: bool) -> None:
+    """Check the result of `receive` in a phase that the user wrote.
+
+    declared: the tensors that replies may hold. sent: a message to a client. shared: whether there is a shared model.
+
+    Raises:
+        AlgorithmError: the result is no message, or the shared model has another shape or dtype.
+    """
+    if _is_fedmutuals(type(phase)):
+        return
+    returned = f"{_name_phase(phase)}: receive returned"
+    if not isinstance(state, Mapping):
+        raise AlgorithmError(f"{returned} {type(state).__name__}; return a dictionary, name -> tensor")
+    for name, value in state.items():
+        if not isinstance(value, Tensor):
+            raise AlgorithmError(f"{returned} {type(value).__name__} for {name!r}; return a tensor")
+    for name in (k for k in sent if shared and k in declared):
+        before, after = format_tensor(sent[name]), format_tensor(state[name]) if name in state else "nothing"
+        if before != after:
+            raise AlgorithmError(f"{returned} {after} for {name!r} of the shared model; return {before}")
+
+
+def _is_fedmutuals(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] == "fedmutual"
+
+
+def _name_phase(phase: Phase) -> str:
+    kind = type(phase)
+    return f"phase {kind.__name__.lower()!r} of your algorithm ({kind.__module__}:{kind.__qualname__})"
+
+
+def _find_hook(problem: Exception) -> tuple[Phase | None, str]:
+    """Return the user's phase and hook in a traceback; (None, "") without one."""
+    for frame, _ in traceback.walk_tb(problem.__traceback__):
+        phase = frame.f_locals.get("self")
+        if frame.f_code.co_name in HOOKS and isinstance(phase, Phase) and not _is_fedmutuals(type(phase)):
+            return phase, frame.f_code.co_name
+    return None, ""

@@ -27,10 +27,12 @@ START = 1.0 if IS_FORKED else 8.0
 
 _ATTEMPTS = 3  # to start a worker process
 _PAUSE = 0.5  # seconds between two attempts: a fork server that fails still accepts connections until it has ended
-_PRELOADED = [
-    "fedmutual.engines.fork_server",
-    *("torch._dynamo", "fedmutual.federation.experiment"),  # a worker's imports, which take seconds
-]
+_PRELOADED = ["torch._dynamo", "fedmutual.federation.experiment"]  # a worker's imports, which take seconds
+
+
+def count_cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def start_fork_server_early() -> None:
@@ -106,11 +108,6 @@ def prepare_child_process() -> None:
     end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles Ctrl-C, and stops this process
     allocator.keep_freed_memory()
-
-
-def count_cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextmanager

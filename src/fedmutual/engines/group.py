@@ -1,9 +1,9 @@
-"""Stacks of the networks and optimisers of clients with the same architecture: one phase of all clients, step by step.
+"""A phase of clients with one architecture, step by step on stacks of their networks and optimisers.
 
 Clients with a different batch size step in a sub-stack; clients without a batch are unchanged.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from itertools import islice
@@ -19,6 +19,7 @@ from fedmutual.data.stores import ResidentBatches
 from fedmutual.engines.base import Reply, release_reply
 from fedmutual.engines.stack import Stack, StackRows
 from fedmutual.stepping import (
+    PhaseResult,
     count_calls,
     differentiate,
     lowered,
@@ -43,6 +44,10 @@ class PhaseInput(NamedTuple):
     declared: Spec
     at: At
 
+    def release(self, result: PhaseResult) -> Reply:
+        """Return the reply as `release_reply`."""
+        return release_reply(self.client, self.phase, self.inbox, self.declared, result)
+
 
 def list_inputs(
     clients: Mapping[str, Client], phase: Phase, at: At, inboxes: Mapping[str, Message], declared: Spec
@@ -59,9 +64,9 @@ class Group:
     def __init__(self, clients: Sequence[Client], compile: list[str] | None = None) -> None:
         """compile: the list to which remarks of torch.compile are added; None: do not compile."""
         self.clients, self._compile = clients, compile
-        self._forwards: dict[Any, tuple[Forward, Work]] = {}
-        self._number = {id(client): number for number, client in enumerate(clients)}
-        self._stacks = {net: Stack(clients, net) for net in clients[0].nets}
+        self._losses: dict[Any, tuple[Forward, Work]] = {}
+        self.number = {id(client): number for number, client in enumerate(clients)}
+        self.stacks = {net: Stack(clients, net) for net in clients[0].nets}
 
     def begin(self, parts: Sequence[PhaseInput]) -> "Steps | None":
         """Begin a phase for these clients; return its steps. None if the constants of their losses differ in shape."""
@@ -73,109 +78,86 @@ class Group:
             for part, memory in zip(parts, before, strict=True):  # the clients begin again, one after the other
                 part.client.memory = memory
             return None
-        numbers = [self._number[id(part.client)] for part in parts]
-        for number in numbers:
-            for stack in self._stacks.values():
-                stack.collect(number)
-        memory = _stack_messages([p.client.memory for p in parts])
-        return Steps(self._stacks, self._forward(parts[0]), parts[0], numbers, _stack_messages(consts), memory)
+        for part in parts:
+            for stack in self.stacks.values():
+                stack.collect(self.number[id(part.client)])
+        return Steps(self, parts, _stack_messages(consts))
 
-    def _forward(self, like: PhaseInput) -> tuple[Forward, Work]:
+    def get_loss(self, like: PhaseInput) -> tuple[Forward, Work]:
         """Return the loss of the phase for clients like this one, and its forward passes per step; compiled once."""
         key = identify_loss(like)
-        if key not in self._forwards:
-            skeletons, work = {net: stack.skeleton for net, stack in self._stacks.items()}, Work()
+        if key not in self._losses:
+            skeletons, work = {net: stack.skeleton for net, stack in self.stacks.items()}, Work()
             plain = compute_stacked_loss(like.phase, skeletons, like.client, work)
-            self._forwards[key] = plain if self._compile is None else CompiledLoss(plain, self._compile), work
-        return self._forwards[key]
-
-    def run(self, parts: Sequence[PhaseInput], steps: "Steps") -> Iterator[tuple[Client, Callable[[], Reply]]]:
-        """Run the phase that `begin` began; yield (client, function that returns the client's reply).
-
-        The function raises Diverged if a loss or a weight is not finite, and Refused as `release_reply`.
-        """
-        steps.take(plan_batches(parts))
-        for i, part in enumerate(parts):
-            if steps.took[i]:
-                part.client.memory = steps.memory(i)
-            part.client.work = steps.count_work(i)
-            for stack in self._stacks.values():
-                stack.expose(self._number[id(part.client)])
-        for part, curves in zip(parts, steps.read_curves(), strict=True):
-            yield part.client, partial(_make_reply, part, curves)
-
-
-def _make_reply(part: PhaseInput, curves: Message) -> Reply:
-    train = means(curves, part.client, part.at)  # first, as `stepping.steps` has it
-    message = part.phase.end(part.client, part.at)
-    return release_reply(part.client, part.phase, message, train, part.inbox, part.declared)
+            self._losses[key] = plain if self._compile is None else compile_loss(plain, self._compile), work
+        return self._losses[key]
 
 
 class Steps:
     """The local steps of a phase for some clients of a group: in each step, clients with equal batch shapes step together.
 
-    `took` has the number of steps of each client so far, in the order of the phase's clients. `numbers` are the positions of
-    these clients in the stacks; `const` and `memory` hold tensors [k, ...] with a row for each of the k clients.
+    parts: the k clients. const: the constants of their losses, tensors [k, ...] with a row for each client.
     """
 
-    def __init__(
-        self,
-        stacks: Mapping[str, Stack],
-        forward: tuple[Forward, Work],
-        like: PhaseInput,
-        numbers: Sequence[int],
-        const: Message,
-        memory: Message,
-    ) -> None:
-        self._stacks, self._phase, self._numbers = stacks, like.phase, numbers
-        self._forward, self._one_step = forward
-        self._device = next(iter(stacks.values())).device
+    def __init__(self, group: Group, parts: Sequence[PhaseInput], const: Message) -> None:
+        like, self._stacks = parts[0], group.stacks
+        self._parts, self._phase, self._numbers = parts, like.phase, [group.number[id(part.client)] for part in parts]
+        self._forward, self._one_step = group.get_loss(like)
+        self._device = next(iter(self._stacks.values())).device
         self._const = {k: v.to(self._device) for k, v in const.items()}
-        self._memory = memory
+        self._memory = _stack_messages([part.client.memory for part in parts])
         self._log: list[tuple[list[int], Message]] = []  # the clients that stepped, and their loss terms [k]
-        self.took = [0] * len(numbers)  # steps of each client
-        for stack in stacks.values():
+        self._took = [0] * len(parts)  # steps of each client
+        for stack in self._stacks.values():
             stack.skeleton.train()
             stack.set_rate(rate(like.phase, like.client, like.at))
 
+    def run(self) -> Iterator[tuple[PhaseInput, Callable[[], Reply]]]:
+        """Take all steps; yield (part, function that returns the client's reply).
+
+        The function raises Diverged if a loss or a weight is not finite, and Refused as `release_reply`.
+        """
+        self.take()
+        for i, part in enumerate(self._parts):
+            steps = self._took[i]
+            if steps:
+                part.client.memory = {k: v[i] for k, v in self._memory.items()}
+            part.client.work = Work(steps, steps * (self._one_step.forwards or 0))
+            for stack in self._stacks.values():
+                stack.expose(self._numbers[i])
+
+        def finish(part: PhaseInput, curves: Message) -> Reply:
+            train = means(curves, part.client, part.at)  # first, as `stepping.steps` has it
+            return part.release((part.phase.end(part.client, part.at), train))
+
+        for part, curves in zip(self._parts, self.read_curves(), strict=True):
+            yield part, partial(finish, part, curves)
+
     @compute_on_cpu()
-    def take(self, plans: "Plans", most: int | None = None) -> None:
+    def take(self, most: int | None = None) -> None:
         """Take all steps, or at most `most` steps."""
-        for batches in islice(plans.draw_steps(), most):
-            for members in self._group_alike(batches, plans):
-                self._step(members, plans.gather([batches[i] for i in members]))
-                for i in members:
-                    self.took[i] += 1
-
-    def count_work(self, i: int) -> Work:
-        """Return the steps and forward passes of a client."""
-        return Work(self.took[i], self.took[i] * (self._one_step.forwards or 0))
-
-    def memory(self, i: int) -> Message:
-        """Return the memory of a client after its steps."""
-        return {k: v[i] for k, v in self._memory.items()}
+        steps, describe, gather = draw_batches(self._parts)
+        for batches in islice(steps, most):
+            groups: dict[Any, list[int]] = {}  # equal batch shapes, and equal step counts of their optimisers
+            for i, batch in batches.items():
+                counts = tuple(stack.count_steps(self._numbers[i]) for stack in self._stacks.values())
+                groups.setdefault((describe(batch), counts), []).append(i)
+            for members in groups.values():
+                self._step(members, gather([batches[i] for i in members]))
 
     def read_curves(self) -> list[Message]:
         """Return each client's loss terms over its S steps, [S] on the CPU. Only here the CPU waits for the device."""
         clients = torch.tensor([i for members, _ in self._log for i in members])
         names = self._log[0][1] if self._log else ()
         values = {name: torch.cat([terms[name] for _, terms in self._log]).cpu() for name in names}
-        return [{k: v[clients == i] for k, v in values.items() if (clients == i).any()} for i in range(len(self._numbers))]
-
-    def _group_alike(self, batches: Mapping[int, Any], plans: "Plans") -> list[list[int]]:
-        """Return groups of clients that can step together: equal batch shapes, and equal step counts of their optimisers."""
-        groups: dict[Any, list[int]] = {}
-        for i, batch in batches.items():
-            counts = tuple(stack.count_steps(self._numbers[i]) for stack in self._stacks.values())
-            groups.setdefault((plans.shape(batch), counts), []).append(i)
-        return list(groups.values())
+        return [{k: v[clients == i] for k, v in values.items() if (clients == i).any()} for i in range(len(self._parts))]
 
     def _step(self, positions: list[int], batch: Batch) -> None:
         """Take one step of these clients, given as positions among the clients of the phase."""
-        rows = self._rows([self._numbers[i] for i in positions])
-        index = self._make_index(positions, len(self._numbers))
-        const = {k: _select(v, index) for k, v in self._const.items()}
-        memory = {k: _select(v, index) for k, v in self._memory.items()}
+        numbers = [self._numbers[i] for i in positions]
+        rows = StackRows(numbers, self._make_index(numbers, next(iter(self._stacks.values())).count))
+        here = StackRows(positions, self._make_index(positions, len(self._parts)))
+        const, memory = ({k: here.take(v) for k, v in message.items()} for message in (self._const, self._memory))
         taken = {net: stack.take(rows) for net, stack in self._stacks.items()}
         params, fixed = ({net: tensors[n] for net, tensors in taken.items()} for n in (0, 1))
 
@@ -190,55 +172,45 @@ class Steps:
                 stack.step(rows, params[net], fixed[net], net_grads)
 
         terms, memory = take_step(self._phase, memory, compute_gradients, update, stacked=True)
-        self._remember(memory, index)
-        self._log.append((positions, terms))
-
-    def _remember(self, memory: Message, index: Tensor | None) -> None:
-        if index is None:
+        if here.index_tensor is None:
             self._memory = memory
-            return
-        for name, value in memory.items():
-            if name not in self._memory:
-                self._memory[name] = value.new_zeros(len(self._numbers), *value.shape[1:])
-            self._memory[name] = self._memory[name].index_copy(0, index, value)
-
-    def _rows(self, numbers: list[int]) -> StackRows:
-        return StackRows(numbers, self._make_index(numbers, next(iter(self._stacks.values())).count))
+        else:
+            for name, value in memory.items():
+                if name not in self._memory:
+                    self._memory[name] = value.new_zeros(len(self._parts), *value.shape[1:])
+                self._memory[name] = self._memory[name].index_copy(0, here.index_tensor, value)
+        self._log.append((positions, terms))
+        for i in positions:
+            self._took[i] += 1
 
     def _make_index(self, positions: list[int], count: int) -> Tensor | None:
         return None if positions == list(range(count)) else torch.tensor(positions, device=self._device)
 
 
-class Plans(NamedTuple):
-    """The batches of a phase, drawn step by step, so that only the batches of one step are in memory."""
+def draw_batches(
+    parts: Sequence[PhaseInput],
+) -> tuple[Iterator[dict[int, Any]], Callable[[Any], Any], Callable[[list[Any]], Batch]]:
+    """Return (the batches of each step, by client position; the shape of a batch; a function that stacks batches).
 
-    drawn: list[Iterator[Any]]  # of each client: its batches, or their row numbers
-    shape: Callable[[Any], Any]
-    gather: Callable[[list[Any]], Batch]  # stacks the batches of several clients
-
-    def draw_steps(self) -> Iterator[dict[int, Any]]:
-        """Yield the batches of each step by client position; finished clients have none."""
-        remaining = dict(enumerate(self.drawn))
-        while remaining:
-            batches = {i: batch for i, plan in remaining.items() if (batch := next(plan, None)) is not None}
-            remaining = {i: remaining[i] for i in batches}
-            if batches:
-                yield batches
-
-
-def plan_batches(parts: Sequence[PhaseInput]) -> Plans:
-    """Return the batches of all clients. With one resident store they are row numbers, fetched for all clients at once."""
+    They are drawn step by step, so that only the batches of one step are in memory; finished clients have none. With one
+    resident store a batch is its row numbers, and the rows of all clients are fetched at once.
+    """
     batches = [part.phase.batches(part.client, part.inbox, part.at) for part in parts]
     resident = [b for b in batches if isinstance(b, ResidentBatches)]
     if len(resident) < len(batches) or any(b.store is not resident[0].store for b in resident):
-        return Plans(
-            [iter(b) for b in batches], _get_batch_shape, lambda rows: tuple(map(torch.stack, zip(*rows, strict=True)))
-        )
+        return _draw_steps(batches), _describe_batch, lambda rows: tuple(map(torch.stack, zip(*rows, strict=True)))
     store = resident[0].store
-    return Plans([iter(b.list_row_numbers()) for b in resident], len, lambda numbers: store.take(torch.stack(numbers)))
+    return _draw_steps([b.list_row_numbers() for b in resident]), len, lambda numbers: store.take(torch.stack(numbers))
 
 
-def _get_batch_shape(batch: Batch) -> Any:
+def _draw_steps(plans: Sequence[Iterable[Any]]) -> Iterator[dict[int, Any]]:
+    remaining = dict(enumerate(map(iter, plans)))
+    while batches := {i: batch for i, plan in remaining.items() if (batch := next(plan, None)) is not None}:
+        remaining = {i: remaining[i] for i in batches}
+        yield batches
+
+
+def _describe_batch(batch: Batch) -> Any:
     return tuple((t.shape, t.dtype) for t in batch)
 
 
@@ -250,13 +222,8 @@ def describe_tensors(message: Message) -> Any:
 def identify_loss(part: PhaseInput) -> Any:
     """Return a key of a phase's loss: its type and settings, without numbers that are in `const` or only shape batches."""
     types = get_type_hints(type(part.phase))
-    of_batches = ("local_epochs", "batch_size")
-    settings = [
-        (f.name, repr(getattr(part.phase, f.name)))
-        for f in fields(part.phase)  # type: ignore[arg-type]
-        if f.name not in of_batches and types[f.name] != Setting
-    ]
-    return type(part.phase), tuple(settings)
+    names = [f.name for f in fields(part.phase) if f.name not in ("local_epochs", "batch_size")]  # type: ignore[arg-type]
+    return type(part.phase), tuple((n, repr(getattr(part.phase, n))) for n in names if types[n] != Setting)
 
 
 def compute_stacked_loss(phase: Phase, skeletons: Mapping[str, nn.Module], like: Client, work: Work) -> Forward:
@@ -277,28 +244,27 @@ def compute_stacked_loss(phase: Phase, skeletons: Mapping[str, nn.Module], like:
     return vmap(loss)
 
 
-class CompiledLoss:
-    """A `Forward` compiled by torch.compile; if compiling fails, one remark is added and the plain function is used."""
+def compile_loss(plain: Forward, remarks: list[str]) -> Forward:
+    """Return a function compiled by torch.compile; if compiling fails, a remark is added and `plain` is used."""
+    chosen: list[Forward] = [torch.compile(plain, dynamic=False)]
 
-    def __init__(self, plain: Forward, remarks: list[str]) -> None:
-        self._plain, self._remarks = plain, remarks
-        self._compiled: Forward | None = torch.compile(plain, dynamic=False)
+    def loss(params: Any, rest: Any, batch: Batch, const: Message) -> Message:
+        try:
+            return chosen[0](params, rest, batch, const)
+        except Exception as problem:  # no C++ compiler, code that dynamo cannot trace, ...
+            if chosen[0] is plain:
+                raise
+            chosen[0] = plain
+            remarks.append(f"engine.compile has no effect here: torch.compile refuses ({get_first_line(problem)})")
+            return plain(params, rest, batch, const)
 
-    def __call__(self, params: Any, fixed: Any, batch: Batch, const: Message) -> Message:
-        """Return the loss terms [k] of the clients; see `Forward`."""
-        if self._compiled is not None:
-            try:
-                return self._compiled(params, fixed, batch, const)
-            except Exception as problem:  # no C++ compiler, code that dynamo cannot trace, ...
-                self._compiled = None
-                reason = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
-                self._remarks.append(f"engine.compile has no effect here: torch.compile refuses ({reason[:200]})")
-        return self._plain(params, fixed, batch, const)
+    return loss
+
+
+def get_first_line(problem: Exception) -> str:
+    """Return the first line of a text of torch, or the type of the exception."""
+    return (str(problem).strip().splitlines() or [type(problem).__name__])[0][:200]
 
 
 def _stack_messages(messages: Sequence[Message]) -> Message:
     return {k: torch.stack([m[k] for m in messages]) for k in messages[0]}
-
-
-def _select(stacked: Tensor, index: Tensor | None) -> Tensor:
-    return stacked if index is None else stacked.index_select(0, index)

@@ -3,14 +3,13 @@
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import torch
 
-from fedmutual.core import At, Bench, Message, Phase, Spec, Total, Unusable, Work
+from fedmutual.core import At, Message, Phase, Spec, Total, Unusable, Work
 from fedmutual.cpu import compute_on_cpu
-from fedmutual.engines.base import Engine, Replies, ScoreOrder, Simulation
-from fedmutual.engines.user_errors import check_state, make_user_error
+from fedmutual.engines.base import Engine, Replies, ScoreOrder, Simulation, check_state, make_user_error
 from fedmutual.events import (
     Evaluated,
     Event,
@@ -34,14 +33,8 @@ class Paused(Exception):
     """Raised by an observer of `RoundDone` to stop the rounds; the saved run can be resumed."""
 
 
-class PhaseOrder(NamedTuple):
-    """The arguments of `Engine.train` for a phase."""
-
-    phase: Phase
-    at: At
-    inboxes: Mapping[str, Message]
-    declared: Spec
-
+PhaseOrder = tuple[Phase, At, Mapping[str, Message], Spec]
+"""The arguments of `Engine.train` for a phase."""
 
 RunPhase = Callable[[], Replies]
 """Runs the phase of an order, and yields as `Engine.train`."""
@@ -100,7 +93,9 @@ def generate_rounds(
     try:
         report(Started(finished_rounds, plan.rounds, plan.clients, plan.notes, plan.choices))
         if saved is None and plan.seeds:
-            others = {i: _count_received_seeds(plan, size) for i, size in plan.seeds.items()}
+            use = plan.algorithm.public
+            received = 0 if use is not None and use.server else sum(plan.seeds.values())  # by a client, with its own rows
+            others = {i: max(received - sent, 0) for i, sent in plan.seeds.items()}
             report(PhaseDone(0, SEED, others, plan.seeds, {}))
         if saved is None and plan.algorithm.start:
             server, _ = yield from _exchange(plan, engine, server, -1, plan.algorithm.start, report)
@@ -121,12 +116,6 @@ def generate_rounds(
         raise error from problem
     report(Finished(plan.rounds))
     return server
-
-
-def _count_received_seeds(plan: RoundPlan, sent: int) -> int:
-    """Return the bytes of public data that a client receives from the other clients; 0 if the server holds the data."""
-    use = plan.algorithm.public
-    return 0 if use is not None and use.server else sum(plan.seeds.values()) - sent
 
 
 Train = dict[str, dict[str, float]]
@@ -153,7 +142,7 @@ def _exchange(
         works: dict[str, Work] = {}
         down = {i: count_bytes(inbox) for i, inbox in inboxes.items()}
         up = dict.fromkeys(participants, 0)
-        run_phase = yield PhaseOrder(phase, at, inboxes, declared)
+        run_phase = yield phase, at, inboxes, declared
         for answer in run_phase():
             if isinstance(answer, Total):
                 total = answer
@@ -168,7 +157,9 @@ def _exchange(
             report(Replied(round + 1, name, i, len(losses), len(participants)))
         in_order = {i: messages[i] for i in participants if i in messages}  # the order of arrival has no effect
         replies = in_order if total is None else total
-        server = receive_usable(_equip(phase, plan.bench), server, replies, at, report_unusable)
+        has_bench = plan.bench is not None and hasattr(phase, "bench")  # a client's copy of a phase never has a bench
+        servers = replace(phase, bench=plan.bench) if has_bench else phase  # type: ignore[type-var]
+        server = receive_usable(servers, server, replies, at, report_unusable)
         _report_remarks(engine, round, report)
         losses = {i: losses[i] for i in participants if losses.get(i)}
         report(PhaseDone(round + 1, name, down, up, losses, works))
@@ -176,11 +167,6 @@ def _exchange(
         for i, terms in losses.items():
             train[i] = train.get(i, {}) | terms
     return server, train
-
-
-def _equip(phase: Phase, bench: Bench | None) -> Phase:
-    """Return the server's copy of a phase: with the bench if the phase has that field. A client's copy never has a bench."""
-    return replace(phase, bench=bench) if bench is not None and hasattr(phase, "bench") else phase  # type: ignore[type-var]
 
 
 @compute_on_cpu()

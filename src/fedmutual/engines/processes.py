@@ -5,32 +5,38 @@ sends the client to the other, which takes the rest with the same bits.
 """
 
 import pickle
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, Concatenate, NamedTuple, TypeVar
+from typing import Any, Concatenate, TypeVar
 
 import torch
 import torch.multiprocessing
 
 from fedmutual.core import At, Client, Message, Phase, Spec
 from fedmutual.cpu import compute_on_cpu
-from fedmutual.engines.assignment import WorkerLost, split_clients
-from fedmutual.engines.base import Make, Replies, Reply, Simulation, participate, release_reply
+from fedmutual.engines.base import (
+    Make,
+    Replies,
+    Reply,
+    Simulation,
+    WorkerLost,
+    participate,
+    raise_user_errors,
+    release_reply,
+)
 from fedmutual.engines.child_process import ChildProcess, prepare_child_process
-from fedmutual.engines.client_store import ClientStore, DiskStorage
-from fedmutual.engines.rpc import (
-    HostRequest,
-    JobRequest,
+from fedmutual.engines.inprocess import ClientStore, DiskStorage
+from fedmutual.engines.workers import (
     WorkerReply,
     answer_request,
     describe_unportable,
-    make_host_request,
+    pack_host_request,
     pack_payload,
+    split_clients,
 )
-from fedmutual.engines.user_errors import raise_user_errors
 from fedmutual.rundir.checkpoint import collect_client_state, restore_client
 from fedmutual.stepping import Progress, steps, with_client_settings, work
 
@@ -61,10 +67,9 @@ class Processes(Simulation):
             self._homes = {id: worker for worker, ids in enumerate(assigned) for id in ids}  # where a client's state is
             self._workers = [_take_worker() for _ in assigned]  # all processes start at once
             for worker, ids in zip(self._workers, assigned, strict=True):
-                worker.host_clients(make_host_request(number, _pickle_shared(make), ids, threads, disk))
-            hosting = len(self._workers)
-            while hosting:
-                hosting -= len(self._read_replies(number))
+                worker.host_clients(number, _pickle_shared(make), ids, threads, disk)
+            while any(worker.pending for worker in self._workers):
+                self._read_replies(number)
         except BaseException:
             self.close()
             raise
@@ -82,7 +87,7 @@ class Processes(Simulation):
         ends the phases that other workers began.
         """
         arguments = {i: (phase, inbox, declared, at) for i, inbox in inboxes.items()}
-        shares = {i: self._split[i].get_share(self._homes[i]) for i in inboxes if i in self._split}
+        shares = {i: self._split[i][self._homes[i]] for i in inboxes if i in self._split}
         in_order = (*shares, *(i for i in inboxes if i not in shares))
         number = self._send_jobs(begin_phase, {i: (*arguments[i], shares.get(i, 1.0)) for i in in_order})
         return self._read_results(number, arguments)
@@ -97,65 +102,55 @@ class Processes(Simulation):
 
     def _read_results(self, number: int, arguments: Mapping[str, tuple[Any, ...]]) -> Iterator[tuple[str, Any]]:
         """Yield (client, result) as clients finish; pass begun phases on to idle workers."""
-        begun: dict[str, Handover] = {}
+        begun: dict[str, Progress] = {}
         left = set(arguments)
         while left:
             for i in list(begun):
-                other = self._split[i].get_other(self._homes[i])
+                (other,) = self._split[i].keys() - {self._homes[i]}
                 if not self._workers[other].pending:  # a worker at work does not read, and would block this process
                     self._workers[other].send_job(number, end_phase, {i: (*arguments[i], begun.pop(i))})
                     self._homes[i] = other
-            for reply in self._read_replies(number):
-                if isinstance(reply.result, Handover):
-                    begun[reply.client] = reply.result
+            for i, result in self._read_replies(number):
+                if isinstance(result, Progress):
+                    begun[i] = result
                 else:
-                    left.remove(reply.client)
-                    yield reply.client, reply.result
+                    left.remove(i)
+                    yield i, result
 
     def close(self) -> None:
         """Release the workers. An idle worker is kept for the next engine of this process, because a start takes seconds."""
         for worker in self._workers:
-            try:
-                if worker.pending:
-                    raise WorkerLost("worker", (), "is busy")
-                worker.host_clients(make_host_request(next(_request_numbers), b"", ()))
-                idle_workers.append(worker)
-            except (WorkerLost, OSError):
-                worker.stop()
+            with suppress(WorkerLost, OSError):
+                if not worker.pending:
+                    worker.host_clients(next(_request_numbers), b"", ())
+                    idle_workers.append(worker)
+                    continue
+            worker.stop()
         self._workers = []
 
-    def _read_replies(self, number: int) -> list[WorkerReply]:
-        """Wait for messages; return the replies to the request with this number. Raise the first problem."""
-        replies = []
-        for ready in wait([worker.connection for worker in self._workers]):
-            reply = next(worker for worker in self._workers if worker.connection is ready).receive()
-            if reply.problem is not None:
-                raise reply.problem
-            if reply.job == number:  # others answer the last request of an earlier engine
-                replies.append(reply)
-        return replies
+    def _read_replies(self, number: int) -> list[tuple[str, Any]]:
+        """Wait for messages; return (client, result) of the replies to the request with this number.
 
-
-class Handover(NamedTuple):
-    """All that another worker needs to continue a client's phase: the client's state, and the progress of the phase."""
-
-    state: Message  # of the client
-    progress: Progress
+        Other replies answer the last request of an earlier engine. Raise the first problem.
+        """
+        ready = wait([worker.connection for worker in self._workers])
+        replies = [worker.receive() for worker in self._workers if worker.connection in ready]
+        return [(client, result) for job, client, result, _ in replies if job == number]
 
 
 @compute_on_cpu()
-def begin_phase(
-    client: Client, phase: Phase, inbox: Message, declared: Spec, at: At, share: float = 1.0
-) -> Handover | Reply:
+def begin_phase(client: Client, phase: Phase, inbox: Message, declared: Spec, at: At, share: float) -> Progress | Reply:
     """Take the first steps of a phase, about this share of them, and return what another worker needs for the rest.
 
-    Return the reply if the share is 1, or if the phase cannot be handed over. share: in (0, 1].
+    Return the reply if the share is 1, or if the phase cannot be handed over: if it does not count its steps, if noise is
+    drawn for privacy, or if dropout is not drawn on the CPU. share: in (0, 1].
 
     Raises:
         Diverged, Refused, AlgorithmError: as `participate`.
     """
     count = with_client_settings(phase, client).count_steps(client)
-    if share == 1.0 or count is None or not _can_hand_over(client):
+    is_on_cpu = all(p.device.type == "cpu" for net in client.nets.values() for p in net.parameters())
+    if share == 1.0 or count is None or client.privacy is not None or not is_on_cpu:
         return participate(client, phase, inbox, declared, at)
     with raise_user_errors(phase, client.id):
         stepping = steps(phase, client, inbox, at)
@@ -163,30 +158,22 @@ def begin_phase(
             try:
                 progress = next(stepping)
             except StopIteration as end:
-                message, train = end.value
-                return release_reply(client, phase, message, train, inbox, declared)
+                return release_reply(client, phase, inbox, declared, end.value)
         stepping.close()
-        progress.stream = torch.get_rng_state()
-        return Handover(collect_client_state(client, in_phase=True), progress)
+        progress.state, progress.stream = collect_client_state(client, in_phase=True), torch.get_rng_state()
+        return progress
 
 
 @compute_on_cpu()
-def end_phase(client: Client, phase: Phase, inbox: Message, declared: Spec, at: At, handover: Handover) -> Reply:
+def end_phase(client: Client, phase: Phase, inbox: Message, declared: Spec, at: At, progress: Progress) -> Reply:
     """Take the other steps of a phase that another worker began; return the reply.
 
     Raises:
         Diverged, Refused, AlgorithmError: as `participate`.
     """
     with raise_user_errors(phase, client.id):
-        restore_client(client, handover.state)
-        message, train = work(phase, client, inbox, at, handover.progress)
-        return release_reply(client, phase, message, train, inbox, declared)
-
-
-def _can_hand_over(client: Client) -> bool:
-    """Return whether another process can continue with this client: no noise is drawn for privacy, and dropout is drawn on
-    the CPU."""
-    return client.privacy is None and all(p.device.type == "cpu" for net in client.nets.values() for p in net.parameters())
+        restore_client(client, progress.state)
+        return release_reply(client, phase, inbox, declared, work(phase, client, inbox, at, progress))
 
 
 class _Worker(ChildProcess):
@@ -197,19 +184,21 @@ class _Worker(ChildProcess):
         self.clients: tuple[str, ...] = ()
         self.pending = 0  # replies that the process still has to send
 
-    def host_clients(self, request: HostRequest) -> None:
+    def host_clients(
+        self, number: int, make: bytes, ids: Sequence[str], threads: int = 1, disk: DiskStorage | None = None
+    ) -> None:
         """Ask the process to build clients, and to hold them."""
-        self.clients = tuple(request.clients)
-        self.send(pack_payload(request), 1)
+        self.clients = tuple(ids)
+        self._send(pack_host_request(number, make, ids, threads, disk), 1)
 
     def send_job(
         self, number: int, do: Callable[..., Any], arguments: Mapping[str, tuple[Any, ...]], reads: bool = False
     ) -> None:
         """Ask the process to run `do` with these clients. reads: as in `Simulation.visit`."""
         if arguments:
-            self.send(pack_payload(JobRequest(number, do, arguments, reads)), len(arguments))
+            self._send(pack_payload((number, do, arguments, reads)), len(arguments))
 
-    def send(self, message: bytes | memoryview, replies: int) -> None:
+    def _send(self, message: memoryview, replies: int) -> None:
         """Send a message. replies: the number of answers that the process will send."""
         self.pending += replies
         try:
@@ -218,7 +207,7 @@ class _Worker(ChildProcess):
             raise self._make_lost() from None
 
     def receive(self) -> WorkerReply:
-        """Return the next reply.
+        """Return the next reply. Raise the problem in it.
 
         Raises:
             WorkerLost: the process died.
@@ -227,14 +216,15 @@ class _Worker(ChildProcess):
             reply: WorkerReply = pickle.loads(self.connection.recv_bytes())
         except (EOFError, OSError):
             raise self._make_lost() from None
-        self.pending -= reply.problem is None  # after a problem replies stay pending, so that the process is not reused
+        if reply[-1] is not None:
+            raise reply[-1]  # its replies stay pending, so that the process is not used again
+        self.pending -= 1
         return reply
 
     def drain(self) -> None:
         """Read replies that nobody waited for: with full pipes both processes would wait for each other."""
         while self.pending:
-            if (problem := self.receive().problem) is not None:
-                raise problem
+            self.receive()
 
     def _make_lost(self) -> WorkerLost:
         return WorkerLost(f"worker process {self.process.pid}", self.clients, self.describe_end())

@@ -1,23 +1,88 @@
 """Clients in Ray actors, which hold the clients for the whole run: only messages move. Needs the extra `ray`."""
 
+import os
 import pickle
-import time
-from collections.abc import Callable, Iterator, Mapping
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, Concatenate, TypeVar
 
 from fedmutual.core import Client
-from fedmutual.engines.assignment import assign_clients
-from fedmutual.engines.base import Make, Simulation
-from fedmutual.engines.client_store import DiskStorage
-from fedmutual.engines.ray_actors import Worker
-from fedmutual.engines.ray_placement import Reservation, ResourceRequest, keep_reservation, take_reservation
-from fedmutual.engines.rpc import JobRequest, WorkerReply, describe_unportable, pack_payload
-from fedmutual.errors import RunError
+from fedmutual.engines import allocator
+from fedmutual.engines.base import Make, Simulation, WorkerLost
+from fedmutual.engines.inprocess import ClientStore, DiskStorage
+from fedmutual.engines.ray_cluster import PLACEMENT_LIMIT, START, Reservation, import_ray
+from fedmutual.engines.workers import (
+    WorkerReply,
+    answer_request,
+    assign_clients,
+    describe_unportable,
+    pack_host_request,
+    pack_payload,
+)
+from fedmutual.errors import ConfigError, RunError
 
 R = TypeVar("R")
-MOMENT = 1.0  # seconds to wait for a worker that is no longer needed
+Request = tuple[int | None, int, str | None, float | None]
+"""The workers, threads, address and gpus of a `Reservation`."""
+
+
+class ClientActor:
+    """A Ray actor that holds clients and answers requests."""
+
+    def __init__(self) -> None:
+        allocator.keep_freed_memory()
+        self._clients = ClientStore()
+        self._path = list(sys.path)
+
+    def get_host_name(self) -> str:
+        """Return the name of this worker for messages."""
+        return f"worker process {os.getpid()} on node {import_ray().util.get_node_ip_address()}"
+
+    def answer(self, request: bytes, make: bytes = b"") -> Iterator[bytes]:
+        """Carry out a packed request; yield packed replies, as `answer_request`."""
+        for reply in answer_request(request, self._clients, make, self._path):
+            yield bytes(pack_payload(reply))
+
+    def has_file(self, file: str) -> bool:
+        """Return whether this file exists on the node of this worker."""
+        return Path(file).exists()
+
+
+class Worker:
+    """The engine's handle of an actor, with its name in messages and the ids of the clients that it holds."""
+
+    def __init__(self, ray: Any, actor: Any) -> None:
+        self._ray, self.actor = ray, actor
+        self.name = "a worker"
+        self.clients: tuple[str, ...] = ()
+
+    def host_clients(self, make: Any, ids: Sequence[str], threads: int = 1, disk: DiskStorage | None = None) -> Any:
+        """Ask the actor to build and hold clients; return the stream of the reply. make: a reference to pickled `Make`."""
+        self.clients = tuple(ids)
+        return self.actor.answer.remote(bytes(pack_host_request(0, b"", ids, threads, disk)), make)
+
+    def wait_for(self, reference: Any) -> Any:
+        """Return the value of a reference.
+
+        Raises:
+            WorkerLost: the worker or its node died, or cannot be reached.
+            RayTaskError: the actor raised an exception, and is alive.
+        """
+        errors = self._ray.exceptions
+        try:
+            return self._ray.get(reference)
+        except errors.RayTaskError:  # the worker is alive
+            raise
+        except errors.ActorUnavailableError:
+            raise WorkerLost(self.name, self.clients, "cannot be reached, because its node or the network is down") from None
+        except errors.RayError as problem:
+            text = str(problem).strip()
+            detail = re.search(r"Worker exit detail: (.+?)(?: Some common causes|$)", text)  # without the advice after it
+            reason = detail[1] if detail else text.splitlines()[-1][:300]
+            raise WorkerLost(self.name, self.clients, f"died ({reason})") from None
 
 
 class Cluster(Simulation):
@@ -25,16 +90,12 @@ class Cluster(Simulation):
 
     make: builds a client in its worker; must be picklable. Each worker receives one copy.
     costs: the work of each client, in any unit; clients are assigned to workers by it.
-    workers: the number of workers; None: as many as the CPUs of the cluster allow. No worker is without a client.
-    threads: of each worker, which reserves as many CPUs.
-    address: of a running cluster, "auto" or "HOST:PORT"; None: start a local cluster, which ends with the engine. If the
-        caller has initialised Ray, that cluster is used and left running.
-    gpus: the share of a GPU that a worker reserves; None: equal shares of all GPUs.
+    workers, threads, address, gpus: as of `Reservation`, one actor for each worker. No worker is without a client.
     disk: where the states of clients that are not in memory are stored, in a folder of all nodes; None: all clients stay in
         memory.
 
     Raises:
-        ConfigError: Ray is not installed, does not answer, or has too few free resources; or a client cannot be built.
+        ConfigError: as `Reservation`; or workers do not start, or a client cannot be built.
         Unportable: the data, networks or algorithm cannot be sent to another process.
         WorkerLost: a worker or its node died. The engine must then be closed.
     """
@@ -53,18 +114,18 @@ class Cluster(Simulation):
             content = pickle.dumps(make, protocol=5)  # plain pickle keeps the memory layout of tensors, and so the bits
         except Exception as problem:  # a user's dataset or network may raise anything
             raise describe_unportable(problem) from None
-        reservation = take_reservation(ResourceRequest(workers, threads, address, gpus), len(costs))
-        self._reservation: Reservation | None = reservation
+        self._request = workers, threads, address, gpus
         self._streams: dict[Any, Worker] = {}  # of replies that are still to come
+        self._reservation, self._workers = _take_workers(self._request, len(costs))
         try:
-            content_ref = reservation.ray.put(content)  # sent to each node once
-            assigned = zip(reservation.workers, assign_clients(costs, reservation.most_workers), strict=False)
-            streams = {worker.host_clients(content_ref, ids, threads, disk): worker for worker, ids in assigned}
-            self._streams |= streams
-            for _ in self._read_replies(list(streams)):
+            content_ref = self._reservation.ray.put(content)  # sent to each node once
+            assigned = assign_clients(costs, self._reservation.most_workers)
+            for worker, ids in zip(self._workers, assigned, strict=False):
+                self._streams[worker.host_clients(content_ref, ids, threads, disk)] = worker
+            for _ in self._read_replies(list(self._streams)):
                 pass
         except BaseException:
-            reservation.end()
+            self._reservation.end()
             raise
 
     @property
@@ -83,9 +144,9 @@ class Cluster(Simulation):
         for worker in self._workers:
             arguments_here = {i: values for i, values in arguments.items() if i in worker.clients}
             if arguments_here:
-                streams[worker.actor.answer.remote(bytes(pack_payload(JobRequest(0, do, arguments_here, reads))))] = worker
+                streams[worker.actor.answer.remote(bytes(pack_payload((0, do, arguments_here, reads))))] = worker
         self._streams |= streams
-        return ((reply.client, reply.result) for reply in self._read_replies(list(streams)))
+        return self._read_replies(list(streams))
 
     def reach(self, folder: Path) -> None:
         """Check that all workers see this folder, into which the clients write their state.
@@ -100,12 +161,11 @@ class Cluster(Simulation):
             seen = [worker.wait_for(worker.actor.has_file.remote(str(file))) for worker in self._workers]
         finally:
             file.unlink(missing_ok=True)
-        for worker, sees in zip(self._workers, seen, strict=True):
-            if not sees:
-                raise RunError(
-                    f"{folder}: {worker.name} does not see this folder, and clients write their state there; choose with "
-                    "--out a folder on a disk that all nodes have under the same path"
-                )
+        if not all(seen):
+            raise RunError(
+                f"{folder}: {self._workers[seen.index(False)].name} does not see this folder, and clients write their state "
+                "there; choose with --out a folder on a disk that all nodes have under the same path"
+            )
 
     def close(self) -> None:
         """Release the workers.
@@ -113,55 +173,70 @@ class Cluster(Simulation):
         In a running cluster that this process joined, idle workers and their resources are kept for the next engine of this
         process, until the process ends or calls `ray.shutdown`.
         """
-        reservation = self._reservation
-        if reservation is None:
-            return
-        if reservation.is_joined and not reservation.is_gone and self._are_idle(reservation):
-            for worker in reservation.workers:
+        reservation, workers = self._reservation, self._workers
+        if workers and reservation.is_joined and not reservation.is_gone and not self._streams:
+            for worker in workers:
                 worker.host_clients(b"", ())
-            keep_reservation(reservation)
-        else:
+            kept_workers.append((self._request, reservation, workers))
+        elif workers:
             reservation.end()
-        self._reservation, self._streams = None, {}
+        self._workers, self._streams = [], {}
 
-    @property
-    def _workers(self) -> list[Worker]:
-        return self._reservation.workers if self._reservation else []
-
-    def _read_replies(self, streams: list[Any]) -> Iterator[WorkerReply]:
-        """Yield the replies of the workers as they come. Raise the first problem."""
-        while self._reservation is not None and (streams := [s for s in streams if s in self._streams]):
+    def _read_replies(self, streams: list[Any]) -> Iterator[tuple[str, Any]]:
+        """Yield (client, result) of the workers as they come. Raise the first problem."""
+        while streams := [stream for stream in streams if stream in self._streams]:
             for stream in self._reservation.ray.wait(streams)[0]:
-                content = self._read_next(stream)
-                if content is not None:
-                    yield _unpack_reply(content)
+                reference = next(stream, None)
+                if reference is None:
+                    del self._streams[stream]
+                    continue
+                reply: WorkerReply = pickle.loads(self._streams[stream].wait_for(reference))
+                _, client, result, problem = reply
+                if problem is not None:
+                    raise problem
+                yield client, result
 
-    def _read_next(self, stream: Any) -> bytes | None:
-        """Return the next reply of a stream; None: the stream has ended. Raises WorkerLost."""
-        reference = next(stream, None)
-        if reference is None:
-            del self._streams[stream]
-            return None
-        content: bytes = self._streams[stream].wait_for(reference)
-        return content
 
-    def _are_idle(self, reservation: Reservation) -> bool:
-        """Return whether all workers live and have finished their jobs, now or within MOMENT."""
-        until = time.monotonic() + MOMENT
+kept_workers: list[tuple[Request, Reservation, list[Worker]]] = []  # of one reservation at most
+
+
+def _take_workers(request: Request, clients: int) -> tuple[Reservation, list[Worker]]:
+    """Return workers for this number of clients: the kept ones if they meet the request and live, or new ones.
+
+    Raises:
+        ConfigError: as `Reservation`; or workers do not start.
+    """
+    while kept_workers:
+        kept_request, reservation, workers = kept_workers.pop()
+        if kept_request == request and len(workers) >= min(reservation.most_workers, clients) and not reservation.is_gone:
+            ray = reservation.ray
+            try:
+                ray.get([worker.actor.get_host_name.remote() for worker in workers], timeout=PLACEMENT_LIMIT)
+                return reservation, workers
+            except ray.exceptions.RayError:
+                pass  # a worker died
+        reservation.end()
+    reservation = Reservation(*request, clients)
+    try:
+        return reservation, _start_workers(reservation)
+    except BaseException:
+        reservation.end()
+        raise
+
+
+def _start_workers(reservation: Reservation) -> list[Worker]:
+    """Start an actor on each reserved place, spread over the nodes. Raises ConfigError if one of them does not start."""
+    ray, count = reservation.ray, reservation.count
+    workers = [Worker(ray, actor) for actor in reservation.start_actors(ClientActor)]
+    names = [worker.actor.get_host_name.remote() for worker in workers]
+    if ray.wait(names, num_returns=count, timeout=START)[1]:
+        raise ConfigError(f"the Ray cluster has room for {count} workers, but not all of them started in {START:.0f} s")
+    for worker, name in zip(workers, names, strict=True):
         try:
-            while self._streams:
-                ready = reservation.ray.wait(list(self._streams), timeout=max(0.0, until - time.monotonic()))[0]
-                if not ready:
-                    return False
-                self._read_next(ready[0])
-        except Exception:  # of Ray, or WorkerLost
-            return False
-        return True
-
-
-def _unpack_reply(content: bytes) -> WorkerReply:
-    """Return the reply of a worker. Raise the problem in it."""
-    reply: WorkerReply = pickle.loads(content)
-    if reply.problem is not None:
-        raise reply.problem
-    return reply
+            worker.name = worker.wait_for(name)
+        except WorkerLost as lost:
+            raise ConfigError(
+                f"a worker cannot start on the Ray cluster: it {lost.how}; install on all nodes what this machine has, "
+                "in the same versions"
+            ) from None
+    return workers

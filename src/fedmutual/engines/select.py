@@ -13,12 +13,11 @@ import torch
 from fedmutual.config.schema import EngineConfig
 from fedmutual.engines.base import Make, Simulation
 from fedmutual.engines.child_process import IS_FORKED, count_cores
-from fedmutual.engines.client_store import DiskStorage
-from fedmutual.engines.inprocess import DiskBackedInProcess, InProcess
+from fedmutual.engines.inprocess import DiskStorage, InProcess
 from fedmutual.engines.processes import Processes
 from fedmutual.engines.ray import Cluster
-from fedmutual.engines.rpc import Unportable
-from fedmutual.engines.stacked import Stacked
+from fedmutual.engines.stacked import Stacked, Stacker
+from fedmutual.engines.workers import Unportable
 from fedmutual.federation.workload import Workload
 
 LONG = 5.0 if IS_FORKED else 60.0  # seconds of training in one process that pay for the start of worker processes
@@ -99,8 +98,8 @@ def open_engine(
                 raise
             choice = EngineChoice("inprocess", 1, str(problem))
     if choice.name == "stacked":
-        return Stacked(map(make, work), config.compile, config.turns), choice
-    return (InProcess(map(make, work)) if disk is None else DiskBackedInProcess(make, tuple(work), disk)), choice
+        return Stacked(make, tuple(work), Stacker(config.compile, config.turns)), choice
+    return InProcess(make, tuple(work), disk), choice
 
 
 def plan_disk_storage(

@@ -1,61 +1,73 @@
 """Clients with the same architecture are stepped together: networks are stacked, the phase's loss runs under vmap. For GPUs.
 
-Clients with a different batch size step in a sub-stack; clients without a batch are unchanged. Where vmap does not support a
-network (active dropout, for example), clients step one after the other; the log says so once.
+Where vmap does not support a network (active dropout, for example), clients step one after the other; the log says so once.
+Several runs can share one stack of all their clients.
 """
 
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from enum import Enum, auto
-from functools import partial
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, Literal, NoReturn
 
 import torch
 
 from fedmutual.core import At, Client, Message, Phase, Spec
-from fedmutual.engines.base import Replies, Reply, participate, release_reply
-from fedmutual.engines.cuda_streams import InterleavedSteps, PhaseResult, find_device
-from fedmutual.engines.group import Group, PhaseInput, describe_tensors, identify_loss, list_inputs, plan_batches
+from fedmutual.cpu import compute_on_cpu
+from fedmutual.engines.base import Make, Replies, Reply, participate
+from fedmutual.engines.group import Group, PhaseInput, describe_tensors, get_first_line, identify_loss, list_inputs
 from fedmutual.engines.inprocess import InProcess
+from fedmutual.engines.loop import PhaseOrder, RunPhase
 from fedmutual.engines.stack import group_alike
 from fedmutual.models.copying import copy_networks
-from fedmutual.stepping import rate
+from fedmutual.stepping import rate, steps
 
-STEPS = 5  # steps of a trial that are timed, after the same number of steps to warm up
+Training = Generator[PhaseOrder, RunPhase, None]
+"""A run: yields the order of each phase, and receives a function that runs the phase."""
 
 
 class Stacked(InProcess):
     """Clients in this process; those with one architecture step together. Results differ from other engines by rounding."""
 
-    def __init__(self, clients: Iterable[Client], compile: bool = False, turns: bool = False) -> None:
-        """compile: use torch.compile. turns: step clients in turns, not as one stack."""
-        super().__init__(clients)
-        self._stacker = Stacker(self._clients.values(), compile, turns)
+    def __init__(self, make: Make, ids: Sequence[str], stacker: "Stacker") -> None:
+        """stacker: several engines may share it; all of them are made before the first phase."""
+        super().__init__(make, ids)
+        self.clients, self.stacker, self._seen = self._store.clients, stacker, 0
+        stacker.clients += self.clients.values()
 
     def train(self, phase: Phase, at: At, inboxes: Mapping[str, Message], declared: Spec) -> Replies:
         """As `Engine.train`; clients with one architecture run the phase together."""
-        for client, reply in self._stacker.train(list_inputs(self._clients, phase, at, inboxes, declared)):
-            yield client.id, reply()
+        for part, reply in self.stacker.train(list_inputs(self.clients, phase, at, inboxes, declared)):
+            yield part.client.id, reply()
 
     def take_remarks(self) -> list[str]:
-        """As `Engine.take_remarks`."""
-        return self._stacker.take_remarks()
+        """As `Engine.take_remarks`: engines that share a stacker have all remarks in common."""
+        new = self.stacker.remarks[self._seen :]
+        self._seen += len(new)
+        return new
 
 
 class Stacker:
-    """Runs a phase of many clients together; the clients may belong to several runs."""
+    """Runs a phase of many clients together; the clients may belong to several runs.
 
-    def __init__(self, clients: Iterable[Client], compile: bool = False, turns: bool = False) -> None:
-        self._turns = turns
-        self._remarks: list[str] = []
-        remarks = self._remarks if compile else None
-        trainable = [c for c in clients if c.optimizers.keys() == c.nets.keys() and c.privacy is None]  # no net is frozen
-        self._groups = [Group(group, remarks) for group in group_alike(trainable) if len(group) > 1]
-        self._modes: dict[Any, StepMode] = {}
+    compile: use torch.compile. turns: step clients in turns, not as one stack.
+    """
 
-    def train(self, parts: Sequence[PhaseInput]) -> Iterator[tuple[Client, Callable[[], Reply]]]:
-        """Run a phase of each client; yield (client, function that returns the reply).
+    def __init__(self, compile: bool = False, turns: bool = False) -> None:
+        self._compile, self._turns = compile, turns
+        self.clients: list[Client] = []
+        self.remarks: list[str] = []
+        self._modes: dict[Any, Literal["stacked", "turns", "alone"]] = {}
+
+    @cached_property
+    def _groups(self) -> list[Group]:
+        """The stacks, made at the first phase: of clients without a frozen net and without noise."""
+        trainable = [c for c in self.clients if c.optimizers.keys() == c.nets.keys() and c.privacy is None]
+        remarks = self.remarks if self._compile else None
+        return [Group(group, remarks) for group in group_alike(trainable) if len(group) > 1]
+
+    def train(self, parts: Sequence[PhaseInput]) -> Iterator[tuple[PhaseInput, Callable[[], Reply]]]:
+        """Run a phase of each client; yield (part, function that returns the reply).
 
         The function raises Diverged, Refused or the exception of the client's phase.
         """
@@ -64,67 +76,34 @@ class Stacker:
             here = [remaining[id(client)] for client in group.clients if id(client) in remaining]
             for together in _group_by_key(here):
                 mode = self._choose_mode(group, together)
-                steps = group.begin(together) if mode is StepMode.STACKED else None
-                if steps is None and mode is not StepMode.TURNS:
+                stepping = group.begin(together) if mode == "stacked" else None
+                if stepping is None and mode != "turns":
                     continue
                 for part in together:
                     del remaining[id(part.client)]
-                yield from _run_in_turns(together) if steps is None else group.run(together, steps)
+                yield from step_in_turns(together) if stepping is None else stepping.run()
         for part in remaining.values():
-            yield part.client, partial(participate, part.client, part.phase, part.inbox, part.declared, part.at)
+            yield part, partial(participate, part.client, part.phase, part.inbox, part.declared, part.at)
 
-    def take_remarks(self) -> list[str]:
-        """As `Engine.take_remarks`."""
-        remarks = list(self._remarks)
-        self._remarks.clear()
-        return remarks
+    def _choose_mode(self, group: Group, parts: Sequence[PhaseInput]) -> Literal["stacked", "turns", "alone"]:
+        """Return how these clients step in this phase: as one stack, in turns, or one after the other.
 
-    def _choose_mode(self, group: "Group", parts: Sequence[PhaseInput]) -> "StepMode":
-        """Return how these clients step in this phase; tried once on copies of the clients."""
+        Whether vmap supports the phase is tried once, on copies of two clients. Times do not decide, so that equal runs have
+        equal bits.
+        """
         if len(parts) < 2:
-            return StepMode.ALONE
-        key = (id(group), identify_loss(parts[0]))
+            return "alone"
+        key = id(group), identify_loss(parts[0])
         if key not in self._modes:
-            self._modes[key] = self._try_mode(parts)
+            try:
+                check_stackable(parts[:2])
+                self._modes[key] = "turns" if self._turns else "stacked"
+            except Exception as problem:  # whatever a network's or an algorithm's code may do
+                names = ", ".join(dict.fromkeys(p.client.id for p in parts))
+                why = f"vmap refuses ({get_first_line(problem)})"
+                self.remarks.append(f"clients {names} step one after the other, not stacked: {why}")
+                self._modes[key] = "alone"
         return self._modes[key]
-
-    def _try_mode(self, parts: Sequence[PhaseInput]) -> "StepMode":
-        """Return how to step. Times do not decide, so that equal runs have equal bits; a remark may suggest turns."""
-        remark = f"clients {', '.join(dict.fromkeys(p.client.id for p in parts))} step one after the other, not stacked"
-        try:
-            check_stackable(parts[:2])
-        except Exception as problem:  # whatever a network's or an algorithm's code may do
-            why = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
-            self._remarks.append(f"{remark}: vmap refuses ({why[:200]})")
-            return StepMode.ALONE
-        if self._turns:
-            return StepMode.TURNS
-        stacked, in_turns = (find_device(parts).type == "cuda" and time_steps(parts)) or (0.0, 0.0)
-        if stacked > in_turns:
-            self._remarks.append(
-                f"a step of all clients took {1e3 * stacked:.2g} ms stacked and {1e3 * in_turns:.2g} ms in turns; "
-                "engine.turns = true can make this run faster"
-            )
-        return StepMode.STACKED
-
-
-class StepMode(Enum):
-    """How clients with one architecture run a phase."""
-
-    STACKED = auto()
-    TURNS = auto()  # one step of each client in turn, each client on its own CUDA stream
-    ALONE = auto()  # one client after the other
-
-
-def _run_in_turns(parts: Sequence[PhaseInput]) -> Iterator[tuple[Client, Callable[[], Reply]]]:
-    for part, result in InterleavedSteps(parts).take():
-        yield part.client, partial(_make_reply, part, result)
-
-
-def _make_reply(part: PhaseInput, result: PhaseResult | Exception) -> Reply:
-    if isinstance(result, Exception):
-        raise result
-    return release_reply(part.client, part.phase, *result, part.inbox, part.declared)
 
 
 def _group_by_key(parts: Sequence[PhaseInput]) -> list[list[PhaseInput]]:
@@ -138,53 +117,109 @@ def _group_by_key(parts: Sequence[PhaseInput]) -> list[list[PhaseInput]]:
 
 def check_stackable(parts: Sequence[PhaseInput]) -> None:
     """Take the first step of copies of these clients, stacked. Raise what vmap raises if vmap does not support the phase."""
-    copies = _copy_parts(parts)
-    steps = Group([part.client for part in copies]).begin(copies)
-    if steps is not None:
-        steps.take(plan_batches(copies), most=1)
-        steps.read_curves()
-
-
-def time_steps(parts: Sequence[PhaseInput]) -> tuple[float, float] | None:
-    """Return the seconds of a step of all clients: (stacked, in turns).
-
-    None if the phase has too few steps to measure, or if a client cannot step in turns.
-    """
-    copies = _copy_parts(parts)
-    steps = Group([part.client for part in copies]).begin(copies)
-    if steps is None:
-        return None
-    device, plans = find_device(parts), plan_batches(copies)
-    together = _time_second_call(device, lambda: steps.take(plans, most=STEPS))
-    if min(steps.took) < 2 * STEPS:
-        return None
-    turns, failed = InterleavedSteps(_copy_parts(parts)), list[object]()
-    apart = _time_second_call(device, lambda: failed.extend(turns.take(STEPS)))  # a client that ends so early failed
-    return None if failed else (together / STEPS, apart / STEPS)
-
-
-def _time_second_call(device: torch.device, work: Callable[[], object]) -> float:
-    """Return the seconds of the second call of `work`."""
-    seconds = 0.0
-    for _ in range(2):
-        _synchronize(device)
-        start = time.perf_counter()
-        work()
-        _synchronize(device)
-        seconds = time.perf_counter() - start
-    return seconds
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def _copy_parts(parts: Sequence[PhaseInput]) -> list[PhaseInput]:
-    """Return copies of the clients, so that trial steps change nothing."""
     copies = []
     for part in parts:
         nets, optimizers = copy_networks((part.client.nets, part.client.optimizers), share_objects=True)
         client = replace(part.client, nets=nets, optimizers=optimizers, memory=dict(part.client.memory))
         copies.append(part._replace(client=client))
-    return copies
+    stepping = Group([part.client for part in copies]).begin(copies)
+    if stepping is not None:
+        stepping.take(most=1)
+        stepping.read_curves()
+
+
+def step_in_turns(parts: Sequence[PhaseInput]) -> Iterator[tuple[PhaseInput, Callable[[], Reply]]]:
+    """Run a phase as `stepping.work` does, one step of each client in turn; yield as `Stacker.train` as clients finish.
+
+    On a GPU each client has its own CUDA stream: kernels of one client run while another client's stream waits. The
+    exception of a client does not stop the others. Networks that draw random numbers are not supported: the clients would
+    share one random generator.
+    """
+    remaining = [(part, steps(part.phase, part.client, part.inbox, part.at), _make_stream(part)) for part in parts]
+    while remaining:
+        for entry in list(remaining):
+            part, stepping, stream = entry
+            try:
+                with _use(stream):
+                    next(stepping)
+                continue
+            except StopIteration as done:
+                reply: Callable[[], Reply] = partial(part.release, done.value)
+            except Exception as problem:  # of this client alone
+                reply = partial(_raise, problem)
+            if stream is not None:  # let later work on the device wait for the work on this stream
+                torch.cuda.current_stream(stream.device).wait_stream(stream)
+            remaining.remove(entry)
+            yield part, reply
+
+
+def _make_stream(part: PhaseInput) -> torch.cuda.Stream | None:
+    """Return a stream that waits for the work queued on the device so far; None on a device without streams."""
+    device = next(p.device for net in part.client.nets.values() for p in net.parameters())
+    if device.type != "cuda":
+        return None
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream(device))
+    return stream
+
+
+def _use(stream: torch.cuda.Stream | None) -> AbstractContextManager[object]:
+    return compute_on_cpu() if stream is None else torch.cuda.stream(stream)
+
+
+def _raise(problem: Exception) -> NoReturn:
+    raise problem
+
+
+def train_together(engines: Sequence[Stacked], trainings: Sequence[Training]) -> list[BaseException | None]:
+    """Train several runs to their end, without threads; return the exception of each run, None for a finished run.
+
+    Each run is a generator that stops where it needs its clients, and its engine shares the stacks of the others. When all
+    runs have stopped, the phases of all their clients are run together.
+
+    Raises:
+        KeyboardInterrupt: the user stopped all runs with Ctrl-C.
+    """
+    left = dict(enumerate(trainings))
+    problems: dict[int, BaseException] = {}
+    runners: dict[int, RunPhase] = {}
+    stop: KeyboardInterrupt | None = None
+    while left:
+        orders: dict[int, PhaseOrder] = {}
+        for n, training in list(left.items()):
+            try:
+                if stop is not None:
+                    training.throw(stop)
+                orders[n] = training.send(runners[n]) if n in runners else next(training)
+            except StopIteration:
+                del left[n]
+            except BaseException as problem:
+                problems[n] = problem
+                del left[n]
+                if isinstance(problem, KeyboardInterrupt):
+                    stop = problem
+        if orders and stop is None:
+            try:
+                runners = _run_phases(engines, orders)
+            except KeyboardInterrupt as interrupt:
+                stop = interrupt
+    if stop is not None:
+        raise stop
+    return [problems.get(n) for n in range(len(engines))]
+
+
+def _run_phases(engines: Sequence[Stacked], orders: Mapping[int, PhaseOrder]) -> dict[int, RunPhase]:
+    """Run a phase of each run, all clients together; return for each run a function that yields its replies."""
+    replies: dict[int, Callable[[], Reply]] = {}  # by the identity of the client
+    try:
+        parts = {n: list_inputs(engines[n].clients, *order) for n, order in orders.items()}
+        for part, reply in engines[0].stacker.train([part for of_run in parts.values() for part in of_run]):
+            replies[id(part.client)] = reply
+    except Exception as problem:  # in a step of all clients: every run fails
+        return dict.fromkeys(orders, partial(_raise, problem))
+    return {n: partial(_call_in_order, of_run, replies) for n, of_run in parts.items()}
+
+
+def _call_in_order(parts: Sequence[PhaseInput], replies: Mapping[int, Callable[[], Reply]]) -> Replies:
+    for part in parts:
+        yield part.client.id, replies[id(part.client)]()

@@ -11,7 +11,7 @@ from fedmutual.algorithms.agree import Compare
 from fedmutual.algorithms.fedavg import N_K
 from fedmutual.boundary import Refused, release_metrics
 from fedmutual.core import Algorithm, At, Message, Phase, Spec, Total
-from fedmutual.engines.base import ClientScores, Replies, Reply, ScoreOrder
+from fedmutual.engines.base import ClientScores, Engine, Replies, Reply, ScoreOrder
 from fedmutual.engines.loop import Paused, count_bytes
 from fedmutual.federation.evaluation_sets import SITE_SCORES
 from fedmutual.sites.attempts import Attempts
@@ -63,7 +63,7 @@ class PhaseOutcome:
     refused: set[str] = field(default_factory=set)  # sites with an unusable answer
 
 
-class SitesEngine:
+class SitesEngine(Engine):
     """An engine over a transport. A site without a usable answer in time is left out, and a remark names the site."""
 
     def __init__(

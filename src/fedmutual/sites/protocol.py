@@ -1,7 +1,7 @@
 """Orders to sites and their answers, as bytes: named tensors in the safetensors format with a JSON header, no pickle.
 
 `sizes` has the largest size of each message; the size is checked before the bytes are parsed. The requests to a user's own
-workers are in `engines.rpc`: they are pickled functions and networks, which a site must refuse.
+workers are in `engines.workers`: they are pickled functions and networks, which a site must refuse.
 """
 
 import hashlib

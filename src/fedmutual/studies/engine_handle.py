@@ -3,9 +3,8 @@
 from pathlib import Path
 
 from fedmutual.config.checks import describe_unused_engine_keys
-from fedmutual.engines.assignment import WorkerLost
-from fedmutual.engines.base import Simulation
-from fedmutual.engines.client_store import DiskStorage
+from fedmutual.engines.base import Simulation, WorkerLost
+from fedmutual.engines.inprocess import DiskStorage, remove_stored_states
 from fedmutual.engines.ray import Cluster
 from fedmutual.engines.select import EngineChoice, choose_engine, count_memory, open_engine, plan_disk_storage
 from fedmutual.federation.experiment import Experiment
@@ -81,7 +80,7 @@ class EngineHandle:
             self.engine.close()
         finally:
             if self._disk is not None:
-                self._disk.remove_files()
+                remove_stored_states(self._disk.folder, self._disk.name)
 
     def _open(self) -> Simulation:
         """Open the engine; if a worker dies while it builds its clients, open the engine again."""

@@ -4,7 +4,6 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,12 +13,11 @@ from fedmutual import data
 from fedmutual.config import Config
 from fedmutual.config.checks import describe_unused_engine_keys
 from fedmutual.core import Message
-from fedmutual.engines.assignment import WorkerLost
-from fedmutual.engines.base import Simulation, count_parameters
-from fedmutual.engines.client_store import remove_abandoned_files
+from fedmutual.engines.base import Simulation, WorkerLost, count_parameters
+from fedmutual.engines.inprocess import remove_stored_states
 from fedmutual.engines.loop import drive, generate_rounds
-from fedmutual.engines.multi_run import RunScheduler, Training
 from fedmutual.engines.select import EngineChoice
+from fedmutual.engines.stacked import Stacked, Stacker, Training, train_together
 from fedmutual.errors import RunError
 from fedmutual.events import Observer
 from fedmutual.federation import build
@@ -126,9 +124,9 @@ def attempt_together(requests: Sequence[RunRequest]) -> list[Exception | None]:
             recorded, begun = environments[n], folders.find_source_weights(folder)
             device = recorded.device if recorded else None
             built[n] = build.build(config, device, prepared[key], begun, pretrained.read_initial_weights(folder))
-        federations = [[built[n].build_client(i) for i in built[n].clients] for n in left]
-        engines = [requests[n].config.engine for n in left]
-        scheduler = RunScheduler(federations, any(e.compile for e in engines), any(e.turns for e in engines))
+        configs = [requests[n].config.engine for n in left]
+        stacker = Stacker(any(c.compile for c in configs), any(c.turns for c in configs))
+        engines = [Stacked(built[n].build_client, tuple(built[n].clients), stacker) for n in left]
         choice = EngineChoice("stacked", 1, f"{len(left)} runs at once fill a device better")
 
         def train(n: int, engine: Simulation) -> Training:
@@ -139,7 +137,7 @@ def attempt_together(requests: Sequence[RunRequest]) -> list[Exception | None]:
                     notes = (*describe_unused_engine_keys(config, choice.name),)
                     yield from _train(built[n], engine, folder, observers, notes, describe_pick(choice))
 
-        raised = dict(zip(left, scheduler.train([partial(train, n) for n in left]), strict=True))
+        raised = dict(zip(left, train_together(engines, list(map(train, left, engines))), strict=True))
     problems = dict[int, Exception]()
     for n, problem in raised.items():
         if isinstance(problem, Exception):
@@ -302,7 +300,7 @@ def _restore_run(experiment: Experiment, engine: Simulation, folder: Path, name:
     """
     due, rounds = experiment.config.records.evaluate_every, experiment.config.rounds
     server, saved = restore_server(folder, name, experiment.make_server_state(), rounds, due, experiment.clients)
-    remove_abandoned_files(folder)
+    remove_stored_states(folder)
     if experiment.config.records.keep_best:
         bests.settle_best_files(folder, saved.round if saved else None, rounds, due)
     if saved is None:

@@ -17,7 +17,7 @@ from typing import Protocol, Self
 
 from fedmutual.config import Config
 from fedmutual.engines.child_process import START, ChildProcess, count_cores, prepare_child_process
-from fedmutual.engines.rpc import make_portable
+from fedmutual.engines.workers import make_portable
 from fedmutual.errors import ConfigError, RunError
 from fedmutual.events import Evaluated, Event, Failed, Finished, Noted, Replied, Started
 from fedmutual.federation.build import pick_device

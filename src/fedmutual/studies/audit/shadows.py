@@ -88,6 +88,6 @@ def _train(experiment: Experiment) -> tuple[dict[str, Client], Message]:
     """Return the clients and the server's state after all rounds; nothing is scored."""
     clients = {i: experiment.build_client(i) for i in experiment.clients}
     plan = replace(experiment.make_plan({}), evaluations={}, evaluate_every=experiment.config.rounds)
-    with torch.random.fork_rng(devices=[]), closing(InProcess(clients.values())) as engine:
+    with torch.random.fork_rng(devices=[]), closing(InProcess(clients.__getitem__, tuple(clients))) as engine:
         server = federate(plan, engine, experiment.make_server_state(), None, [], None)
     return clients, server
