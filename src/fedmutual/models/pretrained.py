@@ -163,8 +163,8 @@ def _read_state(file: Path, key: str) -> Message:
         raise ConfigError(
             f"key {key!r}: {file} cannot be read ({shorten_error(problem)}); give safetensors, or a state dict of torch"
         ) from None
-    candidates: list[Any] = [state] if _is_state_dict(state) or not isinstance(state, dict) else [state.get(k) for k in _HOLDERS]
-    state_dicts = [one for one in candidates if _is_state_dict(one)]
+    nested: list[Any] = [state.get(k) for k in _HOLDERS] if isinstance(state, dict) else []
+    state_dicts = [one for one in ([state] if _is_state_dict(state) else nested) if _is_state_dict(one)]
     if len(state_dicts) != 1:
         content = "several state dicts" if state_dicts else "no state dict, name -> tensor"
         raise ConfigError(f"key {key!r}: {file} holds {content}; write net.state_dict() into it")
