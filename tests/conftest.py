@@ -153,8 +153,18 @@ def small(tmp_path, monkeypatch):
 
 
 @pytest.fixture
+def in_tmp_path(tmp_path, monkeypatch):
+    """Work in the test's temporary folder."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
 def cli(capsys, monkeypatch):
-    """Return a function that calls the command line and returns (exit code, standard output, standard error)."""
+    """Return a function that calls the command line and returns (exit code, standard output, standard error).
+
+    `cli.run(...)` returns (standard output, standard error) of a command that succeeds, `cli.fail(...)` the standard error
+    of one that refuses its input.
+    """
     from fedmutual.cli import main, terminal
 
     for console in (terminal.out, terminal.err):  # they may have been made where COLUMNS was set
@@ -172,4 +182,15 @@ def cli(capsys, monkeypatch):
         output = capsys.readouterr()
         return code, output.out, output.err
 
+    def run(*arguments):
+        code, out, err = call(*arguments)
+        assert code == 0, err
+        return out, err
+
+    def fail(*arguments):
+        code, _, err = call(*arguments)
+        assert code == 2, err
+        return err
+
+    call.run, call.fail = run, fail
     return call

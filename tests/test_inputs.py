@@ -304,11 +304,10 @@ def test_volumes_train_stacked(norm):
     assert federate(lambda k: numbers(k, (1, 4, 4, 4)), volumes(norm), engine="stacked").finished
 
 
-def test_ids_of_a_file_are_predicted_scored_and_exported(tmp_path, monkeypatch):
+def test_ids_of_a_file_are_predicted_scored_and_exported(tmp_path, in_tmp_path):
     """As a user's own module, with ids in the run's record, in both programs, and in the check of the data."""
     from fedmutual.data import find_problems
 
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "word_net.py").write_text(NET)
     (x, y), tables = ids(0, n=120), {"model": {"shared": "word_net:Net"}, "training": {"batch_size": 16, "local_epochs": 1}}
     run_config = config(rounds=2, data=npz(tmp_path / "words.npz", x=x, y=y), **tables)
@@ -333,9 +332,8 @@ def test_ids_of_a_file_are_predicted_scored_and_exported(tmp_path, monkeypatch):
 
 
 @pytest.mark.sites
-def test_the_server_and_the_sites_find_ids_by_the_shared_network(tmp_path, monkeypatch):
+def test_the_server_and_the_sites_find_ids_by_the_shared_network(tmp_path, in_tmp_path):
     """The server has no data: it tries the network on made inputs of the agreed shape."""
-    monkeypatch.chdir(tmp_path)
     (x, y), path = ids(0, n=60), tmp_path / "words.npz"
     np.savez(path, x=x, y=y)
     (tmp_path / "north").mkdir()
@@ -354,8 +352,7 @@ def test_the_server_and_the_sites_find_ids_by_the_shared_network(tmp_path, monke
     assert (served.data.space.dtype, joined.data.space.dtype) == (torch.int64, torch.int64)
 
 
-def test_a_newcomer_adapts_a_model_of_ids(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_newcomer_adapts_a_model_of_ids(tmp_path, in_tmp_path):
     (tmp_path / "adapted_words.py").write_text(NET)
     for seed, name in enumerate(("first", "new")):
         x, y = ids(seed, n=120)

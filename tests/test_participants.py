@@ -96,9 +96,7 @@ def test_bad_settings_are_one_sentence(small, cli, settings, sentence):
     fedmutual.run(load_config(small, rounds=1), "first")
     with pytest.warns(UserWarning, match="dropped"):
         fedmutual.run(load_config(small, **{"rounds": 1, "algorithm.name": "independent"}), "alone")
-    code, _, err = cli("run", small, *(x for s in settings for x in ("--set", s)))
-    assert code == 2
-    assert sentence in err
+    assert sentence in cli.fail("run", small, *(x for s in settings for x in ("--set", s)))
     assert not (small.parent / "runs").exists()
 
 
@@ -127,18 +125,15 @@ def prices(tmp_path, monkeypatch):
 
 
 def test_numbers_are_learned_from_a_table(prices, cli):
-    code, _, err = cli("run", prices, "--out", "run")
-    assert code == 0, err
+    _, err = cli.run("run", prices, "--out", "run")
     assert "shared mean_absolute_error 0." in err
     summary = fedmutual.Run("run").summary
     assert summary["global"]["test_accuracy"] is None
     assert summary["personal"]["val_accuracy"] is None
     assert min(scores["r2"] for scores in summary["personal"]["other_tasks"]["last"].values()) > 0.8
     assert fedmutual.Run("run").global_model()(torch.zeros(4, 2)).shape == (4, 1)
-    code, _, err = cli("compare", prices, "--seeds", "1", "--set", "rounds=2", "--out", "all")
-    assert code == 0, err
-    code, _, err = cli("data", "check", prices)
-    assert code == 0, err
+    cli.run("compare", prices, "--seeds", "1", "--set", "rounds=2", "--out", "all")
+    cli.run("data", "check", prices)
 
 
 def test_a_whole_model_learns_one_number_from_columns_of_any_name(prices):
@@ -168,22 +163,17 @@ def test_a_whole_model_learns_one_number_from_columns_of_any_name(prices):
 def test_targets_that_are_not_numbers_are_an_error(prices, cli, line, settings, sentence):
     with open("prices.csv", "a") as file:
         file.write(line + "\n")
-    code, _, err = cli("run", prices, *(x for s in settings for x in ("--set", s)))
-    assert code == 2
-    assert sentence in err
+    assert sentence in cli.fail("run", prices, *(x for s in settings for x in ("--set", s)))
 
 
-def test_a_task_of_ones_own(tmp_path, monkeypatch, cli):
-    monkeypatch.chdir(tmp_path)
+def test_a_task_of_ones_own(tmp_path, in_tmp_path, cli):
     path = write(tmp_path, NUMBERS.replace('"regression"', '"own_objectives:Absolute"'))
-    code, _, err = cli("run", path, "--out", "run", "--set", "rounds=2")
-    assert code == 0, err
+    _, err = cli.run("run", path, "--out", "run", "--set", "rounds=2")
     assert fedmutual.Run("run").summary["personal"]["other_tasks"]["last"]["light"].keys() == {"examples", "mae"}
     assert "personal of light mae " in err
 
 
-def test_a_regression_client_inherits_no_classes(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_regression_client_inherits_no_classes(tmp_path, in_tmp_path):
     names = ["zero", *"123456789"]
     common = {"data.classes": names, "data.labels": {"0": "zero"}}
     spaces = build(load_config(write(tmp_path, NUMBERS), **common)).data.spaces
@@ -194,8 +184,7 @@ def test_a_regression_client_inherits_no_classes(tmp_path, monkeypatch):
             build(load_config(write(tmp_path, NUMBERS), **(common | changes)))
 
 
-def test_own_data_are_kept_in_the_run_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_own_data_are_kept_in_the_run_folder(tmp_path, in_tmp_path):
     config = load_config(write(tmp_path))
     (tmp_path / "again.toml").write_text(dump_config(config))
     assert load_config(tmp_path / "again.toml") == config
@@ -210,11 +199,9 @@ def test_own_data_are_kept_in_the_run_folder(tmp_path, monkeypatch):
     shutil.rmtree("run")
 
 
-def test_the_report_shows_scores_other_than_accuracy(tmp_path, monkeypatch, cli):
-    monkeypatch.chdir(tmp_path)
+def test_the_report_shows_scores_other_than_accuracy(tmp_path, in_tmp_path, cli):
     path = write(tmp_path, NUMBERS)
-    code, _, err = cli("compare", path, "--methods", "fml,independent", "--seeds", "2", "--set", "rounds=2", "--out", "all")
-    assert code == 0, err
+    cli.run("compare", path, "--methods", "fml,independent", "--seeds", "2", "--set", "rounds=2", "--out", "all")
     losses = {
         (method, model): np.mean([
             next(
@@ -238,13 +225,12 @@ def test_the_report_shows_scores_other_than_accuracy(tmp_path, monkeypatch, cli)
 
 
 @pytest.mark.parametrize("name", ["../../evil", "x/../north", "x/y", "..", "a\\\\b"])
-def test_a_client_is_called_what_a_folder_can_be(tmp_path, monkeypatch, cli, name):
-    monkeypatch.chdir(tmp_path)
+def test_a_client_is_called_what_a_folder_can_be(tmp_path, in_tmp_path, cli, name):
     path = write(tmp_path)
     path.write_text(path.read_text().replace("[clients.seven]", f'[clients."{name}"]'))
-    code, _, err = cli("run", path, "--set", "rounds=1", "--out", "here/run")
-    assert code == 2
-    assert "cannot name a client, because the name is also a folder name" in err
+    assert "cannot name a client, because the name is also a folder name" in cli.fail(
+        "run", path, "--set", "rounds=1", "--out", "here/run"
+    )
     assert not (tmp_path / "here").exists()
 
 
@@ -255,8 +241,7 @@ def share_whole_model(path):
     return {"data.classes": [str(i) for i in range(10)], "rounds": 1}
 
 
-def test_scores_that_a_client_does_not_share_count_nowhere_else(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_scores_that_a_client_does_not_share_count_nowhere_else(tmp_path, in_tmp_path):
     path = write(tmp_path)
     config = load_config(path, **share_whole_model(path), **{"clients.seven.share.metrics": "none"})
     run = fedmutual.run(config, "run")
@@ -274,13 +259,12 @@ def test_scores_that_a_client_does_not_share_count_nowhere_else(tmp_path, monkey
 def test_a_task_of_other_targets_needs_other_data(small, cli, common_task, client_task):
     small.write_text(small.read_text().replace('kind = "shards", clients = 3, classes_per_client = 4', "clients = 3"))
     settings = (f"training.task={common_task}", f"clients.0.training.task={client_task}")
-    code, _, err = cli("run", small, *(x for s in settings for x in ("--set", s)))
-    assert code == 2
-    assert f"key 'clients.0.training.task': '{client_task}' learns other targets than '{common_task}'" in err
+    assert f"key 'clients.0.training.task': '{client_task}' learns other targets than '{common_task}'" in cli.fail(
+        "run", small, *(x for s in settings for x in ("--set", s))
+    )
 
 
-def test_the_shared_model_is_judged_by_the_task_that_all_learn(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_the_shared_model_is_judged_by_the_task_that_all_learn(tmp_path, in_tmp_path):
     path = write(tmp_path)
     text = path.read_text().replace('part = "features"\nadaptor = "linear"\n', "")
     for name in ("north", "south", "seven"):
@@ -325,23 +309,18 @@ def test_the_pool_has_the_labels_that_clients_have(small):
 
 @pytest.mark.parametrize("part", ["[]", "''", "['']", "'.'"])
 def test_a_part_without_a_name_is_refused(small, cli, part):
-    code, _, err = cli("run", small, "--set", f"model.part={part}")
-    assert code == 2
-    assert "key 'model.part" in err
+    assert "key 'model.part" in cli.fail("run", small, "--set", f"model.part={part}")
 
 
-def test_data_check_ignores_classes_of_other_clients(tmp_path, monkeypatch, cli):
-    monkeypatch.chdir(tmp_path)
+def test_data_check_ignores_classes_of_other_clients(tmp_path, in_tmp_path, cli):
     path = write(tmp_path)
     share_whole_model(path)
-    code, out, _ = cli("data", "check", path, "--set", "data.classes=['0','1','2','3','4','5','6','7','8','9']")
-    assert code == 0
+    out, _ = cli.run("data", "check", path, "--set", "data.classes=['0','1','2','3','4','5','6','7','8','9']")
     assert "no model learns" not in out
     assert "client 'seven': it has no training examples of 3 of 10 classes" in out
 
 
-def test_a_missing_score_is_not_an_accuracy(tmp_path, monkeypatch, cli):
-    monkeypatch.chdir(tmp_path)
+def test_a_missing_score_is_not_an_accuracy(tmp_path, in_tmp_path, cli):
     path = write(tmp_path, NUMBERS.replace('"regression"', '"odd_task:Odd"'))
     (tmp_path / "odd_task.py").write_text(
         "from dataclasses import dataclass\nfrom own_objectives import Absolute\n\n\n"
@@ -349,11 +328,9 @@ def test_a_missing_score_is_not_an_accuracy(tmp_path, monkeypatch, cli):
         "    def score(self, output, target):\n"
         "        return {'accuracy': None, 'mae': super().score(output, target)['mae']}\n"
     )
-    code, _, err = cli("run", path, "--set", "rounds=1", "--out", "run")
-    assert code == 0, err
+    cli.run("run", path, "--set", "rounds=1", "--out", "run")
     assert fedmutual.Run("run").summary["personal"]["other_tasks"]["last"]["light"].keys() == {"accuracy", "mae"}
-    code, _, err = cli("report", "run", "-o", "page.html")
-    assert code == 0, err
+    cli.run("report", "run", "-o", "page.html")
 
 
 @pytest.mark.parametrize(
@@ -365,15 +342,13 @@ def test_a_missing_score_is_not_an_accuracy(tmp_path, monkeypatch, cli):
         ((81,), "with model.adaptor = 'rest')"),
     ],
 )
-def test_image_shapes_that_do_not_fit_the_shared_part_are_an_error(tmp_path, monkeypatch, cli, shape, fix):
-    monkeypatch.chdir(tmp_path)
+def test_image_shapes_that_do_not_fit_the_shared_part_are_an_error(tmp_path, in_tmp_path, cli, shape, fix):
     for client, own_shape in (("a", (1, 8, 8)), ("b", shape)):
         np.savez(f"{client}.npz", x=np.zeros((20, *own_shape), "float32"), y=np.arange(20) % 2)
     both = "".join(f'[clients.{i}]\ndata = {{ name = "npz", root = "{i}.npz" }}\n' for i in "ab")
     model = 'model = { shared = "mlp", part = "features", personal = "mlp" }\nsplit = { test = 0.5 }\n'
     (tmp_path / "f.toml").write_text(f'name = "f"\nrounds = 1\n{model}{both}')
-    code, _, err = cli("run", "f.toml", "--out", "f")
-    assert code == 2
+    err = cli.fail("run", "f.toml", "--out", "f")
     assert f"the shapes [1, 8, 8] and {[*shape]}: " in err
     assert err.rstrip().endswith(fix)
     assert not (tmp_path / "f").exists()

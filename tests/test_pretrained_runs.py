@@ -79,9 +79,9 @@ def test_a_resume_does_not_need_them_again(small: Path, cli, weights: Path) -> N
     for file in weights.iterdir():
         file.unlink()
     weights.rmdir()
-    code, _, err = cli("run", small, *MIXED, "--out", "anew")
-    assert code == 2
-    assert "key 'model.pretrained': there is no file or folder weights; name a file of weights" in err
+    assert "key 'model.pretrained': there is no file or folder weights; name a file of weights" in cli.fail(
+        "run", small, *MIXED, "--out", "anew"
+    )
     assert not Path("anew").exists()
     before = environment("part")
     assert cli("run", small, *MIXED, "--set", "rounds=4", "--out", "part", "--resume")[0] == 0

@@ -103,9 +103,8 @@ engine = {{ device = "cpu" }}
 """
 
 
-def test_test_and_validation_labels_do_not_move_the_choice(tmp_path, monkeypatch):
+def test_test_and_validation_labels_do_not_move_the_choice(tmp_path, in_tmp_path):
     """With wrong labels in the test set, of which validation data are taken, the untrained setting scores best there."""
-    monkeypatch.chdir(tmp_path)
     results = {}
     for name, shift in (("right", 0), ("wrong", 1)):
         digits(tmp_path / f"{name}.npz", shift)
@@ -353,8 +352,7 @@ def test_a_run_that_diverged_is_tried_again_from_its_last_saved_round_on_resume(
     assert sweep(held_out_config, {"optimizer.lr": RATES}, out="s", resume=True, watch=watch).tried[1].diverged == {}
 
 
-def test_clients_of_other_tasks_have_no_part_in_the_choice(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_clients_of_other_tasks_have_no_part_in_the_choice(tmp_path, in_tmp_path):
     path = objectives.write(tmp_path, objectives.NUMBERS)
     fixed = {"rounds": 1, "split": {"holdout": 0.2}, "engine.device": "cpu"}
     swept = sweep(path, {"optimizer.lr": [1e-6, 0.02], **fixed}, out="mixed")
@@ -380,8 +378,7 @@ def write_numbers(task):
     )
 
 
-def test_a_regression_is_chosen_by_the_lowest_error(tmp_path, monkeypatch, cli):
-    monkeypatch.chdir(tmp_path)
+def test_a_regression_is_chosen_by_the_lowest_error(in_tmp_path, cli):
     write_numbers("regression")
     swept = sweep("numbers.toml", {"optimizer.lr": [0.05, 1e-6], "training.batch_size": [8]}, seeds=2, out="s")
     errors = {}
@@ -403,8 +400,7 @@ def test_a_regression_is_chosen_by_the_lowest_error(tmp_path, monkeypatch, cli):
     assert "Mean absolute error of the" in out
 
 
-def test_a_task_without_a_main_metric_cannot_choose(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_task_without_a_main_metric_cannot_choose(tmp_path, in_tmp_path):
     (tmp_path / "own_objectives.py").write_text(objectives.CODE)
     write_numbers("own_objectives:Absolute")
     with pytest.raises(ConfigError, match="no main metric in common, and a sweep chooses by one; declare `metric`"):

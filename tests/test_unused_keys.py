@@ -117,9 +117,8 @@ class Steps(Peering):
 """
 
 
-def test_a_key_of_training_that_no_field_reads_is_remarked(tmp_path, monkeypatch):
+def test_a_key_of_training_that_no_field_reads_is_remarked(tmp_path, in_tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "silent_steps.py").write_text(SILENT)
     training = {"local_steps": 2, "batch_size": 8, "task": "regression"}
     tables = {

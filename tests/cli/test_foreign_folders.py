@@ -21,7 +21,7 @@ from fedmutual import models
 from fedmutual.config import read_tables
 from fedmutual.core import At
 from fedmutual.errors import ConfigError
-from fedmutual.user_code import module_files, recorded_code
+from fedmutual.user_code import plugins, recorded_code
 from fedmutual.user_code.recorded_code import set_trust
 
 pytestmark = pytest.mark.run
@@ -193,7 +193,7 @@ def test_installed_code_is_not_taken_by_its_digest(user_folder, cli, name):
     shutil.copy("my_net.py", "r/my_net.py")
     rename(user_folder / "r", model_shared=name)
     environment = json.loads(Path("r/environment.json").read_text())
-    digests = {"json": module_files.digest(module_files.find_spec_on_path("json"))}
+    digests = {"json": plugins.digest(plugins.find_spec_on_path("json"))}
     Path("r/environment.json").write_text(json.dumps(environment | {"modules": digests}))
     assert "is not in the folder" in refusal(cli("predict", "r", "three.png"))
 

@@ -1,6 +1,7 @@
 """Our own networks: their sizes by hand, their functions against PyTorch's, and what they refuse."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -83,14 +84,23 @@ def test_the_least_image(name: str, least: int) -> None:
     )
 
 
-@pytest.mark.parametrize("name", [n for n in models.NAMES if n not in ("mlp", "conv1d")])
-def test_an_image_network_refuses_vectors(name: str) -> None:
-    with pytest.raises(ConfigError) as problem:
-        build(name, (64,))
-    assert str(problem.value) == (
-        f"key 'model.shared': network {name!r} takes images (channels, height, width), not examples of shape (64,); "
-        "'mlp' takes any shape"
-    )
+@pytest.mark.parametrize(
+    ("name", "shape", "sentence"),
+    [
+        (n, (64,), "takes images (channels, height, width), not examples of")
+        for n in models.NAMES
+        if n not in ("mlp", "conv1d")
+    ]
+    + [
+        ("unet", (1, 7, 8), "takes images with even sides, but these have 7 x 8; crop or pad"),
+        ("conv1d", (3, 8, 8), "takes series, as arrays"),
+        ("conv1d", (1, 2, 1), "takes series of at least 2 steps"),
+        ("conv1d", (1, 2, 5, 5), "takes series, as arrays"),
+    ],
+)
+def test_inputs_of_another_form_are_refused(name: str, shape: tuple[int, ...], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(f"key 'model.shared': network {name!r} {sentence}")):
+        build(name, shape)
 
 
 # The papers' order, ReLU and then pooling, written out in PyTorch's functions.
@@ -165,36 +175,36 @@ def test_logits_with_and_without_gradients_are_equal(name: str) -> None:
         assert torch.equal(logits, net(x))
 
 
-def test_lenet5_bn_normalises_each_channel_of_a_convolution() -> None:
-    net, x = build("lenet5-bn", (1, 28, 28)).double(), torch.randn(3, 1, 28, 28, generator=rng(1), dtype=torch.float64)
+def normalise(z: Tensor) -> Tensor:
+    centred = z - z.mean((0, 2, 3), keepdim=True)
+    return centred / (centred.square().mean((0, 2, 3), keepdim=True) + 1e-5).sqrt()  # scale 1 and shift 0 at the start
+
+
+@pytest.mark.parametrize(
+    ("name", "block", "unit", "tolerance"),
+    [
+        ("lenet5-bn", lambda z: split(normalise(z).relu()).amax((-3, -1)), torch.relu, 1e-9),
+        ("lenet5-tanh", lambda z: split(z.tanh()).mean((-3, -1)), torch.tanh, 1e-12),
+    ],
+)
+def test_forms_of_lenet5(name: str, block, unit, tolerance: float) -> None:
+    net, x = build(name, (1, 28, 28)).double(), torch.randn(3, 1, 28, 28, generator=rng(1), dtype=torch.float64)
     w, h = dict(net.named_parameters()), x
-    for name, padding in (("conv1", 2), ("conv2", 0)):
-        z = F.conv2d(h, w[f"features.{name}.weight"], w[f"features.{name}.bias"], padding=padding)
-        centred = z - z.mean((0, 2, 3), keepdim=True)
-        z = centred / (centred.square().mean((0, 2, 3), keepdim=True) + 1e-5).sqrt()  # scale 1 and shift 0 at the start
-        h = z.relu().unflatten(-1, (-1, 2)).unflatten(-3, (-1, 2)).amax((-3, -1))
-    h = F.relu(linear(F.relu(linear(h.flatten(1), w, "classifier.fc1")), w, "classifier.fc2"))
-    torch.testing.assert_close(net(x), linear(h, w, "classifier.fc3"), rtol=1e-9, atol=1e-9)
+    for layer, padding in (("conv1", 2), ("conv2", 0)):
+        h = block(F.conv2d(h, w[f"features.{layer}.weight"], w[f"features.{layer}.bias"], padding=padding))
+    h = unit(linear(unit(linear(h.flatten(1), w, "classifier.fc1")), w, "classifier.fc2"))
+    torch.testing.assert_close(net(x), linear(h, w, "classifier.fc3"), rtol=tolerance, atol=tolerance)
 
 
-def test_lenet5_tanh_squashes_and_averages() -> None:
-    net, x = build("lenet5-tanh", (1, 28, 28)).double(), torch.randn(3, 1, 28, 28, generator=rng(1), dtype=torch.float64)
-    w, h = dict(net.named_parameters()), x
-    for name, padding in (("conv1", 2), ("conv2", 0)):
-        z = F.conv2d(h, w[f"features.{name}.weight"], w[f"features.{name}.bias"], padding=padding)
-        h = z.tanh().unflatten(-1, (-1, 2)).unflatten(-3, (-1, 2)).mean((-3, -1))
-    h = linear(linear(h.flatten(1), w, "classifier.fc1").tanh(), w, "classifier.fc2").tanh()
-    torch.testing.assert_close(net(x), linear(h, w, "classifier.fc3"), rtol=1e-12, atol=1e-12)
-
-
-def test_resnet18_takes_images_of_any_size() -> None:
-    net = build("resnet18", (2, 1, 1))
-    for sides in ((1, 1), (8, 8), (13, 40)):
-        assert net(torch.zeros(3, 2, *sides)).shape == (3, 10)
+def split(z: Tensor) -> Tensor:
+    """The squares of 2 x 2 pixels: [B, C, H, W] -> [B, C, H / 2, 2, W / 2, 2]."""
+    return z.unflatten(-1, (-1, 2)).unflatten(-3, (-1, 2))
 
 
 def test_resnet18_keeps_the_resolution_that_the_form_for_imagenet_gives_away() -> None:
     net = build("resnet18", (1, 32, 32))
+    for size in ((1, 1), (8, 8), (13, 40)):
+        assert net(torch.zeros(3, 1, *size)).shape == (3, 10)
     x = torch.zeros(2, 1, 32, 32)
     sides = {}
     for name, layer in net.features.named_children():
@@ -243,11 +253,6 @@ def test_a_network_and_a_task_of_pixels_need_each_other(name, of_pixels, sentenc
     assert models.build(name, (1, 28, 28), 3, rng(), of_pixels=None)
 
 
-def test_a_network_of_two_levels_needs_even_sides():
-    with pytest.raises(ConfigError, match="even sides, but these have 7 x 8; crop or pad"):
-        build("unet", (1, 7, 8))
-
-
 def test_a_network_for_series_convolves_along_time():
     net = build("conv1d", (1, 3, 50), classes=2)
     x = torch.randn(4, 1, 3, 50, generator=rng())
@@ -257,12 +262,3 @@ def test_a_network_for_series_convolves_along_time():
     torch.testing.assert_close(net(x), F.linear(mean, c.fc.weight, c.fc.bias))
     assert net(x[..., :20]).shape == (4, 2)
     assert torch.equal(build("conv1d", (3, 50), classes=2)(x[:, 0]), net(x))
-
-
-@pytest.mark.parametrize(
-    ("shape", "sentence"),
-    [((3, 8, 8), "takes series, as arrays"), ((1, 2, 1), "at least 2 steps"), ((1, 2, 5, 5), "takes series")],
-)
-def test_inputs_that_are_not_series_are_refused(shape, sentence):
-    with pytest.raises(ConfigError, match=sentence):
-        build("conv1d", shape)

@@ -49,16 +49,14 @@ def test_there_are_results():
     assert sum(map(len, read_results().values())) >= 361
 
 
-def test_the_pages_are_made_of_the_results_again(cli, tmp_path, monkeypatch):
+def test_the_pages_are_made_of_the_results_again(cli, in_tmp_path):
     """By the command, which finds each result by its fingerprint: one that is not found leaves a gap in a page."""
-    monkeypatch.chdir(tmp_path)
     shutil.copytree(experiments_folder(), "papers/experiments")
     Path("docs").mkdir()
     Path("docs/reproduction").mkdir()
     shutil.copy(DOCS / "README.md", "docs/reproduction")
     folders = ("--experiments", "papers/experiments", "--results", "papers/experiments/results")
-    code, _, err = cli("reproduce", "--pages", "docs/reproduction", *folders)
-    assert code == 0, err
+    cli.run("reproduce", "--pages", "docs/reproduction", *folders)
     committed = {path.relative_to(DOCS.parent): path.read_text(encoding="utf-8") for path in sorted(DOCS.glob("*.md"))}
     committed |= {Path(name): (DOCS.parent / name).read_text(encoding="utf-8") for name in ("findings.md", "benchmark.md")}
     assert len(committed) > 20

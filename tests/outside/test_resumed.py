@@ -23,8 +23,7 @@ def contents(folder):
 def test_a_sample_goes_on_as_if_it_had_never_stopped(name, samples, cli):
     command = ("run", f"{name}.toml", "--set", "rounds=3", "--out")
     for words in ((name, "--resume"), ("fresh",)):
-        code, _, err = cli(*command, *words)
-        assert code == 0, err
+        cli.run(*command, *words)
     assert fedmutual.Run(name).round == 3
     assert_same(name, tensors(samples / name), tensors(samples / "fresh"))
     assert [line["round"] for line in read_lines(samples / name / "metrics.jsonl")] == [1, 2, 3]
@@ -35,8 +34,7 @@ def test_a_sample_goes_on_as_if_it_had_never_stopped(name, samples, cli):
 def test_a_finished_sample_is_not_trained_again(name, samples, cli):
     before = contents(samples / name)
     resume = () if name == "reproduce" else ("--resume",)
-    code, out, err = cli(*sample_folders.words(name), *resume)
-    assert code == 0, err
+    out, err = cli.run(*sample_folders.words(name), *resume)
     assert "round 1/" not in err
     if name == "reproduce":
         assert "0 runs trained, 2 known" in out
@@ -71,8 +69,7 @@ def test_a_finished_sweep_is_judged_again_from_python(samples):
 def test_a_comparison_goes_on_with_more_rounds(samples, cli):
     methods = ("fml", "fedavg", "centralised")
     words = ("--methods", ",".join(methods), "--seeds", 1, "--out", "compare")
-    code, _, err = cli("compare", "methods.toml", *words, "--set", "rounds=3", "--resume")
-    assert code == 0, err
+    cli.run("compare", "methods.toml", *words, "--set", "rounds=3", "--resume")
     for method in methods:
         assert fedmutual.Run(f"compare/{method}/0").round == 3
 
@@ -80,8 +77,7 @@ def test_a_comparison_goes_on_with_more_rounds(samples, cli):
 def test_a_reproduction_goes_on_with_more_rounds(samples, cli):
     """The sample has one round of two: the new runs begin with a copy of it, and end as if there had been none."""
     for out in ("reproduce", "fresh"):
-        code, _, err = cli("reproduce", "tiny", "--seeds", 1, "--experiments", "papers", "--out", out)
-        assert code == 0, err
+        cli.run("reproduce", "tiny", "--seeds", 1, "--experiments", "papers", "--out", out)
     folders = [path.name for path in (samples / "fresh/runs").iterdir()]
     assert len(folders) == 2
     for name in folders:
@@ -107,10 +103,7 @@ def test_a_federation_of_real_sites_goes_on_with_more_rounds(samples):
 @pytest.mark.parametrize("run", ["fml", "part", "records", "compare/fedavg/0", "sites/server/wards"])
 def test_a_newcomer_adapts_a_sample(run, samples, cli):
     extra = ("--set", "data.size=[4, 4]") if run == "part" else ()
-    code, _, err = cli(
-        "adapt", run, "--data", "newcomer.toml", "--examples", 20, "--seeds", 1, "--rounds", 1, "--out", "new", *extra
-    )
-    assert code == 0, err
+    cli.run("adapt", run, "--data", "newcomer.toml", "--examples", 20, "--seeds", 1, "--rounds", 1, "--out", "new", *extra)
     about = json.loads((samples / "new/adapt.json").read_text())
     assert (about["from"]["run"], about["from"]["round"]) == (run, 2)
     begun = load_file(samples / "new/fml/20/0/begun.safetensors")
@@ -119,29 +112,25 @@ def test_a_newcomer_adapts_a_sample(run, samples, cli):
 
 def test_a_newcomer_fine_tunes_a_sample_of_fedavg(samples, cli):
     words = ("--fedavg", "compare/fedavg/0", "--examples", 20, "--seeds", 1, "--out", "new")
-    code, _, err = cli("adapt", "fml", "--data", "newcomer.toml", *words)
-    assert code == 0, err
+    cli.run("adapt", "fml", "--data", "newcomer.toml", *words)
     begun = load_file(samples / "new/fine-tune/20/0/begun.safetensors")
     assert_equal(begun, load_file(samples / "compare/fedavg/0/server/round-2.safetensors"))
 
 
 def test_a_run_begins_with_a_samples_model(samples, cli):
-    code, _, err = cli("run", "methods.toml", "--set", "model.weights=fml", "--set", "rounds=1", "--out", "new")
-    assert code == 0, err
+    cli.run("run", "methods.toml", "--set", "model.weights=fml", "--set", "rounds=1", "--out", "new")
     assert_equal(load_file("new/begun.safetensors"), load_file("fml/server/round-2.safetensors"))
 
 
 def test_a_run_has_the_rows_of_a_sample(samples, cli):
     partition = 'kind = "iid", clients = 2, examples = 40'
     change(samples / "methods.toml", partition, 'kind = "file", file = "fml/partition.json"')
-    code, _, err = cli("run", "methods.toml", "--out", "new", "--set", "rounds=1", "--set", "seed=5")
-    assert code == 0, err
+    cli.run("run", "methods.toml", "--out", "new", "--set", "rounds=1", "--set", "seed=5")
     rows = [json.loads((samples / name / "partition.json").read_text())["clients"] for name in ("new", "fml")]
     assert rows[0] == rows[1]
 
 
 @pytest.mark.parametrize("name", ["fml", "records", "part", "fedh2l"])
 def test_the_configuration_of_a_sample_makes_it_again(name, samples, cli):
-    code, _, err = cli("run", f"{name}/config.toml", "--out", "again")
-    assert code == 0, err
+    cli.run("run", f"{name}/config.toml", "--out", "again")
     assert_same(name, tensors(samples / "again"), tensors(samples / name))

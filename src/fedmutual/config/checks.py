@@ -77,21 +77,18 @@ def check_data_effects(data: DataConfig) -> None:
         raise ConfigError(fault)
 
 
-def check_methods(config: Config, source: str) -> None:
-    """Raise ConfigError if the algorithm lacks a key of [algorithm] or of a client, or if a value is out of range."""
+def check_methods(config: Config, given: Mapping[str, Any], source: str) -> None:
+    """Raise ConfigError if a key of [algorithm] or of a client is wrong, or a key of [model] undoes the algorithm's preset.
+
+    given: [model] without the preset.
+    """
     _refuse(_list_wrong_settings(config), source)
-
-
-def check_preset(config: Config, given: Mapping[str, Any], source: str) -> None:
-    """Raise ConfigError if [model], as it is given, sets a key to its default, which would undo the algorithm's preset."""
     name, default = config.algorithm["name"], ModelConfig()
     for key, value in METHODS[name].model.items() if name in METHODS else ():
         if key in given and getattr(config.model, key) == getattr(default, key):
+            undoing = f"key 'model.{key}' = {getattr(default, key)!r} undoes what makes algorithm {name!r}"
             shown = list(value) if isinstance(value, tuple) else value
-            raise ConfigError(
-                f"{source}: key 'model.{key}' = {getattr(default, key)!r} undoes what makes algorithm {name!r}, which sets "
-                f"it to {shown!r}; remove it"
-            )
+            raise ConfigError(f"{source}: {undoing}, which sets it to {shown!r}; remove it")
 
 
 def _refuse(faults: Iterable[str], source: str) -> None:

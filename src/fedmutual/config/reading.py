@@ -20,7 +20,6 @@ from fedmutual.config.checks import (
     check_config,
     check_methods,
     check_model,
-    check_preset,
     describe_foreign_key,
     parse_table,
 )
@@ -116,8 +115,7 @@ def _make_config(tables: Table, source: str) -> Config:
     model, preset = tables.get("model", {}), _get_preset(tables)
     is_table = isinstance(model, Mapping)
     config = parse_table(Config, {**tables, "model": {**preset, **model}} if preset and is_table else tables, source)
-    check_methods(config, source)
-    check_preset(config, model, source)
+    check_methods(config, model, source)
     return set_local_steps(config)
 
 

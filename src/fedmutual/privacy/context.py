@@ -16,7 +16,7 @@ from fedmutual import numerics
 from fedmutual.core import At, Client, Data, Message, Phase, Schedule
 from fedmutual.privacy.sampling import Units
 from fedmutual.rundir.checkpoint import collect_client_state
-from fedmutual.user_code import module_files
+from fedmutual.user_code import plugins
 
 _SHIPPED = ("fedmutual", "torch", "torchvision")  # the code of these packages is named by `numerics.VERSION`
 _PLAIN = (int, float, str, bool, tuple, type(None))
@@ -78,15 +78,15 @@ def _describe_code(phase: Phase, client: Client) -> tuple[object, ...]:
 
 def _digest_modules(kinds: Iterable[type]) -> list[tuple[str, str]]:
     """Return (first part of the module's name, digest of the code) for each class that a user wrote."""
-    tops = {module_files.get_top_name(kind.__module__) for kind in kinds} - set(_SHIPPED)
+    tops = {plugins.get_top_name(kind.__module__) for kind in kinds} - set(_SHIPPED)
     return [(top, _digest_module(top)) for top in sorted(tops)]
 
 
 @lru_cache
 def _digest_module(top: str) -> str:
     """Return the digest of a module's code as this process imported it; "" for a module of Python, or without a file."""
-    spec = None if module_files.is_of_python(top) else module_files.find_spec_on_path(top)
-    return module_files.digest(spec) if module_files.has_file(spec) else ""
+    spec = None if plugins.is_of_python(top) else plugins.find_spec_on_path(top)
+    return plugins.digest(spec) if plugins.has_file(spec) else ""
 
 
 def _name_class(kind: type) -> str:

@@ -12,8 +12,8 @@ from pathlib import Path
 from types import ModuleType
 
 from fedmutual.errors import ConfigError
-from fedmutual.user_code import module_files
-from fedmutual.user_code.module_files import SHIPPED, get_top_name
+from fedmutual.user_code import plugins
+from fedmutual.user_code.plugins import SHIPPED, get_top_name
 
 
 class ListedModules(MetaPathFinder):
@@ -46,9 +46,9 @@ class ListedModules(MetaPathFinder):
                 f"{names}, which this process does not trust; read that code, which would have all rights of this process, "
                 f"then {self._fix(module)}"
             )
-        if module_files.is_of_python(module) or not all(part.isidentifier() for part in module.split(".")):
+        if plugins.is_of_python(module) or not all(part.isidentifier() for part in module.split(".")):
             raise ConfigError(f"{names}, which cannot be the name of a user's module")
-        beside = [spec for folder in self._folders if (spec := module_files.find_spec_in(folder, module)) is not None]
+        beside = [spec for folder in self._folders if (spec := plugins.find_spec_in(folder, module)) is not None]
         places = dict.fromkeys(
             _describe_place(spec) for spec in (*beside, _has_installed(get_top_name(module))) if spec is not None
         )
@@ -61,7 +61,7 @@ class ListedModules(MetaPathFinder):
         """Return where a listed module is; Python's import system calls this method for modules that are not installed."""
         if path is not None or fullname not in map(get_top_name, self._modules):
             return None
-        return next((spec for folder in self._folders if (spec := module_files.find_spec_in(folder, fullname))), None)
+        return next((spec for folder in self._folders if (spec := plugins.find_spec_in(folder, fullname))), None)
 
 
 def make_server_rule(modules: Sequence[str], contracts: Sequence[Path]) -> ListedModules:
@@ -79,7 +79,7 @@ def _has_installed(top: str) -> ModuleSpec | None:
 
 def _describe_place(spec: ModuleSpec) -> str:
     """Return the place of a module for messages."""
-    if module_files.has_file(spec):
+    if plugins.has_file(spec):
         return str(Path(str(spec.origin)).resolve())
     return ", ".join(spec.submodule_search_locations or ()) or str(spec.origin)
 

@@ -17,7 +17,7 @@ from fedmutual.config.schema import (
     make_optional_table,
 )
 from fedmutual.settings import Products
-from fedmutual.user_code.module_files import is_of_python
+from fedmutual.user_code.plugins import is_of_python
 
 Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 WORK_FOLDER = "flare"  # FLARE's, in a state folder, beside those of federations

@@ -13,15 +13,14 @@ from typing import Any
 
 from fedmutual.errors import ConfigError, RunError
 from fedmutual.files import read_json
-from fedmutual.user_code import module_files, plugins
-from fedmutual.user_code.module_files import SHIPPED, get_top_name
+from fedmutual.user_code import plugins
+from fedmutual.user_code.plugins import SHIPPED, get_top_name
 
 CONFIG, ENVIRONMENT = "config.toml", "environment.json"
 MODULES = "modules"  # the key of environment.json: first part of the module's name -> digest
-_TRUST = "look at that code, then add --trust-code (in Python: trust_code=True)"
-_KEYS = (("algorithm", "name"), ("data", "name"), ("training", "task"))
-_NETWORKS = ("shared", "personal", "adaptor")
-_TORCHVISION = "torchvision:"  # before the name of a network of torchvision's, which is no module of the user's
+_ADD = "add --trust-code (in Python: trust_code=True)"
+_TRUST = f"look at that code, then {_ADD}"
+_KEYS = ("algorithm.name", "data.name", "training.task", "model.shared", "model.personal", "model.adaptor")
 
 _trusts: ContextVar[bool] = ContextVar("trusts", default=False)
 
@@ -55,19 +54,14 @@ def list_named_modules(tables: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _list_module_keys(tables: Any) -> Iterator[tuple[str, str]]:
-    """Yield (key, text) of all keys that may name a module."""
-    if not isinstance(tables, Mapping):
-        return
-    for table, key in _KEYS:
-        inner = tables.get(table)
-        if isinstance(inner, Mapping) and isinstance(inner.get(key), str):
-            yield f"{table}.{key}", inner[key]
-    model = tables.get("model")
-    networks = {key: model.get(key) for key in _NETWORKS} if isinstance(model, Mapping) else {}
-    for key, value in networks.items():
+    """Yield (key, text) of all keys that may name a module; "torchvision:" begins the name of a network of torchvision's."""
+    for key in _KEYS:
+        value = tables
+        for step in key.split("."):
+            value = value.get(step) if isinstance(value, Mapping) else None
         for name in value if isinstance(value, list | tuple) else (value,):
-            if isinstance(name, str) and not name.startswith(_TORCHVISION):
-                yield f"model.{key}", name
+            if isinstance(name, str) and not (key.startswith("model.") and name.startswith("torchvision:")):
+                yield key, name
 
 
 def compute_digests(tables: Mapping[str, Any]) -> dict[str, str]:
@@ -83,23 +77,17 @@ def compute_digests(tables: Mapping[str, Any]) -> dict[str, str]:
         with suppress(ConfigError):
             rule.admit(module, key)
             tops.add(get_top_name(module))
-    specs = {top: module_files.find_spec_on_path(top) for top in sorted(tops)}
-    return {top: module_files.digest(spec) for top, spec in specs.items() if module_files.has_file(spec)}
+    specs = {top: plugins.find_spec_on_path(top) for top in sorted(tops)}
+    return {top: plugins.digest(spec) for top, spec in specs.items() if plugins.has_file(spec)}
 
 
-class RecordedCode:
+class RecordedCode(plugins.WorkingFolder):
     """The rule for a run folder: modules of the working folder with a recorded digest, or any module of trusted code."""
 
     def __init__(self, folder: Path, trust_code: bool = False, granted: Mapping[str, Any] | None = None) -> None:
         """granted: tables of the user's configuration, whose modules are the user's choice."""
         self._folder, self._trusted = folder, trust_code or _trusts.get()
         self._granted = list_named_modules(granted or {}).keys() | set(SHIPPED)
-        self._default = plugins.WorkingFolder()
-
-    @property
-    def place(self) -> str:
-        """Return the working folder."""
-        return self._default.place
 
     def admit(self, module: str, key: str) -> None:
         """Put the working folder in the search path, if the module may be imported.
@@ -110,23 +98,23 @@ class RecordedCode:
             RunError: environment.json of the run folder is missing or damaged.
         """
         if not self._trusted and module not in self._granted:
-            self._check(module, key)
-        self._default.admit(module, key)
+            problem = self._describe_problem(module, key)
+            if problem is not None:
+                raise ConfigError(f"{self._folder}: key {key!r} names code of the module {module!r}{problem}; {_TRUST}")
+        super().admit(module, key)
 
-    def _check(self, module: str, key: str) -> None:
-        working_folder = Path(self.place)
-        names = f"{self._folder}: key {key!r} names code of the module {module!r}"
-        spec = module_files.find_spec_in(working_folder, module) if module.replace(".", "").isidentifier() else None
+    def _describe_problem(self, module: str, key: str) -> str | None:
+        folder = Path(self.place)
+        spec = plugins.find_spec_in(folder, module) if module.replace(".", "").isidentifier() else None
         if spec is None:
-            raise ConfigError(f"{names}, which is not in the folder {working_folder} where you run this; {_TRUST}")
+            return f", which is not in the folder {folder} where you run this"
         if Path(str(spec.origin)).resolve().is_relative_to(self._folder.resolve()):
-            raise ConfigError(f"{names}, which is part of the run folder itself; {_TRUST}")
-        self._default.admit(module, key)
-        if not module_files.is_same(spec, module_files.find_spec_on_path(module)):
-            raise ConfigError(f"{names}, and another module of that name comes before {spec.origin}; {_TRUST}")
-        problem = _describe_difference(self._folder, get_top_name(module), module_files.digest(spec))
-        if problem is not None:
-            raise ConfigError(f"{names}: {spec.origin} {problem}; {_TRUST}")
+            return ", which is part of the run folder itself"
+        super().admit(module, key)
+        if not plugins.is_same(spec, plugins.find_spec_on_path(module)):
+            return f", and another module of that name comes before {spec.origin}"
+        difference = _describe_difference(self._folder, get_top_name(module), plugins.digest(spec))
+        return None if difference is None else f": {spec.origin} {difference}"
 
 
 def check_tables(tables: Mapping[str, Any], folder: Path) -> None:
@@ -142,7 +130,7 @@ def check_tables(tables: Mapping[str, Any], folder: Path) -> None:
     if address not in (None, "auto") and not _trusts.get():
         raise ConfigError(
             f"{folder}: key 'engine.address' names the Ray cluster {address!r}, which may run code here; if it is yours, "
-            "add --trust-code (in Python: trust_code=True)"
+            f"{_ADD}"
         )
     rule = plugins.get_rule() or RecordedCode(folder)
     for module, key in list_named_modules(tables).items():
@@ -163,10 +151,8 @@ def check_unchanged(folder: Path, tables: Mapping[str, Any]) -> None:
         problem = _describe_difference(folder, top, now)
         if problem is not None:
             key = next(key for module, key in named.items() if get_top_name(module) == top)
-            raise RunError(
-                f"{folder}: key {key!r}: the code of the module {top!r} {problem}; to run this code add --trust-code "
-                "(in Python: trust_code=True), or begin a new run with another --out"
-            )
+            fix = f"to run this code {_ADD}, or begin a new run with another --out"
+            raise RunError(f"{folder}: key {key!r}: the code of the module {top!r} {problem}; {fix}")
 
 
 def _describe_difference(folder: Path, top: str, now: str) -> str | None:
