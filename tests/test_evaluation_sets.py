@@ -140,16 +140,3 @@ def test_methods_of_steps_and_of_epochs_are_not_compared_unless_all_count_steps(
     assert {s.config.training.local_steps for s in list_variants(config, ["fml", "fedh2l"])} == {3}
     config = parse_config({}, overrides={"data.name": "digits", "split.public": 0.2, "algorithm.name": "fedh2l"})
     assert {s.config.training.local_steps for s in list_variants(config, ["independent", "fedh2l"])} == {1}
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"algorithm.pairs": 0.5}, "'algorithm.pairs' has no effect with algorithm.peers = 'all'"),
-        ({"algorithm.kl": False, "algorithm.confidence": False}, "'algorithm.confidence' has no effect"),
-        ({"clients.20.training.local_epochs": 3}, "'clients.20.training.local_epochs' has no effect"),
-    ],
-)
-def test_settings_without_effect_are_refused(changes, message):
-    with pytest.raises(ConfigError, match=message.replace(".", "[.]")):
-        parse_config({}, overrides={"data.name": "digits", "algorithm.name": "fedh2l", **changes})

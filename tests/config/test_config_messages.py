@@ -156,6 +156,15 @@ WRONG = [
         "records.best_by = 'test' chooses by rows that records.evaluate_on = 'holdout' leaves unscored; "
         "remove one of the two",
     ),
+    ("[algorithm]\nname = 'fedh2l'\npairs = 0.5", f"key 'algorithm.pairs' {IDLE} algorithm.peers = 'all'; remove it"),
+    (
+        "[algorithm]\nname = 'fedh2l'\nkl = false\nconfidence = false",
+        f"key 'algorithm.confidence' {IDLE} algorithm.kl = false; remove it",
+    ),
+    (
+        "[algorithm]\nname = 'fedh2l'\n[clients.20.training]\nlocal_epochs = 3",
+        f"key 'clients.20.training.local_epochs' {IDLE} training.local_steps; remove it",
+    ),
     # What only the federation sets.
     (
         "[algorithm]\nname = 'fedavg'\n[clients.0]\nalgorithm.weighting = 'uniform'",

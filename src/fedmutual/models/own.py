@@ -18,6 +18,7 @@ from fedmutual.user_code import plugins
 
 _made_networks: WeakSet[nn.Module] = WeakSet()  # the networks that factories returned and that are still in use
 _FACTORS, _TOLERANCE = (10.0, -10.0), 1e-4  # factors of all weights; tolerance of a sum of probabilities
+_CONSTANT = "or, for a constant such as an attention mask, use register_buffer(..., persistent=False)"
 _KEYWORDS = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
 
 
@@ -53,11 +54,10 @@ def make_user_network(
     tensors = {name: t for name, t in net.state_dict().items() if isinstance(t, Tensor) and not is_lazy(t)}
     if complex_name := next((name for name, t in tensors.items() if t.is_complex()), None):
         is_trained = complex_name in dict(net.named_parameters())
-        fix = "call torch.view_as_complex on it in `forward`" if is_trained else "use register_buffer(..., persistent=False)"
-        raise ValueError(f"has the complex tensor {complex_name!r}; keep its real and imaginary parts [..., 2], or {fix}")
+        fix = "and call torch.view_as_complex on it in `forward`" if is_trained else _CONSTANT
+        raise ValueError(f"has the complex tensor {complex_name!r}; keep its real and imaginary parts [..., 2], {fix}")
     if unbounded := next((name for name, t in tensors.items() if t.is_floating_point() and not t.isfinite().all()), None):
-        fix = "for a constant, such as an attention mask, use register_buffer(..., persistent=False)"
-        raise ValueError(f"holds numbers in {unbounded!r} that are not finite; {fix}")
+        raise ValueError(f"holds numbers in {unbounded!r} that are not finite; mend them, {_CONSTANT}")
     return net
 
 
