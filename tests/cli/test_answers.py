@@ -134,7 +134,7 @@ def test_several_label_columns_of_a_table(workplace, cli, few_resamples):
     )
     frame.drop(columns="high")[:9].to_csv("new.csv", index=False)
     code, _, err = cli("score", "r", "new.csv")
-    assert (code, "there is no column 'high' of labels" in err) == (2, True), err
+    assert (code, "there is no column 'high', which has the labels" in err) == (2, True), err
 
 
 def test_masks(workplace, cli):

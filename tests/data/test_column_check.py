@@ -8,7 +8,7 @@ import fedmutual
 from fedmutual import data
 from fedmutual.config import DataConfig
 from fedmutual.data.column_check import check_columns
-from fedmutual.data.memory import make_memory_source
+from fedmutual.data.objects import make_memory_source
 from fedmutual.data.suggest import suggest_columns
 from fedmutual.studies.site_objects import hold_sites
 from own_data import config
@@ -80,7 +80,7 @@ def test_row_numbers_of_pandas_are_refused(tmp_path, indexes, dropped, repeats):
     assert data.load(write(tmp_path / "a.csv", columns, drop=["note", *dropped])).space.columns == ("a",)
     assert data.load(write(tmp_path / "a.csv", columns, columns={"a": "number"})).space.columns == ("a",)
     suggestion = suggest_columns(write(tmp_path / "a.csv", [*columns[:-1], ("sex", ["f", "m"] * (ROWS // 2) * repeats)]))
-    assert "Unnamed" not in suggestion.columns
+    assert "Unnamed" not in suggestion[0]
     frame = pd.read_csv(tmp_path / "a.csv")
     with pytest.raises(fedmutual.UserError) as problem:
         make_memory_source(frame.drop(columns=["note"], errors="ignore"), None, "y", "site 'a'")

@@ -10,9 +10,9 @@ import torch
 
 from fedmutual import data
 from fedmutual.config import parse_config
-from fedmutual.data.csv_dialect import find_dialect
 from fedmutual.data.suggest import suggest_columns
-from fedmutual.data.table import read_features, read_labelled
+from fedmutual.data.table import read_rows
+from fedmutual.data.table_file import find_dialect
 from fedmutual.errors import ConfigError, DataError
 from own_data import config, everything
 
@@ -68,13 +68,13 @@ def test_a_messy_file_is_read_as_the_plain_one(tmp_path: Path, delimiter: str) -
         ["commas in columns 'crp' are decimal commas"] if delimiter != "," else []
     )
     settings = config(data=messy_settings).data
-    features, name_row = read_features(Path(messy_settings["root"]), ("age", "crp"), settings.model_copy(update={"replace": {
+    features = read_rows(Path(messy_settings["root"]), ("age", "crp"), settings.model_copy(update={"replace": {
         "crp": {"<5": "2.5", "999": "0"}
     }}))  # fmt: skip
-    np.testing.assert_allclose(features, make_frame()[["age", "crp"]].fillna(0).to_numpy(), rtol=1e-6)
-    assert name_row(7).startswith("line 9 of ")
-    _, labels, _ = read_labelled(Path(messy_settings["root"]), ("age",), settings)
-    assert labels.tolist() == make_frame()["label"].tolist()
+    np.testing.assert_allclose(features.x.take(range(60)), make_frame()[["age", "crp"]].fillna(0).to_numpy(), rtol=1e-6)
+    assert features.where(7).startswith("line 9 of ")
+    part = read_rows(Path(messy_settings["root"]), ("age",), settings, labelled=True)
+    assert part.labels.tolist() == make_frame()["label"].tolist()
 
 
 def test_numbers_to_learn_may_have_decimal_commas(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_numbers_to_learn_may_have_decimal_commas(tmp_path: Path) -> None:
         (b"a;b;label\n1,5;1.234;x\n2,5;2;y\n", {}, "column 'a' has decimal commas, and column 'b' holds '1.234'"),
         (b"a;label\n1,5;x\n2.5;y\n", {}, "column 'a' has decimal commas, and column 'a' holds '2.5'"),
         ("a,label\n1,x\n".encode("utf-16-le"), {}, "is UTF-16 text without a byte order mark; save the file as UTF-8"),
-        (b"a,label\n1,x\n1,2,3\n", {}, "saw 3); fix that line: a cell that holds the delimiter"),
+        (b"a,label\n1,x\n1,2,3\n", {}, "saw 3); fix that line: quote cells that hold the delimiter"),
         (b"a,label\n1,x,\n2,y,\n", {}, "or a delimiter at the end of each row?"),
         (b"a,Label\n1,x\n2,y\n", {}, "it has 'a', 'Label'; did you mean 'Label'?"),
         (b"a, label\n1,x\n2,y\n", {}, "it has 'a', ' label'; did you mean ' label'?"),
@@ -120,7 +120,7 @@ def test_files_that_cannot_be_read(tmp_path: Path, text: bytes, settings: dict[s
 def test_cells_of_several_lines_do_not_hide_the_delimiter(tmp_path: Path, rows: int) -> None:
     cells = "".join(f'{k};"a\nb\nc";{k % 2}\n' for k in range(rows))
     (tmp_path / "a.csv").write_text(f'"dose, mg";note;label\n{cells}')
-    assert find_dialect(tmp_path / "a.csv").delimiter == ";"
+    assert find_dialect(tmp_path / "a.csv")["sep"] == ";"
 
 
 ROWS = "".join(f"{k},5;{20 + k % 7};{k % 2}\n" for k in range(40))
@@ -177,9 +177,9 @@ def test_a_recommendation_names_what_single_clients_need(tmp_path: Path) -> None
     clients = {client: {"data": {"name": "csv", "root": root}} for client, root in roots.items()}
     suggestion = suggest_columns(parse_config({"clients": clients}))
     assert suggestion is not None
-    assert 'crp = "number"' in suggestion.columns
-    assert 'admitted = "date"' in suggestion.columns
-    remarks = "\n".join(suggestion.remarks)
+    assert 'crp = "number"' in suggestion[0]
+    assert 'admitted = "date"' in suggestion[0]
+    remarks = "\n".join(suggestion[1])
     assert "client 'c' is not part" in remarks
     assert 'need clients.b.data.date_format = "%d.%m.%Y"' in remarks
     assert "column 'crp' has numbers and '<5'" in remarks
@@ -191,4 +191,4 @@ def test_an_ambiguous_date_is_left_to_the_user(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("seen,label\n" + rows)
     suggestion = suggest_columns(config(data={"name": "csv", "root": str(tmp_path / "a.csv")}))
     assert suggestion is not None
-    assert '"%d/%m/%Y" or data.date_format = "%m/%d/%Y"; choose' in suggestion.remarks[0]
+    assert '"%d/%m/%Y" or data.date_format = "%m/%d/%Y"; choose' in suggestion[1][0]

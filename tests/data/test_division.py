@@ -297,10 +297,7 @@ def test_one_split_is_for_domains_of_the_same_images() -> None:
 @pytest.mark.parametrize(
     ("tables", "why"),
     [
-        (
-            {"split": OF_ALL | {"public": 0.2}},
-            r"are fractions of a client's rows, but their sum is 1\.1",
-        ),
+        ({"split": OF_ALL | {"public": 0.2}}, r"are fractions of a client's rows, but their sum is 1\.1"),
         ({"split": {"private": 0.5}}, "'split.private' needs the key 'split.validation'"),
         ({"split": OF_ALL | {"test": 0.0}}, "'split.test' must be above 0: with 'split.private'"),
         ({"split": {"preset": "v1", "public": 0.95}}, "and 'split.public' must leave training data"),

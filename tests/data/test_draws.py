@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedmutual.data.draws import apportion, count_classes, make_numpy_generator, sample, take_per_class
+from fedmutual.data.draws import apportion, count_classes, make_numpy_generator, sample
 
 
 def rng() -> np.random.Generator:
@@ -56,13 +56,6 @@ def test_keeping_one_of_each_class() -> None:
         chosen = sample(np.arange(9), labels, 6, np.random.default_rng(seed), keep=True)
         assert 8 not in chosen
     assert len(sample(np.arange(2), np.array([0, 1]), 1, rng(), keep=True)) == 1  # cannot be kept: one is taken all the same
-
-
-def test_take_gives_what_is_asked() -> None:
-    labels = np.array([0, 1, 0, 1, 2])
-    chosen = take_per_class(np.array([10, 11, 12, 13, 14]), labels, [1, 2, 0], rng())
-    assert len(chosen) == 3
-    assert {11, 13} < set(chosen.tolist()) < {10, 11, 12, 13}
 
 
 @pytest.mark.parametrize("make", [lambda: 5, lambda: torch.Generator().manual_seed(5), lambda: np.random.default_rng(5)])

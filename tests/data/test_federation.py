@@ -91,11 +91,7 @@ IMAGES = np.random.default_rng(0).integers(0, 240, (12, 8, 8))
     [
         (IMAGES.astype(np.uint8), {}, "the pixels are only divided by 255"),
         (IMAGES, {}, "the pixels are taken as they are, some of them large (channel 0 is about 1"),
-        (
-            IMAGES,
-            {"mean": [0.3], "std": [0.4]},
-            "inputs are large after scaling by data.mean and data.std (channel 0",
-        ),
+        (IMAGES, {"mean": [0.3], "std": [0.4]}, "inputs are large after scaling by data.mean and data.std (channel 0"),
         (IMAGES.astype(np.uint8), {"mean": [0.3], "std": [0.4]}, None),
         (IMAGES, {"mean": [120.0], "std": [70.0]}, None),
         (

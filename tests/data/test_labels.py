@@ -1,12 +1,19 @@
+"""Labels: matched by class name, and as users have them in memory: missing labels are refused, bytes are text."""
+
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from fedmutual import data
-from fedmutual.config import parse_config
-from own_data import config, folder, npz, refused
+from fedmutual.config import DataConfig, parse_config
+from fedmutual.data.examples import ArrayExamples, Part
+from fedmutual.data.labels import clean_labels
+from fedmutual.errors import DataError
+from own_data import config, everything, folder, npz, refused
 
 X = np.arange(24, dtype=np.float32).reshape(12, 2)
 HALF: dict[str, Any] = {"split": {"test": 0.5}, "partition": {"clients": 1}}
@@ -14,14 +21,9 @@ HALF: dict[str, Any] = {"split": {"test": 0.5}, "partition": {"clients": 1}}
 
 def classes_of(about: dict[str, Any]) -> dict[int, str]:
     """First feature of each row (it tells the rows of X apart) -> the class that the row got."""
-    import torch
-
     federation = data.load(config(data=about, **HALF))
-    class_by_feature = {}
-    for rows in (federation.clients["0"].private, federation.test):
-        for x, y in rows.rows(torch.arange(len(rows)).split(4)):
-            class_by_feature |= {int(a[0]) // 2: federation.space.classes[int(b)] for a, b in zip(x, y, strict=True)}
-    return class_by_feature
+    parts = [everything(rows) for rows in (federation.clients["0"].private, federation.test)]
+    return {int(a[0]) // 2: federation.space.classes[int(b)] for x, y in parts for a, b in zip(x, y, strict=True)}
 
 
 def test_a_site_without_class_3_keeps_4_as_4(tmp_path: Path) -> None:
@@ -128,7 +130,7 @@ def test_labels_of_every_integer_type_are_read(tmp_path: Path, dtype: type) -> N
         ({"y": np.array([0, 1, 900] * 4)}, "row 2 of 'x' in PATH: its label 900 is out of range"),
         (
             {"y": np.array([0, 1, 5] * 4), "classes": np.array(["a", "b"])},
-            "its label 5 is out of range, there are 2 classes",
+            "its label 5 is out of range: labels go from 0 to 1",
         ),
         ({"y": np.array([0.0, 1.5, 1.0] * 4)}, "labels must be whole numbers or names, but are float64 (1.5, for example)"),
         ({"y": np.eye(3)[[0, 1, 2] * 4]}, "labels have the shape [12, 3]; give one label for each"),
@@ -153,3 +155,74 @@ def test_a_class_missing_at_one_client_is_not_reported_as_missing_everywhere(tmp
     clients = {"both": {"data": both}, "one": {"data": one}}
     given = parse_config({"data": {"name": "npz", "classes": ["a", "b"]}, "clients": clients, "training": {"batch_size": 2}})
     assert not [note for note in data.load(given).notes if "no model learns" in note]
+
+
+def clean(values, **settings):
+    part = Part(ArrayExamples(np.zeros((len(values), 1))), values, lambda row: f"row {row}")
+    return clean_labels(part, DataConfig(**settings)).labels
+
+
+def make_objects(*labels):
+    values = np.empty(len(labels), dtype=object)
+    values[:] = labels
+    return values
+
+
+@pytest.mark.parametrize(
+    ("labels", "cleaned"),
+    [
+        (np.array([b"ill", b"well"]), ["ill", "well"]),
+        (make_objects(b"ill", "ill", np.str_("well")), ["ill", "ill", "well"]),
+        (np.array(["ill", "NA", "None"]), ["ill", "NA", "None"]),
+        (np.array(["ill", "well"], dtype=np.dtypes.StringDType()), ["ill", "well"]),
+        (make_objects(2, np.int64(1)), ["2", "1"]),
+        (make_objects(2, 1.5), [2.0, 1.5]),
+        (make_objects(Decimal("1.5"), 2), [1.5, 2.0]),
+        (np.array([[1, Decimal(0)]], dtype=object), [[1.0, 0.0]]),
+        (make_objects(True, np.False_), ["True", "False"]),
+        (np.array([3, 1]), [3, 1]),
+        (np.array([], dtype=object), []),
+    ],
+)
+def test_labels_are_read(labels, cleaned):
+    assert clean(labels).tolist() == cleaned
+    assert len(labels) == 0 or clean(labels).dtype != object
+
+
+@pytest.mark.parametrize("missing", [None, np.nan, pd.NA, pd.NaT, "", "  ", b"", "nan", "<NA>"])
+def test_missing_labels_are_counted(missing):
+    with pytest.raises(DataError, match=r"^row 1: its label is missing \(2 of 4 labels\); fill in the labels, or drop"):
+        clean(make_objects("ill", missing, "well", missing))
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        np.array([0.0, np.nan]),
+        np.array(["ill", np.nan]),
+        np.array(["ill", None], dtype=np.dtypes.StringDType(na_object=None)),
+        np.array([[0.0, 1.0], [1.0, np.nan]]),
+    ],
+)
+def test_labels_are_missing_in_every_type(labels):
+    with pytest.raises(DataError, match=r"^row 1: its label is missing \(1 of 2 labels\)"):
+        clean(labels)
+
+
+def test_text_of_a_missing_value_may_be_a_class():
+    labels = np.array(["nan", "<NA>", "ill"])
+    assert clean(labels, classes=["nan", "ill"], labels={"<NA>": "ill"}).tolist() == labels.tolist()
+
+
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        (make_objects(1, "1"), "row 1: its label '1' is text, and the label 1 of row 0 is a number"),
+        (make_objects(True, 1), "row 1: its label 1 is a number, and the label True of row 0 is a truth value"),
+        (np.array([b"ill", b"\xfc"]), r"row 1: its label b'\xfc' is not UTF-8 text; decode the labels"),
+    ],
+)
+def test_labels_are_of_one_kind(labels, words):
+    with pytest.raises(DataError) as problem:
+        clean(labels)
+    assert words in str(problem.value)

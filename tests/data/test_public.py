@@ -185,24 +185,6 @@ def test_one_batch_an_index_tensor_over_several_stores(resident: bool, tmp_path:
     assert list(public_set.rows(iter([]))) == []
 
 
-def test_a_public_set_is_given_back(tmp_path: Path) -> None:
-    import json
-
-    split = {"private": 0.5, "public": 0.2, "validation": 0.1, "test": 0.1}
-    federation = data.load(config(split=split))
-    path = tmp_path / "partition.json"
-    path.write_text(json.dumps(federation.partition))
-    back = data.load(config(seed=5, partition={"kind": "file", "file": str(path)}))
-    assert back.partition["clients"] == federation.partition["clients"]
-    assert back.partition["fingerprint"] == federation.partition["fingerprint"]
-    assert back.public is not None
-    assert federation.public is not None
-    assert back.public.digest == federation.public.digest
-    assert isinstance(back.test, Rows)
-    assert isinstance(federation.test, Rows)
-    assert np.array_equal(back.test.index, federation.test.index)
-
-
 def test_an_unused_test_set_of_the_data_is_remarked(tmp_path: Path) -> None:
     x = np.arange(60, dtype=np.float32)[:, None]
     about = npz(tmp_path / "a.npz", x=x, y=[0, 1] * 30, x_test=x[:9] + 100, y_test=[0, 1, 0] * 3)

@@ -66,6 +66,27 @@ def test_a_partition_is_given_back(written: tuple[Path, data.Federation]) -> Non
     assert "validation, hold-out and test rows come from the partition file: [split] has no effect" in other.notes
 
 
+@pytest.mark.parametrize(
+    "tables",
+    [
+        {"split": {"private": 0.5, "public": 0.2, "validation": 0.1, "test": 0.1}},
+        {"data": {"name": "digits", "angles": [0, 30, 90], "per_class": 20}, "partition": {"kind": "domains"},
+         "split": {"private": 0.65, "public": 0.1, "validation": 0.1, "test": 0.15}},
+    ],
+)  # fmt: skip
+def test_public_rows_and_domains_are_given_back(tables: dict[str, Any], tmp_path: Path) -> None:
+    federation = data.load(config(**tables))
+    path = tmp_path / "partition.json"
+    path.write_text(json.dumps(federation.partition))
+    back = data.load(config(data=tables.get("data", {}), partition={"kind": "file", "file": str(path)}))
+    assert back.partition["clients"] == federation.partition["clients"]
+    assert back.partition["fingerprint"] == federation.partition["fingerprint"]
+    assert back.public is not None
+    assert federation.public is not None
+    assert back.public.digest == federation.public.digest
+    assert np.array_equal(back.test.index, federation.test.index)
+
+
 def test_the_fingerprint_tells_data_and_rows_apart(tmp_path: Path) -> None:
     x = np.arange(24, dtype=np.float32).reshape(12, 2)
     y = np.array([0, 1] * 6)
@@ -95,16 +116,21 @@ def test_a_partition_of_other_data(written: tuple[Path, data.Federation], tmp_pa
     refused("belongs to other data", data={"name": "digits", "classes": list("1234567890")}, partition=kind)
 
 
-def rewrite(path: Path, change: Any) -> None:
+def rewrite(path: Path, change: Any, signed: bool = True) -> dict[str, Any]:
+    """Change a file by hand; signed: with the fingerprint made anew. Return the table [partition] that names the file."""
     recorded = json.loads(path.read_text())
     change(recorded)
+    if signed:
+        table = Table(np.zeros(0, dtype=np.int64), 0, tuple(recorded["classes"]))
+        recorded["fingerprint"] = fingerprint_partition(table, recorded["data"], recorded["test"], recorded["clients"])
     path.write_text(json.dumps(recorded))
+    return {"kind": "file", "file": str(path)}
 
 
 def test_a_partition_changed_by_hand(written: tuple[Path, data.Federation]) -> None:
     path, _ = written
-    rewrite(path, lambda partition: partition["clients"]["0"]["private"]["rows"].pop())
-    refused(f"{path}: the file was changed: its fingerprint is of other rows", partition={"kind": "file", "file": str(path)})
+    about = rewrite(path, lambda partition: partition["clients"]["0"]["private"]["rows"].pop(), signed=False)
+    refused(f"{path}: the file was changed: its fingerprint is of other rows", partition=about)
 
 
 @pytest.mark.parametrize(
@@ -121,27 +147,18 @@ def test_row_numbers_that_cannot_be(
     written: tuple[Path, data.Federation], client: str, share: str, rows: list[int] | None, words: str
 ) -> None:
     """Someone has made the fingerprint anew: the rows are looked at all the same."""
-    path, _ = written
 
     def change(partition: dict[str, Any]) -> None:
         partition["clients"][client][share]["rows"] = partition["clients"]["0"]["private"]["rows"] if rows is None else rows
-        table = Table(np.zeros(0, dtype=np.int64), 0, tuple(partition["classes"]))
-        partition["fingerprint"] = fingerprint_partition(table, partition["data"], partition["test"], partition["clients"])
 
-    rewrite(path, change)
-    refused(words, partition={"kind": "file", "file": str(path)})
+    refused(words, partition=rewrite(written[0], change))
 
 
 def test_a_client_that_would_leave_the_run_folder(written: tuple[Path, data.Federation]) -> None:
-    path, _ = written
-
     def change(partition: dict[str, Any]) -> None:
         partition["clients"]["../../elsewhere"] = partition["clients"].pop("0")
-        table = Table(np.zeros(0, dtype=np.int64), 0, tuple(partition["classes"]))
-        partition["fingerprint"] = fingerprint_partition(table, partition["data"], partition["test"], partition["clients"])
 
-    rewrite(path, change)
-    refused("client '../../elsewhere' cannot name a client", partition={"kind": "file", "file": str(path)})
+    refused("client '../../elsewhere' cannot name a client", partition=rewrite(written[0], change))
 
 
 @pytest.mark.parametrize(

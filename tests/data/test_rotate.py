@@ -12,7 +12,7 @@ from PIL import Image
 from fedmutual import data
 from fedmutual.config import Config, parse_config
 from fedmutual.data import sources
-from fedmutual.data.rotate import rotate_images
+from fedmutual.data.sources import rotate_images
 from fedmutual.studies import run
 from own_data import config, everything, folder, npz, refused
 
@@ -114,16 +114,6 @@ def test_rotated_mnist_as_published() -> None:
     assert federation.public.count_bytes(labels=True) == dict.fromkeys(federation.clients, 100 * (28 * 28 + 8))
     defaults = data.load(parse_config(tables | {"data": {"name": "rotated-mnist"}}))
     assert defaults.partition == federation.partition
-
-
-def test_a_partition_of_domains_is_given_back(tmp_path: Path) -> None:
-    import json
-
-    federation = data.load(config(data=DIGITS, partition=DOMAINS, split=SPLIT))
-    path = tmp_path / "partition.json"
-    path.write_text(json.dumps(federation.partition))
-    back = data.load(config(data=DIGITS, partition={"kind": "file", "file": str(path)}))
-    assert back.partition["fingerprint"] == federation.partition["fingerprint"]
 
 
 def same(**tables: Any) -> str:

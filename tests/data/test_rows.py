@@ -8,7 +8,7 @@ import torch
 from torchvision.transforms.v2 import functional as published
 
 from fedmutual import data
-from fedmutual.data.augment import PAD, CropFlip
+from fedmutual.data.rows import PAD, CropFlip
 from own_data import config, everything, folder, npz
 
 DIGITS = {"name": "digits", "augment": "crop-flip"}

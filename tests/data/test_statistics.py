@@ -1,5 +1,6 @@
 """Statistics over all clients: against numpy and scikit-learn on the rows of all clients together, and what is refused."""
 
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -7,11 +8,23 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import fedmutual
 from fedmutual import data
 from fedmutual.config import Config, parse_config
-from fedmutual.data.statistics import Layout, add_sums, read_sums, sum_rows
+from fedmutual.data.statistics import (
+    DIGITS,
+    FRACTION_BITS,
+    RANGE,
+    Layout,
+    add_sums,
+    decode_total,
+    encode_number,
+    read_sums,
+    sum_rows,
+)
 from fedmutual.errors import ConfigError, UserError
 from fedmutual.files import read_json
 from own_data import config, everything, npz
@@ -180,11 +193,7 @@ def test_words_that_no_rows_have_are_refused(place: int, value: int, word: str) 
 
 @pytest.mark.parametrize(
     ("changes", "word"),
-    [
-        ({"x": np.ones((30, 4))}, "inputs"),
-        ({"x": np.ones((30, 3, 8))}, "inputs"),
-        ({"y": np.arange(30) % 6}, "'4'"),
-    ],
+    [({"x": np.ones((30, 4))}, "inputs"), ({"x": np.ones((30, 3, 8))}, "inputs"), ({"y": np.arange(30) % 6}, "'4'")],
 )
 def test_clients_with_other_columns_or_classes_are_refused(tmp_path: Path, changes: dict[str, Any], word: str) -> None:
     clients = tables(tmp_path)
@@ -197,7 +206,7 @@ def test_clients_with_other_columns_or_classes_are_refused(tmp_path: Path, chang
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("tables", "words"),
     [
         ({"data": {"mean": "federated"}}, ("'data.mean'", "both")),
         ({"data": {"mean": "federated", "std": [0.1]}}, ("'data.std'", "both")),
@@ -210,9 +219,9 @@ def test_clients_with_other_columns_or_classes_are_refused(tmp_path: Path, chang
         ),
     ],
 )
-def test_settings_that_do_not_go_together_are_refused(given: dict[str, Any], words: tuple[str, ...]) -> None:
+def test_settings_that_do_not_go_together_are_refused(tables: dict[str, Any], words: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError) as caught:
-        parse_config(given)
+        parse_config(tables)
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
@@ -232,9 +241,9 @@ def test_a_run_records_the_statistics_and_equals_a_run_by_numbers(tmp_path: Path
 
 
 def test_stats_prints_the_statistics(tmp_path: Path, cli: Any) -> None:
-    given = npz(tmp_path / "a.npz", x=np.array([[1.0, 5.0], [3.0, 5.0]] * 20), y=["ill", "well"] * 20)
+    about = npz(tmp_path / "a.npz", x=np.array([[1.0, 5.0], [3.0, 5.0]] * 20), y=["ill", "well"] * 20)
     file = tmp_path / "a.toml"
-    file.write_text(f'data = {{ name = "npz", root = "{given["root"]}" }}\npartition = {{ clients = 2 }}\n')
+    file.write_text(f'data = {{ name = "npz", root = "{about["root"]}" }}\npartition = {{ clients = 2 }}\n')
     code, out, _ = cli("stats", file)
     lines = [line.split() for line in out.splitlines()]
     assert code == 0
@@ -249,9 +258,50 @@ def test_stats_prints_the_statistics(tmp_path: Path, cli: Any) -> None:
 @pytest.mark.parametrize("task", ["multilabel", "segmentation"])
 def test_label_sets_and_masks_are_not_row_classes(tmp_path: Path, task: str) -> None:
     shape = {"multilabel": (40, 3), "segmentation": (40, 4, 6)}[task]
-    given = npz(tmp_path / "a.npz", x=np.zeros((40, 4, 6), "float32"), y=np.arange(np.prod(shape)).reshape(shape) % 2)
+    about = npz(tmp_path / "a.npz", x=np.zeros((40, 4, 6), "float32"), y=np.arange(np.prod(shape)).reshape(shape) % 2)
     shared = {"multilabel": "mlp", "segmentation": "unet"}[task]
     common = {"partition": {"clients": 2}, "training": {"task": task}, "model": {"shared": shared}}
-    statistics = data.load(parse_config({**common, "data": {**given, **BY_SUMS}})).statistics
+    statistics = data.load(parse_config({**common, "data": {**about, **BY_SUMS}})).statistics
     assert statistics is not None
     assert (statistics.rows, statistics.classes, statistics.mean) == (32, {}, (0.0,))
+
+
+# Numbers of any size in fixed point: words that add up whatever their order, against Python's exact fractions.
+
+UNIT = Fraction(1, 2**FRACTION_BITS)
+Numbers = st.lists(st.floats(-4e27, 4e27).map(Fraction), min_size=1, max_size=20)
+
+
+def add(numbers: list[list[int]]) -> list[int]:
+    """Return the sums of the words modulo 2^64, as signed integers: what masked words leave of them."""
+    return [(sum(words) + 2**63) % 2**64 - 2**63 for words in zip(*numbers, strict=True)]
+
+
+def test_words_by_hand() -> None:
+    assert encode_number(Fraction(3)) == [0, 0, 0, 3, 0, 0]
+    assert encode_number(Fraction(1, 2**96)) == [1, 0, 0, 0, 0, 0]
+    assert encode_number(Fraction(-1, 2**96)) == [2**32 - 1] * 5 + [-1]
+    assert decode_total([0, 0, 0, 2**32 + 5, 1, 0]) == 2**32 + 5 + 2**32  # digits above the base carry
+
+
+@given(Numbers, st.booleans())
+def test_words_add_up_to_the_sum(numbers: list[Fraction], hide_carries: bool) -> None:
+    words = [encode_number(number, hide_carries) for number in numbers]
+    assert all(-(2**63) <= word < 2**63 for one in words for word in one)
+    exact = sum((Fraction(round(n / UNIT)) * UNIT for n in numbers), Fraction())
+    assert decode_total(add(words)) == decode_total(add(words[::-1])) == exact
+
+
+def test_hidden_carries_hide_the_sign_of_each_number() -> None:
+    """Without them the highest digit is -1 for each negative number; with them it is random."""
+    assert {encode_number(Fraction(n))[-1] for n in (-3, -2, -1)} == {-1}
+    highest = [encode_number(Fraction(-1), hide_carries=True)[-1] for _ in range(50)]
+    assert len(set(highest)) > 40
+    assert all(encode_number(Fraction(7), True) != encode_number(Fraction(7), True) for _ in range(5))
+
+
+@pytest.mark.parametrize("number", [RANGE, -RANGE, 1e300])
+def test_a_number_beyond_the_range_is_refused(number: float) -> None:
+    with pytest.raises(ValueError, match="4e\\+28"):
+        encode_number(Fraction(number))
+    assert len(encode_number(Fraction(RANGE) - 1)) == DIGITS

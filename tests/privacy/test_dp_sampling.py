@@ -15,7 +15,7 @@ from scipy import stats
 
 from fedmutual.algorithms import FML, FedAvg, Independent
 from fedmutual.boundary import Refused, release
-from fedmutual.data.augment import CropFlip
+from fedmutual.data.rows import CropFlip
 from fedmutual.errors import RunError
 from fedmutual.losses import Classification
 from fedmutual.privacy import secret

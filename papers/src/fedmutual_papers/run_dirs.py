@@ -17,7 +17,7 @@ from fedmutual.core import At
 from fedmutual.data import record
 from fedmutual.data.division import Division, divide
 from fedmutual.data.draws import make_numpy_generator, sample
-from fedmutual.data.kinds import PRIVATE
+from fedmutual.data.splits import PRIVATE
 from fedmutual.errors import ConfigError, RunError
 from fedmutual.federation.build import pick_device
 from fedmutual.files import write_json

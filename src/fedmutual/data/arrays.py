@@ -15,6 +15,13 @@ ArraysByName = Mapping[str, npt.NDArray[Any]]
 _SAVE = "save 'x' and 'y' with numpy.savez"
 
 
+def require_root(config: DataConfig) -> Path:
+    """Return data.root; raise ConfigError if the key is not set."""
+    if config.root is None:
+        raise ConfigError(f"data.name = {config.name!r} needs the key 'data.root': the path of the data")
+    return config.root
+
+
 def read_npz(config: DataConfig) -> Source:
     """Return the data of the file data.root; its test rows are x_test and y_test, or the file data.test.
 
@@ -28,7 +35,7 @@ def read_npz(config: DataConfig) -> Source:
         return make_source(arrays, config, str(path))
     if "x_test" in arrays:
         raise ConfigError(f"key 'data.test': {path} already has test rows in 'x_test'; remove one of the two")
-    test = _make_part(read_arrays(config.test), "", config, str(config.test))
+    test = _make_part(read_arrays(config.test), config, str(config.test), "x", "y")
     return make_source(arrays, config, str(path), test)
 
 
@@ -38,17 +45,13 @@ def read_medmnist(config: DataConfig) -> Source:
     The file's validation rows are training rows here, where each client holds out rows of its own.
 
     Raises:
-        DataError: the file is missing, is no npz file of plain arrays, its arrays do not fit each other, or it holds
-            volumes.
+        DataError: the file is missing, is no npz file of MedMNIST, or holds volumes.
         ConfigError: data.root is not set.
     """
     path = require_root(config)
     arrays = read_arrays(path, missing="key 'data.root' names the npz file that medmnist.com offers")
     train, extra, test = (
-        _make_part(
-            {f"x_{kind}": arrays[f"{kind}_images"], f"y_{kind}": arrays[f"{kind}_labels"]}, f"_{kind}", config, str(path)
-        )
-        for kind in _require_kinds(arrays, path)
+        _make_part(arrays, config, str(path), f"{kind}_images", f"{kind}_labels") for kind in ("train", "val", "test")
     )
     shape = arrays["train_images"].shape[1:]
     if len(shape) == 3 and shape[-1] not in (1, 3):  # [N, D, H, W]: D would be taken for channels
@@ -56,27 +59,8 @@ def read_medmnist(config: DataConfig) -> Source:
             f"{path}: holds volumes of {' x '.join(map(str, shape))}; fedmutual reads the 2D sets of MedMNIST only"
         )
     if not train.labels.shape[1:] == extra.labels.shape[1:] == test.labels.shape[1:]:
-        raise DataError(
-            f"{path}: its three arrays of labels have {list(train.labels.shape)}, {list(extra.labels.shape)} and "
-            f"{list(test.labels.shape)} values; give each row as many labels as the others"
-        )
-    return Source(str(path), merge_parts(train, extra), test)
-
-
-def _require_kinds(arrays: ArraysByName, path: Path) -> tuple[str, ...]:
-    """Return the kinds of rows of MedMNIST. Raises DataError where an array of a kind is missing."""
-    kinds = ("train", "val", "test")
-    for name in (f"{kind}_{what}" for kind in kinds for what in ("images", "labels")):
-        if name not in arrays:
-            raise DataError(f"{path}: is no file of MedMNIST: there is no array {name!r}; it has {list_names(list(arrays))}")
-    return kinds
-
-
-def require_root(config: DataConfig) -> Path:
-    """Return data.root; raise ConfigError if the key is not set."""
-    if config.root is None:
-        raise ConfigError(f"data.name = {config.name!r} needs the key 'data.root': the path of the data")
-    return config.root
+        raise DataError(f"{path}: its arrays of labels differ in width; give each row as many labels as the others")
+    return Source(str(path), merge_parts(Source(str(path), train, extra)).train, test)
 
 
 def make_source(arrays: ArraysByName, config: DataConfig, place: str, test: Part | None = None) -> Source:
@@ -85,65 +69,52 @@ def make_source(arrays: ArraysByName, config: DataConfig, place: str, test: Part
     Raises:
         DataError: an array is missing, or the arrays do not fit each other.
     """
-    train = _make_part(arrays, "", config, place)
+    train = _make_part(arrays, config, place, "x", "y")
     if "x_test" in arrays:
-        test = _make_part(arrays, "_test", config, place)
+        test = _make_part(arrays, config, place, "x_test", "y_test", "_test")
     classes = arrays.get("classes")
     return Source(place, train, test, None if classes is None else tuple(str(c) for c in classes.tolist()))
 
 
-def read_array(path: Path, name: str) -> npt.NDArray[Any]:
-    """Return one array of an npz file, in the shape and type of the file.
-
-    Raises:
-        DataError: there is no such array, or the file is no npz file of plain arrays.
-    """
-    arrays = read_arrays(path, missing="name another")
+def get_array(arrays: ArraysByName, name: str, place: str) -> npt.NDArray[Any]:
+    """Return an array by name. Raises DataError where there is none."""
     if name not in arrays:
-        raise DataError(f"{path}: there is no array {name!r}; it has {list_names(list(arrays)) or 'none'}")
+        raise DataError(f"{place}: there is no array {name!r}; it has {list_names(list(arrays)) or 'none'}")
     return arrays[name]
 
 
-def _make_part(arrays: ArraysByName, suffix: str, config: DataConfig, place: str) -> Part:
-    for name in (f"x{suffix}", f"y{suffix}"):
-        if name not in arrays:
-            raise DataError(f"{place}: there is no array {name!r}; it has {list_names(list(arrays)) or 'none'}")
+def _make_part(arrays: ArraysByName, config: DataConfig, place: str, x: str, y: str, suffix: str = "") -> Part:
+    """Return the rows of the arrays named `x` and `y`. suffix: of the names of groups and domains."""
 
     def where(row: int) -> str:
-        return f"row {row} of 'x{suffix}' in {place}"
+        return f"row {row} of {x!r} in {place}"
 
-    x = UserArrayExamples(arrays[f"x{suffix}"], f"{place}: array 'x{suffix}'", where)
-    if not len(x):
-        raise DataError(f"{place}: array 'x{suffix}' has no rows")
-    groups = None
+    values, targets = get_array(arrays, x, place), get_array(arrays, y, place)
+    examples = UserArrayExamples(values, f"{place}: array {x!r}", where)
+    if not len(examples):
+        raise DataError(f"{place}: array {x!r} has no rows")
+
+    def get_column(name: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        values = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
+        if values.shape != (len(examples),):
+            raise DataError(
+                f"{place}: array {name!r} has the shape {list(values.shape)}; give one value for each of the "
+                f"{len(examples)} rows"
+            )
+        return values
+
+    groups, group, domain = None, f"{config.group_by}{suffix}", f"domain{suffix}"
     if config.group_by is not None:
-        name = f"{config.group_by}{suffix}" if f"{config.group_by}{suffix}" in arrays else f"group{suffix}"
-        if name not in arrays:
+        group = group if group in arrays else f"group{suffix}"
+        if group not in arrays:
             raise DataError(
                 f"{place}: data.group_by needs an array '{config.group_by}{suffix}'; it has {list_names(list(arrays))}"
             )
-        groups = _convert_column(arrays[name], name, len(x), place).astype(str)
-    domain = f"domain{suffix}"
-    domains = _convert_column(arrays[domain], domain, len(x), place).astype(str) if domain in arrays else None
-    labels = _convert_targets(arrays[f"y{suffix}"], f"y{suffix}", len(x), place)
-    return Part(x, labels, where, groups, domains)
-
-
-def _convert_column(values: npt.NDArray[Any], name: str, rows: int, place: str) -> npt.NDArray[Any]:
-    if values.ndim == 2 and values.shape[1] == 1:
-        values = values[:, 0]
-    if values.shape != (rows,):
-        raise DataError(
-            f"{place}: array {name!r} has the shape {list(values.shape)}; give one value for each of the {rows} rows"
-        )
-    return values
-
-
-def _convert_targets(values: npt.NDArray[Any], name: str, rows: int, place: str) -> npt.NDArray[Any]:
-    """Return targets [n, ...]; whether a task can use their shape is checked where they are read."""
-    if values.ndim < 2 or values.shape[1:] == (1,) or len(values) != rows:
-        return _convert_column(values, name, rows, place)
-    return values
+        groups = get_column(group, arrays[group]).astype(str)
+    domains = get_column(domain, arrays[domain]).astype(str) if domain in arrays else None
+    if targets.ndim < 2 or targets.shape[1:] == (1,) or len(targets) != len(examples):
+        targets = get_column(y, targets)  # whether a task can use targets [n, ...] is checked where they are read
+    return Part(examples, targets, where, groups, domains)
 
 
 def read_arrays(
@@ -169,18 +140,11 @@ def read_arrays(
     except DataError:
         raise
     except Exception as problem:  # numpy and zipfile raise many kinds of errors for a damaged file
-        raise DataError(
-            f"{path}: is not an npz file of arrays ({_describe_problem(path, problem)}); {fix or _SAVE}"
-        ) from None
-
-
-def _describe_problem(path: Path, problem: Exception) -> str:
-    """Return why numpy cannot read a file; numpy takes every unknown file for a pickle."""
-    if "pickle" not in str(problem):
-        return format_error(problem)
-    with path.open("rb") as file:
-        is_pickle = "Object" in str(problem) or file.read(1) == b"\x80"
-    return "it is a pickle, and pickles are never loaded" if is_pickle else "its first bytes are not those of an npz file"
+        reason = format_error(problem)
+        if "pickle" in reason:  # numpy takes every unknown file for a pickle
+            is_pickle = "Object" in reason or path.read_bytes()[:1] == b"\x80"
+            reason = "it is a pickle, and pickles are never loaded" if is_pickle else "its first bytes are of no npz file"
+        raise DataError(f"{path}: is not an npz file of arrays ({reason}); {fix or _SAVE}") from None
 
 
 def _load_array(loaded: Any, name: str, path: Path, fix: str | None) -> npt.NDArray[Any]:

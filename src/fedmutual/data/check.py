@@ -11,10 +11,10 @@ from torch import Tensor
 
 from fedmutual.config import ALONE, Config, has_own_data, make_client_config
 from fedmutual.data.draws import Index
-from fedmutual.data.examples import join_examples, list_names
+from fedmutual.data.examples import list_names
 from fedmutual.data.federation import Federation, get_test_rows, load
-from fedmutual.data.notes import NOBODY, count_training_examples
 from fedmutual.data.prepared import Prepared, prepare
+from fedmutual.data.record import NOBODY, count_training_examples
 from fedmutual.data.rows import Rows
 from fedmutual.errors import format_count
 
@@ -24,6 +24,8 @@ _VALUES = 200  # more means and standard deviations do not fit into a sentence
 _CLIENTS = 10  # up to this number, clients are described one by one
 _SHARES = {"training": "private", "public": "public", "validation": "validation", "hold-out": "holdout", "test": "test"}
 _CHUNK = 1024
+_ONE_CLIENT = "there is one client only"
+_SUGGESTED = "the training examples suggest"
 
 
 def find_problems(config: Config, prepared: Mapping[str, Prepared] | None = None) -> list[str]:
@@ -37,35 +39,40 @@ def find_problems(config: Config, prepared: Mapping[str, Prepared] | None = None
     data_by_client = prepare(config) if prepared is None else prepared
     if not has_own_data(config):
         federation = load(config, data_by_client)
-        return _find_in_data_set(config, federation, _scan_rows(federation))
+        return _find_in_data_set(federation, _scan_rows(federation))
     scans, findings = {}, []
     is_of_tables = len(config.clients) > 1 and all(own_data.source.columns for own_data in data_by_client.values())
     left_out = (_ONE_CLIENT, NOBODY, *([_SUGGESTED] if is_of_tables else []))  # of tables, one setting is for all clients
     for i, own_data in data_by_client.items():
         federation = load(make_client_config(config, i), {"": own_data})
         scans[i] = _scan_rows(federation)
-        client_findings = [
-            s for s in _find_in_data_set(make_client_config(config, i), federation, scans[i]) if not s.startswith(left_out)
-        ]
-        findings += [f"client {i!r}: {finding.replace(f'client {ALONE!r} ', 'it ')}" for finding in client_findings]
+        own_findings = [s for s in _find_in_data_set(federation, scans[i]) if not s.startswith(left_out)]
+        findings += [f"client {i!r}: {finding.replace(f'client {ALONE!r} ', 'it ')}" for finding in own_findings]
         # stored rows are compared, because clients may scale their rows differently
-        scans[i] = replace(scans[i], digests=_digest_stored_rows(own_data, scans[i].rows.index))
-    return [*findings, *_find_leaks_between_clients(scans)]
+        chunks = np.array_split(scans[i].rows.index, -(-len(scans[i].rows) // _CHUNK))
+        digests = [digest for rows in chunks for digest in digest_rows(own_data.examples.take(rows.tolist()))]
+        scans[i] = replace(scans[i], digests=np.array(digests, dtype=np.uint64))
+    for scored_client, scan in scans.items():
+        for trainer, other in scans.items():
+            copies = scan.find_copies(scan.scored, other) if trainer != scored_client else None
+            if copies is not None:
+                count, name, copy = copies
+                findings.append(
+                    f"{count} of the {len(scan.scored)} examples that client {scored_client!r} is scored on equal a "
+                    f"training example of client {trainer!r}, {name} for instance {copy}"
+                )
+    return findings
 
 
-_ONE_CLIENT = "there is one client only"
-_SUGGESTED = "the training examples suggest"
-
-
-def _find_in_data_set(config: Config, federation: Federation, scan: "_Scan") -> list[str]:
+def _find_in_data_set(federation: Federation, scan: "_Scan") -> list[str]:
     """Return the findings of one data set."""
-    findings = [
+    return [
         *federation.notes,
         *_compare_sizes(federation),
         *_check_classes(federation),
         *_find_duplicates(federation, scan),
+        *_check_values(federation, scan),
     ]
-    return [*findings, *_check_values(federation, scan)]
 
 
 def _compare_sizes(federation: Federation) -> Iterator[str]:
@@ -79,53 +86,37 @@ def _compare_sizes(federation: Federation) -> Iterator[str]:
         )
     for share_name, kind in _SHARES.items():
         shares: dict[str, Rows | None] = {i: getattr(s, kind) for i, s in federation.clients.items()}
-        small_shares = {i: len(rows) for i, rows in shares.items() if rows is not None and len(rows) < _FEW}
-        if small_shares:
-            smallest = min(small_shares.values())
-            score = (
-                f"; one example of {smallest} is {100 / smallest:.0f} % of a score"
-                if kind not in ("private", "public")
-                else ""
-            )
-            yield (
-                f"{'client' if len(small_shares) == 1 else 'clients'} {list_names(list(small_shares))} "
-                f"{'has' if len(small_shares) == 1 else 'have'} fewer than {_FEW} {share_name} examples{score}"
-            )
+        few = {i: len(rows) for i, rows in shares.items() if rows is not None and len(rows) < _FEW}
+        if few:
+            least = min(few.values())
+            is_scored = kind not in ("private", "public")
+            score = f"; one example of {least} is {100 / least:.0f} % of a score" if is_scored else ""
+            noun, verb = ("client", "has") if len(few) == 1 else ("clients", "have")
+            yield f"{noun} {list_names(list(few))} {verb} fewer than {_FEW} {share_name} examples{score}"
 
 
 def _check_classes(federation: Federation) -> Iterator[str]:
     """Yield sentences on classes that clients lack, and on classes of very different size."""
     names = federation.space.classes
-    clients: dict[str, Any] = federation.partition["clients"]
-    incomplete = {i: count_training_examples(c) for i, c in clients.items() if 0 in count_training_examples(c)}
+    counts_by_client = {i: count_training_examples(c) for i, c in federation.partition["clients"].items()}
+    incomplete = {i: counts for i, counts in counts_by_client.items() if 0 in counts}
     if len(incomplete) > _CLIENTS:
-        yield f"{len(incomplete)} of {len(clients)} clients lack training examples of some class"
-    else:
-        for i, counts in incomplete.items():
-            present, missing = (
-                [n for n, k in zip(names, counts, strict=True) if bool(k) == is_present] for is_present in (True, False)
-            )
-            if len(present) < len(missing):
-                present_names = list_names(present)
-                yield f"client {i!r} has training examples of {len(present)} of {len(names)} classes: only {present_names}"
-            else:
-                missing_names = list_names(missing)
-                yield f"client {i!r} has no training examples of {len(missing)} of {len(names)} classes: {missing_names}"
-    class_counts = _count_training(federation)
-    largest = int(class_counts.argmax())
-    smallest = int(np.where(class_counts > 0, class_counts, class_counts.max() + 1).argmin())
-    if class_counts[largest] >= _UNEVEN * class_counts[smallest]:
+        yield f"{len(incomplete)} of {len(counts_by_client)} clients lack training examples of some class"
+    for i, counts in incomplete.items() if len(incomplete) <= _CLIENTS else ():
+        present = [name for name, count in zip(names, counts, strict=True) if count]
+        missing = [name for name in names if name not in present]
+        if len(present) < len(missing):
+            yield f"client {i!r} has training examples of {len(present)} of {len(names)} classes: only {list_names(present)}"
+        else:
+            yield f"client {i!r} has no training examples of {len(missing)} of {len(names)} classes: {list_names(missing)}"
+    totals = {name: sum(counts) for name, counts in zip(names, zip(*counts_by_client.values(), strict=True), strict=False)}
+    trained = {name: total for name, total in totals.items() if total}
+    large, small = max(trained, key=trained.__getitem__), min(trained, key=trained.__getitem__)
+    if trained[large] >= _UNEVEN * trained[small]:
         yield (
-            f"classes are imbalanced: {names[largest]!r} has {format_count(class_counts[largest], 'training example')} and "
-            f"{names[smallest]!r} has {class_counts[smallest]}; read balanced accuracy beside accuracy"
+            f"classes are imbalanced: {large!r} has {format_count(trained[large], 'training example')} and {small!r} has "
+            f"{trained[small]}; read balanced accuracy beside accuracy"
         )
-
-
-def _count_training(federation: Federation) -> Index:
-    """Return the number of training examples of each class [C], over all clients."""
-    clients: dict[str, Any] = federation.partition["clients"]
-    class_counts: Index = np.sum([count_training_examples(c) for c in clients.values()], axis=0)
-    return class_counts
 
 
 @dataclass(frozen=True)
@@ -135,62 +126,51 @@ class _Scan:
     rows: Rows
     trained: Index  # positions of the training rows
     scored: Index  # of those that are scored on
-    digests: np.ndarray[tuple[int], np.dtype[np.uint64]]  # [N], of each row's bytes
-    blank: Index  # positions of images that are one value all over
+    digests: np.ndarray[Any, np.dtype[np.uint64]]  # [N], of each row's bytes
+    blank: list[int]  # positions of images that are one value all over
     mean: Tensor  # of the training rows, as scaled: a value a channel or feature
     std: Tensor
     constant: Tensor  # bool, of the training rows: a value a channel or feature
 
+    def find_copies(self, scored: Index, other: "_Scan") -> tuple[int, str, str] | None:
+        """Return how many of the rows at these positions equal a training row of the other scan, and the names of a pair."""
+        trained = other.digests[other.trained]
+        leaked = scored[np.isin(self.digests[scored], trained)]
+        if not len(leaked):
+            return None
+        copy = other.trained[trained == self.digests[leaked[0]]][0]
+        return len(leaked), self.rows.name_row(leaked[0]), other.rows.name_row(copy)
+
 
 def _scan_rows(federation: Federation) -> _Scan:
     """Read every row that a client or the test set has, once."""
-    pooled = federation.pool_clients()
-    test = get_test_rows(federation)
+    pooled, test = federation.pool_clients(), get_test_rows(federation)
     shares = [s.index for s in (pooled.private, pooled.validation, pooled.holdout, test) if s is not None]
     rows = test.with_index(np.unique(np.concatenate(shares)))
-    trained = torch.from_numpy(np.isin(rows.index, pooled.private.index))
+    trained = np.isin(rows.index, pooled.private.index)
     chunks = torch.split(torch.arange(len(rows)), _CHUNK)
-    digests, blank_rows, moments, extremes = [], [], [], []
+    digests, blank, sums = list[int](), list[int](), list[Tensor]()
     for positions, (x, _) in zip(chunks, rows.rows(chunks), strict=True):
-        flat = x.flatten(1)
         digests += digest_rows(x)
-        blank_rows.append(positions[(flat == flat[:, :1]).all(1)] if x.dim() > 3 else positions[:0])
-        training_values = x[trained[positions]].double().transpose(0, 1).flatten(1)  # [channels or features, values]
-        if training_values.numel():
-            moments.append(
-                torch.stack(
-                    [
-                        torch.full_like(training_values[:, 0], training_values.shape[1]),
-                        training_values.sum(1),
-                        training_values.square().sum(1),
-                    ]
-                )
-            )
-            extremes.append(torch.stack([training_values.amin(1), -training_values.amax(1)]))
-    n, total, squares = torch.stack(moments).sum(0)
-    lowest, highest = torch.stack(extremes).amin(0)
+        flat = x.flatten(1)
+        blank += positions[(flat == flat[:, :1]).all(1)].tolist() if x.dim() > 3 else []
+        values = x[torch.from_numpy(trained)[positions]].double().transpose(0, 1).flatten(1)  # [channels, values]
+        if values.numel():
+            n = torch.full_like(values[:, 0], values.shape[1])
+            sums.append(torch.stack([n, values.sum(1), values.square().sum(1), values.amin(1), -values.amax(1)]))
+    n, total, squares = torch.stack(sums)[:, :3].sum(0)
+    lowest, highest = torch.stack(sums)[:, 3:].amin(0)
     mean = total / n
-    std = (squares / n - mean.square()).clamp(min=0).sqrt()
-    row_digests = np.array(digests, dtype=np.uint64)
-    scored = np.flatnonzero(np.isin(rows.index, np.concatenate([pooled.validation.index, test.index])))
     return _Scan(
         rows,
-        np.flatnonzero(trained.numpy()),
-        scored,
-        row_digests,
-        torch.cat(blank_rows).numpy(),
-        mean,
-        std,
-        lowest == -highest,
+        trained=np.flatnonzero(trained),
+        scored=np.flatnonzero(np.isin(rows.index, np.concatenate([pooled.validation.index, test.index]))),
+        digests=np.array(digests, dtype=np.uint64),
+        blank=blank,
+        mean=mean,
+        std=(squares / n - mean.square()).clamp(min=0).sqrt(),
+        constant=lowest == -highest,
     )
-
-
-def _digest_stored_rows(prepared: Prepared, index: Index) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
-    """Return the digests [n] of rows as they are stored, before scaling."""
-    examples, digests = join_examples(prepared.source), list[int]()
-    for rows in np.array_split(index, -(-len(index) // _CHUNK)):
-        digests += digest_rows(examples.take(rows.tolist()))
-    return np.array(digests, dtype=np.uint64)
 
 
 def digest_rows(x: Tensor) -> list[int]:
@@ -198,68 +178,46 @@ def digest_rows(x: Tensor) -> list[int]:
     return [int.from_bytes(hashlib.blake2b(row, digest_size=8).digest(), "big") for row in x.flatten(1).numpy()]
 
 
-def _find_leaks_between_clients(scans: Mapping[str, _Scan]) -> Iterator[str]:
-    """Yield a sentence where one client trains on examples that another client is scored on."""
-    for scored_client, scored_scan in scans.items():
-        for trainer, trained_scan in scans.items():
-            trained = trained_scan.digests[trained_scan.trained]
-            leaked = scored_scan.scored[np.isin(scored_scan.digests[scored_scan.scored], trained)]
-            if trainer != scored_client and len(leaked):
-                copy = trained_scan.trained[trained == scored_scan.digests[leaked[0]]][0]
-                yield (
-                    f"{len(leaked)} of the {len(scored_scan.scored)} examples that client {scored_client!r} is scored on "
-                    f"equal a training example of client {trainer!r}, {scored_scan.rows.name_row(leaked[0])} for instance "
-                    f"{trained_scan.rows.name_row(copy)}"
-                )
-
-
 def _find_duplicates(federation: Federation, scan: _Scan) -> Iterator[str]:
     """Yield a sentence for examples that are both in training and in evaluation, or have two labels."""
-    pooled = federation.pool_clients()
-    trained, test = scan.trained, get_test_rows(federation)
+    pooled, test = federation.pool_clients(), get_test_rows(federation)
     for share_name, share in (("test", test), ("validation", pooled.validation), ("hold-out", pooled.holdout)):
         if share is None or (share_name == "validation" and np.isin(share.index, test.index).all()):
             continue
         scored = np.flatnonzero(np.isin(scan.rows.index, share.index))
-        leaked = scored[np.isin(scan.digests[scored], scan.digests[trained])]
-        if len(leaked):
-            copy = trained[scan.digests[trained] == scan.digests[leaked[0]]][0]
+        copies = scan.find_copies(scored, scan)
+        if copies is not None:
+            count, name, copy = copies
             yield (
-                f"{len(leaked)} of {len(scored)} {share_name} examples equal a training example, "
-                f"{scan.rows.name_row(leaked[0])} for "
-                f"instance {scan.rows.name_row(copy)}; scores on these examples measure memorisation"
+                f"{count} of {len(scored)} {share_name} examples equal a training example, {name} for instance {copy}; "
+                "scores on these examples measure memorisation"
             )
-    _, distinct = np.unique(scan.digests, return_inverse=True)
-    first = np.full(distinct.max() + 1, -1)
-    labels = scan.rows.labels
-    first[distinct] = np.arange(len(distinct))
     if federation.space.targets != "classes":  # other targets of equal inputs may differ
         return
+    _, first, distinct = np.unique(scan.digests, return_index=True, return_inverse=True)
+    labels, classes = scan.rows.labels, federation.space.classes
     conflicting = np.flatnonzero(labels != labels[first[distinct]])
     if len(conflicting):
-        row, other_row = conflicting[0], first[distinct[conflicting[0]]]
-        yield (
-            f"equal examples have different labels, {scan.rows.name_row(row)} ({federation.space.classes[labels[row]]!r}) "
-            f"and {scan.rows.name_row(other_row)} ({federation.space.classes[labels[other_row]]!r}) for instance"
-        )
+        pair = (conflicting[0], first[distinct[conflicting[0]]])
+        one, other = (f"{scan.rows.name_row(row)} ({classes[labels[row]]!r})" for row in pair)
+        yield f"equal examples have different labels, {one} and {other} for instance"
 
 
 def _check_values(federation: Federation, scan: _Scan) -> Iterator[str]:
     """Yield sentences on inputs without information, and on the scaling that the data suggest."""
-    if len(scan.blank):
+    space = federation.space
+    if scan.blank:
         yield (
             f"{format_count(len(scan.blank), 'image')} with a single value in all pixels: "
             f"{scan.rows.name_row(scan.blank[0])}, for instance"
         )
-    names = federation.space.columns or tuple(str(i) for i in range(len(scan.constant)))
+    names = space.columns or tuple(str(i) for i in range(len(scan.constant)))
     constant = [names[i] for i in scan.constant.nonzero().flatten().tolist()]
     if constant:
-        kind = "channel" if len(federation.space.shape) > 1 else "feature"
+        kind = "channel" if len(space.shape) > 1 else "feature"
         yield f"constant in all training examples, so without information: {kind} {list_names(constant)}"
-    if federation.space.dtype == torch.int64:
-        return  # ids have no scale
-    is_unscaled = not federation.space.scaling["mean"] and "columns" not in federation.space.scaling
-    if is_unscaled and len(scan.mean) <= _VALUES:
+    is_unscaled = not space.scaling["mean"] and "columns" not in space.scaling and space.dtype != torch.int64
+    if is_unscaled and len(scan.mean) <= _VALUES:  # ids have no scale
         suggested = (scan.mean, scan.std.where(scan.std > 0, 1))
         mean, std = (", ".join(f"{v:.4g}" for v in values.tolist()) for values in suggested)
         yield f"{_SUGGESTED} data.mean = [{mean}] and data.std = [{std}]"

@@ -11,7 +11,6 @@ import pandas as pd
 
 from fedmutual.config import DataConfig
 from fedmutual.data.examples import LARGEST_EXACT, Source, choose_evenly, list_names
-from fedmutual.data.sources import TABLES
 from fedmutual.errors import DataError, join_words
 
 Values = npt.NDArray[Any]
@@ -59,10 +58,9 @@ def describe_nameless(columns: Sequence[str], config: DataConfig, place: str) ->
     nameless = [name for name in columns if is_nameless(name)]
     if not nameless:
         return []
-    kind = "is a column" if len(nameless) == 1 else "are columns"
     return [
-        f"{place}: {list_names(nameless)} {kind} without a name, as the row numbers of pandas are, and no feature; name "
-        f"{_get_pronoun(nameless)}, or leave {_get_pronoun(nameless)} out: {_describe_drop(nameless, config)}"
+        f"{place}: {list_names(nameless)} without a name in the header, as the row numbers of pandas are, cannot be "
+        f"features; name these columns, or leave them out: {_describe_drop(nameless, config)}"
     ]
 
 
@@ -94,8 +92,8 @@ def check_columns(source: Source, targets: Values, config: DataConfig) -> list[s
     identifying = [name for name, column in values.items() if name not in not_numbers and identifies_rows(column)]
     different = [name for name in identifying if len(np.unique(values[name])) == len(cells)]
     return [
-        f"{source.place}: {list_names(names)} {verb}{'' if len(names) > 1 else 's'} {what}; leave {_get_pronoun(names)} "
-        f"out, unless a model may know {_get_pronoun(names)}: {_describe_drop(names, config)}"
+        f"{source.place}: {list_names(names)} {verb}{'' if len(names) > 1 else 's'} {what}; unless a model may know this, "
+        f"leave these columns out: {_describe_drop(names, config)}"
         for names, verb, what in (
             (determining, "determine", "the label of every training row: each value belongs to one label"),
             (different, "hold", "a different whole number in every row, as identifiers do"),
@@ -108,14 +106,10 @@ def check_columns(source: Source, targets: Values, config: DataConfig) -> list[s
 def _describe_drop(names: Sequence[str], config: DataConfig) -> str:
     """Return how to leave columns out of a file or of a DataFrame."""
     if config.columns:
-        return f"do not list {_get_pronoun(names)} in data.columns"
-    if config.name in TABLES:
-        return f"data.drop = {json.dumps([*(config.drop or ()), *names], ensure_ascii=False)}"
-    return f"DataFrame.drop(columns={[*names]})"
-
-
-def _get_pronoun(names: Sequence[str]) -> str:
-    return "it" if len(names) == 1 else "them"
+        return "do not list them in data.columns"
+    if config.root is None:
+        return f"DataFrame.drop(columns={[*names]})"
+    return f"data.drop = {json.dumps([*(config.drop or ()), *names], ensure_ascii=False)}"
 
 
 def _determines(column: Values, label: Values) -> bool:
@@ -166,8 +160,7 @@ def note_rounded_numbers(table: Mapping[str, Any] | pd.DataFrame, place: str, fi
     if not examples:
         return []
     cell, rounded = next(iter(examples.values()))
-    verb = "holds" if len(examples) == 1 else "hold"
     return [
-        f"{place}: {list_names([*examples])} {verb} whole numbers above {LARGEST_EXACT:,}, which float32 rounds "
-        f"({cell:.0f} becomes {rounded:.0f}, for example); {fix}"
+        f"{place}: {list_names([*examples])} {'holds' if len(examples) == 1 else 'hold'} whole numbers above "
+        f"{LARGEST_EXACT:,}, which float32 rounds ({cell:.0f} becomes {rounded:.0f}, for example); {fix}"
     ]

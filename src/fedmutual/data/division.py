@@ -9,8 +9,17 @@ from fedmutual.config import Config, PartitionConfig
 from fedmutual.core import At
 from fedmutual.data import partition
 from fedmutual.data.draws import Index, Names, count_classes, make_numpy_generator, sample
-from fedmutual.data.kinds import HOLDOUT, PUBLIC, TEST, VALIDATION, list_held_out_fractions
-from fedmutual.data.splits import LEFT, deal_alike, draw_alike, hold_out
+from fedmutual.data.splits import (
+    HOLDOUT,
+    LEFT,
+    PUBLIC,
+    TEST,
+    VALIDATION,
+    deal_alike,
+    draw_alike,
+    hold_out,
+    list_held_out_fractions,
+)
 from fedmutual.errors import ConfigError, DataError
 
 PFLLIB_TRAIN = 0.75  # of a client's rows
@@ -55,53 +64,40 @@ def divide(config: Config, table: Table) -> Division:
     if table.bases is None or config.split.shared is False:
         return _divide_rows(config, table)
     first, *others = _list_domains(table)
-    first_rows = _sort_by_image(table, first)
-    first_division = _divide_rows(config, _select_rows(table, np.sort(first_rows)))
-    shares_by_domain = {first: {kind: np.sort(first_rows)[rows] for kind, rows in first_division.clients[first].items()}}
-    for domain in others:
-        rows_by_image = _sort_by_image(table, domain)
-        shares_by_domain[domain] = {
-            kind: np.sort(rows_by_image[table.bases[rows]]) for kind, rows in shares_by_domain[first].items()
-        }
-    return Division(np.sort(np.concatenate([shares[TEST] for shares in shares_by_domain.values()])), shares_by_domain)
+    # the rows of each domain, in the order of the images that they show
+    by_image = {d: np.flatnonzero(_get_domains(table) == d) for d in (first, *others)}
+    by_image = {d: rows[np.argsort(table.bases[rows])] for d, rows in by_image.items()}
+    rows = np.sort(by_image[first])
+    groups, domains = (None if column is None else column[rows] for column in (table.groups, table.domains))
+    trains = int((rows < table.trains).sum())
+    of_first = _divide_rows(config, Table(table.labels[rows], trains, table.classes, groups, domains, table.bases[rows]))
+    images = {kind: table.bases[rows[share]] for kind, share in of_first.clients[first].items()}
+    shares = {d: {kind: np.sort(by_image[d][share]) for kind, share in images.items()} for d in (first, *others)}
+    return Division(np.sort(np.concatenate([share[TEST] for share in shares.values()])), shares)
 
 
 def _divide_rows(config: Config, table: Table) -> Division:
     """Return the division of the table, with each row by itself."""
     if config.partition.kind == "pfllib":
         return _divide_as_pfllib(config, table)
-    split, at = config.split, At(config.seed, -1, config.rounds)
-    fractions, training_rows = list_held_out_fractions(split), np.arange(table.trains)
-    has_own_tests = split.private is not None  # every client has test rows of its own
-    if has_own_tests:
-        test = np.empty(0, dtype=np.int64)
-    else:
+    split, at, kind = config.split, At(config.seed, -1, config.rounds), config.partition.kind
+    fractions, test = list_held_out_fractions(split), np.empty(0, dtype=np.int64)
+    if split.private is None:  # else every client has test rows of its own
         _check_groups(table)
-        test = (
-            np.arange(table.trains, len(table.labels)) if table.trains < len(table.labels) else _hold_out_test(config, table)
-        )
-    rows_by_client = _deal_training(
-        config.partition, table, np.setdiff1d(training_rows, test), make_numpy_generator(at.rng("partition"))
-    )
-    limited = _limit_examples(config.partition.examples, rows_by_client, table, make_numpy_generator(at.rng("examples")))
-    named_parts = {f"client {i!r}": rows for i, rows in limited.items()}
-    shares_by_name = hold_out(named_parts, table.labels, table.groups, fractions, make_numpy_generator(at.rng("splits")))
-    shares = {
-        i: {kind: rows for kind, rows in share.items() if kind != LEFT}
-        for i, share in zip(rows_by_client, shares_by_name.values(), strict=True)
-    }
-    if has_own_tests:
+        has_test_part = table.trains < len(table.labels)
+        test = np.arange(table.trains, len(table.labels)) if has_test_part else _hold_out_test(config, table)
+    training_rows = np.setdiff1d(np.arange(table.trains), test)
+    rows_by_client = _deal_training(config.partition, table, training_rows, make_numpy_generator(at.rng("partition")))
+    shares = _split_clients(config, table, rows_by_client, table.groups, fractions)
+    if split.private is not None:
         return Division(np.sort(np.concatenate([share[TEST] for share in shares.values()])), shares)
     if VALIDATION not in fractions:
-        validation = _choose_validation(
-            config.partition.kind, rows_by_client, test, table, make_numpy_generator(at.rng("validation"))
-        )
+        rng = make_numpy_generator(at.rng("validation"))
+        validation = _choose_validation(kind, rows_by_client, test, table, rng)
         shares = {i: {**shares[i], VALIDATION: rows} for i, rows in validation.items()}
-    if config.partition.kind == "domains":
-        tests_by_domain = {i: test[_get_domains(table)[test] == i] for i in shares}
-        shares = {
-            i: {**share, **({TEST: tests_by_domain[i]} if len(tests_by_domain[i]) else {})} for i, share in shares.items()
-        }
+    if kind == "domains":
+        own_tests = {i: test[_get_domains(table)[test] == i] for i in shares}
+        shares = {i: {**share, **({TEST: own_tests[i]} if len(own_tests[i]) else {})} for i, share in shares.items()}
     return Division(test, shares)
 
 
@@ -110,37 +106,35 @@ def _divide_as_pfllib(config: Config, table: Table) -> Division:
 
     The test set holds the clients' rows to be scored on, as PFLlib's accuracy is over all of them.
     """
-    split, at = config.split, At(config.seed, -1, config.rounds)
     if table.groups is not None:
         raise ConfigError("partition.kind = 'pfllib' divides single rows and keeps no groups together; remove data.group_by")
-    assert config.partition.alpha is not None
-    rng = make_numpy_generator(at.rng("partition"))
-    parts = [
-        rng.permutation(p) for p in partition.pfllib(table.labels, config.partition.clients, config.partition.alpha, rng)
-    ]
-    cuts = [int(PFLLIB_TRAIN * len(part)) for part in parts]
-    trained = {str(i): np.sort(part[:cut]) for i, (part, cut) in enumerate(zip(parts, cuts, strict=True))}
-    scored = {str(i): np.sort(part[cut:]) for i, (part, cut) in enumerate(zip(parts, cuts, strict=True))}
-    limited = _limit_examples(config.partition.examples, trained, table, make_numpy_generator(at.rng("examples")))
-    fractions = {kind: f for kind, f in ((HOLDOUT, split.holdout), (PUBLIC, split.public)) if f}
-    named_parts = {f"client {i!r}": rows for i, rows in limited.items()}
-    shares = hold_out(named_parts, table.labels, None, fractions, make_numpy_generator(at.rng("splits")))
-    clients = {i: {**share, VALIDATION: scored[i]} for i, share in zip(trained, shares.values(), strict=True)}
-    return Division(np.sort(np.concatenate(list(scored.values()))), clients)
+    clients, alpha = config.partition.clients, config.partition.alpha
+    assert alpha is not None
+    rng = make_numpy_generator(At(config.seed, -1, config.rounds).rng("partition"))
+    parts = [rng.permutation(part) for part in partition.pfllib(table.labels, clients, alpha, rng)]
+    halves = {str(i): np.split(part, [int(PFLLIB_TRAIN * len(part))]) for i, part in enumerate(parts)}
+    fractions = {kind: f for kind, f in ((HOLDOUT, config.split.holdout), (PUBLIC, config.split.public)) if f}
+    shares = _split_clients(config, table, {i: np.sort(trained) for i, (trained, _) in halves.items()}, None, fractions)
+    scored = {i: np.sort(rows) for i, (_, rows) in halves.items()}
+    divided = {i: {**share, VALIDATION: scored[i]} for i, share in shares.items()}
+    return Division(np.sort(np.concatenate(list(scored.values()))), divided)
 
 
-def _select_rows(table: Table, rows: Index) -> Table:
-    """Return the table of the rows in `rows`, in their order."""
-    groups, domains = (None if column is None else column[rows] for column in (table.groups, table.domains))
-    bases = None if table.bases is None else table.bases[rows]
-    return Table(table.labels[rows], int((rows < table.trains).sum()), table.classes, groups, domains, bases)
-
-
-def _sort_by_image(table: Table, domain: str) -> Index:
-    """Return the rows of a domain, sorted by the number of the original image."""
-    rows = np.flatnonzero(_get_domains(table) == domain)
-    assert table.bases is not None
-    return rows[np.argsort(table.bases[rows])]
+def _split_clients(
+    config: Config, table: Table, rows_by_client: Mapping[str, Index], groups: Names | None, fractions: Mapping[str, float]
+) -> dict[str, dict[str, Index]]:
+    """Return the shares of each client: at most partition.examples of its training rows, and what is held out of them."""
+    at, most = At(config.seed, -1, config.rounds), config.partition.examples
+    rng, limited = make_numpy_generator(at.rng("examples")), {}
+    for i, rows in rows_by_client.items():
+        if most is not None and len(rows) > most:
+            rows = sample(rows, table.labels[rows], most, rng)
+        limited[f"client {i!r}"] = rows
+    shares = hold_out(limited, table.labels, groups, fractions, make_numpy_generator(at.rng("splits")))
+    return {
+        i: {kind: rows for kind, rows in share.items() if kind != LEFT}
+        for i, share in zip(rows_by_client, shares.values(), strict=True)
+    }
 
 
 def _hold_out_test(config: Config, table: Table) -> Index:
@@ -175,17 +169,6 @@ def _deal_training(config: PartitionConfig, table: Table, train: Index, rng: np.
     return {str(i): train[part] for i, part in enumerate(parts)}
 
 
-def _limit_examples(
-    most: int | None, rows_by_client: Mapping[str, Index], table: Table, rng: np.random.Generator
-) -> Mapping[str, Index]:
-    """Return at most `most` training rows for each client, in the client's class mix."""
-    if most is None:
-        return rows_by_client
-    return {
-        i: rows if len(rows) <= most else sample(rows, table.labels[rows], most, rng) for i, rows in rows_by_client.items()
-    }
-
-
 def _choose_validation(
     kind: str, rows_by_client: Mapping[str, Index], test: Index, table: Table, rng: np.random.Generator
 ) -> dict[str, Index]:
@@ -216,13 +199,10 @@ def _get_domains(table: Table) -> Names:
 
 
 def _list_domains(table: Table) -> list[str]:
-    """Return the domains of the training part; raise DataError where a domain cannot be the name of a client and a
-    folder.
-    """
+    """Return the domains of the training part; raise DataError where one cannot be the name of a client and a folder."""
     domain_column = _get_domains(table)[: table.trains]
-    names: list[str] = (
-        np.unique(domain_column).tolist() if table.bases is None else list(dict.fromkeys(domain_column.tolist()))
-    )
+    names: list[str] = list(dict.fromkeys(domain_column.tolist()))
+    names = names if table.bases is not None else sorted(names)
     for name in names:
         check_name(name, f"domain {name!r}")
     return names

@@ -1,7 +1,5 @@
 """Random choices over labelled rows, for partitions and splits."""
 
-from collections.abc import Sequence
-
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -67,12 +65,6 @@ def apportion(weights: npt.ArrayLike, total: int, caps: Index, rng: np.random.Ge
     return numbers
 
 
-def take_per_class(rows: Index, labels: Index, wanted: Sequence[int] | Index, rng: np.random.Generator) -> Index:
-    """Return `wanted[c]` random rows of each class c, sorted; `labels` are the classes of `rows`."""
-    picked = [c[:n] for c, n in zip(split_by_class(labels, len(wanted), rng), wanted, strict=True)]
-    return np.sort(rows[np.concatenate(picked)])
-
-
 def sample(rows: Index, labels: Index, total: int, rng: np.random.Generator, keep: bool = False) -> Index:
     """Return `total` random rows in the class mix of their `labels`, sorted.
 
@@ -80,4 +72,6 @@ def sample(rows: Index, labels: Index, total: int, rng: np.random.Generator, kee
     """
     held = count_classes(labels, int(labels.max(initial=0)) + 1)
     caps = np.maximum(held - 1, 0) if keep and (held - 1).clip(0).sum() >= total else held
-    return take_per_class(rows, labels, apportion(held, total, caps, rng), rng)
+    wanted = apportion(held, total, caps, rng)
+    picked = [c[:n] for c, n in zip(split_by_class(labels, len(wanted), rng), wanted, strict=True)]
+    return np.sort(rows[np.concatenate(picked)])

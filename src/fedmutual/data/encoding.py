@@ -5,8 +5,8 @@ run code when a run folder is opened. Tests hold that the numbers equal those of
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +14,9 @@ import torch
 from pydantic import TypeAdapter
 from torch import Tensor
 
-from fedmutual.config import ColumnConfig
-from fedmutual.data.examples import ColumnPlan, Examples
+from fedmutual.config import ColumnConfig, Config
+from fedmutual.data.examples import ColumnPlan, Examples, Source, list_names
+from fedmutual.errors import ConfigError, format_count
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -29,7 +30,7 @@ class EncodedColumn:
     """
 
     name: str
-    kind: str  # number, date or category
+    kind: Literal["number", "category", "date"]
     values: tuple[str, ...] = ()  # of a category: one feature each; all are 0 for a missing or unknown value
     fill: float = 0.0  # replaces a missing number or date
     mean: float = 0.0
@@ -42,10 +43,9 @@ class EncodedColumn:
 
     def record(self) -> dict[str, Any]:
         """Return the entry of environment.json."""
-        about: dict[str, Any] = {"name": self.name, "kind": self.kind}
-        if self.kind == "category":
-            return about | {"values": list(self.values)}
-        return about | {"fill": self.fill, "mean": self.mean, "std": self.std}
+        keys = ("values",) if self.kind == "category" else ("fill", "mean", "std")
+        entry = {key: getattr(self, key) for key in ("name", "kind", *keys)}
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in entry.items()}
 
     def encode(self, cells: Tensor, vocabulary: Sequence[str]) -> Tensor:
         """Return the features [B, n] float64 of the column's cells [B]."""
@@ -70,6 +70,12 @@ class Encoding:
         """The names of all features, in order."""
         return tuple(name for column in self.columns for name in column.features)
 
+    @property
+    def plans(self) -> tuple[ColumnPlan, ...]:
+        """The plans by which new rows are read."""
+        pairs = zip(self.columns, self.vocabularies, strict=True)
+        return tuple(ColumnPlan(c.name, ColumnConfig(kind=c.kind), vocabulary) for c, vocabulary in pairs)
+
     def __call__(self, cells: Tensor) -> Tensor:
         """Return the features [B, F] float32 of cells [B, columns] float64."""
         parts = zip(self.columns, cells.T, self.vocabularies, strict=True)
@@ -89,17 +95,6 @@ def parse_encoding(entry: Sequence[Mapping[str, Any]]) -> Encoding:
     return Encoding(columns, tuple(column.values for column in columns))
 
 
-def plan_columns(encoding: Encoding) -> tuple[ColumnPlan, ...]:
-    """Return the plans by which new rows are read for an encoding."""
-    settings = (
-        ColumnConfig.model_validate({"kind": c.kind, **({"values": c.values} if c.values else {})}) for c in encoding.columns
-    )
-    return tuple(
-        ColumnPlan(c.name, s, vocabulary)
-        for c, s, vocabulary in zip(encoding.columns, settings, encoding.vocabularies, strict=True)
-    )
-
-
 def learn_encoding(cells: FloatArray, plans: Sequence[ColumnPlan]) -> Encoding:
     """Return the encoding of a table's columns.
 
@@ -115,7 +110,6 @@ def learn_encoding(cells: FloatArray, plans: Sequence[ColumnPlan]) -> Encoding:
 
 
 def _learn_column(cells: FloatArray, plan: ColumnPlan) -> EncodedColumn:
-    """Return the steps of one column, learned from its training cells [n]."""
     settings = plan.settings
     if settings.kind == "category":
         codes = np.unique(cells[np.isfinite(cells)]).astype(int)
@@ -134,16 +128,7 @@ def _learn_column(cells: FloatArray, plan: ColumnPlan) -> EncodedColumn:
     return EncodedColumn(plan.name, settings.kind, fill=float(fill), mean=mean, std=std)
 
 
-def list_learned_columns(plans: Sequence[ColumnPlan]) -> list[str]:
-    """Return the names of the columns of which something is learned from rows."""
-    return [
-        name
-        for name, settings, _ in plans
-        if (settings.values is None if settings.kind == "category" else settings.fill is None or settings.mean is None)
-    ]
-
-
-class EncodedExamples:
+class EncodedExamples(Examples):
     """The rows of a table as features: the cells are encoded when rows are taken, so the table is stored once."""
 
     def __init__(self, cells: Examples, encoding: Encoding) -> None:
@@ -159,3 +144,49 @@ class EncodedExamples:
     def digest(self) -> bytes:
         """Return the digest of the table as it is stored, before it is encoded."""
         return self._cells.digest()
+
+
+def encode_examples(source: Source, examples: Examples, record: Mapping[str, Any]) -> Examples:
+    """Return the examples of a source as networks take them: encoded where its columns are.
+
+    record: the scaling of the client's space, with what was learned of its columns.
+    """
+    if source.plans is None:
+        return examples
+    vocabularies = tuple(plan.vocabulary for plan in source.plans)
+    return EncodedExamples(examples, replace(parse_encoding(record["columns"]), vocabularies=vocabularies))
+
+
+def check_encoding(config: Config, source: Source) -> None:
+    """Raise ConfigError where the encoding of columns contradicts other settings."""
+    if config.data.augment != "none":
+        raise ConfigError(
+            f"key 'data.augment': {config.data.augment!r} is for images, but the examples are tables of features; "
+            "remove the key"
+        )
+    learned_columns = [
+        name
+        for name, settings, _ in source.plans or ()
+        if (settings.values is None if settings.kind == "category" else settings.fill is None or settings.mean is None)
+    ]
+    if config.privacy.nets != "none" and learned_columns:
+        raise ConfigError(
+            f"{source.place}: the steps of columns {list_names(learned_columns)} would be learned from private rows, which "
+            "the noise of 'privacy.nets' does not cover; give fill, mean and std (of categories: values) in data.columns, "
+            "from public knowledge"
+        )
+
+
+def describe_missing(cells: FloatArray, plans: Sequence[ColumnPlan]) -> list[str]:
+    """Return remarks on columns of the training rows [n, columns] with empty cells, and on those without any value."""
+    is_missing, notes = np.isnan(cells), []
+    incomplete, empty = (
+        [plan.name for plan, missing in zip(plans, is_missing.T, strict=True) if is_so(missing)]
+        for is_so in (np.any, np.all)
+    )
+    if incomplete:
+        count = format_count(int(is_missing.sum()), "empty cell")
+        notes.append(f"{count} in the training rows, in columns {list_names(incomplete)}")
+    if empty:
+        notes.append(f"columns {list_names(empty)} have no value in any training row, so they hold no information")
+    return notes

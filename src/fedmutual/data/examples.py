@@ -4,8 +4,9 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from functools import cached_property
 from itertools import islice
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,11 +26,13 @@ of C channels; arrays of more or fewer axes are equal in both forms. Ids are who
 IMAGES: Form = "images"
 SERIES: Form = "series"
 IDS: Form = "ids"
+Where = Callable[[int], str]
+"""The name of a row in messages: "a.png", "row 7 of b.csv"."""
+
 _DESCRIPTIONS = {SERIES: "series, arrays [examples, channels, time]", IDS: "ids, whole numbers"}
 _CHANNELS = (1, 3, 4)  # gray, RGB, RGBA
 LARGEST_EXACT = 2**24  # float32 holds every whole number up to this one
 _LISTED = 3
-_CHUNK = 1024
 
 
 class BadRows(DataError):
@@ -48,12 +51,12 @@ def list_problems(problem: DataError) -> list[str]:
     return list(dict.fromkeys(map(str, problem.args)))  # a fault of the whole data set is raised for every batch
 
 
-class Examples(Protocol):
-    """Inputs x by row number, as they are stored."""
+class Examples:
+    """Inputs x by row number, as they are stored. Each way of storing examples is a subclass."""
 
     def __len__(self) -> int:
         """Return the number of examples."""
-        ...
+        raise NotImplementedError
 
     def take(self, rows: Sequence[int]) -> Tensor:
         """Return the examples of `rows` as a new tensor [B, *shape], channels first.
@@ -63,11 +66,20 @@ class Examples(Protocol):
         Raises:
             DataError: an example cannot be read; `BadRows` has a sentence for each of these examples.
         """
-        ...
+        raise NotImplementedError
 
     def digest(self) -> bytes:
         """Return bytes that identify these examples: other examples have other bytes."""
-        ...
+        raise NotImplementedError
+
+    @property
+    def forms(self) -> tuple[Form, ...]:
+        """The forms in which networks can get the examples; the first one is the usual one."""
+        return (IMAGES,)
+
+    def with_form(self, form: Form) -> "Examples":
+        """Return the examples in another one of their forms."""
+        return self
 
 
 class ColumnPlan(NamedTuple):
@@ -87,20 +99,11 @@ class Part:
     """The training part of a data set, or its test part, of n examples."""
 
     x: Examples
-    labels: npt.NDArray[Any]  # [n] class names (text) or class numbers
-    where: Callable[[int], str]  # the name of an example in messages: "a.png", "row 7 of b.csv"
+    labels: npt.NDArray[Any]  # [n, ...] class names (text), class numbers, or other targets
+    where: Where
     groups: Names | None = None  # [n], where data.group_by is set
     domains: Names | None = None  # [n], where the data name domains
     bases: Index | None = None  # [n] number of the original image, where all domains show the same images
-
-
-@dataclass(frozen=True)
-class Published:
-    """The scaling of a published data set: x / divisor, minus `mean`, over `std`, one value a channel."""
-
-    divisor: float
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -114,13 +117,24 @@ class Source:
     columns: tuple[str, ...] | None = None  # the names of a table's features; with `plans`, of its columns
     label_columns: tuple[str, ...] = ()  # the names of a table's columns of labels
     plans: tuple[ColumnPlan, ...] | None = None  # how the columns of a table that is not encoded yet are read
-    published: Published | None = None
+    # of a published data set: the divisor, and the mean and standard deviation after it, a value a channel
+    published: tuple[float, tuple[float, ...], tuple[float, ...]] | None = None
     notes: tuple[str, ...] = ()
+
+    @property
+    def parts(self) -> list[Part]:
+        """The training part, and the test part if there is one."""
+        return [self.train] if self.test is None else [self.train, self.test]
 
     @property
     def forms(self) -> tuple[Form, ...]:
         """The forms in which networks can get the examples; the first one is the usual one."""
-        return list_forms(self.train.x) if self.plans is None else (IMAGES,)
+        return self.train.x.forms if self.plans is None else (IMAGES,)
+
+    def name_row(self, row: int) -> str:
+        """Return the name of a row in messages, by the row's number over both parts."""
+        first = len(self.train.x)
+        return self.train.where(row) if self.test is None or row < first else self.test.where(row - first)
 
     def with_form(self, form: Form) -> "Source":
         """Return the data set with its examples in another form.
@@ -130,24 +144,28 @@ class Source:
         """
         if form == IMAGES:
             return self
-        for name, part in {"": self.train, "test ": self.test}.items():
-            if part is not None and form not in list_forms(part.x):
+        for name, part in zip(("", "test "), self.parts, strict=False):
+            if form not in part.x.forms:
                 raise DataError(
                     f"{self.place}: the network takes {_DESCRIPTIONS[form]}, and the {name}examples are "
                     f"{format_tensor(part.x.take([0])[0])}; give it {_DESCRIPTIONS[form]}"
                 )
-        test = self.test and replace(self.test, x=set_form(self.test.x, form))
-        return replace(self, train=replace(self.train, x=set_form(self.train.x, form)), test=test)
+        test = self.test and replace(self.test, x=self.test.x.with_form(form))
+        return replace(self, train=replace(self.train, x=self.train.x.with_form(form)), test=test)
 
 
-class ArrayExamples:
+class ArrayExamples(Examples):
     """Examples in memory, from one array [n, *shape] that networks can take unchanged."""
 
     def __init__(self, x: npt.NDArray[Any]) -> None:
-        self._x = torch.from_numpy(np.ascontiguousarray(x))
+        self._array = x
+
+    @cached_property
+    def _x(self) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(self._array))
 
     def __len__(self) -> int:
-        return len(self._x)
+        return len(self._array)
 
     def take(self, rows: Sequence[int]) -> Tensor:
         """Return the examples of `rows` [B, *shape]; see `Examples.take`."""
@@ -159,60 +177,43 @@ class ArrayExamples:
         return hashlib.sha256(about + hashlib.sha256(self._x.numpy().data).digest()).digest()
 
 
-class UserArrayExamples:
-    """Examples in memory, from an array [n, ...] of the user, which is converted when examples are taken."""
+class UserArrayExamples(ArrayExamples):
+    """Examples in memory, from an array [n, ...] of the user, which is converted when examples are first taken."""
 
-    def __init__(self, x: npt.NDArray[Any], name: str, where: Callable[[int], str], form: Form = IMAGES) -> None:
+    def __init__(self, x: npt.NDArray[Any], name: str, where: Where, form: Form = IMAGES) -> None:
         """name: of the array in messages. where: row -> the name of the row in messages.
 
         Raises:
             DataError: the values are not numbers, or networks take no array of this shape.
         """
-        self.forms = find_forms(x, name)
+        self._forms = find_forms(x, name)
         # decimal numbers are converted here, once, so that float64 takes no memory
-        self._x = x if IDS in self.forms else x.astype(np.float32, copy=False)
+        super().__init__(x if IDS in self._forms else x.astype(np.float32, copy=False))
         self._name, self._where, self._form = name, where, form
 
-    def __len__(self) -> int:
-        return len(self._x)
+    @cached_property
+    def _x(self) -> Tensor:
+        return convert_array(self._array, self._name, self._form, self._where)
+
+    @property
+    def forms(self) -> tuple[Form, ...]:
+        """The forms in which networks can get the examples."""
+        return self._forms
 
     def with_form(self, form: Form) -> "UserArrayExamples":
         """Return the examples in another form."""
-        return UserArrayExamples(self._x, self._name, self._where, form)
-
-    def take(self, rows: Sequence[int]) -> Tensor:
-        """Return the examples of `rows` [B, *shape]; see `Examples.take`.
-
-        Raises:
-            BadRows: float32 cannot hold a whole number; or the form is ids, and a value is no whole number.
-        """
-        index = np.asarray(rows, dtype=np.int64)
-        return convert_array(self._x[index], self._name, self._form, lambda k: self._where(int(index[k])))
-
-    def digest(self) -> bytes:
-        """Return the digest that `ArrayExamples` would return for these examples."""
-        chunks = (self.take(range(k, min(k + _CHUNK, len(self)))) for k in range(0, len(self), _CHUNK))
-        content = hashlib.sha256()
-        for x in chunks:
-            content.update(x.numpy().data)
-        about = repr((x.dtype, (len(self), *x.shape[1:]))).encode()
-        return hashlib.sha256(about + content.digest()).digest()
+        return UserArrayExamples(self._array, self._name, self._where, form)
 
 
-class DatasetExamples:
+class DatasetExamples(Examples):
     """The inputs x of a torch Dataset's items, read on demand: tensors, arrays or PIL images of one shape."""
 
     def __init__(self, dataset: "Dataset[Any]", place: str, form: Form = IMAGES) -> None:
         self._dataset, self.place, self._form = dataset, place, form
-        self._first_item: Tensor | None = None
 
     @property
     def forms(self) -> tuple[Form, ...]:
-        """The forms in which networks can get the examples.
-
-        Raises:
-            DataError: the first item cannot be read, or is not (x, y), or its x cannot be used.
-        """
+        """The forms in which networks can get the examples. Raises DataError if the first item cannot be used."""
         self.take([0])  # with a sentence about the item
         return find_forms(np.asarray(self._dataset[0][0])[None], f"{self.place}: x")
 
@@ -228,30 +229,19 @@ class DatasetExamples:
 
         Raises:
             BadRows: an item cannot be read, or has another shape or type than the first item.
-            DataError: the first item is not (x, y), or its x cannot be used.
+            DataError: an item is not (x, y), or its x cannot be used.
         """
-        examples, sentences = [], list[str]()
-        if self._first_item is None:
-            try:
-                self._first_item = self._read_row(0)
-            except DataError:
-                raise
-            except Exception as problem:  # a user's dataset may fail in any way
-                raise BadRows(self._describe_unreadable(0, problem)) from None
+        examples, sentences, first = [], list[str](), self._first_item
         for row in rows:
             try:
                 x = self._read_row(row)
             except BadRows as problem:
                 sentences += problem.args
                 continue
-            except Exception as problem:  # a user's dataset may fail in any way
-                sentences.append(self._describe_unreadable(row, problem))
-                continue
             examples.append(x)
-            if (x.shape, x.dtype) != (self._first_item.shape, self._first_item.dtype):
+            if (x.shape, x.dtype) != (first.shape, first.dtype):
                 sentences.append(
-                    f"example {row} of {self.place} is {format_tensor(x)}, but the first is "
-                    f"{format_tensor(self._first_item)}; "
+                    f"example {row} of {self.place} is {format_tensor(x)}, but the first is {format_tensor(first)}; "
                     "let the dataset return one shape and type"
                 )
         if sentences:
@@ -259,38 +249,28 @@ class DatasetExamples:
         return torch.stack(examples)
 
     def digest(self) -> bytes:
-        """Return a digest of the number of examples and of up to 64 evenly spaced examples.
+        """Return a digest of the number of examples and of up to 64 evenly spaced ones; reading all may take hours."""
+        chosen = ArrayExamples(self.take(choose_evenly(len(self), 64)).numpy())
+        return hashlib.sha256(repr(len(self)).encode() + chosen.digest()).digest()
 
-        Reading all examples may take hours.
-
-        Raises:
-            DataError: as `take`.
-        """
-        return hashlib.sha256(
-            repr(len(self)).encode() + ArrayExamples(self.take(choose_evenly(len(self), 64)).numpy()).digest()
-        ).digest()
-
-    def is_repeatable(self) -> bool:
-        """Return whether up to 16 items have equal inputs when they are read twice.
-
-        Raises:
-            DataError: as `take`.
-        """
-        rows = choose_evenly(len(self), 16)
-        return torch.equal(self.take(rows), self.take(rows))
-
-    def _describe_unreadable(self, row: int, problem: Exception) -> str:
-        return f"example {row} of {self.place} cannot be read ({type(problem).__name__}: {problem})"
+    @cached_property
+    def _first_item(self) -> Tensor:
+        return self._read_row(0)
 
     def _read_row(self, row: int) -> Tensor:
-        item = self._dataset[row]
-        if not isinstance(item, tuple | list) or len(item) < 2:
-            raise DataError(f"{self.place}: items must be (x, y), but one is {type(item).__name__}; fix __getitem__")
         name = f"example {row} of {self.place}"
-        return convert_array(np.asarray(item[0])[None], f"{self.place}: x", self._form, lambda _: name)[0]
+        try:
+            item = self._dataset[row]
+            if isinstance(item, tuple | list) and len(item) >= 2:
+                return convert_array(np.asarray(item[0])[None], f"{self.place}: x", self._form, lambda _: name)[0]
+        except DataError:
+            raise
+        except Exception as problem:  # a user's dataset may fail in any way
+            raise BadRows(f"{name} cannot be read ({type(problem).__name__}: {problem})") from None
+        raise DataError(f"{self.place}: items must be (x, y), but one is {type(item).__name__}; fix __getitem__")
 
 
-class ConcatExamples:
+class ConcatExamples(Examples):
     """The examples of two parts: the second part's rows are numbered after the first part's."""
 
     def __init__(self, first: Examples, second: Examples) -> None:
@@ -302,11 +282,11 @@ class ConcatExamples:
     @property
     def forms(self) -> tuple[Form, ...]:
         """The forms in which networks can get the examples of both parts."""
-        return tuple(form for form in list_forms(self._first) if form in list_forms(self._second))
+        return tuple(form for form in self._first.forms if form in self._second.forms)
 
     def with_form(self, form: Form) -> "ConcatExamples":
         """Return the examples in another form."""
-        return ConcatExamples(set_form(self._first, form), set_form(self._second, form))
+        return ConcatExamples(self._first.with_form(form), self._second.with_form(form))
 
     def take(self, rows: Sequence[int]) -> Tensor:
         """Return the examples of `rows` [B, *shape]; see `Examples.take`."""
@@ -335,13 +315,8 @@ def join_examples(source: Source) -> Examples:
     """
     if source.test is None:
         return source.train.x
-    first, second = (p.x.take([0])[0] for p in (source.train, source.test))
-    if first.shape != second.shape:
-        raise DataError(
-            f"{source.place}: training examples have the shape {list(first.shape)} and test examples "
-            f"{list(second.shape)}; make them equal"
-        )
-    if first.dtype != second.dtype:  # bytes are divided by 255, and other numbers are not
+    first, second = (part.x.take([0])[0] for part in source.parts)
+    if (first.shape, first.dtype) != (second.shape, second.dtype):  # bytes are divided by 255, and other numbers are not
         raise DataError(
             f"{source.place}: training examples are {format_tensor(first)} and test examples {format_tensor(second)}; "
             "make them equal"
@@ -349,31 +324,19 @@ def join_examples(source: Source) -> Examples:
     return ConcatExamples(source.train.x, source.test.x)
 
 
-def merge_parts(first: Part, second: Part) -> Part:
-    """Return both parts as one; the second part's rows are numbered after the first part's."""
-    offset = len(first.x)
+def merge_parts(source: Source) -> Source:
+    """Return a source whose test rows are training rows, numbered after the other ones."""
+    if source.test is None:
+        return source
+    first, second = source.parts
     groups, domains = (
         None if one is None or other is None else np.concatenate([one, other])
         for one, other in ((first.groups, second.groups), (first.domains, second.domains))
     )
-    return Part(
-        ConcatExamples(first.x, second.x),
-        np.concatenate([first.labels, second.labels]),
-        lambda i: first.where(i) if i < offset else second.where(i - offset),
-        groups,
-        domains,
+    labels = np.concatenate([first.labels, second.labels])
+    return replace(
+        source, train=Part(ConcatExamples(first.x, second.x), labels, source.name_row, groups, domains), test=None
     )
-
-
-def list_forms(examples: Examples) -> tuple[Form, ...]:
-    """Return the forms in which networks can get the examples; files of images and encoded tables have one."""
-    forms: tuple[Form, ...] = getattr(examples, "forms", (IMAGES,))
-    return forms
-
-
-def set_form(examples: Examples, form: Form) -> Examples:
-    """Return the examples in another one of their forms."""
-    return examples.with_form(form)  # type: ignore[attr-defined, no-any-return]
 
 
 def find_forms(x: npt.NDArray[Any], name: str) -> tuple[Form, ...]:
@@ -394,7 +357,7 @@ def find_forms(x: npt.NDArray[Any], name: str) -> tuple[Form, ...]:
     return (IMAGES, *((SERIES,) if x.ndim == 3 else ()), *((IDS,) if are_whole else ()))
 
 
-def convert_array(x: npt.NDArray[Any], name: str, form: Form = IMAGES, where: Callable[[int], str] | None = None) -> Tensor:
+def convert_array(x: npt.NDArray[Any], name: str, form: Form = IMAGES, where: Where | None = None) -> Tensor:
     """Return an array in any usual layout as a tensor [n, F], [n, C, T], [n, C, H, W] or [n, C, D, H, W].
 
     uint8 stays uint8, ids are int64, and the rest is float32. Images may be [n, H, W], unless the form is another one.
@@ -424,7 +387,7 @@ def convert_array(x: npt.NDArray[Any], name: str, form: Form = IMAGES, where: Ca
 
 
 def _convert_exactly(
-    x: npt.NDArray[Any], dtype: type[np.float32] | type[np.int64], where: Callable[[int], str], fault: str
+    x: npt.NDArray[Any], dtype: type[np.float32] | type[np.int64], where: Where, fault: str
 ) -> npt.NDArray[Any]:
     """Return x [n, ...] in another type. Raises BadRows where a value changes; `fault`: what is wrong, and the fix."""
     with np.errstate(invalid="ignore"):

@@ -9,19 +9,19 @@ import numpy as np
 from fedmutual import tasks
 from fedmutual.config import ALONE, Config, has_own_data, make_client_config
 from fedmutual.config.keys import FEDERATED
-from fedmutual.core import At, TargetKind, Task, get_target_kind
-from fedmutual.data import encoded_store, record, standardizing, stores
-from fedmutual.data.augment import Augment, CropFlip
-from fedmutual.data.division import Division, Table, divide
+from fedmutual.core import At, get_target_kind
+from fedmutual.data import record
+from fedmutual.data.division import Division, divide
 from fedmutual.data.draws import Index, make_numpy_generator
-from fedmutual.data.examples import join_examples, list_names
-from fedmutual.data.kinds import HOLDOUT, PRIVATE, PUBLIC, TEST, VALIDATION
-from fedmutual.data.notes import NOBODY, count_training_examples, note_clients_and_classes, note_split
-from fedmutual.data.prepared import Prepared, make_encoded_space, make_row_namer, prepare
+from fedmutual.data.encoding import encode_examples
+from fedmutual.data.examples import list_names
+from fedmutual.data.prepared import Prepared, encode_columns, prepare
 from fedmutual.data.public import PublicPart, PublicSet, make_public_set
-from fedmutual.data.rows import ChainedRows, Rows, merge_rows
+from fedmutual.data.record import NOBODY, count_training_examples, note_clients_and_classes, note_split
+from fedmutual.data.rows import ChainedRows, CropFlip, Rows, merge_rows
 from fedmutual.data.space import Space
-from fedmutual.data.statistics import Moments, Statistics
+from fedmutual.data.splits import HOLDOUT, PRIVATE, PUBLIC, TEST, VALIDATION
+from fedmutual.data.statistics import Moments, Statistics, standardize, sum_clients
 from fedmutual.errors import ConfigError, DataError, format_count
 
 
@@ -93,9 +93,9 @@ def load(
     statistics: Statistics | None = None
     if config.data.mean == FEDERATED:
         if moments is None:
-            statistics = standardizing.sum_clients(list_training_rows(config, data_by_client))
+            statistics = sum_clients(list_training_rows(config, data_by_client))
             moments = statistics.moments
-        data_by_client = {i: standardizing.standardize(one, moments) for i, one in data_by_client.items()}
+        data_by_client = {i: standardize(one, moments) for i, one in data_by_client.items()}
     federation = (
         _join_clients(config, data_by_client) if has_own_data(config) else _divide_data_set(config, data_by_client[""])
     )
@@ -115,47 +115,55 @@ def list_training_rows(config: Config, data_by_client: Mapping[str, Prepared]) -
     Raises:
         UserError: the division is impossible; see `divide` and `record.restore_division`.
     """
-    if has_own_data(config):
-        configs = {i: make_client_config(config, i) for i in data_by_client}
-        divisions = {i: _make_division(configs[i], one.table, one.digest) for i, one in data_by_client.items()}
-        return {i: (data_by_client[i], division.clients[ALONE][PRIVATE]) for i, division in divisions.items()}
-    prepared = data_by_client[""]
-    division = _make_division(config, prepared.table, prepared.digest)
-    return {i: (prepared, shares[PRIVATE]) for i, shares in division.clients.items()}
+    if not has_own_data(config):
+        prepared = data_by_client[""]
+        return {i: (prepared, shares[PRIVATE]) for i, shares in _make_division(config, prepared).clients.items()}
+    divisions = {i: _make_division(make_client_config(config, i), one) for i, one in data_by_client.items()}
+    return {i: (data_by_client[i], division.clients[ALONE][PRIVATE]) for i, division in divisions.items()}
+
+
+def _make_division(config: Config, prepared: Prepared) -> Division:
+    if config.partition.kind != "file":
+        return divide(config, prepared.table)
+    assert config.partition.file is not None  # the configuration is checked
+    return record.restore_division(config.partition.file, prepared.table, prepared.digest)
 
 
 def _divide_data_set(config: Config, prepared: Prepared) -> Federation:
     """Divide one data set into the shares of its clients."""
-    division = _make_division(config, prepared.table, prepared.digest)
-    notes = [*prepared.source.notes, *prepared.notes]
-    if prepared.store is not None:
-        store, space = prepared.store, prepared.space
-    else:
+    division = _make_division(config, prepared)
+    if prepared.store is None:
         training_rows = np.unique(np.concatenate([shares[PRIVATE] for shares in division.clients.values()]))
-        examples, where = join_examples(prepared.source), make_row_namer(prepared.source)
-        encoded = encoded_store.make_encoded_store(
-            prepared.source, examples, prepared.targets, training_rows, where, config.data
-        )
-        store, space = encoded.store, make_encoded_space(prepared.space, encoded.encoding)
-        notes += encoded.notes
-    rows = [row % len(prepared.table.labels) for row in range(2)]
-    encoded_rows = encoded_store.encode_examples(prepared.source, join_examples(prepared.source), space.scaling).take(rows)
-    space = replace(space, rows=prepared.scaled(encoded_rows))
+        prepared = encode_columns(prepared, training_rows, config.data)
+    store, table = prepared.store, prepared.table
+    assert store is not None
+    inputs = prepared.scaled(prepared.examples.take([row % len(table.labels) for row in range(2)]))
+    space = replace(prepared.space, rows=inputs)
     augment = CropFlip(prepared.scaled.scale_black(space.shape[0])) if config.data.augment == "crop-flip" else None
-    partition = record.make_record(config, prepared.table, division, prepared.digest)
-    notes += () if config.partition.kind == "file" else note_split(config.split, prepared.table)
-    codes = None if prepared.table.groups is None else np.unique(prepared.table.groups, return_inverse=True)[1]
-    clients = {i: _make_shares(store, shares, augment, codes) for i, shares in division.clients.items()}
+    partition = record.make_record(config, table, division, prepared.digest)
+    codes = None if table.groups is None else np.unique(table.groups, return_inverse=True)[1]
+    clients = {}
+    for i, shares in division.clients.items():
+        training = {kind: Rows(store, shares[kind], augment, codes) for kind in (PRIVATE, PUBLIC) if kind in shares}
+        scored = {kind: Rows(store, shares[kind]) for kind in (HOLDOUT, TEST) if kind in shares}
+        clients[i] = Shares(
+            private=training[PRIVATE],
+            validation=Rows(store, shares[VALIDATION]),
+            holdout=scored.get(HOLDOUT),
+            public=training.get(PUBLIC),
+            test=scored.get(TEST),
+        )
     for i, client_config in config.clients.items():
         if client_config.training.shuffled and i in clients:
             rng = make_numpy_generator(At(config.seed, -1, config.rounds).rng(i, "shuffled"))
             clients[i] = replace(clients[i], private=clients[i].private.shuffle_labels(client_config.training.shuffled, rng))
+    of_split = () if config.partition.kind == "file" else note_split(config.split, table)
     return Federation(
         clients=clients,
         spaces={i: _make_client_space(config, i, space) for i in clients},
         test=Rows(store, division.test),
         partition=partition,
-        notes=(*notes, *note_clients_and_classes(config, partition)),
+        notes=(*prepared.source.notes, *prepared.notes, *of_split, *note_clients_and_classes(config, partition)),
         digests=dict.fromkeys(clients, prepared.content),
     )
 
@@ -165,8 +173,8 @@ def list_public_parts(federation: Federation, data_by_client: Mapping[str, Prepa
     records, no_counts = federation.partition["clients"], [0] * len(federation.partition["classes"])
     parts = {}
     for i, shares in federation.clients.items():
-        source = data_by_client[i if i in data_by_client else ""].source
-        examples = encoded_store.encode_examples(source, join_examples(source), federation.spaces[i].scaling)
+        prepared = data_by_client[i if i in data_by_client else ""]
+        examples = encode_examples(prepared.source, prepared.examples, federation.spaces[i].scaling)
         parts[i] = PublicPart(
             shares.public, examples, records[i]["counts"].get(PUBLIC, no_counts), count_training_examples(records[i])
         )
@@ -190,18 +198,17 @@ def _make_client_space(config: Config, client: str, common: Space) -> Space:
     client_config = config.clients.get(client)
     if client_config is None or client_config.training.task is None:
         return common
-    own_task = tasks.make_task(client_config.training.task, f"clients.{client}.training.task")
-    if _describe_targets(own_task) != _describe_targets(tasks.make_task(common.task)):
+    own_task, task = (
+        tasks.make_task(name, key)
+        for name, key in ((client_config.training.task, f"clients.{client}.training.task"), (common.task, "training.task"))
+    )
+    if (get_target_kind(own_task), own_task.outputs) != (get_target_kind(task), task.outputs):
         raise ConfigError(
             f"key 'clients.{client}.training.task': {client_config.training.task!r} learns other targets than "
             f"{common.task!r}, and the client has a share of common data; give clients data of their own "
             "([clients.ID.data]), or give all clients one kind of targets"
         )
     return replace(common, task=client_config.training.task)
-
-
-def _describe_targets(task: Task) -> tuple[TargetKind, int | None]:
-    return get_target_kind(task), task.outputs
 
 
 def _join_clients(config: Config, data_by_client: Mapping[str, Prepared]) -> Federation:
@@ -219,10 +226,12 @@ def _join_clients(config: Config, data_by_client: Mapping[str, Prepared]) -> Fed
     clients = {
         i: replace(federation.clients[ALONE], test=get_test_rows(federation)) for i, federation in federations.items()
     }
+    # From a common score and the other clients' scores, the score of a client that discloses less could be computed.
+    disclosed = [get_test_rows(one) for i, one in federations.items() if config.disclosure(i) == "all"]
     return Federation(
         clients=clients,
         spaces=spaces,
-        test=_join_test_sets(config, federations) if has_one_space else None,
+        test=ChainedRows(disclosed) if disclosed and has_one_space else None,
         partition=partition,
         notes=tuple(_join_notes(federations)),
         digests={i: federation.digests[ALONE] for i, federation in federations.items()},
@@ -242,18 +251,6 @@ def _join_notes(federations: Mapping[str, Federation]) -> Iterator[str]:
         yield f"{label} {list_names(clients)}: {note.replace(f'client {ALONE!r} ', f'{pronoun} ')}"
 
 
-def _join_test_sets(config: Config, federations: Mapping[str, Federation]) -> ChainedRows | None:
-    """Return the test rows of the clients that disclose all scores; None without such clients.
-
-    From a common score and the other clients' scores, the score of a client that discloses less could be computed.
-    """
-    parts = []
-    for client, federation in federations.items():
-        if config.disclosure(client) == "all":
-            parts.append(get_test_rows(federation))
-    return ChainedRows(parts) if parts else None
-
-
 def get_test_rows(federation: Federation) -> Rows:
     """Return the test rows of a federation with one data set. With several data sets the test rows are `ChainedRows`."""
     assert isinstance(federation.test, Rows)  # several data sets have ChainedRows
@@ -262,48 +259,21 @@ def get_test_rows(federation: Federation) -> Rows:
 
 def _check_spaces(spaces: Mapping[str, Space]) -> None:
     """Raise ConfigError unless clients with data of their own can learn from one public set."""
-    first_client, first_space = next(iter(spaces.items()))
+    first_client, first = next(iter(spaces.items()))
     for client, space in spaces.items():
-        columns = space.compare_columns(first_space)
+        columns = space.compare_columns(first)
         if columns is not None:
-            raise ConfigError(
-                f"the public set (split.public) is for all clients, but client {client!r} has {columns}, and client "
-                f"{first_client!r} has {list_names(first_space.columns or (), 3)}; give all files the same columns in one "
-                "order"
-            )
-        if space.is_compatible(first_space):
+            found, other = columns, f"has {list_names(first.columns or (), 3)}"
+            fix = "give all files the same columns in one order"
+        elif space.is_compatible(first):
             continue
-        if space.numbers or first_space.numbers or space.classes == first_space.classes:
-            difference = (
-                f"examples of the shape {list(space.shape)} and {format_count(space.outputs, 'output')}, and client "
-                f"{first_client!r} {list(first_space.shape)} and {first_space.outputs}; bring the data into one form "
-                "('data.size')"
-            )
+        elif space.numbers or first.numbers or space.classes == first.classes:
+            found = f"examples of the shape {list(space.shape)} and {format_count(space.outputs, 'output')}"
+            other, fix = f"{list(first.shape)} and {first.outputs}", "bring the data into one form ('data.size')"
         else:
-            difference = (
-                f"the classes {list_names(space.classes)}, and client {first_client!r} {list_names(first_space.classes)}; "
-                "name all in data.classes"
-            )
-        raise ConfigError(f"the public set (split.public) is for all, but client {client!r} has {difference}")
-
-
-def _make_division(config: Config, table: Table, digest: str) -> Division:
-    if config.partition.kind != "file":
-        return divide(config, table)
-    assert config.partition.file is not None  # the configuration is checked
-    return record.restore_division(config.partition.file, table, digest)
-
-
-def _make_shares(
-    store: stores.Store, shares: Mapping[str, Index], augment: Augment | None, group_codes: Index | None
-) -> Shares:
-    def get_rows(kind: str, augment: Augment | None = None) -> Rows | None:
-        return Rows(store, shares[kind], augment, group_codes) if kind in shares else None
-
-    return Shares(
-        private=Rows(store, shares[PRIVATE], augment, group_codes),
-        validation=Rows(store, shares[VALIDATION]),
-        holdout=get_rows(HOLDOUT),
-        public=get_rows(PUBLIC, augment),
-        test=get_rows(TEST),
-    )
+            found, other = f"the classes {list_names(space.classes)}", list_names(first.classes)
+            fix = "name all in data.classes"
+        raise ConfigError(
+            f"the public set (split.public) is for all clients, but client {client!r} has {found}, and client "
+            f"{first_client!r} {other}; {fix}"
+        )

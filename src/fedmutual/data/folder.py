@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -18,9 +18,11 @@ from fedmutual.errors import DataError, format_count
 METADATA = "metadata.csv"  # columns: file_name, relative to the folder, and the column of data.group_by
 _MAC_COPY = "__MACOSX"  # a folder in zip files of macOS, with hidden files
 _TRAINING, _TEST = ("train", "training"), ("test", "testing", "val", "valid", "validation")
+_ENDINGS = ", ".join(sorted(EXTENSIONS))
+_MOST_KINDS = 10
 
 
-def read_folder(config: DataConfig, domains: bool) -> Source:
+def read_folder(config: DataConfig, domains: bool = False) -> Source:
     """Return the images below data.root. `domains`: the folders above the class folders are the domains.
 
     Raises:
@@ -37,14 +39,32 @@ def read_folder(config: DataConfig, domains: bool) -> Source:
         test, parts[test_place] = _read_part(test_place, root if parts_found else test_place, config, domains, images)
     notes = [f"images are read as gray, because the first image is gray ({images.files[0]})"] if images.gray else []
     for part_place, part in parts.items():
-        notes += [*_describe_nested(part.files, part_place, 3 if domains else 2), *part.describe_transparency()]
+        nested = [f for f in part.files if len(f.relative_to(part_place).parts) > (3 if domains else 2)]
+        if nested:
+            notes.append(
+                f"{part_place}: {format_count(len(nested), 'image')} in folders inside the folders of the classes, for "
+                f"example {nested[0].relative_to(part_place)}: read as images of these classes"
+            )
+        notes += part.describe_transparency()
     bases = [root, *([config.test] if config.test is not None else [])]
     read_files = {file for part in parts.values() for file in part.files}
     if config.group_by is not None:
         read_files.update(base / METADATA for base in bases)
     for base in bases:
-        notes += _describe_unread([f for f in _list_files(base) if f not in read_files], base)
+        unread = [f for f in _list_files(base) if f not in read_files]
+        if unread:
+            notes.append(
+                f"{base}: {format_count(len(unread), 'file')} {'is' if len(unread) == 1 else 'are'} not read: "
+                f"{_count_kinds(unread, base)}; images have the endings {_ENDINGS}"
+            )
     return Source(str(root), train, test, notes=tuple(notes))
+
+
+def make_image_part(
+    images: ImageExamples, labels: Sequence[str], groups: Names | None = None, domains: Names | None = None
+) -> Part:
+    """Return image files as a part of a data set; a file is the name of its row."""
+    return Part(images, np.array(labels), lambda i: str(images.files[i]), groups, domains)
 
 
 def _find_parts(root: Path, config: DataConfig, domains: bool) -> tuple[Path, Path] | None:
@@ -75,23 +95,21 @@ def _read_part(
 ) -> tuple[Part, ImageExamples]:
     if not place.is_dir():
         raise DataError(f"{place}: there is no such folder; key 'data.root' or 'data.test' names it")
-    files: list[Path] = []
-    labels: list[str] = []
-    domain_names: list[str] = []
+    files, labels, domain_names = list[Path](), list[str](), list[str]()
     for domain in _list_folders(place) if domains else [place]:
-        files_by_class = {folder: _list_images(folder) for folder in _list_folders(domain)}
+        files_by_class = {folder: list_images(folder) for folder in _list_folders(domain)}
         if not _are_classes(files_by_class, config):
             _check_depth(domain, files_by_class, domains)
         for class_folder, class_files in files_by_class.items():
             files += class_files
             labels += [class_folder.name] * len(class_files)
             domain_names += [domain.name] * len(class_files)
-    x = ImageExamples(files, base, config.size, like)
+    images = ImageExamples(files, base, config.size, like)
     groups = _read_groups(base, files, config.group_by) if config.group_by is not None else None
-    return Part(x, np.array(labels), lambda i: str(files[i]), groups, np.array(domain_names) if domains else None), x
+    return make_image_part(images, labels, groups, np.array(domain_names) if domains else None), images
 
 
-def _list_images(class_folder: Path) -> list[Path]:
+def list_images(class_folder: Path) -> list[Path]:
     """Return the images of a class, with those in folders inside the folder of the class."""
     files = _list_files(class_folder)
     images = [f for f in files if f.suffix.lower() in EXTENSIONS and not _is_hidden(f, class_folder)]
@@ -105,25 +123,21 @@ def _list_images(class_folder: Path) -> list[Path]:
     return images
 
 
-_ENDINGS = ", ".join(sorted(EXTENSIONS))
-
-
 def _list_files(place: Path) -> list[Path]:
     """Return all files below a folder, sorted. A link to a folder is followed, unless the link leads to a folder above."""
 
     def refuse(problem: OSError) -> NoReturn:
         raise DataError(f"{problem.filename}: the folder cannot be read ({problem.strerror}); permit reading, or remove it")
 
+    def leads_upward(folder: Path) -> bool:
+        return folder.is_symlink() and folder.parent.resolve().is_relative_to(folder.resolve())
+
     files: list[Path] = []
     for name, inner_names, file_names in os.walk(place, onerror=refuse, followlinks=True):
         folder = Path(name)
-        inner_names[:] = [inner for inner in inner_names if not _links_upward(folder / inner)]
+        inner_names[:] = [inner for inner in inner_names if not leads_upward(folder / inner)]
         files += [folder / file_name for file_name in file_names]
     return sorted(files)
-
-
-def _links_upward(folder: Path) -> bool:
-    return folder.is_symlink() and folder.parent.resolve().is_relative_to(folder.resolve())
 
 
 def _is_hidden(file: Path, place: Path) -> bool:
@@ -153,26 +167,6 @@ def _check_depth(place: Path, files_by_class: Mapping[Path, Sequence[Path]], dom
         )
 
 
-def _describe_nested(files: Sequence[Path], place: Path, depth: int) -> Iterator[str]:
-    """Yield a sentence if images lie deeper than usual. depth: the usual number of names in a path below `place`."""
-    nested = [f for f in files if len(f.relative_to(place).parts) > depth]
-    if nested:
-        yield (
-            f"{place}: {format_count(len(nested), 'image')} in folders inside the folders of the classes, for example "
-            f"{nested[0].relative_to(place)}: read as images of these classes"
-        )
-
-
-def _describe_unread(files: Sequence[Path], place: Path) -> Iterator[str]:
-    """Yield a sentence if there are files that are not read."""
-    if files:
-        verb = "is" if len(files) == 1 else "are"
-        yield (
-            f"{place}: {format_count(len(files), 'file')} {verb} not read: {_count_kinds(files, place)}; images have the "
-            f"endings {_ENDINGS}"
-        )
-
-
 def _count_kinds(files: Iterable[Path], place: Path) -> str:
     """Return how many files of each kind there are, with an example: "30 .heic (dog/1.heic), 1 hidden (.DS_Store)"."""
     by_kind: dict[str, list[Path]] = {}
@@ -189,9 +183,6 @@ def _count_kinds(files: Iterable[Path], place: Path) -> str:
     listed = ", ".join(f"{len(of_kind)} {kind} ({of_kind[0].relative_to(place)})" for kind, of_kind in kinds[:_MOST_KINDS])
     others = sum(len(of_kind) for _, of_kind in kinds[_MOST_KINDS:])
     return f"{listed}{f' and {others} more' if others else ''}"
-
-
-_MOST_KINDS = 10
 
 
 def _list_folders(place: Path) -> list[Path]:

@@ -5,7 +5,6 @@ import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,7 @@ from PIL.ImageFile import ImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 from torch import Tensor
 
-from fedmutual.data.examples import BadRows
+from fedmutual.data.examples import BadRows, Examples
 from fedmutual.errors import format_count
 
 # Formats that `_exceeds_8_bits` can judge: Pillow cuts the values of other formats, such as JPEG 2000, to 8 bits in silence.
@@ -30,7 +29,7 @@ _BITS_PER_SAMPLE, _NEW_SUBFILE_TYPE = 258, 254  # tags of TIFF
 _COPY_OR_MASK = 1 | 4  # flags of NewSubfileType: a page is a smaller copy, or the transparency, of another page
 
 
-class ImageExamples:
+class ImageExamples(Examples):
     """Image files that are decoded on demand to uint8 [C, H, W]: gray (C = 1) or colour (C = 3), as the first file is.
 
     Raises:
@@ -40,9 +39,13 @@ class ImageExamples:
     def __init__(
         self, files: Sequence[Path], root: Path, size: tuple[int, ...] | None, like: "ImageExamples | None"
     ) -> None:
+        """like: the training images, whose first file decides instead of the first of these."""
         self.files, self._root, self._size = files, root, size
-        self._format: tuple[bool, tuple[int, int], Path] = like._format if like else self._read_format()
-        self.gray, self._shape, self._first = self._format
+        if like is None:
+            first = read_picture(files[0])
+            self.gray, self._shape, self._first = first.mode == "L", (first.height, first.width), files[0]
+        else:
+            self.gray, self._shape, self._first = like.gray, like._shape, like._first
 
     def __len__(self) -> int:
         return len(self.files)
@@ -67,31 +70,14 @@ class ImageExamples:
 
     def describe_transparency(self) -> Iterator[str]:
         """Yield a sentence if images have an alpha channel or a transparent colour."""
-        transparent = [f for f, (_, is_transparent) in zip(self.files, self._kinds, strict=True) if is_transparent]
+        with ThreadPoolExecutor() as pool:
+            are_transparent = pool.map(_can_be_transparent, self.files)
+            transparent = [f for f, is_transparent in zip(self.files, are_transparent, strict=True) if is_transparent]
         if transparent:
             yield (
                 f"{format_count(len(transparent), 'image')} can have transparent parts ({transparent[0]}, for example); "
                 "these parts are read on a white background"
             )
-
-    @cached_property
-    def _kinds(self) -> list[tuple[bool, bool]]:
-        """Of each file, from its start: whether the image is gray, and whether it can have transparent parts."""
-        with ThreadPoolExecutor() as pool:
-            return list(pool.map(_read_kind, self.files))
-
-    @cached_property
-    def _gray_minority(self) -> str:
-        """The message if gray images are the minority of this part; else ""."""
-        gray_files = [f for f, (is_gray, _) in zip(self.files, self._kinds, strict=True) if is_gray]
-        if self._first != self.files[0] or 2 * len(gray_files) >= len(self.files):
-            return ""
-        others = f" (and {len(gray_files) - 1} more)" if len(gray_files) > 1 else ""
-        return f"{gray_files[0]}{others} is gray and the other images are in colour; convert one or the other"
-
-    def _read_format(self) -> tuple[bool, tuple[int, int], Path]:
-        first = read_picture(self.files[0])
-        return first.mode == "L", (first.height, first.width), self.files[0]
 
     def _read_image(self, path: Path) -> npt.NDArray[np.uint8] | str:
         """Return the image [C, H, W], or a sentence that says why it cannot be used."""
@@ -100,7 +86,7 @@ class ImageExamples:
         except BadRows as problem:
             return str(problem)
         if self.gray and picture.mode != "L":
-            return self._gray_minority or f"{path} is in colour and {self._first} is gray; convert one or the other"
+            return f"{path} is in colour and {self._first} is gray; convert one or the other"
         if self._size is None and (picture.height, picture.width) != self._shape:
             h, w = self._shape
             return (
@@ -131,7 +117,7 @@ def read_picture(path: Path) -> Image.Image:
         BadRows: the file cannot be used; see `_open_image`.
     """
     with _open_image(path) as image:
-        mode = _choose_mode(image)
+        mode = "L" if image.mode in _GRAY else "RGB"
         image.load()
         with contextlib.suppress(Exception):  # damaged EXIF data; an image that was turned before the error stays turned
             ImageOps.exif_transpose(image, in_place=True)
@@ -207,10 +193,6 @@ def _count_pictures(image: ImageFile) -> int:
     return pictures
 
 
-def _choose_mode(image: ImageFile) -> str:
-    return "L" if image.mode in _GRAY else "RGB"
-
-
 def _make_array(picture: Image.Image, gray: bool, size: tuple[int, ...] | None) -> npt.NDArray[np.uint8]:
     """Return a picture as uint8 [C, H, W]: C = 1 if `gray`, else 3. size: (H, W), or None to keep the size."""
     converted = picture.convert("L" if gray else "RGB")
@@ -220,10 +202,9 @@ def _make_array(picture: Image.Image, gray: bool, size: tuple[int, ...] | None) 
     return x[None] if gray else np.ascontiguousarray(x.transpose(2, 0, 1))
 
 
-def _read_kind(path: Path) -> tuple[bool, bool]:
-    """Return whether a file is gray, and whether it can have transparent parts; (False, False) for an unusable file."""
+def _can_be_transparent(path: Path) -> bool:
     try:
         with _open_image(path) as image:
-            return image.mode in _GRAY, image.has_transparency_data
+            return image.has_transparency_data
     except BadRows:
-        return False, False
+        return False

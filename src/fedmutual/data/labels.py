@@ -2,8 +2,10 @@
 
 import json
 import unicodedata
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import replace
 from difflib import get_close_matches
+from numbers import Integral, Number
 from typing import Any
 
 import numpy as np
@@ -13,8 +15,9 @@ from fedmutual.config import DataConfig
 from fedmutual.config.grid import format_toml_key
 from fedmutual.data.draws import Index, Names
 from fedmutual.data.examples import Part, Source, list_names
-from fedmutual.data.raw_labels import clean_labels
-from fedmutual.errors import ConfigError, DataError
+from fedmutual.errors import ConfigError, DataError, format_count
+
+_MISSING = {"", "nan", "NaN", "NaT", "<NA>"}  # the text of missing values of numpy and pandas
 
 
 class UnknownClass(DataError):
@@ -25,44 +28,32 @@ class UnknownClass(DataError):
         where: str,
         unknown: Mapping[str, str],
         classes: Sequence[str],
-        key: str = "data.labels",
+        client: str | None = None,
         existing: Mapping[str, str] | None = None,
     ) -> None:
-        """Describe the first unknown label and propose an entry of data.labels.
+        """Describe the unknown label of the row `where`, and propose an entry of data.labels.
 
-        Args:
-            where: the row of the first unknown label.
-            unknown: the owner's name -> the name after data.labels was applied.
-            classes: the federation's classes.
-            key: the configuration key that renames this owner's labels.
-            existing: the entries that `key` already has; the proposed fix keeps them.
+        unknown: the owner's name -> the name after data.labels was applied. client: whose own data these are; `existing`
+        are the federation's data.labels then, which the fix repeats, because the client's own table would replace them.
         """
         self.where, self.unknown, self.classes = where, unknown, classes
         owner_name, name = next(iter(unknown.items()))
         described = f"{owner_name!r}, which data.labels calls {name!r}," if owner_name != name else f"{owner_name!r}"
         others = f" (nor are {list_names(list(unknown)[1:], 3)})" if len(unknown) > 1 else ""
-        self.reason = f"{where}: its class {described} is none of the classes {list_names(classes)}{others}"
+        owner = "" if client is None else f"client {client!r}: "
+        self.reason = f"{owner}{where}: its class {described} is none of the classes {list_names(classes)}{others}"
         similar = {n: _find_similar(new, classes) for n, new in unknown.items()}
-        proposal = (
-            f"did you mean {similar[owner_name]!r}? If so,"
-            if similar[owner_name]
-            else "if it is one of them under another name,"
-        )
-        renames = {**(existing or {}), **similar}
-        renamed = ", ".join(
-            f"{format_toml_key(n)} = {json.dumps(class_name or '...', ensure_ascii=False)}"
-            for n, class_name in renames.items()
-        )
-        super().__init__(f"{self.reason}; {proposal} write {key} = {{ {renamed} }}, or add it to data.classes")
+        proposal = "if it is one of them under another name,"
+        if similar[owner_name]:
+            proposal = f"did you mean {similar[owner_name]!r}? If so,"
+        key = "data.labels" if client is None else f"clients.{format_toml_key(client)}.data.labels"
+        renamed = format_renames({**(existing or {}), **{n: c or "..." for n, c in similar.items()}})
+        super().__init__(f"{self.reason}; {proposal} write {key} = {renamed}, or add it to data.classes")
 
-    def for_client(self, client: str, common: Mapping[str, str]) -> "UnknownClass":
-        """Return this error for a client with data of its own.
 
-        common: the federation's data.labels; the proposed fix repeats them, because the client's own table would replace
-        them.
-        """
-        key = f"clients.{format_toml_key(client)}.data.labels"
-        return UnknownClass(f"client {client!r}: {self.where}", self.unknown, self.classes, key, common)
+def format_renames(names: Mapping[str, str]) -> str:
+    """Return a TOML table that gives names other names: `{ ill = "sick" }`."""
+    return f"{{ {', '.join(f'{format_toml_key(n)} = {json.dumps(new, ensure_ascii=False)}' for n, new in names.items())} }}"
 
 
 def _find_similar(name: str, classes: Sequence[str]) -> str | None:
@@ -84,21 +75,19 @@ def match_labels(source: Source, config: DataConfig, common: bool = False) -> tu
         DataError: a label is neither a whole number nor a name, or is out of range; or there is only one class.
         UnknownClass: a label is none of the classes.
     """
-    parts = [p for p in (source.train, source.test) if p is not None]
     if config.classes is not None and len(set(config.classes)) < len(config.classes):
         repeated = next(c for c in config.classes if config.classes.count(c) > 1)
         raise ConfigError(f"key 'data.classes' names {repeated!r} twice; name each class once")
-    declared, encoded = _list_owner_labels(parts, source, config)
-    label_names = [names for names, _ in encoded]
+    declared, encoded = _list_owner_labels(source, config)
     if not common:
-        check_renamed(config.labels, {*(declared or ()), *(str(n) for names in label_names for n in names)})
-    renamed = [np.array([config.labels.get(n, n) for n in names]) for names in label_names]
+        check_renamed(config.labels, {*(declared or ()), *(str(n) for names, _ in encoded for n in names)})
+    renamed = [np.array([config.labels.get(n, n) for n in names]) for names, _ in encoded]
     classes = config.classes or list_classes(declared, renamed, config.labels)
     if len(classes) < 2:
         raise DataError(f"{source.place}: there is only one class, {classes[0]!r}; classification needs two")
     numbers = {name: i for i, name in enumerate(classes)}
     class_numbers = []
-    for part, (names, codes), new_names in zip(parts, encoded, renamed, strict=True):
+    for part, (names, codes), new_names in zip(source.parts, encoded, renamed, strict=True):
         unknown = [i for i, name in enumerate(new_names) if name not in numbers]
         if unknown:
             where = part.where(int(np.argmax(codes == unknown[0])))
@@ -113,100 +102,83 @@ def list_label_names(source: Source, config: DataConfig) -> set[str]:
     Raises:
         DataError: a label is neither a whole number nor a name, or is out of range.
     """
-    parts = [p for p in (source.train, source.test) if p is not None]
-    if parts[0].labels.ndim == 3:  # masks
-        return {str(value) for part in parts for value in np.unique(part.labels).astype(np.int64)}
-    declared, encoded = _list_owner_labels(parts, source, config)
+    if source.train.labels.ndim == 3:  # masks
+        return {str(value) for part in source.parts for value in np.unique(part.labels).astype(np.int64)}
+    declared, encoded = _list_owner_labels(source, config)
     return {*(declared or ()), *(str(n) for names, _ in encoded for n in names)}
 
 
-def _list_owner_labels(
-    parts: Sequence[Part], source: Source, config: DataConfig
-) -> tuple[tuple[str, ...] | None, list[tuple[Names, Index]]]:
-    """Return the classes that the data declare or count (None: neither), and for each part the result of `_encode_names`."""
-    parts = [clean_labels(p, config) for p in parts]
-    declared = source.classes
-    if declared is None and config.classes is None and all(_get_label_kind(p, source) == "numbers" for p in parts):
-        declared = _count_classes(parts, source)
-    return declared, [_encode_names(p, declared, source) for p in parts]
+def _list_owner_labels(source: Source, config: DataConfig) -> tuple[tuple[str, ...] | None, list[tuple[Names, Index]]]:
+    """Return the classes that the data declare or count (None: neither), and for each part its names and their rows."""
+    parts, declared = [clean_labels(part, config) for part in source.parts], source.classes
+    are_numbers = [_check_kind(part, source.place) for part in parts]
+    if declared is None and config.classes is None and all(are_numbers):
+        declared = _count_classes(parts)
+    encoded = []
+    for part, is_number in zip(parts, are_numbers, strict=True):
+        if is_number and declared is not None:
+            numbers = part.labels.astype(np.int64)
+            _refuse_out_of_range(part, (numbers < 0) | (numbers >= len(declared)), f"go from 0 to {len(declared) - 1}")
+            present, codes = np.unique(numbers, return_inverse=True)
+            names: Names = np.array([declared[i] for i in present])
+        else:
+            names, codes = np.unique(part.labels.astype(str), return_inverse=True)
+        encoded.append((names, codes.astype(np.int64)))
+    return declared, encoded
 
 
 def check_renamed(labels: Mapping[str, str], known: Set[str]) -> None:
     """Raise ConfigError where data.labels renames a name that is not in `known`."""
-    for name in labels:
-        if name not in known:
-            similar = get_close_matches(name, known, 1) or [
-                n for n in known if n.strip().casefold() == name.strip().casefold()
-            ]
-            fix = f"did you mean {similar[0]!r}?" if similar else f"there are {list_names(sorted(known))}"
-            raise ConfigError(f"key 'data.labels' renames {name!r}, but no label has that name; {fix}")
+    for name in (n for n in labels if n not in known):
+        similar = get_close_matches(name, known, 1) or [n for n in known if n.strip().casefold() == name.strip().casefold()]
+        fix = f"did you mean {similar[0]!r}?" if similar else f"there are {list_names(sorted(known))}"
+        raise ConfigError(f"key 'data.labels' renames {name!r}, but no label has that name; {fix}")
 
 
-def _get_label_kind(part: Part, source: Source) -> str:
-    """Return "numbers" or "names"; raise DataError for all other labels."""
+def _check_kind(part: Part, place: str) -> bool:
+    """Return whether the labels are whole numbers, not names; raise DataError for all other labels."""
     labels = part.labels
     if labels.ndim != 1 or len(labels) != len(part.x):
+        fix = "; for one-hot labels use the argmax, for several labels training.task = 'multilabel'"
         raise DataError(
-            f"{source.place}: labels have the shape {list(labels.shape)}; give one label for each of the {len(part.x)} "
-            "examples"
-            + ("; for one-hot labels use the argmax, for several labels training.task = 'multilabel'" * (labels.ndim == 2))
+            f"{place}: labels have the shape {list(labels.shape)}; give one label for each of the {len(part.x)} examples"
+            + (fix if labels.ndim == 2 else "")
         )
-    if labels.dtype.kind in "biu":
-        return "numbers"
-    if labels.dtype.kind in "UT":
-        return "names"
-    first = labels[0] if labels.dtype.kind != "f" else next((v for v in labels if not float(v).is_integer()), labels[0])
-    raise DataError(
-        f"{source.place}: labels must be whole numbers or names, but are {labels.dtype.name} ({first!s}, for example); "
-        "convert them, for instance with .astype(int)"
-    )
+    if labels.dtype.kind not in "biuUT":
+        first = next((v for v in labels if labels.dtype.kind == "f" and not float(v).is_integer()), labels[0])
+        raise DataError(
+            f"{place}: labels must be whole numbers or names, but are {labels.dtype.name} ({first!s}, for example); "
+            "convert them, for instance with .astype(int)"
+        )
+    return labels.dtype.kind in "biu"
 
 
-def _count_classes(parts: Sequence[Part], source: Source) -> tuple[str, ...]:
+def _count_classes(parts: Sequence[Part]) -> tuple[str, ...]:
     """Return the names "0" up to the greatest label; raise DataError where most of these classes would have no example."""
-    labels_by_part = [_clip_to_int64(p.labels) for p in parts]
-    present = np.unique(np.concatenate(labels_by_part))
-    greatest = int(present[-1])
-    if present[0] < 0 or greatest + 1 > 2 * len(present):
-        wrong_label = present[0] if present[0] < 0 else greatest
-        part, row = next(
-            (p, int(np.argmax(c == wrong_label)))
-            for p, c in zip(parts, labels_by_part, strict=True)
-            if (c == wrong_label).any()
-        )
-        raise DataError(
-            f"{part.where(row)}: its label {part.labels[row]} is out of range: whole numbers must count classes from 0, but "
-            f"the labels are {list_names(present.tolist())}; fix the label, or name all classes in data.classes"
-        )
+    # a plain cast to int64 would make greater numbers negative
+    clipped = [np.minimum(p.labels.astype(np.uint64), 2**63 - 1) if p.labels.dtype.kind == "u" else p.labels for p in parts]
+    present = np.unique(np.concatenate([labels.astype(np.int64) for labels in clipped]))
+    lowest, greatest = int(present[0]), int(present[-1])
+    if lowest < 0 or greatest + 1 > 2 * len(present):
+        wrong = lowest if lowest < 0 else greatest
+        rule = f"must count classes from 0, but are {list_names(present.tolist())}"
+        for part, labels in zip(parts, clipped, strict=True):
+            _refuse_out_of_range(part, labels.astype(np.int64) == wrong, rule)
     return tuple(str(i) for i in range(greatest + 1))
 
 
-def _clip_to_int64(labels: npt.NDArray[Any]) -> Index:
-    """Return whole numbers as int64, clipped at the greatest int64: a plain cast would make greater numbers negative."""
-    if labels.dtype.kind == "u":
-        labels = np.minimum(labels.astype(np.uint64), np.iinfo(np.int64).max)
-    return labels.astype(np.int64)
-
-
-def _encode_names(part: Part, declared: tuple[str, ...] | None, source: Source) -> tuple[Names, Index]:
-    """Return the owner's class names, and for each row the index of its name."""
-    if _get_label_kind(part, source) == "names" or declared is None:
-        names, codes = np.unique(part.labels.astype(str), return_inverse=True)
-        return names, codes.astype(np.int64)
-    numbers: npt.NDArray[Any] = part.labels.astype(np.int64)
-    bad_rows = np.flatnonzero((numbers < 0) | (numbers >= len(declared)))
-    if len(bad_rows):
+def _refuse_out_of_range(part: Part, is_bad: npt.NDArray[np.bool_], rule: str) -> None:
+    """Raise DataError with the first bad label [n] of a part."""
+    if is_bad.any():
+        row = int(is_bad.argmax())
         raise DataError(
-            f"{part.where(int(bad_rows[0]))}: its label {numbers[bad_rows[0]]} is out of range, there are "
-            f"{len(declared)} classes; "
-            f"labels go from 0 to {len(declared) - 1}"
+            f"{part.where(row)}: its label {part.labels[row]} is out of range: labels {rule}; fix the label, or name all "
+            "classes in data.classes"
         )
-    present, codes = np.unique(numbers, return_inverse=True)
-    return np.array([declared[i] for i in present]), codes.astype(np.int64)
 
 
 def list_classes(
-    declared: tuple[str, ...] | None, names_by_part: Sequence[Names], labels: Mapping[str, str]
+    declared: tuple[str, ...] | None, names_by_part: Iterable[Names], labels: Mapping[str, str]
 ) -> tuple[str, ...]:
     """Return the classes in order: declared ones after renaming; else names sorted, with whole numbers first."""
     if declared is not None:
@@ -229,15 +201,73 @@ def note_similar_classes(classes: Sequence[str], class_numbers: Index, source: S
     class_counts, remarks = np.bincount(class_numbers, minlength=len(classes)), []
     for group in (g for g in groups.values() if len(g) > 1):
         names, preferred = [classes[i] for i in group], classes[max(group, key=lambda i: class_counts[i])]
-        renames = ", ".join(
-            f"{format_toml_key(n)} = {json.dumps(new, ensure_ascii=False)}"
-            for n, new in (config.labels | dict.fromkeys(names, preferred)).items()
-            if n != new
-        )
+        renames = {n: new for n, new in (config.labels | dict.fromkeys(names, preferred)).items() if n != new}
         remarks.append(
             f"{source.place}: classes {', '.join(map(repr, names[:-1]))} and {names[-1]!r} look alike; if they are one, "
-            f"write data.labels = {{ {renames} }}, else name all classes in data.classes"
+            f"write data.labels = {format_renames(renames)}, else name all classes in data.classes"
         )
         if len({" ".join(name.split()) for name in names}) < len(names):
             raise DataError(remarks[-1])
     return remarks
+
+
+def clean_labels(part: Part, config: DataConfig) -> Part:
+    """Return the part with labels of text or numbers [n, ...], none of which is missing.
+
+    None, NaN and empty text are missing labels. So is the text that numpy and pandas write for NaN, unless data.classes or
+    data.labels names that text. Bytes become text, and whole numbers of Python objects [n] are names.
+
+    Raises:
+        DataError: labels are missing, are bytes that are no UTF-8 text, or are of several kinds, such as 1 and "1".
+    """
+    labels = part.labels
+    if labels.dtype.kind == "f":
+        _refuse_missing(part, np.isnan(labels))
+    if labels.dtype.kind not in "SUTO":
+        return part
+    values = labels.astype(object)
+    for place, value in np.ndenumerate(values):
+        if isinstance(value, bytes):
+            try:
+                values[place] = value.decode()
+            except UnicodeDecodeError:
+                raise DataError(
+                    f"{part.where(place[0])}: its label {value!r} is not UTF-8 text; decode the labels, for example by "
+                    "[label.decode('latin-1') for label in y]"
+                ) from None
+    text = _MISSING - {*(config.classes or ()), *config.labels}
+    missing = np.array([isinstance(v, str) and v.strip() in text for v in values.flat], dtype=bool).reshape(values.shape)
+    if labels.dtype.kind in "OT":
+        import pandas as pd  # takes 0.3 s: imported only for labels that may be objects of pandas
+
+        missing |= pd.isna(values)
+    _refuse_missing(part, missing)
+    kinds = [_name_kind(value) for value in values.flat]
+    other = next((k for k, kind in enumerate(kinds) if kind != kinds[0]), None)
+    if other is not None:
+        raise DataError(
+            f"{part.where(other * len(values) // len(kinds))}: its label {values.flat[other]!r} is {kinds[other]}, and the "
+            f"label {values.flat[0]!r} of {part.where(0)} is {kinds[0]}; give all labels one type, for example by "
+            ".astype(str)"
+        )
+    are_numbers = kinds[:1] == ["a number"]
+    if values.ndim == 1 and not (are_numbers and not all(isinstance(v, Integral) for v in values)):
+        return replace(part, labels=values.astype(str))
+    cells = np.asarray(values.tolist())  # of Decimal and Fraction still objects
+    return replace(part, labels=cells.astype(float) if cells.dtype == object and are_numbers else cells)
+
+
+def _refuse_missing(part: Part, missing: npt.NDArray[np.bool_]) -> None:
+    """Raise DataError where labels are missing. missing: [n, ...]."""
+    rows = np.flatnonzero(missing.any(tuple(range(1, missing.ndim))))
+    if len(rows):
+        raise DataError(
+            f"{part.where(int(rows[0]))}: its label is missing ({len(rows):,} of {format_count(len(missing), 'label')}); "
+            "fill in the labels, or drop these rows (of a DataFrame by dropna)"
+        )
+
+
+def _name_kind(value: Any) -> str:
+    if isinstance(value, bool | np.bool_):
+        return "a truth value"
+    return "a number" if isinstance(value, Number) else "text" if isinstance(value, str) else type(value).__name__

@@ -24,8 +24,7 @@ def iid(n: int, clients: int, rng: Stream) -> list[Index]:
     if n < clients:
         raise DataError(
             f"partition 'iid': {clients} clients cannot share {format_count(n, 'training example')}: client {str(n)!r} "
-            "would get "
-            "none; lower partition.clients"
+            "would get none; lower partition.clients"
         )
     return [np.sort(part) for part in np.array_split(make_numpy_generator(rng).permutation(n), clients)]
 

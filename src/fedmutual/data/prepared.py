@@ -7,13 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from fedmutual import models, tasks
-from fedmutual.config import Config, has_own_data, make_client_config
+from fedmutual.config import Config, DataConfig, has_own_data, make_client_config
 from fedmutual.core import TargetKind, get_target_kind
-from fedmutual.data import encoded_store, labels, record, scaling, sources, stores
+from fedmutual.data import labels, record, scaling, sources, stores
 from fedmutual.data.division import Table, check_name
 from fedmutual.data.draws import Index, Names
-from fedmutual.data.encoding import Encoding
-from fedmutual.data.examples import IMAGES, SERIES, BadRows, Part, Source, join_examples, list_problems
+from fedmutual.data.encoding import EncodedExamples, Encoding, check_encoding, describe_missing, learn_encoding
+from fedmutual.data.examples import IMAGES, SERIES, BadRows, Examples, Source, join_examples, list_problems
 from fedmutual.data.space import Space
 from fedmutual.data.targets import Targets, check_masks, note_one_class, read_targets
 from fedmutual.errors import ConfigError, DataError
@@ -27,6 +27,7 @@ class Prepared:
 
     source: Source
     table: Table
+    examples: Examples  # of both parts, unscaled; of a table with data.columns its cells until `encode_columns`
     store: stores.Store | None  # None: the columns are encoded when the training rows are known, by the division
     space: Space  # of encoded columns: as learned from all rows, so that shapes can be compared before a division
     targets: Index | Targets
@@ -46,18 +47,18 @@ def prepare(config: Config) -> dict[str, Prepared]:
     """
     if not has_own_data(config):
         return {"": _prepare_data_set(config, {})}
+    made: TriedNetworks = {}
+    data_by_client, problems = dict[str, Prepared](), list[DataError]()
     for client in config.clients:
         check_name(client, f"client {client!r}")
-    data_by_client = {}
-    made: TriedNetworks = {}
-    problems: list[DataError] = []
-    for client, client_config in config.clients.items():
+    configs = {client: make_client_config(config, client) for client in config.clients}
+    common_users = [client for client, own in config.clients.items() if not own.data.labels]
+    for client, client_config in configs.items():
         try:
-            data_by_client[client] = _prepare_data_set(
-                make_client_config(config, client), made, common=not client_config.data.labels
-            )
+            data_by_client[client] = _prepare_data_set(client_config, made, common=client in common_users)
         except labels.UnknownClass as problem:
-            problems.append(problem.for_client(client, {} if client_config.data.labels else config.data.labels))
+            existing = config.data.labels if client in common_users else {}
+            problems.append(labels.UnknownClass(problem.where, problem.unknown, problem.classes, client, existing))
         except DataError as problem:
             problems.append(problem)
         except ConfigError as problem:
@@ -66,16 +67,10 @@ def prepare(config: Config) -> dict[str, Prepared]:
         raise problems[0]
     if problems:  # of all clients at once, so that nobody mends one file, only to hear of the next
         raise BadRows(*(sentence for problem in problems for sentence in list_problems(problem)))
-    common_users = [
-        i
-        for i, client_config in config.clients.items()
-        if not client_config.data.labels and make_client_config(config, i).data.labels
-    ]
-    if common_users:  # a renamed label that no client has is a mistake
-        label_names = (
-            labels.list_label_names(data_by_client[i].source, make_client_config(config, i).data) for i in common_users
-        )
-        labels.check_renamed(config.data.labels, set[str]().union(*label_names))
+    users = [client for client in common_users if configs[client].data.labels]
+    if users:  # a renamed label that no client has is a mistake
+        known = (labels.list_label_names(data_by_client[i].source, configs[i].data) for i in users)
+        labels.check_renamed(config.data.labels, set[str]().union(*known))
     return data_by_client
 
 
@@ -88,18 +83,22 @@ def _prepare_data_set(config: Config, made: TriedNetworks, common: bool = False)
     task = tasks.make_task(config.training.task)
     kind = get_target_kind(task)
     source = sources.read_source(config, kind != "classes")
-    table, targets, classes = _make_table(source, config, kind, common)
-    source = _choose_form(source, config, task.outputs or len(classes), kind, made)
+    columns = config.data.label_columns if config.data.name in sources.TABLES else ("y",)
+    classes, by_part = read_targets(source, config.data, kind, columns, common)
+    targets: Index | Targets = np.concatenate(by_part)  # type: ignore[assignment]
+    outputs = task.outputs or len(classes)
+    table = _make_table(source, targets, classes if kind == "classes" else columns, kind)
+    source = _choose_form(source, config, outputs, kind, made)
     examples = join_examples(source)
     store: stores.Store | None = None
     notes: tuple[str, ...] = ()
     if source.plans is None:
         scaled, notes = scaling.make_scaling(config.data, source)
         store, shape = stores.make_store(
-            examples, targets, scaled, make_row_namer(source), config.data.resident, config.data.workers
+            examples, targets, scaled, source.name_row, config.data.resident, config.data.workers
         )
     else:
-        encoded_store.check_encoding(config, source)
+        check_encoding(config, source)
         scaled, shape = scaling.UNSCALED, (len(source.plans),)
     if kind == "masks":
         check_masks(targets, shape, config.data, source.place)
@@ -107,27 +106,52 @@ def _prepare_data_set(config: Config, made: TriedNetworks, common: bool = False)
     if source.columns is not None or kind == "numbers":
         from fedmutual.data import column_check  # imports pandas, which takes 0.3 s
 
-        rounded = (
-            column_check.note_rounded_numbers({classes[0]: source.train.labels}, source.place) if kind == "numbers" else []
-        )
+        numbers = {classes[0]: source.train.labels} if kind == "numbers" else {}
+        rounded = column_check.note_rounded_numbers(numbers, source.place)
         notes = (*column_check.check_columns(source, targets, config.data), *rounded, *notes)
     is_deliberate = config.data.classes or config.data.name == "femnist"  # its classes are small and capital letters
     if kind == "classes" and not is_deliberate:
         notes = (*labels.note_similar_classes(classes, table.labels, source, config.data), *notes)
     content = examples.digest()
-    digest = record.compute_digest(content, table, shape, targets)
     space = Space(
         shape=shape,
         classes=classes,
-        outputs=task.outputs or len(classes),
+        outputs=outputs,
         task=config.training.task,
         scaling={**scaled.record(), "augment": config.data.augment},
         columns=source.columns,
     )
     if source.plans is not None:
-        encoding = encoded_store.learn_from_rows(examples, range(len(examples)), source.plans)
-        space = make_encoded_space(space, encoding)
-    return Prepared(source, table, store, space, targets, scaled, notes, digest, content.hex())
+        cells = examples.take(range(len(examples))).numpy().astype(np.float64)
+        space = _make_encoded_space(space, learn_encoding(cells, source.plans))
+    digest = record.compute_digest(content, table, shape, targets)
+    return Prepared(source, table, examples, store, space, targets, scaled, notes, digest, content.hex())
+
+
+def encode_columns(prepared: Prepared, rows: Index, config: DataConfig) -> Prepared:
+    """Return the data of a table with its columns encoded by what these training rows [n] teach.
+
+    Raises:
+        DataError: all columns are categories without a value.
+    """
+    source, plans = prepared.source, prepared.source.plans or ()
+    cells = prepared.examples.take(rows.tolist()).numpy().astype(np.float64)
+    encoding = learn_encoding(cells, plans)
+    if not encoding.features:
+        raise DataError(f"{source.place}: no column of data.columns has a value in the training rows; add a column")
+    examples = EncodedExamples(prepared.examples, encoding)
+    store, _ = stores.make_store(
+        examples, prepared.targets, scaling.UNSCALED, source.name_row, config.resident, config.workers
+    )
+    notes = (*prepared.notes, *(f"{source.place}: {note}" for note in describe_missing(cells, plans)))
+    space = _make_encoded_space(prepared.space, encoding)
+    return replace(prepared, examples=examples, store=store, space=space, notes=notes)
+
+
+def _make_encoded_space(space: Space, encoding: Encoding) -> Space:
+    """Return the space with the encoded columns [F] as inputs; the encoding is recorded in its scaling."""
+    entry = {**space.scaling, "columns": encoding.record()}
+    return replace(space, shape=(len(encoding.features),), scaling=entry, columns=encoding.features)
 
 
 def _choose_form(source: Source, config: Config, outputs: int, kind: TargetKind, made: TriedNetworks) -> Source:
@@ -172,53 +196,18 @@ def _choose_form(source: Source, config: Config, outputs: int, kind: TargetKind,
     return chosen or source
 
 
-def make_encoded_space(space: Space, encoding: Encoding) -> Space:
-    """Return the space with the encoded columns [F] as inputs; the encoding is recorded in its scaling."""
-    return replace(
-        space,
-        shape=(len(encoding.features),),
-        scaling={**space.scaling, "columns": encoding.record()},
-        columns=encoding.features,
+def _make_table(source: Source, targets: Index | Targets, columns: tuple[str, ...], kind: TargetKind) -> Table:
+    """Return the table of all rows; targets of another kind than classes count as one class in partitions and splits."""
+
+    def join(name: str) -> Names | None:
+        """A column of the training part; "" for the rows of a test part that lacks it."""
+        if getattr(source.train, name) is None:
+            return None
+        values = ((getattr(part, name), len(part.x)) for part in source.parts)
+        return np.concatenate([np.full(n, "") if column is None else column for column, n in values])
+
+    numbers = targets.astype(np.int64) if kind == "classes" else np.zeros(len(targets), dtype=np.int64)
+    bases = [part.bases for part in source.parts if part.bases is not None]
+    return Table(
+        numbers, len(source.train.x), columns, join("groups"), join("domains"), np.concatenate(bases) if bases else None
     )
-
-
-def _make_table(
-    source: Source, config: Config, kind: TargetKind, common: bool
-) -> tuple[Table, Index | Targets, tuple[str, ...]]:
-    """Return the table of all rows, each row's target, and the names of the classes or labels.
-
-    Targets of another kind than classes count as one class in partitions and splits.
-    """
-    parts = [p for p in (source.train, source.test) if p is not None]
-    if kind == "classes":
-        classes, coded = labels.match_labels(source, config.data, common)
-        targets: Index | Targets = np.concatenate(coded)
-        numbers = np.asarray(targets, dtype=np.int64)
-        columns = classes
-    else:
-        columns = config.data.label_columns if config.data.name in sources.TABLES else ("y",)
-        classes, by_part = read_targets(source, config.data, kind, columns, common)
-        targets = np.concatenate([np.asarray(part) for part in by_part])
-        numbers = np.zeros(len(targets), dtype=np.int64)
-    groups, domains = _join_column(parts, "groups"), _join_column(parts, "domains")
-    bases = [p.bases for p in parts if p.bases is not None]
-    table = Table(numbers, len(source.train.x), columns, groups, domains, np.concatenate(bases) if bases else None)
-    return table, targets, classes
-
-
-def _join_column(parts: list[Part], name: str) -> Names | None:
-    """A column of the training part; "" for the rows of a test part that lacks it."""
-    if getattr(parts[0], name) is None:
-        return None
-    values = [getattr(p, name) if getattr(p, name) is not None else np.full(len(p.x), "") for p in parts]
-    return np.concatenate(values)
-
-
-def make_row_namer(source: Source) -> stores.Where:
-    """Return the function that names a row of the source in messages, by the row's number over both parts."""
-    trains, test = len(source.train.x), source.test
-
-    def where(row: int) -> str:
-        return source.train.where(row) if test is None or row < trains else test.where(row - trains)
-
-    return where

@@ -3,7 +3,6 @@
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import NamedTuple
 
 import numpy as np
@@ -90,17 +89,22 @@ def make_public_set(parts: Mapping[str, PublicPart], classes: tuple[str, ...]) -
                 f"the public set has no example of class {name!r}, which clients train on; raise 'split.public', or divide "
                 "the data otherwise"
             )
-    owners, start = {}, 0
+    owners, sizes, digests, start = {}, {}, hashlib.sha256(), 0
     for i, part in parts.items():
-        owners[i] = range(start, start := start + len(part.rows or ()))
-    digests, sizes = hashlib.sha256(), {}
-    for i, part in parts.items():
-        digests.update(f"{i}\0{len(owners[i])}\0".encode())
-        sizes[i] = _digest_examples(part, digests)
-    labels = [rows.labels for rows in rows_by_client.values()]
+        index = part.rows.index if part.rows is not None else np.empty(0, dtype=np.int64)
+        owners[i], sizes[i] = range(start, start := start + len(index)), 0
+        digests.update(f"{i}\0{len(index)}\0".encode())
+        for rows in (index[k : k + _CHUNK] for k in range(0, len(index), _CHUNK)):
+            x = part.examples.take(rows.tolist()).contiguous()
+            digests.update(f"{x.dtype}{list(x.shape[1:])}".encode() + x.numpy().tobytes())
+            sizes[i] += x.nbytes
+    public_rows = list(rows_by_client.values())
+    labels = [rows.labels for rows in public_rows]
     labelled = hashlib.sha256(digests.digest() + b"".join(node_labels.tobytes() for node_labels in labels))
+    is_one_store = all(rows.store is public_rows[0].store for rows in public_rows)
+    index = np.concatenate([rows.index for rows in public_rows])
     return PublicSet(
-        data=_concatenate(list(rows_by_client.values())),
+        data=public_rows[0].with_index(index) if is_one_store else ChainedRows(public_rows),
         owners=owners,
         counts={i: tuple(part.counts) for i, part in parts.items()},
         digest=labelled.hexdigest(),
@@ -108,21 +112,3 @@ def make_public_set(parts: Mapping[str, PublicPart], classes: tuple[str, ...]) -
         sizes=sizes,
         label_size=labels[0][:1].nbytes,
     )
-
-
-def _digest_examples(part: PublicPart, digest: "hashlib._Hash") -> int:
-    """Add a node's examples to the digest; return their size in bytes."""
-    size = 0
-    index = part.rows.index if part.rows is not None else np.empty(0, dtype=np.int64)
-    for rows in (index[k : k + _CHUNK] for k in range(0, len(index), _CHUNK)):
-        x = part.examples.take(rows.tolist()).contiguous()
-        digest.update(f"{x.dtype}{list(x.shape[1:])}".encode() + x.numpy().tobytes())
-        size += prod(x.shape) * x.element_size()
-    return size
-
-
-def _concatenate(parts: list[Rows]) -> Rows | ChainedRows:
-    """Return the rows of all parts in order: as `Rows` if they are of one store."""
-    if all(rows.store is parts[0].store for rows in parts):
-        return parts[0].with_index(np.concatenate([rows.index for rows in parts]))
-    return ChainedRows(parts)

@@ -2,23 +2,26 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from pydantic import ValidationError
 
-from fedmutual.config import Config
+from fedmutual.config import Config, SplitConfig
 from fedmutual.data.division import Division, Table, check_name
 from fedmutual.data.draws import Index, count_classes
-from fedmutual.data.kinds import PRIVATE, PUBLIC, ROW_KINDS, VALIDATION
+from fedmutual.data.examples import list_names
+from fedmutual.data.splits import PRIVATE, PUBLIC, ROW_KINDS, VALIDATION
 from fedmutual.data.targets import Targets
-from fedmutual.errors import DataError
+from fedmutual.errors import DataError, format_count
 from fedmutual.files import FORMAT
 from fedmutual.rundir.schema import RecordedPartition, RecordedRows
 
+NOBODY = "no client has training examples of"
 _AS_WRITTEN = "use the unchanged file of a run"
+_MOST_LISTED = 3
 
 
 def make_record(config: Config, table: Table, division: Division, data: str) -> dict[str, Any]:
@@ -27,8 +30,6 @@ def make_record(config: Config, table: Table, division: Division, data: str) -> 
     Rows "of train" number the training part as it was read. Rows "of test" number the test set: the rows of the training
     part that `test.rows` lists or, without such a list, the test part.
     """
-    class_total = len(table.classes)
-    held_out = bool((division.test < table.trains).all())
 
     def format_rows(rows: Index) -> dict[str, Any]:
         if len(rows) and np.isin(rows, division.test).all():
@@ -36,16 +37,16 @@ def make_record(config: Config, table: Table, division: Division, data: str) -> 
         return {"of": "train", "rows": rows.tolist()}
 
     def count_per_class(rows: Index) -> list[int]:
-        class_counts: list[int] = count_classes(table.labels[rows], class_total).tolist()
+        class_counts: list[int] = count_classes(table.labels[rows], len(table.classes)).tolist()
         return class_counts
 
-    clients = {
-        i: {**{kind: format_rows(rows) for kind, rows in _order_shares(shares)},
-            "counts": {kind: count_per_class(rows) for kind, rows in _order_shares(shares)}}
-        for i, shares in division.clients.items()
-    }  # fmt: skip
+    clients = {}
+    for i, shares in division.clients.items():
+        kinds = [kind for kind in ROW_KINDS if kind in shares]
+        counts = {kind: count_per_class(shares[kind]) for kind in kinds}
+        clients[i] = {**{kind: format_rows(shares[kind]) for kind in kinds}, "counts": counts}
     test: dict[str, Any] = {"examples": len(division.test), "counts": count_per_class(division.test)}
-    if held_out:
+    if (division.test < table.trains).all():  # held out of the training part
         test["rows"] = division.test.tolist()
     return {
         "format": FORMAT,
@@ -106,35 +107,8 @@ def restore_division(path: Path, table: Table, data: str) -> Division:
     Raises:
         DataError: the file cannot be read, belongs to other data, or was changed by hand.
     """
-    file = _read_file(path)
-    if file.test is None or file.data != data or file.classes != table.classes:
-        raise DataError(
-            f"{path}: this partition belongs to other data; use the data.name, root, classes and size of the run that "
-            "wrote the file"
-        )
-    plain_file = file.model_dump(exclude_none=True)
-    for i in file.clients:
-        check_name(i, f"{path}: client {i!r}")
-    if fingerprint_partition(table, data, plain_file["test"], plain_file["clients"]) != file.fingerprint:
-        raise DataError(f"{path}: the file was changed: its fingerprint is of other rows; {_AS_WRITTEN}")
-    test = np.arange(table.trains, len(table.labels))
-    if file.test.rows is not None:
-        test = _restore_rows(RecordedRows(of="train", rows=file.test.rows), test, table.trains, f"{path}: test")
-    clients = {}
-    for i, client in file.clients.items():
-        shares = {kind: share for kind in ROW_KINDS if (share := getattr(client, kind)) is not None}
-        if not {PRIVATE, VALIDATION} <= shares.keys():
-            raise DataError(f"{path}: client {i!r} has no private or no validation rows; {_AS_WRITTEN}")
-        clients[i] = {
-            kind: _restore_rows(share, test, table.trains, f"{path}: client {i!r}, {kind}") for kind, share in shares.items()
-        }
-    _check_disjoint(path, test, clients)
-    return Division(test, clients)
-
-
-def _read_file(path: Path) -> RecordedPartition:
     try:
-        return RecordedPartition.model_validate_json(path.read_bytes())
+        file = RecordedPartition.model_validate_json(path.read_bytes())
     except FileNotFoundError:
         raise DataError(
             f"{path}: there is no such file; set 'partition.file' to the partition.json of an earlier run"
@@ -145,23 +119,38 @@ def _read_file(path: Path) -> RecordedPartition:
         first_error = problem.errors()[0]
         key = ".".join(map(str, first_error["loc"])) or "the file"
         raise DataError(f"{path}: is not a partition.json: {key}: {first_error['msg'].lower()}") from None
+    if file.test is None or file.data != data or file.classes != table.classes:
+        raise DataError(
+            f"{path}: this partition belongs to other data; use the data.name, root, classes and size of the run that "
+            "wrote the file"
+        )
+    plain_file = file.model_dump(exclude_none=True)
+    for i in file.clients:
+        check_name(i, f"{path}: client {i!r}")
+    if fingerprint_partition(table, data, plain_file["test"], plain_file["clients"]) != file.fingerprint:
+        raise DataError(f"{path}: the file was changed: its fingerprint is of other rows; {_AS_WRITTEN}")
 
+    def restore(share: RecordedRows, test: Index, name: str) -> Index:
+        rows, total = np.array(share.rows, dtype=np.int64), len(test) if share.of == "test" else table.trains
+        if not len(rows) or rows.max() >= total or len(np.unique(rows)) < len(rows):
+            raise DataError(f"{path}: {name}: must be one or more different row numbers below {total}; {_AS_WRITTEN}")
+        return test[rows] if share.of == "test" else rows
 
-def _restore_rows(share: RecordedRows, test: Index, trains: int, name: str) -> Index:
-    rows = np.array(share.rows, dtype=np.int64)
-    row_total = len(test) if share.of == "test" else trains
-    if not len(rows) or rows.max() >= row_total or len(np.unique(rows)) < len(rows):
-        raise DataError(f"{name}: must be one or more different row numbers below {row_total}; {_AS_WRITTEN}")
-    return test[rows] if share.of == "test" else rows
-
-
-def _check_disjoint(path: Path, test: Index, clients: Mapping[str, Mapping[str, Index]]) -> None:
-    """Raise DataError where two clients train on a row, or a row is both trained on and scored on."""
-    trains = (PRIVATE, PUBLIC)
-    trained = np.concatenate([rows for shares in clients.values() for kind, rows in shares.items() if kind in trains])
-    scored = [test, *(rows for shares in clients.values() for kind, rows in shares.items() if kind not in trains)]
-    if len(np.unique(trained)) < len(trained) or np.isin(trained, np.concatenate(scored)).any():
+    test = np.arange(table.trains, len(table.labels))
+    if file.test.rows is not None:
+        test = restore(RecordedRows(of="train", rows=file.test.rows), test, "test")
+    clients, trained, scored = {}, list[Index](), [test]
+    for i, client in file.clients.items():
+        shares = {kind: share for kind in ROW_KINDS if (share := getattr(client, kind)) is not None}
+        if not {PRIVATE, VALIDATION} <= shares.keys():
+            raise DataError(f"{path}: client {i!r} has no private or no validation rows; {_AS_WRITTEN}")
+        clients[i] = {kind: restore(share, test, f"client {i!r}, {kind}") for kind, share in shares.items()}
+        for kind, rows in clients[i].items():
+            (trained if kind in (PRIVATE, PUBLIC) else scored).append(rows)
+    all_trained = np.concatenate(trained)
+    if len(np.unique(all_trained)) < len(all_trained) or np.isin(all_trained, np.concatenate(scored)).any():
         raise DataError(f"{path}: two clients train on one row, or a row is for training and for scores; {_AS_WRITTEN}")
+    return Division(test, clients)
 
 
 def fingerprint_partition(table: Table, data: str, test: Mapping[str, Any], clients: Mapping[str, Mapping[str, Any]]) -> str:
@@ -171,5 +160,61 @@ def fingerprint_partition(table: Table, data: str, test: Mapping[str, Any], clie
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _order_shares(shares: Mapping[str, Index]) -> list[tuple[str, Index]]:
-    return [(kind, shares[kind]) for kind in ROW_KINDS if kind in shares]
+def note_clients_and_classes(config: Config, partition: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return remarks on small clients and missing classes; `partition`: the content of partition.json."""
+    names: Sequence[str] = partition["classes"]
+    counts_by_client = {i: count_training_examples(client) for i, client in partition["clients"].items()}
+    batches = {i: config.get_client_config(i).training.batch_size or config.training.batch_size for i in counts_by_client}
+    small = {i: n for i, counts in counts_by_client.items() if (n := sum(counts)) < batches[i]}
+    listed = list(small)[: _MOST_LISTED if len(small) > _MOST_LISTED + 1 else None]
+    sentences = [
+        f"client {i!r} has {format_count(small[i], 'example')}, fewer than batch_size {batches[i]}: it trains as one "
+        "smaller batch"
+        for i in listed
+    ]
+    if len(small) > len(listed):
+        sentences.append(f"{len(small) - len(listed)} more clients have fewer examples than their batch_size, too")
+    trained = [sum(class_counts) for class_counts in zip(*counts_by_client.values(), strict=True)]
+    missing = [name for name, count in zip(names, trained, strict=True) if not count]
+    if missing:
+        sentences.append(f"{NOBODY} {_name_classes(missing)}, so no model learns to recognise {_get_pronoun(missing)}")
+    tested = zip(names, partition["test"]["counts"], trained, strict=True)
+    untested = [name for name, test_count, train_count in tested if train_count and not test_count]
+    if untested:
+        sentences.append(
+            f"the test set has no examples of {_name_classes(untested)}: its scores say nothing about "
+            f"{_get_pronoun(untested)}"
+        )
+    if config.partition.kind == "file" and config.split != SplitConfig():
+        sentences.append("validation, hold-out and test rows come from the partition file: [split] has no effect")
+    return tuple(sentences)
+
+
+def note_split(split: SplitConfig, table: Table) -> tuple[str, ...]:
+    """Return remarks on the rows that the split holds out of the table."""
+    sentences = []
+    if split.private is not None and table.trains < len(table.labels):
+        sentences.append(
+            f"the data have {format_count(len(table.labels) - table.trains, 'test example')} of their own, which are "
+            "unused: with split.private all shares come out of the training examples"
+        )
+    if table.bases is not None and split.shared is False:
+        sentences.append(
+            "split.shared = false: each domain has its own split of the same images, so clients train on images that others "
+            "are scored on, at another angle, and scores measure memorisation, too"
+        )
+    return tuple(sentences)
+
+
+def count_training_examples(client: Mapping[str, Any]) -> list[int]:
+    """Return a client's training examples of each class [C], with public ones; `client`: an entry of partition.json."""
+    private, public = (client["counts"].get(kind) for kind in ("private", "public"))
+    return [sum(pair) for pair in zip(private, public, strict=True)] if public else list(private)
+
+
+def _name_classes(names: Sequence[str]) -> str:
+    return f"{'class' if len(names) == 1 else 'classes'} {list_names(names)}"
+
+
+def _get_pronoun(names: Sequence[str]) -> str:
+    return "it" if len(names) == 1 else "them"

@@ -1,6 +1,7 @@
 """Rows by index, as the core asks for them: all clients share one store of examples and hold row numbers."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -8,18 +9,46 @@ import torch
 from torch import Tensor
 
 from fedmutual.core import Batch
-from fedmutual.data.augment import Augment
 from fedmutual.data.draws import Index
 from fedmutual.data.stores import Store
 
+Augment = Callable[[Tensor, torch.Generator], Tensor]
+"""(images [B, C, H, W], stream) -> augmented images [B, C, H, W]."""
 
+PAD = 4
+
+
+@dataclass(frozen=True)
+class CropFlip:
+    """A random crop after padding by 4 pixels, and a mirror image with probability 1/2: the usual augmentation for CIFAR.
+
+    black [C]: the scaled value of a pixel 0; it fills the border.
+    """
+
+    black: Tensor
+
+    def __call__(self, x: Tensor, rng: torch.Generator) -> Tensor:
+        """Return augmented images [B, C, H, W]. The crops are drawn on the CPU, so they do not depend on the device of x."""
+        b, c, h, w = x.shape
+        top, left = torch.randint(2 * PAD + 1, (2, b, 1), generator=rng)
+        mirrored = torch.randint(2, (b, 1), generator=rng).bool()
+        rows = torch.arange(h) + top  # [B, H]
+        columns = torch.arange(w)
+        columns = torch.where(mirrored, columns.flip(0), columns) + left  # [B, W]
+        padded = self.black.to(x.device).view(1, -1, 1, 1).repeat(b, 1, h + 2 * PAD, w + 2 * PAD)
+        padded[..., PAD:-PAD, PAD:-PAD] = x
+        pixels = (rows[:, :, None] * (w + 2 * PAD) + columns[:, None, :]).view(b, 1, -1).to(x.device)
+        return padded.flatten(2).gather(2, pixels.expand(-1, c, -1)).view(b, c, h, w)
+
+
+@dataclass(frozen=True, eq=False)
 class Rows:
     """Some rows of a store: a client's share, or the test set. This class implements the `Data` of the core."""
 
-    def __init__(self, store: Store, index: Index, augment: Augment | None = None, group_codes: Index | None = None) -> None:
-        """group_codes: the number of each row's group (`data.group_by`), for all rows of the store [N]; None: no groups."""
-        self._store, self._augment, self._group_codes = store, augment, group_codes
-        self.index = index  # row numbers in the store [n]
+    store: Store
+    index: Index  # row numbers in the store [n]
+    augment: Augment | None = None  # of images in training
+    group_codes: Index | None = None  # the number of each row's group (`data.group_by`), for all rows of the store [N]
 
     def __len__(self) -> int:
         return len(self.index)
@@ -27,57 +56,46 @@ class Rows:
     @property
     def labels(self) -> Index:
         """The target of each row: of classes and numbers [n], else [n, ...]."""
-        return self._store.labels[torch.from_numpy(self.index)].numpy()
+        return self.store.labels[torch.from_numpy(self.index)].numpy()
 
     @property
     def groups(self) -> Index | None:
         """The number of each row's group [n]; None where the data have no groups."""
-        return None if self._group_codes is None else self._group_codes[self.index]
-
-    @property
-    def augment(self) -> Augment | None:
-        """The augmentation of images in training; None without augmentation."""
-        return self._augment
-
-    @property
-    def store(self) -> Store:
-        """The store that holds the rows."""
-        return self._store
+        return None if self.group_codes is None else self.group_codes[self.index]
 
     def name_row(self, position: int) -> str:
         """Return the name in messages of the row at `position`."""
-        return self._store.where(int(self.index[position]))
+        return self.store.where(int(self.index[position]))
 
     def with_index(self, index: Index) -> "Rows":
         """Return the rows `index` of this store, with this augmentation."""
-        return Rows(self._store, index, self._augment, self._group_codes)
+        return replace(self, index=index)
 
-    def with_store(self, store: Store) -> "Rows":
-        """Return all rows of another store, with this augmentation."""
-        return Rows(store, np.arange(len(store.labels)), self._augment)
+    def _with_labels(self, labels: Tensor) -> "Rows":
+        return replace(self, store=self.store.replace_labels(labels))
 
     def shuffle_labels(self, fraction: float, rng: np.random.Generator) -> "Rows":
         """Return these rows with a random `fraction` of their labels permuted among the chosen rows."""
         places = torch.from_numpy(rng.choice(self.index, round(fraction * len(self.index)), replace=False))
-        labels = self._store.labels.clone()
+        labels = self.store.labels.clone()
         labels[places] = labels[places[torch.from_numpy(rng.permutation(len(places)))]]
-        return Rows(self._store.replace_labels(labels), self.index, self._augment, self._group_codes)
+        return self._with_labels(labels)
 
     def hide_labels(self, positions: Sequence[int]) -> "Rows":
         """Return these rows with the labels at `positions` hidden: class numbers become -1, numeric targets NaN."""
-        labels = self._store.labels.clone()
+        labels = self.store.labels.clone()
         labels[torch.from_numpy(self.index[list(positions)])] = torch.nan if labels.is_floating_point() else -1
-        return Rows(self._store.replace_labels(labels), self.index, self._augment, self._group_codes)
+        return self._with_labels(labels)
 
     def to(self, device: torch.device) -> "Rows":
         """Return these rows with batches on `device`."""
-        return Rows(self._store.to(device), self.index, self._augment, self._group_codes)
+        return replace(self, store=self.store.to(device))
 
     def rows(self, plan: Iterable[Tensor], rng: torch.Generator | None = None) -> Iterable[Batch]:
         """Return an iterable of batches; see `fedmutual.core.Data.rows`."""
         index = torch.from_numpy(self.index)
-        batches = self._store.batches(index.index_select(0, i) for i in plan)
-        augment = self._augment
+        batches = self.store.batches(index.index_select(0, i) for i in plan)
+        augment = self.augment
         if rng is None or augment is None:
             return batches
         return ((augment(x, rng), y) for x, y in batches)
@@ -85,14 +103,12 @@ class Rows:
 
 def merge_rows(shares: Sequence[Rows]) -> Rows:
     """Return the rows of several shares of one store, each row once, with the labels that the shares' owners have."""
-    labels = shares[0]._store.labels.clone()
+    labels = shares[0].store.labels.clone()
     for share in shares:
         share_index = torch.from_numpy(share.index)
-        labels[share_index] = share._store.labels[share_index]
+        labels[share_index] = share.store.labels[share_index]
     merged = shares[0].with_index(np.unique(np.concatenate([s.index for s in shares])))
-    if torch.equal(labels, merged._store.labels):
-        return merged
-    return Rows(merged._store.replace_labels(labels), merged.index, merged._augment, merged._group_codes)
+    return merged if torch.equal(labels, merged.store.labels) else merged._with_labels(labels)
 
 
 class ChainedRows:
@@ -120,13 +136,11 @@ class ChainedRows:
         iterators = [iter(part.rows(plans, rng)) for part, plans in zip(self.parts, part_plans, strict=True)]
         for index, selected in zip(indices, zip(*masks, strict=True), strict=True):
             part_batches = [(mask, next(batches)) for mask, batches in zip(selected, iterators, strict=True) if mask.any()]
-            yield part_batches[0][1] if len(part_batches) == 1 else _merge_batches(len(index), part_batches)
-
-
-def _merge_batches(size: int, parts: Sequence[tuple[Tensor, Batch]]) -> Batch:
-    """Return one batch of `size` rows; each part fills the rows that its mask [size] selects."""
-    merged = tuple(t.new_empty(size, *t.shape[1:]) for t in parts[0][1])
-    for mask, batch in parts:
-        for target, t in zip(merged, batch, strict=True):
-            target[mask.to(t.device)] = t
-    return merged
+            if len(part_batches) == 1:
+                yield part_batches[0][1]
+                continue
+            merged = tuple(t.new_empty(len(index), *t.shape[1:]) for t in part_batches[0][1])
+            for mask, batch in part_batches:
+                for target, t in zip(merged, batch, strict=True):
+                    target[mask.to(t.device)] = t
+            yield merged

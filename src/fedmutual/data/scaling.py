@@ -16,8 +16,7 @@ from fedmutual.errors import ConfigError, DataError
 
 BYTE = 255.0
 _LARGE = 30.0  # root mean square of a feature; larger inputs drive a first layer far from its initial state
-_VALUES = {2: "features", 4: "pixels"}  # of examples [B, ...] with this number of axes
-_SAMPLED_ROWS, _SAMPLED_IMAGES = 1024, 64
+_KINDS = {2: "tables of features", 3: "series", 4: "images", 5: "volumes"}  # of examples [B, ...], by the number of axes
 
 
 @dataclass(frozen=True)
@@ -57,20 +56,21 @@ class Scaling:
         return -torch.tensor(self.mean) / torch.tensor(self.std) if self.mean else torch.zeros(channels)
 
 
-_ADAPTER = TypeAdapter(Scaling)
 UNSCALED = Scaling(1.0, (), ())
 """Leaves inputs as they are."""
+
+_ADAPTER = TypeAdapter(Scaling)
+
+
+def parse_scaling(entry: Mapping[str, Any]) -> Scaling:
+    """Return the scaling of an entry that `Scaling.record` wrote into environment.json."""
+    return _ADAPTER.validate_python(entry)
 
 
 def subtract_mean(x: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
     """Return x [B, C, ...] minus `mean` [C], over `std` [C]. x is overwritten."""
     mean_, std_ = (torch.tensor(values).view(-1, *(1,) * (x.dim() - 2)) for values in (mean, std))
     return x.sub_(mean_).div_(std_)
-
-
-def parse_scaling(entry: Mapping[str, Any]) -> Scaling:
-    """Return the scaling of an entry that `Scaling.record` wrote into environment.json."""
-    return _ADAPTER.validate_python(entry)
 
 
 def find_form(entry: Mapping[str, Any], shape: Sequence[int]) -> Form:
@@ -91,48 +91,46 @@ def make_scaling(config: DataConfig, source: Source) -> tuple[Scaling, tuple[str
         for key in (key for key, is_set in changes.items() if is_set):
             raise ConfigError(f"key 'data.{key}' changes numbers, but the network takes ids; remove the key")
         return Scaling(1.0, (), (), dtype="int64"), ()
-    image = first.dim() > 2
-    published = source.published
-    divisor = published.divisor if published else BYTE if image and first.dtype == torch.uint8 else 1.0
-    mean, std = (published.mean, published.std) if published else ((), ())
+    for key, is_set in (("augment", config.augment != "none"), ("size", config.size is not None)):
+        if is_set and first.dim() != 4:
+            raise ConfigError(f"key 'data.{key}' is for images, but the examples are {_KINDS[first.dim()]}; remove the key")
+    if config.size is not None and len(config.size) != 2:
+        raise ConfigError(f"key 'data.size' is [height, width] in pixels, not {list(config.size)}")
+    is_image = first.dim() > 2
+    divisor, mean, std = source.published or (BYTE if is_image and first.dtype == torch.uint8 else 1.0, (), ())
     if (config.mean is None) != (config.std is None):
         raise ConfigError("keys 'data.mean' and 'data.std' must be set together; set both or none")
     if config.mean == FEDERATED or config.std == FEDERATED:  # the clients' sums follow when rows are divided
         mean, std = (), ()
     elif config.mean is not None and config.std is not None:
         mean, std = config.mean, config.std
-    kind = "channels" if image else "features"
     for key, values in (("mean", mean), ("std", std)):
         if values and len(values) != first.shape[1]:
+            kind = "channels" if is_image else "features"
             raise ConfigError(f"key 'data.{key}' has {len(values)} values, and the examples have {first.shape[1]} {kind}")
     if divisor != 1 and any(not 0 <= m <= 1 or s > 1 for m, s in zip(mean, std, strict=True)):
         raise ConfigError(
             f"keys 'data.mean' and 'data.std' are for inputs from 0 to 1 (these inputs are divided by {divisor:g} first), "
-            f"but have {_format_first(mean)} and {_format_first(std)}; divide both by {divisor:g}"
+            f"but the first mean is {mean[0]:g} and the first std {std[0]:g}; divide both by {divisor:g}"
         )
-    if config.augment != "none" and first.dim() != 4:
-        raise ConfigError(
-            f"key 'data.augment': {config.augment!r} is for images, but the examples are {_name_kind(first)}; remove the key"
-        )
-    scaling = Scaling(divisor, mean, std, _get_size(config, first))
-    if (published and config.mean is None) or config.mean == FEDERATED:
+    scaling = Scaling(divisor, mean, std, config.size and (config.size[0], config.size[1]))
+    if (source.published and config.mean is None) or config.mean == FEDERATED:
         return scaling, ()
     large = _describe_large(source, scaling)
     if mean:
         return scaling, ((f"inputs are large after scaling by data.mean and data.std ({large})",) if large else ())
     treatment = "only divided by 255" if divisor == BYTE else "taken as they are"
+    noun = {2: "features", 4: "pixels"}.get(first.dim(), "values")
     warning = f", some of them large ({large})" if large else ""
-    return scaling, (
-        f"data.mean and data.std are not given, so the {_VALUES.get(first.dim(), 'values')} are {treatment}{warning}",
-    )
+    return scaling, (f"data.mean and data.std are not given, so the {noun} are {treatment}{warning}",)
 
 
 def _describe_large(source: Source, scaling: Scaling) -> str:
     """Return a sentence on the largest input if its size makes training difficult, judged by the first rows; else ""."""
     if scaling.divisor == BYTE and all(std >= 1 / _LARGE for std in scaling.std):
         return ""  # bytes cannot be large then
-    rows = _SAMPLED_IMAGES if source.train.x.take([0]).dim() > 2 else _SAMPLED_ROWS
-    x = scaling(source.train.x.take(range(min(rows, len(source.train.x)))))
+    sampled_rows = 64 if source.train.x.take([0]).dim() > 2 else 1024
+    x = scaling(source.train.x.take(range(min(sampled_rows, len(source.train.x)))))
     size = x.square().transpose(0, 1).flatten(1).mean(1).sqrt()
     largest = int(size.argmax())
     if not size[largest] > _LARGE:
@@ -140,24 +138,5 @@ def _describe_large(source: Source, scaling: Scaling) -> str:
     name = f"column {source.columns[largest]!r}" if source.columns else f"{'channel' if x.dim() > 2 else 'column'} {largest}"
     return (
         f"{name} is about {size[largest]:.3g}, which makes training difficult; without data.mean and data.std, "
-        "`fedmutual data "
-        "check` suggests values"
+        "`fedmutual data check` suggests values"
     )
-
-
-def _format_first(values: tuple[float, ...]) -> str:
-    return f"{values[0]:g}{', ...' if len(values) > 1 else ''}"
-
-
-def _name_kind(first: Tensor) -> str:
-    return {2: "tables of features", 3: "series"}.get(first.dim(), "volumes")
-
-
-def _get_size(config: DataConfig, first: Tensor) -> tuple[int, int] | None:
-    if config.size is None:
-        return None
-    if len(config.size) != 2:
-        raise ConfigError(f"key 'data.size' is [height, width] in pixels, not {list(config.size)}")
-    if first.dim() != 4:
-        raise ConfigError(f"key 'data.size' is for images, but the examples are {_name_kind(first)}; remove the key")
-    return config.size[0], config.size[1]

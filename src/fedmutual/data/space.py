@@ -38,11 +38,7 @@ class Space:
 
     @property
     def targets(self) -> TargetKind:
-        """The kind of the targets.
-
-        Raises:
-            ConfigError: there is no such task, or its module cannot be imported.
-        """
+        """The kind of the targets. Raises ConfigError if there is no such task, or its module cannot be imported."""
         return get_target_kind(tasks.make_task(self.task))
 
     @property
@@ -72,8 +68,6 @@ def describe_column_difference(columns: Sequence[str] | None, other: Sequence[st
     if columns is None or other is None or tuple(columns) == tuple(other):
         return None
     different = [c for c in columns if c not in other] or [c for c in other if c not in columns]
-    return (
-        f"other columns ({list_names(different, 3)})"
-        if different
-        else f"the same columns in another order ({list_names(columns, 3)})"
-    )
+    if different:
+        return f"other columns ({list_names(different, 3)})"
+    return f"the same columns in another order ({list_names(columns, 3)})"

@@ -1,24 +1,62 @@
-"""Held-out shares of clients' rows, and the validation rows that a client gets out of the test set."""
+"""The kinds of a client's shares, their fractions, and the rows that are held out."""
 
 from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
 
+from fedmutual.config import SplitConfig
 from fedmutual.data.draws import Index, Names, apportion, count_classes, sample, split_by_class
-from fedmutual.errors import DataError, format_count
+from fedmutual.errors import ConfigError, DataError, format_count
 
-REST = "private"
+PRIVATE, VALIDATION, HOLDOUT, PUBLIC, TEST = "private", "validation", "holdout", "public", "test"
+ROW_KINDS = (PRIVATE, PUBLIC, VALIDATION, HOLDOUT, TEST)  # in the order of files and tables
 LEFT = "what is left over"  # unused rows, where fractions sum to less than 1; may be empty
+_V1_VALIDATION = 0.1  # fraction of validation rows under the preset "v1"
+_ROUNDING = 1e-9  # tolerance for fractions that sum to 1
 _ORDERS, _ATTEMPTS = 50, 20
 
 
+def list_held_out_fractions(split: SplitConfig) -> dict[str, float]:
+    """Return kind -> the fraction that is held out of each client's training data.
+
+    Validation rows are included unless they come out of the test set. With split.private the fractions are of all rows of a
+    client, hold-out rows a fraction of its private rows, and unused rows are a kind, too.
+
+    Raises:
+        ConfigError: a fraction is missing, or the sum of the fractions is too large.
+    """
+    if split.validation == 0:
+        raise ConfigError("key 'split.validation' must be above 0; omit it to use the preset's value")
+    if split.private is None:
+        validation = _V1_VALIDATION if split.validation is None and split.preset == "v1" else split.validation
+        pairs = ((VALIDATION, validation), (HOLDOUT, split.holdout), (PUBLIC, split.public))
+        held_out = {kind: fraction for kind, fraction in pairs if fraction}
+        if sum(held_out.values()) >= 1:
+            keys = " and ".join(f"'split.{kind}'" for kind in held_out)
+            raise ConfigError(f"keys {keys} must leave training data: their sum must be below 1")
+        return held_out
+    if split.validation is None:
+        raise ConfigError("key 'split.private' needs the key 'split.validation': the fraction of each client's rows")
+    if not split.test:
+        raise ConfigError("key 'split.test' must be above 0: with 'split.private' each client has its own test rows")
+    unused = 1 - (split.private + split.public + split.validation + split.test)
+    if unused < -_ROUNDING:
+        raise ConfigError(
+            "keys 'split.private', 'split.public', 'split.validation' and 'split.test' are fractions of a client's rows, "
+            f"but their sum is {1 - unused:g}; it must be at most 1"
+        )
+    fractions = {
+        TEST: split.test,
+        VALIDATION: split.validation,
+        PUBLIC: split.public,
+        HOLDOUT: split.holdout * split.private,
+    }
+    return {kind: f for kind, f in {**fractions, LEFT: unused if unused > _ROUNDING else 0.0}.items() if f}
+
+
 def hold_out(
-    parts: Mapping[str, Index],
-    labels: Index,
-    groups: Names | None,
-    fractions: Mapping[str, float],
-    rng: np.random.Generator,
+    parts: Mapping[str, Index], labels: Index, groups: Names | None, fractions: Mapping[str, float], rng: np.random.Generator
 ) -> dict[str, dict[str, Index]]:
     """Hold out fractions of each part; return part -> {"private": the rest, and one share for each of `fractions`}.
 
@@ -48,18 +86,18 @@ def hold_out(
 def _hold_out_rows(
     name: str, rows: Index, labels: Index, fractions: Mapping[str, float], rng: np.random.Generator
 ) -> dict[str, Index]:
-    shares = {REST: rows}
+    shares = {PRIVATE: rows}
     for kind, fraction in fractions.items():
         size = max(1, round(fraction * len(rows)))
         if kind == LEFT:  # unused rows may shrink, so that one training row is left
-            size = min(size, len(shares[REST]) - 1)
-        if size >= len(shares[REST]):
+            size = min(size, len(shares[PRIVATE]) - 1)
+        if size >= len(shares[PRIVATE]):
             raise DataError(
                 f"{name} has {format_count(len(rows), 'training example')}, too few to hold {fraction:g} of them out for "
                 f"{kind}"
             )
-        shares[kind] = sample(shares[REST], labels[shares[REST]], size, rng, keep=True)
-        shares[REST] = np.setdiff1d(shares[REST], shares[kind])
+        shares[kind] = sample(shares[PRIVATE], labels[shares[PRIVATE]], size, rng, keep=True)
+        shares[PRIVATE] = np.setdiff1d(shares[PRIVATE], shares[kind])
     return shares
 
 
@@ -79,14 +117,14 @@ def _hold_out_groups(
         has_kind = np.array([kinds.get(g) == kind for g in part_groups])
         free = np.flatnonzero([g not in kinds for g in part_groups])
         ideal = (fraction * table.sum(0) - table[has_kind].sum(0)).clip(0)
-        most = len(free) - (not any(kinds.get(g) == REST for g in part_groups))  # one group must remain for training
+        most = len(free) - (not any(kinds.get(g) == PRIVATE for g in part_groups))  # one group must remain for training
         if ideal.sum() >= 0.5 or not has_kind.any():
             for g in _choose_groups(table[free], ideal, most, not has_kind.any(), rng):
                 kinds[part_groups[free[g]]] = kind
     for g in part_groups:
-        kinds.setdefault(g, REST)
+        kinds.setdefault(g, PRIVATE)
     row_kinds = np.array([kinds[g] for g in part_groups])[codes]
-    shares = {kind: rows[row_kinds == kind] for kind in (REST, *fractions)}
+    shares = {kind: rows[row_kinds == kind] for kind in (PRIVATE, *fractions)}
     for kind, share in shares.items():
         if not len(share) and kind != LEFT:
             raise DataError(

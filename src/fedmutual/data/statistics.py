@@ -1,8 +1,8 @@
 """Statistics of the training rows of all clients: rows, classes, missing values, mean and deviation of each input.
 
-Each client sums its own rows (`sum_rows`), and only sums of clients are added (`add_sums`): as integers, so that the order
-of clients changes no bit, and so that real sites can mask what they send. An input is a channel of images, or a column of a
-table.
+With `data.mean = "federated"` inputs are standardised by them. Each client sums its own rows (`sum_rows`), and only sums of
+clients are added (`add_sums`): as integers, so that the order of clients changes no bit, and so that real sites can mask
+what they send. An input is a channel of images, or a column of a table.
 
 A number v becomes the integer round(v * 2^96), and the integer becomes DIGITS digits in base 2^32; the last digit has the
 sign. Each digit is one 64-bit word. Words are added without regard to carries, and `decode_total` carries once, at the end,
@@ -11,24 +11,36 @@ so words may be masked (`sites.secure_sum`). Unlike an update of a model (`aggre
 
 import math
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
-from typing import Any, NamedTuple
+from math import prod
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
+from fedmutual.config import ColumnConfig
+from fedmutual.data.draws import Index
 from fedmutual.data.examples import list_names
-from fedmutual.errors import DataError
+from fedmutual.errors import ConfigError, DataError, format_count
+
+if TYPE_CHECKING:
+    from fedmutual.data.prepared import Prepared
+    from fedmutual.data.space import Space
 
 Words = npt.NDArray[np.int64]
 _CONSTANT = Fraction(1, 2**44)  # a smaller variance, as a fraction of the mean square, is rounding: sums are of float64
 DIGITS = 6
 FRACTION_BITS = 96
 RANGE = 2.0 ** (32 * DIGITS - 1 - FRACTION_BITS)  # a number must be smaller, about 4e28
+_TOO_LARGE = (
+    "the values are too large for the statistics of the federation; fix them, for example 1e30 in place of a missing value"
+)
 _BASE = 2**32
+_CHUNK = 2**20  # values that are summed at a time
 _CARRIES = 2**26  # of 20 sites, digits and random carries together stay below 2^63
 
 
@@ -99,7 +111,7 @@ def sum_rows(layout: Layout, chunks: Iterable[Tensor], labels: Sequence[int], hi
             sums = x.sum((0, 2)), np.square(x).sum((0, 2))
         for name, *pair in zip(layout.inputs, *sums, strict=True):
             if not np.isfinite(pair).all():
-                raise DataError(_describe_range(name))
+                raise DataError(f"input {name!r}: {_TOO_LARGE}")
         for into, of_chunk in zip((totals, squares), sums, strict=True):
             into[:] = [one + Fraction(float(other)) for one, other in zip(into, of_chunk, strict=True)]
     counts = np.bincount(np.asarray(labels, dtype=np.int64), minlength=len(layout.classes)) if layout.classes else ()
@@ -109,7 +121,7 @@ def sum_rows(layout: Layout, chunks: Iterable[Tensor], labels: Sequence[int], hi
         try:
             words += [lacking, *(word for number in numbers for word in encode_number(number, hide_carries))]
         except ValueError:
-            raise DataError(_describe_range(name)) from None
+            raise DataError(f"input {name!r}: {_TOO_LARGE}") from None
     return np.array(words, dtype=np.int64)
 
 
@@ -155,28 +167,17 @@ def check_layouts(layouts: Mapping[str, Layout]) -> None:
     """Raise DataError, which names two clients, unless all clients have one layout."""
     first_client, first = next(iter(layouts.items()))
     for client, layout in layouts.items():
-        for part, of_client, of_first in (
-            ("inputs", layout.inputs, first.inputs),
-            ("classes", layout.classes, first.classes),
-            ("columns of categories", layout.categories, first.categories),
-            ("values in each input of a row", (layout.values,), (first.values,)),
-        ):
-            if of_client != of_first:
+        for field in ("inputs", "classes", "categories", "values"):
+            own, other = getattr(layout, field), getattr(first, field)
+            if own != other:
                 raise DataError(
-                    f"statistics need the same {part} at all clients: client {client!r} has {_count(of_client)}, and client "
-                    f"{first_client!r} has {_count(of_first)}; give all clients the same columns, classes and image size"
+                    f"statistics need the same {field} at all clients: client {client!r} has {_describe(own)}, and client "
+                    f"{first_client!r} has {_describe(other)}; give all clients the same columns, classes and image size"
                 )
 
 
-def _count(values: Sequence[object]) -> str:
-    return f"{len(values)} ({list_names(values, 3)})" if len(values) != 1 or isinstance(values[0], str) else str(values[0])
-
-
-def _describe_range(name: str) -> str:
-    return (
-        f"input {name!r}: the values are too large for the statistics of the federation; fix them, for example 1e30 in "
-        "place of a missing value"
-    )
+def _describe(values: tuple[str, ...] | int) -> str:
+    return str(values) if isinstance(values, int) else f"{len(values)} ({list_names(values, 3)})"
 
 
 def encode_number(value: Fraction, hide_carries: bool = False) -> list[int]:
@@ -204,3 +205,82 @@ def encode_number(value: Fraction, hide_carries: bool = False) -> list[int]:
 def decode_total(words: Sequence[int]) -> Fraction:
     """Return the total that the summed words of `encode_number` stand for."""
     return Fraction(sum(word << 32 * place for place, word in enumerate(words)), 2**FRACTION_BITS)
+
+
+def make_layout(space: "Space", columns: Mapping[str, ColumnConfig]) -> Layout:
+    """Return the kinds of values that the statistics of a data set describe: with `data.columns`, the stored cells."""
+    classes = space.classes if space.targets == "classes" else ()  # a label or a pixel is not the class of a row
+    if columns:
+        categories = tuple(name for name, settings in columns.items() if settings.kind == "category")
+        return Layout(tuple(columns), classes, categories=categories)
+    inputs = space.columns or tuple(str(number) for number in range(space.shape[0]))
+    return Layout(inputs, classes, values=prod(space.shape[1:]))
+
+
+def sum_client(prepared: "Prepared", rows: Index, hide_carries: bool = False) -> Words:
+    """Return the words of a client's training rows; see `sum_rows`. rows: their numbers in the data set [n].
+
+    Raises:
+        DataError: a row cannot be read, or the values are too large.
+    """
+    layout = _make_layout(prepared)
+    labels = prepared.table.labels[rows].tolist()
+    return sum_rows(layout, _read_chunks(prepared, rows, len(layout.inputs) * layout.values), labels, hide_carries)
+
+
+def sum_clients(data_by_client: Mapping[str, tuple["Prepared", Index]]) -> Statistics:
+    """Return the statistics of several clients in one process. data_by_client: client -> data and numbers of training rows.
+
+    Raises:
+        DataError: clients have other columns, classes or shapes; or a client's values are too large.
+    """
+    layouts = {client: _make_layout(prepared) for client, (prepared, _) in data_by_client.items()}
+    check_layouts(layouts)
+    parts = []
+    for client, (prepared, rows) in data_by_client.items():
+        try:
+            parts.append(sum_client(prepared, rows))
+        except DataError as problem:
+            raise DataError(f"client {client!r}: {problem}") from None
+    return read_sums(next(iter(layouts.values())), add_sums(parts))
+
+
+def standardize(prepared: "Prepared", moments: Moments) -> "Prepared":
+    """Return data whose inputs are standardised.
+
+    With `data.columns`: a column's mean and std, and its fill, are those of `moments` where its settings have none.
+
+    Raises:
+        ConfigError: the data have another number of inputs than `moments`.
+    """
+    source, (mean, std), count = prepared.source, moments, len(_make_layout(prepared).inputs)
+    if count != len(mean):
+        raise ConfigError(
+            f"{source.place}: has {format_count(count, 'input')}, and the statistics of the federation are of {len(mean)}; "
+            "give all clients the same channels or columns"
+        )
+    if source.plans is not None:
+        plans = []
+        for plan, one_mean, one_std in zip(source.plans, mean, std, strict=True):
+            changes = {"fill": one_mean} if plan.settings.fill is None else {}
+            changes |= {"mean": one_mean, "std": one_std} if plan.settings.mean is None else {}
+            settings = plan.settings.model_copy(update=changes if plan.settings.kind != "category" else {})
+            plans.append(plan._replace(settings=settings))
+        return replace(prepared, source=replace(source, plans=tuple(plans)))
+    scaled = replace(prepared.scaled, mean=mean, std=std)
+    space = replace(prepared.space, scaling={**prepared.space.scaling, "mean": list(mean), "std": list(std)})
+    assert prepared.store is not None
+    return replace(prepared, store=prepared.store.standardize(mean, std), scaled=scaled, space=space)
+
+
+def _make_layout(prepared: "Prepared") -> Layout:
+    return make_layout(prepared.space, {plan.name: plan.settings for plan in prepared.source.plans or ()})
+
+
+def _read_chunks(prepared: "Prepared", rows: Index, values: int) -> Iterator[Tensor]:
+    """Yield the inputs of rows, in chunks, before a mean is subtracted. values: numbers in a row."""
+    chunks = torch.split(torch.from_numpy(rows), max(1, _CHUNK // values))
+    if prepared.store is not None:
+        yield from (x for x, _ in prepared.store.batches(chunks))
+    else:
+        yield from (prepared.examples.take(chunk.tolist()) for chunk in chunks)

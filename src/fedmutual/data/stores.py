@@ -1,11 +1,10 @@
 """Stores of scaled examples by row number: all in memory, or read as needed."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from copy import copy
 from dataclasses import replace
 from multiprocessing import current_process
-from typing import Any, Protocol
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -14,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from fedmutual.core import Batch
 from fedmutual.data.draws import Index
-from fedmutual.data.examples import BadRows, Examples
+from fedmutual.data.examples import BadRows, Examples, Where
 from fedmutual.data.scaling import Scaling, subtract_mean
 from fedmutual.data.targets import Targets
 from fedmutual.errors import DataError
@@ -22,37 +21,30 @@ from fedmutual.parent_process import end_with_parent
 
 RESIDENT = 4 * 2**30  # bytes: smaller data are kept in memory, unless data.resident decides
 _CHUNK = 1024
-Where = Callable[[int], str]
 
 
-class Store(Protocol):
-    """All examples, scaled, by row number."""
+class _Labelled:
+    """The part that both stores have: the labels of all rows, and the name of a row in messages."""
 
-    labels: Tensor  # targets of all examples by `core.TargetKind`: of classes int64 [N]
-    where: Where  # the name of a row in messages
+    def __init__(self, labels: Targets | Index, where: Where) -> None:
+        self.labels, self.where = torch.from_numpy(labels), where  # targets by `core.TargetKind`: of classes int64 [N]
 
-    def to(self, device: torch.device) -> "Store":
-        """Return a store of these examples that hands out batches on `device`."""
-        ...
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state for another process, without devices and open files, which `where` may hold."""
+        return self.__dict__ | {"where": _name_by_number, "_on_devices": {}, "_moved_examples": {}}
 
-    def replace_labels(self, labels: Tensor) -> "Store":
-        """Return a store of these examples with other labels [N]."""
-        ...
+    def _change(self, **attributes: Any) -> Self:
+        """Return a store of the same examples in which these attributes differ."""
+        other = object.__new__(type(self))
+        other.__dict__ |= self.__dict__ | {"_on_devices": {}} | attributes
+        return other
 
-    def standardize(self, mean: Sequence[float], std: Sequence[float]) -> "Store":
-        """Return a store of these examples minus `mean`, over `std`, a value for each channel or feature."""
-        ...
-
-    def batches(self, plan: Iterable[Tensor]) -> Iterable[Batch]:
-        """Yield (x [B, *shape] float32 or, for ids, int64; y [B, ...]) for each index tensor [B] of the plan.
-
-        Raises:
-            DataError: a row cannot be read, or holds NaN or infinite values.
-        """
-        ...
+    def replace_labels(self, labels: Tensor) -> Self:
+        """Return a store of these examples with other labels [N]; the examples are not copied."""
+        return self._change(labels=labels)
 
 
-class ResidentStore:
+class ResidentStore(_Labelled):
     """All examples in memory, scaled once.
 
     Images have their channels last in memory, which makes convolutions on a CPU fast.
@@ -64,7 +56,7 @@ class ResidentStore:
         Raises:
             BadRows: examples cannot be read, or hold NaN or infinite values.
         """
-        self.labels, self.where = torch.from_numpy(labels), where
+        super().__init__(labels, where)
         first = scaling(examples.take([0]))
         shape, layout = (len(labels), *first.shape[1:]), torch.channels_last if first.dim() == 4 else torch.contiguous_format
         self.x = torch.empty(shape, dtype=first.dtype, memory_format=layout)
@@ -81,13 +73,6 @@ class ResidentStore:
         if sentences:
             raise BadRows(*sentences)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the state for another process, without devices and open files.
-
-        `where` may hold open files, and the other process sends no messages about rows.
-        """
-        return self.__dict__ | {"where": _name_by_number, "_on_devices": {}, "_moved_examples": {}}
-
     @property
     def device(self) -> torch.device:
         """The device that holds the examples."""
@@ -98,26 +83,17 @@ class ResidentStore:
         if device == self.device:
             return self
         if device not in self._on_devices:
-            moved = self._on_devices[device] = copy(self)
             if device not in self._moved_examples:
                 self._moved_examples[device] = self.x.contiguous().to(device)
-            moved.x, moved.labels = self._moved_examples[device], self.labels.to(device)
+            self._on_devices[device] = self._change(x=self._moved_examples[device], labels=self.labels.to(device))
         return self._on_devices[device]
 
-    def replace_labels(self, labels: Tensor) -> "ResidentStore":
-        """Return a store with other labels [N]; the examples are not copied."""
-        other = copy(self)
-        other.labels, other._moved_examples = labels, self._moved_examples
-        return other
-
     def standardize(self, mean: Sequence[float], std: Sequence[float]) -> "ResidentStore":
-        """Return a store of standardised examples; see `Store.standardize`. The examples are copied."""
-        other = copy(self)
-        other.x, other._on_devices, other._moved_examples = subtract_mean(self.x.clone(), mean, std), {}, {}
-        return other
+        """Return a store of these examples minus `mean`, over `std`, a value for each channel or feature."""
+        return self._change(x=subtract_mean(self.x.clone(), mean, std), _moved_examples={})
 
     def batches(self, plan: Iterable[Tensor]) -> "ResidentBatches":
-        """Return the batches of `plan`; see `Store.batches`."""
+        """Return (x [B, *shape] float32 or, for ids, int64; y [B, ...]) for each index tensor [B] of the plan."""
         return ResidentBatches(self, list(plan))
 
     def take(self, index: Tensor) -> Batch:
@@ -148,45 +124,34 @@ class ResidentBatches:
         return torch.split(row_numbers, [len(i) for i in self.plan])
 
 
-class StreamedStore:
-    """Examples that are read and scaled on demand, for data larger than memory."""
+class StreamedStore(_Labelled, Dataset[Any]):
+    """Examples that are read and scaled on demand, for data larger than memory.
+
+    As a torch Dataset, the store gives one batch at a time. A batch that cannot be read is its DataError: the loader would
+    wrap an error that its worker process raises.
+    """
 
     def __init__(self, examples: Examples, labels: Targets | Index, scaling: Scaling, where: Where, workers: int) -> None:
-        self.labels, self.where = torch.from_numpy(labels), where
-        self._dataset = _BatchDataset(examples, scaling)
-        self._workers = workers
+        super().__init__(labels, where)
+        self._examples, self._scaling, self._workers = examples, scaling, workers
         self._device = torch.device("cpu")
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the state for another process, without open files."""
-        return self.__dict__ | {"where": _name_by_number}
 
     def to(self, device: torch.device) -> "StreamedStore":
         """Return a store that moves each batch to `device`."""
-        moved = copy(self)
-        moved._device = device
-        return moved
-
-    def replace_labels(self, labels: Tensor) -> "StreamedStore":
-        """Return a store of these examples with other labels [N]."""
-        other = copy(self)
-        other.labels = labels
-        return other
+        return self._change(_device=device)
 
     def standardize(self, mean: Sequence[float], std: Sequence[float]) -> "StreamedStore":
-        """Return a store that standardises its examples; see `Store.standardize`."""
-        other = copy(self)
-        other._dataset = self._dataset.standardize(mean, std)
-        return other
+        """Return a store of these examples minus `mean`, over `std`, a value for each channel or feature."""
+        return self._change(_scaling=replace(self._scaling, mean=tuple(mean), std=tuple(std)))
 
     def batches(self, plan: Iterable[Tensor]) -> Iterator[Batch]:
-        """Yield the batches of `plan`; see `Store.batches`.
+        """Yield the batches of `plan`; see `ResidentStore.batches`.
 
         Raises:
             DataError: a row cannot be read, or holds NaN or infinite values.
         """
         loader: DataLoader[Any] = DataLoader(
-            self._dataset,
+            self,
             batch_sampler=(i.tolist() for i in plan),
             collate_fn=_return_unchanged,
             num_workers=0 if current_process().daemon else self._workers,  # a daemon process may not start processes
@@ -199,24 +164,6 @@ class StreamedStore:
             batch = check_finite(x, rows, self.where), self.labels[torch.tensor(rows)]
             yield tuple(t.to(self._device, non_blocking=True) for t in batch)
 
-
-def _prepare_worker(number: int) -> None:
-    """Prepare a worker process of a DataLoader. number: the index of the worker, which DataLoader passes."""
-    end_with_parent()
-
-
-class _BatchDataset(Dataset[Any]):
-    """Examples, one batch at a time.
-
-    A batch that cannot be read is returned as its DataError: the loader would wrap an error that its worker process raises.
-    """
-
-    def __init__(self, examples: Examples, scaling: Scaling) -> None:
-        self._examples, self._scaling = examples, scaling
-
-    def standardize(self, mean: Sequence[float], std: Sequence[float]) -> "_BatchDataset":
-        return _BatchDataset(self._examples, replace(self._scaling, mean=tuple(mean), std=tuple(std)))
-
     def __getitem__(self, row: int) -> Any:
         return self.__getitems__([row])
 
@@ -225,6 +172,15 @@ class _BatchDataset(Dataset[Any]):
             return rows, self._scaling(self._examples.take(rows))
         except DataError as problem:
             return rows, problem
+
+
+Store = ResidentStore | StreamedStore
+"""All examples, scaled, by row number."""
+
+
+def _prepare_worker(number: int) -> None:
+    """Prepare a worker process of a DataLoader. number: the index of the worker, which DataLoader passes."""
+    end_with_parent()
 
 
 @contextmanager
@@ -276,8 +232,6 @@ def make_store(
     """
     first = scaling(examples.take([0]))
     shape = tuple(first.shape[1:])
-    if resident is None:
-        resident = len(labels) * first.nbytes < RESIDENT
-    if resident:
+    if resident or (resident is None and len(labels) * first.nbytes < RESIDENT):
         return ResidentStore(examples, labels, scaling, where), shape
     return StreamedStore(examples, labels, scaling, where, workers), shape

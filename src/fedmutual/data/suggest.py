@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,22 +9,19 @@ import pandas as pd
 
 from fedmutual.config import Config, DataConfig, has_own_data, make_client_config
 from fedmutual.config.grid import format_toml_key
-from fedmutual.data.cells import parse_dates
 from fedmutual.data.column_check import identifies_rows, is_nameless
 from fedmutual.data.examples import list_names
 from fedmutual.data.sources import TABLES
-from fedmutual.data.table import list_features
-from fedmutual.data.table_file import make_text, read_frame
+from fedmutual.data.table import list_features, parse_dates
+from fedmutual.data.table_file import TableFile, make_text
 from fedmutual.errors import DataError
 
 _MOST_VALUES = 30  # a column with more different texts is rather a name or a free text than a category
-
-
 _DATE_FORMATS = ("%d.%m.%Y", "%d.%m.%Y %H:%M", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%Y/%m/%d")
 
 
 class _Column(NamedTuple):
-    """One column of one table."""
+    """One column of one client's table."""
 
     is_number: bool  # at least half of its cells are numbers
     texts: tuple[str, ...]  # the other cells of a column of numbers
@@ -36,24 +32,12 @@ class _Column(NamedTuple):
     is_identifier: bool
 
 
-Table = Mapping[str, _Column]  # the columns of one client's table, in the order of the training file
+def suggest_columns(config: Config) -> tuple[str, list[str]] | None:
+    """Return a TOML table data.columns for all clients, and sentences on what it leaves out or needs of single clients.
 
-
-class Suggestion(NamedTuple):
-    """Recommended settings."""
-
-    columns: str  # a TOML table data.columns, for all clients
-    left_out: tuple[str, ...]  # columns that are in no suggestion: one sentence for each reason
-    remarks: tuple[str, ...] = ()  # settings of single clients that the suggestion may need
-
-
-def suggest_columns(config: Config) -> Suggestion | None:
-    """Return a setting of data.columns for all tables; None where these data are no tables, or need no such setting.
-
-    A file that cannot be read is left out, unless no file can be read.
-
-    Needed is the setting for a table with missing values, categories or dates, and for tables of several clients that are
-    not standardised, or have their columns in different orders.
+    None where these data are no tables, or need no such setting. A file that cannot be read is left out, unless no file can
+    be read. Needed is the setting for a table with missing values, categories or dates, and for tables of several clients
+    that are not standardised, or have their columns in different orders.
 
     Raises:
         DataError: no file can be read.
@@ -62,71 +46,64 @@ def suggest_columns(config: Config) -> Suggestion | None:
     settings = {i: (make_client_config(config, i) if i else config).data for i in clients}
     if any(data.name not in TABLES or data.columns or data.root is None for data in settings.values()):
         return None
-    tables, unread = _read_tables(settings)
-    if not any(map(_has_text_columns, tables.values())) and not _differ(tables, settings):
+    tables, sentences, problems = dict[str, dict[str, _Column]](), list[str](), list[DataError]()
+    for client, data in settings.items():
+        try:
+            tables[client] = _describe_table(data)
+        except DataError as problem:
+            problems.append(problem)
+            sentences.append(f"client {client!r} is not part of the recommendation: its file cannot be read")
+    if not tables:
+        raise problems[0]
+    cells = [column for table in tables.values() for column in table.values()]
+    is_alike = len({tuple(table) for table in tables.values()}) == 1 and all(d.mean is not None for d in settings.values())
+    if all(c.is_number and not c.texts and c.is_complete for c in cells) and (len(tables) == 1 or is_alike):
         return None
-    first, *others = tables.values()
-    common = [name for name in first if all(name in table for table in others)]
+    common = [name for name in next(iter(tables.values())) if all(name in table for table in tables.values())]
     partial = sorted({name for table in tables.values() for name in table} - set(common))
-    left_out = [f"columns {list_names(partial)} are not in all files"] if partial else []
-    remarks = [f"client {client!r} is not part of the recommendation: its file cannot be read" for client in unread]
+    sentences += [f"columns {list_names(partial)} are not in all files: they are left out"] if partial else []
     for client, table in tables.items():
-        remarks += [*_find_date_format(client, table, common), *_find_texts(client, table, common)]
-    lines = []
+        sentences += _describe_needs(client, {name: table[name] for name in common})
+    lines = ["[data.columns]"]
     for name in common:
-        columns = [table[name] for table in tables.values()]
-        specification = _specify(columns)
-        if any(column.is_identifier for column in columns):
-            left_out.append(f"column {name!r} has no name, or identifies or counts rows")
+        columns = {client: table[name] for client, table in tables.items()}
+        specification = _specify(list(columns.values()))
+        values = {v for column in columns.values() for v in column.values}
+        if any(column.is_identifier for column in columns.values()):
+            sentences.append(f"column {name!r} has no name, or identifies or counts rows: it is left out")
         elif specification is None:
-            count = len({v for column in columns for v in column.values})
-            left_out.append(f"column {name!r} has {count} different texts, too many for a category")
+            sentences.append(f"column {name!r} has {len(values)} different texts, too many for a category: it is left out")
         else:
             lines.append(f"{format_toml_key(name)} = {specification}")
-            if specification.startswith("["):
-                remarks += _compare_values(name, {client: table[name] for client, table in tables.items()})
-    if not lines:
-        return None
-    return Suggestion("\n".join(["[data.columns]", *lines]), tuple(left_out), tuple(remarks))
+            sentences += _compare_values(name, columns) if specification.startswith("[") else ()
+    return ("\n".join(lines), sentences) if len(lines) > 1 else None
 
 
-def _read_tables(settings: Mapping[str, DataConfig]) -> tuple[dict[str, Table], dict[str, DataError]]:
-    """Return the tables by client, and the errors of clients with a file that cannot be read.
+def describe_suggestion(config: Config) -> list[str]:
+    """Return sentences that recommend data.columns, and the setting itself; none where `suggest_columns` has none.
 
     Raises:
         DataError: no file can be read.
     """
-    tables: dict[str, Table] = {}
-    unread: dict[str, DataError] = {}
-    for client, data in settings.items():
-        try:
-            tables[client] = _read_features(data)
-        except DataError as problem:
-            unread[client] = problem
-    if not tables:
-        raise next(iter(unread.values()))
-    return tables, unread
+    suggestion = suggest_columns(config)
+    if suggestion is None:
+        return []
+    heading = "recommended for the data of all clients (each client's training rows teach what is unset):"
+    return [*suggestion[1], heading, suggestion[0]]
 
 
-def _find_date_format(client: str, table: Table, names: Sequence[str]) -> Iterator[str]:
-    """Yield a sentence on the setting by which the dates of a client's table can be read."""
-    columns = {name: table[name].date_formats for name in names if table[name].date_formats}
-    formats = [f for f in _DATE_FORMATS if columns and all(f in formats for formats in columns.values())]
+def _describe_needs(client: str, table: Mapping[str, _Column]) -> Iterator[str]:
+    """Yield sentences on the settings by which the dates, and the texts among numbers, of a client's table can be read."""
+    dates = {name: column.date_formats for name, column in table.items() if column.date_formats}
+    formats = [f for f in _DATE_FORMATS if dates and all(f in formats for formats in dates.values())]
     if formats:
-        key = _name_key(client, "date_format")
-        choice = " or ".join(f'{key} = "{f}"' for f in formats)
-        yield f"the dates in columns {list_names(list(columns))} need {choice}" + (
-            "; choose the format that the file was written in" if len(formats) > 1 else ""
-        )
-
-
-def _find_texts(client: str, table: Table, names: Sequence[str]) -> Iterator[str]:
-    """Yield a sentence on each column of numbers with cells that are no numbers."""
-    for name in (n for n in names if table[n].texts):
-        replacement = f'{{ {format_toml_key(name)} = {{ {format_toml_key(table[name].texts[0])} = "..." }} }}'
+        choice = " or ".join(f'{_name_key(client, "date_format")} = "{f}"' for f in formats)
+        fix = "; choose the format that the file was written in" if len(formats) > 1 else ""
+        yield f"the dates in columns {list_names(list(dates))} need {choice}{fix}"
+    for name, texts in ((name, column.texts) for name, column in table.items() if column.texts):
         yield (
-            f'column {name!r} has numbers and {list_names(table[name].texts)}; replace each text by a number, or by "" for '
-            f"an empty cell: {_name_key(client, 'replace')} = {replacement}"
+            f'column {name!r} has numbers and {list_names(texts)}; replace each text by a number, or by "" for an empty '
+            f"cell: {_name_key(client, 'replace')} = {_format_replacement(name, texts[0])}"
         )
 
 
@@ -134,37 +111,38 @@ def _compare_values(name: str, columns: Mapping[str, _Column]) -> Iterator[str]:
     """Yield a sentence on values of a category that only some clients have: they may be other spellings."""
     common = set.intersection(*(set(column.values) for column in columns.values()))
     partial = {client: [v for v in column.values if v not in common] for client, column in columns.items()}
-    if len(columns) < 2 or not any(partial.values()):
-        return
-    clients = "; ".join(f"{client}: {', '.join(values)}" for client, values in partial.items() if values)
-    client, values = next((c, v) for c, v in reversed(partial.items()) if v)
-    column = f'{format_toml_key(name)} = {{ {format_toml_key(values[0])} = "..." }}'
-    yield (
-        f"column {name!r} has values that not all clients have ({clients}); if some mean the same, rename them, for example "
-        f'{_name_key(client, "replace")} = {{ {column} }}, where "" is an empty cell'
-    )
+    listed = [(client, values) for client, values in partial.items() if values]
+    if len(columns) > 1 and listed:
+        client, values = listed[-1]
+        clients = "; ".join(f"{client}: {', '.join(values)}" for client, values in listed)
+        yield (
+            f"column {name!r} has values that not all clients have ({clients}); if some mean the same, rename them, for "
+            f'example {_name_key(client, "replace")} = {_format_replacement(name, values[0])}, where "" is an empty cell'
+        )
+
+
+def _format_replacement(column: str, cell: str) -> str:
+    return f'{{ {format_toml_key(column)} = {{ {format_toml_key(cell)} = "..." }} }}'
 
 
 def _name_key(client: str, key: str) -> str:
     return f"clients.{format_toml_key(client)}.data.{key}" if client else f"data.{key}"
 
 
-def _read_features(data: DataConfig) -> Table:
+def _describe_table(data: DataConfig) -> dict[str, _Column]:
     """Return a description of each feature column of a client's table, in the order of the training file."""
-    paths: list[Path] = [path for path in (data.root, data.test) if path is not None]
-    names = [c for c in (*data.label_columns, data.group_by, "domain") if c is not None]
-    frames = [read_frame(path, names, parquet=data.name == "parquet", replace=data.replace) for path in paths]
-    features = list_features(frames[0], data)
-    cells = {name: pd.concat([frame[name] for frame in frames if name in frame]) for name in features}
-    return {name: _describe_column(column, data.date_format) for name, column in cells.items()}
+    frames = [TableFile(path, data).frame for path in (data.root, data.test) if path is not None]
+    return {
+        name: _describe_column(pd.concat([frame[name] for frame in frames if name in frame]), data.date_format)
+        for name in list_features(frames[0], data)
+    }
 
 
 def _describe_column(cells: "pd.Series[Any]", date_format: str | None) -> _Column:
     text = make_text(cells)
     present = text.dropna()
-    is_boolean = pd.api.types.is_bool_dtype(cells)
     numbers = pd.to_numeric(cells, errors="coerce")
-    is_numeric = not is_boolean and not pd.api.types.is_datetime64_any_dtype(cells)
+    is_numeric = not pd.api.types.is_bool_dtype(cells) and not pd.api.types.is_datetime64_any_dtype(cells)
     is_text = text.notna() & numbers.isna()
     is_number = is_numeric and 2 * int(is_text.sum()) <= len(present)
     texts = tuple(sorted(set(text[is_text]))) if is_number else ()
@@ -172,21 +150,11 @@ def _describe_column(cells: "pd.Series[Any]", date_format: str | None) -> _Colum
     is_date = may_be_date and bool(parse_dates(present, date_format).notna().all())
     is_other_date = may_be_date and not is_date and bool(present.str.fullmatch(r"\d+[./-]\d+[./-]\d+.*").all())
     date_formats = tuple(f for f in _DATE_FORMATS if is_other_date and parse_dates(present, f).notna().all())
-    values = tuple(sorted(set(present)))
     is_complete = len(present) == len(cells)
     is_identifier = is_number and is_complete and identifies_rows(numbers.to_numpy(np.float64))
     is_identifier |= is_nameless(str(cells.name))
+    values = tuple(sorted(set(present)))
     return _Column(is_number, texts, is_date or bool(date_formats), date_formats, values, is_complete, is_identifier)
-
-
-def _has_text_columns(table: Mapping[str, _Column]) -> bool:
-    return any(not column.is_number or column.texts or not column.is_complete for column in table.values())
-
-
-def _differ(tables: Mapping[str, Mapping[str, _Column]], settings: Mapping[str, DataConfig]) -> bool:
-    """Return whether several clients have other columns, another order, or no scaling."""
-    orders = {tuple(table) for table in tables.values()}
-    return len(tables) > 1 and (len(orders) > 1 or any(data.mean is None for data in settings.values()))
 
 
 def _specify(columns: Sequence[_Column]) -> str | None:
@@ -199,20 +167,3 @@ def _specify(columns: Sequence[_Column]) -> str | None:
     if len(values) > _MOST_VALUES or not values:
         return None
     return "[" + ", ".join(json.dumps(v, ensure_ascii=False) for v in values) + "]"
-
-
-def describe_suggestion(config: Config) -> list[str]:
-    """Return sentences that recommend data.columns, and the setting itself; none where `suggest_columns` has none.
-
-    Raises:
-        DataError: no file can be read.
-    """
-    suggestion = suggest_columns(config)
-    if suggestion is None:
-        return []
-    return [
-        *(f"{reason}: no feature of the recommendation below" for reason in suggestion.left_out),
-        *suggestion.remarks,
-        "recommended for the data of all clients (to fill in, encode and scale what each client's training rows teach):",
-        suggestion.columns,
-    ]

@@ -1,39 +1,33 @@
-"""A table in a CSV or Parquet file: one row an example, one column for the label, others for the features."""
+"""A table in a CSV or Parquet file: one row an example, one column for the label, others for the features.
 
-from collections.abc import Callable, Mapping, Sequence
+The functions that parse cells return usable values for usable cells, and add a sentence to `TableFile.problems` for each
+column that cannot be used.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
 from fedmutual.config import ColumnConfig, DataConfig
 from fedmutual.data.arrays import require_root
-from fedmutual.data.cells import parse_cells, parse_numbers
 from fedmutual.data.column_check import describe_nameless, is_nameless, note_rounded_numbers
-from fedmutual.data.encoding import Encoding, plan_columns
-from fedmutual.data.examples import (
-    ArrayExamples,
-    BadRows,
-    ColumnPlan,
-    Part,
-    Source,
-    convert_array,
-    describe_columns,
-    list_names,
-)
-from fedmutual.data.table_file import RowNamer, make_row_namer, make_text, read_frame
-from fedmutual.data.table_labels import get_names, read_labels
-from fedmutual.errors import ConfigError, DataError
+from fedmutual.data.draws import Names
+from fedmutual.data.encoding import Encoding, FloatArray
+from fedmutual.data.examples import ArrayExamples, ColumnPlan, Part, Source, convert_array, list_names
+from fedmutual.data.table_file import DOMAIN, TableFile, make_text, raise_problems
+from fedmutual.errors import ConfigError, format_count
 
-DOMAIN = "domain"
 _ROUNDING_FIX = "subtract an offset, or set data.columns, which standardises numbers before they are rounded"
-
-
-class _TableFile(NamedTuple):
-    path: Path
-    frame: pd.DataFrame
-    name_row: Callable[[int], str]
+_SUGGESTED = "or set data.columns (`fedmutual data check` recommends one)"
+_DAY, _EPOCH = pd.Timedelta(days=1), pd.Timestamp("1970-01-01", tz="UTC")
+_DIGITS = re.compile(r"[+-]?[0-9]+")
+_WHOLE = re.compile(r"[+-]?(0|[1-9][0-9]{0,17})")  # excludes codes such as 01, and numbers that do not fit int64
+_BINARY = {"0": 0.0, "1": 1.0, "0.0": 0.0, "1.0": 1.0, "false": 0.0, "true": 1.0}  # cells of a column of several labels
 
 
 def read_table(config: DataConfig, numbers: bool = False) -> Source:
@@ -55,40 +49,48 @@ def read_table(config: DataConfig, numbers: bool = False) -> Source:
             "key 'data.label' lists several columns, but the task learns one class of an example; name one column, or set "
             "training.task = 'multilabel'"
         )
-    files = [_open_file(p, config) for p in (path, config.test) if p is not None]
-    problems = [problem for file, is_test in zip(files, (False, True), strict=False)
-                for problem in _find_missing_columns(file, config, is_test)]  # fmt: skip
-    if problems:
-        raise BadRows(*problems)
+    files = [TableFile(p, config) for p in (path, config.test) if p is not None]
+    named = [*(("data.label", c) for c in config.label_columns), *(("data.columns", c) for c in config.columns)]
+    named += [("data.replace", c) for c in config.replace if c not in config.columns]
+    named += [("data.group_by", config.group_by)] if config.group_by is not None else []
+    for file in files:  # a test file may lack dropped columns
+        dropped = [("data.drop", c) for c in config.drop or ()] if file is files[0] else []
+        file.require_columns((column, f"{key} names") for key, column in (*named, *dropped))
+    raise_problems(files)
     plans = make_plans(config.columns, [file.frame for file in files])
     columns = tuple(config.columns) or list_features(files[0].frame, config)
     if not plans:
-        problems += describe_nameless(columns, config, str(path))
+        files[0].problems += describe_nameless(columns, config, str(path))
         columns = tuple(c for c in columns if not is_nameless(c))
-    problems += [problem for file in files[1:] if not plans for problem in _compare_columns(file, config, columns)]
-    parts = []
-    for file in files if not problems else files[:1]:
-        part, part_problems = _read_part(file, config, columns, plans, numbers)
-        parts.append(part)
-        problems += part_problems
-    if problems:
-        raise BadRows(*problems)
-    train = parts[0]
+    for file in files[1:] if not plans else ():
+        different = sorted(set(list_features(file.frame, config)) ^ set(columns))
+        if different:
+            fix = "give both files the same columns"
+            file.problems.append(
+                f"{file.path}: its features differ from those of the training file in {list_names(different)}; {fix}"
+            )
+    parts = [_read_part(file, config, columns, plans, numbers) for file in files if not file.problems or file is files[0]]
+    raise_problems(files)
+    unused = [c for c in list_features(files[0].frame, config) if plans and c not in config.columns]
     notes = [
-        *_note_decimal_commas(files),
-        *_note_unused_columns(files[0], config),
+        *(
+            f"{f.path}: commas in columns {list_names(f.decimal_commas)} are decimal commas"
+            for f in files
+            if f.decimal_commas
+        ),
+        *([f"{path}: columns {list_names(unused)} are not in data.columns, so they are no features"] if unused else []),
         *_note_blanks(files, config),
         *([] if plans else note_rounded_numbers(files[0].frame[[*columns]], str(path), _ROUNDING_FIX)),
     ]
     return Source(
         str(path),
-        train,
-        parts[1] if len(parts) > 1 else None,
-        classes=None if isinstance(config.label, str) else config.label,
-        columns=columns,
+        parts[0],
+        parts[1] if config.test is not None else None,
+        None if isinstance(config.label, str) else config.label,
+        columns,
+        config.label_columns,
+        plans or None,
         notes=tuple(notes),
-        label_columns=config.label_columns,
-        plans=plans or None,
     )
 
 
@@ -100,132 +102,60 @@ def list_features(frame: pd.DataFrame, config: DataConfig) -> tuple[str, ...]:
 
 def make_plans(columns: Mapping[str, ColumnConfig], frames: Sequence[pd.DataFrame]) -> tuple[ColumnPlan, ...]:
     """Return how each column of data.columns is read; a category without values has those of the frames, sorted."""
-    return tuple(ColumnPlan(name, settings, _list_values(name, settings, frames)) for name, settings in columns.items())
+
+    def list_values(name: str, settings: ColumnConfig) -> tuple[str, ...]:
+        if settings.kind != "category" or settings.values:
+            return settings.values or ()
+        return tuple(sorted({str(v) for frame in frames for v in make_text(frame[name]).dropna()}))
+
+    return tuple(ColumnPlan(name, settings, list_values(name, settings)) for name, settings in columns.items())
 
 
-def read_labelled(
-    path: Path, columns: Sequence[str], config: DataConfig, encoding: Encoding | None = None, numbers: bool = False
-) -> tuple[npt.NDArray[Any], npt.NDArray[Any], Callable[[int], str]]:
-    """Return the named columns of a CSV or Parquet file as `read_features` has them, the labels, and the name of a row.
+def read_rows(
+    path: Path,
+    columns: Sequence[str],
+    config: DataConfig,
+    encoding: Encoding | None = None,
+    labelled: bool = False,
+    numbers: bool = False,
+) -> Part:
+    """Return the named columns of a CSV or Parquet file as x [n, columns], and the labels if the rows are `labelled`.
 
-    config: `data.label` is the column of the labels [n], or a list of columns of 0 and 1, whose labels are [n, L].
-    numbers: labels of one column are numbers; they stay text, which `targets.read_targets` parses.
-
-    Raises:
-        BadRows, DataError: as `read_features`; or a column of labels is missing, or a label is missing or no class.
-    """
-    x, name_row = read_features(path, columns, config, encoding)
-    names = config.label_columns
-    frame = read_frame(path, names, (), path.suffix.lower() == ".parquet", "name another")
-    missing_columns = [c for c in names if c not in frame]
-    if missing_columns:
-        raise DataError(
-            f"{path}: there is no column {missing_columns[0]!r} of labels; "
-            f"{describe_columns(frame.columns, missing_columns[0])}"
-        )
-    labels, problems = read_labels(frame, config.label, path, RowNamer(path, len(frame)), numbers)
-    if problems:
-        raise BadRows(*problems)
-    return x, labels, name_row
-
-
-def read_features(
-    path: Path, columns: Sequence[str], config: DataConfig, encoding: Encoding | None = None
-) -> tuple[npt.NDArray[Any], Callable[[int], str]]:
-    """Return the named columns of a CSV or Parquet file as x [n, columns], and a function that names a row in messages.
-
-    Other columns are ignored, the order of columns in the file has no effect, and the file needs no labels.
-    config: how the cells of the client's own files are read (`data.replace`, `data.date_format`).
-    encoding: the encoding that the values [n, columns] are for, float64 with NaN for missing cells; None: they are features,
-    float32.
+    Other columns are ignored, and the order of columns in the file has no effect.
+    config: how the cells of the client's own files are read (`data.replace`, `data.date_format`), and the columns of labels
+    (`data.label`), as in `read_table`. encoding: the encoding that the values [n, columns] are for, float64 with NaN for
+    missing cells; None: they are features, float32. numbers: as in `read_table`.
 
     Raises:
         BadRows: a column is missing, or cells cannot be used.
         DataError: the file is missing or is no table.
     """
-    plans = plan_columns(encoding) if encoding is not None else ()
+    file, plans = TableFile(path, config, "name another"), encoding.plans if encoding is not None else ()
     names = [plan.name for plan in plans] or list(columns)
-    text_features = [p.name for p in plans if p.settings.kind != "number"]
-    replace = {column: cells for column, cells in config.replace.items() if column in names}
-    frame = read_frame(path, (), text_features, path.suffix.lower() == ".parquet", "name another", replace)
-    missing_columns = [c for c in names if c not in frame]
-    if missing_columns:
-        raise DataError(
-            f"{path}: there is no column {missing_columns[0]!r}, which the model learned from; "
-            f"{describe_columns(frame.columns, missing_columns[0])}"
-        )
-    name_row = RowNamer(path, len(frame))
-    x, problems = (
-        parse_cells(frame, plans, path, name_row, config.date_format)
-        if plans
-        else parse_numbers(frame[names], path, name_row)
-    )
-    if problems:
-        raise BadRows(*problems)
-    return x, make_row_namer(path, len(frame))
-
-
-def _open_file(path: Path, config: DataConfig) -> _TableFile:
-    names = [c for c in (*config.label_columns, config.group_by, DOMAIN) if c is not None]
-    text_features = [c for c, settings in config.columns.items() if settings.kind != "number"]
-    frame = read_frame(path, names, text_features, config.name == "parquet", replace=config.replace)
-    return _TableFile(path, frame, RowNamer(path, len(frame)))
-
-
-def _find_missing_columns(file: _TableFile, config: DataConfig, is_test: bool) -> list[str]:
-    """Return a sentence for each column that the configuration names and the file lacks."""
-    named_columns = [*(("data.label", c) for c in config.label_columns), ("data.group_by", config.group_by)]
-    named_columns += [("data.columns", column) for column in config.columns]
-    named_columns += [("data.replace", column) for column in config.replace if column not in config.columns]
-    dropped = [] if is_test else [("data.drop", c) for c in config.drop or ()]  # a test file may lack dropped columns
-    return [
-        f"{file.path}: there is no column {column!r}, which {key} names; {describe_columns(file.frame.columns, column)}"
-        for key, column in (*named_columns, *dropped)
-        if column is not None and column not in file.frame
-    ]
-
-
-def _compare_columns(file: _TableFile, config: DataConfig, columns: tuple[str, ...]) -> list[str]:
-    """Return a sentence where a test file's features differ from the training file's."""
-    different = sorted(set(list_features(file.frame, config)) ^ set(columns))
-    if not different:
-        return []
-    return [
-        f"{file.path}: its features differ from those of the training file in {list_names(different)}; give both files the "
-        "same columns"
-    ]
+    file.require_columns((name, "the model learned from") for name in names)
+    file.require_columns((name, "has the labels") for name in config.label_columns if labelled)
+    raise_problems([file])
+    x: npt.NDArray[Any] = _parse_cells(file, plans, config.date_format) if plans else _parse_numbers(file, names)
+    labels = _read_labels(file, config.label, numbers) if labelled else np.zeros(len(x))
+    raise_problems([file])
+    return Part(ArrayExamples(x), labels, file.name_row.with_file)
 
 
 def _read_part(
-    file: _TableFile, config: DataConfig, columns: tuple[str, ...], plans: Sequence[ColumnPlan], numbers: bool
-) -> tuple[Part, list[str]]:
-    """Return the examples and labels of a file, and a sentence for each problem; with problems the part is not usable."""
-    path, frame, name_row = file
+    file: TableFile, config: DataConfig, columns: tuple[str, ...], plans: Sequence[ColumnPlan], numbers: bool
+) -> Part:
+    """Return the examples and labels of a file; with problems the part is not usable."""
     x: npt.NDArray[Any]
     if plans:
-        x, problems = parse_cells(frame, plans, path, name_row, config.date_format)
+        x = _parse_cells(file, plans, config.date_format)
     else:
-        values, problems = parse_numbers(frame[list(columns)], path, name_row)
-        x = values if problems else convert_array(values, str(path)).numpy()
-    groups, domains = (get_names(frame, c) for c in (config.group_by, DOMAIN))
-    targets, label_problems = read_labels(frame, config.label, path, name_row, numbers)
-    part = Part(ArrayExamples(x), targets, make_row_namer(path, len(frame)), groups, domains)
-    return part, [*problems, *label_problems]
+        x = _parse_numbers(file, columns)
+        x = x if file.problems else convert_array(x, str(file.path)).numpy()
+    groups, domains = (_get_names(file.frame, c) if c and c in file.frame else None for c in (config.group_by, DOMAIN))
+    return Part(ArrayExamples(x), _read_labels(file, config.label, numbers), file.name_row.with_file, groups, domains)
 
 
-def _list_values(name: str, settings: ColumnConfig, frames: Sequence[pd.DataFrame]) -> tuple[str, ...]:
-    if settings.kind != "category":
-        return ()
-    return settings.values or tuple(sorted({str(v) for frame in frames for v in make_text(frame[name]).dropna()}))
-
-
-def _note_decimal_commas(files: Sequence[_TableFile]) -> list[str]:
-    """Return a remark on each file whose commas were read as decimal signs, because a comma may also group thousands."""
-    columns_by_file = {file.path: file.frame.attrs.get("decimal_commas") for file in files}
-    return [f"{path}: commas in columns {list_names(c)} are decimal commas" for path, c in columns_by_file.items() if c]
-
-
-def _note_blanks(files: Sequence[_TableFile], config: DataConfig) -> list[str]:
+def _note_blanks(files: Sequence[TableFile], config: DataConfig) -> list[str]:
     """Return a remark on labels that are read as one label because they differ only in blanks at their ends."""
     if not isinstance(config.label, str):
         return []
@@ -234,9 +164,117 @@ def _note_blanks(files: Sequence[_TableFile], config: DataConfig) -> list[str]:
     return [f"{files[0].path}: labels {list_names(merged)} are read without their blanks"] if merged else []
 
 
-def _note_unused_columns(file: _TableFile, config: DataConfig) -> list[str]:
-    """Return a remark on columns that data.columns leaves out."""
-    unused = [c for c in list_features(file.frame, config) if c not in config.columns]
-    if not config.columns or not unused:
-        return []
-    return [f"{file.path}: columns {list_names(unused)} are not in data.columns, so they are no features"]
+def _parse_numbers(file: TableFile, columns: Sequence[str]) -> npt.NDArray[np.float32]:
+    """Return features [n, F], all of which must be finite numbers."""
+    if not len(columns):
+        file.problems.append(f"{file.path}: there is no feature column besides the label; add one")
+        return np.empty((len(file.frame), 0), np.float32)
+    parsed = []
+    fix = f"but features must be numbers; encode the column as numbers, remove it, {_SUGGESTED}"
+    for name in columns:
+        problems = len(file.problems)
+        column = _parse_number(file, name, fix)
+        missing_rows = np.flatnonzero(~np.isfinite(column))
+        if len(file.problems) == problems and len(missing_rows):
+            file.problems.append(
+                f"{file.path}: column {name!r} is missing, NaN or infinite in {file.name_row(missing_rows[0])} "
+                f"({len(missing_rows)} of {len(column)} rows); fill in the values, remove the column, {_SUGGESTED}"
+            )
+        parsed.append(column)
+    return np.stack(parsed, 1).astype(np.float32)
+
+
+def _parse_number(file: TableFile, name: str, fix: str) -> FloatArray:
+    """Return the cells of a column as numbers [n]. fix: ends the sentence on the first cell that is text."""
+    cells = file.frame[name]
+    column = pd.to_numeric(cells, errors="coerce")
+    _refuse(file, name, cells, column.isna() & cells.notna(), fix)
+    values: FloatArray = column.to_numpy(np.float64, na_value=np.nan)
+    return values
+
+
+def _refuse(file: TableFile, name: str, cells: "pd.Series[Any]", is_bad: "pd.Series[bool]", fix: str) -> None:
+    """Add a problem with the first bad cell of a column, and what to do."""
+    rows = np.flatnonzero(is_bad)
+    if len(rows):
+        others = f" (and in {format_count(len(rows) - 1, 'other row')})" if len(rows) > 1 else ""
+        found = f"column {name!r} holds {cells.iloc[rows[0]]!r} in {file.name_row(rows[0])}{others}"
+        file.problems.append(f"{file.path}: {found}, {fix}")
+
+
+def _parse_cells(file: TableFile, plans: Sequence[ColumnPlan], date_format: str | None) -> FloatArray:
+    """Return cells [n, columns] as their plans say, NaN where they are missing."""
+    columns = []
+    for name, settings, vocabulary in plans:
+        text = make_text(file.frame[name])
+        if settings.kind == "number":
+            column = _parse_number(file, name, f"but data.columns.{name} is for numbers; fix the cell, or set another kind")
+            _refuse(file, name, text, pd.Series(np.isinf(column)), "but numbers are finite; leave the cell empty")
+        elif settings.kind == "category":
+            codes = text.map({v: float(i) for i, v in enumerate(vocabulary)})
+            column = codes.to_numpy(np.float64, na_value=np.nan)
+            fix = "fix the cell, leave it empty, or add the value to data.columns"
+            _refuse(file, name, text, codes.isna() & text.notna(), f"but the values are {list_names(vocabulary)}; {fix}")
+        else:
+            dates = parse_dates(text, date_format)
+            column = ((dates - _EPOCH) / _DAY).to_numpy(np.float64, na_value=np.nan)
+            other = (
+                "or data.date_format must say how" if date_format is None else f"or as data.date_format = {date_format!r}"
+            )
+            form = f"but dates must be written as 2026-05-31 or 2026-05-31T14:30, {other}; fix the cell or leave it empty"
+            _refuse(file, name, text, dates.isna() & text.notna(), form)
+        columns.append(column)
+    return np.stack(columns, 1)
+
+
+def parse_dates(text: "pd.Series[str]", date_format: str | None = None) -> "pd.Series[pd.Timestamp]":
+    """Return the cells [n] as dates in UTC [n]; NaT where a cell is missing or is no date.
+
+    date_format: the format of the cells that are not ISO 8601; None: only ISO 8601 is read.
+    """
+    dates = pd.to_datetime(text, errors="coerce", format="ISO8601", utc=True)
+    if date_format is None:
+        return dates
+    return dates.fillna(pd.to_datetime(text, errors="coerce", format=date_format, utc=True))
+
+
+def _get_names(frame: pd.DataFrame, column: str) -> Names:
+    return np.asarray(frame[column].str.strip(), dtype=str)
+
+
+def _read_labels(file: TableFile, label: str | tuple[str, ...], numbers: bool) -> npt.NDArray[Any]:
+    """Return the labels [n] of one column, or 0 and 1 [n, L] of a list of columns.
+
+    Labels are whole numbers if all are; else names, for example 01. numbers: the labels of one column are numbers; they stay
+    text, which `targets.read_targets` parses.
+    """
+    if not isinstance(label, str):
+        columns = []
+        for name in label:
+            cells = file.frame[name].str.strip()
+            values = cells.str.casefold().map(_BINARY)
+            _refuse(file, name, cells, values.isna(), "but each of several labels must be 0 or 1; fix the cell")
+            columns.append(values.to_numpy(np.float32, na_value=np.nan))
+        return np.stack(columns, 1)
+    labels = _get_names(file.frame, label)
+    blank_rows = np.flatnonzero(labels == "")
+    if len(blank_rows):
+        file.problems.append(
+            f"{file.path}: the label in {file.name_row(blank_rows[0])} is missing ({len(blank_rows)} of {len(labels)} "
+            "rows); fill it in or remove the row"
+        )
+    distinct = set(labels.tolist())
+    if len(blank_rows) or numbers:
+        return labels
+    if all(_DIGITS.fullmatch(v) for v in distinct):
+        return labels.astype(np.int64) if all(_WHOLE.fullmatch(v) for v in distinct) else labels
+    try:
+        values = {v: float(v.replace("_", "no number")) for v in distinct}  # float() would ignore the underscore
+    except ValueError:
+        return labels
+    row = next(i for i, v in enumerate(labels) if not values[v].is_integer() or not _DIGITS.fullmatch(v))
+    file.problems.append(
+        f"{file.path}: the label in {file.name_row(row)} is {labels[row]}, but labels must be whole numbers or names; fix "
+        "the column, name another in data.label, or set training.task = 'regression' to learn numbers"
+    )
+    return labels

@@ -1,8 +1,10 @@
-"""Tables in files: CSV and Parquet as pandas frames, and the names of rows in messages."""
+"""Tables in files: CSV, whichever way it is written, and Parquet, as pandas frames; the names of rows in messages."""
 
-import csv as records
+import csv
+import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -10,23 +12,25 @@ from typing import Any
 
 import pandas as pd
 
+from fedmutual.config import DataConfig
 from fedmutual.data.column_check import check_names
-from fedmutual.data.csv_dialect import convert_decimals, convert_numbers, describe_decoding_error, find_dialect
+from fedmutual.data.examples import BadRows, describe_columns
 from fedmutual.errors import DataError
 
+DOMAIN = "domain"
 SUFFIXES = (".csv", ".parquet")
 """The names of table files end so."""
 
 # of features only: NA may be the name of a class
 _MISSING = ["", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "null", "NULL", "None"]
-_NAMED = "key 'data.root' or 'data.test' names it"
-
-
-Replacements = Mapping[str, Mapping[str, str]]  # column -> cell -> the text that replaces it
+_DELIMITERS = (",", ";", "\t", "|")
+_SAMPLED_LINES = 50
+_WITH_COMMA = r"[+-]?(?:\d+,\d*|,\d+)(?:[eE][+-]?\d+)?"
+_WITH_POINT = r"[+-]?(?:\d+\.\d*|\.\d+)(?:[eE][+-]?\d+)?"
 
 
 class RowNamer:
-    """Names the rows of a file by line number, as an editor shows it. Line numbers are read at the first call."""
+    """Names the rows of a file by line number, as an editor shows it. Line numbers are read when a row is first named."""
 
     def __init__(self, path: Path, rows: int) -> None:
         self._path, self._rows = path, rows
@@ -36,128 +40,198 @@ class RowNamer:
         known = len(self._starts) == self._rows
         return f"line {self._starts[row]}" if known else f"row {row + 1} (without the header)"
 
+    def with_file(self, row: int) -> str:
+        """Return the name of a row with its file: "line 3 of rows.csv"."""
+        return f"{self(row)} of {self._path}"
+
     @cached_property
     def _starts(self) -> list[int]:
-        """The line number on which each row begins; empty if the file cannot be read as text."""
-        try:
-            return list(self._read_starts())[1:]
-        except (OSError, UnicodeDecodeError, records.Error):  # compressed, or Parquet
-            return []
-
-    def _read_starts(self) -> Iterator[int]:
-        """Yield the line number on which the header and each row begin.
+        """The line number on which each row begins; empty if the file cannot be read as text: compressed, or Parquet.
 
         A quoted cell may span several lines; blank lines are no rows.
         """
-        dialect = find_dialect(self._path)
-        with self._path.open(newline="", encoding=dialect.encoding) as file:
-            lines = islice(file, dialect.skipped_lines, None)
-            line, reader = 1 + dialect.skipped_lines, records.reader(lines, delimiter=dialect.delimiter)
-            for cells in reader:
-                if len(cells) > 1 or any(cell.strip() for cell in cells):
-                    yield line
-                line = reader.line_num + 1 + dialect.skipped_lines
+        dialect, starts = find_dialect(self._path), list[int]()
+        line = first = 1 + dialect["skiprows"]
+        try:
+            with self._path.open(newline="", encoding=dialect["encoding"]) as file:
+                reader = csv.reader(islice(file, first - 1, None), delimiter=dialect["sep"])
+                for cells in reader:
+                    if len(cells) > 1 or any(cell.strip() for cell in cells):
+                        starts.append(line)
+                    line = reader.line_num + first
+        except (OSError, UnicodeDecodeError, csv.Error):
+            return []
+        return starts[1:]
 
 
-def read_frame(
-    path: Path,
-    names: Sequence[str] = (),
-    text_features: Sequence[str] = (),
-    parquet: bool = False,
-    missing: str = _NAMED,
-    replace: Replacements | None = None,
-) -> pd.DataFrame:
-    """Return a file's whole table. `attrs["decimal_commas"]` lists the columns that had decimal commas, if any.
+class TableFile:
+    """A table in a CSV or Parquet file; `table` parses its cells, and adds a sentence to `problems` for each fault."""
 
-    Args:
-        path: the file.
-        names: columns of names, such as the label's: they stay text, and an empty cell is the text "".
-        text_features: features that stay text, with NaN for missing cells.
-        parquet: whether the file is Parquet, not CSV.
-        missing: the fix in the message about a missing file.
-        replace: the replacements of cells of features; "" is a missing cell.
+    def __init__(self, path: Path, config: DataConfig, missing: str = "key 'data.root' or 'data.test' names it") -> None:
+        """Read the whole table.
 
-    Raises:
-        DataError: the file is missing or is no table, or pyarrow is missing for Parquet.
+        Columns of names, such as the label's, stay text, and an empty cell is the text "". Other columns become numbers
+        where all their cells are, unless `data.columns` gives them another kind. missing: the fix for a missing file.
+
+        Raises:
+            DataError: the file is missing or is no table, or pyarrow is missing for Parquet.
+        """
+        self.path, self.problems, self.decimal_commas = path, list[str](), list[str]()
+        self._config = config
+        self._names = [c for c in (*config.label_columns, config.group_by, DOMAIN) if c is not None]
+        self._text_features = [c for c, settings in config.columns.items() if settings.kind != "number"]
+        suffix = path.suffix.lower()
+        kind = "Parquet" if suffix == ".parquet" or (suffix != ".csv" and config.name == "parquet") else "CSV"
+        try:
+            self.frame = self._read_parquet() if kind == "Parquet" else self._read_csv()
+        except FileNotFoundError:
+            raise DataError(f"{path}: there is no such file; {missing}") from None
+        except pd.errors.ParserWarning:
+            raise DataError(
+                f"{path}: a row has more fields than the header; is there a decimal comma, another delimiter than the "
+                "comma, or a delimiter at the end of each row?"
+            ) from None
+        except DataError:
+            raise
+        except UnicodeDecodeError:
+            raise DataError(f"{path}: {_describe_decoding_error(path)}") from None
+        except (OSError, ValueError) as problem:  # pandas' own errors are ValueErrors, and so are those of pyarrow
+            is_ragged = isinstance(problem, pd.errors.ParserError)
+            fix = "; fix that line: quote cells that hold the delimiter or a line break" if is_ragged else ""
+            raise DataError(f"{path}: cannot be read as {kind} ({str(problem).strip().splitlines()[0]}){fix}") from None
+        if self.frame.empty:
+            raise DataError(f"{path}: the table has no rows")
+        self.name_row = RowNamer(path, len(self.frame))
+
+    def require_columns(self, columns: Iterable[tuple[str, str]]) -> None:
+        """Add a problem for each missing column. columns: pairs of a name and of what names the column."""
+        for name, why in columns:
+            if name not in self.frame:
+                self.problems.append(
+                    f"{self.path}: there is no column {name!r}, which {why}; {describe_columns(self.frame.columns, name)}"
+                )
+
+    def _read_csv(self) -> pd.DataFrame:
+        path, dialect, replace = self.path, find_dialect(self.path), self._config.replace
+        header = pd.read_csv(path, nrows=1, header=None, dtype=str, keep_default_na=False, **dialect)
+        if any("\0" in name for name in header.iloc[0]):
+            raise DataError(
+                f"{path}: is UTF-16 text without a byte order mark; save the file as UTF-8, in Excel as 'CSV UTF-8'"
+            )
+        check_names(header.iloc[0], str(path))  # pandas would rename the second of two
+        features = [c for c in pd.read_csv(path, nrows=0, **dialect).columns if c not in self._names]
+        has_points = dialect["sep"] == ","  # other files may have decimal commas, so all their cells are read as text
+        as_text: Any = dict.fromkeys((*self._names, *self._text_features, *replace), str) if has_points else str
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pd.errors.ParserWarning)
+            table = pd.read_csv(
+                path,
+                **dialect,
+                index_col=False,  # otherwise an extra field would make the first column an index and shift the others
+                dtype=as_text,
+                keep_default_na=False,
+                na_values=dict.fromkeys(features, _MISSING),
+            )
+        written = table.copy(deep=False)
+        if not has_points:
+            self._convert_decimals(table)
+        self._replace_cells(table, written, replace if has_points else features)
+        return table
+
+    def _read_parquet(self) -> pd.DataFrame:
+        path, replace = self.path, self._config.replace
+        if not path.is_file():
+            raise FileNotFoundError(path)
+        try:
+            from pyarrow import parquet
+
+            check_names(parquet.read_schema(path).names, str(path))  # pandas cannot read two columns of one name
+            table = pd.read_parquet(path, engine="pyarrow").rename(columns=str)
+        except ImportError:
+            raise DataError(
+                f"{path}: reading Parquet needs pyarrow; install it by: pip install 'fedmutual[parquet]'"
+            ) from None
+        check_names(table.columns, str(path))
+        text = {c: make_text(table[c]) for c in {*self._names, *self._text_features, *replace} if c in table}
+        table = table.assign(**{c: cells.fillna("") if c in self._names else cells for c, cells in text.items()})
+        self._replace_cells(table, table, replace)
+        return table
+
+    def _replace_cells(self, table: pd.DataFrame, written: pd.DataFrame, columns: Iterable[str]) -> None:
+        """Replace cells by data.replace ("" is a missing cell); then convert those of `columns` that hold numbers alone.
+
+        written: the cells as the file has them.
+        """
+        for name in (c for c in self._config.replace if c in table):
+            replacement = make_text(written[name]).map(self._config.replace[name])
+            table[name] = make_text(make_text(table[name]).where(replacement.isna(), replacement))
+        for name in (c for c in columns if c in table and c not in self._text_features):
+            numbers = pd.to_numeric(table[name], errors="coerce")
+            if numbers.notna().equals(table[name].notna()):
+                table[name] = numbers
+
+    def _convert_decimals(self, table: pd.DataFrame) -> None:
+        """Write the numbers of a table of text with a decimal point.
+
+        Only a file with another delimiter than the comma may have decimal commas. A column of names, such as the label's,
+        changes where all its cells are numbers.
+
+        Raises:
+            DataError: some numbers have a decimal comma and others a decimal point: 1.234 may be a thousand.
+        """
+        with_point = None
+        for name in (c for c in table if c not in self._text_features):
+            cells = table[name].str.strip()
+            has_comma = cells.str.fullmatch(_WITH_COMMA, na=False)
+            points = cells[cells.str.fullmatch(_WITH_POINT, na=False)]
+            if name in self._names:
+                has_comma &= bool((has_comma | cells.str.fullmatch(r"[+-]?\d+", na=False)).all())
+            elif len(points) and with_point is None:
+                with_point = (name, points.iloc[0])
+            if has_comma.any():
+                table[name] = cells.where(~has_comma, cells.str.replace(",", "."))
+                self.decimal_commas += [name] if name not in self._names else []
+        if self.decimal_commas and with_point is not None:
+            raise DataError(
+                f"{self.path}: column {self.decimal_commas[0]!r} has decimal commas, and column {with_point[0]!r} holds "
+                f"{with_point[1]!r}, which may be a decimal point or thousands; write all numbers of the file in one way"
+            )
+
+
+def raise_problems(files: Sequence[TableFile]) -> None:
+    """Raise BadRows with the problems of all files, if there are any."""
+    problems = [problem for file in files for problem in file.problems]
+    if problems:
+        raise BadRows(*problems)
+
+
+def find_dialect(path: Path) -> dict[str, Any]:
+    """Return how a CSV file is written, as pandas' arguments "sep", "encoding" and "skiprows".
+
+    A first line "sep=;" states the delimiter. Otherwise the delimiter is the comma, ";", tab or "|": the one that divides
+    the header and the first rows into equally many cells, and into the most; if none does, the first that the header
+    holds. A byte order mark shows UTF-16. A file that cannot be read as text, such as a compressed file, is taken to have
+    commas.
     """
-    read = _read_parquet if parquet else _read_csv
+    usual = {"sep": ",", "encoding": "utf-8-sig", "skiprows": 0}
     try:
-        table = read(path, names, text_features, replace or {})
-    except FileNotFoundError:
-        raise DataError(f"{path}: there is no such file; {missing}") from None
-    except pd.errors.ParserWarning:
-        raise DataError(
-            f"{path}: a row has more fields than the header; is there a decimal comma, another delimiter than the comma, or "
-            "a delimiter at the end of each row?"
-        ) from None
-    except DataError:
-        raise
-    except UnicodeDecodeError as problem:
-        sentence = describe_decoding_error(path) or f"{path}: cannot be read as CSV ({problem})"
-        raise DataError(sentence) from None
-    except (OSError, ValueError) as problem:  # pandas' own errors are ValueErrors, and so are those of pyarrow
-        kind = "Parquet" if parquet else "CSV"
-        is_ragged = isinstance(problem, pd.errors.ParserError)
-        fix = "; fix that line: a cell that holds the delimiter or a line break must stand in quotes" if is_ragged else ""
-        raise DataError(f"{path}: cannot be read as {kind} ({str(problem).strip().splitlines()[0]}){fix}") from None
-    if table.empty:
-        raise DataError(f"{path}: the table has no rows")
-    return table
-
-
-def _replace_cells(table: pd.DataFrame, written: pd.DataFrame, replace: Replacements) -> None:
-    """Replace cells of columns of text in place; "" becomes a missing cell. written: the cells as the file has them."""
-    for name in (c for c in replace if c in table):
-        cells = make_text(table[name])
-        replacement = make_text(written[name]).map(replace[name])
-        table[name] = make_text(cells.where(replacement.isna(), replacement))
-
-
-def _read_csv(path: Path, names: Sequence[str], text_features: Sequence[str], replace: Replacements) -> pd.DataFrame:
-    dialect = find_dialect(path)
-    written_as: Any = {"sep": dialect.delimiter, "encoding": dialect.encoding, "skiprows": dialect.skipped_lines}
-    header = pd.read_csv(path, nrows=1, header=None, dtype=str, keep_default_na=False, **written_as)
-    if any("\0" in name for name in header.iloc[0]):
-        raise DataError(f"{path}: is UTF-16 text without a byte order mark; save the file as UTF-8, in Excel as 'CSV UTF-8'")
-    check_names(header.iloc[0], str(path))  # pandas would rename the second of two
-    features = [c for c in pd.read_csv(path, nrows=0, **written_as).columns if c not in names]
-    has_points = dialect.delimiter == ","  # other files may have decimal commas, so all their cells are read as text
-    as_text: Any = dict.fromkeys((*names, *text_features, *replace), str) if has_points else str
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", pd.errors.ParserWarning)
-        table = pd.read_csv(
-            path,
-            **written_as,
-            index_col=False,  # otherwise an extra field would make the first column an index and shift the others
-            dtype=as_text,
-            keep_default_na=False,
-            na_values=dict.fromkeys(features, _MISSING),
-        )
-    written = table.copy(deep=False)
-    if not has_points:
-        table.attrs["decimal_commas"] = convert_decimals(table, names, text_features, path)
-    _replace_cells(table, written, replace)
-    convert_numbers(table, replace if has_points else features, text_features)
-    return table
-
-
-def _read_parquet(path: Path, names: Sequence[str], text_features: Sequence[str], replace: Replacements) -> pd.DataFrame:
-    if not path.is_file():
-        raise FileNotFoundError(path)
-    try:
-        from pyarrow import parquet
-
-        check_names(parquet.read_schema(path).names, str(path))  # pandas cannot read two columns of one name
-        table = pd.read_parquet(path, engine="pyarrow")
-    except ImportError:
-        raise DataError(f"{path}: reading Parquet needs pyarrow; install it by: pip install 'fedmutual[parquet]'") from None
-    table = table.rename(columns=str)
-    check_names(table.columns, str(path))
-    text = {c: make_text(table[c]) for c in {*names, *text_features, *replace} if c in table}
-    table = table.assign(**{c: cells.fillna("") if c in names else cells for c, cells in text.items()})
-    _replace_cells(table, table, replace)
-    convert_numbers(table, replace, text_features)
-    return table
+        with path.open("rb") as file:
+            encoding = "utf-16" if file.read(2) in (BOM_UTF16_LE, BOM_UTF16_BE) else "utf-8-sig"
+        with path.open(newline="", encoding=encoding) as text:
+            lines = list(islice(text, _SAMPLED_LINES))
+        stated = re.fullmatch(r'"?sep=(.)"?', lines[0].strip("\r\n"), re.IGNORECASE) if lines else None
+        if stated:
+            return {"sep": stated[1], "encoding": encoding, "skiprows": 1}
+        is_cut = len(lines) == _SAMPLED_LINES  # the last row may go on below the sampled lines
+        lines = [line for line in lines if line.strip()]
+        widths = {sign: [len(cells) for cells in csv.reader(lines, delimiter=sign)] for sign in _DELIMITERS}
+    except (OSError, UnicodeError, csv.Error):
+        return usual
+    widths = {sign: counts[:-1] if is_cut and len(counts) > 1 else counts for sign, counts in widths.items()}
+    candidates = [sign for sign, counts in widths.items() if counts and counts[0] > 1]
+    fitting = [sign for sign in candidates if len({*widths[sign]}) == 1]
+    best = max(fitting, key=lambda sign: widths[sign][0]) if fitting else (*candidates, ",")[0]
+    return usual | {"sep": best, "encoding": encoding}
 
 
 def make_text(column: "pd.Series[str]") -> "pd.Series[str]":
@@ -166,7 +240,14 @@ def make_text(column: "pd.Series[str]") -> "pd.Series[str]":
     return text.where(column.notna() & (text != ""))
 
 
-def make_row_namer(path: Path, rows: int) -> Callable[[int], str]:
-    """Return the function that names a row of a file: "line 3 of rows.csv"."""
-    name_row = RowNamer(path, rows)
-    return lambda row: f"{name_row(row)} of {path}"
+def _describe_decoding_error(path: Path) -> str:
+    """Return a sentence on the first line of a file that is not UTF-8."""
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+        try:
+            line.decode()
+        except UnicodeDecodeError as problem:
+            return (
+                f"line {number} is not UTF-8 text (byte {line[problem.start]:#04x}); save the file as UTF-8, in Excel as "
+                "'CSV UTF-8', or convert it, for example by: iconv -f WINDOWS-1252 -t UTF-8"
+            )
+    return "cannot be read as text; save the file as UTF-8, in Excel as 'CSV UTF-8'"

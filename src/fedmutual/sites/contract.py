@@ -25,8 +25,7 @@ from fedmutual.config.keys import FEDERATED, Table, list_effects
 from fedmutual.config.schema import ServerConfig, ShareConfig
 from fedmutual.core import Algorithm, get_target_kind
 from fedmutual.data.space import Space
-from fedmutual.data.standardizing import make_layout
-from fedmutual.data.statistics import Layout
+from fedmutual.data.statistics import Layout, make_layout
 from fedmutual.errors import ConfigError
 from fedmutual.rundir import folder as folders
 from fedmutual.sites import seedset

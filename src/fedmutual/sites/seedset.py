@@ -130,7 +130,7 @@ def _read_site_part(seedset_file: SeedsetFile, path: Path, like: Rows | None = N
     store, _ = make_store(
         seedset_file.examples, labels, seedset_file.scaling, lambda row: f"row {row} of {path}", resident, 0
     )
-    rows = Rows(store, np.arange(len(labels))) if like is None else like.with_store(store)
+    rows = Rows(store, np.arange(len(labels)), None if like is None else like.augment)
     return PublicPart(rows, seedset_file.examples, seedset_file.counts, seedset_file.counts)
 
 

@@ -9,8 +9,7 @@ import torch
 from fedmutual.core import At, Client, Disagreed, Message, Phase, Spec
 from fedmutual.data.federation import list_training_rows
 from fedmutual.data.prepared import prepare
-from fedmutual.data.standardizing import sum_client
-from fedmutual.data.statistics import Moments, Words
+from fedmutual.data.statistics import Moments, Words, sum_client
 from fedmutual.errors import RunError
 from fedmutual.events import Evaluated, Score
 from fedmutual.federation import description

@@ -8,8 +8,7 @@ from fedmutual.config import Config, read_tables
 from fedmutual.config.checks import parse_table
 from fedmutual.data.examples import list_names
 from fedmutual.data.space import describe_column_difference
-from fedmutual.data.standardizing import make_layout
-from fedmutual.data.statistics import Moments
+from fedmutual.data.statistics import Moments, make_layout
 from fedmutual.errors import ConfigError
 from fedmutual.federation import build
 from fedmutual.federation.experiment import Experiment

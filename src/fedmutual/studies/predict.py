@@ -13,7 +13,7 @@ from torch import Tensor
 from fedmutual.data import arrays, images, table
 from fedmutual.data.encoding import parse_encoding
 from fedmutual.data.examples import BadRows, convert_array, list_names
-from fedmutual.data.memory import convert_features
+from fedmutual.data.objects import convert_features
 from fedmutual.data.scaling import find_form
 from fedmutual.data.table_file import SUFFIXES
 from fedmutual.errors import DataError, RunError
@@ -171,8 +171,8 @@ def _read_examples(files: Sequence[Path], answering: AnsweringModel) -> Iterator
                 )
             encoded = answering.takes.scaling.get("columns")
             encoding = encoded and parse_encoding(encoded)
-            rows, called = table.read_features(file, answering.takes.columns, answering.data, encoding)
-            x = torch.from_numpy(rows)
+            rows = table.read_rows(file, answering.takes.columns, answering.data, encoding)
+            x, called = rows.x.take(range(len(rows.x))), rows.where
         elif answering.takes.scaling.get("columns"):
             raise DataError(
                 f"{file}: the model learned from a table with data.columns; give it {_describe_wanted(answering)}"
@@ -180,7 +180,8 @@ def _read_examples(files: Sequence[Path], answering: AnsweringModel) -> Iterator
         else:
             called = partial("row {1} of 'x' in {0}".format, file)
             form = find_form(answering.takes.scaling, answering.takes.shape)
-            x = convert_array(arrays.read_array(file, "x"), f"{file}: array 'x'", form, called)
+            values = arrays.get_array(arrays.read_arrays(file, missing="name another"), "x", str(file))
+            x = convert_array(values, f"{file}: array 'x'", form, called)
         if not len(x):
             raise DataError(f"{file}: there are no rows in it")
         for start in range(0, len(x), ROWS_AT_ONCE):

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from fedmutual import data
 from fedmutual.core import Task, get_metric
-from fedmutual.data import arrays, folder, labels, table
+from fedmutual.data import arrays, folder, table
 from fedmutual.data.check import digest_rows
 from fedmutual.data.encoding import parse_encoding
-from fedmutual.data.examples import ArrayExamples, Examples, Part, Source, join_examples, list_names
+from fedmutual.data.examples import Examples, Part, Source, join_examples, list_names
 from fedmutual.data.scaling import find_form
 from fedmutual.data.sources import TABLES
 from fedmutual.data.table_file import SUFFIXES
@@ -136,9 +136,6 @@ def _read_targets(source: Source, answering: AnsweringModel) -> Tensor:
     learned = takes.classes if answering.kind == "masks" and _have_learned_names(answering) else ()
     are_named = answering.kind != "numbers" and not learned
     data = answering.data.model_copy(update={"classes": takes.classes if are_named else None})
-    if answering.kind == "classes":
-        _, (targets,) = labels.match_labels(source, data, common=True)
-        return torch.from_numpy(targets)
     _, (read,) = read_targets(source, data, answering.kind, takes.classes, common=True, learned=learned)
     if answering.kind == "masks":
         check_masks(read, takes.shape, data, source.place)
@@ -201,10 +198,9 @@ def _read_labelled(file: Path, answering: AnsweringModel) -> Source:
         return source
     if file.suffix.lower() in SUFFIXES and takes.columns is not None:
         encoded = takes.scaling.get("columns")
-        values, names, name_row = table.read_labelled(
-            file, takes.columns, data, encoded and parse_encoding(encoded), answering.kind == "numbers"
-        )
-        return Source(str(file), Part(ArrayExamples(values), names, name_row))
+        encoding, is_number = encoded and parse_encoding(encoded), answering.kind == "numbers"
+        rows = table.read_rows(file, takes.columns, data, encoding, labelled=True, numbers=is_number)
+        return Source(str(file), rows)
     if file.suffix.lower() == ".npz" and takes.columns is None:
         source = arrays.make_source(arrays.read_arrays(file, missing="name another"), data, str(file))
         source = source.with_form(find_form(takes.scaling, takes.shape))

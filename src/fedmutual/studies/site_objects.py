@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from fedmutual.config import Config, make_algorithm
-from fedmutual.data.memory import make_memory_source
+from fedmutual.data.objects import make_memory_source
 from fedmutual.errors import ConfigError, format_error
 from fedmutual.in_memory import PREFIX, hold_objects
 from fedmutual.models.copying import copy_networks

@@ -1,0 +1,271 @@
+"""Data from a user's code: what "module:factory" returns, and the caller's Datasets, tensors, arrays and DataFrames."""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
+
+from fedmutual.config import DataConfig
+from fedmutual.data.arrays import make_source
+from fedmutual.data.examples import DatasetExamples, Part, Source, choose_evenly, describe_columns, list_names
+from fedmutual.errors import ConfigError, DataError, format_error
+from fedmutual.user_code import plugins
+
+_WANTED = (
+    "a torch Dataset, a (train, test) pair of them, a pair of arrays (x, y), or a dictionary of arrays x, y, x_test, y_test"
+)
+_WANTED_IN_MEMORY = "a torch Dataset, a pair (x, y) of arrays, tensors or DataFrames, or a DataFrame with the argument label"
+Label = str | Sequence[str] | None
+"""The column of the targets, or a list of columns of 0 and 1, of DataFrames that hold features too."""
+
+
+def read_from_factory(config: DataConfig) -> Source:
+    """Call the factory, with `root` (data.root) if it has a parameter of that name, and return its data.
+
+    Raises:
+        ConfigError: the factory cannot be imported, fails, or returns something else.
+        DataError: the returned data cannot be used.
+    """
+    factory = plugins.load(config.name, "data.name")
+    try:
+        arguments = {"root": config.root} if "root" in inspect.signature(factory).parameters else {}
+        returned = factory(**arguments)
+    except (ConfigError, DataError):
+        raise
+    except Exception as problem:  # a user's factory may fail in any way
+        raise ConfigError(
+            f"key 'data.name': {config.name!r} cannot be made ({format_error(problem)}); name a function or class that "
+            f"makes {_WANTED}"
+        ) from None
+    return returned if isinstance(returned, Source) else make_factory_source(returned, config, config.name)
+
+
+def make_factory_source(returned: Any, config: DataConfig, place: str) -> Source:
+    """Return the result of a factory as a source. place: the name in messages.
+
+    Raises:
+        ConfigError: the factory returned something else than data.
+        DataError: the returned data cannot be used.
+    """
+    items = tuple(returned) if isinstance(returned, tuple | list) else (returned,)
+    is_pair = len(items) == 2 and all(isinstance(v, np.ndarray | Tensor | list) for v in items)
+    if is_pair or isinstance(returned, Mapping):
+        by_name = returned if isinstance(returned, Mapping) else dict(zip(("x", "y"), items, strict=True))
+        try:
+            arrays = {str(name): np.asarray(values) for name, values in by_name.items()}
+        except (TypeError, ValueError) as problem:  # ragged lists, tensors on a GPU
+            reason = str(problem).splitlines()[0]
+            raise ConfigError(f"key 'data.name': {place!r} returned values that are no arrays: {reason}") from None
+        return make_source(arrays, config, place)
+    if not 1 <= len(items) <= 2 or not all(isinstance(d, Dataset) for d in items):
+        kinds = ", ".join(type(v).__name__ for v in items) or "nothing"
+        about = f"{type(returned).__name__} of {kinds}" if isinstance(returned, tuple | list) else kinds
+        raise ConfigError(f"key 'data.name': {place!r} returned {about}, and {_WANTED} is expected")
+    names = _read_attribute(items[0], "classes")
+    parts, notes = [], []
+    for dataset, name in zip(items, (place, f"{place}'s test set"), strict=False):
+        part = _make_part(dataset, config, name)
+        parts.append(part)
+        rows = choose_evenly(len(part.x), 16)
+        if not torch.equal(part.x.take(rows), part.x.take(rows)):
+            notes.append(
+                f"{name}: its items differ between two readings, so runs cannot be reproduced; return items without random "
+                "changes, and use data.augment for augmentation"
+            )
+    classes = None if names is None else tuple(str(c) for c in names)
+    return Source(place, parts[0], parts[1] if len(parts) > 1 else None, classes, notes=tuple(notes))
+
+
+def _make_part(dataset: "Dataset[Any]", config: DataConfig, place: str) -> Part:
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+        raise ConfigError(f"{place} can only be iterated; use a Dataset with __len__ and __getitem__")
+    if not len(dataset):
+        raise DataError(f"{place} has no examples")
+    groups = None
+    if config.group_by is not None:
+        groups = _read_attribute(dataset, config.group_by)
+        if groups is None or len(groups) != len(dataset):
+            raise DataError(
+                f"{place}: data.group_by = {config.group_by!r} needs an attribute of that name, a value an example"
+            )
+    groups, domains = (
+        None if values is None else np.asarray(values).astype(str)
+        for values in (groups, _read_attribute(dataset, "domains"))
+    )
+    labels = _read_labels(dataset, place)
+    return Part(DatasetExamples(dataset, place), labels, lambda i: f"example {i} of {place}", groups, domains)
+
+
+def _read_labels(dataset: Any, place: str) -> npt.NDArray[Any]:
+    """Return the labels [n] from an attribute of the dataset; without one, from every item, read once."""
+    for name in ("targets", "labels", "y"):
+        labels = _read_attribute(dataset, name)
+        if labels is not None and len(labels) == len(dataset):
+            _check_labels(dataset, np.asarray(labels), name, place)
+            return np.asarray(labels)
+    try:
+        return np.asarray([np.asarray(dataset[i][1]) for i in range(len(dataset))])
+    except Exception as problem:  # a user's dataset may fail in any way
+        raise DataError(
+            f"{place}: the labels cannot be read from its items ({type(problem).__name__}: {problem}); items must be "
+            "(x, y), or give the dataset an attribute 'targets'"
+        ) from None
+
+
+def _check_labels(dataset: Any, labels: npt.NDArray[Any], name: str, place: str) -> None:
+    """Raise DataError where one of up to 16 items has another label than the dataset's attribute `name`."""
+    for i in choose_evenly(len(dataset), 16):
+        try:
+            label = np.asarray(dataset[i][1])
+        except Exception:  # a user's dataset may fail in any way; reading x reports the error
+            continue
+        has_same_kind = all(v.dtype.kind in "biuf" for v in (label, labels)) or label.dtype.kind == labels.dtype.kind
+        if not has_same_kind or label.shape != labels.shape[1:]:
+            continue
+        if "f" in label.dtype.kind + labels.dtype.kind:  # compared in the type of numeric targets
+            is_equal = np.array_equal(np.float32(label), np.float32(labels[i]), equal_nan=True)
+        else:
+            is_equal = bool((label == labels[i]).all())
+        if not is_equal:
+            raise DataError(
+                f"{place}: example {i} has the label {label.tolist()!r}, and the dataset's attribute {name!r} says "
+                f"{labels[i].tolist()!r}; make them agree, with a Dataset class of your own if a target_transform "
+                "changes labels"
+            )
+
+
+def _read_attribute(dataset: Any, name: str) -> Any:
+    """Return an attribute with one value a row, also through Subset and TensorDataset; None if there is none."""
+    if isinstance(dataset, Subset):
+        values = _read_attribute(dataset.dataset, name)
+        if values is None or name == "classes":
+            return values
+        return np.asarray(values)[np.asarray(dataset.indices)] if len(values) == len(dataset.dataset) else None  # type: ignore[arg-type]
+    if isinstance(dataset, TensorDataset) and name == "targets":
+        return dataset.tensors[1] if len(dataset.tensors) > 1 else None
+    values = getattr(dataset, name, None)
+    return values if isinstance(values, list | tuple | np.ndarray | Tensor) else None
+
+
+def make_memory_source(train: Any, test: Any, label: Label, place: str) -> Source:
+    """Return objects as a source: training rows, and test rows or None.
+
+    label: see `Label`. place: the name in messages.
+
+    Raises:
+        DataError: an object is no data, is empty, lacks a column, or has a feature that is missing or no number; or `label`
+            is given, and the rows are no DataFrame.
+        ConfigError: a torch Dataset has no length, so it can only be iterated.
+    """
+    from fedmutual.data.column_check import note_rounded_numbers  # imports pandas, which takes 0.3 s
+
+    if isinstance(train, Dataset):
+        _check_label(train, label, f"train of {place}")
+        if test is not None and not isinstance(test, Dataset):
+            raise DataError(f"{place}: train is a torch Dataset, so test must be one too")
+        return make_factory_source(train if test is None else (train, test), DataConfig(), place)
+    x, y, columns = _split_table(train, label, f"train of {place}")
+    arrays = {"x": x, "y": y}
+    if test is not None:
+        arrays["x_test"], arrays["y_test"], test_columns = _split_table(test, label, f"test of {place}", columns)
+        if test_columns != columns:
+            raise DataError(f"test of {place}: its columns are not those of train; give both the same columns")
+    source, notes = make_source(arrays, DataConfig(), place), list[str]()
+    if columns is not None:
+        table = (train if _is_frame(train) else train[0]).rename(columns=str)[[*columns]]
+        notes = note_rounded_numbers(table, place, "subtract an offset in float64, or divide by a number")
+    names = (label,) if isinstance(label, str) else tuple(label or ())
+    classes = source.classes if label is None or isinstance(label, str) else names
+    return replace(source, classes=classes, columns=columns, label_columns=names, notes=tuple(notes))
+
+
+def convert_features(features: Any, place: str, columns: tuple[str, ...] | None = None) -> npt.NDArray[Any]:
+    """Return features as an array [n, ...]. columns: those of a DataFrame that are wanted, in this order; None: all.
+
+    Raises:
+        DataError: a column is missing, or a value is missing or no number.
+    """
+    if _is_frame(features):
+        from pandas.api import types
+
+        features = features.rename(columns=str)
+        _check_columns(features, columns or (), place)
+        table = features[list(columns)] if columns is not None else features
+        text = [c for c in table if not types.is_numeric_dtype(table[c])]
+        blank = [c for c in table if table[c].isna().any()]
+        if text:
+            raise DataError(f"{place}: the columns {list_names(text)} are not numbers; encode them as numbers, or drop them")
+        if blank:
+            raise DataError(f"{place}: the columns {list_names(blank)} have missing values; fill them in, or drop the rows")
+        are_whole = all(types.is_integer_dtype(kind) for kind in table.dtypes)
+        # whole numbers may be ids; as those of a file, which are float64 too, others are rounded to float32 with a remark
+        numbers: npt.NDArray[Any] = table.to_numpy(np.float64 if are_whole else np.float32)
+        return numbers
+    if np.ma.is_masked(features):
+        raise DataError(f"{place}: a masked array has masked values, which are missing; fill them in, or drop the rows")
+    try:
+        values: npt.NDArray[Any] = features.detach().cpu().numpy() if isinstance(features, Tensor) else np.asarray(features)
+        return values
+    except (TypeError, ValueError) as problem:
+        raise DataError(f"{place}: {type(features).__name__} is no array ({str(problem).splitlines()[0]})") from None
+
+
+def _is_frame(rows: Any) -> bool:
+    import pandas as pd
+
+    return isinstance(rows, pd.DataFrame)
+
+
+def _check_columns(frame: Any, names: Sequence[str], place: str, reason: str = "") -> None:
+    """Raise DataError where a DataFrame lacks one of these columns. reason: why the column is wanted."""
+    for name in names:
+        if name not in frame:
+            raise DataError(f"{place}: there is no column {name!r}{reason}; {describe_columns(frame.columns, name)}")
+
+
+def _check_label(rows: Any, label: Label, place: str) -> None:
+    """Raise DataError if the column of the targets is named, and the rows have no columns."""
+    if label is not None and not _is_frame(rows):
+        raise DataError(
+            f"{place}: label = {label!r} names a column, and a {type(rows).__name__} has none; give a DataFrame, or remove "
+            "label"
+        )
+
+
+def _split_table(
+    arrays: Any, label: Label, place: str, columns: tuple[str, ...] | None = None
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any], tuple[str, ...] | None]:
+    """Return x, y, and the names of the features, where they have any. columns: the order in which features are wanted."""
+    from fedmutual.data.column_check import check_names, describe_nameless
+
+    _check_label(arrays, label, place)
+    if _is_frame(arrays):
+        check_names(arrays.columns, place)
+        if label is None:
+            raise DataError(f"{place} is a DataFrame; name the column of its targets: Site(..., label='COLUMN')")
+        names = [label] if isinstance(label, str) else list(label)
+        _check_columns(arrays, names, place, ", which label names")
+        arrays = (arrays.drop(columns=names), arrays[label if isinstance(label, str) else names])
+    if not isinstance(arrays, tuple | list) or len(arrays) != 2:
+        raise DataError(f"{place} is {type(arrays).__name__}; give {_WANTED_IN_MEMORY}")
+    features, targets = arrays
+    if _is_frame(features):
+        check_names(features.columns, place)
+        columns = columns or tuple(map(str, features.columns))
+        for problem in describe_nameless(columns, DataConfig(), place):
+            raise DataError(problem)
+    else:
+        columns = None
+    x, y = convert_features(features, place, columns), targets
+    if hasattr(targets, "iloc"):  # a DataFrame or Series, with missing targets as they are
+        y = targets.to_numpy()
+    y = convert_features(y, place)
+    if y.dtype.kind == "U" and isinstance(targets, list | tuple):  # of ["ill", nan], whose nan became text
+        y = np.array(targets, dtype=object)
+    return x, y, columns
