@@ -14,11 +14,9 @@ from fedmutual.metric import ACCURACY, Metric
 from fedmutual.report.cells import PageTable, TableCell
 from fedmutual.report.verdicts import judge
 from fedmutual.results.comparison import make_comparisons
-from fedmutual.rundir.ledger_columns import make_columns
-from fedmutual.rundir.recorded_run import read_runs
+from fedmutual.results.frame import read_runs
 from fedmutual.rundir.schema import Evaluation, LedgerLine
-from fedmutual.rundir.summary import summarise
-from fedmutual.rundir.transfer import measure_transfer
+from fedmutual.rundir.summary import measure_transfer, summarise
 
 Own = Callable[[int, int, str], float]  # (seed, round, client) -> accuracy on the client's own validation data
 Shared = Callable[[int, int], float | None]  # (seed, round) -> accuracy of the shared model on the test set
@@ -126,8 +124,7 @@ def summarise_lines(
     config: Config, metrics: Sequence[Mapping[str, Any]], ledger: Sequence[Mapping[str, Any]], metric: Metric = ACCURACY
 ) -> dict[str, Any]:
     """Return the scores and bytes of summary.json from lines of the logs."""
-    columns = make_columns(LedgerLine.model_validate(line) for line in ledger)
-    return summarise(config, read_evaluations(metrics), columns, metric)
+    return summarise(config, read_evaluations(metrics), map(LedgerLine.model_validate, ledger), metric)
 
 
 def read_evaluations(metrics: Sequence[Mapping[str, Any]]) -> list[Evaluation]:

@@ -406,7 +406,7 @@ def test_without_a_terminal_progress_has_at_most_ten_lines():
 
 
 def test_history_of_a_run_without_scores_is_an_empty_table(tmp_path):
-    from fedmutual.rundir.frames import read_scores
+    from fedmutual.results.frame import read_scores
 
     assert isinstance(read_scores(tmp_path), pd.DataFrame)
     assert read_scores(tmp_path).empty

@@ -218,7 +218,7 @@ def has_name(module: str, name: str) -> bool:
     ("rule", "file", "source"),
     [
         (of_rooms, "federation/build.py", "from fedmutual.engines import base"),
-        (of_rooms, "data/rows.py", "def f():\n    from fedmutual.results.text import percent"),
+        (of_rooms, "data/rows.py", "def f():\n    from fedmutual.results.scale import percent"),
         (of_rooms, "losses.py", "import fedmutual.aggregation"),
         (of_rooms, "engines/base.py", "from fedmutual import run"),
         (of_algorithms, "algorithms/fml.py", "from fedmutual.engines import base"),

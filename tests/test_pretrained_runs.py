@@ -11,7 +11,7 @@ import fedmutual
 from fedmutual import models
 from fedmutual.errors import ConfigError, RunError
 from fedmutual.federation import build
-from fedmutual.rundir.pretrained import read_initial_weights
+from fedmutual.rundir.folder import read_initial_weights
 from fedmutual.tensor_files import write_tensors
 
 SHAPE = (1, 8, 8)

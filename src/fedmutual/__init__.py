@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fedmutual.config import Config, load_config
     from fedmutual.errors import ConfigError, DataError, RemarkWarning, RunError, UserError
-    from fedmutual.results.frame import read
+    from fedmutual.results.read import read
     from fedmutual.studies.objects import Comparison, compare, federate
     from fedmutual.studies.predict import Prediction, predict
     from fedmutual.studies.run import run
@@ -43,7 +43,7 @@ __version__ = version("fedmutual")
 _HOMES = {
     "Config": "config",
     "load_config": "config",
-    "read": "results.frame",
+    "read": "results.read",
     "Run": "studies.trained_run",
     "run": "studies.run",
     "Comparison": "studies.objects",

@@ -432,7 +432,7 @@ def test_an_adaptation_without_seeds_is_refused(run):
 
 
 def test_what_is_unfinished_is_not_shown(run, cli):
-    from fedmutual.report import summarise_adaptation
+    from fedmutual.report.adaptation import summarise_adaptation
 
     adapt(cli, "--examples", "20", "--seeds", 1)
     recorded = json.loads(Path("a/adapt.json").read_text())

@@ -10,8 +10,8 @@ import pytest
 import fedmutual
 from fedmutual.config import parse_config
 from fedmutual.files import read_json
-from fedmutual.report import write_report
 from fedmutual.report.curves import make_pictures
+from fedmutual.report.html import write_report
 from fedmutual.report.tables import (
     make_client_headline,
     make_client_table,
@@ -21,7 +21,7 @@ from fedmutual.report.tables import (
 )
 from fedmutual.report.verdicts import judge
 from fedmutual.results.comparison import make_comparisons
-from fedmutual.rundir.recorded_run import read_runs
+from fedmutual.results.frame import read_runs
 from fedmutual.sites import contract as contracts
 from fedmutual.sites.coordinator import Coordinator
 from fedmutual.sites.site_runtime import SiteRuntime
@@ -150,9 +150,9 @@ def describe_page(comparison):
     decision = make_decision_table(comparison)
     seconds = [column.name for column in decision.columns].index("Seconds")
     return {
-        "methods": [m.label for m in comparison.methods],
+        "methods": [m.method for m in comparison.methods],
         "verdict": judge(comparison),
-        "gain": [(u.label, u.name) for u in comparison.uses if u.method.federated],
+        "gain": [(line.label, line.model_name) for line in comparison.lines if line.federated],
         "tables": [
             t(comparison) for t in (make_client_headline, make_client_table, make_other_score_table, make_recall_table)
         ],
@@ -187,8 +187,8 @@ def test_a_class_declares_its_own_role(folder, cli):
     role = read_json(folder / "small" / "environment.json")["algorithm"]["role"]
     assert role == {"position": 0, "colour": 2, "reference": True, "federates": True}
     (comparison,) = make_comparisons(read_runs([folder / "plain", folder / "small"]))
-    assert [m.label for m in comparison.methods] == ["Placed", "FedAvgM"]
-    assert [m.label for m in comparison.references] == ["Placed"]
+    assert [m.method for m in comparison.methods] == ["Placed", "FedAvgM"]
+    assert [m.method for m in comparison.references] == ["Placed"]
 
 
 def test_sweep_sets_its_settings(folder, cli):

@@ -92,7 +92,7 @@ def test_an_unreachable_tracker_is_refused_before_the_run(small, cli, mlflow, mo
 
 
 def test_a_tracker_that_fails_later_does_not_stop_the_run(small, cli, mlflow, monkeypatch):
-    monkeypatch.setattr("fedmutual.rundir.mlflow_tracker.MLflowRun.log", lambda *_: 1 / 0)
+    monkeypatch.setattr("fedmutual.rundir.trackers.MLflowRun.log", lambda *_: 1 / 0)
     code, _, err = cli("run", small, "--set", "records.trackers=['mlflow']", "--out", "r")
     assert code == 0
     assert "mlflow failed" in err

@@ -51,13 +51,13 @@ def test_the_report_sums_them_and_has_none_where_a_line_lacks_them(small):
     from fedmutual.report.columns import COSTS
     from fedmutual.results.comparison import make_comparisons
     from fedmutual.results.estimate import Missing
-    from fedmutual.rundir.recorded_run import read_runs
+    from fedmutual.results.frame import read_runs
 
     fedmutual.run(fedmutual.load_config(small, rounds=2), "out")
 
     def costs():
         (comparison,) = make_comparisons(read_runs(["out"]))
-        return {cost.name: cost.read(comparison.uses[0]) for cost in COSTS}
+        return {cost.name: cost.read(comparison.lines[0]) for cost in COSTS}
 
     assert [costs()[key] for key in ("Gradient steps", "Forward passes")] == [STEPS, 2 * STEPS]
     assert costs()["Bytes"] == sum(fedmutual.Run("out").summary["bytes"].values())

@@ -56,7 +56,7 @@ def report(cli: Cli, folder: str, out: Path) -> Outputs:
 
 def show_audit(cli: Cli, folder: str, out: Path, monkeypatch) -> Outputs:
     """What `fedmutual audit` shows of the results in a folder, instead of an attack."""
-    from fedmutual.report.audit_result import Audit
+    from fedmutual.report.audit import Audit
 
     results = (Path(folder) / "audit.json").read_text(encoding="utf-8")
     monkeypatch.setattr("fedmutual.studies.audit.audit", lambda *_: Audit.model_validate_json(results))
@@ -84,7 +84,8 @@ def resume(cli: Cli, folder: str, out: Path, monkeypatch) -> Outputs:
 def _print_costs(folder: Path) -> str:
     """The table of costs, which `compare` and `demo` print below the table of scores."""
     from fedmutual.cli.terminal import out
-    from fedmutual.report import find_runs, make_cost_table
+    from fedmutual.report.terminal import make_cost_table
+    from fedmutual.results.frame import find_runs
 
     with out.capture() as capture:
         out.print(make_cost_table(find_runs(folder)))

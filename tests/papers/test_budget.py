@@ -11,7 +11,7 @@ from committed import read_committed_experiments
 from fedmutual import run
 from fedmutual.config import make_algorithm, parse_config
 from fedmutual.core import Phase
-from fedmutual.rundir.recorded_run import read_run
+from fedmutual.results.frame import read_run
 from fedmutual_papers.budget import count_budget
 from fedmutual_papers.experiment_files import RESULTS, find_home, read_experiment
 from fedmutual_papers.measured_cell import MeasuredCell, read_measured_cells

@@ -15,7 +15,7 @@ from fedmutual.errors import ConfigError
 from fedmutual.federation import build
 from fedmutual.privacy import accountant
 from fedmutual.privacy.accountant import NoisedSteps, compute_total_epsilon, find_sigma
-from fedmutual.rundir.recorded_run import read_run
+from fedmutual.results.frame import read_run
 from fedmutual.studies import privacy_plan
 
 pytestmark = pytest.mark.long

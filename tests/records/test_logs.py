@@ -7,7 +7,7 @@ import pytest
 
 from fedmutual.errors import RunError
 from fedmutual.events import Finished
-from fedmutual.rundir.logs import rewind, sync_logs
+from fedmutual.rundir.record_files import rewind, sync_logs
 from fedmutual.rundir.text import TextLog
 from log_lines import read_lines
 

@@ -7,10 +7,9 @@ from dataclasses import replace
 import pytest
 
 from fedmutual.errors import RunError
-from fedmutual.report import summarise_adaptation, write_adaptation
-from fedmutual.report.adaptation import WayGain
-from fedmutual.report.findings import Finding, describe_finding
-from fedmutual.results.estimate import Missing, estimate
+from fedmutual.report.adaptation import summarise_adaptation, write_adaptation
+from fedmutual.report.rendering import render_facts
+from fedmutual.results.estimate import Estimate, Missing, estimate
 from fedmutual.results.scale import PERCENT
 from run_folders import Made, write
 
@@ -133,13 +132,6 @@ def test_a_run_given_twice_counts_once(cli, tmp_path):
     ],
 )
 def test_the_sentence_of_an_answer(rival, gain, words):
-    assert words in describe_finding(
-        Finding(
-            template="adaptation.j2",
-            macro="answer",
-            examples="50 examples",
-            contests=(WayGain(rival, "T", gain),),
-            fork=None,
-        ),
-        PERCENT,
-    )
+    contest = (rival, "T", gain, isinstance(gain, Estimate) and (gain.mean != 0 or gain.is_few))
+    facts = {"examples": "50 examples", "contests": [contest], "fork": None}
+    assert words in render_facts("adaptation.j2", PERCENT, "answer", **facts)

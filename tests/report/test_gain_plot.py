@@ -9,12 +9,12 @@ from fedmutual.report.curves import Curve, Picture
 from fedmutual.report.gain_plot import GainRow, draw_gains, find_limits
 from fedmutual.report.plots import choose_marks, draw_curves
 from fedmutual.results.estimate import Estimate
-from fedmutual.results.gains import Gains, Pair
+from fedmutual.results.gains import Gains
 
 
 def gains(clients):
     """Client -> its gain in each seed."""
-    return Gains(tuple(Pair(s, c, 1, 0.5 + g, 0.5, 100) for c, by_seed in clients.items() for s, g in enumerate(by_seed)))
+    return Gains([(s, c, 1, 0.5 + g, 0.5, 100) for c, by_seed in clients.items() for s, g in enumerate(by_seed)])
 
 
 def count_markers(svg, styles):

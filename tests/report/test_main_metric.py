@@ -11,8 +11,8 @@ from fedmutual.report.html import render
 from fedmutual.report.measures import average_global_best, average_own_best, average_own_last, measure_gains
 from fedmutual.report.terminal import make_headline_tables
 from fedmutual.results.comparison import make_comparisons
+from fedmutual.results.frame import read_runs
 from fedmutual.results.scale import MetricScale
-from fedmutual.rundir.recorded_run import read_runs
 from own_data import OWN_TASK
 from run_folders import summarise_lines
 
@@ -44,7 +44,7 @@ def compared(request, tmp_path_factory):
 
 
 def read_value(run, client, metric, model="personal"):
-    history = [s for s in run.last.others if (s.model, s.client, s.data) == (model, client, "validation")]
+    history = [s for s in run.last_rows if (s.model, s.client, s.data) == (model, client, "validation")]
     return history[0].values[metric]
 
 
@@ -53,19 +53,17 @@ def test_a_gain_is_positive_where_the_metric_is_better(compared):
     name, sign = {"regression": ("mean_absolute_error", -1), "multilabel": ("auroc", 1)}.get(task, ("median_error", -1))
     assert (comparison.metric.name, comparison.metric.is_higher_better) == (name, sign > 0)
     fml, fedavg, alone = comparison.methods
-    of_fml = measure_gains(comparison, fml.uses[0])
-    assert len(of_fml.pairs) == 12
-    for pair in of_fml.pairs:
+    of_fml = measure_gains(comparison, fml)
+    assert len(of_fml) == 12
+    for pair in of_fml.table.itertuples():
         ours, other = (read_value(m.counted[pair.seed], pair.client, name) for m in (fml, alone))
         assert pair.gain == pytest.approx(sign * (ours - other), abs=1e-12)
-    assert len(of_fml.gained) == sum(p.gain > 0 for p in of_fml.pairs)
+    assert of_fml.gained == sum(of_fml.table["gain"] > 0)
     values = [read_value(run, client, name) for run in alone.counted for client in ("h0", "h1", "h2", "h3")]
-    assert average_own_last(alone.uses[0]).mean == pytest.approx(np.mean(values))
+    assert average_own_last(alone).mean == pytest.approx(np.mean(values))
     pick = min if sign > 0 else max
-    assert average_own_last(alone.uses[0], alone.uses[0].worst).mean == pytest.approx(
-        np.mean([pick(values[k : k + 4]) for k in (0, 4, 8)])
-    )
-    for best in (average_own_best(fml.uses[0]), average_global_best(fedavg.uses[-1])):
+    assert average_own_last(alone, alone.worst).mean == pytest.approx(np.mean([pick(values[k : k + 4]) for k in (0, 4, 8)]))
+    for best, _, _ in (average_own_best(fml), average_global_best(fedavg)):
         assert best.n == 3
 
 

@@ -8,7 +8,7 @@ from urllib.parse import unquote
 import pytest
 from matplotlib.image import imread
 
-from fedmutual.report import write_report
+from fedmutual.report.html import write_report
 from run_folders import Made, write, write_all
 
 pytestmark = pytest.mark.long

@@ -10,8 +10,7 @@ import pytest
 from fedmutual.errors import RunError
 from fedmutual.report import traffic
 from fedmutual.results.comparison import make_comparisons
-from fedmutual.rundir.ledger_columns import make_columns
-from fedmutual.rundir.recorded_run import read_run, read_runs
+from fedmutual.results.frame import read_run, read_runs, tabulate_work
 from fedmutual.rundir.schema import LedgerLine
 from run_folders import Made, write
 
@@ -28,41 +27,33 @@ LINES = [
 ]
 
 
-@pytest.fixture
-def ledger():
+def test_sums_without_the_seed_set(tmp_path):
+    """Up 1 + 10 + 20 + 40 + 6, down 3 + 30 + 5; in the rounds 76 and 35, of four visits; the public data are apart."""
+    folder = write(tmp_path / "run", Made("fml", lambda s, r, c: 0.5))
     names = ("round", "phase", "client", "down", "up")
-    return make_columns(LedgerLine.model_validate(dict(zip(names, line, strict=True))) for line in LINES)
+    lines = [json.dumps(dict(zip(names, line, strict=True))) for line in LINES]
+    (folder / "ledger.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    (comparison,) = make_comparisons(read_runs([folder]))
+    assert read_csv(traffic.make_method_bytes_table(comparison)) == [
+        ["method", "up_client_round", "down_client_round", "up_client_step", "up_run", "down_run", "seed_set"],
+        ["FML", "19", "8.75", "", "77", "38", "1201"],
+    ]
+    assert read_csv(traffic.make_client_bytes_table(comparison))[1:] == [["b", "61", "3"], ["a", "16", "35"]]
+    rounds = [["0", "0", "1", "3"], ["1", "1", "30", "30"], ["2", "2", "46", "5"]]
+    assert read_csv(traffic.make_round_bytes_table(comparison))[1:] == rounds
+    (folder / "ledger.jsonl").unlink()
+    (comparison,) = make_comparisons(read_runs([folder]))
+    assert traffic.make_method_bytes_table(comparison).rows[0][2].note == "n/a: the ledger is empty so far"
 
 
-def test_sums_without_the_seed_set(ledger):
-    assert ledger.seed == {"a": 500, "b": 701}
-    assert (ledger.sum_bytes("up"), ledger.sum_bytes("down")) == (1 + 10 + 20 + 40 + 6, 3 + 30 + 5)
-    assert (ledger.sum_bytes("up", start=False), ledger.sum_bytes("down", start=False)) == (76, 35)
-    assert ledger.sum_by_client("up") == {"b": 1 + 20 + 40, "a": 10 + 6}
-    assert ledger.sum_by_round("down") == {0: 3, 1: 30, 2: 5}
-    assert ledger.visits == 4  # both clients in both rounds; the start is none
+def test_sums_beyond_what_a_float_counts():
+    up = 2**53 + 1
+    work = tabulate_work(LedgerLine(round=r, phase="x", client="a", down=0, up=up) for r in (1, 2, 3))
+    assert work.groupby("client", observed=True)["up"].sum().tolist() == [3 * up]
 
 
-def test_sums_up_to_a_round(ledger):
-    assert ledger.sum_until([0, 1, 2, 99]) == [1, 31, 77, 77]
-    assert ledger.sum_until([1, 2], "down") == [33, 38]
-
-
-def test_an_empty_ledger():
-    none = make_columns([])
-    assert (bool(none), none.visits, none.sum_bytes("up"), none.sum_by_round("up"), none.sum_until([1, 2])) == (
-        False,
-        0,
-        0,
-        {},
-        [0, 0],
-    )
-
-
-def test_sums_beyond_what_a_float_counts(ledger):
-    upload_bytes = 2**53 + 1
-    many = make_columns(LedgerLine(round=r, phase="x", client="a", down=0, up=upload_bytes) for r in (1, 2, 3))
-    assert many.sum_by_client("up") == {"a": 3 * upload_bytes}
+def read_csv(table):
+    return list(csv.reader(io.StringIO(table.csv)))
 
 
 @pytest.mark.parametrize("line", ['{"round": 1, "phase": "p", "client": "0", "down": -1, "up": 0}', '{"round": 1e99}'])
@@ -85,7 +76,7 @@ def test_a_run_of_ten_thousand_rounds_takes_little_memory_and_few_lines(tmp_path
     run = read_run(folder)
     held_bytes, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert len(run.ledger.round) == 80_000
+    assert len(run.work) == 80_000
     assert held_bytes < 10_000_000  # a record a line took 80 MB
     [comparison] = make_comparisons([run])
     assert [c.text for c in traffic.make_method_bytes_table(comparison).rows[0][2:]] == [

@@ -13,7 +13,7 @@ import pytest
 
 import fedmutual.report
 from fedmutual.errors import RunError
-from fedmutual.report import write_report
+from fedmutual.report.html import write_report
 from run_folders import SERVES, Made, write, write_all
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}

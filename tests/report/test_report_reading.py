@@ -5,8 +5,10 @@ import json
 import pytest
 
 from fedmutual.errors import RunError
-from fedmutual.report import find_answers, find_runs, make_headline_tables, write_report
-from fedmutual.rundir.recorded_run import read_runs
+from fedmutual.report.html import write_report
+from fedmutual.report.terminal import make_headline_tables
+from fedmutual.report.verdicts import find_answers
+from fedmutual.results.frame import find_runs, read_runs
 from run_folders import Made, write, write_all
 
 

@@ -6,8 +6,8 @@ import pytest
 from scipy.stats import ttest_1samp
 
 from fedmutual.results.estimate import Missing, estimate
+from fedmutual.results.frame import read_run
 from fedmutual.results.gains import Gains, pair_clients, pair_global
-from fedmutual.rundir.recorded_run import read_run
 from run_folders import Made, write
 
 ALONE = {"0": 0.5, "1": 0.4, "2": 0.3}
@@ -75,7 +75,7 @@ def test_gains_of_two_seeds_are_averaged_within_a_seed_first(tmp_path):
     assert (pairs.estimate.unit, pairs.estimate.n) == ("seeds", 2)
     assert pairs.estimate.mean == pytest.approx(0.15)
     assert pairs.estimate.half == pytest.approx(0.63531, abs=1e-5)
-    assert (len(pairs.gained), len(pairs.harmed), pairs.equal) == (4, 1, 1)
+    assert (pairs.gained, len(pairs.harmed), pairs.equal) == (4, 1, 1)
     assert (pairs.harmed[0].seed, pairs.harmed[0].client) == (1, "2")
     # an example of 50 moves a client by 0.02, and the mean of three clients by a third of it
     assert pairs.estimate.grain == pytest.approx(0.02 / 3)
@@ -98,7 +98,7 @@ def test_pairs_are_of_the_last_round_that_both_have(tmp_path):
     others = [read_run(write(tmp_path / "alone", Made("independent", alone)))]
     pairs = pair_clients(ours, others)
     assert isinstance(pairs, Gains)
-    assert {p.round for p in pairs.pairs} == {1}
+    assert set(pairs.table["round"]) == {1}
     assert pairs.estimate.mean == pytest.approx(0)
 
 
@@ -129,4 +129,4 @@ def test_a_rounding_difference_is_not_a_gain(tmp_path):
     others = [read_run(write(tmp_path / "alone", Made("independent", lambda s, r, c: 0.3)))]
     pairs = pair_clients(ours, others)
     assert isinstance(pairs, Gains)
-    assert (len(pairs.gained), len(pairs.harmed), pairs.equal) == (0, 0, 3)
+    assert (pairs.gained, len(pairs.harmed), pairs.equal) == (0, 0, 3)

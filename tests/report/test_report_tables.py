@@ -5,14 +5,15 @@ import io
 import json
 from dataclasses import replace
 
+import pandas as pd
 import pytest
 
 from fedmutual.report import columns, measures, provenance, tables, traffic
-from fedmutual.report.curves import make_data_table, make_pictures, thin_out
+from fedmutual.report.curves import make_data_table, make_pictures, make_points, thin_out
 from fedmutual.results.comparison import make_comparisons
 from fedmutual.results.estimate import Missing
+from fedmutual.results.frame import read_runs
 from fedmutual.results.scale import PERCENT
-from fedmutual.rundir.recorded_run import read_runs
 from run_folders import Made, get_cell, get_texts, write, write_all
 
 SHARED, OWN, GAIN = columns.SHARED, columns.OWN, columns.GAIN
@@ -143,26 +144,6 @@ def test_forks_that_no_complete_model_unites_are_called_so(tmp_path):
     assert "n/a: no complete shared model exists: a part of it stays with the clients" in table.footnotes
 
 
-def test_a_best_on_test_is_called_so(tmp_path):
-    method = Made("fml", better, shared, best_by=("test", "validation"))
-    table = tables.make_client_headline(comparison([write(tmp_path / "a", method)]))
-    assert [c.name for c in table.columns if "best" in c.name] == [
-        "best on test",
-        "mean, best on validation",
-        "worst, best on validation",
-    ]
-    assert "one seed" in table.caption
-    table = tables.make_client_headline(comparison([write(tmp_path / "b", replace(method, validation_of="test"))]))
-    assert [c.name for c in table.columns if "best" in c.name] == [
-        "best on test",
-        "mean, best on validation (test examples)",
-        "worst, best on validation (test examples)",
-    ]
-    notes = [c.note for c in table.columns if c.group == OWN and "best" in c.name]
-    assert notes == [table.footnotes[0]] * 2
-    assert table.footnotes[0].startswith("the same test examples chose the best round")
-
-
 @pytest.mark.parametrize(
     ("by", "validation_of", "message"),
     [
@@ -177,7 +158,12 @@ def test_the_rows_that_chose_the_best_round_are_named(tmp_path, by, validation_o
     made = Made("fml", better, shared, best_by=(by, by), validation_of=validation_of)
     table = tables.make_client_headline(comparison([write(tmp_path / "a", made)]))
     assert [c.name for c in table.columns if "best" in c.name] == [message, f"mean, {message}", f"worst, {message}"]
-    assert [bool(c.note) for c in table.columns if c.name == message] == ["test" in message]
+    notes = [[c.note for c in table.columns if c.group == group and "best" in c.name] for group in (SHARED, OWN)]
+    seen = "the same test examples chose the best round and score the model, so the score is too high"
+    assert notes == [
+        [seen if "test" in message else ""],
+        [seen if "test" in message and validation_of == "test" else ""] * 2,
+    ]
 
 
 def test_bests_chosen_in_several_ways_each_say_how(tmp_path):
@@ -355,6 +341,18 @@ def test_curves(two_seeds):
     }
 
 
+def test_a_point_is_the_mean_the_lowest_and_the_highest_seed_of_a_round_that_all_runs_have():
+    points = make_points(pd.DataFrame({0: {4: 0.5, 2: 0.2, 3: 0.9}, 1: {2: 0.4, 4: 0.25}}))
+    assert [tuple(p) for p in points] == [(2, pytest.approx(0.3), 0.2, 0.4), (4, 0.375, 0.25, 0.5)]
+    assert make_points(pd.DataFrame({0: {1: 0.5}, 1: {}})) == ()
+    assert make_points(pd.DataFrame()) == ()
+
+
+def test_without_losses_there_is_no_picture_of_losses(tmp_path):
+    runs = write_all(tmp_path, [Made("fml", lambda s, r, c: 0.5, shared=lambda s, r: 0.5, tells=False)], [0])
+    assert [p.id for p in make_pictures(comparison(runs))] == ["global"]
+
+
 def test_long_curves_are_thinned_evenly_with_both_ends():
     assert thin_out(list(range(5)), 10) == [0, 1, 2, 3, 4]
     assert thin_out(list(range(101)), 11) == list(range(0, 101, 10))
@@ -371,20 +369,20 @@ def test_how_it_was_made(two_seeds):
         "Inputs": "minus mean (0.5), over standard deviation (0.25); augmentation: none",
     }
     config = provenance.make_configuration_tables(two_seeds)
-    assert "seed" not in config.common
-    assert "[partition]" in config.common
-    assert config.differing is not None
-    assert [[c.text for c in row] for row in config.differing.rows] == [["algorithm.name", "fml", "fedavg", "independent"]]
-    environment = provenance.make_environment_tables(two_seeds)
-    assert "threads = 1" in environment.common
-    assert "scaling.mean = [0.5]" in environment.common
+    common, differing = config
+    assert "seed" not in common
+    assert "[partition]" in common
+    assert [[c.text for c in row] for row in differing.rows] == [["algorithm.name", "fml", "fedavg", "independent"]]
+    environment, _ = provenance.make_environment_tables(two_seeds)
+    assert "threads = 1" in environment
+    assert "scaling.mean = [0.5]" in environment
     first, third = (get_cell(provenance.list_runs(two_seeds), k, "Partition's fingerprint").text for k in (0, 2))
     assert first == third == two_seeds.first.partition.fingerprint[:12]
 
 
 def test_gains_need_a_pair(two_seeds, tmp_path):
     lonely = comparison([write(tmp_path / "x", Made("fml", better))])
-    assert measures.measure_gains(lonely, lonely.uses[0]) == Missing(measures.explain_no_local(lonely))
+    assert measures.measure_gains(lonely, lonely.lines[0]) == Missing(measures.explain_no_local(lonely))
 
 
 def test_many_scaling_numbers_are_counted_and_listed_once(tmp_path):
@@ -401,7 +399,7 @@ def test_many_scaling_numbers_are_counted_and_listed_once(tmp_path):
     assert provenance.describe_scaling(alike) == (
         "scaled by 30 means and standard deviations, which the environment below lists; augmentation: none"
     )
-    common = provenance.make_environment_tables(compared).common
+    common, _ = provenance.make_environment_tables(compared)
     assert common.count("0.5, 0.5") == 15
     assert "clients.1.scaling.mean" in common
     assert "clients.0.task = t" in common

@@ -12,9 +12,9 @@ from fedmutual.report.curves import assign_slots
 from fedmutual.report.measures import measure_gains
 from fedmutual.results.comparison import make_comparisons
 from fedmutual.results.estimate import Missing
+from fedmutual.results.frame import EARLIER_METHODS, read_runs
 from fedmutual.results.gains import Gains
 from fedmutual.role import LOCAL_ONLY
-from fedmutual.rundir.recorded_run import EARLIER_METHODS, read_runs
 from run_folders import Made, write
 
 
@@ -46,8 +46,8 @@ def test_methods_stand_by_position_and_those_that_do_not_federate_stand_last(tmp
         write_run(tmp_path / "d", "first", position=-3, colour=9),
     ]
     comparison = compare(*folders)
-    assert [m.label for m in comparison.methods] == ["FIRST", "SECOND", "UNPLACED", "ALONE"]
-    assert [m.label for m in comparison.federated] == ["FIRST", "SECOND", "UNPLACED"]
+    assert [m.method for m in comparison.methods] == ["FIRST", "SECOND", "UNPLACED", "ALONE"]
+    assert [m.method for m in comparison.federated] == ["FIRST", "SECOND", "UNPLACED"]
     assert assign_slots(comparison.methods) == {
         "FIRST": 1,
         "SECOND": 8,
@@ -58,15 +58,15 @@ def test_methods_stand_by_position_and_those_that_do_not_federate_stand_last(tmp
 
 def test_a_reference_is_compared_with_every_other_federated_method(tmp_path):
     folders = [write_run(tmp_path / "a", "plain", position=1), write_run(tmp_path / "b", "named", reference=True)]
-    assert [m.label for m in compare(*folders).references] == ["NAMED"]
-    assert [m.label for m in compare(folders[0]).references] == ["PLAIN"]  # without a reference the first method
+    assert [m.method for m in compare(*folders).references] == ["NAMED"]
+    assert [m.method for m in compare(folders[0]).references] == ["PLAIN"]  # without a reference the first method
 
 
 def test_a_method_that_does_not_federate_is_the_local_only_training_of_the_gains(tmp_path):
     comparison = compare(write_run(tmp_path / "a", "alone", federates=False), write_run(tmp_path / "b", "mine"))
     federated, local = comparison.methods
-    assert isinstance(measure_gains(comparison, federated.uses[0]), Gains)
-    assert isinstance(measure_gains(comparison, local.uses[0]), Missing)
+    assert isinstance(measure_gains(comparison, federated), Gains)
+    assert isinstance(measure_gains(comparison, local), Missing)
 
 
 def test_two_methods_with_one_colour_are_drawn_in_two_colours(tmp_path):
@@ -76,10 +76,10 @@ def test_two_methods_with_one_colour_are_drawn_in_two_colours(tmp_path):
 
 @pytest.mark.parametrize("name", EARLIER_METHODS)
 def test_folders_of_earlier_versions_have_the_titles_and_roles_of_today(name):
-    title, is_shared, role = EARLIER_METHODS[name]
-    assert (title, role) == (find_method(name).title, find_method(name).role)
+    earlier = EARLIER_METHODS[name]
+    assert (earlier.title, earlier.role) == (find_method(name).title, find_method(name).role)
     config = parse_config({"name": "x", "data": {"name": "digits"}, "algorithm": {"name": name}}, "x.toml")
-    assert is_shared == (is_pooled(config) or "global" in make_algorithm(config).scores)
+    assert earlier.shares == (is_pooled(config) or "global" in make_algorithm(config).scores)
 
 
 def test_local_only_training_is_the_one_method_that_neither_federates_nor_pools_data():

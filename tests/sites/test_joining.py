@@ -6,8 +6,8 @@ import pytest
 
 from fedmutual.report.provenance import make_subtitle
 from fedmutual.results.comparison import make_comparisons
+from fedmutual.results.frame import read_runs
 from fedmutual.rundir.file_names import METRICS
-from fedmutual.rundir.recorded_run import read_runs
 from fedmutual.sites.coordinator import Coordinator
 from log_lines import read_lines
 from run_folders import list_findings

@@ -18,7 +18,7 @@ from fedmutual.files import write_bytes
 from fedmutual.report.cells import Column, PageTable, TableCell
 from fedmutual.report.rendering import make_environment
 from fedmutual.results.estimate import Estimate
-from fedmutual.results.text import format_points, format_size
+from fedmutual.results.scale import format_points, format_size
 from fedmutual.role import LOCAL_ONLY
 from fedmutual_papers import measures, prose
 from fedmutual_papers.claims import CONTRADICTED, INCONCLUSIVE, SUPPORTED, Judgement, judge

@@ -11,9 +11,8 @@ from typing import Any
 import fedmutual
 from fedmutual import numerics
 from fedmutual.core import Diverged
-from fedmutual.rundir.recorded_run import RecordedRun, read_run
-from fedmutual.rundir.schema import Evaluation
-from fedmutual.rundir.transfer import TRANSFER_DATA
+from fedmutual.results.frame import RunFacts, read_run
+from fedmutual.rundir.schema import TRANSFER_DATA
 from fedmutual.studies.run import RunRequest
 from fedmutual.studies.trained_run import open_trained_run
 from fedmutual_papers.budget import count_budget
@@ -45,16 +44,17 @@ def make_result(job: Job, request: RunRequest, problem: Diverged | None, togethe
     if unbounded := [deviation for deviation, loss in noise.items() if not isfinite(loss)]:
         return Result(**facts, seconds=0.0, failed=f"the loss with noise {unbounded[0]} on the weights is not finite")
     assert run.summary is not None  # it is finished
-    tests = [e.find("global", "test") for e in run.evaluations]
+    serves, rounds = next(iter(run.models), None), [e.round for e in run.evaluations]
+    tests = [run.get_rows(round, "global", "test").get(None) for round in rounds]
     curves = {
-        "global_test": [s.value if s else None for s in tests],
-        "own": [_average_accuracy(job, run, e, run.serves) for e in run.evaluations],
-        "copies": [_average_accuracy(job, run, e, "copy") for e in run.evaluations],
+        "global_test": [row.find_number("accuracy") if row else None for row in tests],
+        "own": [_average_accuracy(job, run, round, serves) for round in rounds],
+        "copies": [_average_accuracy(job, run, round, "copy") for round in rounds],
     }
     return Result(
         **facts,
         seconds=round(run.summary.seconds or 0.0, 1),
-        model=run.serves,
+        model=serves,
         curves={
             k: tuple(round(v, DIGITS) for v in values if v is not None)
             for k, values in curves.items()
@@ -72,29 +72,27 @@ def make_result(job: Job, request: RunRequest, problem: Diverged | None, togethe
     )
 
 
-def _read_traffic(run: RecordedRun) -> Traffic:
+def _read_traffic(run: RunFacts) -> Traffic:
     """Return the bytes of the rounds' messages, and separately the bytes of the public examples, which are sent once."""
-    ledger = run.ledger
-    return Traffic(
-        up=ledger.sum_bytes("up", start=False), down=ledger.sum_bytes("down", start=False), seed=sum(ledger.seed.values())
-    )
+    later = run.messages[run.messages["round"] > 0]
+    return Traffic(up=int(later["up"].sum()), down=int(later["down"].sum()), seed=run.seed_bytes)
 
 
-def _read_budget(job: Job, run: RecordedRun) -> Budget | None:
+def _read_budget(job: Job, run: RunFacts) -> Budget | None:
     """Return the work of a client as the ledger has it; with the examples if `count_budget` counts as many steps."""
     counts = {i: held.counts for i, held in run.partition.clients.items()}
-    public = {i: sum(c.public) for i, c in counts.items() if c.public is not None}
-    counted = count_budget(job.config, {i: sum(c.private) for i, c in counts.items()}, public)
-    ledger = run.ledger
-    if ledger.steps is None or not ledger.clients:
+    public = {i: sum(c["public"]) for i, c in counts.items() if "public" in c}
+    counted = count_budget(job.config, {i: sum(c["private"]) for i, c in counts.items()}, public)
+    work, clients = run.messages, run.work["client"].nunique()
+    if work.empty or work["steps"].isna().any():
         return counted
-    steps = ledger.steps / len(ledger.clients)
-    forwards = None if ledger.forwards is None else ledger.forwards / len(ledger.clients)
+    steps = float(work["steps"].sum()) / clients
+    forwards = None if work["forwards"].isna().any() else float(work["forwards"].sum()) / clients
     examples = counted.examples if counted and isclose(counted.steps, steps) else None
     return Budget(steps=steps, examples=examples, forwards=forwards)
 
 
-def _read_transfer(run: RecordedRun) -> dict[str, Ends]:
+def _read_transfer(run: RunFacts) -> dict[str, Ends]:
     """Return ACC, BWT and FWT of each node; {} if the clients are not domains."""
     transfer = run.summary.transfer if run.summary else None
     measured = {name: getattr(transfer, name) for name in TRANSFER_DATA} if transfer else {}
@@ -107,13 +105,13 @@ def _read_transfer(run: RecordedRun) -> dict[str, Ends]:
     }
 
 
-def _read_projected(run: RecordedRun) -> float | None:
+def _read_projected(run: RunFacts) -> float | None:
     """Return the share of mutual steps with a projected gradient, mean over nodes; None if there is none."""
     projected = run.summary.projected if run.summary else None
     return round(projected.mean, DIGITS) if projected else None
 
 
-def _read_epsilon(run: RecordedRun) -> float | None:
+def _read_epsilon(run: RunFacts) -> float | None:
     """Return the largest epsilon of any client; None without noise, or if an epsilon is infinite."""
     stated = run.summary.privacy if run.summary else None
     spent = [client.epsilon for client in stated.clients.values()] if stated else []
@@ -121,7 +119,7 @@ def _read_epsilon(run: RecordedRun) -> float | None:
     return round(max(finite), DIGITS) if finite and len(finite) == len(spent) else None
 
 
-def _describe_run(job: Job, run: RecordedRun, together: int) -> dict[str, Any]:
+def _describe_run(job: Job, run: RunFacts, together: int) -> dict[str, Any]:
     about, config = run.environment, job.config
     machine = about.model_dump(include={"python", "torch", "torchvision", "platform", "cpus", "device", "threads"})
     engine = about.engine.name if about.engine else ""
@@ -140,7 +138,7 @@ def _describe_run(job: Job, run: RecordedRun, together: int) -> dict[str, Any]:
     }
 
 
-def _list_weights(run: RecordedRun) -> tuple[str, ...]:
+def _list_weights(run: RunFacts) -> tuple[str, ...]:
     """Return the sources of the networks' initial weights, each once; () if all initial weights are random.
 
     Of a source that is a run folder only its place below `--out` is kept: "the shared model of runs/FINGERPRINT-NUMERICS".
@@ -166,23 +164,30 @@ def get_command() -> str:
     return shlex.join(["fedmutual" if program == "__main__.py" else program, *shown])
 
 
-def _average_accuracy(job: Job, run: RecordedRun, evaluation: Evaluation, model: str | None) -> float | None:
+def _average_accuracy(job: Job, run: RunFacts, round: int, model: str | None) -> float | None:
     """Return the mean accuracy of the counted clients on their validation data, a fraction; None without scores."""
-    scores = run.get_scores(evaluation, model) if model else {}
+    scores = _read_scores(run, round, model) if model else {}
     counted = job.cell.about.clients or tuple(scores)
-    accuracies = [scores[i].value for i in counted if i in scores]
+    accuracies = [scores[i] for i in counted if i in scores]
     return sum(accuracies) / len(accuracies) if accuracies else None
 
 
-def _read_clients(job: Job, run: RecordedRun) -> dict[str, ClientResult]:
+def _read_scores(run: RunFacts, round: int, model: str | None = None) -> dict[str, float]:
+    """Return client -> its main metric on its validation data after a round. model: None is the one that it would use."""
+    rows = run.get_rows(round, model)
+    return {i: row.find_number(run.metric.name) or 0.0 for i, row in rows.items() if i is not None}
+
+
+def _read_clients(job: Job, run: RunFacts) -> dict[str, ClientResult]:
     models = run.environment.models
     clients = {}
-    for i in run.get_scores(run.last):
+    curves = [_read_scores(run, e.round) for e in run.evaluations]
+    for i in curves[-1] if curves else ():
         network = models.personal.get(i) or models.shared
-        curve = [run.get_scores(e)[i].value for e in run.evaluations if i in run.get_scores(e)]
+        curve = [scores[i] for scores in curves if i in scores]
         clients[i] = ClientResult(
             network=network.name if network else "",
-            examples=sum(run.partition.clients[i].counts.private),
+            examples=sum(run.partition.clients[i].counts["private"]),
             last=round(curve[-1], DIGITS),
             best=round(max(curve), DIGITS),
             curve=tuple(round(v, DIGITS) for v in curve) if job.cell.about.each else (),

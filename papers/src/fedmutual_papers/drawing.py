@@ -10,10 +10,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fedmutual.report.cells import Column, PageTable, TableCell, format_csv
-from fedmutual.report.plots import TEXT, make_axes
-from fedmutual.report.svg import Styles, make_colour, make_inline_svg
+from fedmutual.report.plots import TEXT, Styles, make_axes, make_colour, make_inline_svg
 from fedmutual.results.estimate import Estimate
-from fedmutual.results.text import format_number, format_percent_number, format_points
+from fedmutual.results.scale import format_number, format_percent_number, format_points
 from fedmutual_papers.result import Cloud
 
 SIDE, LEGEND, EDGE = 300, 110, 8  # pixels

@@ -7,7 +7,7 @@ from fedmutual.config.methods import find_method
 from fedmutual.errors import format_count, join_words
 from fedmutual.report.cells import TableCell
 from fedmutual.results.estimate import Estimate
-from fedmutual.results.text import format_number, format_percent_number
+from fedmutual.results.scale import format_number, format_percent_number
 from fedmutual_papers import measures
 from fedmutual_papers.claims import DIVERGED, NOT_RUN, DivergedRuns, Judgement
 from fedmutual_papers.measured_cell import MeasuredCell, is_incomplete

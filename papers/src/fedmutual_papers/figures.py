@@ -12,11 +12,9 @@ import pandas as pd
 from fedmutual.algorithms import ALGORITHMS
 from fedmutual.config.methods import find_method
 from fedmutual.report.cells import PageTable
-from fedmutual.report.curves import Curve, Picture, make_data_table
-from fedmutual.report.plots import draw_curves
-from fedmutual.report.svg import SLOTS, Styles
-from fedmutual.results.scale import MetricScale
-from fedmutual.results.text import format_number, format_percent_number
+from fedmutual.report.curves import SLOTS, Curve, Picture, make_data_table
+from fedmutual.report.plots import Styles, draw_curves
+from fedmutual.results.scale import MetricScale, format_number, format_percent_number
 from fedmutual_papers import measures
 from fedmutual_papers.drawing import Forest, Scatter, draw_forest, draw_scatter, make_scatter_table
 from fedmutual_papers.entries import name_arm

@@ -12,8 +12,8 @@ from typing import Any
 from fedmutual.errors import join_words
 from fedmutual.files import write_bytes
 from fedmutual.report.cells import PageTable, TableCell
+from fedmutual.report.plots import Styles
 from fedmutual.report.rendering import make_environment
-from fedmutual.report.svg import Styles
 from fedmutual_papers import prose, tables
 from fedmutual_papers.claims import Judgement, judge_readings
 from fedmutual_papers.entries import capitalize, get_unit

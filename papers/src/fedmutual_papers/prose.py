@@ -6,7 +6,7 @@ from statistics import median
 
 from fedmutual.errors import format_count, join_words
 from fedmutual.results.estimate import Estimate
-from fedmutual.results.text import format_number, format_percent_number
+from fedmutual.results.scale import format_number, format_percent_number
 from fedmutual.rundir.text import format_duration
 from fedmutual_papers.claims import DECIDED, DIVERGED, NOT_RUN, TOO_SHORT, Judgement
 from fedmutual_papers.entries import describe_divergence, describe_mixed_versions, get_unit

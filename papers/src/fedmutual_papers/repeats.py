@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from fedmutual.report.cells import Column, PageTable, TableCell, format_csv
-from fedmutual.results.text import format_percent_number
+from fedmutual.results.scale import format_percent_number
 from fedmutual_papers.result import Result
 from fedmutual_papers.store import ResultStore
 

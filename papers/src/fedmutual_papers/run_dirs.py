@@ -22,9 +22,9 @@ from fedmutual.errors import ConfigError, RunError
 from fedmutual.federation.build import pick_device
 from fedmutual.files import write_json
 from fedmutual.rundir.checkpoint import make_file_name, read_checkpoint, read_state
-from fedmutual.rundir.environment import read_environment
 from fedmutual.rundir.file_names import CONFIG, LOCK, SUMMARY, list_client_folders, server_folder
 from fedmutual.rundir.folder import check_resumable, lock_folder
+from fedmutual.rundir.record_files import read_environment
 from fedmutual.rundir.schema import Saved
 from fedmutual_papers.plan import Job, has_effect
 

@@ -14,7 +14,7 @@ from fedmutual.data.division import divide
 from fedmutual.errors import ConfigError
 from fedmutual.federation.evaluation import ROWS, forward_in_parts
 from fedmutual.models.copying import copy_networks
-from fedmutual.rundir.recorded_run import read_run
+from fedmutual.results.frame import read_run
 from fedmutual.studies.trained_run import Run
 from fedmutual_papers.result import Cloud, NodeAnalysis
 
@@ -54,7 +54,8 @@ def close_up(run: Run, client: str) -> NodeAnalysis:
     if client not in run_record.partition.clients:
         known = ", ".join(run_record.partition.clients)
         raise ConfigError(f"{run.folder}: there is no client {client!r}; set 'node' to one of {known}")
-    scores = [e.get_client_scores(run_record.serves or "", "validation.all").get(client) for e in run_record.evaluations]
+    model = next(iter(run_record.models), None)
+    scores = [e.get_client_scores(model, "validation.all").get(client) for e in run_record.evaluations]
     if None in scores:
         raise ConfigError(
             f"{run.folder}: client {client!r} has no score on all clients' validation data; set partition.kind = 'domains'"
@@ -62,7 +63,7 @@ def close_up(run: Run, client: str) -> NodeAnalysis:
     terms = [e.train.get(client, {}) for e in run_record.evaluations]
     return NodeAnalysis(
         client=client,
-        validation=tuple(round(s.value, 5) for s in scores if s is not None),
+        validation=tuple(round(s, 5) for s in scores if s is not None),
         losses={t: tuple(round(of[t], 5) for of in terms) for t in terms[0] if all(t in of for of in terms)},
         cloud=_compute_cloud(run, client),
     )

@@ -14,6 +14,7 @@ from fedmutual.cli.arguments import Resume, Seeds, Set, TrustCode
 from fedmutual.cli.data import app as data_app
 from fedmutual.cli.terminal import (
     Code,
+    err,
     exit_with_error,
     format_resume_command,
     out,
@@ -54,7 +55,10 @@ def report(
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers of the table as JSON, for scripts.")] = False,
 ) -> None:
     """Write one self-contained page about runs: scores with intervals, curves, gains and bytes. Trains nothing."""
-    from fedmutual.report import find_answers, find_runs, list_comparisons, make_headline_tables, read_runs, write_report
+    from fedmutual.report.html import write_report
+    from fedmutual.report.terminal import list_comparisons, make_headline_tables
+    from fedmutual.report.verdicts import find_answers
+    from fedmutual.results.frame import find_runs, read_runs
     from fedmutual.rundir.file_names import ADAPT, CONFIG
 
     named = list({path.resolve(): path for path in runs}.values())
@@ -68,6 +72,7 @@ def report(
     write_report(run_list, output)
     if as_json:
         typer.echo(json.dumps(list_comparisons(run_list)))
+        err.print(f"report: {output}", soft_wrap=True, highlight=False, markup=False)
         return
     out.print(make_headline_tables(run_list))
     for line in find_answers(run_list):

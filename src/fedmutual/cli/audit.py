@@ -12,7 +12,7 @@ from fedmutual.cli.arguments import TrustCode
 from fedmutual.cli.terminal import Code, Terminated, err, exit_with_error, out, print_text, stop_on_sigterm
 
 if TYPE_CHECKING:
-    from fedmutual.report.audit_result import Audit
+    from fedmutual.report.audit import Audit
 
 PAGE = "audit.html"
 
@@ -34,7 +34,7 @@ def audit(
     bound. Example: `fedmutual audit runs/ward --shadows 8`
     """
     from fedmutual.report.audit import make_sentences, write_audit
-    from fedmutual.report.html import check_page
+    from fedmutual.report.rendering import check_page
     from fedmutual.studies.audit import AUDIT
     from fedmutual.studies.audit import audit as audit_run
 

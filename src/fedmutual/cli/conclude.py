@@ -13,7 +13,10 @@ def print_comparison(groups: list[tuple[str, list[Path]]], page: Path) -> None:
     Raises:
         RunError: a folder is not the folder of a run, or is damaged; or the page cannot be written.
     """
-    from fedmutual.report import find_answers, make_cost_table, make_headline_tables, read_runs, write_report
+    from fedmutual.report.html import write_report
+    from fedmutual.report.terminal import make_cost_table, make_headline_tables
+    from fedmutual.report.verdicts import find_answers
+    from fedmutual.results.frame import read_runs
 
     groups_of_runs = [(name, read_runs(folders)) for name, folders in groups]
     for name, runs in groups_of_runs:
@@ -32,7 +35,7 @@ def print_adaptation(folder: Path, page: Path) -> None:
     Raises:
         RunError: the adaptation is missing, unfinished or damaged; or the page cannot be written.
     """
-    from fedmutual.report import summarise_adaptation, write_adaptation
+    from fedmutual.report.adaptation import summarise_adaptation, write_adaptation
 
     table, sentences = summarise_adaptation(folder)
     out.print(table)

@@ -48,7 +48,7 @@ def run(
         )
         return
     from fedmutual.config.methods import find_method
-    from fedmutual.report import make_headline_tables
+    from fedmutual.report.terminal import make_headline_tables
 
     out.print(make_headline_tables([folder]))
     if find_method(config.algorithm["name"]).role.federates:

@@ -1,7 +1,6 @@
 """Describe the networks and clients of a run in the form of environment.json."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 from fedmutual import tasks
@@ -14,7 +13,6 @@ from fedmutual.rundir.schema import (
     Environment,
     MethodAbout,
     Participant,
-    RecordedMetric,
     RecordedNetwork,
     RecordedNetworks,
     RecordedScaling,
@@ -54,7 +52,7 @@ def describe_federation(
         "clients": clients,
     }
     if metric != ACCURACY:
-        about["metric"] = RecordedMetric(**asdict(metric))
+        about["metric"] = metric
     return environment.model_copy(update=about)
 
 

@@ -22,7 +22,7 @@ from fedmutual.files import sync_folder, write_bytes
 from fedmutual.privacy.accountant import NoisedSteps, compute_fixed_order_epsilon, compute_total_epsilon
 from fedmutual.privacy.mechanism import Release
 from fedmutual.rundir.folder import lock_folder
-from fedmutual.rundir.logs import append_lines
+from fedmutual.rundir.record_files import append_lines
 
 _PATIENCE = 60.0  # seconds to wait while another federation of this site writes its line
 

@@ -1,112 +1,90 @@
-"""The page and the table of an audit: what an attacker gains. `templates/audit.j2` has the sentences."""
+"""The result of an audit: audit.json, its sentences, its tables and its page. `templates/audit.j2` has the sentences."""
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from typing import Literal
 
-from fedmutual.report.audit_result import Audit, Guarantee, Imprint, Membership
-from fedmutual.report.findings import Finding, describe_finding
-from fedmutual.report.html import write_text
-from fedmutual.report.rendering import load_page_template
+from pydantic import BaseModel
+
+from fedmutual.report.rendering import load_page_template, render_facts, write_text
 from fedmutual.results.scale import MetricScale
 
-_ATTACKS = {
-    "loss": "loss",
-    "answers": "answers alone",
-    "shadows": "shadow runs",
-}
+Attack = Literal["loss", "answers", "shadows"]
+Model = Literal["shared", "returned", "personal"]
+
+_ATTACKS = {"loss": "loss", "answers": "answers alone", "shadows": "shadow runs"}
 
 
-class AuditResult(Finding):
-    """A result of an audit, which a macro of audit.j2 states as sentences."""
+class Membership(BaseModel, frozen=True, extra="forbid"):
+    """What one membership attack achieved against one model; see `studies.audit.statistics.Strength`."""
 
-    template = "audit.j2"
-
-
-@dataclass(frozen=True)
-class Memberships(AuditResult):
-    """How many membership attacks there were, how many distinguish training rows from held-out rows, and the clearest."""
-
-    macro = "memberships"
-    attacks: int
-    detected: int
-    clearest: Membership | None  # with the highest lower end of its interval; None if no attack is detected
-
-    @property
-    def model(self) -> str:
-        """The attacked model of the clearest attack."""
-        return describe_model(self.clearest) if self.clearest else ""
+    model: Model  # the shared model; the meme as a client returns it; a client's personal model
+    client: str | None  # None: the shared model, and the rows of all clients
+    attack: Attack  # by the loss of the true class; by the answer alone; by the loss beside that of shadow runs
+    members: int  # rows that the model was trained on
+    others: int  # held-out rows
+    advantage: float  # true positives - false positives, as shares, on rows that did not choose the threshold
+    low: float  # the interval of the advantage
+    high: float
+    auc: float  # 0.5: the attack is as good as chance
+    auc_low: float
+    auc_high: float
 
     @property
-    def attack(self) -> str:
-        """The name of the clearest attack."""
-        return _ATTACKS[self.clearest.attack] if self.clearest else ""
+    def is_detected(self) -> bool:
+        """Whether the attack distinguishes training rows from held-out rows: the interval of the advantage is above 0."""
+        return self.low > 0
 
 
-@dataclass(frozen=True)
-class ImprintSkipped(AuditResult):
-    """The reason why the imprint attack was not possible."""
+class Imprint(BaseModel, frozen=True, extra="forbid"):
+    """What a server reads out of one client's meme by a crafted shared model."""
 
-    macro = "imprint_skipped"
-    reason: str
-
-
-@dataclass(frozen=True)
-class ImprintResult(AuditResult):
-    """How many training rows a dishonest server reads, over all clients."""
-
-    macro = "imprint_result"
-    records: int
-    rows: int  # of training
+    client: str
+    rows: int  # the client's training rows
+    records: int  # training rows that were read
+    coincidences: int  # held-out rows that the same test counts as read: nobody trained on them
+    skipped: str | None = None  # why the attack was not possible
 
 
-@dataclass(frozen=True)
-class Coincidences(AuditResult):
-    """How many held-out rows count as read, although the server never received them."""
+class Guarantee(BaseModel, frozen=True, extra="forbid"):
+    """The differential privacy that the run states."""
 
-    macro = "coincidences"
-    rows: int
+    nets: str  # "meme" or "both"
+    unit: str  # "example" or "group"
+    epsilon: float | None  # the largest of any client; None: infinite
+    delta: float
 
 
-@dataclass(frozen=True)
-class PrivacyBound(AuditResult):
-    """The differential privacy that the run states, and the advantage that it allows."""
+class Audit(BaseModel, frozen=True, extra="forbid"):
+    """The content of audit.json. It is not an upper bound: another attack may achieve more."""
 
-    macro = "guarantee"
+    format: Literal[1] = 1
+    run: str
+    algorithm: str
+    round: int
+    level: float  # with which all intervals of `memberships` hold together
+    shadows: int
     privacy: Guarantee | None
-
-    @property
-    def largest_advantage(self) -> float:
-        """The largest advantage of an attack; 1.0 without a finite epsilon."""
-        if self.privacy is None or self.privacy.epsilon is None:
-            return 1.0
-        return bound_advantage(self.privacy.epsilon, self.privacy.delta)
+    memberships: tuple[Membership, ...]
+    imprints: tuple[Imprint, ...]
+    notes: tuple[str, ...]
 
 
-class NoBound(AuditResult):
-    """The limit of every audit."""
-
-    macro = "no_bound"
-
-
-def describe_model(membership: Membership) -> str:
+def _describe_model(membership: Membership) -> str:
     """Return the attacked model: "shared model", "meme returned by 0", "personal model of 0"."""
     if membership.client is None:
         return "shared model"
-    return (
-        f"meme returned by {membership.client}"
-        if membership.model == "returned"
-        else f"personal model of {membership.client}"
-    )
+    kind = "meme returned by" if membership.model == "returned" else "personal model of"
+    return f"{kind} {membership.client}"
 
 
 def make_membership_rows(audit: Audit) -> list[tuple[str, str, str, str, str]]:
     """Return a row for each membership attack: model, attack, advantage, its interval, AUC with its interval."""
     return [
         (
-            describe_model(m),
+            _describe_model(m),
             _ATTACKS[m.attack],
             f"{m.advantage:.2f}",
             f"{m.low:.2f} to {m.high:.2f}",
@@ -118,39 +96,26 @@ def make_membership_rows(audit: Audit) -> list[tuple[str, str, str, str, str]]:
 
 def make_sentences(audit: Audit) -> list[str]:
     """Return the findings of the audit, one or two sentences each; the first one is the result."""
-    return [*(describe_finding(finding, MetricScale(0)) for finding in find_results(audit)), *audit.notes]
-
-
-def find_results(audit: Audit) -> Iterator[Finding]:
-    """Return the results of an audit, in the order of the page."""
+    say = partial(render_facts, "audit.j2", MetricScale(0))
     detected = [m for m in audit.memberships if m.is_detected]
-    yield Memberships(len(audit.memberships), len(detected), max(detected, key=lambda m: m.low, default=None))
-    yield from _find_imprints(audit.imprints)
-    yield PrivacyBound(audit.privacy)
-    yield NoBound()
-
-
-def _find_imprints(imprints: Sequence[Imprint]) -> Iterator[Finding]:
-    for reason in sorted({i.skipped for i in imprints if i.skipped is not None}):
-        yield ImprintSkipped(reason)
-    tried = [i for i in imprints if i.skipped is None]
+    best = max(detected, key=lambda m: m.low, default=None)  # with the highest lower end of its interval
+    clearest = {"best": best, "model": _describe_model(best), "attack": _ATTACKS[best.attack]} if best else {"best": None}
+    sentences = [say("memberships", attacks=len(audit.memberships), detected=len(detected), **clearest)]
+    skipped = sorted({i.skipped for i in audit.imprints if i.skipped is not None})
+    sentences += [say("imprint_skipped", reason=reason) for reason in skipped]
+    tried = [i for i in audit.imprints if i.skipped is None]
     if tried:
-        yield ImprintResult(sum(i.records for i in tried), sum(i.rows for i in tried))
+        sentences.append(say("imprint_result", records=sum(i.records for i in tried), rows=sum(i.rows for i in tried)))
     if coincidences := sum(i.coincidences for i in tried):
-        yield Coincidences(coincidences)
+        sentences.append(say("coincidences", rows=coincidences))
+    privacy = audit.privacy
+    bound = 1.0 if privacy is None or privacy.epsilon is None else bound_advantage(privacy.epsilon, privacy.delta)
+    return [*sentences, say("guarantee", privacy=privacy, largest_advantage=bound), say("no_bound"), *audit.notes]
 
 
 def bound_advantage(epsilon: float, delta: float) -> float:
     """Return the largest advantage that (epsilon, delta) allows (Humphries et al. 2020, https://arxiv.org/abs/2010.12112)."""
     return min(1.0, math.tanh(epsilon / 2) + 2 * delta / (math.exp(min(epsilon, 700)) + 1))
-
-
-def make_imprint_rows(audit: Audit) -> list[tuple[str, str, str, str]]:
-    """Return a row for each client: client, training rows, rows that were read, coincidences."""
-    return [
-        (i.client, f"{i.rows}", *(("not possible", "") if i.skipped else (f"{i.records}", f"{i.coincidences}")))
-        for i in audit.imprints
-    ]
 
 
 def write_audit(audit: Audit, out: Path) -> None:
@@ -159,12 +124,15 @@ def write_audit(audit: Audit, out: Path) -> None:
     Raises:
         RunError: `out` cannot be written, or is a file of another kind.
     """
-    template = load_page_template("audit.html.j2")
-    page = template.render(
+    imprints = [
+        (i.client, f"{i.rows}", *(("not possible", "") if i.skipped else (f"{i.records}", f"{i.coincidences}")))
+        for i in audit.imprints
+    ]
+    page = load_page_template("audit.html.j2").render(
         audit=audit,
         sentences=make_sentences(audit),
         memberships=make_membership_rows(audit),
-        imprints=make_imprint_rows(audit),
+        imprints=imprints,
         level=f"{100 * audit.level:g} %",
         version=version("fedmutual"),
     )

@@ -117,13 +117,24 @@ class PageTable:
 
 
 def make_table(
-    id: str, caption: str, columns: Sequence[Column], lines: Iterable[object], *, cards: bool = False
+    id: str,
+    caption: str,
+    columns: Sequence[Column],
+    lines: Iterable[Any],
+    csv_lines: Iterable[Any] | None = None,
+    csv_columns: Sequence[Column] = (),
+    cards: bool = False,
 ) -> PageTable:
-    """Return the table of the columns that the page has, a row for each line; the CSV has the numbers of all columns."""
+    """Return the table of the columns that have a name, a row for each line; the CSV has the numbers of all columns.
+
+    csv_lines, csv_columns: those of the CSV, where they are others.
+    """
     read = [[(column, column.read(line)) for column in columns] for line in lines]
     rows = tuple(tuple(column.make_cell(value) for column, value in row if column.name) for row in read)
+    if csv_lines is not None:
+        read = [[(column, column.read(line)) for column in csv_columns or columns] for line in csv_lines]
     numbers = [[n for column, value in row for n in column.list_values(value)] for row in read]
-    csv = format_csv([key for column in columns for key in column.keys], numbers)
+    csv = format_csv([key for column in csv_columns or columns for key in column.keys], numbers)
     return PageTable(id, caption, tuple(column for column in columns if column.name), rows, csv, cards)
 
 
@@ -183,11 +194,6 @@ def format_repetitions(value: Estimate) -> str:
 def list_numbers(value: object) -> Sequence[object]:
     """Return (mean, half width of the interval, n, unit) of an estimate, or another value alone."""
     return (value.mean, value.half, value.n, value.unit) if isinstance(value, Estimate) else (value,)
-
-
-def list_interval(value: Value) -> tuple[float | None, float | None]:
-    """Return (mean, half width of the interval) for a CSV; None where they are missing."""
-    return (None, None) if isinstance(value, Missing) else (value.mean, value.half)
 
 
 def format_spread(value: Estimate, scale: MetricScale = PERCENT) -> str:

@@ -1,21 +1,21 @@
 """Which of several settings is best by hold-out data, read from run folders. No test or validation score is looked at."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from fedmutual.metric import ACCURACY, Metric
-from fedmutual.report.findings import Finding, describe_finding
 from fedmutual.report.measures import average_by_round
+from fedmutual.report.rendering import render_facts
+from fedmutual.results.comparison import ScoreTable
 from fedmutual.results.estimate import SAME, Estimate, Missing, estimate, get_limit
+from fedmutual.results.frame import RunFacts, is_number, read_run
 from fedmutual.results.gains import Gains, pair_clients
 from fedmutual.results.scale import MetricScale
-from fedmutual.rundir.frames import tabulate_scores
-from fedmutual.rundir.recorded_run import RecordedRun, read_run
 
 HOLDOUT = "holdout"
 _MODELS: Mapping[str | None, tuple[str, ...]] = {
@@ -23,56 +23,6 @@ _MODELS: Mapping[str | None, tuple[str, ...]] = {
     "personal": ("personal",),
     "global": ("global", "meme"),
 }
-
-
-class ChoiceFinding(Finding):
-    """A fact about the tried settings."""
-
-    template = "choice.j2"
-
-
-@dataclass(frozen=True)
-class Harmful(ChoiceFinding):
-    """A setting whose personal models are worse than local-only training."""
-
-    macro = "harmful"
-    label: str
-    estimate: Estimate  # of the gain over local-only training; the mean is below 0
-
-
-@dataclass(frozen=True)
-class SettingNotCompared(ChoiceFinding):
-    """A setting that cannot be compared with local-only training."""
-
-    macro = "not_compared"
-    label: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class Tie(ChoiceFinding):
-    """Settings that are equally good; the first is chosen."""
-
-    macro = "tie"
-    labels: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Uncounted(ChoiceFinding):
-    """Clients that the choice does not count, because their task lacks the main metric of the others."""
-
-    macro = "uncounted"
-    clients: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class EndOfValues(ChoiceFinding):
-    """A chosen value at an end of the tried values, so that a better value may lie beyond."""
-
-    macro = "end_of_values"
-    key: str
-    value: str  # as TOML
-    is_largest: bool
 
 
 @dataclass(frozen=True)
@@ -90,7 +40,7 @@ class ScoredTrial:
     local_only: Mapping[int, Path] | None = None  # local-only training beside it; None where it has no personal models
 
     @cached_property
-    def runs(self) -> tuple[RecordedRun, ...]:
+    def runs(self) -> tuple[RunFacts, ...]:
         """The finished runs of this setting. Raises RunError as `read_run`."""
         return tuple(run for run in map(read_run, self.folders.values()) if run.finished)
 
@@ -100,11 +50,8 @@ class ScoredTrial:
         return self.runs[0].metric if self.runs else ACCURACY
 
     @cached_property
-    def _scores(self) -> pd.DataFrame:
-        """The scores of the clients on their hold-out rows, as `RecordedRun.scores` has them."""
-        frames = [run.scores for run in self.runs] or [tabulate_scores((), seed=0)]
-        scores = pd.concat(frames, ignore_index=True)
-        return scores[scores["client"].notna() & (scores["data"] == HOLDOUT)]
+    def _table(self) -> ScoreTable:
+        return ScoreTable(self.runs)
 
     @cached_property
     def model(self) -> str | None:
@@ -112,17 +59,17 @@ class ScoredTrial:
 
         None without scores.
         """
-        scored = set(self._scores["model"])
-        return next((m for m in _MODELS[self.by] if m in scored), None)
+        return next((m for m in _MODELS[self.by] if len(self._table.select(m, HOLDOUT, self.metric.name))), None)
 
     @cached_property
-    def _model_scores(self) -> pd.DataFrame:
-        return self._scores[self._scores["model"] == self.model]
+    def _scores(self) -> pd.DataFrame:
+        """The scores of the model on the clients' hold-out rows."""
+        return self._table.select(self.model, HOLDOUT, self.metric.name)
 
     @cached_property
     def rounds(self) -> pd.DataFrame:
         """The mean over clients of the main metric: a row for each evaluated round, a column for each run's seed."""
-        return average_by_round(self._model_scores).sort_index().reindex(columns=[run.seed for run in self.runs])
+        return average_by_round(self._scores).sort_index().reindex(columns=[run.seed for run in self.runs])
 
     @property
     def last(self) -> Estimate | None:
@@ -152,13 +99,7 @@ class ScoredTrial:
     @property
     def examples(self) -> int:
         """The number of hold-out examples of the score, over all clients and seeds."""
-        return int(self._model_scores.loc[self._model_scores["is_last"], "examples"].sum())
-
-    @property
-    def uncounted(self) -> tuple[str, ...]:
-        """The clients whose task lacks the main metric: they have no part in the score."""
-        others = [o for run in self.runs[:1] if run.last for o in run.last.others if o.find_score(self.metric.name) is None]
-        return tuple(dict.fromkeys(o.client for o in others if o.client is not None and o.data == HOLDOUT))
+        return int(self._scores.loc[self._scores["last"], "examples"].sum())
 
     @cached_property
     def gain(self) -> Gains | Missing | None:
@@ -174,11 +115,6 @@ class ScoredTrial:
         return pair_clients(self.runs, others, "personal", "personal", HOLDOUT)
 
 
-def describe_choice(finding: Finding, metric: Metric = ACCURACY) -> str:
-    """Return the sentence of a finding, without a full stop. metric: the main metric of the tried runs."""
-    return describe_finding(finding, MetricScale(2, metric))
-
-
 def pick_best(tried: Sequence[ScoredTrial]) -> tuple[ScoredTrial, ...]:
     """Return the settings with the best mean after the last round, in the given order: one, or several that are equal.
 
@@ -189,43 +125,43 @@ def pick_best(tried: Sequence[ScoredTrial]) -> tuple[ScoredTrial, ...]:
     return tuple(t for t, mean in means if top - mean < SAME)
 
 
-def find_harm(tried: ScoredTrial) -> Finding | None:
-    """Return by how much personal models with this setting are worse than local-only training, or why no gain is known.
+def describe_choice(
+    tried: Sequence[ScoredTrial], best: Sequence[ScoredTrial], ends: Iterable[tuple[str, str, bool]] = ()
+) -> list[str]:
+    """Return what to know about a choice, as sentences without a full stop.
 
-    None where they are not worse, and where there is no local-only training beside the setting. Raises RunError as
-    `ScoredTrial.gain`.
+    Clients that the choice does not count, settings that are equally good, chosen values at an end of the tried values, and
+    settings whose personal models are worse than local-only training, or cannot be compared with it.
+
+    ends: (key, chosen value as TOML, whether it is the largest that was tried).
+
+    Raises:
+        RunError: as `ScoredTrial.runs`.
     """
-    if isinstance(tried.gain, Missing):
-        return SettingNotCompared(tried.label, tried.gain.why)
-    if tried.gain is None or tried.gain.estimate.mean > -SAME:
-        return None
-    return Harmful(tried.label, tried.gain.estimate)
+    say = partial(render_facts, "choice.j2", MetricScale(2, (best or tried)[0].metric))
+    uncounted = [*dict.fromkeys(name for t in tried for name in _list_uncounted(t))]
+    sentences = [say("uncounted", clients=uncounted)] if uncounted else []
+    sentences += [say("tie", labels=[t.label for t in best])] if len(best) > 1 else []
+    sentences += [say("end_of_values", key=key, value=value, is_largest=is_largest) for key, value, is_largest in ends]
+    for trial in tried:
+        if isinstance(trial.gain, Missing):
+            sentences.append(say("not_compared", label=trial.label, reason=trial.gain.why))
+        elif trial.gain is not None and trial.gain.estimate.mean <= -SAME:
+            sentences.append(say("harmful", label=trial.label, estimate=trial.gain.estimate))
+    return sentences
+
+
+def _list_uncounted(trial: ScoredTrial) -> list[str]:
+    """Return the clients whose task lacks the main metric: they have no part in the score."""
+    rows = [row for run in trial.runs[:1] for row in run.last_rows if row.data == HOLDOUT and not row.has_accuracy]
+    return [row.client for row in rows if row.client is not None and not is_number(row.values.get(trial.metric.name))]
 
 
 def find_edges(tried: Sequence[ScoredTrial], chosen: ScoredTrial) -> list[tuple[str, float, float]]:
     """Return (key, chosen value, next value) for each numeric key whose chosen value is the lowest or highest tried."""
     edge_values = []
     for key, value in chosen.values.items():
-        values = sorted({t.values[key] for t in tried if _is_number(t.values[key])})
-        if len(values) > 1 and _is_number(value) and value in (values[0], values[-1]):
+        values = sorted({t.values[key] for t in tried if is_number(t.values[key])})
+        if len(values) > 1 and is_number(value) and value in (values[0], values[-1]):
             edge_values.append((key, value, values[1] if value == values[0] else values[-2]))
     return edge_values
-
-
-def find_tie(best: Sequence[ScoredTrial]) -> Finding | None:
-    """Return the settings that are equally good; None if there are fewer than two."""
-    return Tie(tuple(t.label for t in best)) if len(best) > 1 else None
-
-
-def find_uncounted(tried: Sequence[ScoredTrial]) -> Finding | None:
-    """Return the clients that the choice does not count; None where the choice counts all clients.
-
-    Raises:
-        RunError: as `ScoredTrial.runs`.
-    """
-    clients = tuple(dict.fromkeys(name for t in tried for name in t.uncounted))
-    return Uncounted(clients) if clients else None
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

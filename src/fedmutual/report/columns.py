@@ -1,40 +1,31 @@
 """The columns of the tables of methods: the page, its CSV, the terminal and JSON are selections of these lists.
 
-A line of these tables is a `Use`: a method with a model of its clients. To add a column, add an entry to a list.
+A line of these tables is a `Line`: a method with a model of its clients. To add a column, add an entry to a list.
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from statistics import fmean
 from typing import Any
 
 from fedmutual.errors import format_count
 from fedmutual.metric import ACCURACY
-from fedmutual.report import domains, guarantee
-from fedmutual.report.cells import Column, TableCell, make_gain_cell, make_share_cell
-from fedmutual.report.domains import ACC, TRANSFER_MEASURES
-from fedmutual.report.measures import (
-    SEEN,
-    Best,
-    average_global_best,
-    average_global_last,
-    average_own_best,
-    average_own_last,
-    average_own_worst,
-    average_scores,
-    is_validation_test,
-    measure_gain,
-    measure_gains,
-)
-from fedmutual.results.comparison import RunComparison, Use
+from fedmutual.report import measures
+from fedmutual.report.cells import Column, TableCell, list_numbers, make_gain_cell, make_share_cell
+from fedmutual.report.measures import SEEN, Best, average_own_last, measure_gain, measure_gains
+from fedmutual.results.comparison import Line, RunComparison
 from fedmutual.results.estimate import Missing, Value
+from fedmutual.results.frame import RunFacts
 from fedmutual.results.gains import Gains
-from fedmutual.results.scale import MetricScale
-from fedmutual.results.text import format_number, format_size
-from fedmutual.rundir.recorded_run import RecordedRun
+from fedmutual.results.scale import MetricScale, format_number, format_size
+from fedmutual.rundir.schema import TRANSFER_DATA
 
 SHARED, OWN, GAIN = "Shared model, test set", "Client's model, own data", "Gain over local-only"
-MEAN, WORST = "Own data, mean", "Own data, worst client"
+DOMAIN_ROWS = {"acc": "all domains", "bwt": "its own domain", "fwt": "the other domains"}
+"""Measure of nodes that are domains -> whose test rows it is over; `schema.NodeMeasures` describes the measures."""
+_EPSILON = "the largest of any client, of what leaves in one run; it counts no scores and no validation rows."
+_SHORT_ROWS = {"acc": "all domains", "bwt": "own domain", "fwt": "the others"}
 
 
 def list_headline_columns(comparison: RunComparison) -> list[Column]:
@@ -42,35 +33,43 @@ def list_headline_columns(comparison: RunComparison) -> list[Column]:
     return list_node_columns(comparison) if comparison.domains else list_client_columns(comparison)
 
 
-def list_headline_uses(comparison: RunComparison) -> tuple[Use, ...]:
+def list_headline_lines(comparison: RunComparison) -> tuple[Line, ...]:
     """Return the lines of the headline: each model of each method; for nodes, the model that a node would use."""
-    return tuple(method.uses[0] for method in comparison.methods) if comparison.domains else comparison.uses
+    return comparison.methods if comparison.domains else comparison.lines
 
 
 def list_client_columns(comparison: RunComparison) -> list[Column]:
     """Return the columns of accuracies and gains: the shared model on the test set, and the clients' models on own data."""
     scale, unit, points = comparison.scale, comparison.scale.head, comparison.scale.difference_head
     share = partial(make_share_cell, scale=scale)
-    shared, own = (_find_choosing_data(map(f, comparison.uses)) for f in (average_global_best, average_own_best))
-    best_shared, best_own = (f"best on {by}" if by else "best" for by in (shared, own))
-    seen_shared = SEEN if "test" in shared else ""
-    seen_own = SEEN if "test" in own and is_validation_test(comparison.first) else ""
-    form_shared, form_own = (partial(_format_best, scale=scale, common=by) for by in (shared, own))
+    average_global_best, average_own_best = measures.average_global_best, measures.average_own_best
+    by_shared, by_own = (_find_choosing_data(map(f, comparison.lines)) for f in (average_global_best, average_own_best))
+    best_shared, best_own = (f"best on {by}" if by else "best" for by in (by_shared, by_own))
+    seen_shared = SEEN if "test" in by_shared else ""
+    seen_own = SEEN if "test" in by_own and measures.is_validation_test(comparison.first) else ""
+    shared = partial(_best, scale=scale, common=by_shared, note=seen_shared, group=SHARED)
+    own = partial(_best, scale=scale, common=by_own, note=seen_own, group=OWN)
+    own_worst = partial(average_own_best, worst=True)
+    mean, worst = "Own data, mean", "Own data, worst client"
     return [
         Column(
             "Method",
             numeric=False,
             brief="Method",
             keys=("method", "model", "seeds"),
-            form=lambda use: TableCell(use.method.label, sub=_describe_state(comparison, use)),
-            numbers=lambda use: (use.method.label, use.name, len(use.method.counted)),
+            form=lambda line: TableCell(line.method, sub=_describe_state(comparison, line)),
+            numbers=lambda line: (line.method, line.model_name, len(line.counted)),
         ),
-        _mean("global_last", "last round", SHARED, average_global_last, share, SHARED, f"shared model\ntest set{unit}"),
-        _mean("global_best", best_shared, SHARED, average_global_best, form_shared, note=seen_shared),
-        _mean("personal_last", "mean, last round", OWN, average_own_last, share, MEAN, f"own data{unit}\nclients' mean"),
-        _mean("personal_best", f"mean, {best_own}", OWN, average_own_best, form_own, note=seen_own),
-        _mean("worst_last", "worst, last round", OWN, average_own_worst, share, WORST, f"own data{unit}\nworst client"),
-        _mean("worst_best", f"worst, {best_own}", OWN, partial(average_own_best, worst=True), form_own, note=seen_own),
+        _mean(
+            "global_last", "last round", SHARED, measures.average_global_last, share, SHARED, f"shared model\ntest set{unit}"
+        ),
+        shared("global_best", best_shared, read=average_global_best),
+        _mean("personal_last", "mean, last round", OWN, average_own_last, share, mean, f"own data{unit}\nclients' mean"),
+        own("personal_best", f"mean, {best_own}", read=average_own_best),
+        _mean(
+            "worst_last", "worst, last round", OWN, measures.average_own_worst, share, worst, f"own data{unit}\nworst client"
+        ),
+        own("worst_best", f"worst, {best_own}", read=own_worst),
         Column(
             f"mean{points}",
             GAIN,
@@ -90,35 +89,36 @@ def list_client_columns(comparison: RunComparison) -> list[Column]:
             keys=("gained", "harmed", "equal"),
             read=partial(measure_gains, comparison),
             form=_format_effects,
-            numbers=lambda gains: (len(gains.gained), len(gains.harmed), gains.equal),
+            numbers=lambda gains: (gains.gained, len(gains.harmed), gains.equal),
         ),
-        *([guarantee.make_column(comparison)] if guarantee.is_stated(comparison) else []),
+        *([_make_epsilon_column(comparison)] if has_guarantee(comparison) else []),
     ]
 
 
 def list_node_columns(comparison: RunComparison) -> list[Column]:
     """Return the columns of nodes that are domains: ACC, BWT and FWT, the worst node, and the gain in ACC."""
-    share, seen = partial(make_share_cell, scale=comparison.scale), domains.describe_caution(comparison)
+    share, seen = partial(make_share_cell, scale=comparison.scale), find_caution(comparison)
     columns = [
         Column(
             "Method",
             numeric=False,
             brief="Method",
             keys=("method", "seeds"),
-            form=lambda use: TableCell(use.method.label, sub=domains.describe_pace(comparison, use.method)),
-            numbers=lambda use: (use.method.label, len(use.method.counted)),
+            form=lambda line: TableCell(line.method, sub=_describe_state(comparison, line, of_nodes=True)),
+            numbers=lambda line: (line.method, len(line.counted)),
         )
     ]
-    for m in TRANSFER_MEASURES:
-        last, best = (partial(average, measure=m) for average in (domains.average_last, domains.average_best))
-        group, brief, head = f"{m.name}: {m.rows}", f"{m.name}, {m.rows}", f"{m.name}, %\n{m.short}"
-        columns.append(_mean(f"{m.key}_last", "last", group, last, share, brief, head))
-        columns.append(_mean(f"{m.key}_best", "best", group, best, share, note=seen))
-    worst, title = partial(domains.average_last, measure=ACC, pick="min"), "Worst node's ACC"
+    for key, rows in DOMAIN_ROWS.items():
+        last, best = (partial(f, measure=key) for f in (measures.average_transfer_last, measures.average_transfer_best))
+        name = key.upper()
+        group, brief, head = f"{name}: {rows}", f"{name}, {rows}", f"{name}, %\n{_SHORT_ROWS[key]}"
+        columns.append(_mean(f"{key}_last", "last", group, last, share, brief, head))
+        columns.append(_mean(f"{key}_best", "best", group, best, share, note=seen))
+    worst, title = partial(measures.average_transfer_last, measure="acc", pick=min), "Worst node's ACC"
     columns.append(_mean("acc_worst", "last", title, worst, share, title, "worst node\nACC, %"))
-    if domains.list_projecting(comparison):
-        columns.append(_mean("projected", "projected", "Mutual steps", domains.average_projected, share))
-    gain = partial(measure_gain, comparison, data=ACC.data)  # the page shows it in a picture
+    if measures.list_projecting(comparison):
+        columns.append(_mean("projected", "projected", "Mutual steps", measures.average_projected, share))
+    gain = partial(measure_gain, comparison, data=TRANSFER_DATA["acc"])  # the page shows it in a picture
     form = partial(make_gain_cell, scale=comparison.scale)
     return [*columns, Column("", terminal="gain in ACC\nover alone", optional=True, read=gain, form=form)]
 
@@ -126,51 +126,40 @@ def list_node_columns(comparison: RunComparison) -> list[Column]:
 def list_decision_columns(comparison: RunComparison) -> list[Column]:
     """Return the columns of a decision between methods: how good a model is, on which rows, for whom, and what it costs."""
     unit, share = comparison.scale.head, partial(make_share_cell, scale=comparison.scale)
+    tested = f"{'all classes' if comparison.metric == ACCURACY else 'mean'}{unit}"
     return [
         Column(
             "Method",
             numeric=False,
             keys=("method", "model"),
-            form=lambda use: TableCell(use.label),
-            numbers=lambda use: (use.method.label, use.name),
+            form=lambda line: TableCell(line.label),
+            numbers=lambda line: (line.method, line.model_name),
         ),
         Column(f"mean{unit}", "Own data", keys=("own_mean",), read=average_own_last, form=share),
-        Column(
-            f"worst client{unit}",
-            "Own data",
-            keys=("own_worst",),
-            read=average_own_worst,
-            form=share,
-        ),
+        Column(f"worst client{unit}", "Own data", keys=("own_worst",), read=measures.average_own_worst, form=share),
         Column(
             "clients harmed",
             "Own data",
             keys=("harmed",),
             read=partial(measure_gains, comparison),
-            form=lambda gains: TableCell(f"{len(gains.harmed)} of {len(gains.pairs)}"),
+            form=lambda gains: TableCell(f"{len(gains.harmed)} of {len(gains)}"),
             numbers=lambda gains: (len(gains.harmed),),
         ),
-        Column(
-            f"{'all classes' if comparison.metric == ACCURACY else 'mean'}{unit}",
-            "Test set",
-            keys=("test",),
-            read=_score_all_classes,
-            form=share,
-        ),
+        Column(tested, "Test set", keys=("test",), read=_score_all_classes, form=share),
         *COSTS,
     ]
 
 
 def _make_cost(
-    name: str, read: Callable[[RecordedRun], float | None], form: Callable[[float], str], why: str, note: str = ""
+    name: str, read: Callable[[RunFacts], float | None], form: Callable[[float], str], why: str, note: str = ""
 ) -> Column:
     """Return the column of a cost of all clients in a whole run: the mean over seeds.
 
     The mean is missing if a run of the method has no number: a mean over fewer seeds would not be comparable.
     """
 
-    def average(use: Use) -> float | Missing:
-        values = [read(run) for run in use.method.counted]
+    def average(line: Line) -> float | Missing:
+        values = [read(run) for run in line.counted]
         known = [value for value in values if value is not None]
         return fmean(known) if known and len(known) == len(values) else Missing(why)
 
@@ -189,19 +178,19 @@ def _make_cost(
 COSTS = (
     _make_cost(
         "Bytes",
-        lambda run: run.ledger.sum_bytes("up") + run.ledger.sum_bytes("down") + sum(run.ledger.seed.values()),
+        lambda run: (run.totals["up"] or 0) + (run.totals["down"] or 0) + run.seed_bytes,
         format_size,
         "nothing was sent so far",
     ),
     _make_cost(
         "Gradient steps",
-        lambda run: run.ledger.steps,
+        lambda run: run.totals["steps"],
         "{:,.0f}".format,
         "real sites do not send their numbers of steps, and runs of earlier versions did not record them",
     ),
     _make_cost(
         "Forward passes",
-        lambda run: run.ledger.forwards,
+        lambda run: run.totals["forwards"],
         "{:,.0f}".format,
         "real sites, differential privacy and earlier versions do not count them",
         note="passes of a network over the batch of a gradient step; passes for scores are not counted",
@@ -219,7 +208,7 @@ def _mean(
     key: str,
     name: str,
     group: str,
-    read: Callable[[Use], Value],
+    read: Callable[[Line], Value],
     form: Callable[[Any], TableCell],
     brief: str = "",
     terminal: str = "",
@@ -230,38 +219,74 @@ def _mean(
     return Column(name, group, brief=brief, terminal=terminal, note=note, keys=keys, read=read, form=form)
 
 
-def _score_all_classes(use: Use) -> Value:
+def _best(
+    key: str, name: str, group: str, read: Callable[[Line], Best | Missing], scale: MetricScale, common: str, note: str
+) -> Column:
+    """Return the column of a mean at the rounds that some data chose. common: the data that chose all of them, or ""."""
+
+    def form(best: Best) -> TableCell:
+        mean, by, rounds = best[0], best[1], sorted(set(best[2]))
+        which = f"round {rounds[0]}" if len(rounds) == 1 else f"rounds {rounds[0]} to {rounds[-1]}"
+        return make_share_cell(mean, scale, which if common else f"on {by}, {which}")
+
+    return replace(_mean(key, name, group, read, form, note=note), numbers=lambda best: list_numbers(best[0]))  # type: ignore[arg-type]
+
+
+def has_guarantee(comparison: RunComparison) -> bool:
+    """Return whether a method states an epsilon; if none does, no table has a column of epsilons."""
+    return any(r.summary and r.summary.privacy for m in comparison.methods for r in m.counted)
+
+
+def _make_epsilon_column(comparison: RunComparison) -> Column:
+    """Return the column of epsilons, the largest over clients and runs, with a note on delta and the unit of privacy."""
+    stated = [r.summary.privacy for m in comparison.methods for r in m.counted if r.summary and r.summary.privacy]
+    of = ", ".join(f"at delta {delta:g}, of each {unit}" for delta, unit in sorted({(s.delta, s.unit) for s in stated}))
+    return Column(
+        "epsilon",
+        "Differential privacy",
+        note=f"Epsilon {of}: {_EPSILON}",
+        keys=("epsilon",),
+        form=lambda line: TableCell(measures.format_epsilon(line)),
+        numbers=lambda line: (measures.find_epsilon(line),),
+    )
+
+
+def find_caution(comparison: RunComparison) -> str:
+    """Return the footnote of the best rounds of nodes, where test data chose them; else ""."""
+    return SEEN if any("test" in data for data in measures.find_choosing_data(comparison)) else ""
+
+
+def _score_all_classes(line: Line) -> Value:
     """Return the accuracy on the test set of all classes after the last round; for personal models the mean over clients."""
-    if use.model == "global":
-        return average_global_last(use)
-    scores = use.method.select_last_scores(use.model, "test")
-    return average_scores(scores, "the model is scored on the clients' own rows only")
+    if line.model == "global":
+        return measures.average_global_last(line)
+    return measures.average_scores(line.select_last("test"), "the model is scored on the clients' own rows only")
 
 
 def _find_choosing_data(bests: Iterable[Best | Missing]) -> str:
     """Return the data that chose the best rounds; "" if the data differ between models."""
-    by = {best.by for best in bests if isinstance(best, Best)}
+    by = {best[1] for best in bests if not isinstance(best, Missing)}
     return by.pop() if len(by) == 1 else ""
-
-
-def _format_best(best: Best, scale: MetricScale, common: str) -> TableCell:
-    """Return the cell of a number at chosen rounds, with the rounds, and what chose them if the column does not say so."""
-    rounds = sorted(set(best.rounds))
-    which = f"round {rounds[0]}" if len(rounds) == 1 else f"rounds {rounds[0]} to {rounds[-1]}"
-    return make_share_cell(best, scale, which if common else f"on {best.by}, {which}")
 
 
 def _format_effects(gains: Gains) -> TableCell:
     equal = f", {gains.equal} equal" if gains.equal else ""
-    return TableCell(f"{len(gains.gained)}/{len(gains.harmed)}", sub=f"of {len(gains.pairs)}{equal}")
+    return TableCell(f"{gains.gained}/{len(gains.harmed)}", sub=f"of {len(gains)}{equal}")
 
 
-def _describe_state(comparison: RunComparison, use: Use) -> str:
-    """Return the line below a method's name: model, number of seeds if methods differ in it, and state if unfinished."""
-    counted = use.method.counted
-    if not counted:
+def _describe_state(comparison: RunComparison, line: Line, of_nodes: bool = False) -> str:
+    """Return the text below a method's name: model, number of seeds if methods differ in it, and state if unfinished.
+
+    of_nodes: with the rounds in place of the model, if methods differ in them or a round has several local steps.
+    """
+    if not line.counted:
         return "nothing evaluated yet"
-    words = [use.name] if use.name else []
-    words += [] if len({len(m.counted) for m in comparison.methods}) == 1 else [format_count(len(counted), "seed")]
-    run = counted[0]
+    run, seeds = line.counted[0], len(line.counted)
+    words = [line.model_name] if line.model and not of_nodes else []
+    words += [] if len({len(m.counted) for m in comparison.methods}) == 1 else [format_count(seeds, "seed")]
+    steps = run.settings.local_steps
+    paces = {(r.settings.rounds, r.settings.local_steps) for r in comparison.runs}
+    if of_nodes and (len(paces) > 1 or (steps or 1) > 1):
+        each = f" of {format_count(steps, 'local step')}" if steps else ""
+        words.append(f"{format_count(run.settings.rounds, 'round')}{each}")
     return ", ".join(words + ([] if run.finished else [run.state]))

@@ -1,87 +1,86 @@
 """Accuracy against the bytes that the nodes of a method sent. One line for each method, over the whole run."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
-from fedmutual.report.cells import Column, PageTable, TableCell, format_csv
+from fedmutual.report.cells import Column, PageTable, TableCell, make_table
 from fedmutual.report.curves import DRAWN, assign_slots, make_points, thin_out
-from fedmutual.report.domains import ACC
 from fedmutual.report.measures import average_by_round
-from fedmutual.report.plots import HEIGHT, MARKS, TEXT, WIDTH, draw_end_labels, fit_label, make_axes, measure_label_room
-from fedmutual.report.svg import Hit, Styles, make_colour, make_inline_svg
-from fedmutual.results.comparison import Method, RunComparison
-from fedmutual.results.scale import MetricScale
-from fedmutual.results.text import format_size
+from fedmutual.report.plots import (
+    HEIGHT,
+    MARKS,
+    TEXT,
+    WIDTH,
+    Hit,
+    Styles,
+    draw_end_labels,
+    fit_label,
+    make_axes,
+    make_colour,
+    make_inline_svg,
+    measure_label_room,
+)
+from fedmutual.results.comparison import Line, RunComparison
+from fedmutual.results.frame import RunFacts
+from fedmutual.results.scale import MetricScale, format_size
+from fedmutual.rundir.schema import TRANSFER_DATA
 
 LISTED = 8  # points of a method in the table; the CSV has all
 TITLE = "Accuracy against bytes: mean ACC, %, by what a node has sent"
 
 
-class Cost(NamedTuple):
-    """A method after a round: the bytes that a node has sent, and the accuracy as a fraction in [0, 1].
+class CostCurve(NamedTuple):
+    """A method's line in the picture of accuracy against bytes.
 
-    Bytes are a mean over nodes and seeds. The accuracy is the mean over seeds, and the lowest and the highest seed.
-    """
-
-    round: int
-    sent: float
-    seed: float  # of its public data, once
-    mean: float
-    low: float
-    high: float
-
-    @property
-    def total(self) -> float:
-        """The bytes that a node has sent, with its public data."""
-        return self.sent + self.seed
-
-
-@dataclass(frozen=True)
-class CostCurve:
-    """A method's line in the picture of accuracy against bytes: one `Cost` for each scored round, sorted by round.
-
-    `label` names the method, `slot` (1 .. SLOTS) is its colour and its mark, and `seeds` is the number of its runs.
+    `label` names the method, `slot` (1 .. SLOTS) is its colour and its mark, and `seeds` is the number of its runs. `costs`
+    has a row for each scored round: round, sent, seed, total (bytes of a node, mean over nodes and seeds: of messages, of
+    its public data, of both), mean, low, high (the accuracy as a fraction: mean, lowest and highest seed).
     """
 
     label: str
     slot: int
     seeds: int
-    costs: tuple[Cost, ...]
+    costs: tuple[Any, ...]
 
     @property
     def free(self) -> bool:
         """Whether nothing is ever sent: no place on an axis of bytes, and a line across it."""
-        return self.costs[-1].total == 0
+        return bool(self.costs[-1].total == 0)
 
     @property
     def once(self) -> bool:
         """Whether all is sent before the first round that was scored: a line straight up."""
-        return not self.free and self.costs[0].total == self.costs[-1].total
+        return not self.free and bool(self.costs[0].total == self.costs[-1].total)
 
 
 def make_courses(comparison: RunComparison) -> list[CostCurve]:
     """Return for each method its accuracies and bytes, round by round; methods without scores or ledger are left out."""
-    taken = assign_slots(comparison.methods)
-    all_courses = [CostCurve(m.label, taken[m.label], len(m.counted), tuple(_make_course(m))) for m in comparison.methods]
-    return [c for c in all_courses if c.costs]
+    slots = assign_slots(comparison.methods)
+    courses = [CostCurve(m.method, slots[m.method], len(m.counted), _make_course(m)) for m in comparison.methods]
+    return [c for c in courses if c.costs]
 
 
-def _make_course(method: Method) -> list[Cost]:
+def _make_course(method: Line) -> tuple[Any, ...]:
     runs = [r for r in method.counted if r.evaluations]
-    values = average_by_round(method.select_scores(method.uses[0].model, ACC.data))
-    points = make_points(values.reindex(columns=[r.seed for r in runs]))
-    if not points:
-        return []
-    nodes = [len(r.partition.clients or r.ledger.clients) or 1 for r in runs]  # a server knows no site's partition
-    seed = fmean(sum(r.ledger.seed.values()) / n for r, n in zip(runs, nodes, strict=True))
-    rounds = [p.round for p in points]
-    sent = np.mean([np.divide(r.ledger.sum_until(rounds), n) for r, n in zip(runs, nodes, strict=True)], axis=0)
-    return [Cost(p.round, bytes, seed, p.mean, p.low, p.high) for p, bytes in zip(points, sent.tolist(), strict=True)]
+    values = average_by_round(method.select(TRANSFER_DATA["acc"]))
+    points = pd.DataFrame(make_points(values.reindex(columns=[r.seed for r in runs])))
+    if points.empty:
+        return ()
+    nodes = [len(r.partition.clients or r.work["client"].cat.categories) or 1 for r in runs]  # a server knows no partition
+    seed = fmean(r.seed_bytes / n for r, n in zip(runs, nodes, strict=True))
+    sent = np.mean([_sum_until(r, points["round"]) / n for r, n in zip(runs, nodes, strict=True)], axis=0)
+    return tuple(points.assign(sent=sent, seed=seed, total=sent + seed).itertuples())
+
+
+def _sum_until(run: RunFacts, rounds: "pd.Series[int]") -> np.ndarray[Any, Any]:
+    """Return the bytes that all clients have sent up to the end of each of these rounds, the start among them."""
+    sums = run.messages.groupby("round")["up"].sum().cumsum()
+    return np.asarray(sums.reindex(range(max(rounds) + 1)).ffill().fillna(0).loc[rounds], dtype=float)
 
 
 def has_seed_set(drawn: Sequence[CostCurve]) -> bool:
@@ -92,28 +91,33 @@ def has_seed_set(drawn: Sequence[CostCurve]) -> bool:
 def make_page_cost_table(drawn: Sequence[CostCurve], scale: MetricScale) -> PageTable:
     """Return the table of the picture's numbers; where there is a public seed set, bytes with it and without it."""
     public = has_seed_set(drawn)
-    rows = [
-        (
-            TableCell(c.label),
-            TableCell(f"{cost.round:,}"),
-            *(TableCell(format_size(sent)) for sent in ((cost.total, cost.sent) if public else (cost.sent,))),
-            TableCell(scale.format_value(cost.mean)),
-        )
-        for c in drawn
-        for cost in thin_out(c.costs, LISTED)
+
+    def form_size(size: float) -> TableCell:
+        return TableCell(format_size(size))
+
+    columns = [
+        Column("Method", numeric=False, keys=("method",), read=lambda line: line[0].label),
+        Column("Round", keys=("round",), read=lambda line: line[1].round, form=lambda round: TableCell(f"{round:,}")),
+        Column(
+            "sent, with the seed set" if public else "",
+            "A node",
+            keys=("sent_with_seed_set",),
+            read=lambda line: line[1].total,
+            form=form_size,
+        ),
+        Column("without" if public else "sent", "A node", keys=("sent",), read=lambda line: line[1].sent, form=form_size),
+        Column(
+            "ACC, %",
+            keys=("acc", "acc_lowest_seed", "acc_highest_seed"),
+            read=lambda line: line[1],
+            form=lambda cost: TableCell(scale.format_value(cost.mean)),
+            numbers=lambda cost: (cost.mean, cost.low, cost.high),
+        ),
     ]
-    sent = [Column(name, "A node") for name in (("sent, with the seed set", "without") if public else ("sent",))]
-    columns = (Column("Method", numeric=False), Column("Round"), *sent, Column("ACC, %"))
-    lines = [[c.label, k.round, k.total, k.sent, k.mean, k.low, k.high] for c in drawn for k in c.costs]
-    header = ["method", "round", "sent_with_seed_set", "sent", "acc", "acc_lowest_seed", "acc_highest_seed"]
     some = "" if all(len(c.costs) <= LISTED for c in drawn) else f"; {LISTED} evaluations of each method, the CSV has all"
-    return PageTable(
-        "costs",
-        f"Bytes that a node has sent, and mean ACC; means over seeds{some}",
-        columns,
-        tuple(rows),
-        format_csv(header, lines),
-    )
+    caption = f"Bytes that a node has sent, and mean ACC; means over seeds{some}"
+    listed, all_costs = ([(c, cost) for c in drawn for cost in thin_out(c.costs, n)] for n in (LISTED, 10**9))
+    return make_table("costs", caption, columns, listed, all_costs)
 
 
 def draw_costs(drawn: Sequence[CostCurve], scale: MetricScale, prefix: str, styles: Styles) -> str:
@@ -130,33 +134,31 @@ def draw_costs(drawn: Sequence[CostCurve], scale: MetricScale, prefix: str, styl
     axes.grid(axis="x", color=make_colour("rule"), linewidth=0.8, clip_on=False)
     among = ", its public data among them" if has_seed_set(drawn) else ""
     axes.set_xlabel(f"bytes that a node has sent{among}", color=make_colour("muted"), fontsize=TEXT)
+    axes.set_xticks(_list_ticks(axes) if paid else [])
     if paid:
-        axes.set_xticks(_set_ticks(axes))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda bytes, _: _format_bytes(bytes)))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda size, _: _format_bytes(size)))
         axes.minorticks_off()
-    else:
-        axes.set_xticks([])
     axes.yaxis.set_major_locator(MaxNLocator(6))
     draw_end_labels(axes, [(c.label, c.slot, 100 * c.costs[-1].mean) for c in drawn if not c.once])
     hits = [hit for course in paid for hit in _make_hits(axes, course, scale)]
     return make_inline_svg(figure, prefix, f"{TITLE}; the numbers are in the table below", styles, hits)
 
 
-def _format_bytes(bytes: float) -> str:
-    return format_size(bytes).replace(".0", "")
+def _format_bytes(size: float) -> str:
+    return format_size(size).replace(".0", "")
 
 
-def _set_ticks(axes: Any) -> list[float]:
-    """Round numbers of bytes along the axis, of those whose labels would touch the first."""
+def _list_ticks(axes: Any) -> list[float]:
+    """Return round numbers of bytes along the axis, without those whose labels would touch the one before."""
     low, high = axes.get_xlim()
     decades = LogLocator(subs=(1, 3) if high < 1000 * low else (1,), numticks=8)
     places = (MaxNLocator(4) if high < 10 * low else decades).tick_values(low, high)
     ticks: list[float] = []
     end = -float("inf")  # of the last label, in pixels
-    for bytes in (float(b) for b in places if low <= b <= high):
-        middle, half = float(axes.transData.transform((bytes, 0))[0]), 0.3 * TEXT * len(_format_bytes(bytes))
+    for size in (float(b) for b in places if low <= b <= high):
+        middle, half = float(axes.transData.transform((size, 0))[0]), 0.3 * TEXT * len(_format_bytes(size))
         if middle - half > end:
-            ticks.append(bytes)
+            ticks.append(size)
             end = middle + half + TEXT / 2
     return ticks
 
@@ -172,17 +174,17 @@ def _draw(axes: Any, course: CostCurve) -> None:
     axes.plot(x, [100 * c.mean for c in shown], color=tone, linewidth=1.8, markevery=marked, clip_on=False, **marks)
     if course.once:  # its name stands at its end, which is far from where the other lines end
         end = (x[-1], 100 * shown[-1].mean)
-        axes.annotate(
-            fit_label(course.label), end, (5, 0), textcoords="offset points", va="center", fontsize=TEXT, color=tone
-        )
+        style: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontsize": TEXT, "color": tone}
+        axes.annotate(fit_label(course.label), end, (5, 0), **style)
 
 
 def _make_hits(axes: Any, course: CostCurve, scale: MetricScale) -> list[Hit]:
     """A square to point at around each listed point."""
-    height, hits = axes.figure.bbox.height, []
+    hits: list[Hit] = []
+    height = axes.figure.bbox.height
     for cost in (c for c in thin_out(course.costs, LISTED) if c.total > 0):
         x, y = (float(v) for v in axes.transData.transform((cost.total, 100 * cost.mean)))
         of_it = f", {format_size(cost.sent)} of it in rounds" if cost.seed else ""
         title = f"{course.label}, round {cost.round:,}\n{format_size(cost.total)} sent{of_it}"
-        hits.append(Hit(x - 8, height - y - 8, 16, 16, f"{title}\nACC {scale.format_value(cost.mean)} %"))
+        hits.append((x - 8, height - y - 8, 16, 16, f"{title}\nACC {scale.format_value(cost.mean)} %"))
     return hits

@@ -2,26 +2,28 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from statistics import fmean
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import pandas as pd
 
-from fedmutual.report.cells import Column, PageTable, TableCell, format_csv
-from fedmutual.report.domains import ACC, TRANSFER_MEASURES, DomainMeasure
+from fedmutual.report.cells import Column, PageTable, TableCell, make_table
+from fedmutual.report.columns import DOMAIN_ROWS
 from fedmutual.report.measures import Pick, average_by_round
-from fedmutual.report.svg import SLOTS
-from fedmutual.results.comparison import Method, RunComparison, Use
-from fedmutual.results.scale import MetricScale
-from fedmutual.results.text import format_number
+from fedmutual.results.comparison import Line, RunComparison
+from fedmutual.results.scale import MetricScale, format_number
+from fedmutual.rundir.schema import TRANSFER_DATA
 
+SLOTS = 8  # colours and marks
 DRAWN = 100  # the most points of a line
 LISTED = 40  # the most rows of a table, and the most values under the pointer; the CSV has all rounds
 TERMS = {"meme": "shared", "kl": "KL", "ce": "CE"}  # the name of a loss term on the page
 MUTUAL = ("kl", "ce", "digest")  # the terms of learning from peers, which have another size than losses on data
 SHARE = "projected"  # recorded with the losses, but no loss: a share of steps
 STEEP = 100  # losses that fall by a larger factor are drawn on a log scale
+
+T = TypeVar("T")
 
 
 class Point(NamedTuple):
@@ -53,11 +55,6 @@ class Curve:
     def points(self) -> tuple[Point, ...]:
         """The means over seeds after the rounds that all runs have."""
         return make_points(self.values)
-
-    @property
-    def seeds(self) -> int:
-        """The number of runs."""
-        return len(self.values.columns)
 
 
 @dataclass(frozen=True)
@@ -94,21 +91,21 @@ class Picture:
 
 def make_pictures(comparison: RunComparison) -> list[Picture]:
     """Return the pictures of a comparison; a picture without a curve is left out."""
-    taken = assign_slots(comparison.methods)
-    drawn = _make_domain_pictures(comparison, taken) if comparison.domains else _make_client_pictures(comparison, taken)
-    losses = [
-        c
-        for m in comparison.methods
-        for c in _make_loss_curves(m, taken[m.label], lambda term: term not in (*MUTUAL, SHARE))
-    ]
-    mutual = [c for m in comparison.methods for c in _make_loss_curves(m, taken[m.label], lambda term: term in MUTUAL)]
-    shares = [c for m in comparison.methods for c in _make_loss_curves(m, taken[m.label], lambda term: term == SHARE)]
+    slots = assign_slots(comparison.methods)
+    pictures = _make_domain_pictures(comparison, slots) if comparison.domains else _make_client_pictures(comparison, slots)
+    losses = {m: _average_losses(m) for m in comparison.methods}
     noun = "nodes" if comparison.domains else "clients"
-    drawn.append(Picture("loss", f"Training loss, mean over {noun}", False, tuple(losses)))
-    drawn.append(Picture("mutual", f"Mutual loss: what peers teach, mean over {noun}", False, tuple(mutual)))
-    drawn.append(Picture("shares", f"Mutual steps projected so far, %, mean over {noun}", True, tuple(shares)))
-    drawn = [replace(p, curves=tuple(c for c in p.curves if c.points)) for p in drawn]
-    return _add_step_pictures([p for p in drawn if p.curves], {m.label: m.runs[0].local_steps for m in comparison.methods})
+    of_losses: tuple[tuple[str, str, Callable[[str], bool]], ...] = (
+        ("loss", f"Training loss, mean over {noun}", lambda term: term not in (*MUTUAL, SHARE)),
+        ("mutual", f"Mutual loss: what peers teach, mean over {noun}", lambda term: term in MUTUAL),
+        ("shares", f"Mutual steps projected so far, %, mean over {noun}", lambda term: term == SHARE),
+    )
+    for id, title, wanted in of_losses:
+        curves = [c for m, terms in losses.items() for c in _make_loss_curves(m, slots[m.method], terms, wanted)]
+        pictures.append(Picture(id, title, id == "shares", tuple(curves)))
+    pictures = [replace(p, curves=tuple(c for c in p.curves if c.points)) for p in pictures]
+    paces = {m.method: m.runs[0].settings.local_steps for m in comparison.methods}
+    return _add_step_pictures([p for p in pictures if p.curves], paces)
 
 
 def _add_step_pictures(over_rounds: list[Picture], paces: Mapping[str, int | None]) -> list[Picture]:
@@ -123,14 +120,12 @@ def _add_step_pictures(over_rounds: list[Picture], paces: Mapping[str, int | Non
     if len(set(paces.values())) == 1:
         return [replace(p, steps=next(iter(paces.values())) or 1) for p in over_rounds]
     over_steps = [_stretch_picture(p, paces) for p in over_rounds]
+    first = over_rounds[0]
     if None not in paces.values():
-        return [
-            *over_steps[:1],
-            replace(over_rounds[0], id=f"{over_rounds[0].id}-rounds", title=f"{over_rounds[0].title}; over rounds"),
-            *over_steps[1:],
-        ]
-    beside = replace(over_steps[0], id=f"{over_steps[0].id}-steps", title=f"{over_steps[0].title}; over local steps")
-    return [over_rounds[0], *([beside] if beside.curves else []), *over_rounds[1:]]
+        also = replace(first, id=f"{first.id}-rounds", title=f"{first.title}; over rounds")
+        return [over_steps[0], also, *over_steps[1:]]
+    also = replace(over_steps[0], id=f"{first.id}-steps", title=f"{first.title}; over local steps")
+    return [first, *([also] if also.curves else []), *over_rounds[1:]]
 
 
 def _stretch_picture(picture: Picture, paces: Mapping[str, int | None]) -> Picture:
@@ -143,50 +138,47 @@ def _stretch_picture(picture: Picture, paces: Mapping[str, int | None]) -> Pictu
     return replace(picture, curves=curves, unit="local step")
 
 
-def _make_client_pictures(comparison: RunComparison, taken: Mapping[str, int]) -> list[Picture]:
-    def make_client_curve(use: Use, style: int, pick: Pick) -> Curve:
-        values = average_by_round(use.method.select_scores(use.model, "validation"), pick)
-        return Curve(use.label, taken[use.method.label], style, values, use.method.label)
+def _make_client_pictures(comparison: RunComparison, slots: Mapping[str, int]) -> list[Picture]:
+    def make_own_curve(line: Line, pick: Pick) -> Curve:
+        style = line.models.index(line.model) if line.model else 0
+        values = average_by_round(line.select("validation"), pick)
+        return Curve(line.label, slots[line.method], style, values, line.method)
 
-    title, scale = comparison.metric.title, comparison.scale
-    ends = (
-        ("personal", "Client's model on own validation data, mean", fmean),
-        ("worst", "Worst client's model on own validation data", comparison.uses[0].worst),
-    )
-    tests = {m: average_by_round(m.select_scores("global", "test", of_clients=False)) for m in comparison.methods}
-    shared = tuple(Curve(m.label, taken[m.label], 0, values, m.label) for m, values in tests.items())
-    pictures = [("global", "Shared model on the test set", shared)]
-    for id, name, pick in ends:
-        uses = [(use, style) for m in comparison.methods for style, use in enumerate(m.uses)]
-        pictures.append((id, name, tuple(make_client_curve(use, style, pick) for use, style in uses)))
+    title, scale, lines = comparison.metric.title, comparison.scale, comparison.lines
+    tests = {m: average_by_round(m.select("test", model="global", of_clients=False)) for m in comparison.methods}
+    shared = [Curve(m.method, slots[m.method], 0, values, m.method) for m, values in tests.items()]
+    own, worst = ([make_own_curve(line, pick) for line in lines] for pick in (fmean, lines[0].worst))
     return [
-        Picture(id, f"{name}: {title}{scale.head}", comparison.metric.is_fraction, curves) for id, name, curves in pictures
+        Picture(id, f"{name}: {title}{scale.head}", comparison.metric.is_fraction, tuple(curves))
+        for id, name, curves in (
+            ("global", "Shared model on the test set", shared),
+            ("personal", "Client's model on own validation data, mean", own),
+            ("worst", "Worst client's model on own validation data", worst),
+        )
     ]
 
 
-def _make_domain_pictures(comparison: RunComparison, taken: Mapping[str, int]) -> list[Picture]:
-    def make_curves(measure: DomainMeasure, pick: Pick = fmean) -> tuple[Curve, ...]:
-        scores = {m: m.select_scores(m.uses[0].model, measure.data) for m in comparison.methods}
-        return tuple(Curve(m.label, taken[m.label], 0, average_by_round(rows, pick), m.label) for m, rows in scores.items())
+def _make_domain_pictures(comparison: RunComparison, slots: Mapping[str, int]) -> list[Picture]:
+    def make_curves(measure: str, pick: Pick = fmean) -> tuple[Curve, ...]:
+        values = {m: average_by_round(m.select(TRANSFER_DATA[measure]), pick) for m in comparison.methods}
+        return tuple(Curve(m.method, slots[m.method], 0, of_method, m.method) for m, of_method in values.items())
 
-    means = [Picture(m.key, f"{m.name}: {m.rows}, mean over nodes, %", True, make_curves(m)) for m in TRANSFER_MEASURES]
-    return [*means, Picture("worst", f"{ACC.name} of the worst node, %", True, make_curves(ACC, "min"))]
+    titles = {key: f"{key.upper()}: {rows}, mean over nodes, %" for key, rows in DOMAIN_ROWS.items()}
+    means = [Picture(key, title, True, make_curves(key)) for key, title in titles.items()]
+    return [*means, Picture("worst", "ACC of the worst node, %", True, make_curves("acc", min))]
 
 
-def assign_slots(methods: Sequence[Method]) -> dict[str, int]:
+def assign_slots(methods: Sequence[Line]) -> dict[str, int]:
     """Return label -> number of colour and mark: the number of the method's role if it is free, else a free number."""
     taken: dict[str, int] = {}
     for method in methods:
         if method.role.colour and (slot := (method.role.colour - 1) % SLOTS + 1) not in taken.values():
-            taken[method.label] = slot
+            taken[method.method] = slot
     for method in methods:
-        if method.label not in taken:
+        if method.method not in taken:
             free = (s for s in reversed(range(1, SLOTS + 1)) if s not in taken.values())
-            taken[method.label] = next(free, len(taken) % SLOTS + 1)
+            taken[method.method] = next(free, len(taken) % SLOTS + 1)
     return taken
-
-
-T = TypeVar("T")
 
 
 def thin_out(items: Sequence[T], most: int) -> list[T]:
@@ -197,29 +189,26 @@ def thin_out(items: Sequence[T], most: int) -> list[T]:
 
 
 def make_data_table(picture: Picture, scale: MetricScale) -> PageTable:
-    """Return the table of a picture's numbers, round by round."""
-    at = {c.label: {p.round: p for p in c.points} for c in picture.curves}
-    rounds, shown_rounds = picture.rounds, picture.listed
-    rows = []
-    for round in shown_rounds:
-        points = [at[c.label].get(round) for c in picture.curves]
-        texts = [(scale.format_value(p.mean) if picture.percent else format_number(p.mean, 3)) if p else "" for p in points]
-        rows.append((TableCell(str(round)), *map(TableCell, texts)))
-    some = "" if len(shown_rounds) == len(rounds) else f"; {len(shown_rounds)} of {len(rounds)} evaluations, the CSV has all"
-    return PageTable(
-        id=f"{picture.id}-data",
-        caption=f"{picture.title}; means over seeds{some}",
-        columns=(Column(picture.unit.capitalize()), *(Column(c.label) for c in picture.curves)),
-        rows=tuple(rows),
-        csv=_make_csv(picture, rounds),
-    )
+    """Return the table of a picture's numbers, round by round; the CSV has the number of each seed."""
+
+    def form(mean: float | None) -> TableCell:
+        if mean is None:
+            return TableCell("")
+        return TableCell(scale.format_value(mean) if picture.percent else format_number(mean, 3))
+
+    unit, rounds, listed = picture.unit, picture.rounds, picture.listed
+    shown, full = [Column(unit.capitalize())], [Column("", keys=(unit.replace(" ", "_"),))]
+    for curve in picture.curves:
+        means = {p.round: p.mean for p in curve.points}
+        shown.append(Column(curve.label, read=means.get, form=form))
+        keys = tuple(f"{curve.label}, seed {seed}" for seed in curve.values.columns)
+        full.append(Column("", keys=keys, numbers=partial(_list_seeds, curve.values.reindex(rounds))))
+    some = "" if len(listed) == len(rounds) else f"; {len(listed)} of {len(rounds)} evaluations, the CSV has all"
+    return make_table(f"{picture.id}-data", f"{picture.title}; means over seeds{some}", shown, listed, rounds, full)
 
 
-def _make_csv(picture: Picture, rounds: Sequence[int]) -> str:
-    header = [f"{c.label}, seed {seed}" for c in picture.curves for seed in c.values.columns]
-    values = pd.concat([c.values for c in picture.curves], axis=1).reindex(rounds)
-    lines = [[round, *("" if v != v else f"{v:.4f}" for v in row)] for round, *row in values.itertuples(name=None)]
-    return format_csv([picture.unit.replace(" ", "_"), *header], lines)
+def _list_seeds(values: pd.DataFrame, round: int) -> list[str]:
+    return ["" if v != v else f"{v:.4f}" for v in values.loc[round].tolist()]
 
 
 def make_points(values: pd.DataFrame) -> tuple[Point, ...]:
@@ -228,21 +217,27 @@ def make_points(values: pd.DataFrame) -> tuple[Point, ...]:
     return tuple(Point(int(round), fmean(row), min(row), max(row)) for round, *row in rows)
 
 
-def _make_loss_curves(method: Method, slot: int, wanted: Callable[[str], bool]) -> list[Curve]:
-    """Return a curve for each loss term: the mean over the clients that took part in the round."""
-    rows = [
-        (term, run.seed, evaluation.round, loss)
-        for run in method.counted
-        for evaluation in run.evaluations
-        for losses in evaluation.train.values()
-        for term, loss in losses.items()
-        if wanted(term)
+def _average_losses(method: Line) -> dict[str, pd.DataFrame]:
+    """Return loss term -> its mean over the clients that took part in a round: a row for each round, a column a seed."""
+    terms: dict[str, dict[int, dict[int, float]]] = {}
+    for run in method.counted:
+        for evaluation in run.evaluations:
+            losses: dict[str, list[float]] = {}
+            for of_client in evaluation.train.values():
+                for term, loss in of_client.items():
+                    losses.setdefault(term, []).append(loss)
+            for term, values in losses.items():
+                terms.setdefault(term, {}).setdefault(run.seed, {})[evaluation.round] = sum(values) / len(values)
+    return {term: pd.DataFrame(by_seed) for term, by_seed in terms.items()}
+
+
+def _make_loss_curves(
+    method: Line, slot: int, losses: Mapping[str, pd.DataFrame], wanted: Callable[[str], Any]
+) -> list[Curve]:
+    terms = [term for term in losses if wanted(term)]
+    is_plain = len(terms) == 1 and terms[0] not in MUTUAL
+    labels = [method.method if is_plain else f"{method.method}, {TERMS.get(term, term)}" for term in terms]
+    return [
+        Curve(label, slot, style, losses[term], method.method)
+        for style, (label, term) in enumerate(zip(labels, terms, strict=True))
     ]
-    losses = pd.DataFrame(rows, columns=["term", "seed", "round", "loss"])
-    means = losses.groupby(["term", "seed", "round"], sort=False)["loss"].mean()
-    curves = []
-    for style, (term, of_term) in enumerate(means.groupby("term", sort=False)):
-        is_plain = losses["term"].nunique() == 1 and term not in MUTUAL
-        label = method.label if is_plain else f"{method.label}, {TERMS.get(str(term), term)}"
-        curves.append(Curve(label, slot, style, of_term.droplevel("term").unstack("seed"), method.label))
-    return curves

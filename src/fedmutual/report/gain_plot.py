@@ -1,13 +1,12 @@
 """The picture that answers: each client's gain over local-only training, method by method, with intervals."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from matplotlib.ticker import MaxNLocator
 
-from fedmutual.report.plots import TEXT, WIDTH, fit_label, make_axes
-from fedmutual.report.svg import Hit, Styles, make_colour, make_inline_svg
+from fedmutual.report.plots import TEXT, WIDTH, Hit, Styles, fit_label, make_axes, make_colour, make_inline_svg
 from fedmutual.results.estimate import SAME, Estimate
 from fedmutual.results.gains import Gains
 from fedmutual.results.scale import PERCENT, MetricScale
@@ -19,8 +18,7 @@ _SHAPES = {1: ("^", "gain"), -1: ("v", "harm"), 0: ("o", "muted")}  # direction 
 _CHARACTER = 6.2  # pixels, on average
 
 
-@dataclass(frozen=True)
-class GainRow:
+class GainRow(NamedTuple):
     """A row of the picture: a method's mean, or one of its clients; `height` counts rows from the top."""
 
     label: str
@@ -81,13 +79,12 @@ def _make_rows(method_gains: Sequence[tuple[str, Gains]], noun: str, is_dense: b
     height = 0.0
     for label, gains in method_gains:
         rows.append(GainRow(fit_label(label), height, gains.estimate, _describe(label, gains.estimate, scale), is_mean=True))
+        seeds: dict[str, list[str]] = {}
+        for pair in gains.table.itertuples():
+            tip = f"seed {pair.seed}: {scale.format_gain(pair.gain)}{scale.difference_mark}"
+            seeds.setdefault(pair.client, []).append(tip)
         for number, (client, estimate) in enumerate(gains.by_client.items()):
-            name = f"{noun} {client}" if client.isdigit() else client
-            by_seed = [
-                f"seed {p.seed}: {scale.format_gain(p.gain)}{scale.difference_mark}"
-                for p in gains.pairs
-                if p.client == client
-            ]
+            name, by_seed = f"{noun} {client}" if client.isdigit() else client, seeds[client]
             title = "\n".join([_describe(name, estimate, scale), *by_seed])
             if is_dense:  # marks lie in four lines, so that neighbours do not hide each other
                 rows.append(GainRow("", height + 1.0 + 0.4 * (number % 4), estimate, title, has_interval=False))
@@ -145,11 +142,11 @@ def _draw_row(axes: Any, row: GainRow, limits: tuple[float, float], factor: int)
 def _make_hits(axes: Any, rows: Sequence[GainRow], is_dense: bool, factor: int) -> list[Hit]:
     """A row to point at, of the whole width; a square around a mark where clients share a row."""
     box, height = axes.get_window_extent(), axes.figure.bbox.height
-    hits = []
+    hits: list[Hit] = []
     for row in rows:
         x, y = (float(v) for v in axes.transData.transform((factor * row.estimate.mean, row.height)))
         if is_dense and not row.is_mean:
-            hits.append(Hit(x - 5, height - y - 5, 10, 10, row.title))
+            hits.append((x - 5, height - y - 5, 10, 10, row.title))
         else:
-            hits.append(Hit(box.x0, height - y - ROW / 2, box.width, ROW, row.title))
+            hits.append((box.x0, height - y - ROW / 2, box.width, ROW, row.title))
     return hits

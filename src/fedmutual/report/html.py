@@ -6,44 +6,34 @@ by their CSV alone; style and script are 10 kB. Four methods over three seeds, f
 rounds make 130 kB; every further comparison in the page costs its own.
 """
 
-import codecs
-import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
-from fedmutual.errors import RunError, format_count
-from fedmutual.files import replace_file
+from fedmutual.errors import format_count
 from fedmutual.metric import ACCURACY
-from fedmutual.report import domains, measures, other_tasks, provenance, tables, traffic
-from fedmutual.report.answer import Verdict
-from fedmutual.report.cells import PageTable
+from fedmutual.report import measures, provenance, tables, traffic
+from fedmutual.report.columns import DOMAIN_ROWS
 from fedmutual.report.cost_curves import TITLE, draw_costs, has_seed_set, make_courses, make_page_cost_table
 from fedmutual.report.curves import make_data_table, make_pictures
 from fedmutual.report.gain_plot import draw_gains
-from fedmutual.report.plots import draw_curves
-from fedmutual.report.rendering import load_page_template
-from fedmutual.report.svg import Styles
-from fedmutual.report.verdicts import judge
+from fedmutual.report.plots import Styles, draw_curves
+from fedmutual.report.rendering import check_page, load_page_template, write_text
+from fedmutual.report.verdicts import Verdict, judge
 from fedmutual.results.comparison import RunComparison, find_differences, make_comparisons
+from fedmutual.results.frame import RunFacts, read_runs
 from fedmutual.results.gains import Gains
-from fedmutual.rundir.recorded_run import RecordedRun, read_runs
+from fedmutual.rundir.schema import TRANSFER_DATA
 
 _CURVES = 2  # pictures of curves that are not folded
 
 
-@dataclass(frozen=True)
-class DrawnPicture:
-    """A picture: its title, its content as SVG text, and the table with its numbers."""
-
-    title: str
-    svg: str
-    table: PageTable | None = None
-    public: bool = False  # whether a public seed set is in it
+Picture = dict[str, Any]
+"""A picture in the page: its title, its content as SVG text, the table with its numbers, and facts for its legend."""
 
 
-def write_report(runs: Sequence[Path | RecordedRun], out: Path) -> None:
+def write_report(runs: Sequence[Path | RunFacts], out: Path) -> None:
     """Write the page of some run folders, in one step: `out` is the whole page, or as it was before.
 
     Raises:
@@ -63,34 +53,6 @@ def write_page(compared: Sequence[RunComparison], out: Path, judged: Callable[[R
     write_text(render(compared, judged), Path(out))
 
 
-def check_page(out: Path) -> None:
-    """Raise RunError if `out` is a folder, or a file of another kind than a page."""
-    if os.path.isdir(out):  # `Path.is_dir` raises PermissionError in a folder that may not be entered
-        raise RunError(f"{out}: is a folder; name a file with -o")
-    if _is_other_kind(out):
-        raise RunError(f"{out}: is there and no page of HTML; name another file with -o")
-
-
-def write_text(page: str, out: Path) -> None:
-    """Write a page in one step.
-
-    Raises:
-        RunError: as `check_page`, or `out` cannot be written.
-    """
-    check_page(out)
-    with replace_file(out, sync=False, fix="name another file with -o") as file:  # follows no link that lies there
-        file.write(page.encode())
-
-
-def _is_other_kind(out: Path) -> bool:
-    """Whether the path is a file of another kind than a page, for example a file of a run."""
-    try:
-        start = out.read_bytes()[:64].removeprefix(codecs.BOM_UTF8) if out.is_file() else b""
-    except OSError:
-        return False
-    return bool(start) and not start.lstrip().lower().startswith((b"<!doctype html", b"<html"))
-
-
 def render(compared: Sequence[RunComparison], judged: Callable[[RunComparison], Verdict] = judge) -> str:
     """Return the page of some comparisons as HTML: one text with all styles and pictures, which loads no other file."""
     styles: Styles = {}
@@ -103,11 +65,12 @@ def render(compared: Sequence[RunComparison], judged: Callable[[RunComparison], 
 
 def _make_section(comparison: RunComparison, verdict: Verdict, id: str, styles: Styles) -> dict[str, object]:
     """Return the content of the page about one comparison, by the names that the template gives it."""
-    by_domain = [tables.make_node_headline(comparison), *domains.make_tables(comparison)] if comparison.domains else []
+    scale, domains = comparison.scale, comparison.domains
+    by_domain = [tables.make_node_headline(comparison), *tables.make_node_tables(comparison)] if domains else []
     headline = tables.make_client_headline(comparison)
     over = format_count(max(len(m.counted) for m in comparison.methods), "seed")
-    shown = [
-        DrawnPicture(p.title, draw_curves(p, f"{id}-{p.id}", styles), make_data_table(p, comparison.scale))
+    shown: list[Picture] = [
+        {"title": p.title, "svg": draw_curves(p, f"{id}-{p.id}", styles), "table": make_data_table(p, scale)}
         for p in make_pictures(comparison)
     ]
     return {
@@ -116,22 +79,20 @@ def _make_section(comparison: RunComparison, verdict: Verdict, id: str, styles: 
         "subtitle": provenance.make_subtitle(comparison),
         "facts": provenance.list_facts(comparison),
         "verdict": verdict,
-        "answer": _draw_gains(comparison, domains.ACC if comparison.domains else None, f"{id}-gain", styles),
-        "summary": (by_domain[0] if by_domain else headline).shorten(
-            f"Last round{comparison.scale.head} (means over {over})"
-        ),
-        "own_domain": _draw_gains(comparison, domains.BWT, f"{id}-own", styles) if comparison.domains else None,
+        "answer": _draw_gains(comparison, "acc" if domains else "", f"{id}-gain", styles),
+        "summary": (by_domain[0] if by_domain else headline).shorten(f"Last round{scale.head} (means over {over})"),
+        "own_domain": _draw_gains(comparison, "bwt", f"{id}-own", styles) if domains else None,
         "domains": by_domain,
-        "choice": domains.describe_choice(comparison) if comparison.domains else "",
+        "choice": tables.describe_choice(comparison) if domains else "",
         "headline": headline,
         "decision": tables.make_decision_table(comparison),
         "clients": tables.make_client_table(comparison),
         "beyond": tables.make_other_score_table(comparison) if comparison.metric == ACCURACY else None,
-        "others": other_tasks.make_other_task_table(comparison),
+        "others": tables.make_other_task_table(comparison),
         "recall": tables.make_recall_table(comparison),
         "curves": shown[:_CURVES],
         "more_curves": shown[_CURVES:],
-        "costs": _make_cost_section(comparison, id, styles),
+        "costs": _make_cost_section(comparison, id, styles) if domains else None,
         "holdings": tables.make_holdings_tables(comparison),
         "bytes": [
             f(comparison)
@@ -145,29 +106,21 @@ def _make_section(comparison: RunComparison, verdict: Verdict, id: str, styles: 
     }
 
 
-def _draw_gains(
-    comparison: RunComparison, measure: domains.DomainMeasure | None, id: str, styles: Styles
-) -> DrawnPicture | None:
-    """The gains of each model on own validation data, or of nodes by a measure; None where there is no gain."""
+def _draw_gains(comparison: RunComparison, measure: str, id: str, styles: Styles) -> Picture | None:
+    """Return the gains of each model on own validation data, or of nodes by a measure; None where there is no gain."""
+    title, noun, data, lines = "Gain over local-only on own validation data", "client", "validation", comparison.lines
     if measure:
-        uses = [(m.label, m.uses[0]) for m in comparison.methods]
-        title, noun = f"Gain over local-only on {measure.rows} ({measure.name})", "node"
-    else:
-        uses = [(use.label, use) for use in comparison.uses]
-        title, noun = "Gain over local-only on own validation data", "client"
-    data = measure.data if measure else "validation"
-    method_gains = [
-        (label, g) for label, use in uses if isinstance(g := measures.measure_gains(comparison, use, data), Gains)
-    ]
-    return DrawnPicture(title, draw_gains(method_gains, id, styles, noun, comparison.scale)) if method_gains else None
+        title, noun = f"Gain over local-only on {DOMAIN_ROWS[measure]} ({measure.upper()})", "node"
+        data, lines = TRANSFER_DATA[measure], comparison.methods
+    gains = [(line.method if measure else line.label, measures.measure_gains(comparison, line, data)) for line in lines]
+    drawn = [(label, g) for label, g in gains if isinstance(g, Gains)]
+    return {"title": title, "svg": draw_gains(drawn, id, styles, noun, comparison.scale), "table": None} if drawn else None
 
 
-def _make_cost_section(comparison: RunComparison, id: str, styles: Styles) -> DrawnPicture | None:
+def _make_cost_section(comparison: RunComparison, id: str, styles: Styles) -> Picture | None:
     """Return the table and picture of accuracy against bytes, for clients that are domains."""
-    drawn = make_courses(comparison) if comparison.domains else []
+    drawn, scale = make_courses(comparison), comparison.scale
     if not drawn:
         return None
-    scale = comparison.scale
-    return DrawnPicture(
-        TITLE, draw_costs(drawn, scale, f"{id}-costs", styles), make_page_cost_table(drawn, scale), has_seed_set(drawn)
-    )
+    svg, table = draw_costs(drawn, scale, f"{id}-costs", styles), make_page_cost_table(drawn, scale)
+    return {"title": TITLE, "svg": svg, "table": table, "public": has_seed_set(drawn)}

@@ -1,14 +1,20 @@
-"""Curves over rounds, drawn with matplotlib: one nominal pixel a point."""
+"""Draw curves over rounds with matplotlib, and return figures as inline SVG: one nominal pixel a point.
 
+The SVG has real text in the page's font, colours that follow its scheme, and tips to point at.
+"""
+
+import io
 import itertools
+import re
+import xml.etree.ElementTree as ET
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from fedmutual.report.curves import DRAWN, Picture, thin_out
-from fedmutual.report.svg import Hit, Styles, make_colour, make_inline_svg
+from fedmutual.report.curves import DRAWN, SLOTS, Picture, thin_out
 
 WIDTH, HEIGHT = 420, 250  # of a picture of curves; a column of the page is about as wide, a phone a little less
 TEXT = 11
@@ -17,6 +23,16 @@ LONGEST_LABEL = 24  # characters of a label in a picture
 MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 1.5, 1, 1.5)), (0, (2, 1)), (0, (6, 1.5, 1, 1.5, 1, 1.5)))
 MARKED = 5  # markers on a line
+_NAMES = [*(f"s{k}" for k in range(1, SLOTS + 1)), "ink", "muted", "rule", "gain", "harm", "paper"]
+_TOKENS = {name: f"#fe01{number:02x}" for number, name in enumerate(_NAMES)}  # colours that nothing else has
+_TOKEN = re.compile("#fe01([0-9a-f]{2})")
+_SVG, _LINK = "http://www.w3.org/2000/svg", "{http://www.w3.org/1999/xlink}href"
+
+Hit = tuple[float, float, float, float, str]
+"""A place to point at, in pixels from the figure's upper left corner (x, y, width, height), and the text that it shows."""
+
+Styles = dict[str, str]
+"""CSS declarations -> the class that has them; filled as figures are drawn, so that equal styles share a class."""
 
 
 def draw_curves(picture: Picture, prefix: str, styles: Styles) -> str:
@@ -31,7 +47,9 @@ def draw_curves(picture: Picture, prefix: str, styles: Styles) -> str:
         shown = thin_out(curve.points, DRAWN)
         x, y = [p.round for p in shown], [scale * p.mean for p in shown]
         tone = make_colour(f"s{curve.slot}")
-        if curve.seeds > 1 and picture.percent:  # losses are drawn without: there are many, and they are no result
+        if (
+            len(curve.values.columns) > 1 and picture.percent
+        ):  # losses are drawn without: there are many, and they are no result
             low, high = ([scale * v for v in values] for values in ([p.low for p in shown], [p.high for p in shown]))
             axes.fill_between(x, low, high, color=tone, alpha=0.13, linewidth=0, clip_on=False)
         # curves that lie on each other: the first is the widest, the gaps of the later ones show those below
@@ -147,4 +165,67 @@ def _draw_columns(axes: Any, picture: Picture) -> list[Hit]:
     box, height = axes.get_window_extent(), axes.figure.bbox.height
     centres = [float(axes.transData.transform((r, 0))[0]) for r in picture.listed]
     edges = [box.x0, *((a + b) / 2 for a, b in itertools.pairwise(centres)), box.x1]
-    return [Hit(a, height - box.y1, b - a, box.height, "") for a, b in itertools.pairwise(edges)]
+    return [(a, height - box.y1, b - a, box.height, "") for a, b in itertools.pairwise(edges)]
+
+
+def make_colour(name: str) -> str:
+    """Return a colour for matplotlib that stands for a CSS variable of a page: "s1" .. "s8", "ink", "muted", ..."""
+    return _TOKENS[name]
+
+
+def make_inline_svg(figure: Figure, prefix: str, label: str, styles: Styles, hits: Sequence[Hit] = ()) -> str:
+    """Return a figure as an <svg> element. prefix: keeps its ids apart from other figures'. label: its text alternative.
+
+    The figure's artists are to be drawn without clipping: a clip path would be named by every line.
+    """
+    figure.patch.set_visible(False)
+    for axes in figure.axes:
+        axes.patch.set_visible(False)
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": prefix}):
+        figure.savefig(file := io.StringIO(), format="svg")
+    ET.register_namespace("", _SVG)
+    root = ET.fromstring(file.getvalue())
+    for child in [c for c in root if c.tag.endswith(("metadata", "defs"))]:
+        root.remove(child)  # the first <defs> holds a style rule that would apply to the whole page
+    _tidy_svg(root, prefix, styles)
+    root.attrib |= {"role": "img", "aria-label": label, "class": "plot"}
+    for *place, tip in hits:
+        where = dict(zip(("x", "y", "width", "height"), map(_shorten_number, place), strict=True))
+        rect = ET.SubElement(root, f"{{{_SVG}}}rect", where)
+        if tip:
+            ET.SubElement(rect, f"{{{_SVG}}}title").text = tip
+    text = ET.tostring(root, encoding="unicode").replace(f' xmlns="{_SVG}"', "").replace(" />", "/>")
+    return re.sub(r">\s+<", "><", re.sub(r"</?g ?/?>", "", text))  # no group says anything any more
+
+
+def _tidy_svg(root: ET.Element, prefix: str, styles: Styles) -> None:
+    """Take out what only costs bytes (unused ids, long decimals, fonts by name); styles become classes."""
+    used = dict.fromkeys(e.attrib[_LINK][1:] for e in root.iter() if _LINK in e.attrib)
+    ids = {id: f"{prefix}-{number}" for number, id in enumerate(used)}
+    for element in root.iter():
+        marks = dict(element.attrib)
+        element.attrib.clear()
+        if marks.get("id") in ids:
+            element.set("id", ids[marks["id"]])
+        if _LINK in marks:
+            element.set("href", f"#{ids[marks[_LINK][1:]]}")
+        if style := _replace_colours(re.sub(r"font-family:[^;]*;?\s*", "", marks.get("style", ""))):
+            element.set("class", styles.setdefault(style, f"p{len(styles)}"))
+        for key in ("viewBox", "d", "x", "y", "transform"):
+            if key in marks and not re.match(r"rotate\(-?0[ ,]", marks[key]):
+                element.set(key, _shorten_numbers(marks[key]))
+
+
+def _shorten_numbers(text: str) -> str:
+    """Coordinates to a tenth of a pixel. After a move (M) what follows is a line (L) even if it is not said, but not after a
+    curve (C, Q)."""
+    short = " ".join(re.sub(r"-?\d+\.\d+", lambda m: _shorten_number(float(m[0])), text).split())
+    return short if re.search("[CQ]", short) else short.replace(" L ", " ")
+
+
+def _shorten_number(number: float) -> str:
+    return f"{number:.1f}".removesuffix(".0")
+
+
+def _replace_colours(text: str) -> str:
+    return _TOKEN.sub(lambda m: f"var(--{_NAMES[int(m[1], 16)]})", text)

@@ -1,7 +1,6 @@
 """How the runs were made: their list, the resolved configuration, the machine; what they share, and where they differ."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -9,25 +8,13 @@ import tomli_w
 
 from fedmutual.errors import format_count, join_words
 from fedmutual.report.cells import Column, PageTable, TableCell, make_table
-from fedmutual.results.comparison import RunComparison
-from fedmutual.results.settings import flatten_table, format_setting, format_values
-from fedmutual.results.text import format_number
+from fedmutual.results.comparison import RunComparison, flatten_table, format_setting, format_values
+from fedmutual.results.frame import RunFacts
+from fedmutual.results.scale import format_number
 from fedmutual.rundir.record_files import dump_record
-from fedmutual.rundir.recorded_run import RecordedRun
 from fedmutual.rundir.schema import RecordedNetwork
 
 _MOST_CHANNELS = 4  # the longest list of means or standard deviations that is printed in full
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The settings of all runs of a comparison.
-
-    `common` has what is equal in all runs, as text, and `differing` has a column for each method; None: nothing differs.
-    """
-
-    common: str
-    differing: PageTable | None
 
 
 def make_subtitle(comparison: RunComparison) -> str:
@@ -51,15 +38,22 @@ def make_subtitle(comparison: RunComparison) -> str:
 
 def list_facts(comparison: RunComparison) -> list[tuple[str, str]]:
     """Return the facts of the runs: (term, description)."""
+    models = [r.environment.models for r in comparison.runs]
+    networks = {
+        "shared": [m.shared for m in models if m.shared],
+        "personal": [n for m in models for n in m.personal.values()],
+    }
+    sizes = (f"{kind} {_format_networks(recorded)}" for kind, recorded in networks.items() if recorded)
+    weights = dict.fromkeys(n.weights for recorded in networks.values() for n in recorded if n.weights)
     return [
-        ("Methods", join_words([m.label for m in comparison.methods])),
-        ("Networks", describe_networks(comparison)),
-        ("First weights", describe_first_weights(comparison)),
+        ("Methods", join_words([m.method for m in comparison.methods])),
+        ("Networks", "; ".join(sizes) or "not recorded"),
+        ("First weights", "; ".join(weights) or "not recorded"),
         ("Inputs", describe_scaling(comparison.first)),
     ]
 
 
-def describe_partition(run: RecordedRun) -> str:
+def describe_partition(run: RunFacts) -> str:
     """Return in a clause how the data were partitioned among the clients."""
     kind, partition_keys = run.partition.kind, run.config.get("partition", {})
     words = {
@@ -74,28 +68,7 @@ def describe_partition(run: RecordedRun) -> str:
     return words.get(kind, kind)
 
 
-def describe_networks(comparison: RunComparison) -> str:
-    """Return the shared and the personal networks with their sizes."""
-    shared, personal = _list_models(comparison)
-    parts = [
-        f"{kind} {_format_networks(recorded)}" for kind, recorded in (("shared", shared), ("personal", personal)) if recorded
-    ]
-    return "; ".join(parts) or "not recorded"
-
-
-def describe_first_weights(comparison: RunComparison) -> str:
-    """Return the first weights of the networks: random, or from which source; and why not the requested ones."""
-    weights = dict.fromkeys(n.weights for recorded in _list_models(comparison) for n in recorded if n.weights)
-    return "; ".join(weights) or "not recorded"
-
-
-def _list_models(comparison: RunComparison) -> tuple[list[RecordedNetwork], list[RecordedNetwork]]:
-    """What was recorded of the shared network of each run, and of each client's own."""
-    models = [r.environment.models for r in comparison.runs]
-    return [m.shared for m in models if m.shared], [n for m in models for n in m.personal.values()]
-
-
-def describe_scaling(run: RecordedRun) -> str:
+def describe_scaling(run: RunFacts) -> str:
     """Return in a clause how the inputs were scaled; see `RecordedScaling`."""
     recorded = run.environment.scaling
     if recorded is None:
@@ -107,21 +80,18 @@ def describe_scaling(run: RecordedRun) -> str:
     if len(mean) > _MOST_CHANNELS:
         scaled.append(f"scaled by {len(mean)} means and standard deviations, which the environment below lists")
     elif mean and std:
-        scaled.append("minus mean ({}), over standard deviation ({})".format(*map(_format_numbers, (mean, std))))
+        numbers = (", ".join(f"{v:.4g}" for v in values) for values in (mean, std))
+        scaled.append("minus mean ({}), over standard deviation ({})".format(*numbers))
     if recorded.columns:
         scaled.append(f"{len(recorded.columns)} columns encoded by data.columns, as the environment below lists")
     augment = recorded.augment if "augment" in recorded.model_fields_set else "not recorded"
     return f"{', '.join(scaled) or 'not scaled'}; augmentation: {augment}"
 
 
-def _format_numbers(values: Sequence[float]) -> str:
-    return ", ".join(f"{v:.4g}" for v in values)
-
-
 def list_runs(comparison: RunComparison) -> PageTable:
     """Return the table of all runs: state, time, partition and folder."""
     columns = (
-        Column("Method", numeric=False, keys=("method",), read=lambda line: line[0].label),
+        Column("Method", numeric=False, keys=("method",), read=lambda line: line[0].method),
         Column("Seed", keys=("seed",), read=lambda line: line[1].seed),
         Column("State", numeric=False, keys=("state",), read=lambda line: line[1].state),
         Column(
@@ -149,7 +119,7 @@ def list_run_notes(comparison: RunComparison) -> list[str]:
     runs_by_note = dict[str, list[tuple[str, set[int]]]]()  # note -> of each run that has it its method, and the rounds
     for m in comparison.methods:
         for note, rounds in (noted for r in m.runs for noted in r.notes.items()):
-            runs_by_note.setdefault(note, []).append((m.label, rounds))
+            runs_by_note.setdefault(note, []).append((m.method, rounds))
     sentences = []
     for note, runs in runs_by_note.items():
         labels = list(dict.fromkeys(label for label, _ in runs))
@@ -163,7 +133,7 @@ def _describe_tuning(comparison: RunComparison) -> Iterator[str]:
     for m in comparison.methods:
         for values in dict.fromkeys(tuple(run.tuned.items()) for run in m.runs if run.tuned):
             settings = ", ".join(f"{key} = {value}" for key, value in values)
-            yield f"{m.label}: {settings}, chosen on hold-out rows before these runs"
+            yield f"{m.method}: {settings}, chosen on hold-out rows before these runs"
 
 
 def _describe_rounds(of_runs: Sequence[set[int]]) -> str:
@@ -178,8 +148,11 @@ def _describe_rounds(of_runs: Sequence[set[int]]) -> str:
     return f" (in {len(rounds)} rounds{runs}, from {first} to {last})"
 
 
-def make_configuration_tables(comparison: RunComparison) -> Settings:
-    """Return the resolved configurations: equal keys as TOML, the others in a table."""
+def make_configuration_tables(comparison: RunComparison) -> tuple[str, PageTable | None]:
+    """Return the resolved configurations: equal keys as TOML, the others in a table with a column for each method.
+
+    None: nothing differs.
+    """
     tables = [{k: v for k, v in flatten_table(r.config) if k != "seed"} for r in comparison.runs]
     common, differing = _split(tables)
     nested: dict[str, Any] = {}
@@ -189,20 +162,17 @@ def make_configuration_tables(comparison: RunComparison) -> Settings:
         for name in path:
             table = table.setdefault(name, {})
         table[last] = value
-    return Settings(
-        tomli_w.dumps(nested),
-        _make_method_table(comparison, tables, differing, "config", "Keys in which the runs differ, beside the seed"),
-    )
+    caption = "Keys in which the runs differ, beside the seed"
+    return tomli_w.dumps(nested), _make_method_table(comparison, tables, differing, "config", caption)
 
 
-def make_environment_tables(comparison: RunComparison) -> Settings:
-    """Return the environments of the runs: machine, versions and sizes of the models."""
+def make_environment_tables(comparison: RunComparison) -> tuple[str, PageTable | None]:
+    """Return the environments of the runs, machine, versions and sizes of the models: as `make_configuration_tables`."""
     tables = [dict(_flatten_environment(dump_record(r.environment))) for r in comparison.runs]
     common, differing = _split(tables)
     text = "\n".join(f"{k} = {format_setting(v)}" for k, v in common.items())
-    return Settings(
-        text, _make_method_table(comparison, tables, differing, "environment", "Where the runs' environments differ")
-    )
+    caption = "Where the runs' environments differ"
+    return text, _make_method_table(comparison, tables, differing, "environment", caption)
 
 
 def _flatten_environment(environment: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -210,11 +180,8 @@ def _flatten_environment(environment: Mapping[str, Any]) -> Iterator[tuple[str, 
     run_scaling = environment.get("scaling")
     yield from flatten_table({k: v for k, v in environment.items() if k not in ("format", "command", "clients")})
     for id, client in (environment.get("clients") or {}).items():
-        same = isinstance(client, Mapping) and client.get("scaling") == run_scaling
-        client_about = (
-            {k: v for k, v in client.items() if k != "scaling" or not same} if isinstance(client, Mapping) else client
-        )
-        yield from flatten_table({"clients": {id: client_about}})
+        same = client.get("scaling") == run_scaling
+        yield from flatten_table({"clients": {id: {k: v for k, v in client.items() if k != "scaling" or not same}}})
 
 
 def _split(tables: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[str]]:
@@ -232,7 +199,7 @@ def _make_method_table(
     for m in comparison.methods:
         own_tables = [t for t, r in zip(tables, comparison.runs, strict=True) if r in m.runs]
         read = partial(format_values, own_tables, missing="–")
-        columns.append(Column(m.label, numeric=False, keys=(m.label,), read=read))
+        columns.append(Column(m.method, numeric=False, keys=(m.method,), read=read))
     return make_table(f"{id}-differs", caption, columns, keys) if keys else None
 
 

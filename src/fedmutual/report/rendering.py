@@ -1,14 +1,18 @@
-"""One way to render all Jinja templates: an unknown name is an error, and lines that hold a tag only leave no blank line."""
+"""One way to render all Jinja templates, and to write pages: an unknown name is an error; a page is whole, or as before."""
 
+import codecs
+import os
 import re
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from jinja2 import BaseLoader, ChoiceLoader, Environment, FileSystemLoader, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup, escape
 
-from fedmutual.errors import format_count, join_words
+from fedmutual.errors import RunError, format_count, join_words
+from fedmutual.files import replace_file
 from fedmutual.results.scale import MetricScale
 
 
@@ -48,9 +52,12 @@ def load_page_template(template: str) -> Template:
 @cache
 def _load_macros(template: str) -> Any:
     environment = make_environment("fedmutual.report", html=False)
-    environment.filters |= {"count": format_count, "listed": join_words, "value": _format_value, "gain": _format_gain}
     environment.filters |= {
-        "one": _remove_plural,
+        "count": format_count,
+        "listed": join_words,
+        "value": lambda value, scale: scale.format_value(value),
+        "gain": lambda value, scale: scale.format_gain(value),
+        "one": lambda unit: unit.removesuffix("s"),
         "number": "{:,}".format,
         "quoted": repr,
         "span": _format_span,
@@ -58,27 +65,43 @@ def _load_macros(template: str) -> Any:
     return environment.get_template(template).module
 
 
-def render_macro(template: str, macro: str, *values: object, **named: object) -> str:
+def render_macro(template: str, macro: str, *values: object) -> str:
     """Return the text of a macro of a plain template of this package, its white space folded to single spaces.
 
     Names are plain text here; a page of HTML escapes the text.
     """
-    return " ".join(str(getattr(_load_macros(template), macro)(*values, **named)).split())
+    return " ".join(str(getattr(_load_macros(template), macro)(*values)).split())
 
 
-def _remove_plural(unit: str) -> str:
-    return unit.removesuffix("s")
-
-
-def _format_value(value: float, scale: MetricScale) -> str:
-    return scale.format_value(value)
-
-
-def _format_gain(value: float, scale: MetricScale) -> str:
-    return scale.format_gain(value)
+def render_facts(template: str, scale: MetricScale, macro: str, **facts: object) -> str:
+    """Return the text of a macro that takes facts by name, and the scale of the main metric."""
+    return render_macro(template, macro, SimpleNamespace(**facts), scale)
 
 
 def _format_span(ends: tuple[int, int]) -> str:
     """Return two numbers as a range, "36 to 40"; two equal numbers as one, "40"."""
     low, high = ends
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def check_page(out: Path) -> None:
+    """Raise RunError if `out` is a folder, or a file of another kind than a page."""
+    if os.path.isdir(out):  # `Path.is_dir` raises PermissionError in a folder that may not be entered
+        raise RunError(f"{out}: is a folder; name a file with -o")
+    try:
+        start = out.read_bytes()[:64].removeprefix(codecs.BOM_UTF8) if out.is_file() else b""
+    except OSError:
+        return
+    if start and not start.lstrip().lower().startswith((b"<!doctype html", b"<html")):  # for example a file of a run
+        raise RunError(f"{out}: is there and no page of HTML; name another file with -o")
+
+
+def write_text(page: str, out: Path) -> None:
+    """Write a page in one step.
+
+    Raises:
+        RunError: as `check_page`, or `out` cannot be written.
+    """
+    check_page(out)
+    with replace_file(out, sync=False, fix="name another file with -o") as file:  # follows no link that lies there
+        file.write(page.encode())

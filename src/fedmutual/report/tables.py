@@ -1,43 +1,54 @@
-"""The tables of the page: methods, what accuracy hides, recall by class, every client."""
+"""The tables of the page: methods, nodes, what accuracy hides, recall by class, other tasks, every client and its data."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pandas as pd
 
-from fedmutual.errors import format_count
+from fedmutual.errors import format_count, join_words
 from fedmutual.metric import ACCURACY
-from fedmutual.report import measures
-from fedmutual.report.cells import Column, PageTable, TableCell, format_csv, make_missing_cell, make_share_cell, make_table
-from fedmutual.report.columns import list_client_columns, list_decision_columns, list_headline_uses, list_node_columns
-from fedmutual.report.measures import Subject, average_scores
-from fedmutual.results.comparison import Method, RunComparison, Use
-from fedmutual.results.estimate import Estimate, Missing
-from fedmutual.results.gains import Gains, Pair
-from fedmutual.results.scale import MetricScale
-from fedmutual.results.text import format_number, format_percent_number
-from fedmutual.rundir.recorded_run import RecordedRun
+from fedmutual.report import columns, measures
+from fedmutual.report.cells import Column, PageTable, TableCell, make_share_cell, make_table
+from fedmutual.report.columns import DOMAIN_ROWS
+from fedmutual.results.comparison import SHORT, Line, RunComparison
+from fedmutual.results.estimate import Estimate, Missing, Value
+from fedmutual.results.frame import RunFacts
+from fedmutual.results.gains import Gains
+from fedmutual.results.scale import PERCENT, format_number, format_percent_number
+from fedmutual.rundir.schema import TRANSFER_DATA
+
+LARGE = 500  # cells of a table of holdings; of larger ones only the first is shown
+_CHOSEN = {
+    "validation.all": "the validation data of all nodes pooled, which real sites cannot do: they have their own only",
+    "validation": "its own validation data, as a real site can",
+    "validation (test examples)": "its own validation data, which are test examples that it is scored on",
+    "holdout": "its own hold-out data, as a real site can",
+    "test": "the test data that it is scored on, so the score is too high",
+}
+_UNTOLD = "not shared: the run is missing or unfinished, or the client does not share this score (share.metrics)"
+_UNDEFINED = {"auroc": "not shared, or undefined, because the scored data have one class only"}
+_UNSHARED = "not shared by this task or by these clients"
 
 
 def make_client_headline(comparison: RunComparison) -> PageTable:
     """Return the table of each model of each method: its accuracies, and its gain over local-only training."""
     title, unit = comparison.metric.heading, comparison.scale.head
     caption = f"{title} of every method{unit} {_describe_repetitions(comparison)}"
-    return make_table("headline", caption, list_client_columns(comparison), comparison.uses, cards=True)
+    return make_table("headline", caption, columns.list_client_columns(comparison), comparison.lines, cards=True)
 
 
 def make_node_headline(comparison: RunComparison) -> PageTable:
     """Return the table of each method's means over nodes after last and best rounds, and of its worst node."""
     caption = f"Accuracy over nodes, % {_describe_repetitions(comparison)}"
-    uses = list_headline_uses(comparison)
-    return make_table("domains", caption, list_node_columns(comparison), uses, cards=True)
+    return make_table("domains", caption, columns.list_node_columns(comparison), comparison.methods, cards=True)
 
 
 def make_decision_table(comparison: RunComparison) -> PageTable:
     """Return the table of a decision between methods, with a line for each model."""
     caption = "What each method reaches after the last round, and what it costs; means over seeds"
-    return make_table("decision", caption, list_decision_columns(comparison), comparison.uses, cards=True)
+    return make_table("decision", caption, columns.list_decision_columns(comparison), comparison.lines, cards=True)
 
 
 def _describe_repetitions(comparison: RunComparison) -> str:
@@ -48,36 +59,97 @@ def _describe_repetitions(comparison: RunComparison) -> str:
     return f"(mean ± 95 % interval over {many})"
 
 
+def describe_choice(comparison: RunComparison) -> str:
+    """Return a sentence: which data chose the best rounds of nodes."""
+    by = measures.find_choosing_data(comparison)
+    if not by:
+        return "Best rounds are chosen when a run is finished."
+    data_names = join_words([_CHOSEN.get(data, data) for data in sorted(by)], "or")
+    return f"Best is after each node's own best round, chosen by its accuracy on {data_names}."
+
+
+def make_node_tables(comparison: RunComparison) -> list[PageTable]:
+    """Return the tables of nodes by methods: each measure node by node, and the projected steps."""
+    shares = [_make_projection_table(comparison)] if measures.list_projecting(comparison) else []
+    return [*(make_node_table(comparison, measure) for measure in DOMAIN_ROWS), *shares]
+
+
+def make_node_table(comparison: RunComparison, measure: str) -> PageTable:
+    """Return a table of nodes by methods: a measure after the last round, and below it after the node's best round."""
+    nodes, seen = [*comparison.first.partition.clients], columns.find_caution(comparison)
+    shown = [Column("Node", numeric=False, keys=("node",), read=lambda node: node or "mean")]
+    for line in comparison.methods:
+        keys = tuple(f"{line.method} {end}" for end in ("last", "last_half_width", "best", "best_half_width"))
+        read = partial(_read_node, line, measure, dict(iter(line.select_last(TRANSFER_DATA[measure]).groupby("client"))))
+        form = partial(_format_last_and_best, comparison)
+        shown.append(Column(line.method, note=seen, keys=keys, read=read, form=form, numbers=_list_intervals))
+    rows = DOMAIN_ROWS[measure]
+    caption = f"{measure.upper()}, %: each node's model on test data of {rows}; last round, and below it best"
+    return make_table(measure, caption, shown, [*nodes, None], nodes)
+
+
+def _read_node(line: Line, measure: str, scores: dict[str, pd.DataFrame], node: str | None) -> tuple[Value, Value]:
+    """Return a node's measure after the last round and after its best round; node None: the means over nodes."""
+    best = measures.average_transfer_best(line, measure, node)
+    if node is None:
+        return measures.average_transfer_last(line, measure), best
+    return measures.average_scores(scores.get(node, line.table.rows[:0]), measures.explain_no_node(line)), best
+
+
+def _list_intervals(values: tuple[Value, Value]) -> list[float | None]:
+    return [n for value in values for n in ((None, None) if isinstance(value, Missing) else (value.mean, value.half))]
+
+
+def _format_last_and_best(comparison: RunComparison, values: tuple[Value, Value]) -> TableCell:
+    last, best = values
+    below = make_share_cell(best, comparison.scale)
+    text = "" if isinstance(best, Missing) else f"best {below.text} {below.spread}".rstrip()
+    return make_share_cell(last, comparison.scale, text)
+
+
+def _make_projection_table(comparison: RunComparison) -> PageTable:
+    shown = [Column("Node", numeric=False, keys=("node",), read=lambda node: node or "mean")]
+    for line in measures.list_projecting(comparison):
+        keys, read = (line.method, f"{line.method}_half_width"), partial(measures.average_projected, line)
+        shown.append(Column(line.method, keys=keys, read=read, form=partial(make_share_cell, scale=PERCENT)))
+    caption = "Mutual steps whose gradient was projected, %"
+    return make_table("projected", caption, shown, [*comparison.first.partition.clients, None])
+
+
 def make_other_score_table(comparison: RunComparison) -> PageTable:
     """Return the table of scores that a frequent class does not raise, with the accuracy of always naming that class."""
     share = partial(make_share_cell, scale=comparison.scale)
-    names = {"value": "Accuracy, %", "majority": "Most frequent class, %", "balanced_accuracy": "Balanced accuracy, %"}
-    columns = [
+    names = {"accuracy": "Accuracy, %", "majority": "Most frequent class, %", "balanced_accuracy": "Balanced accuracy, %"}
+    shown = [
         Column(
             "Method, and what is scored",
             numeric=False,
             keys=("method", "scored"),
-            form=lambda line: TableCell(line[0].label, sub=line[1].title),
-            numbers=lambda line: (line[0].label, line[1].title),
+            form=lambda scored: TableCell(scored[2].method, sub=scored[0]),
+            numbers=lambda scored: (scored[2].method, scored[0]),
         ),
         *(_make_score_column(key, name, share) for key, name in names.items()),
         *(_make_score_column(key, name, _make_number_cell) for key, name in (("auroc", "Macro AUROC"), ("loss", "Loss"))),
     ]
-    lines = [(m, subject) for m in comparison.methods for subject in measures.list_subjects(comparison, m)]
+    lines = [scored for m in comparison.methods for scored in measures.list_subjects(comparison, m)]
     caption = "Last round; own data: the mean of the clients' scores. Most frequent class: the accuracy of always naming it"
-    return make_table("beyond", caption, columns, lines)
+    return make_table("beyond", caption, shown, lines)
 
 
-def _make_score_column(key: str, name: str, form: Callable[[Estimate], TableCell]) -> Column:
-    """Return the column of a score of a line (method, subject), with a footnote if some clients lack it."""
+def _make_score_column(metric: str, name: str, form: Callable[[Estimate], TableCell]) -> Column:
+    """Return the column of a score of a subject of `measures.list_subjects`, with a footnote if some clients lack it."""
 
-    def read(line: tuple[Method, Subject]) -> tuple[Estimate, str] | Missing:
-        value = average_scores(line[1].scores, _UNDEFINED.get(key, _UNSHARED), key)
-        return value if isinstance(value, Missing) else (value, _note_partial(line[1], key))
+    def read(scored: Any) -> tuple[Estimate, str] | Missing:
+        _, _, line, data, of_clients = scored
+        scores = measures.select_subject(line, data, of_clients, metric)
+        total = len(measures.select_subject(line, data, of_clients))
+        value = measures.average_scores(scores, _UNDEFINED.get(metric, _UNSHARED))
+        partly = f"over the {len(scores)} of {total} for which it is defined" if len(scores) < total else ""
+        return value if isinstance(value, Missing) else (value, partly)
 
     return Column(
         name,
-        keys=("accuracy" if key == "value" else key,),
+        keys=(metric,),
         read=read,
         form=lambda value: replace(form(value[0]), note=value[1]),
         numbers=lambda value: (value[0].mean,),
@@ -90,120 +162,167 @@ def _make_number_cell(value: Estimate) -> TableCell:
 
 def make_recall_table(comparison: RunComparison) -> PageTable:
     """Return the table of each class's recall: of each method the shared model, and the personal models on all classes."""
-    columns = [Column("Class", numeric=False, keys=("class",), read=lambda number: comparison.classes[number])]
+    shown = [Column("Class", numeric=False, keys=("class",), read=lambda number: comparison.classes[number])]
     for m in comparison.methods:
-        for subject in measures.list_subjects(comparison, m):
-            if subject.everything:
-                name = subject.title.partition(",")[0]
-                read = partial(_find_recall, _average_recalls(subject))
-                columns.append(Column(name, m.label, keys=(f"{m.label}: {name}",), read=read, form=_make_shaded_cell))
+        for title, everything, line, data, of_clients in measures.list_subjects(comparison, m):
+            if everything:
+                name, recalls = title.partition(",")[0], _average_recalls(line, data, of_clients)
+                missing = Missing("the test set has no example of the class")
+                read = partial(lambda recalls, missing, number: recalls.get(number, missing), recalls, missing)
+                shown.append(Column(name, m.method, keys=(f"{m.method}: {name}",), read=read, form=_make_shaded_cell))
     where = "test data of all domains" if comparison.domains else "test set"
     caption = f"Recall of each class on the {where}, %, last round; personal models: the mean over clients"
-    return make_table("recall", caption, columns, range(len(comparison.classes)))
+    return make_table("recall", caption, shown, range(len(comparison.classes)))
 
 
-def _find_recall(recalls: Mapping[int, float], number: int) -> float | Missing:
-    return recalls.get(number, Missing("the test set has no example of the class"))
-
-
-def make_client_table(comparison: RunComparison) -> PageTable:
-    """Return the table of all clients of all seeds: training examples, network, accuracies and gains."""
-    pairs = {u: _list_pairs(comparison, u) for u in comparison.uses}
-    accuracies = {u: _get_accuracies(u) for u in comparison.uses}
-    runs: dict[int, RecordedRun] = {}  # of the first method that has the seed
-    for run in (r for m in comparison.methods for r in m.counted):
-        runs.setdefault(run.seed, run)
-    rows, lines = [], []
-    for seed, client in [
-        (r.seed, client) for r in sorted(runs.values(), key=lambda r: r.seed) for client in r.partition.clients
-    ]:
-        run = runs[seed]
-        examples, network = sum(run.partition.clients[client].counts.training), _find_network(comparison, seed, client)
-        score = run.get_scores(run.last).get(client)
-        majority = score.majority if score else None
-        about = (TableCell(client), TableCell(str(seed)), TableCell(f"{examples:,}"), TableCell(network))
-        served = []
-        for u in comparison.uses:
-            pair, accuracy = pairs[u].get((seed, client)), accuracies[u].get((seed, client))
-            served.append(_format_served(accuracy, pair, comparison.scale))
-            compared = (pair.round, pair.other, pair.gain) if pair else (None, None, None)
-            lines.append([seed, client, examples, network, majority, u.label, accuracy, *compared])
-        rows.append(
-            (*about, *([_format_majority(majority, comparison.scale)] if comparison.metric == ACCURACY else []), *served)
-        )
-    metric, scale = comparison.metric, comparison.scale
-    title = metric.heading
-    group = f"{title} on own validation data{scale.head} (gain over local-only{scale.difference_head})"
-    has_classes = metric == ACCURACY
-    columns = (
-        Column("Client", numeric=False),
-        Column("Seed"),
-        Column("Training examples"),
-        Column("Own network", numeric=False),
-        *([Column("Most frequent class, %")] if has_classes else []),
-        *(Column(u.label, group) for u in comparison.uses),
-    )
-    header = ["seed", "client", "examples", "network", "majority", "method", metric.name, "compared_at_round", "local_only"]
-    return PageTable("clients", "Every client, last round", columns, tuple(rows), format_csv([*header, "gain"], lines))
-
-
-def _list_pairs(comparison: RunComparison, use: Use) -> dict[tuple[int, str], Pair]:
-    gains = measures.measure_gains(comparison, use)
-    return {(p.seed, p.client): p for p in gains.pairs} if isinstance(gains, Gains) else {}
-
-
-def _format_majority(share: float | None, scale: MetricScale) -> TableCell:
-    return make_missing_cell(_UNTOLD) if share is None else TableCell(scale.format_value(share))
-
-
-_UNTOLD = "not shared: the run is missing or unfinished, or the client does not share this score (share.metrics)"
-_UNDEFINED = {"auroc": "not shared, or undefined, because the scored data have one class only"}
-_UNSHARED = "not shared by this task or by these clients"
-
-
-def _note_partial(subject: Subject, key: str) -> str:
-    """A footnote where a score is defined for some clients only."""
-    scores = subject.scores[key]
-    return f"over the {scores.count()} of {scores.size} for which it is defined" if 0 < scores.count() < scores.size else ""
-
-
-def _average_recalls(subject: Subject) -> Mapping[int, float]:
+def _average_recalls(line: Line, data: str, of_clients: bool) -> dict[int, float]:
     """Return the number of each class -> its mean recall over seeds, and over clients within a seed."""
-    recalls = subject.scores.set_index("seed")["recall"].dropna()
-    by_class = pd.DataFrame(recalls.tolist(), recalls.index).stack().dropna()
-    return dict(by_class.groupby(level=[1, 0]).mean().groupby(level=0).mean())
+    recalls = [
+        (run.seed, number, recall)
+        for run in line.counted
+        for client, row in run.get_rows(run.reached, line.model if of_clients else "global", data).items()
+        if (client is not None) == of_clients
+        for number, recall in enumerate(row.values.get("recall") or ())
+        if recall is not None
+    ]
+    by_class = pd.DataFrame(recalls, columns=["seed", "class", "recall"]).groupby(["class", "seed"])["recall"].mean()
+    return dict(by_class.groupby(level=0).mean())
 
 
 def _make_shaded_cell(value: float) -> TableCell:
     return TableCell(format_percent_number(value), shade=value)
 
 
-def _get_accuracies(use: Use) -> dict[tuple[int, str], float]:
-    """Return (seed, client) -> the main metric of a model on the client's own rows, after the last round."""
-    scores = use.method.select_last_scores(use.model, "validation")
-    return dict(zip(zip(scores["seed"], scores["client"], strict=True), scores["value"], strict=True))
+def make_other_task_table(comparison: RunComparison) -> PageTable | None:
+    """Return the table of scores of tasks without accuracy, such as a regression, in the units of their task.
+
+    A line for each client and score: each model on the client's own validation data, after the last round. None where all
+    scores are those of classes.
+    """
+    scores = tabulate_other_tasks(comparison)
+    if scores.empty:
+        return None
+    shown = [
+        Column("Client", numeric=False, keys=("client",), read=lambda line: line[0][0]),
+        Column("Score", numeric=False, keys=("score",), read=lambda line: line[0][1]),
+    ]
+    for label in dict.fromkeys(scores["label"]):
+        keys, read = (label, f"{label}_half_width"), partial(_average_label, label)
+        shown.append(Column(label, keys=keys, read=read, form=_make_task_cell))
+    scored = "Clients with another task: scores" if comparison.metric == ACCURACY else "All scores of clients"
+    caption = f"{scored} on their own validation data, last round"
+    return make_table("others", caption, shown, scores.groupby(["client", "score"], sort=False))
 
 
-def _format_served(accuracy: float | None, pair: Pair | None, scale: MetricScale) -> TableCell:
-    """A client's accuracy, and its gain beside it."""
-    if accuracy is None:
-        return make_missing_cell(_UNTOLD)
-    if pair is None:
-        return TableCell(scale.format_value(accuracy))
-    tone = "gain" if pair.gain > 0 else "harm" if pair.gain < 0 else ""
-    return TableCell(scale.format_value(accuracy), spread=scale.format_gain(pair.gain), tone=tone)
+def _average_label(label: str, line: tuple[object, pd.DataFrame]) -> Value:
+    scores = line[1]
+    return measures.average_over_seeds(scores.loc[scores["label"] == label, "value"], "not scored")
 
 
-def _find_network(comparison: RunComparison, seed: int, client: str) -> str:
+def _make_task_cell(value: Estimate) -> TableCell:
+    return TableCell(f"{value.mean:.4g}", f"± {value.half:.2g}" if value.half is not None else "")
+
+
+def tabulate_other_tasks(comparison: RunComparison) -> pd.DataFrame:
+    """Return all scores of tasks without accuracy on the clients' own validation data, after the last round of each run.
+
+    Columns: label (of the method, with the model where the method has several), client, score (its name), value.
+    """
+    rows = []
+    for method in comparison.methods:
+        others = [row for r in method.counted for row in r.last_rows if row.client is not None and not row.has_accuracy]
+        models = [model for model in SHORT if any(row.model == model for row in others)]
+        for model in models:
+            label = f"{method.method}, {SHORT[model]}" if len(models) > 1 else method.method
+            own = (row for row in others if row.model == model and row.data == "validation")
+            rows += [(label, row.client, k, v) for row in own for k, v in row.values.items() if isinstance(v, float)]
+    return pd.DataFrame(rows, columns=["label", "client", "score", "value"])
+
+
+def make_client_table(comparison: RunComparison) -> PageTable:
+    """Return the table of all clients of all seeds: training examples, network, accuracies and gains."""
+    scale, metric = comparison.scale, comparison.metric
+    runs: dict[int, RunFacts] = {}  # of the first method that has the seed
+    for run in (r for m in comparison.methods for r in m.counted):
+        runs.setdefault(run.seed, run)
+    clients = [(runs[seed], client) for seed in sorted(runs) for client in runs[seed].partition.clients]
+    find_network = partial(_find_network, _list_networks(comparison))
+    majorities = {seed: run.get_rows(run.reached) for seed, run in runs.items()}
+
+    def read_majority(who: tuple[RunFacts, str]) -> float | Missing:
+        row = majorities[who[0].seed].get(who[1])
+        majority = row.find_number("majority") if row else None
+        return Missing(_UNTOLD) if majority is None else majority
+
+    about = [
+        Column("Client", numeric=False, keys=("client",), read=lambda who: who[1]),
+        Column("Seed", keys=("seed",), read=lambda who: who[0].seed),
+        Column(
+            "Training examples",
+            keys=("examples",),
+            read=lambda who: sum(who[0].partition.clients[who[1]].training),
+            form=lambda n: TableCell(f"{n:,}"),
+        ),
+        Column("Own network", numeric=False, keys=("network",), read=find_network),
+        Column(
+            "Most frequent class, %" if metric == ACCURACY else "",
+            keys=("majority",),
+            read=read_majority,
+            form=lambda share: TableCell(scale.format_value(share)),
+        ),
+    ]
+    group = f"{metric.heading} on own validation data{scale.head} (gain over local-only{scale.difference_head})"
+    by_line = {line: _list_client_results(comparison, line) for line in comparison.lines}
+
+    def read_result(line: Line, who: tuple[RunFacts, str]) -> tuple[float, Any] | Missing:
+        return by_line[line].get((who[0].seed, who[1]), Missing(_UNTOLD))
+
+    def format_result(result: tuple[float, Any]) -> TableCell:
+        value, pair = result
+        if pair is None:
+            return TableCell(scale.format_value(value))
+        tone = "gain" if pair.gain > 0 else "harm" if pair.gain < 0 else ""
+        return TableCell(scale.format_value(value), spread=scale.format_gain(pair.gain), tone=tone)
+
+    shown = [*about, *(Column(u.label, group, read=partial(read_result, u), form=format_result) for u in comparison.lines)]
+    long = [replace(c, read=partial(lambda read, who: read(who[:2]), c.read)) for c in (about[1], about[0], *about[2:])]
+    long += [
+        Column("", keys=("method",), read=lambda who: who[2].label),
+        Column(
+            "",
+            keys=(metric.name, "compared_at_round", "local_only", "gain"),
+            read=lambda who: read_result(who[2], who[:2]),
+            numbers=lambda result: (result[0], *((p.round, p.other, p.gain) if (p := result[1]) else ())),
+        ),
+    ]
+    long_lines = [(run, client, line) for run, client in clients for line in comparison.lines]
+    return make_table("clients", "Every client, last round", shown, clients, long_lines, long)
+
+
+def _list_client_results(comparison: RunComparison, line: Line) -> dict[tuple[int, str], tuple[float, Any]]:
+    """Return (seed, client) -> the main metric on its own rows after the last round, and its pair of `Gains.table`."""
+    gains = measures.measure_gains(comparison, line)
+    pairs = {(p.seed, p.client): p for p in gains.table.itertuples()} if isinstance(gains, Gains) else {}
+    scores = line.select_last("validation")
+    places = zip(scores["seed"], scores["client"], scores["value"], strict=True)
+    return {(seed, client): (value, pairs.get((seed, client))) for seed, client, value in places}
+
+
+def _list_networks(comparison: RunComparison) -> dict[int, list[tuple[dict[str, str], str]]]:
+    """Return seed -> of each run the clients' own networks and the shared one; those of local-only training come last."""
+    networks: dict[int, list[tuple[dict[str, str], str]]] = {}
+    for run in (r for m in sorted(comparison.methods, key=lambda m: m.is_local_only) for r in m.runs):
+        models = run.environment.models
+        own = {i: network.name for i, network in models.personal.items()}
+        networks.setdefault(run.seed, []).append((own, models.shared.name if models.shared else ""))
+    return networks
+
+
+def _find_network(networks: dict[int, list[tuple[dict[str, str], str]]], who: tuple[RunFacts, str]) -> str:
     """The client's own network; where it has none, the shared one."""
-    methods = sorted(comparison.methods, key=lambda m: m.is_local_only)
-    models = [r.environment.models for m in methods for r in m.runs if r.seed == seed]
-    personal_networks = [m.personal[client] for m in models if client in m.personal]
-    networks = [*personal_networks, *(m.shared for m in models if m.shared)]
-    return networks[0].name if networks else ""
-
-
-LARGE = 500  # cells
+    run, client = who
+    recorded = networks.get(run.seed, [])
+    return next(iter([*(own[client] for own, _ in recorded if client in own), *(name for _, name in recorded if name)]), "")
 
 
 def make_holdings_tables(comparison: RunComparison) -> list[PageTable]:
@@ -213,33 +332,38 @@ def make_holdings_tables(comparison: RunComparison) -> list[PageTable]:
     """
     known = [r for r in comparison.runs if r.partition.clients]
     runs = sorted(known, key=lambda r: r.seed, reverse=True)
-    distinct = {str({i: c.counts.training for i, c in r.partition.clients.items()}): r for r in runs}
+    distinct = {tuple((i, c.training) for i, c in r.partition.clients.items()): r for r in runs}
     shown = sorted(distinct.values(), key=lambda r: r.seed)
-    tables = [_make_holdings_table(r, "Training examples" + (f", seed {r.seed}" if len(shown) > 1 else "")) for r in shown]
-    return tables if len(comparison.classes) * len(comparison.first.partition.clients) <= LARGE else tables[:1]
+    shown = shown if len(comparison.classes) * len(comparison.first.partition.clients) <= LARGE else shown[:1]
+    return [_make_holdings_table(r, "Training examples" + (f", seed {r.seed}" if len(distinct) > 1 else "")) for r in shown]
 
 
-def _make_holdings_table(run: RecordedRun, caption: str) -> PageTable:
+def _make_holdings_table(run: RunFacts, caption: str) -> PageTable:
     classes, clients = run.partition.classes, run.partition.clients
-    counts = {i: c.counts.training for i, c in clients.items()}
-    most = max(1, *(n for row in counts.values() for n in row))
-    totals = {i: sum(row) for i, row in counts.items()}
+    most = max(1, *(n for c in clients.values() for n in c.training))
+
+    def count(client: str, number: int | None) -> TableCell:
+        """Return the cell with a client's examples of a class; number None: of all classes."""
+        held = clients[client].training
+        if number is None:
+            return TableCell(f"{sum(held):,}")
+        return TableCell(f"{held[number]:,}", shade=held[number] / most) if held[number] else TableCell("·")
+
+    numbers = [*range(len(classes)), None]
     if len(clients) <= len(classes):  # the longer side runs down the page
-        columns = (Column("Class", numeric=False), *(Column(i, "Client") for i in clients))
-        body = [(TableCell(name), *(_format_held(counts[i][k], most) for i in clients)) for k, name in enumerate(classes)]
-        rows = [*body, (TableCell("all"), *(TableCell(f"{totals[i]:,}") for i in clients))]
+        lines: list[Any] = numbers
+        shown = [Column("Class", numeric=False, read=lambda k: "all" if k is None else classes[k])]
+        shown += [Column(i, "Client", read=partial(count, i), form=_keep) for i in clients]
     else:
-        columns = (Column("Client", numeric=False), *(Column(name, "Class") for name in classes), Column("all"))
-        rows = [(TableCell(i), *(_format_held(n, most) for n in counts[i]), TableCell(f"{totals[i]:,}")) for i in clients]
+        lines = [*clients]
+        shown = [Column("Client", numeric=False)]
+        shown += [Column(name, "Class", read=partial(count, number=k), form=_keep) for k, name in enumerate(classes)]
+        shown.append(Column("all", read=partial(count, number=None), form=_keep))
     parts = ("private", "public", "validation", "holdout", "test")
-    lines = [
-        [i, part, *examples]
-        for i, c in clients.items()
-        for part in parts
-        if (examples := getattr(c.counts, part)) is not None
-    ]
-    return PageTable(f"holdings-{run.seed}", caption, columns, tuple(rows), format_csv(["client", "part", *classes], lines))
+    held = [(i, part, *c.counts[part]) for i, c in clients.items() for part in parts if part in c.counts]
+    long = Column("", keys=("client", "part", *classes))
+    return make_table(f"holdings-{run.seed}", caption, shown, lines, held, [replace(long, numbers=list)])
 
 
-def _format_held(n: int, most: int) -> TableCell:
-    return TableCell(f"{n:,}", shade=n / most) if n else TableCell("·")
+def _keep(cell: TableCell) -> TableCell:
+    return cell

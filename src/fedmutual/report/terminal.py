@@ -12,14 +12,14 @@ from rich.table import Table
 from rich.text import Text
 
 from fedmutual.metric import ACCURACY
-from fedmutual.report import guarantee
 from fedmutual.report.cells import Column, list_records
-from fedmutual.report.columns import COSTS, list_headline_columns, list_headline_uses
-from fedmutual.report.findings import describe_finding, find_unequal_steps
-from fedmutual.results.comparison import RunComparison, Use, make_comparisons
-from fedmutual.rundir.recorded_run import RecordedRun, read_runs
+from fedmutual.report.columns import COSTS, has_guarantee, list_headline_columns, list_headline_lines
+from fedmutual.report.measures import format_epsilon
+from fedmutual.report.verdicts import find_unequal_steps
+from fedmutual.results.comparison import Line, RunComparison, make_comparisons
+from fedmutual.results.frame import RunFacts, read_runs
 
-Lines = Sequence[tuple[str, ...]]  # the name, then a text for each column
+Rows = Sequence[tuple[str, ...]]  # the name, then a text for each column
 _NONE = "n/a"
 _NAME = 10  # characters of the column of names, at least
 _GAP = 2  # blanks between columns, not three: the widest intervals fit 80 characters
@@ -33,11 +33,11 @@ class Sheet:
     """
 
     heads: Sequence[str]
-    sections: Mapping[str, Lines]
+    sections: Mapping[str, Rows]
     caption: str = ""
 
     @property
-    def lines(self) -> Lines:
+    def lines(self) -> Rows:
         """The lines of all sections."""
         return [line for lines in self.sections.values() for line in lines]
 
@@ -91,7 +91,7 @@ class Sheet:
         )
 
 
-def make_headline_tables(runs: Sequence[Path | RecordedRun]) -> Group:
+def make_headline_tables(runs: Sequence[Path | RunFacts]) -> Group:
     """Return a table with a line for each model of each method: the main metric after the last round, with 95 % intervals.
 
     Gains have columns where there is one. Comparisons of nodes that are domains have a table of their own.
@@ -100,21 +100,21 @@ def make_headline_tables(runs: Sequence[Path | RecordedRun]) -> Group:
         RunError: a folder is no run folder or is damaged, or all runs are of a sweep.
     """
     compared = sorted(make_comparisons(read_runs(runs)), key=lambda comparison: comparison.domains)
-    groups: dict[tuple[str, ...], dict[RunComparison, Lines]] = {}
+    groups: dict[tuple[str, ...], dict[RunComparison, Rows]] = {}
     columns: dict[tuple[str, ...], list[Column]] = {}
     for comparison in compared:
         shown = [column for column in list_headline_columns(comparison) if column.terminal]
         heads = tuple(column.terminal for column in shown)
         columns[heads] = shown
         groups.setdefault(heads, {})[comparison] = [
-            (_name_use(comparison, use), *(_format_cell(column, use) for column in shown))
-            for use in list_headline_uses(comparison)
+            (_name_line(comparison, line), *(_format_cell(column, line) for column in shown))
+            for line in list_headline_lines(comparison)
         ]
     return Group(*(_make_sheet(columns[heads], lines, len(compared) > 1) for heads, lines in groups.items()))
 
 
-def list_comparisons(runs: Sequence[Path | RecordedRun]) -> list[dict[str, object]]:
-    """Return the unrounded numbers of the headline for JSON: of each comparison the name, the metric, and a dict per line.
+def list_comparisons(runs: Sequence[Path | RunFacts]) -> list[dict[str, object]]:
+    """Return the unrounded numbers of headline and costs for JSON: of each comparison its name, metric, and a dict per line.
 
     Raises:
         RunError: as `make_headline_tables`.
@@ -123,25 +123,25 @@ def list_comparisons(runs: Sequence[Path | RecordedRun]) -> list[dict[str, objec
         {
             "comparison": c.name,
             "metric": c.metric.name,
-            "methods": list_records(list_headline_columns(c), list_headline_uses(c)),
+            "methods": list_records([*list_headline_columns(c), *COSTS], list_headline_lines(c)),
         }
         for c in make_comparisons(read_runs(runs))
     ]
 
 
-def make_cost_table(runs: Sequence[Path | RecordedRun]) -> Sheet:
+def make_cost_table(runs: Sequence[Path | RunFacts]) -> Sheet:
     """Return a table with the costs of each method: all clients, whole run, means over seeds.
 
     Raises:
         RunError: as `make_headline_tables`.
     """
     compared = make_comparisons(read_runs(runs))
-    unequal = [describe_finding(f, c.scale) for c in compared for f in find_unequal_steps(c)]
-    lines = [(m.label, *(_format_cell(cost, m.uses[0]) for cost in COSTS)) for c in compared for m in c.methods]
+    unequal = [sentence for c in compared for sentence in find_unequal_steps(c)]
+    lines = [(m.method, *(_format_cell(cost, m) for cost in COSTS)) for c in compared for m in c.methods]
     return Sheet([cost.terminal for cost in COSTS], {"": lines}, "\n".join(unequal))
 
 
-def _make_sheet(columns: Sequence[Column], compared: Mapping[RunComparison, Lines], named: bool) -> Sheet:
+def _make_sheet(columns: Sequence[Column], compared: Mapping[RunComparison, Rows], named: bool) -> Sheet:
     """Return the sheet of comparisons' lines; without the columns of gains where no line has one."""
     lines = [line for lines in compared.values() for line in lines]
     shown_columns = [k for k, c in enumerate(columns, 1) if not c.optional or any(line[k] != _NONE for line in lines)]
@@ -159,20 +159,20 @@ def _make_legend(compared: Sequence[RunComparison], shown: Sequence[str], gainin
     scale = compared[0].scale
     words += [scale.metric.title] if scale.metric != ACCURACY else []
     words += [f"gains in {scale.difference_mark.strip()}"] if gaining and scale.difference_mark else []
-    spent = {m.label: guarantee.format_epsilon(m) for c in compared if guarantee.is_stated(c) for m in c.methods}
+    spent = {m.method: format_epsilon(m) for c in compared if has_guarantee(c) for m in c.methods}
     words += ["epsilon: " + ", ".join(f"{label} {value}" for label, value in spent.items())] if spent else []
     single = sum(len(c.runs) for c in compared) == 1
     why = "`fedmutual report` says why" if single else "see the report"
     return "; ".join(words) + "." + (f" n/a: {why}." if _NONE in shown else "")
 
 
-def _name_use(comparison: RunComparison, use: Use) -> str:
+def _name_line(comparison: RunComparison, line: Line) -> str:
     """Return the name of a line: the method, with its model where lines are of models, and its state if unfinished."""
-    unfinished = [r for r in use.method.counted or use.method.runs if not r.finished]
+    unfinished = [r for r in line.counted or line.runs if not r.finished]
     states = sorted({"unfinished" if r.diverged is None else "diverged" for r in unfinished})
-    return (use.method.label if comparison.domains else use.label) + (f" ({' and '.join(states)})" if states else "")
+    return (line.method if comparison.domains else line.label) + (f" ({' and '.join(states)})" if states else "")
 
 
-def _format_cell(column: Column, use: Use) -> str:
-    cell = column.make_cell(column.read(use))
+def _format_cell(column: Column, line: Line) -> str:
+    cell = column.make_cell(column.read(line))
     return f"{cell.text} {cell.spread}".rstrip()

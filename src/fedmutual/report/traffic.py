@@ -1,6 +1,6 @@
 """What crosses between the participants: bytes, and the tensors that they are of."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from itertools import groupby
 from math import prod
@@ -8,34 +8,38 @@ from math import prod
 import pandas as pd
 
 from fedmutual.errors import format_count
-from fedmutual.report.cells import Column, PageTable, TableCell, format_csv, make_table
-from fedmutual.results.comparison import Method, RunComparison
+from fedmutual.report.cells import Column, PageTable, TableCell, make_table
+from fedmutual.results.comparison import Line, RunComparison
 from fedmutual.results.estimate import Missing
-from fedmutual.results.text import format_size
+from fedmutual.results.scale import format_size
 
 Leaves = Mapping[str, tuple[str, tuple[int, ...]]]  # name of a tensor -> its dtype and shape
+
+POOLED_NOTE = "the data of all participants are in one place; moving the data is not counted"
+_STEPS = "bytes of a round, divided by its local steps: so methods that exchange less often can be compared"
+_SEED = "all clients' public data, given out once before the first round, then referred to by index; in no other column"
 
 
 def make_method_bytes_table(comparison: RunComparison) -> PageTable:
     """Return a table with a line for each method: declared messages, bytes sent, and a public seed set's bytes apart."""
-    runs = [run for m in comparison.methods for run in m.counted if run.ledger]
-    stepped = any((run.local_steps or 1) > 1 for run in runs)
-    seeded = any(run.ledger.seed for run in runs)
-    sums = {m.label: _sum_bytes(m) for m in comparison.methods}
+    runs = [run for m in comparison.methods for run in m.counted if len(run.work)]
+    stepped = any((run.settings.local_steps or 1) > 1 for run in runs)
+    seeded = any(run.seed_bytes for run in runs)
+    sums = {m: _sum_bytes(m) for m in comparison.methods}
 
     def make_column(name: str, group: str, key: str, note: str = "") -> Column:
-        def read(method: Method) -> float | Missing:
-            return sums[method.label].get(key, Missing("the ledger is empty so far"))
+        def read(method: Line) -> float | Missing:
+            return sums[method].get(key, Missing("the ledger is empty so far"))
 
-        return Column(name, group, note=note, keys=(key,), read=read, form=lambda bytes: TableCell(format_size(bytes)))
+        return Column(name, group, note=note, keys=(key,), read=read, form=_make_size_cell)
 
     columns = [
         Column(
             "Method",
             numeric=False,
             keys=("method",),
-            form=lambda m: TableCell(m.label, note=POOLED_NOTE if m.is_pooled else ""),
-            numbers=lambda m: (m.label,),
+            form=lambda m: TableCell(m.method, note=POOLED_NOTE if m.is_pooled else ""),
+            numbers=lambda m: (m.method,),
         ),
         Column("A client's reply holds", numeric=False, read=_describe_leaving),
         make_column("up", "A client in a round", "up_client_round"),
@@ -48,73 +52,85 @@ def make_method_bytes_table(comparison: RunComparison) -> PageTable:
     return make_table("bytes", "Bytes of the tensors sent, means over seeds", columns, comparison.methods, cards=True)
 
 
-def _sum_bytes(method: Method) -> dict[str, float | Missing]:
+def _make_size_cell(size: float) -> TableCell:
+    return TableCell(format_size(size))
+
+
+def _sum_bytes(method: Line) -> dict[str, float | Missing]:
     """Return the bytes of a method by the key of their column, as means over seeds; empty if nothing was sent so far."""
-    runs = [run for run in method.counted if run.ledger]
+    runs = [run for run in method.counted if len(run.work)]
     if not runs:
         return {}
-    ledgers, steps = [run.ledger for run in runs], runs[0].local_steps
-    visits, n = sum(k.visits for k in ledgers) or 1, len(ledgers)
-    up, down = (sum(k.sum_bytes(way, start=False) for k in ledgers) / visits for way in ("up", "down"))
+    work, steps, n = method.work, runs[0].settings.local_steps, len(runs)
+    later = work[work["round"] > 0]
+    visits = len(later[["seed", "round", "client"]].drop_duplicates()) or 1  # how often a client took part in a round
+    up, down = (int(later[way].sum()) / visits for way in ("up", "down"))
     return {
         "up_client_round": up,
         "down_client_round": down,
         "up_client_step": up / steps if steps else Missing("rounds are counted in epochs"),
-        **{f"{way}_run": sum(k.sum_bytes(way) for k in ledgers) / n for way in ("up", "down")},
-        "seed_set": sum(sum(k.seed.values()) for k in ledgers) / n,
+        **{f"{way}_run": int(work[way].sum()) / n for way in ("up", "down")},
+        "seed_set": sum(run.seed_bytes for run in runs) / n,
     }
-
-
-_STEPS = "bytes of a round, divided by its local steps: so methods that exchange less often can be compared"
-_SEED = "all clients' public data, given out once before the first round, then referred to by index; in no other column"
-POOLED_NOTE = "the data of all participants are in one place; moving the data is not counted"
 
 
 def make_client_bytes_table(comparison: RunComparison) -> PageTable:
     """Return a table with a line for each client: its bytes in the whole run under each method."""
-    return _make_bytes_table(
-        comparison, "bytes-client", "client", "Bytes of each client over the whole run, means over seeds"
-    )
+    means = _average_bytes(comparison, "client")
+    columns = [Column("Client", numeric=False, keys=("client",), read=lambda line: line[0])]
+    lines = means.itertuples(name=None)
+    caption = "Bytes of each client over the whole run, means over seeds"
+    return make_table("bytes-client", caption, [*columns, *_list_byte_columns(means)], lines)
 
 
 def make_round_bytes_table(comparison: RunComparison) -> PageTable:
     """Return a table with a line for each round, or for several equal rounds: bytes of all clients under each method."""
-    return _make_bytes_table(comparison, "bytes-round", "round", "Bytes of all clients in a round, means over seeds")
-
-
-def _make_bytes_table(comparison: RunComparison, id: str, key: str, caption: str) -> PageTable:
-    methods = [m for m in comparison.methods if not m.is_pooled and any(r.ledger for r in m.counted)]
-    ways = [(m.label, way) for m in methods for way in ("up", "down")]
-    by_method = {m.label: _average_bytes(m, key) for m in methods}
-    means = pd.concat(by_method, axis=1)[ways].fillna(0.0) if by_method else pd.DataFrame()
-    means = means.sort_index() if key == "round" else means
-    rows, lines = [], []
-    for (_, values), equal in groupby(
-        means.itertuples(name=None), key=lambda line: (line[0] if key == "client" else line[0] == 0, line[1:])
-    ):
-        first, *more = [name for name, *_ in equal]
-        last = more[-1] if more else first
-        head = "start" if first == 0 else str(first) if last == first else f"{first} to {last}"
-        rows.append((TableCell(head), *(TableCell(format_size(v)) for v in values)))
-        lines.append([first, *([last] if key == "round" else []), *values])
-    columns = (Column(key.capitalize(), numeric=False), *(Column(way, label) for label, way in ways))
-    header = [*(["first_round", "last_round"] if key == "round" else [key]), *(f"{label} {way}" for label, way in ways)]
-    return PageTable(id, caption, columns, tuple(rows), format_csv(header, lines))
-
-
-def _average_bytes(method: Method, key: str) -> pd.DataFrame:
-    """Return the bytes up and down of each client or round, as means over seeds; a seed without the row counts as 0."""
-    ledgers = [r.ledger for r in method.counted]
-    sums = [
-        pd.DataFrame(
-            {way: ledger.sum_by_client(way) if key == "client" else ledger.sum_by_round(way) for way in ("up", "down")}
+    means = _average_bytes(comparison, "round").sort_index()
+    lines = []
+    for (_, values), equal in groupby(means.itertuples(name=None), key=lambda line: (line[0] == 0, line[1:])):
+        rounds = [round for round, *_ in equal]
+        lines.append(((rounds[0], rounds[-1]), *values))
+    columns = [
+        Column(
+            "Round",
+            numeric=False,
+            keys=("first_round", "last_round"),
+            read=lambda line: line[0],
+            form=_make_rounds_cell,
+            numbers=tuple,
         )
-        for ledger in ledgers
     ]
-    return pd.concat(sums).groupby(level=0, sort=False).sum() / len(ledgers)
+    caption = "Bytes of all clients in a round, means over seeds"
+    return make_table("bytes-round", caption, [*columns, *_list_byte_columns(means)], lines)
 
 
-def _describe_leaving(method: Method) -> str | Missing:
+def _make_rounds_cell(rounds: tuple[int, int]) -> TableCell:
+    first, last = rounds
+    return TableCell("start" if first == 0 else str(first) if last == first else f"{first} to {last}")
+
+
+def _list_byte_columns(means: pd.DataFrame) -> list[Column]:
+    return [
+        Column(way, label, keys=(f"{label} {way}",), read=partial(_get_value, k), form=_make_size_cell)
+        for k, (label, way) in enumerate(means.columns, 1)
+    ]
+
+
+def _get_value(number: int, line: tuple[float, ...]) -> float:
+    return line[number]
+
+
+def _average_bytes(comparison: RunComparison, by: str) -> pd.DataFrame:
+    """Return the bytes of each client or round (`by`): a column for each method and way, "up" and "down".
+
+    They are means over seeds; a seed without the row counts as 0.
+    """
+    methods = [m for m in comparison.methods if not m.is_pooled and any(len(r.work) for r in m.counted)]
+    sums = {m.method: m.work.groupby(by, sort=False, observed=True)[["up", "down"]].sum() / len(m.counted) for m in methods}
+    return pd.concat(sums, axis=1).fillna(0.0) if sums else pd.DataFrame()
+
+
+def _describe_leaving(method: Line) -> str | Missing:
     """What a reply may hold under a method."""
     if method.is_pooled:
         return "everything: all data are in one place"
@@ -126,17 +142,17 @@ def _describe_leaving(method: Method) -> str | Missing:
         values = sum(prod(shape) for _, shape in leaves.values())
         words = f"{format_count(len(leaves), 'tensor')}, {values:,} numbers"
         words += ", with n_k, how many examples it trains on" if any(name.endswith("n_k") for name in leaves) else ""
-    return f"{words}; once, before: its public data" if any(r.ledger.seed for r in method.counted) else words
+    return f"{words}; once, before: its public data" if any(r.seed_bytes for r in method.counted) else words
 
 
 def make_tensor_table(comparison: RunComparison) -> PageTable | None:
     """Return the table of all tensors that may leave a client; None where nothing leaves."""
-    leaves_by_method = {m.label: leaves for m in comparison.methods if not m.is_pooled and (leaves := _list_leaves(m))}
+    leaves_by_method = {m.method: leaves for m in comparison.methods if not m.is_pooled and (leaves := _list_leaves(m))}
     specs = dict.fromkeys((name, *spec) for leaves in leaves_by_method.values() for name, spec in leaves.items())
     columns = [
         Column("Tensor", numeric=False, keys=("tensor",), read=lambda spec: spec[0]),
         Column("type", numeric=False, keys=("type",), read=lambda spec: spec[1]),
-        Column("shape", keys=("shape",), read=lambda spec: _format_shape(spec[2])),
+        Column("shape", keys=("shape",), read=lambda spec: " × ".join(map(str, spec[2])) or "one number"),
     ]
     for label, leaves in leaves_by_method.items():
         read = partial(_find_leaving, leaves)
@@ -155,14 +171,10 @@ def _make_leaving_cell(leaving: int) -> TableCell:
     return TableCell("leaves" if leaving else "–")
 
 
-def _list_leaves(method: Method) -> Leaves | None:
+def _list_leaves(method: Line) -> Leaves | None:
     """Name -> dtype, shape over all phases; None before a run is finished. A phase is named where there are several."""
     summary = next((r.summary for r in method.runs if r.summary), None)
     if summary is None or summary.leaves is None:
         return None
     several = len(summary.leaves) > 1
     return {f"{p}: {n}" if several else n: spec for p, leaves in summary.leaves.items() for n, spec in leaves.items()}
-
-
-def _format_shape(shape: Sequence[int]) -> str:
-    return " × ".join(map(str, shape)) or "one number"

@@ -1,132 +1,320 @@
-"""The numbers of run folders as pandas tables: a row for each score, for each line of the ledger, and for each run."""
+"""Read run folders: a row for each score, a row for each line of the ledger, and the facts of each run. Without torch."""
 
-from collections.abc import Iterator
+import itertools
+import re
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import isnan, nan
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING
 
-import pandas as pd
+import numpy as np
 
-from fedmutual.results.comparison import Method, RunComparison, group_runs
-from fedmutual.rundir.file_names import LEDGER
-from fedmutual.rundir.frames import tabulate_numbers
-from fedmutual.rundir.record_files import read_records
-from fedmutual.rundir.recorded_run import RecordedRun, find_runs, read_runs
-from fedmutual.rundir.schema import SEED, LedgerLine
+from fedmutual.errors import RunError
+from fedmutual.files import Table
+from fedmutual.metric import Metric
+from fedmutual.role import Role
+from fedmutual.rundir.file_names import CONFIG, LEDGER, LOG, METRICS, PARTITION, TUNED
+from fedmutual.rundir.record_files import (
+    check_record,
+    is_finished,
+    make_line_error,
+    read_environment,
+    read_record,
+    read_records,
+    read_summary,
+    read_toml,
+)
+from fedmutual.rundir.schema import (
+    SEED,
+    Environment,
+    Evaluation,
+    LedgerLine,
+    MethodAbout,
+    RecordedPartition,
+    RunSettings,
+    ScoreRow,
+    Summary,
+    TunedRecord,
+)
 
+if TYPE_CHECKING:
+    import pandas as pd
+
+MODELS = ("personal", "ensemble", "global", "meme")  # that score clients' rows; the first one is what a client would use
+EARLIER_METHODS = {  # of the methods of earlier versions, whose folders may lack them
+    name: MethodAbout(title=title, shares=shares, preset=(), role=role)
+    for name, title, shares, role in (
+        ("fml", "FML", True, Role(position=1, colour=1, reference=True)),
+        ("fedh2l", "FedH2L", False, Role(position=2, colour=6, reference=True)),
+        ("fedmd", "FedMD", False, Role(position=3, colour=7)),
+        ("aggregate", "AGG", False, Role(position=4, colour=8)),
+        ("fedavg", "FedAvg", True, Role(position=5, colour=2)),
+        ("fedprox", "FedProx", True, Role(position=6, colour=3)),
+        ("independent", "Local-only", False, Role(colour=4, federates=False)),
+        ("centralised", "Centralised", True, Role(colour=5, federates=False)),
+    )
+}
+_DIVERGED = re.compile(r"\S+  stopped in round (?P<round>\d+): Diverged: ")  # the last line of log.txt
+_NOTE = re.compile(r"\S+  note(?: (?P<start>at the start)| in round (?P<round>\d+))?: (?P<text>.+)")  # a line of log.txt
+_SCORES = ["round", "model", "client", "data", "metric", "value", "examples"]
 _WORK = ("round", "phase", "client", "down", "up", "steps", "forwards")
 
 
-class Results(NamedTuple):
-    """The numbers of some runs, as `fedmutual.read` returns them.
+@dataclass(frozen=True, eq=False)
+class RunFacts:
+    """A run as its folder records it, finished, stopped or still running: its facts, its scores and its work."""
 
-    Each table begins with the columns study (runs with the same data and split), method, variant (the settings in which runs
-    of the method differ) and seed, which name the run. A missing number is NaN or None.
+    folder: Path
+    settings: RunSettings
+    config: Table  # all of config.toml
+    environment: Environment
+    partition: RecordedPartition
+    evaluations: tuple[Evaluation, ...]
+    work: "pd.DataFrame"  # as `results.read.Results.work`, with the clients and phases as categories
+    summary: Summary | None
 
-    scores: a row for each number; a score that a client does not share is absent. Columns: round (from 1), steps (those of
-        the client since the start; on the common test set the mean of the clients), model, client, data, metric and value
-        as in `Run.history`, examples (how many were scored), last (whether the round is the run's last), best (whether the
-        run's rule chose the round).
-    work: a row for each line of the ledger. Columns: round (0: before the first), phase, client, down, up (bytes), steps,
-        forwards.
-    runs: a row for each run. Columns: folder, state, device, seconds, epsilon (the largest of a client), environment (the
-        content of environment.json).
-    """
+    @cached_property
+    def notes(self) -> Mapping[str, set[int]]:
+        """Return the notes in log.txt, each with the rounds in which it was written (0: the start); empty without a log."""
+        rounds_by_note = dict[str, set[int]]()
+        for line in filter(None, map(_NOTE.match, self._log)):
+            rounds = rounds_by_note.setdefault(line["text"], set())
+            if line["start"] or line["round"]:
+                rounds.add(int(line["round"] or 0))
+        return rounds_by_note
 
-    scores: pd.DataFrame
-    work: pd.DataFrame
-    runs: pd.DataFrame
+    @cached_property
+    def _log(self) -> Sequence[str]:
+        """Return the lines of log.txt; none without a log."""
+        try:
+            return (self.folder / LOG).read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            return ()
+
+    @cached_property
+    def diverged(self) -> int | None:
+        """Return the round in which the run diverged; None if divergence did not end the run."""
+        line = _DIVERGED.match(self._log[-1]) if not self.finished and self._log else None
+        return int(line["round"]) if line else None
+
+    @property
+    def state(self) -> str:
+        """Return "finished", "unfinished: round 2 of 5" or "diverged in round 3 of 5"."""
+        if self.finished:
+            return "finished"
+        state = f"unfinished: round {self.reached}" if self.diverged is None else f"diverged in round {self.diverged}"
+        return f"{state} of {self.settings.rounds}"
+
+    @property
+    def algorithm(self) -> str:
+        """Return the name of the algorithm."""
+        return self.settings.algorithm
+
+    @cached_property
+    def method(self) -> MethodAbout:
+        """Return how the run's method introduces itself; for a folder of an earlier version, by the algorithm's name."""
+        return _describe_method(self.algorithm, self.environment)
+
+    @property
+    def role(self) -> Role:
+        """Return the role of the run's method in a comparison."""
+        return self.method.role or Role()
+
+    @cached_property
+    def tuned(self) -> Mapping[str, str]:
+        """Return the keys that trials on hold-out rows chose, with values as `--set` takes them; empty without trials.
+
+        Raises:
+            RunError: tuned.json is damaged or of another format.
+        """
+        path = self.folder / TUNED
+        return read_record(path, TunedRecord).set if path.is_file() else {}
+
+    @property
+    def metric(self) -> Metric:
+        """Return the main metric, which all clients have in common."""
+        return self.environment.main_metric
+
+    @property
+    def seed(self) -> int:
+        """Return the seed of the run."""
+        return self.settings.seed
+
+    @property
+    def reached(self) -> int:
+        """Return the last evaluated round; 0 before the first evaluation."""
+        return self.evaluations[-1].round if self.evaluations else 0
+
+    @property
+    def held_out(self) -> bool:
+        """Return whether only hold-out rows were scored, as in a sweep."""
+        return bool(self.config.get("records", {}).get("evaluate_on") == "holdout")
+
+    @property
+    def finished(self) -> bool:
+        """Return whether all rounds are done and summary.json is written."""
+        return is_finished(self.summary, self.settings.rounds)
+
+    @cached_property
+    def models(self) -> tuple[str, ...]:
+        """Return the models that clients score on their validation data; none if no client shares its scores."""
+        rows = [row for e in self.evaluations for row in e.rows if row.client is not None and row.data == "validation"]
+        scored = {row.model for row in rows if row.find_number(self.metric.name) is not None}
+        return tuple(m for m in MODELS if m in scored)
+
+    @property
+    def last_rows(self) -> tuple[ScoreRow, ...]:
+        """Return all scores after the last evaluation; none before the first evaluation."""
+        return self.evaluations[-1].rows if self.evaluations else ()
+
+    def get_rows(self, round: int, model: str | None = None, data: str = "validation") -> dict[str | None, ScoreRow]:
+        """Return client (None: the common test set) -> the scores of a model after a round; empty without an evaluation.
+
+        Rows without the main metric are left out. model: None is the model that clients would use. data: the kind of rows.
+        """
+        model = model or next(iter(self.models), None)
+        rows = next((e.rows for e in self.evaluations if e.round == round), ())
+        of_model = (row for row in rows if (row.model, row.data) == (model, data))
+        return {row.client: row for row in of_model if row.find_number(self.metric.name) is not None}
+
+    @cached_property
+    def messages(self) -> "pd.DataFrame":
+        """Return the lines of `work` without those of the public data that clients sent once."""
+        return self.work[(self.work["round"] > 0) | (self.work["phase"] != SEED)] if self._has_seed else self.work
+
+    @cached_property
+    def seed_bytes(self) -> int:
+        """Return the bytes of the public data that clients sent once."""
+        return int(self.work["up"].sum() - self.messages["up"].sum()) if self._has_seed else 0
+
+    @cached_property
+    def totals(self) -> Mapping[str, int | None]:
+        """Return the sums of the numbers of `messages` over clients and rounds; None for one that a line does not have."""
+        sums = {name: self.messages[name].to_numpy().sum() for name in ("down", "up", "steps", "forwards")}
+        return {name: None if self.messages.empty or isnan(total) else int(total) for name, total in sums.items()}
+
+    @property
+    def _has_seed(self) -> bool:
+        return SEED in self.work["phase"].cat.categories
 
 
-def read(folder: str | Path) -> Results:
-    """Return the numbers of a run folder, of the run folders that a command made, or of results of real sites.
+def read_scores(folder: Path) -> "pd.DataFrame":
+    """Return all scores of a run's folder, one row for each number, as `Run.history` describes them.
 
     Raises:
-        RunError: the folder holds no run, or a file is damaged.
+        RunError: metrics.jsonl is damaged.
     """
-    named = list(_name_runs(read_runs(find_runs(Path(folder)))))
-    works = [_read_work(run) for _, run in named]
-    scores = [_tabulate_scores(run, work) for (_, run), work in zip(named, works, strict=True)]
-    names = [name for name, _ in named]
-    return Results(
-        _join(names, scores),
-        _join(names, works),
-        pd.DataFrame([name | _describe_run(run) for name, run in named]),
+    return tabulate_numbers(read_records(folder / METRICS, Evaluation)).drop(columns="examples")
+
+
+def tabulate_numbers(evaluations: Iterable[Evaluation]) -> "pd.DataFrame":
+    """Return all scores, a row for each number: the columns of `Run.history`, and examples, how many were scored."""
+    import pandas as pd  # takes 0.3 s, and only tables need it
+
+    rows = [
+        (evaluation.round, row.model, row.client, row.data, metric, float(value), row.find_number("examples"))
+        for evaluation in evaluations
+        for row in evaluation.rows
+        for metric, value in row.values.items()
+        if is_number(value)
+    ]
+    return pd.DataFrame(rows, columns=_SCORES)
+
+
+def is_number(value: object) -> bool:
+    """Return whether a score is a number, and not a list of numbers, a text or missing."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def find_runs(path: Path) -> list[Path]:
+    """Return the run folders at a path: the path itself, or the folders in it that `compare` or `demo` wrote, sorted.
+
+    Raises:
+        RunError: there are none.
+    """
+    path = Path(path)
+    if (path / CONFIG).is_file():
+        return [path]
+    candidates = {file.parent for depth in range(1, 4) for file in path.glob("*/" * depth + CONFIG)}
+    folders = sorted(
+        (folder for folder in candidates if not candidates & set(folder.parents)),
+        key=lambda folder: [(0, int(p), "") if p.isdigit() else (1, 0, p) for p in folder.parts],  # seed 10 after seed 2
+    )
+    if not folders:
+        what = "holds no run" if path.is_dir() else "is no folder"
+        raise RunError(f"{path}: {what}; name a run's folder, or one that `fedmutual compare` made")
+    return folders
+
+
+def read_runs(folders: Iterable[Path | RunFacts]) -> list[RunFacts]:
+    """Return the runs in some folders, each folder once. A run that is read already is returned as it is.
+
+    Raises:
+        RunError: a folder is no run folder, or a file in it is missing, damaged or of another format.
+    """
+    by_path = {(f.folder if isinstance(f, RunFacts) else Path(f)).resolve(): f for f in reversed(list(folders))}
+    if not by_path:
+        raise RunError("there is no run to report; name a run's folder, or one that `fedmutual compare` made")
+    return [run if isinstance(run, RunFacts) else read_run(Path(run)) for run in reversed(by_path.values())]
+
+
+def read_run(folder: Path) -> RunFacts:
+    """Return the run in a folder.
+
+    Raises:
+        RunError: as `read_runs`.
+    """
+    if not (folder / CONFIG).is_file():
+        raise RunError(f"{folder}: is no run folder, it has no {CONFIG}; name a folder that `fedmutual run` made")
+    config = read_toml(folder / CONFIG)
+    evaluations = tuple(read_records(folder / METRICS, Evaluation))
+    for number, (earlier, later) in enumerate(itertools.pairwise(evaluations), 2):
+        if later.round <= earlier.round:
+            raise make_line_error(folder / METRICS, number, f"round {later.round} follows round {earlier.round}")
+    return RunFacts(
+        folder=folder,
+        settings=check_record(folder / CONFIG, RunSettings, config),
+        config=config,
+        environment=read_environment(folder),
+        partition=read_record(folder / PARTITION, RecordedPartition),
+        evaluations=evaluations,
+        work=tabulate_work(read_records(folder / LEDGER, LedgerLine)),
+        summary=read_summary(folder),
     )
 
 
-def _name_runs(runs: list[RecordedRun]) -> Iterator[tuple[dict[str, Any], RecordedRun]]:
-    """Return the runs in the order of a report, each with the columns that name it."""
-    for comparison in group_runs(runs):
-        for method in comparison.methods:
-            for run in method.runs:
-                yield _name_run(comparison, method, run), run
+def tabulate_work(lines: Iterable[LedgerLine]) -> "pd.DataFrame":
+    """Return the lines of a ledger as `RunFacts.work`: a run of 10,000 rounds has 80,000 lines."""
+    import pandas as pd
+
+    phases, clients = dict[str, int](), dict[str, int]()  # name -> its code
+    counts, codes, work = array("q"), array("q"), array("d")
+    for line in lines:
+        counts.extend((line.round, line.down, line.up))
+        codes.extend((phases.setdefault(line.phase, len(phases)), clients.setdefault(line.client, len(clients))))
+        work.extend(nan if n is None else n for n in (line.steps, line.forwards))
+    round, down, up = np.frombuffer(counts, dtype="int64").reshape(-1, 3).T
+    phase, client = np.frombuffer(codes, dtype="int64").reshape(-1, 2).T
+    steps, forwards = np.frombuffer(work).reshape(-1, 2).T
+    by_name = [pd.Categorical.from_codes(c, [*names], validate=False) for c, names in ((phase, phases), (client, clients))]
+    return pd.DataFrame(dict(zip(_WORK, (round, *by_name, down, up, steps, forwards), strict=True)))
 
 
-def _name_run(comparison: RunComparison, method: Method, run: RecordedRun) -> dict[str, Any]:
-    variant = ", ".join(f"{key} = {value}" for key, value in method.variant)
-    return {"study": comparison.name, "method": method.algorithm, "variant": variant, "seed": run.seed}
+def read_method(folder: Path) -> MethodAbout:
+    """Return how the method of the run in a folder introduces itself.
 
-
-def _join(names: list[dict[str, Any]], tables: list[pd.DataFrame]) -> pd.DataFrame:
-    """Return the rows of all tables; the first columns name the run of a row."""
-    named = [table.assign(**name)[[*name, *table]] for name, table in zip(names, tables, strict=True)]
-    return pd.concat(named, ignore_index=True)
-
-
-def _read_work(run: RecordedRun) -> pd.DataFrame:
-    lines = read_records(run.folder / LEDGER, LedgerLine)
-    table = pd.DataFrame([[getattr(line, name) for name in _WORK] for line in lines], columns=list(_WORK))
-    return table.astype({"steps": float, "forwards": float})
-
-
-def _tabulate_scores(run: RecordedRun, work: pd.DataFrame) -> pd.DataFrame:
-    scores = tabulate_numbers(run.evaluations)
-    scores = scores[scores["metric"] != "examples"]  # they are a column of their own
-    clients = [client if isinstance(client, str) else None for client in scores["client"]]  # pandas makes NaN of None
-    places = [*zip(scores["round"], clients, strict=True)]
-    steps, bests = _count_steps(work, run.reached), _find_best_rounds(run)
-    best_rounds = [bests.get(client, bests.get("" if client else None)) for _, client in places]
-    examples = scores["examples"]
-    return scores.drop(columns="examples").assign(
-        steps=[steps.get(place, float("nan")) for place in places],
-        examples=examples,
-        last=scores["round"] == run.reached,
-        best=scores["round"] == pd.Series(best_rounds, index=scores.index, dtype=float),
-    )[["round", "steps", "model", "client", "data", "metric", "value", "examples", "last", "best"]]
-
-
-def _count_steps(work: pd.DataFrame, rounds: int) -> dict[tuple[int, str | None], float]:
-    """Return (round, client) -> the client's gradient steps since the start; client None: the mean of the clients.
-
-    Empty if steps of a line were not recorded.
+    Raises:
+        RunError: config.toml or environment.json is missing, damaged or of another format.
     """
-    work = work[work["phase"] != SEED]
-    if work.empty or work["steps"].isna().any():
-        return {}
-    by_client = work.pivot_table("steps", "round", "client", aggfunc="sum", fill_value=0)
-    sums = by_client.reindex(range(rounds + 1), fill_value=0).cumsum()
-    columns: dict[str | None, pd.Series] = {**{str(i): sums[i] for i in sums}, None: sums.mean(axis=1)}
-    return {(round, client): steps for client, column in columns.items() for round, steps in enumerate(column)}
+    settings = check_record(folder / CONFIG, RunSettings, read_toml(folder / CONFIG))
+    return _describe_method(settings.algorithm, read_environment(folder))
 
 
-def _find_best_rounds(run: RecordedRun) -> dict[str | None, int]:
-    """Return the best rounds that the run's rule chose: by node, by "" for all clients, and by None for the test set."""
-    summary, bests = run.summary, dict[str | None, int]()
-    if summary and summary.global_ and summary.global_.test:
-        bests[None] = summary.global_.test.best_round
-    if summary and summary.personal and summary.personal.validation and summary.personal.validation.best.best_round:
-        bests[""] = summary.personal.validation.best.best_round
-    return bests | (summary.transfer.best_rounds if summary and summary.transfer else {})
-
-
-def _describe_run(run: RecordedRun) -> dict[str, Any]:
-    summary, privacy = run.summary, run.summary.privacy if run.summary else None
-    epsilons = [client.epsilon for client in privacy.clients.values()] if privacy else []
-    return {
-        "folder": str(run.folder),
-        "state": run.state,
-        "device": run.environment.device,
-        "seconds": summary.seconds if summary else None,
-        "epsilon": max((float("inf") if e is None else e for e in epsilons), default=None),
-        "environment": run.environment.model_dump(),
-    }
+def _describe_method(algorithm: str, environment: Environment) -> MethodAbout:
+    """Return a method as environment.json records it; where the file lacks a fact, the fact of earlier versions."""
+    earlier = EARLIER_METHODS.get(algorithm, MethodAbout(title=algorithm, preset=(), role=Role(), shares=True))
+    about = environment.algorithm or earlier
+    return about if about.role else about.model_copy(update={"role": earlier.role})

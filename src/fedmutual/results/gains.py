@@ -1,129 +1,116 @@
 """Gains in pairs: one client of one seed under two methods, after equally long training."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from statistics import fmean
+from typing import Any
 
 import pandas as pd
 
 from fedmutual.metric import ACCURACY, Metric
 from fedmutual.results.estimate import SAME, Estimate, Missing, estimate, get_limit
-from fedmutual.rundir.recorded_run import RecordedRun
+from fedmutual.results.frame import RunFacts
+from fedmutual.rundir.schema import ScoreRow
 
 COARSE = 0.02  # the largest weight of one example if a run has no number of examples: an accuracy is of 50 examples or more
 
-
-@dataclass(frozen=True)
-class Pair:
-    """One client of one seed under two methods, after equal training: the main metric on its own rows."""
-
-    seed: int
-    client: str
-    round: int  # of ours
-    ours: float
-    other: float
-    examples: int | None = None  # how many rows these are
-    metric: Metric = ACCURACY
-
-    @property
-    def gain(self) -> float:
-        """Our value minus the other, or the reverse if lower is better; a difference by rounding alone is 0."""
-        gain = self.ours - self.other if self.metric.is_higher_better else self.other - self.ours
-        return 0.0 if abs(gain) < SAME else gain
-
-    @property
-    def grain(self) -> float:
-        """The largest change of the gain that one example can cause; 0 if the metric is no fraction."""
-        if not self.metric.is_fraction:
-            return 0.0
-        return 1 / self.examples if self.examples else COARSE
+PairRow = tuple[int, str, int, float, float, float | None]
+"""Seed, client, round (of ours), our value, the other value, and how many examples these are of."""
 
 
-@dataclass(frozen=True)
 class Gains:
-    """The results of two methods: one `Pair` for each client of each seed that both methods have."""
+    """The gains of a method over another: a row of `table` for each client of each seed that both methods have.
 
-    pairs: tuple[Pair, ...]
+    Columns: seed, client, round (of ours), ours and other (values of the metric), gain (positive where ours is better; 0 for
+    a difference by rounding alone), grain (the largest change of the gain that one example can cause).
+    """
+
+    def __init__(self, pairs: Sequence[PairRow], metric: Metric = ACCURACY) -> None:
+        sign = 1 if metric.is_higher_better else -1
+        rows = [
+            (seed, client, round, ours, other, compute_gain(ours, other, sign), compute_grain(examples, metric))
+            for seed, client, round, ours, other, examples in pairs
+        ]
+        self.table = pd.DataFrame(rows, columns=["seed", "client", "round", "ours", "other", "gain", "grain"])
+        self._limit = get_limit(metric)
+
+    def __len__(self) -> int:
+        return len(self.table)
 
     @property
-    def gained(self) -> tuple[Pair, ...]:
-        """The pairs in which ours is better."""
-        return tuple(p for p in self.pairs if p.gain > 0)
+    def gained(self) -> int:
+        """How many pairs are better with ours."""
+        return int((self.table["gain"] > 0).sum())
 
-    @property
-    def harmed(self) -> tuple[Pair, ...]:
-        """The pairs in which ours is worse, the worst first."""
-        return tuple(sorted((p for p in self.pairs if p.gain < 0), key=lambda p: p.gain))
+    @cached_property
+    def harmed(self) -> list[Any]:
+        """The rows that are worse with ours, the worst first."""
+        return [*self.table[self.table["gain"] < 0].sort_values("gain", kind="stable").itertuples()]
 
     @property
     def equal(self) -> int:
         """How many pairs are equal."""
-        return len(self.pairs) - len(self.gained) - len(self.harmed)
-
-    @cached_property
-    def frame(self) -> pd.DataFrame:
-        """A row for each pair. Columns: seed, client, ours, other, gain, grain, as `Pair`."""
-        rows = [(p.seed, p.client, p.ours, p.other, p.gain, p.grain) for p in self.pairs]
-        return pd.DataFrame(rows, columns=["seed", "client", "ours", "other", "gain", "grain"])
+        return len(self) - self.gained - len(self.harmed)
 
     @property
     def means(self) -> tuple[float, float]:
         """Our value and the other's: the mean over clients, then over seeds."""
-        ours, other = self.frame.groupby("seed")[["ours", "other"]].mean().mean()
+        ours, other = self.table.groupby("seed")[["ours", "other"]].mean().mean()
         return float(ours), float(other)
 
-    @property
+    @cached_property
     def by_client(self) -> dict[str, Estimate]:
         """Client -> its mean gain over the seeds, where there are two or more with an interval."""
-        clients = self.frame.groupby("client", sort=False)
+        clients = self.table.groupby("client", sort=False)
         return {
-            str(client): estimate(of_client["gain"].tolist(), "seeds", float(of_client["grain"].max()), self._limit)
-            for client, of_client in clients
+            str(i): estimate(rows["gain"].tolist(), "seeds", float(rows["grain"].max()), self._limit) for i, rows in clients
         }
 
     @property
-    def seeds(self) -> tuple[int, ...]:
-        """The seeds that have pairs."""
-        return tuple(sorted({p.seed for p in self.pairs}))
+    def seeds(self) -> int:
+        """How many seeds have pairs."""
+        return int(self.table["seed"].nunique())
 
-    @property
+    @cached_property
     def estimate(self) -> Estimate:
         """The mean gain: over the seeds' mean gains where there are two seeds or more, else over the run's clients."""
-        seeds = self.frame.groupby("seed")
-        if len(seeds) == 1:
-            return estimate(self.frame["gain"].tolist(), "clients", float(self.frame["grain"].max()), self._limit)
+        if self.seeds == 1:
+            return estimate(self.table["gain"].tolist(), "clients", float(self.table["grain"].max()), self._limit)
+        seeds = self.table.groupby("seed")
         gains, grains = seeds["gain"].agg(fmean), seeds["grain"].max() / seeds.size()
         return estimate(gains.tolist(), "seeds", float(grains.max()), self._limit)
 
-    @property
-    def _limit(self) -> float:
-        return get_limit(self.pairs[0].metric)
+
+def compute_gain(ours: float, other: float, sign: int) -> float:
+    """Return our value minus the other (sign 1), or the reverse (-1); a difference by rounding alone is 0."""
+    gain = sign * (ours - other)
+    return 0.0 if abs(gain) < SAME else gain
+
+
+def compute_grain(examples: float | None, metric: Metric) -> float:
+    """Return the largest change of a value that one example can cause; 0 if the metric is no fraction."""
+    return (1 / examples if examples else COARSE) if metric.is_fraction else 0.0
 
 
 def pair_clients(
-    ours: Sequence[RecordedRun],
-    others: Sequence[RecordedRun],
+    ours: Sequence[RunFacts],
+    others: Sequence[RunFacts],
     model: str | None = None,
     other: str | None = None,
     data: str = "validation",
 ) -> Gains | Missing:
-    """Return pairs of values with equal seed, data and client, of `ours` and `others`, after equally long training.
+    """Return the gains of `ours` over `others`, of pairs with equal seed, data and client, after equally long training.
 
     The values are of the last such round of both runs (`find_last_common`). model, other: the scored models of `ours` and
     of `others`; None: the model that a client would use. data: the scored rows of the client.
     """
-    pairs = []
-    for a, b in match_runs(ours, others):
-        round, their_round = find_last_common(a, b)
-        our_scores, their_scores = (
-            a.get_scores(a.find_evaluation(round), model, data),
-            b.get_scores(b.find_evaluation(their_round), other, data),
-        )
-        both = [(i, our_scores[i], their_scores[i]) for i in our_scores if i in their_scores]
-        pairs += [Pair(a.seed, i, round, x.value, y.value, x.examples, a.metric) for i, x, y in both]
+    metric = ours[0].metric if ours else ACCURACY
+    pairs = [
+        (run.seed, client, round, *(row.find_number(metric.name) for row in rows), rows[0].find_number("examples"))
+        for run, client, round, *rows in match_rows(ours, others, model, other, data)
+    ]
     if pairs:
-        return Gains(tuple(pairs))
+        return Gains(pairs, metric)  # type: ignore[arg-type]  # `match_rows` yields rows with the metric
     if not ours or not others:
         return Missing("one of the two has no run with numbers")
     if not match_runs(ours, others):
@@ -131,37 +118,52 @@ def pair_clients(
     return Missing("the two have no evaluated round, or no client that shares its scores, in common")
 
 
-def pair_global(ours: Sequence[RecordedRun], others: Sequence[RecordedRun]) -> Estimate | None:
+def match_rows(
+    ours: Sequence[RunFacts], others: Sequence[RunFacts], model: str | None, other: str | None, data: str
+) -> Iterator[tuple[RunFacts, str, int, ScoreRow, ScoreRow]]:
+    """Yield (our run, client, our round, our scores, the other scores) as `pair_clients` describes them."""
+    for run, other_run in match_runs(ours, others):
+        round, other_round = find_last_common(run, other_run)
+        other_rows = other_run.get_rows(other_round, other, data)
+        for client, row in run.get_rows(round, model, data).items():
+            if client is not None and client in other_rows:
+                yield run, client, round, row, other_rows[client]
+
+
+def pair_global(ours: Sequence[RunFacts], others: Sequence[RunFacts]) -> Estimate | None:
     """Return how much better our shared model is on the test set, mean over seeds; None where no runs can be paired.
 
     The values are those of the main metric after the last round of `find_last_common`.
     """
     gains, grain = [], 0.0
-    for a, b in match_runs(ours, others):
-        rounds = zip((a, b), find_last_common(a, b), strict=True)
-        our_score, their_score = (
-            e.find("global", "test") if (e := run.find_evaluation(round)) else None for run, round in rounds
-        )
-        if our_score and their_score:
-            pair = Pair(a.seed, "", 0, our_score.value, their_score.value, our_score.examples, a.metric)
-            gains.append(pair.gain)
-            grain = max(grain, pair.grain if our_score.examples else 0.0)
+    for pair in match_runs(ours, others):
+        rounds = zip(pair, find_last_common(*pair), strict=True)
+        rows = [row for run, round in rounds if (row := run.get_rows(round, "global", "test").get(None))]
+        if len(rows) == 2:
+            metric, examples = pair[0].metric, rows[0].find_number("examples")
+            first, second = (row.find_number(metric.name) or 0.0 for row in rows)
+            gains.append(compute_gain(first, second, 1 if metric.is_higher_better else -1))
+            grain = max(grain, compute_grain(examples, metric) if examples else 0.0)
     return estimate(gains, "seeds", grain, get_limit(ours[0].metric)) if gains else None
 
 
-def match_runs(ours: Sequence[RecordedRun], others: Sequence[RecordedRun]) -> list[tuple[RecordedRun, RecordedRun]]:
+def match_runs(ours: Sequence[RunFacts], others: Sequence[RunFacts]) -> list[tuple[RunFacts, RunFacts]]:
     """Return the pairs of runs with the same seed and the same partition of the same data."""
-    return [(a, b) for a in ours for b in others if (a.seed, a.partition.fingerprint) == (b.seed, b.partition.fingerprint)]
+    by_data = dict[tuple[int, str], list[RunFacts]]()
+    for run in others:
+        by_data.setdefault((run.seed, run.partition.fingerprint), []).append(run)
+    return [(run, other) for run in ours for other in by_data.get((run.seed, run.partition.fingerprint), ())]
 
 
-def find_last_common(a: RecordedRun, b: RecordedRun) -> tuple[int, int]:
+def find_last_common(a: RunFacts, b: RunFacts) -> tuple[int, int]:
     """Return the last round of each run after which both were evaluated and had trained equally long; (0, 0) without one.
 
     Training is equally long after the same round, or after the same number of local steps if both runs record them. If only
     one run records them, the two last rounds of finished runs are compared.
     """
-    if (a.local_steps is None) != (b.local_steps is None):
+    paces = a.settings.local_steps, b.settings.local_steps
+    if (paces[0] is None) != (paces[1] is None):
         return (a.reached, b.reached) if a.finished and b.finished else (0, 0)
-    ours, theirs = ({e.round * (run.local_steps or 1) for e in run.evaluations} for run in (a, b))
-    last = max(ours & theirs, default=0)
-    return last // (a.local_steps or 1), last // (b.local_steps or 1)
+    first, second = (pace or 1 for pace in paces)
+    last = max({e.round * first for e in a.evaluations} & {e.round * second for e in b.evaluations}, default=0)
+    return last // first, last // second

@@ -1,10 +1,10 @@
-"""How values of a task's main metric are written: fractions in percent and differences in points, numbers in their unit."""
+"""How numbers are written: fractions in percent, their differences in points, other metrics in their unit, bytes in kB."""
 
 from dataclasses import dataclass
 
 from fedmutual.metric import ACCURACY, Metric
-from fedmutual.results.text import MINUS, format_number
 
+MINUS = "\N{MINUS SIGN}"
 _DIGITS, _SPREAD_DIGITS = 3, 2  # of a number that is no fraction, and of a difference and half an interval
 
 
@@ -52,8 +52,11 @@ class MetricScale:
 
     def format_gain(self, value: float) -> str:
         """Return a difference with its sign: "+1.2"; a difference that is shown as 0 has no sign."""
-        text = self.format_value(value) if self.metric.is_fraction else _round_number(value, _SPREAD_DIGITS)
-        return f"+{text}" if text[0] != MINUS and text.strip("0.") else text
+        return _add_sign(self.format_value(value) if self.metric.is_fraction else _round_number(value, _SPREAD_DIGITS))
+
+
+def _add_sign(text: str) -> str:
+    return f"+{text}" if text[0] != MINUS and text.strip("0.") else text
 
 
 def _round_number(value: float, digits: int) -> str:
@@ -63,3 +66,28 @@ def _round_number(value: float, digits: int) -> str:
 
 PERCENT = MetricScale()
 """Accuracies in percent with one decimal."""
+
+
+def format_percent_number(fraction: float, decimals: int = 1) -> str:
+    """Return a fraction in percent without the sign: 0.912 -> "91.2"."""
+    return format_number(100 * fraction, decimals)
+
+
+def format_points(difference: float, decimals: int = 1) -> str:
+    """Return a difference in percentage points with its sign: 0.0123 -> "+1.2"; a number that rounds to 0 has no sign."""
+    return _add_sign(format_number(100 * difference, decimals))
+
+
+def format_number(value: float, decimals: int) -> str:
+    """Return a number with this number of decimals and a true minus sign; a number that rounds to 0 has no sign."""
+    text = f"{value:.{decimals}f}"
+    return text.replace("-", MINUS) if text.strip("-0.") else text.removeprefix("-")
+
+
+def format_size(n: float) -> str:
+    """Return bytes as text, in powers of 1000: 796840 -> "796.8 kB"."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(n) < 1000:
+            return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"
+        n /= 1000
+    return f"{n:.1f} TB"

@@ -17,10 +17,16 @@ from fedmutual.core import Client, Message
 from fedmutual.errors import RunError
 from fedmutual.events import Event, RoundDone, Started
 from fedmutual.rundir import best
-from fedmutual.rundir.file_names import CHECKPOINT, LEDGER, METRICS, client_folder, list_client_folders, server_folder
-from fedmutual.rundir.logs import is_scored_on_resume, rewind, sync_logs
-from fedmutual.rundir.pretrained import FOLDER as PRETRAINED
-from fedmutual.rundir.record_files import read_record, write_record
+from fedmutual.rundir.file_names import (
+    CHECKPOINT,
+    LEDGER,
+    METRICS,
+    PRETRAINED,
+    client_folder,
+    list_client_folders,
+    server_folder,
+)
+from fedmutual.rundir.record_files import is_scored_on_resume, read_record, rewind, sync_logs, write_record
 from fedmutual.rundir.schema import Saved
 from fedmutual.stepping import laid_as
 from fedmutual.tensor_files import read_tensors, write_tensors

@@ -15,6 +15,7 @@ ADAPT = "adapt.json"  # of a folder of `adapt`
 LOG = "log.txt"
 LOCK = ".lock"
 BEGUN = "begun.safetensors"  # the weights that the run began with, if they are of another run
+PRETRAINED = "pretrained"  # the folder of pretrained weights; of a client's own, the file in its folder
 FINE_TUNE, SCRATCH = "fine-tune", "scratch"  # folders of `adapt`, beside the folder of the newcomer's algorithm
 SERVER = "server"  # the folder of the server's state
 

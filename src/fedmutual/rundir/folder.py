@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
@@ -19,11 +19,14 @@ from fedmutual.config.schema import list_resumable_keys
 from fedmutual.core import Message, Schedule
 from fedmutual.errors import Busy, RunError
 from fedmutual.files import write_bytes
-from fedmutual.rundir.file_names import BEGUN, CONFIG, ENVIRONMENT, LOCK, PARTITION, SUMMARY
+from fedmutual.rundir.file_names import BEGUN, CONFIG, ENVIRONMENT, LOCK, PARTITION, PRETRAINED, SUMMARY, client_folder
 from fedmutual.rundir.record_files import check_record, read_record, write_record
-from fedmutual.rundir.schema import Environment, RecordedPartition
+from fedmutual.rundir.schema import Environment, PretrainedHeader, RecordedPartition
 from fedmutual.tensor_files import read_tensors, write_tensors
 from fedmutual.user_code.recorded_code import MODULES, check_unchanged, compute_digests
+
+if TYPE_CHECKING:
+    from fedmutual.models import Weights
 
 
 @contextmanager
@@ -142,6 +145,38 @@ def find_source_weights(folder: Path) -> Message | None:
 def write_begun(folder: Path, state: Message) -> None:
     """Save the weights of another run with which this run begins. Raises RunError if the file cannot be written."""
     write_tensors(folder / BEGUN, state, {"format": "1"})
+
+
+def read_initial_weights(folder: Path) -> "dict[tuple[str, str], Weights]":
+    """Return the pretrained weights in a run's folder by (client, or "" for all clients; network); empty without weights.
+
+    Raises:
+        RunError: a file is damaged.
+    """
+    from fedmutual.models import Weights  # which takes torchvision
+
+    names = (f"{PRETRAINED}/*.safetensors", f"clients/*/{PRETRAINED}.safetensors")
+    files = [file for name in names for file in folder.glob(name)] if (folder / CONFIG).exists() else []
+    weights = {}
+    for file in files:
+        state, about = read_tensors(file)
+        header = check_record(file, PretrainedHeader, about)
+        weights[header.client, header.network] = Weights(header.weights, state or None, str(file))
+    return weights
+
+
+def write_initial_weights(folder: Path, pretrained: "Mapping[tuple[str, str], Weights]") -> None:
+    """Write the weights that the folder lacks. Weights that could not be loaded are recorded as a file without tensors.
+
+    Raises:
+        RunError: a file cannot be written.
+    """
+    for (client, network), weights in pretrained.items():
+        shared = folder / PRETRAINED / f"{network.replace(':', '.')}.safetensors"
+        file = client_folder(folder, client) / f"{PRETRAINED}.safetensors" if client else shared
+        if not file.exists():
+            about = {"format": "1", "client": client, "network": network, "weights": weights.description}
+            write_tensors(file, weights.state or {}, about)
 
 
 def write_about(folder: Path, config: Config, environment: Environment, partition: Mapping[str, Any]) -> None:

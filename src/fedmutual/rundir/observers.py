@@ -57,14 +57,9 @@ class Ledger:
     def __call__(self, event: Event) -> None:
         """Append the bytes of a `PhaseDone`. Raises RunError if the log cannot be written."""
         if isinstance(event, PhaseDone):
+            works = {i: {"steps": work.steps, "forwards": work.forwards} for i, work in event.work.items()}
             lines = [
-                LedgerLine(round=event.round, phase=event.phase, client=i, down=event.down[i], up=up, **_list_work(event, i))
+                LedgerLine(round=event.round, phase=event.phase, client=i, down=event.down[i], up=up, **works.get(i, {}))
                 for i, up in event.up.items()
             ]
             append_records(self._path, lines)
-
-
-def _list_work(event: PhaseDone, client: str) -> dict[str, int | None]:
-    """Return the gradient steps and forward passes of a client's phase; empty for a real site."""
-    work = event.work.get(client)
-    return {} if work is None else {"steps": work.steps, "forwards": work.forwards}

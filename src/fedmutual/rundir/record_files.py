@@ -1,18 +1,20 @@
-"""Read and write the files of a run's folder by their schema."""
+"""Read and write the files of a run's folder by their schema, and append to its logs."""
 
 import json
+import os
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from fedmutual.errors import RunError
-from fedmutual.files import FORMAT, Table, read_json, write_json
-from fedmutual.rundir.file_names import SUMMARY
-from fedmutual.rundir.logs import append_lines
-from fedmutual.rundir.schema import Record, Summary
+from fedmutual.files import FORMAT, Table, read_json, write_bytes, write_json
+from fedmutual.metric import ACCURACY, Metric
+from fedmutual.rundir.file_names import ENVIRONMENT, LEDGER, METRICS, SUMMARY
+from fedmutual.rundir.schema import Environment, Participant, Record, Summary
 
 R = TypeVar("R", bound=BaseModel)
 _FIX = "restore the file as the run wrote it, or begin again in another folder"
@@ -125,3 +127,167 @@ def describe_violation(problem: ValidationError) -> str:
     key = ".".join(map(str, first["loc"]))
     text = "it is not valid JSON" if first["type"] == "json_invalid" else first["msg"][:1].lower() + first["msg"][1:]
     return f"{key}: {text}" if key else text
+
+
+def rewind(path: Path, keep: Callable[[int], bool]) -> None:
+    """Remove the lines of rounds that are not kept, and an incomplete last line.
+
+    keep: whether the lines of a round stay.
+
+    Raises:
+        RunError: a line is damaged, or the file cannot be read or written.
+    """
+    text = _read_text(path)
+    if text is None:
+        return
+    remaining_lines = []
+    complete = text.split("\n")[:-1]  # text after the last line end is an incomplete line
+    for number, text in enumerate(complete, 1):
+        try:
+            line = json.loads(text)
+        except (ValueError, RecursionError):
+            line = None
+        round = line.get("round") if isinstance(line, dict) else None
+        if type(round) is not int:  # True is an int, too
+            raise RunError(f"{path}: line {number} is damaged; restore the file, or start a new run in another folder")
+        if keep(round):
+            remaining_lines.append(text + "\n")
+    write_bytes(path, "".join(remaining_lines).encode())
+
+
+def append_lines(path: Path, lines: Iterable[str], sync: bool = False) -> None:
+    """Append lines to a log. sync: return after the lines are on the disk.
+
+    Raises:
+        RunError: the log cannot be written.
+    """
+    try:
+        with open(path, "a", encoding="utf-8", opener=_open_no_link) as file:
+            file.write("".join(f"{line}\n" for line in lines))
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
+    except OSError as problem:
+        raise RunError(f"{path}: cannot be written ({problem.strerror or problem})") from None
+
+
+def _open_no_link(path: str, flags: int) -> int:
+    """Open a log, but follow no symbolic link: a folder from somebody else could hold a link to another file."""
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+
+
+def is_scored_on_resume(round: int, saved: int | None, every: int, rounds: int) -> bool:
+    """Return whether the scores of a round stay on resume: the round is saved, and a run of `rounds` evaluates it."""
+    return saved is not None and round <= saved and (round % every == 0 or round == rounds)
+
+
+def sync_logs(folder: Path) -> None:
+    """Wait until the disk has all lines of a run's logs: after a power failure no saved round may lack its lines.
+
+    Raises:
+        RunError: a log cannot be written.
+    """
+    for path in (folder / METRICS, folder / LEDGER, *(folder / "clients").glob(f"*/{METRICS}")):
+        if path.is_file():
+            append_lines(path, (), sync=True)
+
+
+def _read_text(path: Path) -> str | None:
+    """Return the text of a log; None if there is no log."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as problem:
+        raise RunError(f"{path}: cannot be read ({problem.strerror or problem})") from None
+    try:
+        return content.decode()
+    except UnicodeDecodeError as problem:
+        number = content.count(b"\n", 0, problem.start) + 1
+        raise RunError(f"{path}: line {number} is damaged; restore the file, or start a new run in another folder") from None
+
+
+def read_environment(folder: Path) -> Environment:
+    """Return the content of environment.json.
+
+    Raises:
+        RunError: the file is missing, damaged, of another format, or does not follow the schema.
+    """
+    return read_record(folder / ENVIRONMENT, Environment)
+
+
+def read_model_environment(folder: Path) -> Environment:
+    """Return the content of environment.json, with the networks and the clients that are needed to use a run's models.
+
+    Raises:
+        RunError: as `read_environment`, or the file names no client.
+    """
+    environment = read_environment(folder)
+    if not environment.clients:
+        raise RunError(
+            f"{folder / ENVIRONMENT}: is damaged: clients: it names no client; restore the file as the "
+            "run wrote it, or begin again in another folder"
+        )
+    return environment
+
+
+def read_metric(folder: Path) -> Metric:
+    """Return the main metric of the run in a folder; accuracy before the run has begun.
+
+    Raises:
+        RunError: as `read_environment`.
+    """
+    return read_environment(folder).main_metric if (folder / ENVIRONMENT).exists() else ACCURACY
+
+
+@dataclass(frozen=True)
+class Interface:
+    """The inputs and outputs of a model."""
+
+    shape: tuple[int, ...]  # of one example: (F,), (C, T), (C, H, W) or (C, D, H, W)
+    classes: tuple[str, ...]  # or labels, in the order of the outputs
+    task: str
+    scaling: dict[str, Any]  # of inputs: divisor, mean, std, size, augment
+    columns: tuple[str, ...] | None  # the names of a table's features
+    agreed: bool  # whether all clients of the model scale their inputs equally
+
+    @property
+    def dtype(self) -> str:
+        """The type of the inputs: float32, or int64 for ids."""
+        return self.scaling.get("dtype") or "float32"
+
+
+def find_participant(folder: Path, clients: Mapping[str, Participant], client: str | None = None) -> Participant:
+    """Return a client's record, with the inputs and outputs of its networks; without a client, the first client's record.
+
+    folder: of the run, for the message. clients: of the run, as `read_model_environment` returns them.
+
+    Raises:
+        RunError: the run has no such client.
+    """
+    if client is not None and client not in clients:
+        raise RunError(f"{folder}: there is no client {client!r}; there are {', '.join(clients)}")
+    return clients[client] if client is not None else next(iter(clients.values()))
+
+
+def read_interface(folder: Path, client: str | None = None) -> Interface:
+    """Return the inputs and outputs of a client's model; without a client, of the shared model.
+
+    Raises:
+        RunError: a file of the folder is missing or damaged, or the run has no such client.
+    """
+    clients = read_model_environment(folder).clients
+    participant = find_participant(folder, clients, client)
+    return Interface(
+        shape=participant.input,
+        classes=participant.classes,
+        task=participant.task,
+        scaling=participant.scaling.model_dump(mode="json"),
+        columns=participant.columns,
+        agreed=client is not None or all(_list_steps(other) == _list_steps(participant) for other in clients.values()),
+    )
+
+
+def _list_steps(participant: Participant) -> dict[str, Any]:
+    """Return the scaling of every input, without augmentation, which only training uses."""
+    return participant.scaling.model_dump(exclude={"augment"})

@@ -1,11 +1,9 @@
 """The schema of the files in a run's folder, as far as fedmutual reads them."""
 
-import json
 import math
-from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveInt, model_validator
+from pydantic import AfterValidator, AliasPath, BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
 from fedmutual.metric import ACCURACY, Metric
 from fedmutual.role import Role
@@ -17,52 +15,34 @@ _MOST_OUTPUTS = 2**16  # of a network whose outputs are not its classes
 
 
 class Record(BaseModel):
-    """The keys that a file must hold. Other keys are ignored, so that a later version may add keys."""
+    """The keys that a file must hold. Other keys are kept but not read, so that a later version may add keys."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore", strict=True, populate_by_name=True)
+    model_config = ConfigDict(frozen=True, extra="allow", strict=True, populate_by_name=True)
 
 
-class _OtherScores(Record):
-    """The scores of a classifier beside the accuracy. Fractions in [0, 1]; None if a score is undefined or not shared."""
+class ClassScores(Record):
+    """The scores of a classifier on a set of rows. Fractions in [0, 1]; None if a score is undefined or not shared."""
 
     examples: int | None = None
+    accuracy: Share | None = None
     loss: float | None = None
     balanced_accuracy: Share | None = None
     auroc: Share | None = None
     majority: Share | None = None
-    recall: tuple[Share | None, ...] | None = None  # one value per class
+    recall: Annotated[list[Share | None] | None, Field(strict=False)] = None  # one value per class
 
 
-class ClassScores(_OtherScores):
-    """The scores of a classifier on a set of rows."""
-
-    accuracy: Share | None = None
-
-
-class MetricScore(_OtherScores):
-    """The main metric of a model on a set of rows."""
-
-    model: str  # "global", "personal", or "meme": a client's fork where no complete global model exists
-    client: str | None  # None: the rows of the common test set
-    data: str  # "test", "validation" or "holdout"; for domains also "test.own", "test.others", "validation.all"
-    value: float
-
-
-class ScoreRow(BaseModel):
+class ScoreRow(Record):
     """All scores of a model on a set of rows, by name; the task of the rows declares the names."""
 
-    model_config = ConfigDict(frozen=True, extra="allow", strict=True)
-
-    model: str  # as in `MetricScore`
-    client: str | None = None  # missing in the log of a client's own folder
-    data: str
-
-    _class_scores: ClassScores | None = None
+    model: str  # "global", "personal", "ensemble", or "meme": a client's fork where no complete global model exists
+    client: str | None = None  # None: the common test set; missing in the log of a client's own folder
+    data: str  # "test", "validation" or "holdout"; for domains also "test.own", "test.others", "validation.all"
 
     @model_validator(mode="after")
-    def _read_class_scores(self) -> Self:
-        if self.values.get("accuracy") is not None:  # as JSON, where a list may stand for a tuple
-            self._class_scores = ClassScores.model_validate_json(json.dumps(self.values))
+    def _check_class_scores(self) -> Self:
+        if self.has_accuracy:
+            ClassScores.model_validate(self.values)
         return self
 
     @property
@@ -73,25 +53,12 @@ class ScoreRow(BaseModel):
     @property
     def has_accuracy(self) -> bool:
         """Return whether these are the scores of a classifier."""
-        return self._class_scores is not None
+        return self.values.get("accuracy") is not None
 
     def find_number(self, name: str) -> float | None:
         """Return a score that is a number; None where the score is missing, undefined or no number."""
         value = self.values.get(name)
         return value if isinstance(value, int | float) else None
-
-    def find_score(self, name: str) -> MetricScore | None:
-        """Return the score with this main metric; None where the metric is undefined or not disclosed."""
-        known: dict[str, Any] = {"examples": self.values.get("examples")}
-        if self._class_scores is None:
-            value = self.values.get(name)
-            known = known if isinstance(known["examples"], int) else {}
-        else:
-            known = self._class_scores.model_dump()
-            value = known.pop("accuracy") if name == "accuracy" else None
-        if not isinstance(value, float):
-            return None
-        return MetricScore(model=self.model, client=self.client, data=self.data, value=value, **known)
 
 
 class Evaluation(Record):
@@ -100,33 +67,18 @@ class Evaluation(Record):
     round: Annotated[int, Field(ge=1)]
     train: dict[str, dict[str, float]] = {}  # client -> loss term -> its mean over the round
     rows: tuple[ScoreRow, ...] = Field(default=(), alias="scores")
-    metric: str = "accuracy"  # the main metric of the run
 
-    @cached_property
-    def scores(self) -> tuple[MetricScore, ...]:
-        """Return the scores with the main metric."""
-        return self.list_scores(self.metric)
-
-    def list_scores(self, metric: str) -> tuple[MetricScore, ...]:
-        """Return the scores with a metric, for example of a client whose task has another main metric than the run."""
-        return tuple(m for s in self.rows if (m := s.find_score(metric)) is not None)
-
-    @property
-    def others(self) -> tuple[ScoreRow, ...]:
-        """Return the scores of tasks without an accuracy."""
-        return tuple(s for s in self.rows if not s.has_accuracy)
-
-    def find(self, model: str, data: str, client: str | None = None) -> MetricScore | None:
-        """Return the score of a model on a set of rows; None if there is none."""
-        return next((s for s in self.scores if (s.model, s.data, s.client) == (model, data, client)), None)
-
-    def get_client_scores(self, model: str, data: str) -> dict[str, MetricScore]:
-        """Return the score of a model on each client's rows, by client."""
-        return {s.client: s for s in self.scores if s.client is not None and (s.model, s.data) == (model, data)}
+    def get_client_scores(self, model: str | None, data: str, metric: str = "accuracy") -> dict[str, float]:
+        """Return a metric of a model on each client's rows, by client; clients without the metric are left out."""
+        scores = {row.client: row.find_number(metric) for row in self.rows if (row.model, row.data) == (model, data)}
+        return {i: value for i, value in scores.items() if i is not None and value is not None}
 
 
 SEED = "seed"
 """The phase of round 0 in which clients send their public data once; reports and summaries keep its bytes apart."""
+
+TRANSFER_DATA = {"acc": "test", "bwt": "test.own", "fwt": "test.others"}
+"""Measure -> test rows of the accuracy: of all nodes together, of the node's domain, of the other nodes together."""
 
 
 class LedgerLine(Record):
@@ -141,30 +93,17 @@ class LedgerLine(Record):
     steps: Number | None = None
     forwards: Number | None = None  # forward passes of these steps; None where they were not counted
 
+    @property
+    def is_seed(self) -> bool:
+        """Return whether these are the bytes of the client's public data."""
+        return self.round == 0 and self.phase == SEED
+
 
 class RecordedRows(Record):
     """A part of a client's rows: their numbers in the training part or in the test set of the data."""
 
     of: Literal["train", "test"] | None = None  # None: not recorded
     rows: tuple[Number, ...] = ()
-
-
-class ClassCounts(Record):
-    """The examples per class in each part of a client's rows, in the order of the classes.
-
-    None: the client has no such part.
-    """
-
-    private: tuple[int, ...]
-    public: tuple[int, ...] | None = None
-    validation: tuple[int, ...] | None = None
-    holdout: tuple[int, ...] | None = None
-    test: tuple[int, ...] | None = None
-
-    @property
-    def training(self) -> tuple[int, ...]:
-        """Return the examples per class of the private and the public rows."""
-        return tuple(map(sum, zip(self.private, self.public or (0,) * len(self.private), strict=True)))
 
 
 class RecordedClient(Record):
@@ -175,9 +114,21 @@ class RecordedClient(Record):
     validation: RecordedRows | None = None
     holdout: RecordedRows | None = None
     test: RecordedRows | None = None
-    counts: ClassCounts
+    counts: dict[str, tuple[int, ...]]  # kind of rows -> examples per class, in the order of the classes
     source: str | None = None  # this and the next key: of a client with data of its own
     classes: tuple[str, ...] | None = None
+
+    @model_validator(mode="after")
+    def _check_counts(self) -> Self:
+        if "private" not in self.counts:
+            raise ValueError("counts has no key 'private'")
+        return self
+
+    @property
+    def training(self) -> tuple[int, ...]:
+        """Return the examples per class of the private and the public rows."""
+        private = self.counts["private"]
+        return tuple(map(sum, zip(private, self.counts.get("public", (0,) * len(private)), strict=True)))
 
 
 class RecordedTestSet(Record):
@@ -202,13 +153,7 @@ class RecordedPartition(Record):
     clients: dict[str, RecordedClient]
 
 
-class EnvironmentTable(Record):
-    """A table of environment.json. Keys of other versions are kept, because a report lists all keys."""
-
-    model_config = ConfigDict(extra="allow")
-
-
-class RecordedNetwork(EnvironmentTable):
+class RecordedNetwork(Record):
     """A network of a run."""
 
     name: str
@@ -216,7 +161,7 @@ class RecordedNetwork(EnvironmentTable):
     weights: str | None = None  # the source of the first weights
 
 
-class RecordedNetworks(EnvironmentTable):
+class RecordedNetworks(Record):
     """The networks of a run."""
 
     input: tuple[int, ...] | None = None  # the shape of one example
@@ -225,7 +170,7 @@ class RecordedNetworks(EnvironmentTable):
     personal: dict[str, RecordedNetwork] = {}  # by client
 
 
-class RecordedColumn(EnvironmentTable):
+class RecordedColumn(Record):
     """The steps that make features of a table's column."""
 
     name: str
@@ -236,7 +181,7 @@ class RecordedColumn(EnvironmentTable):
     std: Annotated[float, Field(gt=0)] = 1.0
 
 
-class RecordedScaling(EnvironmentTable):
+class RecordedScaling(Record):
     """The scaling, resizing and augmentation of inputs: x / divisor, then (x - mean) / std for each channel."""
 
     divisor: Annotated[float, Field(gt=0)] = 1.0
@@ -248,7 +193,7 @@ class RecordedScaling(EnvironmentTable):
     columns: tuple[RecordedColumn, ...] | None = None
 
 
-class Participant(EnvironmentTable):
+class Participant(Record):
     """The inputs and outputs of a client's networks."""
 
     input: tuple[PositiveInt, ...]  # the shape of one example
@@ -269,7 +214,7 @@ class Participant(EnvironmentTable):
         return self
 
 
-class RecordedEngine(EnvironmentTable):
+class RecordedEngine(Record):
     """The engine that trains a run, and the reason for its choice."""
 
     name: str
@@ -277,7 +222,7 @@ class RecordedEngine(EnvironmentTable):
     why: str | None = None
 
 
-class MethodAbout(EnvironmentTable):
+class MethodAbout(Record):
     """The description of a method. Folders of earlier versions lack this table, or its role."""
 
     title: str  # the name in tables
@@ -286,17 +231,7 @@ class MethodAbout(EnvironmentTable):
     shares: bool  # whether it has a shared model
 
 
-class RecordedMetric(Record):
-    """The main metric of a run, as `fedmutual.metric.Metric`."""
-
-    name: str
-    title: str
-    is_fraction: bool
-    is_higher_better: bool
-    unit: str = ""
-
-
-class Environment(EnvironmentTable):
+class Environment(Record):
     """The content of environment.json: the machine, the versions, the networks and the clients of a run."""
 
     fedmutual: str | None = None
@@ -315,14 +250,14 @@ class Environment(EnvironmentTable):
     algorithm: MethodAbout | None = None
     pooled: bool = False  # whether one network learns from all data in one place
     models: RecordedNetworks = RecordedNetworks()
-    metric: RecordedMetric | None = None  # None: accuracy
+    metric: Metric | None = None  # None: accuracy
     clients: dict[str, Participant] = {}
     modules: dict[str, str] | None = None  # the first part of the name of a user's module -> the digest of its code
 
     @property
     def main_metric(self) -> Metric:
         """Return the metric that all clients have in common; accuracy without a common metric."""
-        return ACCURACY if self.metric is None else Metric(**self.metric.model_dump())
+        return self.metric or ACCURACY
 
 
 class GlobalSummary(Record):
@@ -344,8 +279,8 @@ class ClientScores(Record):
     best_by: str | None = None
 
 
-class ClientSummary(Record):
-    """The main metric of the model that a client would use, on the client's validation data."""
+class Ends(Record):
+    """A metric of the clients after the last round, and after the best round: of all clients, or of each domain."""
 
     last: ClientScores
     best: ClientScores
@@ -363,42 +298,29 @@ class GlobalPart(Record):
         return self.test_accuracy or self.test_metric
 
 
-class OtherTasks(Record):
-    """The scores of clients whose task has no accuracy metric."""
-
-    last: dict[str, dict[str, Any]]  # client -> score -> its value on validation data after the last round
-
-
 class PersonalPart(Record):
     """The part of a summary about the clients."""
 
     model: str | None = None  # the model that a client would use; None: no client shares its scores
-    val_accuracy: ClientSummary | None = None
-    val_metric: ClientSummary | None = None  # of a run with another main metric
-    other_tasks: OtherTasks | None = None
+    val_accuracy: Ends | None = None
+    val_metric: Ends | None = None  # of a run with another main metric
+    other_tasks: dict[Literal["last"], dict[str, dict[str, Any]]] | None = None  # of clients without an accuracy
 
     @property
-    def validation(self) -> ClientSummary | None:
+    def validation(self) -> Ends | None:
         """Return the main metric on validation data; None without a score."""
         return self.val_accuracy or self.val_metric
 
 
-class NodeMeasure(Record):
-    """ACC, BWT or FWT of the nodes, as fractions in [0, 1]: after the last round, and after the best round of each node.
+class NodeMeasures(Record):
+    """The part of a summary on nodes that are domains: fractions in [0, 1].
 
     The measures are those of FedH2L (Li et al. 2021, https://arxiv.org/abs/2101.11296, Experiments).
     """
 
-    last: ClientScores
-    best: ClientScores
-
-
-class NodeMeasures(Record):
-    """The part of a summary on nodes that are domains."""
-
-    acc: NodeMeasure | None = None
-    bwt: NodeMeasure | None = None
-    fwt: NodeMeasure | None = None  # None for a single node
+    acc: Ends | None = None
+    bwt: Ends | None = None
+    fwt: Ends | None = None  # None for a single node
     best_rounds: dict[str, int]
     best_by: str  # "validation.all", "validation", "holdout" or "test"
 
@@ -413,8 +335,6 @@ class ProjectedShare(Record):
 class RecordedBudget(Record):
     """The privacy budget that a client spent."""
 
-    model_config = ConfigDict(extra="allow")
-
     epsilon: float | None  # None: infinite
     steps: int  # steps with noise
     rate: float  # the probability that a row is in the batch of a step
@@ -423,28 +343,11 @@ class RecordedBudget(Record):
 class RecordedGuarantee(Record):
     """The differential privacy of a run: the keys of [privacy], and the cost of each client."""
 
-    model_config = ConfigDict(extra="allow")
-
     nets: str  # the networks that train with noise
     sigma: float  # the noise in units of the clipping norm
     delta: float
     unit: str
     clients: dict[str, RecordedBudget]
-
-
-class RecordedBytes(Record):
-    """The bytes of the tensors that all clients sent and received, and of the public data that they sent once."""
-
-    up: int
-    down: int
-    seed: int
-
-
-class RecordedData(Record):
-    """The data of a run."""
-
-    name: str
-    classes: tuple[str, ...]
 
 
 class Summary(Record):
@@ -459,10 +362,10 @@ class Summary(Record):
     metric: str | None = None  # the main metric; None: accuracy
     transfer: NodeMeasures | None = None
     projected: ProjectedShare | None = None
-    bytes: RecordedBytes | None = None  # None: the folder of a real site
+    bytes: dict[str, int] | None = None  # of all clients: up, down, and seed, the public data; None: of a real site
     seconds: float | None = None
     leaves: dict[str, dict[str, tuple[str, tuple[int, ...]]]] | None = None  # phase -> name -> dtype, shape
-    data: RecordedData | None = None
+    data: dict[str, Any] | None = None  # name, classes
     fingerprint: str | None = None  # of the data and their partition
     privacy: RecordedGuarantee | None = None  # None: no noise was added
 
@@ -506,23 +409,11 @@ class TunedRecord(Record):
     sweep: str | None = None  # the folder of the trials
 
 
-class NamedTable(Record):
-    """A table of which only the name is read."""
-
-    name: str
-
-
-class TrainingTable(Record):
-    """The local training of a round."""
-
-    local_steps: int | None = None  # gradient steps; None: the configuration counts epochs
-
-
 class RunSettings(Record):
     """The keys of config.toml that a report reads by name."""
 
     name: str
     seed: int
     rounds: int
-    algorithm: NamedTable
-    training: TrainingTable = TrainingTable()
+    algorithm: str = Field(validation_alias=AliasPath("algorithm", "name"))
+    local_steps: int | None = Field(None, validation_alias=AliasPath("training", "local_steps"))  # None: it counts epochs

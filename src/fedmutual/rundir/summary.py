@@ -1,19 +1,18 @@
 """Make summary.json from the logs of a run: last and best scores, and the rows by which the best round was chosen."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedmutual.config import Config
 from fedmutual.metric import ACCURACY, Metric
-from fedmutual.rundir.environment import read_metric
 from fedmutual.rundir.file_names import LEDGER, METRICS, SUMMARY
-from fedmutual.rundir.ledger_columns import LedgerColumns, make_columns
-from fedmutual.rundir.record_files import check_record, read_records, write_record
-from fedmutual.rundir.schema import Evaluation, LedgerLine, Summary
-from fedmutual.rundir.transfer import average_values, find_best_round, list_client_scores, measure_transfer, read_projected
+from fedmutual.rundir.record_files import check_record, read_metric, read_records, write_record
+from fedmutual.rundir.schema import TRANSFER_DATA, Evaluation, LedgerLine, Summary
 
 Lines = Sequence[Evaluation]
+
+_CHOICE = {"holdout": ("holdout",), "validation": ("validation.all", "validation"), "test": ("test",)}
 
 
 def write_summary(folder: Path, config: Config, **more: Any) -> None:
@@ -22,15 +21,13 @@ def write_summary(folder: Path, config: Config, **more: Any) -> None:
     Raises:
         RunError: a log or environment.json is damaged, or the file cannot be written.
     """
-    head = {"name": config.name, "algorithm": config.algorithm["name"], "rounds": config.rounds}
+    head = {"name": config.name, "algorithm": config.algorithm["name"], "rounds": config.rounds, "seed": config.seed}
     evaluations = tuple(read_records(folder / METRICS, Evaluation))
-    ledger = make_columns(read_records(folder / LEDGER, LedgerLine))
-    scores = summarise(config, evaluations, ledger, read_metric(folder))
-    summary = check_record(folder / SUMMARY, Summary, {**head, "seed": config.seed, **scores, **more})
-    write_record(folder / SUMMARY, summary)
+    scores = summarise(config, evaluations, read_records(folder / LEDGER, LedgerLine), read_metric(folder))
+    write_record(folder / SUMMARY, check_record(folder / SUMMARY, Summary, {**head, **scores, **more}))
 
 
-def summarise(config: Config, metrics: Lines, ledger: LedgerColumns, metric: Metric = ACCURACY) -> dict[str, Any]:
+def summarise(config: Config, metrics: Lines, ledger: Iterable[LedgerLine], metric: Metric = ACCURACY) -> dict[str, Any]:
     """Return the scores and bytes of summary.json. Accuracies are fractions in [0, 1]; rounds count from 1.
 
     metric: the main metric of the run. Another one than accuracy has keys of its own: `test_metric` and `val_metric`.
@@ -39,25 +36,30 @@ def summarise(config: Config, metrics: Lines, ledger: LedgerColumns, metric: Met
     chosen_by = config.records.best_by or ("holdout" if held else None)
     scored = {row.model for line in metrics for row in line.rows if row.client is not None}
     model = next((m for m in ("personal", "global", "meme") if m in scored), None)  # what a client would use, if scored
-    other_metric = metric if metric != ACCURACY else None
+    shared, personal = {}, {}
+    for key, one in (("accuracy", ACCURACY), *([("metric", metric)] if metric != ACCURACY else [])):
+        shared[f"test_{key}"] = _summarise_global(metrics, chosen_by or "test", one)
+        personal[f"val_{key}"] = _summarise_personal(metrics, model, chosen_by or "validation", one)
     return {
-        "global": {"test_accuracy": _summarise_global(metrics, chosen_by or "test", ACCURACY)}
-        | ({"test_metric": _summarise_global(metrics, chosen_by or "test", other_metric)} if other_metric else {}),
-        "personal": {
-            "model": model,
-            "val_accuracy": _summarise_personal(metrics, model, chosen_by or "validation", ACCURACY),
-            **(
-                {"val_metric": _summarise_personal(metrics, model, chosen_by or "validation", other_metric)}
-                if other_metric
-                else {}
-            ),
-            **_find_other_scores(metrics, model),
-        },
-        **({"metric": other_metric.name} if other_metric else {}),
+        "global": shared,
+        "personal": {"model": model, **personal, **_find_other_scores(metrics, model)},
+        **({"metric": metric.name} if metric != ACCURACY else {}),
         "transfer": measure_transfer(metrics, model, chosen_by or "validation"),
-        "projected": read_projected(metrics),
-        "bytes": {"up": ledger.sum_bytes("up"), "down": ledger.sum_bytes("down"), "seed": sum(ledger.seed.values())},
+        "projected": _read_projected(metrics),
+        "bytes": _sum_bytes(ledger),
     }
+
+
+def _sum_bytes(ledger: Iterable[LedgerLine]) -> dict[str, int]:
+    """Return the bytes of all clients: up and down, and seed, those of the public data, which are in no other sum."""
+    sums = {"up": 0, "down": 0, "seed": 0}
+    for line in ledger:
+        if line.is_seed:
+            sums["seed"] += line.up
+        else:
+            sums["up"] += line.up
+            sums["down"] += line.down
+    return sums
 
 
 def _summarise_global(metrics: Lines, best_by: str, metric: Metric) -> dict[str, Any] | None:
@@ -66,7 +68,7 @@ def _summarise_global(metrics: Lines, best_by: str, metric: Metric) -> dict[str,
     if test is None:
         return None
     judged = _average_by_round(metrics, "global", best_by, metric)
-    best = find_best_round(judged or test, metric)
+    best = _find_best_round(judged or test, metric)
     return {"last": test[max(test)], "best": test[best], "best_round": best, "best_by": best_by if judged else "test"}
 
 
@@ -84,31 +86,78 @@ def _summarise_personal(metrics: Lines, model: str | None, best_by: str, metric:
     """Return the metric of the model that a client would use on validation data; None if no client shares its scores."""
     if model is None:
         return None
-    scores = {line.round: list_client_scores(line, model, "validation", metric.name) for line in metrics}
+    scores = {line.round: line.get_client_scores(model, "validation", metric.name) for line in metrics}
     if not all(scores.values()):  # no client has the metric
         return None
     judged = _average_by_round(metrics, model, best_by, metric)
-    best = find_best_round(judged or {r: average_values(s) for r, s in scores.items()}, metric)
-    at = {"last": max(scores), "best": best}
-    worst = min if metric.is_higher_better else max
-    values = {
-        name: {"mean": average_values(scores[r]), "worst": worst(scores[r].values()), "per_client": scores[r]}
-        for name, r in at.items()
+    best = _find_best_round(judged or {r: _average(s) for r, s in scores.items()}, metric)
+    pick = min if metric.is_higher_better else max
+    last_values, best_values = (_sum_up(scores[r], pick(scores[r].values())) for r in (max(scores), best))
+    return {
+        "last": last_values,
+        "best": best_values | {"best_round": best, "best_by": best_by if judged else "validation"},
     }
-    values["best"] |= {"best_round": best, "best_by": best_by if judged else "validation"}
-    return values
 
 
 def _average_by_round(metrics: Lines, model: str, data: str, metric: Metric) -> dict[int, float] | None:
-    """Return round -> the metric of a model, as `_average_metric`; None if there is no round, or one without the metric."""
-    by_round = {line.round: _average_metric(line, model, data, metric.name) for line in metrics}
-    averages = {round: average for round, average in by_round.items() if average is not None}
-    return averages if averages and len(averages) == len(by_round) else None
+    """Return round -> the metric of a model on the common rows, else its mean over clients.
+
+    None if there is no round, or one without the metric.
+    """
+    averages = {}
+    for line in metrics:
+        rows = [row for row in line.rows if (row.model, row.data) == (model, data)]
+        scores = [(row.client, value) for row in rows if (value := row.find_number(metric.name)) is not None]
+        if values := [value for client, value in scores if client is None] or [value for _, value in scores]:
+            averages[line.round] = sum(values) / len(values)
+    return averages if averages and len(averages) == len({line.round for line in metrics}) else None
 
 
-def _average_metric(line: Evaluation, model: str, data: str, metric: str) -> float | None:
-    """Return the metric of a model on the common rows, else its mean over clients; None without the metric."""
-    rows = [row for row in line.rows if (row.model, row.data) == (model, data)]
-    scores = [(row.client, value) for row in rows if (value := row.find_number(metric)) is not None]
-    values = [value for client, value in scores if client is None] or [value for _, value in scores]
-    return sum(values) / len(values) if values else None
+def measure_transfer(metrics: Lines, model: str | None, best_by: str) -> dict[str, Any] | None:
+    """Return ACC, BWT and FWT of the nodes after the last round and after each node's best round; None without domains.
+
+    The result has the keys of `schema.NodeMeasures`, which describes the measures.
+
+    best_by: "holdout", "validation" (rows of all nodes if they are scored, else the node's rows) or "test".
+    """
+    if model is None or not any(line.get_client_scores(model, TRANSFER_DATA["bwt"]) for line in metrics):
+        return None
+    wanted = (*_CHOICE[best_by], "validation", "test")
+    by = next((data for data in wanted if all(line.get_client_scores(model, data) for line in metrics)), "test")
+    judged = {line.round: line.get_client_scores(model, by) for line in metrics}
+    rounds = {
+        i: _find_best_round({r: scores[i] for r, scores in judged.items() if i in scores}) for i in judged[max(judged)]
+    }
+    return {
+        **{name: _measure_ends(metrics, model, data, rounds) for name, data in TRANSFER_DATA.items()},
+        "best_rounds": rounds,
+        "best_by": by,
+    }
+
+
+def _measure_ends(metrics: Lines, model: str, data: str, rounds: Mapping[str, int]) -> dict[str, Any] | None:
+    """Return one measure after the last and after each node's best round; None without scores (FWT of a single node)."""
+    scores = {line.round: line.get_client_scores(model, data) for line in metrics}
+    last = scores[max(scores)]
+    best = {i: scores[r][i] for i, r in rounds.items() if i in scores[r]}
+    return {n: _sum_up(v, min(v.values())) for n, v in (("last", last), ("best", best))} if last and best else None
+
+
+def _read_projected(metrics: Lines) -> dict[str, Any] | None:
+    """Return the last reported share of each node's mutual steps with a projected gradient; None if there is no report."""
+    shares = {i: terms["projected"] for line in metrics for i, terms in line.train.items() if "projected" in terms}
+    return {"mean": _average(shares), "per_client": shares} if shares else None
+
+
+def _sum_up(values: Mapping[str, float], worst: float) -> dict[str, Any]:
+    return {"mean": _average(values), "worst": worst, "per_client": values}
+
+
+def _average(values: Mapping[str, float]) -> float:
+    return sum(values.values()) / len(values)
+
+
+def _find_best_round(judged: Mapping[int, float], metric: Metric = ACCURACY) -> int:
+    """Return the first round with the best value of a metric. judged: round -> value."""
+    sign = 1 if metric.is_higher_better else -1
+    return max(judged, key=lambda r: (sign * judged[r], -r))

@@ -8,8 +8,8 @@ from pathlib import Path
 from fedmutual.errors import AlgorithmError
 from fedmutual.events import Evaluated, Event, Failed, Finished, Noted, Score, Started
 from fedmutual.rundir.file_names import LOG
-from fedmutual.rundir.logs import append_lines
-from fedmutual.rundir.transfer import TRANSFER_DATA
+from fedmutual.rundir.record_files import append_lines
+from fedmutual.rundir.schema import TRANSFER_DATA
 
 _CALLED = {"global": "shared", "personal": "personal", "meme": "fork"}  # a score's model, as the report's tables have it
 
@@ -22,16 +22,12 @@ class TextLog:
 
     def __call__(self, event: Event) -> None:
         """Append the lines of the event, if there are any. Raises RunError if the log cannot be written."""
-        if lines := [*describe_event(event), *_trace(event)]:
+        lines = describe_event(event)
+        if isinstance(event, Failed) and isinstance(event.problem, AlgorithmError):
+            lines += event.problem.trace.splitlines()
+        if lines:
             now = datetime.now().astimezone().isoformat(timespec="seconds")
             append_lines(self._path, (f"{now}  {line}" for line in lines))
-
-
-def _trace(event: Event) -> list[str]:
-    """Return the traceback lines of an error in a user's algorithm."""
-    if isinstance(event, Failed) and isinstance(event.problem, AlgorithmError):
-        return event.problem.trace.splitlines()
-    return []
 
 
 class TimeLeft:

@@ -1,43 +1,145 @@
-"""Trackers of experiments beside the run's folder: TensorBoard, MLflow, Weights & Biases."""
+"""Send a run's numbers elsewhere beside its folder's files: to TensorBoard, MLflow and Weights & Biases.
+
+Each needs the extra `fedmutual[NAME]`. The environment variables of the trackers say where: MLFLOW_TRACKING_URI (else a
+database in the working directory) and MLFLOW_EXPERIMENT_NAME (else "fedmutual"); WANDB_MODE (for example "offline"),
+WANDB_PROJECT (else "fedmutual") and others.
+"""
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from fedmutual.config.schema import Config, RecordsConfig
 from fedmutual.errors import ConfigError, RunError, format_error, warn_user
-from fedmutual.events import Evaluated, Event, Failed
+from fedmutual.events import Evaluated, Event, Failed, Finished
 from fedmutual.rundir.file_names import LOCK
-from fedmutual.rundir.mlflow_tracker import MLflowRun
-from fedmutual.rundir.scalars import list_scalars
-from fedmutual.rundir.wandb_tracker import WandbRun
 
-
-class TrackedRun(Protocol):
-    """A run of a tracker. A method may raise any error of the tracker; `Tracker` turns the error into a warning."""
-
-    def log(self, round: int, scalars: Mapping[str, float]) -> None:
-        """Log the numbers of a round."""
-
-    def end(self, folder: Path, files: Sequence[Path], is_finished: bool) -> None:
-        """End the run; keep the files, which are in the run's folder."""
-
-
-_TRACKERS: dict[str, Callable[[str, str, Mapping[str, str]], TrackedRun]] = {"mlflow": MLflowRun, "wandb": WandbRun}
+_NOT_ALLOWED = re.compile(r"[^\w\-. :/]")  # in a name of MLflow; letters of all languages are allowed
 
 
 def check_installed(records: RecordsConfig) -> None:
     """Raise ConfigError if a package that a key of `records` needs is not installed."""
-    needed: dict[str, Sequence[str]] = {
-        "records.tensorboard": ["tensorboard"] if records.tensorboard else [],
-        "records.trackers": records.trackers,
-    }
-    for key, packages in needed.items():
-        for package in packages:
-            if find_spec(package) is None:
-                raise ConfigError(f'key {key!r} needs the package {package!r}: pip install "fedmutual[{package}]"')
+    needed = [("records.tensorboard", "tensorboard")] if records.tensorboard else []
+    for key, package in [*needed, *(("records.trackers", name) for name in records.trackers)]:
+        if find_spec(package) is None:
+            raise ConfigError(f'key {key!r} needs the package {package!r}: pip install "fedmutual[{package}]"')
+
+
+def list_scalars(event: Evaluated) -> Iterator[tuple[str, float]]:
+    """Yield a name and a value for each score that clients disclose, and for each mean training loss.
+
+    Names are `<metric>/<model>/<data>`, with `/<client>` for the rows of one client, and `train/<loss>/<client>`.
+    """
+    for score in event.scores:
+        tag = "/".join((score.model, score.data, *([score.client] if score.client is not None else [])))
+        yield from ((f"{name}/{tag}", value) for name, value in score.values.items() if isinstance(value, float))
+    for client, terms in event.train.items():
+        yield from ((f"train/{name}/{client}", value) for name, value in terms.items())
+
+
+class TensorBoard:
+    """Observer: writes scores and training losses as scalars to `tensorboard/` in the run's folder.
+
+    Raises:
+        RunError: the folder cannot be written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        try:
+            self._writer = SummaryWriter(str(folder / "tensorboard"))
+        except OSError as problem:
+            raise RunError(f"{folder / 'tensorboard'}: cannot be written ({problem.strerror or problem})") from None
+
+    def __call__(self, event: Event) -> None:
+        """Write the numbers of an evaluation; close the writer at the end of the run."""
+        if isinstance(event, Evaluated):
+            for name, value in list_scalars(event):
+                self._writer.add_scalar(name, value, event.round)
+        elif isinstance(event, Finished | Failed):
+            self._writer.close()
+
+
+class MLflowRun:
+    """A run of MLflow; a resumed run continues the run of MLflow that has the key."""
+
+    def __init__(self, key: str, title: str, settings: Mapping[str, str]) -> None:
+        """key: of the run folder. title: the name that people read. settings: configuration keys with their values."""
+        from mlflow import MlflowClient
+
+        self._client = MlflowClient()
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "fedmutual")
+        experiment = self._client.get_experiment_by_name(name)
+        experiment_id = experiment.experiment_id if experiment else self._client.create_experiment(name)
+        earlier = self._client.search_runs([experiment_id], filter_string=f"tags.fedmutual = '{key}'", max_results=1)
+        if earlier:
+            self._id: str = earlier[0].info.run_id
+            self._client.update_run(self._id, status="RUNNING")
+        else:
+            self._id = self._client.create_run(experiment_id, tags={"fedmutual": key}, run_name=title).info.run_id
+            for setting, value in settings.items():
+                self._client.log_param(self._id, _make_mlflow_key(setting), value)
+
+    def log(self, round: int, scalars: Mapping[str, float]) -> None:
+        """Log the numbers of a round."""
+        from mlflow.entities import Metric
+
+        now = int(1000 * time.time())
+        self._client.log_batch(
+            self._id, [Metric(_make_mlflow_key(name), value, now, round) for name, value in scalars.items()]
+        )
+
+    def end(self, folder: Path, files: Sequence[Path], is_finished: bool) -> None:
+        """End the run; files of the run's folder become artifacts under `run/`."""
+        for file in files:
+            parent = file.relative_to(folder).parent
+            self._client.log_artifact(self._id, str(file), (Path("run") / parent).as_posix())
+        self._client.set_terminated(self._id, "FINISHED" if is_finished else "FAILED")
+
+
+def _make_mlflow_key(name: str) -> str:
+    """Return a name that MLflow accepts: with `_` for refused characters, and a digest, so that names stay different."""
+    key = _NOT_ALLOWED.sub("_", name)
+    return name if key == name else f"{key}_{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+
+
+class WandbRun:
+    """A run of Weights & Biases; a resumed run continues the run that has the key. Methods and arguments as `MLflowRun`."""
+
+    def __init__(self, key: str, title: str, settings: Mapping[str, str]) -> None:
+        import wandb
+
+        self._artifact = wandb.Artifact(f"run-{key}", type="run")
+        self._run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "fedmutual"),
+            id=key,
+            name=title,
+            config=dict(settings),
+            resume="allow",
+            reinit="create_new",  # several runs can be trained at once in one process
+            settings=wandb.Settings(console="off", silent=True),
+        )
+
+    def log(self, round: int, scalars: Mapping[str, float]) -> None:
+        """Log the numbers of a round."""
+        self._run.log(dict(scalars), step=round)
+
+    def end(self, folder: Path, files: Sequence[Path], is_finished: bool) -> None:
+        """End the run; files of the run's folder become an artifact."""
+        for file in files:
+            self._artifact.add_file(str(file), name=file.relative_to(folder).as_posix())
+        if files:
+            self._run.log_artifact(self._artifact)
+        self._run.finish(exit_code=0 if is_finished else 1)
+
+
+_TRACKERS: dict[str, type[MLflowRun] | type[WandbRun]] = {"mlflow": MLflowRun, "wandb": WandbRun}
 
 
 class Tracker:
@@ -57,7 +159,7 @@ class Tracker:
         title = f"{config.name}, {config.algorithm['name']}, seed {config.seed}"
         settings = _flatten(config.model_dump(mode="json", exclude_defaults=True))
         try:
-            self._run: TrackedRun | None = _TRACKERS[name](key, title, settings)
+            self._run: MLflowRun | WandbRun | None = _TRACKERS[name](key, title, settings)
         except Exception as problem:  # trackers fail in many ways
             raise RunError(
                 f"key 'records.trackers': {name} cannot be used ({format_error(problem)}); check its settings, or take "
@@ -93,8 +195,5 @@ def _flatten(tables: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     """Return nested tables as dotted keys with values as text."""
     flat: dict[str, str] = {}
     for key, value in tables.items():
-        if isinstance(value, Mapping):
-            flat |= _flatten(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = str(value)
+        flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: str(value)}
     return flat

@@ -9,7 +9,7 @@ later phases of the old attempt; the site works from its state before that order
 
 from dataclasses import dataclass
 
-from fedmutual.rundir.logs import is_scored_on_resume
+from fedmutual.rundir.record_files import is_scored_on_resume
 from fedmutual.sites.journal import BegunOrder, Journal
 from fedmutual.sites.protocol import ATTEMPTS, EVALUATE, Order, Place
 

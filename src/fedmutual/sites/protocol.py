@@ -126,7 +126,7 @@ def _check_values(values: dict[str, Any]) -> dict[str, Any]:
     """Return the values of a score. Raises ValueError if a report cannot read them, or if a name is reserved."""
     if _ABOUT & values.keys():
         raise ValueError("a value has a name that is reserved: client, model or data")
-    ClassScores.model_validate_json(json.dumps(values))
+    ClassScores.model_validate(values)
     return values
 
 

@@ -10,7 +10,7 @@ import torch
 
 from fedmutual.core import Message
 from fedmutual.errors import RunError
-from fedmutual.rundir.logs import append_lines
+from fedmutual.rundir.record_files import append_lines
 from fedmutual.sites.protocol import SiteAnswer
 
 LEFT = "left.jsonl"

@@ -18,9 +18,8 @@ from fedmutual.federation.experiment import Experiment
 from fedmutual.privacy.budget import BudgetExceeded, PrivacyBudget
 from fedmutual.rundir import folder as folders
 from fedmutual.rundir.file_names import METRICS
-from fedmutual.rundir.logs import is_scored_on_resume, rewind
 from fedmutual.rundir.observers import Metrics
-from fedmutual.rundir.record_files import read_records
+from fedmutual.rundir.record_files import is_scored_on_resume, read_records, rewind
 from fedmutual.rundir.schema import Evaluation, RecordedEngine
 from fedmutual.rundir.summary import write_summary
 from fedmutual.sites import guarantee

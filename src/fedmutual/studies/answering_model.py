@@ -19,8 +19,8 @@ from fedmutual.federation.networks import POOLED
 from fedmutual.metric import TargetKind
 from fedmutual.rundir.best import BEST
 from fedmutual.rundir.checkpoint import make_file_name, read_checkpoint
-from fedmutual.rundir.environment import Interface, read_interface, read_model_environment
 from fedmutual.rundir.file_names import CONFIG
+from fedmutual.rundir.record_files import Interface, read_interface, read_model_environment
 from fedmutual.scores import find_finite_answers
 from fedmutual.studies.trained_run import Run
 

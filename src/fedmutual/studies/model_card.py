@@ -15,12 +15,12 @@ from fedmutual.core import get_metric
 from fedmutual.errors import format_count
 from fedmutual.metric import ACCURACY
 from fedmutual.report.rendering import make_environment
+from fedmutual.results.comparison import flatten_table, format_setting
 from fedmutual.results.estimate import compute_wilson_interval, estimate
+from fedmutual.results.frame import RunFacts, read_run
 from fedmutual.results.scale import MetricScale
-from fedmutual.results.settings import flatten_table, format_setting
 from fedmutual.rundir.file_names import CONFIG
-from fedmutual.rundir.recorded_run import RecordedRun, read_run
-from fedmutual.rundir.schema import MetricScore
+from fedmutual.rundir.schema import ScoreRow
 from fedmutual.studies.answering_model import AnsweringModel, find_raw_shape, list_columns
 
 _MARKUP = re.compile(r"([\\`*_{}\[\]#|~!])")
@@ -97,7 +97,7 @@ def _describe_values(answering: AnsweringModel) -> str:
     return f"stored values, from 0 to {divisor:g}" if divisor != 1 else "stored values, not scaled"
 
 
-def _describe_data(run: RecordedRun, answering: AnsweringModel) -> str:
+def _describe_data(run: RunFacts, answering: AnsweringModel) -> str:
     """Return the data that the model learned from, without the folders above a file: they are private."""
     clients, owner = run.partition.clients, answering.owner
     count = len(clients)
@@ -123,57 +123,57 @@ def _describe_own_settings(config: Config, owner: str | None) -> str:
     return ", ".join(f"{key} of {format_count(sum(key in s for s in by_client.values()), 'client')}" for key in keys)
 
 
-def _count_training_examples(run: RecordedRun, answering: AnsweringModel) -> int:
+def _count_training_examples(run: RunFacts, answering: AnsweringModel) -> int:
     """Return how many examples trained the model: the client's own, or those of all clients."""
     clients = run.partition.clients
     owner = answering.owner
     chosen = [clients[owner]] if owner in clients else clients.values()
-    return sum(sum(holding.counts.training) for holding in chosen)
+    return sum(sum(holding.training) for holding in chosen)
 
 
-def _list_scores(run: RecordedRun, answering: AnsweringModel, scale: MetricScale | None) -> Iterator[CardScore]:
+def _list_scores(run: RunFacts, answering: AnsweringModel, scale: MetricScale | None) -> Iterator[CardScore]:
     """Yield the scores of the model after its round: on the test set, on the client's rows, or as a mean over clients."""
-    evaluation = run.find_evaluation(answering.round)
-    if evaluation is None or scale is None:
+    if scale is None:
         return
-    scores = [s for s in evaluation.list_scores(scale.metric.name) if s.model == answering.role]
-    for data in dict.fromkeys(s.data for s in scores):
-        by_client = {s.client: s for s in scores if s.data == data}
-        rows = _ROWS.get(data, data)
+    rows = [row for e in run.evaluations if e.round == answering.round for row in e.rows if row.model == answering.role]
+    scores = [(row, value) for row in rows if (value := row.find_number(scale.metric.name)) is not None]
+    for data in dict.fromkeys(row.data for row, _ in scores):
+        by_client = {row.client: (row, value) for row, value in scores if row.data == data}
+        title = _ROWS.get(data, data)
         if answering.client in by_client:
             yield _format_score(
-                by_client[answering.client],
-                rows if answering.client is None else f"{rows} of client {answering.client}",
+                *by_client[answering.client],
+                title if answering.client is None else f"{title} of client {answering.client}",
                 scale,
             )
         elif None in by_client:
-            yield _format_score(by_client[None], rows, scale)
+            yield _format_score(*by_client[None], title, scale)
         elif answering.client is None and len(by_client) > 1:
             mean, most = (
-                estimate([s.value for s in by_client.values()], "clients"),
+                estimate([value for _, value in by_client.values()], "clients"),
                 1.0 if scale.metric.is_fraction else math.inf,
             )
-            examples = [s.examples for s in by_client.values() if s.examples is not None]
+            examples = [n for row, _ in by_client.values() if (n := row.values.get("examples")) is not None]
             yield CardScore(
-                f"{rows}, mean of {len(by_client)} clients",
+                f"{title}, mean of {len(by_client)} clients",
                 f"{sum(examples)}" if len(examples) == len(by_client) else "not shared",
-                scale.format_value(fmean(s.value for s in by_client.values())),
+                scale.format_value(fmean(value for _, value in by_client.values())),
                 f"{scale.format_value(max(mean.low, 0.0))} to {scale.format_value(min(mean.high, most))}, over clients",
                 "clients",
             )
 
 
-def _format_score(score: MetricScore, rows: str, scale: MetricScale) -> CardScore:
-    value = scale.format_value(score.value)
-    if not score.examples:
+def _format_score(row: ScoreRow, score: float, rows: str, scale: MetricScale) -> CardScore:
+    value, examples = scale.format_value(score), row.values.get("examples")
+    if not examples:
         return CardScore(rows, "not shared", value, "unknown: the number of rows is not shared")
     if scale.metric != ACCURACY:
-        return CardScore(rows, str(score.examples), value, "not recorded: `fedmutual score` computes it for a file")
-    low, high = map(scale.format_value, compute_wilson_interval(score.value, score.examples))
-    return CardScore(rows, str(score.examples), value, f"{low} to {high}", "rows")
+        return CardScore(rows, str(examples), value, "not recorded: `fedmutual score` computes it for a file")
+    low, high = map(scale.format_value, compute_wilson_interval(score, examples))
+    return CardScore(rows, str(examples), value, f"{low} to {high}", "rows")
 
 
-def _describe_privacy(run: RecordedRun, answering: AnsweringModel) -> list[str]:
+def _describe_privacy(run: RunFacts, answering: AnsweringModel) -> list[str]:
     """Return sentences on differential privacy: the guarantee, and whether it covers this model."""
     nets = run.config.get("privacy", {}).get("nets", "none")
     if nets == "none":

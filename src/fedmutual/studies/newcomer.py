@@ -16,11 +16,11 @@ from fedmutual.core import Task, get_metric, get_target_kind
 from fedmutual.data.examples import list_names
 from fedmutual.data.labels import UnknownClass
 from fedmutual.errors import ConfigError, DataError, RunError
+from fedmutual.results.frame import read_method
 from fedmutual.role import LOCAL_ONLY
 from fedmutual.rundir.checkpoint import make_file_name, read_shared_state
-from fedmutual.rundir.environment import Interface, read_interface
 from fedmutual.rundir.file_names import CONFIG, FINE_TUNE, SCRATCH, server_folder
-from fedmutual.rundir.recorded_run import read_method
+from fedmutual.rundir.record_files import Interface, read_interface
 from fedmutual.studies.trained_run import Run
 from fedmutual.tasks import make_task
 from fedmutual.user_code.recorded_code import check_tables

@@ -13,7 +13,7 @@ from torch import nn
 from fedmutual.in_memory import hold_objects
 from fedmutual.results.scale import MetricScale
 from fedmutual.role import DEFAULT_ALGORITHM, LOCAL_ONLY
-from fedmutual.rundir.environment import read_metric
+from fedmutual.rundir.record_files import read_metric
 from fedmutual.studies.arguments import KEYS, make_config, translate, translate_errors
 from fedmutual.studies.progress import ProgressBars
 from fedmutual.studies.remarks import make_warning_observers
@@ -86,7 +86,8 @@ class Comparison:
         Raises:
             RunError: a run's folder is damaged, or the path cannot be written or is another file than a page.
         """
-        from fedmutual.report import read_runs, write_report
+        from fedmutual.report.html import write_report
+        from fedmutual.results.frame import read_runs
 
         write_report(read_runs([run.folder for run in self.runs.values()]), Path(path))
         return Path(path)

@@ -26,17 +26,14 @@ from fedmutual.federation.experiment import Experiment
 from fedmutual.models import list_user_networks
 from fedmutual.rundir import best as bests
 from fedmutual.rundir import folder as folders
-from fedmutual.rundir import pretrained, tensorboard
+from fedmutual.rundir import trackers
 from fedmutual.rundir.checkpoint import Checkpoints, load_client, make_file_name, read_checkpoint, restore_server
-from fedmutual.rundir.environment import read_environment
 from fedmutual.rundir.file_names import CONFIG, LEDGER, METRICS, client_folder, server_folder
-from fedmutual.rundir.logs import rewind
 from fedmutual.rundir.observers import Ledger, Metrics
-from fedmutual.rundir.record_files import is_finished, read_summary
+from fedmutual.rundir.record_files import is_finished, read_environment, read_summary, rewind
 from fedmutual.rundir.schema import Environment, RecordedEngine, Saved
 from fedmutual.rundir.summary import write_summary
 from fedmutual.rundir.text import TextLog
-from fedmutual.rundir.trackers import Tracker
 from fedmutual.studies import privacy_plan
 from fedmutual.studies.engine_handle import FIX_WORKERS, MOST_DEATHS, EngineHandle, describe_pick
 from fedmutual.studies.remarks import make_warning_observers
@@ -86,7 +83,7 @@ def train_run(config: Config, folder: Path, resume: bool = False, observers: Seq
         return open_trained_run(folder, config)
     try:
         with _use_threads(config.engine.threads):
-            begun, weights = folders.find_source_weights(folder), pretrained.read_initial_weights(folder)
+            begun, weights = folders.find_source_weights(folder), folders.read_initial_weights(folder)
             experiment = build.build(config, recorded.device, begun=begun, pretrained=weights)
             privacy_plan.check_budget(experiment)
             handle = EngineHandle(experiment, recorded.engine.name if recorded.engine else None, folder)
@@ -123,7 +120,7 @@ def attempt_together(requests: Sequence[RunRequest]) -> list[Exception | None]:
             prepared[key] = prepared.get(key) or data.prepare(config)
             recorded, begun = environments[n], folders.find_source_weights(folder)
             device = recorded.device if recorded else None
-            built[n] = build.build(config, device, prepared[key], begun, pretrained.read_initial_weights(folder))
+            built[n] = build.build(config, device, prepared[key], begun, folders.read_initial_weights(folder))
         configs = [requests[n].config.engine for n in left]
         stacker = Stacker(any(c.compile for c in configs), any(c.turns for c in configs))
         engines = [Stacked(built[n].build_client, tuple(built[n].clients), stacker) for n in left]
@@ -198,7 +195,7 @@ def _describe(folder: Path, experiment: Experiment, engine: Simulation, choice: 
         folders.write_begun(folder, experiment.nets.begun)
     environment = describe_run(environment, experiment, dict(sizes))
     folders.write_about(folder, experiment.config, environment, experiment.data.partition)
-    pretrained.write_initial_weights(folder, experiment.nets.pretrained)
+    folders.write_initial_weights(folder, experiment.nets.pretrained)
 
 
 def _train_through(handle: EngineHandle, folder: Path, observers: Sequence[Observer]) -> None:
@@ -257,8 +254,8 @@ def _train(
     best_weights = [bests.BestWeights(folder, keep)] if keep else []
     records: list[Observer] = [Metrics(folder), Ledger(folder), TextLog(folder), *observers, *best_weights, checkpoints]
     if records_config.tensorboard:
-        records.insert(0, tensorboard.Writer(folder))
-    tracked = [Tracker(tracker, folder, config, name) for tracker in records_config.trackers]
+        records.insert(0, trackers.TensorBoard(folder))
+    tracked = [trackers.Tracker(tracker, folder, config, name) for tracker in records_config.trackers]
     records += tracked
     homes = {i: client_folder(folder, i) for i in experiment.clients}
     plan = replace(experiment.make_plan(homes, notes, choices), keep=keep)

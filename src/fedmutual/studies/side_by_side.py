@@ -22,7 +22,7 @@ from fedmutual.errors import ConfigError, RunError
 from fedmutual.events import Evaluated, Event, Failed, Finished, Noted, Replied, Started
 from fedmutual.federation.build import pick_device
 from fedmutual.in_memory import PREFIX
-from fedmutual.rundir.environment import read_environment
+from fedmutual.rundir.record_files import read_environment
 from fedmutual.studies.run import RunRequest, attempt_together, train_run
 from fedmutual.user_code.recorded_code import is_trusting, set_trust
 

@@ -121,7 +121,7 @@ def check_distinct_networks(sites: Mapping[str, Site], shared: Model | None) -> 
 
 def load_in_place(run: Run, sites: Mapping[str, Site], shared: Model | None) -> None:
     """Load the trained weights into the caller's modules."""
-    from fedmutual.rundir.environment import read_model_environment
+    from fedmutual.rundir.record_files import read_model_environment
 
     personal = read_model_environment(run.folder).models.personal
     for name, site in sites.items():

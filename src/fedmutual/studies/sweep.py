@@ -19,17 +19,7 @@ from fedmutual.federation.experiment import Experiment
 from fedmutual.files import write_json
 from fedmutual.metric import ACCURACY, Metric
 from fedmutual.models import list_user_networks
-from fedmutual.report.choice import (
-    EndOfValues,
-    ScoredTrial,
-    describe_choice,
-    find_edges,
-    find_harm,
-    find_tie,
-    find_uncounted,
-    pick_best,
-)
-from fedmutual.report.findings import Finding
+from fedmutual.report.choice import ScoredTrial, describe_choice, find_edges, pick_best
 from fedmutual.results.estimate import Estimate
 from fedmutual.results.gains import Gains
 from fedmutual.rundir.file_names import SUMMARY
@@ -157,16 +147,14 @@ def _judge_sweep(plan: SweepPlan, diverged: Mapping[Path, Exception]) -> Sweep:
         beside = study.find_folders(local_only) if local_only else None
         tried.append(ScoredTrial(setting.values, setting.label, folders, errors, plan.by, beside))
     best = pick_best(tried)
-    ends = _find_ends_of_values(plan, tried, best[0]) if best else ()
-    findings = [find_uncounted(tried), find_tie(best), *ends, *map(find_harm, tried)]
-    metric = best[0].metric if best else ACCURACY
-    warnings = [describe_choice(finding, metric) for finding in findings if finding]
+    warnings = describe_choice(tried, best, _find_ends_of_values(plan, tried, best[0]) if best else ())
     if cost := privacy_plan.describe_trials([run.folder for run in study.runs], study.runs[0].config):
         warnings.append(cost)
     return Sweep(study.out, tuple(tried), best, tuple(warnings))
 
 
-def _find_ends_of_values(plan: SweepPlan, tried: list[ScoredTrial], chosen: ScoredTrial) -> Iterator[Finding]:
+def _find_ends_of_values(plan: SweepPlan, tried: list[ScoredTrial], chosen: ScoredTrial) -> Iterator[tuple[str, str, bool]]:
+    """Yield (key, chosen value as TOML, whether it is the largest) where a better value may lie beyond the tried ones."""
     config = next(s.config for s in plan.combinations if s.label == chosen.label)
     for key, value, neighbour in find_edges(tried, chosen):
         further = value + (value - neighbour) * (1 if isinstance(value, int) else 1e-3)
@@ -174,7 +162,7 @@ def _find_ends_of_values(plan: SweepPlan, tried: list[ScoredTrial], chosen: Scor
             parse_config(tomllib.loads(dump_config(config)), overrides={key: further})
         except ConfigError:  # the end of what is possible, not of what was tried
             continue
-        yield EndOfValues(key, format_value(value), is_largest=value > neighbour)
+        yield key, format_value(value), value > neighbour
 
 
 def _make_sweep_record(plan: SweepPlan, sweep: Sweep) -> dict[str, Any]:

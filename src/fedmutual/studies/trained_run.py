@@ -17,13 +17,19 @@ from fedmutual.federation.ensemble import WEIGHT, Ensemble
 from fedmutual.federation.networks import POOLED
 from fedmutual.files import read_json
 from fedmutual.models.splice import build_meme
+from fedmutual.results.frame import read_scores
 from fedmutual.results.scale import MetricScale
 from fedmutual.rundir import best as bests
 from fedmutual.rundir.checkpoint import make_file_name, read_checkpoint, read_shared_state, read_state
-from fedmutual.rundir.environment import find_participant, read_interface, read_metric, read_model_environment
 from fedmutual.rundir.file_names import CONFIG, SUMMARY, client_folder, server_folder
-from fedmutual.rundir.frames import read_scores
-from fedmutual.rundir.record_files import is_finished, read_summary
+from fedmutual.rundir.record_files import (
+    find_participant,
+    is_finished,
+    read_interface,
+    read_metric,
+    read_model_environment,
+    read_summary,
+)
 from fedmutual.rundir.schema import Saved
 from fedmutual.tasks import make_task
 from fedmutual.user_code import plugins

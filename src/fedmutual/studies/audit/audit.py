@@ -16,13 +16,11 @@ from fedmutual.federation import build
 from fedmutual.federation.experiment import Experiment
 from fedmutual.federation.networks import POOLED
 from fedmutual.files import write_json
-from fedmutual.report.audit_result import Attack, Audit, Guarantee, Imprint, Membership, Model
+from fedmutual.report.audit import Attack, Audit, Guarantee, Imprint, Membership, Model
 from fedmutual.rundir import folder as folders
-from fedmutual.rundir import pretrained
 from fedmutual.rundir.checkpoint import load_client, make_file_name, read_checkpoint, read_server_state
-from fedmutual.rundir.environment import read_model_environment
 from fedmutual.rundir.file_names import CONFIG, client_folder
-from fedmutual.rundir.record_files import is_finished, read_summary
+from fedmutual.rundir.record_files import is_finished, read_model_environment, read_summary
 from fedmutual.stepping import work
 from fedmutual.studies.audit import imprint
 from fedmutual.studies.audit.rows import Confidence, Pool, compute_confidence, is_member, make_pools
@@ -93,7 +91,7 @@ def _open(folder: Path, shadows: int, report: Callable[[str], None]) -> "_Audito
         raise RunError(f"{folder}: its clients learn {', '.join(map(repr, sorted(tasks)))}; only classification is audited")
     check_tables(run.config.model_dump(), folder)
     prepared = data.prepare(run.config)
-    weights = pretrained.read_initial_weights(folder)
+    weights = folders.read_initial_weights(folder)
     experiment = build.build(run.config, prepared=prepared, begun=folders.find_source_weights(folder), pretrained=weights)
     if experiment.data.partition["fingerprint"] != summary.fingerprint:
         raise RunError(

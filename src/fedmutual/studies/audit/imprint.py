@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from fedmutual.boundary import Refused
 from fedmutual.core import At, Client, Data, Diverged, Message, Phase
 from fedmutual.engines.base import participate
-from fedmutual.report.audit_result import Imprint
+from fedmutual.report.audit import Imprint
 
 REACH = 3.0  # standard deviations above the mean at which a unit reacts
 CLOSE = 0.03  # of the range of the inputs: a row whose every number is read within it counts as read
