@@ -67,11 +67,6 @@ def test_the_next_call_at_the_same_line_warns_again(sites):
     assert list_remarks(caught).count(SMALL) == 2
 
 
-def test_a_remark_names_arguments_in_the_place_of_keys(sites):
-    with pytest.warns(RemarkWarning, match=r"so settings\['server.aggregate'\] has no effect"):
-        fedmutual.federate(sites, "independent", **QUICK | {"settings": {"server.aggregate": "median"}})
-
-
 def test_a_remark_of_a_round_names_the_run_and_the_round_and_comes_once(config, monkeypatch):
     def drive(rounds, engine):
         observers = rounds.gi_frame.f_locals["observers"]

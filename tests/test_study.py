@@ -23,7 +23,7 @@ def study(tmp_path):
 @pytest.fixture
 def trained(study, monkeypatch):
     """The labels of the runs that are trained; the run "slow, seed 4" diverges."""
-    labels = {run.folder: run.label for run in study.runs}
+    labels = {folder: label for folder, (label, _) in study.runs.items()}
     seen = []
 
     def train(config, folder, resume, observers):
@@ -36,9 +36,10 @@ def trained(study, monkeypatch):
 
 
 def test_runs_are_named_by_setting_and_seed(study, tmp_path):
-    assert [run.label for run in study.runs] == LABELS
-    assert [(run.config.seed, run.config.optimizer.lr) for run in study.runs] == [(3, 0.01), (4, 0.01), (3, 0.1), (4, 0.1)]
-    assert [run.folder.relative_to(tmp_path) for run in study.runs] == [
+    assert [label for label, _ in study.runs.values()] == LABELS
+    configs = [(config.seed, config.optimizer.lr) for _, config in study.runs.values()]
+    assert configs == [(3, 0.01), (4, 0.01), (3, 0.1), (4, 0.1)]
+    assert [folder.relative_to(tmp_path) for folder in study.runs] == [
         Path(setting, seed) for setting in ("lr=0.01", "lr=0.1") for seed in "34"
     ]
 
@@ -47,7 +48,7 @@ def test_after_a_tolerated_error_the_other_runs_are_trained(study, trained):
     problems = study.train(resume=False, jobs=1, tolerated=(Diverged,))
     assert trained == LABELS
     assert {folder: str(problem).partition(" in ")[0] for folder, problem in problems.items()} == {
-        study.runs[1].folder: "client '0' diverged"
+        [*study.runs][1]: "client '0' diverged"
     }
 
 

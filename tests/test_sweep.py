@@ -15,8 +15,7 @@ from fedmutual.core import Diverged
 from fedmutual.errors import ConfigError, RunError
 from fedmutual.events import Evaluated, Finished, Replied
 from fedmutual.studies.compare import compare
-from fedmutual.studies.sweep import sweep
-from fedmutual.studies.sweep_plan import plan_sweep
+from fedmutual.studies.sweep import plan_sweep, sweep
 
 pytestmark = pytest.mark.long
 
@@ -131,12 +130,6 @@ def test_a_diverged_setting_is_a_finding(held_out_config):
     assert swept.chosen in (first, last)
     assert result("s")["settings"][1]["diverged"] == {"0": broken.diverged[0]}
     assert not any(warning.startswith("lr=1e+30") for warning in swept.warnings)
-
-
-def test_everything_may_diverge(held_out_config):
-    swept = sweep(held_out_config, {"optimizer.lr": [1e30, 1e31]}, out="s")
-    assert (swept.chosen, swept.best) == (None, ())
-    assert result("s")["chosen"] is None
 
 
 def test_a_setting_that_harms_is_warned_of(held_out_config):
@@ -272,9 +265,9 @@ def test_invalid_values_of_a_sweep_are_an_error_before_training(held_out_config,
 
 
 def test_a_study_without_seeds_is_refused(held_out_config):
-    with pytest.raises(ConfigError, match="--seeds"):
+    with pytest.raises(ConfigError, match="seeds = 0"):
         sweep(held_out_config, {"optimizer.lr": RATES}, seeds=0, out="s")
-    with pytest.raises(ConfigError, match="--seeds"):
+    with pytest.raises(ConfigError, match="seeds = 0"):
         compare(load_config(held_out_config), ["fml"], 0, Path("s"))
     assert not Path("s").exists()
 
@@ -403,6 +396,6 @@ def test_a_regression_is_chosen_by_the_lowest_error(in_tmp_path, cli):
 def test_a_task_without_a_main_metric_cannot_choose(tmp_path, in_tmp_path):
     (tmp_path / "own_objectives.py").write_text(objectives.CODE)
     write_numbers("own_objectives:Absolute")
-    with pytest.raises(ConfigError, match="no main metric in common, and a sweep chooses by one; declare `metric`"):
+    with pytest.raises(ConfigError, match="no main metric in common to choose by; declare `metric`"):
         sweep("numbers.toml", {"optimizer.lr": RATES}, out="s")
     assert not Path("s").exists()

@@ -11,7 +11,7 @@ from fedmutual.algorithms import ALGORITHMS, FML
 from fedmutual.algorithms.registry import METHODS
 from fedmutual.config import list_setting_types, list_tunable_settings, replace_algorithm
 from fedmutual.config.methods import list_tried_values
-from fedmutual.studies.tune import tune
+from fedmutual.studies.compare import tune
 
 
 def trials(folder):

@@ -93,7 +93,7 @@ def test_another_task_than_that_of_the_run_is_refused(tmp_path, monkeypatch, cli
     assert cli("run", "run.toml", "--out", "r")[0] == 0
     code, _, err = cli("adapt", "r", "--data", "new.toml", "--out", "a")
     assert code == 2
-    assert "key 'training.task' is 'classification', and r learns 'regression'; remove the key" in err
+    assert "key 'training.task' is 'classification', and r has 'regression'; remove the key" in err
     assert not Path("a").exists()
 
 

@@ -14,7 +14,7 @@ from sklearn.metrics import f1_score, mean_absolute_error, roc_auc_score
 import fedmutual
 from fedmutual import data
 from fedmutual.studies import score
-from fedmutual.studies.answering_model import choose_model
+from fedmutual.studies.trained_run import choose_model
 
 pytestmark = pytest.mark.long
 

@@ -2,8 +2,6 @@
 
 import json
 import re
-import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -49,7 +47,7 @@ def raw():
 @pytest.fixture
 def without_onnx(monkeypatch):
     """Make `export` find no package onnx: a conversion takes a second, and only some tests read the program."""
-    monkeypatch.setattr("fedmutual.studies.exported_model.find_spec", lambda name: None)
+    monkeypatch.setattr("fedmutual.studies.export.find_spec", lambda name: None)
 
 
 def predicted(run, file, client=None):
@@ -94,7 +92,6 @@ def test_the_card_of_a_client_states_its_own_settings_and_that_of_all_clients_no
     assert "client alone" not in cards["south"]
     assert "alpha = 0.5)" in cards[None]
     assert "0.9" not in cards[None].partition("## Scores")[0]
-    assert "single clients: algorithm.alpha of 1 client, optimizer.lr of 1 client." in cards[None]
     assert not any(word in cards[None] for word in ("north", "south"))
 
 
@@ -140,19 +137,15 @@ def test_a_program_of_a_table_takes_the_columns_in_the_order_of_the_card(tmp_pat
     answers = torch.export.load("model/model.pt2").module()(torch.tensor([[61.0, 0.5], [45.0, -3.0]]))
     expected = [[dict(p.ranked)[c] for c in about["output"]["classes"]] for p in predictions]
     assert torch.allclose(answers, torch.tensor(expected), atol=1e-6)
-
-
-def test_the_card_states_the_raw_columns_of_a_table_and_not_its_encoded_features(tmp_path, monkeypatch, cli, without_onnx):
-    monkeypatch.chdir(tmp_path)
-    rows = [(k % 7, "II" if k % 3 else "I", "ill" if k % 2 else "well") for k in range(60)]
-    (tmp_path / "t.csv").write_text("pulse,stage,label\n" + "".join(f"{a},{b},{c}\n" for a, b, c in rows))
+    # encoded columns: the card states the raw ones
+    stage = [(a, "II" if k % 3 else "I", c) for k, (a, _, c) in enumerate(rows)]
+    (tmp_path / "t.csv").write_text("pulse,stage,label\n" + "".join(f"{a},{b},{c}\n" for a, b, c in stage))
     columns = 'columns = { pulse = "number", stage = ["I", "II"] }'
     (tmp_path / "t.toml").write_text(TABLE.replace("mean = [50.0, -1.0], std = [4.0, 2.0]", columns))
-    cli("run", "t.toml", "--out", "t")
-    assert cli("export", "t", "--to", "model")[0] == 0
-    about = json.loads((tmp_path / "model/model.json").read_text())
-    assert about["input"]["shape"] == [2]
-    card = (tmp_path / "model/README.md").read_text()
+    cli("run", "t.toml", "--out", "encoded")
+    assert cli("export", "encoded", "--to", "raw")[0] == 0
+    assert json.loads((tmp_path / "raw/model.json").read_text())["input"]["shape"] == [2]
+    card = (tmp_path / "raw/README.md").read_text()
     assert "[batch, 2]" in card
     assert "pulse, stage" in card
 
@@ -243,17 +236,3 @@ def test_a_network_that_cannot_be_traced_leaves_weights_and_the_reason(small, cl
     assert code == 0
     assert "left out: model.pt2 and model.onnx: torch.export cannot trace the network" in out
     assert sorted(p.name for p in (small.parent / "model").iterdir()) == ["README.md", "model.json", "weights.safetensors"]
-
-
-def test_code_of_a_foreign_folder_is_not_imported(small, cli, monkeypatch):
-    (small.parent / "branching.py").write_text(BRANCHING)
-    cli("run", small, "--set", "rounds=1", "--set", "model.shared=branching:Branching", "--out", "r")
-    (small.parent / "branching.py").write_text(BRANCHING + "\nopen('imported', 'w').close()\n")
-    sys.modules.pop("branching", None)
-    code, _, err = cli("export", "r", "--to", "model")
-    assert code == 2
-    assert "--trust-code" in err
-    assert not (small.parent / "imported").exists()
-    assert not (small.parent / "model").exists()
-    shutil.rmtree(small.parent / "__pycache__", ignore_errors=True)
-    assert cli("export", "r", "--to", "model", "--trust-code")[0] == 0

@@ -112,6 +112,7 @@ def refusal(answer: tuple[int, str, str]) -> str:
         (("predict", "r", "three.png", "--client", "0"), {"model_personal": "my_net:Net", "environment": "my_net:Net"}),
         (("predict", "r", "three.png", "--client", "0"), {"environment": "my_net:Net"}),
         (("predict", "r", "three.png"), {"model_shared": "my_net:Net"}),
+        (("export", "r", "--to", "model"), {"model_shared": "my_net:Net"}),
         (("adapt", "r", "--data", "new.toml", "--examples", "20", "--seeds", "1"), {"model_shared": "my_net:Net"}),
         (("run", "r/config.toml", "--out", "r", "--resume"), {"model_shared": "my_net:Net"}),
         (("run", "r/config.toml", "--out", "r", "--resume"), {"algorithm_name": "my_net:Net"}),

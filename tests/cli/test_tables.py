@@ -11,7 +11,7 @@ import torch
 import fedmutual
 from fedmutual.data.encoding import parse_encoding
 from fedmutual.errors import DataError
-from fedmutual.studies.answering_model import choose_model
+from fedmutual.studies.trained_run import choose_model
 
 pytestmark = pytest.mark.run
 
@@ -99,4 +99,4 @@ def test_a_newcomer_has_the_columns_of_the_run(adopted_config, cli):
     Path("n.toml").write_text('data = { name = "csv", root = "east.csv", columns = { age = "number" } }\nrounds = 1\n')
     code, _, error = cli("adapt", "r", "--data", "n.toml", "--out", "b", "--examples", 10, "--seeds", 1)
     assert code == 2
-    assert "the shape [1]" in error
+    assert "the shape of the examples is [1]" in error

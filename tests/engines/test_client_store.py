@@ -177,7 +177,7 @@ def test_the_number_of_clients_in_memory(engine, workers, resident, memory, expe
 
 
 def test_a_run_whose_states_exceed_the_memory_is_remarked(in_memory, tmp_path, monkeypatch):
-    monkeypatch.setattr("fedmutual.studies.engine_handle.count_memory", lambda: 10**6)
+    monkeypatch.setattr("fedmutual.studies.run.count_memory", lambda: 10**6)
     fedmutual.run(config(), tmp_path / "run")
     assert same(tmp_path / "run", in_memory) == []
     assert "are stored in the run folder (engine.resident)" in (tmp_path / "run" / "log.txt").read_text()

@@ -14,24 +14,18 @@ import toy
 from fedmutual.algorithms import FedAvg
 from fedmutual.errors import RunError
 from fedmutual.report.audit import Audit, Guarantee, Membership, bound_advantage, make_sentences
-from fedmutual.studies.audit import audit, imprint
-from fedmutual.studies.audit.rows import Pool
-from fedmutual.studies.audit.shadows import draw_splits
-from fedmutual.studies.audit.statistics import (
+from fedmutual.studies.attacks import (
+    attack_by_imprint,
     choose_threshold,
-    compute_clopper_pearson_interval,
+    draw_splits,
     measure_auc,
     measure_strength,
     score_against_shadows,
 )
+from fedmutual.studies.audit import audit
 from own_data import config, npz
 
 pytestmark = pytest.mark.long
-
-
-def test_clopper_pearson_is_the_interval_by_beta_quantiles():
-    low, high = compute_clopper_pearson_interval(7, 20, 0.9)
-    assert (low, high) == pytest.approx((stats.beta.ppf(0.05, 7, 14), stats.beta.ppf(0.95, 8, 13)))
 
 
 def test_the_auc_counts_pairs_and_ties_half():
@@ -50,19 +44,19 @@ def test_the_threshold_separates_best():
 def test_the_interval_of_the_advantage(shift, detected):
     rng = np.random.default_rng(1)
     strength = measure_strength(rng.normal(shift, 1, 400), rng.normal(0, 1, 400), 0.95, rng)
-    assert (strength.low > 0) == detected
-    assert strength.low < stats.norm.cdf(shift / 2) - stats.norm.cdf(-shift / 2) < strength.high
+    assert (strength["low"] > 0) == detected
+    assert strength["low"] < stats.norm.cdf(shift / 2) - stats.norm.cdf(-shift / 2) < strength["high"]
 
 
 def test_the_interval_covers_no_advantage_as_often_as_it_says():
     rng = np.random.default_rng(2)
-    misses = sum(measure_strength(*rng.normal(size=(2, 40)), 0.9, rng).low > 0 for _ in range(200))
+    misses = sum(measure_strength(*rng.normal(size=(2, 40)), 0.9, rng)["low"] > 0 for _ in range(200))
     assert misses <= 20
 
 
 def test_shadow_splits_leave_each_row_out_equally_often():
     rows = type("Rows", (), {"__len__": lambda self: 10})()
-    splits = draw_splits([Pool("0", rows, 7)], 10, np.random.default_rng(0))
+    splits = draw_splits({"0": (rows, 7)}, 10, np.random.default_rng(0))
     left_out = [set(range(10)) - set(split["0"].tolist()) for split in splits]
     assert [len(s) for s in left_out] == [3] * 10
     assert [sum(row in s for s in left_out) for row in range(10)] == [3] * 10
@@ -152,7 +146,7 @@ class RowSender(FedAvg):
 def test_the_imprint_attack_reads_no_reply_that_the_privacy_boundary_refuses():
     phase = RowSender(local_epochs=1, batch_size=8)
     private, held_out = toy.rows(0, 20), toy.rows(9, 20)
-    result = imprint.attack(toy.client("0", phase), phase, toy.at(), toy.server(), toy.mlp(0), private, held_out)
+    result = attack_by_imprint(toy.client("0", phase), phase, toy.at(), toy.server(), toy.mlp(0), private, held_out)
     assert "boundary" in result.skipped
     assert result.records == 0
 

@@ -9,9 +9,8 @@ from typing import Annotated
 import typer
 
 import fedmutual
-from fedmutual.cli import audit, conclude, deploy, privacy, sites, stats, training
-from fedmutual.cli.arguments import Resume, Seeds, Set, TrustCode
-from fedmutual.cli.data import app as data_app
+from fedmutual.cli import audit, conclude, data, demo, predictions, privacy, sites, training
+from fedmutual.cli.arguments import Resume, Seeds, Set, TrustCode, parse_settings
 from fedmutual.cli.terminal import (
     Code,
     err,
@@ -37,11 +36,11 @@ app = typer.Typer(
     "Exit codes: 0 done, 2 bad input, 3 a client diverged or a federation did not finish, 4 a reply was refused at the "
     "privacy boundary or participants hold different public data, 130 stopped by hand, 143 stopped by SIGTERM.",
 )
-app.add_typer(data_app, name="data")
+app.add_typer(data.app, name="data")
 app.command()(training.run)
 app.command()(training.compare)
 app.command()(training.sweep)
-app.command()(training.demo)
+app.command()(demo.demo)
 
 SITES = "Real sites (with the extra fedmutual\\[sites])"
 
@@ -110,7 +109,9 @@ def adapt(
     run: Annotated[
         Path, typer.Argument(metavar="RUN", help="The run whose shared model is adapted; the run is not changed.")
     ],
-    data: Annotated[Path, typer.Option("--data", metavar="NEWCOMER.toml", help="The newcomer's data, network, training.")],
+    newcomer: Annotated[
+        Path, typer.Option("--data", metavar="NEWCOMER.toml", help="The newcomer's data, network, training.")
+    ],
     fedavg: Annotated[
         Path | None, typer.Option(help="A FedAvg run to fine-tune; the default is the shared model of RUN.")
     ] = None,
@@ -126,61 +127,23 @@ def adapt(
 
     The newcomer also trains from scratch, and fine-tunes. Runs: OUT/WAY/EXAMPLES/SEED, page: OUT/report.html.
     """
-    from fedmutual.config import parse_override
-    from fedmutual.studies import adapt, newcomer
+    from fedmutual.studies import adapt
 
-    overrides = dict(parse_override(text) for text in set or ()) | ({} if rounds is None else {"rounds": rounds})
-    words = ["--data", str(data), "--examples", examples, "--seeds", str(seeds)]
+    overrides = parse_settings(set) | ({} if rounds is None else {"rounds": rounds})
+    words = ["--data", str(newcomer), "--examples", examples, "--seeds", str(seeds)]
     words += [word for key, value in (("--fedavg", fedavg), ("--rounds", rounds)) if value for word in (key, str(value))]
-    folder, sizes = (
-        out_folder or Path("runs") / f"{newcomer.name_newcomer(data, overrides)}-adapt",
-        adapt.parse_sizes(examples),
-    )
+    folder = out_folder or Path("runs") / f"{adapt.name_newcomer(newcomer, overrides)}-adapt"
+    sizes = adapt.parse_sizes(examples)
     start_fork_server_early()
     with show_progress(format_resume_command("adapt", set, folder, str(run), *words)) as watch:
-        adapt.adapt(run, data, folder, sizes, seeds, fedavg, resume, overrides, watch.observe)
+        adapt.adapt(run, newcomer, folder, sizes, seeds, fedavg, resume, overrides, watch.observe)
     conclude.print_adaptation(folder, folder / "report.html")
 
 
-@app.command()
-def predict(
-    run_or_model: Annotated[Path, typer.Argument(metavar="RUN_OR_MODEL", help="A run's folder, or a model file in it.")],
-    files: Annotated[
-        list[Path], typer.Argument(metavar="FILE...", help="Images; or CSV or npz files, for runs on such data.")
-    ],
-    client: Annotated[
-        str | None, typer.Option(help="The client whose personal model answers; unset, the shared model answers.")
-    ] = None,
-    best: Annotated[
-        bool,
-        typer.Option(
-            "--best", help="Use the weights after the best round (records.keep_best); the default is the last round."
-        ),
-    ] = False,
-    ensemble: Annotated[
-        bool, typer.Option("--ensemble", help="The client's own model and the shared one together (records.ensemble).")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each example, for scripts.")] = False,
-    trust_code: TrustCode = False,
-) -> None:
-    """Predict classes, numbers, labels or masks of new examples, scaled as in training, and print which model answered.
-
-    A client without a personal model is served by the shared model. Example: `fedmutual predict runs/x scan.png --client 3`
-    """
-    from fedmutual.cli import answers
-
-    predictions = fedmutual.predict(run_or_model, files, client, best, ensemble=ensemble)
-    if as_json:
-        for prediction in predictions:
-            typer.echo(answers.format_json_line(prediction))
-        return
-    print_text(f"answered by: {predictions[0].model}")
-    out.print(answers.format_answers(predictions))
-
-
-app.command()(deploy.export)
-app.command()(deploy.score)
-app.command()(stats.stats)
+app.command()(predictions.predict)
+app.command()(predictions.export)
+app.command()(predictions.score)
+app.command()(data.stats)
 app.command()(privacy.privacy)
 app.command()(audit.audit)
 app.command(rich_help_panel=SITES)(sites.provision)
@@ -207,30 +170,22 @@ def list_(
     from fedmutual.algorithms import ALGORITHMS
     from fedmutual.config import reference
 
-    if what == "keys":
+    if what == "experiments":
+        typer.main.get_command(load_reproduce()).main(["--list"], standalone_mode=False)
+    elif what == "keys":
         from fedmutual.sites import reference as of_sites
 
         print_text(f"{reference.render_page()}\n\n{of_sites.render_sites_page()}", soft_wrap=True)
-        return
-    if what == "experiments":
-        typer.main.get_command(load_reproduce()).main(["--list"], standalone_mode=False)
-        return
-    lists: dict[str, dict[str, str]] = {
-        "algorithms": reference.describe_algorithms(),
-        "models": models.NAMES,
-        "data": data.NAMES,
-    }
-    names = f"{', '.join(lists)}, experiments, keys or an algorithm, your own as module:Class"
-    if what is None:
-        raise ConfigError(f"name what to list: {names}")
-    if what in ALGORITHMS or ":" in what:
+    elif what is not None and (what in ALGORITHMS or ":" in what):
         print_text("\n".join(reference.describe_algorithm(what)), soft_wrap=True)
-        return
-    if what not in lists:
-        raise ConfigError(f"there is nothing to list called {what!r}; name {names}")
-    for name, about in lists[what].items():
-        out.print(f"[bold]{name:14}[/bold] ", end="")
-        print_text(about)
+    else:
+        lists = {"algorithms": reference.describe_algorithms(), "models": models.NAMES, "data": data.NAMES}
+        if what not in lists:
+            names = f"name {', '.join(lists)}, experiments, keys or an algorithm, your own as module:Class"
+            raise ConfigError(names if what is None else f"there is nothing to list called {what!r}; {names}")
+        for name, about in lists[what].items():
+            out.print(f"[bold]{name:14}[/bold] ", end="")
+            print_text(about)
 
 
 @app.callback(invoke_without_command=True)

@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -86,12 +86,17 @@ def parse_names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def read_config(file: Path, settings: list[str]) -> "Config":
+def parse_settings(settings: list[str] | None) -> dict[str, Any]:
+    """Return dotted key -> value of the `--set` arguments. Raises UserError if one cannot be used."""
+    from fedmutual.config import parse_override
+
+    return dict(parse_override(text) for text in settings or ())
+
+
+def read_config(file: Path, settings: list[str] | None) -> "Config":
     """Return the configuration of a file, with the `--set` arguments applied.
 
     Raises:
         UserError: the file or an argument cannot be used.
     """
-    from fedmutual.config import parse_override
-
-    return fedmutual.load_config(file, **dict(parse_override(text) for text in settings))
+    return fedmutual.load_config(file, **parse_settings(settings))

@@ -1,18 +1,13 @@
 """The command `fedmutual audit`: attacks on a finished run; their results as a table and a page."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-from rich import box
 from rich.markup import escape
-from rich.table import Table
 
 from fedmutual.cli.arguments import TrustCode
-from fedmutual.cli.terminal import Code, Terminated, err, exit_with_error, out, print_text, stop_on_sigterm
-
-if TYPE_CHECKING:
-    from fedmutual.report.audit import Audit
+from fedmutual.cli.terminal import Code, Terminated, err, exit_with_error, make_table, out, print_text, stop_on_sigterm
 
 PAGE = "audit.html"
 
@@ -33,7 +28,7 @@ def audit(
     Two attacks: membership inference with intervals, and the imprint attack of a dishonest server. The result is no upper
     bound. Example: `fedmutual audit runs/ward --shadows 8`
     """
-    from fedmutual.report.audit import make_sentences, write_audit
+    from fedmutual.report.audit import make_membership_rows, make_sentences, write_audit
     from fedmutual.report.rendering import check_page
     from fedmutual.studies.audit import AUDIT
     from fedmutual.studies.audit import audit as audit_run
@@ -46,20 +41,11 @@ def audit(
     except KeyboardInterrupt as stop:
         code = Code.TERMINATED if isinstance(stop, Terminated) else Code.STOPPED
         exit_with_error("stopped; nothing was written", code)
-    out.print(_make_table(result))
+    table = make_table("model", "attack by", "advantage", "interval", "AUC", texts=2)
+    for row in make_membership_rows(result):
+        table.add_row(*map(escape, row))
+    out.print(table)
     for sentence in make_sentences(result):
         print_text(sentence)
     write_audit(result, folder / PAGE)
     print_text(f"{folder / AUDIT}; page: {folder / PAGE}", soft_wrap=True)
-
-
-def _make_table(result: "Audit") -> Table:
-    """Return a table with one line for each membership attack."""
-    from fedmutual.report.audit import make_membership_rows
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for title in ("model", "attack by", "advantage", "interval", "AUC"):
-        table.add_column(title, justify="left" if title in ("model", "attack by") else "right")
-    for row in make_membership_rows(result):
-        table.add_row(*map(escape, row))
-    return table

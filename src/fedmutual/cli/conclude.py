@@ -1,10 +1,15 @@
 """The end of a command that trained runs: print the tables and the verdict, and write the page."""
 
+import shlex
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.markup import escape
 
-from fedmutual.cli.terminal import out, print_text
+from fedmutual.cli.terminal import Code, exit_with_error, make_table, out, print_text
+
+if TYPE_CHECKING:
+    from fedmutual.studies.sweep import Sweep
 
 
 def print_comparison(groups: list[tuple[str, list[Path]]], page: Path) -> None:
@@ -43,3 +48,61 @@ def print_adaptation(folder: Path, page: Path) -> None:
         print_text(line)
     write_adaptation(folder, page)
     print_text(f"report: {page}", soft_wrap=True)
+
+
+def print_sweep(result: "Sweep", file: Path) -> None:
+    """Print a table with one line for each setting, what the numbers mean, warnings, and the command for the best setting.
+
+    The table has the main metric on hold-out rows, with 95 % intervals over seeds. Exit with an error if all diverged.
+    """
+    from fedmutual.config.grid import format_value
+    from fedmutual.metric import ACCURACY
+    from fedmutual.report.cells import format_spread
+    from fedmutual.results.comparison import MODELS
+    from fedmutual.results.gains import Gains
+    from fedmutual.results.scale import MetricScale
+    from fedmutual.studies.sweep import RESULT
+
+    metric = next((tried.metric for tried in result.tried if tried.runs), ACCURACY)
+    head = MetricScale(metric=metric)
+    titles = ["setting", *(f"hold-out{head.head}\n{name} round" for name in ("last", "best"))]
+    if any(tried.local_only for tried in result.tried):
+        titles.append(f"personal models over\nlocal-only{head.difference_head}")
+    table = make_table(*titles)
+    for tried in result.tried:
+        if tried.last is None or tried.best is None:
+            seeds = "" if len(tried.folders) == 1 else f" ({len(tried.diverged)} of {len(tried.folders)} seeds)"
+            cells = [f"diverged{seeds}"]
+        else:
+            digits = 2 if tried.examples >= 5000 else 1  # 2: where an example weighs 0.02 % or less
+            scale = MetricScale(digits, tried.metric)
+            last, best = (
+                f"{scale.format_value(e.mean)} {format_spread(e, scale)}".rstrip() for e in (tried.last, tried.best)
+            )
+            rounds = sorted(set(tried.best_rounds))
+            cells = [last, f"{best} ({rounds[0]}{f' to {rounds[-1]}' if len(rounds) > 1 else ''})"]
+            if isinstance(tried.gain, Gains):
+                gain = tried.gain.estimate
+                cells.append(f"{scale.format_gain(gain.mean)} {format_spread(gain, scale)}".rstrip())
+        chosen = tried is result.chosen
+        table.add_row(escape(tried.label) + (" *" if chosen else ""), *cells, style="bold" if chosen else "")
+    out.print(table)
+    if result.chosen is None:
+        lines = ["Nothing can be chosen."]
+    else:
+        models = " or ".join(dict.fromkeys(MODELS[t.model] for t in result.tried if t.model))
+        number = len(result.chosen.folders)
+        over = f"clients, then over {number} seeds with its 95 % interval" if number > 1 else "clients"
+        lines = [
+            f"* is best after the last round. {metric.heading} of the {models} on rows held out of the clients' training "
+            f"data ({result.chosen.examples:,} in all), mean over {over}; in brackets the best round."
+        ]
+    lines += [f"warning: {warning}" for warning in result.warnings]
+    lines += [f"{tried.label}, seed {seed}: {how}" for tried in result.tried for seed, how in tried.diverged.items()]
+    if result.chosen:
+        sets = (word for key, value in result.chosen.values.items() for word in ("--set", f"{key}={format_value(value)}"))
+        lines += [f"chosen: {result.chosen.label}; run it: {shlex.join(('fedmutual', 'run', str(file), *sets))}"]
+    for line in [*lines, f"all results: {result.folder / RESULT}"]:
+        print_text(line, soft_wrap=True)
+    if not result.chosen:
+        exit_with_error("every setting diverged. A smaller optimizer.lr is the usual fix", Code.DIVERGED)

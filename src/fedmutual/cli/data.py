@@ -1,13 +1,14 @@
-"""The commands of `fedmutual data`: look at the data of an experiment, and export a part of the public seed set."""
+"""The commands of `fedmutual data`, and `fedmutual stats`: look at the data of an experiment before training."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 
 from fedmutual.cli.arguments import File, Set, TrustCode, read_config
-from fedmutual.cli.terminal import out, print_text
-from fedmutual.errors import DataError
+from fedmutual.cli.terminal import make_table, out, print_text
+from fedmutual.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from fedmutual.config import Config
@@ -22,7 +23,7 @@ def show(file: File, set: Set = None, trust_code: TrustCode = False) -> None:
     """Draw the examples of each client by class."""
     from fedmutual import data
 
-    federation = data.load(read_config(file, set or []))
+    federation = data.load(read_config(file, set))
     out.print(data.draw(federation))
     for remark in federation.notes:
         print_text(f"note: {remark}")
@@ -38,12 +39,17 @@ def check(file: File, set: Set = None, trust_code: TrustCode = False) -> None:
     from fedmutual.data.suggest import describe_suggestion
     from fedmutual.federation import build
 
-    config = read_config(file, set or [])
+    config = read_config(file, set)
     try:
         prepared = data.prepare(config)
     except DataError as problem:
         problems = data.list_problems(problem)
-        _print_problems(config, problems)
+        try:
+            suggested = describe_suggestion(config)
+        except DataError:  # a file that is no table is among the problems
+            suggested = []
+        for line in (*(problems if len(problems) > 1 else ()), *suggested):
+            print_text(line)
         if len(problems) == 1:
             raise
         raise DataError(f"{file}: the data cannot be used ({len(problems)} problems, listed above)") from None
@@ -55,18 +61,6 @@ def check(file: File, set: Set = None, trust_code: TrustCode = False) -> None:
         experiment.build_networks(client)  # a network is made, and checked, when it is needed
     if not findings:
         print_text("nothing stands out")
-
-
-def _print_problems(config: "Config", problems: list[str]) -> None:
-    """Print all problems of unusable data, and the recommended settings. A single problem is left to the error."""
-    from fedmutual.data.suggest import describe_suggestion
-
-    try:
-        suggested = describe_suggestion(config)
-    except DataError:  # a file that is no table is among the problems
-        suggested = []
-    for line in (*(problems if len(problems) > 1 else ()), *suggested):
-        print_text(line)
 
 
 @app.command()
@@ -85,3 +79,44 @@ def give(
     leave_working_folders()
     for line in seedset_export.describe_export(seedset_export.export_seedset(file, site, folder), folder):
         print_text(line, soft_wrap=True)
+
+
+def stats(file: File, set: Set = None, trust_code: TrustCode = False) -> None:
+    """Print mean, standard deviation and missing values of each input, and the rows of each class, over all clients.
+
+    Clients give only sums of their rows, as for `data.mean = "federated"`. Trains nothing.
+    """
+    from fedmutual import data
+
+    federation = data.load(_ask_statistics(read_config(file, set)))
+    statistics = federation.statistics
+    assert statistics is not None
+    table = make_table("input", "mean", "std", "missing")
+    rows = zip(statistics.inputs, statistics.mean, statistics.std, statistics.missing, strict=True)
+    for name, mean, std, missing in rows:
+        table.add_row(escape(name), *("-" if n is None else f"{n:.6g}" for n in (mean, std)), str(missing))
+    out.print(table)
+    if statistics.classes:
+        table = make_table("class", "rows")
+        for name, count in statistics.classes.items():
+            table.add_row(escape(name), str(count))
+        out.print(table)
+    print_text(
+        f'{statistics.rows} training rows of {len(federation.clients)} clients; data.mean = data.std = "federated" '
+        "standardises by these"
+    )
+
+
+def _ask_statistics(config: "Config") -> "Config":
+    """Return the configuration with data.mean = data.std = "federated" for all clients, whatever the file sets."""
+    if config.privacy.nets != "none":
+        raise ConfigError(
+            f"privacy.nets = {config.privacy.nets!r}: the statistics are exact, and epsilon does not count them; add "
+            "--set privacy.nets=none where the rows may be summed"
+        )
+    clients = {
+        client: own.model_copy(update={"data": own.data.model_copy(update={"mean": None, "std": None})})
+        for client, own in config.clients.items()
+    }
+    data = config.data.model_copy(update={"mean": "federated", "std": "federated"})
+    return config.model_copy(update={"data": data, "clients": clients})

@@ -4,12 +4,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich import box
 from rich.markup import escape
-from rich.table import Table
 
-from fedmutual.cli.arguments import Set
-from fedmutual.cli.terminal import Code, exit_with_error, out, print_text
+from fedmutual.cli.arguments import Set, parse_settings
+from fedmutual.cli.terminal import Code, exit_with_error, make_table, out, print_text
+from fedmutual.errors import ConfigError
 
 if TYPE_CHECKING:
     from fedmutual.config import Config
@@ -34,43 +33,37 @@ def privacy(
 
     Example: `fedmutual privacy mnist.toml --epsilon 4 --set privacy.nets=both`
     """
-    from fedmutual.config import parse_override
+    from fedmutual.config import load_config, read_tables
     from fedmutual.federation import build
     from fedmutual.studies import privacy_plan
 
-    overrides: dict[str, Any] = dict(parse_override(text) for text in set or ())
-    overrides |= {} if delta is None else {"privacy.delta": delta}
+    overrides: dict[str, Any] = parse_settings(set) | ({} if delta is None else {"privacy.delta": delta})
     if site is not None:
-        _plan_site(file, site, epsilon, overrides)
+        from fedmutual.sites import guarantee
+
+        plan = guarantee.plan_site(file, site, overrides)
+        _print_plan(plan.config, plan.costs, epsilon)
+        if epsilon is None and plan.budget is not None:
+            print_text(
+                f"spent by this site so far: epsilon {plan.spent:.4g}; with these rounds added {plan.total:.4g}; the "
+                f"site's budget is {plan.budget:g}"
+            )
+            _check_budget(plan.config, dict.fromkeys(plan.costs, plan.total))
         return
-    config = privacy_plan.read_config(file, overrides, epsilon is not None)
+    if "sites" in read_tables(file):
+        raise ConfigError(f"{file}: is a federation's file, and its data are at the sites; name one site's file with --site")
+    # a plan that computes sigma needs none in the file
+    config = load_config(file, **({} if epsilon is None else {"privacy.sigma": 1.0}) | overrides)
     costs = privacy_plan.plan_privacy(build.build(config, device="cpu"))
     _print_plan(config, costs, epsilon)
-    _check_budget(
-        config, {client: cost.compute_epsilon(config) for client, cost in costs.items()} if epsilon is None else {}
-    )
-
-
-def _plan_site(file: Path, site: Path, epsilon: float | None, overrides: dict[str, Any]) -> None:
-    """Print the plan for one real site, and its budget."""
-    from fedmutual.sites import guarantee
-
-    plan = guarantee.plan_site(file, site, overrides)
-    _print_plan(plan.config, plan.costs, epsilon)
-    if epsilon is None and plan.budget is not None:
-        print_text(
-            f"spent by this site so far: epsilon {plan.spent:.4g}; with these rounds added {plan.total:.4g}; the "
-            f"site's budget is {plan.budget:g}"
-        )
-        _check_budget(plan.config, dict.fromkeys(plan.costs, plan.total))
+    if epsilon is None:
+        _check_budget(config, {client: cost.compute_epsilon(config) for client, cost in costs.items()})
 
 
 def _print_plan(config: "Config", costs: "dict[str, PrivacyCost]", target: float | None) -> None:
     """Print a table with one line for each client. target: the epsilon that the noise is chosen for, if any."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     units = "examples" if config.privacy.unit == "example" else "groups"
-    for title in ("client", units, "sampling rate", "steps", "sigma", "epsilon"):
-        table.add_column(title, justify="left" if title == "client" else "right")
+    table = make_table("client", units, "sampling rate", "steps", "sigma", "epsilon")
     needed = {i: cost.sigma if target is None else cost.find_sigma(target, config) for i, cost in costs.items()}
     for client, cost in costs.items():
         spent = cost._replace(sigma=needed[client]).compute_epsilon(config)

@@ -1,4 +1,4 @@
-"""Shared parts of all commands: printing, the progress display, exit codes and signals."""
+"""Shared parts of all commands: printing, tables, the progress display, exit codes and signals."""
 
 import os
 import shlex
@@ -8,13 +8,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from rich import box
 from rich.console import Console
+from rich.table import Table
 
 if TYPE_CHECKING:
-    from fedmutual.cli.progress import ProgressDisplay
     from fedmutual.events import Score
+    from fedmutual.studies.observers import ProgressDisplay
 
 
 class _ErrorConsole(Console):
@@ -47,6 +49,15 @@ def print_text(text: str, soft_wrap: bool = False) -> None:
     out.print(text, highlight=False, markup=False, soft_wrap=soft_wrap)
 
 
+def make_table(*titles: str, texts: int = 1, **options: Any) -> Table:
+    """Return an empty table. The first columns are texts, which a narrow terminal folds; the others are numbers."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, **options)
+    for n, title in enumerate(titles):
+        is_text = n < texts
+        table.add_column(title, justify="left" if is_text else "right", overflow="fold", no_wrap=not is_text)
+    return table
+
+
 def exit_with_error(problem: object, code: Code) -> NoReturn:
     """Print an error in one sentence, and exit with the code."""
     err.print("[bold red]error:[/bold red] ", end="")
@@ -71,18 +82,18 @@ def show_progress(
     command: the command that resumes. line: formats the scores of an evaluation. runs: the number of runs of the command.
     """
     from fedmutual.boundary import Refused
-    from fedmutual.cli.progress import ProgressDisplay
     from fedmutual.core import Disagreed, Diverged
     from fedmutual.rundir.text import format_worst_nodes
+    from fedmutual.studies.observers import ProgressDisplay
 
     watch = ProgressDisplay(err, line, runs=runs) if line else ProgressDisplay(err, end=format_worst_nodes, runs=runs)
     try:
         with stop_on_sigterm(), watch:
             yield watch
     except KeyboardInterrupt as stop:
-        how, code = (
-            ("stopped by SIGTERM", Code.TERMINATED) if isinstance(stop, Terminated) else ("stopped by hand", Code.STOPPED)
-        )
+        how, code = "stopped by hand", Code.STOPPED
+        if isinstance(stop, Terminated):
+            how, code = "stopped by SIGTERM", Code.TERMINATED
         exit_with_error(f"{how}; saved rounds are kept; resume with: {command}", code)
     except Diverged as problem:
         label = watch.failed.get(problem)

@@ -1,26 +1,34 @@
-"""The commands that train: run, compare, sweep and demo."""
+"""The commands that train: run, compare and sweep."""
 
 import shlex
-from importlib.resources import as_file, files
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-import fedmutual
 from fedmutual.cli import conclude
-from fedmutual.cli import demo as demo_plan
-from fedmutual.cli.arguments import By, File, Grid, Jobs, Methods, Resume, Seeds, Set, TrustCode, Tune, read_config
-from fedmutual.cli.terminal import (
-    Code,
-    exit_with_error,
-    format_resume_command,
-    out,
-    print_text,
-    show_progress,
+from fedmutual.cli.arguments import (
+    By,
+    File,
+    Grid,
+    Jobs,
+    Methods,
+    Resume,
+    Seeds,
+    Set,
+    TrustCode,
+    Tune,
+    parse_names,
+    parse_settings,
+    read_config,
 )
-from fedmutual.engines.child_process import expect_workers, start_fork_server_early
+from fedmutual.cli.terminal import format_resume_command, out, print_text, show_progress
+from fedmutual.engines.child_process import expect_workers
+from fedmutual.errors import join_words
 from fedmutual.role import LOCAL_ONLY
+
+if TYPE_CHECKING:
+    from fedmutual import Config
 
 
 def run(
@@ -36,30 +44,26 @@ def run(
     """
     from fedmutual.studies.run import train_run
 
-    config = read_config(file, set or [])
+    config = read_config(file, set)
     folder = out_folder or Path("runs") / config.name
     expect_workers([config.engine.name])
     with show_progress(format_resume_command("run", set, folder, str(file))) as watch:
-        finished = train_run(config, folder, resume, [watch.observe("")])
+        train_run(config, folder, resume, [watch.observe("")])
     if config.records.evaluate_on == "holdout":
         print_text(
-            f"{finished.folder}: only hold-out rows were scored; metrics.jsonl has the scores that clients share",
-            soft_wrap=True,
+            f"{folder}: only hold-out rows were scored; metrics.jsonl has the scores that clients share", soft_wrap=True
         )
         return
     from fedmutual.config.methods import find_method
     from fedmutual.report.terminal import make_headline_tables
 
     out.print(make_headline_tables([folder]))
-    if find_method(config.algorithm["name"]).role.federates:
-        print_text(
-            f"`{_format_compare_command(config.algorithm['name'], file, set or [])}` shows the gain over training alone",
-            soft_wrap=True,
-        )
-    print_text(
-        f"{finished.folder}: "
-        f"`{shlex.join(('fedmutual', 'report', str(finished.folder), '-o', 'report.html'))}` makes its page"
-    )
+    method = config.algorithm["name"]
+    if find_method(method).role.federates:
+        sets = [word for text in set or () if text.partition("=")[0].strip() != "algorithm.name" for word in ("--set", text)]
+        command = shlex.join(("fedmutual", "compare", str(file), "--methods", f"{method},{LOCAL_ONLY}", *sets))
+        print_text(f"`{command}` shows the gain over training alone", soft_wrap=True)
+    print_text(f"{folder}: `{shlex.join(('fedmutual', 'report', str(folder), '-o', 'report.html'))}` makes its page")
 
 
 def compare(
@@ -78,11 +82,12 @@ def compare(
     Runs: OUT/METHOD/SEED, page: OUT/report.html. `--set algorithm.KEY=VALUE` applies to the methods that have KEY.
     `--tune 8` lets each method try 8 settings on hold-out rows first; keys that `--set` names are not tuned.
     """
-    from fedmutual.cli.methods import choose_methods, tune_methods
-    from fedmutual.config import parse_override
-    from fedmutual.studies.compare import compare as train_methods
+    from fedmutual.config.grid import format_value
+    from fedmutual.rundir.text import format_holdout_scores
+    from fedmutual.studies import compare as comparing
 
-    config, names, method_settings = choose_methods(file, methods, dict(parse_override(text) for text in set or ()))
+    overrides = parse_settings(set)
+    config, names, method_settings = _choose_methods(file, methods, overrides)
     expect_workers([config.engine.name], jobs)
     folder = out_folder or Path("runs") / f"{config.name}-compare"
     chosen = () if methods is None else ("--methods", methods)
@@ -90,10 +95,54 @@ def compare(
     command = format_resume_command("compare", set, folder, str(file), *words)
     tuned = None
     if tune is not None:
-        tuned = tune_methods(config, names, tune, folder, resume, command, method_settings, set or [], jobs)
+        print_text(
+            f"tune: each of {len(names)} methods tries at most {tune} settings for {config.rounds} rounds with seed "
+            f"{config.seed}; rows held out of the clients' training data choose",
+            soft_wrap=True,
+        )
+        with show_progress(command, format_holdout_scores) as watch:
+            tuned = comparing.tune(
+                config, names, tune, folder, resume, watch.observe, method_settings, overrides.keys(), jobs
+            )
+        for method, choice in tuned.items():
+            values = ", ".join(f"{key} = {format_value(value)}" for key, value in choice.values.items())
+            reason = "every trial diverged" if choice.tried else "no setting is left to tune"
+            print_text(f"tuned: {method}: {values or f'as configured, for {reason}'} ({choice.tried} tried)", soft_wrap=True)
+        if at_end := [method for method, choice in tuned.items() if choice.is_rate_at_end]:
+            print_text(
+                f"warning: the learning rate of {join_words(at_end)} is the smallest or the largest that was tried, so "
+                f"another rate may be better; raise --tune {tune}, or set optimizer.lr nearer to the best rate",
+                soft_wrap=True,
+            )
     with show_progress(command, runs=len(names) * seeds) as watch:
-        runs = train_methods(config, names, seeds, folder, resume, watch.observe, method_settings, tuned, jobs)
+        runs = comparing.compare(config, names, seeds, folder, resume, watch.observe, method_settings, tuned, jobs)
     conclude.print_comparison([(config.name, [run.folder for run in runs])], folder / "report.html")
+
+
+def _choose_methods(
+    file: Path, methods: str | None, overrides: dict[str, Any]
+) -> "tuple[Config, tuple[str, ...], dict[str, Any]]":
+    """Read `--methods`; return (configuration, methods, the settings of the methods that the file does not configure).
+
+    methods: as on the command line; None: the file's algorithm with the default methods.
+    """
+    from fedmutual.config import load_compared, read_algorithm_name
+    from fedmutual.studies.compare import ALL, expand_methods, find_unfit_methods
+
+    names = None if methods is None else parse_names(methods)
+    algorithm = read_algorithm_name(file, overrides)
+    expanded = expand_methods(names, algorithm)
+    config, method_settings = load_compared(file, expanded, overrides)
+    if names is None or ALL not in names:
+        if algorithm is not None and algorithm not in expanded:
+            print_text(f"left out: {algorithm}: --methods does not name the algorithm of {file}", soft_wrap=True)
+        return config, expanded, method_settings
+    unfit = find_unfit_methods(config, expanded, [*names, config.algorithm["name"]], method_settings)
+    for method, reason in unfit.items():
+        print_text(f"left out: {method}: {reason}", soft_wrap=True)
+    fitting = tuple(method for method in expanded if method not in unfit)
+    config, method_settings = load_compared(file, fitting, overrides)
+    return config, fitting, method_settings
 
 
 def sweep(
@@ -118,11 +167,9 @@ def sweep(
     The best setting has the best score after the last round, because `run` ends with that model. A warning names settings
     whose personal models are worse than after local-only training. Runs: OUT/SETTING/SEED, all results: OUT/sweep.json.
     """
-    from fedmutual.cli.sweep import format_conclusion, make_sweep_table
     from fedmutual.config.grid import read_grid
     from fedmutual.rundir.text import format_holdout_scores
-    from fedmutual.studies.sweep import train_sweep
-    from fedmutual.studies.sweep_plan import plan_sweep
+    from fedmutual.studies.sweep import plan_sweep, train_sweep
 
     plan = plan_sweep(file, read_grid(set or []), seeds, by.value if by else None, out_folder)
     expect_workers([setting.config.engine.name for setting in plan.combinations], jobs)
@@ -130,45 +177,4 @@ def sweep(
     command = format_resume_command("sweep", set, plan.study.out, str(file), "--seeds", str(seeds), *chosen_by)
     with show_progress(command, format_holdout_scores, runs=len(plan.study.runs)) as watch:
         result = train_sweep(plan, resume, watch.observe, jobs)
-    out.print(make_sweep_table(result))
-    for line in format_conclusion(result, file):
-        print_text(line, soft_wrap=True)
-    if not result.chosen:
-        exit_with_error("every setting diverged. A smaller optimizer.lr is the usual fix", Code.DIVERGED)
-
-
-def demo(
-    out_folder: Annotated[Path | None, typer.Option("--out", help="The folder; the default is runs/demo.")] = None,
-    seeds: Seeds = 5,
-    jobs: Jobs = None,
-    resume: Resume = False,
-) -> None:
-    """Does federated mutual learning improve models of handwritten digits, for which clients, and with how many bytes?
-
-    Two experiments: clients with few images and different networks, where mutual learning pays; clients with different
-    digits, where mutual learning gains little.
-    """
-    folder = out_folder or Path("runs") / "demo"
-    if demo_plan.is_finished(folder) and not resume:
-        demo_plan.print_finished(folder, seeds)
-        return
-    demo_plan.print_plan(folder, seeds)
-    start_fork_server_early()  # its imports, which take seconds, run beside those below
-    from fedmutual.studies.compare import compare as train_methods
-
-    groups = []
-    with show_progress(
-        format_resume_command("demo", None, folder, "--seeds", str(seeds)), runs=demo_plan.count_runs(seeds)
-    ) as watch:
-        for name, methods in demo_plan.EXPERIMENTS.items():
-            with as_file(files("fedmutual") / "demo" / f"{name}.toml") as file:
-                config = fedmutual.load_config(file)
-            runs = train_methods(config, list(methods), seeds, folder / name, resume, watch.observe, jobs=jobs)
-            groups.append((name, [run.folder for run in runs]))
-    conclude.print_comparison(groups, folder / demo_plan.PAGE)
-
-
-def _format_compare_command(method: str, file: Path, settings: list[str]) -> str:
-    """Return the command that compares a run's method with local-only training, with the settings of the run."""
-    sets = [word for text in settings if text.partition("=")[0].strip() != "algorithm.name" for word in ("--set", text)]
-    return shlex.join(("fedmutual", "compare", str(file), "--methods", f"{method},{LOCAL_ONLY}", *sets))
+    conclude.print_sweep(result, file)

@@ -18,7 +18,7 @@ _ATTACKS = {"loss": "loss", "answers": "answers alone", "shadows": "shadow runs"
 
 
 class Membership(BaseModel, frozen=True, extra="forbid"):
-    """What one membership attack achieved against one model; see `studies.audit.statistics.Strength`."""
+    """What one membership attack achieved against one model; see `studies.attacks.measure_strength`."""
 
     model: Model  # the shared model; the meme as a client returns it; a client's personal model
     client: str | None  # None: the shared model, and the rows of all clients

@@ -1,31 +1,48 @@
 """A newcomer adapts a run's shared model by mutual learning, beside training from scratch and fine-tuning.
 
 Each way is an ordinary run, of a federation of one. The run that the shared model comes from is read, and no client of it is
-asked for anything.
+asked for anything: it gives the shared model, its inputs and its classes, and the newcomer's file gives the rest.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from fedmutual import data
-from fedmutual.config import ALONE, Config
-from fedmutual.config.keys import Table
-from fedmutual.config.methods import find_adapt_rival
-from fedmutual.core import get_metric
+from fedmutual.config import ALONE, Config, check_scored, merge_overrides, parse_config, read_tables
+from fedmutual.config.grid import make_folder_name
+from fedmutual.config.keys import FEDERATED, Table
+from fedmutual.config.methods import find_adapt_rival, make_algorithm
+from fedmutual.core import get_metric, get_target_kind
 from fedmutual.data.examples import list_names
-from fedmutual.errors import ConfigError, RunError, warn_user
-from fedmutual.events import Observer
+from fedmutual.data.labels import UnknownClass
+from fedmutual.errors import ConfigError, DataError, RunError, warn_user
 from fedmutual.federation import build
 from fedmutual.federation.evaluation import score
 from fedmutual.files import read_json, write_json
-from fedmutual.metric import ACCURACY, Metric
-from fedmutual.rundir.file_names import ADAPT, CONFIG
-from fedmutual.studies import newcomer
-from fedmutual.studies.newcomer import Newcomer, SourceRun
+from fedmutual.metric import ACCURACY
+from fedmutual.results.frame import read_method
+from fedmutual.role import LOCAL_ONLY
+from fedmutual.rundir.checkpoint import make_file_name, read_shared_state
+from fedmutual.rundir.file_names import ADAPT, CONFIG, FINE_TUNE, SCRATCH, server_folder
+from fedmutual.rundir.record_files import read_interface
+from fedmutual.studies.observers import Watch
 from fedmutual.studies.study import Setting, Study, list_seeds
-from fedmutual.user_code.recorded_code import set_trust
+from fedmutual.studies.trained_run import Run
+from fedmutual.tasks import make_task
+from fedmutual.user_code.recorded_code import check_tables, set_trust
+
+NAME = "newcomer"  # where the file names none
+_SHARED_KEYS = ("shared", "part", "batchnorm")  # the keys of [model] that all participants of a run have in common
+_NOT_ALLOWED = {
+    "partition": "a newcomer is one participant, and --examples sets its number of examples",
+    "clients": "a newcomer is one participant; its settings are in the other tables",
+    "share": "a newcomer discloses nothing to others",
+    **dict.fromkeys(("model.start", "model.weights", "model.pretrained"), "it is set by each way to adapt"),
+}
 
 
 def adapt(
@@ -37,7 +54,7 @@ def adapt(
     fedavg: str | Path | None = None,
     resume: bool = False,
     overrides: Mapping[str, Any] | None = None,
-    watch: Callable[[str], Observer] | None = None,
+    watch: Watch | None = None,
     trust_code: bool = False,
 ) -> None:
     """Adapt a run's shared model to a newcomer's data, and compare with training from scratch and with fine-tuning.
@@ -54,90 +71,39 @@ def adapt(
         Diverged: a client's loss or weights are not finite.
     """
     with set_trust(trust_code):
-        _adapt_shared_model(run, file, out, sizes, seeds, fedavg, resume, overrides, watch)
-
-
-def _adapt_shared_model(
-    run: str | Path,
-    file: str | Path,
-    out: str | Path,
-    sizes: Sequence[int | None],
-    seeds: int,
-    fedavg: str | Path | None,
-    resume: bool,
-    overrides: Mapping[str, Any] | None,
-    watch: Callable[[str], Observer] | None,
-) -> None:
-    shared, folder = newcomer.read_source(Path(run)), Path(out)
-    tuned = shared if fedavg is None else newcomer.read_source(Path(fedavg))
-    _check_apart(folder, shared, tuned)
-    joining = newcomer.read_newcomer(Path(file), overrides or {}, shared, tuned)
-    if tuned is not shared:
-        _check_tuned(joining)
-    first, read = joining.make_config(joining.ways[0], None), joining.prepare()
-    _note_divisor(read, shared, tuned)
-    counts = _select_sizes(sizes, data.load(first, {"": read}), str(file))
-    settings = {
-        (way, size): Setting(f"{way}, {size} examples", joining.make_config(way, n), f"{way}/{size}")
-        for size, n in counts.items()
-        for way in joining.ways
-    }
-    config_by_way = {way: settings[way, next(iter(counts))].config for way in joining.ways}
-    first_way = {size: settings[joining.ways[0], size].config for size in counts}
-    for config in config_by_way.values():
-        build.build(config, prepared={"": read}).build_client(ALONE)
-    study = Study([*settings.values()], list_seeds(first, seeds), folder)
-    about = {"format": 1, "name": first.name, "from": shared.describe(), "fine-tuned": tuned.describe()}
-    _check_same(folder, about, resume)
-    study.check_folders(resume)
-    write_json(folder / ADAPT, about)
-    study.train(resume, watch)
-    metric = get_metric(shared.task)
-    assert metric is not None  # `read_source` has looked
-    scores = "val_accuracy" if metric == ACCURACY else "val_metric"
-    results: Table = {way: {} for way in joining.ways}
-    for (way, size), setting in settings.items():
-        runs = study.open_runs(setting)
-        results[way][size] = {str(seed): run.summary["personal"][scores]["last"]["mean"] for seed, run in runs.items()}
-    networks = {way: _get_network(config) for way, config in config_by_way.items()}
-    table: Table = {"rounds": first.rounds, "seeds": [*study.seeds], "networks": networks}
-    table |= {"accuracy": results} if metric == ACCURACY else {"metric": asdict(metric), "values": results}
-    write_json(folder / ADAPT, about | table | _score_unchanged(shared, first_way, study.seeds, read, metric))
-
-
-def _check_tuned(joining: Newcomer) -> None:
-    """Raise RunError if the run of --fedavg has another algorithm than the rival of the newcomer's, or other inputs."""
-    shared, source = joining.shared, joining.tuned
-    folder, run = source.run.folder, shared.run.folder
-    name, rival = source.run.config.algorithm["name"], find_adapt_rival(joining.algorithm["name"])
-    if name != rival:
-        raise RunError(
-            f"{folder}: is a run of {name!r}, and --fedavg must name a run of {rival!r}; leave it out to "
-            f"fine-tune the model of {run}"
-        )
-    if shared.is_complete and source.is_complete:  # else the newcomer's data are compared with the complete model
-        ours, theirs = _list_inputs(shared), _list_inputs(source)
-        for key in (k for k in ours if ours[k] != theirs[k]):
-            raise RunError(
-                f"{folder}: its shared model takes {key} {theirs[key]}, and the shared model of {run} takes "
-                f"{ours[key]}; name a run with equal inputs and classes"
-            )
-
-
-def _list_inputs(source: SourceRun) -> dict[str, str]:
-    """Return the inputs of a shared model by their description in messages; augmentation is not part of the inputs."""
-    takes = source.takes
-    about: dict[str, str] = {
-        "training.task =": source.run.config.training.task,
-        "examples of the shape": str(list(takes.shape)),
-        "data.classes =": list_names(takes.classes),
-        "the columns": list_names(takes.columns) if takes.columns else "none",
-    }
-    words = {"divisor": "inputs divided by", **{key: f"data.{key} =" for key in ("mean", "std", "size")}}
-    for key, description in words.items():
-        value = takes.scaling.get(key)
-        about[description] = str("none" if value is None else value) if takes.agreed else "each client's own"
-    return about
+        folder, shared = Path(out), _SourceRun(Path(run))
+        tuned = shared if fedavg is None else _SourceRun(Path(fedavg))
+        _check_apart(folder, shared, tuned)
+        newcomer = _Newcomer(Path(file), overrides or {}, shared, tuned)
+        read = newcomer.prepare()
+        first = newcomer.make_config(newcomer.ways[0], None)
+        counts = _select_sizes(sizes, data.load(first, {"": read}), str(file))
+        settings = {
+            (way, size): Setting(f"{way}, {size} examples", newcomer.make_config(way, n), f"{way}/{size}")
+            for size, n in counts.items()
+            for way in newcomer.ways
+        }
+        config_by_way = {way: setting.config for (way, _), setting in settings.items()}
+        for config in config_by_way.values():
+            build.build(config, prepared={"": read}).build_client(ALONE)
+        study = Study([*settings.values()], list_seeds(first, seeds), folder)
+        about = {"format": 1, "name": first.name, "from": shared.describe(), "fine-tuned": tuned.describe()}
+        _check_same(folder, about, resume)
+        study.check_folders(resume)
+        write_json(folder / ADAPT, about)
+        study.train(resume, watch)
+        metric = get_metric(make_task(shared.config.training.task))
+        assert metric is not None  # `_SourceRun` has looked
+        scores = "val_accuracy" if metric == ACCURACY else "val_metric"
+        results: Table = {way: {} for way in newcomer.ways}
+        for (way, size), setting in settings.items():
+            runs = study.open_runs(setting)
+            results[way][size] = {str(seed): run.summary["personal"][scores]["last"]["mean"] for seed, run in runs.items()}
+        networks = {way: (config.model.personal or (config.model.shared,))[0] for way, config in config_by_way.items()}
+        about |= {"rounds": first.rounds, "seeds": [*study.seeds], "networks": networks}
+        about |= {"accuracy": results} if metric == ACCURACY else {"metric": asdict(metric), "values": results}
+        first_way = {size: setting.config for (way, size), setting in settings.items() if way == newcomer.ways[0]}
+        write_json(folder / ADAPT, about | _score_unchanged(shared, first_way, study.seeds, read, metric.name))
 
 
 def parse_sizes(text: str) -> tuple[int | None, ...]:
@@ -155,6 +121,198 @@ def parse_sizes(text: str) -> tuple[int | None, ...]:
     return tuple(None if word == "all" else int(word) for word in words)
 
 
+def name_newcomer(file: Path, overrides: Mapping[str, Any]) -> str:
+    """Return the name of a newcomer: the key `name` of its file, else `NAME`.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    return str(merge_overrides(read_tables(file), overrides).get("name", NAME))
+
+
+class _SourceRun(Run):
+    """A run whose shared model is adapted, as after the last saved round."""
+
+    def __init__(self, folder: Path) -> None:
+        """Open a run."""
+        if not (folder / CONFIG).is_file():
+            raise RunError(f"{folder}: is not a run's folder, because it has no {CONFIG}; name a run's folder")
+        super().__init__(folder)
+        read_shared_state(folder)
+        model = self.config.model.model_dump(exclude_defaults=True)
+        self.model = {"shared": self.config.model.shared} | {k: model[k] for k in (*_SHARED_KEYS, "adaptor") if k in model}
+        """The keys of [model] that describe the shared part."""
+        # the newcomer's own runs build these networks, and learn this task
+        check_tables({"model": self.model, "training": {"task": self.config.training.task}}, folder)
+        self.is_complete = "part" not in self.model
+        """Whether the layer of the classes is shared too, so that all must have the same ones."""
+        if get_metric(make_task(self.config.training.task)) is None:
+            raise RunError(f"{folder}: its task has no main metric to compare by; give the task the member 'metric'")
+
+    @cached_property
+    def takes(self) -> Any:
+        """The inputs and outputs of its shared model. Raises RunError if environment.json is missing or damaged."""
+        return read_interface(self.folder)
+
+    def describe(self) -> Table:
+        """Return the identity of this model: it differs for other models, and for this model after further rounds."""
+        return {
+            "run": str(self.folder),
+            "algorithm": self.config.algorithm["name"],
+            "title": read_method(self.folder).title,
+            "model": self.config.model.shared,
+            "round": self.round,
+            "sha256": hashlib.sha256((server_folder(self.folder) / make_file_name(self.round)).read_bytes()).hexdigest(),
+        }
+
+
+class _Newcomer:
+    """A newcomer's part of a configuration, completed by the run."""
+
+    def __init__(self, file: Path, overrides: Mapping[str, Any], shared: _SourceRun, tuned: _SourceRun) -> None:
+        """Read the TOML file, with overrides by dotted key. tuned: has the shared model that is fine-tuned."""
+        self.file, self.shared, self.tuned = file, shared, tuned
+        tables, task = merge_overrides(read_tables(file), overrides), shared.config.training.task
+        if task != "classification" and isinstance(training := tables.get("training", {}), dict):
+            tables = {**tables, "training": {"task": task, **training}}
+        model = table if isinstance(table := tables.get("model"), dict) else {}
+        for key, why in _NOT_ALLOWED.items():
+            if key in tables or key.removeprefix("model.") in model:
+                raise ConfigError(f"{file}: key {key!r} has no place here: {why}; remove it")
+        joined = merge_overrides({"model": shared.model}, {"model": tables.get("model", {})})
+        parsed = parse_config({**tables, **joined}, str(file))  # says what is wrong with a key or its type
+        check_scored(parsed, str(file))
+        if "name" not in tables.get("data", {}):
+            raise ConfigError(f"{file}: the key 'data.name' is missing, the source of the newcomer's examples")
+        self.algorithm: Table = {"name": parsed.algorithm["name"], **tables.get("algorithm", {})}
+        self._check_algorithm(parsed)
+        if parsed.training.task != task:
+            self._refuse("training.task", repr(parsed.training.task), repr(task))
+        for key in (k for k in _SHARED_KEYS if k in model):
+            settled = getattr(shared.config.model, key)
+            if getattr(parsed.model, key) != settled:
+                self._refuse(
+                    f"model.{key}", repr(model[key]), ", ".join(settled or ("unset",)) if key == "part" else settled
+                )
+        self.tables = {**tables, "data": self._complete_data(tables["data"])}
+
+    @property
+    def ways(self) -> tuple[str, str, str]:
+        """Return the ways to adapt, by the names of their folders: the newcomer's algorithm, training alone, fine-tuning."""
+        return make_folder_name(self.algorithm["name"]), SCRATCH, FINE_TUNE
+
+    def _refuse(self, key: str, value: object, settled: object) -> NoReturn:
+        """Raise ConfigError for a key with another value than the one that the run determines."""
+        raise ConfigError(f"{self.file}: key {key!r} is {value}, and {self.shared.folder} has {settled}; remove the key")
+
+    def _check_algorithm(self, parsed: Config) -> None:
+        """Raise an error unless a newcomer can adapt by the algorithm, beside the run whose model is fine-tuned."""
+        name = self.algorithm["name"]
+        rival = find_adapt_rival(name)
+        cannot = f"{self.file}: key 'algorithm.name': a newcomer cannot adapt by {name!r}, because its"
+        if rival is None:
+            raise ConfigError(f"{cannot} class does not declare `adapt_rival`; remove the key to adapt by FML")
+        if missing := {"global", "personal"} - {*make_algorithm(parsed).scores}:
+            raise ConfigError(f"{cannot} `scores` lack {min(missing)!r}; add it, or remove `adapt_rival` from the class")
+        shared, tuned = self.shared, self.tuned
+        if tuned is shared:
+            return
+        if (found := tuned.config.algorithm["name"]) != rival:
+            raise RunError(f"{tuned.folder}: is a run of {found!r}, and --fedavg must name a run of {rival!r}; leave it out")
+        if (learned := tuned.config.training.task) != (task := shared.config.training.task):
+            raise RunError(f"{tuned.folder}: learns {learned!r}, and {shared.folder} {task!r}; name a run of equal task")
+
+    def _complete_data(self, table: Table) -> Table:
+        """Return [data], completed by the classes, size and scaling of a complete shared model; a part fits any data."""
+        shared, takes = self.shared, self.shared.takes
+        if not shared.is_complete:
+            return table
+        if tuple(table.get("classes", takes.classes)) != takes.classes:
+            self._refuse("data.classes", table["classes"], list_names(takes.classes))
+        if takes.agreed and FEDERATED in (table.get("mean"), table.get("std")):
+            raise ConfigError(
+                f"{self.file}: 'data.mean' and 'data.std' cannot be {FEDERATED!r} of a newcomer; remove both keys"
+            )
+        is_number = get_target_kind(make_task(shared.config.training.task)) == "numbers"
+        settled: Table = {} if is_number else {"classes": list(takes.classes)}
+        if takes.scaling.get("columns"):
+            numeric = ("kind", "fill", "mean", "std") if takes.agreed else ("kind",)
+            steps = {"category": ("kind", "values"), "number": numeric, "date": numeric}
+            settled["columns"] = {c["name"]: {k: c[k] for k in steps[c["kind"]]} for c in takes.scaling["columns"]}
+        elif takes.agreed and "mean" not in table and "std" not in table:
+            settled |= {"mean": takes.scaling["mean"], "std": takes.scaling["std"]}
+        if takes.scaling.get("size"):
+            settled["size"] = takes.scaling["size"]
+        return {**settled, **table}
+
+    def make_config(self, way: str, size: int | None) -> Config:
+        """Return the ordinary configuration of one of `ways`.
+
+        size: the number of training examples; None: all.
+        """
+        model_keys = {k: v for k, v in self.tables.get("model", {}).items() if k not in _SHARED_KEYS}
+        personal, adaptor = ({k: v for k, v in model_keys.items() if k == key} for key in ("personal", "adaptor"))
+        start = {"start": "server"}  # needs a whole model
+        algorithm: Table = {"name": LOCAL_ONLY}
+        if way == SCRATCH:
+            model = {"shared": self.shared.model["shared"], **personal}
+        elif way == FINE_TUNE:
+            model = {**self.tuned.model, **(start if self.tuned.is_complete else adaptor)}
+            model["weights"] = str(self.tuned.folder.resolve())
+            if not self.tuned.is_complete:  # a part with an adaptor, in a federation of one
+                algorithm = {"name": find_adapt_rival(self.algorithm["name"])}
+        else:
+            algorithm = self.algorithm
+            model = {**self.shared.model, **model_keys, **({} if personal or not self.shared.is_complete else start)}
+            model["weights"] = str(self.shared.folder.resolve())
+        partition = {"kind": "iid", "clients": 1, **({} if size is None else {"examples": size})}
+        tables = {"name": NAME, **self.tables, "partition": partition, "algorithm": algorithm, "model": model}
+        return parse_config(tables, str(self.file))
+
+    def prepare(self) -> data.Prepared:
+        """Read the newcomer's data, and check that they fit each complete shared model."""
+        try:
+            read = data.prepare(self.make_config(self.ways[0], None))[""]
+        except UnknownClass as problem:
+            if not self.shared.is_complete:
+                raise  # these are the newcomer's own classes
+            raise DataError(
+                f"{problem.reason} of the shared model in {self.shared.folder}; rename it with data.labels, or start "
+                "from a run that shares only a part (model.part), where a newcomer has outputs of its own"
+            ) from None
+        sources = (self.shared, self.tuned)
+        for source in (s for s in sources if s.is_complete):
+            self._check_inputs(read, source)
+        for source in [s for s in sources if s.takes.scaling["divisor"] != read.scaled.divisor][:1]:
+            warn_user(
+                f"the newcomer's inputs are divided by {read.scaled.divisor:g}, and the inputs of {source.folder} were "
+                f"divided by {source.takes.scaling['divisor']:g}: check that both then have one range"
+            )
+        return read
+
+    def _check_inputs(self, read: data.Prepared, source: _SourceRun) -> None:
+        """Raise ConfigError if the newcomer's inputs or classes do not fit a complete shared model."""
+        takes, space = source.takes, read.space
+        settled = "remove data.mean and data.std, and the run's are used"
+        are_images = len(space.shape) == len(takes.shape) == 3
+        resize = f"set data.size = {list(takes.shape[1:])}" if are_images else "give it such examples"
+        rescale = settled if self.shared.is_complete else "set both to that run's"
+        compared: list[tuple[str, Any, Any, str]] = [("the shape of the examples", space.shape, takes.shape, resize)]
+        if takes.columns is not None:
+            compared.append(("the columns", space.columns or (), takes.columns, "give the file these, in this order"))
+        if not space.numbers:
+            compared.append(("the classes", space.classes, takes.classes, "name these in data.classes, in this order"))
+        if takes.agreed:
+            scaled = (("mean", read.scaled.mean), ("std", read.scaled.std))
+            compared += [(f"key 'data.{k}'", tuple(ours), tuple(takes.scaling[k]), rescale) for k, ours in scaled]
+        for what, ours, theirs, fix in compared:
+            if ours != theirs:
+                ours, theirs = ((list_names(v) if v and isinstance(v[0], str) else list(v)) for v in (ours, theirs))
+                raise ConfigError(
+                    f"{self.file}: {what} is {ours}, and the shared model of {source.folder} has {theirs}; {fix}"
+                )
+
+
 def _select_sizes(wanted: Sequence[int | None], federation: data.Federation, file: str) -> dict[str, int | None]:
     """Return name of a size -> number of examples (None: all), for the sizes for which there are enough examples."""
     shares = federation.partition["clients"][ALONE]
@@ -168,24 +326,11 @@ def _select_sizes(wanted: Sequence[int | None], federation: data.Federation, fil
     return counts
 
 
-def _note_divisor(read: data.Prepared, *sources: SourceRun) -> None:
-    ours = read.scaled.divisor
-    for source in sources:
-        theirs = source.takes.scaling["divisor"]
-        if ours != theirs:
-            warn_user(
-                f"the newcomer's inputs are divided by {ours:g}, and the inputs of {source.run.folder} were divided by "
-                f"{theirs:g}: check that both then have one range"
-            )
-            return
-
-
-def _check_apart(folder: Path, *sources: SourceRun) -> None:
+def _check_apart(folder: Path, *sources: _SourceRun) -> None:
     """Raise RunError where the folder lies in a run that is only read, or is itself a run's."""
     for source in sources:
-        read = source.run.folder
-        if read.resolve() in (folder.resolve(), *folder.resolve().parents):
-            raise RunError(f"{folder}: lies in {read}, which is only read; choose another folder with --out")
+        if source.folder.resolve() in (folder.resolve(), *folder.resolve().parents):
+            raise RunError(f"{folder}: lies in {source.folder}, which is only read; choose another folder with --out")
     if (folder / CONFIG).exists():
         raise RunError(f"{folder}: contains a run, not an adaptation; choose another folder with --out")
 
@@ -195,9 +340,7 @@ def _check_same(folder: Path, about: Table, resume: bool) -> None:
     if not (folder / ADAPT).exists():
         return
     if not resume:
-        raise RunError(
-            f"{folder}: already contains an adaptation; add --resume to resume it, or choose another folder with --out"
-        )
+        raise RunError(f"{folder}: already contains an adaptation; add --resume, or choose another folder with --out")
     before = read_json(folder / ADAPT)
     for key in ("from", "fine-tuned"):
         recorded = before.get(key) or {}
@@ -208,25 +351,18 @@ def _check_same(folder: Path, about: Table, resume: bool) -> None:
             )
 
 
-def _get_network(config: Config) -> str:
-    return (config.model.personal or (config.model.shared,))[0]
-
-
 def _score_unchanged(
-    shared: SourceRun, configs: Mapping[str, Config], seeds: Sequence[int], read: data.Prepared, metric: Metric
+    shared: _SourceRun, configs: Mapping[str, Config], seeds: Sequence[int], read: data.Prepared, metric: str
 ) -> Table:
     """Return the scores of the unchanged shared model on the newcomer's validation data, and the numbers of examples.
 
     configs: by the name of the size; they determine the rows.
-
-    Raises:
-        RunError: an output of the model is not finite.
     """
 
     def refuse(what: str) -> None:
-        raise RunError(f"{shared.run.folder}: the shared model gives {what} validation rows of the newcomer")
+        raise RunError(f"{shared.folder}: the shared model gives {what} validation rows of the newcomer")
 
-    net = shared.run.global_model() if shared.run.complete else None
+    net, task = shared.global_model() if shared.complete else None, make_task(shared.config.training.task)
     counts: Table = {}
     scores: Table = {size: {} for size in configs}
     for size, config in configs.items():
@@ -234,5 +370,5 @@ def _score_unchanged(
             shares = data.load(config.model_copy(update={"seed": seed}), {"": read}).clients[ALONE]
             counts[size] = {"training": len(shares.private), "validation": len(shares.validation)}
             if net is not None:
-                scores[size][str(seed)] = score(net, shares.validation, shared.task, "the newcomer", refuse)[metric.name]
+                scores[size][str(seed)] = score(net, shares.validation, task, "the newcomer", refuse)[metric]
     return {"examples": counts, "as it is": scores if net is not None else None}

@@ -1,35 +1,41 @@
-"""Compare several methods over several seeds; each method and seed is a run in its own folder."""
+"""Compare several methods over several seeds; on request each method's settings are first tuned on hold-out rows."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from fedmutual import data
 from fedmutual.algorithms import ALGORITHMS
-from fedmutual.config import Config, check_scored, override_config, replace_algorithm
-from fedmutual.config.grid import format_value, make_folder_name
+from fedmutual.config import Config, check_scored, list_tunable_settings, override_config, replace_algorithm
+from fedmutual.config.grid import LEARNING_RATE, format_value, make_folder_name
+from fedmutual.core import Schedule
 from fedmutual.errors import ConfigError, UserError
-from fedmutual.events import Observer
 from fedmutual.federation import build
 from fedmutual.role import DEFAULT_METHODS
 from fedmutual.rundir.file_names import TUNED
 from fedmutual.rundir.record_files import write_record
 from fedmutual.rundir.schema import TunedRecord
+from fedmutual.settings import LEAST_TRIALS, RATE_FACTORS
+from fedmutual.studies.observers import Watch
 from fedmutual.studies.study import Setting, Study, list_seeds
+from fedmutual.studies.sweep import SHARE, plan_combinations, train_sweep
 from fedmutual.studies.trained_run import Run
 
 ALL = "all"  # in the place of a method's name: every method of the package
 TRIALS = "tune"  # of a comparison's folder: a sweep for each method, by `--tune`
 
+Values = Mapping[str, Any]
+"""Dotted key -> value."""
 
-@dataclass(frozen=True)
-class Tuned:
+
+class Tuned(NamedTuple):
     """What the trials of one method chose."""
 
-    values: Mapping[str, Any]  # by dotted key; empty where nothing can be tuned, or every trial diverged
+    values: Values  # empty where nothing can be tuned, or every trial diverged
     tried: int  # settings that were trained
     most: int  # the budget: settings that each method may train
     is_rate_at_end: bool = False  # whether the chosen learning rate is the smallest or the largest of several tried ones
@@ -51,7 +57,7 @@ def expand_methods(names: Sequence[str] | None, algorithm: str | None) -> tuple[
 
 
 def find_unfit_methods(
-    config: Config, methods: Sequence[str], required: Sequence[str], method_settings: Mapping[str, Any] | None = None
+    config: Config, methods: Sequence[str], required: Sequence[str], method_settings: Values | None = None
 ) -> dict[str, str]:
     """Return method -> the reason, in one sentence, why its networks cannot be made and trained with this configuration.
 
@@ -66,7 +72,14 @@ def find_unfit_methods(
     reasons: dict[str, str] = {}
     for method in methods:
         try:
-            _check_method(config, method, method_settings, prepared)
+            variant, _ = replace_algorithm(config, method, method_settings)
+            with torch.random.fork_rng(devices=[]):
+                experiment = build.build(variant, prepared=prepared)
+                for client in experiment.clients:
+                    experiment.build_networks(client)
+            if variant.model.batchnorm != config.model.batchnorm and experiment.nets.notes:  # the method would be FedAvg
+                raise ConfigError(experiment.nets.notes[0])
+            _check_paces({config.algorithm["name"]: config, method: variant})
         except UserError as problem:
             if method in required:
                 raise
@@ -74,29 +87,8 @@ def find_unfit_methods(
     return reasons
 
 
-def _check_method(
-    config: Config, method: str, method_settings: Mapping[str, Any] | None, prepared: Mapping[str, data.Prepared]
-) -> None:
-    """Raise UserError, in one sentence, unless the method's networks can be made and trained."""
-    variant, _ = replace_algorithm(config, method, method_settings)
-    with torch.random.fork_rng(devices=[]):
-        experiment = build.build(variant, prepared=prepared)
-        for client in experiment.clients:
-            experiment.build_networks(client)
-    if variant.model.batchnorm != config.model.batchnorm and experiment.nets.notes:  # the method would be FedAvg
-        raise ConfigError(experiment.nets.notes[0])
-    if (variant.training.local_steps is None) != (config.training.local_steps is None):
-        raise ConfigError(
-            "a round is counted in gradient steps, and under the other methods in passes over the data; set "
-            "training.local_steps, which then holds for all methods"
-        )
-
-
 def list_variants(
-    config: Config,
-    methods: Sequence[str],
-    method_settings: Mapping[str, Any] | None = None,
-    tuned: Mapping[str, Tuned] | None = None,
+    config: Config, methods: Sequence[str], method_settings: Values | None = None, tuned: Mapping[str, Tuned] | None = None
 ) -> list[Setting]:
     """Return each method as a setting.
 
@@ -122,8 +114,9 @@ def list_variants(
 def _check_paces(variants: Mapping[str, Config]) -> None:
     """Raise ConfigError unless a round is equally much training under every method."""
     steps = {method: config.training.local_steps for method, config in variants.items()}
-    if len(set(steps.values())) > 1:
-        counted, other = (next(m for m, n in steps.items() if (n is None) is none) for none in (False, True))
+    counted = next((method for method, n in steps.items() if n is not None), None)
+    other = next((method for method, n in steps.items() if n is None), None)
+    if counted is not None and other is not None:
         raise ConfigError(
             f"{counted} counts gradient steps and {other} passes over the data, so that a round would be more "
             "training for one of them; set training.local_steps for all methods"
@@ -136,8 +129,8 @@ def compare(
     seeds: int,
     out: Path,
     resume: bool = False,
-    watch: Callable[[str], Observer] | None = None,
-    method_settings: Mapping[str, Any] | None = None,
+    watch: Watch | None = None,
+    method_settings: Values | None = None,
     tuned: Mapping[str, Tuned] | None = None,
     jobs: int | None = None,
 ) -> list[Run]:
@@ -145,7 +138,7 @@ def compare(
 
     The folder of a method "module:Class" is named without the colon, which Windows refuses.
 
-    method_settings, tuned: as `list_variants` takes them; the chosen settings are written into each run's folder.
+    method_settings, tuned: as `list_variants` takes them; the chosen settings are written into each run's tuned.json.
     watch, jobs: as `Study.train` takes them.
 
     Raises:
@@ -157,25 +150,93 @@ def compare(
     study.check_folders(resume)
     study.train(resume, watch, jobs)
     for setting in settings:
-        if tuned and setting.label in tuned:
+        if choice := (tuned or {}).get(setting.label):
+            record = TunedRecord(
+                set={key: format_value(value) for key, value in choice.values.items()},
+                chosen_by="holdout",
+                tried=choice.tried,
+                budget=choice.most,
+                sweep=f"{TRIALS}/{setting.folder}",
+            )
             for folder in study.find_folders(setting).values():
-                _record_choice(folder, setting, tuned[setting.label])
+                write_record(folder / TUNED, record)
     return [run for setting in settings for run in study.open_runs(setting).values()]
 
 
-def _record_choice(folder: Path, setting: Setting, choice: Tuned) -> None:
-    """Write tuned.json into a run's folder: which values the trials chose, and where the trials are.
+def tune(
+    config: Config,
+    methods: Sequence[str],
+    trials: int,
+    out: Path,
+    resume: bool = False,
+    watch: Watch | None = None,
+    method_settings: Values | None = None,
+    fixed: Collection[str] = (),
+    jobs: int | None = None,
+) -> dict[str, Tuned]:
+    """Choose each method's settings by a sweep of at most `trials` runs into OUT/tune/<method> -> method -> the choice.
+
+    The learning rate comes first; then, at the best learning rate, the method's settings that declare values to try, one
+    after the other. Every trial has the configured rounds and seed, and rows held out of the training data choose.
+
+    method_settings, jobs: as for `compare`. fixed: dotted keys that are not tuned.
 
     Raises:
-        RunError: the file cannot be written.
+        ConfigError: the configuration asks for differential privacy.
+        UserError: as `sweep`.
     """
-    write_record(
-        folder / TUNED,
-        TunedRecord(
-            set={key: format_value(value) for key, value in choice.values.items()},
-            chosen_by="holdout",
-            tried=choice.tried,
-            budget=choice.most,
-            sweep=f"{TRIALS}/{setting.folder}",
-        ),
-    )
+    if config.privacy.nets != "none":
+        raise ConfigError("--tune: the trials would cost privacy that epsilon does not count; choose with --set")
+    if not config.split.holdout and config.partition.kind != "file":
+        config = override_config(config, {"split.holdout": SHARE})
+    chosen = {}
+    for setting in list_variants(config, methods, method_settings):
+        method = setting.label
+        observers = None if watch is None else (lambda name, method=method: watch(f"tune {method}, {name}"))
+        chosen[method] = _tune_method(setting, trials, out / TRIALS / setting.folder, resume, observers, fixed, jobs)
+    return chosen
+
+
+def _tune_method(
+    method: Setting, trials: int, out: Path, resume: bool, watch: Watch | None, fixed: Collection[str], jobs: int | None
+) -> Tuned:
+    config = method.config
+    tunable = {f"algorithm.{key}": values for key, values in list_tunable_settings(config).items()}
+    best: dict[str, Any] = {LEARNING_RATE: config.optimizer.lr} | {key: value for key, (value, _) in tunable.items()}
+    best = {key: value for key, value in best.items() if key not in fixed}
+    tried: list[Values] = []
+    for key, values in _plan_trials(best, {key: tunable[key][1] for key in best if key in tunable}, trials):
+        tried += [{**best, key: value} for value in values if {**best, key: value} not in tried]
+        if len(tried) < LEAST_TRIALS:
+            continue
+        sweep = train_sweep(plan_combinations(config, tried, out), resume, watch, jobs)
+        if sweep.chosen is None:
+            return Tuned({}, len(tried), trials)
+        best, resume = dict(sweep.chosen.values), True  # the trials of the keys before stay
+    rates = {rate for values in tried if not isinstance(rate := values.get(LEARNING_RATE), Schedule | None)}
+    is_rate_at_end = len(rates) > 1 and best[LEARNING_RATE] in (min(rates), max(rates))
+    return Tuned(best if len(tried) >= LEAST_TRIALS else {}, len(tried), trials, is_rate_at_end)
+
+
+def _plan_trials(start: Values, candidates: Mapping[str, Sequence[Any]], trials: int) -> Iterator[tuple[str, list[Any]]]:
+    """Yield (key, its values) in the order of the trials: half of the trials for the learning rate, then the other keys."""
+    left = trials
+    if LEARNING_RATE in start:
+        rates = [_scale_rate(start[LEARNING_RATE], factor) for factor in RATE_FACTORS]
+        count = min(len(rates), math.ceil(trials / 2) if candidates else trials)
+        left -= count
+        yield LEARNING_RATE, rates[:count]
+    else:
+        left -= 1  # the first setting's configured value
+    for number, (key, values) in enumerate(candidates.items()):
+        others = [value for value in values if value != start[key]]
+        count = min(len(others), math.ceil(left / (len(candidates) - number)))
+        left -= count
+        yield key, [start[key], *others[:count]]
+
+
+def _scale_rate(rate: Any, factor: float) -> Any:
+    """Return a learning rate, constant or scheduled, times a factor, with three digits."""
+    if isinstance(rate, Schedule):
+        return replace(rate, start=_scale_rate(rate.start, factor), end=_scale_rate(rate.end, factor))
+    return float(f"{rate * factor:.3g}")

@@ -1,27 +1,29 @@
 """The export of a run's model into a folder that needs no fedmutual: weights, programs of raw inputs, and a model card."""
 
+import io
 import json
+import logging
 import os
 import shutil
-from contextlib import suppress
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from secrets import token_hex
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
 
-from fedmutual.errors import RunError
+from fedmutual.errors import RunError, format_error
 from fedmutual.files import write_bytes, write_json
-from fedmutual.studies.answering_model import AnsweringModel, choose_model, find_raw_shape, find_run_folder, list_columns
-from fedmutual.studies.exported_model import (
-    INPUT,
-    convert_to_onnx,
-    export_program,
-    make_raw_input_model,
-    serialise_program,
-)
+from fedmutual.studies.answering_model import AnsweringModel
 from fedmutual.studies.model_card import write_model_card
+from fedmutual.studies.trained_run import choose_model
 from fedmutual.tensor_files import write_tensors
 
 WEIGHTS, PROGRAM, ONNX, ABOUT, CARD = "weights.safetensors", "model.pt2", "model.onnx", "model.json", "README.md"
@@ -32,6 +34,8 @@ _MEANING = {
     ABOUT: "inputs, classes and scaling for a program to read",
     CARD: "this model card",
 }
+_INPUT = "x"
+_TOLERANCE = 1e-4  # of a probability, or of a number's size: programs may add in another order, and nothing more
 
 
 class Exported(NamedTuple):
@@ -53,75 +57,126 @@ def export(
         UserError: there is no such model, its code may not be imported, or the folder exists or cannot be written.
     """
     target = Path(folder)
-    if os.path.lexists(target):
-        raise RunError(f"{target}: exists already, and an export overwrites nothing; choose another folder with --to")
+    _check_new(target)
     answering = choose_model(Path(run_or_model), client, best, trust_code)
-    run_folder = find_run_folder(Path(run_or_model))
     part = target.with_name(f".{target.name}.{os.getpid()}-{token_hex(8)}.part")
     try:
-        try:
-            part.mkdir(parents=True)
-            left_out = _write_files(part, run_folder, answering)
-            names = sorted(file.name for file in part.iterdir())
-            _rename_folder(part, target)
-        except OSError as problem:
-            raise RunError(
-                f"{target}: cannot be written ({problem.strerror or problem}); choose another folder with --to"
-            ) from None
+        part.mkdir(parents=True)
+        left_out = _write_files(part, answering)
+        names = sorted(file.name for file in part.iterdir())
+        _check_new(target)  # another process may have made it meanwhile
+        part.rename(target)
+    except OSError as problem:
+        raise RunError(f"{target}: cannot be written ({problem.strerror or problem}); name another folder") from None
     finally:
         with suppress(FileNotFoundError):
             shutil.rmtree(part)
     return Exported(answering.description, tuple(target / name for name in names), tuple(left_out))
 
 
-def _rename_folder(part: Path, target: Path) -> None:
-    """Give the finished folder its name; another process may have made a folder of that name meanwhile."""
+def _check_new(target: Path) -> None:
     if os.path.lexists(target):
-        raise RunError(f"{target}: was made by another process meanwhile; choose another folder with --to")
-    part.rename(target)
+        raise RunError(f"{target}: exists already, and an export overwrites nothing; choose another folder with --to")
 
 
-def _write_files(folder: Path, run_folder: Path, answering: AnsweringModel) -> list[str]:
+def _write_files(folder: Path, answering: AnsweringModel) -> list[str]:
     """Write all files of an export into a folder -> a sentence for each that could not be made."""
-    takes, left_out = answering.takes, list[str]()
+    takes, output, left_out = answering.takes, answering.output[0], list[str]()
     about = {"model": answering.description, "fedmutual": version("fedmutual"), "classes": json.dumps(takes.classes)}
     write_tensors(folder / WEIGHTS, answering.net.state_dict(), about)
     try:
-        program = export_program(make_raw_input_model(answering), find_raw_shape(takes), getattr(torch, takes.dtype))
-        write_bytes(folder / PROGRAM, serialise_program(program))
+        program = _export_program(answering)
+        write_bytes(folder / PROGRAM, _serialise_program(program))
+        write_bytes(folder / ONNX, _convert_to_onnx(program, output))
     except RunError as problem:
-        left_out += [f"{PROGRAM} and {ONNX}: {problem}"]
-    else:
-        try:
-            write_bytes(folder / ONNX, convert_to_onnx(program, answering.form.name))
-        except RunError as problem:
-            left_out += [f"{ONNX}: {problem}"]
-    write_json(
-        folder / ABOUT,
-        {
-            "format": 1,
-            "model": answering.description,
-            "network": answering.network,
-            "client": answering.client,
-            "round": answering.round,
-            "fedmutual": version("fedmutual"),
-            "input": {
-                "name": INPUT,
-                "dtype": takes.dtype,
-                "shape": list(find_raw_shape(takes)),
-                "columns": list_columns(takes),
-            },
-            "output": {
-                "name": answering.form.name,
-                "dtype": "float32",
-                "kind": answering.kind,
-                "classes": [] if answering.kind == "numbers" else list(takes.classes),
-            },
-            "scaling": {
-                key: takes.scaling[key] for key in ("divisor", "mean", "std", "size", "columns") if key in takes.scaling
-            },
-        },
-    )
+        missing = ONNX if (folder / PROGRAM).exists() else f"{PROGRAM} and {ONNX}"
+        left_out = [f"{missing}: {problem}"]
+    input = {"name": _INPUT, "dtype": takes.dtype, "shape": list(answering.raw_shape), "columns": answering.columns}
+    classes = [] if answering.kind == "numbers" else list(takes.classes)
+    content = {
+        "format": 1,
+        "model": answering.description,
+        "network": answering.network,
+        "client": answering.client,
+        "round": answering.round,
+        "fedmutual": version("fedmutual"),
+        "input": input,
+        "output": {"name": output, "dtype": "float32", "kind": answering.kind, "classes": classes},
+        "scaling": {k: takes.scaling[k] for k in ("divisor", "mean", "std", "size", "columns") if k in takes.scaling},
+    }
+    write_json(folder / ABOUT, content)
     files = {name: text for name, text in _MEANING.items() if name == CARD or (folder / name).exists()}
-    write_bytes(folder / CARD, write_model_card(run_folder, answering, files, left_out).encode())
+    write_bytes(folder / CARD, write_model_card(answering, files, left_out).encode())
     return left_out
+
+
+class _RawInputModel(nn.Module):
+    """A network with the scaling before it and the form of answers after it: raw x [B, *raw_shape] -> answers [B, ...]."""
+
+    def __init__(self, answering: AnsweringModel) -> None:
+        super().__init__()
+        self.network, self.scale, self.compute_answers = answering.net, answering.make_scaler(), answering.compute_answers
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return probabilities [B, C] or numbers [B] as float32, computed as `predict` computes them."""
+        return self.compute_answers(self.network(self.scale(x.clone()))).float()  # the scaling may write into its argument
+
+
+@torch.no_grad()
+def _export_program(answering: AnsweringModel) -> ExportedProgram:
+    """Return the program of a model for any number of examples, after a check that its answers equal the model's."""
+    model = _RawInputModel(answering).eval().requires_grad_(False)
+    examples = torch.rand(3, *answering.raw_shape, generator=torch.Generator().manual_seed(0))
+    dtype: torch.dtype = getattr(torch, answering.takes.dtype)
+    if not dtype.is_floating_point:
+        examples = examples.round().to(dtype)  # the ids 0 and 1, which embeddings have
+    try:
+        with _silence():
+            program = torch.export.export(model, (examples[:2],), dynamic_shapes=({0: Dim("batch", min=1)},))
+        pairs = [(program.module()(x), model(x)) for x in (examples[:1], examples)]
+        difference = max(float(((a - b).abs() / b.abs().clamp(min=1)).max()) for a, b in pairs)
+    except Exception as problem:  # the network may be a user's code, and torch.export fails in many ways
+        raise RunError(f"torch.export cannot trace the network ({_take_first_line(problem)})") from None
+    if not all(b.isfinite().all() for _, b in pairs):
+        raise RunError("the answers of the model for random inputs are not finite")
+    if not difference <= _TOLERANCE:
+        raise RunError(f"the program of torch.export and the model give different answers; they differ by {difference:.2g}")
+    return program
+
+
+def _serialise_program(program: ExportedProgram) -> bytes:
+    content = io.BytesIO()
+    torch.export.save(program, content)
+    return content.getvalue()
+
+
+def _convert_to_onnx(program: ExportedProgram, output: str) -> bytes:
+    """Return the content of an .onnx file: input `x` [batch, *shape], and the named output [batch, ...] float32."""
+    missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
+    if missing:
+        raise RunError(f"ONNX needs the package {missing[0]!r}: " + 'pip install "fedmutual[onnx]"')
+    try:
+        with _silence(), TemporaryDirectory() as folder:
+            converted = torch.onnx.export(program, dynamo=True, verbose=False, input_names=[_INPUT], output_names=[output])
+            assert converted is not None  # so it is with dynamo=True and without a file
+            converted.save(path := str(Path(folder) / "model.onnx"), external_data=False)
+            return Path(path).read_bytes()
+    except Exception as problem:  # converters of operations fail in many ways
+        raise RunError(f"the program cannot be converted to ONNX ({_take_first_line(problem)})") from None
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Keep warnings and messages of exporters, which concern their authors, from the user's terminal."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+def _take_first_line(problem: Exception) -> str:
+    return format_error(problem).strip().splitlines()[0]

@@ -1,67 +1,26 @@
 """Federations of objects in memory: the caller's datasets, arrays, DataFrames and networks, without a file."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import pandas as pd
+from rich.console import Console
 from torch import nn
 
-from fedmutual.in_memory import hold_objects
+from fedmutual.errors import ConfigError
 from fedmutual.results.scale import MetricScale
 from fedmutual.role import DEFAULT_ALGORITHM, LOCAL_ONLY
-from fedmutual.rundir.record_files import read_metric
-from fedmutual.studies.arguments import KEYS, make_config, translate, translate_errors
-from fedmutual.studies.progress import ProgressBars
-from fedmutual.studies.remarks import make_warning_observers
+from fedmutual.rundir.record_files import read_metric, read_model_environment
+from fedmutual.studies.observers import ProgressDisplay, Watch, make_warning_observers
 from fedmutual.studies.run import train_run
-from fedmutual.studies.site_objects import (
-    Model,
-    Site,
-    add_shared_network,
-    check_distinct_networks,
-    check_shared_network,
-    hold_sites,
-    load_in_place,
-    name_methods,
-)
+from fedmutual.studies.site_objects import KEYS, Model, Site, hold_sites, make_config
 from fedmutual.studies.study import Setting, Study, list_seeds
-from fedmutual.studies.trained_run import Run
-
-
-class ObjectRun(Run):
-    """A run of objects in memory: its models are rebuilt from the caller's networks."""
-
-    def __init__(self, folder: Path, objects: Mapping[str, Any], keep: TemporaryDirectory[str] | None = None) -> None:
-        """objects: name -> object, as `hold_sites` yields them.
-
-        keep: a temporary folder that holds the run, and exists as long as this object.
-
-        Raises:
-            ConfigError: as `Run`.
-        """
-        super().__init__(folder)
-        self._objects, self._keep = dict(objects), keep
-
-    def _build_shared_net(self) -> nn.Module:
-        with hold_objects(self._objects):
-            return super()._build_shared_net()
-
-    def _build_net(self, name: str, find_state: Callable[[Any], Any], client: str | None = None) -> nn.Module:
-        with hold_objects(self._objects):
-            return super()._build_net(name, find_state, client)
-
-    def meme(self, client: str) -> nn.Module:
-        """Return a client's fork of the shared model in eval mode, as `Run.meme`.
-
-        Raises:
-            RunError: as `Run.meme`.
-        """
-        with hold_objects(self._objects):
-            return super().meme(client)
+from fedmutual.studies.trained_run import Run, open_object_run
 
 
 @dataclass(frozen=True)
@@ -132,31 +91,27 @@ def federate(
     """Train a federation of objects in memory, and return the run.
 
     sites: name -> participant. method: an algorithm's name, or an instance such as fedmutual.algorithms.FML(alpha=0.5).
-    shared: the shared network, in a form of `Site.model`. settings: further keys of docs/configuration.md, for example
-    "split.test". engine: "auto", "inprocess" or "stacked". out: the run's folder; None: a temporary folder that exists as
-    long as the run. in_place: load the trained personal weights into the caller's nn.Modules, and the shared model's into
-    `shared`; without it the caller's objects do not change. Each remark is a `RemarkWarning`.
+    shared: the shared network, in a form of `Site.model`. lr, optimizer, engine ("auto", "inprocess" or "stacked"), device
+    and others: the keys optimizer.lr, optimizer.name, engine.name, engine.device, training.batch_size, ... of
+    docs/configuration.md, as messages name them. settings: further keys, for example "split.test". out: the run's folder;
+    None: a temporary folder that exists as long as the run. in_place: load the trained personal weights into the caller's
+    nn.Modules, and the shared model's into `shared`; without it the caller's objects do not change. Each remark is a
+    `RemarkWarning`.
 
     Raises:
-        UserError: an argument cannot be used; one sentence names the argument and the fix.
+        UserError: an argument cannot be used; one sentence names the argument or its key, and the fix.
         Diverged: a client's loss or weights are not finite.
     """
     config_arguments = {k: v for k, v in locals().items() if k in KEYS}
-    with (
-        translate_errors(),
-        hold_sites(sites, shared, method) as (objects, tables),
-        _open_folder(out) as (folder, keep),
-    ):
+    with hold_sites(sites, shared, method) as (objects, tables), _open_folder(out) as (folder, keep):
         if in_place:
-            check_distinct_networks(sites, shared)
-        config = make_config(tables, method, config_arguments, add_shared_network(settings, shared))
-        check_shared_network(config, shared)
-        with ProgressBars(shown=progress) as bars:
-            watch = make_warning_observers(bars.watch if progress else None, translate)
+            _check_distinct_networks(sites, shared)
+        config = make_config(tables, method, shared, config_arguments, settings)
+        with _watch(progress) as watch:
             train_run(config, folder, resume, [watch(config.name)])
-        trained = ObjectRun(folder, objects, keep)
+        trained = open_object_run(folder, objects, keep)
         if in_place:
-            load_in_place(trained, sites, shared)
+            _load_in_place(trained, sites, shared)
     return trained
 
 
@@ -191,20 +146,25 @@ def compare(
         UserError, Diverged: as `federate`.
     """
     config_arguments = {k: v for k, v in locals().items() if k in KEYS}
-    with translate_errors(), _open_folder(out) as (folder, keep):
-        titled = name_methods(methods)
-        variants = []
-        with hold_sites(sites, shared, *titled.values()) as (objects, tables):
-            for title, method in titled.items():
-                config = make_config(tables, method, config_arguments, add_shared_network(settings, shared))
-                check_shared_network(config, shared)
-                variants.append(Setting(title, config, title))
-            study = Study(variants, list_seeds(config, seeds), folder)
-            study.check_folders(resume)
-            with ProgressBars(shown=progress) as bars:
-                study.train(resume, make_warning_observers(bars.watch if progress else None, translate))
-        folders = {(variant.label, n): path for variant in variants for n, path in study.find_folders(variant).items()}
-        return Comparison({key: ObjectRun(path, objects, keep) for key, path in folders.items()})
+    titled = _name_methods(methods)
+    with _open_folder(out) as (folder, keep), hold_sites(sites, shared, *titled.values()) as (objects, tables):
+        configs = {t: make_config(tables, method, shared, config_arguments, settings) for t, method in titled.items()}
+        variants = [Setting(title, config, title) for title, config in configs.items()]
+        study = Study(variants, list_seeds(variants[0].config, seeds), folder)
+        study.check_folders(resume)
+        with _watch(progress) as watch:
+            study.train(resume, watch)
+    folders = {(variant.label, n): path for variant in variants for n, path in study.find_folders(variant).items()}
+    return Comparison({key: open_object_run(path, objects, keep) for key, path in folders.items()})
+
+
+@contextmanager
+def _watch(progress: bool) -> Iterator[Watch]:
+    """Yield the function that makes observers: warnings for remarks, and a bar or a few lines if they are wanted."""
+    # without ipywidgets rich warns in a notebook and shows no bar: then the lines of a terminal that is none
+    console = Console(stderr=True, force_jupyter=None if find_spec("ipywidgets") else False, quiet=not progress)
+    with ProgressDisplay(console, lines=10, has_notes=False) as display:
+        yield make_warning_observers(display.observe)
 
 
 @contextmanager
@@ -219,3 +179,37 @@ def _open_folder(out: str | Path | None) -> Iterator[tuple[Path, TemporaryDirect
     except BaseException:
         keep.cleanup()
         raise
+
+
+def _name_methods(methods: Sequence[Any] | Mapping[str, Any]) -> dict[str, Any]:
+    """Return the methods by title: by the given titles, or by the names of the algorithms."""
+    if isinstance(methods, Mapping) and methods:
+        return dict(methods)
+    names = [method if isinstance(method, str) else type(method).__name__.lower() for method in methods]
+    if not names or len({*names}) < len(names):
+        raise ConfigError(
+            f"argument 'methods' names {', '.join(names) or 'nothing'}, and needs methods of different names; give titles: "
+            "methods={'a': FML(alpha=0.3), 'b': FML(alpha=0.7)}"
+        )
+    return dict(zip(names, methods, strict=True))
+
+
+def _check_distinct_networks(sites: Mapping[str, Site], shared: Model | None) -> None:
+    """Raise ConfigError if one nn.Module would receive the weights of two participants."""
+    owners: dict[int, str] = {}
+    for owner, model in (*((f"site {n!r}", s.model) for n, s in sites.items()), ("shared", shared)):
+        if isinstance(model, nn.Module) and owners.setdefault(id(model), owner) != owner:
+            raise ConfigError(
+                f"in_place=True: {owners[id(model)]} and {owner} share one nn.Module, which holds the weights of one; "
+                "give each a copy: copy.deepcopy(net)"
+            )
+
+
+def _load_in_place(run: Run, sites: Mapping[str, Site], shared: Model | None) -> None:
+    """Load the trained weights into the caller's modules."""
+    personal = read_model_environment(run.folder).models.personal
+    for name, site in sites.items():
+        if isinstance(site.model, nn.Module) and name in personal:
+            site.model.load_state_dict(run.personal_model(name).state_dict())
+    if isinstance(shared, nn.Module) and run.complete:
+        shared.load_state_dict(run.global_model().state_dict())

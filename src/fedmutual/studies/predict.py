@@ -4,34 +4,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-import pandas as pd
 import torch
 from torch import Tensor
 
 from fedmutual.data import arrays, images, table
-from fedmutual.data.encoding import parse_encoding
-from fedmutual.data.examples import BadRows, convert_array, list_names
-from fedmutual.data.objects import convert_features
+from fedmutual.data.examples import BadRows, convert_array
 from fedmutual.data.scaling import find_form
 from fedmutual.data.table_file import SUFFIXES
 from fedmutual.errors import DataError, RunError
 from fedmutual.metric import TargetKind
-from fedmutual.studies.answering_model import (
-    ROWS_AT_ONCE,
-    AnsweringModel,
-    check_outputs,
-    choose_model,
-    choose_model_of_run,
-    is_pixel_input,
-    list_columns,
-    make_scaler,
-    scale_examples,
-)
-from fedmutual.studies.trained_run import Run
-
-Learned = tuple[Sequence[str], Tensor]  # examples: what they are called, unscaled x [B, *shape]
+from fedmutual.studies.answering_model import ROWS_AT_ONCE, AnsweringModel
+from fedmutual.studies.trained_run import choose_model
 
 
 @dataclass(frozen=True)
@@ -61,41 +45,13 @@ class Prediction:
 
     def _get_most_probable(self) -> tuple[str, float]:
         if not self.ranked:
-            raise RunError(
-                f"{self.example}: the {self.model} predicts numbers, and has no `label` or `probability`; use `numbers`"
-            )
+            raise RunError(f"{self.example}: the {self.model} predicts numbers, no label; use `numbers`")
         return self.ranked[0]
 
     @property
     def labels(self) -> tuple[str, ...]:
         """Of several labels those with a probability of at least 0.5, the most probable first."""
         return tuple(name for name, probability in self.ranked if probability >= 0.5)
-
-
-@torch.no_grad()
-def predict_arrays(run: Run, x: Any, client: str | None = None, best: bool = False) -> pd.DataFrame:
-    """Return answers for examples in memory, one row for each example [n], as `Run.predict`.
-
-    x: an array, tensor or DataFrame `[n, *shape]` of unscaled values; columns of a DataFrame are matched by name.
-
-    Raises:
-        UserError: the run has no such model, it segments images, the examples do not fit it, or an output is not finite.
-    """
-    answering = choose_model_of_run(run, client, best)
-    takes = answering.takes
-    if answering.kind == "masks":
-        raise RunError(
-            f"{run.folder}: masks are no table; save the images with numpy.savez(FILE, x=images), and take `mask` of each "
-            "answer of fedmutual.predict(RUN, FILE)"
-        )
-    raw = convert_array(convert_features(x, "x", takes.columns), "x", find_form(takes.scaling, takes.shape))
-    scaled = make_scaler(takes)
-    parts = list[Tensor]()
-    for n, part in enumerate(torch.split(raw, ROWS_AT_ONCE)):
-        parts.append(_answer(part, partial(_name_row, n * ROWS_AT_ONCE), answering, scaled))
-    answers = torch.cat(parts)
-    names = list(takes.classes) if answers.shape[1] == len(takes.classes) else list(map(str, range(answers.shape[1])))
-    return pd.DataFrame(answers.numpy(), columns=names)
 
 
 @torch.no_grad()
@@ -121,31 +77,16 @@ def predict(
             the model learned from; or an output is not finite.
     """
     answering = choose_model(Path(run_or_model), client, best, trust_code, ensemble)
-    scaled, predictions = make_scaler(answering.takes), list[Prediction]()
-    paths = [Path(files)] if isinstance(files, str | Path) else [Path(f) for f in files]
-    for names, raw in _read_examples(paths, answering):
-        answers = _answer(raw, names.__getitem__, answering, scaled)
-        predictions += [make_prediction(name, answer, answering) for name, answer in zip(names, answers, strict=True)]
+    predictions = list[Prediction]()
+    for file in [files] if isinstance(files, str | Path) else files:
+        for names, raw in _read_examples(Path(file), answering):
+            answers = answering.compute_answers(answering.compute_outputs(raw, names.__getitem__))
+            predictions += [_make_prediction(name, answer, answering) for name, answer in zip(names, answers, strict=True)]
     return predictions
 
 
-def _answer(
-    raw: Tensor, where: Callable[[int], str], answering: AnsweringModel, scaled: Callable[[Tensor], Tensor]
-) -> Tensor:
-    """Return the answers of a model for raw examples [B, ...]. Raises as `scale_examples` and `check_outputs`."""
-    outputs = answering.net(scale_examples(raw, where, answering.takes, scaled))
-    return answering.form.compute(check_outputs(outputs, where, answering))
-
-
-def _name_row(start: int, row: int) -> str:
-    return f"row {start + row} of x"
-
-
-def make_prediction(example: str, answer: Tensor, answering: AnsweringModel) -> Prediction:
-    """Return the prediction of one example.
-
-    answer: as the model's form computes it, without the batch: classes [C], numbers [outputs], labels [L], masks [C, H, W].
-    """
+def _make_prediction(example: str, answer: Tensor, answering: AnsweringModel) -> Prediction:
+    """Return the prediction of one example. answer: as `compute_answers` gives it, without the batch."""
     kind, classes = answering.kind, answering.takes.classes
     if kind == "numbers":
         return Prediction(example, answering.description, numbers=tuple(answer.tolist()), kind=kind)
@@ -155,62 +96,40 @@ def make_prediction(example: str, answer: Tensor, answering: AnsweringModel) -> 
         mask = tuple(tuple(row) for row in chosen.tolist())
         answer = torch.bincount(chosen.flatten(), minlength=len(classes)) / chosen.numel()
     order = answer.argsort(descending=True, stable=True).tolist()
-    ranked = tuple((classes[c], float(answer[c])) for c in order)
-    return Prediction(example, answering.description, ranked, mask=mask, kind=kind)
-
-
-def _read_examples(files: Sequence[Path], answering: AnsweringModel) -> Iterator[Learned]:
-    for file in files:
-        if file.suffix.lower() not in (*SUFFIXES, ".npz"):
-            yield [str(file)], _read_one_image(file, answering)
-            continue
-        if file.suffix.lower() in SUFFIXES:
-            if answering.takes.columns is None:
-                raise DataError(
-                    f"{file}: the model learned from no table of named columns; give it {_describe_wanted(answering)}"
-                )
-            encoded = answering.takes.scaling.get("columns")
-            encoding = encoded and parse_encoding(encoded)
-            rows = table.read_rows(file, answering.takes.columns, answering.data, encoding)
-            x, called = rows.x.take(range(len(rows.x))), rows.where
-        elif answering.takes.scaling.get("columns"):
-            raise DataError(
-                f"{file}: the model learned from a table with data.columns; give it {_describe_wanted(answering)}"
-            )
-        else:
-            called = partial("row {1} of 'x' in {0}".format, file)
-            form = find_form(answering.takes.scaling, answering.takes.shape)
-            values = arrays.get_array(arrays.read_arrays(file, missing="name another"), "x", str(file))
-            x = convert_array(values, f"{file}: array 'x'", form, called)
-        if not len(x):
-            raise DataError(f"{file}: there are no rows in it")
-        for start in range(0, len(x), ROWS_AT_ONCE):
-            part = x[start : start + ROWS_AT_ONCE]
-            yield [called(start + k) for k in range(len(part))], part
-
-
-def _read_one_image(file: Path, answering: AnsweringModel) -> Tensor:
-    """Return one image [1, C, H, W] of uint8, read as the images of the run."""
-    takes, shape = answering.takes, answering.takes.shape
-    most = takes.scaling["divisor"]
-    if not is_pixel_input(takes) or shape[0] not in (1, 3):
-        raise DataError(f"{file}: the model did not learn from pixels of 8 bits; give it {_describe_wanted(answering)}")
-    x = torch.tensor(images.decode_image(file, shape[0] == 1, takes.scaling.get("size") if answering.files else None)[None])
-    if x.max() > most:
-        raise BadRows(
-            f"{file} has pixels up to {int(x.max())}, and those that the model learned from go up to {most:g}; "
-            "scale it to that range"
-        )
-    return x
-
-
-def _describe_wanted(answering: AnsweringModel) -> str:
-    """Return in words which inputs a model takes."""
-    takes = answering.takes
-    if takes.columns is not None:
-        return f"a CSV file with the columns {list_names(list_columns(takes) or ())}"
-    return (
-        "images"
-        if is_pixel_input(takes)
-        else f"an npz file with an array 'x' of shape [n, {', '.join(map(str, takes.shape))}]"
+    return Prediction(
+        example, answering.description, tuple((classes[c], float(answer[c])) for c in order), mask=mask, kind=kind
     )
+
+
+def _read_examples(file: Path, answering: AnsweringModel) -> Iterator[tuple[Sequence[str], Tensor]]:
+    """Yield the examples of a file in batches: their names, and unscaled x [B, *raw_shape]."""
+    takes = answering.takes
+    is_table, is_array = file.suffix.lower() in SUFFIXES, file.suffix.lower() == ".npz"
+    called: Callable[[int], str]
+    if is_table and takes.columns is not None:
+        rows = table.read_rows(file, takes.columns, answering.data, answering.encoding)
+        x, called = rows.x.take(range(len(rows.x))), rows.where
+    elif is_array and answering.encoding is None:
+        called = partial("row {1} of 'x' in {0}".format, file)
+        values = arrays.get_array(arrays.read_arrays(file, missing="name another"), "x", str(file))
+        x = convert_array(values, f"{file}: array 'x'", find_form(takes.scaling, takes.shape), called)
+    elif not (is_table or is_array) and answering.takes_pixels and takes.shape[0] in (1, 3):
+        yield [str(file)], _read_image(file, answering)
+        return
+    else:
+        raise DataError(f"{file}: the model learned from data of another kind; give it {answering.describe_inputs()}")
+    if not len(x):
+        raise DataError(f"{file}: there are no rows in it")
+    for start in range(0, len(x), ROWS_AT_ONCE):
+        part = x[start : start + ROWS_AT_ONCE]
+        yield [called(start + k) for k in range(len(part))], part
+
+
+def _read_image(file: Path, answering: AnsweringModel) -> Tensor:
+    """Return one image [1, C, H, W] of uint8, read as the images of the run."""
+    takes = answering.takes
+    size = takes.scaling.get("size") if answering.files else None
+    x = torch.tensor(images.decode_image(file, takes.shape[0] == 1, size)[None])
+    if x.max() > (most := takes.scaling["divisor"]):
+        raise BadRows(f"{file} has pixels up to {int(x.max())}, and the model learned from up to {most:g}; scale the image")
+    return x

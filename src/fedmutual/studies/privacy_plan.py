@@ -2,14 +2,13 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedmutual.config import Config, load_config, read_client_settings, read_tables
+from fedmutual.config import Config, read_client_settings
 from fedmutual.core import At, Batch, Client, Phase
 from fedmutual.engines.base import Simulation
 from fedmutual.engines.loop import draw_participants
@@ -37,9 +36,8 @@ class PrivacyCost(NamedTuple):
         Raises:
             ConfigError: as `compute_total_epsilon`.
         """
-        return compute_total_epsilon(
-            [NoisedSteps(self.sigma, self.rate, self.steps)], config.privacy.delta, config.privacy.accountant
-        )
+        steps = [NoisedSteps(self.sigma, self.rate, self.steps)]
+        return compute_total_epsilon(steps, config.privacy.delta, config.privacy.accountant)
 
     def find_sigma(self, wished: float, config: Config) -> float:
         """Return the smallest noise multiplier with which the steps cost at most this epsilon.
@@ -48,19 +46,6 @@ class PrivacyCost(NamedTuple):
             ConfigError: no noise multiplier is large enough, or as `compute_total_epsilon`.
         """
         return find_sigma(wished, self.rate, self.steps, config.privacy.delta, config.privacy.accountant)
-
-
-def read_config(path: Path, overrides: Mapping[str, Any], sigma_wanted: bool) -> Config:
-    """Return the configuration to plan.
-
-    sigma_wanted: whether the plan computes the noise multiplier, so that the configuration needs none.
-
-    Raises:
-        ConfigError: as `load_config`; or the file is a federation's of real sites, whose data only the sites have.
-    """
-    if "sites" in read_tables(path):
-        raise ConfigError(f"{path}: is a federation's file, and its data are at the sites; name one site's file with --site")
-    return load_config(path, **({"privacy.sigma": 1.0} if sigma_wanted else {}) | dict(overrides))
 
 
 def plan_privacy(experiment: Experiment) -> dict[str, PrivacyCost]:
@@ -154,17 +139,15 @@ def describe_trials(folders: Sequence[Path], config: Config) -> str | None:
 
 
 def _list_taken_steps(client: Client) -> NoisedSteps:
-    """Return a client's noised steps so far."""
     assert isinstance(client.privacy, Mechanism)
     return NoisedSteps(client.privacy.sigma, client.privacy.units.rate, client.privacy.steps)
 
 
-@dataclass
 class _Counted:
     """Rows that are never read; only the requested batches are counted."""
 
-    length: int
-    count: int = 0
+    def __init__(self, length: int) -> None:
+        self.length, self.count = length, 0
 
     def __len__(self) -> int:
         return self.length
@@ -176,42 +159,28 @@ class _Counted:
 
 
 def _count_steps(experiment: Experiment, id: str, rows: int) -> int:
-    """Return the number of steps on private rows in all rounds of a client, with the start."""
+    """Return the number of steps on private rows of a client: at the start, and in all rounds in which it takes part."""
     config, algorithm = experiment.config, experiment.algorithm
-    fraction = config.engine.participation
-    taking_part = [
-        r
-        for r in range(config.rounds)
-        if id in draw_participants(experiment.clients, fraction, At(config.seed, r, config.rounds))
-    ]
+    fraction, clients = config.engine.participation, experiment.clients
+    ats = [At(config.seed, r, config.rounds) for r in range(config.rounds)]
+    rounds = [at.round for at in ats if id in draw_participants(clients, fraction, at)]
     try:
-        steps = {
-            r: _count_round_steps(experiment, id, rows, r, algorithm.phases) for r in {*taking_part[:1], *taking_part[-1:]}
-        }
-        if len(set(steps.values())) > 1:
-            steps = {r: _count_round_steps(experiment, id, rows, r, algorithm.phases) for r in taking_part}
-        else:
-            steps = dict.fromkeys(taking_part, next(iter(steps.values()), 0))
-        return _count_round_steps(experiment, id, rows, -1, algorithm.start) + sum(steps.values())
+        steps = {r: _count_round_steps(experiment, id, rows, r, algorithm.phases) for r in {*rounds[:1], *rounds[-1:]}}
+        if len(set(steps.values())) > 1:  # rounds differ
+            steps = {r: _count_round_steps(experiment, id, rows, r, algorithm.phases) for r in rounds}
+        each = next(iter(steps.values()), 0)
+        return _count_round_steps(experiment, id, rows, -1, algorithm.start) + sum(steps.get(r, each) for r in rounds)
     except Exception as problem:  # an algorithm of one's own may ask for more than a plan has
-        raise ConfigError(
-            f"algorithm {config.algorithm['name']!r}: its steps cannot be counted before it is trained ({problem})"
-        ) from problem
+        name = config.algorithm["name"]
+        raise ConfigError(f"algorithm {name!r}: its steps cannot be counted before the training ({problem})") from problem
 
 
 def _count_round_steps(experiment: Experiment, id: str, rows: int, round: int, phases: Iterable[Phase]) -> int:
     """Return the number of steps on private rows in one round; round -1 is the start."""
     config, seeds = experiment.config, experiment.seeds
     private, public = _Counted(rows), _Counted(sum(map(len, seeds.owners.values())) if seeds else 0)
-    client = Client(
-        id,
-        nets={},
-        optimizers={},
-        data={"private": private, "public": public},
-        task=experiment.make_task(id),
-        settings=read_client_settings(config, id),
-        seeds=seeds,
-    )
+    data, settings = {"private": private, "public": public}, read_client_settings(config, id)
+    client = Client(id, {}, {}, data=data, task=experiment.make_task(id), settings=settings, seeds=seeds)
     for number, phase in enumerate(phases):
         for _ in with_client_settings(phase, client).batches(client, {}, At(config.seed, round, config.rounds, number)):
             pass

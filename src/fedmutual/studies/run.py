@@ -16,7 +16,8 @@ from fedmutual.core import Message
 from fedmutual.engines.base import Simulation, WorkerLost, count_parameters
 from fedmutual.engines.inprocess import remove_stored_states
 from fedmutual.engines.loop import drive, generate_rounds
-from fedmutual.engines.select import EngineChoice
+from fedmutual.engines.ray import Cluster
+from fedmutual.engines.select import EngineChoice, choose_engine, count_memory, open_engine, plan_disk_storage
 from fedmutual.engines.stacked import Stacked, Stacker, Training, train_together
 from fedmutual.errors import RunError
 from fedmutual.events import Observer
@@ -35,11 +36,13 @@ from fedmutual.rundir.schema import Environment, RecordedEngine, Saved
 from fedmutual.rundir.summary import write_summary
 from fedmutual.rundir.text import TextLog
 from fedmutual.studies import privacy_plan
-from fedmutual.studies.engine_handle import FIX_WORKERS, MOST_DEATHS, EngineHandle, describe_pick
-from fedmutual.studies.remarks import make_warning_observers
+from fedmutual.studies.observers import make_warning_observers
 from fedmutual.studies.trained_run import Run, open_trained_run
 from fedmutual.tensor_files import read_tensors
 from fedmutual.user_code.recorded_code import set_trust
+
+FIX_WORKERS = "set engine.workers lower, or engine.name = 'inprocess', and continue with --resume"
+MOST_DEATHS = 3  # deaths of workers since a saved round
 
 
 class RunRequest(NamedTuple):
@@ -79,24 +82,17 @@ def run(
 def train_run(config: Config, folder: Path, resume: bool = False, observers: Sequence[Observer] = ()) -> Run:
     """Train as `run` does, without warnings, for callers whose observers show the remarks. Raises the errors of `run`."""
     recorded = _read_environment(folder, config, resume)
-    if recorded is None:
-        return open_trained_run(folder, config)
-    try:
-        with _use_threads(config.engine.threads):
-            begun, weights = folders.find_source_weights(folder), folders.read_initial_weights(folder)
-            experiment = build.build(config, recorded.device, begun=begun, pretrained=weights)
-            privacy_plan.check_budget(experiment)
-            handle = EngineHandle(experiment, recorded.engine.name if recorded.engine else None, folder)
-            with closing(handle), folders.lock_folder(folder):
-                if _read_environment(folder, config, resume) is not None:  # else another process finished it meanwhile
-                    try:
-                        _describe(folder, experiment, handle.engine, handle.choice)
-                    except WorkerLost:  # a worker of the run before, which was dying
-                        handle.restart()
-                        _describe(folder, experiment, handle.engine, handle.choice)
-                    _train_through(handle, folder, observers)
-    except WorkerLost as problem:
-        raise RunError(f"{folder}: {problem}; is there enough memory? {FIX_WORKERS}") from None
+    if recorded is not None:
+        try:
+            with _use_threads(config.engine.threads):
+                experiment = _build(config, folder, recorded)
+                privacy_plan.check_budget(experiment)
+                handle = EngineHandle(experiment, recorded.engine.name if recorded.engine else None, folder)
+                with closing(handle), folders.lock_folder(folder):
+                    if _read_environment(folder, config, resume) is not None:  # else another process finished it meanwhile
+                        _train_through(handle, folder, observers)
+        except WorkerLost as problem:
+            raise RunError(f"{folder}: {problem}; is there enough memory? {FIX_WORKERS}") from None
     return open_trained_run(folder, config)
 
 
@@ -110,21 +106,18 @@ def attempt_together(requests: Sequence[RunRequest]) -> list[Exception | None]:
         BaseException: an error that is no `Exception`, of the first run that raised such an error.
     """
     environments = [_read_environment(r.folder, r.config, r.resume) for r in requests]
-    left = [n for n, recorded in enumerate(environments) if recorded is not None]
     with _use_threads(max(r.config.engine.threads for r in requests)):
         prepared: dict[str, dict[str, data.Prepared]] = {}
         built = {}
-        for n in left:
-            config, folder = requests[n].config, requests[n].folder
-            key = identify_data(config)
-            prepared[key] = prepared.get(key) or data.prepare(config)
-            recorded, begun = environments[n], folders.find_source_weights(folder)
-            device = recorded.device if recorded else None
-            built[n] = build.build(config, device, prepared[key], begun, folders.read_initial_weights(folder))
-        configs = [requests[n].config.engine for n in left]
+        for n, (recorded, request) in enumerate(zip(environments, requests, strict=True)):
+            if recorded is not None:
+                key = identify_data(request.config)
+                prepared[key] = prepared.get(key) or data.prepare(request.config)
+                built[n] = _build(request.config, request.folder, recorded, prepared[key])
+        configs = [requests[n].config.engine for n in built]
         stacker = Stacker(any(c.compile for c in configs), any(c.turns for c in configs))
-        engines = [Stacked(built[n].build_client, tuple(built[n].clients), stacker) for n in left]
-        choice = EngineChoice("stacked", 1, f"{len(left)} runs at once fill a device better")
+        engines = [Stacked(experiment.build_client, tuple(experiment.clients), stacker) for experiment in built.values()]
+        choice = EngineChoice("stacked", 1, f"{len(built)} runs at once fill a device better")
 
         def train(n: int, engine: Simulation) -> Training:
             config, folder, resume, observers = requests[n]
@@ -132,16 +125,15 @@ def attempt_together(requests: Sequence[RunRequest]) -> list[Exception | None]:
                 if _read_environment(folder, config, resume) is not None:
                     _describe(folder, built[n], engine, choice)
                     notes = (*describe_unused_engine_keys(config, choice.name),)
-                    yield from _train(built[n], engine, folder, observers, notes, describe_pick(choice))
+                    yield from _train(built[n], engine, folder, observers, notes, _describe_pick(choice))
 
-        raised = dict(zip(left, train_together(engines, list(map(train, left, engines))), strict=True))
-    problems = dict[int, Exception]()
+        raised = dict(zip(built, train_together(engines, list(map(train, built, engines))), strict=True))
+    problems: list[Exception | None] = [None] * len(requests)
     for n, problem in raised.items():
-        if isinstance(problem, Exception):
-            problems[n] = problem
-        elif problem is not None:
+        if problem is not None and not isinstance(problem, Exception):
             raise problem
-    return [problems.get(n) for n in range(len(requests))]
+        problems[n] = problem
+    return problems
 
 
 def identify_data(config: Config) -> str:
@@ -166,6 +158,82 @@ def can_stack(configs: Sequence[Config]) -> bool:
     return engine.name == "stacked" or (engine.name == "auto" and build.pick_device(engine.device).type == "cuda")
 
 
+class EngineHandle:
+    """An experiment with its engine, which is chosen and opened, and started again after the death of a worker."""
+
+    def __init__(self, experiment: Experiment, before: str | None, folder: Path | None = None) -> None:
+        """before: the engine of the run before it was stopped; None for a new run.
+
+        folder: of the run, where states of clients may be stored; None: all clients stay in memory.
+
+        Raises:
+            ConfigError: the engine cannot hold the clients.
+            WorkerLost: three workers died while they built their clients.
+        """
+        engine = experiment.config.engine
+        self.experiment, self.work = experiment, experiment.estimate_work()
+        name = before if before and engine.name == "auto" else engine.name
+        self.choice = choose_engine(name, engine.workers, experiment.device, self.work, stackable=not experiment.noised)
+        if name != engine.name:
+            self.choice = self.choice._replace(why="as the run was begun")
+        self._disk = None
+        if folder is not None:
+            self._disk = plan_disk_storage(engine.resident, self.choice, self.work, folder, count_memory())
+        self._lost: list[str] = []  # workers that died while they built their clients
+        self.engine = self._open()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Remarks on keys without effect, and on workers that died while they built clients."""
+        return (*describe_unused_engine_keys(self.experiment.config, self.choice.name), *self._lost)
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The engine that was chosen automatically, and where the states of clients are stored."""
+        engine = self.experiment.config.engine
+        picked = _describe_pick(self.choice) if engine.name == "auto" else ()
+        if self._disk is not None and engine.resident is None:
+            size = sum(w.bytes for w in self.work.values()) / 2**30
+            picked += (
+                f"the states of all clients take about {size:.1f} GiB: {self._disk.resident} clients of each process stay "
+                "in memory, and the states of the others are stored in the run folder (engine.resident)",
+            )
+        return picked
+
+    def restart(self) -> None:
+        """Start a new engine, with clients as before round 1. Raises ConfigError and WorkerLost as `EngineHandle`."""
+        self.close()
+        self.engine = self._open()
+
+    def close(self) -> None:
+        """Close the engine and its clients."""
+        try:
+            self.engine.close()
+        finally:
+            if self._disk is not None:
+                remove_stored_states(self._disk.folder, self._disk.name)
+
+    def _open(self) -> Simulation:
+        """Open the engine; if a worker dies while it builds its clients, open the engine again."""
+        config, device = self.experiment.config.engine, self.experiment.device
+        while True:
+            try:
+                engine, self.choice = open_engine(
+                    self.choice, self.experiment.build_client, self.work, config, device, self._disk
+                )
+                return engine
+            except WorkerLost as lost:
+                self._lost.append(f"{lost}; another worker took over")
+                if len(self._lost) >= MOST_DEATHS:
+                    raise
+
+
+def _describe_pick(choice: EngineChoice) -> tuple[str, ...]:
+    """Return a sentence with the engine, its number of workers, and the reason of the choice."""
+    many = f" with {choice.workers} workers" if choice.workers > 1 else ""
+    return (f"engine {choice.name!r}{many}: {choice.why}",)
+
+
 @contextmanager
 def _use_threads(threads: int) -> Iterator[None]:
     """Set the number of torch threads for the block; restore the threads and random streams of the caller afterwards."""
@@ -178,9 +246,38 @@ def _use_threads(threads: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+def _build(
+    config: Config, folder: Path, recorded: Environment, prepared: dict[str, data.Prepared] | None = None
+) -> Experiment:
+    begun, weights = folders.find_source_weights(folder), folders.read_initial_weights(folder)
+    return build.build(config, recorded.device, prepared, begun, weights)
+
+
+def _read_environment(folder: Path, config: Config, resume: bool) -> Environment | None:
+    """Return the content of environment.json of the run in the folder: empty for a new run, None for a finished run."""
+    if not (resume and (folder / CONFIG).exists()):
+        folders.check_free(folder)
+        return Environment()
+    folders.check_no_links(folder)
+    folders.check_resumable(folder, config)
+    if is_finished(read_summary(folder), config.rounds):
+        return None
+    return read_environment(folder)
+
+
 def _describe(folder: Path, experiment: Experiment, engine: Simulation, choice: EngineChoice) -> None:
-    """Write the files that describe the run before its first round, after a check of the saved files of a resumed run."""
-    _check_saved(folder, experiment)
+    """Write the files that describe the run before its first round, after a check of the saved files of a resumed run.
+
+    An incomplete last line of a log is removed.
+    """
+    saved, homes = read_checkpoint(folder), [client_folder(folder, i) for i in experiment.clients]
+    for log in (folder / LEDGER, folder / METRICS, *(home / METRICS for home in homes)):
+        rewind(log, lambda round: True)
+    if experiment.config.records.keep_best:
+        bests.check_best_files(folder)
+    if saved is not None:
+        for state_folder in (server_folder(folder), *homes):
+            read_tensors(state_folder / make_file_name(saved.round), ())
     about: dict[str, Any] = {
         "engine": RecordedEngine(**choice._asdict()),
         "products": experiment.choose_products(),
@@ -189,21 +286,26 @@ def _describe(folder: Path, experiment: Experiment, engine: Simulation, choice: 
     if experiment.data.statistics is not None:
         about["statistics"] = experiment.data.statistics.record()
     environment = folders.describe_environment(experiment.config.engine.threads, str(experiment.device))
-    environment = environment.model_copy(update=about)
     sizes = engine.visit(count_parameters, dict.fromkeys(experiment.clients, ()), reads=True)
     if experiment.nets.begun is not None:
         folders.write_begun(folder, experiment.nets.begun)
-    environment = describe_run(environment, experiment, dict(sizes))
+    environment = describe_run(environment.model_copy(update=about), experiment, dict(sizes))
     folders.write_about(folder, experiment.config, environment, experiment.data.partition)
     folders.write_initial_weights(folder, experiment.nets.pretrained)
 
 
 def _train_through(handle: EngineHandle, folder: Path, observers: Sequence[Observer]) -> None:
-    """Train to the end; after the death of a worker, continue from the last saved round."""
+    """Describe the run, and train it to the end; after the death of a worker, continue from the last saved round."""
+    try:
+        _describe(folder, handle.experiment, handle.engine, handle.choice)
+    except WorkerLost:  # a worker of the run before, which was dying
+        handle.restart()
+        _describe(folder, handle.experiment, handle.engine, handle.choice)
     notes, choices, deaths = handle.notes, handle.choices, list[int]()
     while True:
         try:
-            handle.reach(folder)
+            if isinstance(handle.engine, Cluster):
+                handle.engine.reach(folder)  # each machine of clients must see the folder
             return drive(_train(handle.experiment, handle.engine, folder, observers, notes, choices), handle.engine)
         except WorkerLost as lost:
             saved = read_checkpoint(folder)
@@ -215,22 +317,6 @@ def _train_through(handle: EngineHandle, folder: Path, observers: Sequence[Obser
             handle.restart()
 
 
-def _read_environment(folder: Path, config: Config, resume: bool) -> Environment | None:
-    """Return the content of environment.json of the run in the folder: empty for a new run, None for a finished run.
-
-    Raises:
-        RunError: another process uses the folder, or the folder holds a run of another configuration.
-    """
-    if not (resume and (folder / CONFIG).exists()):
-        folders.check_free(folder)
-        return Environment()
-    folders.check_no_links(folder)
-    folders.check_resumable(folder, config)
-    if is_finished(read_summary(folder), config.rounds):
-        return None
-    return read_environment(folder)
-
-
 def _train(
     experiment: Experiment,
     engine: Simulation,
@@ -240,22 +326,18 @@ def _train(
     choices: tuple[str, ...],
 ) -> Training:
     """Train from the start, or from the saved round, to the last round; then write the summary."""
-    config = experiment.config
+    config, recording = experiment.config, experiment.config.records
     name = folders.compute_identity(config, _fingerprint_experiment(experiment))
     server, saved = _restore_run(experiment, engine, folder, name)
     seconds = saved.seconds if saved else 0.0
-    records_config = config.records
-    keep = (
-        bests.BestRule(records_config.best_by, records_config.evaluate_every, name, find_common_metric(experiment))
-        if records_config.keep_best
-        else None
-    )
-    checkpoints = Checkpoints(folder, records_config.checkpoint_every, name, seconds, keep)
-    best_weights = [bests.BestWeights(folder, keep)] if keep else []
-    records: list[Observer] = [Metrics(folder), Ledger(folder), TextLog(folder), *observers, *best_weights, checkpoints]
-    if records_config.tensorboard:
-        records.insert(0, trackers.TensorBoard(folder))
-    tracked = [trackers.Tracker(tracker, folder, config, name) for tracker in records_config.trackers]
+    keep = None
+    if recording.keep_best:
+        keep = bests.BestRule(recording.best_by, recording.evaluate_every, name, find_common_metric(experiment))
+    checkpoints = Checkpoints(folder, recording.checkpoint_every, name, seconds, keep)
+    records: list[Observer] = [trackers.TensorBoard(folder)] if recording.tensorboard else []
+    records += [Metrics(folder), Ledger(folder), TextLog(folder), *observers]
+    records += [*([bests.BestWeights(folder, keep)] if keep else []), checkpoints]
+    tracked = [trackers.Tracker(tracker, folder, config, name) for tracker in recording.trackers]
     records += tracked
     homes = {i: client_folder(folder, i) for i in experiment.clients}
     plan = replace(experiment.make_plan(homes, notes, choices), keep=keep)
@@ -274,38 +356,22 @@ def _train(
         tracker.end()
 
 
-def _check_saved(folder: Path, experiment: Experiment) -> None:
-    """Raise RunError if a file that a resumed run needs is missing or damaged. Remove an incomplete last line of a log."""
-    saved, homes = read_checkpoint(folder), [client_folder(folder, i) for i in experiment.clients]
-    for log in (folder / LEDGER, folder / METRICS, *(home / METRICS for home in homes)):
-        rewind(log, lambda round: True)
-    if experiment.config.records.keep_best:
-        bests.check_best_files(folder)
-    if saved is not None:
-        for state_folder in (server_folder(folder), *homes):
-            read_tensors(state_folder / make_file_name(saved.round), ())
-
-
 def _restore_run(experiment: Experiment, engine: Simulation, folder: Path, name: str) -> tuple[Message, Saved | None]:
     """Restore clients and logs to the last saved round; return the server's state and the saved round.
 
     Nothing saved: the server's first state, and None. name: the identity of the run, which its checkpoint must have.
-
-    Raises:
-        RunError: the checkpoint belongs to another run, or a file is missing or damaged.
-        WorkerLost: a worker died.
     """
-    due, rounds = experiment.config.records.evaluate_every, experiment.config.rounds
+    recording, rounds = experiment.config.records, experiment.config.rounds
+    due = recording.evaluate_every
     server, saved = restore_server(folder, name, experiment.make_server_state(), rounds, due, experiment.clients)
     remove_stored_states(folder)
-    if experiment.config.records.keep_best:
+    if recording.keep_best:
         bests.settle_best_files(folder, saved.round if saved else None, rounds, due)
-    if saved is None:
-        return server, None
-    file = make_file_name(saved.round)
-    places = {i: (client_folder(folder, i) / file, name, saved.round) for i in experiment.clients}
-    for _ in engine.visit(load_client, places):
-        pass
+    if saved is not None:
+        file = make_file_name(saved.round)
+        places = {i: (client_folder(folder, i) / file, name, saved.round) for i in experiment.clients}
+        for _ in engine.visit(load_client, places):
+            pass
     return server, saved
 
 

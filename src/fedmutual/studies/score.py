@@ -15,30 +15,19 @@ from fedmutual import data
 from fedmutual.core import Task, get_metric
 from fedmutual.data import arrays, folder, table
 from fedmutual.data.check import digest_rows
-from fedmutual.data.encoding import parse_encoding
-from fedmutual.data.examples import Examples, Part, Source, join_examples, list_names
+from fedmutual.data.examples import Examples, Part, Source, join_examples
 from fedmutual.data.scaling import find_form
 from fedmutual.data.sources import TABLES
 from fedmutual.data.table_file import SUFFIXES
 from fedmutual.data.targets import check_masks, read_targets
 from fedmutual.errors import DataError, UserError, format_count, warn_user
-from fedmutual.federation.evaluation import forward_in_parts
 from fedmutual.metric import ACCURACY, Metric
 from fedmutual.results.estimate import compute_wilson_interval
 from fedmutual.rundir.file_names import PARTITION
 from fedmutual.rundir.record_files import read_record
 from fedmutual.rundir.schema import RecordedPartition
-from fedmutual.studies.answering_model import (
-    ROWS_AT_ONCE,
-    AnsweringModel,
-    check_outputs,
-    choose_model,
-    find_run_folder,
-    is_pixel_input,
-    make_scaler,
-    scale_examples,
-)
-from fedmutual.studies.trained_run import Run
+from fedmutual.studies.answering_model import ROWS_AT_ONCE, AnsweringModel
+from fedmutual.studies.trained_run import choose_model
 from fedmutual.user_code import plugins
 
 RESAMPLES = 500
@@ -73,43 +62,53 @@ def score_file(
             a class that the model lacks.
     """
     answering = choose_model(Path(run_or_model), client, best, trust_code)
+    task, metric = answering.task, get_metric(answering.task)
     source = _read_labelled(Path(file), answering)
-    targets = _read_targets(source, answering)
-    outputs, metric = _compute_outputs(source, answering), get_metric(answering.task)
-    values = answering.task.score(outputs, targets)
+    targets, part = _read_targets(source, answering), source.train
+    outputs = torch.cat(
+        [
+            answering.compute_outputs(part.x.take(rows), [part.where(row) for row in rows].__getitem__)
+            for rows in _split(range(len(part.x)))
+        ]
+    )
+    values = task.score(outputs, targets)
     if metric is None:
         interval = None
     elif metric == ACCURACY:
         interval = compute_wilson_interval(values[metric.name], len(targets))
     else:
-        interval = _resample(answering.task, metric, outputs, targets)
-    classes = () if answering.kind == "numbers" else answering.takes.classes
-    training_rows = _count_training_rows(Run(find_run_folder(Path(run_or_model)), trust_code), answering, source)
+        interval = _resample(task, metric, outputs, targets)
+    training_rows = _count_training_rows(answering, source)
     if training_rows:
         whose = "of the clients" if answering.owner is None else f"of client {answering.owner!r}"
         warn_user(
             f"{file}: {format_count(training_rows, 'row')} of {len(targets):,} {'is' if training_rows == 1 else 'are'} in "
             f"the training data {whose}, so the score says less about new rows; score rows that the run did not train on"
         )
+    classes = () if answering.kind == "numbers" else answering.takes.classes
     return FileScore(str(file), answering.description, classes, values, metric, interval, training_rows)
 
 
-def _count_training_rows(run: Run, answering: AnsweringModel, source: Source) -> int | None:
+def _split(rows: Sequence[int]) -> Iterator[Sequence[int]]:
+    return (rows[start : start + ROWS_AT_ONCE] for start in range(0, len(rows), ROWS_AT_ONCE))
+
+
+def _count_training_rows(answering: AnsweringModel, source: Source) -> int | None:
     """Return how many rows of a file equal a training row of the model; None if the run's data cannot be read again.
 
     Only files and the data set "digits" are read: other data sets may be user code or a download.
     """
-    config = run.config
+    config = answering.config
     names = {config.data.name, *(client.data.name for client in config.clients.values())} - {None}
     if not names <= {"digits", "folder", "npz", *TABLES}:
         return None
     try:
-        with plugins.use_rule(run._code):
+        with plugins.use_rule(answering.code):
             data_by_client = data.prepare(config)
             federation = data.load(config, data_by_client)
     except UserError:
         return None
-    if federation.partition["fingerprint"] != read_record(run.folder / PARTITION, RecordedPartition).fingerprint:
+    if federation.partition["fingerprint"] != read_record(answering.folder / PARTITION, RecordedPartition).fingerprint:
         return None
     digests = set[int]()
     for client in federation.clients if answering.owner is None else [answering.owner]:
@@ -122,22 +121,18 @@ def _count_training_rows(run: Run, answering: AnsweringModel, source: Source) ->
 
 def _digest_examples(examples: Examples, rows: Sequence[int]) -> Iterator[int]:
     """Yield the digest of each stored example, as float32 because files hold numbers in several types."""
-    for start in range(0, len(rows), ROWS_AT_ONCE):
-        yield from digest_rows(examples.take(rows[start : start + ROWS_AT_ONCE]).float())
+    for part in _split(rows):
+        yield from digest_rows(examples.take(part).float())
 
 
 def _read_targets(source: Source, answering: AnsweringModel) -> Tensor:
-    """Return the targets of a labelled file, as the task takes them.
-
-    Raises:
-        DataError: a target is none of the classes, or not of the kind that the model learned.
-    """
-    takes = answering.takes
-    learned = takes.classes if answering.kind == "masks" and _have_learned_names(answering) else ()
-    are_named = answering.kind != "numbers" and not learned
+    """Return the targets of a labelled file, as the task takes them."""
+    takes, kind = answering.takes, answering.kind
+    learned = takes.classes if kind == "masks" and _have_learned_names(answering) else ()
+    are_named = kind != "numbers" and not learned
     data = answering.data.model_copy(update={"classes": takes.classes if are_named else None})
-    _, (read,) = read_targets(source, data, answering.kind, takes.classes, common=True, learned=learned)
-    if answering.kind == "masks":
+    _, (read,) = read_targets(source, data, kind, takes.classes, common=True, learned=learned)
+    if kind == "masks":
         check_masks(read, takes.shape, data, source.place)
     return torch.from_numpy(read)
 
@@ -169,27 +164,11 @@ def _resample(task: Task, metric: Metric, outputs: Tensor, targets: Tensor) -> t
     return (low, high) if math.isfinite(low + high) else None
 
 
-def _compute_outputs(source: Source, answering: AnsweringModel) -> Tensor:
-    """Return the network's outputs [n, ...] for all rows of a labelled file."""
-    scaled, part = make_scaler(answering.takes), source.train
-    outputs = []
-    for start in range(0, len(part.x), ROWS_AT_ONCE):
-        rows = range(start, min(start + ROWS_AT_ONCE, len(part.x)))
-        names = [part.where(row) for row in rows]
-        x = scale_examples(part.x.take(rows), names.__getitem__, answering.takes, scaled)
-        outputs.append(check_outputs(forward_in_parts(answering.net, x), names.__getitem__, answering))
-    return torch.cat(outputs)
-
-
 def _read_labelled(file: Path, answering: AnsweringModel) -> Source:
-    """Return the rows of a labelled file, unscaled, with their labels.
-
-    Raises:
-        DataError: the file is of another kind than the model's data, or cannot be read.
-    """
-    takes = answering.takes
+    """Return the rows of a labelled file, unscaled, with their labels."""
+    takes, kind = answering.takes, answering.kind
     data = answering.data.model_copy(update={"root": file, "test": None, "group_by": None})  # of the training files
-    if file.is_dir() and is_pixel_input(takes) and answering.kind == "classes":
+    if file.is_dir() and answering.takes_pixels and kind == "classes":
         source = folder.read_folder(data.model_copy(update={"classes": takes.classes}), domains=False)
         if source.test is not None:
             raise DataError(f"{file}: contains the folders train and test; name one of the two")
@@ -197,16 +176,15 @@ def _read_labelled(file: Path, answering: AnsweringModel) -> Source:
             warn_user(note)
         return source
     if file.suffix.lower() in SUFFIXES and takes.columns is not None:
-        encoded = takes.scaling.get("columns")
-        encoding, is_number = encoded and parse_encoding(encoded), answering.kind == "numbers"
-        rows = table.read_rows(file, takes.columns, data, encoding, labelled=True, numbers=is_number)
+        rows = table.read_rows(file, takes.columns, data, answering.encoding, labelled=True, numbers=kind == "numbers")
         return Source(str(file), rows)
     if file.suffix.lower() == ".npz" and takes.columns is None:
         source = arrays.make_source(arrays.read_arrays(file, missing="name another"), data, str(file))
         source = source.with_form(find_form(takes.scaling, takes.shape))
-        named = _name_classes(source, takes.classes) if answering.kind == "classes" else source.train
+        named = _name_classes(source, takes.classes) if kind == "classes" else source.train
         return replace(source, train=named, test=None)
-    raise DataError(f"{file}: contains no labelled examples for this model; give it {_describe_labelled(answering)}")
+    wanted = answering.describe_inputs(answering.data.label_columns)
+    raise DataError(f"{file}: contains no labelled examples for this model; give it {wanted}")
 
 
 def _name_classes(source: Source, classes: Sequence[str]) -> Part:
@@ -221,17 +199,3 @@ def _name_classes(source: Source, classes: Sequence[str]) -> Part:
             f"0 to {len(classes) - 1}; fix the label, or save the names of the classes as labels"
         )
     return replace(source.train, labels=np.array(classes)[numbers.astype(int)])
-
-
-def _describe_labelled(answering: AnsweringModel) -> str:
-    """Return a description of the files that a model can be scored on."""
-    takes = answering.takes
-    if takes.columns is not None:
-        return f"a CSV file with the columns {list_names([*takes.columns, *answering.data.label_columns])}"
-    shape = ", ".join(map(str, takes.shape))
-    arrays_text = f"an npz file with the arrays 'x' of shape [n, {shape}] and 'y'"
-    return (
-        f"{arrays_text}, or a folder of images by class"
-        if is_pixel_input(takes) and answering.kind == "classes"
-        else arrays_text
-    )

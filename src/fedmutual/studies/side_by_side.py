@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Protocol
 
 from fedmutual.config import Config
 from fedmutual.engines.child_process import START, ChildProcess, count_cores, prepare_child_process
@@ -30,26 +30,20 @@ EFFICIENCY = 0.9  # of each further worker over which one run's clients are spre
 _SHOWN = (Started, Noted, Replied, Evaluated, Finished)  # events that are sent: others hold models, or closures
 
 
-def can_run_side_by_side(configs: Sequence[Config]) -> bool:
-    """Return whether worker processes can train these runs.
+def limit_jobs(configs: Sequence[Config], jobs: int | None) -> int | None:
+    """Return `jobs` as `train_queue` takes it: 1 where worker processes cannot train these runs.
 
     The runs need a CPU and the engine `auto` or `inprocess`, and no objects that only this process has.
-    """
-    return all(
-        config.engine.name in ("auto", "inprocess")
-        and (config.engine.device == "cpu" or (config.engine.device == "auto" and pick_device("auto").type == "cpu"))
-        and PREFIX not in repr(config)
-        for config in configs
-    )
-
-
-def limit_jobs(configs: Sequence[Config], jobs: int | None) -> int | None:
-    """Return `jobs` as `train_queue` takes it: 1 where these runs cannot be trained side by side.
 
     Raises:
         ConfigError: several jobs are wanted where these runs cannot be trained side by side.
     """
-    if can_run_side_by_side(configs):
+    if all(
+        config.engine.name in ("auto", "inprocess")
+        and (config.engine.device == "cpu" or (config.engine.device == "auto" and pick_device("auto").type == "cpu"))
+        and PREFIX not in repr(config)
+        for config in configs
+    ):
         return jobs
     if jobs is not None and jobs > 1:
         raise ConfigError("--jobs needs the engine 'auto' or 'inprocess' on a CPU; leave out --jobs, or change the engine")
@@ -101,24 +95,31 @@ def train_queue(queue: RunQueue, jobs: int | None = None) -> None:
         RunError: a worker process died. All other runs are stopped, and can be resumed.
         Exception: an error that `queue.take` or `queue.finish` raises. All other runs are stopped as well.
     """
-    with _RunWorkers() as workers:
+    busy: dict[RunWorker, tuple[RunRequest, float]] = {}  # a worker's run, and when it began
+    try:
         while True:
-            requests = queue.take() if workers.count_busy() < (jobs or 1) else ()
+            requests = queue.take() if len(busy) < (jobs or 1) else ()
+            start = time.monotonic()
             if len(requests) == 1 and jobs is not None and jobs > 1:
-                workers.begin(requests[0])
+                worker = _idle.pop() if _idle else RunWorker()
+                busy[worker] = requests[0], start
+                worker.train(requests[0])
             elif requests:
-                start = time.monotonic()
                 problems = attempt_together(requests) if len(requests) > 1 else [_attempt_run(requests[0])]
                 seconds = time.monotonic() - start
                 queue.finish(requests, problems, seconds)
-                spread = 1 if jobs is not None or problems[0] is not None else _count_workers(requests[0].folder)
-                chosen = choose_jobs(len(queue), seconds, requests[0].config.engine.threads, spread)
-                jobs = chosen if jobs is None and chosen > 1 else jobs
-            elif workers.count_busy():
-                request, problem, seconds = workers.wait()
-                queue.finish([request], [problem], seconds)
+                if jobs is None:
+                    engine = None if problems[0] is not None else read_environment(requests[0].folder).engine
+                    workers = engine.workers or 1 if engine else 1  # over which the engine spread the clients
+                    chosen = choose_jobs(len(queue), seconds, requests[0].config.engine.threads, workers)
+                    jobs = chosen if chosen > 1 else None
+            elif busy:
+                _wait_for_end(queue, busy)
             else:
                 return
+    finally:
+        for worker in busy:
+            worker.stop()
 
 
 def _attempt_run(request: RunRequest) -> Exception | None:
@@ -130,56 +131,23 @@ def _attempt_run(request: RunRequest) -> Exception | None:
     return None
 
 
-def _count_workers(folder: Path) -> int:
-    """Return the number of workers of the engine of a run."""
-    engine = read_environment(folder).engine
-    return engine.workers or 1 if engine else 1
-
-
-class _RunWorkers:
-    """Worker processes, each with a run. An exception in the `with` block stops them all."""
-
-    def __init__(self) -> None:
-        self._busy: dict[RunWorker, tuple[RunRequest, float]] = {}  # a worker's run, and when it began
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *problem: object) -> None:
-        for worker in self._busy:
-            worker.stop()
-
-    def count_busy(self) -> int:
-        """Return how many runs are in training."""
-        return len(self._busy)
-
-    def begin(self, request: RunRequest) -> None:
-        """Begin a run in an idle worker, or in a new one."""
-        worker = _idle.pop() if _idle else RunWorker()
-        self._busy[worker] = request, time.monotonic()
-        worker.train(request)
-
-    def wait(self) -> tuple[RunRequest, Exception | None, float]:
-        """Pass events to observers until a run has ended; return the run, its error and its seconds."""
-        while True:
-            for worker in self._find_ready():
-                request, start = self._busy[worker]
-                event = worker.receive(request.folder)
-                if event is not None:
-                    for observer in request.observers:
-                        observer(event)
-                if event is None or isinstance(event, Failed):
-                    del self._busy[worker]
-                    _idle.append(worker)  # for the next runs of this command; the process ends with this process
-                    problem = event.problem if isinstance(event, Failed) else None
-                    if problem is not None and not isinstance(problem, Exception):
-                        raise problem
-                    return request, problem, time.monotonic() - start
-
-    def _find_ready(self) -> list["RunWorker"]:
-        """Wait for messages; return the workers that sent some."""
-        ready = wait([worker.connection for worker in self._busy])
-        return [worker for worker in self._busy if worker.connection in ready]
+def _wait_for_end(queue: RunQueue, busy: "dict[RunWorker, tuple[RunRequest, float]]") -> None:
+    """Pass the events of workers to observers until a run has ended; tell the queue."""
+    while True:
+        ready = wait([worker.connection for worker in busy])
+        for worker in [worker for worker in busy if worker.connection in ready]:
+            request, start = busy[worker]
+            event = worker.receive(request.folder)
+            if event is not None:
+                for observer in request.observers:
+                    observer(event)
+            if event is None or isinstance(event, Failed):
+                del busy[worker]
+                _idle.append(worker)  # for the next runs of this command; the process ends with this process
+                problem = event.problem if isinstance(event, Failed) else None
+                if problem is not None and not isinstance(problem, Exception):
+                    raise problem
+                return queue.finish([request], [problem], time.monotonic() - start)
 
 
 class RunWorker(ChildProcess):

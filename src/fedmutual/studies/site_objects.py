@@ -1,18 +1,37 @@
-"""The caller's objects as a configuration: the data and the network of each participant, by name."""
+"""The caller's objects as a configuration: the data and the network of each participant, and the method, by name."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
-from fedmutual.config import Config, make_algorithm
+from fedmutual.algorithms import ALGORITHMS
+from fedmutual.config import Config, make_algorithm, parse_config
+from fedmutual.core import Schedule
 from fedmutual.data.objects import make_memory_source
 from fedmutual.errors import ConfigError, format_error
 from fedmutual.in_memory import PREFIX, hold_objects
 from fedmutual.models.copying import copy_networks
-from fedmutual.studies.trained_run import Run
+
+KEYS = {
+    "rounds": "rounds",
+    "seed": "seed",
+    "name": "name",
+    "batch_size": "training.batch_size",
+    "local_epochs": "training.local_epochs",
+    "local_steps": "training.local_steps",
+    "task": "training.task",
+    "lr": "optimizer.lr",
+    "optimizer": "optimizer.name",
+    "engine": "engine.name",
+    "device": "engine.device",
+}
+"""Argument of `federate` and `compare` -> the key of the configuration."""
+ENGINES = ("auto", "inprocess", "stacked")
+"""The engines that can hold objects of this process."""
 
 Model = nn.Module | str | Callable[..., nn.Module]
 
@@ -51,7 +70,10 @@ def hold_sites(
     objects: dict[str, Any] = {f"method.{type(m).__name__}": type(m) for m in methods if not isinstance(m, str)}
     tables: dict[str, dict[str, Any]] = {}
     for site_name, site in sites.items():
-        table = _nest(site.settings or {})
+        table: dict[str, Any] = {}
+        for key, value in (site.settings or {}).items():
+            first, _, rest = key.partition(".")
+            table.setdefault(first, {})[rest] = value
         source = make_memory_source(site.train, site.test, site.label, f"site {site_name!r}")
         objects[f"data.{site_name}"] = lambda source=source: source
         table.setdefault("data", {})["name"] = f"{PREFIX}data.{site_name}"
@@ -63,15 +85,6 @@ def hold_sites(
         objects["shared"] = _make_factory(shared, "argument 'shared'")
     with hold_objects(objects):
         yield objects, tables
-
-
-def _nest(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return dotted keys as nested tables."""
-    tables: dict[str, Any] = {}
-    for key, value in settings.items():
-        table, _, name = key.partition(".")
-        tables.setdefault(table, {})[name] = value
-    return tables
 
 
 def _make_factory(model: Model, place: str) -> Any:
@@ -94,54 +107,54 @@ def _name_model(model: Model, name: str) -> str:
     return model if isinstance(model, str) else f"{PREFIX}{name}"
 
 
-def add_shared_network(settings: Mapping[str, Any] | None, shared: Model | None) -> dict[str, Any]:
-    """Return the settings with the name of the shared network."""
-    return {**(settings or {}), **({} if shared is None else {"model.shared": _name_model(shared, "shared")})}
+def make_config(
+    sites: Mapping[str, Mapping[str, Any]],
+    method: Any,
+    shared: Model | None,
+    arguments: Mapping[str, Any],
+    settings: Mapping[str, Any] | None,
+) -> Config:
+    """Return the configuration of a federation of objects.
 
-
-def check_shared_network(config: Config, shared: Model | None) -> None:
-    """Raise ConfigError if the method needs a shared network and none is given."""
-    needed = {"global", "proxy"} & set(make_algorithm(config).scores)
-    if needed and shared is None:
-        raise ConfigError(
-            f"method {config.algorithm['name']!r} shares a network; give it as the argument 'shared', as shared='mlp'"
-        )
-
-
-def check_distinct_networks(sites: Mapping[str, Site], shared: Model | None) -> None:
-    """Raise ConfigError if one nn.Module would receive the weights of two participants."""
-    owners: dict[int, str] = {}
-    for owner, model in (*((f"site {n!r}", s.model) for n, s in sites.items()), ("shared", shared)):
-        if isinstance(model, nn.Module) and owners.setdefault(id(model), owner) != owner:
-            raise ConfigError(
-                f"in_place=True: {owners[id(model)]} and {owner} share one nn.Module, which holds the weights of one; "
-                "give each a copy: copy.deepcopy(net)"
-            )
-
-
-def load_in_place(run: Run, sites: Mapping[str, Site], shared: Model | None) -> None:
-    """Load the trained weights into the caller's modules."""
-    from fedmutual.rundir.record_files import read_model_environment
-
-    personal = read_model_environment(run.folder).models.personal
-    for name, site in sites.items():
-        if isinstance(site.model, nn.Module) and name in personal:
-            site.model.load_state_dict(run.personal_model(name).state_dict())
-    if isinstance(shared, nn.Module) and run.complete:
-        shared.load_state_dict(run.global_model().state_dict())
-
-
-def name_methods(methods: Sequence[Any] | Mapping[str, Any]) -> dict[str, Any]:
-    """Return the methods by title: by the given titles, or by the names of the algorithms.
+    sites: table of each client. method: an algorithm's name, or an instance of one. shared: the shared network.
+    arguments: by `KEYS`, None where unset. settings: further keys, dotted.
 
     Raises:
-        ConfigError: there is no method, or two methods have one name.
+        UserError: an argument cannot be used.
     """
-    if isinstance(methods, Mapping) and methods:
-        return dict(methods)
-    names = [method if isinstance(method, str) else type(method).__name__.lower() for method in methods]
-    twice = [n for k, n in enumerate(names) if n in names[:k]]
-    if twice or not names:
-        what = f"has {twice[0]!r} twice" if twice else "is empty"
-        raise ConfigError(f"argument 'methods' {what}; give titles: methods={{'a': FML(alpha=0.3), 'b': FML(alpha=0.7)}}")
-    return dict(zip(names, methods, strict=True))
+    overrides = {KEYS[k]: v for k, v in arguments.items() if v is not None} | dict(settings or {})
+    if shared is not None:
+        overrides["model.shared"] = _name_model(shared, "shared")
+    if (engine := arguments.get("engine")) not in (None, *ENGINES):
+        raise ConfigError(f"argument 'engine': {engine!r} cannot hold objects of this process; use {', '.join(ENGINES)}")
+    if engine in (None, "auto"):
+        on_gpu = arguments.get("device") in (None, "auto", "cuda") and torch.cuda.is_available()
+        overrides["engine.name"] = "stacked" if on_gpu else "inprocess"
+    algorithm, training = _describe_method(method)
+    config = parse_config({"algorithm": algorithm, "clients": dict(sites)}, "federate", {**training, **overrides})
+    if shared is None and {"global", "proxy"} & set(make_algorithm(config).scores):
+        raise ConfigError(f"method {config.algorithm['name']!r} shares a network; give it as the argument 'shared'")
+    return config
+
+
+def _describe_method(method: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the table [algorithm], and keys of [training], that an algorithm's name or instance stands for."""
+    if isinstance(method, str):
+        return {"name": method}, {}
+    if not is_dataclass(method) or isinstance(method, type) or not hasattr(method, "algorithm"):
+        raise ConfigError(
+            f"argument 'method': {method!r} is no algorithm; give a name ({', '.join(ALGORITHMS)}) or an instance, as "
+            "fedmutual.algorithms.FML(alpha=0.5)"
+        )
+    known = {kind: name for name, kind in ALGORITHMS.items()}
+    algorithm: dict[str, Any] = {"name": known.get(type(method), f"{PREFIX}method.{type(method).__name__}")}
+    training: dict[str, Any] = {}
+    for f in fields(method):
+        value, origin = getattr(method, f.name), f.metadata.get("from")
+        if f.init and value != f.default:
+            value = asdict(value) if isinstance(value, Schedule) else value
+            if origin is None:
+                algorithm[f.name] = value
+            elif origin == "training" and f.name != "task":
+                training[f"training.{f.name}"] = value
+    return algorithm, training

@@ -1,15 +1,15 @@
 """A study: settings x seeds, each a run in its own folder. Compare, sweep, tune and adapt train their runs here."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from fedmutual.config import Config
 from fedmutual.errors import ConfigError
-from fedmutual.events import Observer
 from fedmutual.rundir.file_names import CONFIG
 from fedmutual.rundir.folder import check_free, check_resumable
+from fedmutual.studies.observers import Watch
 from fedmutual.studies.run import RunRequest, can_stack
 from fedmutual.studies.side_by_side import limit_jobs, train_queue
 from fedmutual.studies.trained_run import Run, open_trained_run
@@ -22,7 +22,7 @@ def list_seeds(config: Config, count: int) -> range:
         ConfigError: `count` is below 1.
     """
     if count < 1:
-        raise ConfigError(f"--seeds must be 1 or more, not {count}")
+        raise ConfigError(f"seeds = {count}: must be 1 or more")
     return range(config.seed, config.seed + count)
 
 
@@ -36,14 +36,6 @@ class Setting:
     values: Mapping[str, Any] = field(default_factory=dict)  # by dotted key: what the setting changes in the configuration
 
 
-class PlannedRun(NamedTuple):
-    """A run of a study."""
-
-    label: str  # in messages
-    config: Config
-    folder: Path
-
-
 @dataclass(frozen=True)
 class Study:
     """Settings x seeds; each run is in OUT/<folder of the setting>/<seed>."""
@@ -53,13 +45,13 @@ class Study:
     out: Path
 
     @property
-    def runs(self) -> list[PlannedRun]:
-        """All runs: of each setting, in the order of the settings, the runs of all seeds."""
-        return [
-            PlannedRun(f"{setting.label}, seed {seed}", setting.config.model_copy(update={"seed": seed}), folder)
+    def runs(self) -> dict[Path, tuple[str, Config]]:
+        """Folder -> (label in messages, configuration) of each run, in the order of the settings and then of the seeds."""
+        return {
+            folder: (f"{setting.label}, seed {seed}", setting.config.model_copy(update={"seed": seed}))
             for setting in self.settings
             for seed, folder in self.find_folders(setting).items()
-        ]
+        }
 
     def find_folders(self, setting: Setting) -> dict[int, Path]:
         """Return seed -> folder of the run."""
@@ -76,18 +68,14 @@ class Study:
             RunError: a folder holds other files, or a run that this configuration cannot resume.
             ConfigError: config.toml of a run to resume is damaged.
         """
-        for run in self.runs:
-            if resume and (run.folder / CONFIG).exists():
-                check_resumable(run.folder, run.config)
+        for folder, (_, config) in self.runs.items():
+            if resume and (folder / CONFIG).exists():
+                check_resumable(folder, config)
             else:
-                check_free(run.folder)
+                check_free(folder)
 
     def train(
-        self,
-        resume: bool,
-        watch: Callable[[str], Observer] | None = None,
-        jobs: int | None = None,
-        tolerated: tuple[type[Exception], ...] = (),
+        self, resume: bool, watch: Watch | None = None, jobs: int | None = None, tolerated: tuple[type[Exception], ...] = ()
     ) -> dict[Path, Exception]:
         """Train each run into its folder, and return folder -> error, of the runs with a tolerated error.
 
@@ -103,9 +91,9 @@ class Study:
             UserError, Diverged: the error of the first run that failed. Runs that trained side by side are stopped, and can
                 be resumed; runs in common stacks were trained to their end.
         """
-        runs = self.runs
-        requests = [RunRequest(run.config, run.folder, resume, [watch(run.label)] if watch else []) for run in runs]
-        configs = [run.config for run in runs]
+        runs = self.runs.items()
+        requests = [RunRequest(config, folder, resume, [watch(label)] if watch else []) for folder, (label, config) in runs]
+        configs = [request.config for request in requests]
         is_stacked = can_stack(configs)
         queue = _StudyQueue([requests] if is_stacked else [[request] for request in requests], tolerated)
         train_queue(queue, 1 if is_stacked else limit_jobs(configs, jobs))

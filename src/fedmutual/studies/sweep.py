@@ -1,36 +1,49 @@
-"""Which setting is best? Every combination of some values, each a run of its own, judged on data held out of training."""
+"""Which setting is best? Every combination of some values, each a run of its own, judged on data held out of training.
+
+The plan of a sweep has local-only training beside the combinations, with which personal models are compared.
+"""
 
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from fedmutual import data
-from fedmutual.config import Config, dump_config, parse_config
-from fedmutual.config.grid import Grid, format_value
-from fedmutual.core import Client, Diverged, get_metric
+from fedmutual.config import (
+    Config,
+    dump_config,
+    is_pooled,
+    make_algorithm,
+    override_config,
+    parse_config,
+    read_tables,
+    replace_algorithm,
+)
+from fedmutual.config.grid import Grid, expand_grid, format_value, list_combinations, make_folder_name, make_label
+from fedmutual.core import Diverged, get_metric
 from fedmutual.errors import ConfigError, UserError, warn_user
-from fedmutual.events import Observer
 from fedmutual.federation import build
 from fedmutual.federation.experiment import Experiment
 from fedmutual.files import write_json
-from fedmutual.metric import ACCURACY, Metric
+from fedmutual.metric import ACCURACY
 from fedmutual.models import list_user_networks
 from fedmutual.report.choice import ScoredTrial, describe_choice, find_edges, pick_best
 from fedmutual.results.estimate import Estimate
 from fedmutual.results.gains import Gains
+from fedmutual.role import LOCAL_ONLY
 from fedmutual.rundir.file_names import SUMMARY
 from fedmutual.scores import is_disclosed
 from fedmutual.studies import privacy_plan
-from fedmutual.studies.remarks import make_warning_observers
-from fedmutual.studies.study import PlannedRun
-from fedmutual.studies.sweep_plan import By, SweepPlan, plan_sweep
+from fedmutual.studies.observers import Watch, make_warning_observers
+from fedmutual.studies.study import Setting, Study, list_seeds
 from fedmutual.user_code.recorded_code import set_trust
 
 RESULT = "sweep.json"
+SHARE = 0.1  # of each client's training data, held out where the experiment holds nothing out
+By = Literal["personal", "global"]
 
 
 @dataclass(frozen=True)
@@ -51,6 +64,20 @@ class Sweep:
         return next(iter(self.best), None)
 
 
+@dataclass(frozen=True)
+class SweepPlan:
+    """A study of combinations of values, with local-only training beside them.
+
+    `by` is the model whose hold-out score chooses; None: the model that a client would use.
+    """
+
+    name: str  # of the configuration
+    combinations: Sequence[Setting]
+    local_only: Sequence[Setting | None]  # beside each combination; None where there are no personal models to compare
+    study: Study  # of all settings, each once
+    by: By | None = None
+
+
 def sweep(
     experiment: Config | str | Path,
     grid: Grid,
@@ -58,7 +85,7 @@ def sweep(
     out: str | Path | None = None,
     resume: bool = False,
     by: By | None = None,
-    watch: Callable[[str], Observer] | None = None,
+    watch: Watch | None = None,
     trust_code: bool = False,
     jobs: int | None = None,
 ) -> Sweep:
@@ -87,9 +114,109 @@ def sweep(
     return result
 
 
-def train_sweep(
-    plan: SweepPlan, resume: bool = False, watch: Callable[[str], Observer] | None = None, jobs: int | None = None
-) -> Sweep:
+def plan_sweep(
+    experiment: Config | str | Path, grid: Grid, seeds: int = 1, by: By | None = None, out: Path | None = None
+) -> SweepPlan:
+    """Return the plan of a sweep, after a check of every combination of values.
+
+    If the experiment has no hold-out rows, a tenth of the training rows becomes hold-out rows, with a warning.
+
+    out: the folder; None: `runs/<name>-sweep`.
+
+    Raises:
+        ConfigError: a combination is no experiment, two cannot be compared on the same rows, or `seeds` is below 1.
+    """
+    lists = expand_grid(grid)
+    several = [key for key, tried in lists.items() if len(tried) > 1]
+    if not several:
+        raise ConfigError("there is nothing to choose from; give a key several values: --set optimizer.lr=0.003,0.01,0.03")
+    for key in filter(_has_effect_on_rows, several):
+        fix = "--seeds 3 tries each setting with three" if key == "seed" else "make a sweep for each"
+        raise ConfigError(f"--set {key}: settings are compared on the same hold-out rows, so it takes one value; {fix}")
+    settings = _make_settings(experiment, list(list_combinations(lists)), several, by)
+    first = settings[0].config
+    local_only = _list_local_only(settings, several)
+    each = {setting.folder: setting for setting in (*settings, *local_only) if setting is not None}
+    study = Study([*each.values()], list_seeds(first, seeds), out or Path("runs") / f"{first.name}-sweep")
+    return SweepPlan(first.name, settings, local_only, study, by)
+
+
+def plan_combinations(config: Config, combinations: Sequence[Mapping[str, Any]], out: Path) -> SweepPlan:
+    """Return the plan of a sweep over combinations that have equal keys: one seed, no local-only training beside.
+
+    Raises:
+        ConfigError: as `plan_sweep`.
+    """
+    settings = _make_settings(config, combinations, tuple(combinations[0]), None)
+    return SweepPlan(config.name, settings, [None] * len(settings), Study(settings, [config.seed], out))
+
+
+def _make_settings(
+    experiment: Config | str | Path, combinations: Sequence[Mapping[str, Any]], several: Sequence[str], by: By | None
+) -> list[Setting]:
+    """Return each combination as a setting with hold-out rows, whose test and validation data are not scored."""
+    given = isinstance(experiment, Config)
+    tables = tomllib.loads(dump_config(experiment)) if isinstance(experiment, Config) else read_tables(Path(experiment))
+    settings: list[Setting] = []
+    for values in combinations:
+        label = make_label({key: values[key] for key in several})
+        try:
+            config = parse_config(dict(tables), "configuration" if given else str(experiment), values)
+            if config.records.evaluate_on != "all":  # the command for the chosen setting would not score them either
+                raise ConfigError("records.evaluate_on: a sweep always scores hold-out rows only; remove the key")
+            if by is not None and not _has_model(config, by):
+                kind = {"personal": "personal models", "global": "shared model"}[by]
+                raise ConfigError(f"--by {by}: algorithm {config.algorithm['name']!r} has no {kind}; leave --by out")
+        except ConfigError as problem:
+            raise ConfigError(f"with {label}: {problem}") from None
+        records = config.records.model_copy(update={"evaluate_on": "holdout", "best_by": None})
+        config = config.model_copy(update={"records": records})
+        if twice := [s.label for s in settings if s.config == config]:
+            raise ConfigError(f"--set: {twice[0]} and {label} are equal settings; name each value once")
+        settings.append(Setting(label, config, make_folder_name(label), values))
+    first = settings[0].config  # they have the same rows
+    if first.split.holdout or first.partition.kind == "file":
+        return settings
+    warn_user(
+        f"the experiment has no hold-out rows to choose by, so split.holdout = {SHARE:g} is set for the sweep: "
+        "a tenth of each client's training data is not trained on"
+    )
+    split = first.split.model_copy(update={"holdout": SHARE})
+    return [replace(setting, config=setting.config.model_copy(update={"split": split})) for setting in settings]
+
+
+def _has_model(config: Config, model: By) -> bool:
+    return model == "global" if is_pooled(config) else model in make_algorithm(config).scores
+
+
+def _has_effect_on_rows(key: str) -> bool:
+    """Return whether a key changes the rows, or the meaning of their scores."""
+    parts = key.split(".")
+    inner = parts[2:] if parts[0] == "clients" else parts
+    if inner == ["data", "augment"]:  # of training examples only
+        return False
+    return key in ("name", "seed") or inner[:1] in (["data"], ["partition"], ["split"]) or inner == ["training", "task"]
+
+
+def _list_local_only(settings: Sequence[Setting], several: Sequence[str]) -> list[Setting | None]:
+    """Return local-only training with the values of each setting, equal ones as one; None without personal models."""
+    known = [setting for setting in settings if setting.config.algorithm["name"] == LOCAL_ONLY]
+    references: list[Setting | None] = []
+    for setting in settings:
+        if not _has_model(setting.config, "personal"):
+            references.append(None)
+            continue
+        config, _ = replace_algorithm(setting.config, LOCAL_ONLY)
+        same = next((s for s in known if s.config == config), None)
+        if same is None:
+            values = {k: v for k, v in setting.values.items() if ".algorithm." not in f".{k}."}
+            label = ", ".join(filter(None, (LOCAL_ONLY, make_label({k: v for k, v in values.items() if k in several}))))
+            known.append(same := Setting(label, config, make_folder_name(label), values))
+        references.append(same if same is not setting else None)
+    return references
+
+
+def train_sweep(plan: SweepPlan, resume: bool = False, watch: Watch | None = None, jobs: int | None = None) -> Sweep:
     """Train the plan, write OUT/sweep.json, and return the result. watch, jobs: as `Study.train` takes them.
 
     Raises:
@@ -97,44 +224,43 @@ def train_sweep(
     """
     study = plan.study
     study.check_folders(resume)
-    _rehearse([run for run in study.runs if not (run.folder / SUMMARY).exists()])
+    _rehearse(study)
     diverged = study.train(resume, watch, jobs, tolerated=(Diverged,))
     result = _judge_sweep(plan, diverged)
     write_json(study.out / RESULT, _make_sweep_record(plan, result))
     return result
 
 
-def _rehearse(runs: list[PlannedRun]) -> None:
-    """Read the data and build the networks of each setting once, so that errors appear now and not hours later."""
-    first_runs = list({run.folder.parent: run for run in reversed(runs)}.values())[::-1]
+def _rehearse(study: Study) -> None:
+    """Read the data and build the networks of each setting to train, so that errors appear now and not hours later."""
+    unfinished = {folder: run for folder, run in study.runs.items() if not (folder / SUMMARY).exists()}
     prepared: dict[tuple[str, ...], dict[str, data.Prepared]] = {}
+    rehearsed = set[Path]()
     with torch.random.fork_rng(devices=[]):
-        for run in first_runs:
-            own_networks = list_user_networks(run.config)  # which choose the form of inputs
-            prepared[own_networks] = prepared.get(own_networks) or data.prepare(run.config)
+        for folder, (label, config) in unfinished.items():
+            if folder.parent in rehearsed:
+                continue
+            rehearsed.add(folder.parent)
+            own_networks = list_user_networks(config)  # which choose the form of inputs
+            prepared[own_networks] = prepared.get(own_networks) or data.prepare(config)
             try:
-                experiment = build.build(run.config, prepared=prepared[own_networks])
-                _check_scores(experiment)
+                _check_scores(build.build(config, prepared=prepared[own_networks]))
             except UserError as problem:
-                raise type(problem)(f"with {run.label}: {problem}") from None
+                raise type(problem)(f"with {label}: {problem}") from None
 
 
 def _check_scores(experiment: Experiment) -> None:
     """Raise UserError if a client cannot be built, or if no score can choose a setting."""
-    metrics = {id: get_metric(experiment.make_task(id)) for id in experiment.clients}
-    sharing = [id for id in experiment.clients if _has_shared_metric(experiment.build_client(id), metrics[id])]
-    if not sharing:
+    shared = []
+    for id in experiment.clients:
+        client, metric = experiment.build_client(id), get_metric(experiment.make_task(id))
+        sizes = [len(rows) for name, rows in client.data.items() if name.startswith("holdout")]  # of pooled data of all
+        if any(is_disclosed(client.metrics, rows) if metric == ACCURACY else client.metrics == "all" for rows in sizes):
+            shared.append(metric)
+    if not shared:
         raise ConfigError("no client sends its scores, so no score can choose a setting; set share.metrics to 'all'")
-    if ACCURACY not in (common := {metrics[id] for id in sharing}) and (len(common) > 1 or None in common):
-        raise ConfigError(
-            "the clients' tasks have no main metric in common, and a sweep chooses by one; declare `metric` in the task"
-        )
-
-
-def _has_shared_metric(client: Client, metric: Metric | None) -> bool:
-    """Return whether a client shares its main metric on hold-out rows; of pooled data, on the rows of any client."""
-    sizes = [len(rows) for name, rows in client.data.items() if name.startswith("holdout")]
-    return any(is_disclosed(client.metrics, rows) if metric == ACCURACY else client.metrics == "all" for rows in sizes)
+    if ACCURACY not in shared and (len({*shared}) > 1 or None in shared):
+        raise ConfigError("the clients' tasks have no main metric in common to choose by; declare `metric` in the task")
 
 
 def _judge_sweep(plan: SweepPlan, diverged: Mapping[Path, Exception]) -> Sweep:
@@ -148,7 +274,7 @@ def _judge_sweep(plan: SweepPlan, diverged: Mapping[Path, Exception]) -> Sweep:
         tried.append(ScoredTrial(setting.values, setting.label, folders, errors, plan.by, beside))
     best = pick_best(tried)
     warnings = describe_choice(tried, best, _find_ends_of_values(plan, tried, best[0]) if best else ())
-    if cost := privacy_plan.describe_trials([run.folder for run in study.runs], study.runs[0].config):
+    if cost := privacy_plan.describe_trials([*study.runs], plan.combinations[0].config):
         warnings.append(cost)
     return Sweep(study.out, tuple(tried), best, tuple(warnings))
 
@@ -159,7 +285,7 @@ def _find_ends_of_values(plan: SweepPlan, tried: list[ScoredTrial], chosen: Scor
     for key, value, neighbour in find_edges(tried, chosen):
         further = value + (value - neighbour) * (1 if isinstance(value, int) else 1e-3)
         try:
-            parse_config(tomllib.loads(dump_config(config)), overrides={key: further})
+            override_config(config, {key: further})
         except ConfigError:  # the end of what is possible, not of what was tried
             continue
         yield key, format_value(value), value > neighbour
@@ -167,32 +293,30 @@ def _find_ends_of_values(plan: SweepPlan, tried: list[ScoredTrial], chosen: Scor
 
 def _make_sweep_record(plan: SweepPlan, sweep: Sweep) -> dict[str, Any]:
     """Return the content of sweep.json: the trials with their hold-out scores (accuracies as fractions), and the choice."""
+    settings = []
+    for tried in sweep.tried:
+        scores = {"last": _make_number(tried.last), "best": _make_number(tried.best), "best_rounds": [*tried.best_rounds]}
+        settings.append(
+            {
+                "label": tried.label,
+                "set": _format_settings(tried),
+                "runs": [path.relative_to(sweep.folder).as_posix() for path in tried.folders.values()],
+                "diverged": {str(seed): how for seed, how in tried.diverged.items()},
+                "model": tried.model,
+                f"holdout_{tried.metric.name}": scores,
+                "over_local_only": _make_number(tried.gain.estimate) if isinstance(tried.gain, Gains) else None,
+            }
+        )
     return {
         "format": 1,
         "name": plan.name,
         "seeds": list(plan.study.seeds),
         "by": plan.by,
         "holdout": plan.combinations[0].config.split.holdout,
-        "settings": [_make_setting_record(tried, sweep.folder) for tried in sweep.tried],
+        "settings": settings,
         "best": [tried.label for tried in sweep.best],
         "chosen": _format_settings(sweep.chosen) if sweep.chosen else None,
         "warnings": list(sweep.warnings),
-    }
-
-
-def _make_setting_record(tried: ScoredTrial, out: Path) -> dict[str, Any]:
-    return {
-        "label": tried.label,
-        "set": _format_settings(tried),
-        "runs": [path.relative_to(out).as_posix() for path in tried.folders.values()],
-        "diverged": {str(seed): how for seed, how in tried.diverged.items()},
-        "model": tried.model,
-        f"holdout_{tried.metric.name}": {
-            "last": _make_number(tried.last),
-            "best": _make_number(tried.best),
-            "best_rounds": list(tried.best_rounds),
-        },
-        "over_local_only": _make_number(tried.gain.estimate) if isinstance(tried.gain, Gains) else None,
     }
 
 

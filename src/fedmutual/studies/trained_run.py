@@ -1,6 +1,7 @@
-"""A run in its folder: its configuration, its summary, and its models."""
+"""A run in its folder: its configuration, scores and summary, and its models, rebuilt with their saved weights."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,12 +11,13 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from fedmutual import models
-from fedmutual.config import Config, read_dumped
+from fedmutual.config import Config, has_own_data, make_client_config, read_dumped
 from fedmutual.core import At, Message, Task, format_tensor
 from fedmutual.errors import RunError
 from fedmutual.federation.ensemble import WEIGHT, Ensemble
 from fedmutual.federation.networks import POOLED
 from fedmutual.files import read_json
+from fedmutual.in_memory import hold_objects
 from fedmutual.models.splice import build_meme
 from fedmutual.results.frame import read_scores
 from fedmutual.results.scale import MetricScale
@@ -31,6 +33,7 @@ from fedmutual.rundir.record_files import (
     read_summary,
 )
 from fedmutual.rundir.schema import Saved
+from fedmutual.studies.answering_model import AnsweringModel
 from fedmutual.tasks import make_task
 from fedmutual.user_code import plugins
 from fedmutual.user_code.recorded_code import RecordedCode
@@ -57,6 +60,7 @@ class Run:
         self.folder = Path(folder)
         self.config = read_dumped(self.folder / CONFIG)
         self._code: plugins.Rule = RecordedCode(self.folder, trust_code)
+        self._objects: Mapping[str, Any] | None = None  # the caller's, of a run of objects in memory
 
     def __repr__(self) -> str:
         """Return the run's method, state, and the last scores that clients share."""
@@ -75,6 +79,16 @@ class Run:
         )
         shown = f", {metric.title}: {scores}" if scores else ""
         return f"{text}, round {last['round'].max()} of {self.config.rounds}{shown}, in {self.folder}>"
+
+    @property
+    def finished(self) -> bool:
+        """Whether all rounds are complete and summary.json is written. Raises RunError if summary.json is damaged."""
+        return is_finished(read_summary(self.folder), self.config.rounds)
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The content of summary.json. Raises RunError if the file is missing or damaged."""
+        return read_json(self.folder / SUMMARY)
 
     def history(self) -> "pd.DataFrame":
         """Return all scores over the rounds, one row for each number; no rows before the first evaluation.
@@ -125,19 +139,7 @@ class Run:
         Raises:
             UserError: the run has no such model, it segments images, or the examples do not fit it.
         """
-        from fedmutual.studies.predict import predict_arrays  # which imports this module
-
-        return predict_arrays(self, x, client, best)
-
-    @property
-    def finished(self) -> bool:
-        """Whether all rounds are complete and summary.json is written. Raises RunError if summary.json is damaged."""
-        return is_finished(read_summary(self.folder), self.config.rounds)
-
-    @property
-    def summary(self) -> dict[str, Any]:
-        """The content of summary.json. Raises RunError if the file is missing or damaged."""
-        return read_json(self.folder / SUMMARY)
+        return self._choose_model(client, best).predict_arrays(x)
 
     @property
     def round(self) -> int:
@@ -156,8 +158,7 @@ class Run:
         Raises:
             RunError: nothing was saved, or the run has no `records.keep_best`.
         """
-        pooled = read_model_environment(self.folder).pooled
-        owner = POOLED if pooled else client
+        owner = POOLED if read_model_environment(self.folder).pooled else client
         state_folder = server_folder(self.folder) if owner is None else client_folder(self.folder, owner)
         return bests.find_best(state_folder, self._find_saved().round)[0]
 
@@ -169,7 +170,7 @@ class Run:
             RunError: nothing was saved, or a file is damaged.
             ConfigError: the code of the network may not be imported.
         """
-        return self._read_state(server_folder(self.folder)).keys() >= self._build_shared_net().state_dict().keys()
+        return self._read_state(server_folder(self.folder)).keys() >= self._list_shared_names()
 
     def global_model(self, best: bool = False) -> nn.Module:
         """Return the shared model in eval mode, after the last saved round or after the best round.
@@ -178,21 +179,20 @@ class Run:
             RunError: nothing was saved, no complete shared model exists, or no best round was stored.
             ConfigError: the code of the network may not be imported.
         """
-        known = read_model_environment(self.folder)
+        known, shared = read_model_environment(self.folder), self.config.model.shared
         if known.pooled:
             state = self._read_client_state(POOLED, best=best)
-            return self._build_net(self.config.model.shared, lambda _: state)
+            return self._build_net(shared, lambda _: state)
         state = self._read_state(server_folder(self.folder))
         if not self.complete:
-            names = ", ".join(known.clients)
-            part = state.keys() & self._build_shared_net().state_dict().keys()
-            reason = "a part of the model stays with each client" if part else "nothing is shared"
+            is_part = state.keys() & self._list_shared_names()
+            reason = "a part of the model stays with each client" if is_part else "nothing is shared"
             raise RunError(
                 f"{self.folder}: this run has no complete global model, because {reason}; use the model of one client "
-                f"(`fedmutual predict --client ID`): {names}"
+                f"(`fedmutual predict --client ID`): {', '.join(known.clients)}"
             )
         saved = self._read_state(server_folder(self.folder), best)
-        return self._build_net(self.config.model.shared, lambda names: {k: saved[k] for k in names if k in saved})
+        return self._build_net(shared, lambda names: {k: saved[k] for k in names if k in saved})
 
     def personal_model(self, client: str, best: bool = False) -> nn.Module:
         """Return a client's personal model in eval mode, after the last saved round or after the best round.
@@ -223,12 +223,13 @@ class Run:
         rng, model, sizes = At(0, -1, 1).rng("any"), self.config.model, self._find_sizes(client)
 
         def make() -> nn.Module:
-            examples = self._make_examples(client)
+            takes = read_interface(self.folder, client)
+            examples = models.make_example_inputs(takes.shape, getattr(torch, takes.dtype))
             return build_meme(model, *sizes, rng, rng, of_pixels=None, examples=examples, check=False)
 
         return self._restore_net(make, (model.shared, model.adaptor), find_state)
 
-    def ensemble(self, client: str) -> nn.Module:
+    def ensemble(self, client: str) -> Ensemble:
         """Return the ensemble of a client's personal and shared model in eval mode: inputs -> log-probabilities [B, C].
 
         Its weight is that of the last scoring up to the last saved round (`records.ensemble`).
@@ -243,30 +244,87 @@ class Run:
             raise RunError(f"{self.folder}: this run has no ensembles; train one with records.ensemble = true")
         return Ensemble(personal, self.global_model() if self.complete else self.meme(client), float(weight)).eval()
 
-    def _find_sizes(self, client: str | None = None) -> tuple[tuple[int, ...], int]:
-        """Return the inputs and outputs of one client's networks, or of all clients' networks."""
-        space = find_participant(self.folder, read_model_environment(self.folder).clients, client)
-        return space.input, space.outputs
-
-    def _make_examples(self, client: str | None = None) -> torch.Tensor:
-        """Return constant inputs for one client's networks, or for networks of all clients."""
-        takes = read_interface(self.folder, client)
-        return models.make_example_inputs(takes.shape, getattr(torch, takes.dtype))
-
     def task(self, client: str | None = None) -> Task:
         """Return the task that a client learns; without a client, the task of the shared model.
 
         Raises:
             UserError: there is no such client, or the code of an own task is missing or may not be imported.
         """
-        with plugins.use_rule(self._code):
+        with self._use_code():
             return make_task(read_interface(self.folder, client).task)
 
-    def _build_shared_net(self) -> nn.Module:
-        """Return the shared network; its tensors may have no values, only names and shapes."""
+    def _choose_model(self, client: str | None, best: bool = False, ensemble: bool = False) -> AnsweringModel:
+        """Return the model that answers. The arguments and the errors are those of `choose_model`."""
+        place, shared = self.folder, self.config.model.shared
+        known = read_model_environment(place)
+        if client is not None and client not in known.clients:
+            raise RunError(f"{place}: there is no client {client!r}; there are {', '.join(known.clients)}")
+        if ensemble and (client is None or best):
+            fix = "no best ensemble is stored; remove --best" if best else "name the client of the ensemble with --client"
+            raise RunError(f"{place}: {fix}")
+        personal = known.models.personal.get(client) if client is not None else None
+        served = ""
+        net: nn.Module
+        if client is not None and personal and ensemble:
+            role, network, net = "ensemble", f"{personal.name} and {shared}", (mixed := self.ensemble(client))
+            what = f"ensemble of client {client!r}'s personal model, with the weight {mixed.weight:g}, and the shared model"
+        elif client is not None and (personal or ensemble):
+            role, net = "personal", self.personal_model(client, best)
+            network = personal.name if personal else ""
+            what = f"personal model of client {client!r} ({network})"
+        elif client is not None and not known.pooled and not self.complete:
+            if best:
+                raise RunError(f"{place}: client {client!r} has no best fork; without --best the last saved fork answers")
+            role, network, net = "meme", shared, self.meme(client)
+            what = f"client {client!r}'s fork of the shared model ({shared})"
+        else:
+            role, network, net = "global", shared, self.global_model(best)
+            what = f"{'model of all data in one place' if known.pooled else 'shared model'} ({shared})"
+            served = f", for client {client!r}, which has no personal model" if client is not None else ""
+        takes = read_interface(place, client)
+        if not takes.agreed:
+            raise RunError(f"{place}: each client scales its inputs differently; name a client with --client")
+        config = self.config
+        if has_own_data(config):
+            config = make_client_config(config, client or next(iter(config.clients)))
+        round = self.best_round(client if role == "personal" else None) if best else self.round
+        when = f"its best round, {round}" if best else f"round {round}"
+        return AnsweringModel(
+            place,
+            self.config,
+            self._code,
+            net=net,
+            description=f"{what}, {when}{served}",
+            takes=takes,
+            data=config.data,
+            role=role,
+            network=network,
+            client=client,
+            round=round,
+            task=self.task(client),
+        )
+
+    @contextmanager
+    def _use_code(self) -> Iterator[None]:
+        """Within, the code and the objects that the run names can be imported, as far as the caller trusts them."""
         with plugins.use_rule(self._code):
-            make = self._make_factory(self.config.model.shared)
-            return models.make_outline(make, self.config.model.shared) or make()
+            if self._objects is None:
+                yield
+            else:
+                with hold_objects(self._objects):
+                    yield
+
+    def _find_sizes(self, client: str | None = None) -> tuple[tuple[int, ...], int]:
+        """Return the inputs and outputs of one client's networks, or of all clients' networks."""
+        space = find_participant(self.folder, read_model_environment(self.folder).clients, client)
+        return space.input, space.outputs
+
+    def _list_shared_names(self) -> set[str]:
+        """Return the names of the shared network's tensors."""
+        name = self.config.model.shared
+        with self._use_code():
+            make = self._make_factory(name)
+            return {*(models.make_outline(make, name) or make()).state_dict()}
 
     def _find_saved(self) -> Saved:
         saved = read_checkpoint(self.folder)
@@ -285,7 +343,6 @@ class Run:
         return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
 
     def _make_factory(self, name: str, client: str | None = None) -> Callable[[], nn.Module]:
-        """Return the function that makes a network. Raises RunError if the run has no such client."""
         sizes, rng = self._find_sizes(client), At(0, -1, 1).rng("any")
         return partial(models.build, name, *sizes, rng, of_pixels=None, check=False)
 
@@ -298,12 +355,8 @@ class Run:
         The shapes are compared before memory is allocated: a folder from somebody else may declare any shape.
 
         names: of the network and its adaptor.
-
-        Raises:
-            RunError: the saved tensors are of another network.
-            ConfigError: the network cannot be made, or its code may not be imported.
         """
-        with plugins.use_rule(self._code):
+        with self._use_code():
             outline = models.make_outline(make, *names)
             if outline is not None:
                 self._find_fitting_state(outline, names[0], find_state)
@@ -315,18 +368,15 @@ class Run:
         """Return the saved tensors for a network. Raises RunError if names, shapes or dtypes differ."""
         wanted = net.state_dict()
         state = find_state(wanted.keys())
-        unequal = [
-            k for k, v in wanted.items() if k not in state or not (is_lazy(v) or format_tensor(state[k]) == format_tensor(v))
-        ]
-        unequal += [k for k in state if k not in wanted]
-        if unequal:
-            described = (
-                format_tensor(tensors[unequal[0]]) if unequal[0] in tensors else "none" for tensors in (state, wanted)
-            )
-            raise RunError(
-                f"{self.folder}: the saved tensor {unequal[0]!r} is {next(described)}, and network {name!r} has "
-                f"{next(described)} by environment.json; restore the folder as the run wrote it"
-            )
+        for key in {**wanted, **state}:
+            if key in wanted and key in state and is_lazy(wanted[key]):
+                continue
+            saved, needed = (format_tensor(tensors[key]) if key in tensors else "none" for tensors in (state, wanted))
+            if saved != needed:
+                raise RunError(
+                    f"{self.folder}: the saved tensor {key!r} is {saved}, and network {name!r} has {needed} by "
+                    "environment.json; restore the folder as the run wrote it"
+                )
         return state
 
 
@@ -335,3 +385,50 @@ def open_trained_run(folder: Path, config: Config) -> Run:
     run = Run(folder)
     run._code = RecordedCode(folder, granted=config.model_dump())
     return run
+
+
+def open_object_run(folder: Path, objects: Mapping[str, Any], keep: object) -> Run:
+    """Return a run of objects in memory, whose models are rebuilt from the caller's networks.
+
+    objects: name -> object, as `hold_sites` yields them. keep: a temporary folder that exists as long as the run.
+    """
+    run = Run(folder)
+    run._objects, run._keep = objects, keep  # type: ignore[attr-defined]
+    return run
+
+
+def choose_model(
+    path: Path, client: str | None = None, best: bool = False, trust_code: bool = False, ensemble: bool = False
+) -> AnsweringModel:
+    """Return the model that answers, by the path of a run's folder or of a model file in a run's folder.
+
+    client: its personal model answers. None, or a client without a personal model: the shared model answers. A model file
+    names its client itself. best: whether the model of the best round answers; else the last saved model answers.
+    ensemble: whether the client's personal model and the shared model answer together.
+
+    Raises:
+        RunError: the path is neither a run's folder nor a model file in one; `client` is given with a model file; the run
+            has no such model, or keeps none of its best round; or `client` is None, and the clients scale their inputs
+            differently.
+        ConfigError: config.toml is missing or damaged, or the code of the model may not be imported.
+    """
+    place, client = _locate_model(path, client)
+    return Run(place, trust_code)._choose_model(client, best or path.name == bests.BEST, ensemble)
+
+
+def _locate_model(path: Path, client: str | None) -> tuple[Path, str | None]:
+    """Return the run's folder and the client whose model is meant."""
+    if path.suffix != ".safetensors":
+        if not (path / CONFIG).is_file():
+            raise RunError(f"{path}: is neither a run's folder nor a model file in a run's folder")
+        return path, client
+    if client is not None:
+        raise RunError(f"{path}: the file already names the client; remove --client, or name the run's folder")
+    home = path.absolute().parent
+    folder, owner = (home.parent, None) if home.name == "server" else (home.parent.parent, home.name)
+    if not path.is_file() or not (folder / CONFIG).is_file() or (owner is not None and home.parent.name != "clients"):
+        raise RunError(f"{path}: is no model file in a run's folder, as RUN/server/round-7.safetensors is")
+    saved = read_checkpoint(folder)
+    if saved is None or path.name not in (make_file_name(saved.round), bests.BEST):
+        raise RunError(f"{path}: is not the saved round of {folder}; name the run's folder, and its saved model answers")
+    return folder, None if owner == POOLED else owner

@@ -1,0 +1,180 @@
+"""The commands that use a trained model: predict, score and export. Answers are tables, or JSON for scripts."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from fedmutual.cli.arguments import TrustCode
+from fedmutual.cli.terminal import make_table, out, print_text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fedmutual.studies.predict import Prediction
+    from fedmutual.studies.score import FileScore
+
+RunOrModel = Annotated[Path, typer.Argument(metavar="RUN_OR_MODEL", help="A run's folder, or a model file in it.")]
+Client = Annotated[str | None, typer.Option(help="The client whose personal model is used; unset, the shared model.")]
+Best = Annotated[
+    bool, typer.Option("--best", help="Use the model of the best round (records.keep_best); the default is the last round.")
+]
+
+_NEXT = 3  # further classes in the table
+_NO_SCORES = ("file", "model", "training_rows", "examples")
+_NO_FRACTIONS = ("loss", "r2")
+_TITLES = {"auroc": "AUROC", "majority": "always the commonest", "f1": "F1", "label_auroc": "AUROC", "class_dice": "Dice"}
+_PADDING = (0, 1, 0, 0)
+
+
+def predict(
+    run_or_model: RunOrModel,
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="Images; or CSV or npz files, for runs on such data.")
+    ],
+    client: Client = None,
+    best: Best = False,
+    ensemble: Annotated[
+        bool, typer.Option("--ensemble", help="The client's own model and the shared one together (records.ensemble).")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each example, for scripts.")] = False,
+    trust_code: TrustCode = False,
+) -> None:
+    """Predict classes, numbers, labels or masks of new examples, scaled as in training, and print which model answered.
+
+    A client without a personal model is served by the shared model. Example: `fedmutual predict runs/x scan.png --client 3`
+    """
+    from fedmutual.studies.predict import predict as answer
+
+    predictions = answer(run_or_model, files, client, best, ensemble=ensemble)
+    if as_json:
+        for prediction in predictions:
+            typer.echo(_format_json_line(prediction))
+        return
+    print_text(f"answered by: {predictions[0].model}")
+    out.print(_make_answer_table(predictions))
+
+
+def _make_answer_table(predictions: "Sequence[Prediction]") -> Table:
+    """Return a table with one line for each example: a number; or a class, its probability in percent, and the next few.
+
+    Of several labels, the most probable label; of masks, the most frequent class, and its share of the pixels.
+    """
+    kind = predictions[0].kind
+    if kind == "numbers":
+        table = make_table("example", "number", padding=_PADDING)
+        for p in predictions:
+            table.add_row(escape(p.example), ", ".join(f"{number:.6g}" for number in p.numbers))
+        return table
+    table = make_table("example", "label" if kind == "labels" else "class", texts=2, padding=_PADDING)
+    table.add_column("pixels, %" if kind == "masks" else "probability, %", justify="right", no_wrap=True)
+    table.add_column("next", overflow="fold")
+    for p in predictions:
+        others = ", ".join(f"{name} {100 * share:.1f}" for name, share in p.ranked[1 : 1 + _NEXT])
+        table.add_row(escape(p.example), escape(p.label), f"{100 * p.probability:.1f}", escape(others))
+    return table
+
+
+def _format_json_line(prediction: "Prediction") -> str:
+    """Return a prediction as one line of JSON; probabilities and shares of pixels are in [0, 1]."""
+    ranked = dict(prediction.ranked)
+    answers: dict[str, dict[str, Any]] = {
+        "numbers": {"numbers": prediction.numbers},
+        "labels": {"labels": prediction.labels, "probabilities": ranked},
+        "masks": {"mask": prediction.mask, "pixels": ranked},
+    }
+    answer = answers.get(prediction.kind) or {
+        "class": prediction.label,
+        "probability": prediction.probability,
+        "probabilities": ranked,
+    }
+    return json.dumps({"example": prediction.example, "model": prediction.model, **answer})
+
+
+def score(
+    run_or_model: RunOrModel,
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A labelled CSV or npz file, or a folder of images by class.")
+    ],
+    client: Client = None,
+    best: Best = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for scripts.")] = False,
+    trust_code: TrustCode = False,
+) -> None:
+    """Score a model on a labelled file: the main metric of the task with an interval, and the scores of each class.
+
+    Example: `fedmutual score runs/x new.csv --client 3`
+    """
+    from fedmutual.studies.score import score_file
+
+    result = score_file(run_or_model, file, client, best)
+    if as_json:
+        typer.echo(json.dumps(_describe_score(result)))
+        return
+    print_text(f"answered by: {result.model}", soft_wrap=True)
+    out.print(_make_score_table(result))
+
+
+def _describe_score(score: "FileScore") -> dict[str, Any]:
+    """Return the scores of a file for JSON: score -> number, or score -> {class or label: number}; None: undefined.
+
+    A metric that is a fraction is in [0, 1]. The 95 % interval of the main metric is a list of its two ends.
+    """
+    values = {
+        name: dict(zip(score.classes, value, strict=True)) if isinstance(value, list) else value
+        for name, value in score.values.items()
+    }
+    interval = {} if score.metric is None else {f"{score.metric.name}_interval": score.interval and list(score.interval)}
+    return {"file": score.file, "model": score.model, "training_rows": score.training_rows, **values, **interval}
+
+
+def _make_score_table(score: "FileScore") -> Table:
+    """Return a table of a file's scores: the main metric with its interval, other scores, and the scores of each class."""
+    from fedmutual.metric import Metric
+    from fedmutual.results.scale import MetricScale
+
+    number = Metric("number", "number", is_fraction=False)
+    metric = score.metric or number
+    table = make_table("score", "value", padding=_PADDING)
+    table.add_column("95 % interval", no_wrap=True)
+
+    def add_row(title: str, value: Any, scale: MetricScale, interval: str = "") -> None:
+        table.add_row(escape(title), "n/a" if value is None else f"{scale.format_value(value)}{scale.mark}", interval)
+
+    values = {name: value for name, value in _describe_score(score).items() if name not in _NO_SCORES}
+    interval = values.pop(f"{metric.name}_interval", None)
+    if metric.name in values:
+        scale = MetricScale(metric=metric)
+        ends = " to ".join(map(scale.format_value, interval)) + scale.mark if interval else "n/a"
+        add_row(f"{metric.title}, {score.values['examples']} examples", values.pop(metric.name), scale, ends)
+    for name, value in values.items():
+        scale = MetricScale(metric=metric if metric.is_fraction and name not in _NO_FRACTIONS else number)
+        title = _TITLES.get(name, name.replace("_", " "))
+        for part, part_value in value.items() if isinstance(value, dict) else [("", value)]:
+            add_row(f"{title} of {part}" if part else title, part_value, scale)
+    return table
+
+
+def export(
+    run_or_model: RunOrModel,
+    to: Annotated[Path, typer.Option("--to", metavar="FOLDER", help="The new folder; nothing is overwritten.")],
+    client: Client = None,
+    best: Best = False,
+    trust_code: TrustCode = False,
+) -> None:
+    """Write a model for use without fedmutual: weights, programs that take raw inputs, and a model card.
+
+    The programs are for torch.export and ONNX (with the extra fedmutual[onnx]); the scaling is inside.
+    Example: `fedmutual export runs/x --client 3 --to model`
+    """
+    from fedmutual.studies.export import export as write_export
+
+    exported = write_export(run_or_model, to, client, best)
+    print_text(f"{to}: {exported.model}", soft_wrap=True)
+    for file in exported.files:
+        print_text(f"  {file.name}")
+    for sentence in exported.left_out:
+        print_text(f"left out: {sentence}", soft_wrap=True)
