@@ -83,8 +83,7 @@ def test_a_hook_that_raises_is_named_with_its_line(small, cli, hook):
 @pytest.mark.parametrize("engine", ["processes", "stacked"])
 def test_so_it_is_on_other_engines(small, cli, engine):
     changes = {"engine.name": engine} | ({"engine.workers": 2} if engine == "processes" else {})
-    code, _, err = cli("run", small, *settings(small.parent, HOOKS["edit"], **changes), "--out", "run")
-    assert code == 2
+    err = cli.fail("run", small, *settings(small.parent, HOOKS["edit"], **changes), "--out", "run")
     raised = r"edit at client '\d' raised ZeroDivisionError: .*\(line 15 of my_odd.py\)"
     assert re.fullmatch(re.escape(WHO) + raised + LOG, failed(err))
     assert 'my_odd.py", line 15, in edit' in (small.parent / "run" / "log.txt").read_text()
@@ -151,8 +150,7 @@ def test_what_the_server_remembers_beside_the_model_may_have_any_form():
     ],
 )
 def test_an_invalid_algorithm_is_an_error_before_anything_is_written(small, cli, hook, sentence):
-    code, _, err = cli("run", small, *settings(small.parent, hook))
-    assert code == 2
+    err = cli.fail("run", small, *settings(small.parent, hook))
     assert sentence in failed(err)
     assert not (small.parent / "runs").exists()
 
@@ -191,8 +189,7 @@ def receive(self, server, replies, at):
 def test_a_server_may_remember_more_than_the_model(cli, small, monkeypatch):
     """The model is still scored, saved and returned."""
     monkeypatch.chdir(small.parent)
-    code, _, err = cli("run", small.name, *settings(small.parent, MOMENTUM, rounds=2), "--out", "run")
-    assert code == 0, err
+    cli.run("run", small.name, *settings(small.parent, MOMENTUM, rounds=2), "--out", "run")
     run = fedmutual.Run("run")
     assert run.complete
     assert run.summary["global"]["test_accuracy"]["last"] > 0

@@ -51,8 +51,7 @@ def table(tmp_path, monkeypatch, cli):
 
 @pytest.mark.parametrize("client", [None, "1"])
 def test_scores_are_those_of_the_predictions(digits, cli, client):
-    code, out, err = cli("score", digits, "forty.npz", "--json", *([] if client is None else ["--client", client]))
-    assert code == 0, err
+    out, _ = cli.run("score", digits, "forty.npz", "--json", *([] if client is None else ["--client", client]))
     scores, targets = json.loads(out), load_digits().target[:40]
     predicted = [int(p.label) for p in fedmutual.predict(digits, ["forty.npz"], client)]
     hits = int((np.array(predicted) == targets).sum())
@@ -95,16 +94,14 @@ def test_rows_of_a_table_that_the_model_was_trained_on_are_counted(table, cli, t
 
 def test_labels_of_a_table_are_renamed_as_the_run_renames_them(table, cli, tmp_path):
     (tmp_path / "new.csv").write_text("age,state,name,pulse\n0,sick,Ann,1\n0,well,Bob,0\n0,ill,Cid,0\n")
-    code, out, err = cli("score", "t", "new.csv", "--json")
-    assert code == 0, err
+    out, _ = cli.run("score", "t", "new.csv", "--json")
     scores = json.loads(out)
     predicted = np.array([p.label for p in fedmutual.predict("t", ["new.csv"])])
     assert scores["accuracy"] == pytest.approx((predicted == ["ill", "well", "ill"]).mean())
     assert set(scores["recall"]) == {"ill", "well"}
 
 
-def test_a_folder_of_images_is_scored_by_its_class_folders(tmp_path, monkeypatch, cli):
-    monkeypatch.chdir(tmp_path)
+def test_a_folder_of_images_is_scored_by_its_class_folders(tmp_path, in_tmp_path, cli):
     folder(tmp_path / "images", {"cat": 12, "dog": 12, "owl": 12})
     folder(tmp_path / "new", {"dog": 3, "owl": 2}, size=(9, 9))
     given = '{ name = "folder", root = "images", size = [8, 9], mean = [0.4, 0.3, 0.6], std = [0.2, 0.1, 0.3] }'
@@ -113,8 +110,7 @@ def test_a_folder_of_images_is_scored_by_its_class_folders(tmp_path, monkeypatch
     cli("run", "p.toml", "--out", "p")
     assert "1 file is not read: 1 .heic (cat/a.heic)" in (tmp_path / "p" / "log.txt").read_text()
     (tmp_path / "new" / "owl" / "b.dcm").touch()
-    code, out, err = cli("score", "p", "new", "--json")
-    assert code == 0, err
+    out, err = cli.run("score", "p", "new", "--json")
     assert "1 .dcm (owl/b.dcm)" in " ".join(err.split())
     scores = json.loads(out)
     files = sorted((tmp_path / "new").rglob("*.png"))
@@ -124,8 +120,7 @@ def test_a_folder_of_images_is_scored_by_its_class_folders(tmp_path, monkeypatch
     assert "recall of owl" in cli("score", "p", "new")[1]
 
 
-def test_numbers_count_the_classes_of_a_run_that_has_names(tmp_path, monkeypatch, cli):
-    monkeypatch.chdir(tmp_path)
+def test_numbers_count_the_classes_of_a_run_that_has_names(tmp_path, in_tmp_path, cli):
     rng = np.random.default_rng(0)
     y = np.arange(60) % 2
     x = rng.normal(y[:, None], 0.3, (60, 4)).astype(np.float32)

@@ -171,9 +171,8 @@ def test_a_process_that_is_confined_is_so_in_all_threads(monkeypatch):
         plugins.load("own:Net", "model.shared")
 
 
-def test_no_folder_in_which_a_process_works_is_searched(tmp_path, monkeypatch):
+def test_no_folder_in_which_a_process_works_is_searched(tmp_path, in_tmp_path, monkeypatch):
     work, installed = tmp_path / "state", tmp_path / "site-packages"
-    monkeypatch.chdir(tmp_path)
     custom = work / "flare" / "0a1b" / "app_north" / "custom"
     monkeypatch.setattr(sys, "path", ["", ".", str(tmp_path), str(work), str(custom), str(installed)])
     leave_working_folders(work)
