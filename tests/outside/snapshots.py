@@ -1,6 +1,7 @@
 """Snapshots: what a user sees of fedmutual, as JSON files beside this one.
 
-`RECORD=1 uv run pytest tests/outside -n 0` writes every snapshot anew; look at `git diff` then. Nobody edits one by hand.
+`RECORD=1 uv run pytest tests/outside -n 0` writes every snapshot anew; look at `git diff` then. Nobody edits one by
+hand, but for the calls in exit_codes.json.
 """
 
 import difflib

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from outside import internals
+from outside.snapshots import Snapshots
 
 pytestmark = pytest.mark.long
 
@@ -61,143 +62,12 @@ def test_every_command_and_option(snapshots):
     snapshots.check("command_line", "commands", now)
 
 
-CALLS = {
-    "fedmutual": ["--version", "--help", "", "nonsense", "--nonsense"],
-    "fedmutual run": [
-        "run fml.toml --out new",
-        "run fml.toml --out new --resume",
-        "run fml.toml --out fml",
-        "run missing.toml",
-        "run newcomer.csv",
-        "run fml.toml --set nonsense=1",
-        "run fml.toml --set algorithm.name=nonsense",
-        "run fml.toml --set rounds=0",
-        "run fml.toml --nonsense",
-        "run fml.toml --out fml --resume --set seed=1",
-        "run fml.toml --out broken --set optimizer.lr=1e30",
-        "run fml.toml --out leaking --set algorithm.name=leaking:Leaking",
-    ],
-    "fedmutual compare": [
-        "compare methods.toml --methods independent,fedavg --seeds 1 --set rounds=1 --out new-compare",
-        "compare methods.toml --methods independent,fedavg --seeds 1 --set rounds=1 --out new-compare --resume",
-        "compare missing.toml",
-        "compare methods.toml --methods nonsense",
-        "compare methods.toml --seeds 0",
-        "compare methods.toml --set nonsense=1",
-        "compare methods.toml --methods fedavg --seeds 1 --set optimizer.lr=1e30 --out broken-compare",
-    ],
-    "fedmutual sweep": [
-        "sweep methods.toml --set rounds=1,2 --set algorithm.name=independent --out new-sweep",
-        "sweep missing.toml --set rounds=1,2",
-        "sweep methods.toml --set rounds=1",
-        "sweep methods.toml --set nonsense=1,2",
-        "sweep methods.toml --set rounds=1,2 --by nonsense",
-        "sweep methods.toml --set optimizer.lr=1e30,1e31 --set algorithm.name=independent --out broken-sweep",
-    ],
-    "fedmutual demo": ["demo --seeds 0", "demo --out fml/config.toml"],
-    "fedmutual report": [
-        "report fml -o page.html",
-        "report compare -o page.html",
-        "report adapt -o page.html",
-        "report missing",
-        "report papers",
-        "report",
-    ],
-    "fedmutual reproduce": [
-        "reproduce --list",
-        "reproduce --list --experiments papers",
-        "reproduce tiny --seeds 1 --rounds 1 --only digits --experiments papers --out new-reproduce",
-        "reproduce tiny --pages pages --results reproduce/results --experiments papers",
-        "reproduce",
-        "reproduce nonsense",
-        "reproduce tiny --experiments missing",
-        "reproduce tiny --only nonsense --experiments papers",
-        "reproduce tiny --set nonsense=1 --experiments papers",
-        "reproduce --list --pages pages",
-        "reproduce tiny --seeds 1 --set optimizer.lr=1e30 --experiments papers --out broken-reproduce",
-    ],
-    "fedmutual adapt": [
-        "adapt fml --data newcomer.toml --examples 40 --seeds 1 --out new-adapt",
-        "adapt missing --data newcomer.toml",
-        "adapt fml --data missing.toml",
-        "adapt fml --data newcomer.toml --examples nonsense",
-        "adapt fml --data newcomer.toml --set nonsense=1",
-        "adapt fml --data newcomer.toml --fedavg part",
-        "adapt fml",
-    ],
-    "fedmutual predict": [
-        "predict fml four.npz",
-        "predict fml four.npz --client 1 --json",
-        "predict records four.npz --client 0 --best",
-        "predict fml/server/round-2.safetensors four.npz",
-        "predict missing four.npz",
-        "predict fml missing.npz",
-        "predict fml four.npz --client nonsense",
-        "predict fml four.npz --best",
-        "predict part four.npz",
-    ],
-    "fedmutual export": [
-        "export fml --client 1 --to new-model",
-        "export fml --to fml",
-        "export missing --to new-model",
-        "export fml --client nonsense --to new-model",
-        "export part --to new-model",
-        "export fml",
-    ],
-    "fedmutual score": [
-        "score fml labelled.npz",
-        "score fml labelled.npz --client 1 --json",
-        "score fml four.npz",
-        "score missing labelled.npz",
-        "score fml missing.npz",
-        "score part labelled.npz",
-    ],
-    "fedmutual data": ["data", "data nonsense"],
-    "fedmutual data show": ["data show fml.toml", "data show missing.toml", "data show fml.toml --set nonsense=1"],
-    "fedmutual data check": ["data check fml.toml", "data check missing.toml", "data check fml.toml --set nonsense=1"],
-    "fedmutual data give": [
-        "data give missing.toml --site sites/north/site.toml",
-        "data give sites/federation.toml --site missing.toml",
-        "data give sites/federation.toml --site sites/north/site.toml",
-    ],
-    "fedmutual audit": ["audit fml", "audit fml --shadows 0 --out audited", "audit missing", "audit centralised"],
-    "fedmutual stats": ["stats fml.toml", "stats missing.toml", "stats fml.toml --set nonsense=1"],
-    "fedmutual privacy": [
-        "privacy fml.toml --epsilon 4 --set privacy.nets=both",
-        "privacy fml.toml",
-        "privacy missing.toml",
-        "privacy fml.toml --epsilon 4 --set nonsense=1",
-    ],
-    "fedmutual list": [
-        "list algorithms",
-        "list models",
-        "list data",
-        "list experiments",
-        "list keys",
-        "list",
-        "list nonsense",
-    ],
-    # What needs a server that runs is called in tests/sites.
-    "fedmutual provision": [
-        "provision missing.toml",
-        "provision fml.toml",
-        "provision sites/federation.toml --renew nonsense --out kits",
-    ],
-    "fedmutual server": ["server --kit missing", "server --kit fml", "server"],
-    "fedmutual site": ["site --kit missing --config sites/north/site.toml", "site --kit missing"],
-    "fedmutual submit": ["submit sites/federation.toml --kit missing", "submit missing.toml --kit missing"],
-    "fedmutual status": ["status sites/federation.toml --kit missing", "status missing.toml --kit missing"],
-    "fedmutual stop": ["stop sites/federation.toml --kit missing", "stop missing.toml --kit missing"],
-    "fedmutual doctor": ["doctor --kit missing", "doctor"],
-    "fedmutual ledger": [
-        "ledger sites/north/site.toml",
-        "ledger sites/north/state/wards --full",
-        "ledger sites/north/state --json",
-        "ledger missing",
-        "ledger fml",
-    ],
-}
-"""Command -> calls of it, in the folder of all samples: good ones, of wrong files, with wrong keys."""
+CALLS = Snapshots().read("exit_codes")
+"""Command -> calls of it, in the folder of all samples, with their exit codes: good ones, of wrong files, with wrong keys.
+
+A new call is a line of exit_codes.json, with any code until it is recorded. What needs a server that runs is called in
+tests/sites.
+"""
 
 
 @pytest.mark.parametrize("command", CALLS)
