@@ -16,13 +16,7 @@ from typing import Any
 import tomli_w
 
 from fedmutual.algorithms.registry import METHODS
-from fedmutual.config.checks import (
-    check_config,
-    check_methods,
-    check_model,
-    describe_foreign_key,
-    parse_table,
-)
+from fedmutual.config.checks import check_config, check_methods, check_model, describe_foreign_key, parse_table
 from fedmutual.config.keys import WINDOWS_PATH_FIX, Table
 from fedmutual.config.methods import list_setting_types, set_local_steps
 from fedmutual.config.schema import Config

@@ -72,11 +72,7 @@ def mlp(shape: tuple[int, ...], classes: int) -> nn.Module:
     Source: McMahan et al., 2017, https://arxiv.org/abs/1602.05629, section 3 (2NN).
     """
     features = make_sequential(
-        flatten=nn.Flatten(),
-        fc1=nn.Linear(math.prod(shape), 200),
-        relu1=nn.ReLU(),
-        fc2=nn.Linear(200, 200),
-        relu2=nn.ReLU(),
+        flatten=nn.Flatten(), fc1=nn.Linear(math.prod(shape), 200), relu1=nn.ReLU(), fc2=nn.Linear(200, 200), relu2=nn.ReLU()
     )
     return _join_halves(features, nn.Linear(200, classes))
 
