@@ -128,10 +128,7 @@ def test_labels_of_every_integer_type_are_read(tmp_path: Path, dtype: type) -> N
     [
         ({"y": np.array([0, 1, -1] * 4)}, "row 2 of 'x' in PATH: its label -1 is out of range"),
         ({"y": np.array([0, 1, 900] * 4)}, "row 2 of 'x' in PATH: its label 900 is out of range"),
-        (
-            {"y": np.array([0, 1, 5] * 4), "classes": np.array(["a", "b"])},
-            "its label 5 is out of range: labels go from 0 to 1",
-        ),
+        ({"y": np.array([0, 1, 5] * 4), "classes": np.array(["a", "b"])}, "label 5 is out of range: labels go from 0 to 1"),
         ({"y": np.array([0.0, 1.5, 1.0] * 4)}, "labels must be whole numbers or names, but are float64 (1.5, for example)"),
         ({"y": np.eye(3)[[0, 1, 2] * 4]}, "labels have the shape [12, 3]; give one label for each"),
         ({"y": np.array([0, 1])}, "array 'y' has the shape [2]"),

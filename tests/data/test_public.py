@@ -48,12 +48,6 @@ def test_rows_of_all_nodes_in_one_order() -> None:
     assert np.array_equal(federation.pool_clients().private.index, np.sort(all_rows))
 
 
-def test_no_client_has_public_rows() -> None:
-    federation = data.load(config())
-    assert federation.public is None
-    assert all(s.public is None for s in federation.clients.values())
-
-
 def test_bytes_are_those_of_the_source() -> None:
     public_set = public()
     for id, positions in public_set.owners.items():
@@ -136,19 +130,17 @@ def test_a_class_that_one_node_lacks_may_be_given_by_another() -> None:
     assert all(0 in counts for counts in public_set.counts.values())
 
 
-def test_clients_of_other_classes_share_no_public_set(tmp_path: Path) -> None:
-    tables = own_data(tmp_path, north=40, south=30)
-    tables["clients"]["south"]["data"] = npz(
-        tmp_path / "south.npz", x=np.ones((30, 1), dtype=np.float32), y=np.arange(30) % 2, classes=["b", "a"]
-    )
-    with pytest.raises(ConfigError, match=r"client 'south' has the classes 'b', 'a', and client 'north' 'a', 'b'; name all"):
-        data.load(config(split=SPLIT, **tables))
-    tables["clients"]["south"]["data"] = npz(
-        tmp_path / "south.npz", x=np.ones((30, 2), dtype=np.float32), y=np.arange(30) % 2, classes=["a", "b"]
-    )
-    with pytest.raises(
-        ConfigError, match=r"client 'south' has examples of the shape \[2\] and 2 outputs, and client 'north'"
-    ):
+@pytest.mark.parametrize(
+    ("columns", "classes", "words"),
+    [
+        (1, ["b", "a"], r"client 'south' has the classes 'b', 'a', and client 'north' 'a', 'b'; name all"),
+        (2, ["a", "b"], r"client 'south' has examples of the shape \[2\] and 2 outputs, and client 'north'"),
+    ],
+)
+def test_clients_that_differ_share_no_public_set(columns: int, classes: list[str], words: str, tmp_path: Path) -> None:
+    tables, x = own_data(tmp_path, north=40, south=30), np.ones((30, columns), dtype=np.float32)
+    tables["clients"]["south"]["data"] = npz(tmp_path / "south.npz", x=x, y=np.arange(30) % 2, classes=classes)
+    with pytest.raises(ConfigError, match=words):
         data.load(config(split=SPLIT, **tables))
 
 

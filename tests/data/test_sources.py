@@ -32,18 +32,14 @@ def test_digits_as_scikit_learn_has_them() -> None:
     assert (digits.images / 16).std() == pytest.approx(0.3760, abs=5e-5)
 
 
-@pytest.mark.parametrize("layout", [(6, 4, 5), (6, 1, 4, 5), (6, 4, 5, 3), (6, 3, 4, 5), (6, 7)])
-def test_arrays_of_any_layout(tmp_path: Path, layout: tuple[int, ...]) -> None:
+LAYOUTS = {(6, 4, 5): (1, 4, 5), (6, 1, 4, 5): (1, 4, 5), (6, 4, 5, 3): (3, 4, 5), (6, 3, 4, 5): (3, 4, 5), (6, 7): (7,)}
+
+
+@pytest.mark.parametrize(("layout", "shape"), LAYOUTS.items())
+def test_arrays_of_any_layout(tmp_path: Path, layout: tuple[int, ...], shape: tuple[int, ...]) -> None:
     x = np.random.default_rng(0).integers(0, 256, layout).astype(np.uint8)
     federation = data.load(config(data=npz(tmp_path / "a.npz", x=x, y=np.array([0, 1] * 3)), split=HALF))
-    expected = {
-        (6, 4, 5): (1, 4, 5),
-        (6, 1, 4, 5): (1, 4, 5),
-        (6, 4, 5, 3): (3, 4, 5),
-        (6, 3, 4, 5): (3, 4, 5),
-        (6, 7): (7,),
-    }
-    assert federation.space.shape == expected[layout]
+    assert federation.space.shape == shape
     first, _ = everything(federation.test)
     expected_rows = torch.from_numpy(x[federation.test.index]).float()
     if layout == (6, 4, 5, 3):

@@ -65,14 +65,8 @@ def find_problems(config: Config, prepared: Mapping[str, Prepared] | None = None
 
 
 def _find_in_data_set(federation: Federation, scan: "_Scan") -> list[str]:
-    """Return the findings of one data set."""
-    return [
-        *federation.notes,
-        *_compare_sizes(federation),
-        *_check_classes(federation),
-        *_find_duplicates(federation, scan),
-        *_check_values(federation, scan),
-    ]
+    checks = (_compare_sizes(federation), _check_classes(federation), _find_duplicates(federation, scan))
+    return [*federation.notes, *(s for check in checks for s in check), *_check_values(federation, scan)]
 
 
 def _compare_sizes(federation: Federation) -> Iterator[str]:

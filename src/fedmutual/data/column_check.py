@@ -118,14 +118,12 @@ def _determines(column: Values, label: Values) -> bool:
         return False
     if np.array_equal(column.astype(np.float32), label.astype(np.float32)):
         return len(np.unique(label)) > 1
-    sample = choose_evenly(len(column), 10 * _MIN_LABELLED)
-    return all(_is_one_to_one(column[rows], label[rows]) for rows in (sample, slice(None)))
-
-
-def _is_one_to_one(column: Values, label: Values) -> bool:
-    (values, codes), (labels, label_codes) = (np.unique(array, return_inverse=True) for array in (column, label))
-    pairs = np.unique(codes * len(labels) + label_codes)
-    return 1 < len(values) == len(labels) == len(pairs) <= len(column) / 2
+    for rows in (choose_evenly(len(column), 10 * _MIN_LABELLED), slice(None)):  # a sample first, which is fast
+        (values, codes), (labels, label_codes) = (np.unique(a[rows], return_inverse=True) for a in (column, label))
+        pairs = np.unique(codes * len(labels) + label_codes)
+        if not 1 < len(values) == len(labels) == len(pairs) <= len(codes) / 2:
+            return False
+    return True
 
 
 def identifies_rows(values: Values) -> bool:

@@ -83,8 +83,14 @@ def _divide_rows(config: Config, table: Table) -> Division:
     split, at, kind = config.split, At(config.seed, -1, config.rounds), config.partition.kind
     fractions, test = list_held_out_fractions(split), np.empty(0, dtype=np.int64)
     if split.private is None:  # else every client has test rows of its own
-        _check_groups(table)
         has_test_part = table.trains < len(table.labels)
+        groups = np.empty(0, dtype=str) if table.groups is None else table.groups
+        shared = np.intersect1d(groups[: table.trains], groups[table.trains :])
+        if len(shared):
+            raise DataError(
+                f"data.group_by: {str(shared[0])!r} has rows in the training and in the test data ({len(shared)} such "
+                "groups); remove each group from one of them, or omit the test data: whole groups are held out then"
+            )
         test = np.arange(table.trains, len(table.labels)) if has_test_part else _hold_out_test(config, table)
     training_rows = np.setdiff1d(np.arange(table.trains), test)
     rows_by_client = _deal_training(config.partition, table, training_rows, make_numpy_generator(at.rng("partition")))
@@ -215,16 +221,3 @@ def check_name(name: str, subject: str) -> None:
     """
     if not name.strip(". ") or _NOT_IN_NAMES & set(name):
         raise DataError(f"{subject} cannot name a client, because the name is also a folder name; rename it")
-
-
-def _check_groups(table: Table) -> None:
-    """Raise DataError where a group has rows in the training part and in the test part."""
-    if table.groups is None:
-        return
-    shared_groups = np.intersect1d(table.groups[: table.trains], table.groups[table.trains :])
-    if len(shared_groups):
-        raise DataError(
-            f"data.group_by: {str(shared_groups[0])!r} has rows in the training and in the test data "
-            f"({len(shared_groups)} such groups); remove "
-            "each group from one of them, or omit the test data: whole groups are held out then"
-        )

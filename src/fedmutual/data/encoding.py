@@ -158,12 +158,7 @@ def encode_examples(source: Source, examples: Examples, record: Mapping[str, Any
 
 
 def check_encoding(config: Config, source: Source) -> None:
-    """Raise ConfigError where the encoding of columns contradicts other settings."""
-    if config.data.augment != "none":
-        raise ConfigError(
-            f"key 'data.augment': {config.data.augment!r} is for images, but the examples are tables of features; "
-            "remove the key"
-        )
+    """Raise ConfigError where something is learned from private rows, and the run has differential privacy."""
     learned_columns = [
         name
         for name, settings, _ in source.plans or ()

@@ -101,12 +101,11 @@ def load(
     )
     is_alone = len(federation.clients) == 1 and config.model.weights is None  # given weights are learned from, too
     notes = ("there is one client only, so no other client can teach it",) if is_alone else ()
-    return replace(
-        federation,
-        notes=(*federation.notes, *notes),
-        public=(gathered or _make_public_set)(federation, data_by_client),
-        statistics=statistics,
-    )
+    public = None if gathered is None else gathered(federation, data_by_client)
+    if gathered is None and any(shares.public is not None for shares in federation.clients.values()):
+        _check_spaces(federation.spaces)
+        public = make_public_set(list_public_parts(federation, data_by_client), tuple(federation.partition["classes"]))
+    return replace(federation, notes=(*federation.notes, *notes), public=public, statistics=statistics)
 
 
 def list_training_rows(config: Config, data_by_client: Mapping[str, Prepared]) -> dict[str, tuple[Prepared, Index]]:
@@ -179,14 +178,6 @@ def list_public_parts(federation: Federation, data_by_client: Mapping[str, Prepa
             shares.public, examples, records[i]["counts"].get(PUBLIC, no_counts), count_training_examples(records[i])
         )
     return parts
-
-
-def _make_public_set(federation: Federation, data_by_client: Mapping[str, Prepared]) -> PublicSet | None:
-    """Return the public set of these clients; None if no client has public rows."""
-    if all(shares.public is None for shares in federation.clients.values()):
-        return None
-    _check_spaces(federation.spaces)
-    return make_public_set(list_public_parts(federation, data_by_client), tuple(federation.partition["classes"]))
 
 
 def _make_client_space(config: Config, client: str, common: Space) -> Space:

@@ -138,9 +138,18 @@ def _open_image(path: Path) -> Iterator[ImageFile]:
     try:
         # A path would do, but Pillow 13 maps a TIFF of a path into memory, and scrambles the pixels if the image is turned.
         with path.open("rb") as file, Image.open(file) as image:
-            fault = _find_fault(image)
-            if fault:
-                raise BadRows(f"{path} {fault}")
+            if image.format not in _FORMATS:  # Pillow tells the format by the content, whatever the ending is
+                raise BadRows(f"{path} holds an image of the format {image.format}; save it as PNG, with 8 bits a channel")
+            if _exceeds_8_bits(image):
+                raise BadRows(
+                    f"{path} has more than 8 bits a channel, and values are never cut; scale it and save it with 8 bits, or "
+                    "read the images with code of your own (data.name = 'module:factory')"
+                )
+            if image.mode not in _GRAY | _COLOUR:
+                raise BadRows(f"{path} has pixels of the mode {image.mode}; save it as gray or RGB with 8 bits")
+            count = _count_pictures(image)
+            if count > 1:
+                raise BadRows(f"{path} holds {count} pictures; save each picture as a file of its own")
             yield image
     except BadRows:
         raise
@@ -149,21 +158,6 @@ def _open_image(path: Path) -> Iterator[ImageFile]:
     except Exception as problem:  # decoders fail in many ways on a damaged file
         reason = str(problem).replace(str(path), "").strip(" :'") or type(problem).__name__
         raise BadRows(f"{path} cannot be read as an image ({reason}); fix or remove it") from None
-
-
-def _find_fault(image: ImageFile) -> str:
-    """Return why an opened image cannot be used, and the fix; "" if the image can be used."""
-    if image.format not in _FORMATS:  # Pillow tells the format by the content, whatever the ending is
-        return f"holds an image of the format {image.format}; save it as PNG, with 8 bits a channel"
-    if _exceeds_8_bits(image):
-        return (
-            "has more than 8 bits a channel, and values are never cut; scale it and save it with 8 bits, or read the images "
-            "with code of your own (data.name = 'module:factory')"
-        )
-    if image.mode not in _GRAY | _COLOUR:
-        return f"has pixels of the mode {image.mode}; save it as gray or RGB with 8 bits"
-    count = _count_pictures(image)
-    return f"holds {count} pictures; save each picture as a file of its own" if count > 1 else ""
 
 
 def _exceeds_8_bits(image: ImageFile) -> bool:

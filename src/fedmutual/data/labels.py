@@ -42,7 +42,10 @@ class UnknownClass(DataError):
         others = f" (nor are {list_names(list(unknown)[1:], 3)})" if len(unknown) > 1 else ""
         owner = "" if client is None else f"client {client!r}: "
         self.reason = f"{owner}{where}: its class {described} is none of the classes {list_names(classes)}{others}"
-        similar = {n: _find_similar(new, classes) for n, new in unknown.items()}
+        similar = {}  # the class that is spelled like a name, or the only class that begins with it
+        for n, new in unknown.items():
+            begun = [c for c in classes if c.casefold().startswith(new.casefold())]
+            similar[n] = next(iter(get_close_matches(new, classes, 1)), begun[0] if len(begun) == 1 else None)
         proposal = "if it is one of them under another name,"
         if similar[owner_name]:
             proposal = f"did you mean {similar[owner_name]!r}? If so,"
@@ -54,12 +57,6 @@ class UnknownClass(DataError):
 def format_renames(names: Mapping[str, str]) -> str:
     """Return a TOML table that gives names other names: `{ ill = "sick" }`."""
     return f"{{ {', '.join(f'{format_toml_key(n)} = {json.dumps(new, ensure_ascii=False)}' for n, new in names.items())} }}"
-
-
-def _find_similar(name: str, classes: Sequence[str]) -> str | None:
-    """Return the class that is spelled like `name`, or the only class that begins with `name`; else None."""
-    begun = [c for c in classes if c.casefold().startswith(name.casefold())]
-    return next(iter(get_close_matches(name, classes, 1)), begun[0] if len(begun) == 1 else None)
 
 
 def match_labels(source: Source, config: DataConfig, common: bool = False) -> tuple[tuple[str, ...], list[Index]]:

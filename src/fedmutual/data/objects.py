@@ -125,14 +125,11 @@ def _check_labels(dataset: Any, labels: npt.NDArray[Any], name: str, place: str)
             label = np.asarray(dataset[i][1])
         except Exception:  # a user's dataset may fail in any way; reading x reports the error
             continue
-        has_same_kind = all(v.dtype.kind in "biuf" for v in (label, labels)) or label.dtype.kind == labels.dtype.kind
-        if not has_same_kind or label.shape != labels.shape[1:]:
+        are_numbers = all(v.dtype.kind in "biuf" for v in (label, labels))
+        if label.shape != labels.shape[1:] or not (are_numbers or label.dtype.kind == labels.dtype.kind):
             continue
-        if "f" in label.dtype.kind + labels.dtype.kind:  # compared in the type of numeric targets
-            is_equal = np.array_equal(np.float32(label), np.float32(labels[i]), equal_nan=True)
-        else:
-            is_equal = bool((label == labels[i]).all())
-        if not is_equal:
+        one, other = (np.float32(v) if are_numbers else v for v in (label, labels[i]))  # the type of numeric targets
+        if not np.array_equal(one, other, equal_nan=are_numbers):
             raise DataError(
                 f"{place}: example {i} has the label {label.tolist()!r}, and the dataset's attribute {name!r} says "
                 f"{labels[i].tolist()!r}; make them agree, with a Dataset class of your own if a target_transform "

@@ -99,6 +99,7 @@ def _prepare_data_set(config: Config, made: TriedNetworks, common: bool = False)
         )
     else:
         check_encoding(config, source)
+        scaling.check_image_keys(config.data, 2)
         scaled, shape = scaling.UNSCALED, (len(source.plans),)
     if kind == "masks":
         check_masks(targets, shape, config.data, source.place)

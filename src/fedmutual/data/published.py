@@ -222,15 +222,12 @@ def _read_leaf(folder: Path) -> Part:
             for writer, rows in json.loads(path.read_bytes())["user_data"].items():
                 place = f"{path}: writer {writer!r}"
                 x, y = np.asarray(rows["x"], dtype=np.float32), np.asarray(rows["y"])
-                fault = (
-                    f"x is {list(x.shape)} numbers and y {list(y.shape)}, but an image has {_SIDE**2} numbers and one label"
-                    if x.shape != (len(y), _SIDE**2) or not np.isfinite(x).all()
-                    else f"a label of y is none of 0 to {len(FEMNIST_CLASSES) - 1}"
-                    if y.dtype.kind != "i" or y.min() < 0 or y.max() >= len(FEMNIST_CLASSES)
-                    else ""
-                )
-                if fault:
-                    raise DataError(f"{place}: {fault}")
+                is_image = x.shape == (len(y), _SIDE**2) and np.isfinite(x).all()
+                if not is_image or y.dtype.kind != "i" or not ((y >= 0) & (y < len(FEMNIST_CLASSES))).all():
+                    raise DataError(
+                        f"{place}: needs images x of {_SIDE**2} numbers, and for each a label y from 0 to "
+                        f"{len(FEMNIST_CLASSES) - 1}; x is {list(x.shape)} and y {list(y.shape)}"
+                    )
                 images.append(x.reshape(-1, 1, _SIDE, _SIDE))
                 labels.append(y)
                 writers += [writer] * len(y)

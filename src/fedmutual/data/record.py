@@ -177,13 +177,14 @@ def note_clients_and_classes(config: Config, partition: Mapping[str, Any]) -> tu
     trained = [sum(class_counts) for class_counts in zip(*counts_by_client.values(), strict=True)]
     missing = [name for name, count in zip(names, trained, strict=True) if not count]
     if missing:
-        sentences.append(f"{NOBODY} {_name_classes(missing)}, so no model learns to recognise {_get_pronoun(missing)}")
+        noun, pronoun = ("class", "it") if len(missing) == 1 else ("classes", "them")
+        sentences.append(f"{NOBODY} {noun} {list_names(missing)}, so no model learns to recognise {pronoun}")
     tested = zip(names, partition["test"]["counts"], trained, strict=True)
     untested = [name for name, test_count, train_count in tested if train_count and not test_count]
     if untested:
+        noun, pronoun = ("class", "it") if len(untested) == 1 else ("classes", "them")
         sentences.append(
-            f"the test set has no examples of {_name_classes(untested)}: its scores say nothing about "
-            f"{_get_pronoun(untested)}"
+            f"the test set has no examples of {noun} {list_names(untested)}: its scores say nothing about {pronoun}"
         )
     if config.partition.kind == "file" and config.split != SplitConfig():
         sentences.append("validation, hold-out and test rows come from the partition file: [split] has no effect")
@@ -210,11 +211,3 @@ def count_training_examples(client: Mapping[str, Any]) -> list[int]:
     """Return a client's training examples of each class [C], with public ones; `client`: an entry of partition.json."""
     private, public = (client["counts"].get(kind) for kind in ("private", "public"))
     return [sum(pair) for pair in zip(private, public, strict=True)] if public else list(private)
-
-
-def _name_classes(names: Sequence[str]) -> str:
-    return f"{'class' if len(names) == 1 else 'classes'} {list_names(names)}"
-
-
-def _get_pronoun(names: Sequence[str]) -> str:
-    return "it" if len(names) == 1 else "them"

@@ -78,6 +78,15 @@ def find_form(entry: Mapping[str, Any], shape: Sequence[int]) -> Form:
     return IDS if entry.get("dtype") == "int64" else SERIES if len(shape) == 2 else IMAGES
 
 
+def check_image_keys(config: DataConfig, axes: int) -> None:
+    """Raise ConfigError where keys for images are set for other examples. axes: of examples [B, ...]."""
+    for key, is_set in (("augment", config.augment != "none"), ("size", config.size is not None)):
+        if is_set and axes != 4:
+            raise ConfigError(f"key 'data.{key}' is for images, but the examples are {_KINDS[axes]}; remove the key")
+    if config.size is not None and len(config.size) != 2:
+        raise ConfigError(f"key 'data.size' is [height, width] in pixels, not {list(config.size)}")
+
+
 def make_scaling(config: DataConfig, source: Source) -> tuple[Scaling, tuple[str, ...]]:
     """Return the scaling of a data set, and remarks for the user.
 
@@ -91,11 +100,7 @@ def make_scaling(config: DataConfig, source: Source) -> tuple[Scaling, tuple[str
         for key in (key for key, is_set in changes.items() if is_set):
             raise ConfigError(f"key 'data.{key}' changes numbers, but the network takes ids; remove the key")
         return Scaling(1.0, (), (), dtype="int64"), ()
-    for key, is_set in (("augment", config.augment != "none"), ("size", config.size is not None)):
-        if is_set and first.dim() != 4:
-            raise ConfigError(f"key 'data.{key}' is for images, but the examples are {_KINDS[first.dim()]}; remove the key")
-    if config.size is not None and len(config.size) != 2:
-        raise ConfigError(f"key 'data.size' is [height, width] in pixels, not {list(config.size)}")
+    check_image_keys(config, first.dim())
     is_image = first.dim() > 2
     divisor, mean, std = source.published or (BYTE if is_image and first.dtype == torch.uint8 else 1.0, (), ())
     if (config.mean is None) != (config.std is None):
@@ -113,7 +118,8 @@ def make_scaling(config: DataConfig, source: Source) -> tuple[Scaling, tuple[str
             f"keys 'data.mean' and 'data.std' are for inputs from 0 to 1 (these inputs are divided by {divisor:g} first), "
             f"but the first mean is {mean[0]:g} and the first std {std[0]:g}; divide both by {divisor:g}"
         )
-    scaling = Scaling(divisor, mean, std, config.size and (config.size[0], config.size[1]))
+    size = None if config.size is None else (config.size[0], config.size[1])
+    scaling = Scaling(divisor, mean, std, size)
     if (source.published and config.mean is None) or config.mean == FEDERATED:
         return scaling, ()
     large = _describe_large(source, scaling)

@@ -32,12 +32,12 @@ class _Column(NamedTuple):
     is_identifier: bool
 
 
-def suggest_columns(config: Config) -> tuple[str, list[str]] | None:
-    """Return a TOML table data.columns for all clients, and sentences on what it leaves out or needs of single clients.
+def describe_suggestion(config: Config) -> list[str]:
+    """Return sentences on a setting of data.columns for all clients, and last the setting itself, a TOML table.
 
-    None where these data are no tables, or need no such setting. A file that cannot be read is left out, unless no file can
-    be read. Needed is the setting for a table with missing values, categories or dates, and for tables of several clients
-    that are not standardised, or have their columns in different orders.
+    [] where these data are no tables, or need no such setting. A file that cannot be read is left out, unless no file can be
+    read. Needed is the setting for a table with missing values, categories or dates, and for tables of several clients that
+    are not standardised, or have their columns in different orders.
 
     Raises:
         DataError: no file can be read.
@@ -45,7 +45,7 @@ def suggest_columns(config: Config) -> tuple[str, list[str]] | None:
     clients = list(config.clients) if has_own_data(config) else [""]
     settings = {i: (make_client_config(config, i) if i else config).data for i in clients}
     if any(data.name not in TABLES or data.columns or data.root is None for data in settings.values()):
-        return None
+        return []
     tables, sentences, problems = dict[str, dict[str, _Column]](), list[str](), list[DataError]()
     for client, data in settings.items():
         try:
@@ -58,7 +58,7 @@ def suggest_columns(config: Config) -> tuple[str, list[str]] | None:
     cells = [column for table in tables.values() for column in table.values()]
     is_alike = len({tuple(table) for table in tables.values()}) == 1 and all(d.mean is not None for d in settings.values())
     if all(c.is_number and not c.texts and c.is_complete for c in cells) and (len(tables) == 1 or is_alike):
-        return None
+        return []
     common = [name for name in next(iter(tables.values())) if all(name in table for table in tables.values())]
     partial = sorted({name for table in tables.values() for name in table} - set(common))
     sentences += [f"columns {list_names(partial)} are not in all files: they are left out"] if partial else []
@@ -76,20 +76,8 @@ def suggest_columns(config: Config) -> tuple[str, list[str]] | None:
         else:
             lines.append(f"{format_toml_key(name)} = {specification}")
             sentences += _compare_values(name, columns) if specification.startswith("[") else ()
-    return ("\n".join(lines), sentences) if len(lines) > 1 else None
-
-
-def describe_suggestion(config: Config) -> list[str]:
-    """Return sentences that recommend data.columns, and the setting itself; none where `suggest_columns` has none.
-
-    Raises:
-        DataError: no file can be read.
-    """
-    suggestion = suggest_columns(config)
-    if suggestion is None:
-        return []
     heading = "recommended for the data of all clients (each client's training rows teach what is unset):"
-    return [*suggestion[1], heading, suggestion[0]]
+    return [*sentences, heading, "\n".join(lines)] if len(lines) > 1 else []
 
 
 def _describe_needs(client: str, table: Mapping[str, _Column]) -> Iterator[str]:

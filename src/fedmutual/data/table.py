@@ -72,6 +72,9 @@ def read_table(config: DataConfig, numbers: bool = False) -> Source:
     parts = [_read_part(file, config, columns, plans, numbers) for file in files if not file.problems or file is files[0]]
     raise_problems(files)
     unused = [c for c in list_features(files[0].frame, config) if plans and c not in config.columns]
+    # labels that are read as one label because they differ only in blanks at their ends
+    written = {str(v) for f in files for v in f.frame[config.label].unique()} if isinstance(config.label, str) else set()
+    merged = sorted(v for v in written if v != v.strip() and v.strip() in written)
     notes = [
         *(
             f"{f.path}: commas in columns {list_names(f.decimal_commas)} are decimal commas"
@@ -79,7 +82,7 @@ def read_table(config: DataConfig, numbers: bool = False) -> Source:
             if f.decimal_commas
         ),
         *([f"{path}: columns {list_names(unused)} are not in data.columns, so they are no features"] if unused else []),
-        *_note_blanks(files, config),
+        *([f"{path}: labels {list_names(merged)} are read without their blanks"] if merged else []),
         *([] if plans else note_rounded_numbers(files[0].frame[[*columns]], str(path), _ROUNDING_FIX)),
     ]
     return Source(
@@ -153,15 +156,6 @@ def _read_part(
         x = x if file.problems else convert_array(x, str(file.path)).numpy()
     groups, domains = (_get_names(file.frame, c) if c and c in file.frame else None for c in (config.group_by, DOMAIN))
     return Part(ArrayExamples(x), _read_labels(file, config.label, numbers), file.name_row.with_file, groups, domains)
-
-
-def _note_blanks(files: Sequence[TableFile], config: DataConfig) -> list[str]:
-    """Return a remark on labels that are read as one label because they differ only in blanks at their ends."""
-    if not isinstance(config.label, str):
-        return []
-    written = {str(label) for file in files for label in file.frame[config.label].unique()}
-    merged = sorted(label for label in written if label != label.strip() and label.strip() in written)
-    return [f"{files[0].path}: labels {list_names(merged)} are read without their blanks"] if merged else []
 
 
 def _parse_numbers(file: TableFile, columns: Sequence[str]) -> npt.NDArray[np.float32]:
