@@ -118,7 +118,7 @@ def _carried(file: str) -> bool:
 
 
 ROOMS = (  # from the lowest to the highest: a module imports its own room and lower rooms
-    ("errors", "network_timeout", "parent_process", "numerics", "role", "settings", "metric"),
+    ("errors", "parent_process", "numerics", "role", "settings", "metric"),
     ("core",),
     ("files", "scores", "cpu"),
     ("tensor_files",),

@@ -42,7 +42,7 @@ class DiskBacked(InProcess):
     def __init__(self, clients: list[Client]) -> None:
         self._folder = TemporaryDirectory()
         make, ids = Ready(clients), [c.id for c in clients]
-        super().__init__(lambda id: deepcopy(make(id)), ids, DiskStorage(Path(self._folder.name), 1, "toy"))
+        super().__init__(lambda id: deepcopy(make(id)), ids, DiskStorage(Path(self._folder.name), 1))
 
     def close(self) -> None:
         super().close()

@@ -40,20 +40,15 @@ __all__ = [
 ]
 __version__ = version("fedmutual")
 
-_HOMES = {
-    "Config": "config",
-    "load_config": "config",
+_HOMES = {  # of other names: errors
+    **dict.fromkeys(("Config", "load_config"), "config"),
+    **dict.fromkeys(("Comparison", "compare", "federate"), "studies.objects"),
+    **dict.fromkeys(("Prediction", "predict"), "studies.predict"),
+    **dict.fromkeys(("Sweep", "sweep"), "studies.sweep"),
     "read": "results.read",
     "Run": "studies.trained_run",
     "run": "studies.run",
-    "Comparison": "studies.objects",
     "Site": "studies.site_objects",
-    "compare": "studies.objects",
-    "federate": "studies.objects",
-    "Prediction": "studies.predict",
-    "predict": "studies.predict",
-    "Sweep": "studies.sweep",
-    "sweep": "studies.sweep",
 }
 
 

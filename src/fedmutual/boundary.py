@@ -94,21 +94,16 @@ def release_metrics(values: Mapping[str, Any], declared: Collection[str], client
     Raises:
         Refused: a name is not declared, or a value has another type.
     """
+    released: dict[str, Any] = {}
     for name, value in values.items():
         if name not in declared:
             raise Refused(client, name, f"its phase or task declares only the names {', '.join(declared) or 'nothing'}")
         listed = value if isinstance(value, list) and len(value) == width else [value]
         if not all(v is None or type(v) in (int, float) for v in listed):
             raise Refused(client, name, f"a score is a number, None, or a list of one a class, not {type(value).__name__}")
-    return {
-        k: [_make_finite_number(v) for v in value] if isinstance(value, list) else _make_finite_number(value)
-        for k, value in values.items()
-    }
-
-
-def _make_finite_number(value: float | None) -> float | None:
-    """Return None for a number that is not finite, because a log cannot hold it."""
-    return value if value is None or math.isfinite(value) else None
+        finite = [v if v is None or math.isfinite(v) else None for v in listed]  # a log cannot hold NaN
+        released[name] = finite if isinstance(value, list) else finite[0]
+    return released
 
 
 def is_constant(tensor: Tensor) -> bool:

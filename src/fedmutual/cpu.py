@@ -1,7 +1,7 @@
 """How this process computes on a CPU: numbers close to zero, and the library that multiplies float32 matrices."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 from platform import processor
@@ -26,7 +26,7 @@ _chosen: list[Library] = ["blas"]  # in this process; workers choose by the conf
 @contextmanager
 def compute_on_cpu() -> Iterator[None]:
     """Within, train or score as this process computes on a CPU. Other devices are not changed."""
-    with flush_denormals(), _set_precision("medium" if _chosen[0] == "onednn" else None):
+    with flush_denormals(), _set_precision("medium") if _chosen[0] == "onednn" else nullcontext():
         yield
 
 
@@ -94,15 +94,12 @@ def measure_error() -> float:
 
 
 @contextmanager
-def _set_precision(precision: str | None) -> Iterator[None]:
-    """Within, use this float32 precision of torch for matrices; None: do not change the setting of the process.
+def _set_precision(precision: str) -> Iterator[None]:
+    """Within, use this float32 precision of torch for matrices.
 
     torch has no setting for the library itself. At "medium" torch hands products on a CPU to oneDNN, and allows it, but does
     not ask it, to round to bfloat16: oneDNN rounds only on processors with instructions for such products (AMX).
     """
-    if precision is None:
-        yield
-        return
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
     try:

@@ -61,6 +61,11 @@ def format_error(problem: Exception) -> str:
     return f"{type(problem).__name__}: {(str(problem).strip().splitlines() or ['no message'])[0]}"
 
 
+def shorten_error(problem: Exception) -> str:
+    """Return the first line of an error's text, short enough for a sentence; without a text, the type of the error."""
+    return (str(problem).strip().splitlines() or [type(problem).__name__])[0][:200].rstrip(".")
+
+
 def format_line(problem: Exception, module: str) -> str:
     """Return the last line of a module in an error's traceback, such as " (line 8 of tasks.py)"; "" without one."""
     lines = [

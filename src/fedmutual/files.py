@@ -1,10 +1,12 @@
-"""Write files in one step: a part file is written, flushed to the disk, then renamed. Read and write JSON."""
+"""Write files in one step: a part file is flushed to the disk, then renamed. Read and write JSON; limit downloads."""
 
 import errno
 import json
 import os
+import socket
+import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, BinaryIO
@@ -13,6 +15,7 @@ from fedmutual.errors import RunError
 
 Table = dict[str, Any]
 
+SILENCE_LIMIT = 30.0  # seconds without a byte before a download is given up
 FORMAT = 1
 """Of every JSON file that fedmutual writes and reads again."""
 
@@ -109,3 +112,18 @@ def read_json_object(path: Path, fix: str) -> Table:
     if not isinstance(content, dict):
         raise RunError(f"{path}: is damaged: its content is not a JSON object; {fix}")
     return content
+
+
+@contextmanager
+def limit_waiting() -> Iterator[None]:
+    """Within, give up downloads after `SILENCE_LIMIT` seconds without a byte; standard output goes to standard error.
+
+    For libraries that set no limit themselves.
+    """
+    waited = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(SILENCE_LIMIT)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        socket.setdefaulttimeout(waited)

@@ -30,13 +30,11 @@ class Role:
     federates: bool = True
 
     def __post_init__(self) -> None:
-        for key in ("position", "colour"):
-            value = getattr(self, key)
-            if value is not None and type(value) is not int:
+        for key, value in vars(self).items():
+            if key in ("position", "colour") and value is not None and type(value) is not int:
                 raise ValueError(f"Role: {key} must be a whole number or None, not {value!r}")
-        for key in ("reference", "federates"):
-            if type(getattr(self, key)) is not bool:
-                raise ValueError(f"Role: {key} must be True or False, not {getattr(self, key)!r}")
+            if key in ("reference", "federates") and type(value) is not bool:
+                raise ValueError(f"Role: {key} must be True or False, not {value!r}")
         if self.colour is not None and self.colour < 1:
             raise ValueError(f"Role: colour must be at least 1, not {self.colour}")
         if self.reference and not self.federates:

@@ -18,7 +18,11 @@ TASKS: dict[str, Callable[[], Task]] = {
     "multilabel": MultiLabel,
     "segmentation": Segmentation,
 }
-_METHODS = ("fit", "mutual", "score")
+_MEMBERS: dict[str, tuple[str, Callable[[Any], bool]]] = {  # of a user's task: what each must be
+    **dict.fromkeys(("fit", "mutual", "score"), ("a method", callable)),
+    "tells": ("a tuple of the names of its scores", lambda v: isinstance(v, Collection) and not isinstance(v, str)),
+    "outputs": ("the number of outputs, or None", lambda v: v is None or type(v) is int),
+}
 
 
 def make_task(name: str, key: str = "training.task") -> Task:
@@ -41,16 +45,11 @@ def make_task(name: str, key: str = "training.task") -> Task:
         task: Task = kind()
     except Exception as problem:  # a user's class may fail in any way
         raise ConfigError(f"key {key!r}: {name!r} cannot be made: {type(problem).__name__}: {problem}") from None
-    lacking = [member for member in (*_METHODS, "tells", "outputs") if not hasattr(task, member)]
-    if lacking:
-        raise ConfigError(f"key {key!r}: {name!r} is no task, because it lacks {lacking[0]!r}; see fedmutual.core.Task")
-    wrong = [(method, "a method") for method in _METHODS if not callable(getattr(task, method))]
-    if isinstance(task.tells, str) or not isinstance(task.tells, Collection):
-        wrong.append(("tells", "a tuple of the names of its scores"))
-    if task.outputs is not None and type(task.outputs) is not int:
-        wrong.append(("outputs", "the number of outputs, or None"))
-    if wrong:
-        raise ConfigError(f"key {key!r}: {wrong[0][0]!r} of the task {name!r} must be {wrong[0][1]}")
+    for member, (wanted, is_wanted) in _MEMBERS.items():
+        if not hasattr(task, member):
+            raise ConfigError(f"key {key!r}: {name!r} is no task, because it lacks {member!r}; see fedmutual.core.Task")
+        if not is_wanted(getattr(task, member)):
+            raise ConfigError(f"key {key!r}: {member!r} of the task {name!r} must be {wanted}")
     return _UserTask(task)
 
 

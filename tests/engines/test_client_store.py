@@ -113,7 +113,7 @@ def test_states_that_lie_in_a_run_folder_are_removed_unread(in_memory, tmp_path)
     with pytest.raises(Paused):
         fedmutual.run(config(resident=1), folder, observers=[stop])
     for client in "01234":
-        file = folder / "clients" / client / f".stored-0123456789abcdef-{os.getpid()}.safetensors"
+        file = folder / "clients" / client / f".stored-{os.getpid()}.safetensors"
         write_pickle(file)
         write_pickle(file.with_name(f".{file.name}.1-ab.part"))
     fedmutual.run(config(resident=1), folder, resume=True)
@@ -148,7 +148,7 @@ def test_a_process_keeps_at_most_the_allowed_number_of_clients(tmp_path, reads, 
         return client
 
     store, most = ClientStore(), []
-    store.hold(make, "012345", DiskStorage(tmp_path, 2, "name"))
+    store.hold(make, "012345", DiskStorage(tmp_path, 2))
     for id in "012345054321":
         store.run(id, lambda client: None, reads=reads)
         gc.collect()

@@ -9,7 +9,7 @@ from torch import nn
 from fedmutual.algorithms import Independent
 from fedmutual.errors import RunError
 from fedmutual.rundir.checkpoint import load_client, save_client
-from fedmutual.stepping import laid_as, work
+from fedmutual.stepping import work
 from fedmutual.tensor_files import read_tensors, write_tensors
 from toy import Rows, at, client, difference, weights
 
@@ -64,15 +64,6 @@ def test_layout_and_fused_optimiser_change_nothing(kind, phase, tmp_path):
         ours = make_client(KINDS[kind], torch.channels_last, fused=True)  # as after a crash
         load_client(ours, tmp_path / "c.safetensors", "r", 1)
     assert difference(weights(plain.nets["personal"]), weights(ours.nets["personal"])) < 1e-12
-
-
-def test_laid_as_keeps_values_and_takes_strides():
-    p = torch.empty(2, 3, 4, 4).to(memory_format=torch.channels_last)
-    value = torch.randn(2, 3, 4, 4)
-    got = laid_as(p, value)
-    assert torch.equal(got, value)
-    assert got.stride() == p.stride()
-    assert laid_as(p, got) is got
 
 
 def rename(old, new):

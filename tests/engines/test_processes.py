@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import sys
+from contextlib import closing
 from multiprocessing.connection import Connection
 
 import pytest
@@ -59,6 +60,12 @@ def hosted(count=3, workers=2):
     return Processes(Ready(clients), dict.fromkeys(ids, 1.0), workers=workers, threads=1)
 
 
+@pytest.fixture
+def engine():
+    with closing(hosted()) as made:
+        yield made
+
+
 def test_clients_live_in_two_processes_which_are_used_again():
     engine = hosted()
     first = dict(engine.visit(pid, dict.fromkeys("012", ())))
@@ -78,12 +85,10 @@ def test_clients_live_in_two_processes_which_are_used_again():
     engine.close()
 
 
-def test_a_killed_worker_is_named_with_its_clients():
-    engine = hosted()
+def test_a_killed_worker_is_named_with_its_clients(engine):
     living = dict(engine.visit(pid, {"0": ()}))["0"]
     with pytest.raises(WorkerLost, match=rf"worker process {living} with clients 0, 1 was killed by SIGKILL"):
         list(engine.visit(killed, {"0": ()}))
-    engine.close()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a process cannot be stopped with a signal")
@@ -134,16 +139,14 @@ def test_on_one_core_too_workers_are_forks_of_a_server_that_has_imported_torch(m
     assert "torch._dynamo" in preloaded
 
 
-def test_a_client_exception_keeps_its_type_or_its_text_if_it_cannot_be_pickled():
-    engine = hosted()
-    with pytest.raises(ConfigError, match="not 1") as caught:
-        list(engine.visit(refused, {"1": ()}))
-    assert "in refused" in caught.value.__notes__[0], "where it was raised"
-    engine.close()
-    engine = hosted()
-    with pytest.raises(RuntimeError, match="Local: cannot cross"):
-        list(engine.visit(raise_unpicklable, {"1": ()}))
-    engine.close()
+@pytest.mark.parametrize(
+    ("do", "kind", "message"),
+    [(refused, ConfigError, "not 1"), (raise_unpicklable, RuntimeError, "Local: cannot cross")],
+)
+def test_a_client_exception_keeps_its_type_or_its_text_if_it_cannot_be_pickled(engine, do, kind, message):
+    with pytest.raises(kind, match=message) as caught:
+        list(engine.visit(do, {"1": ()}))
+    assert f"in {do.__name__}" in caught.value.__notes__[0], "where it was raised"
 
 
 def test_objects_that_cannot_be_sent_to_a_worker_are_an_error():
@@ -379,12 +382,10 @@ def test_a_script_without_a_guard_runs_once(small):
     assert (done.returncode, done.stdout.split()) == (0, ["here", "1"]), done.stderr
 
 
-def test_unread_answers_do_not_block_the_next_request():
-    engine = hosted()
+def test_unread_answers_do_not_block_the_next_request(engine):
     big = torch.zeros(2_000_000)
     next(engine.visit(echo, dict.fromkeys("012", (big,))))
     again = dict(engine.visit(echo, dict.fromkeys("012", (big + 1,))))
-    engine.close()
     assert all(torch.equal(t, big + 1) for t in again.values())
 
 

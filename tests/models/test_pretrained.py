@@ -14,8 +14,8 @@ from torch import Tensor, hub, nn
 
 from fedmutual import models
 from fedmutual.errors import ConfigError
+from fedmutual.files import SILENCE_LIMIT
 from fedmutual.models import pretrained
-from fedmutual.network_timeout import SILENCE_LIMIT
 
 pytestmark = pytest.mark.long
 

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 
 import numpy as np
 import pytest
@@ -42,15 +43,6 @@ def draw(seed: int) -> Message:
         "norm.running_mean": torch.randn((), generator=rng),
         "norm.num_batches_tracked": torch.randint(100, (), generator=rng),
     }
-
-
-def test_the_plain_mean_by_hand() -> None:
-    replies = {
-        "a": {"w": torch.tensor([1.0, 2.0])},
-        "b": {"w": torch.tensor([3.0, 4.0])},
-        "c": {"w": torch.tensor([8.0, 0.0])},
-    }
-    assert mean(replies)["w"].tolist() == [4.0, 2.0]
 
 
 def test_real_and_imaginary_parts_are_combined_apart() -> None:
@@ -102,28 +94,23 @@ def replies_of(values: list[float], dtype: torch.dtype = torch.float32) -> dict[
     return {str(i): {"w": torch.tensor([value, -value], dtype=dtype)} for i, value in enumerate(values)}
 
 
-def test_the_median_by_hand() -> None:
-    three_replies = replies_of([1.0, 1e30, 3.0])
-    assert median(three_replies)["w"].tolist() == [3.0, -3.0]
-    four_replies = replies_of([8.0, -1e30, 1.0, 3.0])  # the mean of the two middle values, 1 and 3
-    assert median(four_replies)["w"].tolist() == [2.0, -2.0]
-
-
-def test_the_trimmed_mean_by_hand() -> None:
-    five = replies_of([1.0, 2.0, 6.0, 1e30, -1e30])  # one is cut off at either end: (1 + 2 + 6) / 3
-    assert trimmed_mean(five, 0.2)["w"].tolist() == [3.0, -3.0]
-    assert trimmed_mean(five, 0.39)["w"].tolist() == [3.0, -3.0]  # 1.95 replies are one
-    assert trimmed_mean(five, 0.4)["w"].tolist() == [2.0, -2.0]
-
-
-def test_of_two_replies_every_rule_is_their_mean() -> None:
-    two = replies_of([1.0, 4.0])
-    assert median(two)["w"].tolist() == trimmed_mean(two)["w"].tolist() == mean(two)["w"].tolist() == [2.5, -2.5]
-
-
-def test_the_default_leaves_out_one_of_three_at_either_end_which_is_the_median() -> None:
-    three = replies_of([5.0, 1.0, 3.0])
-    assert trimmed_mean(three)["w"].tolist() == median(three)["w"].tolist() == [3.0, -3.0]
+@pytest.mark.parametrize(
+    ("combine", "values", "expected"),
+    [
+        (mean, [1.0, 3.0, 8.0], 4.0),
+        (median, [1.0, 1e30, 3.0], 3.0),
+        (median, [8.0, -1e30, 1.0, 3.0], 2.0),  # the mean of the two middle values, 1 and 3
+        (partial(trimmed_mean, trim=0.2), [1.0, 2.0, 6.0, 1e30, -1e30], 3.0),  # one is cut off at either end
+        (partial(trimmed_mean, trim=0.39), [1.0, 2.0, 6.0, 1e30, -1e30], 3.0),  # 1.95 replies are one
+        (partial(trimmed_mean, trim=0.4), [1.0, 2.0, 6.0, 1e30, -1e30], 2.0),
+        (trimmed_mean, [5.0, 1.0, 3.0], 3.0),  # the default leaves out one of three at either end
+        # 0.29 * 100 is 28.999999999999996, and SciPy cuts off 28
+        (partial(trimmed_mean, trim=0.29), [float(k) for k in range(29)] + [100.0] * 71, 100.0),
+        *((combine, [1.0, 4.0], 2.5) for combine in (mean, median, trimmed_mean)),
+    ],
+)
+def test_by_hand(combine, values: list[float], expected: float) -> None:
+    assert combine(replies_of(values, torch.float64))["w"].tolist() == [expected, -expected]
 
 
 @given(st.integers(1, 12), st.integers(0, 49))
@@ -134,12 +121,6 @@ def test_beside_scipy_and_numpy(count: int, percent: int) -> None:
     np.testing.assert_allclose(median(replies)["w"].numpy(), np.median(values.numpy(), 0), rtol=1e-14, atol=1e-15)
     trimmed = trimmed_mean(replies, trim)["w"].numpy()
     np.testing.assert_allclose(trimmed, trim_mean(values.numpy(), trim, axis=0), rtol=1e-12, atol=1e-14)
-
-
-def test_a_share_that_no_binary_fraction_is_cuts_off_what_it_says() -> None:
-    """0.29 * 100 is 28.999999999999996, and SciPy cuts off 28."""
-    replies = replies_of([float(k) for k in range(29)] + [100.0] * 71, torch.float64)
-    assert trimmed_mean(replies, 0.29)["w"].tolist() == [100.0, -100.0]
 
 
 def test_a_large_tensor_is_sorted_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,13 +59,32 @@ PAIRS = DEGENERATE | RANDOM
 pairs = pytest.mark.parametrize(("g_pub", "g_loc"), list(PAIRS.values()), ids=list(PAIRS))
 
 
-def test_by_hand() -> None:
+HAND = {
     # <(1, 2, 2), (0, -3, 0)> = -6 and <g_loc, g_loc> = 9, so v = 2/3 and g = (1, 2, 2) + 2/3 (0, -3, 0) = (1, 0, 2)
-    g_pub = {"w": torch.tensor([[1.0, 2.0]]), "b": torch.tensor(2.0)}
-    g_loc = {"w": torch.tensor([[0.0, -3.0]]), "b": torch.tensor(0.0)}
-    got = project(g_pub, g_loc)
-    torch.testing.assert_close(got, {"w": torch.tensor([[1.0, 0.0]]), "b": torch.tensor(2.0)}, rtol=0, atol=1e-7)
-    assert conflict(g_pub, g_loc).item() == 1
+    "against": (project, {"w": [[1.0, 2.0]], "b": 2.0}, {"w": [[0.0, -3.0]], "b": 0.0}, {"w": [[1.0, 0.0]], "b": 2.0}, 1),
+    # tensor by tensor w would be projected (-1 < 0); together <(1, 4), (-1, 1)> = 3, and nothing is
+    "one product": (project, {"w": [1.0], "b": [4.0]}, {"w": [-1.0], "b": [1.0]}, {"w": [1.0], "b": [4.0]}, 0),
+    # <(2, 0, 1), (-1, 5, 0)> = -2, <g_loc, g_loc> = 26, v = 1/13: a name of only one is zero in the other
+    "other names": (
+        project,
+        {"both": [2.0], "pub": [1.0]},
+        {"loc": [5.0], "both": [-1.0]},
+        {"both": [2 - 1 / 13], "pub": [1.0], "loc": [5 / 13]},
+        1,
+    ),
+    "no name in common": (project, {"a": [1.0, 1.0]}, {"b": [-1.0]}, {"a": [1.0, 1.0], "b": [0.0]}, 0),
+    # <p, l> = -5, <p, p> = 5, <l, l> = 10: p + 5/10 l = (1.5, 0.5) and l + 5/5 p = (2, -1)
+    "pcgrad": (pcgrad, {"w": [1.0, 2.0]}, {"w": [1.0, -3.0]}, {"w": [3.5, -0.5]}, 1),
+    "pcgrad, turned": (pcgrad, {"w": [1.0, -3.0]}, {"w": [1.0, 2.0]}, {"w": [3.5, -0.5]}, 1),
+    "pcgrad, agreeing": (pcgrad, {"w": [1.0, 2.0]}, {"w": [3.0, -1.0]}, {"w": [4.0, 1.0]}, 0),  # <., .> = 1: the sum
+}
+
+
+@pytest.mark.parametrize(("function", "g_pub", "g_loc", "expected", "against"), list(HAND.values()), ids=list(HAND))
+def test_by_hand(function, g_pub, g_loc, expected, against) -> None:
+    pub, loc, wanted = ({k: torch.tensor(v) for k, v in g.items()} for g in (g_pub, g_loc, expected))
+    torch.testing.assert_close(function(pub, loc), wanted, rtol=0, atol=1e-6)
+    assert conflict(pub, loc).item() == against
 
 
 @pytest.mark.parametrize("function", [project, pcgrad])
@@ -75,37 +94,6 @@ def test_the_order_of_the_local_gradient_changes_no_bit(function) -> None:
         items = (g_loc | more).items()
         in_order, reversed_order = (function(g_pub, dict(ordered)) for ordered in (items, reversed(items)))
         assert all(torch.equal(tensor, reversed_order[name]) for name, tensor in in_order.items())
-
-
-def test_one_inner_product_over_all_tensors() -> None:
-    # tensor by tensor w would be projected (-1 < 0); together <(1, 4), (-1, 1)> = 3, and nothing is
-    g_pub = {"w": torch.tensor([1.0]), "b": torch.tensor([4.0])}
-    g_loc = {"w": torch.tensor([-1.0]), "b": torch.tensor([1.0])}
-    assert project(g_pub, g_loc) == g_pub
-    assert conflict(g_pub, g_loc).item() == 0
-
-
-def test_pcgrad_by_hand() -> None:
-    # <p, l> = -5, <p, p> = 5, <l, l> = 10: p + 5/10 l = (1.5, 0.5) and l + 5/5 p = (2, -1)
-    p, loc = {"w": torch.tensor([1.0, 2.0])}, {"w": torch.tensor([1.0, -3.0])}
-    expected = torch.tensor([3.5, -0.5])
-    torch.testing.assert_close(pcgrad(p, loc)["w"], expected)
-    torch.testing.assert_close(pcgrad(loc, p)["w"], expected)
-
-
-def test_pcgrad_of_gradients_that_agree_is_their_sum() -> None:
-    g_pub, g_loc = {"w": torch.tensor([1.0, 2.0])}, {"w": torch.tensor([3.0, -1.0])}  # <., .> = 1
-    assert pcgrad(g_pub, g_loc)["w"].tolist() == [4.0, 1.0]
-
-
-def test_a_name_of_only_one_of_them_is_zero_in_the_other() -> None:
-    # <(2, 0, 1), (-1, 5, 0)> = -2, <g_loc, g_loc> = 26, v = 1/13
-    g_pub = {"both": torch.tensor([2.0]), "pub": torch.tensor([1.0])}
-    g_loc = {"loc": torch.tensor([5.0]), "both": torch.tensor([-1.0])}
-    expected = {"both": torch.tensor([2 - 1 / 13]), "loc": torch.tensor([5 / 13]), "pub": torch.tensor([1.0])}
-    torch.testing.assert_close(project(g_pub, g_loc), expected)
-    assert project({"a": torch.ones(2)}, {"b": torch.ones(3)}).keys() == {"a", "b"}
-    assert conflict({"a": torch.ones(2)}, {"b": -torch.ones(3)}).item() == 0
 
 
 @pairs

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedmutual.algorithms.agree import Silent
+from fedmutual.algorithms.agree import Agree, Compare
 from fedmutual.algorithms.fedh2l import Local, Mutual
 from fedmutual.algorithms.fedmd import Announce, Digest, Revisit, Transfer
 from fedmutual.algorithms.local import LocalEpochs
@@ -64,7 +64,7 @@ def _count_client_work(config: Config, algorithm: Algorithm, rows: Mapping[str, 
 def _count_phase_work(phase: Phase, private: int, public: int, clients: int, start: bool) -> Work | None:
     """Return the work of a client in one execution of a phase; None if it is unknown."""
     match phase:
-        case Silent():
+        case Agree() | Compare():
             return NO_WORK
         case Local():
             return _count_steps(phase.local_steps, private, phase.batch_size)

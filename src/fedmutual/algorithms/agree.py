@@ -1,32 +1,18 @@
 """Check, before round 1 of every algorithm with a public seed set, that all participants hold the same set."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
 
-from fedmutual.algorithms.peers import PEER, Peering, list_senders, make_forwarded_message, select_peer_messages
-from fedmutual.core import At, Batch, Client, Disagreed, Message, Net, Seeds, Spec
+from fedmutual.algorithms.peers import PEER, Peering, list_senders, select_peer_messages
+from fedmutual.core import At, Client, Disagreed, Message, Seeds, Spec
 
 PUBLIC_BATCH = "examples of public data in one exchange"
 
 
 @dataclass(frozen=True)
-class Silent(Peering):
-    """A phase without local steps."""
-
-    def batches(self, client: Client, inbox: Message, at: At) -> Iterable[Batch]:
-        """Return no batches: the phase trains nothing."""
-        return ()
-
-    def loss(self, nets: Mapping[str, Net], batch: Batch, const: Message) -> Message:
-        """Return no loss terms."""
-        return {}
-
-
-@dataclass(frozen=True)
-class Agree(Silent):
+class Agree(Peering):
     """Each participant sends a digest and the row counts of its public seed set, never a row."""
 
     labelled: bool = True  # whether labels belong to it
@@ -40,12 +26,9 @@ class Agree(Silent):
         """Return the digest and the counts of this participant's public seed set."""
         return dict(read_agreed_facts(client).about)
 
-    def receive(self, server: Message, replies: Mapping[str, Message], at: At) -> Message:
-        """Return the server state together with all replies, to be forwarded."""
-        return server | make_forwarded_message(replies)
 
-
-class Compare(Silent):
+@dataclass(frozen=True)
+class Compare(Peering):
     """Each participant compares the other participants' digests and counts with its own."""
 
     def send(self, server: Message, to: str, at: At) -> Message:

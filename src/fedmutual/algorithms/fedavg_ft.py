@@ -4,13 +4,14 @@ Yu et al., Salvaging Federated Learning by Local Adaptation, 2020, https://arxiv
 fine-tuning. E_t epochs of fine-tuning.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
 from typing import ClassVar
 
 from fedmutual.algorithms.fedavg import FedAvg
 from fedmutual.algorithms.fork import copy_shared
-from fedmutual.core import Algorithm, At, Batch, Client, Message, Net, Spec, setting, within
+from fedmutual.algorithms.independent import Independent
+from fedmutual.core import Algorithm, At, Batch, Client, Message, setting, within
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,18 +34,16 @@ class FedAvgFT(FedAvg):
 
     def algorithm(self) -> Algorithm:
         """Return two phases: average, then fine-tune; personal models have the architecture of the shared model."""
-        phases = (self, Tune(**vars(self)))
-        return replace(super().algorithm(), phases=phases, alike=True)
+        tune = Tune(**{f.name: getattr(self, f.name) for f in fields(Tune)})
+        return replace(super().algorithm(), phases=(self, tune), alike=True)
 
 
-class Tune(FedAvgFT):
-    """Train each client's personal model, starting from the averaged model."""
+@dataclass(frozen=True, kw_only=True)
+class Tune(Independent):
+    """Train each client's personal model, starting from the averaged model; nothing leaves the client."""
 
-    terms: ClassVar[tuple[str, ...]] = ("personal",)
-
-    def leaves(self, server: Message) -> Spec:
-        """Return {}: nothing leaves the client."""
-        return {}
+    tune_epochs: int = 1
+    tune_every: int = 1
 
     def send(self, server: Message, to: str, at: At) -> Message:
         """Return the averaged model in rounds that fine-tune, else {}."""
@@ -60,16 +59,3 @@ class Tune(FedAvgFT):
     def batches(self, client: Client, inbox: Message, at: At) -> Iterable[Batch]:
         """Return E_t epochs of private data, inputs [B, ...] and targets [B]; none in a round without fine-tuning."""
         return self.over("private", client, at, self.tune_epochs) if inbox and self.tune_epochs else ()
-
-    def loss(self, nets: Mapping[str, Net], batch: Batch, const: Message) -> Message:
-        """Return the mean loss of the personal model, a scalar: with classes the cross-entropy."""
-        x, y = batch
-        return {"personal": self.task.fit(nets["personal"](x), y)}
-
-    def end(self, client: Client, at: At) -> Message:
-        """Return {}: nothing leaves the client."""
-        return {}
-
-    def receive(self, server: Message, replies: Mapping[str, Message], at: At) -> Message:
-        """Return the averaged model unchanged."""
-        return server

@@ -22,7 +22,6 @@ from fedmutual.algorithms.peers import (
     get_members,
     get_owned_rows,
     list_senders,
-    make_forwarded_message,
     read_one_batch,
     select_peer_messages,
     swap_states,
@@ -163,7 +162,7 @@ class Local(FedH2L, Peering):
         return {"index": index.int(), "posterior": z.softmax(-1).float(), "accuracy": right.float()}
 
     def receive(self, server: Message, replies: Mapping[str, Message], at: At) -> Message:
-        """Return the server state together with all replies, to be forwarded.
+        """As `Peering.receive`.
 
         Raises:
             Unusable: a reply is not valid; see `find_flaw`.
@@ -172,7 +171,7 @@ class Local(FedH2L, Peering):
         flaws = {i: why for i, reply in replies.items() if (why := find_flaw(reply, owners[i])) is not None}
         if flaws:
             raise Unusable(flaws)
-        return server | make_forwarded_message(replies)
+        return super().receive(server, replies, at)
 
 
 class Mutual(FedH2L, Peering):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from fedmutual.core import At, Batch, Client, Data, Message, Phase, Spec
+from fedmutual.core import At, Batch, Client, Data, Message, Net, Phase, Spec
 
 MEMBER = "rows of "  # begins the names of what all know of each member
 FORM = "form of "  # begins the names of what all know of a proxy's tensors: their types and shapes
@@ -17,7 +17,7 @@ _TOLERANCE = 1e-3  # of the sum of a posterior: float32, and classes by the thou
 
 
 class Peering(Phase):
-    """A phase among peers: by default nothing leaves or is sent, and the relay drops the messages that it forwarded."""
+    """A phase among peers: by default it trains nothing and sends nothing, and the relay forwards its replies once."""
 
     def leaves(self, server: Message) -> Spec:
         """Return {}: nothing leaves the client."""
@@ -27,9 +27,17 @@ class Peering(Phase):
         """Return {}: nothing is sent."""
         return {}
 
+    def batches(self, client: Client, inbox: Message, at: At) -> Iterable[Batch]:
+        """Return no batches: the phase trains nothing."""
+        return ()
+
+    def loss(self, nets: Mapping[str, Net], batch: Batch, const: Message) -> Message:
+        """Return no loss terms."""
+        return {}
+
     def receive(self, server: Message, replies: Mapping[str, Message], at: At) -> Message:
-        """Return the public facts of the server state, without any participant's messages."""
-        return {k: v for k, v in server.items() if PEER not in k}
+        """Return the public facts of the server state, and all replies, to be forwarded in the next phase."""
+        return {k: v for k, v in server.items() if PEER not in k} | make_forwarded_message(replies)
 
 
 def make_agreed_state(owners: Mapping[str, range], classes: int) -> Message:

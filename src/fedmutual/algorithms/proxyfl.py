@@ -25,7 +25,7 @@ from fedmutual.algorithms.peers import (
     make_forwarded_message,
     select_peer_messages,
 )
-from fedmutual.core import Algorithm, At, Batch, Client, Message, Spec, setting
+from fedmutual.core import Algorithm, At, Client, Message, Spec, setting
 
 MASS = "mass"  # the push-sum weight of a proxy: float32 []
 _LEAST = 1e-30  # of it, which halves whenever what was sent is lost
@@ -98,10 +98,6 @@ class Mix(Peering, ProxyFL):
             meme.load_state_dict(state | mean(proxies, {client.id: own_mass.item(), j: received_mass.item()}))
             client.memory = {**client.memory, MASS: own_mass + received_mass}
         return {}
-
-    def batches(self, client: Client, inbox: Message, at: At) -> Iterable[Batch]:
-        """Return no batches: the phase only averages proxies."""
-        return ()
 
     def end(self, client: Client, at: At) -> Message:
         """Return {}: nothing leaves the client."""

@@ -18,8 +18,8 @@ from fedmutual.data.arrays import require_root
 from fedmutual.data.examples import ArrayExamples, Part, Source, convert_array, list_names
 from fedmutual.data.folder import list_images, make_image_part, read_folder
 from fedmutual.data.images import ImageExamples
-from fedmutual.errors import ConfigError, DataError
-from fedmutual.network_timeout import limit_waiting, shorten_error
+from fedmutual.errors import ConfigError, DataError, shorten_error
+from fedmutual.files import limit_waiting
 
 VARIABLE = "FEDMUTUAL_DATA"
 CACHE = Path("~/.cache/fedmutual")

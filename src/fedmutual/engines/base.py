@@ -23,6 +23,11 @@ from fedmutual.scores import drop_values
 from fedmutual.stepping import PhaseResult, work
 
 R = TypeVar("R")
+Do = Callable[Concatenate[Client, ...], R]
+"""A function that runs with a client, and further arguments."""
+
+Arguments = Mapping[str, tuple[Any, ...]]
+"""Client -> the further arguments."""
 
 Make = Callable[[str], Client]
 """Builds the client with an id. It is called in the process that will hold the client."""
@@ -107,9 +112,7 @@ class Simulation(Engine):
     """An engine whose clients are in processes of this user, so that any function can run at the clients."""
 
     @abc.abstractmethod
-    def visit(
-        self, do: Callable[Concatenate[Client, ...], R], arguments: Mapping[str, tuple[Any, ...]], reads: bool = False
-    ) -> Iterator[tuple[str, R]]:
+    def visit(self, do: Do[R], arguments: Arguments, reads: bool = False) -> Iterator[tuple[str, R]]:
         """Run ``do(client, *arguments[id])`` in the process of each client; yield (id, result) as clients finish.
 
         reads: whether `do` leaves the state of the client as it is, or changes it in a way that no later round reads. A

@@ -18,6 +18,7 @@ from fedmutual.cpu import compute_on_cpu
 from fedmutual.data.stores import ResidentBatches
 from fedmutual.engines.base import Reply, release_reply
 from fedmutual.engines.stack import Stack, StackRows
+from fedmutual.errors import shorten_error
 from fedmutual.stepping import (
     PhaseResult,
     count_calls,
@@ -255,15 +256,10 @@ def compile_loss(plain: Forward, remarks: list[str]) -> Forward:
             if chosen[0] is plain:
                 raise
             chosen[0] = plain
-            remarks.append(f"engine.compile has no effect here: torch.compile refuses ({get_first_line(problem)})")
+            remarks.append(f"engine.compile has no effect here: torch.compile refuses ({shorten_error(problem)})")
             return plain(params, rest, batch, const)
 
     return loss
-
-
-def get_first_line(problem: Exception) -> str:
-    """Return the first line of a text of torch, or the type of the exception."""
-    return (str(problem).strip().splitlines() or [type(problem).__name__])[0][:200]
 
 
 def _stack_messages(messages: Sequence[Message]) -> Message:

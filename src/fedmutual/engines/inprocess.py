@@ -1,20 +1,18 @@
 """Clients of one process, and the engine without other processes: all in memory, or the states of some in the run folder."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Concatenate, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from torch import Size
 
 from fedmutual.core import Client
-from fedmutual.engines.base import Make, Simulation
+from fedmutual.engines.base import Arguments, Do, Make, R, Simulation
 from fedmutual.errors import RunError
 from fedmutual.rundir.checkpoint import collect_client_state, restore_client
 from fedmutual.rundir.file_names import client_folder
 from fedmutual.tensor_files import read_tensors, write_tensors
-
-R = TypeVar("R")
 
 
 class DiskStorage(NamedTuple):
@@ -22,15 +20,14 @@ class DiskStorage(NamedTuple):
 
     folder: Path  # of the run
     resident: int  # at least 1
-    name: str  # a random name, so that no file that was in the run folder before is read
 
 
 class ClientStore:
     """Builds clients, and runs functions with them. With `disk`, at most `disk.resident` clients are in memory.
 
     The client that was used longest ago leaves the memory first. A changed state is written to a file of this process in
-    ``clients/<id>`` of the run folder, and is read when the client is used again. The file is no part of the saved run: no
-    other process reads the file, and a resumed run begins with the files of the last saved round.
+    ``clients/<id>`` of the run folder, and is read when the client is used again. The file is no part of the saved run: only
+    the store that wrote the file reads it, and a resumed run begins with the files of the last saved round.
     """
 
     def __init__(self) -> None:
@@ -49,9 +46,7 @@ class ClientStore:
         if make is not None and disk is None:
             self.clients = {id: make(id) for id in ids}
 
-    def run(
-        self, id: str, do: Callable[Concatenate[Client, ...], R], arguments: tuple[Any, ...] = (), reads: bool = False
-    ) -> R:
+    def run(self, id: str, do: Do[R], arguments: tuple[Any, ...] = (), reads: bool = False) -> R:
         """Return ``do(client, *arguments)``. reads: as in `Simulation.visit`; a changed memory is written in any case.
 
         Raises:
@@ -93,12 +88,12 @@ class ClientStore:
 
 
 def _find_file(disk: DiskStorage, id: str) -> Path:
-    return client_folder(disk.folder, id) / f".stored-{disk.name}-{os.getpid()}.safetensors"
+    return client_folder(disk.folder, id) / f".stored-{os.getpid()}.safetensors"
 
 
-def remove_stored_states(folder: Path, name: str = "*") -> None:
-    """Remove the stored states of a run, also those that a killed worker wrote in part. name: that of the `DiskStorage`."""
-    for pattern in (f".stored-{name}-*.safetensors", f"..stored-{name}-*.part"):
+def remove_stored_states(folder: Path) -> None:
+    """Remove the stored states of all processes of a run, also those that a killed process wrote, or wrote in part."""
+    for pattern in (".stored-*.safetensors", "..stored-*.part"):
         for file in (folder / "clients").glob(f"*/{pattern}"):
             file.unlink(missing_ok=True)
 
@@ -113,9 +108,7 @@ class InProcess(Simulation):
         self._store = ClientStore()
         self._store.hold(make, ids, disk)
 
-    def visit(
-        self, do: Callable[Concatenate[Client, ...], R], arguments: Mapping[str, tuple[Any, ...]], reads: bool = False
-    ) -> Iterator[tuple[str, R]]:
+    def visit(self, do: Do[R], arguments: Arguments, reads: bool = False) -> Iterator[tuple[str, R]]:
         """As `Simulation.visit`, in the order of `arguments`."""
         for id, values in arguments.items():
             yield id, self._store.run(id, do, values, reads)

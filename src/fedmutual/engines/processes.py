@@ -10,7 +10,7 @@ from contextlib import suppress
 from itertools import count
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, Concatenate, TypeVar
+from typing import Any
 
 import torch
 import torch.multiprocessing
@@ -18,7 +18,10 @@ import torch.multiprocessing
 from fedmutual.core import At, Client, Message, Phase, Spec
 from fedmutual.cpu import compute_on_cpu
 from fedmutual.engines.base import (
+    Arguments,
+    Do,
     Make,
+    R,
     Replies,
     Reply,
     Simulation,
@@ -39,8 +42,6 @@ from fedmutual.engines.workers import (
 )
 from fedmutual.rundir.checkpoint import collect_client_state, restore_client
 from fedmutual.stepping import Progress, steps, with_client_settings, work
-
-R = TypeVar("R")
 
 
 class Processes(Simulation):
@@ -74,9 +75,7 @@ class Processes(Simulation):
             self.close()
             raise
 
-    def visit(
-        self, do: Callable[Concatenate[Client, ...], R], arguments: Mapping[str, tuple[Any, ...]], reads: bool = False
-    ) -> Iterator[tuple[str, R]]:
+    def visit(self, do: Do[R], arguments: Arguments, reads: bool = False) -> Iterator[tuple[str, R]]:
         """As `Simulation.visit`, in the order in which clients finish. Work begins with the call, not the first result."""
         return self._read_results(self._send_jobs(do, arguments, reads), arguments)
 
@@ -92,7 +91,7 @@ class Processes(Simulation):
         number = self._send_jobs(begin_phase, {i: (*arguments[i], shares.get(i, 1.0)) for i in in_order})
         return self._read_results(number, arguments)
 
-    def _send_jobs(self, do: Callable[..., Any], arguments: Mapping[str, tuple[Any, ...]], reads: bool = False) -> int:
+    def _send_jobs(self, do: Callable[..., Any], arguments: Arguments, reads: bool = False) -> int:
         """Send each worker one job for its clients; return the number of the request."""
         number = next(_request_numbers)
         for home, worker in enumerate(self._workers):
@@ -100,7 +99,7 @@ class Processes(Simulation):
             worker.send_job(number, do, {i: values for i, values in arguments.items() if self._homes[i] == home}, reads)
         return number
 
-    def _read_results(self, number: int, arguments: Mapping[str, tuple[Any, ...]]) -> Iterator[tuple[str, Any]]:
+    def _read_results(self, number: int, arguments: Arguments) -> Iterator[tuple[str, Any]]:
         """Yield (client, result) as clients finish; pass begun phases on to idle workers."""
         begun: dict[str, Progress] = {}
         left = set(arguments)
@@ -191,9 +190,7 @@ class _Worker(ChildProcess):
         self.clients = tuple(ids)
         self._send(pack_host_request(number, make, ids, threads, disk), 1)
 
-    def send_job(
-        self, number: int, do: Callable[..., Any], arguments: Mapping[str, tuple[Any, ...]], reads: bool = False
-    ) -> None:
+    def send_job(self, number: int, do: Callable[..., Any], arguments: Arguments, reads: bool = False) -> None:
         """Ask the process to run `do` with these clients. reads: as in `Simulation.visit`."""
         if arguments:
             self._send(pack_payload((number, do, arguments, reads)), len(arguments))

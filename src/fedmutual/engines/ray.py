@@ -4,14 +4,13 @@ import os
 import pickle
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from secrets import token_hex
-from typing import Any, Concatenate, TypeVar
+from typing import Any
 
-from fedmutual.core import Client
 from fedmutual.engines import allocator
-from fedmutual.engines.base import Make, Simulation, WorkerLost
+from fedmutual.engines.base import Arguments, Do, Make, R, Simulation, WorkerLost
 from fedmutual.engines.inprocess import ClientStore, DiskStorage
 from fedmutual.engines.ray_cluster import PLACEMENT_LIMIT, START, Reservation, import_ray
 from fedmutual.engines.workers import (
@@ -24,7 +23,6 @@ from fedmutual.engines.workers import (
 )
 from fedmutual.errors import ConfigError, RunError
 
-R = TypeVar("R")
 Request = tuple[int | None, int, str | None, float | None]
 """The workers, threads, address and gpus of a `Reservation`."""
 
@@ -133,9 +131,7 @@ class Cluster(Simulation):
         """Return the number of workers that hold clients."""
         return sum(bool(worker.clients) for worker in self._workers)
 
-    def visit(
-        self, do: Callable[Concatenate[Client, ...], R], arguments: Mapping[str, tuple[Any, ...]], reads: bool = False
-    ) -> Iterator[tuple[str, R]]:
+    def visit(self, do: Do[R], arguments: Arguments, reads: bool = False) -> Iterator[tuple[str, R]]:
         """As `Simulation.visit`, in the order in which clients finish. Work begins with the call, not with the first result.
 
         A worker receives one job for all its clients, so that arguments that the clients share are sent once.

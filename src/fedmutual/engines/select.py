@@ -5,7 +5,6 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from secrets import token_hex
 from typing import NamedTuple
 
 import torch
@@ -115,7 +114,7 @@ def plan_disk_storage(
     if choice.name == "stacked" or (resident is None and (choice.name == "cluster" or needed <= memory / 2)):
         return None
     fit = int(len(work) * memory / 4 / needed / choice.workers)
-    return DiskStorage(folder, resident or max(1, fit), token_hex(8))
+    return DiskStorage(folder, resident or max(1, fit))
 
 
 def count_memory() -> int:

@@ -15,10 +15,11 @@ import torch
 from fedmutual.core import At, Client, Message, Phase, Spec
 from fedmutual.cpu import compute_on_cpu
 from fedmutual.engines.base import Make, Replies, Reply, participate
-from fedmutual.engines.group import Group, PhaseInput, describe_tensors, get_first_line, identify_loss, list_inputs
+from fedmutual.engines.group import Group, PhaseInput, describe_tensors, identify_loss, list_inputs
 from fedmutual.engines.inprocess import InProcess
 from fedmutual.engines.loop import PhaseOrder, RunPhase
 from fedmutual.engines.stack import group_alike
+from fedmutual.errors import shorten_error
 from fedmutual.models.copying import copy_networks
 from fedmutual.stepping import rate, steps
 
@@ -100,7 +101,7 @@ class Stacker:
                 self._modes[key] = "turns" if self._turns else "stacked"
             except Exception as problem:  # whatever a network's or an algorithm's code may do
                 names = ", ".join(dict.fromkeys(p.client.id for p in parts))
-                why = f"vmap refuses ({get_first_line(problem)})"
+                why = f"vmap refuses ({shorten_error(problem)})"
                 self.remarks.append(f"clients {names} step one after the other, not stacked: {why}")
                 self._modes[key] = "alone"
         return self._modes[key]

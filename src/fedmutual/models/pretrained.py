@@ -18,9 +18,9 @@ from safetensors.torch import load_file
 from torch import Tensor, hub, nn
 
 from fedmutual.core import Message
-from fedmutual.errors import ConfigError
+from fedmutual.errors import ConfigError, shorten_error
+from fedmutual.files import limit_waiting
 from fedmutual.models.networks import parse_image_shape
-from fedmutual.network_timeout import limit_waiting, shorten_error
 
 PREFIX = "torchvision:"  # has the form of "module:factory"
 IMAGENET = "imagenet"

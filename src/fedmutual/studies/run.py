@@ -211,7 +211,7 @@ class EngineHandle:
             self.engine.close()
         finally:
             if self._disk is not None:
-                remove_stored_states(self._disk.folder, self._disk.name)
+                remove_stored_states(self._disk.folder)
 
     def _open(self) -> Simulation:
         """Open the engine; if a worker dies while it builds its clients, open the engine again."""
