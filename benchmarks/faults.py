@@ -34,6 +34,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 import fedmutual  # noqa: E402
 from fedmutual.config import parse_config  # noqa: E402
+from fedmutual.sites.ledger import read_ledger  # noqa: E402
 from log_lines import read_lines  # noqa: E402
 from loopback import LEAD, Loopback, loopback  # noqa: E402
 from wards import COMMON, SITES, together  # noqa: E402
@@ -286,7 +287,7 @@ def ended(fed: Loopback, work: Path) -> dict[str, Any]:
 def twice(folder: Path) -> int:
     """Return the number of rounds for which a site sent two different messages, which means that it trained twice."""
     sent: dict[tuple[int, int], set[str]] = {}
-    for line in read_lines(folder / "left.jsonl"):
+    for line in read_ledger(folder):
         if line["what"] == "work" and line["tensors"]:
             sent.setdefault((line["round"], line["phase"]), set()).add(json.dumps(line["tensors"]))
     return sum(len(contents) > 1 for contents in sent.values())

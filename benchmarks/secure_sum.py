@@ -25,8 +25,10 @@ from fedmutual.sites.flare.kits import provision
 from fedmutual.sites.protocol import WORK, Order, SiteAnswer, pack_message, read_answer
 from fedmutual.sites.secure_sum.identity import read_authority
 from fedmutual.sites.secure_sum.messages import Stage, SumContext
-from fedmutual.sites.secure_sum.server_files import SumStages
-from fedmutual.sites.secure_sum.site_files import SumFiles
+from fedmutual.sites.secure_sum.server import SecureSums
+from fedmutual.sites.secure_sum.site import SiteSums
+from fedmutual.sites.server_journal import ServerJournal
+from fedmutual.sites.site_journal import REPLY, UPDATE, Bounds, SiteJournal
 
 SITES, MEGABYTES, TURNS = (3, 5, 10), (0.8, 50.0), 3  # MEGABYTES: of a model of float32
 SERVER = "server"
@@ -118,11 +120,18 @@ def _run_masked_round(
     """Return the seconds, and the bytes of a site."""
     sites, clock, up, down = tuple(replies), _Clock(), Counter[str](), Counter[str]()
     context = SumContext("00" * 32, sites, 0, 0, "11" * 32)
-    files = {i: SumFiles(folder / i, i, sites, context.contract, startups[i]) for i in sites}
+    journals = {i: SiteJournal(folder / i, i, "", Bounds(1, 0, 1 + len(Stage), 1)) for i in sites}
+    sums = {i: SiteSums(journals[i], i, sites, context.contract, startups[i]) for i in sites}
+
+    def train(i: str) -> None:
+        with journals[i].change():
+            journals[i].write("INSERT INTO phases VALUES (0, 0, ?, 0, '')", (context.model,))
+            journals[i].write_tensors(sums[i].pack_update(replies[i], base), UPDATE, 0)
+
     for i in sites:
-        assert files[i].keys  # a site reads them once, not in each round
-        clock.time(i, lambda i=i: files[i].write_update(replies[i], base, 0, context.model))
-    stages = SumStages(folder / SERVER, read_authority(startups[sites[0]]))
+        assert sums[i].keys  # a site reads them once, not in each round
+        clock.time(i, lambda i=i: train(i))
+    stages = SecureSums(ServerJournal(folder / SERVER), read_authority(startups[sites[0]]), context.contract, sites)
     server = stages.begin(context, base["w"].numel())
     absent = {sites[-1]} if context.threshold < len(sites) else set()
     for stage in Stage:
@@ -133,7 +142,11 @@ def _run_masked_round(
                 continue
 
             def answer(i: str = i, order: Message = order, stage: Stage = stage) -> bytes:
-                return _send(folder / i, files[i].answer_stage(stage, 0, 0, order)[0])
+                with journals[i].change(erase=True):
+                    message, _ = sums[i].answer_stage(Order(WORK, 0, int(stage)), order)
+                    content = pack_message(SiteAnswer(Order(WORK, 0, 0)), message)
+                    journals[i].write_content(content, REPLY, 0, stage)
+                return content
 
             def check(content: bytes, i: str = i, stage: Stage = stage) -> Message:
                 message = read_answer(content)[1]

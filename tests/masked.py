@@ -9,7 +9,7 @@ from authority import make_authority, make_signer
 from fedmutual.core import Message
 from fedmutual.sites.secure_sum.messages import WORDS, Rejected, Stage, SumContext
 from fedmutual.sites.secure_sum.server import SumServer
-from fedmutual.sites.secure_sum.site import SiteRecord, SumSite
+from fedmutual.sites.secure_sum.site import SumSite, SumState
 
 Change = Callable[[str, Message], Message]
 NAMES = ("ash", "birch", "cedar", "elm", "fir", "hazel", "larch", "maple", "oak", "pine")
@@ -32,11 +32,11 @@ class Table:
         answers: Mapping[Stage, Change] | None = None,
         contexts: Mapping[str, SumContext] | None = None,
         context: SumContext | None = None,
-        records: Mapping[str, SiteRecord] | None = None,
+        records: Mapping[str, SumSite] | None = None,
     ) -> None:
         """away: sites that answer neither a stage nor any later one. orders, answers: site -> how its message is changed.
 
-        contexts: sites with another context. records: the earlier records of sites.
+        contexts: sites with another context. records: the sites in an earlier sum, whose records these have.
         """
         self.context = context or make_context(count)
         self.words = {
@@ -49,7 +49,7 @@ class Table:
                 i,
                 make_signer(i),
                 make_authority(),
-                (records or {}).get(i, SiteRecord()),
+                *((records[i].state, records[i].opened) if records else ()),
             )
             for i in self.context.sites
         }
@@ -80,9 +80,10 @@ class Table:
         return self
 
     def ask(self, stage: Stage, site: str, order: Message) -> Message:
-        """Return a site's answer; the site's record is written and read again in between, as on a disk."""
+        """Return a site's answer; the site's state is written and read again in between, as on a disk."""
         sum_site = self.sites[site]
-        sum_site.record = SiteRecord.model_validate_json(sum_site.record.model_dump_json())
+        if sum_site.state is not None:
+            sum_site.state = SumState.model_validate_json(sum_site.state.model_dump_json())
         if stage is Stage.UPLOAD:
             masked = sum_site.mask_words(order, self.words[site])
             self.uploads[site] = masked.tolist()

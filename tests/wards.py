@@ -3,7 +3,7 @@
 import json
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,10 @@ from fedmutual.errors import UserError
 from fedmutual.federation.experiment import Experiment
 from fedmutual.sites import contract as contracts
 from fedmutual.sites import seedset_export
+from fedmutual.sites.journal import Journal
 from fedmutual.sites.protocol import MalformedMessage
+from fedmutual.sites.secure_sum.messages import WORDS
+from fedmutual.sites.site_journal import UPDATE
 from fedmutual.sites.site_runtime import SiteRuntime
 from fedmutual.sites.site_settings import build_site, read_site_file
 
@@ -183,6 +186,12 @@ class InMemoryTransport:
                     if carried is not None:
                         self.halves[to].peers.receive(i, carried)
             yield i, answer
+
+
+def read_update(folder: Path, round: int = 0) -> torch.Tensor | None:
+    """Return the words of a site's update in a round before they are masked, int64 [N]; None where there is none."""
+    with closing(Journal(folder, read_only=True)) as journal:
+        return journal.read_tensors(UPDATE, round).get(WORDS)
 
 
 def same(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> bool:

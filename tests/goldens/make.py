@@ -23,7 +23,7 @@ FOLDERS = Path(__file__).parent / "folders"
 REPOSITORY = Path(__file__).parents[2]
 DEMO = REPOSITORY / "src" / "fedmutual" / "demo"
 OWN_ALGORITHM = REPOSITORY / "docs" / "own-algorithm.md"
-_LEFT_OUT = ("*.safetensors", "*.html", "*.lock", "federation", "secure-sum.json", "diary.json", "left.jsonl")
+_LEFT_OUT = ("*.safetensors", "*.html", "*.lock", "federation", "journal.sqlite*")
 _SHORT = "--set rounds=6 --set records.evaluate_every=3 --seeds 3 --jobs 1"
 
 _BASE: dict[str, Any] = {

@@ -14,8 +14,9 @@ Layout = dict[str, dict[str, str]]
 
 
 def read_layout(folder: Path) -> Layout:
-    """The files of a folder, in their order -> what each holds. Locks are no part of it."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
+    """The files of a folder, in their order -> what each holds. Locks and SQLite's files beside a journal are no part."""
+    beside = (".lock", "journal.sqlite-wal", "journal.sqlite-shm")
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name not in beside)
     return {_general(path.relative_to(folder).as_posix()): dict(sorted(_entries(path))) for path in files}
 
 

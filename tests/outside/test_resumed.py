@@ -6,6 +6,7 @@ import pytest
 from safetensors.torch import load_file
 
 import fedmutual
+from fedmutual.errors import RunError
 from outside import samples as sample_folders
 from outside.layout import flatten, read_layout
 from outside.state import assert_equal, assert_same, change, federate, forget, read_lines, tensors
@@ -88,7 +89,12 @@ def test_a_reproduction_goes_on_with_more_rounds(samples, cli):
 
 @pytest.mark.sites
 def test_a_federation_of_real_sites_goes_on_with_more_rounds(samples):
+    """A state of version 0.2 does not, and the refusal says what to do."""
     place = samples / sample_folders.SITES
+    with pytest.raises(RunError, match="an older version of fedmutual wrote this state"):
+        federate(samples)
+    forget(samples)
+    federate(samples)
     change(place / "federation.toml", "rounds = 2", "rounds = 3")
     federate(samples)
     went_on = {path: tensors(place / path) for path in ("server/wards/server", "north/state/wards", "south/state/wards")}

@@ -79,7 +79,7 @@ def test_a_restarted_server_continues_from_its_last_round(stage) -> None:
     again = Table(5)
     again.server.answers = {s: a for s, a in table.server.answers.items() if s < stage}
     mine, theirs = again.server.make_orders(stage), table.server.make_orders(stage)
-    assert {i: m["letter"].tolist() for i, m in mine.items()} == {i: m["letter"].tolist() for i, m in theirs.items()}
+    assert {i: m["content"].tolist() for i, m in mine.items()} == {i: m["content"].tolist() for i, m in theirs.items()}
 
 
 def test_uploads_of_two_memes_look_alike() -> None:
@@ -219,7 +219,7 @@ def test_no_site_reveals_both_secrets_of_another_site() -> None:
 
 @pytest.mark.parametrize("changed", [{"attempt": 1}, {"model": "22" * 32}])
 def test_a_second_attempt_of_a_round_that_was_opened_is_refused(changed) -> None:
-    records = {i: one.record for i, one in Table(5).run().sites.items()}
+    records = Table(5).run().sites
     table = Table(5, context=make_context(5, **changed), records=records)
     with pytest.raises(TooFewSites):
         table.run()
@@ -228,7 +228,7 @@ def test_a_second_attempt_of_a_round_that_was_opened_is_refused(changed) -> None
 
 
 def test_an_attempt_that_was_not_opened_is_followed_by_another() -> None:
-    records = {i: one.record for i, one in Table(5).run(Stage.CONFIRM).sites.items()}
+    records = Table(5).run(Stage.CONFIRM).sites
     table = Table(5, context=make_context(5, attempt=1), records=records).run()
     assert table.server.add_words().tolist() == table.plain(FIVE)
 
@@ -289,15 +289,15 @@ def test_a_site_keeps_no_secret_that_the_server_does_not_have_after_a_sum() -> N
     """Whoever reads the disk of every site then still learns no single update."""
     table = Table(5, away={Stage.UPLOAD: {"elm"}})
     table.run(Stage.UPLOAD)
-    before = {i: table.sites[i].record.secrets for i in FIVE}
+    before = {i: table.sites[i].state for i in FIVE}
     table = Table(5, away={Stage.UPLOAD: {"elm"}}).run()
     for i in set(FIVE) - {"elm"}:
         assert {before[i].mask_key, before[i].seal_key, before[i].seed} & {None} == set()
-        secrets = table.sites[i].record.secrets
+        secrets = table.sites[i].state
         assert (secrets.mask_key, secrets.seal_key, secrets.seed) == (None, None, None)
         opened = read_sum_message(messages.OpenedShares, table.server.answers[Stage.UNMASK][i], i)
-        assert {j: s.seed for j, s in secrets.shares.items() if s.seed} == opened.seeds
-        assert {j: s.key for j, s in secrets.shares.items() if s.key} == opened.keys
+        assert {j: seed for j, (_, seed) in secrets.shares.items() if seed} == opened.seeds
+        assert {j: key for j, (key, _) in secrets.shares.items() if key} == opened.keys
 
 
 def test_words_of_an_opened_round_are_not_masked_again() -> None:
@@ -352,7 +352,7 @@ def test_a_site_without_the_keys_of_this_sum_gives_nothing() -> None:
     table = Table(5).run(Stage.CONFIRM)
     order = table.server.make_orders(Stage.UNMASK)["ash"]
     stranger = SumSite(
-        make_context(5, attempt=2), "ash", make_signer("ash"), table.server.authority, table.sites["ash"].record
+        make_context(5, attempt=2), "ash", make_signer("ash"), table.server.authority, table.sites["ash"].state
     )
     with pytest.raises(Rejected, match="announced no keys"):
         stranger.open_secrets(order)

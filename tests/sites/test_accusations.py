@@ -9,11 +9,10 @@ from fedmutual.algorithms.agree import Compare
 from fedmutual.algorithms.peers import make_agreed_state as owned_by
 from fedmutual.core import At
 from fedmutual.errors import RunError
-from fedmutual.sites.attempts import Attempts
-from fedmutual.sites.conduct import Conduct
 from fedmutual.sites.engine import SitesEngine
 from fedmutual.sites.protocol import WORK, SiteAnswer, pack_message, read_order
 from fedmutual.sites.screening import Limits
+from fedmutual.sites.server_journal import ServerJournal
 from fedmutual.sites.sizes import MessageSizes
 from puppets import Federation, Puppet
 from wards import SEEDED, InMemoryTransport, halves, seeded
@@ -76,7 +75,7 @@ def test_a_site_with_another_public_set_is_left_out_and_the_others_continue(name
         "examples of each class, but not the same ones in the same order"
     )
     assert asked_after_the_start(federation.transport) == {"north", "west"}
-    assert Conduct(tmp_path / "server").left_out.keys() == {"south"}
+    assert ServerJournal(tmp_path / "server").excluded.keys() == {"south"}
 
 
 @pytest.mark.parametrize("name", ONE_ROUND)
@@ -97,7 +96,7 @@ def test_an_accusation_of_an_unknown_site_excludes_the_accuser(accused, tmp_path
     federation = Seeded(tmp_path, ONE_ROUND["fedh2l"])
     federation.transport = Lying(federation.transport.halves, "west", comparing, accused=(accused,), problem="x" * 400)
     federation.run()
-    assert Conduct(tmp_path / "server").left_out.keys() == {"west"}
+    assert ServerJournal(tmp_path / "server").excluded.keys() == {"west"}
 
 
 def test_an_accusation_outside_the_start_only_leaves_the_accuser_out_of_the_round(tmp_path):
@@ -107,7 +106,7 @@ def test_an_accusation_outside_the_start_only_leaves_the_accuser_out_of_the_roun
     federation["west"].does = lambda asked, inbox: accusing if asked.round == 1 else {k: v + 0 for k, v in inbox.items()}
     federation.run()
     assert federation.notes == ["note in round 2: site 'west' is left out: its rows are others"]
-    assert Conduct(federation.folder).left_out == {}
+    assert ServerJournal(federation.folder).excluded == {}
     assert federation["west"].rounds() == federation["north"].rounds() == [(0, 0), (0, 1), (0, 2)]
 
 
@@ -142,13 +141,13 @@ def test_most_of_all_sites_decide(case, tmp_path):
     transport = InMemoryTransport(
         {i: Puppet(lambda asked, inbox, i=i: says(asked, accusations.get(i, ""))) for i in "abcde"}
     )
-    conduct = Conduct(tmp_path)
+    journal = ServerJournal(tmp_path)
     peers = FedH2L(batch_size=8, public_batch=4).algorithm()
     sizes = MessageSizes(peers, owned_by(dict.fromkeys("abcde", range(9)), 10), "abcde", by_hand=True)
-    sites = SitesEngine(transport, 2, 1.0, True, sizes, Attempts(tmp_path), conduct, Limits(10.0, None), peers)
+    sites = SitesEngine(transport, 2, 1.0, True, sizes, journal, Limits(10.0, None), peers)
     answers = sites.train(Compare(), At(0, -1, 1, 1), {i: {} for i in "abcde"}, {})
     assert dict(answers).keys() == set("abcde") - set(accusations) - out
-    assert conduct.left_out.keys() == out
+    assert journal.excluded.keys() == out
 
 
 def says(asked, accused):

@@ -9,11 +9,11 @@ from fedmutual.core import Data, Message
 from fedmutual.errors import RunError
 from fedmutual.federation.experiment import Experiment
 from fedmutual.rundir.file_names import METRICS
-from fedmutual.sites import admission, private_values
+from fedmutual.sites import private_values, site_journal
 from fedmutual.sites.disclosure import describe_disclosure
-from fedmutual.sites.journal import ROUNDS_BACK
+from fedmutual.sites.ledger import read_ledger
 from fedmutual.sites.protocol import ATTEMPTS, EVALUATE, WORK, MalformedMessage, Order, SiteAnswer, pack_message, read_answer
-from fedmutual.sites.sent_log import read_sent_messages
+from fedmutual.sites.site_journal import ROUNDS_BACK
 from fedmutual.sites.site_runtime import SiteRuntime
 from fedmutual.sites.site_settings import read_site_file
 from log_lines import read_lines
@@ -76,11 +76,9 @@ def test_evaluation_orders_without_end_bring_one_answer_a_finished_round(tmp_pat
     assert answers.keys() == {0, 1, 2}
     assert all(len(distinct) == 1 for distinct in answers.values())
     assert all(value == round(value, 2) for distinct in answers.values() for values in distinct for value in values)
-    exams = [
-        line for line in read_sent_messages(runtime.folder) if line["what"] == EVALUATE and "problem" not in line["told"]
-    ]
+    exams = [line for line in read_ledger(runtime.folder) if line["what"] == EVALUATE and "problem" not in line["told"]]
     assert {line["sha256"] for line in exams} == {line["sha256"] for line in exams if line["told"]}
-    declined = [line for line in read_sent_messages(runtime.folder) if "problem" in line["told"]]
+    declined = [line for line in read_ledger(runtime.folder) if "problem" in line["told"]]
     assert len(declined) < 20, "a server that asks for ever fills no disk"
 
 
@@ -92,18 +90,18 @@ def test_scores_that_are_asked_for_again_are_the_same_bytes(tmp_path):
     at_home = read_lines(runtime.folder / METRICS)
     for half_ in (runtime, restarted(tmp_path)):
         assert ask(half_, EVALUATE, 0, seed=2)[1] == content
-        assert ask(half_, EVALUATE, 0, seed=3)[0].problem == admission.ANSWERED
+        assert ask(half_, EVALUATE, 0, seed=3)[0].problem == site_journal.ANSWERED
     ask(runtime, WORK, 1, seed=4)
     assert ask(runtime, EVALUATE, 0, seed=2)[1] == content
-    assert ask(runtime, EVALUATE, 0, seed=3)[0].problem == admission.PAST
+    assert ask(runtime, EVALUATE, 0, seed=3)[0].problem == site_journal.ANSWERED
     assert read_lines(runtime.folder / METRICS) == at_home
 
 
 def test_only_rounds_that_the_contract_scores_are_scored(tmp_path):
     runtime = north(tmp_path, LONG | {"rounds": 3, "records": {"evaluate_every": 2}})
-    wanted = {0: admission.NOT_DUE, 1: None, 2: None}  # the last one is always scored
+    wanted = {0: site_journal.NOT_DUE, 1: None, 2: None}  # the last one is always scored
     for round, problem in wanted.items():
-        assert ask(runtime, EVALUATE, round, seed=1)[0].problem == (problem or admission.UNFINISHED)
+        assert ask(runtime, EVALUATE, round, seed=1)[0].problem == (problem or site_journal.UNFINISHED)
         ask(runtime, WORK, round, seed=1)
         assert ask(runtime, EVALUATE, round, seed=1)[0].problem == problem
 
@@ -114,7 +112,7 @@ def test_only_rounds_that_the_contract_scores_are_scored(tmp_path):
 )
 def test_what_the_contract_does_not_have_is_not_done(tmp_path, kind, round, phase):
     runtime = north(tmp_path)
-    assert ask(runtime, kind, round, 1, phase=phase)[0].problem == admission.BEYOND
+    assert ask(runtime, kind, round, 1, phase=phase)[0].problem == site_journal.BEYOND
 
 
 def test_a_phase_is_done_with_one_inbox(tmp_path):
@@ -122,10 +120,10 @@ def test_a_phase_is_done_with_one_inbox(tmp_path):
     runtime = north(tmp_path)
     _, first = ask(runtime, WORK, 0, seed=1)
     for half_ in (runtime, restarted(tmp_path)):
-        assert ask(half_, WORK, 0, seed=2)[0].problem == admission.ANSWERED
+        assert ask(half_, WORK, 0, seed=2)[0].problem == site_journal.ANSWERED
         assert ask(half_, WORK, 0, seed=1)[1] == first
     ask(runtime, WORK, 2, seed=3)
-    assert ask(runtime, WORK, 1, seed=4)[0].problem == admission.PAST
+    assert ask(runtime, WORK, 1, seed=4)[0].problem == site_journal.PAST
     assert ask(runtime, WORK, 0, seed=1)[1] == first
 
 
@@ -140,7 +138,7 @@ def test_a_phase_that_failed_was_begun_too(tmp_path, monkeypatch):
     assert ask(runtime, WORK, 0, seed=1)[0].problem == "it could not do its part; its operator reads why"
     monkeypatch.setattr(private_values, "participate", participate)
     for half_ in (runtime, restarted(tmp_path)):
-        assert ask(half_, WORK, 0, seed=2)[0].problem == admission.ANSWERED
+        assert ask(half_, WORK, 0, seed=2)[0].problem == site_journal.ANSWERED
     assert ask(half_, WORK, 0, seed=1)[0].problem is None  # its disk has room again
 
 
@@ -157,12 +155,12 @@ def test_a_new_attempt_goes_back_to_the_state_before(tmp_path):
             ask(back_answer, WORK, round, seed=70 + round, attempt=1) for back_answer in (runtime, fresh)
         )
         assert same(read_answer(again)[1], read_answer(straight)[1])
-    assert ask(runtime, EVALUATE, 3, seed=9, attempt=1)[0].problem == admission.UNFINISHED  # what followed was taken back
+    assert ask(runtime, EVALUATE, 3, seed=9, attempt=1)[0].problem == site_journal.UNFINISHED  # what followed was taken back
     back_answer, straight_answer = (
         ask(half_, EVALUATE, 2, seed=9, attempt=1)[0] for half_ in (restarted(tmp_path / "back"), fresh)
     )
     assert list_scores(back_answer) == list_scores(straight_answer) != []
-    lines = read_sent_messages(runtime.folder)
+    lines = read_ledger(runtime.folder)
     assert [line.get("attempt") for line in lines if line["what"] == WORK] == [None] * 4 + [1, 1]
 
 
@@ -173,11 +171,11 @@ def test_new_attempts_are_few_and_only_go_up(tmp_path):
         for seed in range(5):
             answer, content = ask(runtime, WORK, 0, seed=10 * attempt % 97 + seed, attempt=attempt)
             distinct |= set() if answer.problem else {content}
-            assert answer.problem in (None, admission.ANSWERED, admission.PAST, admission.SPENT)
+            assert answer.problem in (None, site_journal.ANSWERED, site_journal.PAST, site_journal.SPENT)
     assert len(distinct) == 3  # of attempts 0, 2 and 3
-    assert ask(runtime, WORK, 0, seed=1000, attempt=ATTEMPTS + 1)[0].problem == admission.SPENT
-    assert ask(runtime, WORK, 0, seed=1000, attempt=0)[0].problem == admission.ANSWERED
-    assert ask(runtime, WORK, 1, seed=1000, attempt=2)[0].problem == admission.PAST
+    assert ask(runtime, WORK, 0, seed=1000, attempt=ATTEMPTS + 1)[0].problem == site_journal.SPENT
+    assert ask(runtime, WORK, 0, seed=1000, attempt=0)[0].problem == site_journal.ANSWERED
+    assert ask(runtime, WORK, 1, seed=1000, attempt=2)[0].problem == site_journal.PAST
     assert ask(runtime, WORK, 1, seed=1000, attempt=ATTEMPTS)[0].problem is None
 
 
@@ -185,13 +183,12 @@ def test_a_site_goes_back_over_so_many_rounds(tmp_path):
     runtime = north(tmp_path)
     for round in range(ROUNDS_BACK + 2):
         ask(runtime, WORK, round, seed=round)
-    assert ask(runtime, WORK, 0, seed=90, attempt=1)[0].problem == admission.FORGOTTEN
+    assert ask(runtime, WORK, 0, seed=90, attempt=1)[0].problem == site_journal.FORGOTTEN
     last = ROUNDS_BACK + 1
     assert ask(runtime, WORK, last, seed=last)[0].problem is None  # nothing was taken back for an order that was declined
     assert ask(runtime, WORK, last + 1 - ROUNDS_BACK, seed=90, attempt=1)[0].problem is None
     states = {file.name for file in (runtime.folder / "clients" / "north").glob("*.safetensors")}
     assert states == {f"round-{n}.safetensors" for n in (last + 1 - ROUNDS_BACK, last + 2 - ROUNDS_BACK)}
-    assert len(list((runtime.folder / "answers").glob("*"))) == len(states)
 
 
 def test_scores_of_a_new_attempt_take_later_rounds_back(tmp_path):
@@ -203,7 +200,7 @@ def test_scores_of_a_new_attempt_take_later_rounds_back(tmp_path):
     assert ask(runtime, WORK, 2, seed=2, attempt=1)[1] == before
     assert list_scores(ask(runtime, EVALUATE, 1, seed=30, attempt=1)[0])
     assert ask(runtime, WORK, 2, seed=31, attempt=1)[0].problem is None
-    assert ask(runtime, WORK, 1, seed=32, attempt=1)[0].problem == admission.ANSWERED
+    assert ask(runtime, WORK, 1, seed=32, attempt=1)[0].problem == site_journal.ANSWERED
 
 
 def test_nothing_but_scores_depends_on_validation_rows(tmp_path, monkeypatch):
@@ -305,4 +302,4 @@ def test_an_order_that_fails_each_time_fills_no_ledger(tmp_path):
         runtime.carry_out(order)
     with pytest.raises(MalformedMessage, match="is not answered again"):
         runtime.carry_out(order)
-    assert len(read_sent_messages(runtime.folder)) == 101
+    assert len(read_ledger(runtime.folder)) == 101

@@ -7,12 +7,10 @@ import pytest
 import fedmutual
 from fedmutual.errors import RunError
 from fedmutual.events import Noted, PhaseDone
-from fedmutual.files import write_json
-from fedmutual.sites.attempts import Attempts
 from fedmutual.sites.coordinator import Coordinator
-from fedmutual.sites.journal import Journal
+from fedmutual.sites.ledger import read_ledger
 from fedmutual.sites.protocol import ATTEMPTS, WORK, Order, read_answer
-from fedmutual.sites.sent_log import read_sent_messages
+from fedmutual.sites.server_journal import ServerJournal
 from wards import SEEDED, InMemoryTransport, halves, same, seeded
 
 pytestmark = pytest.mark.sites
@@ -52,7 +50,7 @@ class Absences:
 
     def attempts(self, site):
         """Of each message of work that left, in the order in which it did: round, phase, attempt."""
-        lines = read_sent_messages(self.transport.halves[site].folder)
+        lines = read_ledger(self.transport.halves[site].folder)
         return [
             (line["round"], line["phase"], line.get("attempt", 0))
             for line in lines
@@ -84,7 +82,7 @@ def test_a_round_that_other_sites_answer_than_before_a_crash_takes_one_attempt(t
     """FedMD's consensus is then another one, which sites that learned the first would not take without it."""
     cut = Absences(tmp_path / "cut", FEDMD).run(kill("digest")).run(lose_west)
     uninterrupted = Absences(tmp_path / "whole", FEDMD).run(lose_west)
-    assert Attempts(cut.folder / "server").number == 1
+    assert ServerJournal(cut.folder / "server").attempt == 1
     assert cut.notes == uninterrupted.notes
     for site in ("north", "south"):
         assert same(cut.personal(site), uninterrupted.personal(site))
@@ -94,7 +92,7 @@ def test_a_round_that_other_sites_answer_than_before_a_crash_takes_one_attempt(t
         ]
         assert {attempt for round, _, attempt in cut.attempts(site) if round == 3} == {1}
     assert all(line[2] == 0 for line in uninterrupted.attempts("north"))
-    assert Attempts(uninterrupted.folder / "server").number == 0
+    assert ServerJournal(uninterrupted.folder / "server").attempt == 0
 
 
 def test_peers_are_asked_for_the_messages_of_the_same_sites_after_a_crash(tmp_path):
@@ -102,7 +100,7 @@ def test_peers_are_asked_for_the_messages_of_the_same_sites_after_a_crash(tmp_pa
     federation = Absences(tmp_path / "cut", SEEDED).run(kill("mutual"))
     first = federation.personal("north")
     federation.run(lose_west)
-    assert Attempts(federation.folder / "server").number == 0
+    assert ServerJournal(federation.folder / "server").attempt == 0
     declined = [read_answer(answer)[0].problem for _, _, answer in federation.transport.answers]
     assert declined == [None] * len(declined)
     orders = [line for line in federation.attempts("north") if line[0] == 2]
@@ -113,12 +111,12 @@ def test_peers_are_asked_for_the_messages_of_the_same_sites_after_a_crash(tmp_pa
 
 def test_attempts_are_counted_on_disk_and_end(tmp_path):
     for number in range(1, ATTEMPTS + 1):
-        Attempts(tmp_path).raise_number()
-        assert Attempts(tmp_path).number == number
+        ServerJournal(tmp_path).raise_attempt()
+        assert ServerJournal(tmp_path).attempt == number
     with pytest.raises(RunError, match=f"the federation went back {ATTEMPTS} times, and sites accept no further attempt"):
-        Attempts(tmp_path).raise_number()
+        ServerJournal(tmp_path).raise_attempt()
     orders = {"north": (Order(WORK, 3, 0), {})}
-    assert Attempts(tmp_path).stamp(orders)["north"][0].attempt == ATTEMPTS
+    assert ServerJournal(tmp_path).stamp(orders)["north"][0].attempt == ATTEMPTS
 
 
 def test_the_attempt_goes_up_once_for_all_later_phases_of_a_round(tmp_path):
@@ -126,7 +124,7 @@ def test_the_attempt_goes_up_once_for_all_later_phases_of_a_round(tmp_path):
         order = Order(WORK, 5, phase, senders=(str(seed),))
         return {
             order_and_inbox[0].attempt
-            for order_and_inbox in Attempts(tmp_path).stamp(dict.fromkeys(sites, (order, {}))).values()
+            for order_and_inbox in ServerJournal(tmp_path).stamp(dict.fromkeys(sites, (order, {}))).values()
         }
 
     assert stamped(0, 1, "north", "south") == stamped(1, 1, "north", "south") == stamped(2, 1, "north", "south") == {0}
@@ -136,26 +134,3 @@ def test_the_attempt_goes_up_once_for_all_later_phases_of_a_round(tmp_path):
     assert stamped(2, 2, "north", "south") == {1}
     assert stamped(1, 2, "south", "west") == {1}
     assert stamped(1, 3, "south", "west") == {2}
-
-
-DAMAGED = {
-    "attempt": {"attempt": "many"},
-    "a negative one": {"attempt": -1},
-    "phases": {"phases": {"x": {"senders": None, "digests": {}}}},
-    "senders": {"phases": {"1": {"senders": [3], "digests": {}}}},
-    "no digests": {"phases": {"1": {"senders": None}}},
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGED.values(), ids=DAMAGED)
-def test_a_damaged_attempt_count_is_an_error(tmp_path, damage):
-    write_json(tmp_path / "attempts.json", {"format": 1, "attempt": 0, "round": None, "phases": {}} | damage)
-    with pytest.raises(RunError, match=r"attempts\.json: is damaged: (attempt|phases)"):
-        Attempts(tmp_path)
-
-
-@pytest.mark.parametrize("damage", [{"entries": [3]}, {"entries": [["x", 0, "", True]]}, {"dropped": 3}, {"begun": [1]}])
-def test_a_damaged_site_journal_is_an_error(tmp_path, damage):
-    write_json(tmp_path / "diary.json", {"format": 1, "run": "r", "dropped": False, "entries": []} | damage)
-    with pytest.raises(RunError, match=rf"diary\.json: is damaged: {next(iter(damage))}"):
-        Journal(tmp_path, "north", "r")

@@ -21,8 +21,8 @@ from fedmutual.privacy.secret import derive_simulation_secret
 from fedmutual.rundir.text import describe_event
 from fedmutual.sites import contract as contracts
 from fedmutual.sites.coordinator import Coordinator
-from fedmutual.sites.journal import Journal
 from fedmutual.sites.protocol import EVALUATE, WORK, Order, pack_message, read_answer
+from fedmutual.sites.site_journal import SiteJournal
 from fedmutual.sites.site_runtime import SiteRuntime
 from fedmutual.sites.site_settings import read_site_file
 from wards import COMMON, SITES, InMemoryTransport, contract, same, site, together, with_data
@@ -123,7 +123,7 @@ def test_a_crash_before_the_answer_costs_and_the_same_order_again_does_not(tmp_p
 
     runtime = half(tmp_path / "a")
     with monkeypatch.context() as broken:
-        broken.setattr(Journal, "write", killed)
+        broken.setattr(SiteJournal, "finish", killed)
         with pytest.raises(Killed):
             work(runtime)
     assert len(lines(tmp_path / "a")) == 1
@@ -399,13 +399,12 @@ def test_a_state_folder_of_an_older_version_is_refused_until_its_ledger_is_renam
     """`cp -r state/* new/` left the hidden folder behind."""
     work(half(tmp_path))
     state = tmp_path / "north" / "state"
-    journal = state / "wards" / "diary.json"
-    about = json.loads(journal.read_text())
-    del about["ledgers"]
-    journal.write_text(json.dumps(about))
+    (state / "earlier").mkdir()
+    (state / "earlier" / "diary.json").write_text('{"format": 1, "run": "", "dropped": false, "entries": []}')
+    shutil.rmtree(state / "wards")
     old = (state if is_in_place else tmp_path) / ".privacy"
     (state / "privacy").rename(old)
-    with pytest.raises(RunError, match=r"rename '.privacy' to 'privacy'" if is_in_place else r"copy the folder '.privacy'"):
+    with pytest.raises(RunError, match=r"whose privacy budget is in the folder '.privacy'; .* rename that folder to"):
         half(tmp_path)
     old.rename(state / "privacy")
     assert work(half(tmp_path), round=1)[0].problem is None

@@ -15,8 +15,8 @@ from fedmutual.errors import RunError, UserError
 from fedmutual.events import Noted
 from fedmutual.rundir.file_names import LEDGER, METRICS
 from fedmutual.rundir.text import describe_event
-from fedmutual.sites import admission, journal, sent_log
 from fedmutual.sites import contract as contracts
+from fedmutual.sites import ledger, site_journal, site_runtime
 from fedmutual.sites.consent import find_difference
 from fedmutual.sites.coordinator import Coordinator
 from fedmutual.sites.engine import TooFew
@@ -170,7 +170,7 @@ def test_a_second_answer_is_ignored(tmp_path):
 def test_a_full_disk_excludes_the_site_from_one_round_only(tmp_path, monkeypatch):
     """Unsaved state is undone: the site continues from the round before."""
     agreed, sites = halves(tmp_path, contract(tmp_path, sites=MLPS), MLPS)
-    real, full = journal.write_tensors, [False]
+    real, full = site_journal.write_tensors, [False]
 
     def write(path, *rest):
         if full[0] and "west" in str(path):
@@ -181,7 +181,7 @@ def test_a_full_disk_excludes_the_site_from_one_round_only(tmp_path, monkeypatch
         if type(event).__name__ == "RoundDone":
             full[0] = event.round == 1
 
-    monkeypatch.setattr(journal, "write_tensors", write)
+    monkeypatch.setattr(site_journal, "write_tensors", write)
     notes, rounds = run(tmp_path, InMemoryTransport(sites), agreed, watch)
     assert rounds == [1, 3]
     assert notes == ["note in round 2: site 'west' is left out: it could not do its part; its operator reads why"]
@@ -226,7 +226,7 @@ def test_what_cannot_be_written_down_does_not_leave(tmp_path, monkeypatch):
     def full(*_, **__):
         raise RunError("ledger: cannot be written (No space left on device)")
 
-    monkeypatch.setattr(sent_log, "append_lines", full)
+    monkeypatch.setattr(site_runtime, "record_sent", full)
     with pytest.raises(RunError, match="No space left"):
         north.carry_out(pack_message(Order("work", 0, 0), north.experiment.make_server_state()))
 
@@ -238,7 +238,7 @@ def test_asked_again_answers_as_before_and_trains_nothing_twice(tmp_path):
     first = north.carry_out(asked)
     again = SiteRuntime(agreed, read_site_file(site(tmp_path, "north", MLPS["north"])))  # started anew
     assert again.carry_out(asked) == north.carry_out(asked) == first
-    assert len(sent_log.read_sent_messages(north.folder)) == 3  # every answer that left, the repeated ones too
+    assert len(ledger.read_ledger(north.folder)) == 3  # every answer that left, the repeated ones too
 
 
 def test_a_meme_is_scored_as_it_was_trained_after_a_restart_too(tmp_path):
@@ -263,8 +263,8 @@ def test_a_server_without_its_state_receives_an_error(tmp_path):
     messages = []
     north = SiteRuntime(agreed, read_site_file(site(tmp_path, "north", MLPS["north"])), messages.append)
     answer, message = read_answer(north.carry_out(pack_message(Order("work", 0, 0), north.experiment.make_server_state())))
-    assert (message, answer.problem) == ({}, admission.PAST)
-    assert messages == [f"round 1: declined: {admission.PAST}"]
+    assert (message, answer.problem) == ({}, site_journal.PAST)
+    assert messages == [f"round 1: declined: {site_journal.PAST}"]
     assert fedmutual.Run(north.folder).round == 5  # nothing of the site's was touched
 
 
@@ -296,7 +296,7 @@ def test_a_client_with_seven_of_ten_classes_and_its_own_network(tmp_path):
     mine["west"] = {**seven, "data": {**seven["data"], "labels": labels}}
     runtimes = {i: SiteRuntime(agreed, read_site_file(site(tmp_path, i, mine[i]))) for i in mine}
     run(tmp_path, InMemoryTransport(runtimes), agreed)
-    names = {t["name"] for line in sent_log.read_sent_messages(runtimes["west"].folder) for t in line["tensors"]}
+    names = {t["name"] for line in ledger.read_ledger(runtimes["west"].folder) for t in line["tensors"]}
     assert names == {"features.fc1.weight", "features.fc1.bias", "features.fc2.weight", "features.fc2.bias"}
     server = (tmp_path / "server" / "config.toml").read_text() + json.dumps(fedmutual.Run(tmp_path / "server").summary)
     assert "0.02" not in server  # west's learning rate
@@ -307,7 +307,7 @@ def test_a_site_that_tells_nothing(tmp_path):
     silent = {**MLPS, "west": {**MLPS["west"], "share": {"metrics": "none"}}}
     agreed, sites = halves(tmp_path, contract(tmp_path, sites=silent), silent)
     run(tmp_path, InMemoryTransport(sites), agreed)
-    assert all(not line["told"] for line in sent_log.read_sent_messages(sites["west"].folder))
+    assert all(not line["told"] for line in ledger.read_ledger(sites["west"].folder))
     disclosed = {s["client"] for line in read_lines(tmp_path / "server" / "metrics.jsonl") for s in line["scores"]}
     assert disclosed == {"north", "south"}
     lines = read_lines(sites["west"].folder / "metrics.jsonl")

@@ -6,7 +6,7 @@ import pytest
 
 from fedmutual.errors import RunError
 from fedmutual.sites import ledger
-from fedmutual.sites.sent_log import LEFT
+from fedmutual.sites.journal import OLD_LEDGER
 from wards import site
 
 pytestmark = pytest.mark.sites
@@ -24,7 +24,7 @@ def line(round, phase=1, what="work", to="server", tensors=(WEIGHT, ONE), header
 
 def write(folder, lines):
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / LEFT).write_text("".join(json.dumps(one) + "\n" for one in lines))
+    (folder / OLD_LEDGER).write_text("".join(json.dumps(one) + "\n" for one in lines))
     return folder
 
 
@@ -43,15 +43,15 @@ def letters(round):
 def test_equal_rounds_are_one_row_however_many(tmp_path):
     lines = ledger.read_ledger(write(tmp_path, [one for round in range(1, 201) for one in letters(round)]))
     rows = ledger.summarise_ledger(lines)
-    assert [(row.first, row.last, row.messages) for row in rows] == [(1, 200, 200)] * 5
-    assert [(ledger.describe_message(row.kind), row.kind.to, row.kind.bytes) for row in rows] == [
+    assert [(row["first"], row["last"], row["messages"]) for row in rows] == [(1, 200, 200)] * 5
+    assert [(row["what"], row["to"], row["size"]) for row in rows] == [
         ("phase 1, done", "server", 0),
         ("phase 2, done", "server", 0),
         ("phase 1", "south", 32),
         ("phase 1", "west", 32),
         ("scores", "server", 0),
     ]
-    assert rows[0].bytes == sum(200 + round % 7 for round in range(1, 201))
+    assert rows[0]["bytes"] == sum(200 + round % 7 for round in range(1, 201))
     assert ledger.count_totals(lines)["south"] == {"messages": 200, "tensors": 6400, "bytes": 20000}
 
 
@@ -61,10 +61,10 @@ def test_a_round_with_other_messages_has_its_own_row(tmp_path):
     anew = [line(7) | {"attempt": 1}]
     lines = [line(0), line(1), line(2), *repeated, line(4), *refused, line(6), *anew]
     rows = ledger.summarise_ledger(ledger.read_ledger(write(tmp_path, lines)))
-    places = [(row.first, row.last, row.messages) for row in rows]
+    places = [(row["first"], row["last"], row["messages"]) for row in rows]
     assert places == [(0, 2, 3), (3, 3, 2), (4, 4, 1), (5, 5, 1), (6, 6, 1), (7, 7, 1)]
-    assert ledger.describe_message(rows[3].kind) == "no message: it diverged"
-    assert ledger.describe_message(rows[5].kind) == "phase 1, attempt 1"
+    assert rows[3]["what"] == "no message: it diverged"
+    assert rows[5]["what"] == "phase 1, attempt 1"
 
 
 def test_the_tables(tmp_path, cli):
@@ -105,7 +105,7 @@ def test_a_site_names_its_ledger_by_its_own_file(tmp_path, cli):
     ],
 )
 def test_a_damaged_ledger_line_is_named(tmp_path, cli, text, why):
-    (tmp_path / LEFT).write_bytes(text.encode("latin1"))
+    (tmp_path / OLD_LEDGER).write_bytes(text.encode("latin1"))
     code, out, err = cli("ledger", tmp_path)
     assert (code, out, why in err) == (2, "", True)
 
@@ -125,7 +125,7 @@ def test_an_unreadable_ledger_gives_one_sentence(tmp_path, monkeypatch, method):
 
 def test_what_a_kill_cut_short_did_not_leave(tmp_path, cli):
     write(tmp_path, [line(1)])
-    with (tmp_path / LEFT).open("a") as file:
+    with (tmp_path / OLD_LEDGER).open("a") as file:
         file.write(json.dumps(line(2))[:40])
     code, out, _ = cli("ledger", tmp_path)
     assert (code, out.splitlines()[-1]) == (0, "to server: 1 message of 100 bytes, of which tensors 32")

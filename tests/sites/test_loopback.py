@@ -7,6 +7,7 @@ import pytest
 import fedmutual
 from fedmutual.config import parse_config
 from fedmutual.sites.flare.workspace import JOB, LAST_LOG
+from fedmutual.sites.ledger import read_ledger
 from loopback import JOBS, loopback
 from wards import COMMON, SEEDED, SITES, TELLING, same, together, with_data
 
@@ -74,7 +75,7 @@ def nothing_left(fed, jobs):
 
 def captured(fed):
     """All that a site's ledger has, and nothing else, came to the server: tensors of the contract, losses, scores."""
-    lines = [json.loads(line) for line in (fed.configs["north"].parent / "state" / "wards" / "left.jsonl").open()]
+    lines = read_ledger(fed.configs["north"].parent / "state" / "wards")
     names = {t["name"] for line in lines for t in line["tensors"]}
     assert names == set(fedmutual.Run(fed.folder / "result").global_model().state_dict())
     assert {line["to"] for line in lines} == {"server"}
@@ -95,8 +96,8 @@ def test_masked_updates_are_a_fixed_sum_in_one_process(tmp_path):
         fed.done()
         assert fed.progress()["notes"] == []
     assert fed.alike(run)
-    lines = [json.loads(line) for line in (fed.configs["north"].parent / "state" / "wards" / "left.jsonl").open()]
-    assert {t["name"] for line in lines for t in line["tensors"]} == {"letter", "words"}
+    lines = read_ledger(fed.configs["north"].parent / "state" / "wards")
+    assert {t["name"] for line in lines for t in line["tensors"]} == {"content", "words"}
 
 
 def test_peers_send_to_each_other(tmp_path):
@@ -114,7 +115,7 @@ def test_peers_send_to_each_other(tmp_path):
         fed.submit()
         fed.done()
         assert fed.progress()["notes"] == []
-    lines = [json.loads(line) for line in (fed.configs["north"].parent / "state" / "wards" / "left.jsonl").open()]
+    lines = read_ledger(fed.configs["north"].parent / "state" / "wards")
     disclosed = {(line["to"], tuple(t["name"] for t in line["tensors"])) for line in lines}
     assert disclosed == {
         ("server", ()), ("south", ("counts", "digest", "rows")), ("south", ("accuracy", "index", "posterior"))

@@ -69,7 +69,7 @@ REFUSED = {
     "far": (letter(10**6), "it is of a phase after which sites send nothing"),
     "last phase": (letter(3, 2), "it is of a phase after which sites send nothing"),
     "start": (letter(-1, 1), "it is of a phase after which sites send nothing"),
-    "exam": (letter(3, kind=EVALUATE), "it is of a phase after which sites send nothing"),
+    "scores": (letter(3, kind=EVALUATE), "it is of a phase after which sites send nothing"),
     "another": (letter(3, x=(1.0, 3.0)), "it differs from an earlier message of this phase"),
     "shape": (letter(3, x=(1.0,)), "declared as torch.float32 (2,), found torch.float32 (1,)"),
     "size": (letter(3, x=(1.0,) * 3), "its tensors have 12 bytes, and 8 are declared"),

@@ -13,6 +13,7 @@ from fedmutual.rundir import text
 from fedmutual.rundir.file_names import LEDGER
 from fedmutual.sites import contract as contracts
 from fedmutual.sites.coordinator import Coordinator
+from fedmutual.sites.ledger import read_ledger
 from fedmutual.sites.protocol import (
     EVALUATE,
     WORK,
@@ -23,7 +24,6 @@ from fedmutual.sites.protocol import (
     read_answer,
     read_order,
 )
-from fedmutual.sites.sent_log import read_sent_messages
 from fedmutual.sites.site_runtime import SiteRuntime
 from fedmutual.sites.site_settings import read_site_file
 from log_lines import read_lines
@@ -128,7 +128,7 @@ def test_a_site_sends_only_declared_tensors(tmp_path):
         assert set(about.train) == terms(what)
         assert {(s.client, s.data) for s in about.scores} == ({(i, "validation")} if what.kind == EVALUATE else set())
     for i, half in federation.transport.halves.items():
-        written = [(line["to"], line["sha256"]) for line in read_sent_messages(half.folder) if line["to"] != "server"]
+        written = [(line["to"], line["sha256"]) for line in read_ledger(half.folder) if line["to"] != "server"]
         mine = [
             (to, hashlib.sha256(letter).hexdigest()) for sender, to, letter in federation.transport.letters if sender == i
         ]

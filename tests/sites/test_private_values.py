@@ -17,12 +17,9 @@ from fedmutual.sites import contract as contracts
 from fedmutual.sites import private_values, site_runtime
 from fedmutual.sites.private_values import check_first_replies
 from fedmutual.sites.protocol import EVALUATE, WORK, Order, pack_message, read_answer
-from fedmutual.sites.secure_sum.messages import WORDS
-from fedmutual.sites.secure_sum.site_files import UPDATE
 from fedmutual.sites.site_runtime import SiteRuntime
 from fedmutual.sites.site_settings import read_site_file
-from fedmutual.tensor_files import read_tensors
-from wards import COMMON, SITES, contract, halves, site
+from wards import COMMON, SITES, contract, halves, read_update, site
 
 pytestmark = pytest.mark.sites
 
@@ -204,7 +201,7 @@ def test_a_failed_phase_has_the_answer_of_every_phase(tmp_path, monkeypatch, pro
     assert all(torch.equal(after[k], before[k]) for k in before), "the phase is undone"
     if more is MASKED:
         assert message == {}
-        assert not read_tensors(half.folder / UPDATE)[0][WORDS].any(), "the update is zero"
+        assert not read_update(half.folder).any(), "the update is zero"
     elif more is NOISED:
         assert all(torch.equal(message[k], state[k]) for k in state), "the update is zero"
     else:
@@ -239,7 +236,7 @@ def test_a_masked_update_of_a_model_that_is_not_finite_is_zero_and_has_its_count
     half, lines = start(tmp_path / "one", MASKED | {"algorithm": {"name": "fedavg"}})
     content = pack_message(Order(WORK, 0, 0), fill(value)(half.experiment.make_server_state(), None))
     assert read_answer(half.carry_out(content))[0].problem is None
-    words = read_tensors(half.folder / UPDATE)[0][WORDS]
+    words = read_update(half.folder)
     assert (words.count_nonzero().item(), words[-1].item()) == (1, len(half.experiment.load_rows("north")["private"]))
     assert "only this site knows why" in lines[0]
 

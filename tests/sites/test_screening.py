@@ -13,10 +13,10 @@ from fedmutual.core import Algorithm
 from fedmutual.errors import RunError
 from fedmutual.rundir.checkpoint import make_file_name, read_checkpoint, read_state
 from fedmutual.rundir.file_names import METRICS
-from fedmutual.sites.conduct import Conduct
 from fedmutual.sites.protocol import SiteAnswer
 from fedmutual.sites.screening import Limits, Update, find_opposed, find_outliers, screen
 from fedmutual.sites.server_experiment import build_server_experiment, make_first_state
+from fedmutual.sites.server_journal import ServerJournal
 from log_lines import read_lines
 from puppets import Federation, element, moved
 from wards import COMMON
@@ -274,10 +274,4 @@ def test_too_few_valid_replies_do_not_repeat_the_round_forever(tmp_path):
     assert read_checkpoint(federation.folder).round == 1
     log = (federation.folder / "log.txt").read_text()
     assert log.count("the messages of west cannot be used, and 3 sites are needed") == 3
-    assert Conduct(federation.folder).setbacks == 3
-
-
-def test_a_record_of_conduct_that_is_damaged_is_said(tmp_path):
-    (tmp_path / "conduct.json").write_text('{"format": 1, "setbacks": "many"}')
-    with pytest.raises(RunError, match=r"conduct\.json: is damaged: setbacks"):
-        Conduct(tmp_path)
+    assert ServerJournal(federation.folder).setbacks == 3

@@ -1,6 +1,7 @@
 """Real sites, over a transport in this process, whose server has the sum of their updates and no update."""
 
 import json
+from contextlib import closing
 
 import pytest
 import torch
@@ -17,13 +18,13 @@ from fedmutual.sites import contract as contracts
 from fedmutual.sites.consent import find_difference
 from fedmutual.sites.coordinator import Coordinator
 from fedmutual.sites.engine import TooFew
+from fedmutual.sites.journal import FILE, Journal
+from fedmutual.sites.ledger import read_ledger
 from fedmutual.sites.protocol import Order, pack_message, read_answer, read_order
 from fedmutual.sites.secure_sum.messages import WORDS, Stage
-from fedmutual.sites.secure_sum.site_files import UPDATE
 from fedmutual.sites.site_runtime import SiteRuntime
 from fedmutual.sites.site_settings import read_site_file
-from fedmutual.tensor_files import read_tensors
-from wards import COMMON, TELLING, InMemoryTransport, contract, same, site, together
+from wards import COMMON, TELLING, InMemoryTransport, contract, read_update, same, site, together
 
 pytestmark = pytest.mark.sites
 
@@ -153,9 +154,9 @@ def test_a_masked_site_without_a_budget_declines_and_is_left_out_of_the_sum(tmp_
 def test_no_update_and_no_n_k_leaves_a_site(tmp_path):
     federation = Federation(tmp_path / "masked", FEDAVG)
     run = federation.run()
-    lines = [json.loads(line) for line in (tmp_path / "masked" / "elm" / "state" / "wards" / "left.jsonl").open()]
+    lines = read_ledger(tmp_path / "masked" / "elm" / "state" / "wards")
     names = {(t["name"], t["dtype"]) for line in lines for t in line["tensors"]}
-    assert names == {("letter", "uint8"), ("words", "int64")}
+    assert names == {("content", "uint8"), ("words", "int64")}
     uploads = [line for line in lines if any(t["name"] == WORDS for t in line["tensors"])]
     assert len(uploads) == 2
     for line in uploads:
@@ -196,8 +197,7 @@ def test_masked_equals_plain_to_the_bit_whichever_site_drops_out(tmp_path, point
         federation.transport.away = absent_sites if round == 0 else set()
         federation.transport.lost = lost[1] if lost is not None and (round, phase) == (0, lost[0]) else None
         if phase == Stage.CONFIRM:
-            files = {i: half.folder / UPDATE for i, half in federation.transport.halves.items()}
-            words[round] = {i: read_tensors(file)[0][WORDS] for i, file in files.items() if file.exists()}
+            words[round] = {i: read_update(half.folder, round) for i, half in federation.transport.halves.items()}
 
     federation.transport.before = before
     run = federation.run()
@@ -236,7 +236,7 @@ def present(federation, round=0):
     for _, o, _ in federation.transport.answers:
         order, inbox = read_order(o)
         if order.round == round and order.phase == Stage.CONFIRM:
-            return set(json.loads(inbox["letter"].numpy().tobytes())["sites"])
+            return set(json.loads(inbox["content"].numpy().tobytes())["sites"])
     return set()
 
 
@@ -289,12 +289,12 @@ def test_the_privacy_boundary_judges_an_update_before_it_is_masked(tmp_path, mon
     assert dtypes == [{"torch.float32"}] * 5
     assert federation.about("cedar") == []
     assert present(federation) == set(FIVE)
-    words = {i: read_tensors(federation.transport.halves[i].folder / UPDATE)[0][WORDS] for i in ("ash", "cedar")}
+    words = {i: read_update(federation.transport.halves[i].folder) for i in ("ash", "cedar")}
     assert {i: bool(tensor.any()) for i, tensor in words.items()} == {"ash": True, "cedar": False}
 
 
 def json_message(**values):
-    return {"letter": torch.tensor(list(json.dumps(values).encode()), dtype=torch.uint8)}
+    return {"content": torch.tensor(list(json.dumps(values).encode()), dtype=torch.uint8)}
 
 
 def test_a_second_attempt_of_an_opened_round_is_declined_by_every_site(tmp_path):
@@ -378,3 +378,23 @@ def test_without_a_kit_no_sum_is_begun(tmp_path):
         SiteRuntime(federation.agreed, read_site_file(site(federation.folder, "ash", FIVE["ash"])))
     with pytest.raises(RunError, match="kit"):
         Coordinator(federation.agreed, tmp_path / "server").run(federation.transport)
+
+
+def test_no_file_holds_a_secret_of_a_sum_after_its_end(tmp_path):
+    """Neither the pages of deleted rows nor the log of changes."""
+    federation = Federation(tmp_path / "masked", FML | {"rounds": 1})
+    seen = {}
+
+    def before(round, phase):
+        for i, half in federation.transport.halves.items():
+            with closing(Journal(half.folder, read_only=True)) as journal:
+                record = journal.get_fact("sum") or "{}"
+            secrets = [word for word in record.split('"') if len(word) == 64]
+            seen.setdefault(i, set()).update(secrets[1:4] if phase == 2 else ())  # mask key, seal key and seed
+
+    federation.transport.before = before
+    federation.run()
+    for i, half in federation.transport.halves.items():
+        assert len(seen[i]) == 3
+        content = b"".join(path.read_bytes() for path in half.folder.glob(f"{FILE}*"))
+        assert not [secret for secret in seen[i] if secret.encode() in content]

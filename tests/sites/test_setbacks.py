@@ -8,10 +8,9 @@ from fedmutual.errors import RunError
 from fedmutual.rundir.checkpoint import make_file_name, read_checkpoint, read_state
 from fedmutual.rundir.file_names import LEDGER, METRICS
 from fedmutual.sites import contract as contracts
-from fedmutual.sites.attempts import Attempts
-from fedmutual.sites.conduct import Conduct
 from fedmutual.sites.coordinator import Coordinator
 from fedmutual.sites.protocol import ATTEMPTS, WORK, Order, SiteAnswer, pack_message, read_answer
+from fedmutual.sites.server_journal import ServerJournal
 from fedmutual.sites.site_runtime import SiteRuntime
 from fedmutual.sites.site_settings import read_site_file
 from log_lines import read_lines
@@ -95,7 +94,7 @@ def test_without_an_outlier_no_site_is_blamed_and_the_third_setback_ends_the_fed
             federation.run()
     went = [(0, r) for r in range(5)] + [(1, 3), (1, 4)] + [(2, r) for r in (2, 3, 4)]
     assert federation["west"].rounds() == went
-    assert Conduct(federation.folder).left_out == {}
+    assert ServerJournal(federation.folder).excluded == {}
     assert [n for n in federation.notes if "goes back" in n] == [
         "note in round 5: the federation goes back to the shared model after round 3; rounds undone: 1",
         "note in round 5: the federation goes back to the shared model after round 2; rounds undone: 2",
@@ -126,23 +125,20 @@ def test_a_model_that_diverges_in_round_2_is_begun_from_the_first_one(tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    "failed", [diverged, lambda inbox: SiteAnswer(None, problem="it diverged", diverged=True)], ids=["now", "older version"]
-)
-def test_divergence_at_one_site_does_not_set_the_others_back(tmp_path, failed):
+def test_divergence_at_one_site_does_not_set_the_others_back(tmp_path):
     federation = Federation(tmp_path)
-    federation["west"].does = lambda asked, inbox: failed(inbox)
+    federation["west"].does = lambda asked, inbox: diverged(inbox)
     federation.run()
     assert federation["north"].rounds() == [(0, 0), (0, 1), (0, 2)]
-    assert Conduct(federation.folder).setbacks == 0
+    assert ServerJournal(federation.folder).setbacks == 0
 
 
 def test_attempts_end_where_sites_follow_no_further(tmp_path):
     for _ in range(ATTEMPTS):
-        Attempts(tmp_path).raise_number()
-    assert Attempts(tmp_path).number == ATTEMPTS
+        ServerJournal(tmp_path).raise_attempt()
+    assert ServerJournal(tmp_path).attempt == ATTEMPTS
     with pytest.raises(RunError, match="sites accept no further attempt"):
-        Attempts(tmp_path).raise_number()
+        ServerJournal(tmp_path).raise_attempt()
 
 
 class Poisoned(InMemoryTransport):
@@ -173,7 +169,7 @@ def test_real_sites_go_back_as_if_the_poisoned_round_had_not_been(tmp_path):
         runs = {i: fedmutual.Run(sites[i].folder) for i in ("north", "south")}
         ends[name] = {i: run.personal_model(i).state_dict() for i, run in runs.items()}
         ends[name]["shared"] = fedmutual.Run(tmp_path / name / "server").global_model().state_dict()
-    assert Conduct(tmp_path / "poisoned" / "server").left_out.keys() == {"west"}
+    assert ServerJournal(tmp_path / "poisoned" / "server").excluded.keys() == {"west"}
     assert all(same(model, ends["away"][i]) for i, model in ends["poisoned"].items())
 
 

@@ -14,8 +14,11 @@ from fedmutual.rundir.text import describe_event
 from fedmutual.sites import contract as contracts
 from fedmutual.sites.coordinator import Coordinator
 from fedmutual.sites.engine import TooFew
-from fedmutual.sites.protocol import pack_message, read_answer, read_order
-from fedmutual.sites.secure_sum.messages import WORDS, Stage
+from fedmutual.sites.journal import FILE
+from fedmutual.sites.ledger import read_ledger
+from fedmutual.sites.protocol import EVALUATE, pack_message, read_answer, read_order
+from fedmutual.sites.secure_sum.messages import CONTENT, WORDS, Stage
+from fedmutual.sites.server_journal import ServerJournal
 from fedmutual.sites.site_runtime import SiteRuntime
 from fedmutual.sites.site_settings import build_site, read_site_file
 from fedmutual.sites.statistics import SCALING, SUMS
@@ -116,8 +119,8 @@ def test_under_masks_no_sums_of_a_single_site_leave(tmp_path):
     federation = Federation(tmp_path / "masked")
     federation.run()
     for i in federation.sites:
-        lines = [json.loads(line) for line in (tmp_path / "masked" / i / "state" / "wards" / "left.jsonl").open()]
-        assert {t["name"] for line in lines for t in line["tensors"]} == {"letter", WORDS}
+        lines = read_ledger(tmp_path / "masked" / i / "state" / "wards")
+        assert {t["name"] for line in lines for t in line["tensors"]} == {CONTENT, WORDS}
     orders = [(i, read_order(o)[0], read_answer(a)[1]) for i, o, a in federation.transport.answers]
     uploads = [m[WORDS] for _, o, m in orders if (o.round, o.phase) == (-1, Stage.UPLOAD)]
     assert [len(words) for words in uploads] == [federation.agreed.layout.count] * 3
@@ -193,10 +196,8 @@ def test_a_server_that_asks_twice_gets_no_second_sum(tmp_path):
     federation.transport.before = stop
     with pytest.raises(InterruptedError):
         federation.run()
-    (tmp_path / "masked" / "server" / "statistics.json").unlink()
-    for file in (tmp_path / "masked" / "server" / "secure-sum").iterdir():
-        file.unlink()
-    (tmp_path / "masked" / "server" / "attempts.json").write_text(json.dumps({"format": 1, "attempt": 1}))
+    (tmp_path / "masked" / "server" / FILE).unlink()
+    ServerJournal(tmp_path / "masked" / "server").set_fact("attempt", 1)
     with pytest.raises(TooFew):
         federation.run()
     assert sum("was opened before" in note for note in federation.notes) == 3
@@ -221,7 +222,7 @@ def test_a_site_declines_another_scaling_and_does_the_order_with_the_first(tmp_p
     federation.run()
     half = federation.transport.halves["north"]
     orders = [(read_order(o), a) for i, o, a in federation.transport.answers if i == "north"]
-    (order, inbox), answer = next(one for one in orders if one[0][0].kind == "exam")
+    (order, inbox), answer = next(one for one in orders if one[0][0].kind == EVALUATE)
     rest = {name: tensor for name, tensor in inbox.items() if name != SCALING}
     declined, message = read_answer(half.carry_out(pack_message(order, rest | changed)))
     assert word in declined.problem
@@ -263,7 +264,7 @@ def test_impossible_sums_under_masks_end_the_federation_before_training(tmp_path
     with pytest.raises(RunError, match="impossible"):
         federation.run()
     assert federation.transport.asked(0) == []
-    assert not (tmp_path / "masked" / "server" / "statistics.json").exists()
+    assert ServerJournal(tmp_path / "masked" / "server").get_fact(SUMS) is None
 
 
 @pytest.mark.parametrize("kind", ["masked", "fixed"])

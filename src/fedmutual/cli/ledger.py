@@ -1,6 +1,7 @@
 """The tables of `fedmutual ledger`: the messages that left a site."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
@@ -9,16 +10,16 @@ from fedmutual.cli.terminal import make_table
 from fedmutual.sites import ledger
 
 
-def make_ledger_table(rows: Iterable[ledger.Row]) -> Table:
+def make_ledger_table(rows: Iterable[Mapping[str, Any]]) -> Table:
     """Return a table with one line for each kind of message, with the rounds in which messages of this kind left."""
     titles = ("round", "what", "to", "beside them", "messages", "tensors", "bytes each", "bytes in all")
     table = make_table(*titles, texts=4, padding=(0, 1, 0, 0))
     for row in rows:
-        kind = row.kind
-        rounds = f"{row.first}-{row.last}" if row.last > row.first else str(row.first) if row.first else "start"
-        texts = map(escape, (rounds, ledger.describe_message(kind), kind.to, ", ".join(kind.value_kinds) or "-"))
-        size, count = f"{kind.bytes:,}" if kind.tensors else "-", str(len(kind.tensors) or "-")
-        table.add_row(*texts, f"{row.messages:,}", count, size, f"{row.bytes:,}")
+        first, last = row["first"], row["last"]
+        rounds = f"{first}-{last}" if last > first else str(first) if first else "start"
+        texts = map(escape, (rounds, row["what"], row["to"], ", ".join(row["beside"]) or "-"))
+        size, count = f"{row['size']:,}" if row["tensors"] else "-", str(row["tensors"] or "-")
+        table.add_row(*texts, f"{row['messages']:,}", count, size, f"{row['bytes']:,}")
     return table
 
 

@@ -15,7 +15,7 @@ from fedmutual.errors import ConfigError
 from fedmutual.sites.protocol import clean_text, parse_strict_json
 from fedmutual.sites.schema import ServerTable, SitesTable
 
-FORMAT = 1
+FORMAT = 2
 LONGEST_CONTRACT = 2**22  # characters of a received contract; a contract with 10,000 columns has about 200,000
 _DEEPEST = 16  # levels of nested tables
 _SHOWN = 80  # characters of another party's text in a message

@@ -1,6 +1,7 @@
 """The part of the server: rounds, shared model and scores, which are saved on disk after each round. It has no data."""
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,18 +20,15 @@ from fedmutual.rundir.observers import Ledger, Metrics
 from fedmutual.rundir.schema import RecordedEngine, Saved
 from fedmutual.rundir.summary import write_summary
 from fedmutual.rundir.text import TextLog
-from fedmutual.sites.attempts import Attempts
-from fedmutual.sites.conduct import Conduct
 from fedmutual.sites.contract import Contract, identify
 from fedmutual.sites.engine import Setback, SitesEngine, TooFew
 from fedmutual.sites.peers import is_peer_to_peer
 from fedmutual.sites.protocol import Transport
-from fedmutual.sites.secure_sum.exchange import SecureSums
 from fedmutual.sites.secure_sum.fixed_point import list_masked_leaves
 from fedmutual.sites.secure_sum.identity import read_authority
-from fedmutual.sites.secure_sum.server_files import SumStages
+from fedmutual.sites.secure_sum.server import SecureSums
 from fedmutual.sites.server_experiment import build_server_experiment, count_update, make_first_state
-from fedmutual.sites.setbacks import GENERATIONS, check_setbacks, go_back
+from fedmutual.sites.server_journal import GENERATIONS, ServerJournal
 from fedmutual.sites.sizes import MessageSizes
 from fedmutual.sites.statistics import (
     SUMS,
@@ -67,33 +65,30 @@ class Coordinator:
         """
         contract, experiment = self.contract, build_server_experiment(self.contract)
         name = identify(contract.config, contract.digest + (contract.public or {"digest": ""})["digest"])
-        with folders.lock_folder(self.folder):
+        with folders.lock_folder(self.folder), closing(ServerJournal(self.folder)) as journal:
             first_state = make_first_state(contract, experiment)
             server, saved = self._restore(first_state, name)
-            gathered = read_gathered(self.folder) if contract.layout is not None else None
+            gathered = read_gathered(journal) if contract.layout is not None else None
             self._describe(experiment, gathered)
             logs: list[Observer] = [Metrics(self.folder), Ledger(self.folder), TextLog(self.folder), *observers]
-            conduct, attempts = Conduct(self.folder), Attempts(self.folder)
             peer_to_peer, deadline = is_peer_to_peer(contract.algorithm), contract.sites.deadline
             words = count_update(contract, first_state)
             sizes = MessageSizes(contract.algorithm, first_state, contract.sites.names, peer_to_peer, words)
-            quorum, limits, sums = contract.quorum, contract.limits, self._open_sums()
-            engine = SitesEngine(
-                transport, quorum, deadline, peer_to_peer, sizes, attempts, conduct, limits, contract.algorithm, sums
-            )
+            quorum, limits, sums = contract.quorum, contract.limits, self._open_sums(journal)
+            engine = SitesEngine(transport, quorum, deadline, peer_to_peer, sizes, journal, limits, contract.algorithm, sums)
             while True:
-                self._check_progress(conduct, saved, logs)
+                self._check_progress(journal, saved, logs)
                 checkpoints = Checkpoints(self.folder, 1, name, saved.seconds if saved else 0.0, generations=GENERATIONS)
                 rounds = saved.round if saved else None
                 try:
                     if contract.layout is not None:
-                        gathered = gathered or self._gather_statistics(engine, contract.layout, experiment)
+                        gathered = gathered or self._gather_statistics(engine, journal, contract.layout, experiment)
                         engine.scaling = pack_scaling(gathered.statistics.moments)
                         _log_statistics(logs, gathered, engine, saved)
                     federate(self._make_plan(), engine, server, rounds, [*logs, checkpoints, _Pause(pause)], None)
                     break
                 except Setback as problem:
-                    actions = go_back(self.folder, problem.diverged, conduct, attempts, contract.limits)
+                    actions = journal.go_back(problem.diverged, contract.limits)
                     _log_remarks(logs, problem.round + 1, [*engine.take_remarks(), str(problem), *actions])
                 except (TooFew, UserError):
                     _log_remarks(logs, (saved.round if saved else 0) + 1, engine.take_remarks())
@@ -101,7 +96,9 @@ class Coordinator:
                 server, saved = self._restore(first_state, name)
             self._write_summary(checkpoints.seconds)
 
-    def _gather_statistics(self, engine: SitesEngine, layout: Layout, experiment: Experiment) -> GatheredStatistics:
+    def _gather_statistics(
+        self, engine: SitesEngine, journal: ServerJournal, layout: Layout, experiment: Experiment
+    ) -> GatheredStatistics:
         """Ask the sites for the sums of their training rows, and save and return the statistics.
 
         Raises:
@@ -124,28 +121,27 @@ class Coordinator:
             ) from None
         up = {i: reply.up or count_bytes(reply.message) for i, reply in replies.items()}
         gathered = GatheredStatistics(statistics, up, {i: reply.down or 0 for i, reply in replies.items()})
-        write_gathered(self.folder, gathered)
+        write_gathered(journal, gathered)
         self._describe(experiment, gathered)
         return gathered
 
-    def _check_progress(self, conduct: Conduct, saved: Saved | None, logs: Sequence[Observer]) -> None:
+    def _check_progress(self, journal: ServerJournal, saved: Saved | None, logs: Sequence[Observer]) -> None:
         """Raise RunError, and log it, where no round can begin: too few sites are left, or too many rounds failed."""
         try:
-            check_setbacks(conduct, self.folder)
-            conduct.check_quorum(self.contract.sites.names, self.contract.quorum)
+            journal.check_setbacks()
+            journal.check_quorum(self.contract.sites.names, self.contract.quorum)
         except RunError as problem:
             for log in logs:
                 log(Failed((saved.round if saved else 0) + 1, problem))
             raise
 
-    def _open_sums(self) -> SecureSums | None:
+    def _open_sums(self, journal: ServerJournal) -> SecureSums | None:
         """Return the object that computes the secure sums, or None where the sum is not masked."""
         if not self.contract.is_masked:
             return None
         if self.startup is None:
             raise RunError(f"{self.folder}: a secure sum needs the server's kit, which has the authority's certificate")
-        stages = SumStages(self.folder, read_authority(self.startup))
-        return SecureSums(stages, self.contract.binding, self.contract.sites.names)
+        return SecureSums(journal, read_authority(self.startup), self.contract.binding, self.contract.sites.names)
 
     def _make_plan(self) -> RoundPlan:
         config, algorithm = self.contract.config, self.contract.algorithm

@@ -14,8 +14,6 @@ from fedmutual.core import Algorithm, At, Message, Phase, Spec, Total
 from fedmutual.engines.base import ClientScores, Engine, Replies, Reply, ScoreOrder
 from fedmutual.engines.loop import Paused, count_bytes
 from fedmutual.federation.evaluation_sets import SITE_SCORES
-from fedmutual.sites.attempts import Attempts
-from fedmutual.sites.conduct import Conduct
 from fedmutual.sites.protocol import (
     EVALUATE,
     LONGEST_TEXT,
@@ -29,10 +27,10 @@ from fedmutual.sites.protocol import (
     pack_message,
 )
 from fedmutual.sites.screening import Limits, screen
-from fedmutual.sites.secure_sum.exchange import SecureSums
 from fedmutual.sites.secure_sum.fixed_point import count_words, is_weighted
 from fedmutual.sites.secure_sum.messages import Rejected
-from fedmutual.sites.secure_sum.server import TooFewSites
+from fedmutual.sites.secure_sum.server import SecureSums, TooFewSites
+from fedmutual.sites.server_journal import ServerJournal
 from fedmutual.sites.sizes import MessageSizes
 from fedmutual.sites.statistics import find_sums_fault, get_screened
 
@@ -73,8 +71,7 @@ class SitesEngine(Engine):
         deadline: float,
         by_hand: bool,
         sizes: MessageSizes,
-        attempts: Attempts,
-        conduct: Conduct,
+        journal: ServerJournal,
         limits: Limits,
         algorithm: Algorithm,
         sums: SecureSums | None = None,
@@ -85,8 +82,7 @@ class SitesEngine(Engine):
         limits: bounds of the replies. sums: computes the sums of masked updates; None where sites send unmasked updates.
         """
         self._transport, self._quorum, self._deadline, self._by_hand = transport, quorum, deadline, by_hand
-        self._sizes, self._attempts, self._conduct = sizes, attempts, conduct
-        self._limits, self._algorithm, self._sums = limits, algorithm, sums
+        self._sizes, self._journal, self._limits, self._algorithm, self._sums = sizes, journal, limits, algorithm, sums
         self._written = Counter[str]()  # characters of each site's text in the logs so far
         self._remarks = list[str]()
         self._finished: tuple[str, ...] = ()  # the sites that did the phase before
@@ -108,13 +104,14 @@ class SitesEngine(Engine):
             Setback: enough sites answered, and too few of the answers are usable.
             RunError: too many sites are excluded for good to meet the quorum; or a file is damaged or cannot be written.
         """
-        sites, inboxes = inboxes, {i: inbox for i, inbox in inboxes.items() if i not in self._conduct.left_out}
+        sites, excluded = inboxes, self._journal.excluded
+        inboxes = {i: inbox for i, inbox in inboxes.items() if i not in excluded}
         receivers = None
         if self._by_hand:  # sending to an unresponsive site would block the sender
             receivers = tuple(
                 sorted(inboxes.keys() & set(self._transport.list_connected()) - set(self._transport.list_late()))
             )
-        orders = self._attempts.stamp({i: self._make_order(at, inbox, receivers) for i, inbox in inboxes.items()})
+        orders = self._journal.stamp({i: self._make_order(at, inbox, receivers) for i, inbox in inboxes.items()})
         outcome = self._collect(phase, orders, {} if self._by_hand or self._sums is not None else declared)
         if self._sums is not None:
             self._check_count(outcome, len(outcome.replies), at.round, inboxes)
@@ -138,9 +135,9 @@ class SitesEngine(Engine):
 
         model = digest_order(Order(WORK, at.round, at.phase), inbox | self.scaling)
         try:
-            opened = sums.open(
+            total, present, self._finished, up, down = sums.open(
                 at.round,
-                self._attempts.number,
+                self._journal.attempt,
                 model,
                 count_words(phase, inbox),
                 outcome.replies,
@@ -151,12 +148,10 @@ class SitesEngine(Engine):
             raise TooFew(str(problem)) from None
         except Rejected as problem:
             raise Setback(at.round, str(problem), diverged=False) from None
-        self._finished = opened.finished
-        for i in opened.present:
+        for i in present:
             losses = outcome.replies[i].train if i in outcome.replies else {}
-            down = opened.down.get(i, 0) + count_bytes(inboxes[i] | self.scaling)
-            yield i, Reply({}, losses, opened.up.get(i, 0), down)
-        yield Total(opened.present, torch.from_numpy(opened.total.view(np.int64)), is_weighted(phase))
+            yield i, Reply({}, losses, up.get(i, 0), down.get(i, 0) + count_bytes(inboxes[i] | self.scaling))
+        yield Total(present, torch.from_numpy(total.view(np.int64)), is_weighted(phase))
 
     def _collect(self, phase: Phase, orders: Mapping[str, tuple[Order, Message]], declared: Spec) -> PhaseOutcome:
         """Send the orders of a phase, and return the results. declared: all that an answer may hold."""
@@ -166,7 +161,6 @@ class SitesEngine(Engine):
                 outcome.accusations[i] = answer
             elif answer.problem is not None:
                 self._leave_out(i, answer.order, answer.problem)
-                outcome.diverged |= {i} if answer.diverged else set()
             elif (
                 why := _find_fault(answer, message, phase, declared, i)
                 or (None if self._sums else find_sums_fault(phase, message))
@@ -187,13 +181,13 @@ class SitesEngine(Engine):
         if not messages:
             return
         refused, norms = screen(
-            messages, {i: inboxes[i] for i in messages}, self._limits, self._conduct.examples, self._algorithm
+            messages, {i: inboxes[i] for i in messages}, self._limits, self._journal.examples, self._algorithm
         )
         for i, why in refused.items():
             self._remarks.append(f"site {i!r} is left out: {why}")
             del outcome.replies[i], messages[i]
         outcome.refused |= refused.keys()
-        self._conduct.note(round, norms, {i: int(m[N_K]) for i, m in messages.items() if N_K in m})
+        self._journal.note_replies(round, norms, {i: int(m[N_K]) for i, m in messages.items() if N_K in m})
 
     def _judge(self, outcome: PhaseOutcome, asked: Collection[str], sites: Collection[str]) -> int:
         """Leave out for good each site that most sites accuse of another seed set; return the number of upheld accusers.
@@ -216,8 +210,8 @@ class SitesEngine(Engine):
         if excluded:
             outcome.replies = {i: reply for i, reply in outcome.replies.items() if i not in excluded}
             self._remarks += [f"site {i!r} is left out for good: {why}" for i, why in sorted(excluded.items())]
-            self._conduct.leave_out(excluded)
-            self._conduct.check_quorum(sites, self._quorum)
+            self._journal.exclude(excluded)
+            self._journal.check_quorum(sites, self._quorum)
         return len(upheld)
 
     def _check_count(self, outcome: PhaseOutcome, count: int, round: int, asked: Collection[str]) -> None:
@@ -232,12 +226,12 @@ class SitesEngine(Engine):
             raise TooFew(f"{count} of {len(asked)} sites did their part, and {self._quorum} are needed")
 
     def _make_order(self, at: At, inbox: Message, receivers: tuple[str, ...] | None) -> tuple[Order, Message]:
-        senders = self._attempts.settle_senders(at.round, at.phase, self._finished) if self._by_hand and at.phase else None
+        senders = self._journal.settle_senders(at.round, at.phase, self._finished) if self._by_hand and at.phase else None
         return Order(WORK, at.round, at.phase, senders, receivers), {} if self._by_hand else inbox | self.scaling
 
     def score(self, orders: Mapping[str, ScoreOrder]) -> Iterator[tuple[str, ClientScores]]:
         """As `Engine.score`: each site has its own list of evaluations. A site that missed the round is not asked."""
-        number = self._attempts.number
+        number = self._journal.attempt
         sent = {
             i: (Order(EVALUATE, order.round - 1, 0, attempt=number), order.inbox | self.scaling)
             for i, order in orders.items()

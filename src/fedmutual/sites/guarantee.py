@@ -10,12 +10,14 @@ from fedmutual.config import Config
 from fedmutual.core import Client
 from fedmutual.errors import ConfigError, RunError
 from fedmutual.federation.experiment import Experiment
+from fedmutual.files import read_json
 from fedmutual.privacy.accountant import NoisedSteps
 from fedmutual.privacy.budget import PrivacyBudget, list_ledgers
 from fedmutual.privacy.mechanism import Mechanism
 from fedmutual.privacy.secret import read_site_secret
-from fedmutual.sites.journal import read_recorded_ledgers
+from fedmutual.sites.journal import OLD_JOURNAL
 from fedmutual.sites.schema import PRIVACY_FOLDER, SiteFile
+from fedmutual.sites.site_journal import read_recorded_ledgers
 from fedmutual.studies import privacy_plan
 
 SECRET = "secret"  # file name
@@ -56,24 +58,19 @@ def open_budget(experiment: Experiment, site: str, federation: str, state: Path)
         RunError: a ledger of the site is damaged, lacks lines that a journal records, or has another unit of privacy; or the
             state folder is of an older version.
     """
-    if (state / _OLD_FOLDER).exists():
-        raise RunError(
-            f"{state / _OLD_FOLDER}: holds the privacy budget of an older version of fedmutual; stop the sites that use "
-            f"this state folder, and rename {_OLD_FOLDER!r} to {PRIVACY_FOLDER!r}"
-        )
     recorded = read_recorded_ledgers(state)
-    old = next((journal for journal, ledgers in recorded.items() if ledgers is None), None)
-    if old is not None and not list_ledgers(state / PRIVACY_FOLDER):
+    old = [read_json(path, "restore a copy of the file").get("ledgers") for path in sorted(state.glob(f"*/{OLD_JOURNAL}"))]
+    recorded += filter(None, old)
+    if (state / _OLD_FOLDER).exists() or (None in old and not list_ledgers(state / PRIVACY_FOLDER)):
         raise RunError(
-            f"{old}: was written by an older version of fedmutual, and the state folder has no privacy ledger; copy the "
-            f"folder {_OLD_FOLDER!r} of the earlier state folder to {state / PRIVACY_FOLDER}, or, if none of the site's "
-            "federations trained with noise, name another state.folder"
+            f"{state}: holds federations of version 0.2 of fedmutual, whose privacy budget is in the folder "
+            f"{_OLD_FOLDER!r}; stop the sites that use this state folder, and rename that folder to "
+            f"{state / PRIVACY_FOLDER}; or, if no federation of this site trained with noise, name another state.folder"
         )
     privacy, digest = experiment.config.privacy, experiment.data.digests[site]
     assert privacy.epsilon is not None  # it is checked
     path = state / PRIVACY_FOLDER / f"{hashlib.sha256(digest.encode()).hexdigest()[:32]}.jsonl"
-    ledgers = filter(None, recorded.values())
-    return PrivacyBudget(path, federation, privacy.unit, privacy.epsilon, privacy.delta, ledgers)
+    return PrivacyBudget(path, federation, privacy.unit, privacy.epsilon, privacy.delta, recorded)
 
 
 class SitePlan(NamedTuple):

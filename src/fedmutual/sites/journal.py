@@ -1,246 +1,228 @@
-"""The journal of a site on its disk: the state after each phase of the current round, and the answers to the server.
+"""The journal of one party of a federation: one SQLite file in its folder, in which everything is written in transactions.
 
-A site records an order when it begins the order, and saves the result before it answers. Where the server repeats an order,
-because the answer was lost or the server restarted, the site sends the saved answer and does not train again. `admission`
-decides which orders a site begins.
+A block `with journal.change()` is one transaction: after a kill or a power failure at any moment, all its changes are on the
+disk or none. Networks and optimisers are in files beside it, as in every run folder; a row names a file that is complete.
+`site_journal` has what a site writes, `server_journal` what the server writes, and `ledger` what left a site.
 """
 
+import json
+import os
+import sqlite3
+import stat
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
-from fedmutual.core import Client, Message
+from safetensors.torch import load, save
+
+from fedmutual.core import Message
 from fedmutual.errors import RunError
-from fedmutual.files import Table, read_json, write_bytes
-from fedmutual.privacy.budget import LedgerDigests, PrivacyBudget
-from fedmutual.rundir.checkpoint import (
-    collect_client_state,
-    load_client,
-    make_file_name,
-    remove_checkpoint,
-    write_checkpoint,
-)
-from fedmutual.rundir.file_names import client_folder, server_folder
-from fedmutual.rundir.record_files import check_record
-from fedmutual.rundir.schema import Saved
-from fedmutual.sites.protocol import Place
-from fedmutual.sites.state_files import FIX, StateRecord, write_state_record
-from fedmutual.tensor_files import write_tensors
+from fedmutual.files import sync_folder
+from fedmutual.rundir.file_names import CHECKPOINT
 
-JOURNAL_FILE = "diary.json"
-ROUNDS_BACK = 3  # earlier rounds with a saved state: the most that a new attempt can go back
-
-
-class JournalEntry(NamedTuple):
-    """One finished phase. Rounds and phases count from 0; round -1 is the start."""
-
-    round: int
-    phase: int
-    inbox: str  # digest of the order
-    last: bool  # whether it ended a round
-
-    @property
-    def place(self) -> Place:
-        """Round and phase."""
-        return self.round, self.phase
-
-
-class BegunOrder(NamedTuple):
-    """The last order that was begun, finished or not: its attempt, round and phase, and its digest (`inbox`)."""
-
-    attempt: int
-    round: int
-    phase: int
-    inbox: str
-
-    @property
-    def place(self) -> Place:
-        """Round and phase."""
-        return self.round, self.phase
-
-
-class ScoredRound(NamedTuple):
-    """The last round whose scores were sent, from 0, and the digest of the order to score (`inbox`)."""
-
-    round: int
-    inbox: str
-
-
-class _JournalRecord(StateRecord):
-    """The contents of the file."""
-
-    run: str
-    entries: list[JournalEntry]
-    dropped: bool
-    begun: BegunOrder | None = None
-    scored: ScoredRound | None = None
-    ledgers: dict[str, tuple[int, str]] | None = None  # None: of version 0.2 or before
+FILE = "journal.sqlite"
+OLD_JOURNAL, OLD_LEDGER = "diary.json", "left.jsonl"
+"""Files of a site of version 0.2 and before."""
+_OLD = (OLD_JOURNAL, OLD_LEDGER, "attempts.json", "conduct.json", "statistics.json", "secure-sum.json", CHECKPOINT)
+_STRICT = " STRICT" if sqlite3.sqlite_version_info >= (3, 37) else ""
+_TABLES = [
+    f"CREATE TABLE {columns}{_STRICT}"
+    for columns in (
+        "facts (name TEXT PRIMARY KEY, value TEXT NOT NULL)",  # JSON
+        # a site: its finished phases; the scores of a round have the number after the last phase
+        "phases (round INTEGER, phase INTEGER, inbox TEXT NOT NULL, last INTEGER NOT NULL, state TEXT NOT NULL, "
+        "PRIMARY KEY (round, phase))",
+        "sent (number INTEGER PRIMARY KEY, line TEXT NOT NULL)",  # JSON: see `ledger`
+        "ledgers (name TEXT PRIMARY KEY, lines INTEGER NOT NULL, digest TEXT NOT NULL)",  # see `privacy.budget`
+        "opened (round INTEGER PRIMARY KEY, digest TEXT NOT NULL)",  # secure sums
+        # the server: its orders in this round, and what it knows of the sites
+        "orders (phase INTEGER, site TEXT, digest TEXT NOT NULL, senders TEXT NOT NULL, PRIMARY KEY (phase, site))",
+        "excluded (site TEXT PRIMARY KEY, why TEXT NOT NULL)",
+        "examples (site TEXT PRIMARY KEY, number INTEGER NOT NULL)",
+        "norms (round INTEGER, site TEXT, norm REAL NOT NULL, PRIMARY KEY (round, site))",
+        # tensors: the answers and updates of a site, the closed stages of a secure sum at the server
+        "contents (kind TEXT, round INTEGER, phase INTEGER, site TEXT, piece INTEGER, content BLOB NOT NULL, "
+        "PRIMARY KEY (kind, round, phase, site, piece))",
+    )
+]
+_PIECE = 2**28  # bytes of a value; SQLite has at most 10^9 in one
 
 
 class Journal:
-    """The finished phases of a site, and the files of each phase."""
+    """The journal of a site or of the server."""
 
-    def __init__(self, folder: Path, site: str, run: str, budget: PrivacyBudget | None = None) -> None:
-        """Open the journal, or begin an empty one.
+    def __init__(self, folder: Path, read_only: bool = False) -> None:
+        """Open the journal in a federation's folder, or begin an empty one. One process writes to it at a time.
 
-        folder: the federation's folder at this site. run: the identity of the run, which the file must have.
-        budget: each entry of the journal records its ledgers; None for training without noise.
-
-        Raises:
-            RunError: the folder holds another run's state, or the file in it is damaged.
-        """
-        self._folder, self._site, self._run, self._budget = folder, site, run, budget
-        self.entries: list[JournalEntry] = []
-        self.begun: BegunOrder | None = None  # None: no order yet
-        self.forgotten = False  # whether entries were dropped, so that the state before the first entry is lost
-        self._scored: ScoredRound | None = None
-        if (folder / JOURNAL_FILE).exists():
-            self._read_record(read_json(folder / JOURNAL_FILE))
-
-    def _read_record(self, about: Table) -> None:
-        if about.get("run") != self._run:
-            raise RunError(
-                f"{self._folder}: holds the state of this federation with another site.toml, other data, another contract "
-                "or another version of fedmutual; restore the files with which it began, or name another state.folder"
-            )
-        record = check_record(self._folder / JOURNAL_FILE, _JournalRecord, about, FIX)
-        self.entries, self.forgotten, self._scored = record.entries, record.dropped, record.scored
-        last = self.entries[-1] if self.entries else None
-        # Older versions had no attempts.
-        self.begun = record.begun or (BegunOrder(0, *last.place, last.inbox) if last else None)
-
-    def find_answer(self, place: Place, inbox: str) -> bytes | None:
-        """Return the saved answer to an order of work with this digest (inbox), or None. Raises OSError as `read_reply`."""
-        entry = next((e for e in self.entries if e.place == place and e.inbox == inbox), None)
-        return self.read_reply(entry) if entry else None
-
-    def find_scores_answer(self, round: int, inbox: str) -> bytes | None:
-        """Return the saved answer to an order to score with this digest (inbox), or None."""
-        is_saved = self._scored == ScoredRound(round, inbox) and self._make_scores_path(round).exists()
-        return self._make_scores_path(round).read_bytes() if is_saved else None
-
-    def find_before(self, place: Place) -> JournalEntry | None:
-        """Return the last entry before a round and phase, or None."""
-        return max((e for e in self.entries if e.place < place), default=None, key=lambda e: e.place)
-
-    def load(self, client: Client, entry: JournalEntry) -> None:
-        """Load the saved state after a phase into a new client.
+        read_only: nothing is written; a missing journal is empty.
 
         Raises:
-            RunError: the file is missing or damaged, or belongs to another run, round or network.
+            RunError: the file is damaged, is another program's or a link, or is open to other users; or the folder has the
+                state of an older version.
         """
-        load_client(client, self._make_state_path(entry), self._run, entry.round + 1)
+        self.folder, self.path = folder, folder / FILE
+        try:
+            self._database = self._open(read_only)
+        except (sqlite3.Error, OSError) as problem:
+            raise self._make_error("cannot be read, or is damaged", problem) from None
 
-    def read_reply(self, entry: JournalEntry) -> bytes:
-        """Return the saved answer after a phase. Raises OSError if the file cannot be read."""
-        return self._make_reply_path(entry).read_bytes()
+    def _open(self, read_only: bool) -> sqlite3.Connection:
+        _check_file(self.path)
+        if read_only and not self.path.exists():
+            database = sqlite3.connect(":memory:", isolation_level=None)
+        elif read_only:  # without a log of changes nobody writes, and SQLite needs no file beside it
+            mode = "mode=ro" if self.path.with_name(f"{FILE}-wal").exists() else "immutable=1"
+            database = sqlite3.connect(f"{self.path.resolve().as_uri()}?{mode}", uri=True, isolation_level=None)
+        else:
+            self._create()
+            database = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
+            database.execute("PRAGMA synchronous = FULL")
+        if database.execute("PRAGMA quick_check(1)").fetchall() != [("ok",)]:
+            raise sqlite3.DatabaseError("its pages do not fit together")
+        tables = [sql for (sql,) in database.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY rowid")]
+        if tables and tables != _TABLES:
+            raise sqlite3.DatabaseError("its tables are not those of this version of fedmutual")
+        if not tables:
+            _check_no_older_state(self.folder)
+            if read_only:  # a process was killed before it had written its tables
+                database.close()
+                database = sqlite3.connect(":memory:", isolation_level=None)
+            else:
+                database.execute("PRAGMA journal_mode = WAL")
+            with _begin(database):
+                for sql in _TABLES:
+                    database.execute(sql)
+        return database
 
-    def begin(self, begun: BegunOrder) -> bool:
-        """Record a begun order, and drop entries and scores from its place on; return whether entries were dropped.
+    def _create(self) -> None:
+        """Create an empty file that only this user can read; SQLite gives the files beside it the same rights."""
+        if not self.path.exists():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            os.close(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o600))
+            sync_folder(self.folder)
+
+    def close(self) -> None:
+        """Close the file, which needs no other file then."""
+        self._database.close()
+
+    @contextmanager
+    def change(self, erase: bool = False) -> Iterator[None]:
+        """Make all changes of the block one transaction. A block in a block belongs to the outer transaction.
+
+        erase: overwrite what is deleted, so that the disk holds no copy of a secret.
 
         Raises:
             RunError: the disk is full, or cannot be written. Nothing was changed.
         """
-        entries = [e for e in self.entries if e.place < begun.place]
-        scored = self._scored if self._scored and self._scored.round < begun.round else None
-        self._write_record(entries, begun, scored, self.forgotten)
-        if self._scored and scored is None:
-            self._make_scores_path(self._scored.round).unlink(missing_ok=True)
-        dropped, self.begun, self._scored = self._replace(entries), begun, scored
-        if dropped:
-            ended = max((e.round for e in entries if e.last), default=None)
-            self._commit(ended)
-            self._remove(dropped)
-        return bool(dropped)
+        if self._database.in_transaction:
+            yield
+            return
+        try:
+            self._database.execute(f"PRAGMA secure_delete = {'ON' if erase else 'FAST'}")
+            with _begin(self._database):
+                yield
+            if erase:
+                self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        except sqlite3.Error as problem:
+            raise self._make_error("cannot be written", problem) from None
 
-    def write(self, client: Client, entry: JournalEntry, reply: bytes) -> None:
-        """Save a finished phase with its answer, before the site sends the answer.
+    def read(self, sql: str, *values: Any) -> list[Any]:
+        """Return the rows of a query. Raises RunError where the file cannot be read."""
+        try:
+            return self._database.execute(sql, values).fetchall()
+        except sqlite3.Error as problem:
+            raise self._make_error("cannot be read, or is damaged", problem) from None
 
-        Raises:
-            RunError: the disk is full, or cannot be written. What was saved before is untouched.
-        """
-        about = {"format": "1", "run": self._run, "round": str(entry.round + 1)}
-        write_tensors(self._make_state_path(entry), collect_client_state(client), about)
-        write_bytes(self._make_reply_path(entry), reply)
-        ends = {e.round: e for e in self.entries if e.round < entry.round}  # round -> its last entry
-        earlier = [ends[round] for round in sorted(ends)[-ROUNDS_BACK:]]
-        entries = [*earlier, *(e for e in self.entries if e.round == entry.round), entry]
-        forgotten = self.forgotten or len(ends) > ROUNDS_BACK
-        self._write_record(entries, self.begun, self._scored, forgotten)
-        dropped, self.forgotten = self._replace(entries), forgotten
-        if entry.last:
-            self._commit(entry.round)
-        self._remove(dropped)
+    def write(self, sql: str, *rows: tuple[Any, ...]) -> None:
+        """Execute a statement for each row of values, in this transaction. Raises RunError as `change`."""
+        with self.change(), closing(self._database.cursor()) as cursor:
+            cursor.executemany(sql, rows)
 
-    def write_scores(self, round: int, inbox: str, reply: bytes) -> None:
-        """Save the answer to an order to score. It replaces the scores of the round before.
+    def get_fact(self, name: str) -> Any:
+        """Return a value by its name; None where it was never set."""
+        found = self.read("SELECT value FROM facts WHERE name = ?", name)
+        return json.loads(found[0][0]) if found else None
 
-        Raises:
-            RunError: the disk is full, or cannot be written. What was saved before is untouched.
-        """
-        before, scored = self._scored, ScoredRound(round, inbox)
-        write_bytes(self._make_scores_path(round), reply)
-        self._write_record(self.entries, self.begun, scored, self.forgotten)
-        self._scored = scored
-        if before is not None and before.round != round:
-            self._make_scores_path(before.round).unlink(missing_ok=True)
+    def set_fact(self, name: str, value: Any) -> None:
+        """Set a value that JSON can hold. Raises RunError as `change`."""
+        self.write("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, json.dumps(value)))
 
-    def save_shared(self, message: Message, round: int) -> None:
-        """Save the shared model that the server sent after a round, from 0, for `fedmutual predict`.
-
-        Raises:
-            RunError: the file cannot be written.
-        """
-        about = {"format": "1", "run": self._run, "round": str(round + 1)}
-        write_tensors(server_folder(self._folder) / make_file_name(round + 1), message, about)
-        for file in server_folder(self._folder).glob("round-*.safetensors"):
-            if file.name != make_file_name(round + 1):
-                file.unlink(missing_ok=True)
-
-    def _write_record(
-        self, entries: list[JournalEntry], begun: BegunOrder | None, scored: ScoredRound | None, forgotten: bool
-    ) -> None:
-        ledgers = dict(self._budget.recorded) if self._budget else {}
-        record = _JournalRecord(
-            run=self._run, dropped=forgotten, entries=entries, begun=begun, scored=scored, ledgers=ledgers
+    def read_content(self, kind: str, round: int, phase: int = 0, site: str = "") -> bytes | None:
+        """Return bytes of a kind, of a round and a phase; None where there are none."""
+        found = self.read(
+            "SELECT content FROM contents WHERE kind = ? AND round = ? AND phase = ? AND site = ? ORDER BY piece",
+            *(kind, round, phase, site),
         )
-        write_state_record(self._folder / JOURNAL_FILE, record)
+        return b"".join(content for (content,) in found) if found else None
 
-    def _commit(self, round: int | None) -> None:
-        """Write the file that names the last finished round for `Run`; remove this file where round is None."""
-        if round is None:
-            remove_checkpoint(self._folder)
-        else:
-            write_checkpoint(self._folder, Saved(run=self._run, round=round + 1, seconds=0.0))
+    def write_content(self, content: bytes, kind: str, round: int, phase: int = 0, site: str = "") -> None:
+        """Write or replace bytes. Raises RunError as `change`."""
+        place = (kind, round, phase, site)
+        pieces = range(0, max(len(content), 1), _PIECE)
+        with self.change():
+            self.write("DELETE FROM contents WHERE kind = ? AND round = ? AND phase = ? AND site = ?", place)
+            self.write(
+                "INSERT INTO contents VALUES (?, ?, ?, ?, ?, ?)",
+                *((*place, start // _PIECE, content[start : start + _PIECE]) for start in pieces),
+            )
 
-    def _replace(self, entries: list[JournalEntry]) -> list[JournalEntry]:
-        """Replace the entries, and return the dropped entries."""
-        dropped, self.entries = [e for e in self.entries if e not in entries], entries
-        return dropped
+    def read_tensors(self, kind: str, round: int, phase: int = 0, site: str = "") -> Message:
+        """Return tensors, as `read_content`; {} where there are none."""
+        content = self.read_content(kind, round, phase, site)
+        return {} if content is None else load(content)
 
-    def _remove(self, dropped: list[JournalEntry]) -> None:
-        """Remove the files of dropped entries that no remaining entry uses."""
-        used = {path for e in self.entries for path in (self._make_state_path(e), self._make_reply_path(e))}
-        for path in {path for e in dropped for path in (self._make_state_path(e), self._make_reply_path(e))} - used:
-            path.unlink(missing_ok=True)
+    def write_tensors(self, tensors: Message, kind: str, round: int, phase: int = 0, site: str = "") -> None:
+        """Write or replace tensors. Raises RunError as `change`."""
+        cpu_tensors = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
+        self.write_content(save(cpu_tensors), kind, round, phase, site)
 
-    def _make_state_path(self, entry: JournalEntry) -> Path:
-        name = make_file_name(entry.round + 1) if entry.last else f"phase-{entry.round + 1}-{entry.phase + 1}.safetensors"
-        return client_folder(self._folder, self._site) / name
-
-    def _make_reply_path(self, entry: JournalEntry) -> Path:
-        return self._folder / "answers" / f"{entry.round + 1}-{entry.phase + 1}.safetensors"
-
-    def _make_scores_path(self, round: int) -> Path:
-        return self._folder / "answers" / f"{round + 1}-scores.safetensors"
+    def _make_error(self, why: str, problem: Exception) -> RunError:
+        return RunError(
+            f"{self.path}: {why} ({getattr(problem, 'strerror', None) or problem}); free some space if the disk is full, "
+            "else restore the newest copy of this folder, or begin a federation of another name"
+        )
 
 
-def read_recorded_ledgers(state: Path) -> dict[Path, LedgerDigests | None]:
-    """Return each federation's journal in a state folder -> the lines of privacy ledgers that the journal records.
+@contextmanager
+def _begin(database: sqlite3.Connection) -> Iterator[None]:
+    """Make the block one transaction, which is undone where the block raises an error."""
+    database.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        commit(database)
+    except BaseException:
+        if database.in_transaction:
+            database.execute("ROLLBACK")
+        raise
 
-    None: version 0.2 or before wrote the journal, which then records no ledgers.
 
-    Raises:
-        RunError: a journal is damaged.
-    """
-    paths = sorted(state.glob(f"*/{JOURNAL_FILE}"))
-    return {path: check_record(path, _JournalRecord, read_json(path, FIX), FIX).ledgers for path in paths}
+def commit(database: sqlite3.Connection) -> None:
+    """End a transaction: its changes are on the disk when this function returns."""
+    database.execute("COMMIT")
+
+
+def _check_file(path: Path) -> None:
+    """Raise RunError where the journal, or a file of SQLite beside it, is a link or is not this user's alone."""
+    for file in (path, path.with_name(f"{FILE}-wal"), path.with_name(f"{FILE}-shm")):
+        try:
+            about = os.lstat(file)
+        except FileNotFoundError:
+            continue
+        is_open = os.name == "posix" and (about.st_uid != os.geteuid() or about.st_mode & 0o077)
+        if not stat.S_ISREG(about.st_mode) or about.st_nlink > 1 or is_open:
+            raise RunError(
+                f"{file}: is a link, or other users of this machine may read or write it; replace it by a copy of the file "
+                f"itself, and run `chmod 600 {file}`"
+            )
+
+
+def _check_no_older_state(folder: Path) -> None:
+    """Raise RunError where a folder without a journal holds the state of a federation."""
+    found = next((name for name in _OLD if (folder / name).exists()), None)
+    if found is not None:
+        raise RunError(
+            f"{folder}: has {found} and no complete {FILE}, so an older version of fedmutual wrote this state, or the "
+            "journal is lost; finish the federation with that version or restore the file, or begin a federation of another "
+            "name, whose folder is empty"
+        )

@@ -1,47 +1,51 @@
-"""The ledger of a site for its operator: all messages that left the site, summed up over rounds."""
+"""The ledger of a site for its operator: one line for each message that left the site, summed up over rounds."""
 
+import hashlib
+import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import closing
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from fedmutual.core import Message
 from fedmutual.errors import RunError
-from fedmutual.sites.protocol import EVALUATE
-from fedmutual.sites.sent_log import LEFT, make_read_error, read_sent_messages
+from fedmutual.sites.journal import FILE, OLD_LEDGER, Journal
+from fedmutual.sites.protocol import WORK, SiteAnswer
 from fedmutual.sites.site_settings import read_site_file
 
 Line = Mapping[str, Any]
-"""One message that left the site, as `SentLog` recorded it."""
+"""One message that left the site: its round and phase, receiver, tensors with their digests, values and bytes."""
 
 
-@dataclass(frozen=True)
-class Kind:
-    """Messages with equal names, shapes and kinds of content; their values may differ."""
+def record_sent(
+    journal: Journal, answer: SiteAnswer, message: Message, content: bytes, to: str, unmasked: str | None = None
+) -> None:
+    """Record a message and its receiver before the message leaves. unmasked: SHA-256 of the words before masking.
 
-    phase: int
-    order_kind: str  # WORK or EVALUATE
-    to: str
-    tensors: tuple[tuple[str, str, tuple[int, ...], int], ...]  # name, dtype, shape, bytes
-    value_kinds: tuple[str, ...]  # kinds of values beside them
-    problem: str  # said instead of a message; else empty
-    attempt: int = 0  # above 0 once the server went back
-
-    @property
-    def bytes(self) -> int:
-        """Return the bytes of the tensors."""
-        return sum(size for *_, size in self.tensors)
-
-
-@dataclass(frozen=True)
-class Row:
-    """Messages of one kind in consecutive rounds."""
-
-    first: int  # round, counted from 1; 0 is the start
-    last: int
-    kind: Kind
-    messages: int
-    bytes: int  # of all of them, words and headers too
+    Raises:
+        RunError: the journal cannot be written.
+    """
+    values = {"train": dict(answer.train), "scores": [vars(s) for s in answer.scores], "remarks": list(answer.remarks)}
+    line = {
+        "round": answer.order.round + 1,
+        "phase": answer.order.phase + 1,
+        "what": answer.order.kind,
+        **({"attempt": answer.order.attempt} if answer.order.attempt else {}),
+        "to": to,
+        "tensors": [
+            {"name": k, "dtype": str(v.dtype).removeprefix("torch."), "shape": list(v.shape), "bytes": v.nbytes}
+            | {"sha256": hashlib.sha256(v.contiguous().flatten().view(torch.uint8).numpy().tobytes()).hexdigest()}
+            for k, v in sorted(message.items())
+        ],
+        **({"unmasked_sha256": unmasked} if unmasked else {}),
+        "told": {k: v for k, v in values.items() if v} | ({"problem": answer.problem} if answer.problem else {}),
+        "bytes": len(content),
+        "sha256": hashlib.sha256(content).hexdigest(),
+    }
+    journal.write("INSERT INTO sent (line) VALUES (?)", (json.dumps(line),))
 
 
 def find_ledger(path: Path) -> Path:
@@ -53,40 +57,70 @@ def find_ledger(path: Path) -> Path:
     """
     try:
         folder = path if path.is_dir() else read_site_file(path).state
-        if (folder / LEFT).is_file():
+        if any((folder / name).is_file() for name in (FILE, OLD_LEDGER)):
             return folder
-        below = sorted(file.parent for file in folder.glob(f"*/{LEFT}"))
+        below = sorted({file.parent for name in (FILE, OLD_LEDGER) for file in folder.glob(f"*/{name}")})
     except OSError as problem:
-        raise make_read_error(path, problem) from None
+        raise _make_read_error(path, problem) from None
     if len(below) > 1:
         raise RunError(f"{folder}: the site took part in {len(below)} federations; name one: {', '.join(map(str, below))}")
     if not below:
-        raise RunError(f"{folder}: there is no {LEFT}: nothing left this site, or it is not the state folder of a site")
+        raise RunError(f"{folder}: there is no {FILE}: nothing left this site, or it is not the state folder of a site")
     return below[0]
 
 
 def read_ledger(folder: Path) -> list[Line]:
-    """Return all messages that left, in order. Raises RunError as `read_sent_messages`."""
-    lines = read_sent_messages(folder)
-    for number, line in enumerate(lines, 1):
+    """Return all messages that left a site, in order, also of a state folder of version 0.2 and before.
+
+    Raises:
+        RunError: the ledger cannot be read, or a line is damaged.
+    """
+    path = folder / OLD_LEDGER
+    if (folder / FILE).exists() or not path.exists():
+        path = folder / FILE
+        with closing(Journal(folder, read_only=True)) as journal:
+            texts = [text for (text,) in journal.read("SELECT line FROM sent ORDER BY number")]
+    else:
         try:
-            _make_kind(line)
-        except (KeyError, TypeError, ValueError, AttributeError):
+            texts = path.read_bytes().split(b"\n")[:-1]  # a last line without an end is of no message that left
+        except OSError as problem:
+            raise _make_read_error(path, problem) from None
+    lines = []
+    for number, text in enumerate(texts, 1):
+        try:
+            lines.append(json.loads(text))
+            _describe_message(lines[-1])
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):  # RecursionError: nested brackets
             raise RunError(
-                f"{folder / LEFT}: line {number} does not have the form that `fedmutual site` writes; restore the file "
-                "from a backup"
+                f"{path}: line {number} does not have the form that `fedmutual site` writes; restore the file from a backup"
             ) from None
     return lines
 
 
-def summarise_ledger(lines: Iterable[Line]) -> list[Row]:
-    """Return one row for each kind of message, over consecutive rounds with equal kinds of messages."""
-    rounds = [(round, _count_kinds(of)) for round, of in groupby(sorted(lines, key=_get_round), _get_round)]
-    return [
-        Row(same[0][0], same[-1][0], kind, sum(of[kind][0] for _, of in same), sum(of[kind][1] for _, of in same))
-        for same in _group_equal_rounds(rounds)
-        for kind in same[0][1]
-    ]
+def summarise_ledger(lines: Iterable[Line]) -> list[dict[str, Any]]:
+    """Return one row for each kind of message, over consecutive rounds with equal kinds and numbers of messages.
+
+    Keys of a row: "first" and "last" (rounds from 1; 0 is the start), "what", "to", "messages", "tensors" and "size" (of one
+    message: their number and bytes), "beside" (kinds of values), "bytes" (of all messages, with words and headers).
+    """
+    rows, current, shape, last = list[dict[str, Any]](), list[dict[str, Any]](), list[Any](), -1
+    for round, group in groupby(sorted(lines, key=_get_round), _get_round):
+        kinds: dict[Any, list[Line]] = {}
+        for line in group:
+            kinds.setdefault(_describe_message(line), []).append(line)
+        before, shape = shape, [(kind, len(of)) for kind, of in kinds.items()]
+        if round != last + 1 or shape != before:
+            current = [
+                {"first": round, "what": what, "to": to, "messages": 0, "bytes": 0}
+                | {"tensors": len(tensors), "size": sum(size for *_, size in tensors), "beside": beside}
+                for what, to, tensors, beside, _ in kinds
+            ]
+            rows += current
+        for row, of in zip(current, kinds.values(), strict=True):
+            row["last"], row["messages"] = round, row["messages"] + len(of)
+            row["bytes"] += sum(line["bytes"] for line in of)
+        last = round
+    return rows
 
 
 def count_totals(lines: Sequence[Line]) -> dict[str, dict[str, int]]:
@@ -100,53 +134,29 @@ def count_totals(lines: Sequence[Line]) -> dict[str, dict[str, int]]:
     return dict(sorted(totals.items()))
 
 
-_Round = tuple[int, dict[Kind, tuple[int, int]]]  # its number; kind -> messages, bytes
-
-
-def _count_kinds(lines: Iterable[Line]) -> dict[Kind, tuple[int, int]]:
-    counts: dict[Kind, tuple[int, int]] = {}
-    for line in lines:
-        kind = _make_kind(line)
-        messages, size = counts.get(kind, (0, 0))
-        counts[kind] = (messages + 1, size + line["bytes"])
-    return counts
-
-
-def _group_equal_rounds(rounds: Sequence[_Round]) -> Iterable[list[_Round]]:
-    """Yield groups of consecutive rounds with equal kinds of messages and equal counts."""
-    run: list[_Round] = []
-    for round, kinds in rounds:
-        if run and (round != run[-1][0] + 1 or _list_message_counts(kinds) != _list_message_counts(run[-1][1])):
-            yield run
-            run = []
-        run.append((round, kinds))
-    if run:
-        yield run
-
-
-def _list_message_counts(kinds: Mapping[Kind, tuple[int, int]]) -> list[tuple[Kind, int]]:
-    return [(kind, messages) for kind, (messages, _) in kinds.items()]
-
-
 def _get_round(line: Line) -> int:
     return int(line["round"])
 
 
-def _make_kind(line: Line) -> Kind:
+def _describe_message(line: Line) -> tuple[str, str, tuple[Any, ...], tuple[str, ...], int]:
+    """Return what equal messages have in common: (what they are, receiver, tensors, kinds of values, phase)."""
     tensors = tuple((t["name"], t["dtype"], tuple(map(int, t["shape"])), int(t["bytes"])) for t in line["tensors"])
-    values = dict(line["told"])
+    values, names = dict(line["told"]), {"train": "losses"}
     problem = values.pop("problem", "")
     int(line["bytes"]), _get_round(line)
-    words = {"train": "losses", "scores": "scores", "remarks": "remarks"}
-    value_kinds = tuple(words.get(k, k) for k in values)
-    return Kind(line["phase"], line["what"], line["to"], tensors, value_kinds, problem, int(line.get("attempt", 0)))
+    if problem:
+        what = f"no message: {problem}"
+    elif line["what"] != WORK:
+        what = "scores" if values else "scored at the site, nothing sent"
+    else:
+        what = f"phase {line['phase']}{'' if tensors else ', done'}"
+    attempt_note = f", attempt {line['attempt']}" if line.get("attempt") else ""
+    return what + attempt_note, line["to"], tensors, tuple(names.get(k, k) for k in values), line["phase"]
 
 
-def describe_message(kind: Kind) -> str:
-    """Return the phase, the scores, or the problem of a kind of message, as the ledger lists it."""
-    attempt_note = f", attempt {kind.attempt}" if kind.attempt else ""
-    if kind.problem:
-        return f"no message: {kind.problem}{attempt_note}"
-    if kind.order_kind == EVALUATE:
-        return f"{'scores' if kind.value_kinds else 'scored at the site, nothing sent'}{attempt_note}"
-    return f"phase {kind.phase}{'' if kind.tensors else ', done'}{attempt_note}"
+def _make_read_error(path: Path, problem: OSError) -> RunError:
+    """Return the error for a ledger or its folder that cannot be read: a site closes its state folder to other users."""
+    return RunError(
+        f"{problem.filename or path}: cannot be read ({problem.strerror or problem}); correct the cause, or give the "
+        "command as the user who runs the site"
+    )

@@ -5,16 +5,15 @@ FedH2L has no server that computes. Every site does the work of the server in ot
 """
 
 from dataclasses import replace
-from pathlib import Path
 
 from fedmutual.algorithms.peers import Peering, make_forwarded_message
 from fedmutual.core import Algorithm, At, Message, Phase, Spec, Unusable
 from fedmutual.engines.loop import count_bytes, receive_usable
 from fedmutual.sites.mailbox import Mailbox
 from fedmutual.sites.protocol import Order, Place, SiteAnswer, pack_message
+from fedmutual.sites.site_journal import MESSAGE, SiteJournal
 from fedmutual.sites.sizes import MessageSizes
 from fedmutual.sites.sizes import count_bytes as count_declared_bytes
-from fedmutual.tensor_files import read_tensors, write_tensors
 
 PeerMessages = dict[str, bytes]
 """Receiving site -> bytes of the message to this site."""
@@ -29,10 +28,10 @@ class PeerMailbox:
     """The messages that one site sends and receives."""
 
     def __init__(
-        self, algorithm: Algorithm, state: Message, site: str, sites: tuple[str, ...], folder: Path, rounds: int
+        self, algorithm: Algorithm, state: Message, site: str, sites: tuple[str, ...], journal: SiteJournal, rounds: int
     ) -> None:
-        """state: the public state before the first round. folder: holds the site's own messages until the round ends."""
-        self._algorithm, self._state, self._site, self._folder = algorithm, state, site, folder / "letters"
+        """state: the public state before the first round. journal: has the site's own messages of this round."""
+        self._algorithm, self._state, self._site, self._journal = algorithm, state, site, journal
         self._others, self._rounds = tuple(i for i in sites if i != site), rounds
         self.mail = Mailbox(
             self._others, self._declare_message, MessageSizes(algorithm, state, sites, by_hand=True).peer_message_limit
@@ -60,20 +59,9 @@ class PeerMailbox:
         content = pack_message(SiteAnswer(Order(order.kind, order.round, order.phase)), message)
         return dict.fromkeys(self._list_receivers(order, message, at), content)
 
-    def store_message(self, order: Order, message: Message, at: At) -> int:
-        """Store the site's own message, so that it can be sent again; return the number of bytes that go to other sites.
-
-        Messages of earlier rounds are removed.
-
-        Raises:
-            RunError: the file cannot be written.
-        """
-        up = count_bytes(message) * len(self._list_receivers(order, message, at))
-        for file in self._folder.glob("*.safetensors"):
-            if not file.name.startswith(f"{order.round + 1}-"):
-                file.unlink(missing_ok=True)
-        write_tensors(self._make_path(order), message, {"format": "1"})
-        return up
+    def count_sent_bytes(self, order: Order, message: Message, at: At) -> int:
+        """Return the number of bytes of a message of this site that go to other sites."""
+        return count_bytes(message) * len(self._list_receivers(order, message, at))
 
     def read_inbox(self, order: Order, at: At) -> tuple[Message, int, list[str], dict[str, str]]:
         """Return (inbox of a phase, received bytes, the sites whose message did not arrive, site -> fault of its message).
@@ -130,10 +118,7 @@ class PeerMailbox:
         return bool(following.send(state, receiver, replace(at, phase=order.phase + 1)))
 
     def _read_message(self, order: Order) -> Message:
-        return read_tensors(self._make_path(order))[0] if self._make_path(order).exists() else {}
-
-    def _make_path(self, order: Order) -> Path:
-        return self._folder / f"{order.round + 1}-{order.phase + 1}.safetensors"
+        return self._journal.read_tensors(MESSAGE, order.round, order.phase)
 
     def _list_phases(self, order: Order) -> tuple[Phase, ...]:
         return self._algorithm.start if order.round < 0 else self._algorithm.phases

@@ -23,7 +23,7 @@ from fedmutual.rundir.schema import ClassScores
 Place = tuple[int, int]
 """A round and a phase; the scores of a round have the number after its last phase."""
 WORK: Literal["work"] = "work"
-EVALUATE: Literal["exam"] = "exam"
+EVALUATE: Literal["evaluate"] = "evaluate"
 LONGEST_TEXT = 500  # the most characters of another party's sentence
 _NAMED = 100  # the most characters of the name of a score or a loss
 _SCORES, _CLASSES = 64, 2**16  # the most scores of an answer, and values of a score; the most numbers of a value
@@ -40,7 +40,7 @@ Count = Annotated[int, Field(ge=0, lt=2**63)]
 class Order:
     """What a site is to do: its half of a phase, or to score its networks after a round."""
 
-    kind: Literal["work", "exam"]
+    kind: Literal["work", "evaluate"]
     round: Annotated[int, Field(ge=-1, lt=2**63)]  # from 0; -1 in the start
     phase: Count  # its number in the round, or in the start
     senders: tuple[str, ...] | None = None  # among peers: the sites whose messages of the previous phase count
@@ -79,7 +79,6 @@ class SiteAnswer:
     remarks: tuple[Words, ...] = ()  # which messages of other sites the site left out, and why
     problem: Words | None = None  # why there is no message, without data and paths
     accused: tuple[str, ...] = ()  # the sites with another public seed set, if that is the problem
-    diverged: bool = False  # from sites of older versions only: the value may depend on private rows (`private_values`)
 
 
 class Transport(Protocol):

@@ -1,6 +1,7 @@
 """The part of one site in a federation: it holds the data, the model and the state on disk, and answers orders (bytes)."""
 
 from collections import Counter
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,9 +24,9 @@ from fedmutual.rundir.record_files import is_scored_on_resume, read_records, rew
 from fedmutual.rundir.schema import Evaluation, RecordedEngine
 from fedmutual.rundir.summary import write_summary
 from fedmutual.sites import guarantee
-from fedmutual.sites.admission import Bounds, Declined, admit, find_answer
 from fedmutual.sites.contract import Contract, identify
-from fedmutual.sites.journal import Journal, JournalEntry
+from fedmutual.sites.journal import Journal
+from fedmutual.sites.ledger import record_sent
 from fedmutual.sites.peers import PeerMailbox, is_peer_to_peer
 from fedmutual.sites.private_values import Say, answer_phase, check_first_replies, describe_failure, may_depend_on_rows
 from fedmutual.sites.protocol import (
@@ -43,8 +44,8 @@ from fedmutual.sites.protocol import (
 )
 from fedmutual.sites.secure_sum.fixed_point import count_words, list_masked_leaves
 from fedmutual.sites.secure_sum.messages import WORDS, Rejected, Stage
-from fedmutual.sites.secure_sum.site_files import SumFiles
-from fedmutual.sites.sent_log import LEFT, SentLog
+from fedmutual.sites.secure_sum.site import SiteSums
+from fedmutual.sites.site_journal import MESSAGE, REPLY, UPDATE, Bounds, Declined, SiteJournal
 from fedmutual.sites.site_settings import SiteSettings, build_site
 from fedmutual.sites.sizes import MessageSizes
 from fedmutual.sites.statistics import (
@@ -52,7 +53,6 @@ from fedmutual.sites.statistics import (
     SumStatistics,
     read_scaling,
     read_site_scaling,
-    write_site_scaling,
 )
 from fedmutual.user_code import plugins
 
@@ -83,7 +83,7 @@ class SiteRuntime:
         self.site, self.say = settings.file.site, say
         self.folder, self._state = settings.state / contract.name, settings.state
         self._contract, self._settings = contract, settings
-        self._moments = None if contract.layout is None else read_site_scaling(self.folder)  # None: not sent yet
+        self._moments = self._read_moments()  # None: not sent yet
         self.experiment = self._build_experiment()
         guarantee.check_site(self.experiment.config, settings.file, settings.source)
         self._budget: PrivacyBudget | None = None
@@ -92,7 +92,6 @@ class SiteRuntime:
             guarantee.remark_others(self.experiment, self.site, settings.state, say)
         experiment, algorithm = self.experiment, self.experiment.algorithm
         fingerprint = experiment.data.partition["fingerprint"] + contract.digest + _get_seedset_digest(experiment)
-        self._journal = Journal(self.folder, self.site, identify(experiment.config, fingerprint), self._budget)
         stages = len(Stage) if contract.is_masked else 0
         self._bounds = Bounds(
             rounds=experiment.config.rounds,
@@ -100,24 +99,25 @@ class SiteRuntime:
             phases=len(algorithm.phases) + stages,
             evaluate_every=experiment.config.records.evaluate_every,
         )
+        run = identify(experiment.config, fingerprint)
+        self._journal = SiteJournal(self.folder, self.site, run, self._bounds, self._budget, read_only=check_only)
         self._declined = set[str]()  # reasons for declined orders since the last accepted order: each is recorded once
-        self._sent_log = SentLog(self.folder)
         # only the names and shapes of the first state are used, which are public
         self._public = experiment.make_server_state(contract.sites.names)
         self.peers: PeerMailbox | None = None
         if is_peer_to_peer(algorithm):
             self.peers = PeerMailbox(
-                algorithm, self._public, self.site, contract.sites.names, self.folder, experiment.config.rounds
+                algorithm, self._public, self.site, contract.sites.names, self._journal, experiment.config.rounds
             )
         words = count_words(algorithm.phases[0], self._public) if contract.is_masked else None
         self._limit = MessageSizes(algorithm, self._public, contract.sites.names, self.peers is not None, words).order_limit
         self.is_masked = contract.is_masked
-        self._sums: SumFiles | None = None
+        self._sums: SiteSums | None = None
         if contract.is_masked and not check_only:
             if startup is None:
                 raise RunError(f"{settings.source}: a secure sum needs the site's kit, which holds the signing key")
-            self._sums = SumFiles(self.folder, self.site, contract.sites.names, contract.binding, startup)
-        if self._journal.entries and not check_only:  # a check may run with the kit's contract, which may have other rounds
+            self._sums = SiteSums(self._journal, self.site, contract.sites.names, contract.binding, startup)
+        if self._journal.is_begun() and not check_only:  # a check may run with the kit's contract with other rounds
             self._check_schedules()
         self._repeats = Counter[tuple[str, int, int]]()  # how often each answer was sent again
         self._client: Client | None = None
@@ -127,6 +127,13 @@ class SiteRuntime:
         else:
             _prepare_folder(self.folder, experiment, self.site)
             self._write_summary(max((line.round for line in read_records(self.folder / METRICS, Evaluation)), default=0))
+
+    def _read_moments(self) -> Moments | None:
+        """Return the scaling that the server has sent before; None where it has not, or sends none."""
+        if self._contract.layout is None:
+            return None
+        with closing(Journal(self.folder, read_only=True)) as journal:
+            return read_site_scaling(journal)
 
     def _build_experiment(self) -> Experiment:
         """Build the site's experiment, with the scaling that the server has sent, if it has."""
@@ -169,38 +176,56 @@ class SiteRuntime:
         """
         order, inbox = read_order(content, self._limit)
         digest = digest_order(order, inbox)
-        known_reply = find_answer(self._journal, order, digest)
+        known_reply = self._journal.find_answer(order, digest)
         begun = self._journal.begun
-        if known_reply is not None or (begun is not None and begun.inbox == digest):  # answered, or begun and failed
+        if known_reply is not None or (begun is not None and begun[2] == digest):  # answered, or begun and failed
             self._count_repeat(order)
         if known_reply is not None:
             self.say(f"{order.round_name}: repeated order, the first answer is sent again")
-            self._sent_log.record(*read_answer(known_reply), known_reply, SERVER)
+            record_sent(self._journal, *read_answer(known_reply), known_reply, SERVER)
             return known_reply
-        message: Message = {}
-        unmasked: str | None = None
         try:
             moments = self._check_scaling(order, inbox)
             self._begin(order, digest)
             inbox = self._adopt_scaling(moments, inbox)
-            if order.kind == EVALUATE:
-                answer, message = self._evaluate(order, inbox)
-            elif order.phase < len(self._list_phases(order)):
-                answer, message = self._do_phase(order, inbox, digest)
-            else:
-                answer, message, unmasked = self._do_sum_stage(order, inbox)
-            reply = pack_message(answer, {} if self.peers else message)
-            self._save(order, digest, reply)
+            reply = self._do(order, inbox, digest)
+            self._journal.publish()
+            return reply
         except Declined as problem:
             return self._decline(order, str(problem))
         except Exception as problem:  # of any type: a site's own network or task may raise any error
             self._client = None  # discards changes since the last saved phase
             self.say(f"{order.round_name}: {describe_failure(problem)}")
             accused = problem.clients if isinstance(problem, Disagreed) else ()
-            answer, message = SiteAnswer(order, problem=_describe_problem(problem), accused=accused), {}
+            answer = SiteAnswer(order, problem=_describe_problem(problem), accused=accused)
+            reply = pack_message(answer, {})
+            record_sent(self._journal, answer, {}, reply, SERVER)
+            return reply
+
+    def _do(self, order: Order, inbox: Message, digest: str) -> bytes:
+        """Carry out an order that was begun, and return the answer, which is on the disk. digest: of the order."""
+        kept: dict[str, Message] = {}
+        unmasked: str | None = None
+        is_stage = self._is_stage(order)
+        if order.kind == EVALUATE:
+            answer, message = self._evaluate(order, inbox)
+        elif not is_stage:
+            answer, message, kept = self._do_phase(order, inbox)
+        place = self._bounds.find_place(order)
+        is_current = self._client is not None and self._at == self._journal.find_before(place)
+        with self._journal.change(erase=is_stage):
+            if is_stage:
+                answer, message, unmasked = self._do_sum_stage(order, inbox)
             reply = pack_message(answer, message)
-        self._sent_log.record(answer, {} if self.peers else message, reply, SERVER, unmasked)
+            trained = None if is_stage or order.kind == EVALUATE else self._client
+            self._journal.finish(order, digest, reply, trained, kept)
+            record_sent(self._journal, answer, message, reply, SERVER, unmasked)
+        self._at = place if is_current else self._at
         return reply
+
+    def _is_stage(self, order: Order) -> bool:
+        """Return whether an order is a stage of the secure sum, which follows the phases of a round."""
+        return order.kind != EVALUATE and order.phase >= len(self._list_phases(order))
 
     def _count_repeat(self, order: Order) -> None:
         """Raise MalformedMessage where a server repeats one order without end, for each answer adds a line to the ledger."""
@@ -223,20 +248,20 @@ class SiteRuntime:
         if (
             self.peers is None
             or order.kind == EVALUATE
-            or find_answer(self._journal, order, digest_order(order, inbox)) is None
+            or self._journal.find_answer(order, digest_order(order, inbox)) is None
         ):
             return {}
         messages = self.peers.make_peer_messages(order, self._make_place(order))
         for receiver, sent_content in messages.items():
-            self._sent_log.record(*read_answer(sent_content), sent_content, receiver)
+            record_sent(self._journal, *read_answer(sent_content), sent_content, receiver)
         return messages
 
     def _begin(self, order: Order, digest: str) -> None:
         """Record that the site begins an order. digest: of the order. Raises Declined where the order is not admitted."""
         before = self._journal.begun
-        if admit(self._journal, order, digest, self._bounds):
+        if self._journal.begin(order, digest):
             self._client = None
-        if order.attempt > (before.attempt if before else 0):
+        if order.attempt > (before[0] if before else 0):
             self.say(f"{order.round_name}: the server goes back, and begins attempt {order.attempt} of at most {ATTEMPTS}")
         self._declined.clear()
 
@@ -246,8 +271,8 @@ class SiteRuntime:
         Raises:
             Declined: the order lacks the scaling, or has another one than earlier orders.
         """
-        layout, is_stage = self._contract.layout, order.kind != EVALUATE and order.phase >= len(self._list_phases(order))
-        if layout is None or order.round < 0 or is_stage:
+        layout = self._contract.layout
+        if layout is None or order.round < 0 or self._is_stage(order):
             return None
         try:
             moments = read_scaling(layout, inbox)
@@ -262,7 +287,7 @@ class SiteRuntime:
         if moments is None:
             return inbox
         if self._moments is None:
-            write_site_scaling(self.folder, moments)
+            self._journal.set_fact(SCALING, moments)
             self._moments, self._client = moments, None
             self.experiment = self._build_experiment()
             _prepare_folder(self.folder, self.experiment, self.site)
@@ -275,14 +300,13 @@ class SiteRuntime:
         reply = pack_message(answer, {})
         if why not in self._declined:
             self.say(f"{order.round_name}: declined: {why}")
-            self._sent_log.record(answer, {}, reply, SERVER)
+            record_sent(self._journal, answer, {}, reply, SERVER)
             self._declined.add(why)
         return reply
 
-    def _do_phase(self, order: Order, inbox: Message, digest: str) -> tuple[SiteAnswer, Message]:
-        """Carry out the client's part of a phase, and return (answer, message). digest: of the order."""
+    def _do_phase(self, order: Order, inbox: Message) -> tuple[SiteAnswer, Message, dict[str, Message]]:
+        """Carry out the client's part of a phase, and return (answer, message, tensors that stay in the journal by kind)."""
         at, phase = self._make_place(order), self._list_phases(order)[order.phase]
-        up: int | None = None
         down: int | None = None
         remarks: tuple[str, ...] = ()
         if self.peers is not None:
@@ -306,19 +330,17 @@ class SiteRuntime:
         )
         self._at = (order.round, order.phase)
         if self.peers is not None:
-            up = self.peers.store_message(order, reply.message, at)
+            up = self.peers.count_sent_bytes(order, reply.message, at)
+            return SiteAnswer(order, reply.train, up=up, down=down, remarks=remarks), {}, {MESSAGE: reply.message}
         if self._sums is not None:  # after the boundary; an unmasked update does not leave the site
-            self._sums.write_update(reply.message, inbox, order.round, digest)
-            return SiteAnswer(order, reply.train), {}
-        return SiteAnswer(order, reply.train, up=up, down=down, remarks=remarks), reply.message
+            return SiteAnswer(order, reply.train), {}, {UPDATE: self._sums.pack_update(reply.message, inbox)}
+        return SiteAnswer(order, reply.train), reply.message, {}
 
     def _do_sum_stage(self, order: Order, inbox: Message) -> tuple[SiteAnswer, Message, str | None]:
         """Carry out a stage of the secure sum, and return (answer, message, digest of the unmasked words or None)."""
         assert self._sums is not None
-        self._restore_client((order.round, order.phase))
-        self._at = (order.round, order.phase)
         try:
-            message, unmasked = self._sums.answer_stage(Stage(order.phase), order.round, order.attempt, inbox)
+            message, unmasked = self._sums.answer_stage(order, inbox)
         except Rejected as problem:
             raise Declined(str(problem)) from None
         return SiteAnswer(order), message, unmasked
@@ -345,10 +367,15 @@ class SiteRuntime:
 
     def _restore_sent_meme(self, client: Client, order: Order) -> None:
         """Load the meme's tensors that the client sent: scores are of the trained meme, which no state file holds."""
-        entry, meme = self._journal.find_before((order.round + 1, 0)), client.nets.get("meme")
-        if entry is not None and meme is not None:
-            sent = read_answer(self._journal.read_reply(entry))[1] if self._sums is None else self._sums.read_reply()
-            meme.load_state_dict(meme.state_dict() | {k: v for k, v in sent.items() if k in client.shared})
+        place, meme = self._journal.find_before((order.round + 1, 0)), client.nets.get("meme")
+        if place is None or meme is None:
+            return
+        if self._sums is None:
+            reply = self._journal.read_content(REPLY, *place)
+            sent = read_answer(reply)[1] if reply is not None else {}
+        else:
+            sent = self._sums.read_reply(place[0])
+        meme.load_state_dict(meme.state_dict() | {k: v for k, v in sent.items() if k in client.shared})
 
     def _write_summary(self, round: int) -> None:
         """Write the summary after the last round, as every run does. round: the number of rounds that are done."""
@@ -359,23 +386,13 @@ class SiteRuntime:
             leaves = list_masked_leaves(algorithm, self._public) if self.is_masked else self.experiment.list_leaves()
             write_summary(self.folder, config, leaves=leaves, bytes=None, **spent)  # the ledger has the bytes
 
-    def _save(self, order: Order, digest: str, reply: bytes) -> None:
-        """Save the client and the reply, before the reply leaves the site. digest: of the order."""
-        assert self._client is not None
-        if order.kind == EVALUATE:
-            self._journal.write_scores(order.round, digest, reply)
-        else:
-            last = order.phase + 1 == (self._bounds.start if order.round < 0 else self._bounds.phases)
-            self._journal.write(self._client, JournalEntry(order.round, order.phase, digest, last), reply)
-
     def _restore_client(self, at: Place) -> Client:
         """Return the client with its state before a phase."""
-        entry = self._journal.find_before(at)
-        place = entry.place if entry else None
+        place = self._journal.find_before(at)
         if self._client is None or self._at != place:
             self._client = guarantee.protect(self.experiment.build_client(self.site), self._budget, self._state)
-            if entry is not None:
-                self._journal.load(self._client, entry)
+            if place is not None:
+                self._journal.load(self._client, place)
             self._at = place
         return self._client
 
@@ -404,7 +421,6 @@ def _prepare_folder(folder: Path, experiment: Experiment, site: str) -> None:
     environment = description.describe_run(environment.model_copy(update=about), experiment, {site: sizes})
     folders.write_about(folder, experiment.config, environment, experiment.data.partition)
     every, rounds = experiment.config.records.evaluate_every, experiment.config.rounds
-    rewind(folder / LEFT, lambda round: True)  # drops an incomplete last line, which a kill or a full disk leaves
     rewind(folder / METRICS, lambda round: is_scored_on_resume(round, round, every, rounds))
 
 

@@ -7,21 +7,17 @@ start has them too. A site keeps the first that it is sent, and declines orders 
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Any, ClassVar
 
 import torch
-from pydantic import Field
 
 from fedmutual.algorithms.fedavg import N_K
 from fedmutual.core import Algorithm, At, Batch, Client, Message, Net, Phase, Spec
 from fedmutual.data.examples import list_names
 from fedmutual.data.statistics import Layout, Moments, Statistics, Words, read_sums
-from fedmutual.sites.state_files import StateRecord, read_state_record, write_state_record
+from fedmutual.sites.journal import Journal
 
 SUMS, SCALING = "statistics", "scaling"  # names of tensors: words int64 [layout.count]; mean and divisor float64 [2, inputs]
-FILE = "statistics.json"
-_Finite = Annotated[float, Field(allow_inf_nan=False)]
 _MOST_MEAN, _LEAST_DIVISOR = (
     1e15,
     1e-20,
@@ -126,26 +122,6 @@ def make_placeholder(layout: Layout) -> Moments:
     return Moments((0.0,) * len(layout.inputs), (1.0,) * len(layout.inputs))
 
 
-class _RecordedScaling(StateRecord):
-    """The file of a site."""
-
-    mean: tuple[_Finite, ...]
-    std: tuple[Annotated[_Finite, Field(gt=0)], ...]
-
-
-class _StatisticsRecord(StateRecord):
-    """The file of the server: what `Statistics.record` returns, and the bytes."""
-
-    rows: Annotated[int, Field(ge=1)]
-    classes: dict[str, int]
-    inputs: tuple[str, ...]
-    missing: tuple[int, ...]
-    mean: tuple[_Finite | None, ...]
-    std: tuple[Annotated[_Finite, Field(ge=0)] | None, ...]
-    up: dict[str, int]  # site -> bytes that the site sent
-    down: dict[str, int]
-
-
 @dataclass(frozen=True)
 class GatheredStatistics:
     """The statistics at the server, and the bytes that they took."""
@@ -155,26 +131,24 @@ class GatheredStatistics:
     down: Mapping[str, int]
 
 
-def read_site_scaling(folder: Path) -> Moments | None:
-    """Return the scaling that a site was sent; None before. Raises RunError where the file is damaged."""
-    about = read_state_record(folder / FILE, _RecordedScaling)
-    return None if about is None else Moments(about.mean, about.std)
+def read_site_scaling(journal: Journal) -> Moments | None:
+    """Return the scaling that a site was sent; None before."""
+    about = journal.get_fact(SCALING)
+    return None if about is None else Moments(*map(tuple, about))
 
 
-def write_site_scaling(folder: Path, moments: Moments) -> None:
-    """Write the scaling that a site was sent. Raises RunError where the file cannot be written."""
-    write_state_record(folder / FILE, _RecordedScaling(mean=moments.mean, std=moments.std))
-
-
-def read_gathered(folder: Path) -> GatheredStatistics | None:
-    """Return the statistics that the server has gathered; None before. Raises RunError where the file is damaged."""
-    about = read_state_record(folder / FILE, _StatisticsRecord)
+def read_gathered(journal: Journal) -> GatheredStatistics | None:
+    """Return the statistics that the server has gathered; None before."""
+    about = journal.get_fact(SUMS)
     if about is None:
         return None
-    return GatheredStatistics(Statistics(**about.model_dump(exclude={"up", "down"})), about.up, about.down)
+    record: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in about["record"].items()
+    }
+    return GatheredStatistics(Statistics(**record), about["up"], about["down"])
 
 
-def write_gathered(folder: Path, gathered: GatheredStatistics) -> None:
-    """Write the statistics at the server. Raises RunError where the file cannot be written."""
-    record = {**gathered.statistics.record(), "up": dict(gathered.up), "down": dict(gathered.down)}
-    write_state_record(folder / FILE, _StatisticsRecord.model_validate(record))
+def write_gathered(journal: Journal, gathered: GatheredStatistics) -> None:
+    """Write the statistics at the server. Raises RunError where the journal cannot be written."""
+    about = {"record": gathered.statistics.record(), "up": dict(gathered.up), "down": dict(gathered.down)}
+    journal.set_fact(SUMS, about)

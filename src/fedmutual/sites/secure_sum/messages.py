@@ -24,7 +24,7 @@ from fedmutual.sites.secure_sum.masks import agree_key, check_public_key
 from fedmutual.sites.secure_sum.shares import SHARE_BYTES
 
 LEAST_SITES, MOST_SITES = 3, 20
-CONTENT, WORDS = "letter", "words"  # names of tensors in a message: JSON text as uint8 [N], masked words as int64 [N]
+CONTENT, WORDS = "content", "words"  # names of tensors in a message: JSON text as uint8 [N], masked words as int64 [N]
 NONCE_BYTES = 12  # of ChaCha20-Poly1305
 _SIGNED = "fedmutual secure sum 1"  # at the start of all signed content: the key of a kit signs other content too
 

@@ -1,6 +1,11 @@
-"""The server's side of a secure sum: forward messages, add the masked words, and remove the masks from the sum."""
+"""The server's side of a secure sum: forward messages, add the masked words, and remove the masks from the sum.
 
-from collections.abc import Mapping
+A server that restarts in the middle of a sum must send the same orders as before, because the sites refuse different orders.
+So the closed stages of the current sum are in the server's journal.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from random import Random
 
@@ -8,6 +13,9 @@ import numpy as np
 import torch
 
 from fedmutual.core import Message
+from fedmutual.engines.loop import count_bytes
+from fedmutual.sites.journal import Journal
+from fedmutual.sites.protocol import WORK, Order, SiteAnswer
 from fedmutual.sites.secure_sum import masks, messages
 from fedmutual.sites.secure_sum.identity import Authority, Forged
 from fedmutual.sites.secure_sum.masks import Words
@@ -22,6 +30,8 @@ from fedmutual.sites.secure_sum.messages import (
 )
 from fedmutual.sites.secure_sum.shares import join_shares
 
+SendOrders = Callable[[Mapping[str, tuple[Order, Message]]], Iterator[tuple[str, tuple[SiteAnswer, Message]]]]
+_STAGE = "stage"  # kind of content in the journal: a site's answer to a stage
 _TRIALS = 1000  # sets of shares that are tried for one secret: with 20 sites enough to leave 3 wrong shares out
 
 
@@ -166,3 +176,82 @@ class SumServer:
 
     def _read_announcement(self, site: str) -> Announcement:
         return read_sum_message(Announcement, self.answers[Stage.KEYS][site], site)
+
+
+class SecureSums:
+    """The server's secure sums of a federation, one per round."""
+
+    def __init__(self, journal: Journal, authority: Authority, contract: str, sites: tuple[str, ...]) -> None:
+        """contract: digest of the contract, in hex. sites: all sites of the federation."""
+        self._journal, self._authority, self._contract, self._sites = journal, authority, contract, sites
+
+    def open(
+        self,
+        round: int,
+        attempt: int,
+        model: str,
+        count: int,
+        trained: Collection[str],
+        ask: SendOrders,
+        refuse: Callable[[str, Order, str], None],
+    ) -> tuple[Words, tuple[str, ...], tuple[str, ...], Mapping[str, int], Mapping[str, int]]:
+        """Run the remaining stages of a round's sum.
+
+        model: digest of the model that the sites were sent. count: the number of words that a site sends. trained: the sites
+        that trained. ask: sends orders, and yields each answer when it arrives. refuse: is called with the site, the order
+        and the reason for each invalid answer.
+
+        Returns:
+            The sum of the words [count]; the sites whose updates are in the sum; the sites that answered the last stage; the
+            bytes that each site sent, and those that the server sent to it.
+
+        Raises:
+            TooFewSites: fewer sites than the threshold answered a stage; calling `open` again repeats this stage.
+            Rejected: the masks of the sum cannot be removed.
+            RunError: the journal is damaged or cannot be written.
+        """
+        server = self.begin(SumContext(self._contract, self._sites, round, attempt, model), count)
+        up, down = Counter[str](), Counter[str]()
+        for stage in Stage:
+            if stage in server.answers:
+                continue
+            sent = server.make_orders(stage)
+            orders = {
+                site: (Order(WORK, round, int(stage), attempt=attempt), message)
+                for site, message in sent.items()
+                if stage is not Stage.KEYS or site in trained
+            }
+            answers: dict[str, Message] = {}
+            for site, (site_answer, message) in ask(orders):
+                up[site] += count_bytes(message)
+                down[site] += count_bytes(sent[site])
+                try:
+                    if site_answer.problem is not None:
+                        raise Rejected(site_answer.problem)
+                    server.check_answer(stage, site, message)
+                    answers[site] = message
+                except Rejected as problem:
+                    refuse(site, site_answer.order, str(problem))
+            server.close_stage(stage, answers)
+            self.save(server, stage)
+        return server.add_words(), server.present, tuple(sorted(server.answers[Stage.UNMASK])), up, down
+
+    def begin(self, context: SumContext, count: int) -> SumServer:
+        """Return the server's side of a sum, with the stages that are closed already. count: words of an update."""
+        server = SumServer(context, self._authority, count)
+        if self._journal.get_fact("sum") != context.binding.hex():
+            with self._journal.change():
+                self._journal.write("DELETE FROM contents WHERE kind = ?", (_STAGE,))
+                self._journal.set_fact("sum", context.binding.hex())
+        for stage, site in self._journal.read(
+            "SELECT DISTINCT phase, site FROM contents WHERE kind = ? ORDER BY phase", _STAGE
+        ):
+            answer = self._journal.read_tensors(_STAGE, context.round, stage, site)
+            server.answers.setdefault(Stage(stage), {})[site] = answer
+        return server
+
+    def save(self, server: SumServer, stage: Stage) -> None:
+        """Write a closed stage, in one transaction."""
+        with self._journal.change():
+            for site, answer in server.answers[stage].items():
+                self._journal.write_tensors(answer, _STAGE, server.context.round, stage, site)

@@ -1,0 +1,264 @@
+"""What a site writes into its journal: the orders that it began, the finished phases, and the answers to the server.
+
+A site begins orders in ascending sequence of (attempt, round, phase); the scores of a round come after its last phase. So a
+place is answered once within an attempt, and a repeated order gets the first answer again, without training. A server goes
+back when all sites diverged, or when other sites answer after a crash than before. Then the server raises the attempt: at
+most `ATTEMPTS` times in a federation, and over at most the last `ROUNDS_BACK` rounds of the site. An order of a new attempt
+replaces the later phases of the old attempt; the site works from its state before that order.
+"""
+
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedmutual.core import Client, Message
+from fedmutual.errors import RunError
+from fedmutual.privacy.budget import LedgerDigests, PrivacyBudget
+from fedmutual.rundir.checkpoint import (
+    collect_client_state,
+    load_client,
+    make_file_name,
+    read_checkpoint,
+    remove_checkpoint,
+    write_checkpoint,
+)
+from fedmutual.rundir.file_names import client_folder, server_folder
+from fedmutual.rundir.record_files import is_scored_on_resume
+from fedmutual.rundir.schema import Saved
+from fedmutual.sites.journal import FILE, Journal
+from fedmutual.sites.protocol import ATTEMPTS, EVALUATE, Order, Place
+from fedmutual.tensor_files import write_tensors
+
+ROUNDS_BACK = 3  # earlier rounds with a saved state: the most that a new attempt can go back
+REPLY, MESSAGE, UPDATE = "reply", "message", "update"  # kinds of contents: answers, messages to peers, updates to be masked
+
+BEYOND = "the contract has no such round or phase"
+NOT_DUE = "the contract has no scores after this round"
+UNFINISHED = "it sends only the scores of the round that it has just finished"
+ANSWERED = "it has already answered this order with other tensors, and answers once"
+PAST = "it has already passed this place, and goes back only in a new attempt of the server"
+SPENT = f"the server may begin {ATTEMPTS} new attempts in the life of a federation, and this would be one more"
+FORGOTTEN = (
+    "it no longer has its state from before this order: restore states of the same round at the server and at the site"
+)
+
+
+class Declined(RuntimeError):
+    """A site does not carry out an order. The message may leave the site: it contains no private value."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The rounds and phases that the contract allows a server to ask for, with the stages of a secure sum."""
+
+    rounds: int
+    start: int  # phases of the start
+    phases: int  # phases of a round
+    evaluate_every: int
+
+    def find_place(self, order: Order) -> Place:
+        """Return the (round, phase) of an order; of scores, the number after the last phase."""
+        return order.round, self.phases if order.kind == EVALUATE else order.phase
+
+    def is_last(self, order: Order) -> bool:
+        """Return whether an order ends a round, or is of its scores."""
+        return order.kind == EVALUATE or order.phase + 1 == (self.start if order.round < 0 else self.phases)
+
+    def check(self, order: Order) -> None:
+        """Raise Declined where the contract has no such order."""
+        if not (-1 <= order.round < self.rounds and order.phase < (self.phases if order.round >= 0 else self.start)):
+            raise Declined(BEYOND)
+        number = order.round + 1
+        is_due = order.round >= 0 and is_scored_on_resume(number, number, self.evaluate_every, self.rounds)
+        if order.kind == EVALUATE and not is_due:
+            raise Declined(NOT_DUE)
+
+
+class SiteJournal(Journal):
+    """The journal of a site."""
+
+    def __init__(
+        self,
+        folder: Path,
+        site: str,
+        run: str,
+        bounds: Bounds,
+        budget: PrivacyBudget | None = None,
+        read_only: bool = False,
+    ) -> None:
+        """folder: the federation's folder at this site. run: the identity of the run, which the journal must have.
+
+        budget: each transaction records the lines of its ledgers; None for training without noise.
+
+        Raises:
+            RunError: as `Journal`, or the folder holds another run's state.
+        """
+        super().__init__(folder, read_only)
+        self._states, self._run, self._bounds, self._budget = client_folder(folder, site), run, bounds, budget
+        if self.get_fact("run") not in (None, run):
+            raise RunError(
+                f"{folder}: holds the state of this federation with another site.toml, other data, another contract "
+                "or another version of fedmutual; restore the files with which it began, or name another state.folder"
+            )
+        if not read_only:
+            if self.get_fact("run") is None:
+                self.set_fact("run", run)
+            self.publish()
+
+    @property
+    def begun(self) -> tuple[int, Place, str] | None:
+        """The last order that was begun, finished or not: its attempt, its place and its digest; None before the first."""
+        found = self.get_fact("begun")
+        return None if found is None else (found[0], (found[1], found[2]), found[3])
+
+    def is_begun(self) -> bool:
+        """Return whether a phase is finished."""
+        return bool(self.read("SELECT 1 FROM phases LIMIT 1"))
+
+    def find_answer(self, order: Order, digest: str) -> bytes | None:
+        """Return the earlier answer to this order, or None. digest: of the order."""
+        place = self._bounds.find_place(order)
+        known = self.read("SELECT 1 FROM phases WHERE round = ? AND phase = ? AND inbox = ?", *place, digest)
+        return self.read_content(REPLY, *place) if known else None
+
+    def find_before(self, place: Place) -> Place | None:
+        """Return the last finished place before a place, or None."""
+        found = self.read("SELECT round, phase FROM phases WHERE (round, phase) < (?, ?) ORDER BY 1 DESC, 2 DESC", *place)
+        return found[0] if found else None
+
+    def begin(self, order: Order, digest: str) -> bool:
+        """Begin an order without an earlier answer, and return whether later phases were dropped. digest: of the order.
+
+        Raises:
+            Declined: the order must not be carried out. Nothing was changed.
+            RunError: the journal cannot be written. Nothing was changed.
+        """
+        self._bounds.check(order)
+        place, begun = self._bounds.find_place(order), self.begun
+        if order.attempt > ATTEMPTS:
+            raise Declined(SPENT)
+        if begun is not None:
+            if (order.attempt, place) == begun[:2] and digest != begun[2]:
+                raise Declined(ANSWERED)
+            if (order.attempt, place) < begun[:2]:
+                is_answered = self.read("SELECT 1 FROM phases WHERE round = ? AND phase = ?", *place)
+                raise Declined(ANSWERED if is_answered else PAST)
+        if order.kind == EVALUATE:
+            if not self.read("SELECT 1 FROM phases WHERE round = ? AND last", order.round):
+                raise Declined(UNFINISHED)
+        elif self._is_forgotten(place):
+            raise Declined(FORGOTTEN)
+        dropped = self.read("SELECT 1 FROM phases WHERE (round, phase) >= (?, ?)", *place)
+        with self.change():
+            self.write("DELETE FROM phases WHERE (round, phase) >= (?, ?)", place)
+            self._drop_replies()
+            self.set_fact("begun", [order.attempt, *place, digest])
+            self._record_ledgers()
+        self.publish()
+        return bool(dropped)
+
+    def _is_forgotten(self, place: Place) -> bool:
+        """Return whether the site's state before a place is lost: of earlier rounds the journal has only the last state."""
+        ((newest,),) = self.read("SELECT max(round) FROM phases")
+        if newest is not None and place[1] > 0 and place[0] < newest:
+            return True
+        return self.find_before(place) is None and bool(self.get_fact("forgotten"))
+
+    def finish(self, order: Order, digest: str, reply: bytes, client: Client | None, kept: Mapping[str, Message]) -> None:
+        """Write a finished order with its answer, in the transaction in which the answer is recorded as sent.
+
+        digest: of the order. client: whose state is saved; None: the state of the phase before is still the client's. kept:
+        kind (MESSAGE, UPDATE) -> tensors of this round; those of earlier rounds are removed.
+
+        Raises:
+            RunError: the disk is full, or cannot be written. What was saved before is untouched.
+        """
+        place, last = self._bounds.find_place(order), self._bounds.is_last(order)
+        if client is None:
+            ((state,),) = self.read(
+                "SELECT state FROM phases WHERE (round, phase) < (?, ?) ORDER BY round DESC, phase DESC LIMIT 1", *place
+            )
+        else:  # the stages of a secure sum, which follow, change no client
+            is_end = last or UPDATE in kept
+            state = make_file_name(place[0] + 1) if is_end else f"phase-{place[0] + 1}-{place[1] + 1}.safetensors"
+            about = {"format": "1", "run": self._run, "round": str(place[0] + 1)}
+            write_tensors(self._states / state, collect_client_state(client), about)
+        with self.change():
+            self._forget_rounds(place[0])
+            self.write("INSERT INTO phases VALUES (?, ?, ?, ?, ?)", (*place, digest, last, state))
+            self._drop_replies()
+            self.write_content(reply, REPLY, *place)
+            for kind, tensors in kept.items():
+                self.write("DELETE FROM contents WHERE kind = ? AND (round != ? OR ?)", (kind, place[0], kind == UPDATE))
+                self.write_tensors(tensors, kind, place[0], 0 if kind == UPDATE else place[1])
+            self._record_ledgers()
+
+    def _forget_rounds(self, round: int) -> None:
+        """Of `ROUNDS_BACK` earlier rounds keep the last phase and the scores, and nothing of the rounds before."""
+        earlier = [r for (r,) in self.read("SELECT DISTINCT round FROM phases WHERE round < ? ORDER BY round DESC", round)]
+        if len(earlier) > ROUNDS_BACK:
+            self.set_fact("forgotten", True)
+            self.write("DELETE FROM phases WHERE round < ?", (earlier[ROUNDS_BACK - 1],))
+        self.write(
+            "DELETE FROM phases WHERE round < ? AND NOT last AND phase < (SELECT max(phase) FROM phases AS others "
+            "WHERE others.round = phases.round)",
+            (round,),
+        )
+
+    def _drop_replies(self) -> None:
+        self.write(
+            "DELETE FROM contents WHERE kind = ? AND (round, phase) NOT IN (SELECT round, phase FROM phases)", (REPLY,)
+        )
+
+    def _record_ledgers(self) -> None:
+        recorded = self._budget.recorded if self._budget else {}
+        self.write("INSERT OR REPLACE INTO ledgers VALUES (?, ?, ?)", *((name, *about) for name, about in recorded.items()))
+
+    def publish(self) -> None:
+        """Make the files for `fedmutual.Run` those of the last finished round, and remove states that no phase needs."""
+        ((ended,),) = self.read("SELECT max(round) FROM phases WHERE last")
+        saved = read_checkpoint(self.folder)
+        if ended is None:
+            remove_checkpoint(self.folder)
+        elif saved is None or (saved.run, saved.round) != (self._run, ended + 1):
+            write_checkpoint(self.folder, Saved(run=self._run, round=ended + 1, seconds=0.0))
+        used = {state for (state,) in self.read("SELECT state FROM phases")}
+        for file in self._states.glob("*.safetensors"):
+            if file.name not in used:
+                file.unlink(missing_ok=True)
+
+    def load(self, client: Client, place: Place) -> None:
+        """Load the saved state after a finished place into a new client.
+
+        Raises:
+            RunError: the file is missing or damaged, or belongs to another run, round or network.
+        """
+        ((state,),) = self.read("SELECT state FROM phases WHERE round = ? AND phase = ?", *place)
+        load_client(client, self._states / state, self._run, place[0] + 1)
+
+    def save_shared(self, message: Message, round: int) -> None:
+        """Save the shared model that the server sent after a round, from 0, for `fedmutual predict`.
+
+        Raises:
+            RunError: the file cannot be written.
+        """
+        about = {"format": "1", "run": self._run, "round": str(round + 1)}
+        write_tensors(server_folder(self.folder) / make_file_name(round + 1), message, about)
+        for file in server_folder(self.folder).glob("round-*.safetensors"):
+            if file.name != make_file_name(round + 1):
+                file.unlink(missing_ok=True)
+
+
+def read_recorded_ledgers(state: Path) -> list[LedgerDigests]:
+    """Return the lines of privacy ledgers that each journal in a state folder records.
+
+    Raises:
+        RunError: a journal is damaged.
+    """
+    recorded: list[LedgerDigests] = []
+    for path in sorted(state.glob(f"*/{FILE}")):
+        with closing(Journal(path.parent, read_only=True)) as journal:
+            rows = journal.read("SELECT name, lines, digest FROM ledgers")
+        recorded.append({name: (lines, digest) for name, lines, digest in rows})
+    return recorded
