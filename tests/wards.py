@@ -17,7 +17,7 @@ from fedmutual.config import parse_config
 from fedmutual.errors import UserError
 from fedmutual.federation.experiment import Experiment
 from fedmutual.sites import contract as contracts
-from fedmutual.sites import seedset_export
+from fedmutual.sites import site_settings
 from fedmutual.sites.journal import Journal
 from fedmutual.sites.protocol import MalformedMessage
 from fedmutual.sites.secure_sum.messages import WORDS
@@ -98,7 +98,7 @@ def seeded(folder: Path, common=SEEDED, **given) -> tuple[Path, dict]:
     sites = with_data(folder)
     path = contract(folder, common, sites, public="public", **given)
     for i in sites:
-        seedset_export.export_seedset(path, site(folder, i, sites[i]), folder / "public")
+        site_settings.export_seedset(path, site(folder, i, sites[i]), folder / "public")
     return path, sites
 
 

@@ -73,7 +73,7 @@ def test_the_own_mask_by_hand() -> None:
     words = np.zeros(9, np.uint64)
     masks.add_seed_mask(words, seed, CONTEXT, "bob")
     assert words.tolist() == chacha20(hkdf(seed, CONTEXT.hex(), "self mask", "bob"), 9)
-    masks.subtract_seed_mask(words, seed, CONTEXT, "bob")
+    masks.add_seed_mask(words, seed, CONTEXT, "bob", subtract=True)
     assert not words.any()
     assert masks.commit_seed(seed, CONTEXT) == hashlib.sha256(SALT + b"\0seed\0" + CONTEXT + seed).digest()
 

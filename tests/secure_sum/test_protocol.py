@@ -8,12 +8,11 @@ from scipy.stats import chisquare
 from authority import make_signer
 from fedmutual.sites.secure_sum import messages
 from fedmutual.sites.secure_sum.messages import (
-    Announcement,
     Rejected,
     Stage,
     find_threshold,
-    pack_sum_message,
-    read_sum_message,
+    pack_content,
+    read_content,
 )
 from fedmutual.sites.secure_sum.server import TooFewSites
 from fedmutual.sites.secure_sum.site import SumSite
@@ -22,15 +21,11 @@ from masked import NAMES, Table, make_context
 FIVE = NAMES[:5]
 
 
-def change(kind, site=None, **values):
-    """Return a function that changes fields of the messages of a site, or of all sites."""
+def change(kind, value, site=None):
+    """Return a function that changes the content of messages of a site, or of all sites."""
 
     def apply(to, message):
-        if site is not None and to != site:
-            return message
-        content = read_sum_message(kind, message, to)
-        new = {key: value(getattr(content, key)) if callable(value) else value for key, value in values.items()}
-        return pack_sum_message(content.model_copy(update=new))
+        return pack_content(value(read_content(kind, message, to))) if site in (None, to) else message
 
     return apply
 
@@ -107,7 +102,7 @@ def test_a_forged_key_is_refused_by_every_site_and_named() -> None:
     def swap(keys):
         return [k.model_copy(update={"mask_key": "ab" * 32}) if k.site == "cedar" else k for k in keys]
 
-    table = Table(5, orders={Stage.SHARES: change(messages.Announcements, keys=swap)})
+    table = Table(5, orders={Stage.SHARES: change(messages.ANNOUNCEMENTS, swap)})
     with pytest.raises(TooFewSites, match="0 of 5"):
         table.run()
     assert all("'cedar'" in why and "signature" in why for why in table.refusals.values())
@@ -119,7 +114,7 @@ def test_a_site_that_announces_keys_by_another_kit_is_left_out_by_the_server() -
         if to != "cedar":
             return message
         context = make_context(5)
-        return pack_sum_message(
+        return pack_content(
             messages.make_announcement(context, "cedar", bytes(32), bytes(32), bytes(32), make_signer("elm"))
         )
 
@@ -136,9 +131,9 @@ def test_a_site_that_announces_a_key_of_small_order_is_left_out_and_named(kind) 
     def spoil(to, message):
         if to != "cedar":
             return message
-        keys = read_sum_message(Announcement, message, to)
+        keys = read_content(messages.ANNOUNCEMENT, message, to)
         public = {name: bytes.fromhex(getattr(keys, name)) for name in ("mask_key", "seal_key", "seed")}
-        return pack_sum_message(
+        return pack_content(
             messages.make_announcement(context, "cedar", **(public | {kind: b"\x01" + bytes(31)}), signer=signer)
         )
 
@@ -165,12 +160,12 @@ def test_a_site_that_was_sent_another_model_is_found_and_named() -> None:
 def test_keys_of_another_sum_are_refused(changed) -> None:
     """As a server would use them that kept them."""
     old = Table(5, context=make_context(5, **changed)).run(Stage.KEYS).server.answers[Stage.KEYS]["cedar"]
-    replayed = read_sum_message(Announcement, old, "cedar")
+    replayed = read_content(messages.ANNOUNCEMENT, old, "cedar")
 
     def swap(keys):
         return [replayed if k.site == "cedar" else k for k in keys]
 
-    table = Table(5, orders={Stage.SHARES: change(messages.Announcements, keys=swap)})
+    table = Table(5, orders={Stage.SHARES: change(messages.ANNOUNCEMENTS, swap)})
     with pytest.raises(TooFewSites):
         table.run()
     assert all("'cedar'" in why for i, why in table.refusals.items() if i != "cedar")
@@ -180,7 +175,7 @@ def test_shares_that_were_changed_on_their_way_are_refused_and_named() -> None:
     def flip(shares):
         return {i: ("0" if s[0] != "0" else "1") + s[1:] if i == "cedar" else s for i, s in shares.items()}
 
-    table = Table(5, orders={Stage.UPLOAD: change(messages.SealedShares, "ash", shares=flip)}).run()
+    table = Table(5, orders={Stage.UPLOAD: change(messages.SEALED, flip, "ash")}).run()
     assert table.refusals.keys() == {"ash"}
     assert "'cedar'" in table.refusals["ash"]
     assert table.server.add_words().tolist() == table.plain(set(FIVE) - {"ash"})
@@ -188,7 +183,7 @@ def test_shares_that_were_changed_on_their_way_are_refused_and_named() -> None:
 
 def test_a_site_reported_as_dropped_out_gives_no_signature() -> None:
     without = [i for i in FIVE if i != "ash"]
-    table = Table(5, orders={Stage.CONFIRM: change(messages.PresentSites, sites=without)})
+    table = Table(5, orders={Stage.CONFIRM: change(messages.PRESENT, lambda sites: without)})
     with pytest.raises(TooFewSites):
         table.run()
     assert "this site dropped out" in table.refusals["ash"]
@@ -199,7 +194,7 @@ def test_a_dropout_reported_to_some_sites_only_reveals_nothing() -> None:
 
     def lie(to, message):
         without = [i for i in FIVE if i != "ash"]
-        return pack_sum_message(messages.PresentSites(sites=without)) if to in ("birch", "cedar") else message
+        return pack_content(without) if to in ("birch", "cedar") else message
 
     table = Table(5, orders={Stage.CONFIRM: lie})
     table.server.check_answer = lambda stage, site, message: None
@@ -213,8 +208,8 @@ def test_no_site_reveals_both_secrets_of_another_site() -> None:
     """For a present site only its seed is revealed, for an absent site only its key."""
     table = Table(5, away={Stage.UPLOAD: {"elm"}}).run()
     for answer in table.server.answers[Stage.UNMASK].values():
-        opened = read_sum_message(messages.OpenedShares, answer, "")
-        assert (set(opened.seeds), set(opened.keys)) == (set(FIVE) - {"elm"}, {"elm"})
+        seeds, keys = read_content(messages.OPENED, answer, "")
+        assert (set(seeds), set(keys)) == (set(FIVE) - {"elm"}, {"elm"})
 
 
 @pytest.mark.parametrize("changed", [{"attempt": 1}, {"model": "22" * 32}])
@@ -248,8 +243,8 @@ def test_words_are_masked_once_for_one_set_of_sites() -> None:
     order = table.server.make_orders(Stage.UPLOAD)["ash"]
     again = table.ask(Stage.UPLOAD, "ash", order)  # an answer that was lost
     assert again[messages.WORDS].tolist() == table.server.answers[Stage.UPLOAD]["ash"][messages.WORDS].tolist()
-    shares = read_sum_message(messages.SealedShares, order, "ash").shares
-    fewer = pack_sum_message(messages.SealedShares(shares={i: s for i, s in shares.items() if i != "elm"}))
+    shares = read_content(messages.SEALED, order, "ash")
+    fewer = pack_content({i: s for i, s in shares.items() if i != "elm"})
     with pytest.raises(Rejected, match="other sites"):
         table.ask(Stage.UPLOAD, "ash", fewer)
 
@@ -257,10 +252,10 @@ def test_words_are_masked_once_for_one_set_of_sites() -> None:
 def test_secrets_are_not_shared_again_once_words_are_masked() -> None:
     """The server asks SHARES again with fewer sites: other masks for the same words would follow."""
     table = Table(5).run(Stage.UPLOAD)
-    keys = read_sum_message(messages.Announcements, table.server.make_orders(Stage.SHARES)["ash"], "").keys
-    fewer = messages.Announcements(keys=[key for key in keys if key.site != "elm"])
+    keys = read_content(messages.ANNOUNCEMENTS, table.server.make_orders(Stage.SHARES)["ash"], "")
+    fewer = [key for key in keys if key.site != "elm"]
     with pytest.raises(Rejected, match="masked its words"):
-        table.ask(Stage.SHARES, "ash", pack_sum_message(fewer))
+        table.ask(Stage.SHARES, "ash", pack_content(fewer))
 
 
 def test_a_site_signs_one_list_of_present_sites_in_an_attempt() -> None:
@@ -268,7 +263,7 @@ def test_a_site_signs_one_list_of_present_sites_in_an_attempt() -> None:
     table = Table(5).run(Stage.CONFIRM)
     order = table.server.make_orders(Stage.CONFIRM)["ash"]
     assert table.ask(Stage.CONFIRM, "ash", order)  # an answer that was lost
-    fewer = pack_sum_message(messages.PresentSites(sites=[i for i in FIVE if i != "elm"]))
+    fewer = pack_content([i for i in FIVE if i != "elm"])
     with pytest.raises(Rejected, match="signed another list"):
         table.ask(Stage.CONFIRM, "ash", fewer)
 
@@ -277,9 +272,7 @@ def test_no_shares_are_sealed_twice_alike() -> None:
     """A site that is asked again after a crash draws other shares; the same keystream would give their difference away."""
     table = Table(5).run(Stage.KEYS)
     order = table.server.make_orders(Stage.SHARES)["ash"]
-    first, second = (
-        read_sum_message(messages.SealedShares, table.ask(Stage.SHARES, "ash", order), "").shares["birch"] for _ in range(2)
-    )
+    first, second = (read_content(messages.SEALED, table.ask(Stage.SHARES, "ash", order), "")["birch"] for _ in range(2))
     one, two = bytes.fromhex(first), bytes.fromhex(second)
     assert one[:12] != two[:12]
     assert one[12:] != two[12:]
@@ -295,9 +288,9 @@ def test_a_site_keeps_no_secret_that_the_server_does_not_have_after_a_sum() -> N
         assert {before[i].mask_key, before[i].seal_key, before[i].seed} & {None} == set()
         secrets = table.sites[i].state
         assert (secrets.mask_key, secrets.seal_key, secrets.seed) == (None, None, None)
-        opened = read_sum_message(messages.OpenedShares, table.server.answers[Stage.UNMASK][i], i)
-        assert {j: seed for j, (_, seed) in secrets.shares.items() if seed} == opened.seeds
-        assert {j: key for j, (key, _) in secrets.shares.items() if key} == opened.keys
+        seeds, keys = read_content(messages.OPENED, table.server.answers[Stage.UNMASK][i], i)
+        assert {j: seed for j, (_, seed) in secrets.shares.items() if seed} == seeds
+        assert {j: key for j, (key, _) in secrets.shares.items() if key} == keys
 
 
 def test_words_of_an_opened_round_are_not_masked_again() -> None:
@@ -310,11 +303,11 @@ def test_the_same_sum_is_opened_again_with_the_same_shares() -> None:
     """An answer that was lost."""
     table = Table(5).run()
     order = table.server.make_orders(Stage.UNMASK)["ash"]
-    assert read_sum_message(messages.OpenedShares, table.ask(Stage.UNMASK, "ash", order), "").keys == {}
+    assert read_content(messages.OPENED, table.ask(Stage.UNMASK, "ash", order), "")[1] == {}
 
 
 def test_a_wrong_share_is_left_out_if_enough_are_right_and_otherwise_named() -> None:
-    wrong = change(messages.OpenedShares, "ash", seeds=lambda seeds: {**seeds, "birch": "00" * 66})
+    wrong = change(messages.OPENED, lambda opened: ({**opened[0], "birch": "00" * 66}, opened[1]), "ash")
     table = Table(5, answers={Stage.UNMASK: wrong}).run()
     assert table.server.add_words().tolist() == table.plain(FIVE)
     short = Table(5, away={Stage.UNMASK: {"elm"}}, answers={Stage.UNMASK: wrong}).run()
@@ -328,10 +321,8 @@ def test_wrong_shares_of_the_first_of_twenty_sites_are_left_out(liars) -> None:
     names = tuple(f"site{k:02}" for k in range(20))
 
     def lie(to, message):
-        content = read_sum_message(messages.OpenedShares, message, to)
-        if to not in names[:liars]:
-            return message
-        return pack_sum_message(content.model_copy(update={"seeds": {**content.seeds, names[7]: "00" * 66}}))
+        seeds, keys = read_content(messages.OPENED, message, to)
+        return pack_content(({**seeds, names[7]: "00" * 66}, keys)) if to in names[:liars] else message
 
     table = Table(20, context=make_context(20, sites=names), answers={Stage.UNMASK: lie}).run()
     assert table.server.add_words().tolist() == table.plain(names)

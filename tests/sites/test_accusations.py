@@ -1,6 +1,7 @@
 """Who says that another site has another public seed set: believed where sets are compared, and of most sites alone."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -143,8 +144,9 @@ def test_most_of_all_sites_decide(case, tmp_path):
     )
     journal = ServerJournal(tmp_path)
     peers = FedH2L(batch_size=8, public_batch=4).algorithm()
-    sizes = MessageSizes(peers, owned_by(dict.fromkeys("abcde", range(9)), 10), "abcde", by_hand=True)
-    sites = SitesEngine(transport, 2, 1.0, True, sizes, journal, Limits(10.0, None), peers)
+    sizes = MessageSizes(peers, owned_by(dict.fromkeys("abcde", range(9)), 10), "abcde", peer_to_peer=True)
+    agreed = SimpleNamespace(quorum=2, sites=SimpleNamespace(deadline=1.0), limits=Limits(10.0, None), algorithm=peers)
+    sites = SitesEngine(transport, agreed, journal, sizes)
     answers = sites.train(Compare(), At(0, -1, 1, 1), {i: {} for i in "abcde"}, {})
     assert dict(answers).keys() == set("abcde") - set(accusations) - out
     assert journal.excluded.keys() == out

@@ -10,8 +10,8 @@ from fedmutual.errors import RunError
 from fedmutual.federation.experiment import Experiment
 from fedmutual.rundir.file_names import METRICS
 from fedmutual.sites import private_values, site_journal
-from fedmutual.sites.disclosure import describe_disclosure
 from fedmutual.sites.ledger import read_ledger
+from fedmutual.sites.private_values import describe_disclosure
 from fedmutual.sites.protocol import ATTEMPTS, EVALUATE, WORK, MalformedMessage, Order, SiteAnswer, pack_message, read_answer
 from fedmutual.sites.site_journal import ROUNDS_BACK
 from fedmutual.sites.site_runtime import SiteRuntime

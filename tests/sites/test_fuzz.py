@@ -21,7 +21,7 @@ from fedmutual.sites import engine
 from fedmutual.sites.coordinator import Coordinator
 from fedmutual.sites.engine import TooFew
 from fedmutual.sites.ledger import read_ledger
-from fedmutual.sites.mailbox import Mailbox
+from fedmutual.sites.peers import Mailbox
 from fedmutual.sites.protocol import (
     EVALUATE,
     LONGEST_TEXT,
@@ -207,8 +207,6 @@ def test_mutated_letters_fill_no_mailbox(data):
         except MalformedMessage:
             refusals += 1
     held = [(i, r, m) for r in range(-1, 9) for p in range(9) for i, m in mail.read_messages((r, p)).items()]
-    assert mail.refused.total() == refusals
-    assert mail.refused.keys() <= {"a", "b", ""}
     for sender in Letters.SENDERS:
         assert len({round for i, round, _ in held if i == sender}) <= 2
         assert sum(i == sender for i, _, _ in held) <= 4
@@ -328,7 +326,7 @@ def test_the_largest_honest_messages_are_within_their_sizes(federation):
     names = tuple(c * 60 for c in ("a", "é", "字", "😀"))
     phase = agreed.algorithm.phases[0]
     state = make_first_state(agreed, build_server_experiment(agreed))
-    sizes = MessageSizes(agreed.algorithm, state, names, by_hand=False)
+    sizes = MessageSizes(agreed.algorithm, state, names, peer_to_peer=False)
     order = Order(WORK, 2**62, 0, names, names)
     read_order(pack_message(order, state), sizes.order_limit)
     words = "😀" * (LONGEST_TEXT + 3)
@@ -336,7 +334,7 @@ def test_the_largest_honest_messages_are_within_their_sizes(federation):
     assert sizes.open_answer(order, pack_message(full, state))[0].accused == names
     later = replace(order, phase=1)  # of peers: a remark on each sender of the phase before
     peers = FedH2L(batch_size=8, public_batch=4).algorithm()
-    letters = MessageSizes(peers, owned_by(dict.fromkeys(names, range(9)), 10), names, by_hand=True)
+    letters = MessageSizes(peers, owned_by(dict.fromkeys(names, range(9)), 10), names, peer_to_peer=True)
     assert (
         letters.open_answer(later, pack_message(SiteAnswer(later, remarks=(words,) * 4), {}))[0].remarks[0].startswith("😀")
     )

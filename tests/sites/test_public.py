@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedmutual.sites import contract as contracts
-from fedmutual.sites import seedset_export
+from fedmutual.sites import site_settings
 from own_data import everything
 from wards import SEEDED, arrays, changed, contract, in_one_process, joined, refused, rewritten, site, with_data
 
@@ -36,7 +36,7 @@ def test_how_numbers_are_stored_is_for_each_site_to_choose(ward):
     np.savez(ward / "floats.npz", x=(held["x"] / 255).astype(np.float32), y=held["y"])
     before, _ = everything(joined(ward, "south").data.public.data)
     changed(ward / "north" / "site.toml", data={"name": "npz", "root": str(ward / "floats.npz")})
-    seedset_export.export_seedset(ward / "federation.toml", ward / "north" / "site.toml", ward / "public")
+    site_settings.export_seedset(ward / "federation.toml", ward / "north" / "site.toml", ward / "public")
     for name in ("north", "south"):
         after, _ = everything(joined(ward, name).data.public.data)
         assert torch.allclose(before, after)
@@ -110,7 +110,7 @@ def test_a_class_missing_in_the_public_set_is_refused(tmp_path):
         np.savez(about_["data"]["root"], x=held["x"][keep], y=held["y"][keep])
     path = contract(tmp_path, SEEDED, sites, public="public")
     for i in sites:
-        seedset_export.export_seedset(path, site(tmp_path, i, sites[i], public={"folder": "../public"}), tmp_path / "public")
+        site_settings.export_seedset(path, site(tmp_path, i, sites[i], public={"folder": "../public"}), tmp_path / "public")
     refused(
         tmp_path, "public: the public seed set has no example of class '9', which this site trains on; raise 'split.public'"
     )

@@ -21,7 +21,7 @@ from fedmutual.sites.engine import TooFew
 from fedmutual.sites.journal import FILE, Journal
 from fedmutual.sites.ledger import read_ledger
 from fedmutual.sites.protocol import Order, pack_message, read_answer, read_order
-from fedmutual.sites.secure_sum.messages import WORDS, Stage
+from fedmutual.sites.secure_sum.messages import PRESENT, WORDS, Stage, pack_content, read_content
 from fedmutual.sites.site_runtime import SiteRuntime
 from fedmutual.sites.site_settings import read_site_file
 from wards import COMMON, TELLING, InMemoryTransport, contract, read_update, same, site, together
@@ -236,7 +236,7 @@ def present(federation, round=0):
     for _, o, _ in federation.transport.answers:
         order, inbox = read_order(o)
         if order.round == round and order.phase == Stage.CONFIRM:
-            return set(json.loads(inbox["content"].numpy().tobytes())["sites"])
+            return set(read_content(PRESENT, inbox, "server"))
     return set()
 
 
@@ -293,14 +293,10 @@ def test_the_privacy_boundary_judges_an_update_before_it_is_masked(tmp_path, mon
     assert {i: bool(tensor.any()) for i, tensor in words.items()} == {"ash": True, "cedar": False}
 
 
-def json_message(**values):
-    return {"content": torch.tensor(list(json.dumps(values).encode()), dtype=torch.uint8)}
-
-
 def test_a_second_attempt_of_an_opened_round_is_declined_by_every_site(tmp_path):
     federation = Federation(tmp_path / "masked", FML | {"rounds": 1})
     federation.run()
-    order = pack_message(Order("work", 0, int(Stage.KEYS), attempt=1), json_message(attempt=1))
+    order = pack_message(Order("work", 0, int(Stage.KEYS), attempt=1), pack_content(1))
     for half in federation.transport.halves.values():
         answer, message = read_answer(half.carry_out(order))
         assert "opened before" in (answer.problem or "")
@@ -325,7 +321,7 @@ def test_a_false_dropout_is_named_by_the_site_and_opens_nothing(tmp_path):
     federation = Federation(tmp_path / "masked", FML | {"rounds": 1})
 
     def change(order, inbox, name):
-        return order, json_message(sites=[i for i in FIVE if i != "ash"]) if order.phase == Stage.CONFIRM else inbox
+        return order, pack_content([i for i in FIVE if i != "ash"]) if order.phase == Stage.CONFIRM else inbox
 
     federation.transport.change = change
     with pytest.raises(TooFew, match="CONFIRM"):

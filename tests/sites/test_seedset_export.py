@@ -7,7 +7,7 @@ import pytest
 
 from fedmutual.errors import ConfigError, RunError
 from fedmutual.sites import contract as contracts
-from fedmutual.sites import seedset_export
+from fedmutual.sites import site_settings
 from wards import CLASSES, SEEDED, UNLABELLED, arrays, contract, in_one_process, seeded, site, with_data
 
 pytestmark = pytest.mark.sites
@@ -67,8 +67,8 @@ def test_data_of_the_sites_own_code_are_found_beside_its_file(tmp_path, cli):
     )
     code = f"import numpy\n\ndef load():\n    return dict(numpy.load({sites['north']['data']['root']!r}))\n"
     mine.with_name("north_rows.py").write_text(code)
-    seedset_export.export_seedset(path, mine, tmp_path / "one")
-    seedset_export.export_seedset(path, site(tmp_path, "north", sites["north"]), tmp_path / "other")
+    site_settings.export_seedset(path, mine, tmp_path / "one")
+    site_settings.export_seedset(path, site(tmp_path, "north", sites["north"]), tmp_path / "other")
     one, other = (arrays(tmp_path / place / "north.npz") for place in ("one", "other"))
     assert all(np.array_equal(one[k], other[k]) for k in one | other)
 
@@ -91,7 +91,7 @@ def test_nothing_to_give(case, tmp_path):
     sites = with_data(tmp_path)
     path = contract(tmp_path, SEEDED | common, sites, public="public")
     with pytest.raises(ConfigError) as caught:
-        seedset_export.export_seedset(path, site(tmp_path, "north", sites["north"], **site_tables), tmp_path / "public")
+        site_settings.export_seedset(path, site(tmp_path, "north", sites["north"], **site_tables), tmp_path / "public")
     assert expected in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "public").exists()
@@ -106,5 +106,5 @@ def test_a_file_is_whole_or_not_there(seeded_wards, tmp_path, monkeypatch):
 
     monkeypatch.setattr(np, "savez", full)
     with pytest.raises(RunError, match=r"north.npz: cannot be written \(No space left on device\)"):
-        seedset_export.export_seedset(folder / "federation.toml", folder / "north" / "site.toml", tmp_path)
+        site_settings.export_seedset(folder / "federation.toml", folder / "north" / "site.toml", tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -73,11 +73,11 @@ def give(
 
     The file holds only the rows that `split.public` selects from the site's own data. Trains nothing, sends nothing.
     """
-    from fedmutual.sites import seedset_export
+    from fedmutual.sites import site_settings
     from fedmutual.sites.modules import leave_working_folders
 
     leave_working_folders()
-    for line in seedset_export.describe_export(seedset_export.export_seedset(file, site, folder), folder):
+    for line in site_settings.describe_export(site_settings.export_seedset(file, site, folder), folder):
         print_text(line, soft_wrap=True)
 
 

@@ -290,7 +290,7 @@ def _parse_module_names(names: list[str] | None) -> list[str]:
 
 def _print_leaves(runtime: "SiteRuntime") -> None:
     """Print which tensors may leave a site, and what else, for its operator."""
-    from fedmutual.sites.disclosure import describe_disclosure
+    from fedmutual.sites.private_values import describe_disclosure
 
     table = Table("phase", "tensor", "type", "shape", "bytes", title="All that may leave this site")
     for phase, spec in runtime.list_leaves().items():

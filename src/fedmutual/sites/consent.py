@@ -38,9 +38,8 @@ def check_agreed(text: Any, agreed: Iterable[Table], party: str) -> Table:
     """Return the record of a contract from JSON text, where the operator agreed to that contract.
 
     agreed: the records of the contracts that the operator agreed to. party: "this site" or "this server", for messages.
-
-    Raises:
-        ConfigError: the text is no record, is of another version, or differs from the contract that the operator agreed to.
+    Raises ConfigError where the text is no record, is of another version, or differs from the contract that the operator
+    agreed to.
     """
     record = parse_contract_record(text)
     if record["format"] != FORMAT:
@@ -62,8 +61,7 @@ def check_agreed(text: Any, agreed: Iterable[Table], party: str) -> Table:
 def parse_contract_record(text: Any) -> Table:
     """Return the recorded contract in a JSON text of another participant, after a check of keys and types only.
 
-    Raises:
-        ConfigError: the text is too long, is not JSON, or has other keys or types.
+    Raises ConfigError where the text is too long, is not JSON, or has other keys or types.
     """
     problem = ConfigError("the contract was not written by fedmutual; install the same version everywhere")
     if not isinstance(text, str) or len(text) > LONGEST_CONTRACT:
@@ -82,8 +80,7 @@ def parse_contract_record(text: Any) -> Table:
 def find_difference(agreed: Table, record: Table, party: str = "this site") -> str | None:
     """Return in one clause the first difference of two raw records that needs consent, or None where no value differs.
 
-    Raises:
-        ConfigError: tables or lists of a record are nested too deep.
+    Raises ConfigError where tables or lists of a record are nested too deep.
     """
     agreed_values, values = dict(_list_values(agreed["tables"])), dict(_list_values(record["tables"]))
     for path in sorted(agreed_values.keys() | values.keys()):
@@ -96,8 +93,7 @@ def find_difference(agreed: Table, record: Table, party: str = "this site") -> s
 def digest_agreed(record: Table) -> str:
     """Return the SHA-256 digest, in hex, of all values of a record that need the sites' consent to change.
 
-    Raises:
-        ConfigError: as `find_difference`.
+    Raises ConfigError as `find_difference`.
     """
     values = [[list(path), value] for path, value in sorted(_list_values(record["tables"])) if not _is_changeable(path)]
     return hashlib.sha256(json.dumps([record["name"], record["public"], values]).encode()).hexdigest()
@@ -123,8 +119,7 @@ def _is_changeable(path: tuple[str, ...]) -> bool:
 def _list_values(tables: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield (path, value) of each value in nested tables. Values are JSON text, in which 1, 1.0 and true differ.
 
-    Raises:
-        ConfigError: tables or lists are nested too deep.
+    Raises ConfigError where tables or lists are nested too deep.
     """
     problem = ConfigError(f"the contract has tables in tables, more than {_DEEPEST} deep; it was not written by fedmutual")
     if len(path) > _DEEPEST:

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import attrgetter
@@ -120,10 +120,8 @@ class Contract:
     def make_site_config(self, site_file: SiteFile, source: str) -> Config:
         """Return the full configuration of one site: a federation of one client, with the site's own data.
 
-        source: the name of the file in error messages.
-
-        Raises:
-            ConfigError: a key of the site's file is wrong, or does not fit the contract.
+        source: the name of the file in error messages. Raises ConfigError where a key of the site's file is wrong, or does
+        not fit the contract.
         """
         set_tables = {key: table for key, table in site_file.model_dump(exclude_unset=True).items() if table != {}}
         sections = ("data", "model", "algorithm", "training", "optimizer", "share")
@@ -164,8 +162,7 @@ def identify(config: Config, fingerprint: str) -> str:
 def read_contract(path: Path) -> Contract:
     """Read FEDERATION.toml and return the contract, without the description of the public seed set.
 
-    Raises:
-        ConfigError: the file cannot be read, or a key is wrong, missing, or not allowed in this file.
+    Raises ConfigError where the file cannot be read, or a key is wrong, missing, or not allowed in this file.
     """
     return make_contract(read_tables(path), str(path))
 
@@ -173,10 +170,8 @@ def read_contract(path: Path) -> Contract:
 def read_submitted_contract(path: Path) -> Contract:
     """Read FEDERATION.toml and return the contract to submit, with the description of the public seed set.
 
-    The description is made from the sites' files in the folder `sites.public`.
-
-    Raises:
-        UserError: as `read_contract`, or the seed set file of a site is missing or unusable.
+    The description is made from the sites' files in the folder `sites.public`. Raises UserError as `read_contract`, or the
+    seed set file of a site is missing or unusable.
     """
     contract = read_contract(path)
     public_data, folder = contract.algorithm.public, contract.sites.public
@@ -190,16 +185,13 @@ def read_submitted_contract(path: Path) -> Contract:
 def make_contract(tables: Mapping[str, Any], source: str, **more: Any) -> Contract:
     """Return the contract of these tables. source: the name of the file in error messages. more: other fields.
 
-    Raises:
-        ConfigError: a key is wrong, missing, or not allowed in a contract.
+    Raises ConfigError where a key is wrong, missing, or not allowed in a contract.
     """
     run_tables = {k: v for k, v in tables.items() if k not in ("server", "sites")}
     for key, fix in _NOT_COMMON.items():
         if key in run_tables:
             raise ConfigError(f"{source}: key {key!r} is not allowed in FEDERATION.toml; {fix}")
-    mappings = {
-        table: keys for table, keys in run_tables.items() if isinstance(keys, Mapping)
-    }  # parse_config refuses others
+    mappings = {name: keys for name, keys in run_tables.items() if isinstance(keys, Mapping)}  # parse_config refuses others
     checked_tables = {"data": {}, "privacy": {}, **mappings}
     for key, effect in list_effects(Config).items():
         table, _, name = key.partition(".")
@@ -227,10 +219,8 @@ def make_contract(tables: Mapping[str, Any], source: str, **more: Any) -> Contra
 def accept_contract(text: Any, agreed: Iterable[Table], party: str = "this site") -> Contract:
     """Return the contract of a job, after `consent.check_agreed` has compared it with the contracts of the operator.
 
-    text: the contract as JSON, from another participant. agreed, party: as `consent.check_agreed` has them.
-
-    Raises:
-        ConfigError: the operator did not agree to the contract, or this version cannot carry it out.
+    text: the contract as JSON, from another participant. agreed, party: as `consent.check_agreed` has them. Raises
+    ConfigError where the operator did not agree to the contract, or this version cannot carry it out.
     """
     record = check_agreed(text, agreed, party)
     seeds = record["public"]
@@ -241,84 +231,71 @@ def accept_contract(text: Any, agreed: Iterable[Table], party: str = "this site"
 
 def _check_contract(contract: Contract, source: str) -> None:
     """Raise ConfigError where real sites cannot carry out the contract. source: the name of the file in messages."""
+    fault = next(_list_faults(contract), None)
+    if fault is not None:
+        raise ConfigError(f"{source}: {fault}")
+
+
+def _list_faults(contract: Contract) -> Iterator[str]:
+    """Yield in one clause why real sites cannot carry out the contract."""
+    config, algorithm, sites = contract.config, contract.algorithm, contract.sites
+    method, public = f"algorithm {config.algorithm['name']!r}", algorithm.public
     if contract.name.lower() in (WORK_FOLDER, PRIVACY_FOLDER) or contract.name.startswith("."):
-        raise ConfigError(
-            f"{source}: key 'name' cannot be {contract.name!r}: the process has its own "
-            "files under this name; choose another name"
+        yield (f"key 'name' cannot be {contract.name!r}: the process has its own files under this name; choose another name")
+    if config.model.pretrained is not None and {"global", "proxy"} & set(algorithm.scores):
+        yield (
+            "key 'model.pretrained' is not allowed in FEDERATION.toml, because the shared network of real sites begins with "
+            "random weights; move the key to the site.toml of a site whose own network is pretrained"
         )
-    shares = {"global", "proxy"} & set(contract.algorithm.scores)
-    if contract.config.model.pretrained is not None and shares:
-        raise ConfigError(
-            f"{source}: key 'model.pretrained' is not allowed in FEDERATION.toml, because the shared network of real sites "
-            "begins with random weights; move the key to the site.toml of a site whose own network is pretrained"
-        )
-    kind = get_target_kind(tasks.make_task(contract.config.training.task))
+    kind = get_target_kind(tasks.make_task(config.training.task))
     if kind != "numbers" and "classes" not in contract.tables.get("data", {}):
-        raise ConfigError(f"{source}: the key 'data.classes' is missing: labels are matched by these names at every site")
-    if is_pooled(contract.config):
-        raise ConfigError(
-            f"{source}: algorithm {contract.config.algorithm['name']!r} trains on all data in one place, and real sites "
-            "keep their data; choose another algorithm"
+        yield "the key 'data.classes' is missing: labels are matched by these names at every site"
+    if is_pooled(config):
+        yield f"{method} trains on all data in one place, and real sites keep their data; choose another algorithm"
+    if public is not None and public.server:
+        yield (
+            f"{method} trains on public data at the server, and between real sites the server has no data; choose another "
+            "algorithm"
         )
-    if contract.algorithm.public is not None and contract.algorithm.public.server:
-        raise ConfigError(
-            f"{source}: algorithm {contract.config.algorithm['name']!r} trains on public data at the server, and between "
-            "real sites the server has no data; choose another algorithm"
+    if public is not None and sites.public is None and contract.public is None:
+        yield f"{method} needs the key 'sites.public', the folder of the public seed set that all sites have"
+    if contract.layout is not None and (public is not None or len(algorithm.start) > 1 or is_peer_to_peer(algorithm)):
+        yield (
+            f"data.mean = 'federated' is summed at the server before the first round, and {method} has public data, "
+            "messages between sites or a start of its own; set 'data.mean' and 'data.std' to numbers"
         )
-    if contract.algorithm.public is not None and contract.sites.public is None and contract.public is None:
-        raise ConfigError(
-            f"{source}: algorithm {contract.config.algorithm['name']!r} needs the key 'sites.public', the folder of the "
-            "public seed set that all sites have"
-        )
-    if contract.layout is not None:
-        _check_statistics(contract, source)
-    if contract.config.server != ServerConfig() and not has_aggregation(contract.config):
-        name = "server.aggregate" if contract.config.server.aggregate != ServerConfig().aggregate else "server.sum"
-        raise ConfigError(
-            f"{source}: key {name!r} has no effect between real sites with algorithm "
-            f"{contract.config.algorithm['name']!r}, which makes no mean of what they send; remove it"
+    if config.server != ServerConfig() and not has_aggregation(config):
+        name = "server.aggregate" if config.server.aggregate != ServerConfig().aggregate else "server.sum"
+        yield (
+            f"key {name!r} has no effect between real sites with {method}, which makes no mean of what they send; remove it"
         )
     if contract.is_masked:
-        _check_masked(contract, source)
+        yield from _list_masked_faults(contract, method)
     if contract.public is not None and not _has_matching_seeds(contract, contract.public):
-        raise ConfigError(f"{source}: its public seed set has other sites or classes than the contract; submit it again")
+        yield "its public seed set has other sites or classes than the contract; submit it again"
 
 
-def _check_statistics(contract: Contract, source: str) -> None:
-    """Raise ConfigError where the server cannot sum statistics before the first round."""
-    algorithm = contract.algorithm
-    if algorithm.public is not None or len(algorithm.start) > 1 or is_peer_to_peer(algorithm):
-        raise ConfigError(
-            f"{source}: data.mean = 'federated' is summed at the server before the first round, and algorithm "
-            f"{contract.config.algorithm['name']!r} has public data, messages between sites or a start of its own; set "
-            "'data.mean' and 'data.std' to numbers"
-        )
-
-
-def _check_masked(contract: Contract, source: str) -> None:
-    """Raise ConfigError where a secure sum is not possible, or a key needs the updates that the server does not see."""
-    algorithm, sites = contract.algorithm, contract.sites
+def _list_masked_faults(contract: Contract, method: str) -> Iterator[str]:
+    """Yield why a secure sum is not possible, or which key needs the updates that the server does not see."""
+    phases, sites = contract.algorithm.phases, contract.sites
     count, threshold = len(sites.names), find_threshold(len(sites.names))
-    if len(algorithm.phases) != 1 or make_algorithm(contract.config).start or not is_summable(algorithm.phases[0]):
-        raise ConfigError(
-            f"{source}: server.sum = 'masked' adds updates of a shared model, and algorithm "
-            f"{contract.config.algorithm['name']!r} sends more, or something else; choose fml, fedavg or fedprox, or remove "
-            "'server.sum'"
+    if len(phases) != 1 or make_algorithm(contract.config).start or not is_summable(phases[0]):
+        yield (
+            f"server.sum = 'masked' adds updates of a shared model, and {method} sends more, or something else; choose fml, "
+            "fedavg or fedprox, or remove 'server.sum'"
         )
     if not LEAST_SITES <= count <= MOST_SITES:
-        raise ConfigError(
-            f"{source}: server.sum = 'masked' is for {LEAST_SITES} to {MOST_SITES} sites, and key 'sites.names' has {count}"
-        )
+        yield f"server.sum = 'masked' is for {LEAST_SITES} to {MOST_SITES} sites, and key 'sites.names' has {count}"
     if sites.quorum is not None and sites.quorum < threshold:
-        raise ConfigError(
-            f"{source}: server.sum = 'masked' needs more than two thirds of the sites in every round; set 'sites.quorum' to "
+        yield (
+            "server.sum = 'masked' needs more than two thirds of the sites in every round; set 'sites.quorum' to "
             f"{threshold} or more, or remove it"
         )
     for key in ("update_limit", "examples_limit"):
         if getattr(sites, key) != SitesTable.model_fields[key].default:
-            raise ConfigError(
-                f"{source}: key 'sites.{key}' has no effect with server.sum = 'masked', where the server sees no site's "
-                "update; remove one of the two"
+            yield (
+                f"key 'sites.{key}' has no effect with server.sum = 'masked', where the server sees no site's update; "
+                "remove one of the two"
             )
 
 
@@ -334,12 +311,9 @@ def _has_matching_seeds(contract: Contract, seeds: Table) -> bool:
 
 
 def check_rounds(rounds: int, agreed: int, limits: LimitsTable) -> None:
-    """Check a submitted contract's rounds against a site's limit.
+    """Raise ConfigError where a submitted contract has more rounds than a site allows.
 
     agreed: the rounds of the contract that the site agreed to, which are the limit where the site's file sets none.
-
-    Raises:
-        ConfigError: the contract has more rounds.
     """
     limit = limits.rounds or agreed
     if rounds > limit:

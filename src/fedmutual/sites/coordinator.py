@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmutual.core import At, Message, Total
-from fedmutual.data.statistics import Layout, add_sums, read_sums
+from fedmutual.data.statistics import Layout, Statistics, add_sums, read_sums
 from fedmutual.engines.loop import count_bytes, federate
 from fedmutual.errors import RunError, UserError
 from fedmutual.events import Event, Failed, Noted, Observer, PhaseDone, RoundDone
@@ -30,15 +30,7 @@ from fedmutual.sites.secure_sum.server import SecureSums
 from fedmutual.sites.server_experiment import build_server_experiment, count_update, make_first_state
 from fedmutual.sites.server_journal import GENERATIONS, ServerJournal
 from fedmutual.sites.sizes import MessageSizes
-from fedmutual.sites.statistics import (
-    SUMS,
-    GatheredStatistics,
-    SumStatistics,
-    pack_scaling,
-    read_gathered,
-    read_scaling,
-    write_gathered,
-)
+from fedmutual.sites.statistics import SUMS, Gathered, SumStatistics, pack_scaling, read_gathered, read_scaling
 
 
 @dataclass(frozen=True)
@@ -69,23 +61,26 @@ class Coordinator:
             first_state = make_first_state(contract, experiment)
             server, saved = self._restore(first_state, name)
             gathered = read_gathered(journal) if contract.layout is not None else None
-            self._describe(experiment, gathered)
+            self._describe(experiment, gathered and gathered[0])
             logs: list[Observer] = [Metrics(self.folder), Ledger(self.folder), TextLog(self.folder), *observers]
-            peer_to_peer, deadline = is_peer_to_peer(contract.algorithm), contract.sites.deadline
-            words = count_update(contract, first_state)
-            sizes = MessageSizes(contract.algorithm, first_state, contract.sites.names, peer_to_peer, words)
-            quorum, limits, sums = contract.quorum, contract.limits, self._open_sums(journal)
-            engine = SitesEngine(transport, quorum, deadline, peer_to_peer, sizes, journal, limits, contract.algorithm, sums)
+            engine = self._make_engine(transport, journal, first_state)
+
+            def pause_after(event: Event) -> None:
+                if isinstance(event, RoundDone) and event.round < event.rounds:
+                    pause()
+
             while True:
                 self._check_progress(journal, saved, logs)
                 checkpoints = Checkpoints(self.folder, 1, name, saved.seconds if saved else 0.0, generations=GENERATIONS)
-                rounds = saved.round if saved else None
                 try:
                     if contract.layout is not None:
                         gathered = gathered or self._gather_statistics(engine, journal, contract.layout, experiment)
-                        engine.scaling = pack_scaling(gathered.statistics.moments)
-                        _log_statistics(logs, gathered, engine, saved)
-                    federate(self._make_plan(), engine, server, rounds, [*logs, checkpoints, _Pause(pause)], None)
+                        engine.scaling = pack_scaling(gathered[0].moments)
+                        _log_remarks(logs, 0, engine.take_remarks())
+                        for log in logs if saved is None else ():  # a saved round has them in its log
+                            log(PhaseDone(0, SUMS, gathered[2], gathered[1], {}))
+                    rounds = saved.round if saved else None
+                    federate(self._make_plan(), engine, server, rounds, [*logs, checkpoints, pause_after], None)
                     break
                 except Setback as problem:
                     actions = journal.go_back(problem.diverged, contract.limits)
@@ -94,20 +89,30 @@ class Coordinator:
                     _log_remarks(logs, (saved.round if saved else 0) + 1, engine.take_remarks())
                     raise
                 server, saved = self._restore(first_state, name)
-            self._write_summary(checkpoints.seconds)
+            list_tensors = list_masked_leaves if contract.is_masked else list_leaves
+            leaves = list_tensors(contract.algorithm, first_state)
+            write_summary(self.folder, contract.config, seconds=round(checkpoints.seconds, 3), leaves=leaves)
+
+    def _make_engine(self, transport: Transport, journal: ServerJournal, first_state: Message) -> SitesEngine:
+        contract, sums = self.contract, None
+        if contract.is_masked:
+            if self.startup is None:
+                raise RunError(f"{self.folder}: a secure sum needs the server's kit, which has the authority's certificate")
+            sums = SecureSums(journal, read_authority(self.startup), contract.binding, contract.sites.names)
+        peer_to_peer, words = is_peer_to_peer(contract.algorithm), count_update(contract, first_state)
+        sizes = MessageSizes(contract.algorithm, first_state, contract.sites.names, peer_to_peer, words)
+        return SitesEngine(transport, contract, journal, sizes, sums)
 
     def _gather_statistics(
         self, engine: SitesEngine, journal: ServerJournal, layout: Layout, experiment: Experiment
-    ) -> GatheredStatistics:
+    ) -> Gathered:
         """Ask the sites for the sums of their training rows, and save and return the statistics.
 
-        Raises:
-            TooFew, Setback, RunError: as `SitesEngine.train`. RunError: also where no rows have such sums.
+        Raises TooFew, Setback, RunError as `SitesEngine.train`. RunError: also where no rows have such sums.
         """
-        config, phase = self.contract.config, SumStatistics(layout)
-        at, declared = At(config.seed, -1, config.rounds, 0), phase.leaves({})
-        sites = self.contract.sites.names
-        answers = list(engine.train(phase, at, {i: {} for i in sites}, declared))
+        config, phase, sites = self.contract.config, SumStatistics(layout), self.contract.sites.names
+        at = At(config.seed, -1, config.rounds, 0)
+        answers = list(engine.train(phase, at, {i: {} for i in sites}, phase.leaves({})))
         replies = {answer[0]: answer[1] for answer in answers if not isinstance(answer, Total)}
         words = [answer.words for answer in answers if isinstance(answer, Total)]
         words += [reply.message[SUMS] for reply in replies.values() if reply.message]
@@ -120,10 +125,10 @@ class Coordinator:
                 "federation of another name, with numbers as 'data.mean' and 'data.std' or with other sites"
             ) from None
         up = {i: reply.up or count_bytes(reply.message) for i, reply in replies.items()}
-        gathered = GatheredStatistics(statistics, up, {i: reply.down or 0 for i, reply in replies.items()})
-        write_gathered(journal, gathered)
-        self._describe(experiment, gathered)
-        return gathered
+        down = {i: reply.down or 0 for i, reply in replies.items()}
+        journal.set_fact(SUMS, [statistics.record(), up, down])
+        self._describe(experiment, statistics)
+        return statistics, up, down
 
     def _check_progress(self, journal: ServerJournal, saved: Saved | None, logs: Sequence[Observer]) -> None:
         """Raise RunError, and log it, where no round can begin: too few sites are left, or too many rounds failed."""
@@ -134,14 +139,6 @@ class Coordinator:
             for log in logs:
                 log(Failed((saved.round if saved else 0) + 1, problem))
             raise
-
-    def _open_sums(self, journal: ServerJournal) -> SecureSums | None:
-        """Return the object that computes the secure sums, or None where the sum is not masked."""
-        if not self.contract.is_masked:
-            return None
-        if self.startup is None:
-            raise RunError(f"{self.folder}: a secure sum needs the server's kit, which has the authority's certificate")
-        return SecureSums(journal, read_authority(self.startup), self.contract.binding, self.contract.sites.names)
 
     def _make_plan(self) -> RoundPlan:
         config, algorithm = self.contract.config, self.contract.algorithm
@@ -175,12 +172,12 @@ class Coordinator:
         every = config.records.evaluate_every
         return restore_server(self.folder, name, first_state, config.rounds, every, generations=GENERATIONS)
 
-    def _describe(self, experiment: Experiment, gathered: GatheredStatistics | None) -> None:
-        """Write the files that describe the federation. gathered: the statistics of all sites, if they are known."""
+    def _describe(self, experiment: Experiment, statistics: Statistics | None) -> None:
+        """Write the files that describe the federation. statistics: of all sites' rows, if they are known."""
         about: dict[str, Any] = {"engine": RecordedEngine(name="sites")}
-        if gathered is not None:
-            experiment = build_server_experiment(self.contract, gathered.statistics)
-            about["statistics"] = gathered.statistics.record()
+        if statistics is not None:
+            experiment = build_server_experiment(self.contract, statistics)
+            about["statistics"] = statistics.record()
         space = experiment.data.space
         environment = describe_federation(
             folders.describe_environment(1, "cpu").model_copy(update=about),
@@ -193,35 +190,8 @@ class Coordinator:
             self.folder, self.contract.config, environment, {**record, "classes": list(space.classes), "clients": {}}
         )
 
-    def _write_summary(self, seconds: float) -> None:
-        state = make_first_state(self.contract, build_server_experiment(self.contract))
-        list_tensors = list_masked_leaves if self.contract.is_masked else list_leaves
-        leaves = list_tensors(self.contract.algorithm, state)
-        write_summary(self.folder, self.contract.config, seconds=round(seconds, 3), leaves=leaves)
-
 
 def _log_remarks(logs: Sequence[Observer], round: int, remarks: Sequence[str]) -> None:
-    """Log the remarks of a round that failed."""
     for remark in remarks:
         for log in logs:
             log(Noted(round, remark))
-
-
-def _log_statistics(
-    logs: Sequence[Observer], gathered: GatheredStatistics, engine: SitesEngine, saved: Saved | None
-) -> None:
-    """Log the bytes of the statistics, unless a saved round has them in its log, and the engine's remarks."""
-    _log_remarks(logs, 0, engine.take_remarks())
-    for log in logs if saved is None else ():
-        log(PhaseDone(0, SUMS, dict(gathered.down), dict(gathered.up), {}))
-
-
-class _Pause:
-    """Observer: calls a function after every saved round but the last; the function may raise to end the run."""
-
-    def __init__(self, pause: Callable[[], None]) -> None:
-        self._pause = pause
-
-    def __call__(self, event: Event) -> None:
-        if isinstance(event, RoundDone) and event.round < event.rounds:
-            self._pause()

@@ -10,10 +10,12 @@ import torch
 from fedmutual.algorithms.agree import Compare
 from fedmutual.algorithms.fedavg import N_K
 from fedmutual.boundary import Refused, release_metrics
-from fedmutual.core import Algorithm, At, Message, Phase, Spec, Total
+from fedmutual.core import At, Message, Phase, Spec, Total
 from fedmutual.engines.base import ClientScores, Engine, Replies, Reply, ScoreOrder
 from fedmutual.engines.loop import Paused, count_bytes
 from fedmutual.federation.evaluation_sets import SITE_SCORES
+from fedmutual.sites.contract import Contract
+from fedmutual.sites.peers import is_peer_to_peer
 from fedmutual.sites.protocol import (
     EVALUATE,
     LONGEST_TEXT,
@@ -26,7 +28,7 @@ from fedmutual.sites.protocol import (
     find_message_fault,
     pack_message,
 )
-from fedmutual.sites.screening import Limits, screen
+from fedmutual.sites.screening import screen
 from fedmutual.sites.secure_sum.fixed_point import count_words, is_weighted
 from fedmutual.sites.secure_sum.messages import Rejected
 from fedmutual.sites.secure_sum.server import SecureSums, TooFewSites
@@ -67,22 +69,15 @@ class SitesEngine(Engine):
     def __init__(
         self,
         transport: Transport,
-        quorum: int,
-        deadline: float,
-        by_hand: bool,
-        sizes: MessageSizes,
+        contract: Contract,
         journal: ServerJournal,
-        limits: Limits,
-        algorithm: Algorithm,
+        sizes: MessageSizes,
         sums: SecureSums | None = None,
     ) -> None:
-        """by_hand: whether sites send their messages to each other, so that answers hold none. sizes: limits of the answers.
-
-        quorum: the number of sites that must answer. deadline: the seconds that a site has for an order.
-        limits: bounds of the replies. sums: computes the sums of masked updates; None where sites send unmasked updates.
-        """
-        self._transport, self._quorum, self._deadline, self._by_hand = transport, quorum, deadline, by_hand
-        self._sizes, self._journal, self._limits, self._algorithm, self._sums = sizes, journal, limits, algorithm, sums
+        """sizes: limits of the answers. sums: of masked updates; None where sites send unmasked updates."""
+        self._transport, self._contract, self._journal, self._sizes, self._sums = transport, contract, journal, sizes, sums
+        # whether sites send their messages to each other, so that answers hold none
+        self._peer_to_peer = is_peer_to_peer(contract.algorithm)
         self._written = Counter[str]()  # characters of each site's text in the logs so far
         self._remarks = list[str]()
         self._finished: tuple[str, ...] = ()  # the sites that did the phase before
@@ -107,12 +102,12 @@ class SitesEngine(Engine):
         sites, excluded = inboxes, self._journal.excluded
         inboxes = {i: inbox for i, inbox in inboxes.items() if i not in excluded}
         receivers = None
-        if self._by_hand:  # sending to an unresponsive site would block the sender
+        if self._peer_to_peer:  # sending to an unresponsive site would block the sender
             receivers = tuple(
                 sorted(inboxes.keys() & set(self._transport.list_connected()) - set(self._transport.list_late()))
             )
         orders = self._journal.stamp({i: self._make_order(at, inbox, receivers) for i, inbox in inboxes.items()})
-        outcome = self._collect(phase, orders, {} if self._by_hand or self._sums is not None else declared)
+        outcome = self._collect(phase, orders, {} if self._peer_to_peer or self._sums is not None else declared)
         if self._sums is not None:
             self._check_count(outcome, len(outcome.replies), at.round, inboxes)
             yield from self._open_sum(self._sums, outcome, phase, at, inboxes)
@@ -134,15 +129,10 @@ class SitesEngine(Engine):
             outcome.refused.add(site)
 
         model = digest_order(Order(WORK, at.round, at.phase), inbox | self.scaling)
+        ask, count = (lambda orders: self._ask(orders, outcome)), count_words(phase, inbox)
         try:
             total, present, self._finished, up, down = sums.open(
-                at.round,
-                self._journal.attempt,
-                model,
-                count_words(phase, inbox),
-                outcome.replies,
-                lambda orders: self._ask(orders, outcome),
-                refuse,
+                at.round, self._journal.attempt, model, count, outcome.replies, ask, refuse
             )
         except TooFewSites as problem:
             raise TooFew(str(problem)) from None
@@ -159,20 +149,21 @@ class SitesEngine(Engine):
         for i, (answer, message) in self._ask(orders, outcome):
             if answer.accused and isinstance(phase, Compare):
                 outcome.accusations[i] = answer
-            elif answer.problem is not None:
+                continue
+            if answer.problem is not None:
                 self._leave_out(i, answer.order, answer.problem)
-            elif (
-                why := _find_fault(answer, message, phase, declared, i)
-                or (None if self._sums else find_sums_fault(phase, message))
-            ) is not None:
+                continue
+            why = _find_fault(answer, message, phase, declared, i)
+            if why is None and self._sums is None:
+                why = find_sums_fault(phase, message)
+            if why is not None:
                 is_finite = all(torch.isfinite(tensor).all() for tensor in message.values())
                 self._leave_out(i, answer.order, why if is_finite else f"{why}; its operator reads why")
                 (outcome.refused if is_finite else outcome.diverged).add(i)
-            else:
-                self._remarks += [
-                    f"site {i!r} left out the message of {self._limit_quote(i, remark)}" for remark in answer.remarks
-                ]
-                outcome.replies[i] = Reply(message, dict(answer.train), answer.up, answer.down or count_bytes(orders[i][1]))
+                continue
+            about = f"site {i!r} left out the message of "
+            self._remarks += [about + self._limit_quote(i, remark) for remark in answer.remarks]
+            outcome.replies[i] = Reply(message, dict(answer.train), answer.up, answer.down or count_bytes(orders[i][1]))
         return outcome
 
     def _screen(self, outcome: PhaseOutcome, round: int, inboxes: Mapping[str, Message]) -> None:
@@ -180,9 +171,8 @@ class SitesEngine(Engine):
         messages = {i: get_screened(reply.message) for i, reply in outcome.replies.items() if reply.message}
         if not messages:
             return
-        refused, norms = screen(
-            messages, {i: inboxes[i] for i in messages}, self._limits, self._journal.examples, self._algorithm
-        )
+        contract, sent = self._contract, {i: inboxes[i] for i in messages}
+        refused, norms = screen(messages, sent, contract.limits, self._journal.examples, contract.algorithm)
         for i, why in refused.items():
             self._remarks.append(f"site {i!r} is left out: {why}")
             del outcome.replies[i], messages[i]
@@ -211,23 +201,25 @@ class SitesEngine(Engine):
             outcome.replies = {i: reply for i, reply in outcome.replies.items() if i not in excluded}
             self._remarks += [f"site {i!r} is left out for good: {why}" for i, why in sorted(excluded.items())]
             self._journal.exclude(excluded)
-            self._journal.check_quorum(sites, self._quorum)
+            self._journal.check_quorum(sites, self._contract.quorum)
         return len(upheld)
 
     def _check_count(self, outcome: PhaseOutcome, count: int, round: int, asked: Collection[str]) -> None:
         """Raise Setback or TooFew where too few sites did the phase. count: of the sites that did it."""
-        wanted = min(self._quorum, len(asked))
+        wanted = min(self._contract.quorum, len(asked))
         if 2 * len(outcome.diverged) > len(asked):
             raise Setback(round, "most sites diverged", diverged=True)
         if count < wanted <= count + len(outcome.refused):
             names = ", ".join(sorted(outcome.refused))
             raise Setback(round, f"the messages of {names} cannot be used, and {wanted} sites are needed", diverged=False)
         if count < wanted:
-            raise TooFew(f"{count} of {len(asked)} sites did their part, and {self._quorum} are needed")
+            raise TooFew(f"{count} of {len(asked)} sites did their part, and {self._contract.quorum} are needed")
 
     def _make_order(self, at: At, inbox: Message, receivers: tuple[str, ...] | None) -> tuple[Order, Message]:
-        senders = self._journal.settle_senders(at.round, at.phase, self._finished) if self._by_hand and at.phase else None
-        return Order(WORK, at.round, at.phase, senders, receivers), {} if self._by_hand else inbox | self.scaling
+        if not self._peer_to_peer:
+            return Order(WORK, at.round, at.phase), inbox | self.scaling
+        senders = self._journal.settle_senders(at.round, at.phase, self._finished) if at.phase else None
+        return Order(WORK, at.round, at.phase, senders, receivers), {}
 
     def score(self, orders: Mapping[str, ScoreOrder]) -> Iterator[tuple[str, ClientScores]]:
         """As `Engine.score`: each site has its own list of evaluations. A site that missed the round is not asked."""
@@ -238,13 +230,13 @@ class SitesEngine(Engine):
             if i in self._finished
         }
         for i, (answer, _) in self._ask(sent, PhaseOutcome()):
-            if answer.problem is not None:
-                self._leave_out(i, answer.order, answer.problem)
-                continue
-            if not _has_valid_scores(answer):
-                self._leave_out(i, answer.order, "a score is of a model or of rows that are not scored, or is repeated")
-                continue
-            yield i, (tuple(replace(score, client=i) for score in answer.scores), ())
+            pairs, why = [(score.model, score.data) for score in answer.scores], answer.problem
+            if not SITE_SCORES.issuperset(pairs) or len(set(pairs)) < len(pairs):  # a mean would count both
+                why = "a score is of a model or of rows that are not scored, or is repeated"
+            if why is not None:
+                self._leave_out(i, answer.order, why)
+            else:
+                yield i, (tuple(replace(score, client=i) for score in answer.scores), ())
 
     def _ask(
         self, orders: Mapping[str, tuple[Order, Message]], outcome: PhaseOutcome
@@ -256,7 +248,7 @@ class SitesEngine(Engine):
                 self._leave_out(i, orders[i][0], "it is not connected")
         waiting = {i for i in orders if i in connected}
         sent = {i: pack_message(*orders[i]) for i in orders if i in connected}
-        for i, content in self._transport.ask(sent, self._deadline):
+        for i, content in self._transport.ask(sent, self._contract.sites.deadline):
             if i not in waiting:
                 continue  # a second answer
             try:
@@ -266,7 +258,7 @@ class SitesEngine(Engine):
                 outcome.refused.add(i)
                 waiting.discard(i)
                 continue
-            if (answer.order.kind, answer.order.round, answer.order.phase) != _place_key(orders[i][0]):
+            if _get_place(answer.order) != _get_place(orders[i][0]):
                 self._remarks.append(f"site {i!r} answered to another order than the last: ignored")
                 continue
             waiting.discard(i)
@@ -284,14 +276,8 @@ class SitesEngine(Engine):
         return text if self._written[site] <= _LOG_LIMIT else f"(site {site!r} has sent more text than is logged)"
 
 
-def _place_key(order: Order) -> tuple[str, int, int]:
+def _get_place(order: Order) -> tuple[str, int, int]:
     return order.kind, order.round, order.phase
-
-
-def _has_valid_scores(answer: SiteAnswer) -> bool:
-    """Return whether each score is of a model and rows that a site scores, and none comes twice: a mean would count both."""
-    pairs = [(score.model, score.data) for score in answer.scores]
-    return SITE_SCORES.issuperset(pairs) and len(set(pairs)) == len(pairs)
 
 
 def _find_fault(answer: SiteAnswer, message: Message, phase: Phase, declared: Spec, site: str) -> str | None:

@@ -52,11 +52,9 @@ def check_site(config: Config, file: SiteFile, source: Path) -> None:
 def open_budget(experiment: Experiment, site: str, federation: str, state: Path) -> PrivacyBudget:
     """Return the privacy budget of a site, which is one for all its data.
 
-    Steps on the data of this experiment are written to the ledger file of these data.
-
-    Raises:
-        RunError: a ledger of the site is damaged, lacks lines that a journal records, or has another unit of privacy; or the
-            state folder is of an older version.
+    Steps on the data of this experiment are written to the ledger file of these data. Raises RunError where a ledger of the
+    site is damaged, lacks lines that a journal records, or has another unit of privacy; or the state folder is of an older
+    version.
     """
     recorded = read_recorded_ledgers(state)
     old = [read_json(path, "restore a copy of the file").get("ledgers") for path in sorted(state.glob(f"*/{OLD_JOURNAL}"))]
@@ -90,8 +88,7 @@ class SitePlan(NamedTuple):
 def plan_site(path: Path, site: Path, overrides: Mapping[str, Any]) -> SitePlan:
     """Return the cost of the rounds of FEDERATION.toml for a site, and the epsilon that it has spent. Trains nothing.
 
-    Raises:
-        UserError: a file is missing or invalid, or overrides are given, which a contract does not take.
+    Raises UserError where a file is missing or invalid, or overrides are given, which a contract does not take.
     """
     from fedmutual.sites import contract as contracts
     from fedmutual.sites.site_settings import build_site, read_site_file
@@ -114,10 +111,8 @@ def plan_site(path: Path, site: Path, overrides: Mapping[str, Any]) -> SitePlan:
 def protect(client: Client, budget: PrivacyBudget | None, state: Path) -> Client:
     """Return the client with noise from the site's secret, and with steps that spend from the site's budget.
 
-    budget: None for training without noise; then the client is unchanged.
-
-    Raises:
-        RunError: the file of the secret cannot be read or written, is damaged, or can be read by other users.
+    budget: None for training without noise; then the client is unchanged. Raises RunError where the file of the secret
+    cannot be read or written, is damaged, or can be read by other users.
     """
     if budget is not None:
         assert isinstance(client.privacy, Mechanism)
@@ -128,8 +123,7 @@ def protect(client: Client, budget: PrivacyBudget | None, state: Path) -> Client
 def record(experiment: Experiment, site: str, budget: PrivacyBudget | None) -> Mapping[str, Any]:
     """Return the entry `privacy` of the site's summary.json, with the spent epsilon; {} without a budget.
 
-    Raises:
-        RunError: a ledger of the site is damaged.
+    Raises RunError where a ledger of the site is damaged.
     """
     if budget is None:
         return {}

@@ -55,11 +55,8 @@ class Journal:
     def __init__(self, folder: Path, read_only: bool = False) -> None:
         """Open the journal in a federation's folder, or begin an empty one. One process writes to it at a time.
 
-        read_only: nothing is written; a missing journal is empty.
-
-        Raises:
-            RunError: the file is damaged, is another program's or a link, or is open to other users; or the folder has the
-                state of an older version.
+        read_only: nothing is written; a missing journal is empty. Raises RunError where the file is damaged, is another
+        program's or a link, or is open to other users; or the folder has the state of an older version.
         """
         self.folder, self.path = folder, folder / FILE
         try:
@@ -110,10 +107,8 @@ class Journal:
     def change(self, erase: bool = False) -> Iterator[None]:
         """Make all changes of the block one transaction. A block in a block belongs to the outer transaction.
 
-        erase: overwrite what is deleted, so that the disk holds no copy of a secret.
-
-        Raises:
-            RunError: the disk is full, or cannot be written. Nothing was changed.
+        erase: overwrite what is deleted, so that the disk holds no copy of a secret. Raises RunError where the disk is full,
+        or cannot be written. Nothing was changed.
         """
         if self._database.in_transaction:
             yield

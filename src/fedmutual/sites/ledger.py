@@ -25,8 +25,7 @@ def record_sent(
 ) -> None:
     """Record a message and its receiver before the message leaves. unmasked: SHA-256 of the words before masking.
 
-    Raises:
-        RunError: the journal cannot be written.
+    Raises RunError where the journal cannot be written.
     """
     values = {"train": dict(answer.train), "scores": [vars(s) for s in answer.scores], "remarks": list(answer.remarks)}
     line = {
@@ -72,8 +71,7 @@ def find_ledger(path: Path) -> Path:
 def read_ledger(folder: Path) -> list[Line]:
     """Return all messages that left a site, in order, also of a state folder of version 0.2 and before.
 
-    Raises:
-        RunError: the ledger cannot be read, or a line is damaged.
+    Raises RunError where the ledger cannot be read, or a line is damaged.
     """
     path = folder / OLD_LEDGER
     if (folder / FILE).exists() or not path.exists():

@@ -35,8 +35,7 @@ class ListedModules(MetaPathFinder):
     def admit(self, module: str, key: str) -> None:
         """Let Python find the module.
 
-        Raises:
-            ConfigError: the operator does not list it, it is one of Python's own, or two modules have its name.
+        Raises ConfigError where the operator does not list it, it is one of Python's own, or two modules have its name.
         """
         if module in SHIPPED:
             return

@@ -4,24 +4,127 @@ FedH2L has no server that computes. Every site does the work of the server in ot
 `Phase.send` itself. The coordinator only orders the phases, and names the sites with usable messages.
 """
 
+from collections.abc import Callable, Collection
 from dataclasses import replace
+from threading import Lock
+
+import torch
 
 from fedmutual.algorithms.peers import Peering, make_forwarded_message
 from fedmutual.core import Algorithm, At, Message, Phase, Spec, Unusable
 from fedmutual.engines.loop import count_bytes, receive_usable
-from fedmutual.sites.mailbox import Mailbox
-from fedmutual.sites.protocol import Order, Place, SiteAnswer, pack_message
+from fedmutual.sites.protocol import (
+    WORK,
+    Limit,
+    MalformedMessage,
+    Order,
+    Place,
+    SiteAnswer,
+    clean_text,
+    find_message_fault,
+    pack_message,
+    read_answer,
+)
 from fedmutual.sites.site_journal import MESSAGE, SiteJournal
 from fedmutual.sites.sizes import MessageSizes
 from fedmutual.sites.sizes import count_bytes as count_declared_bytes
-
-PeerMessages = dict[str, bytes]
-"""Receiving site -> bytes of the message to this site."""
 
 
 def is_peer_to_peer(algorithm: Algorithm) -> bool:
     """Return whether sites send messages to each other, because no phase needs a server that computes."""
     return all(isinstance(phase, Peering) for phase in algorithm.phases)
+
+
+class Mailbox:
+    """The unread messages that one site received, in memory, which may arrive from other threads while the site works.
+
+    A site sends its messages after a phase, before it answers the server, to the sites that do the same phase. So an honest
+    message belongs to the current phase of this site, or to the next phase, where the order for this site is still on its
+    way. After a pause or a restart of this site, the next phase may be in any later round, for the other sites continued.
+    The server orders a phase when every order of the phase before is answered or given up, so no sender is further ahead.
+    Hence two rounds of each sender are stored: the current round and one later round. A newer later round replaces an older
+    one. Every other message is refused.
+    """
+
+    def __init__(self, senders: Collection[str], declared: Callable[[Place], Spec | None], limit: Limit) -> None:
+        """senders: the other sites. declared: returns the tensors of a message, or None where a phase has no messages.
+
+        limit: the largest size of a message.
+        """
+        self._senders, self._declared, self._limit = frozenset(senders), declared, limit
+        self._messages: dict[str, dict[Place, Message | str]] = {i: {} for i in senders}  # str: why one was refused
+        self._unreadable: dict[str, str] = {}  # sender -> why a message was refused that is of no phase with messages
+        self._round: int | None = None  # the current round; None: before the first order of this process
+        self._lock = Lock()
+
+    def put(self, sender: str, content: bytes) -> None:
+        """Store a message. Raises MalformedMessage, with the reason, where the message is refused."""
+        if sender not in self._senders:
+            raise MalformedMessage(f"{clean_text(repr(sender))} is none of the other sites")
+        place: Place | None = None
+        try:
+            answer, message = read_answer(content, self._limit)
+            order = answer.order
+            declared = self._declared((order.round, order.phase)) if order.kind == WORK else None
+            if declared is None:
+                raise MalformedMessage("it is of a phase after which sites send nothing to each other")
+            place = order.round, order.phase
+            if answer != SiteAnswer(Order(WORK, *place)):
+                raise MalformedMessage("its message has a header that messages between sites do not have")
+            why = find_message_fault(message, declared, sender) if message else "its message is empty"
+            if why is not None:
+                raise MalformedMessage(why)
+            with self._lock:
+                self._store(sender, place, message)
+                self._unreadable.pop(sender, None)
+        except MalformedMessage as problem:
+            with self._lock:
+                if place is None:
+                    self._unreadable[sender] = str(problem)
+                elif not self._is_over(place) and place not in self._messages[sender]:
+                    self._keep(sender, place, str(problem))
+            raise
+
+    def begin(self, round: int) -> None:
+        """Set the current round, from 0. Keep only its messages, and those of each sender's newest later round."""
+        with self._lock:
+            self._round = round
+            for i, messages in self._messages.items():
+                rounds = {round, max((place[0] for place in messages if place[0] > round), default=round)}
+                self._messages[i] = {place: message for place, message in messages.items() if place[0] in rounds}
+
+    def read_messages(self, place: Place) -> dict[str, Message]:
+        """Return the messages of a round and phase: sender -> message."""
+        with self._lock:
+            found = {i: messages.get(place) for i, messages in self._messages.items()}
+        return {i: message for i, message in found.items() if isinstance(message, dict)}
+
+    def read_reason(self, sender: str, place: Place) -> str | None:
+        """Return why the sender's message of a round and phase was refused; None where none was refused.
+
+        The answer is the same at each call, because a site may carry out an order again.
+        """
+        with self._lock:
+            found = self._messages[sender].get(place)
+            return found if isinstance(found, str) else self._unreadable.get(sender)
+
+    def _store(self, sender: str, place: Place, message: Message) -> None:
+        if self._is_over(place):
+            raise MalformedMessage(f"it is of round {place[0] + 1}, which is over")
+        earlier = self._messages[sender].get(place)
+        if not isinstance(earlier, dict):
+            self._keep(sender, place, message)
+        elif earlier.keys() != message.keys() or not all(torch.equal(earlier[k], message[k]) for k in message):
+            raise MalformedMessage("it differs from an earlier message of this phase")
+
+    def _keep(self, sender: str, place: Place, content: Message | str) -> None:
+        if place[0] != self._round:
+            rounds = self._round, place[0]
+            self._messages[sender] = {p: c for p, c in self._messages[sender].items() if p[0] in rounds}
+        self._messages[sender][place] = content
+
+    def _is_over(self, place: Place) -> bool:
+        return self._round is not None and place[0] < self._round
 
 
 class PeerMailbox:
@@ -33,13 +136,9 @@ class PeerMailbox:
         """state: the public state before the first round. journal: has the site's own messages of this round."""
         self._algorithm, self._state, self._site, self._journal = algorithm, state, site, journal
         self._others, self._rounds = tuple(i for i in sites if i != site), rounds
-        self.mail = Mailbox(
-            self._others, self._declare_message, MessageSizes(algorithm, state, sites, by_hand=True).peer_message_limit
-        )
-
-    def receive(self, sender: str, content: bytes) -> None:
-        """Store a message of another site. Raises MalformedMessage, with the reason, where the message is refused."""
-        self.mail.put(sender, content)
+        limit = MessageSizes(algorithm, state, sites, peer_to_peer=True).peer_message_limit
+        self.mail = Mailbox(self._others, self._declare_message, limit)
+        self.receive = self.mail.put
 
     def _declare_message(self, place: Place) -> Spec | None:
         """Return the declared tensors of a message of this round and phase, or None where sites send no message."""
@@ -49,11 +148,10 @@ class PeerMailbox:
             return None
         return phases[number].leaves(self._state) or None
 
-    def make_peer_messages(self, order: Order, at: At) -> PeerMessages:
-        """Return the messages to other sites after a phase, made from the site's stored message.
+    def make_peer_messages(self, order: Order, at: At) -> dict[str, bytes]:
+        """Return site -> bytes of the message to it after a phase, made from the site's stored message.
 
-        Raises:
-            RunError: the stored message is damaged.
+        Raises RunError where the journal cannot be read.
         """
         message = self._read_message(order)
         content = pack_message(SiteAnswer(Order(order.kind, order.round, order.phase)), message)

@@ -18,6 +18,7 @@ from fedmutual.engines.base import Reply, participate
 from fedmutual.engines.loop import receive_usable
 from fedmutual.errors import AlgorithmError, RunError, UserError, format_error
 from fedmutual.federation.experiment import Experiment
+from fedmutual.scores import LEAST_ROWS, is_disclosed
 from fedmutual.stepping import run_one_step
 
 Say = Callable[[str], None]
@@ -53,11 +54,9 @@ def answer_phase(
     the tensors return as the site received them, so the update is zero. Otherwise each number is NaN: the server does not
     use the reply.
 
-    make_client: returns the client before the phase, at each call. is_hidden: whether masks or noise cover the reply.
-    say: gets the lines for the operator.
-
-    Raises:
-        Exception: an error that does not depend on private rows (`may_depend_on_rows`).
+    make_client: returns the client before the phase, at each call. is_hidden: whether masks or noise cover the reply. say:
+    gets the lines for the operator. Raises Exception where an error that does not depend on private rows
+    (`may_depend_on_rows`).
     """
 
     def warn(problem: Refused) -> None:
@@ -98,10 +97,8 @@ def check_first_replies(experiment: Experiment, site: str, sites: Sequence[str],
     The models are the site's own, so an error discloses nothing to other parties. The server's part of a phase gets the
     reply of this site alone; if it needs more replies, later phases are not checked.
 
-    source: the site's file, for the error.
-
-    Raises:
-        RunError: a reply holds a private row or a private tensor, or a phase raised an error.
+    source: the site's file, for the error. Raises RunError where a reply holds a private row or a private tensor, or a phase
+    raised an error.
     """
     algorithm, config = experiment.algorithm, experiment.config
     client, state = experiment.build_client(site), experiment.make_server_state(sites)
@@ -120,3 +117,18 @@ def check_first_replies(experiment: Experiment, site: str, sites: Sequence[str],
                 state = receive_usable(phase, state, {site: reply} if reply else {}, at, lambda sender, why: None)
             except Exception:  # of any type: the algorithm may be the user's own
                 return
+
+
+def describe_disclosure(experiment: Experiment, site: str) -> str:
+    """Return a sentence on the meaning of `share.metrics` at a site, for the site's rows and task."""
+    metrics = experiment.config.disclosure(site)
+    if metrics == "all":
+        return "All its losses and scores are sent: from these, the operator of the server can compute validation examples."
+    if metrics == "none" or "accuracy" not in experiment.make_task(site).tells:
+        return "Its losses and scores are not sent."
+    rows = experiment.load_rows(site)
+    kinds = dict.fromkeys(spec.rows for spec in experiment.list_evaluations(site))
+    sent = [kind for kind in kinds if is_disclosed(metrics, len(rows[kind]))]
+    if not sent:
+        return f"Its losses and scores are not sent: it has fewer than {LEAST_ROWS} {' or '.join(kinds)} rows."
+    return f"Accuracies to 1 %, of its {' and '.join(sent)} rows, are sent once a round; other scores and losses are not."

@@ -155,8 +155,7 @@ def digest_order(order: Order, tensors: Message) -> str:
 def read_order(content: bytes, limit: Limit | None = None) -> tuple[Order, Message]:
     """Return (order, tensors). limit: of a message from another host.
 
-    Raises:
-        MalformedMessage: the bytes are not an order, or are longer than the limit.
+    Raises MalformedMessage where the bytes are not an order, or are longer than the limit.
     """
     return _parse_message(content, _ORDER, "names no order", limit)
 
@@ -164,8 +163,7 @@ def read_order(content: bytes, limit: Limit | None = None) -> tuple[Order, Messa
 def read_answer(content: bytes, limit: Limit | None = None) -> tuple[SiteAnswer, Message]:
     """Return (answer, tensors). limit: of a message from another host.
 
-    Raises:
-        MalformedMessage: the bytes are not an answer, or are longer than the limit.
+    Raises MalformedMessage where the bytes are not an answer, or are longer than the limit.
     """
     return _parse_message(content, _ANSWER, "says something else than an answer", limit)
 

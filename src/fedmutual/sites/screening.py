@@ -20,9 +20,7 @@ from fedmutual.algorithms.fedavg import N_K
 from fedmutual.core import Algorithm, Message
 
 LEAST = 3  # replies for a comparison: of two different replies, either may be the wrong one
-COSINE = (
-    0.15  # at least this: two updates agree; at most its negative: they are opposed. docs/security.md has the measurement
-)
+COSINE = 0.15  # from here two updates agree; to its negative they are opposed (measured in docs/security.md)
 _COUNTER = 2**31  # more than the batches of any round; repeated larger steps would overflow a 64-bit counter
 
 
@@ -33,13 +31,6 @@ class Limits:
     update: float  # largest norm of an update, as a multiple of the median of the others'
     examples: int | None  # the most examples that a site may state; None: `update` times the median of the others'
     opposed: bool = True  # whether a long update against all others is refused, where the others agree
-
-
-class Screened(NamedTuple):
-    """The result of screening the replies of a phase."""
-
-    refused: dict[str, str]  # site -> why its reply is not used, in one clause with equal text in every round
-    norms: dict[str, float]  # site -> norm of its usable update; empty where messages are not updates of the sent model
 
 
 class Update(NamedTuple):
@@ -75,24 +66,24 @@ def compute_cosine(update: Update, other: Update) -> float:
     return sum(torch.sum(update.compute_change(name) * other.compute_change(name)).item() for name in shared) / norms
 
 
-def compute_median_of_others(values: Mapping[str, float], site: str) -> float:
-    """Return the median of the other sites' values; for an even number, the mean of the two middle values."""
-    return median(value for i, value in values.items() if i != site)
-
-
 def screen(
     replies: Mapping[str, Message],
     sent: Mapping[str, Message],
     limits: Limits,
     known: Mapping[str, int],
     algorithm: Algorithm,
-) -> Screened:
+) -> tuple[dict[str, str], dict[str, float]]:
     """Compare the replies of a phase with the limits and with each other.
 
     Where the algorithm shares a model, a reply is an update of the sent model. Other replies, such as FedMD's logits and
-    FedProto's prototypes, are compared without subtraction: an honest site without a class may move these far away.
+    FedProto's prototypes, are compared without subtraction: an honest site without a class may move these far away. Their
+    limit is the square, because the size of logits differs more between architectures than the norm of an update.
 
     sent: site -> the message to that site. known: site -> the number of examples that the site stated first.
+
+    Returns:
+        Site -> why its reply is not used, in one clause with equal text in every round; and site -> norm of its usable
+        update, empty where messages are not updates of the sent model.
     """
     updates, restore = "global" in algorithm.scores, algorithm.restore
     refused = {i: why for i, reply in replies.items() if (why := _find_fault(i, reply, sent[i], limits, known))}
@@ -102,18 +93,17 @@ def screen(
     counts = {i: float(reply[N_K]) for i, reply in usable.items() if N_K in reply and limits.examples is None}
     too_many = f"its n_k is more than {limits.update:g} times the median of the others'; sites.examples_limit can allow it"
     refused |= dict.fromkeys(find_outliers(counts, limits.update), too_many)
-    refused |= _find_too_large(norms, limits, updates)
-    opposed = (
-        find_opposed({i: change for i, change in changes.items() if i not in refused})
-        if updates and limits.opposed
-        else None
-    )
-    if opposed is not None:
-        refused[opposed] = (
-            "its update points against the updates of all others, which agree, and is longer than their median "
-            "(sites.refuse_opposed)"
-        )
-    return Screened(refused, {i: norm for i, norm in norms.items() if updates and i not in refused})
+    limit, noun, of = (limits.update, "update", "") if updates else (limits.update**2, "message", "the square of ")
+    too_large = f"its {noun} is more than {limit:g} times the median of the others' ({of}sites.update_limit)"
+    refused |= dict.fromkeys(find_outliers(norms, limit), too_large)
+    if updates and limits.opposed:
+        opposed = find_opposed({i: change for i, change in changes.items() if i not in refused})
+        if opposed is not None:
+            refused[opposed] = (
+                "its update points against the updates of all others, which agree, and is longer than their median "
+                "(sites.refuse_opposed)"
+            )
+    return refused, {i: norm for i, norm in norms.items() if updates and i not in refused}
 
 
 def find_opposed(updates: Mapping[str, Update]) -> str | None:
@@ -132,22 +122,12 @@ def find_opposed(updates: Mapping[str, Update]) -> str | None:
     return None
 
 
-def _find_too_large(norms: Mapping[str, float], limits: Limits, updates: bool) -> dict[str, str]:
-    """Return site -> why its message is not used. updates: whether messages are updates of the sent model.
-
-    Other messages, such as logits, have the square of the limit: the size of logits differs more between architectures than
-    the norm of one round's update of a shared model.
-    """
-    limit, noun, prefix = (limits.update, "update", "") if updates else (limits.update**2, "message", "the square of ")
-    why = f"its {noun} is more than {limit:g} times the median of the others' ({prefix}sites.update_limit)"
-    return dict.fromkeys(find_outliers(norms, limit), why)
-
-
 def find_outliers(values: Mapping[str, float], limit: float, least: int = LEAST) -> list[str]:
     """Return the sites with a value above `limit` times the median of the others; none for fewer than `least` values."""
     if len(values) < least:
         return []
-    return [i for i, value in values.items() if value > limit * compute_median_of_others(values, i)]
+    others = {site: median(value for i, value in values.items() if i != site) for site in values}
+    return [site for site, value in values.items() if value > limit * others[site]]
 
 
 def _find_fault(site: str, reply: Message, sent: Message, limits: Limits, known: Mapping[str, int]) -> str | None:

@@ -27,8 +27,7 @@ _CHUNK = 1024
 def record_seedset(folder: Path, sites: Sequence[str], shape: Sequence[int], classes: Sequence[str], use: Public) -> Table:
     """Return the record (`SeedsTable`) of the public seed set in a contract, with counts of labels if all sites give labels.
 
-    Raises:
-        UserError: a site's file is missing, damaged, or does not fit the others'; or the examples are too few.
+    Raises UserError where a site's file is missing, damaged, or does not fit the others'; or the examples are too few.
     """
     files = {i: _read_part(folder, i, use.labelled) for i in sites}
     for i, one in files.items():
@@ -59,9 +58,8 @@ class CollectedSeedset:
     def __call__(self, federation: Federation, prepared: Mapping[str, Prepared]) -> PublicSet | None:
         """Return the public seed set; None where this site gives no rows to the set.
 
-        Raises:
-            UserError: a file is missing or damaged, or has other rows than this site's split; the set differs from the
-                contract, or lacks a class that this site trains on.
+        Raises UserError where a file is missing or damaged, or has other rows than this site's split; the set differs from
+        the contract, or lacks a class that this site trains on.
         """
         site_part, classes = list_public_parts(federation, prepared)[self.site], federation.space.classes
         if site_part.rows is None:

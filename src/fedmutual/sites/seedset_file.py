@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field, ValidationError
 
-from fedmutual.config.keys import Section
 from fedmutual.data import arrays
 from fedmutual.data.draws import Index, count_classes
 from fedmutual.data.examples import ArrayExamples, list_names
@@ -22,20 +20,6 @@ from fedmutual.files import replace_file
 
 _ARRAYS = ("x", "y", "classes", "about")
 _WORDS = 2**24  # bytes of an array of text: names of classes, scaling
-
-
-class _Scaling(Section):
-    divisor: float = Field(gt=0)
-    mean: list[float]
-    std: list[float]
-    size: list[int] | None
-    dtype: Literal["int64"] | None = None  # of ids
-
-
-class _About(Section):
-    format: Literal[1]
-    site: str
-    scaling: _Scaling
 
 
 @dataclass(frozen=True)
@@ -97,16 +81,14 @@ def read_seedset_file(folder: Path, site: str) -> SeedsetFile:
         raise DataError(f"{path}: {excess}; {fix}")
     contents = arrays.read_arrays(path, f"have site {site!r} send its part of the public seed set", fix)
     try:
-        about = _About.model_validate_json(str(contents["about"]))
-        part = SeedsetFile(
-            site,
-            contents["x"],
-            contents.get("y"),
-            _list_class_names(contents["classes"]),
-            parse_scaling(about.scaling.model_dump()),
-        )
-        why = f"it is of site {about.site!r}" if about.site != site else _find_fault(part)
-    except (KeyError, ValidationError):
+        about = json.loads(str(contents["about"]))
+        scaling = parse_scaling(about["scaling"])
+        if about["format"] != 1 or not scaling.divisor > 0:
+            raise ValueError("of another format")
+        labels, classes = contents.get("y"), contents["classes"].reshape(-1).tolist()
+        part = SeedsetFile(site, contents["x"], labels, tuple(map(str, classes)), scaling)
+        why = f"it is of site {about['site']!r}" if about["site"] != site else _find_fault(part)
+    except (KeyError, TypeError, ValueError, RecursionError):
         why = _find_foreign(list(contents))
     if why is not None:
         raise DataError(f"{path}: {why}; {fix}")
@@ -167,10 +149,6 @@ def _find_array_excess(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> str
     if dtype.kind in "US" and size > _WORDS:
         return f"its {member.filename!r} holds {size:,} bytes of text, and {_WORDS:,} are enough"
     return None
-
-
-def _list_class_names(classes: npt.NDArray[Any]) -> tuple[str, ...]:
-    return tuple(str(name) for name in classes.reshape(-1).tolist())
 
 
 def _find_fault(content: SeedsetFile) -> str | None:

@@ -63,8 +63,7 @@ def _takes_ids(contract: Contract, outputs: int) -> bool:
 def make_first_state(contract: Contract, experiment: Experiment) -> Message:
     """Return the state of the server before the first round: name -> tensor.
 
-    Raises:
-        ConfigError: the shared network, or the state that the algorithm begins with, cannot be built.
+    Raises ConfigError where the shared network, or the state that the algorithm begins with, cannot be built.
     """
     if contract.public is None:
         return experiment.make_server_state(contract.sites.names)
@@ -74,8 +73,7 @@ def make_first_state(contract: Contract, experiment: Experiment) -> Message:
 def find_longest_message(contract: Contract) -> int:
     """Return the number of bytes of the longest message between the server and the sites of a federation.
 
-    Raises:
-        ConfigError: as `make_first_state`.
+    Raises ConfigError as `make_first_state`.
     """
     experiment, names = build_server_experiment(contract), contract.sites.names
     if contract.algorithm.public is None:

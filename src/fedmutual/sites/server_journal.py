@@ -40,8 +40,7 @@ class ServerJournal(Journal):
     def raise_attempt(self) -> None:
         """Begin a new attempt at a round that sites have already answered, with other tensors.
 
-        Raises:
-            RunError: no attempt is left, or the file cannot be written.
+        Raises RunError where no attempt is left, or the file cannot be written.
         """
         if self.attempt >= ATTEMPTS:
             raise RunError(
@@ -131,10 +130,8 @@ class ServerJournal(Journal):
     def go_back(self, diverged: bool, limits: Limits) -> list[str]:
         """Prepare another attempt, and return one sentence for each action. diverged: whether most sites diverged.
 
-        The first time the server goes back by one saved round, later to the oldest that it keeps.
-
-        Raises:
-            RunError: no attempt that sites accept is left; or a file is damaged or cannot be written.
+        The first time the server goes back by one saved round, later to the oldest that it keeps. Raises RunError where no
+        attempt that sites accept is left; or a file is damaged or cannot be written.
         """
         saved = read_checkpoint(self.folder)
         if not diverged or saved is None:

@@ -89,10 +89,8 @@ class SiteJournal(Journal):
     ) -> None:
         """folder: the federation's folder at this site. run: the identity of the run, which the journal must have.
 
-        budget: each transaction records the lines of its ledgers; None for training without noise.
-
-        Raises:
-            RunError: as `Journal`, or the folder holds another run's state.
+        budget: each transaction records the lines of its ledgers; None for training without noise. Raises RunError as
+        `Journal`, or the folder holds another run's state.
         """
         super().__init__(folder, read_only)
         self._states, self._run, self._bounds, self._budget = client_folder(folder, site), run, bounds, budget
@@ -169,10 +167,8 @@ class SiteJournal(Journal):
         """Write a finished order with its answer, in the transaction in which the answer is recorded as sent.
 
         digest: of the order. client: whose state is saved; None: the state of the phase before is still the client's. kept:
-        kind (MESSAGE, UPDATE) -> tensors of this round; those of earlier rounds are removed.
-
-        Raises:
-            RunError: the disk is full, or cannot be written. What was saved before is untouched.
+        kind (MESSAGE, UPDATE) -> tensors of this round; those of earlier rounds are removed. Raises RunError where the disk
+        is full, or cannot be written. What was saved before is untouched.
         """
         place, last = self._bounds.find_place(order), self._bounds.is_last(order)
         if client is None:
@@ -231,8 +227,7 @@ class SiteJournal(Journal):
     def load(self, client: Client, place: Place) -> None:
         """Load the saved state after a finished place into a new client.
 
-        Raises:
-            RunError: the file is missing or damaged, or belongs to another run, round or network.
+        Raises RunError where the file is missing or damaged, or belongs to another run, round or network.
         """
         ((state,),) = self.read("SELECT state FROM phases WHERE round = ? AND phase = ?", *place)
         load_client(client, self._states / state, self._run, place[0] + 1)
@@ -240,8 +235,7 @@ class SiteJournal(Journal):
     def save_shared(self, message: Message, round: int) -> None:
         """Save the shared model that the server sent after a round, from 0, for `fedmutual predict`.
 
-        Raises:
-            RunError: the file cannot be written.
+        Raises RunError where the file cannot be written.
         """
         about = {"format": "1", "run": self._run, "round": str(round + 1)}
         write_tensors(server_folder(self.folder) / make_file_name(round + 1), message, about)
@@ -253,8 +247,7 @@ class SiteJournal(Journal):
 def read_recorded_ledgers(state: Path) -> list[LedgerDigests]:
     """Return the lines of privacy ledgers that each journal in a state folder records.
 
-    Raises:
-        RunError: a journal is damaged.
+    Raises RunError where a journal is damaged.
     """
     recorded: list[LedgerDigests] = []
     for path in sorted(state.glob(f"*/{FILE}")):

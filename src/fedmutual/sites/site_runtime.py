@@ -75,10 +75,7 @@ class SiteRuntime:
 
         check_only: only check whether the site can take part, and write nothing. Otherwise no other object may use the state
         folder. say: takes the lines for the operator. startup: the folder of the site's kit that holds the signing key; a
-        secure sum needs this folder.
-
-        Raises:
-            UserError: the site cannot take part.
+        secure sum needs this folder. Raises UserError where the site cannot take part.
         """
         self.site, self.say = settings.file.site, say
         self.folder, self._state = settings.state / contract.name, settings.state
@@ -268,8 +265,7 @@ class SiteRuntime:
     def _check_scaling(self, order: Order, inbox: Message) -> Moments | None:
         """Return the scaling in an order; None where the order needs none.
 
-        Raises:
-            Declined: the order lacks the scaling, or has another one than earlier orders.
+        Raises Declined where the order lacks the scaling, or has another one than earlier orders.
         """
         layout = self._contract.layout
         if layout is None or order.round < 0 or self._is_stage(order):

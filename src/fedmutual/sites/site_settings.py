@@ -1,22 +1,28 @@
 """The settings of one site, and the experiment that they make together with the contract."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from fedmutual.config import Config, read_tables
 from fedmutual.config.checks import parse_table
+from fedmutual.data import load, prepare
 from fedmutual.data.examples import list_names
+from fedmutual.data.federation import list_public_parts
 from fedmutual.data.space import describe_column_difference
 from fedmutual.data.statistics import Moments, make_layout
-from fedmutual.errors import ConfigError
+from fedmutual.errors import ConfigError, format_count
 from fedmutual.federation import build
 from fedmutual.federation.experiment import Experiment
 from fedmutual.models.pretrained import IMAGENET
-from fedmutual.sites.contract import Contract
+from fedmutual.sites.contract import Contract, read_contract
 from fedmutual.sites.modules import ListedModules
 from fedmutual.sites.schema import SiteFile
 from fedmutual.sites.seedset import CollectedSeedset
+from fedmutual.sites.seedset_file import SeedsetFile, make_seedset_path, write_seedset_file
 from fedmutual.sites.statistics import (
     find_layout_fault,
     make_placeholder,
@@ -50,8 +56,7 @@ class SiteSettings:
 def read_site_file(path: Path) -> SiteSettings:
     """Read a site's own file and return its settings. Relative paths in the file start at the folder of the file.
 
-    Raises:
-        ConfigError: the file cannot be read, or a key is wrong or missing.
+    Raises ConfigError where the file cannot be read, or a key is wrong or missing.
     """
     file: SiteFile = parse_table(SiteFile, read_tables(path), str(path))
     if file.data.name is None:
@@ -70,10 +75,8 @@ def _resolve_path(source: Path, path: Path) -> Path:
 def build_site(contract: Contract, settings: SiteSettings, moments: Moments | None = None) -> Experiment:
     """Return the experiment of one site, after all checks that need no other site.
 
-    moments: what standardises inputs, with data.mean = "federated"; None: nothing, until the server has sent it.
-
-    Raises:
-        UserError: the file, the data or the network of the site does not fit the contract.
+    moments: what standardises inputs, with data.mean = "federated"; None: nothing, until the server has sent it. Raises
+    UserError where the file, the data or the network of the site does not fit the contract.
     """
     config = configure_site(contract, settings)
     if contract.layout is not None and moments is None:
@@ -104,8 +107,7 @@ def build_site(contract: Contract, settings: SiteSettings, moments: Moments | No
 def configure_site(contract: Contract, settings: SiteSettings) -> Config:
     """Return the full configuration of one site: the contract with the keys of the site's own file.
 
-    Raises:
-        ConfigError: the contract does not name the site, or a key of the site's file is wrong.
+    Raises ConfigError where the contract does not name the site, or a key of the site's file is wrong.
     """
     if settings.file.site not in contract.sites.names:
         raise ConfigError(
@@ -128,3 +130,51 @@ def _collect_seedset(contract: Contract, settings: SiteSettings) -> CollectedSee
         )
     folder = _resolve_path(settings.source, settings.file.public.folder)
     return CollectedSeedset(folder, settings.file.site, contract.sites.names, public_data.labelled, contract.public)
+
+
+def export_seedset(file: Path, site: Path, folder: Path) -> SeedsetFile:
+    """Write the part of a site into a folder, and return the part. file: FEDERATION.toml. site: the site.toml.
+
+    Raises UserError where the site has no public rows, or a file cannot be read or written.
+    """
+    mine = read_site_file(site)
+    with plugins.use_rule(mine.code):
+        return _write_own_part(read_contract(file), mine, file, folder)
+
+
+def _write_own_part(contract: Contract, mine: SiteSettings, file: Path, folder: Path) -> SeedsetFile:
+    config, use, name = configure_site(contract, mine), contract.algorithm.public, mine.file.site
+    if use is None:
+        raise ConfigError(
+            f"{file}: algorithm {config.algorithm['name']!r} has no public seed set to export; `fedmutual data give` is for "
+            "contracts with an algorithm that has one, such as fedh2l"
+        )
+    read = prepare(config)
+    federation = load(config, read, gathered=lambda *_: None)
+    part = list_public_parts(federation, read)[name]
+    if part.rows is None:
+        raise ConfigError(
+            f"{file}: the key 'split.public' is not set, the fraction of each site's training data that it gives to all"
+        )
+    if federation.space.targets != "classes":
+        raise ConfigError(
+            f"{file}: training.task learns {federation.space.targets}, and the public seed set of real sites is of classes"
+        )
+    x = part.examples.take(part.rows.index.tolist()).numpy()
+    labels = part.rows.labels.astype(np.int64) if use.labelled else None
+    made = SeedsetFile(name, x, labels, federation.space.classes, read[name].scaled)
+    write_seedset_file(folder, made)
+    return made
+
+
+def describe_export(exported: SeedsetFile, folder: Path) -> Iterator[str]:
+    """Yield sentences for the site's operator on the part that was written."""
+    known = "and their labels" if exported.labels is not None else "and not their labels"
+    path = make_seedset_path(folder, exported.site)
+    yield f"{path}: {format_count(len(exported.x), 'example')} of site {exported.site!r}, {exported.size:,} bytes"
+    if exported.labels is not None:
+        yield f"of each class: {', '.join(f'{name} {n}' for name, n in zip(exported.classes, exported.counts, strict=True))}"
+    yield (
+        "Send this file to all other sites and to the person who submits the federation. They then know these examples "
+        f"{known}, and this cannot be undone; the file has no other rows."
+    )

@@ -26,13 +26,13 @@ class MessageSizes:
     """The largest sizes of the messages of one federation, computed from the contract before any message arrives."""
 
     def __init__(
-        self, algorithm: Algorithm, state: Message, sites: Collection[str], by_hand: bool, words: int | None = None
+        self, algorithm: Algorithm, state: Message, sites: Collection[str], peer_to_peer: bool, words: int | None = None
     ) -> None:
-        """state: what all know before the first round. by_hand: sites send their messages to each other.
+        """state: what all know before the first round. peer_to_peer: sites send their messages to each other.
 
         words: of an update in a secure sum, whose stages are further places of a round; None: there is none.
         """
-        self._algorithm, self._state, self._sites, self._by_hand = algorithm, state, tuple(sites), by_hand
+        self._algorithm, self._state, self._sites, self._peer_to_peer = algorithm, state, tuple(sites), peer_to_peer
         self._words_of_update = words
         phases = (*algorithm.start, *algorithm.phases)
         self._traffic = len(self._sites) * sum(count_bytes(phase.leaves(state)) for phase in phases)  # of one round, at most
@@ -48,7 +48,7 @@ class MessageSizes:
         held |= self._secure_sum_message if self._words_of_update is not None else {}
         sums = find_sums(self._algorithm)
         held |= declare_scaling(sums.layout) if sums is not None else {}
-        return limit_message({} if self._by_hand else held, self._count_word_bytes())
+        return limit_message({} if self._peer_to_peer else held, self._count_word_bytes())
 
     @property
     def peer_message_limit(self) -> Limit:
@@ -95,7 +95,7 @@ class MessageSizes:
             return limit_message(
                 upload if order.phase == Stage.UPLOAD else self._secure_sum_message, self._count_word_bytes()
             )
-        phase, is_hidden = phases[order.phase], self._by_hand or self._words_of_update is not None
+        phase, is_hidden = phases[order.phase], self._peer_to_peer or self._words_of_update is not None
         return limit_message(
             {} if is_hidden else phase.leaves(self._state), self._count_word_bytes(self._count_remarks(order), phase.terms)
         )

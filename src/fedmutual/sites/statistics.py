@@ -7,9 +7,10 @@ start has them too. A site keeps the first that it is sent, and declines orders 
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
+from pydantic import TypeAdapter
 
 from fedmutual.algorithms.fedavg import N_K
 from fedmutual.core import Algorithm, At, Batch, Client, Message, Net, Phase, Spec
@@ -18,10 +19,9 @@ from fedmutual.data.statistics import Layout, Moments, Statistics, Words, read_s
 from fedmutual.sites.journal import Journal
 
 SUMS, SCALING = "statistics", "scaling"  # names of tensors: words int64 [layout.count]; mean and divisor float64 [2, inputs]
-_MOST_MEAN, _LEAST_DIVISOR = (
-    1e15,
-    1e-20,
-)  # else a server could choose a scaling that is infinite in float32 for some rows only
+_MOST_MEAN, _LEAST_DIVISOR = 1e15, 1e-20  # else a server could choose a scaling that is infinite in float32 for some rows
+Gathered = tuple[Statistics, dict[str, int], dict[str, int]]
+"""The statistics at the server; the bytes that each site in the sums sent; and those that it was sent."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,7 @@ class SumStatistics(Phase):
     def end(self, client: Client, at: At) -> Message:
         """Return the words of the site's training rows: one tensor, int64 [layout.count].
 
-        Raises:
-            DataError: a row cannot be read, or the values are too large.
+        Raises DataError where a row cannot be read, or the values are too large.
         """
         assert self.compute is not None  # the server asks sites only
         return {SUMS: torch.from_numpy(self.compute())}
@@ -85,11 +84,7 @@ def pack_scaling(moments: Moments) -> Message:
 
 
 def read_scaling(layout: Layout, message: Message) -> Moments:
-    """Return the scaling in an order.
-
-    Raises:
-        ValueError: there is none, or a mean or a divisor is out of range.
-    """
+    """Return the scaling in an order. Raises ValueError where there is none, or a mean or a divisor is out of range."""
     tensor = message.get(SCALING)
     dtype, shape = declare_scaling(layout)[SCALING]
     if tensor is None or tensor.dtype != dtype or tuple(tensor.shape) != shape:
@@ -122,33 +117,13 @@ def make_placeholder(layout: Layout) -> Moments:
     return Moments((0.0,) * len(layout.inputs), (1.0,) * len(layout.inputs))
 
 
-@dataclass(frozen=True)
-class GatheredStatistics:
-    """The statistics at the server, and the bytes that they took."""
-
-    statistics: Statistics
-    up: Mapping[str, int]  # site -> bytes that the site sent; the sites whose rows are in the sums
-    down: Mapping[str, int]
-
-
 def read_site_scaling(journal: Journal) -> Moments | None:
     """Return the scaling that a site was sent; None before."""
     about = journal.get_fact(SCALING)
     return None if about is None else Moments(*map(tuple, about))
 
 
-def read_gathered(journal: Journal) -> GatheredStatistics | None:
-    """Return the statistics that the server has gathered; None before."""
+def read_gathered(journal: Journal) -> Gathered | None:
+    """Return the statistics that the server has gathered, which it writes as the fact SUMS; None before."""
     about = journal.get_fact(SUMS)
-    if about is None:
-        return None
-    record: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in about["record"].items()
-    }
-    return GatheredStatistics(Statistics(**record), about["up"], about["down"])
-
-
-def write_gathered(journal: Journal, gathered: GatheredStatistics) -> None:
-    """Write the statistics at the server. Raises RunError where the journal cannot be written."""
-    about = {"record": gathered.statistics.record(), "up": dict(gathered.up), "down": dict(gathered.down)}
-    journal.set_fact(SUMS, about)
+    return None if about is None else (TypeAdapter(Statistics).validate_python(about[0]), about[1], about[2])

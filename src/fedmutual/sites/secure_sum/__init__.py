@@ -5,6 +5,6 @@ Privacy-Preserving Machine Learning, 2017, https://doi.org/10.1145/3133956.31339
 not follow the protocol.
 
 fixed_point: an update as integers. shares: secret sharing among sites. masks: the masks of an update. identity: signatures
-with the keys of the kits. messages: the content of orders and answers. site, server: the two sides of the protocol, without
-network and disk. site_files, server_files: the state of the two sides on disk. exchange: the stages of a round.
+with the keys of the kits. messages: the content of orders and answers. site, server: the two sides of the protocol, whose
+state is in the journals of the parties.
 """

@@ -33,9 +33,7 @@ def pack_update(reply: Message, base: Message) -> Words:
     """Return the words [N] of a site's reply, N as in `count_words`. base: the shared model that the site was sent.
 
     A number that is not finite has the update zero: a site returns such a number as the server sent it (`private_values`).
-
-    Raises:
-        ValueError: n_k is out of the range of a fixed-point sum.
+    Raises ValueError where n_k is out of the range of a fixed-point sum.
     """
     if SUMS in reply:  # of a site's rows, in fixed point already
         sums: Words = reply[SUMS].numpy().view(np.uint64)

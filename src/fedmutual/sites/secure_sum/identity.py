@@ -31,9 +31,8 @@ class Authority:
     def check(self, site: str, certificate: bytes, signature: bytes, content: bytes) -> None:
         """Check that a site signed `content`. certificate: the certificate of the site, in DER form.
 
-        Raises:
-            Forged: the authority did not issue this certificate for the site, the certificate is not valid now, or the
-                signature is wrong.
+        Raises Forged where the authority did not issue this certificate for the site, the certificate is not valid now, or
+        the signature is wrong.
         """
         if len(certificate) > LONGEST_CERTIFICATE:
             raise Forged("its certificate is longer than the certificate of any kit")
@@ -72,8 +71,7 @@ class Signer:
 def read_authority(startup: Path) -> Authority:
     """Return the authority in the startup folder of a kit.
 
-    Raises:
-        RunError: the authority's certificate is missing or damaged.
+    Raises RunError where the authority's certificate is missing or damaged.
     """
     return Authority(read_certificate(startup / "rootCA.pem"))
 
@@ -81,8 +79,7 @@ def read_authority(startup: Path) -> Authority:
 def read_signer(startup: Path) -> Signer:
     """Return the private key and the certificate in the startup folder of a site's kit.
 
-    Raises:
-        RunError: the key or the certificate is missing or damaged.
+    Raises RunError where the key or the certificate is missing or damaged.
     """
     try:
         key = load_pem_private_key((startup / "client.key").read_bytes(), None)
@@ -94,11 +91,7 @@ def read_signer(startup: Path) -> Signer:
 
 
 def read_certificate(path: Path) -> x509.Certificate:
-    """Return the certificate in a file in PEM form.
-
-    Raises:
-        RunError: the file is missing or holds no certificate.
-    """
+    """Return the certificate in a file in PEM form. Raises RunError where the file is missing or holds no certificate."""
     try:
         return x509.load_pem_x509_certificate(path.read_bytes())
     except (OSError, ValueError):

@@ -47,10 +47,8 @@ def agree_key(private: bytes, public: bytes, context: bytes, purpose: str, first
     """Return the key of 32 bytes that two sites agree on for a purpose.
 
     private: the key of one site. public: the key of the other site. context: the digest of the sum that the key is bound to.
-    first, second: the names of the two sites, in an order that both sites use.
-
-    Raises:
-        ValueError: `public` is not an X25519 key, or gives one secret with every private key.
+    first, second: the names of the two sites, in an order that both sites use. Raises ValueError where `public` is not an
+    X25519 key, or gives one secret with every private key.
     """
     return derive_key(_exchange(private, public), context.hex(), purpose, first, second, salt=_SALT)
 
@@ -60,23 +58,16 @@ def commit_seed(seed: bytes, context: bytes) -> bytes:
     return hashlib.sha256(_SALT + b"\0seed\0" + context + seed).digest()
 
 
-def add_seed_mask(words: Words, seed: bytes, context: bytes, site: str) -> None:
-    """Add the mask that a site derives from its seed to words, in place (the double mask of Bonawitz et al., 2017)."""
-    _add_keystream(words, derive_key(seed, context.hex(), "self mask", site, salt=_SALT))
-
-
-def subtract_seed_mask(words: Words, seed: bytes, context: bytes, site: str) -> None:
-    """Subtract the mask that a site derives from its seed from words, in place."""
-    _add_keystream(words, derive_key(seed, context.hex(), "self mask", site, salt=_SALT), subtract=True)
+def add_seed_mask(words: Words, seed: bytes, context: bytes, site: str, subtract: bool = False) -> None:
+    """Add the mask of a site's seed to words, or subtract it, in place (the double mask of Bonawitz et al., 2017)."""
+    _add_keystream(words, derive_key(seed, context.hex(), "self mask", site, salt=_SALT), subtract)
 
 
 def add_pair_masks(words: Words, site: str, private: bytes, others: Iterable[tuple[str, bytes]], context: bytes) -> None:
     """Add the pair masks of a site to its words, in place (the pairwise masks of Bonawitz et al., 2017).
 
-    private: the X25519 key of the site. others: the name and the public key of each other site.
-
-    Raises:
-        ValueError: a public key is not an X25519 key, or gives one secret with every private key.
+    private: the X25519 key of the site. others: the name and the public key of each other site. Raises ValueError where a
+    public key is not an X25519 key, or gives one secret with every private key.
     """
     for other, public in others:
         first, second = sorted((site, other))

@@ -1,8 +1,7 @@
 """The messages of a secure sum. A message holds one tensor: either JSON text as bytes, or masked fixed-point words.
 
 Five stages follow the training of a site: KEYS, SHARES, UPLOAD, CONFIRM, UNMASK. In each stage the server sends an order to
-every site that answered the previous stage, and each of these sites answers. A subclass of `SumMessage` describes the JSON
-content of one kind of order or answer.
+every site that answered the previous stage, and each of these sites answers.
 """
 
 import hashlib
@@ -11,12 +10,13 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import torch
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic_core import to_json
 
 from fedmutual.core import Message
 from fedmutual.sites.secure_sum.identity import LONGEST_CERTIFICATE, Authority, Forged, Signer
@@ -87,16 +87,13 @@ Share = Annotated[str, Field(pattern=_hex(SHARE_BYTES))]
 Sealed = Annotated[str, Field(pattern=_hex(NONCE_BYTES + 2 * SHARE_BYTES + 16))]
 Signature = Annotated[str, Field(pattern=r"^([0-9a-f]{2})+$", max_length=2048)]
 Site = Annotated[str, Field(min_length=1, max_length=200)]
+_OfSites = Field(max_length=MOST_SITES)
 
 
-class SumMessage(BaseModel):
-    """The base class of all contents: strict types and no unknown fields."""
+class Announcement(BaseModel):
+    """The answer of the stage KEYS: a site's public keys for one sum, with a signature."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
-
-
-class Announcement(SumMessage):
-    """The answer of the stage KEYS: a site's public keys for one sum, with a signature."""
 
     site: Site
     round: int
@@ -114,69 +111,43 @@ class Announcement(SumMessage):
         return json.dumps([_SIGNED, "announcement", contract, fields], sort_keys=True).encode()
 
 
-class Announcements(SumMessage):
-    """The order of the stage SHARES: the announcements of all sites."""
+# The contents of orders and answers.
+ATTEMPT = TypeAdapter(int)
+"""The order of KEYS. The attempt makes the order of each attempt different."""
+ANNOUNCEMENT = TypeAdapter(Announcement)
+"""The answer of KEYS."""
+ANNOUNCEMENTS = TypeAdapter(Annotated[list[Announcement], _OfSites])
+"""The order of SHARES."""
+SEALED = TypeAdapter(Annotated[dict[Site, Sealed], _OfSites])
+"""Shares encrypted for one receiver: by receiver in an answer of SHARES, by sender in an order of UPLOAD."""
+PRESENT = TypeAdapter(Annotated[list[Site], _OfSites])
+"""The order of CONFIRM: the sites whose words the server has received."""
+SIGNATURE = TypeAdapter(Signature)
+"""The answer of CONFIRM: a site's signature of the list in the order."""
+SIGNATURES = TypeAdapter(Annotated[dict[Site, Signature], _OfSites])
+"""The order of UNMASK: site -> signature of that site."""
+OPENED = TypeAdapter(tuple[Annotated[dict[Site, Share], _OfSites], Annotated[dict[Site, Share], _OfSites]])
+"""The answer of UNMASK: shares of the seeds of present sites, and of the mask keys of sites that dropped out."""
 
-    keys: Annotated[list[Announcement], Field(max_length=MOST_SITES)]
-
-
-class SealedShares(SumMessage):
-    """Shares encrypted for one receiver: by receiver in an answer of SHARES, by sender in an order of UPLOAD."""
-
-    shares: Annotated[dict[Site, Sealed], Field(max_length=MOST_SITES)]
-
-
-class PresentSites(SumMessage):
-    """The order of the stage CONFIRM: the sites whose words the server has received."""
-
-    sites: Annotated[list[Site], Field(max_length=MOST_SITES)]
-
-
-class Confirmation(SumMessage):
-    """The answer of the stage CONFIRM: a site's signature of the list of sites in the order."""
-
-    signature: Signature
-
-
-class Confirmations(SumMessage):
-    """The order of the stage UNMASK: site -> signature of that site."""
-
-    signatures: Annotated[dict[Site, Signature], Field(max_length=MOST_SITES)]
-
-
-class OpenedShares(SumMessage):
-    """The answer of the stage UNMASK: for each site a share of one of its two secrets, never of both."""
-
-    seeds: Annotated[dict[Site, Share], Field(max_length=MOST_SITES)]  # shares of the seeds of present sites
-    keys: Annotated[dict[Site, Share], Field(max_length=MOST_SITES)]  # shares of the mask keys of sites that dropped out
-
-
-class KeyRequest(SumMessage):
-    """The order of the stage KEYS. The attempt makes the order of each attempt different."""
-
-    attempt: int
-
-
-M = TypeVar("M", bound=SumMessage)
+T = TypeVar("T")
 LONGEST_CONTENT = MOST_SITES * 2 * (LONGEST_CERTIFICATE + 2**11)  # bytes: announcements of all sites
 
 
-def pack_sum_message(content: SumMessage) -> Message:
+def pack_content(content: Any) -> Message:
     """Return a message that holds the content as JSON text."""
-    return {CONTENT: torch.frombuffer(bytearray(content.model_dump_json().encode()), dtype=torch.uint8)}
+    return {CONTENT: torch.frombuffer(bytearray(to_json(content)), dtype=torch.uint8)}
 
 
-def read_sum_message(kind: type[M], message: Message, sender: str) -> M:
+def read_content(kind: TypeAdapter[T], message: Message, sender: str) -> T:
     """Return the content of a message. sender: named in the error text.
 
-    Raises:
-        Rejected: the message holds no content of this kind.
+    Raises Rejected where the message holds no content of this kind.
     """
     tensor = message.get(CONTENT)
     if tensor is None or set(message) != {CONTENT} or tensor.dtype != torch.uint8 or tensor.dim() != 1:
         raise Rejected(f"the message of {sender} is not a message of a secure sum")
     try:
-        return kind.model_validate_json(tensor.numpy().tobytes())
+        return kind.validate_json(tensor.numpy().tobytes(), strict=True)
     except ValidationError as problem:
         place = ".".join(map(str, problem.errors(include_input=False)[0]["loc"]))[:100]
         raise Rejected(f"the message of {sender} does not belong to this stage of a secure sum (field {place!r})") from None
@@ -205,8 +176,7 @@ def make_announcement(
 def check_announcement(announcement: Announcement, context: SumContext, authority: Authority) -> None:
     """Check that a site of the federation announced keys for this sum.
 
-    Raises:
-        Rejected: the announcement is forged or belongs to another sum; the error text names the site and the reason.
+    Raises Rejected where the announcement is forged or belongs to another sum; the error text names the site and the reason.
     """
     site = announcement.site
     if site not in context.sites:
@@ -246,8 +216,7 @@ def seal_shares(context: SumContext, private: bytes, public: bytes, sender: str,
 def open_shares(context: SumContext, private: bytes, public: bytes, sender: str, receiver: str, sealed: bytes) -> bytes:
     """Return decrypted shares. private: the seal key of the receiver. public: the seal key of the sender.
 
-    Raises:
-        Rejected: the shares were not encrypted by the sender for this sum.
+    Raises Rejected where the shares were not encrypted by the sender for this sum.
     """
     try:
         cipher = _make_cipher(context, private, public, sender, receiver)

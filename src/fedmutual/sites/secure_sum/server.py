@@ -25,8 +25,8 @@ from fedmutual.sites.secure_sum.messages import (
     Rejected,
     Stage,
     SumContext,
-    pack_sum_message,
-    read_sum_message,
+    pack_content,
+    read_content,
 )
 from fedmutual.sites.secure_sum.shares import join_shares
 
@@ -54,49 +54,42 @@ class SumServer:
     def make_orders(self, stage: Stage) -> dict[str, Message]:
         """Return the orders of a stage: site -> message, for each site that answered the previous stage."""
         if stage is Stage.KEYS:
-            order = pack_sum_message(messages.KeyRequest(attempt=self.context.attempt))
-            return dict.fromkeys(self.context.sites, order)
+            return dict.fromkeys(self.context.sites, pack_content(self.context.attempt))
         previous = self.answers[Stage(stage - 1)]
         if stage is Stage.SHARES:
-            keys = messages.Announcements(keys=[self._read_announcement(site) for site in sorted(previous)])
-            return dict.fromkeys(previous, pack_sum_message(keys))
+            return dict.fromkeys(previous, pack_content([self._read_announcement(site) for site in sorted(previous)]))
         if stage is Stage.UPLOAD:
-            sealed = {i: read_sum_message(messages.SealedShares, m, i).shares for i, m in previous.items()}
+            sealed = {i: read_content(messages.SEALED, m, i) for i, m in previous.items()}
             return {
-                receiver: pack_sum_message(
-                    messages.SealedShares(
-                        shares={i: by[receiver] for i, by in sealed.items() if i != receiver and receiver in by}
-                    )
-                )
+                receiver: pack_content({i: by[receiver] for i, by in sealed.items() if i != receiver and receiver in by})
                 for receiver in previous
             }
         if stage is Stage.CONFIRM:
-            return dict.fromkeys(previous, pack_sum_message(messages.PresentSites(sites=sorted(previous))))
-        signatures = {i: read_sum_message(messages.Confirmation, m, i).signature for i, m in previous.items()}
-        return dict.fromkeys(previous, pack_sum_message(messages.Confirmations(signatures=signatures)))
+            return dict.fromkeys(previous, pack_content(sorted(previous)))
+        signatures = {i: read_content(messages.SIGNATURE, m, i) for i, m in previous.items()}
+        return dict.fromkeys(previous, pack_content(signatures))
 
     def check_answer(self, stage: Stage, site: str, message: Message) -> None:
         """Check the answer of a site to a stage.
 
-        Raises:
-            Rejected: the answer is invalid; the error text names the site and the reason.
+        Raises Rejected where the answer is invalid; the error text names the site and the reason.
         """
         sender = f"site {site!r}"
         if stage is Stage.KEYS:
-            announcement = read_sum_message(Announcement, message, sender)
+            announcement = read_content(messages.ANNOUNCEMENT, message, sender)
             if announcement.site != site:
                 raise Rejected(f"{sender} announced keys of another site")
             messages.check_announcement(announcement, self.context, self.authority)
         elif stage is Stage.SHARES:
             receivers = self.answers[Stage.KEYS].keys() - {site}
-            if read_sum_message(messages.SealedShares, message, sender).shares.keys() != receivers:
+            if read_content(messages.SEALED, message, sender).keys() != receivers:
                 raise Rejected(f"{sender} did not share its secrets with all others")
         elif stage is Stage.UPLOAD:
             words = message.get(WORDS)
             if words is None or set(message) != {WORDS} or words.dtype != torch.int64 or words.shape != (self.count,):
                 raise Rejected(f"{sender} sent words of another number than the model has")
         elif stage is Stage.CONFIRM:
-            signature = bytes.fromhex(read_sum_message(messages.Confirmation, message, sender).signature)
+            signature = bytes.fromhex(read_content(messages.SIGNATURE, message, sender))
             content = messages.make_confirmed_content(self.context, self.answers[Stage.UPLOAD])
             certificate = bytes.fromhex(self._read_announcement(site).certificate)
             try:
@@ -104,15 +97,14 @@ class SumServer:
             except Forged as problem:
                 raise Rejected(f"the signature of {sender} is refused: {problem}") from None
         else:
-            opened = read_sum_message(messages.OpenedShares, message, sender)
-            if opened.seeds.keys() != set(self.present) or opened.keys.keys() != set(self.absent):
+            seeds, keys = read_content(messages.OPENED, message, sender)
+            if seeds.keys() != set(self.present) or keys.keys() != set(self.absent):
                 raise Rejected(f"{sender} gave shares of other secrets than the order asks for")
 
     def close_stage(self, stage: Stage, answers: Mapping[str, Message]) -> None:
         """Store the checked answers of a stage, and close the stage.
 
-        Raises:
-            TooFewSites: there are fewer answers than the threshold.
+        Raises TooFewSites where there are fewer answers than the threshold.
         """
         if len(answers) < self.context.threshold:
             raise TooFewSites(
@@ -134,18 +126,17 @@ class SumServer:
     def add_words(self) -> Words:
         """Return the sum of the words [count] of all present sites, without masks. The server learns nothing else.
 
-        Raises:
-            Rejected: a secret of a site cannot be recovered from the shares that the other sites gave.
+        Raises Rejected where a secret of a site cannot be recovered from the shares that the other sites gave.
         """
         context, total = self.context.binding, np.zeros(self.count, np.uint64)
-        opened = {i: read_sum_message(messages.OpenedShares, m, i) for i, m in self.answers[Stage.UNMASK].items()}
+        opened = {i: read_content(messages.OPENED, m, i) for i, m in self.answers[Stage.UNMASK].items()}
         for site in self.present:
             np.add(total, self.answers[Stage.UPLOAD][site][WORDS].numpy().view(np.uint64), out=total)
-            seed = self._recover_secret(site, "seed", {i: shares.seeds[site] for i, shares in opened.items()})
-            masks.subtract_seed_mask(total, seed, context, site)
+            seed = self._recover_secret(site, "seed", {i: seeds[site] for i, (seeds, _) in opened.items()})
+            masks.add_seed_mask(total, seed, context, site, subtract=True)
         public = {site: bytes.fromhex(self._read_announcement(site).mask_key) for site in self.present}
         for site in self.absent:  # the masks that this site would have added cancel the masks that the other sites added
-            key = self._recover_secret(site, "key", {i: shares.keys[site] for i, shares in opened.items()})
+            key = self._recover_secret(site, "key", {i: keys[site] for i, (_, keys) in opened.items()})
             masks.add_pair_masks(total, site, key, public.items(), context)
         return total
 
@@ -175,7 +166,7 @@ class SumServer:
         return masks.derive_public_key(secret).hex() == announcement.mask_key
 
     def _read_announcement(self, site: str) -> Announcement:
-        return read_sum_message(Announcement, self.answers[Stage.KEYS][site], site)
+        return read_content(messages.ANNOUNCEMENT, self.answers[Stage.KEYS][site], site)
 
 
 class SecureSums:

@@ -29,8 +29,8 @@ from fedmutual.sites.secure_sum.messages import (
     Share,
     Stage,
     SumContext,
-    pack_sum_message,
-    read_sum_message,
+    pack_content,
+    read_content,
 )
 from fedmutual.sites.secure_sum.shares import SHARE_BYTES, split_secret
 from fedmutual.sites.site_journal import UPDATE, SiteJournal
@@ -81,11 +81,9 @@ class SumSite:
     def announce_keys(self, order: Message) -> Message:
         """Draw new keys, and return the signed announcement of their public keys.
 
-        Raises:
-            Rejected: the order is of another attempt, or this round was opened in another attempt.
+        Raises Rejected where the order is of another attempt, or this round was opened in another attempt.
         """
-        attempt = read_sum_message(messages.KeyRequest, order, SERVER).attempt
-        if attempt != self._context.attempt:
+        if read_content(messages.ATTEMPT, order, SERVER) != self._context.attempt:
             raise Rejected("the server asks for the keys of another attempt")
         self._check_opened(None)
         mask_key, seal_key, seed = masks.make_key(), masks.make_key(), secrets.token_bytes(32)
@@ -94,16 +92,15 @@ class SumSite:
         )
         public = masks.derive_public_key(mask_key), masks.derive_public_key(seal_key)
         commitment = masks.commit_seed(seed, self._context.binding)
-        return pack_sum_message(messages.make_announcement(self._context, self._site, *public, commitment, self._signer))
+        return pack_content(messages.make_announcement(self._context, self._site, *public, commitment, self._signer))
 
     def share_secrets(self, order: Message) -> Message:
         """Check all announcements, and return encrypted shares of this site's secrets for all other sites.
 
-        Raises:
-            Rejected: an announcement is forged, is repeated, or belongs to another sum or model; the announcement of this
-                site is missing; fewer sites than the threshold announced keys; or this site has masked its words.
+        Raises Rejected where an announcement is forged, is repeated, or belongs to another sum or model; the announcement of
+        this site is missing; fewer sites than the threshold announced keys; or this site has masked its words.
         """
-        state, announcements = self._get_state(), read_sum_message(messages.Announcements, order, SERVER).keys
+        state, announcements = self._get_state(), read_content(messages.ANNOUNCEMENTS, order, SERVER)
         if state.members:
             raise Rejected("this site has masked its words, and does not share its secrets again")
         mask_key, seal_key, seed = _read_keys(state)
@@ -133,18 +130,17 @@ class SumSite:
                     share_of_key + share_of_seed,
                 ).hex()
         self._change_state(announcements=announcements, shares={self._site: own_shares})
-        return pack_sum_message(messages.SealedShares(shares=sealed))
+        return pack_content(sealed)
 
     def mask_words(self, order: Message, words: Words) -> Words:
         """Store the shares of the other sites, and return the masked words [N] of this site. words: the words of its update.
 
-        Raises:
-            Rejected: a share was changed, or belongs to a site that announced no keys; fewer sites than the threshold sent
-                shares; the round was opened before; this site has signed the list of present sites; or it masked its words
-                for other sites before, so that the difference of both answers would reveal a pair mask.
+        Raises Rejected where a share was changed, or belongs to a site that announced no keys; fewer sites than the
+        threshold sent shares; the round was opened before; this site has signed the list of present sites; or it masked its
+        words for other sites before, so that the difference of both answers would reveal a pair mask.
         """
         self._check_opened(None)
-        state, sealed = self._get_state(), read_sum_message(messages.SealedShares, order, SERVER).shares
+        state, sealed = self._get_state(), read_content(messages.SEALED, order, SERVER)
         announcements = {announcement.site: announcement for announcement in state.announcements}
         members = sorted({*sealed, self._site})
         if self._site in sealed or not announcements.keys() >= set(members):
@@ -168,11 +164,10 @@ class SumSite:
     def confirm_present(self, order: Message) -> Message:
         """Sign the list of sites whose words the server claims to have, and erase this site's own secrets.
 
-        Raises:
-            Rejected: this site, which sent its words, is not on the list; a site on the list shared no secrets; the list is
-                shorter than the threshold; or this site has signed another list.
+        Raises Rejected where this site, which sent its words, is not on the list; a site on the list shared no secrets; the
+        list is shorter than the threshold; or this site has signed another list.
         """
-        state, present = self._get_state(), read_sum_message(messages.PresentSites, order, SERVER).sites
+        state, present = self._get_state(), read_content(messages.PRESENT, order, SERVER)
         if self._site not in present:
             raise Rejected("the server claims that this site dropped out, but this site sent its words")
         self._check_sites(present, "sent their words")
@@ -181,19 +176,16 @@ class SumSite:
         if state.present and state.present != sorted(present):
             raise Rejected("this site has signed another list of present sites; two lists would open two sums")
         self._change_state(present=sorted(present), mask_key=None, seal_key=None, seed=None)
-        signature = self._signer.sign(messages.make_confirmed_content(self._context, present))
-        return pack_sum_message(messages.Confirmation(signature=signature.hex()))
+        return pack_content(self._signer.sign(messages.make_confirmed_content(self._context, present)).hex())
 
     def open_secrets(self, order: Message) -> Message:
         """Return shares of the seeds of present sites, and shares of the mask keys of sites that dropped out.
 
-        `opened` then has this attempt of the round, and `state` has no other shares.
-
-        Raises:
-            Rejected: fewer sites than the threshold signed the list that this site signed; a signature is forged; or the
-                round was opened before, in another attempt or with other sites.
+        `opened` then has this attempt of the round, and `state` has no other shares. Raises Rejected where fewer sites than
+        the threshold signed the list that this site signed; a signature is forged; or the round was opened before, in
+        another attempt or with other sites.
         """
-        state, signatures = self._get_state(), read_sum_message(messages.Confirmations, order, SERVER).signatures
+        state, signatures = self._get_state(), read_content(messages.SIGNATURES, order, SERVER)
         if not state.present:
             raise Rejected("the server asks for shares before this site has signed the list of present sites")
         content = messages.make_confirmed_content(self._context, state.present)
@@ -213,7 +205,7 @@ class SumSite:
         revealed = {site: (None, share) for site, share in seeds.items()}
         self._change_state(shares=revealed | {site: (share, None) for site, share in keys.items()})
         self.opened[self._context.round] = digest
-        return pack_sum_message(messages.OpenedShares(seeds=seeds, keys=keys))
+        return pack_content((seeds, keys))
 
     def _get_state(self) -> SumState:
         """Return the state of this sum. Raises Rejected if this site has none."""
@@ -269,16 +261,14 @@ class SiteSums:
     def keys(self) -> tuple[Signer, Authority]:
         """The site's signing key and the authority of the kits. They are read once: a check of an RSA key takes 0.1 s.
 
-        Raises:
-            RunError: a file of the kit is missing or damaged.
+        Raises RunError where a file of the kit is missing or damaged.
         """
         return read_signer(self.startup), read_authority(self.startup)
 
     def pack_update(self, reply: Message, inbox: Message) -> Message:
         """Return the content of kind UPDATE: the words of a site's update, and the reply as it passed the privacy boundary.
 
-        Raises:
-            ValueError: n_k is out of the range of a fixed-point sum.
+        Raises ValueError where n_k is out of the range of a fixed-point sum.
         """
         words = torch.from_numpy(pack_update(reply, inbox).view(np.int64))
         return {WORDS: words} | {_REPLY + name: tensor for name, tensor in reply.items()}
