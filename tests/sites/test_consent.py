@@ -45,6 +45,8 @@ def test_no_code_that_a_job_names_is_imported(record, hostile_module, tmp_path, 
 
 def test_the_same_contract_is_taken(record):
     assert accepted(record).record() == record
+    with pytest.raises(ConfigError, match="does not read the contract's format; install the version that wrote it"):
+        accepted(record | {"format": 1}, record)  # of version 0.2
 
 
 @pytest.mark.parametrize("open_key", ["deadline", "wait", "retries"])

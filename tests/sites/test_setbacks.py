@@ -9,7 +9,7 @@ from fedmutual.rundir.checkpoint import make_file_name, read_checkpoint, read_st
 from fedmutual.rundir.file_names import LEDGER, METRICS
 from fedmutual.sites import contract as contracts
 from fedmutual.sites.coordinator import Coordinator
-from fedmutual.sites.protocol import ATTEMPTS, WORK, Order, SiteAnswer, pack_message, read_answer
+from fedmutual.sites.protocol import WORK, Order, SiteAnswer, pack_message, read_answer
 from fedmutual.sites.server_journal import ServerJournal
 from fedmutual.sites.site_runtime import SiteRuntime
 from fedmutual.sites.site_settings import read_site_file
@@ -131,14 +131,6 @@ def test_divergence_at_one_site_does_not_set_the_others_back(tmp_path):
     federation.run()
     assert federation["north"].rounds() == [(0, 0), (0, 1), (0, 2)]
     assert ServerJournal(federation.folder).setbacks == 0
-
-
-def test_attempts_end_where_sites_follow_no_further(tmp_path):
-    for _ in range(ATTEMPTS):
-        ServerJournal(tmp_path).raise_attempt()
-    assert ServerJournal(tmp_path).attempt == ATTEMPTS
-    with pytest.raises(RunError, match="sites accept no further attempt"):
-        ServerJournal(tmp_path).raise_attempt()
 
 
 class Poisoned(InMemoryTransport):

@@ -27,12 +27,10 @@ def build_server_experiment(contract: Contract, statistics: Statistics | None = 
     config = contract.config
     outputs = tasks.make_task(config.training.task).outputs
     classes = tuple(config.data.classes or ("y",))
-    image = len(contract.sites.input) == 3  # of an image file; a site's own source may scale its values otherwise
-    divisor, size = (BYTE, (contract.sites.input[1], contract.sites.input[2])) if image else (1.0, None)
     shape, count = tuple(contract.sites.input), outputs or len(classes)
     takes_ids = _takes_ids(contract, count)
-    if takes_ids:
-        divisor, size = 1.0, None
+    is_image = len(shape) == 3 and not takes_ids  # of a file; a site's own source may scale its values otherwise
+    divisor, size = (BYTE, (shape[1], shape[2])) if is_image else (1.0, None)
     mean, std = config.data.mean or (), config.data.std or ()
     if mean == FEDERATED or std == FEDERATED:
         mean, std = ((), ()) if statistics is None or config.data.columns else statistics.moments
@@ -67,7 +65,8 @@ def make_first_state(contract: Contract, experiment: Experiment) -> Message:
     """
     if contract.public is None:
         return experiment.make_server_state(contract.sites.names)
-    return make_agreed_state(list_row_owners(contract), experiment.data.space.outputs)
+    owners = {site: range(rows) for site, rows in contract.public["rows"].items()}  # only their numbers are used
+    return make_agreed_state(owners, experiment.data.space.outputs)
 
 
 def find_longest_message(contract: Contract) -> int:
@@ -87,11 +86,3 @@ def find_longest_message(contract: Contract) -> int:
 def count_update(contract: Contract, state: Message) -> int | None:
     """Return the number of words of an update in a secure sum, or None where the sum is not masked. state: the server's."""
     return count_words(contract.algorithm.phases[0], state) if contract.is_masked else None
-
-
-def list_row_owners(contract: Contract) -> dict[str, range]:
-    """Return for each site the positions of its rows in the public seed set."""
-    rows_by_site, start = {}, 0
-    for site, rows in (contract.public or {"rows": {}})["rows"].items():
-        rows_by_site[site] = range(start, start := start + rows)
-    return rows_by_site

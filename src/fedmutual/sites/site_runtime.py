@@ -88,7 +88,8 @@ class SiteRuntime:
             self._budget = guarantee.open_budget(self.experiment, self.site, contract.name, settings.state)
             guarantee.remark_others(self.experiment, self.site, settings.state, say)
         experiment, algorithm = self.experiment, self.experiment.algorithm
-        fingerprint = experiment.data.partition["fingerprint"] + contract.digest + _get_seedset_digest(experiment)
+        seedset = "" if experiment.seeds is None else bytes(experiment.seeds.about["digest"].tolist()).hex()
+        fingerprint = experiment.data.partition["fingerprint"] + contract.digest + seedset
         stages = len(Stage) if contract.is_masked else 0
         self._bounds = Bounds(
             rounds=experiment.config.rounds,
@@ -115,7 +116,10 @@ class SiteRuntime:
                 raise RunError(f"{settings.source}: a secure sum needs the site's kit, which holds the signing key")
             self._sums = SiteSums(self._journal, self.site, contract.sites.names, contract.binding, startup)
         if self._journal.is_begun() and not check_only:  # a check may run with the kit's contract with other rounds
-            self._check_schedules()
+            try:
+                folders.check_schedules(self.folder, experiment.config)
+            except RunError as problem:  # in the site's own file, keys have no prefix `clients.NAME`
+                raise RunError(str(problem).replace(f"'clients.{self.site}.", "'")) from None
         self._repeats = Counter[tuple[str, int, int]]()  # how often each answer was sent again
         self._client: Client | None = None
         self._at: Place | None = None  # the last phase that the client in memory did; None: no phase
@@ -147,21 +151,12 @@ class SiteRuntime:
         start = (SumStatistics(contract.layout, sum_site),)
         return replace(experiment, algorithm=replace(experiment.algorithm, start=start))
 
-    def _check_schedules(self) -> None:
-        """Raise RunError where a schedule, of the site or the contract, was begun with another number of rounds."""
-        try:
-            folders.check_schedules(self.folder, self.experiment.config)
-        except RunError as problem:  # in the site's own file, keys have no prefix `clients.NAME`
-            raise RunError(str(problem).replace(f"'clients.{self.site}.", "'")) from None
-
     def list_leaves(self) -> dict[str, Spec]:
         """Return all tensors that may leave this site: name of the phase -> name of the tensor -> (dtype, shape)."""
-        algorithm = self.experiment.algorithm
+        phases, public = (*self.experiment.algorithm.start, *self.experiment.algorithm.phases), self._public
         if self.is_masked:
-            phases = (*algorithm.start, *algorithm.phases)
-            counts = {type(phase).__name__.lower(): count_words(phase, self._public) for phase in phases}
-            return {name: {WORDS: (torch.int64, (count,))} for name, count in counts.items()}
-        return {type(p).__name__.lower(): p.leaves(self._public) for p in (*algorithm.start, *algorithm.phases)}
+            return {type(p).__name__.lower(): {WORDS: (torch.int64, (count_words(p, public),))} for p in phases}
+        return {type(p).__name__.lower(): p.leaves(public) for p in phases}
 
     def carry_out(self, content: bytes) -> bytes:
         """Carry out an order, and return the answer. Only this answer leaves the site for the server.
@@ -174,8 +169,8 @@ class SiteRuntime:
         order, inbox = read_order(content, self._limit)
         digest = digest_order(order, inbox)
         known_reply = self._journal.find_answer(order, digest)
-        begun = self._journal.begun
-        if known_reply is not None or (begun is not None and begun[2] == digest):  # answered, or begun and failed
+        before = self._journal.begun
+        if known_reply is not None or (before is not None and before[2] == digest):  # answered, or begun and failed
             self._count_repeat(order)
         if known_reply is not None:
             self.say(f"{order.round_name}: repeated order, the first answer is sent again")
@@ -183,7 +178,13 @@ class SiteRuntime:
             return known_reply
         try:
             moments = self._check_scaling(order, inbox)
-            self._begin(order, digest)
+            if self._journal.begin(order, digest):
+                self._client = None
+            if order.attempt > (before[0] if before else 0):
+                self.say(
+                    f"{order.round_name}: the server goes back, and begins attempt {order.attempt} of at most {ATTEMPTS}"
+                )
+            self._declined.clear()
             inbox = self._adopt_scaling(moments, inbox)
             reply = self._do(order, inbox, digest)
             self._journal.publish()
@@ -211,8 +212,12 @@ class SiteRuntime:
         place = self._bounds.find_place(order)
         is_current = self._client is not None and self._at == self._journal.find_before(place)
         with self._journal.change(erase=is_stage):
-            if is_stage:
-                answer, message, unmasked = self._do_sum_stage(order, inbox)
+            if self._sums is not None and is_stage:
+                answer = SiteAnswer(order)
+                try:
+                    message, unmasked = self._sums.answer_stage(order, inbox)
+                except Rejected as problem:
+                    raise Declined(str(problem)) from None
             reply = pack_message(answer, message)
             trained = None if is_stage or order.kind == EVALUATE else self._client
             self._journal.finish(order, digest, reply, trained, kept)
@@ -252,15 +257,6 @@ class SiteRuntime:
         for receiver, sent_content in messages.items():
             record_sent(self._journal, *read_answer(sent_content), sent_content, receiver)
         return messages
-
-    def _begin(self, order: Order, digest: str) -> None:
-        """Record that the site begins an order. digest: of the order. Raises Declined where the order is not admitted."""
-        before = self._journal.begun
-        if self._journal.begin(order, digest):
-            self._client = None
-        if order.attempt > (before[0] if before else 0):
-            self.say(f"{order.round_name}: the server goes back, and begins attempt {order.attempt} of at most {ATTEMPTS}")
-        self._declined.clear()
 
     def _check_scaling(self, order: Order, inbox: Message) -> Moments | None:
         """Return the scaling in an order; None where the order needs none.
@@ -332,15 +328,6 @@ class SiteRuntime:
             return SiteAnswer(order, reply.train), {}, {UPDATE: self._sums.pack_update(reply.message, inbox)}
         return SiteAnswer(order, reply.train), reply.message, {}
 
-    def _do_sum_stage(self, order: Order, inbox: Message) -> tuple[SiteAnswer, Message, str | None]:
-        """Carry out a stage of the secure sum, and return (answer, message, digest of the unmasked words or None)."""
-        assert self._sums is not None
-        try:
-            message, unmasked = self._sums.answer_stage(order, inbox)
-        except Rejected as problem:
-            raise Declined(str(problem)) from None
-        return SiteAnswer(order), message, unmasked
-
     def _evaluate(self, order: Order, inbox: Message) -> tuple[SiteAnswer, Message]:
         """Write the site's scores after a round to its disk, and return those that the site shares."""
         client = self._restore_client((order.round + 1, 0))
@@ -398,11 +385,6 @@ class SiteRuntime:
     def _make_place(self, order: Order) -> At:
         config = self.experiment.config
         return At(config.seed, order.round, config.rounds, order.phase)
-
-
-def _get_seedset_digest(experiment: Experiment) -> str:
-    """Return the digest of the public seed set in hex; an empty text where the algorithm uses none."""
-    return "" if experiment.seeds is None else bytes(experiment.seeds.about["digest"].tolist()).hex()
 
 
 def _prepare_folder(folder: Path, experiment: Experiment, site: str) -> None:
