@@ -21,8 +21,7 @@ from fedmutual.models.pretrained import IMAGENET
 from fedmutual.sites.contract import Contract, read_contract
 from fedmutual.sites.modules import ListedModules
 from fedmutual.sites.schema import SiteFile
-from fedmutual.sites.seedset import CollectedSeedset
-from fedmutual.sites.seedset_file import SeedsetFile, make_seedset_path, write_seedset_file
+from fedmutual.sites.seedset import CollectedSeedset, SeedsetFile, make_seedset_path, write_seedset_file
 from fedmutual.sites.statistics import (
     find_layout_fault,
     make_placeholder,
