@@ -13,8 +13,8 @@ from fedmutual.config import Config
 from fedmutual.metric import ACCURACY, Metric
 from fedmutual.report.cells import PageTable, TableCell
 from fedmutual.report.verdicts import judge
-from fedmutual.results.comparison import make_comparisons
-from fedmutual.results.frame import read_runs
+from fedmutual.results.comparison import RunComparison, make_comparisons
+from fedmutual.results.frame import RunFacts, read_runs
 from fedmutual.rundir.schema import Evaluation, LedgerLine
 from fedmutual.rundir.summary import measure_transfer, summarise
 
@@ -132,9 +132,14 @@ def read_evaluations(metrics: Sequence[Mapping[str, Any]]) -> list[Evaluation]:
     return [Evaluation.model_validate_json(json.dumps(line)) for line in metrics]
 
 
+def compare_folders(folders: Sequence[Path | RunFacts]) -> list[RunComparison]:
+    """Return the comparisons that run folders make."""
+    return make_comparisons(read_runs(folders))
+
+
 def list_findings(folders: Sequence[Path]) -> list[str]:
     """Return the answer and all findings of the one comparison that the folders make."""
-    (comparison,) = make_comparisons(read_runs(folders))
+    (comparison,) = compare_folders(folders)
     verdict = judge(comparison)
     return [verdict.lead, *verdict.sentences]
 

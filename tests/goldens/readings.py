@@ -85,10 +85,11 @@ def _print_costs(folder: Path) -> str:
     """The table of costs, which `compare` and `demo` print below the table of scores."""
     from fedmutual.cli.terminal import out
     from fedmutual.report.terminal import make_cost_table
-    from fedmutual.results.frame import find_runs
+    from fedmutual.results.comparison import make_comparisons
+    from fedmutual.results.frame import find_runs, read_runs
 
     with out.capture() as capture:
-        out.print(make_cost_table(find_runs(folder)))
+        out.print(make_cost_table(make_comparisons(read_runs(find_runs(folder)))))
     return capture.get()
 
 

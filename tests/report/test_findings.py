@@ -8,12 +8,10 @@ import pytest
 
 from fedmutual.report.rendering import render_facts, render_macro
 from fedmutual.report.verdicts import FEDERATING, JOINING, count_clients, count_nodes, decide, find_doubts, render
-from fedmutual.results.comparison import make_comparisons
 from fedmutual.results.estimate import Estimate
-from fedmutual.results.frame import read_runs
 from fedmutual.results.gains import Gains
 from fedmutual.results.scale import PERCENT
-from run_folders import Made, list_findings, write_all
+from run_folders import Made, compare_folders, list_findings, write_all
 
 CERTAIN = Estimate(0.1, 0.02, 5, "seeds")
 OPEN = Estimate(-0.01, 0.03, 5, "seeds")
@@ -79,7 +77,7 @@ def test_without_a_reference_the_first_method_is_compared_with_the_others(tmp_pa
 )
 def test_what_few_seeds_leave_open(tmp_path, seeds, estimates, doubts):
     folders = write_all(tmp_path, [Made("fml", lambda s, r, c: ALONE[c]), alone], seeds)
-    [comparison] = make_comparisons(read_runs(folders))
+    [comparison] = compare_folders(folders)
     assert [re.split(r": ", sentence)[0] for sentence in find_doubts(comparison, estimates)] == doubts
 
 

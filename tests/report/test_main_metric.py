@@ -10,11 +10,9 @@ from fedmutual.metric import Metric
 from fedmutual.report.html import render
 from fedmutual.report.measures import average_global_best, average_own_best, average_own_last, measure_gains
 from fedmutual.report.terminal import make_headline_tables
-from fedmutual.results.comparison import make_comparisons
-from fedmutual.results.frame import read_runs
 from fedmutual.results.scale import MetricScale
 from own_data import OWN_TASK
-from run_folders import summarise_lines
+from run_folders import compare_folders, summarise_lines
 
 pytestmark = pytest.mark.long
 
@@ -39,7 +37,7 @@ def compared(request, tmp_path_factory):
             make_sites(request.param), METHODS, "mlp", task=request.param, rounds=2, batch_size=16, out=folder / "out"
         )
     paths = [folder / "out" / method / str(seed) for method in METHODS for seed in range(3)]
-    (comparison,) = make_comparisons(read_runs(paths))
+    (comparison,) = compare_folders(paths)
     return request.param, comparison
 
 
@@ -73,7 +71,7 @@ def test_the_page_has_numbers_and_no_word_of_accuracy(compared):
     assert "accura" not in page
     assert comparison.metric.title.lower() in page
     assert "95 % interval" in page.replace("\N{NO-BREAK SPACE}", " ")
-    assert make_headline_tables(comparison.runs).renderables
+    assert make_headline_tables(compare_folders(comparison.runs)).renderables
 
 
 def test_the_best_round_is_the_one_with_the_lowest_error():

@@ -13,11 +13,10 @@ from fedmutual.report import tables
 from fedmutual.report.cost_curves import draw_costs, make_courses, make_page_cost_table
 from fedmutual.report.curves import assign_slots, make_data_table, make_pictures
 from fedmutual.report.terminal import make_headline_tables
-from fedmutual.results.comparison import make_comparisons
 from fedmutual.results.frame import read_runs
 from fedmutual.results.gains import find_last_common
 from fedmutual.results.scale import PERCENT
-from run_folders import Made, get_cell, get_texts, list_findings, write, write_all
+from run_folders import Made, compare_folders, get_cell, get_texts, list_findings, write, write_all
 
 NODES = ("0", "40")
 LAST, FIRST = {"0": 0.8, "40": 0.6}, {"0": 0.9, "40": 0.5}  # ACC after round 2 and after round 1
@@ -54,7 +53,7 @@ def folders(tmp_path):
 
 
 def comparison(folders):
-    [compared] = make_comparisons(read_runs(folders))
+    [compared] = compare_folders(folders)
     return compared
 
 
@@ -410,7 +409,7 @@ def printed(table, width=80):
 
 
 def test_the_headline_in_the_terminal(folders, tmp_path):
-    text = printed(make_headline_tables(folders))
+    text = printed(make_headline_tables(compare_folders(folders)))
     [line] = [x for x in text.splitlines() if x.startswith("FedH2L")]
     assert re.split(r"  +", line.strip()) == [
         "FedH2L",
@@ -422,7 +421,7 @@ def test_the_headline_in_the_terminal(folders, tmp_path):
     ]
     assert max(len(line.rstrip()) for line in text.splitlines()) <= 80
     clients = write(tmp_path / "other", Made("fml", lambda s, r, c: 0.5, name="clients"))
-    text = printed(make_headline_tables([*folders, clients]))
+    text = printed(make_headline_tables(compare_folders([*folders, clients])))
     assert text.index("own data, %") < text.index("ACC, %")
     assert "clients" in text
 

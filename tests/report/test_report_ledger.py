@@ -10,9 +10,9 @@ import pytest
 from fedmutual.errors import RunError
 from fedmutual.report import traffic
 from fedmutual.results.comparison import make_comparisons
-from fedmutual.results.frame import read_run, read_runs, tabulate_work
+from fedmutual.results.frame import read_run, tabulate_work
 from fedmutual.rundir.schema import LedgerLine
-from run_folders import Made, write
+from run_folders import Made, compare_folders, write
 
 LINES = [
     (0, "agree", "b", 3, 1),
@@ -33,7 +33,7 @@ def test_sums_without_the_seed_set(tmp_path):
     names = ("round", "phase", "client", "down", "up")
     lines = [json.dumps(dict(zip(names, line, strict=True))) for line in LINES]
     (folder / "ledger.jsonl").write_text("".join(f"{line}\n" for line in lines))
-    (comparison,) = make_comparisons(read_runs([folder]))
+    (comparison,) = compare_folders([folder])
     assert read_csv(traffic.make_method_bytes_table(comparison)) == [
         ["method", "up_client_round", "down_client_round", "up_client_step", "up_run", "down_run", "seed_set"],
         ["FML", "19", "8.75", "", "77", "38", "1201"],
@@ -42,7 +42,7 @@ def test_sums_without_the_seed_set(tmp_path):
     rounds = [["0", "0", "1", "3"], ["1", "1", "30", "30"], ["2", "2", "46", "5"]]
     assert read_csv(traffic.make_round_bytes_table(comparison))[1:] == rounds
     (folder / "ledger.jsonl").unlink()
-    (comparison,) = make_comparisons(read_runs([folder]))
+    (comparison,) = compare_folders([folder])
     assert traffic.make_method_bytes_table(comparison).rows[0][2].note == "n/a: the ledger is empty so far"
 
 
@@ -107,7 +107,7 @@ def methods(tmp_path):
         Made("fedavg", lambda s, r, c: 0.5, config=steps, **domains),
         Made("independent", lambda s, r, c: 0.5, **domains),
     ]
-    [compared] = make_comparisons(read_runs([write(tmp_path / m.algorithm, m) for m in methods_of_domains]))
+    [compared] = compare_folders([write(tmp_path / m.algorithm, m) for m in methods_of_domains])
     return compared
 
 
@@ -132,7 +132,7 @@ def test_the_seed_set_has_its_own_column_and_local_steps_are_shown(methods):
 
 
 def test_training_on_pooled_data_alone_has_no_bytes_by_client_or_round(tmp_path):
-    (comparison,) = make_comparisons(read_runs([write(tmp_path / "run", Made("centralised", lambda s, r, c: 0.5))]))
+    (comparison,) = compare_folders([write(tmp_path / "run", Made("centralised", lambda s, r, c: 0.5))])
     assert [t(comparison).rows for t in (traffic.make_client_bytes_table, traffic.make_round_bytes_table)] == [(), ()]
 
 
@@ -152,6 +152,6 @@ def test_bytes_are_means_over_seeds_and_a_client_without_messages_counts_as_0(tm
         )
         for seed, up in sent.items()
     ]
-    (comparison,) = make_comparisons(read_runs(runs))
+    (comparison,) = compare_folders(runs)
     rows = list(csv.reader(io.StringIO(traffic.make_client_bytes_table(comparison).csv)))
     assert [[row[0], float(row[1]), float(row[2])] for row in rows[1:]] == [["0", 20.0, 0.0], ["1", 4.0, 0.0]]

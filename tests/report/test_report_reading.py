@@ -6,8 +6,6 @@ import pytest
 
 from fedmutual.errors import RunError
 from fedmutual.report.html import write_report
-from fedmutual.report.terminal import make_headline_tables
-from fedmutual.report.verdicts import find_answers
 from fedmutual.results.frame import find_runs, read_runs
 from run_folders import Made, write, write_all
 
@@ -42,9 +40,7 @@ def test_no_runs_are_an_error(tmp_path):
         read_runs([])
 
 
-@pytest.mark.parametrize(
-    "command", [make_headline_tables, find_answers, lambda runs: write_report(runs, runs[0] / "report.html")]
-)
+@pytest.mark.parametrize("command", [read_runs, lambda runs: write_report(runs, runs[0] / "report.html")])
 def test_a_folder_without_a_run_is_an_error_everywhere(tmp_path, command):
     with pytest.raises(RunError, match=r"is no run folder, it has no config\.toml"):
         command([tmp_path])

@@ -10,11 +10,9 @@ import pytest
 
 from fedmutual.report import columns, measures, provenance, tables, traffic
 from fedmutual.report.curves import make_data_table, make_pictures, make_points, thin_out
-from fedmutual.results.comparison import make_comparisons
 from fedmutual.results.estimate import Missing
-from fedmutual.results.frame import read_runs
 from fedmutual.results.scale import PERCENT
-from run_folders import Made, get_cell, get_texts, write, write_all
+from run_folders import Made, compare_folders, get_cell, get_texts, write, write_all
 
 SHARED, OWN, GAIN = columns.SHARED, columns.OWN, columns.GAIN
 ALONE = {"0": 0.5, "1": 0.4, "2": 0.3}
@@ -38,7 +36,7 @@ METHODS = [Made("fml", better, shared), Made("fedavg", base, shared), Made("inde
 
 
 def comparison(folders):
-    [compared] = make_comparisons(read_runs(folders))
+    [compared] = compare_folders(folders)
     return compared
 
 

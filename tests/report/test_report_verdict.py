@@ -11,9 +11,8 @@ from rich.console import Console
 from fedmutual.report import verdicts
 from fedmutual.report.terminal import list_comparisons, make_headline_tables
 from fedmutual.report.verdicts import find_answers
-from fedmutual.results.comparison import find_differences, make_comparisons
-from fedmutual.results.frame import read_runs
-from run_folders import Made, list_findings, write, write_all
+from fedmutual.results.comparison import find_differences
+from run_folders import Made, compare_folders, list_findings, write, write_all
 
 ALONE = {"0": 0.8, "1": 0.7, "2": 0.6}
 
@@ -322,7 +321,7 @@ def test_an_unfinished_run_alone_is_used_and_compared_at_its_round(tmp_path):
 def test_runs_of_different_length_are_compared_at_the_last_common_round(tmp_path):
     short = write(tmp_path / "alone", replace(alone, rounds=2))
     long = write(tmp_path / "fml", Made("fml", lambda s, r, c: ALONE[c] + 0.1 * (r > 2), rounds=4))
-    [compared] = make_comparisons(read_runs([long, short]))
+    [compared] = compare_folders([long, short])
     gain, after = list(verdicts.find_findings(compared))[:2]
     assert gain.startswith("FML, rounds = 4: personal models score 70.0 % on the clients' own validation data, level")
     assert after.startswith("FML, rounds = 4 is compared with local-only after round 2,")
@@ -339,7 +338,7 @@ def test_a_seed_that_is_there_twice_counts_once(tmp_path):
 def test_settings_that_differ_are_in_the_label(tmp_path):
     small = write(tmp_path / "small", Made("fml", plus(0, 0, 0), config={"algorithm": {"name": "fml", "alpha": 0.3}}))
     big = write(tmp_path / "big", Made("fml", plus(0, 0, 0), config={"algorithm": {"name": "fml", "alpha": 0.7}}))
-    [compared] = make_comparisons(read_runs([small, big, write(tmp_path / "alone", alone)]))
+    [compared] = compare_folders([small, big, write(tmp_path / "alone", alone)])
     assert [m.method for m in compared.methods] == ["FML, alpha = 0.3", "FML, alpha = 0.7", "Local-only"]
 
 
@@ -350,7 +349,7 @@ def test_of_two_local_runs_the_one_with_the_same_settings_is_the_measure(tmp_pat
         write(tmp_path / "b", Made("independent", plus(0.1, 0.1, 0.1), config=fast)),
         write(tmp_path / "c", Made("fml", plus(0.1, 0.1, 0.1), config=fast)),
     ]
-    [compared] = make_comparisons(read_runs(folders))
+    [compared] = compare_folders(folders)
     fml = compared.methods[0]
     assert fml.method == "FML, optimizer.lr = 0.1"
     assert compared.find_local_only(fml).method == "Local-only, optimizer.lr = 0.1"
@@ -369,11 +368,11 @@ def test_other_data_are_another_comparison(tmp_path):
         ],
         [0, 1, 2],
     )
-    assert find_answers([*a, *b]) == [
+    assert find_answers(compare_folders([*a, *b])) == [
         "shards: Federating pays with FML: clients do better on their own data than alone.",
         "dealt: Federating does not pay: with FML clients do worse on their own data than alone.",
     ]
-    compared = make_comparisons(read_runs([*a, *b]))
+    compared = compare_folders([*a, *b])
     assert find_differences(compared) == [
         ("partition.kind", ["shards", "iid"]),
         ("partition.classes_per_client", ["2", "not set"]),
@@ -394,7 +393,7 @@ def test_all_keys_in_which_comparisons_differ_are_found_but_not_those_of_their_m
         [0, 1, 2],
     )
     b = write_all(tmp_path / "b", [Made("fml", plus(0, 0, 0), config=large), slow], [0])
-    assert find_differences(make_comparisons(read_runs([*a, *b]))) == [
+    assert find_differences(compare_folders([*a, *b])) == [
         ("data.size", ["[8, 8]", "[16, 16]"]),
         ("model.shared", ["mlp", "cnn1"]),
         ("optimizer.lr", ["0.01", "0.02; 0.01"]),
@@ -408,7 +407,7 @@ def test_the_data_folder_and_the_device_are_not_differences(tmp_path):
         tmp_path / "b",
         replace(alone, config={"data": {"name": "digits", "root": "/there"}, "engine": {"device": "cuda"}}),
     )
-    [compared] = make_comparisons(read_runs([first, second]))
+    [compared] = compare_folders([first, second])
     assert [m.method for m in compared.methods] == ["FML", "Local-only"]
 
 
@@ -423,7 +422,7 @@ def test_the_data_folder_and_the_device_are_not_differences(tmp_path):
 def test_machine_settings_are_not_a_difference_between_runs(tmp_path, other):
     here = write(tmp_path / "a", Made("fml", plus(0, 0, 0)))
     again = write(tmp_path / "b", Made("fml", plus(0, 0, 0), seed=1, config=other))
-    [compared] = make_comparisons(read_runs([here, again, write(tmp_path / "c", replace(alone, config=other))]))
+    [compared] = compare_folders([here, again, write(tmp_path / "c", replace(alone, config=other))])
     assert [m.method for m in compared.methods] == ["FML", "Local-only"]
     assert [run.seed for run in compared.methods[0].runs] == [0, 1]
 
@@ -431,13 +430,13 @@ def test_machine_settings_are_not_a_difference_between_runs(tmp_path, other):
 @pytest.mark.parametrize("other", [{"engine": {"precision": "bf16"}}, {"engine": {"participation": 0.5}}, {"namely": 1}])
 def test_what_changes_numbers_is_a_difference(tmp_path, other):
     here = write(tmp_path / "a", Made("fml", plus(0, 0, 0)))
-    [compared] = make_comparisons(read_runs([here, write(tmp_path / "b", Made("fml", plus(0, 0, 0), config=other))]))
+    [compared] = compare_folders([here, write(tmp_path / "b", Made("fml", plus(0, 0, 0), config=other))])
     assert len(compared.methods) == 2
 
 
 def test_the_headline_in_the_terminal(tmp_path):
     methods = [Made("fml", plus(0.1, 0.2, 0.0), lambda s, r: 0.75 + 0.1 * s), alone]
-    text = printed(make_headline_tables(write_all(tmp_path, methods, [0, 1])))
+    text = printed(make_headline_tables(compare_folders(write_all(tmp_path, methods, [0, 1]))))
     # shared: 0.75, 0.85: 0.8 +- 0.63531; gain 0.1 in both seeds; mean 0.8, worst 0.6 in both
     [line] = [x for x in text.splitlines() if "FML" in x]
     assert re.split(r"  +", line.strip()) == [
@@ -454,7 +453,9 @@ def test_the_headline_in_the_terminal(tmp_path):
 
 def test_the_headline_in_the_terminal_has_a_line_for_each_model(tmp_path):
     text = printed(
-        make_headline_tables(write_all(tmp_path, [make_two_models((0.1, 0.1, 0.1), (0.2, 0, -0.1)), alone], [0, 1]))
+        make_headline_tables(
+            compare_folders(write_all(tmp_path, [make_two_models((0.1, 0.1, 0.1), (0.2, 0, -0.1)), alone], [0, 1]))
+        )
     )
     assert rows(text, "FML") == [
         ["FML, personal", "n/a", "80.0", "70.0", "+10.0", "6/0"],
@@ -470,7 +471,7 @@ def test_the_headline_fits_a_terminal_of_80_columns_when_intervals_are_as_wide_a
         Made("fedavg", lambda s, r, c: float(s), lambda s, r: float(s), clients=clients),
         never,
     ]
-    text = printed(make_headline_tables(write_all(tmp_path, methods, [0, 1])), width=80)
+    text = printed(make_headline_tables(compare_folders(write_all(tmp_path, methods, [0, 1]))), width=80)
     # 0 and 1 have s / sqrt(2) = 0.5, so half = 12.7062 * 0.5, more than accuracy allows
     assert rows(text, "FedAvg") == [["FedAvg", *["50.0 ± 100.0"] * 3, "0.0 ± 100.0", "50/50"]]
     assert [line[1:] for line in rows(text, "FML")] == [
@@ -486,7 +487,7 @@ def test_the_headline_fits_a_terminal_of_80_columns_when_intervals_are_as_wide_a
 def test_names_of_methods_and_numbers_are_whole_at_each_width(tmp_path, width):
     both = make_two_models((0.1, 0.1, 0.1), (0.2, 0, -0.1))
     shared = [Made(name, plus(0, 0, 0), lambda s, r: 0.5) for name in ("fedavg", "fedprox")]
-    text = printed(make_headline_tables(write_all(tmp_path, [both, alone, *shared], [0, 1])), width)
+    text = printed(make_headline_tables(compare_folders(write_all(tmp_path, [both, alone, *shared], [0, 1]))), width)
     for word in ("personal", "Local-only", "FedAvg", "FedProx", "+10.0", "6/0"):
         assert word in text
     assert "…" not in text
@@ -500,13 +501,13 @@ def test_methods_of_one_title_have_the_names_of_their_algorithms(tmp_path):
     environment = json.loads((folders[1] / "environment.json").read_text())
     about = {"title": "FedAvg", "shares": True, "preset": []}
     (folders[1] / "environment.json").write_text(json.dumps(environment | {"algorithm": about}))
-    (compared,) = make_comparisons(read_runs(folders))
+    (compared,) = compare_folders(folders)
     assert {m.method for m in compared.methods} == {"FedAvg (fedavg)", "FedAvg (mine:FedAvg)"}
 
 
 def test_the_numbers_of_the_headline_for_scripts(tmp_path):
     methods = [Made("fml", plus(0.1, 0.2, 0.0), lambda s, r: 0.75 + 0.1 * s), alone]
-    (told,) = list_comparisons(write_all(tmp_path, methods, [0, 1]))
+    (told,) = list_comparisons(compare_folders(write_all(tmp_path, methods, [0, 1])))
     fml, local = told["methods"]
     assert (told["metric"], fml["method"], fml["seeds"], fml["gained"], fml["harmed"]) == ("accuracy", "FML", 2, 4, 0)
     assert (fml["global_last"], fml["gain"], local["gain"]) == (pytest.approx(0.8), pytest.approx(0.1), None)
@@ -518,18 +519,18 @@ def test_names_with_brackets_are_not_read_as_markup(tmp_path):
         write(tmp_path / "a", Made("fml", plus(0, 0, 0), name="[bold]a")),
         write(tmp_path / "b", Made("fml", plus(0, 0, 0), name="b[/red]", config=other)),
     ]
-    text = printed(make_headline_tables(folders))
+    text = printed(make_headline_tables(compare_folders(folders)))
     assert "[bold]a" in text
     assert "b[/red]" in text
 
 
 def test_one_run_has_no_columns_of_gains_and_no_legend_of_what_is_not_there(tmp_path):
     one = make_two_models((0, 0, 0), (0.1, 0.1, 0.1))
-    text = printed(make_headline_tables([write(tmp_path / "a", one)]))
+    text = printed(make_headline_tables(compare_folders([write(tmp_path / "a", one)])))
     assert "gain" not in text
     assert "±" not in text
     assert "Last round. n/a: `fedmutual report` says why." in text
     assert rows(text, "FML") == [["FML, personal", "n/a", "70.0", "60.0"], ["FML, shared", "70.0", "80.0", "70.0"]]
     assert "n/a" not in printed(
-        make_headline_tables([write(tmp_path / "b", Made("fedavg", plus(0, 0, 0), lambda s, r: 0.5))])
+        make_headline_tables(compare_folders([write(tmp_path / "b", Made("fedavg", plus(0, 0, 0), lambda s, r: 0.5))]))
     )

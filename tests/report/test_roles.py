@@ -10,12 +10,11 @@ from fedmutual.config.methods import find_method
 from fedmutual.errors import RunError
 from fedmutual.report.curves import assign_slots
 from fedmutual.report.measures import measure_gains
-from fedmutual.results.comparison import make_comparisons
 from fedmutual.results.estimate import Missing
 from fedmutual.results.frame import EARLIER_METHODS, read_runs
 from fedmutual.results.gains import Gains
 from fedmutual.role import LOCAL_ONLY
-from run_folders import Made, write
+from run_folders import Made, compare_folders, write
 
 
 def accuracy(seed, round, client):
@@ -34,7 +33,7 @@ def write_run(folder, algorithm, **role):
 
 
 def compare(*folders):
-    (comparison,) = make_comparisons(read_runs(folders))
+    (comparison,) = compare_folders(folders)
     return comparison
 
 

@@ -54,9 +54,10 @@ def report(
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers of the table as JSON, for scripts.")] = False,
 ) -> None:
     """Write one self-contained page about runs: scores with intervals, curves, gains and bytes. Trains nothing."""
-    from fedmutual.report.html import write_report
+    from fedmutual.report.html import write_page
     from fedmutual.report.terminal import list_comparisons, make_headline_tables
     from fedmutual.report.verdicts import find_answers
+    from fedmutual.results.comparison import make_comparisons
     from fedmutual.results.frame import find_runs, read_runs
     from fedmutual.rundir.file_names import ADAPT, CONFIG
 
@@ -68,13 +69,14 @@ def report(
         conclude.print_adaptation(named[0], output)
         return
     run_list = read_runs(folder for path in named for folder in find_runs(path))
-    write_report(run_list, output)
+    compared = make_comparisons(run_list)
+    write_page(compared, output)
     if as_json:
-        typer.echo(json.dumps(list_comparisons(run_list)))
+        typer.echo(json.dumps(list_comparisons(compared)))
         err.print(f"report: {output}", soft_wrap=True, highlight=False, markup=False)
         return
-    out.print(make_headline_tables(run_list))
-    for line in find_answers(run_list):
+    out.print(make_headline_tables(compared))
+    for line in find_answers(compared):
         print_text(line)
     if held_out := [run.folder for run in run_list if run.held_out]:
         print_text(f"left out, only their hold-out rows were scored: {', '.join(map(str, held_out))}", soft_wrap=True)

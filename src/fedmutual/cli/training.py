@@ -56,8 +56,10 @@ def run(
         return
     from fedmutual.config.methods import find_method
     from fedmutual.report.terminal import make_headline_tables
+    from fedmutual.results.comparison import make_comparisons
+    from fedmutual.results.frame import read_runs
 
-    out.print(make_headline_tables([folder]))
+    out.print(make_headline_tables(make_comparisons(read_runs([folder]))))
     method = config.algorithm["name"]
     if find_method(method).role.federates:
         sets = [word for text in set or () if text.partition("=")[0].strip() != "algorithm.name" for word in ("--set", text)]

@@ -1,9 +1,7 @@
 """One self-contained page of runs: no script, font, style or picture from anywhere else.
 
-What sets its size: a picture of curves costs about 100 bytes a method and round (line, band and what it says), its CSV
-8 bytes a round and run, a table about 30 bytes a cell. Lines are thinned to 100 rounds, tables to 40, so long runs grow
-by their CSV alone; style and script are 10 kB. Four methods over three seeds, five clients, ten classes and twenty
-rounds make 130 kB; every further comparison in the page costs its own.
+Lines are thinned to 100 rounds and tables to 40, so long runs grow by their CSV alone. Four methods over three seeds, five
+clients, ten classes and twenty rounds make 130 kB; every further comparison in the page costs its own.
 """
 
 from collections.abc import Callable, Sequence

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from rich import box
 from rich.cells import cell_len
@@ -16,8 +15,7 @@ from fedmutual.report.cells import Column, list_records
 from fedmutual.report.columns import COSTS, has_guarantee, list_headline_columns, list_headline_lines
 from fedmutual.report.measures import format_epsilon
 from fedmutual.report.verdicts import find_unequal_steps
-from fedmutual.results.comparison import Line, RunComparison, make_comparisons
-from fedmutual.results.frame import RunFacts, read_runs
+from fedmutual.results.comparison import Line, RunComparison
 
 Rows = Sequence[tuple[str, ...]]  # the name, then a text for each column
 _NONE = "n/a"
@@ -91,18 +89,14 @@ class Sheet:
         )
 
 
-def make_headline_tables(runs: Sequence[Path | RunFacts]) -> Group:
+def make_headline_tables(compared: Sequence[RunComparison]) -> Group:
     """Return a table with a line for each model of each method: the main metric after the last round, with 95 % intervals.
 
     Gains have columns where there is one. Comparisons of nodes that are domains have a table of their own.
-
-    Raises:
-        RunError: a folder is no run folder or is damaged, or all runs are of a sweep.
     """
-    compared = sorted(make_comparisons(read_runs(runs)), key=lambda comparison: comparison.domains)
     groups: dict[tuple[str, ...], dict[RunComparison, Rows]] = {}
     columns: dict[tuple[str, ...], list[Column]] = {}
-    for comparison in compared:
+    for comparison in sorted(compared, key=lambda comparison: comparison.domains):
         shown = [column for column in list_headline_columns(comparison) if column.terminal]
         heads = tuple(column.terminal for column in shown)
         columns[heads] = shown
@@ -113,29 +107,20 @@ def make_headline_tables(runs: Sequence[Path | RunFacts]) -> Group:
     return Group(*(_make_sheet(columns[heads], lines, len(compared) > 1) for heads, lines in groups.items()))
 
 
-def list_comparisons(runs: Sequence[Path | RunFacts]) -> list[dict[str, object]]:
-    """Return the unrounded numbers of headline and costs for JSON: of each comparison its name, metric, and a dict per line.
-
-    Raises:
-        RunError: as `make_headline_tables`.
-    """
+def list_comparisons(compared: Sequence[RunComparison]) -> list[dict[str, object]]:
+    """Return the unrounded numbers of headline and costs for JSON: of each comparison name, metric, a dict per line."""
     return [
         {
             "comparison": c.name,
             "metric": c.metric.name,
             "methods": list_records([*list_headline_columns(c), *COSTS], list_headline_lines(c)),
         }
-        for c in make_comparisons(read_runs(runs))
+        for c in compared
     ]
 
 
-def make_cost_table(runs: Sequence[Path | RunFacts]) -> Sheet:
-    """Return a table with the costs of each method: all clients, whole run, means over seeds.
-
-    Raises:
-        RunError: as `make_headline_tables`.
-    """
-    compared = make_comparisons(read_runs(runs))
+def make_cost_table(compared: Sequence[RunComparison]) -> Sheet:
+    """Return a table with the costs of each method: all clients, whole run, means over seeds."""
     unequal = [sentence for c in compared for sentence in find_unequal_steps(c)]
     lines = [(m.method, *(_format_cell(cost, m) for cost in COSTS)) for c in compared for m in c.methods]
     return Sheet([cost.terminal for cost in COSTS], {"": lines}, "\n".join(unequal))

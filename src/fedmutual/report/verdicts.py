@@ -5,7 +5,6 @@ Decisions and findings are numbers and names; the macros of templates/answer.j2 
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from statistics import fmean
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -13,9 +12,8 @@ from typing import Any, NamedTuple
 from fedmutual.metric import ACCURACY
 from fedmutual.report import measures, tables
 from fedmutual.report.rendering import render_facts, render_macro
-from fedmutual.results.comparison import Line, RunComparison, make_comparisons
+from fedmutual.results.comparison import Line, RunComparison
 from fedmutual.results.estimate import SAME, Estimate, Missing
-from fedmutual.results.frame import RunFacts, read_runs
 from fedmutual.results.gains import Gains, PairRow, match_rows, pair_clients, pair_global
 from fedmutual.results.scale import PERCENT, MetricScale
 from fedmutual.rundir.file_names import FINE_TUNE
@@ -48,13 +46,8 @@ class Verdict(NamedTuple):
     sentences: tuple[str, ...]
 
 
-def find_answers(runs: Sequence[Path | RunFacts]) -> list[str]:
-    """Return the answer about run folders, one sentence for each comparison: does federating pay.
-
-    Raises:
-        RunError: a folder is not the folder of a run or is damaged, or all runs are of a sweep.
-    """
-    compared = make_comparisons(read_runs(runs))
+def find_answers(compared: Sequence[RunComparison]) -> list[str]:
+    """Return the answer in one sentence for each comparison: does federating pay."""
     return [f"{c.name}: {judge(c).lead}" if len(compared) > 1 else judge(c).lead for c in compared]
 
 

@@ -135,15 +135,14 @@ class Line:
         return scores[scores["last"]]
 
 
-def make_lines(method: str, runs: Sequence[RunFacts], algorithm: str = "", role: Role | None = None) -> list[Line]:
+def make_lines(
+    method: str, runs: Sequence[RunFacts], algorithm: str = "", role: Role | None = None, variant: Variant = ()
+) -> list[Line]:
     """Return the lines of a method, at least one: one for each model that its clients use on their own data.
 
     algorithm, role: those of the runs if they are not given.
     """
-    return _make_lines(method, algorithm or runs[0].algorithm, (), tuple(runs), role or runs[0].role)
-
-
-def _make_lines(method: str, algorithm: str, variant: Variant, runs: tuple[RunFacts, ...], role: Role) -> list[Line]:
+    algorithm, role, runs = algorithm or runs[0].algorithm, role or runs[0].role, tuple(runs)
     counted = tuple(r for r in runs if r.finished) or tuple(r for r in runs if r.evaluations)
     models, table = next((r.models for r in counted if r.models), ()), ScoreTable(counted or runs)
     return [Line(method, algorithm, variant, runs, role, counted, models, model, table) for model in models or (None,)]
@@ -287,9 +286,10 @@ def _make_comparison(runs: Sequence[RunFacts], name: str) -> RunComparison:
         (algorithm, variant), members = group, groups[group]
         title = members[0].method.title
         unique_title = f"{title} ({algorithm})" if titles.count(title) > 1 else title  # two methods may have one title
-        label = _format_label(unique_title, [f"{shorten_key(k)} = {v}" for k, v in distinctive[group]], domains)
+        settings = [f"{k.removeprefix('algorithm.').removeprefix('training.')} = {v}" for k, v in distinctive[group]]
+        label = _format_label(unique_title, settings, domains)
         once = {r.seed: r for r in reversed(members)}
-        of_method = _make_lines(label, algorithm, variant, tuple(once[s] for s in sorted(once)), members[0].role)
+        of_method = make_lines(label, [once[seed] for seed in sorted(once)], variant=variant)
         lines += of_method
         remarks += [
             f"{label}: seed {r.seed} is there twice; {r.folder} is left out." for r in members if r is not once[r.seed]
@@ -345,7 +345,8 @@ def _describe_unfinished(method: Line) -> Iterator[str]:
 def _find_variants(runs: Sequence[RunFacts]) -> list[Variant]:
     """Return for each run its settings that differ between the runs; an algorithm's settings between its runs."""
     tables = [{k: format_setting(v) for k, v in flatten_table(r.config)} for r in runs]
-    keys = sorted(k for k in {k for t in tables for k in t} if k != "algorithm.name" and _is_varied(k))
+    varied = {k for t in tables for k in t} - {"algorithm.name"}
+    keys = sorted(k for k in varied if _is_distinctive(k) and not _is_under(k, _SAME_DATA))
     values: dict[tuple[str, str], set[str | None]] = {}  # (key, algorithm or "") -> its values in the runs that set it
     for table, run in zip(tables, runs, strict=True):
         for key in keys:
@@ -359,10 +360,6 @@ def _find_variants(runs: Sequence[RunFacts]) -> list[Variant]:
         )
         for table, run in zip(tables, runs, strict=True)
     ]
-
-
-def _is_varied(key: str) -> bool:
-    return _is_distinctive(key) and not _is_under(key, _SAME_DATA)
 
 
 def _is_chosen(key: str, run: RunFacts) -> bool:
@@ -403,8 +400,3 @@ def format_setting(value: Any) -> str:
 def format_values(tables: Sequence[Mapping[str, Any]], key: str, missing: str = "not set") -> str:
     """Return the distinct values of a key in the settings of runs. missing: the text for a run that does not set the key."""
     return "; ".join(dict.fromkeys(format_setting(t[key]) if key in t else missing for t in tables))
-
-
-def shorten_key(key: str) -> str:
-    """Return a key without the table of the algorithm or of training, for labels."""
-    return key.removeprefix("algorithm.").removeprefix("training.")
