@@ -33,11 +33,7 @@ def config(name, **tables):
 
 
 WRONG = [
-    (
-        "ditto",
-        {"model": {"personal": ["mlp", "cnn1", "mlp"]}},
-        "client '1' has 'cnn1'; remove 'model.personal'",
-    ),
+    ("ditto", {"model": {"personal": ["mlp", "cnn1", "mlp"]}}, "client '1' has 'cnn1'; remove 'model.personal'"),
     ("apfl", {"model": {"shared": "cnn1", "personal": ["mlp"]}}, "and client '0' has 'mlp'; remove 'model.personal'"),
     ("fedavg-ft", {"clients": {"1": {"model": {"personal": "cnn1"}}}}, "and client '1' has 'cnn1'"),
     (

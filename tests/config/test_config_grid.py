@@ -103,11 +103,6 @@ def test_a_schedule_is_written_as_its_table() -> None:
 def test_a_grid_from_python_may_name_what_is_fixed_without_a_list() -> None:
     assert expand_grid(
         {"rounds": 5, "model.shared": "mlp", "optimizer.lr": (0.1, 0.2), "model.personal": [["mlp", "cnn1"]]}
-    ) == {
-        "rounds": [5],
-        "model.shared": ["mlp"],
-        "optimizer.lr": [0.1, 0.2],
-        "model.personal": [["mlp", "cnn1"]],
-    }
+    ) == {"rounds": [5], "model.shared": ["mlp"], "optimizer.lr": [0.1, 0.2], "model.personal": [["mlp", "cnn1"]]}
     with pytest.raises(ConfigError, match=r"^the key 'rounds' has no value to try; list some, or remove it$"):
         expand_grid({"rounds": []})

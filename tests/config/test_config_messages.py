@@ -92,10 +92,7 @@ WRONG = [
         f"key 'algorithm.name': there is no algorithm 'zzz'; there are {', '.join(ALGORITHMS)}, "
         "and your own as 'module:Class'",
     ),
-    (
-        "[algorithm]\nname = 3",
-        f"key 'algorithm.name' must name an algorithm: {', '.join(ALGORITHMS)}",
-    ),
+    ("[algorithm]\nname = 3", f"key 'algorithm.name' must name an algorithm: {', '.join(ALGORITHMS)}"),
     (
         "[algorithm]\nname = 'math:pi'",
         "key 'algorithm.name': 'math:pi' is not an algorithm: it must be a frozen dataclass derived "

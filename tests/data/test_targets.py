@@ -1,5 +1,7 @@
 """Targets that are no classes: which are read, under which names, and what is refused."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -65,9 +67,8 @@ def test_targets_of_rows_move_together(tmp_path):
     ],
 )
 def test_what_is_refused(tmp_path, y, settings, sentence):
-    with pytest.raises(fedmutual.UserError) as problem:
+    with pytest.raises(fedmutual.UserError, match=re.escape(sentence)):
         fedmutual.run(write_npz(tmp_path, y)(**settings), tmp_path / "run")
-    assert sentence in str(problem.value)
     assert not (tmp_path / "run").exists()
 
 
@@ -158,9 +159,8 @@ def make_wrong_pixel(value):
     ],
 )
 def test_what_is_refused_of_masks(tmp_path, y, settings, sentence):
-    with pytest.raises(fedmutual.UserError) as problem:
+    with pytest.raises(fedmutual.UserError, match=re.escape(sentence)):
         fedmutual.run(write_masks(tmp_path, y)(**settings), tmp_path / "run")
-    assert sentence in str(problem.value)
     assert not (tmp_path / "run").exists()
 
 
@@ -203,6 +203,5 @@ def test_columns_of_a_table_are_labels(tmp_path, cells):
     ],
 )
 def test_columns_that_are_not_labels_are_refused(tmp_path, cells, settings, sentence):
-    with pytest.raises(fedmutual.UserError) as problem:
+    with pytest.raises(fedmutual.UserError, match=re.escape(sentence)):
         load(write_table(tmp_path, cells)(**settings))
-    assert sentence in str(problem.value)

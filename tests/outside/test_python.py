@@ -93,10 +93,7 @@ def test_project():
 
 def test_mean():
     """Floats are averaged, counters take the maximum."""
-    replies = {
-        "0": {"w": torch.tensor([1.0]), "n": torch.tensor(3)},
-        "1": {"w": torch.tensor([4.0]), "n": torch.tensor(5)},
-    }
+    replies = {"0": {"w": torch.tensor([1.0]), "n": torch.tensor(3)}, "1": {"w": torch.tensor([4.0]), "n": torch.tensor(5)}}
     assert {name: value.tolist() for name, value in mean(replies).items()} == {"w": [2.5], "n": 5}
     assert mean(replies, {"0": 2, "1": 1})["w"].tolist() == [2.0]
 

@@ -6,11 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-LOOPS = {
-    "proxyfl": "ProxyFL as published",
-    "meme": "beta = 1, noise on the meme",
-    "both": "noise on both networks",
-}
+LOOPS = {"proxyfl": "ProxyFL as published", "meme": "beta = 1, noise on the meme", "both": "noise on both networks"}
 
 
 def read(section):

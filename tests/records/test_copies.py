@@ -36,8 +36,7 @@ def test_recording_copies_changes_no_other_result(small):
 
 def test_a_client_that_shares_no_scores_shares_no_scores_of_its_copy(small):
     config = fedmutual.load_config(
-        small,
-        **{"rounds": 1, "algorithm.name": "fedavg", "records.copies": True, "clients.1.share": {"metrics": "none"}},
+        small, **{"rounds": 1, "algorithm.name": "fedavg", "records.copies": True, "clients.1.share": {"metrics": "none"}}
     )
     run = fedmutual.run(config, "quiet")
     assert read_accuracies(run, 1, "copy").keys() == {"0", "2"}

@@ -216,10 +216,7 @@ def test_an_undefined_auroc(tmp_path):
     assert (cell.text, cell.note) == ("0.800", "over the 2 of 3 for which it is defined")
     never = replace(made, auroc=lambda client: None)
     cell = get_cell(tables.make_other_score_table(comparison([write(tmp_path / "b", never)])), 0, "Macro AUROC")
-    assert (cell.text, cell.note) == (
-        "n/a",
-        "n/a: not shared, or undefined, because the scored data have one class only",
-    )
+    assert (cell.text, cell.note) == ("n/a", "n/a: not shared, or undefined, because the scored data have one class only")
 
 
 def test_recall_by_class(two_seeds):
@@ -280,14 +277,7 @@ def test_bytes(two_seeds):
     table = traffic.make_method_bytes_table(two_seeds)
     assert [[c.text for c in row] for row in table.rows] == [
         ["FML", "2 tensors, 16 numbers", "64 B", "64 B", "384 B", "384 B"],
-        [
-            "FedAvg",
-            "3 tensors, 17 numbers, with n_k, how many examples it trains on",
-            "72 B",
-            "64 B",
-            "432 B",
-            "384 B",
-        ],
+        ["FedAvg", "3 tensors, 17 numbers, with n_k, how many examples it trains on", "72 B", "64 B", "432 B", "384 B"],
         ["Local-only", "nothing", "0 B", "0 B", "0 B", "0 B"],
     ]
     by_client = traffic.make_client_bytes_table(two_seeds)
@@ -318,12 +308,7 @@ def test_curves(two_seeds):
     [fml, fedavg] = drawn["global"].curves
     assert (fml.label, fml.slot, fedavg.slot) == ("FML", 1, 2)
     assert fml.points[1] == (2, pytest.approx(0.7), pytest.approx(0.65), pytest.approx(0.75))
-    assert [c.label for c in drawn["loss"].curves] == [
-        "FML, personal",
-        "FML, shared",
-        "FedAvg",
-        "Local-only",
-    ]
+    assert [c.label for c in drawn["loss"].curves] == ["FML, personal", "FML, shared", "FedAvg", "Local-only"]
     # the made losses: (2 - 0.3 for each further term) / (0.5 + round)
     assert [p.mean for p in drawn["loss"].curves[1].points] == pytest.approx([1.7 / 1.5, 1.7 / 2.5])
     table = make_data_table(drawn["personal"], PERCENT)

@@ -73,7 +73,7 @@ CASES = {  # name -> (methods beside local-only training, seeds, what the findin
         2,
         [
             "* Class 2 has the lowest recall of FML and local-only combined: 30.0 %, alone 35.0 %: 5.0 points below, "
-            "and two seeds cannot exclude chance (equal in both seeds).",
+            "and two seeds cannot exclude chance (equal in both seeds)."
         ],
     ),
     "a worst class that is certain": (
@@ -81,15 +81,13 @@ CASES = {  # name -> (methods beside local-only training, seeds, what the findin
         3,
         [
             "* Class 2 has the lowest recall of FML and local-only combined: 25.0 %, alone 35.0 %: 10.0 points below "
-            "(equal in all 3 seeds).",
+            "(equal in all 3 seeds)."
         ],
     ),
     "a worst class that is equally good alone is not reported": (
         [Made("fml", lambda s, r, c: ALONE[c] - 0.01 * s)],
         3,
-        [
-            "- Class 2 has the lowest recall",
-        ],
+        ["- Class 2 has the lowest recall"],
     ),
     "it does not pay": (
         [Made("fml", plus(*WORSE_FOR_ALL))],
@@ -136,9 +134,7 @@ CASES = {  # name -> (methods beside local-only training, seeds, what the findin
         # one of a client's 50 examples, in the mean of three clients 0.02 / 3
         [Made("fml", plus(0, 0, -0.02))],
         3,
-        [
-            "0 …on average clients do worse with FML, which may be chance.",
-        ],
+        ["0 …on average clients do worse with FML, which may be chance."],
     ),
     "one seed": (
         # 0.1, 0.2, 0.15: mean 0.15, s = 0.05, half = 4.302653 * 0.05 / sqrt(3) = 0.1242
@@ -167,7 +163,7 @@ CASES = {  # name -> (methods beside local-only training, seeds, what the findin
         1,
         [
             "2 With FML, the personal models do better on the clients' own validation data than the shared model: by "
-            "5.0 points (equal for all 3 clients), for 3 of 3 clients.",
+            "5.0 points (equal for all 3 clients), for 3 of 3 clients."
         ],
     ),
     "of two models neither may be better": (
@@ -176,74 +172,52 @@ CASES = {  # name -> (methods beside local-only training, seeds, what the findin
         1,
         [
             "2 It is not certain which model of FML is better on the clients' own validation data: the shared model "
-            "is 2.0 points ahead (95 % interval 15.9 behind to 19.9 ahead, 3 clients).",
+            "is 2.0 points ahead (95 % interval 15.9 behind to 19.9 ahead, 3 clients)."
         ],
     ),
     "forks are not a shared model": (
         [make_two_models(NONE, SAME_FOR_ALL, lambda s, r: None)],
         3,
-        [
-            "2 …With FML, the clients' forks do better on the clients' own validation data than the personal",
-        ],
+        ["2 …With FML, the clients' forks do better on the clients' own validation data than the personal"],
     ),
     "a model is not compared with itself": (
         [Made("fml", plus(*SAME_FOR_ALL)), Made("fedavg", plus(*NONE))],
         3,
-        [
-            "- With FML",
-            "- It is not certain which model",
-        ],
+        ["- With FML", "- It is not certain which model"],
     ),
     "models with different outcomes are named separately in the lead": (
         [make_two_models(WORSE_FOR_ALL, SAME_FOR_ALL)],
         3,
         [
             "0 Federating pays with FML (shared model): clients do better on their own data than alone; with FML "
-            "(personal models) they do worse.",
+            "(personal models) they do worse."
         ],
     ),
     "a shared model that serves nobody's own data is no harm to those who have a personal one": (
         [make_two_models(SAME_FOR_ALL, WORSE_FOR_ALL)],
         3,
-        [
-            "0 Federating pays with FML: clients do better on their own data than alone.",
-        ],
+        ["0 Federating pays with FML: clients do better on their own data than alone."],
     ),
     "a rival is compared with the personal models": (
         [make_two_models(SAME_FOR_ALL, (0.2, 0.2, 0.2)), Made("fedavg", plus(*NONE))],
         3,
-        [
-            "4 …on the clients' own validation data FML (personal models) wins by 10.0 points",
-        ],
+        ["4 …on the clients' own validation data FML (personal models) wins by 10.0 points"],
     ),
     "harmed clients are named": (
         [Made("fml", plus(0.1, 0, -0.02))],
         1,
-        [
-            "1 …Of 3 clients, 1 gains, 1 stays equal and 1 is harmed: client 2 by 2.0 points.",
-        ],
+        ["1 …Of 3 clients, 1 gains, 1 stays equal and 1 is harmed: client 2 by 2.0 points."],
     ),
-    "nothing federated": (
-        [],
-        1,
-        [
-            "0 …Nothing was federated",
-        ],
-    ),
+    "nothing federated": ([], 1, ["0 …Nothing was federated"]),
     "clients that share nothing": (
         [Made("fml", plus(*NONE), lambda s, r: 0.8, tells=False)],
         1,
-        [
-            "0 …no client shares its accuracy: share.metrics",
-        ],
+        ["0 …no client shares its accuracy: share.metrics"],
     ),
     "pooled training is called the ceiling and not a federation": (
         [Made("centralised", plus(*SAME_FOR_ALL))],
         1,
-        [
-            "0 …Nothing was federated",
-            "1 …Centralised (an upper bound: all data in one place): the one model scores 80.0 %",
-        ],
+        ["0 …Nothing was federated", "1 …Centralised (an upper bound: all data in one place): the one model scores 80.0 %"],
     ),
 }
 
@@ -404,8 +378,7 @@ def test_all_keys_in_which_comparisons_differ_are_found_but_not_those_of_their_m
 def test_the_data_folder_and_the_device_are_not_differences(tmp_path):
     first = write(tmp_path / "a", Made("fml", plus(0, 0, 0), config={"data": {"name": "digits", "root": "/here"}}))
     second = write(
-        tmp_path / "b",
-        replace(alone, config={"data": {"name": "digits", "root": "/there"}, "engine": {"device": "cuda"}}),
+        tmp_path / "b", replace(alone, config={"data": {"name": "digits", "root": "/there"}, "engine": {"device": "cuda"}})
     )
     [compared] = compare_folders([first, second])
     assert [m.method for m in compared.methods] == ["FML", "Local-only"]
@@ -439,14 +412,7 @@ def test_the_headline_in_the_terminal(tmp_path):
     text = printed(make_headline_tables(compare_folders(write_all(tmp_path, methods, [0, 1]))))
     # shared: 0.75, 0.85: 0.8 +- 0.63531; gain 0.1 in both seeds; mean 0.8, worst 0.6 in both
     [line] = [x for x in text.splitlines() if "FML" in x]
-    assert re.split(r"  +", line.strip()) == [
-        "FML",
-        "80.0 ± 63.5",
-        "80.0",
-        "60.0",
-        "+10.0",
-        "4/0",
-    ]
+    assert re.split(r"  +", line.strip()) == ["FML", "80.0 ± 63.5", "80.0", "60.0", "+10.0", "4/0"]
     [line] = [x for x in text.splitlines() if "Local-only" in x]
     assert re.split(r"  +", line.strip())[1::3] == ["n/a", "n/a"]
 

@@ -6,12 +6,7 @@ from wards import contract, joined, refused, site
 
 pytestmark = pytest.mark.sites
 
-COMMON = {
-    "rounds": 1,
-    "data": {"classes": ["well", "ill"]},
-    "algorithm": {"name": "fml"},
-    "model": {"shared": "mlp"},
-}
+COMMON = {"rounds": 1, "data": {"classes": ["well", "ill"]}, "algorithm": {"name": "fml"}, "model": {"shared": "mlp"}}
 
 
 @pytest.mark.parametrize(

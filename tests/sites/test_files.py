@@ -47,10 +47,7 @@ def test_weights_that_a_site_names_count_from_its_file(tmp_path, weights_key, re
         ({"clients": {"north": {}}}, "key 'clients' is not allowed in FEDERATION.toml"),
         ({"engine": {"name": "auto"}}, "key 'engine' is not allowed in FEDERATION.toml"),
         ({"data": {"name": "digits"}}, "key 'data.name' is not allowed in FEDERATION.toml"),
-        (
-            {"model": {"shared": "mlp", "pretrained": "imagenet"}},
-            "key 'model.pretrained' is not allowed in FEDERATION.toml",
-        ),
+        ({"model": {"shared": "mlp", "pretrained": "imagenet"}}, "key 'model.pretrained' is not allowed in FEDERATION.toml"),
         ({"model": 3}, "key 'model'"),
         ({"records": True}, "key 'records'"),
         ({"data": "digits"}, "key 'data'"),
