@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import StackDataset, TensorDataset
 
 import fedmutual
 from fedmutual import Site, UserError
@@ -81,17 +81,9 @@ def volumes(norm=nn.BatchNorm3d):
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(2, 2))
 
 
-class Items(Dataset):
-    """(x, y) one by one."""
-
-    def __init__(self, x, y):
-        self.x, self.y = x, y
-
-    def __len__(self):
-        return len(self.x)
-
-    def __getitem__(self, row):
-        return self.x[row], int(self.y[row])
+def items(x, y):
+    """A Dataset of (x, y), one by one."""
+    return StackDataset(x, y.tolist())
 
 
 seen = set()  # types of the ids that networks got
@@ -132,7 +124,7 @@ CONTAINERS = {
     "float64": lambda x, y: (x.astype(np.float64), y),
     "tensors": lambda x, y: (torch.tensor(x), torch.tensor(y)),
     "TensorDataset": lambda x, y: TensorDataset(torch.tensor(x), torch.tensor(y)),
-    "Dataset": Items,
+    "Dataset": items,
     "above 2^24": lambda x, y: (x + WORDS * 2**30, y),
 }
 
@@ -164,17 +156,21 @@ def test_ids_train_as_a_plain_loop_trains(container):
     assert len(run.predict(data["a"][0])) == 40
 
 
-@pytest.mark.parametrize("kind", ["embedding", "bag", "packed"])
-@pytest.mark.parametrize("more", [{}, {"engine": "stacked"}, {"settings": {"engine.precision": "bf16"}}])
-def test_networks_of_ids_train(kind, more):
-    run = federate(ids, Words(kind), **more)
+MORE = ({}, {"engine": "stacked"}, {"settings": {"engine.precision": "bf16"}})
+TRAINED = [
+    *((ids, Words(kind), more) for kind in ("embedding", "bag", "packed") for more in MORE),
+    *((ids, Words(kind), {"settings": PRIVACY}) for kind in ("embedding", "bag")),
+    (ids, Words("packed", words=50), {}),  # a probe with the id 0, which is padding here, would be an error
+    (lambda k: numbers(k, (3, 40)), Recurrent(), {"settings": {"model.personal": ["conv1d"]}}),  # a series beside a user's
+    *((lambda k: numbers(k, (1, 4, 4, 4)), volumes(n), MORE[1]) for n in (nn.BatchNorm3d, nn.InstanceNorm3d)),
+]
+
+
+@pytest.mark.parametrize(("make", "net", "more"), TRAINED)
+def test_networks_of_ids_series_and_volumes_train(make, net, more):
+    run = federate(make, net, **more)
     assert run.finished
     assert run.history()["value"].notna().all()
-
-
-@pytest.mark.parametrize("kind", ["embedding", "bag"])
-def test_networks_of_ids_train_with_noise(kind):
-    assert federate(ids, Words(kind), settings=PRIVACY).finished
 
 
 @pytest.mark.parametrize("method", ["fedh2l", "fedmd"])
@@ -187,11 +183,6 @@ def test_messages_beside_ids_stay_decimal_numbers(method):
     sites = {i: Site(train=(x[k::2], y[k::2]), model=Words(words=50)) for k, i in enumerate("ab")}
     assert fedmutual.federate(sites, method, **arguments).finished
     assert match_inputs(torch.tensor([0.4]), torch.tensor([3])).tolist() == pytest.approx([0.4])
-
-
-def test_a_network_gets_no_ids_that_its_data_do_not_have():
-    """A probe with the id 0, which is padding here, would be an error."""
-    assert federate(ids, Words("packed", words=50)).finished
 
 
 @pytest.mark.parametrize(("kind", "padded"), [("embedding", False), ("packed", True)])
@@ -214,7 +205,7 @@ def test_ids_are_checked_on_two_made_rows_unless_these_are_padding(kind, padded,
         (ids, Words(), {"data.mean": [0.0] * 6, "data.std": [1.0] * 6}, "changes numbers, but the network takes ids"),
         (ids, Words(), {"data.mean": "federated", "data.std": "federated"}, "changes numbers, but the network takes ids"),
         (lambda k: ids(k, low=2**25, high=2**25 + 9), nn.Linear(6, 2), {}, "which is a whole number above 2^24"),
-        (lambda k: Items(*ids(k, low=2**25, high=2**25 + 9)), nn.Linear(6, 2), {}, "which is a whole number above 2^24"),
+        (lambda k: items(*ids(k, low=2**25, high=2**25 + 9)), nn.Linear(6, 2), {}, "which is a whole number above 2^24"),
         (lambda k: numbers(k, (1, 1, 4, 4, 4)), volumes(), {}, "has the shape [40, 1, 1, 4, 4, 4]"),
         (lambda k: numbers(k, (1, 4, 4, 4)), volumes(), {"data.augment": "crop-flip"}, "the examples are volumes"),
     ],
@@ -237,7 +228,7 @@ def test_integers_that_float32_holds_train_as_the_same_floats():
     assert all(torch.equal(net.weight, nets[0].weight) for net in nets)
 
 
-@pytest.mark.parametrize("container", [tuple, lambda rows: Items(*rows)])
+@pytest.mark.parametrize("container", [tuple, lambda rows: items(*rows)])
 @pytest.mark.parametrize(
     ("shape", "net", "takes"),
     [
@@ -293,15 +284,6 @@ def test_squares_are_images_and_other_arrays_series_if_a_network_computes_other_
     assert any("they get images; for series" in str(warning.message) for warning in recwarn)
     run = federate(lambda k: numbers(k, (1, 3, 40)), Centred())
     assert json.loads((run.folder / "environment.json").read_text())["clients"]["a"]["input"] == [1, 3, 40]
-
-
-def test_conv1d_takes_a_series_beside_a_user_network():
-    assert federate(lambda k: numbers(k, (3, 40)), Recurrent(), settings={"model.personal": ["conv1d"]}).finished
-
-
-@pytest.mark.parametrize("norm", [nn.BatchNorm3d, nn.InstanceNorm3d])
-def test_volumes_train_stacked(norm):
-    assert federate(lambda k: numbers(k, (1, 4, 4, 4)), volumes(norm), engine="stacked").finished
 
 
 def test_ids_of_a_file_are_predicted_scored_and_exported(tmp_path, in_tmp_path):

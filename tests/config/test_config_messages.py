@@ -98,6 +98,9 @@ WRONG = [
         "key 'algorithm.name': 'math:pi' is not an algorithm: it must be a frozen dataclass derived "
         "from fedmutual.core.Phase",
     ),
+    ("[model]\npart = '.'", "key 'model.part' has an entry that names no module"),
+    ("[model]\npart = []", "key 'model.part' must have at least 1 item, not []"),
+    ("[model]\npart = ['']", "key 'model.part.0' must have at least 1 character, not \"\""),
     # Schedules.
     ("[optimizer]\nlr = { start = 0.1 }", f"key 'optimizer.lr': {SCHEDULE}, not {{'start': 0.1}}"),
     (

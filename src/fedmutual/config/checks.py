@@ -6,6 +6,7 @@ Keys that the algorithm or the engine of a run does not use give a remark and no
 
 import difflib
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields
 from operator import attrgetter
@@ -323,7 +324,7 @@ def _format_validation_error(error: ValidationError, prefix: str, kind: type[Sec
         return f"key {key!r} must be {_WANTED[problem['type']]}, not {shown_value}"
     if problem["type"] == "value_error":
         return f"key {key!r}: {problem['ctx']['error']}"
-    message = problem["msg"].removeprefix("Input ").replace("should be", "must be", 1)
+    message = re.sub(r"^\w+ should", "must", problem["msg"]).partition(" after validation")[0]
     return f"key {key!r} {message[0].lower()}{message[1:]}, not {shown_value}"
 
 
