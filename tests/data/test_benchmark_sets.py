@@ -107,10 +107,7 @@ def test_upper_and_lower_case_classes_of_femnist_are_not_suspicious(tmp_path):
     ("change", "sentence"),
     [
         (lambda d: d["f1"]["x"].__setitem__(0, [0.0] * 100), r"train_9\.json: writer 'f1'"),
-        (
-            lambda d: d["f1"]["y"].__setitem__(0, 62),
-            "writer 'f1': needs images x of 784 numbers, and for",
-        ),
+        (lambda d: d["f1"]["y"].__setitem__(0, 62), "writer 'f1': needs images x of 784 numbers, and for"),
         (lambda d: d["f1"]["y"].pop(), r"x is \[9, 784\] and y \[8\]"),
     ],
 )
@@ -198,8 +195,7 @@ def test_the_protocol_has_its_own_numbers_and_split():
     assert len(loaded.test) == sum(scored)
 
 
-def test_it_divides_the_test_rows_too_and_a_file_gives_it_back(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_it_divides_the_test_rows_too_and_a_file_gives_it_back(tmp_path, in_tmp_path):
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(500, 4)).astype(np.float32), np.arange(500) % 5
     np.savez("own.npz", x=x[:400], y=y[:400], x_test=x[400:], y_test=y[400:])

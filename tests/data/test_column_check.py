@@ -1,5 +1,6 @@
 """Columns of tables that are no features: copies, row numbers, columns without a name; whole numbers that are rounded."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -78,9 +79,8 @@ def test_row_numbers_of_pandas_are_refused(tmp_path, indexes, dropped, repeats):
     columns = [*((name, np.tile(np.arange(ROWS), repeats)) for name in indexes),
                ("a", np.tile(A, repeats)), ("y", np.tile(Y, repeats)), ("note", np.full(ROWS * repeats, "x"))]  # fmt: skip
     fix = "data.drop = " + str(["note", *dropped]).replace("'", '"')
-    with pytest.raises(fedmutual.UserError) as problem:
+    with pytest.raises(fedmutual.UserError, match=re.escape(fix)):
         data.load(write(tmp_path / "a.csv", columns, drop=["note"]))
-    assert fix in str(problem.value)
     assert data.load(write(tmp_path / "a.csv", columns, drop=["note", *dropped])).space.columns == ("a",)
     assert data.load(write(tmp_path / "a.csv", columns, columns={"a": "number"})).space.columns == ("a",)
     *_, suggested = describe_suggestion(
@@ -88,9 +88,8 @@ def test_row_numbers_of_pandas_are_refused(tmp_path, indexes, dropped, repeats):
     )
     assert "Unnamed" not in suggested
     frame = pd.read_csv(tmp_path / "a.csv")
-    with pytest.raises(fedmutual.UserError) as problem:
+    with pytest.raises(fedmutual.UserError, match=re.escape(f"DataFrame.drop(columns={dropped})")):
         make_memory_source(frame.drop(columns=["note"], errors="ignore"), None, "y", "site 'a'")
-    assert f"DataFrame.drop(columns={dropped})" in str(problem.value)
 
 
 def test_a_delimiter_at_the_end_of_each_line_is_a_column_without_a_name(tmp_path):

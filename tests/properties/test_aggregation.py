@@ -12,16 +12,7 @@ from hypothesis import strategies as st
 from scipy.stats import trim_mean
 
 from fedmutual import aggregation
-from fedmutual.aggregation import (
-    FRACTION_BITS,
-    HEAVIEST,
-    LIMIT,
-    Aggregation,
-    encode_update,
-    mean,
-    median,
-    trimmed_mean,
-)
+from fedmutual.aggregation import FRACTION_BITS, HEAVIEST, LIMIT, Aggregation, encode_update, mean, median, trimmed_mean
 from fedmutual.algorithms import FML, FedAvg
 from fedmutual.algorithms.fedavg import N_K
 from fedmutual.core import At, Message, Total, Unusable
