@@ -123,8 +123,7 @@ engine = {{ name = "inprocess", device = "cpu" }}
 """
 
 
-def test_the_scores_are_those_of_a_file_with_the_same_rows(tables, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_the_scores_are_those_of_a_file_with_the_same_rows(tables, tmp_path, in_tmp_path):
     text = FILE.format()
     for name, table in tables.items():
         x, y = arrays(table)

@@ -22,8 +22,7 @@ def sites():
 
 
 @pytest.fixture
-def config(tmp_path, monkeypatch, sites):
-    monkeypatch.chdir(tmp_path)
+def config(tmp_path, in_tmp_path, sites):
     np.savez("rows.npz", x=sites["a"].train[0], y=sites["a"].train[1])
     (tmp_path / "f.toml").write_text(
         'rounds = 1\nsplit = { holdout = 0.1 }\nmodel = { shared = "mlp" }\nengine = { device = "cpu" }\n'

@@ -388,8 +388,8 @@ def test_a_regression_is_chosen_by_the_lowest_error(in_tmp_path, cli):
     assert errors_recorded["last"]["mean"] == pytest.approx(np.mean(errors[0.05][-1]))
     assert errors_recorded["best"]["mean"] == pytest.approx(np.mean(np.min(errors[0.05], axis=0)))
     assert errors_recorded["last"]["half"] == pytest.approx(12.706 / 2**0.5 * np.std(errors[0.05][-1], ddof=1), rel=1e-3)
-    code, out, err = cli("sweep", "numbers.toml", "--set", "optimizer.lr=0.05,1e-6", "--out", "t")
-    assert (code, "accura" in out + err) == (0, False), err
+    out, err = cli.run("sweep", "numbers.toml", "--set", "optimizer.lr=0.05,1e-6", "--out", "t")
+    assert "accura" not in out + err
     assert "Mean absolute error of the" in out
 
 

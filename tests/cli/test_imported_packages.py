@@ -44,9 +44,8 @@ split = { validation = 0.25, test = 0.25 }
 
 
 @pytest.fixture
-def imported(tmp_path, monkeypatch):
+def imported(tmp_path, in_tmp_path):
     """Run a command in a process of its own, in an empty folder -> the large packages that it imported."""
-    monkeypatch.chdir(tmp_path)
 
     def run(*arguments):
         command = [sys.executable, "-c", COMMAND.replace("{large}", repr(LARGE)), *arguments]

@@ -122,8 +122,8 @@ FC1 = "'features.fc1.weight'"
     ],
 )
 def test_an_unusable_return_value_of_a_hook_is_an_error(small, cli, hook, sentence):
-    code, _, err = cli("run", small, *settings(small.parent, hook))
-    assert (code, failed(err)) == (2, WHO + sentence)
+    err = cli.fail("run", small, *settings(small.parent, hook))
+    assert failed(err) == WHO + sentence
 
 
 def test_what_the_server_remembers_beside_the_model_may_have_any_form():

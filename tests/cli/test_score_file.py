@@ -37,15 +37,14 @@ def digits(small, cli):
 
 
 @pytest.fixture
-def table(tmp_path, monkeypatch, cli):
+def table(tmp_path, in_tmp_path, cli):
     """The folder of a finished run on a table whose labels the run renames."""
-    monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
     rows = [(rng.normal(k % 2, 0.2), rng.normal(), "sick" if k % 2 else "well") for k in range(60)]
     (tmp_path / "t.csv").write_text("pulse,age,state\n" + "".join(f"{a},{b},{c}\n" for a, b, c in rows))
     data = '{ name = "csv", root = "t.csv", label = "state", labels = { sick = "ill" } }'
     (tmp_path / "t.toml").write_text(RUN.format(name="t", data=data))
-    assert cli("run", "t.toml", "--out", "t")[0] == 0
+    cli.run("run", "t.toml", "--out", "t")
     return tmp_path / "t"
 
 
@@ -68,8 +67,8 @@ def test_rows_that_the_model_was_trained_on_are_counted(digits, cli, client):
     clients = json.loads((digits / "partition.json").read_text())["clients"]
     chosen = [clients[client]] if client else clients.values()
     expected = sum(row < 40 for c in chosen for row in c["private"]["rows"])
-    code, out, err = cli("score", digits, "forty.npz", "--json", *(["--client", client] if client else []))
-    assert (code, json.loads(out)["training_rows"]) == (0, expected)
+    out, err = cli.run("score", digits, "forty.npz", "--json", *(["--client", client] if client else []))
+    assert json.loads(out)["training_rows"] == expected
     assert f"note: forty.npz: {expected} rows of 40 are in the training data" in err
 
 
@@ -133,8 +132,8 @@ def test_numbers_count_the_classes_of_a_run_that_has_names(tmp_path, in_tmp_path
     with torch.no_grad():
         assert scores["accuracy"] == pytest.approx((net(torch.from_numpy(x[:10])).argmax(1).numpy() == y[:10]).mean())
     np.savez("bad.npz", x=x[:2], y=np.array([0, 2]))
-    code, _, err = cli("score", "n", "bad.npz")
-    assert (code, err.count("\n")) == (2, 1)
+    err = cli.fail("score", "n", "bad.npz")
+    assert err.count("\n") == 1
     assert "row 1 of 'x' in bad.npz: its label 2 is no class of the model" in err
 
 

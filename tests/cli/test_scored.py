@@ -48,7 +48,7 @@ def test_only_hold_out_rows_are_scored_where_that_is_asked_for(small, cli, metho
 )
 def test_records_that_need_other_scores_refuse_hold_out_rows_only(small, cli, command, message):
     if command[0] == "adapt":
-        assert cli("run", small, "--set", "rounds=1", "--out", "first")[0] == 0
+        cli.run("run", small, "--set", "rounds=1", "--out", "first")
         lines = [line for line in small.read_text().splitlines() if line.split(" ")[0] not in ("partition", "model")]
         small.write_text("\n".join(lines))
     err = cli.fail(*command, "--set", "records.evaluate_on=holdout", "--set", "split.holdout=0.2", "--out", "x")

@@ -20,8 +20,7 @@ def held_out_config(small):
 
 def test_a_sweep_ends_with_a_table_and_a_command_that_runs(held_out_config, cli):
     given = ("--set", "optimizer.lr=1e-6,0.1", "--set", "algorithm.alpha={start=0.9,end=0.5},0.4", "--set", "rounds=2")
-    code, out, err = cli("sweep", held_out_config, *given)
-    assert code == 0, err
+    out, _ = cli.run("sweep", held_out_config, *given)
     assert out.count("lr=") >= 4
     assert "local-only, points" in out
     assert "on rows held out of the clients' training data (24 in all)" in out
@@ -30,16 +29,14 @@ def test_a_sweep_ends_with_a_table_and_a_command_that_runs(held_out_config, cli)
     assert command[:3] == ["fedmutual", "run", str(held_out_config)]
     recorded = json.loads(Path("runs/small-sweep/sweep.json").read_text())
     assert command[3:] == [word for key, value in recorded["chosen"].items() for word in ("--set", f"{key}={value}")]
-    code, _, err = cli(*command[1:], "--out", "best")
-    assert code == 0, err
+    cli.run(*command[1:], "--out", "best")
     config = fedmutual.Run("best").config
     assert (config.optimizer.lr, config.rounds) == (0.1, 2)
     assert "runs/small-sweep/sweep.json" in out
 
 
 def test_no_row_of_test_or_validation_data_is_scored(held_out_config, cli):
-    code, _, err = cli("sweep", held_out_config, "--set", "optimizer.lr=1e-6,0.1", "--out", "s")
-    assert code == 0, err
+    _, err = cli.run("sweep", held_out_config, "--set", "optimizer.lr=1e-6,0.1", "--out", "s")
     assert "on hold-out" in err
     assert "worst" not in err
     metrics = [json.loads(line) for p in Path("s").rglob("metrics.jsonl") for line in p.read_text().splitlines()]
@@ -54,10 +51,9 @@ def test_no_row_of_test_or_validation_data_is_scored(held_out_config, cli):
 
 def test_the_chosen_run_is_reported_and_the_sweeps_own_is_not(held_out_config, cli):
     """Both runs have one setting and one seed, and only the chosen run has numbers."""
-    assert cli("sweep", held_out_config, "--set", "optimizer.lr=1e-6,0.1", "--set", "rounds=1", "--out", "s")[0] == 0
-    assert cli("run", held_out_config, "--set", "optimizer.lr=0.1", "--set", "rounds=1", "--out", "chosen")[0] == 0
-    code, out, err = cli("report", "s", "chosen")
-    assert code == 0, err
+    cli.run("sweep", held_out_config, "--set", "optimizer.lr=1e-6,0.1", "--set", "rounds=1", "--out", "s")
+    cli.run("run", held_out_config, "--set", "optimizer.lr=0.1", "--set", "rounds=1", "--out", "chosen")
+    out, _ = cli.run("report", "s", "chosen")
     remarks = [line for line in out.splitlines() if line.startswith("left out, only their hold-out rows were scored: s/")]
     assert len(remarks) == 1
     assert out.replace(f"{remarks[0]}\n", "") == cli("report", "chosen")[1]
@@ -89,8 +85,7 @@ def test_resume_by_the_command_that_a_stop_prints(held_out_config, cli, monkeypa
     command = shlex.split(err.partition("resume with: ")[2])
     assert command[-3:] == ["--out", "s", "--resume"]
     assert "--by" in command
-    code, out, err = cli(*command[1:])
-    assert code == 0, err
+    out, err = cli.run(*command[1:])
     assert "run 2 of 4  lr=0.1, seed 0" in err
     assert "  lr=0.05, seed 0" not in err
     assert "Accuracy of the shared model on rows" in out
