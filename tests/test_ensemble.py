@@ -12,7 +12,7 @@ from sklearn.datasets import load_digits
 
 import fedmutual
 from fedmutual.errors import ConfigError, RunError
-from fedmutual.federation.ensemble import Ensemble, choose_weight
+from fedmutual.federation.evaluation import Ensemble, choose_weight
 
 ON = {"split.holdout": 0.2, "records.ensemble": True, "rounds": 2}
 

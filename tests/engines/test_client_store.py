@@ -17,7 +17,7 @@ from fedmutual.engines.loop import Paused
 from fedmutual.engines.select import EngineChoice, plan_disk_storage
 from fedmutual.errors import RunError
 from fedmutual.events import RoundDone
-from fedmutual.federation.workload import Workload
+from fedmutual.federation.networks import Workload
 from fedmutual.tensor_files import read_tensors, write_tensors
 from kills import same
 

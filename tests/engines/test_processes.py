@@ -26,7 +26,7 @@ from fedmutual.engines.select import choose_engine
 from fedmutual.engines.workers import BALANCED, Unportable, assign_clients, split_clients
 from fedmutual.errors import ConfigError, RunError
 from fedmutual.events import Failed, PhaseDone, Replied, Started
-from fedmutual.federation.workload import Workload
+from fedmutual.federation.networks import Workload
 from fedmutual.rundir import folder as folders
 from fedmutual.rundir.checkpoint import collect_client_state
 from kills import same, stop_and_resume

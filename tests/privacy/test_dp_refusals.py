@@ -10,7 +10,7 @@ from fedmutual.config import parse_config
 from fedmutual.engines.select import choose_engine
 from fedmutual.errors import ConfigError
 from fedmutual.federation import build
-from fedmutual.federation.workload import Workload
+from fedmutual.federation.networks import Workload
 from fedmutual.privacy.rules import list_remarks
 from fedmutual.studies.run import can_stack
 from noised import client

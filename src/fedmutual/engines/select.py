@@ -17,7 +17,7 @@ from fedmutual.engines.processes import Processes
 from fedmutual.engines.ray import Cluster
 from fedmutual.engines.stacked import Stacked, Stacker
 from fedmutual.engines.workers import Unportable
-from fedmutual.federation.workload import Workload
+from fedmutual.federation.networks import Workload
 
 LONG = 5.0 if IS_FORKED else 60.0  # seconds of training in one process that pay for the start of worker processes
 

@@ -16,12 +16,11 @@ from fedmutual.config.checks import describe_unused_keys
 from fedmutual.core import Algorithm, Bench, Client, Data, Diverged, Message, Seeds, Task
 from fedmutual.errors import ConfigError, DataError
 from fedmutual.events import Score
-from fedmutual.federation import evaluation_sets
+from fedmutual.federation import evaluation
 from fedmutual.federation.boundary_exempt import find_exempt_tensors
 from fedmutual.federation.evaluation import EVAL_MODE_FIX, ROWS, EvalSpec, forward_in_parts, score
-from fedmutual.federation.networks import Networks
+from fedmutual.federation.networks import Networks, Workload
 from fedmutual.federation.plan import Judge, RoundPlan
-from fedmutual.federation.workload import Workload
 from fedmutual.models.copying import copy_networks
 from fedmutual.privacy import rules
 from fedmutual.privacy.mechanism import Mechanism
@@ -112,19 +111,9 @@ class Experiment:
                 of these networks and rows.
             DataError: a network refuses ids of the client's rows.
         """
-        nets, client_config, private = (
-            self.nets.build_for(id),
-            self.config.get_client_config(id),
-            self.load_rows(id)["private"],
-        )
-        if (
-            min(
-                client_config.training.batch_size or self.config.training.batch_size,
-                len(private),
-                self._count_exchanged_rows(),
-            )
-            == 1
-        ):
+        nets, private = self.nets.build_for(id), self.load_rows(id)["private"]
+        batch = self.config.get_client_config(id).training.batch_size or self.config.training.batch_size
+        if min(batch, len(private), self._count_exchanged_rows()) == 1:
             self._check_alone(id, nets)
         for name, net in nets.items():
             if not self.nets.is_frozen(name, id) and not any(p.requires_grad for p in net.parameters()):
@@ -192,8 +181,9 @@ class Experiment:
         slots = 2 + optimizer.amsgrad if optimizer.name != "sgd" else int(optimizer.momentum > 0)
         for id in self.clients:
             steps, examples = self._load(id)
-            row_cost = 3 * costs[id].flops  # a backward pass costs as much as two forward passes
-            size = 4.0 * costs[id].parameters * (1 + slots)
+            flops, parameters = costs[id]
+            row_cost = 3 * flops  # a backward pass costs as much as two forward passes
+            size = 4.0 * parameters * (1 + slots)
             work[id] = Workload(steps * self.config.rounds, examples * self.config.rounds * row_cost, size)
         return work
 
@@ -228,7 +218,7 @@ class Experiment:
                 *self.algorithm.remarks,
                 *describe_unused_keys(config, self.algorithm.scores, self.pooled),
                 *self.data.notes,
-                *evaluation_sets.describe_evaluation_rows(self.data, config.records.best_by),
+                *evaluation.describe_evaluation_rows(self.data, config.records.best_by),
                 *self.nets.notes,
                 *(w.description for w in weights if w.state is None),
                 *rules.list_remarks(self.noised, config),
@@ -272,9 +262,7 @@ class Experiment:
     def load_rows(self, id: str) -> dict[str, Data]:
         """Return the training and evaluation rows of a client, by the names of `Client.data`."""
         views = (
-            evaluation_sets.pool_rows(self.data)
-            if self.pooled
-            else evaluation_sets.list_client_rows(self.data, id, self.algorithm)
+            evaluation.pool_rows(self.data) if self.pooled else evaluation.list_client_rows(self.data, id, self.algorithm)
         )
         return {name: rows.to(self.device) for name, rows in views.items()}
 
@@ -284,14 +272,14 @@ class Experiment:
 
     def list_evaluations(self, id: str) -> Iterable[EvalSpec]:
         """Yield the evaluations at a client."""
-        known = self.load_rows(id)
-        if self.pooled:
-            evaluations = evaluation_sets.list_pooled_evaluations(known)
-        else:
-            evaluations = evaluation_sets.list_evaluations(
-                known, self.algorithm, self.nets.complete, self.config.records.copies, id, self.config.records.ensemble
-            )
-        return (spec for spec in evaluations if spec.data == "holdout" or not self._holdout_only)
+        known, records = self.load_rows(id), self.config.records
+        keys = records.copies, id, records.ensemble
+        found = (
+            evaluation.list_pooled_evaluations(known)
+            if self.pooled
+            else evaluation.list_evaluations(known, self.algorithm, self.nets.complete, *keys)
+        )
+        return (spec for spec in found if spec.data == "holdout" or not self._holdout_only)
 
     @property
     def _holdout_only(self) -> bool:

@@ -1,23 +1,50 @@
-"""The networks of each client, and their weights before round 1."""
+"""The networks of each client, their weights before round 1, and what they cost."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedmutual import data, models
 from fedmutual.config import Config, is_pooled
 from fedmutual.core import At, Message
 from fedmutual.data.space import Space
 from fedmutual.errors import ConfigError
-from fedmutual.federation.workload import NetworkCost, measure_network
 from fedmutual.models import Weights
 from fedmutual.models.own import find_ending
 from fedmutual.models.splice import build_meme, list_shared_tensors
+
+_STEP, _RATE = 6e-4, 4e10  # a rough guess of a core: seconds that any step takes, floating-point operations a second
+
+
+class Workload(NamedTuple):
+    """The estimated work of one client in a run: local steps, and the floating-point operations of all of these steps."""
+
+    steps: float
+    flops: float
+    bytes: float = 0.0  # of weights and optimiser states; not of buffers and the memory that an algorithm keeps
+
+    @property
+    def seconds(self) -> float:
+        """Estimated seconds on one core; use it only to compare workloads."""
+        return self.steps * _STEP + self.flops / _RATE
+
+
+def count_flops(net: nn.Module, examples: Tensor) -> float:
+    """Return the floating-point operations of a forward pass of one example; 0 if they cannot be counted."""
+    from torch.utils.flop_counter import FlopCounterMode  # this import loads Triton, which worker processes do not need
+
+    try:
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            net.eval()(examples)
+    except Exception:  # a user's network may fail in any way, and this is only an estimate
+        return 0.0
+    return float(counter.get_total_flops()) / len(examples)
+
 
 POOLED = "pooled"  # the one client of `centralised`
 _TAKING_LOGITS = ("classification", "multilabel", "segmentation")  # tasks; an own task may take probabilities
@@ -197,18 +224,22 @@ class Networks:
                     tensor.data = tensor.data.to(memory_format=torch.channels_last)
         return net
 
-    def measure_costs(self) -> dict[str, NetworkCost]:
-        """Return the cost of all networks of each client together. Raises ConfigError if a network cannot be built."""
-        counted, costs = dict[tuple[str, Any], NetworkCost](), {}
+    def measure_costs(self) -> dict[str, tuple[float, int]]:
+        """Return client -> (operations of a forward pass of one example, parameters) of all its networks together.
+
+        The operations are 0 if they are not known. Raises ConfigError if a network cannot be built.
+        """
+        counted, costs = dict[tuple[str, Any], tuple[float, int]](), {}
         for client in self.clients:
             networks, space = self.name_architectures(client).values(), self.get_space(client)
             about = (space.shape, space.outputs)
             for name, key in networks:
                 if (name, about) not in counted:
                     net = self._build_net(name, space, torch.Generator(), key)
-                    counted[name, about] = measure_network(net, space.make_examples())
+                    size = sum(p.numel() for p in net.parameters())
+                    counted[name, about] = count_flops(net, space.make_examples()), size
             of_client = [counted[name, about] for name, _ in networks]
-            costs[client] = NetworkCost(sum(c.flops for c in of_client), sum(c.parameters for c in of_client))
+            costs[client] = sum(flops for flops, _ in of_client), sum(size for _, size in of_client)
         return costs
 
     def get_space(self, client: str) -> Space:

@@ -13,7 +13,7 @@ from fedmutual.boundary import Refused, release_metrics
 from fedmutual.core import At, Message, Phase, Spec, Total
 from fedmutual.engines.base import ClientScores, Engine, Replies, Reply, ScoreOrder
 from fedmutual.engines.loop import Paused, count_bytes
-from fedmutual.federation.evaluation_sets import SITE_SCORES
+from fedmutual.federation.evaluation import SITE_SCORES
 from fedmutual.sites.contract import Contract
 from fedmutual.sites.peers import is_peer_to_peer
 from fedmutual.sites.protocol import (

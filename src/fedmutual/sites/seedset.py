@@ -28,7 +28,7 @@ from fedmutual.data.rows import Rows
 from fedmutual.data.scaling import Scaling, parse_scaling
 from fedmutual.data.stores import ResidentStore, make_store
 from fedmutual.errors import ConfigError, DataError, format_error
-from fedmutual.federation.validate import check_enough
+from fedmutual.federation.build import check_enough
 from fedmutual.files import replace_file
 from fedmutual.sites.schema import SeedsTable
 

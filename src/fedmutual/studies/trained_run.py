@@ -14,7 +14,7 @@ from fedmutual import models
 from fedmutual.config import Config, has_own_data, make_client_config, read_dumped
 from fedmutual.core import At, Message, Task, format_tensor
 from fedmutual.errors import RunError
-from fedmutual.federation.ensemble import WEIGHT, Ensemble
+from fedmutual.federation.evaluation import WEIGHT, Ensemble
 from fedmutual.federation.networks import POOLED
 from fedmutual.files import read_json
 from fedmutual.in_memory import hold_objects
