@@ -1,6 +1,8 @@
-"""Build results of runs with artificial numbers."""
+"""Build results of runs with artificial numbers, and read what `fedmutual reproduce` says."""
 
-from fedmutual_papers.result import ClientResult, Cloud, NodeAnalysis, Origin, Result
+import re
+
+from fedmutual_papers.store import ClientResult, Cloud, NodeAnalysis, Origin, Result
 
 MADE = Origin(
     command="fedmutual reproduce table9",
@@ -37,3 +39,8 @@ def result(arm="fml", seed=0, curve=(0.5, 0.7), own_curve=None, clients=None, **
         "made": MADE,
     }
     return Result(arm=arm, seed=seed, **{**fields, **further_fields})
+
+
+def count_trained(output):
+    """Return how many runs the command has trained, by its output."""
+    return int(re.search(r"^(\d+) runs? trained", output, re.MULTILINE)[1])

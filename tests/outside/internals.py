@@ -86,7 +86,7 @@ def planned_jobs(cell: str, seeds: Iterable[int], rounds: int | None, changed: M
 def list_lost_results(cell: str, jobs: Mapping[str, Any]) -> list[str]:
     """Return the fingerprints of the committed results of a cell that the store does not find for their job."""
     store = _committed_results()
-    return [r.fingerprint for r in store.list_results(cell) if not store.find(jobs[r.fingerprint], r.numerics)]
+    return [r.fingerprint for r in store.list_results(cell) if not jobs[r.fingerprint].find_result(store, r.numerics)]
 
 
 @cache

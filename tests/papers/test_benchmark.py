@@ -18,19 +18,20 @@ from fedmutual_papers.benchmark import (
     compare_methods,
     count_bytes,
     count_code_lines,
+    describe_rivals,
     make_recommendations,
     render_benchmark,
+    select,
     summarise,
-    tabulate,
+    tabulate_cell,
     tabulate_code_lines,
 )
-from fedmutual_papers.benchmark import OWN as OWN_DATA
 from fedmutual_papers.claims import CONTRADICTED, INCONCLUSIVE, SUPPORTED
 from fedmutual_papers.experiment_files import RESULTS, find_home, read_experiment
 from fedmutual_papers.measured_cell import read_measured_cells
 from fedmutual_papers.plan import Scale, list_jobs
-from fedmutual_papers.result import Budget, Traffic
 from fedmutual_papers.store import ResultStore
+from fedmutual_papers.tables import OWN as OWN_DATA
 from made_results import result
 
 pytestmark = pytest.mark.long
@@ -73,65 +74,69 @@ def benchmark(papers):
 
 
 @pytest.fixture
-def measured(benchmark, store):
-    """The cell with three seeds of each arm; two clients, of which the second is 0.1 worse than the first."""
-    for job in list_jobs(benchmark.cells[0], range(3), Scale()):
-        accuracy = OWN[job.arm][job.seed]
-        added = {
-            "clients": {"0": (40, accuracy + 0.05), "1": (40, accuracy - 0.05)},
-            "traffic": Traffic(up=6000, down=3000, seed=1000),
-            "budget": Budget(steps=12, forwards=24 if job.arm == "fml" else 12),
-        }
-        store.add(job, result(job.arm, job.seed, curve=(0.5, accuracy), fingerprint=job.fingerprint, **added))
-    (of_cell,) = read_measured_cells(benchmark, store)
+def fill(benchmark, store):
+    """Keep results of each arm; two clients, of which the second is 0.1 worse than the first -> the cells."""
+
+    def keep(accuracy=lambda arm, seed: OWN[arm][seed], seeds=3):
+        for job in list_jobs(benchmark.cells[0], range(seeds), Scale()):
+            own = accuracy(job.arm, job.seed)
+            added = {
+                "clients": {"0": (40, own + 0.05), "1": (40, own - 0.05)},
+                "traffic": {"up": 6000, "down": 3000, "seed": 1000},
+                "budget": {"steps": 12, "forwards": 24 if job.arm == "fml" else 12},
+            }
+            made = result(job.arm, job.seed, curve=(0.5, own), fingerprint=job.fingerprint, **added)
+            store.add(job.cell.id, made)
+        return read_measured_cells(benchmark, store)
+
+    return keep
+
+
+@pytest.fixture
+def measured(fill):
+    """The cell with three seeds of each arm."""
+    (of_cell,) = fill()
     return of_cell
 
 
 def test_a_method_leads_or_loses_by_the_interval_of_paired_seeds(measured):
-    fml, local_only = compare_methods([measured])  # the cell has no FedH2L
-    assert (fml.title, local_only.title) == ("FML", "Local-only")
-    assert [c.rival for c in fml.select(CONTRADICTED)] == ["Ditto"]
-    assert [c.rival for c in fml.select(SUPPORTED)] == ["Local-only"]
-    assert [c.rival for c in fml.select(INCONCLUSIVE)] == ["FedProx"]
-    less = "\N{MINUS SIGN}"
-    assert {c.rival: c.points for c in fml.comparisons} == {"Ditto": f"{less}10.0", "Local-only": "+20.0", "FedProx": "0.0"}
+    """P-values are adjusted over all pairs, each counted once.
 
-
-def test_p_values_are_adjusted_over_all_pairs_each_counted_once(measured):
-    """FML and Ditto: t of -0.10, -0.11, -0.09 is -0.1 / (0.01 / sqrt 3) = -17.3 with 2 degrees of freedom, p = 0.0033.
-
-    Five pairs: of FML and local-only with each other and with two more. Two have smaller p-values: 0 of FML and local-only,
+    FML and Ditto: t of -0.10, -0.11, -0.09 is -0.1 / (0.01 / sqrt 3) = -17.3 with 2 degrees of freedom, p = 0.0033. Five
+    pairs: of FML and local-only with each other and with two more. Two have smaller p-values: 0 of FML and local-only,
     0.0004 of Ditto and local-only.
     """
-    fml, _ = compare_methods([measured])
-    (ditto,) = fml.select(CONTRADICTED)
-    assert ditto.judged.p == pytest.approx(0.00332, abs=1e-5)
-    assert ditto.adjusted_p == pytest.approx(3 * 0.00332, abs=3e-5)
-    assert ditto.is_robust
+    compared = compare_methods([measured])  # the cell has no FedH2L
+    assert list(dict.fromkeys(j.claim.arm for j in compared)) == ["fml", "independent"]
+    rivals = [describe_rivals(compared, "fml", v, measured) for v in (CONTRADICTED, SUPPORTED, INCONCLUSIVE)]
+    assert rivals == ["**Ditto (\N{MINUS SIGN}10.0)**", "**Local-only (+20.0)**", "FedProx (0.0)"]
+    (ditto,) = select(compared, "fml", CONTRADICTED)
+    assert (ditto.p, ditto.holm[0]) == (pytest.approx(0.00332, abs=1e-5), pytest.approx(3 * 0.00332, abs=3e-5))
 
 
 def test_the_table_begins_with_the_highest_mean(measured):
-    rows = [[cell.text for cell in row] for row in tabulate(measured).rows]
+    rows = [[cell.text for cell in row] for row in tabulate_cell(measured).rows]
     assert [row[0] for row in rows] == ["Ditto", "FML", "FedProx", "Local-only"]
     # of two clients: (6,000 + 3,000 + 1,000) / 2 bytes; FedProx's seed 0 is better than local-only for both clients
     assert rows[1][1:] == ["80.0", "75.0", "0.0", "80.0", "5.0 kB", "12", "24", "3"]
     assert rows[3][3] == "n/a"
+    summary = summarise(measured)
+    assert [summary[key] for key in ("best", "best_percent", "local_percent", "seeds")] == ["Ditto", "90.0", "60.0", 3]
+    assert (summary["harmless"], summary["missing"]) == (("FML", "Ditto", "FedProx"), ())
 
 
 def test_the_method_to_take_harms_the_fewest_and_then_leads_most(measured):
     """All three lead local-only training but FedProx, whose difference is 0.1, 0.34, 0.16; no client is harmed."""
-    table = make_recommendations(compare_methods([measured]))
-    (setting, first, cheapest), *others = [[cell.text for cell in row] for row in table.rows]
-    assert (setting, others) == ("Label skew", [])
+    table = make_recommendations(compare_methods([measured]), [measured])
+    ((setting, first, cheapest),) = [[cell.text for cell in row] for row in table.rows]
+    assert setting == "Label skew"
     assert first == "Ditto: +30.0 points compared with local-only training, 0.0 clients harmed, 5.0 kB"
     assert cheapest.startswith("Ditto")  # all send as many bytes
 
 
-def test_where_no_method_leads_local_only_training_the_page_says_so(benchmark, store):
-    for job in list_jobs(benchmark.cells[0], range(3), Scale()):
-        accuracy = 0.7 + (0.1 if (job.arm == "fml") == (job.seed == 0) else 0.0)
-        store.add(job, result(job.arm, job.seed, curve=(0.5, accuracy), fingerprint=job.fingerprint))
-    table = make_recommendations(compare_methods(read_measured_cells(benchmark, store)))
+def test_where_no_method_leads_local_only_training_the_page_says_so(fill):
+    cells = fill(lambda arm, seed: 0.7 + (0.1 if (arm == "fml") == (seed == 0) else 0.0))
+    table = make_recommendations(compare_methods(cells), cells)
     assert {cell.text for cell in table.rows[0][1:]} == {"local-only training: no method is shown to be better"}
 
 
@@ -145,18 +150,9 @@ def test_code_lines_leave_out_blanks_comments_and_docstrings():
     assert 10 < int(rows["`fedprox`"]) < int(rows["`fedh2l`"])
 
 
-def test_a_summary_names_the_best_the_harmless_and_the_missing(measured):
-    summary = summarise(measured)
-    assert [summary[key] for key in ("best", "best_percent", "local_percent", "seeds")] == ["Ditto", "90.0", "60.0", 3]
-    assert summary["harmless"] == ("FML", "Ditto", "FedProx")
-    assert summary["missing"] == ()
-
-
-def test_a_page_of_too_few_seeds_gives_no_verdict(benchmark, papers, store):
-    for job in list_jobs(benchmark.cells[0], range(2), Scale()):
-        store.add(job, result(job.arm, job.seed, curve=(0.5, OWN[job.arm][job.seed]), fingerprint=job.fingerprint))
-    cells = read_measured_cells(benchmark, store)
-    assert not any(s.measured for s in compare_methods(cells))
+def test_a_page_of_too_few_seeds_gives_no_verdict(benchmark, fill, papers):
+    cells = fill(seeds=2)
+    assert not any(j.holm[0] for j in compare_methods(cells))
     text = render_benchmark(pages.make_page(benchmark, cells), papers, "reproduction")
     assert "is worse** than" not in text
     empty = read_measured_cells(benchmark, ResultStore(papers / "none"))
@@ -191,7 +187,7 @@ def test_a_cell_is_what_its_sweeps_tuned(cell):
     tuned = read_tables(find_home() / f"sweeps/benchmark-{cell.name}.toml")
     assert {key: value for key, value in tuned.items() if key != "name"} == cell.tables
     assert cell.tunings.keys() == cell.arms.keys()
-    assert all(3 <= len(tuning.file.settings) <= 6 for tuning in cell.tunings.values()), "equal budgets"
+    assert all(3 <= len(tuning.settings) <= 6 for tuning in cell.tunings.values()), "equal budgets"
 
 
 def test_a_rate_at_the_end_of_its_grid_is_counted():
@@ -208,7 +204,7 @@ def test_a_rate_at_the_end_of_its_grid_is_counted():
 def test_all_methods_take_as_many_gradient_steps(cell):
     """20 rounds of 20; FedMD's passes before round 1 are 14 more."""
     measured = read_committed_cells()[cell.name]
-    steps = {arm: {r.budget.steps for r in by_seed.values()} for arm, by_seed in measured.results.items() if by_seed}
+    steps = {arm: {r.budget["steps"] for r in by_seed.values()} for arm, by_seed in measured.results.items() if by_seed}
     assert all(400 <= count <= 414 for of_arm in steps.values() for count in of_arm), steps
 
 

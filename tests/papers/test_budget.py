@@ -12,13 +12,11 @@ from fedmutual import run
 from fedmutual.config import make_algorithm, parse_config
 from fedmutual.core import Phase
 from fedmutual.results.frame import read_run
-from fedmutual_papers.budget import count_budget
 from fedmutual_papers.experiment_files import RESULTS, find_home, read_experiment
 from fedmutual_papers.measured_cell import MeasuredCell, read_measured_cells
 from fedmutual_papers.plan import Scale, list_jobs, make_arm_config
-from fedmutual_papers.result import Traffic
 from fedmutual_papers.run import train_cells
-from fedmutual_papers.spent import find_budget, make_spent_table
+from fedmutual_papers.spent import count_budget, find_budget, make_spent_table
 from fedmutual_papers.store import ResultStore
 from made_results import result
 
@@ -60,11 +58,10 @@ def test_the_budget_of_a_configuration_is_what_its_run_counts(method, training, 
     finally:
         hook.remove()
     counts = {i: held.counts for i, held in read_run(tmp_path / "run").partition.clients.items()}
-    private, public = {i: sum(c.private) for i, c in counts.items()}, {i: sum(c.public) for i, c in counts.items()}
+    private, public = {i: sum(c["private"]) for i, c in counts.items()}, {i: sum(c["public"]) for i, c in counts.items()}
     clients = 1 if method == "centralised" else len(private)
     counted = count_budget(config, private, public)
-    assert counted.steps * clients == pytest.approx(len(steps))
-    assert counted.examples * clients == pytest.approx(sum(examples))
+    assert [number * clients for number in counted] == pytest.approx([len(steps), sum(examples)])
 
 
 def count_in(monkeypatch, algorithm):
@@ -106,10 +103,10 @@ def test_a_result_keeps_its_budget(papers, store, tmp_path):
     cell = read_experiment(papers, "table9").cells[0]
     train_cells([cell], 1, Scale(), tmp_path / "out", store)
     for job in list_jobs(cell, [0], Scale()):
-        stored = ResultStore(store.folder).find(job)
-        assert stored.budget.steps == 2 * 3  # two rounds of one pass over 40 examples in batches of 16
-        assert stored.budget.examples == 2 * 40
-        assert stored.budget.forwards == {"fml": 2, "fedavg": 1}[job.arm] * 6  # FML's step passes both networks
+        stored = job.find_result(ResultStore(store.folder))
+        assert stored.budget["steps"] == 2 * 3  # two rounds of one pass over 40 examples in batches of 16
+        assert stored.budget["examples"] == 2 * 40
+        assert stored.budget["forwards"] == {"fml": 2, "fedavg": 1}[job.arm] * 6  # FML's step passes both networks
 
 
 def test_the_steps_of_a_result_are_those_that_were_taken(papers, store, tmp_path):
@@ -119,8 +116,8 @@ def test_the_steps_of_a_result_are_those_that_were_taken(papers, store, tmp_path
     path.write_text(path.read_text().replace("[cell.arms.fml]", f"{rep}\n[cell.arms.fml]"))
     cell = read_experiment(papers, "table9").cells[0]
     train_cells([cell], 1, Scale(), tmp_path / "out", store)
-    (budget,) = (store.find(job).budget for job in list_jobs(cell, [0], Scale()) if job.arm == "fedrep")
-    assert (budget.steps, budget.examples) == (2 * (2 + 1) * 3, None)
+    (budget,) = (job.find_result(store).budget for job in list_jobs(cell, [0], Scale()) if job.arm == "fedrep")
+    assert budget == {"steps": 2 * (2 + 1) * 3, "forwards": 18}
 
 
 def test_a_result_without_a_stored_budget_gets_the_budget_of_its_cell():
@@ -134,12 +131,12 @@ def test_a_result_without_a_stored_budget_gets_the_budget_of_its_cell():
         for arm, results_by_seed in measured.results.items()
         if results_by_seed
     }
-    assert (budgets["fedh2l"].steps, budgets["fedh2l"].examples) == (20_000, 10_000 * 32 + 10_000 * 3 * 32)
-    assert (budgets["aggregate"].steps, budgets["aggregate"].examples) == (10_000, 10_000 * 32)
-    assert budgets["fedavg-matched"].steps == 57 * 175
+    assert budgets["fedh2l"] == {"steps": 20_000, "examples": 10_000 * 32 + 10_000 * 3 * 32}
+    assert budgets["aggregate"] == {"steps": 10_000, "examples": 10_000 * 32}
+    assert budgets["fedavg-matched"]["steps"] == 57 * 175
     # five passes over 4 * 100 public images, 13 batches of 32 each, and over 650 of one's own, 21 batches each
-    assert budgets["fedmd"].steps == 2 * 10_000 + 5 * 13 + 5 * 21
-    assert budgets["fedmd"].examples == 2 * 10_000 * 32 + 5 * 400 + 5 * 650
+    fedmd = {"steps": 2 * 10_000 + 5 * 13 + 5 * 21, "examples": 2 * 10_000 * 32 + 5 * 400 + 5 * 650}
+    assert budgets["fedmd"] == fedmd
 
 
 def test_the_table_of_what_was_spent(papers):
@@ -147,7 +144,7 @@ def test_the_table_of_what_was_spent(papers):
     path.write_text(path.read_text().replace("rounds = 2", "rounds = 4"))
     cell = read_experiment(papers, "table9").cells[0]
     clients = {"0": (30, 0.5), "1": (17, 0.5)}  # batches of 16: 2, and 1 of which one row joins the batch before
-    traffic = Traffic(up=2_000, down=4_000, seed=200)
+    traffic = {"up": 2_000, "down": 4_000, "seed": 200}
     results = {"fml": {s: result("fml", s, clients=clients, traffic=traffic) for s in range(2)}, "fedavg": {}}
     table = make_spent_table([MeasuredCell(cell, Scale(2), results)])
     (row,) = [[c.text for c in row] for row in table.rows]
@@ -165,7 +162,7 @@ def steps_of(experiment, claim, cell):
     arms = [(cell, claim.arm), (next((c for c in experiment.cells if c.name == elsewhere), cell), than or claim.arm)]
     if not all(arm in place.arms for place, arm in arms):
         return None
-    return [count_budget(make_arm_config(c, arm, 0, Scale()), ROWS, dict.fromkeys(ROWS, 100)).steps for c, arm in arms]
+    return [count_budget(make_arm_config(c, arm, 0, Scale()), ROWS, dict.fromkeys(ROWS, 100))[0] for c, arm in arms]
 
 
 REAL = [*read_committed_experiments().values()]
@@ -179,6 +176,6 @@ def test_a_claim_of_unequal_budgets_is_judged_at_equal_steps_too(experiment, cla
     for cell in (c for c in experiment.cells if fnmatch(c.name, claim.cells)):
         if (first := steps_of(experiment, claim, cell)) is None or first[0] == pytest.approx(first[1], rel=ALIKE):
             continue
-        others = [steps_of(experiment, reading, cell) for reading in claim.read_otherwise]
+        others = [steps_of(experiment, reading, cell) for _, reading in claim.list_readings()[1:]]
         assert any(s and s[0] == pytest.approx(s[1], rel=ALIKE) for s in others), (cell.id, first, others)
         assert experiment.index.supports, "say which reading the paper's text supports"

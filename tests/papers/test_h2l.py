@@ -8,8 +8,8 @@ import pytest
 from committed import read_committed_experiments
 from fedmutual import models
 from fedmutual.core import At
+from fedmutual_papers.experiment_files import AVERAGE
 from fedmutual_papers.plan import Scale, list_jobs
-from fedmutual_papers.schema import AVERAGE
 
 pytestmark = pytest.mark.long
 

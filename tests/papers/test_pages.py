@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from fedmutual_papers import overview, pages
+from fedmutual_papers import pages
 from fedmutual_papers.experiment_files import read_experiment
 from fedmutual_papers.measured_cell import read_measured_cells
 from fedmutual_papers.plan import Scale, list_jobs
@@ -24,17 +24,20 @@ def test_all_verdicts_are_counted(papers, store):
     table9, looker = (read_experiment(papers, id) for id in ("table9", "looker"))
     for seed in range(3):
         for job in list_jobs(table9.cells[0], [seed], Scale()):
-            store.add(job, result(job.arm, seed, curve=(0.1, 0.9 if job.arm == "fml" else 0.5), fingerprint=job.fingerprint))
+            store.add(
+                job.cell.id,
+                result(job.arm, seed, curve=(0.1, 0.9 if job.arm == "fml" else 0.5), fingerprint=job.fingerprint),
+            )
     paper_pages = pages.adjust([pages.make_page(e, read_measured_cells(e, store)) for e in (table9, looker)])
     assert counts(paper_pages) == {"Supported": ["1", "1", "1"], "Not run": ["1", "", ""]}
-    assert "| 1 | FML \\| serves clients better than training alone. | Not run |" in overview.render_overview(paper_pages)
+    assert "| 1 | FML \\| serves clients better than training alone. | Not run |" in pages.render_overview(paper_pages)
     chance = [replace(paper_pages[0], claims=((replace(paper_pages[0].judged[0], p=0.04),),)) for _ in range(2)]
     assert counts(pages.adjust(chance)) == {"Supported": ["2", "2", "0"]}  # 0.04 alone on its page, 0.08 of two
 
 
 def counts(claims):
     """Verdict -> [how many, after Holm a page, after Holm over all], where there are any."""
-    rows = [[cell.text for cell in row] for row in overview.count_verdicts(claims).rows]
+    rows = [[cell.text for cell in row] for row in pages.count_verdicts([j for page in claims for j in page.judged]).rows]
     return {verdict: numbers for verdict, *numbers in rows if numbers[0] != "0"}
 
 
@@ -51,7 +54,7 @@ def test_a_page_says_what_networks_began_with(papers, store):
     for job in list_jobs(experiment.cells[0], [0], Scale()):
         message = ("ImageNet's weights of resnet18, a new head",) if job.arm == "fml" else ()
         made = MADE.model_copy(update={"weights": message})
-        store.add(job, result(job.arm, 0, fingerprint=job.fingerprint, made=made))
+        store.add(job.cell.id, result(job.arm, 0, fingerprint=job.fingerprint, made=made))
     paper_page = pages.make_page(experiment, read_measured_cells(experiment, store))
     assert paper_page.differences[-1] == "Initial weights of the networks: ImageNet's weights of resnet18, a new head."
     assert len(paper_page.differences) == 2

@@ -22,7 +22,7 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "privacy.md"
 def test_each_row_has_its_own_rate_inside_its_grid(cell):
     assert set(cell.tunings) == set(cell.arms)
     for arm, tuning in cell.tunings.items():
-        set_by_sweep = {"algorithm.name": "fml", **tuning.file.chosen}
+        set_by_sweep = {"algorithm.name": "fml", **tuning.winner}
         assert tuning.chosen.keys() == {"optimizer.lr"}
         assert tuning.ends == [], f"{arm}: a better rate may lie beyond the grid"
         for key in ("algorithm.name", "algorithm.beta", "privacy.nets", "privacy.sigma"):
@@ -40,7 +40,9 @@ def test_each_run_cost_the_epsilon_of_its_row(cell):
             assert result.epsilon is None
             continue
         rows = min(client.examples for client in result.clients.values())
-        steps = accountant.NoisedSteps(config.privacy.sigma, config.training.batch_size / rows, round(result.budget.steps))
+        steps = accountant.NoisedSteps(
+            config.privacy.sigma, config.training.batch_size / rows, round(result.budget["steps"])
+        )
         assert result.epsilon == pytest.approx(accountant.compute_total_epsilon([steps], 1e-5), rel=1e-4)
         assert 0.99 * config.privacy.epsilon < result.epsilon <= config.privacy.epsilon
 

@@ -1,15 +1,14 @@
 """Runs that were trained twice: their scores of the same rounds, held against each other."""
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from fedmutual_papers import pages
 from fedmutual_papers.experiment_files import RESULTS, find_home
-from fedmutual_papers.repeats import make_repeats_frame, make_repeats_table
 from fedmutual_papers.reproduce import make_marks, write_front
 from fedmutual_papers.store import ResultStore
+from fedmutual_papers.tables import make_repeats_frame, make_repeats_table
 from made_results import MADE, result
 
 pytestmark = pytest.mark.long
@@ -17,11 +16,11 @@ pytestmark = pytest.mark.long
 FRONT = Path(__file__).parents[2] / "docs/reproduction/README.md"
 
 
-JOB = SimpleNamespace(cell=SimpleNamespace(id="table9/digits/iid"))  # as much of a job as a store asks for
+CELL = "table9/digits/iid"
 
 
 def keep(store, curve, fingerprint="abc", **more):
-    store.add(JOB, result("fml", 0, curve, fingerprint=f"{fingerprint}-{len(curve)}", **more))
+    store.add(CELL, result("fml", 0, curve, fingerprint=f"{fingerprint}-{len(curve)}", **more))
 
 
 @pytest.mark.parametrize(("second", "further_fields", "row"), [
@@ -34,7 +33,7 @@ def test_scores_of_rounds_that_both_evaluated_are_compared(store, second, furthe
     keep(store, (0.5, 0.7))
     if further_fields.pop("curve_every", None):
         curve = (0.8, 0.6)  # after rounds 2 and 4
-        store.add(JOB, result("fml", 0, curve, fingerprint="abc-4", rounds=4, **further_fields))
+        store.add(CELL, result("fml", 0, curve, fingerprint="abc-4", rounds=4, **further_fields))
     else:
         keep(store, second, **further_fields)
     (frame_row,) = make_repeats_frame(store).itertuples(index=False)
@@ -44,9 +43,8 @@ def test_scores_of_rounds_that_both_evaluated_are_compared(store, second, furthe
 
 def test_a_run_shared_by_two_cells_is_not_a_pair(store):
     for cell in ("table9/digits/iid", "looker/digits/iid"):
-        job = SimpleNamespace(cell=SimpleNamespace(id=cell))
         for rounds in (2, 3):
-            store.add(job, result("fml", 0, (0.5, 0.7, 0.9)[:rounds], fingerprint=f"abc-{rounds}"))
+            store.add(cell, result("fml", 0, (0.5, 0.7, 0.9)[:rounds], fingerprint=f"abc-{rounds}"))
     (row,) = make_repeats_frame(store).itertuples(index=False)
     assert row.pairs == 1
 

@@ -7,12 +7,9 @@ import time
 import pytest
 
 import forked
+from made_results import count_trained
 
 pytestmark = pytest.mark.long
-
-
-def count_trained(output):
-    return int(next(line for line in output.splitlines() if " trained, " in line).split()[0])
 
 
 def rows(path, id="table9"):

@@ -5,16 +5,14 @@ import json
 import pytest
 
 from fedmutual.errors import RunError
-from fedmutual_papers import measures
 from fedmutual_papers.collect import get_command
-from fedmutual_papers.entries import make_entry
 from fedmutual_papers.experiment_files import read_experiment
 from fedmutual_papers.measured_cell import read_measured_cells
 from fedmutual_papers.pages import make_page
 from fedmutual_papers.plan import Scale, list_jobs
 from fedmutual_papers.prose import describe_origins, describe_state, describe_verdict
-from fedmutual_papers.result import ClientResult, Ends
-from fedmutual_papers.store import ResultStore
+from fedmutual_papers.store import ClientResult, ResultStore
+from fedmutual_papers.tables import make_entry
 from made_results import result
 
 pytestmark = pytest.mark.long
@@ -28,27 +26,26 @@ def planned(papers):
     return plan
 
 
+@pytest.fixture
+def look(papers, store):
+    """Read the cells of an experiment with the results in the store."""
+    return lambda id="table9", wanted=None: read_measured_cells(read_experiment(papers, id), store, wanted)
+
+
 def keep(store, job, curve=(0.5, 0.7), **more):
     scale = {"limit": job.scale.rounds, "changed": dict(job.scale.changed)}
-    store.add(job, result(job.arm, job.seed, curve, fingerprint=job.fingerprint, **{**scale, **more}))
+    store.add(job.cell.id, result(job.arm, job.seed, curve, fingerprint=job.fingerprint, **{**scale, **more}))
 
 
 def test_kept_and_found_again(store, planned):
-    job = planned()["fml", 0]
+    job, other = planned()["fml", 0], planned()["fedavg", 0]
     keep(store, job)
     reopened = ResultStore(store.folder)
-    assert reopened.find(job).curves["global_test"] == (0.5, 0.7)
-    assert reopened.find(job).target == 0.8  # the paper's FedAvg, out of the cell
-    assert reopened.find(job, 1) is not None
-    assert reopened.find(job, 2) is None
-    assert reopened.find(planned()["fedavg", 0]) is None
-
-
-def test_a_result_of_before_numerics_versions_is_of_the_first(store, planned):
-    job = planned()["fml", 0]
-    keep(store, job)
-    assert "numerics" not in (store.folder / "table9/digits/iid.json").read_text()
-    assert ResultStore(store.folder).find(job, 1) is not None
+    assert job.find_result(reopened).curves["global_test"] == (0.5, 0.7)
+    assert job.find_result(reopened).target == 0.8  # the paper's FedAvg, out of the cell
+    assert [job.find_result(reopened, 1) is None, job.find_result(reopened, 2) is None] == [False, True]
+    assert other.find_result(reopened) is None
+    assert "numerics" not in (store.folder / "table9/digits/iid.json").read_text()  # of the first version, as it was before
 
 
 def test_a_file_has_a_line_a_run_and_holds_each_once(store, planned):
@@ -60,45 +57,23 @@ def test_a_file_has_a_line_a_run_and_holds_each_once(store, planned):
 
 
 def test_new_results_go_to_the_first_folder_and_both_are_read(tmp_path, planned):
-    shipped, local_folder = tmp_path / "shipped", tmp_path / "own"
+    shipped, own = tmp_path / "shipped", tmp_path / "own"
     keep(ResultStore(shipped), planned()["fml", 0])
-    both = ResultStore(local_folder, shipped)
-    keep(both, planned()["fedavg", 0])
-    assert len(ResultStore(local_folder, shipped).list_results("table9/digits/iid")) == 2
-    assert (
-        len(ResultStore(local_folder).list_results("table9/digits/iid"))
-        == len(ResultStore(shipped).list_results("table9/digits/iid"))
-        == 1
-    )
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("{", "damaged or is not JSON"),
-        ('{"format": 2}', "is of format 2"),
-        ('{"format": 1}', "it has no list of runs"),
-        ('{"format": 1, "runs": [{"arm": "fml"}]}', "seed: field required"),
-    ],
-)
-def test_a_damaged_file_is_named(store, text, message):
-    store.folder.mkdir()
-    (store.folder / "bad.json").write_text(text)
-    with pytest.raises(RunError, match=message) as problem:
-        ResultStore(store.folder)
-    assert str(store.folder / "bad.json") in str(problem.value)
-
-
-def test_a_file_that_cannot_be_written_names_its_own_option(store, planned):
-    store.folder.mkdir()
-    (store.folder / "table9").write_text("in the way")
-    with pytest.raises(RunError, match=r"iid\.json: cannot be written .*; choose another folder with --results$"):
-        keep(store, planned()["fml", 0])
+    keep(ResultStore(own, shipped), planned()["fedavg", 0])
+    counts = [
+        len(ResultStore(*folders).list_results("table9/digits/iid")) for folders in ((own, shipped), (own,), (shipped,))
+    ]
+    assert counts == [2, 1, 1]
 
 
 @pytest.mark.parametrize(("before", "after", "message"), [
+    (None, "{", "damaged or is not JSON"),
+    (None, '{"format": 2}', "is of format 2"),
+    (None, '{"format": 1}', "runs: input should be a valid list"),
+    (None, '{"format": 1, "runs": [{"arm": "fml"}]}', "runs.0.seed: field required"),
     ("[0.5, 0.7]", "[0.5, 7.5]", "curves.global_test.1"),
     ("[0.5, 0.7]", "[0.5, -0.1]", "curves.global_test.1"),
+    ("[0.5, 0.7]", "[0.5]", "has not a value for each evaluated round"),
     ('"last": 0.25', '"last": 25.0', "clients.0.last"),
     ('"best": {"0": 0.5}', '"best": {"0": 50}', "transfer.acc.best.0"),
     ("[0.1, 0.25]", "[0.25]", "has not a value for each evaluated round"),
@@ -108,130 +83,108 @@ def test_a_file_that_cannot_be_written_names_its_own_option(store, planned):
     ('"seconds": 1.0', '"seconds": Infinity', "runs.0.seconds: input should be a finite number"),
     ('"optimizer.lr": 0.3', '"optimizer.lr": NaN', "runs.0.changed: value error, input should be finite numbers"),
 ])  # fmt: skip
-def test_a_value_that_is_not_finite_or_not_an_accuracy_is_damage(store, planned, before, after, message):
+def test_a_damaged_file_is_named(store, planned, before, after, message):
     clients = {"0": ClientResult(network="mlp", examples=4, last=0.25, best=0.25, curve=(0.1, 0.25))}
     more = {"noise": {"0.1": 2.5}, "changed": {"optimizer.lr": 0.3}}
-    keep(store, planned()["fml", 0], transfer={"acc": Ends(last={"0": 0.5}, best={"0": 0.5})}, **more)
     job = planned()["fml", 0]
-    stored = store.find(job).model_copy(update={"clients": clients})
-    store.add(job, stored)
+    keep(store, job, transfer={"acc": {"last": {"0": 0.5}, "best": {"0": 0.5}}}, **more)
+    store.add(job.cell.id, job.find_result(store).model_copy(update={"clients": clients}))
     path = store.folder / "table9/digits/iid.json"
-    assert before in path.read_text()
-    path.write_text(path.read_text().replace(before, after))
+    assert before is None or before in path.read_text()
+    path.write_text(path.read_text().replace(before, after) if before else after)
     with pytest.raises(RunError, match=message) as problem:
         ResultStore(store.folder)
     assert str(path) in str(problem.value)
 
 
-def test_a_curve_that_is_cut_off_is_damage(store, planned):
-    keep(store, planned()["fml", 0])
-    path = store.folder / "table9/digits/iid.json"
-    path.write_text(path.read_text().replace("[0.5, 0.7]", "[0.5]"))
-    with pytest.raises(RunError, match="has not a value for each evaluated round"):
-        ResultStore(store.folder)
+def test_a_file_that_cannot_be_written_names_its_own_option(store, planned):
+    store.folder.mkdir()
+    (store.folder / "table9").write_text("in the way")
+    with pytest.raises(RunError, match=r"iid\.json: cannot be written .*; choose another folder with --results$"):
+        keep(store, planned()["fml", 0])
 
 
-def test_the_fullest_scale_is_shown(store, planned, papers):
-    experiment = read_experiment(papers, "table9")
+def test_the_fullest_scale_is_shown(store, planned, look):
     for arm in ("fml", "fedavg"):
         keep(store, planned(Scale(1))[arm, 0], curve=(0.4,))
-    measured = read_measured_cells(experiment, store)[0]
-    assert measured.words == "shortened: 1 of 2 rounds"
+    assert look()[0].words == "shortened: 1 of 2 rounds"
     keep(store, planned()["fml", 0])
-    assert read_measured_cells(experiment, store)[0].words == "shortened: 1 of 2 rounds"  # all arms before more rounds
+    assert look()[0].words == "shortened: 1 of 2 rounds"  # all arms before more rounds
     keep(store, planned()["fedavg", 0])
-    assert read_measured_cells(experiment, store)[0].words == ""
-    assert (
-        read_measured_cells(experiment, store, Scale(1))[0].words == "shortened: 1 of 2 rounds"
-    )  # what is asked for comes first
-    assert read_measured_cells(experiment, store)[1].words == ""
-    assert not read_measured_cells(experiment, store)[1].run
+    assert [(measured.words, measured.run) for measured in look()] == [("", True), ("", False)]
+    assert look(wanted=Scale(1))[0].words == "shortened: 1 of 2 rounds"  # what is asked for comes first
 
 
-def test_results_of_another_configuration_are_not_shown(store, planned, papers):
+def test_results_of_another_configuration_are_not_shown(store, planned, look, papers):
     keep(store, planned()["fml", 0])
     path = papers / "table9/digits/iid.toml"
     path.write_text(path.read_text().replace("alpha = 0.4", "alpha = 0.5"))
-    assert not read_measured_cells(read_experiment(papers, "table9"), store)[0].run
+    assert not look()[0].run
 
 
-def lend(papers, **changes):
-    """Another experiment, whose one cell is that of table9 but for some text of it."""
+def lend(papers, before="", after=""):
+    """Make another experiment "other", whose one cell is that of table9 but for some text of it."""
     (papers / "other").mkdir()
     text = (papers / "table9/digits/iid.toml").read_text()
-    for before, after in changes.values():
-        assert before in text
-        text = text.replace(before, after)
+    assert before in text
     (papers / "other/index.toml").write_text((papers / "table9/index.toml").read_text())
-    (papers / "other/same.toml").write_text(text)
-    return read_experiment(papers, "other")
+    (papers / "other/same.toml").write_text(text.replace(before, after) if before else text)
 
 
-def test_results_of_another_cell_are_shown(store, planned, papers):
+@pytest.mark.parametrize(("changed", "words"), [((), ""), (("rounds = 2", "rounds = 4"), "shortened: 2 of 4 rounds")])
+def test_results_of_another_cell_are_shown_also_as_the_start_of_a_longer_run(store, planned, look, papers, changed, words):
     for seed in (0, 1):
         keep(store, planned(seeds=(seed,))["fml", seed])
-    (measured,) = read_measured_cells(lend(papers), store)
-    assert ({arm: sorted(results_by_seed) for arm, results_by_seed in measured.results.items()}, measured.words) == (
-        {"fml": [0, 1], "fedavg": []},
-        "",
-    )
+    lend(papers, *changed)
+    (measured,) = look("other")
+    assert {arm: sorted(by_seed) for arm, by_seed in measured.results.items()} == {"fml": [0, 1], "fedavg": []}
+    assert measured.words == words
 
 
-def test_complete_results_of_another_cell_are_shown_as_the_beginning_of_a_longer_run(store, planned, papers):
-    keep(store, planned()["fml", 0])
-    (measured,) = read_measured_cells(lend(papers, longer=("rounds = 2", "rounds = 4")), store)
-    assert (measured.words, measured.seeds) == ("shortened: 2 of 4 rounds", [0])
-
-
-def test_results_impossible_for_another_cell_are_not_an_error(store, planned, papers):
+def test_results_impossible_for_another_cell_are_not_an_error(store, papers, look):
     changed = Scale(None, (("partition.classes_per_client", 3),))
-    cell = read_experiment(papers, "table9").cells[1]
-    (job,) = (j for j in list_jobs(cell, [0], changed) if j.arm == "fml")
+    (job,) = (j for j in list_jobs(read_experiment(papers, "table9").cells[1], [0], changed) if j.arm == "fml")
     keep(store, job)
-    shown = read_measured_cells(read_experiment(papers, "table9"), store)
-    assert [measured.run for measured in shown] == [False, True]
+    assert [measured.run for measured in look()] == [False, True]
 
 
-def test_a_key_set_to_what_the_cell_has_marks_nothing(store, planned, papers):
+def test_a_key_set_to_what_the_cell_has_marks_nothing(store, planned, papers, look):
     cell = read_experiment(papers, "table9").cells[0]
     same, other = ("training.batch_size", 16), ("optimizer.lr", 0.3)
     assert Scale(None, (same,)).fit_to(cell) == Scale()
     assert Scale(None, (same, other)).fit_to(cell) == Scale(None, (other,))
     assert Scale(None, (("algorithm.alpha", 0.4),)).fit_to(cell) == Scale()
     keep(store, planned()["fml", 0], changed={"training.batch_size": 16})  # as an earlier version kept it
-    (measured, _) = read_measured_cells(read_experiment(papers, "table9"), store)
-    assert (measured.run, measured.words) == (True, "")
+    assert (look()[0].run, look()[0].words) == (True, "")
 
 
-def test_results_of_several_numerics_versions_say_so(store, planned, papers):
-    experiment = read_experiment(papers, "table9")
+def test_results_of_several_numerics_versions_say_so(store, planned, papers, look):
     for seed, version in ((0, 1), (1, 2)):
         for arm in ("fml", "fedavg"):
             keep(store, planned(seeds=(seed,))[arm, seed], numerics=version)
-    paper_page = make_page(experiment, read_measured_cells(experiment, store))
-    assert describe_verdict(paper_page.judged[0], 1).endswith("; made by numerics versions 1 and 2")
-    assert "2 seeds; made by numerics versions 1 and 2" in paper_page.tables[0].footnotes
+    page = make_page(read_experiment(papers, "table9"), look())
+    assert describe_verdict(page.judged[0], 1).endswith("; made by numerics versions 1 and 2")
+    assert "2 seeds; made by numerics versions 1 and 2" in page.tables[0].footnotes
 
 
-def test_what_a_known_run_was_not_asked_for_is_not_run_and_no_gap_of_the_method(store, planned, papers):
+def test_what_a_known_run_was_not_asked_for_is_not_run_and_no_gap_of_the_method(store, planned, papers, look):
     keep(store, planned()["fml", 0])
-    (measured,) = read_measured_cells(lend(papers, closer=("noise = [0.1]", 'node = "0"\nnoise = [0.1]')), store)
+    lend(papers, "noise = [0.1]", 'node = "0"\nnoise = [0.1]')
+    (measured,) = look("other")
     named = ("global_test", "separation", "noise:0.1", "projected")
-    shown = [make_entry(measured, "fml", measured.estimate(m, "fml"), None, measures.find(m)[0], 1) for m in named]
+    shown = [make_entry(measured, "fml", measured.estimate(name, "fml"), None, name, 1) for name in named]
     assert [cell.text for cell in shown] == ["70.0", "not run", "not run", "n/a"]
     assert "has results, but this number of its weights was not computed" in shown[1].note
 
 
-def test_a_run_that_several_cells_look_at_is_counted_once(store, planned, papers):
+def test_a_run_that_several_cells_look_at_is_counted_once(store, planned, papers, look):
     keep(store, planned()["fml", 0])
     (papers / "table9/digits/twin.toml").write_text((papers / "table9/digits/iid.toml").read_text())
-    shown = read_measured_cells(read_experiment(papers, "table9"), store)
-    assert sum(measured.run for measured in shown) == 2
-    (line,) = describe_origins(shown)
+    assert sum(measured.run for measured in look()) == 2
+    (line,) = describe_origins(look())
     assert ": 1 run;" in line
-    assert describe_state(shown).startswith(
-        "2 of 3 cells (settings) were run, 2 of them not with every method, with 1 seed."
-    )
+    state = "2 of 3 cells (settings) were run, 2 of them not with every method, with 1 seed."
+    assert describe_state(look()).startswith(state)
 
 
 @pytest.mark.parametrize("arguments", [["--out", "/disk/of mine"], ["--out=/disk/mine"]])

@@ -4,12 +4,13 @@ import shutil
 
 import pytest
 
+from committed import read_committed_experiments
 from fedmutual import numerics
 from fedmutual.errors import ConfigError, RunError
 from fedmutual.rundir.folder import lock_folder
 from fedmutual_papers.experiment_files import read_experiment
-from fedmutual_papers.plan import Scale
-from fedmutual_papers.run import train_cells
+from fedmutual_papers.plan import Scale, list_jobs
+from fedmutual_papers.run import TimeEstimate, train_cells
 from fedmutual_papers.store import ResultStore
 
 pytestmark = pytest.mark.long
@@ -76,6 +77,20 @@ def runs(tmp_path):
     return sorted(p for p in (tmp_path / "out/runs").iterdir() if not p.name.startswith("."))
 
 
+@pytest.fixture
+def shorter(reproduce_turned, tmp_path):
+    """The folder of a run of one round, with which a run of three may begin."""
+    reproduce_turned("a", rounds=1)
+    (folder,) = runs(tmp_path)
+    return folder
+
+
+def read_log(tmp_path, rounds=3):
+    """Return log.txt of the run of so many rounds."""
+    (run,) = (tmp_path / "out/runs").glob(f"*-{rounds}-*")
+    return (run / "log.txt").read_text()
+
+
 def test_a_cell_that_needs_the_best_weights_of_a_run_that_kept_none_has_it_trained_again(reproduce_turned, tmp_path):
     reproduce_turned("a")
     assert reproduce_turned("b")[0].trained == 1
@@ -114,58 +129,40 @@ def test_a_release_keeps_results_and_a_numerics_version_trains_again(reproduce_t
     assert reproduce_turned("a")[0].trained == 1
 
 
-def test_a_longer_run_is_not_begun_with_one_that_kept_too_little(reproduce_turned, tmp_path):
-    reproduce_turned("a", rounds=1)
+def test_a_longer_run_is_not_begun_with_one_that_kept_too_little(reproduce_turned, shorter, tmp_path):
     reproduce_turned("b", rounds=2)
-    (run,) = (tmp_path / "out/runs").glob("*-2-*")
-    assert "resumed" not in (run / "log.txt").read_text()
+    assert "resumed" not in read_log(tmp_path, 2)
     reproduce_turned("b")
-    (run,) = (tmp_path / "out/runs").glob("*-3-*")
-    assert "resumed, going on with round 3" in (run / "log.txt").read_text()
+    assert "resumed, going on with round 3" in read_log(tmp_path)
 
 
-def test_a_run_that_another_process_trains_is_not_copied(reproduce_turned, tmp_path):
-    reproduce_turned("a", rounds=1)
-    (short,) = runs(tmp_path)
-    with lock_folder(short):
+def test_a_run_that_another_process_trains_is_not_copied(reproduce_turned, shorter, tmp_path):
+    with lock_folder(shorter):
         assert reproduce_turned("a")[0].trained == 1
-    (run,) = (tmp_path / "out/runs").glob("*-3-*")
-    assert "resumed" not in (run / "log.txt").read_text()
+    assert "resumed" not in read_log(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("config.toml", "environment.json", "checkpoint.json"),
-        *(f"{k}/round-1.safetensors" for k in ("server", "clients/0")),
-    ],
-)
-def test_a_damaged_shorter_run_is_not_copied(reproduce_turned, tmp_path, name):
-    reproduce_turned("a", rounds=1)
-    (short,) = runs(tmp_path)
-    (short / name).write_text("damaged")
+@pytest.mark.parametrize("name", [
+    "config.toml", "environment.json", "checkpoint.json", "server/round-1.safetensors", "clients/0/round-1.safetensors",
+])  # fmt: skip
+def test_a_damaged_shorter_run_is_not_copied(reproduce_turned, shorter, tmp_path, name):
+    (shorter / name).write_text("damaged")
     assert reproduce_turned("a")[0].trained == 1
-    (run,) = (tmp_path / "out/runs").glob("*-3-*")
-    assert "resumed" not in (run / "log.txt").read_text()
+    assert "resumed" not in read_log(tmp_path)
 
 
-def test_only_saved_files_are_copied(reproduce_turned, tmp_path):
-    reproduce_turned("a", rounds=1)
-    (short,) = runs(tmp_path)
+def test_only_saved_files_are_copied(reproduce_turned, shorter, tmp_path):
     for name in ("server/round-7.safetensors", "clients/0/.round-1.safetensors.9.part"):
-        (short / name).symlink_to("nowhere")  # no file that could be copied
+        (shorter / name).symlink_to("nowhere")  # no file that could be copied
     reproduce_turned("a", rounds=2)
-    (run,) = (tmp_path / "out/runs").glob("*-2-*")
-    assert "resumed, going on with round 2" in (run / "log.txt").read_text()
+    assert "resumed, going on with round 2" in read_log(tmp_path, 2)
 
 
-def test_a_copy_that_fails_is_one_sentence_and_leaves_nothing(reproduce_turned, tmp_path):
-    reproduce_turned("a", rounds=1)
-    (short,) = runs(tmp_path)
-    (short / "server/notes").symlink_to("nowhere")
+def test_a_copy_that_fails_is_one_sentence_and_leaves_nothing(reproduce_turned, shorter, tmp_path):
+    (shorter / "server/notes").symlink_to("nowhere")
     with pytest.raises(RunError, match=r"-3-.*: cannot be begun with a copy of .*-1-.* \(not every file of it"):
         reproduce_turned("a")
-    assert [*(tmp_path / "out/runs").iterdir()] == [short]
+    assert [*(tmp_path / "out/runs").iterdir()] == [shorter]
 
 
 @pytest.mark.parametrize(("before", "after", "message"), [
@@ -183,3 +180,13 @@ def test_what_a_node_needs_is_looked_at_before_its_run_is_trained(reproduce_turn
         reproduce_turned("b")
     assert str(path) in str(problem.value)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_round_of_many_steps_is_not_compared_with_a_round_of_one_step():
+    cells = {c.name: c for c in read_committed_experiments()["rotated-mnist"].cells}
+    left = [j for j in list_jobs(cells["shared/public-10"], [0], Scale()) if not j.arm.endswith("-equal-steps")]
+    eta = TimeEstimate(left)
+    (matched,) = [j for j in left if j.arm == "fedavg-matched"]  # 57 rounds of 175 steps: 9,975 steps of 0.04 s
+    assert eta.report_finished([matched], 399) == "1 of 6 runs done, about 33 min 20 s left"  # 5 runs of 10,000 steps
+    (job,) = [j for j in left if j.arm == "fedh2l"]
+    assert eta.report_finished([job], 800) == "2 of 6 runs done, about 40 min 0 s left"  # of 0.06 s in the mean

@@ -32,37 +32,26 @@ SWEEP = {
 def swept(papers):
     """The made-up papers with a sweep that chose for FedProx, in the place of FedAvg -> (its file, the cell's file)."""
     (papers / "sweeps").mkdir()
-    file = papers / "sweeps/digits-fedprox.json"
+    file, cell = papers / "sweeps/digits-fedprox.json", papers / "table9/digits/iid.toml"
     file.write_text(json.dumps(SWEEP))
-    cell = papers / "table9/digits/iid.toml"
     arm = 'set = { "algorithm.name" = "fedavg" }'
     cell.write_text(cell.read_text().replace(arm, 'set = { "algorithm.name" = "fedprox" }\nsweep = "digits-fedprox"'))
     return file, cell
 
 
-def config_of(papers, arm="fedavg"):
-    cell = read_experiment(papers, "table9").cells[0]
-    return next(j.config for j in list_jobs(cell, [0], Scale()) if j.arm == arm)
-
-
-def test_an_arm_takes_what_its_sweep_chose_and_no_more(papers, swept):
-    config = config_of(papers)
-    assert (config.optimizer.lr, config.algorithm["mu"], config.rounds) == (0.03, 1.0, 2)
-
-
-def test_its_own_settings_come_after(papers, swept):
+@pytest.mark.parametrize(("changes", "rates", "mu"), [
+    ((), (0.03, 0.01), 1.0),
+    ((('"fedprox" }', '"fedprox", "algorithm.mu" = 0.5 }'),), (0.03, 0.01), 0.5),  # its own settings come after
+    ((("paper = 80.00", "rate_times = 0.5"), ("paper = 81.50", "rate_times = 0.5")), (0.015, 0.005), 1.0),
+])  # fmt: skip
+def test_an_arm_takes_what_its_sweep_chose_and_no_more(papers, swept, changes, rates, mu):
+    """A share of the rate is of the sweep's, or else of the cell's."""
     _, cell = swept
-    cell.write_text(cell.read_text().replace('"fedprox" }', '"fedprox", "algorithm.mu" = 0.5 }'))
-    config = config_of(papers)
-    assert (config.optimizer.lr, config.algorithm["mu"]) == (0.03, 0.5)
-
-
-def test_a_share_of_the_rate_is_of_the_sweeps_or_of_the_cells(papers, swept):
-    _, cell = swept
-    cell.write_text(
-        cell.read_text().replace("paper = 80.00", "rate_times = 0.5").replace("paper = 81.50", "rate_times = 0.5")
-    )
-    assert (config_of(papers).optimizer.lr, config_of(papers, "fml").optimizer.lr) == (0.015, 0.005)
+    for before, after in changes:
+        cell.write_text(cell.read_text().replace(before, after))
+    configs = {j.arm: j.config for j in list_jobs(read_experiment(papers, "table9").cells[0], [0], Scale())}
+    assert (configs["fedavg"].optimizer.lr, configs["fml"].optimizer.lr) == rates
+    assert (configs["fedavg"].algorithm["mu"], configs["fedavg"].rounds) == (mu, 2)
 
 
 def test_a_share_of_a_rate_that_moves_is_an_error(papers):
@@ -76,8 +65,9 @@ def test_a_share_of_a_rate_that_moves_is_an_error(papers):
 @pytest.mark.parametrize(("change", "message"), [
     (None, "there is no such file"),
     ({"format": 2}, "is of format 2"),
-    ({"chosen": None}, "it does not have"),
+    ({"chosen": None}, "chosen: input should be a valid dictionary"),
     ({"seeds": "x"}, "seeds: input should be a valid tuple"),
+    ({"settings": [{}]}, "it does not have 'set'"),
     ({"settings": SWEEP["settings"][:1]}, "its sweep tried no key with several values"),
 ])  # fmt: skip
 def test_a_sweep_that_chose_nothing_is_named(papers, swept, change, message):
@@ -94,19 +84,11 @@ def test_a_sweep_that_chose_nothing_is_named(papers, swept, change, message):
 
 def test_the_report_says_how_a_setting_was_chosen(papers, swept, store, tmp_path):
     experiment = read_experiment(papers, "table9")
-    paper_page = make_page(experiment, read_measured_cells(experiment, store))
-    (row,) = [[cell.text for cell in row] for row in paper_page.tunings.rows]
-    assert row[2:] == [
-        "optimizer.lr = 0.03, algorithm.mu = 1.0",
-        "sweeps/digits-fedprox.json",
-        "optimizer.lr: 0.01, 0.03, 0.1; algorithm.mu: 0.1, 1.0",
-        "algorithm.mu",
-        "shared",
-        "10 %",
-        "5 of 2",
-        "2",
-    ]
-    text = render_markdown(paper_page, tmp_path / "docs/pages")
+    text = render_markdown(make_page(experiment, read_measured_cells(experiment, store)), tmp_path / "docs/pages")
+    assert (
+        "| optimizer.lr = 0.03, algorithm.mu = 1.0 | sweeps/digits-fedprox.json | "
+        "optimizer.lr: 0.01, 0.03, 0.1; algorithm.mu: 0.1, 1.0 | algorithm.mu | shared | 10 % | 5 of 2 | 2 |\n"
+    ) in text
     assert "[digits-fedprox.json](../../papers/sweeps/digits-fedprox.json)" in text
     assert "## How settings were chosen" not in render_markdown(make_page(read_experiment(papers, "looker"), []))
 
@@ -121,11 +103,10 @@ def test_a_sweep_command_without_rounds_uses_the_configured_rounds(papers, swept
 
 
 def test_every_method_of_the_tuned_cells_has_its_own_sweep():
-    tuned = read_committed_experiments()["tuned"]
-    for cell in tuned.cells:
+    for cell in read_committed_experiments()["tuned"].cells:
         assert set(cell.tunings) == set(cell.arms)
         for arm, tuning in cell.tunings.items():
             assert tuning.ends == [], "a better rate may lie beyond the grid"
-            algorithm = cell.make_config(arm).algorithm["name"]
-            assert cell.make_config(arm).optimizer.lr == tuning.chosen["optimizer.lr"] * cell.arms[arm].rate_times
-            assert tuning.file.chosen.get("algorithm.name", "fml") == algorithm
+            config = cell.make_config(arm)
+            assert config.optimizer.lr == tuning.chosen["optimizer.lr"] * cell.arms[arm].rate_times
+            assert tuning.winner.get("algorithm.name", "fml") == config.algorithm["name"]

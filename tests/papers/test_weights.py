@@ -10,9 +10,9 @@ from torch import nn
 import fedmutual
 from fedmutual import data
 from fedmutual.config.schema import RecordsConfig
-from fedmutual.errors import ConfigError, RunError
-from fedmutual_papers import weights
-from fedmutual_papers.weights import close_up, compute_features
+from fedmutual.errors import RunError
+from fedmutual_papers import collect
+from fedmutual_papers.collect import close_up, compute_features
 
 pytestmark = pytest.mark.long
 
@@ -63,7 +63,7 @@ def test_features_are_what_the_last_linear_layer_takes():
     pickle.dumps(net)  # no hook is left in the net: pickle would refuse its lambda
 
 
-def test_the_cloud_is_the_plane_of_the_largest_variance(turned):
+def test_the_cloud_is_the_plane_of_the_largest_variance(turned, monkeypatch):
     cloud = close_up(turned, "0").cloud
     clients = data.load(turned.config).clients
     net = turned.personal_model("0", best=True)
@@ -75,19 +75,12 @@ def test_the_cloud_is_the_plane_of_the_largest_variance(turned):
     assert cloud.domains == ("0", "90")
     of = [p[0] for p in cloud.points]
     assert [of.count(d) for d in (0, 1)] == [len(shares.test) for shares in clients.values()]
-
-
-def test_a_large_cloud_is_thinned_and_its_axes_are_not(turned, monkeypatch):
-    full_cloud = close_up(turned, "0").cloud
-    monkeypatch.setattr(weights, "POINTS", 10)
+    monkeypatch.setattr(collect, "POINTS", 10)  # a large cloud is thinned, and its axes are not
     thin = close_up(turned, "0").cloud
     assert len(thin.points) == 10
-    assert set(thin.points) < set(full_cloud.points)
-    assert (thin.explained, thin.silhouette) == (full_cloud.explained, full_cloud.silhouette)
-
-
-def test_points_are_kept_of_one_seed(turned, monkeypatch):
-    monkeypatch.setattr(weights, "DRAWN", 1)
+    assert set(thin.points) < set(cloud.points)
+    assert (thin.explained, thin.silhouette) == (cloud.explained, cloud.silhouette)
+    monkeypatch.setattr(collect, "DRAWN", 1)  # points are kept of one seed
     assert close_up(turned, "0").cloud.points == ()
 
 
@@ -96,12 +89,9 @@ def test_separate_classes_have_a_large_silhouette(turned, monkeypatch):
         labels = next(y for _, y, *_ in examples.rows([torch.arange(len(examples))])).numpy()
         return np.eye(10)[labels] + 1e-6 * np.arange(len(labels))[:, None], labels
 
-    monkeypatch.setattr(weights, "compute_features", apart)
-    assert close_up(turned, "0").cloud.silhouette > 0.99
-
-
-def test_losses_are_those_of_the_node(turned):
+    monkeypatch.setattr(collect, "compute_features", apart)
     closeup = close_up(turned, "90")
+    assert closeup.cloud.silhouette > 0.99
     assert [*closeup.losses] == ["personal"]
     assert closeup.losses["personal"][1] < closeup.losses["personal"][0]
 
@@ -110,8 +100,3 @@ def test_the_best_round_is_looked_at(turned, tmp_path):
     config = turned.config.model_copy(update={"records": RecordsConfig()})
     with pytest.raises(RunError, match="no best weights are kept"):
         close_up(fedmutual.run(config, tmp_path / "run"), "0")
-
-
-def test_a_node_analysis_of_an_unknown_client_is_refused(turned):
-    with pytest.raises(ConfigError, match="there is no client '7'; set 'node' to one of 0, 90"):
-        close_up(turned, "7")

@@ -1,4 +1,4 @@
-"""Judge a paper's claims by the stored runs: supported, contradicted, inconclusive, or too short."""
+"""Judge a paper's claims by the stored runs: supported, contradicted, inconclusive, or too short; with p-values."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -7,20 +7,30 @@ from fnmatch import fnmatch
 from fractions import Fraction
 from statistics import fmean
 
-from fedmutual.results.estimate import ENOUGH, Estimate, estimate
+import numpy as np
+from scipy.stats import t
+
+from fedmutual.results.estimate import ENOUGH, LEVEL, SAME, Estimate, estimate
+from fedmutual_papers import measures
+from fedmutual_papers.experiment_files import Claim
 from fedmutual_papers.measured_cell import MeasuredCell
-from fedmutual_papers.operands import Side, Values, find_grain, find_operands, list_cell_values, list_client_values
-from fedmutual_papers.schema import Claim
-from fedmutual_papers.significance import Tails, compute_several_tails, compute_tails
+from fedmutual_papers.store import End
 
 SUPPORTED, CONTRADICTED, INCONCLUSIVE = "supported", "contradicted", "inconclusive"
 TOO_SHORT, DIVERGED, NOT_RUN = "too short", "diverged", "not run"
 DECIDED = (SUPPORTED, CONTRADICTED)
 ENOUGH_ROUNDS = 0.5  # the share of its own rounds that every arm must have run for before a verdict
 ROUNDED = 2.1e-5  # two differences of accuracies that were kept with 5 decimals each may differ by so much and be equal
+SURE = 0.05  # an adjusted p below it stands
 
 DivergedRuns = Mapping[str, tuple[int, int]]
 """Arm -> (its runs in which a client diverged, all its runs); of those of a claim's arms alone that did diverge."""
+
+Side = tuple[int, MeasuredCell, str, End]
+"""A number of a claim: (+1, or -1 where it is taken off; the cell; the arm; the end)."""
+
+Tails = tuple[float, float]
+"""The one-sided p-values of the null hypotheses that a claim is wrong, and that its opposite is wrong."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +38,7 @@ class Line:
     """A claim in one cell, or for one client."""
 
     title: str
-    values: Values  # seed -> arm minus than
+    values: dict[int, float]  # seed -> arm minus than, or their ratio
     difference: Estimate | None  # over seeds; None where it was not run, or has no such number
     grain: float  # by how much one example of the test set moves a value; 0.0 where it is not counted in examples
     verdict: str
@@ -65,11 +75,6 @@ class Judgement:
         return tuple(line for line in self.lines if line.difference is not None)
 
     @property
-    def pooled(self) -> int:
-        """Return the number of lines in the mean."""
-        return len(self.run) - len(self.unpaired) - len(self.other_lengths)
-
-    @property
     def judged_lines(self) -> tuple[Line, ...]:
         """Return the lines that have a difference or a diverged client."""
         return tuple(line for line in self.lines if line.is_judged)
@@ -80,36 +85,34 @@ class Judgement:
         return frozenset[int]().union(*(line.numerics for line in self.lines))
 
     @property
-    def shortened(self) -> bool:
-        """Return whether a run behind the verdict is shortened."""
-        return any(line.scale for line in self.judged_lines)
+    def unit(self) -> str:
+        """Return the unit of the difference: "points" for accuracies, "times" for ratios, else that of the measure."""
+        unit = measures.find(self.claim.measure)[0].unit
+        return "times" if self.claim.times is not None else "points" if unit == "%" else unit
 
 
 def judge_readings(claim: Claim, measured_cells: Sequence[MeasuredCell]) -> tuple[Judgement, ...]:
     """Return the claim judged as the paper trains, then under each other reading of the index."""
-    judged = [judge(claim, measured_cells, claim.first_reading if claim.readings else "")]
-    judged += [judge(c, measured_cells, r.name) for c, r in zip(claim.read_otherwise, claim.readings, strict=True)]
-    return tuple(judged)
+    return tuple(judge(read, measured_cells, name) for name, read in claim.list_readings())
 
 
 def judge(claim: Claim, measured_cells: Sequence[MeasuredCell], reading: str = "") -> Judgement:
     """Return the claim judged over all cells that it concerns."""
-    named = [
-        (measured, find_operands(claim, measured, measured_cells))
-        for measured in measured_cells
-        if fnmatch(measured.cell.name, claim.cells)
-    ]
-    concerned = [(measured, operands) for measured, operands in named if operands]
-    lines = [line for measured, operands in concerned for line in _judge_cell(claim, measured, operands)]
+    matching = [measured for measured in measured_cells if fnmatch(measured.cell.name, claim.cells)]
+    found = [(measured, _find_sides(claim, measured, measured_cells)) for measured in matching]
+    lines = [line for measured, sides in found if sides for line in _judge_cell(claim, measured, sides)]
     group = _select_one_length(lines)
     chosen, common = pool([line.values.keys() for line in group])
-    pooled = [group[n] for n in chosen]
     overall = None
     if common:
+        pooled = [group[n] for n in chosen]
         smallest = max(line.grain for line in pooled) / len(pooled)
         overall = _estimate([fmean(line.values[seed] for line in pooled) for seed in common], smallest)
-    diverged = _count_divergence(side for _, operands in concerned for side in operands)
+    diverged = _count_divergence(side for _, sides in found for side in sides)
     verdict = _judge_all(claim, lines, overall, group, diverged)
+    has_p = verdict in (*DECIDED, INCONCLUSIVE) and any(
+        compute_tails(claim, line.difference) for line in lines if line.verdict in (*DECIDED, INCONCLUSIVE)
+    )
     return Judgement(
         claim=claim,
         reading=reading,
@@ -118,39 +121,76 @@ def judge(claim: Claim, measured_cells: Sequence[MeasuredCell], reading: str = "
         unpaired=tuple(line.title for n, line in enumerate(group) if n not in chosen),
         other_lengths=tuple(line.title for line in lines if line.values and line.length != group[0].length),
         verdict=verdict,
-        p=_compute_tails(claim, lines, overall).p if verdict in (*DECIDED, INCONCLUSIVE) and _has_interval(lines) else None,
+        p=min(2 * min(_combine_tails(claim, lines, overall)), 1.0) if has_p else None,
         diverged=diverged,
     )
 
 
-def _judge_cell(claim: Claim, measured: MeasuredCell, operands: Sequence[Side]) -> Iterator[Line]:
+def _find_sides(claim: Claim, measured: MeasuredCell, measured_cells: Sequence[MeasuredCell]) -> list[Side]:
+    """Return the numbers that a claim compares in a cell; [] if the cell, or another cell of the claim, lacks an arm."""
+    by_name = {x.cell.name: x for x in measured_cells} | {measured.cell.name: measured}
+    operands = claim.list_operands(measured.cell.name)
+    if not all(place in by_name and arm in by_name[place].cell.arms for _, place, arm, _ in operands):
+        return []
+    return [(sign, by_name[place], arm, at) for sign, place, arm, at in operands]
+
+
+def _judge_cell(claim: Claim, measured: MeasuredCell, sides: Sequence[Side]) -> Iterator[Line]:
     """Yield the claim's lines in one cell: one line, or one for each client."""
+    finished = [set(x.list_finished(arm)) for _, x, arm, _ in sides]
     # Numbers after different rounds are not compared.
-    is_comparable = all(side.measured.scale == measured.scale for side in operands)
-    seeds = [s for s in measured.seeds if is_comparable and all(side.measured.has_numbers(side.arm, s) for side in operands)]
-    diverged, smallest = _count_divergence(operands), find_grain(claim, operands)
-    share = min(side.measured.compute_share(side.arm) for side in operands)
-    scale = "; ".join(dict.fromkeys(filter(None, (side.measured.describe_arm(side.arm) for side in operands))))
-    for title, values in (list_client_values if claim.per == "client" else list_cell_values)(
-        claim, measured, operands, seeds
-    ):
-        e = _estimate(list(values.values()), smallest) if values else None
+    seeds = sorted(set.intersection(*finished)) if all(x.scale == measured.scale for _, x, _, _ in sides) else []
+    diverged, grain = _count_divergence(sides), _find_grain(claim, sides)
+    share = min(rounds / full for rounds, full in (x.scale.count_rounds(x.cell, arm) for _, x, arm, _ in sides))
+    numerics = frozenset[int]().union(*(x.list_numerics(arm, seeds) for _, x, arm, _ in sides))
+    scale = "; ".join(dict.fromkeys(filter(None, (x.describe_arm(arm) for _, x, arm, _ in sides))))
+    for title, values in _list_values(claim, measured, sides, seeds).items():
+        e = _estimate(list(values.values()), grain) if values else None
+        verdict = TOO_SHORT if share < ENOUGH_ROUNDS else _judge_difference(claim, e, diverged)
         if not seeds:
             verdict = DIVERGED if diverged else NOT_RUN
-        else:
-            verdict = TOO_SHORT if share < ENOUGH_ROUNDS else _judge_difference(claim, e, diverged)
-        yield Line(
-            title=title,
-            values=values,
-            difference=e,
-            grain=smallest,
-            verdict=verdict,
-            scale=scale,
-            share=share,
-            length=measured.scale.compute_length(measured.cell),
-            numerics=frozenset[int]().union(*(side.measured.list_numerics(side.arm, seeds) for side in operands)),
-            diverged=diverged,
-        )
+        length = measured.scale.compute_length(measured.cell)
+        yield Line(title, values, e, grain, verdict, scale, share, length, numerics, diverged)
+
+
+def _find_grain(claim: Claim, sides: Sequence[Side]) -> float:
+    """Return the change of the claim's difference by one test example; 0.0 for a measure that does not count examples."""
+    grain = measures.find(claim.measure)[0].grain
+    if grain is None or claim.times is not None:
+        return 0.0
+    runs = [list(x.list_finished(arm).values()) for _, x, arm, _ in sides]
+    return max((grain(results, claim.per == "client") for results in runs if results), default=0.0)
+
+
+def _list_values(
+    claim: Claim, measured: MeasuredCell, sides: Sequence[Side], seeds: Sequence[int]
+) -> dict[str, dict[int, float]]:
+    """Return the title of the cell, or of each of its clients -> seed -> the difference or ratio that the claim is about."""
+    if claim.per == "cell":
+        numbers = [x.read_numbers(claim.measure, arm, at) for _, x, arm, at in sides]
+        if claim.measure.startswith("rounds_to"):  # a target that was not reached counts one round more than were run
+            more = [{seed: r.rounds + 1.0 for seed, r in x.list_finished(arm).items()} for _, x, arm, _ in sides]
+            reached = set[int]().union(*numbers)
+            numbers = [{s: v for s, v in (late | n).items() if s in reached} for late, n in zip(more, numbers, strict=True)]
+        return {measured.cell.title: _compare(claim, sides, numbers, seeds)}
+    nodes = [x.read_nodes(claim.measure, arm, at) for _, x, arm, at in sides]
+    compared = {i: _compare(claim, sides, [of_side.get(i, {}) for of_side in nodes], seeds) for i in nodes[0]}
+    titles = {i: f"{measured.cell.title}, client {i} ({measured.networks[i]})" for i, values in compared.items() if values}
+    return {title: compared[i] for i, title in titles.items()} or {measured.cell.title: {}}
+
+
+def _compare(
+    claim: Claim, sides: Sequence[Side], numbers: Sequence[Mapping[int, float]], seeds: Iterable[int]
+) -> dict[int, float]:
+    """Return seed -> the difference or the ratio, for the seeds that have all numbers. numbers: of each side, by seed."""
+    values = {}
+    for seed in seeds:
+        present = [by_seed[seed] for by_seed in numbers if seed in by_seed]
+        if len(present) == len(sides) and claim.times is None:
+            values[seed] = sum(side[0] * n for side, n in zip(sides, present, strict=True))
+        elif len(present) == len(sides) and present[1]:  # a ratio to 0 is undefined
+            values[seed] = present[0] / present[1]
+    return values
 
 
 def _estimate(values: Sequence[float], smallest: float) -> Estimate:
@@ -169,28 +209,12 @@ def _select_one_length(lines: Sequence[Line]) -> list[Line]:
     return max(groups.values(), key=lambda group: (max(line.share for line in group), len(group)), default=[])
 
 
-def _has_interval(lines: Iterable[Line]) -> bool:
-    """Return whether a line of sufficient length has an interval, which needs three seeds."""
-    judged = (line.difference for line in lines if line.verdict in (*DECIDED, INCONCLUSIVE))
-    return any(e is not None and e.half is not None and e.n >= ENOUGH for e in judged)
-
-
-def _compute_tails(claim: Claim, lines: Sequence[Line], overall: Estimate | None) -> Tails:
-    if claim.scope == "mean":
-        return compute_several_tails([compute_tails(claim, overall)], 1, 1)
-    judged = [None if line.verdict in (TOO_SHORT, DIVERGED) else compute_tails(claim, line.difference) for line in lines]
-    supporting, contradicting = _count_needed(claim, len(lines))
-    return compute_several_tails(judged, supporting, contradicting)
-
-
-def _count_divergence(operands: Iterable[Side]) -> DivergedRuns:
+def _count_divergence(sides: Iterable[Side]) -> DivergedRuns:
     """Return arm -> (runs in which a client diverged, all runs), only for arms with such runs."""
-    divergences = {(id(side.measured), side.arm): side.measured.count_diverged(side.arm) for side in operands}
-    sums: dict[str, tuple[int, int]] = {}
-    for (_, arm), (n, of) in divergences.items():
-        sums_before = sums.get(arm, (0, 0))
-        sums[arm] = (sums_before[0] + n, sums_before[1] + of)
-    return {arm: (n, of) for arm, (n, of) in sums.items() if n}
+    runs: dict[str, list[bool]] = {}
+    for arm, measured in {(arm, id(measured)): (arm, measured) for _, measured, arm, _ in sides}.values():
+        runs.setdefault(arm, []).extend(bool(result.failed) for result in measured.results.get(arm, {}).values())
+    return {arm: (sum(failed), len(failed)) for arm, failed in runs.items() if any(failed)}
 
 
 def _count_needed(claim: Claim, lines: int) -> tuple[int, int]:
@@ -206,46 +230,33 @@ def _judge_all(
     The mean does not decide if a line decides the opposite, or if no line decides anything.
     """
     counted = Counter(line.verdict for line in lines)
-    for undecided in (TOO_SHORT, DIVERGED, NOT_RUN):
-        if counted[undecided] and counted.keys() <= {TOO_SHORT, DIVERGED, NOT_RUN}:
-            return undecided
-    if not lines:
-        return NOT_RUN
-    if claim.scope == "mean":
-        if counted.keys() - {NOT_RUN, TOO_SHORT} == {CONTRADICTED}:
-            # Also if opposite differences cancel in the mean, and the claim is that two values are equal.
-            return CONTRADICTED
-        mean = (
-            _judge_difference(claim, overall, diverged)
-            if all(line.share >= ENOUGH_ROUNDS for line in group)
-            else INCONCLUSIVE
-        )
-        return mean if counted[mean] and not counted.keys() & set(DECIDED) - {mean} else INCONCLUSIVE
-    verdicts = [v for v, n in zip(DECIDED, _count_needed(claim, len(lines)), strict=True) if counted[v] >= n]
-    return verdicts[0] if verdicts else INCONCLUSIVE
+    if counted.keys() <= {TOO_SHORT, DIVERGED, NOT_RUN}:
+        return next((undecided for undecided in (TOO_SHORT, DIVERGED) if counted[undecided]), NOT_RUN)
+    if claim.scope != "mean":
+        verdicts = [v for v, n in zip(DECIDED, _count_needed(claim, len(lines)), strict=True) if counted[v] >= n]
+        return verdicts[0] if verdicts else INCONCLUSIVE
+    if counted.keys() - {NOT_RUN, TOO_SHORT} == {CONTRADICTED}:
+        # Also if opposite differences cancel in the mean, and the claim is that two values are equal.
+        return CONTRADICTED
+    is_long = all(line.share >= ENOUGH_ROUNDS for line in group)
+    mean = _judge_difference(claim, overall, diverged) if is_long else INCONCLUSIVE
+    return mean if counted[mean] and not counted.keys() & set(DECIDED) - {mean} else INCONCLUSIVE
 
 
 def _judge_difference(claim: Claim, difference: Estimate | None, diverged: DivergedRuns) -> str:
     """Return the verdict by the interval of the finished seeds; an arm that diverged cannot win or be equal."""
-    verdict = _judge_interval(claim, difference)
-    if claim.sign == "same":
-        return INCONCLUSIVE if verdict == SUPPORTED and diverged else verdict
-    winner = {SUPPORTED: claim.arm, CONTRADICTED: claim.other[0] or claim.arm}.get(verdict)
-    return INCONCLUSIVE if winner in diverged else verdict
-
-
-def _judge_interval(claim: Claim, difference: Estimate | None) -> str:
     if difference is None or difference.half is None or difference.n < ENOUGH:
         return INCONCLUSIVE  # too few seeds have both numbers
     if claim.sign == "same":
         grain = difference.grain if difference.tied else 0.0
         low, high = difference.low - grain, difference.high + grain
-        if -claim.margin <= low and high <= claim.margin:
-            return SUPPORTED
-        return CONTRADICTED if low > claim.margin or high < -claim.margin else INCONCLUSIVE
-    beyond = replace(difference, mean=difference.mean - (claim.times or 0.0))
-    sign = beyond.sign if claim.sign == "more" else -beyond.sign
-    return {1: SUPPORTED, -1: CONTRADICTED, 0: INCONCLUSIVE}[sign]
+        if low > claim.margin or high < -claim.margin:
+            return CONTRADICTED
+        return SUPPORTED if -claim.margin <= low and high <= claim.margin and not diverged else INCONCLUSIVE
+    beyond = replace(difference, mean=difference.mean - (claim.times or 0.0)).sign * (1 if claim.sign == "more" else -1)
+    verdict = {1: SUPPORTED, -1: CONTRADICTED, 0: INCONCLUSIVE}[beyond]
+    winner = {SUPPORTED: claim.arm, CONTRADICTED: claim.other[0] or claim.arm}.get(verdict)
+    return INCONCLUSIVE if winner in diverged else verdict
 
 
 def pool(cells: Sequence[Collection[int]]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -254,16 +265,76 @@ def pool(cells: Sequence[Collection[int]]) -> tuple[tuple[int, ...], tuple[int, 
     At least two seeds are taken if possible, because one seed has no interval; then the most pairs of cell and seed;
     then the most cells; then the first. The choice does not use any result.
     """
+
+    def find_worth(pooled: tuple[tuple[int, ...], tuple[int, ...]]) -> tuple[bool, int, int]:
+        cells, seeds = map(len, pooled)
+        return seeds > 1, cells * seeds, cells
+
     shared: set[frozenset[int]] = set()
     for seeds in map(frozenset, cells):
         shared |= {seeds} | {seeds & known for known in shared}
     best: tuple[tuple[int, ...], tuple[int, ...]] = (), ()
     for seeds in sorted(filter(None, shared), key=sorted):
         chosen = tuple(n for n, cell in enumerate(cells) if seeds <= set(cell))
-        best = max(best, (chosen, tuple(sorted(seeds))), key=_find_worth)
+        best = max(best, (chosen, tuple(sorted(seeds))), key=find_worth)
     return best
 
 
-def _find_worth(pooled: tuple[tuple[int, ...], tuple[int, ...]]) -> tuple[bool, int, int]:
-    cells, seeds = map(len, pooled)
-    return seeds > 1, cells * seeds, cells
+def compute_tails(claim: Claim, difference: Estimate | None) -> Tails | None:
+    """Return the p-values of one difference over seeds; None for fewer than three seeds, which decide nothing.
+
+    Student's t. A claim of "same" takes two one-sided tests (Schuirmann, A comparison of the two one-sided tests procedure
+    and the power approach, Journal of Pharmacokinetics and Biopharmaceutics 15, 1987).
+    """
+    if difference is None or difference.half is None or difference.n < ENOUGH:
+        return None
+    e, error = difference, difference.half / float(t.ppf((1 + LEVEL) / 2, difference.n - 1))
+
+    def compute_p(bound: float, sign: int) -> float:
+        """Return the p-value that the mean lies above (1) or below (-1) a bound; for equal seeds, 0 or 1 by the grain."""
+        distance = sign * (e.mean - bound)
+        return (0.0 if distance > e.grain + SAME else 1.0) if e.tied else float(t.sf(distance / error, e.n - 1))
+
+    if claim.sign == "same":  # two one-sided tests: the difference is above -margin, and below margin
+        within = max(compute_p(-claim.margin, 1), compute_p(claim.margin, -1))
+        return within, min(compute_p(claim.margin, 1), compute_p(-claim.margin, -1))
+    above, below = (compute_p(claim.times or 0.0, sign) for sign in (1, -1))
+    return (above, below) if claim.sign == "more" else (below, above)
+
+
+def _combine_tails(claim: Claim, lines: Sequence[Line], overall: Estimate | None) -> Tails:
+    if claim.scope == "mean":
+        return combine_tails([compute_tails(claim, overall)], 1, 1)
+    judged = [None if line.verdict in (TOO_SHORT, DIVERGED) else compute_tails(claim, line.difference) for line in lines]
+    return combine_tails(judged, *_count_needed(claim, len(lines)))
+
+
+def combine_tails(lines: Sequence[Tails | None], supporting: int, contradicting: int) -> Tails:
+    """Return the p-values that at least `supporting` cells support a claim and at least `contradicting` contradict it.
+
+    The k-th smallest of n p-values times n - k + 1: Bonferroni's partial conjunction (Benjamini and Heller, Screening for
+    partial conjunction hypotheses, Biometrics 64, 2008). A cell without a number counts as 1.
+    """
+    supports, contradicts = map(sorted, zip(*(line or (1.0, 1.0) for line in lines), strict=True))
+    n = len(supports)
+    return (
+        min(supports[supporting - 1] * (n - supporting + 1), 1.0),
+        min(contradicts[contradicting - 1] * (n - contradicting + 1), 1.0),
+    )
+
+
+def is_significant(p: float | None) -> bool:
+    """Return whether a verdict with this adjusted p-value stands."""
+    return p is not None and p < SURE
+
+
+def adjust_by_holm(p_values: Sequence[float]) -> list[float]:
+    """Return Holm's adjusted p-values, in the order of `p_values`.
+
+    Holm, A simple sequentially rejective multiple test procedure, Scandinavian Journal of Statistics 6, 1979.
+    """
+    order = np.argsort(p_values, kind="stable")
+    factors = len(order) - np.arange(len(order))
+    adjusted = np.empty(len(order))
+    adjusted[order] = np.minimum(np.maximum.accumulate(factors * np.array(p_values, dtype=float)[order]), 1.0)
+    return adjusted.tolist()

@@ -1,26 +1,38 @@
-"""Read a `Result` from the folder of a finished run."""
+"""Read a `Result` from the folder of a finished run: its scores, and by its weights the loss under noise and one node."""
 
 import re
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Sequence
 from math import isclose, isfinite
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
 import fedmutual
-from fedmutual import numerics
-from fedmutual.core import Diverged
+from fedmutual import data, numerics
+from fedmutual.config import Config
+from fedmutual.core import At, Data, Diverged
+from fedmutual.data.division import divide
+from fedmutual.errors import ConfigError
+from fedmutual.federation.evaluation import ROWS, forward_in_parts
+from fedmutual.models.copying import copy_networks
 from fedmutual.results.frame import RunFacts, read_run
 from fedmutual.rundir.schema import TRANSFER_DATA
 from fedmutual.studies.run import RunRequest
-from fedmutual.studies.trained_run import open_trained_run
-from fedmutual_papers.budget import count_budget
+from fedmutual.studies.trained_run import Run, open_trained_run
 from fedmutual_papers.plan import Job
-from fedmutual_papers.result import Budget, ClientResult, Ends, Origin, Result, Traffic
-from fedmutual_papers.weights import close_up, score_under_noise
+from fedmutual_papers.spent import count_budget
+from fedmutual_papers.store import ClientResult, Cloud, NodeAnalysis, Origin, Result
 
 DIGITS = 5  # of an accuracy
+FINE = 3  # digits of a coordinate
+POINTS, DRAWN = 600, 0  # so many points of a cloud are kept, of the seed whose cloud is drawn
+DRAWS = 5  # of noise
 _OUT_FOLDER = re.compile(r"(the shared model of ).*[/\\]runs[/\\]")
 
 
@@ -38,91 +50,112 @@ def make_result(job: Job, request: RunRequest, problem: Diverged | None, togethe
     facts = _describe_run(job, run, together)
     if problem is not None:
         return Result(**facts, seconds=0.0, failed=str(problem))
-    finished = open_trained_run(request.folder, request.config)
+    assert run.summary is not None  # it is finished
+    finished, serves = open_trained_run(request.folder, request.config), next(iter(run.models), None)
+    rounds = [evaluation.round for evaluation in run.evaluations]
     has_global_model = finished.summary["global"]["test_accuracy"] is not None
     noise = score_under_noise(finished, about.noise) if about.noise and has_global_model else {}
     if unbounded := [deviation for deviation, loss in noise.items() if not isfinite(loss)]:
         return Result(**facts, seconds=0.0, failed=f"the loss with noise {unbounded[0]} on the weights is not finite")
-    assert run.summary is not None  # it is finished
-    serves, rounds = next(iter(run.models), None), [e.round for e in run.evaluations]
-    tests = [run.get_rows(round, "global", "test").get(None) for round in rounds]
+
+    def average_accuracies(model: str | None) -> list[float]:
+        """Return the mean accuracy of the counted clients on their own rows after each evaluation; [] if one lacks it."""
+        scores = [_read_scores(run, round, model) if model else {} for round in rounds]
+        chosen = [[of[i] for i in about.clients or of if i in of] for of in scores]
+        return [sum(values) / len(values) for values in chosen] if all(chosen) else []
+
+    rows = [run.get_rows(round, "global", "test").get(None) for round in rounds]
+    tests = [number for row in rows if row and (number := row.find_number("accuracy")) is not None]
     curves = {
-        "global_test": [row.find_number("accuracy") if row else None for row in tests],
-        "own": [_average_accuracy(job, run, round, serves) for round in rounds],
-        "copies": [_average_accuracy(job, run, round, "copy") for round in rounds],
+        "global_test": tests if len(tests) == len(rounds) else [],
+        "own": average_accuracies(serves),
+        "copies": average_accuracies("copy"),
     }
+    transfer = {name: getattr(run.summary.transfer, name) for name in TRANSFER_DATA} if run.summary.transfer else {}
+    spent = [client.epsilon for client in run.summary.privacy.clients.values()] if run.summary.privacy else []
+    epsilons, projected = [value for value in spent if value is not None], run.summary.projected
     return Result(
         **facts,
         seconds=round(run.summary.seconds or 0.0, 1),
         model=serves,
-        curves={
-            k: tuple(round(v, DIGITS) for v in values if v is not None)
-            for k, values in curves.items()
-            if values and None not in values
-        },
+        curves={name: _shorten(values) for name, values in curves.items() if values},
         clients=_read_clients(job, run),
         noise={k: round(v, DIGITS) for k, v in noise.items()},
         traffic=_read_traffic(run),
         steps=job.config.training.local_steps or 0,
         budget=_read_budget(job, run),
         closeup=close_up(finished, about.node) if about.node else None,
-        transfer=_read_transfer(run),
-        projected=_read_projected(run),
-        epsilon=_read_epsilon(run),
+        transfer={
+            name: {
+                at: {i: round(v, DIGITS) for i, v in end.per_client.items()}
+                for at, end in (("last", of.last), ("best", of.best))
+            }
+            for name, of in transfer.items()
+            if of
+        },
+        projected=round(projected.mean, DIGITS) if projected else None,
+        epsilon=round(max(epsilons), DIGITS) if epsilons and len(epsilons) == len(spent) else None,
     )
 
 
-def _read_traffic(run: RunFacts) -> Traffic:
+def _shorten(values: Sequence[float]) -> tuple[float, ...]:
+    return tuple(round(v, DIGITS) for v in values)
+
+
+def _read_scores(run: RunFacts, round: int, model: str | None = None) -> dict[str, float]:
+    """Return client -> its main metric on its validation data after a round. model: None is the one that it would use."""
+    rows = run.get_rows(round, model)
+    return {i: row.find_number(run.metric.name) or 0.0 for i, row in rows.items() if i is not None}
+
+
+def _read_clients(job: Job, run: RunFacts) -> dict[str, ClientResult]:
+    models, clients = run.environment.models, {}
+    curves = [_read_scores(run, evaluation.round) for evaluation in run.evaluations]
+    for i in curves[-1] if curves else ():
+        network = models.personal.get(i) or models.shared
+        curve = [scores[i] for scores in curves if i in scores]
+        clients[i] = ClientResult(
+            network=network.name if network else "",
+            examples=sum(run.partition.clients[i].counts["private"]),
+            last=round(curve[-1], DIGITS),
+            best=round(max(curve), DIGITS),
+            curve=_shorten(curve) if job.cell.about.each else (),
+        )
+    return clients
+
+
+def _read_traffic(run: RunFacts) -> dict[str, int]:
     """Return the bytes of the rounds' messages, and separately the bytes of the public examples, which are sent once."""
     later = run.messages[run.messages["round"] > 0]
-    return Traffic(up=int(later["up"].sum()), down=int(later["down"].sum()), seed=run.seed_bytes)
+    return {way: int(later[way].sum()) for way in ("up", "down")} | ({"seed": run.seed_bytes} if run.seed_bytes else {})
 
 
-def _read_budget(job: Job, run: RunFacts) -> Budget | None:
+def _read_budget(job: Job, run: RunFacts) -> dict[str, float | None]:
     """Return the work of a client as the ledger has it; with the examples if `count_budget` counts as many steps."""
-    counts = {i: held.counts for i, held in run.partition.clients.items()}
+    counts, work = {i: held.counts for i, held in run.partition.clients.items()}, run.messages
     public = {i: sum(c["public"]) for i, c in counts.items() if "public" in c}
-    counted = count_budget(job.config, {i: sum(c["private"]) for i, c in counts.items()}, public)
-    work, clients = run.messages, run.work["client"].nunique()
-    if work.empty or work["steps"].isna().any():
-        return counted
-    steps = float(work["steps"].sum()) / clients
-    forwards = None if work["forwards"].isna().any() else float(work["forwards"].sum()) / clients
-    examples = counted.examples if counted and isclose(counted.steps, steps) else None
-    return Budget(steps=steps, examples=examples, forwards=forwards)
-
-
-def _read_transfer(run: RunFacts) -> dict[str, Ends]:
-    """Return ACC, BWT and FWT of each node; {} if the clients are not domains."""
-    transfer = run.summary.transfer if run.summary else None
-    measured = {name: getattr(transfer, name) for name in TRANSFER_DATA} if transfer else {}
-
-    def short(values: Mapping[str, float]) -> dict[str, float]:
-        return {i: round(v, DIGITS) for i, v in values.items()}
-
-    return {
-        name: Ends(last=short(of.last.per_client), best=short(of.best.per_client)) for name, of in measured.items() if of
-    }
-
-
-def _read_projected(run: RunFacts) -> float | None:
-    """Return the share of mutual steps with a projected gradient, mean over nodes; None if there is none."""
-    projected = run.summary.projected if run.summary else None
-    return round(projected.mean, DIGITS) if projected else None
-
-
-def _read_epsilon(run: RunFacts) -> float | None:
-    """Return the largest epsilon of any client; None without noise, or if an epsilon is infinite."""
-    stated = run.summary.privacy if run.summary else None
-    spent = [client.epsilon for client in stated.clients.values()] if stated else []
-    finite = [value for value in spent if value is not None]
-    return round(max(finite), DIGITS) if finite and len(finite) == len(spent) else None
+    steps, examples = count_budget(job.config, {i: sum(c["private"]) for i, c in counts.items()}, public) or (None, None)
+    forwards = None
+    if not work.empty and not work["steps"].isna().any():
+        clients, counted = run.work["client"].nunique(), steps
+        steps = float(work["steps"].sum()) / clients
+        examples = examples if counted is not None and isclose(counted, steps) else None
+        forwards = None if work["forwards"].isna().any() else float(work["forwards"].sum()) / clients
+    budget = {"steps": steps, "examples": examples, "forwards": forwards}
+    return {key: number for key, number in budget.items() if number is not None}
 
 
 def _describe_run(job: Job, run: RunFacts, together: int) -> dict[str, Any]:
-    about, config = run.environment, job.config
-    machine = about.model_dump(include={"python", "torch", "torchvision", "platform", "cpus", "device", "threads"})
-    engine = about.engine.name if about.engine else ""
+    environment, config = run.environment, job.config
+    machine = environment.model_dump(include={"python", "torch", "torchvision", "platform", "cpus", "device", "threads"})
+    networks = [*([environment.models.shared] if environment.models.shared else []), *environment.models.personal.values()]
+    # of a source that is a run folder only its place below --out is kept: "the shared model of runs/FINGERPRINT-NUMERICS"
+    sources = tuple(dict.fromkeys(_OUT_FOLDER.sub(r"\1runs/", n.weights) for n in networks if n.weights))
+    made: dict[str, Any] = {
+        "command": get_command(),
+        "engine": environment.engine.name if environment.engine else "",
+        "together": together,
+    }
     return {
         "arm": job.arm,
         "seed": job.seed,
@@ -134,19 +167,8 @@ def _describe_run(job: Job, run: RunFacts, together: int) -> dict[str, Any]:
         "limit": job.scale.rounds,
         "changed": dict(job.scale.changed),
         "target": job.cell.target,
-        "made": Origin(command=get_command(), engine=engine, together=together, weights=_list_weights(run), **machine),
+        "made": Origin(**made, weights=sources if set(sources) - {"random weights"} else (), **machine),
     }
-
-
-def _list_weights(run: RunFacts) -> tuple[str, ...]:
-    """Return the sources of the networks' initial weights, each once; () if all initial weights are random.
-
-    Of a source that is a run folder only its place below `--out` is kept: "the shared model of runs/FINGERPRINT-NUMERICS".
-    """
-    models = run.environment.models
-    networks = [*([models.shared] if models.shared else []), *models.personal.values()]
-    sources = dict.fromkeys(_OUT_FOLDER.sub(r"\1runs/", n.weights) for n in networks if n.weights)
-    return tuple(sources) if set(sources) - {"random weights"} else ()
 
 
 def get_command() -> str:
@@ -164,32 +186,110 @@ def get_command() -> str:
     return shlex.join(["fedmutual" if program == "__main__.py" else program, *shown])
 
 
-def _average_accuracy(job: Job, run: RunFacts, round: int, model: str | None) -> float | None:
-    """Return the mean accuracy of the counted clients on their validation data, a fraction; None without scores."""
-    scores = _read_scores(run, round, model) if model else {}
-    counted = job.cell.about.clients or tuple(scores)
-    accuracies = [scores[i] for i in counted if i in scores]
-    return sum(accuracies) / len(accuracies) if accuracies else None
+def check_node(config: Config, node: str, source: str) -> None:
+    """Check, before a run is trained, that one of its nodes can be analysed afterwards.
+
+    Raises:
+        UserError: the run would not keep the weights for the analysis, the node does not exist, or the data cannot be read.
+    """
+    needs = {
+        "records.keep_best = true": config.records.keep_best,
+        "partition.kind = 'domains'": config.partition.kind in data.OF_DOMAINS,
+        "split.validation": config.split.validation is not None or config.split.preset == "v1",  # else they are test data
+    }
+    if unmet := [key for key, is_met in needs.items() if not is_met]:
+        raise ConfigError(f"{source}: [cell] has a node, which needs {unmet[0]}; set it, or remove 'node'")
+    client_ids = divide(config, data.prepare(config)[""].table).clients
+    if node not in client_ids:
+        raise ConfigError(f"{source}: there is no client {node!r}; set 'node' to one of {', '.join(client_ids)}")
 
 
-def _read_scores(run: RunFacts, round: int, model: str | None = None) -> dict[str, float]:
-    """Return client -> its main metric on its validation data after a round. model: None is the one that it would use."""
-    rows = run.get_rows(round, model)
-    return {i: row.find_number(run.metric.name) or 0.0 for i, row in rows.items() if i is not None}
+def close_up(run: Run, client: str) -> NodeAnalysis:
+    """Return a client's curves, and the features of its model after its best round on two principal axes.
+
+    The curves are those of the FedH2L paper, Figure 2, and the features those of Figure 1 (https://arxiv.org/abs/2101.11296).
+    The run has passed `check_node`.
+
+    Raises:
+        RunError: the best round's weights are missing, because `records.keep_best` is not set; or a file is damaged.
+        UserError: the data cannot be read.
+    """
+    record = read_run(run.folder)
+    evaluations, model = record.evaluations, next(iter(record.models), None)
+    scores = [e.get_client_scores(model, "validation.all")[client] for e in evaluations]
+    terms = [e.train.get(client, {}) for e in evaluations]
+    losses = {term: _shorten([of[term] for of in terms]) for term in terms[0] if all(term in of for of in terms)}
+    return NodeAnalysis(client=client, validation=_shorten(scores), losses=losses, cloud=_compute_cloud(run, client))
 
 
-def _read_clients(job: Job, run: RunFacts) -> dict[str, ClientResult]:
-    models = run.environment.models
-    clients = {}
-    curves = [_read_scores(run, e.round) for e in run.evaluations]
-    for i in curves[-1] if curves else ():
-        network = models.personal.get(i) or models.shared
-        curve = [scores[i] for scores in curves if i in scores]
-        clients[i] = ClientResult(
-            network=network.name if network else "",
-            examples=sum(run.partition.clients[i].counts["private"]),
-            last=round(curve[-1], DIGITS),
-            best=round(max(curve), DIGITS),
-            curve=tuple(round(v, DIGITS) for v in curve) if job.cell.about.each else (),
-        )
-    return clients
+def _compute_cloud(run: Run, client: str) -> Cloud:
+    """Return the features of all clients' test examples under the client's model, on the two principal axes."""
+    from sklearn.decomposition import PCA
+    from sklearn.metrics import silhouette_score
+
+    names = run.summary["personal"]["model"]
+    net = run.global_model(best=True) if names == "global" else run.personal_model(client, best=True)
+    federation = data.load(run.config)
+    tests = {i: shares.test for i, shares in federation.clients.items() if shares.test is not None}
+    client_features = [compute_features(net, test) for test in tests.values()]
+    all_features, labels = (np.concatenate(parts) for parts in zip(*client_features, strict=True))
+    domains = np.repeat(np.arange(len(client_features)), [len(y) for _, y in client_features])
+    pca = PCA(2, svd_solver="full")
+    positions = pca.fit_transform(all_features)
+    rows = np.random.default_rng(run.config.seed).permutation(len(positions))
+    kept = np.sort(rows[: POINTS if run.config.seed == DRAWN else 0])
+    first, second = (round(float(share), 4) for share in pca.explained_variance_ratio_)
+    return Cloud(
+        domains=tuple(tests),
+        classes=federation.space.classes,
+        explained=(first, second),
+        silhouette=round(float(silhouette_score(all_features, labels)), 4),
+        points=tuple(
+            (int(domains[k]), int(labels[k]), round(float(x), FINE), round(float(y), FINE))
+            for k, (x, y) in zip(kept, positions[kept], strict=True)
+        ),
+    )
+
+
+@torch.no_grad()
+def compute_features(net: nn.Module, examples: Data) -> tuple[np.ndarray, np.ndarray]:
+    """Return (the inputs of the network's last linear layer [N, F], the labels [N])."""
+    last = [m for m in net.modules() if isinstance(m, nn.Linear)][-1]
+    layer_inputs: list[torch.Tensor] = []
+    hook = last.register_forward_pre_hook(lambda _, inputs: layer_inputs.append(inputs[0].flatten(1)))
+    labels = []
+    for x, y, *_ in examples.rows(torch.split(torch.arange(len(examples)), ROWS)):
+        forward_in_parts(net, x)
+        labels.append(y)
+    hook.remove()
+    return torch.cat(layer_inputs).numpy(), torch.cat(labels).numpy()
+
+
+@torch.no_grad()
+def score_under_noise(run: Run, deviations: Sequence[float]) -> dict[str, float]:
+    """Return standard deviation -> mean cross-entropy on the test set over DRAWS draws; "0" is the loss without noise.
+
+    The noise of each tensor is scaled by the tensor's root mean square, so that one deviation is comparable over layers and
+    models.
+
+    Raises:
+        RunError: the run has no complete global model.
+        UserError: the data cannot be read.
+    """
+    trained, test = run.global_model(), data.load(run.config).test
+    assert test is not None  # where there is one global model, one network serves all
+    rng = At(run.config.seed, run.config.rounds, run.config.rounds).rng("noise")
+
+    def compute_loss(net: nn.Module) -> float:
+        batches = test.rows(torch.split(torch.arange(len(test)), ROWS))
+        losses = (F.cross_entropy(forward_in_parts(net, x), y, reduction="sum").item() for x, y, *_ in batches)
+        return sum(losses) / len(test)
+
+    def add_noise(deviation: float) -> nn.Module:
+        shaken = copy_networks(trained, share_objects=True)
+        for p in shaken.parameters():
+            p.add_(torch.randn(p.shape, generator=rng) * p.square().mean().sqrt(), alpha=deviation)
+        return shaken
+
+    noisy = {f"{d:g}": sum(compute_loss(add_noise(d)) for _ in range(DRAWS)) / DRAWS for d in deviations}
+    return {"0": compute_loss(trained), **noisy}

@@ -52,34 +52,33 @@ def reproduce(
     Example: `fedmutual reproduce table1 --only 'mnist/*' --rounds 50`
     """
     from fedmutual.config import parse_override
+    from fedmutual.errors import ConfigError
     from fedmutual_papers import reproduce as command
 
-    training_options = {
+    given: dict[str, object] = {
         "--only": only,
         "--seeds": seeds,
         "--rounds": rounds,
         "--engine": engine,
         "--jobs": jobs,
         "--set": set,
-        "--out": out_folder,
     }
+    given |= {"--out": out_folder, "ID": id, "--results": results, "--pages": pages}
+    used = () if list_them else tuple(given) if pages is None else ("ID", "--results", "--pages")
+    if unused := [name for name, value in given.items() if value and name not in used]:
+        reason = "--list lists all experiments" if list_them else "--pages writes from results alone"
+        raise ConfigError(f"{reason}; remove {unused[0]}")
     if list_them:
-        others = {"ID": id, **training_options, "--results": results, "--pages": pages}
-        command.check_unused_options("--list lists all experiments", others)
         return command.print_experiments(root, out)
     if pages is not None:
-        command.check_unused_options("--pages writes from results alone", training_options)
         for path in command.write_pages(id, pages, results, root):
             print_text(str(path), soft_wrap=True)
         return None
     changed = dict(parse_override(text) for text in set or ()) | ({"engine.name": engine} if engine else {})
     expect_workers([changed.get("engine.name", "auto")], jobs)
+    folder = out_folder or Path("runs") / "reproduce"
     with show_progress(f"{shlex.join(('fedmutual', *sys.argv[1:]))}") as watch:
-        folder = out_folder or Path("runs") / "reproduce"
-        name = command.check_id(id)
-        failed = command.train(
-            name, only or (), seeds or 3, rounds, changed, folder, results, root, watch.observe, out, jobs
-        )
+        failed = command.train(id, only or (), seeds or 3, rounds, changed, folder, results, root, watch.observe, out, jobs)
     if failed:
         exit_with_error(f"{len(failed)} runs have no numbers: {'; '.join(failed)}", Code.DIVERGED)
     return None

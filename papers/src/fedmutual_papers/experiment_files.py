@@ -5,24 +5,258 @@ A cell is a configuration with one additional table, [cell]. The reader removes 
 
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from fedmutual.config import Config, check_scored, parse_config, read_tables
+from fedmutual.config import Config, check_scored, parse_config, parse_override, read_tables
+from fedmutual.config.grid import LEARNING_RATE
 from fedmutual.config.keys import Table
-from fedmutual.errors import ConfigError
-from fedmutual_papers.checks import check_claims, check_measures, suggest_near
-from fedmutual_papers.schema import Arm, CellTable, Claim, Index, Notes
-from fedmutual_papers.tuning import Tuning, make_tuned_settings, read_tuning
+from fedmutual.errors import ConfigError, RunError
+from fedmutual.files import read_json
+from fedmutual_papers import measures
+from fedmutual_papers.measures import suggest_near
+from fedmutual_papers.store import End
 
-INDEX, NOTES, RESULTS = "index.toml", "notes.toml", "results"
+INDEX, NOTES, RESULTS, SWEEPS = "index.toml", "notes.toml", "results", "sweeps"
 DEFAULT_RATE = Config.model_fields["optimizer"].default.lr
+AVERAGE = "average"  # beside the nodes' own, the paper's mean over them
+
+Of = Literal["mean", "every", "most"]
+Printed = Annotated[dict[str, dict[str, float]], Field(min_length=1)]
+"""Measure -> node -> the paper's number; the node "average" is the mean as the paper prints it."""
+
+
+def normalize_node(node: str) -> str:
+    """Return the node's name in the spelling common to all copies of a data set: "Real_World" becomes "real world"."""
+    return node.casefold().replace("_", " ")
+
+
+def _check_measure(name: str) -> str:
+    measures.find(name)
+    return name
+
+
+def _check_figure(name: str) -> str:
+    if not measures.find(name)[0].curve:
+        raise ValueError(f"{name!r} has no curve that could be drawn; remove it from 'figures'")
+    return name
+
+
+MeasureName = Annotated[str, AfterValidator(_check_measure)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @classmethod
+    def read(cls, tables: Any, path: Path, prefix: str = "") -> Self:
+        """Return the section of a file. prefix: its place in the file. Raises ConfigError with the file and the key."""
+        try:
+            return cls.model_validate(tables)
+        except ValidationError as problem:
+            first = problem.errors()[0]
+            key = ".".join(map(str, (*filter(None, (prefix,)), *first["loc"])))
+            if first["type"] == "extra_forbidden":
+                known = [*Arm.model_fields, *Claim.model_fields, *cls.model_fields]
+                raise ConfigError(f"{path}: unknown key {key!r}{suggest_near(str(first['loc'][-1]), known)}") from None
+            text = first["msg"].removeprefix("Value error, ")
+            raise ConfigError(f"{path}: key {key!r}: {text[0].lower()}{text[1:]}") from None
+
+
+class Arm(_Section):
+    """One way to train a cell: overrides of its configuration, and the paper's numbers."""
+
+    title: str = ""  # what a row is called; unset, the name of its algorithm
+    set: Table = {}
+    paper: float | Printed | None = None  # a number, whatever is measured; or one a measure and node
+    needs: str | None = None  # the arm whose shared model this one starts from (`model.weights`)
+    clients: tuple[str, ...] | None = None  # of the partition, these alone take part
+    examples: int | None = Field(default=None, ge=1)  # and with so many training examples each
+    sweep: str = ""  # the file of `sweeps`, without .json, whose winning settings the arm takes; `set` comes after
+    rate_times: float = Field(default=1.0, gt=0)  # so many times the learning rate of the sweep, or of the cell
+    shown: bool = True  # False: it is trained only because others need it
+
+    def list_printed(self, measure: str) -> list[tuple[str, str, float]]:
+        """Return every printed number as (measure, node, number). measure: for numbers that do not name their measure."""
+        if isinstance(self.paper, dict):
+            return [(name, normalize_node(node), v) for name, nodes in self.paper.items() for node, v in nodes.items()]
+        return [] if self.paper is None else [(measure, AVERAGE, self.paper)]
+
+    def find_printed(self, measure: str, node: str = AVERAGE) -> float | None:
+        """Return the paper's number, in the paper's unit; None if the paper has none."""
+        return {(m, n): number for m, n, number in self.list_printed(measure)}.get((measure, normalize_node(node)))
+
+
+class CellTable(_Section):
+    """A cell of a table or a figure of a paper: where it stands, and what of its runs is read."""
+
+    row: str
+    column: str
+    printed_in: str = ""  # the cell, by its id, where the paper's numbers of these arms are counted; unset, here
+    paper_rounds: int | None = Field(default=None, ge=1)  # what the paper trains for, where `rounds` is not that
+    clients: tuple[str, ...] | None = None  # the clients that are scored; unset, all
+    each: bool = False  # whether every client's curve is kept
+    noise: tuple[float, ...] = ()  # Gaussian weight noise under which the last global model is scored
+    node: str | None = None  # the node that is looked at closely: its losses over the rounds, its features at the end
+    optional: bool = False  # left out, with a word, where its data are not there
+    arms: dict[str, Arm]
+
+
+class Claim(_Section):
+    """A claim of the paper in our words, and the difference or ratio of two numbers that decides it."""
+
+    text: str
+    finding: str = ""  # the claim as a complete sentence for the page of findings; unset, the page does not have the claim
+    measure: MeasureName
+    arm: str
+    than: str = ""  # another arm, or ARM@CELL, one of another cell; unset, `less` says what is taken off
+    less: str = ""  # a cell in which the same is taken, and taken off
+    sign: Literal["more", "less", "same"] = "more"
+    times: float | None = Field(default=None, gt=0)  # arm is so many times than: the ratio is judged, not the difference
+    margin: float = Field(default=0.0, ge=0)  # of "same": so far apart is still the same, in the measure's own unit
+    at: End | None = None  # unset, the best round if other data than the measured data chose it, else the last round
+    than_at: End | None = None
+    per: Literal["cell", "client"] = "cell"
+    of: Of | None = None  # of which cells it is; unset, of their mean, and of every client where it is of clients
+    cells: str = "*"
+    first_reading: str = "as the paper trains"  # the name of the reading without changes, where there are others
+    readings: tuple[dict[Literal["name", "arm", "than"], str], ...] = ()  # judged beside it: a name, and arms in their place
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        wrong = ""
+        if self.per == "client" and not measures.find(self.measure)[0].nodes:
+            wrong = f'has {self.measure!r}, which is no measure of each client; remove per = "client"'
+        elif self.per == "client" and self.scope != "every":
+            wrong = "is of every client; remove 'of', or per = \"client\""
+        elif self.times and (self.less or not self.than):
+            wrong = "needs 'than' without 'less', because it has 'times'"
+        elif not (self.than or self.less):
+            wrong = "needs 'than' or 'less'"
+        elif not all("name" in reading for reading in self.readings):
+            wrong = "has a reading without a name; give it a 'name'"
+        if wrong:
+            raise ValueError(f"the claim {self.text!r} {wrong}")
+        return self
+
+    @property
+    def scope(self) -> Of:
+        """Return the scope of the claim: "mean" over cells, "every" cell or client, or "most" cells."""
+        return self.of or ("every" if self.per == "client" else "mean")
+
+    @property
+    def other(self) -> tuple[str, str]:
+        """Return (the arm that is compared with, its cell); the cell is "" if it is the same."""
+        arm, _, cell = self.than.partition("@")
+        return arm, cell
+
+    def list_readings(self) -> list[tuple[str, "Claim"]]:
+        """Return (name, claim) of each reading: first as it is, then with other arms; the name is "" of a sole reading."""
+        arms = [(r["name"], {k: v for k, v in r.items() if k != "name"} | {"readings": ()}) for r in self.readings]
+        others = [(name, self.model_copy(update=changed)) for name, changed in arms]
+        return [(self.first_reading if others else "", self), *others]
+
+    def list_operands(self, cell: str) -> list[tuple[int, str, str, End]]:
+        """Return the numbers that are compared in a cell: (+1, or -1 where it is taken off; cell; arm; end)."""
+        counts, (than, elsewhere) = measures.find(self.measure)[0].counts, self.other
+        operands = []
+        for sign, place in ((1, cell), *([(-1, self.less)] if self.less else [])):
+            operands.append((sign, place, self.arm, self.at or counts))
+            if than:
+                operands.append((-sign, elsewhere or place, than, self.than_at or counts))
+        return operands
+
+
+class Index(_Section):
+    """The content of index.toml."""
+
+    title: str
+    paper: str = ""  # the paper of this experiment; "" where no paper has it
+    about: str
+    order: int = 0  # its place in lists
+    cells: str = ""  # patterns of cells of another experiment that are looked at, as "table1/mnist/*"; "" is none
+    columns: tuple[str, ...] = ()  # the order of the columns; those that are not named come after
+    arms: tuple[str, ...] | None = None  # those looked at, in this order; unset, all
+    add: dict[str, Arm] = {}  # arms for every cell
+    measures: tuple[MeasureName, ...]
+    view: Literal["settings", "clients", "nodes"] = "settings"
+    figures: tuple[Annotated[str, AfterValidator(_check_figure)], ...] = ()
+    draw: str = "*"  # the cells that are drawn
+    decimals: int = Field(default=2, ge=0, le=4)
+    claims: tuple[Claim, ...] = ()
+    supports: str = ""  # which reading of claims that have several the paper's text supports
+    differences: tuple[str, ...]  # this experiment's own
+    notes: tuple[str, ...] = ()  # differences that others share, by their names in notes.toml
+    code: str = ""  # the public code that is compared with this, by its name in notes.toml; "" for none
+
+
+class Tuning(BaseModel):
+    """The settings that a sweep chose for an arm: the keys of sweep.json that describe the choice."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+    path: Path  # of the copy of sweep.json
+    rate_times: float  # the arm takes so many times the chosen learning rate
+    name: str  # of the configuration
+    seeds: tuple[int, ...]  # of each trial
+    by: str | None  # the model whose accuracy chose, "global" or "personal"; None: the one that a client would use
+    holdout: float  # the fraction of the training rows whose scores chose
+    settings: tuple[dict[str, Any], ...]  # all trials, each with "set": key -> value as `--set` takes it
+    winner: dict[str, str] = Field(alias="chosen")  # of the best trial
+
+    @cached_property
+    def grid(self) -> dict[str, tuple[Any, ...]]:
+        """Return key -> the values that were tried, for the keys with several values."""
+        pairs = [pair for setting in self.settings for pair in setting["set"].items()]
+        tried = {key: dict.fromkeys(text for k, text in pairs if k == key) for key, _ in pairs}
+        return {key: tuple(map(_parse_value, texts)) for key, texts in tried.items() if len(texts) > 1}
+
+    @cached_property
+    def chosen(self) -> dict[str, Any]:
+        """Return key -> the chosen value, for the keys with several values."""
+        return {key: _parse_value(self.winner[key]) for key in self.grid}
+
+    @property
+    def ends(self) -> list[str]:
+        """Return the keys whose chosen value is the smallest or the largest tried value: a better value may lie outside."""
+        return [key for key, won in self.chosen.items() if won in (min(self.grid[key]), max(self.grid[key]))]
+
+    @property
+    def rounds(self) -> int:
+        """Return the rounds of each trial: from the sweep's command, else from the configuration beside the sweep file."""
+        return int(self.winner.get("rounds") or read_tables(self.path.with_name(f"{self.name}.toml"))["rounds"])
+
+
+def _parse_value(text: str) -> Any:
+    return parse_override(f"value={text}")[1]
+
+
+def _read_tuning(root: Path, arm: Arm, source: str) -> Tuning:
+    """Return the sweep that an arm names. root: the folder of the experiments.
+
+    Raises:
+        ConfigError: the file is missing or is not a sweep, or the sweep chose no setting; the message names file and arm.
+    """
+    path = root / SWEEPS / f"{arm.sweep}.json"
+    try:
+        tuning = Tuning(**{**read_json(path), "path": path, "rate_times": arm.rate_times})
+        if tuning.chosen and tuning.rounds:
+            return tuning
+        reason = "its sweep tried no key with several values"
+    except ValidationError as problem:
+        first = problem.errors()[0]
+        reason = f"{'.'.join(map(str, first['loc']))}: {first['msg'].lower()}"
+    except (RunError, KeyError, ValueError) as problem:
+        reason = f"it does not have {problem}" if isinstance(problem, KeyError) else str(problem)
+    raise ConfigError(
+        f"{source}: the sweep {arm.sweep!r} cannot be used ({reason}); name a file of {root / SWEEPS} without .json"
+    )
 
 
 @dataclass(frozen=True)
@@ -85,13 +319,15 @@ class Cell:
         """Return the number of rounds of every arm that does not set `rounds` itself."""
         return int(self.tables.get("rounds") or Config.model_fields["rounds"].default)
 
-    def limit_rounds(self, arm: str, limit: int) -> int:
-        """Return the number of rounds of an arm, at least 1, when the cell is shortened to `limit` rounds.
+    def limit_rounds(self, arm: str, limit: int | None) -> int:
+        """Return the number of rounds of an arm, at least 1, when the cell is shortened to `limit` rounds; None: not at all.
 
         An arm with fewer rounds than the cell is shortened in the same proportion as the cell, rounded half up. An arm with
         more rounds, such as a federation from which other arms start, is shortened to `limit`.
         """
         arm_rounds, common = self.get_rounds(arm), self.common_rounds
+        if limit is None:
+            return arm_rounds
         return max(min(arm_rounds, limit, (2 * limit * arm_rounds + common) // (2 * common)), 1)
 
 
@@ -113,13 +349,9 @@ class PaperExperiment:
         """
         for pattern in only:
             if not any(fnmatch(c.name, pattern) for c in self.cells):
-                raise ConfigError(f"--only {pattern!r} matches no cell of {self.id}{suggest_near(pattern, self.names)}")
+                near = suggest_near(pattern, [c.name for c in self.cells])
+                raise ConfigError(f"--only {pattern!r} matches no cell of {self.id}{near}")
         return tuple(c for c in self.cells if not only or any(fnmatch(c.name, p) for p in only))
-
-    @property
-    def names(self) -> list[str]:
-        """Return the names of the cells, as `--only` matches them."""
-        return [c.name for c in self.cells]
 
 
 def find_home() -> Path:
@@ -141,14 +373,14 @@ def read_experiments(root: Path) -> list[PaperExperiment]:
     Raises:
         ConfigError: the folder has no experiment, or an experiment cannot be read.
     """
-    read = [read_experiment(root, path.parent.name) for path in root.glob(f"*/{INDEX}")]
-    if not read:
-        raise ConfigError(_format_no_experiment(root))
-    return sorted(read, key=lambda e: (e.index.order, e.id))
+    return sorted((read_experiment(root, id) for id in _list_ids(root)), key=lambda e: (e.index.order, e.id))
 
 
-def _format_no_experiment(root: Path) -> str:
-    return f"{root}: contains no experiment, no */{INDEX}; name another folder with --experiments"
+def _list_ids(root: Path) -> list[str]:
+    ids = sorted(p.parent.name for p in root.glob(f"*/{INDEX}"))
+    if not ids:
+        raise ConfigError(f"{root}: contains no experiment, no */{INDEX}; name another folder with --experiments")
+    return ids
 
 
 def read_experiment(root: Path, id: str) -> PaperExperiment:
@@ -157,79 +389,81 @@ def read_experiment(root: Path, id: str) -> PaperExperiment:
     Raises:
         ConfigError: the id is unknown (the message suggests the nearest id), or a file of the experiment is not valid.
     """
-    path = root / id / INDEX
-    known = sorted(p.parent.name for p in root.glob(f"*/{INDEX}"))
-    if not known:
-        raise ConfigError(_format_no_experiment(root))
-    if id not in known:
-        raise ConfigError(f"there is no experiment {id!r}{suggest_near(id, known)}")
-    index = _validate(Index, read_tables(path), path)
-    check_measures(index, path)
-    own_cells = [_read_cell(root, file, id, id, index) for file in _list_cell_files(root / id)]
+    path, ids = root / id / INDEX, _list_ids(root)
+    if id not in ids:
+        raise ConfigError(f"there is no experiment {id!r}{suggest_near(id, ids)}")
+    index = Index.read(read_tables(path), path)
     lender, _, pattern = index.cells.partition("/")
-    borrowed = [
-        _read_cell(root, file, lender, id, index)
-        for file in (_list_cell_files(root / lender) if lender else [])
-        if fnmatch(_name_cell(root / lender, file), pattern or "*")
+    cells = [
+        _read_cell(root, name, lender, id, index) for name in _list_cells(root, lender) if fnmatch(name, pattern or "*")
     ]
-    if not own_cells + borrowed:
+    cells += [_read_cell(root, name, id, id, index) for name in _list_cells(root, id)]
+    if not cells:
         raise ConfigError(
             f"{path}: the experiment has no cell; write the TOML file of a cell beside this file, or name cells of another "
             "experiment with the key 'cells'"
         )
+    for reading in (reading for claim in index.claims for _, reading in claim.list_readings()):
+        _check_claim(reading, {c.name: c.arms.keys() for c in cells}, path)
     order = {column: n for n, column in enumerate(index.columns)}
-    check_claims(index, {c.name: c.arms.keys() for c in own_cells + borrowed}, path)
-    cells = sorted((*borrowed, *own_cells), key=lambda c: order.get(c.about.column, len(order)))
-    return PaperExperiment(id, index, tuple(cells), *_read_notes(root, index, path))
+    cells.sort(key=lambda c: order.get(c.about.column, len(order)))
+    notes = read_tables(root / NOTES) if index.notes or index.code else {}
+    differences = [_find_note(notes.get("differences", {}), "notes", name, path) for name in index.notes]
+    code = _find_note(notes.get("code", {}), "code", index.code, path) if index.code else ()
+    return PaperExperiment(id, index, tuple(cells), (*index.differences, *differences), tuple(code))
 
 
-def _read_notes(root: Path, index: Index, path: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return (the differences from the paper with the shared notes, the differences of the authors' public code)."""
-    if not index.notes and not index.code:
-        return index.differences, ()
-    notes = _validate(Notes, read_tables(root / NOTES), root / NOTES)
-    for name, known in ((name, notes.differences) for name in index.notes):
-        if name not in known:
-            raise ConfigError(
-                f"{path}: key 'notes' names {name!r}, which {NOTES} does not have{suggest_near(name, list(known))}"
-            )
-    if index.code and index.code not in notes.code:
-        suggestion = suggest_near(index.code, list(notes.code))
-        raise ConfigError(f"{path}: key 'code' names {index.code!r}, which {NOTES} does not have{suggestion}")
-    return (*index.differences, *(notes.differences[name] for name in index.notes)), notes.code.get(index.code, ())
+def _find_note(notes: Table, key: str, name: str, path: Path) -> Any:
+    if name not in notes:
+        raise ConfigError(
+            f"{path}: key {key!r} names {name!r}, which {NOTES} does not have{suggest_near(name, list(notes))}"
+        )
+    return notes[name]
 
 
-def _list_cell_files(folder: Path) -> list[Path]:
-    """Return the cell files of a folder: fewer subfolders first, then by name, with digits sorted as numbers."""
-    return sorted((p for p in folder.rglob("*.toml") if p.name != INDEX), key=lambda p: _sort_naturally(folder, p))
+def _check_claim(claim: Claim, arms: Mapping[str, Collection[str]], path: Path) -> None:
+    """Raise ConfigError if no cell can decide a claim. arms: cell name -> the names of its arms."""
+    (than, elsewhere), text = claim.other, f"{path}: the claim {claim.text!r}"
+    matching = [name for name in arms if fnmatch(name, claim.cells)]
+    for cell in [claim.cells] * (not matching) + [c for c in (claim.less, elsewhere) if c and c not in arms]:
+        raise ConfigError(f"{text} matches no cell {cell!r}{suggest_near(cell, list(arms))}")
+    known = list(dict.fromkeys(arm for of_cell in arms.values() for arm in of_cell))
+    for arm in (claim.arm, than):
+        if arm and arm not in known:
+            raise ConfigError(f"{text} has no arm {arm!r}{suggest_near(arm, known)}")
+    if not any(all(arm in arms[place] for _, place, arm, _ in claim.list_operands(name)) for name in matching):
+        together = " and ".join(repr(arm) for arm in (claim.arm, than) if arm)
+        raise ConfigError(f"{text} has {together} in no cell of the claim; name others")
 
 
-def _sort_naturally(folder: Path, path: Path) -> list[tuple[int, str]]:
-    """Return a sort key that puts "n500" before "n2000" and "cifar10" before "cifar100"."""
-    words = re.findall(r"\d+|\D+", _name_cell(folder, path))
-    return [(int(word), "") if word.isdigit() else (-1, word) for word in words]
+def _list_cells(root: Path, id: str) -> list[str]:
+    """Return the cells of an experiment by name: fewer subfolders first, then by name, with digits sorted as numbers.
+
+    "n500" comes before "n2000", and "cifar10" before "cifar100". id: "" has none.
+    """
+
+    def make_sort_key(name: str) -> list[tuple[int, str]]:
+        return [(int(word), "") if word.isdigit() else (-1, word) for word in re.findall(r"\d+|\D+", name)]
+
+    files = [p.relative_to(root / id) for p in (root / id).rglob("*.toml") if p.name != INDEX] if id else []
+    return sorted((file.with_suffix("").as_posix() for file in files), key=make_sort_key)
 
 
-def _name_cell(folder: Path, path: Path) -> str:
-    return path.relative_to(folder).with_suffix("").as_posix()
-
-
-def _read_cell(root: Path, path: Path, owner: str, id: str, index: Index) -> Cell:
+def _read_cell(root: Path, name: str, owner: str, id: str, index: Index) -> Cell:
+    """Return a cell of an experiment `owner` as the experiment `id` looks at it."""
+    path = root / owner / f"{name}.toml"
     tables = dict(read_tables(path))
     if "cell" not in tables:
         raise ConfigError(f"{path}: has no table [cell]; the table gives the cell's row and column, and its arms")
-    about = _validate(CellTable, tables.pop("cell"), path, "cell")
+    about = CellTable.read(tables.pop("cell"), path, "cell")
     arms = {**about.arms, **index.add}
-    if index.cells:
-        # the paper's numbers belong to the measure of the experiment that owns the cell
-        arms = {k: a if owner == id else a.model_copy(update={"paper": None}) for k, a in arms.items()}
+    if index.cells and owner != id:  # the paper's numbers belong to the measure of the experiment that owns the cell
+        arms = {k: a.model_copy(update={"paper": None}) for k, a in arms.items()}
     for k, arm in arms.items():
         if arm.needs is not None and (arm.needs not in arms or arms[arm.needs].needs):
-            free = [other for other, a in arms.items() if a.needs is None]
-            like = suggest_near(arm.needs, free)
             raise ConfigError(
                 f"{path}: arm {k!r} needs arm {arm.needs!r}, but {arm.needs!r} is not defined, or {arm.needs!r} itself "
-                f"needs another arm{like}"
+                f"needs another arm{suggest_near(arm.needs, [other for other, a in arms.items() if a.needs is None])}"
             )
     wanted = [k for k in index.arms or arms if k in arms]
     wanted += dict.fromkeys(need for k in wanted if (need := arms[k].needs) and need not in wanted)
@@ -237,9 +471,7 @@ def _read_cell(root: Path, path: Path, owner: str, id: str, index: Index) -> Cel
         raise ConfigError(
             f"{path}: has none of the arms that experiment {index.title!r} uses; change 'arms' or 'cells' of the experiment"
         )
-    name = _name_cell(root / owner, path)
-    swept = {k: arms[k] for k in wanted if arms[k].sweep}
-    tunings = {k: read_tuning(root, arm.sweep, arm.rate_times, f"{path}, arm {k!r}") for k, arm in swept.items()}
+    tunings = {k: _read_tuning(root, arms[k], f"{path}, arm {k!r}") for k in wanted if arms[k].sweep}
     resolved = {k: _resolve_settings(arms[k], tunings.get(k), tables, f"{path}, arm {k!r}") for k in wanted}
     cell = Cell(f"{owner}/{name}", name, path, tables, about, resolved, tunings)
     for k in cell.arms:  # raises the errors of a configuration before the tables are used
@@ -248,25 +480,16 @@ def _read_cell(root: Path, path: Path, owner: str, id: str, index: Index) -> Cel
 
 
 def _resolve_settings(arm: Arm, tuning: Tuning | None, tables: Table, source: str) -> Arm:
-    """Return the arm with the settings from its sweep and with its share of the learning rate."""
-    optimizer = tables.get("optimizer")
-    rate = optimizer.get("lr", DEFAULT_RATE) if isinstance(optimizer, dict) else DEFAULT_RATE
-    try:
-        return arm.model_copy(update={"set": make_tuned_settings(arm.set, tuning, arm.rate_times, rate)})
-    except ValueError as problem:
-        raise ConfigError(f"{source}: {problem}; set the arm's rate itself") from None
-
-
-S = TypeVar("S", bound=BaseModel)
-
-
-def _validate(kind: type[S], tables: Any, path: Path, prefix: str = "") -> S:
-    try:
-        return kind.model_validate(tables)
-    except ValidationError as problem:
-        first = problem.errors()[0]
-        place = [str(p) for p in (*filter(None, (prefix,)), *first["loc"])]
-        if first["type"] == "extra_forbidden":
-            like = suggest_near(place[-1], [*Arm.model_fields, *Claim.model_fields, *kind.model_fields])
-            raise ConfigError(f"{path}: unknown key {'.'.join(place)!r}{like}") from None
-        raise ConfigError(f"{path}: key {'.'.join(place)!r}: {first['msg'][0].lower()}{first['msg'][1:]}") from None
+    """Return the arm with the settings from its sweep, and with its share of the learning rate; its own settings win."""
+    settings = {**(tuning.chosen if tuning else {}), **arm.set}
+    if arm.rate_times != 1:
+        optimizer = tables.get("optimizer")
+        rate = settings.get(
+            LEARNING_RATE, optimizer.get("lr", DEFAULT_RATE) if isinstance(optimizer, dict) else DEFAULT_RATE
+        )
+        if isinstance(rate, bool) or not isinstance(rate, int | float):
+            raise ConfigError(
+                f"{source}: 'rate_times' needs {LEARNING_RATE} as a number, not {rate!r}; set the arm's rate itself"
+            )
+        settings |= {LEARNING_RATE: rate * arm.rate_times}
+    return arm.model_copy(update={"set": settings})

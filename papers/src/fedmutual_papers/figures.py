@@ -1,35 +1,158 @@
-"""Draw the figures of an experiment as SVG, for the page and as separate files."""
+"""Draw the figures of an experiment as SVG, for the page and as separate files: curves, feature clouds, forest plots."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import partial
 from importlib.resources import files
+from itertools import product
+from statistics import fmean
+from typing import Any
 from xml.sax.saxutils import escape
 
 import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from fedmutual.algorithms import ALGORITHMS
 from fedmutual.config.methods import find_method
 from fedmutual.report.cells import PageTable
 from fedmutual.report.curves import SLOTS, Curve, Picture, make_data_table
-from fedmutual.report.plots import Styles, draw_curves
-from fedmutual.results.scale import MetricScale, format_number, format_percent_number
+from fedmutual.report.plots import TEXT, Styles, draw_curves, make_axes, make_colour, make_inline_svg
+from fedmutual.results.estimate import Estimate
+from fedmutual.results.scale import MetricScale, format_number, format_percent_number, format_points
 from fedmutual_papers import measures
-from fedmutual_papers.drawing import Forest, Scatter, draw_forest, draw_scatter, make_scatter_table
-from fedmutual_papers.entries import name_arm
 from fedmutual_papers.experiment_files import PaperExperiment
 from fedmutual_papers.measured_cell import MeasuredCell
-from fedmutual_papers.result import Result
-
-Plot = Picture | Scatter
-Drawing = Plot | Forest  # what a file of its own may hold
+from fedmutual_papers.prose import name_arm
+from fedmutual_papers.store import Cloud, Result
+from fedmutual_papers.tables import tabulate
 
 _WORDS = {
     "global_test": "global model on the test set, %",
     "own": "clients' model on own validation data, %",
     "local": "model as the client trained it, validation data, %",
 }
+LOCAL = ("local", "personal")  # what methods call the loss of the step on the node's own batch
+MUTUAL = ("kl", "ce")
+EARLY = 1000  # rounds over which the mutual losses are drawn, as the paper's figure has it
+
+SIDE, LEGEND, EDGE = 300, 110, 8  # pixels of a scatter plot
+LINE = TEXT + 4
+HUES = (1, 2, 3, 5, 7, 6, 8, 4)  # grey last
+MARKS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "p", "h")
+
+ROW, WIDTH, LABELS = 18, 720, 430  # pixels of a forest plot
+LONGEST_LABEL = 72  # characters of a label
+FOREST_MARKS = {1: ("gain", "^"), -1: ("harm", "v"), 0: ("muted", "o")}
+
+ForestRow = tuple[str, Estimate, int]
+"""(label, difference as a fraction, +1 if the difference supports a claim, -1 if it contradicts the claim, else 0)."""
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """The picture of the features of test examples in one model, as points on two axes. `id` is its name in file names."""
+
+    id: str
+    title: str
+    cloud: Cloud
+
+    def draw(self, prefix: str, styles: Styles) -> str:
+        """Return the plot as SVG, with a legend of domains and classes."""
+        cloud, marks = self.cloud, choose_marks(self.cloud.classes)
+        width, height = SIDE + LEGEND, SIDE
+        figure = Figure(figsize=(width / 72, height / 72), dpi=72)
+        axes = figure.add_axes((EDGE / width, EDGE / height, (SIDE - 2 * EDGE) / width, 1 - 2 * EDGE / height))
+        axes.set_xticks([])
+        axes.set_yticks([])
+        for spine in axes.spines.values():
+            spine.set_color(make_colour("rule"))
+        for domain, kind in product(range(len(cloud.domains)), range(len(cloud.classes))):
+            if places := cloud.list_places(domain, kind):
+                _plot_points(axes, [x for x, _ in places], [y for _, y in places], marks[kind], domain)
+        rows: list[tuple[str, str, int | None]] = [(name, "s", domain) for domain, name in enumerate(cloud.domains)]
+        if len(set(marks)) > 1 and not marks[0].startswith("$"):
+            rows += [("", "", None), *((name, mark, None) for name, mark in zip(cloud.classes, marks, strict=True))]
+        beside = 1 + 10 / (SIDE - 2 * EDGE)
+        for number, (name, mark, of) in enumerate(rows):
+            place = 1 - (number + 0.5) * LINE / (SIDE - 2 * EDGE)
+            if name:
+                _plot_points(axes, [beside], [place], mark, of, transform=axes.transAxes)
+                style: dict[str, Any] = {"textcoords": "offset points", "annotation_clip": False, "fontsize": TEXT}
+                style |= {"va": "center_baseline", "color": _choose_tone(of)}
+                axes.annotate(name, (beside, place), xytext=(8, 0), xycoords="axes fraction", **style)
+        return make_inline_svg(figure, prefix, self.describe(), styles)
+
+    def describe(self) -> str:
+        """Return the description of the plot in words."""
+        first, second = (format_percent_number(share, 0) for share in self.cloud.explained)
+        silhouette = f"{self.cloud.silhouette:.2f}"
+        return f"{self.title}. The axes hold {first} % and {second} % of the variance; silhouette {silhouette}"
+
+    def make_table(self) -> PageTable:
+        """Return the mean position of each domain and class as a table."""
+        cloud, rows = self.cloud, []
+        for domain, kind in product(range(len(cloud.domains)), range(len(cloud.classes))):
+            if places := cloud.list_places(domain, kind):
+                means = (format_number(fmean(values), 2) for values in zip(*places, strict=True))
+                rows.append((cloud.domains[domain], cloud.classes[kind], str(len(places)), *means))
+        caption = f"{self.title}; means of the points"
+        return tabulate(f"{self.id}-data", caption, ("Domain", "Class"), ("points", "x", "y"), rows)
+
+
+def choose_marks(classes: Sequence[str]) -> Sequence[str]:
+    """Return the mark of each class: its name if that is one letter; one common mark if there are too many classes."""
+    if all(len(name) == 1 and name.isalnum() for name in classes):
+        return [f"${name}$" for name in classes]
+    return MARKS[: len(classes)] if len(classes) <= len(MARKS) else ["o"] * len(classes)
+
+
+def _plot_points(axes: Any, x: list[float], y: list[float], mark: str, domain: int | None, **more: Any) -> None:
+    size = 6 if mark.startswith("$") else 4.5
+    style = {"linestyle": "", "marker": mark, "markersize": size, "markeredgewidth": 0, "clip_on": False}
+    axes.plot(x, y, color=_choose_tone(domain), **style, **more)
+
+
+def _choose_tone(domain: int | None) -> str:
+    return make_colour("muted") if domain is None else make_colour(f"s{HUES[domain % len(HUES)]}")
+
+
+@dataclass(frozen=True)
+class Forest:
+    """The picture of verdicts: one row for each, a difference in points."""
+
+    title: str
+    rows: Sequence[ForestRow]
+
+    def draw(self, prefix: str, styles: Styles) -> str:
+        """Return the plot as SVG: a mark at each mean, a line over the 95 % interval, and a line at zero."""
+        figure, axes = make_axes(WIDTH, ROW * len(self.rows) + 42, left=LABELS, right=14, bottom=38, top=4)
+        axes.axvline(0, color=make_colour("ink"), linewidth=1, clip_on=False)
+        places = [len(self.rows) - 1 - k for k in range(len(self.rows))]
+        for place, (_, difference, sign) in zip(places, self.rows, strict=True):
+            tone, mark = FOREST_MARKS[sign]
+            style: dict[str, Any] = {"color": make_colour(tone), "linewidth": 1.8, "capsize": 3, "clip_on": False}
+            error = None if difference.half is None else 100 * difference.half
+            axes.errorbar([100 * difference.mean], [place], xerr=error, marker=mark, markersize=6, **style)
+        long = LONGEST_LABEL
+        labels = [label if len(label) <= long else f"{label[: long - 1]}…" for label, _, _ in self.rows]
+        axes.set_yticks(places, labels)
+        axes.set_ylim(-0.6, len(self.rows) - 0.4)
+        axes.grid(axis="y", visible=False)
+        axes.grid(axis="x", color=make_colour("rule"), linewidth=0.8, clip_on=False)
+        axes.xaxis.set_major_locator(MaxNLocator(7))
+        axes.set_xlabel("difference in points, 95 % interval over seeds", color=make_colour("muted"), fontsize=TEXT)
+        return make_inline_svg(figure, prefix, self.describe(), styles)
+
+    def describe(self) -> str:
+        """Return the description of the plot in words."""
+        row_texts = (f"{label} {format_points(difference.mean)}" for label, difference, _ in self.rows)
+        return f"{self.title}, in points: {'; '.join(row_texts)}"
+
+
+Plot = Picture | Scatter
 
 
 def make_pictures(experiment: PaperExperiment, measured_cells: Sequence[MeasuredCell]) -> list[Plot]:
@@ -42,72 +165,53 @@ def make_pictures(experiment: PaperExperiment, measured_cells: Sequence[Measured
     for measured in measured_cells:
         if not measured.run or not fnmatch(measured.cell.name, experiment.index.draw):
             continue
+        tag, stem = f" ({measured.words})" if measured.words else "", measured.cell.name.replace("/", "-")
         if measured.cell.about.node is not None:
-            drawn += make_node_pictures(measured)
-        tag = f" ({measured.words})" if measured.words else ""
-        stem = measured.cell.name.replace("/", "-")
+            drawn += _make_node_pictures(measured, stem, tag)
+        named: list[tuple[str, str, Callable[[Result], Sequence[float]]]] = []
         if experiment.index.view == "clients":
             for i, network in measured.networks.items():
-                title = f"{measured.cell.title}: client {i}, {network}, own data, %{tag}"
-                drawn.append(
-                    Picture(f"{stem}-{i}", title, True, make_curves(measured, partial(_make_client_reader, client=i)))
-                )
-            continue
-        for measure in experiment.index.figures:
-            key = measures.find(measure)[0].curve
-            title = f"{measured.cell.title}: {_WORDS[key]}{tag}"
-            drawn.append(
-                Picture(f"{stem}-{key}".replace("_", "-"), title, True, make_curves(measured, partial(get_curve, key=key)))
-            )
+                named.append((i, f"client {i}, {network}, own data, %", partial(_get_client_curve, client=i)))
+        else:
+            for measure in experiment.index.figures:
+                key = measures.find(measure)[0].curve
+                named.append((key.replace("_", "-"), _WORDS[key], partial(Result.get_curve, name=key)))
+        for id, words, read in named:
+            title = f"{measured.cell.title}: {words}{tag}"
+            drawn.append(Picture(f"{stem}-{id}", title, True, make_curves(measured, read)))
     return [p for p in drawn if isinstance(p, Scatter) or p.curves]
 
 
-def get_curve(result: Result, key: str) -> tuple[float, ...]:
-    """Return the values of a curve of a run; "local" is the curve of the model that the client trained itself."""
-    return result.curves.get(measures.name_trained_curve(result) if key == "local" else key, ())
-
-
-def _make_client_reader(result: Result, client: str) -> tuple[float, ...]:
+def _get_client_curve(result: Result, client: str) -> tuple[float, ...]:
     return result.clients[client].curve if client in result.clients else ()
 
 
-def draw(picture: Plot, prefix: str, styles: Styles) -> str:
-    """Return the picture as SVG for use inside a page."""
-    if isinstance(picture, Scatter):
-        return draw_scatter(picture, prefix, styles)
-    return draw_curves(picture, prefix, styles)
+def _make_node_pictures(measured: MeasuredCell, stem: str, tag: str) -> Iterator[Plot]:
+    """Yield the pictures of the node that the cell names, from all runs that have a node analysis.
 
+    The pictures are those of Figures 1 and 2 of the FedH2L paper, https://arxiv.org/abs/2101.11296.
+    """
 
-def make_number_table(picture: Plot, decimals: int) -> PageTable:
-    """Return the numbers of a picture as a table. decimals: of accuracies in percent."""
-    return make_scatter_table(picture) if isinstance(picture, Scatter) else make_data_table(picture, MetricScale(decimals))
+    def read_losses(term: str) -> Callable[[Result], Sequence[float]]:
+        return lambda result: result.closeup.losses.get(term, ()) if result.closeup else ()
 
-
-def make_standalone_svg(picture: Drawing) -> str:
-    """Return the picture as a separate SVG file, in the page's light colours and with a label on every line."""
-    styles: Styles = {}
-    drawn = draw_forest(picture, "p", styles) if isinstance(picture, Forest) else draw(picture, "p", styles)
-    css = (files("fedmutual.report") / "templates" / "style.css").read_text(encoding="utf-8")
-    root = css[: css.index("}")]
-    colours = dict(re.findall(r"--([\w-]+): (#[0-9a-f]+)", root))
-
-    def light(style: str) -> str:
-        return re.sub(r"var\(--([\w-]+)\)", lambda match: colours[match[1]], style)
-
-    rules = "".join(f".{name}{{{light(style)}}}" for style, name in styles.items())
-    rules += f"svg{{background:{colours['paper']}}}text{{font-family:sans-serif}}rect{{fill:none}}"
-    head, rest = drawn.split(">", 1)
-    about = f"<title>{escape(picture.title)}</title><desc>{escape(describe_picture(picture))}</desc>"
-    return f'{head} xmlns="http://www.w3.org/2000/svg">{about}<style>{rules}</style>{rest}\n'
-
-
-def describe_picture(picture: Drawing) -> str:
-    """Return a description of the picture in words; for curves, the last value of each line."""
-    if isinstance(picture, Scatter | Forest):
-        return picture.words
-    format_value = format_percent_number if picture.percent else partial(format_number, decimals=3)
-    ends = (f"{c.label} {format_value(c.points[-1].mean)} after round {c.points[-1].round}" for c in picture.curves)
-    return f"{picture.title}. {'; '.join(ends)}"
+    node, title = measured.cell.about.node, measured.cell.title
+    for arm, by_seed in measured.results.items():
+        for seed, closeup in [(s, r.closeup) for s, r in by_seed.items() if r.closeup and r.closeup.cloud.points]:
+            words = f"{title}: features of node {node}'s model, {name_arm(arm, measured.cell.shown[arm])}, seed {seed}{tag}"
+            yield Scatter(f"{stem}-features-{arm}", words, closeup.cloud)
+    validation = make_curves(measured, lambda result: result.closeup.validation if result.closeup else ())
+    words = f"{title}: node {node}'s model on all nodes' validation data, %{tag}"
+    yield Picture(f"{stem}-validation", words, True, validation)
+    local = tuple(curve for term in LOCAL for curve in make_curves(measured, read_losses(term)))
+    yield Picture(f"{stem}-local-loss", f"{title}: node {node}, loss of the local step{tag}", False, local)
+    mutual = [
+        Curve(f"{c.label}, {term.upper()}", c.slot, style, c.values[c.values.index <= EARLY])
+        for style, term in enumerate(MUTUAL)
+        for c in make_curves(measured, read_losses(term))
+    ]
+    words = f"{title}: node {node}, losses of the mutual step, the first {EARLY:,} rounds{tag}"
+    yield Picture(f"{stem}-mutual-loss", words, False, tuple(curve for curve in mutual if curve.points))
 
 
 def make_curves(measured: MeasuredCell, values: Callable[[Result], Sequence[float]]) -> tuple[Curve, ...]:
@@ -128,54 +232,34 @@ def _assign_slots(arms: Sequence[str]) -> dict[str, int]:
     return taken | {arm: free[k % len(free)] for k, arm in enumerate(rest)}
 
 
-LOCAL = ("local", "personal")  # what methods call the loss of the step on the node's own batch
-MUTUAL = ("kl", "ce")
-EARLY = 1000  # rounds over which the mutual losses are drawn, as the paper's figure has it
+def draw(picture: Plot | Forest, prefix: str, styles: Styles) -> str:
+    """Return the picture as SVG for use inside a page."""
+    return draw_curves(picture, prefix, styles) if isinstance(picture, Picture) else picture.draw(prefix, styles)
 
 
-def make_node_pictures(measured: MeasuredCell) -> Iterator[Picture | Scatter]:
-    """Yield the pictures of the node that the cell names, from all runs that have a node analysis.
-
-    The pictures are those of Figures 1 and 2 of the FedH2L paper, https://arxiv.org/abs/2101.11296.
-    """
-    node, tag, stem = (
-        measured.cell.about.node,
-        f" ({measured.words})" if measured.words else "",
-        measured.cell.name.replace("/", "-"),
-    )
-    for arm, by_seed in measured.results.items():
-        for seed, closeup in [(s, r.closeup) for s, r in by_seed.items() if r.closeup and r.closeup.cloud.points]:
-            method = name_arm(arm, measured.cell.shown[arm])
-            title = f"{measured.cell.title}: features of node {node}'s model, {method}, seed {seed}{tag}"
-            yield Scatter(f"{stem}-features-{arm}", title, closeup.cloud)
-    title = f"{measured.cell.title}: node {node}'s model on all nodes' validation data, %{tag}"
-    yield Picture(f"{stem}-validation", title, True, make_curves(measured, _read_validation))
-    title = f"{measured.cell.title}: node {node}, loss of the local step{tag}"
-    yield Picture(
-        f"{stem}-local-loss",
-        title,
-        False,
-        tuple(c for term in LOCAL for c in make_curves(measured, partial(_read_loss, term=term))),
-    )
-    title = f"{measured.cell.title}: node {node}, losses of the mutual step, the first {EARLY:,} rounds{tag}"
-    yield Picture(
-        f"{stem}-mutual-loss",
-        title,
-        False,
-        tuple(c for k, term in enumerate(MUTUAL) for c in _draw_early(measured, term, k)),
-    )
+def make_number_table(picture: Plot, decimals: int) -> PageTable:
+    """Return the numbers of a picture as a table. decimals: of accuracies in percent."""
+    return picture.make_table() if isinstance(picture, Scatter) else make_data_table(picture, MetricScale(decimals))
 
 
-def _read_validation(result: Result) -> tuple[float, ...]:
-    return result.closeup.validation if result.closeup else ()
+def describe_picture(picture: Plot | Forest) -> str:
+    """Return a description of the picture in words; for curves, the last value of each line."""
+    if not isinstance(picture, Picture):
+        return picture.describe()
+    format_value = format_percent_number if picture.percent else partial(format_number, decimals=3)
+    ends = (f"{c.label} {format_value(c.points[-1].mean)} after round {c.points[-1].round}" for c in picture.curves)
+    return f"{picture.title}. {'; '.join(ends)}"
 
 
-def _read_loss(result: Result, term: str) -> tuple[float, ...]:
-    return result.closeup.losses.get(term, ()) if result.closeup else ()
-
-
-def _draw_early(measured: MeasuredCell, term: str, style: int) -> Iterator[Curve]:
-    for c in make_curves(measured, partial(_read_loss, term=term)):
-        early = Curve(f"{c.label}, {term.upper()}", c.slot, style, c.values[c.values.index <= EARLY])
-        if early.points:
-            yield early
+def make_standalone_svg(picture: Plot | Forest) -> str:
+    """Return the picture as a separate SVG file, in the page's light colours and with a label on every line."""
+    styles: Styles = {}
+    drawn = draw(picture, "p", styles)
+    css = (files("fedmutual.report") / "templates" / "style.css").read_text(encoding="utf-8")
+    colours = dict(re.findall(r"--([\w-]+): (#[0-9a-f]+)", css[: css.index("}")]))
+    rules = "".join(f".{name}{{{style}}}" for style, name in styles.items())
+    rules = re.sub(r"var\(--([\w-]+)\)", lambda match: colours[match[1]], rules)
+    rules += f"svg{{background:{colours['paper']}}}text{{font-family:sans-serif}}rect{{fill:none}}"
+    head, rest = drawn.split(">", 1)
+    about = f"<title>{escape(picture.title)}</title><desc>{escape(describe_picture(picture))}</desc>"
+    return f'{head} xmlns="http://www.w3.org/2000/svg">{about}<style>{rules}</style>{rest}\n'

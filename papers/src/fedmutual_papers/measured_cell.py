@@ -9,9 +9,7 @@ from fedmutual.results.estimate import Estimate, estimate
 from fedmutual_papers import measures
 from fedmutual_papers.experiment_files import Cell, PaperExperiment
 from fedmutual_papers.plan import Scale, list_jobs
-from fedmutual_papers.result import Result
-from fedmutual_papers.schema import End
-from fedmutual_papers.store import ResultStore
+from fedmutual_papers.store import End, Result, ResultStore
 
 
 @dataclass(frozen=True)
@@ -36,70 +34,65 @@ class MeasuredCell:
         """Return how the arm is shortened; "" for a full-length arm and for an arm without results."""
         return self.scale.describe(self.cell, arm) if self.results.get(arm) else ""
 
-    def compute_share(self, arm: str) -> float:
-        """Return the completed share of the arm's full number of rounds, from 0 to 1."""
-        rounds, full_rounds = self.scale.count_rounds(self.cell, arm)
-        return rounds / full_rounds
-
     @property
     def seeds(self) -> list[int]:
         """Return the seeds that have a result, sorted."""
         return sorted({seed for by_seed in self.results.values() for seed in by_seed})
 
     @property
+    def all_results(self) -> list[Result]:
+        """Return the results of all arms and seeds."""
+        return [result for by_seed in self.results.values() for result in by_seed.values()]
+
+    @property
     def networks(self) -> dict[str, str]:
         """Return client id -> network name, over all stored runs."""
-        return {i: c.network for by_seed in self.results.values() for r in by_seed.values() for i, c in r.clients.items()}
+        return {i: client.network for result in self.all_results for i, client in result.clients.items()}
 
-    def has_numbers(self, arm: str, seed: int) -> bool:
-        """Return whether the run has numbers: it is stored and no client diverged."""
-        result = self.results.get(arm, {}).get(seed)
-        return result is not None and not result.failed
-
-    def count_diverged(self, arm: str) -> tuple[int, int]:
-        """Return (the number of the arm's runs in which a client diverged, the number of the arm's runs)."""
-        arm_results = self.results.get(arm, {}).values()
-        return sum(bool(r.failed) for r in arm_results), len(arm_results)
+    def list_finished(self, arm: str) -> dict[int, Result]:
+        """Return seed -> result of the arm's runs that have numbers: no client diverged."""
+        return {seed: result for seed, result in self.results.get(arm, {}).items() if not result.failed}
 
     def list_numerics(self, arm: str, seeds: Collection[int] | None = None) -> set[int]:
         """Return the numerics versions of the arm's runs. seeds: count only the runs of these seeds."""
         return {r.numerics for s, r in self.results.get(arm, {}).items() if seeds is None or s in seeds}
 
-    def read_number(self, measure: str, arm: str, seed: int, at: End = "last") -> float | None:
-        """Return a measure of one run after the last or the best round; None if the run lacks the measure.
+    def read_numbers(self, measure: str, arm: str, at: End = "last") -> dict[int, float]:
+        """Return seed -> a measure of the run after the last or the best round, of the runs that have the measure.
 
         A measure in % or in points is a fraction.
         """
-        if not self.has_numbers(arm, seed):
-            return None
-        kind, argument = measures.find(measure)
-        same_seed = {other: by_seed[seed] for other, by_seed in self.results.items() if seed in by_seed}
-        reading = kind.read(self.results[arm][seed], same_seed, argument)
-        return reading.last if at == "last" else reading.best
+        (kind, argument), numbers = measures.find(measure), dict[int, float]()
+        for seed, result in self.list_finished(arm).items():
+            beside = {other: by_seed[seed] for other, by_seed in self.results.items() if seed in by_seed}
+            number = kind.read(result, beside, argument)[at == "best"]
+            if number is not None:
+                numbers[seed] = number
+        return numbers
+
+    def read_nodes(self, measure: str, arm: str, at: End) -> dict[str, dict[int, float]]:
+        """Return client id -> seed -> a measure of the client's model; {} for a measure that is no mean over clients."""
+        read, numbers = measures.find(measure)[0].nodes, dict[str, dict[int, float]]()
+        for seed, result in self.list_finished(arm).items() if read else ():
+            for client, number in read(result, at).items() if read else ():
+                numbers.setdefault(client, {})[seed] = number
+        return numbers
 
     def estimate(self, measure: str, arm: str, at: End = "last") -> Estimate | None:
-        """Return the estimate of a measure over the arm's seeds, as `read_number`; None if every run lacks the measure."""
-        values = [v for seed in self.results.get(arm, {}) if (v := self.read_number(measure, arm, seed, at)) is not None]
+        """Return the estimate of a measure over the arm's seeds; None if every run lacks the measure."""
+        values = list(self.read_numbers(measure, arm, at).values())
         return estimate(values, "seeds") if values else None
 
     def estimate_nodes(self, measure: str, arm: str, at: End) -> dict[str, Estimate]:
         """Return client id -> estimate of a measure over the arm's seeds; {} if every run lacks the measure."""
-        read_nodes = measures.find(measure)[0].nodes
-        runs = (
-            [read_nodes(result, at) for result in self.results.get(arm, {}).values() if not result.failed]
-            if read_nodes
-            else []
-        )
-        clients = dict.fromkeys(i for run in runs for i in run)
-        return {i: estimate([run[i] for run in runs if i in run], "seeds") for i in clients}
+        nodes = self.read_nodes(measure, arm, at)
+        return {client: estimate(list(values.values()), "seeds") for client, values in nodes.items()}
 
 
 def is_incomplete(cell: Cell, result: Result) -> bool:
     """Return whether a finished run lacks something that the cell asks for, from the final weights or about each client."""
     about = cell.about
-    has_noise = (
-        not about.noise or "global_test" not in result.curves or {f"{d:g}" for d in about.noise} <= result.noise.keys()
-    )
+    has_noise = "global_test" not in result.curves or {f"{d:g}" for d in about.noise} <= result.noise.keys()
     has_client_curves = not about.each or all(client.curve for client in result.clients.values())
     has_node_analysis = about.node is None or (result.closeup is not None and result.closeup.client == about.node)
     return not ((has_noise and has_client_curves and has_node_analysis) or result.failed)
@@ -112,50 +105,40 @@ def read_measured_cells(
 
     seeds: limit the results at the wanted scale to these seeds; None means all seeds.
     """
-    return [
-        _read_measured(cell, store, _narrow_scale(wanted, cell) if wanted is not None else None, seeds)
-        for cell in experiment.cells
-    ]
-
-
-def _narrow_scale(scale: Scale, cell: Cell) -> Scale | None:
-    """Return the scale for one cell; None if an arm of the cell cannot have one of the changed keys."""
-    with suppress(ConfigError):
-        return scale.fit_to(cell)
-    return None
+    return [_read_measured(cell, store, wanted, seeds) for cell in experiment.cells]
 
 
 def _read_measured(cell: Cell, store: ResultStore, wanted: Scale | None, seeds: Iterable[int] | None) -> MeasuredCell:
-    scales, candidates = [] if wanted is None else [wanted], []
-    for stored_scale in store.list_scales(cell.id):
-        if (scale := _narrow_scale(stored_scale, cell)) is not None and scale not in scales:
-            scales.append(scale)
-    for scale in scales:
-        known_seeds = _find_seeds(cell, store, scale)
-        chosen_seeds = known_seeds & set(seeds) if scale == wanted and seeds is not None else known_seeds
-        measured = MeasuredCell(cell, scale, _find_results(cell, store, scale, chosen_seeds))
-        if measured.run and scale == wanted:
-            return measured
-        candidates.append(measured)
-    return max(candidates, key=_rank_completeness, default=MeasuredCell(cell, Scale(), {arm: {} for arm in cell.shown}))
+    """Return the results of a cell. The scales of all stored runs are candidates, because cells share runs."""
+    asked, fitted, stored = _fit(wanted, cell), list[Scale](), [wanted] if wanted is not None else []
+    for result in (*store.list_results(cell.id), *store.list_all_results()):
+        ways = (Scale(limit, tuple(result.changed.items())) for limit in (result.limit, result.rounds))
+        stored += [scale for scale in ways if scale not in stored]
+    for scale in stored:
+        fitted += [fit for fit in [_fit(scale, cell)] if fit is not None and fit not in fitted]
+    candidates = []
+    for scale in fitted:
+        rounds = {cell.limit_rounds(arm, scale.rounds) for arm in cell.arms}
+        known = {result.seed for result in store.list_all_results() if result.rounds in rounds}
+        results: dict[str, dict[int, Result]] = {arm: {} for arm in cell.shown}
+        for job in list_jobs(cell, sorted(known & set(seeds) if scale == asked and seeds is not None else known), scale):
+            if job.arm in results and (found := job.find_result(store)) is not None:
+                results[job.arm][job.seed] = found
+        candidates.append(MeasuredCell(cell, scale, results))
+        if scale == asked and candidates[-1].run:
+            return candidates[-1]
+    return max([*candidates, MeasuredCell(cell, Scale(), {arm: {} for arm in cell.shown})], key=_rank_completeness)
 
 
-def _find_seeds(cell: Cell, store: ResultStore, scale: Scale) -> set[int]:
-    """Return the seeds of all stored runs, of any cell, that have as many rounds as a run of this cell at the scale."""
-    rounds = {cell.get_rounds(arm) if scale.rounds is None else cell.limit_rounds(arm, scale.rounds) for arm in cell.arms}
-    return {result.seed for result in store.list_all_results() if result.rounds in rounds}
-
-
-def _find_results(cell: Cell, store: ResultStore, scale: Scale, seeds: Iterable[int]) -> dict[str, dict[int, Result]]:
-    by_arm: dict[str, dict[int, Result]] = {arm: {} for arm in cell.shown}
-    for job in list_jobs(cell, sorted(seeds), scale):
-        if job.arm in by_arm and (result := store.find(job)) is not None:
-            by_arm[job.arm][job.seed] = result
-    return by_arm
+def _fit(scale: Scale | None, cell: Cell) -> Scale | None:
+    """Return the scale for one cell; None if an arm of the cell cannot have one of the changed keys."""
+    with suppress(ConfigError):
+        return scale.fit_to(cell) if scale is not None else None
+    return None
 
 
 def _rank_completeness(measured: MeasuredCell) -> tuple[int, int, int, int]:
     """Return a sort key: first more arms, then fewer changed keys, then more rounds, then more seeds."""
     arms = sum(bool(by_seed) for by_seed in measured.results.values())
     rounds = measured.scale.rounds or max(map(measured.cell.get_rounds, measured.cell.arms))
-    return arms, -len(measured.scale.changed), rounds, sum(map(len, measured.results.values()))
+    return arms, -len(measured.scale.changed), rounds, len(measured.all_results)

@@ -8,14 +8,14 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from statistics import fmean, pstdev
-from typing import NamedTuple
+from typing import Literal
 
 import numpy as np
 
 from fedmutual.role import LOCAL_ONLY
-from fedmutual_papers.result import ClientResult, Result
-from fedmutual_papers.schema import End
+from fedmutual_papers.store import ClientResult, End, Result
 
 MOST_EXAMPLES = 40_000  # of a test set: with more, 5 decimals do not show a difference of one example
 ROUNDED = 0.51e-5  # kept accuracies have 5 decimals
@@ -23,13 +23,8 @@ CHOSEN_BY_TEST = "best on test"
 CHOSEN_BY_ITSELF = "best on those data"
 CHOSEN_BY_OTHERS = "each node's best on validation data"
 
-
-class Reading(NamedTuple):
-    """A number of a run after the last round and after the best round; None if the run lacks the number."""
-
-    last: float | None
-    best: float | None = None
-
+Reading = tuple[float | None, float | None]
+"""A number of a run after the last round and after the best round; None if the run lacks the number."""
 
 Beside = Mapping[str, Result]
 """The runs of the same cell and seed, by arm."""
@@ -37,8 +32,7 @@ Beside = Mapping[str, Result]
 Reader = Callable[[Result, Beside, str], Reading]
 """(a run, the runs beside it, the text after the colon of the measure's name) -> the number of the run."""
 
-Grain = Callable[[Sequence[Result], bool], float]
-"""(the results of an arm, whether of one client) -> the change of the value by one example."""
+NONE: Reading = None, None
 
 
 @dataclass(frozen=True)
@@ -53,7 +47,8 @@ class Measure:
     nodes: Callable[[Result, End], Mapping[str, float]] | None = None  # client -> its value, if it is a mean over clients
     only_best: bool = False  # whether it is a number of the models of the best round
     of_weights: bool = False  # whether it is computed from a run's weights when the run has ended
-    grain: Grain | None = None  # None: the measure counts no examples
+    # (the results of an arm, whether of one client) -> the change of the value by one example; None: it counts no examples
+    grain: Callable[[Sequence[Result], bool], float] | None = None
     counted: bool = False  # whether its name ends with a number: "noise:0.2"
 
     @property
@@ -70,17 +65,22 @@ def find(name: str) -> tuple[Measure, str]:
     """Return (the measure, its argument) for a name: "noise:0.2" is the measure "noise" with the argument "0.2".
 
     Raises:
-        LookupError: the measure does not exist.
-        ValueError: the argument is missing, or the measure has no argument.
+        ValueError: the measure does not exist, or the argument is missing, or the measure has no argument.
     """
     kind, colon, argument = name.partition(":")
     if kind not in MEASURES:
-        raise LookupError(f"there is no measure {name!r}")
+        raise ValueError(f"there is no measure {name!r}{suggest_near(kind, list(MEASURES))}")
     if colon and not MEASURES[kind].counted:
         raise ValueError(f"the measure {kind!r} takes no number; remove {colon + argument!r}")
     if MEASURES[kind].counted and not _is_number(argument):
         raise ValueError(f"the measure {name!r} needs a number: '{kind}:0.9'")
     return MEASURES[kind], argument
+
+
+def suggest_near(word: str, known: Sequence[str]) -> str:
+    """Return the end of an error message: "; did you mean ...?" with the nearest known word, else all known words."""
+    matches = get_close_matches(word, known, 1, 0.5)
+    return f"; did you mean {matches[0]!r}?" if matches else f"; there are {', '.join(known)}"
 
 
 def _is_number(text: str) -> bool:
@@ -96,30 +96,6 @@ def get_title(name: str) -> str:
     return measure.title.format(argument, percent=f"{100 * float(argument):g}" if argument else "")
 
 
-def measure_oscillation(curve: Sequence[float]) -> float | None:
-    """Return the standard deviation of the change from value to value in the last quarter of a curve; None if too short.
-
-    The result has the unit of the curve: a fraction for accuracies.
-    """
-    last = curve[-max(len(curve) // 4, 2) - 1 :]  # so many changes, and two at least
-    changes = [b - a for a, b in itertools.pairwise(last)]
-    return pstdev(changes) if len(changes) > 1 else None
-
-
-def find_reached_round(result: Result, target: float) -> float | None:
-    """Return the first evaluated round, from 1, with an accuracy of the global model of at least `target`, a fraction.
-
-    None: the accuracy is lower in all rounds.
-    """
-    curve = result.curves.get("global_test", ())
-    return next((float(r) for r, value in zip(result.evaluated, curve, strict=False) if value >= target), None)
-
-
-def name_trained_curve(result: Result) -> str:
-    """Return the curve name of the model that a client trained: the personal model, else the copy before averaging."""
-    return "copies" if "copies" in result.curves and result.model != "personal" else "own"
-
-
 def find_step(fractions: Iterable[float]) -> float:
     """Return the step of an accuracy: 1 / n for the smallest n for which all fractions are multiples of 1 / n to 5 decimals.
 
@@ -133,174 +109,145 @@ def find_step(fractions: Iterable[float]) -> float:
     return 1 / float(steps[0]) if len(steps) else 0.0
 
 
-def _list_client_steps(result: Result) -> Iterator[float]:
-    return (v for client in result.clients.values() for v in (client.last, client.best, *client.curve))
+def _list_client_scores(runs: Iterable[Result]) -> Iterator[float]:
+    return (v for run in runs for client in run.clients.values() for v in (client.last, client.best, *client.curve))
 
 
-def _make_curve_grain(name: Callable[[Result], str]) -> Grain:
-    def grain(results: Sequence[Result], per_client: bool) -> float:
-        each = (_list_client_steps(r) if per_client else r.curves.get(name(r), ()) for r in results)
-        return find_step(itertools.chain.from_iterable(each))
-
-    return grain
+def _list_own_accuracies(run: Result, at: End) -> Mapping[str, float]:
+    return {i: getattr(client, at) for i, client in run.clients.items()}
 
 
-def _make_node_grain(name: str) -> Grain:
-    def grain(results: Sequence[Result], per_client: bool) -> float:
-        ends = [r.transfer[name] for r in results if name in r.transfer]
-        nodes = 1 if per_client else max((len(e.last) for e in ends), default=1)
-        return find_step(v for e in ends for v in (*e.last.values(), *e.best.values())) / nodes
+def _make_curve_measure(title: str, curve: str, chosen: str, of_clients: bool = True) -> Measure:
+    """Return the measure of the last and the highest value of a curve."""
 
-    return grain
+    def read(run: Result, beside: Beside, argument: str) -> Reading:
+        values = run.get_curve(curve)
+        return (values[-1], max(values)) if values else NONE
 
+    def grain(runs: Sequence[Result], per_client: bool) -> float:
+        return find_step(_list_client_scores(runs) if per_client else (v for run in runs for v in run.get_curve(curve)))
 
-def _find_gain_grain(results: Sequence[Result], per_client: bool) -> float:
-    half = max((len(r.clients) // 2 for r in results), default=0)
-    return find_step(v for r in results for v in _list_client_steps(r)) / max(half, 1)
-
-
-def _make_curve_measure(name: Callable[[Result], str]) -> Reader:
-    """Read the last and the highest value of a curve. name: the run -> the name of its curve."""
-
-    def read(result: Result, beside: Beside, argument: str) -> Reading:
-        curve = result.curves.get(name(result))
-        return Reading(curve[-1], max(curve)) if curve else Reading(None)
-
-    return read
-
-
-def _make_swing_measure(name: str) -> Reader:
-    return lambda result, beside, argument: Reading(measure_oscillation(result.curves.get(name, ())))
-
-
-def _read_rounds_to(result: Result, beside: Beside, argument: str) -> Reading:
-    return Reading(None if result.target is None else find_reached_round(result, float(argument) * result.target))
-
-
-def _find_local_only(result: Result, beside: Beside) -> Mapping[str, ClientResult]:
-    """Return the clients of the run of independent training beside a run; {} without such a run, or for this run itself."""
-    local_only = beside.get(LOCAL_ONLY)
-    return {} if local_only is None or local_only is result or local_only.failed else local_only.clients
-
-
-def _make_gain_measure(large: bool) -> Reader:
-    """Read the mean gain over independent training of the half of the clients with the most, or fewest, training rows."""
-
-    def read(result: Result, beside: Beside, argument: str) -> Reading:
-        by_size = sorted(result.clients, key=lambda i: result.clients[i].examples)
-        half, alone = len(by_size) // 2, _find_local_only(result, beside)
-        chosen = by_size[-half:] if large else by_size[:half]
-        return Reading(fmean(result.clients[i].last - alone[i].last for i in chosen) if half and alone else None)
-
-    return read
-
-
-def _count_harmed(result: Result, beside: Beside, argument: str) -> Reading:
-    """Count the clients whose accuracy is lower than after independent training with the same seed."""
-    if not result.clients or not (alone := _find_local_only(result, beside)):
-        return Reading(None)
-    return Reading(float(sum(client.last < alone[i].last for i, client in result.clients.items())))
-
-
-def _list_own_accuracies(result: Result, at: End) -> Mapping[str, float]:
-    return {i: getattr(client, at) for i, client in result.clients.items()}
+    return Measure(title, "%", read, chosen, curve, _list_own_accuracies if of_clients else None, grain=grain)
 
 
 def _make_transfer_measure(name: str, title: str) -> Measure:
     """Return the measure of ACC, BWT or FWT: each node's value, and the mean over nodes."""
 
-    def nodes(result: Result, at: End) -> Mapping[str, float]:
-        return getattr(result.transfer[name], at) if name in result.transfer else {}
+    def nodes(run: Result, at: End) -> Mapping[str, float]:
+        return run.transfer[name].get(at, {}) if name in run.transfer else {}
 
-    def read(result: Result, beside: Beside, argument: str) -> Reading:
-        return Reading(*(fmean(values.values()) if (values := nodes(result, at)) else None for at in ("last", "best")))
+    def read(run: Result, beside: Beside, argument: str) -> Reading:
+        last, best = (fmean(values.values()) if (values := nodes(run, at)) else None for at in ("last", "best"))
+        return last, best
 
-    return Measure(title, "%", read, CHOSEN_BY_OTHERS, nodes=nodes, grain=_make_node_grain(name))
+    def grain(runs: Sequence[Result], per_client: bool) -> float:
+        count = 1 if per_client else max((len(nodes(run, "last")) for run in runs if name in run.transfer), default=1)
+        return find_step(v for run in runs for at in ("last", "best") for v in nodes(run, at).values()) / count
+
+    return Measure(title, "%", read, CHOSEN_BY_OTHERS, nodes=nodes, grain=grain)
 
 
-def _make_bytes_measure(way: str, once: bool = False) -> Reader:
-    """Read the mean bytes of a client: per local step (per round, if rounds are epochs), or once in a run."""
+def _make_swing_measure(title: str, curve: str) -> Measure:
+    """Return the measure of the standard deviation of the change from value to value in the last quarter of a curve."""
 
-    def read(result: Result, beside: Beside, argument: str) -> Reading:
-        if result.traffic is None or not result.clients:
-            return Reading(None)
-        steps = 1 if once else result.rounds * max(result.steps, 1)
-        return Reading(getattr(result.traffic, way) / len(result.clients) / steps)
+    def read(run: Result, beside: Beside, argument: str) -> Reading:
+        values = run.curves.get(curve, ())
+        last = values[-max(len(values) // 4, 2) - 1 :]  # so many changes, and two at least
+        changes = [b - a for a, b in itertools.pairwise(last)]
+        return pstdev(changes) if len(changes) > 1 else None, None
 
-    return read
+    return Measure(title, "points", read)
 
+
+def _find_local_only(run: Result, beside: Beside) -> Mapping[str, ClientResult]:
+    """Return the clients of the run of independent training beside a run; {} without such a run, or for this run itself."""
+    local_only = beside.get(LOCAL_ONLY)
+    return {} if local_only is None or local_only is run or local_only.failed else local_only.clients
+
+
+def _make_gain_measure(title: str, large: bool) -> Measure:
+    """Return the mean gain over independent training of the half of the clients with the most, or fewest, training rows."""
+
+    def read(run: Result, beside: Beside, argument: str) -> Reading:
+        by_size = sorted(run.clients, key=lambda i: run.clients[i].examples)
+        half, alone = len(by_size) // 2, _find_local_only(run, beside)
+        chosen = by_size[-half:] if large else by_size[:half]
+        return fmean(run.clients[i].last - alone[i].last for i in chosen) if half and alone else None, None
+
+    def grain(runs: Sequence[Result], per_client: bool) -> float:
+        return find_step(_list_client_scores(runs)) / max([1, *(len(run.clients) // 2 for run in runs)])
+
+    return Measure(title, "points", read, grain=grain)
+
+
+def _count_harmed(run: Result, beside: Beside, argument: str) -> Reading:
+    """Count the clients whose accuracy is lower than after independent training with the same seed."""
+    alone = _find_local_only(run, beside)
+    harmed = sum(client.last < alone[i].last for i, client in run.clients.items()) if alone else 0
+    return float(harmed) if run.clients and alone else None, None
+
+
+def _read_rounds_to(run: Result, beside: Beside, argument: str) -> Reading:
+    """Read the first evaluated round, from 1, with at least this share of the paper's accuracy of FedAvg."""
+    if run.target is None:
+        return NONE
+    reached = zip(run.evaluated, run.curves.get("global_test", ()), strict=False)
+    return next((float(r) for r, value in reached if value >= float(argument) * run.target), None), None
+
+
+def _make_bytes_measure(title: str, way: Literal["up", "down", "seed"]) -> Measure:
+    """Return the mean bytes of a client: per local step (per round, if rounds are epochs), or once in a run ("seed")."""
+
+    def read(run: Result, beside: Beside, argument: str) -> Reading:
+        steps = 1 if way == "seed" else run.rounds * max(run.steps, 1)
+        return run.traffic.get(way, 0) / len(run.clients) / steps if run.traffic and run.clients else None, None
+
+    return Measure(title, "bytes", read)
+
+
+_OWN = "clients' model, own validation data, %"
+_TRAINED = "clients' personal models or local copies, validation data, %"
 
 MEASURES: dict[str, Measure] = {
-    "global_test": Measure(
-        "global model, test set, %",
-        "%",
-        _make_curve_measure(lambda result: "global_test"),
-        CHOSEN_BY_TEST,
-        "global_test",
-        grain=_make_curve_grain(lambda result: "global_test"),
-    ),
-    "own_validation": Measure(
-        "clients' model, own validation data, %",
-        "%",
-        _make_curve_measure(lambda result: "own"),
-        CHOSEN_BY_ITSELF,
-        "own",
-        _list_own_accuracies,
-        grain=_make_curve_grain(lambda result: "own"),
-    ),
+    "global_test": _make_curve_measure("global model, test set, %", "global_test", CHOSEN_BY_TEST, of_clients=False),
+    "own_validation": _make_curve_measure(_OWN, "own", CHOSEN_BY_ITSELF),
     "worst": Measure(
         "worst client, own validation data, %",
         "%",
-        lambda result, *_: Reading(min((c.last for c in result.clients.values()), default=None)),
+        lambda run, *_: (min((c.last for c in run.clients.values()), default=None), None),
     ),
     "harmed": Measure("clients harmed", "clients", _count_harmed),
-    "local_validation": Measure(
-        "clients' personal models or local copies, validation data, %",
-        "%",
-        _make_curve_measure(name_trained_curve),
-        CHOSEN_BY_ITSELF,
-        "local",
-        _list_own_accuracies,
-        grain=_make_curve_grain(name_trained_curve),
-    ),
-    "swing_global": Measure("oscillation of the global model, points", "points", _make_swing_measure("global_test")),
-    "swing_own": Measure("oscillation of the clients' model, points", "points", _make_swing_measure("own")),
+    "local_validation": _make_curve_measure(_TRAINED, "local", CHOSEN_BY_ITSELF),
+    "swing_global": _make_swing_measure("oscillation of the global model, points", "global_test"),
+    "swing_own": _make_swing_measure("oscillation of the clients' model, points", "own"),
     "rounds_to": Measure(
         "rounds to {percent} % of the paper's FedAvg",
         "rounds",
         _read_rounds_to,
         counted=True,
-        grain=lambda results, per_client: float(max((r.every for r in results), default=1)),
+        grain=lambda runs, per_client: float(max((run.every for run in runs), default=1)),
     ),
     "noise": Measure(
         "loss with noise {} on the weights",
         "loss",
-        lambda result, beside, argument: Reading(result.noise.get(argument)),
+        lambda run, beside, argument: (run.noise.get(argument), None),
         of_weights=True,
         counted=True,
     ),
-    "gain_small": Measure(
-        "gain of the clients with fewest examples, points", "points", _make_gain_measure(False), grain=_find_gain_grain
-    ),
-    "gain_large": Measure(
-        "gain of the clients with most examples, points", "points", _make_gain_measure(True), grain=_find_gain_grain
-    ),
+    "gain_small": _make_gain_measure("gain of the clients with fewest examples, points", large=False),
+    "gain_large": _make_gain_measure("gain of the clients with most examples, points", large=True),
     "acc": _make_transfer_measure("acc", "ACC, all nodes' test data, %"),
     "bwt": _make_transfer_measure("bwt", "BWT, own test data, %"),
     "fwt": _make_transfer_measure("fwt", "FWT, the other nodes' test data, %"),
-    "bytes_up": Measure("bytes that a node sends for each local step", "bytes", _make_bytes_measure("up")),
-    "bytes_down": Measure("bytes that a node receives for each local step", "bytes", _make_bytes_measure("down")),
-    "bytes_seed": Measure(
-        "bytes of the public examples that a node sent, once", "bytes", _make_bytes_measure("seed", once=True)
-    ),
-    "projected": Measure("projected mutual steps, %", "%", lambda result, *_: Reading(result.projected)),
-    "epsilon": Measure(
-        "epsilon of all messages, the largest of all clients", "score", lambda result, *_: Reading(result.epsilon)
-    ),
+    "bytes_up": _make_bytes_measure("bytes that a node sends for each local step", "up"),
+    "bytes_down": _make_bytes_measure("bytes that a node receives for each local step", "down"),
+    "bytes_seed": _make_bytes_measure("bytes of the public examples that a node sent, once", "seed"),
+    "projected": Measure("projected mutual steps, %", "%", lambda run, *_: (run.projected, None)),
+    "epsilon": Measure("epsilon of all messages, the largest of all clients", "score", lambda run, *_: (run.epsilon, None)),
     "separation": Measure(
         "silhouette of the classes in the features",
         "score",
-        lambda result, *_: Reading(None, result.closeup.cloud.silhouette if result.closeup else None),
+        lambda run, *_: (None, run.closeup.cloud.silhouette if run.closeup else None),
         CHOSEN_BY_OTHERS,
         only_best=True,
         of_weights=True,

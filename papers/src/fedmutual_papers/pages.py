@@ -1,38 +1,45 @@
-"""Write the page of an experiment as Markdown, HTML and JSON, with the figures as files, from stored results only."""
+"""Write the pages of the papers from stored results only: of an experiment, of all verdicts, and of the findings."""
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from fedmutual.errors import join_words
+import pandas as pd
+
+from fedmutual.errors import format_count, join_words
 from fedmutual.files import write_bytes
 from fedmutual.report.cells import PageTable, TableCell
 from fedmutual.report.plots import Styles
 from fedmutual.report.rendering import make_environment
-from fedmutual_papers import prose, tables
-from fedmutual_papers.claims import Judgement, judge_readings
-from fedmutual_papers.entries import capitalize, get_unit
-from fedmutual_papers.experiment_files import PaperExperiment
-from fedmutual_papers.figures import (
-    Plot,
-    describe_picture,
-    draw,
-    make_number_table,
-    make_pictures,
-    make_standalone_svg,
+from fedmutual_papers import figures, prose, spent, tables
+from fedmutual_papers.claims import (
+    CONTRADICTED,
+    DECIDED,
+    DIVERGED,
+    INCONCLUSIVE,
+    NOT_RUN,
+    SUPPORTED,
+    TOO_SHORT,
+    Judgement,
+    adjust_by_holm,
+    is_significant,
+    judge_readings,
 )
+from fedmutual_papers.experiment_files import PaperExperiment
+from fedmutual_papers.figures import Forest, Plot
 from fedmutual_papers.measured_cell import MeasuredCell
-from fedmutual_papers.numbers import list_records
-from fedmutual_papers.significance import adjust_by_holm
-from fedmutual_papers.spent import make_spent_frame, make_spent_table
 
 FIGURES = "figures"
 MADE = "<!-- Made by `fedmutual reproduce --pages FOLDER` from the results; not to be edited. -->"
+VERDICTS, FINDINGS, TEMPLATE = "verdicts.md", "findings.md", "findings.md.j2"
+FIGURE = f"{FIGURES}/findings.svg"
+HOLDS, DEPENDS, FAILS, OPEN, UNMEASURED = "holds", "depends", "fails", "open", "unmeasured"
 
 
 @dataclass(frozen=True)
@@ -42,56 +49,65 @@ class Page:
     experiment: PaperExperiment
     measured_cells: Sequence[MeasuredCell]
     claims: tuple[tuple[Judgement, ...], ...]  # the readings of each claim
-    tables: tuple[PageTable, ...]
-    pictures: tuple[Plot, ...]
 
     @property
     def judged(self) -> tuple[Judgement, ...]:
         """Return every reading of every claim."""
         return tuple(judged for readings in self.claims for judged in readings)
 
-    @property
-    def tunings(self) -> PageTable | None:
-        """Return the table of tuned settings; None if no sweep chose a setting."""
-        return tables.make_tunings_table(self.measured_cells)
+    @cached_property
+    def tables(self) -> Sequence[PageTable]:
+        """Return the tables of results."""
+        return tables.make_tables(self.experiment, self.measured_cells)
 
-    @property
-    def spent(self) -> PageTable | None:
-        """Return the table of training work for each arm; None if nothing was run."""
-        return make_spent_table(self.measured_cells)
+    @cached_property
+    def figures(self) -> dict[str, Plot]:
+        """Return the pictures by their file names, relative to the folder of the page."""
+        pictures = figures.make_pictures(self.experiment, self.measured_cells)
+        return {f"{FIGURES}/{self.experiment.id}-{picture.id}.svg": picture for picture in pictures}
 
     @property
     def differences(self) -> list[str]:
         """Return the differences from the paper: choices, shortened cells, and initial weights."""
-        return [
-            *self.experiment.differences,
-            *prose.describe_shortening(self.measured_cells),
-            *prose.describe_initial_weights(self.measured_cells),
-        ]
+        return [*self.experiment.differences, *prose.describe_shortening(self.measured_cells)]
 
-    @property
-    def numbers_heading(self) -> str:
-        """Return the heading of the tables of results."""
-        return "Ours beside the paper's" if self.experiment.index.paper else "Numbers"
-
-    @property
-    def differences_heading(self) -> str:
-        """Return the heading of the differences; of an experiment that no paper has they are choices."""
-        return "Differences from the paper" if self.experiment.index.paper else "Choices"
-
-    def make_figure_path(self, picture: Plot) -> str:
-        """Return the file name of a picture, relative to the folder of the page."""
-        return f"{FIGURES}/{self.experiment.id}-{picture.id}.svg"
+    def describe(self, only_judged: bool) -> dict[str, Any]:
+        """Return the content for a template. only_judged: whether verdicts of cells that were not run are left out."""
+        index, decimals = self.experiment.index, self.experiment.index.decimals
+        return {
+            "index": index,
+            "command": f"fedmutual reproduce {self.experiment.id}",
+            "state": prose.describe_state(self.measured_cells),
+            "verdicts": tables.make_claims_table(self.claims, decimals),
+            "claims": [
+                {
+                    "asked": prose.describe_question(readings),
+                    "tables": [
+                        (judged.reading, tables.make_verdicts_table(judged, decimals, only_judged))
+                        for judged in readings
+                        if len(judged.judged_lines) > 1
+                    ],
+                }
+                for readings in self.claims
+            ],
+            "numbers_heading": "Ours beside the paper's" if index.paper else "Numbers",
+            "differences_heading": "Differences from the paper" if index.paper else "Choices",
+            "tables": self.tables,
+            "spent": spent.make_spent_table(self.measured_cells),
+            "tunings": tables.make_tunings_table(self.measured_cells),
+            "differences": self.differences,
+            "code": self.experiment.code,
+            "origins": list(prose.describe_origins(self.measured_cells)),
+            "commands": prose.list_commands(self.measured_cells),
+            "budgets": prose.BUDGETS,
+            "p_values": prose.P_VALUES,
+        }
 
 
 def make_page(experiment: PaperExperiment, measured_cells: Sequence[MeasuredCell]) -> Page:
     """Return the page of an experiment from the given results."""
     judged = tuple(judge_readings(claim, measured_cells) for claim in experiment.index.claims)
-    page_tables = tuple(tables.make_tables(experiment, measured_cells))
-    return adjust(
-        [Page(experiment, measured_cells, judged, page_tables, tuple(make_pictures(experiment, measured_cells)))],
-        over_all=False,
-    )[0]
+    return adjust([Page(experiment, measured_cells, judged)], over_all=False)[0]
 
 
 def adjust(pages: Sequence[Page], over_all: bool = True) -> list[Page]:
@@ -103,14 +119,13 @@ def adjust(pages: Sequence[Page], over_all: bool = True) -> list[Page]:
     all_values = iter(adjust_by_holm([j.p for page in pages for j in page.judged if j.p is not None]))
     for page in pages:
         page_values = iter(adjust_by_holm([j.p for j in page.judged if j.p is not None]))
-        claims = tuple(
-            tuple(
-                j if j.p is None else replace(j, holm=(next(page_values), next(all_values) if over_all else None))
-                for j in readings
-            )
-            for readings in page.claims
-        )
-        adjusted.append(replace(page, claims=claims))
+
+        def add_holm(judged: Judgement, page_values: Any = page_values) -> Judgement:
+            if judged.p is None:
+                return judged
+            return replace(judged, holm=(next(page_values), next(all_values) if over_all else None))
+
+        adjusted.append(replace(page, claims=tuple(tuple(map(add_holm, readings)) for readings in page.claims)))
     return adjusted
 
 
@@ -120,107 +135,44 @@ def write(page: Page, folder: Path, kinds: Sequence[str] = ("md", "html", "json"
     Raises:
         RunError: the folder cannot be written.
     """
-    makers: dict[str, Callable[[Page], str]] = {
-        "md": partial(render_markdown, folder=folder),
-        "html": render_html,
-        "json": render_json,
-    }
-    id = page.experiment.id
-    drawings = {page.make_figure_path(p): make_standalone_svg(p) for p in page.pictures}
-    for old in (folder / FIGURES).glob(f"{id}-*.svg"):
-        if f"{FIGURES}/{old.name}" not in drawings:
+    makers: dict[str, Callable[[Page], str]] = {"md": partial(render_markdown, folder=folder)}
+    makers |= {"html": render_html, "json": render_json}
+    for old in (folder / FIGURES).glob(f"{page.experiment.id}-*.svg"):
+        if f"{FIGURES}/{old.name}" not in page.figures:
             old.unlink(missing_ok=True)
-    for name, drawn in drawings.items():
-        write_bytes(folder / name, drawn.encode())
-    paths = [folder / f"{id}.{kind}" for kind in kinds]
-    for path, kind in zip(paths, kinds, strict=True):
+    for name, picture in page.figures.items():
+        write_bytes(folder / name, figures.make_standalone_svg(picture).encode())
+    paths = {kind: folder / f"{page.experiment.id}.{kind}" for kind in kinds}
+    for kind, path in paths.items():
         write_bytes(path, makers[kind](page).encode())
-    return paths
+    return list(paths.values())
 
 
 def render_markdown(page: Page, folder: Path | None = None) -> str:
     """Return the page as Markdown. folder: where the page will lie, for links to files outside it; None: no such links."""
-    index, decimals = page.experiment.index, page.experiment.index.decimals
-    parts = [
-        MADE,
-        f"# {index.title}",
-        f"{index.about} ({index.paper})" if index.paper else index.about,
-        f"    {prose.make_command(page.experiment)}",
-        prose.describe_state(page.measured_cells),
-    ]
-    if page.claims or index.paper:
-        parts.append("## Claims and verdicts")
-    if page.claims:
-        parts += [render_table(tables.make_claims_table(page.claims, decimals), caption=False), prose.P_VALUES]
-    elif index.paper:
-        parts.append("The paper makes no claim here that numbers can confirm or contradict.")
-    if index.supports:
-        parts.append(index.supports)
-    for number, readings in enumerate(page.claims, 1):
-        parts.append(f"**{number}:** {_format_question(readings)}")
-        for judged in readings:
-            if len(judged.judged_lines) > 1:
-                parts += [f"*{number}, {judged.reading}*"] * (len(readings) > 1)
-                parts.append(render_table(_tabulate_run_cells(judged, decimals), caption=False))
-    parts.append(f"## {page.numbers_heading}")
-    parts += [render_table(t) for t in page.tables]
-    parts.append("Ours: mean ± half of the 95 % interval (Student's t) over seeds.")
-    if page.spent:
-        parts += ["## Cost of each method", render_table(page.spent), prose.BUDGETS]
-    if page.pictures:
-        parts.append("## Figures")
-        parts += [f"![{describe_picture(p)}]({page.make_figure_path(p)})\n\n*{p.title}*" for p in page.pictures]
-    if page.tunings:
-        parts += ["## How settings were chosen", render_table(page.tunings)]
-        if folder is not None:
-            parts.append(f"Files of the sweeps: {join_words(_link_sweeps(page, folder))}.")
-    parts += [f"## {page.differences_heading}", _number_sentences(page.differences)]
-    if code := page.experiment.code:
-        parts += ["## Differences of the authors' public code", _number_sentences(code)]
-    parts.append("## Hardware and time")
-    parts.append("\n".join(f"- {line}" for line in prose.describe_origins(page.measured_cells)) or "Nothing was run yet.")
-    if commands := prose.list_commands(page.measured_cells):
-        parts += ["Commands that made the results:", "\n".join(f"    {c}" for c in commands)]
-    return "\n\n".join(parts) + "\n"
-
-
-def _number_sentences(sentences: Sequence[str]) -> str:
-    return "\n".join(f"{n}. {sentence}" for n, sentence in enumerate(sentences, 1))
-
-
-def _link_sweeps(page: Page, folder: Path) -> list[str]:
-    """Return one Markdown link for each sweep file."""
-    paths = dict.fromkeys(t.path for measured in page.measured_cells for t in measured.cell.tunings.values())
-    return [f"[{path.name}]({Path(os.path.relpath(path, folder)).as_posix()})" for path in paths]
-
-
-def _format_question(readings: Sequence[Judgement]) -> str:
-    """Return the comparison and condition of the first reading, then the comparisons of the other readings."""
-    others = (f" {capitalize(j.reading)}: {prose.describe_comparison(j)}." for j in readings[1:])
-    return f"{prose.describe_condition(readings[0])}.{''.join(others)}"
-
-
-def _tabulate_run_cells(judged: Judgement, decimals: int) -> PageTable:
-    """Return the claim's table without the cells that were not run."""
-    table = tables.make_verdicts_table(judged, decimals)
-    rows = tuple(r for r, line in zip(table.rows, judged.lines, strict=True) if line.is_judged)
-    return PageTable(table.id, table.caption, table.columns, rows, table.csv)
+    environment = make_environment("fedmutual_papers", html=False)
+    environment.filters |= {"table": render_table}
+    sweeps = dict.fromkeys(t.path for measured in page.measured_cells for t in measured.cell.tunings.values())
+    links = [f"[{path.name}]({Path(os.path.relpath(path, folder)).as_posix()})" for path in sweeps] if folder else []
+    drawn = [(figures.describe_picture(picture), name, picture.title) for name, picture in page.figures.items()]
+    content = page.describe(only_judged=True)
+    return environment.get_template("experiment.md.j2").render(content, made=MADE, figures=drawn, sweeps=join_words(links))
 
 
 def render_table(table: PageTable, caption: bool = True) -> str:
     """Return a table as Markdown, with its footnotes below."""
-    heads = [f"{c.group}: {c.name}" if c.group else c.name for c in table.columns]
+    footnotes = table.footnotes
+
+    def format_cell(cell: TableCell) -> str:
+        text = f"{cell.text} {cell.spread}".strip().replace("|", "\\|")
+        mark = f"<sup>{footnotes.index(cell.note) + 1}</sup>" if cell.note else ""
+        return text + mark + (f"<br>{cell.sub}" if cell.sub else "")
+
     rules = ["---" if not c.numeric else "---:" for c in table.columns]
-    lines = [heads, rules, *([_format_cell(c, table.footnotes) for c in row] for row in table.rows)]
-    footnotes = "".join(f"\n{n}. {note}" for n, note in enumerate(table.footnotes, 1))
+    lines = [[c.title for c in table.columns], rules, *([format_cell(c) for c in row] for row in table.rows)]
     drawn = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    return (f"*{table.caption}*\n\n" if caption else "") + drawn + (f"\n\nNotes:\n{footnotes}" if footnotes else "")
-
-
-def _format_cell(cell: TableCell, footnotes: Sequence[str]) -> str:
-    text = f"{cell.text} {cell.spread}".strip().replace("|", "\\|")
-    mark = f"<sup>{footnotes.index(cell.note) + 1}</sup>" if cell.note else ""
-    return text + mark + (f"<br>{cell.sub}" if cell.sub else "")
+    notes = "".join(f"\n{n}. {note}" for n, note in enumerate(footnotes, 1))
+    return (f"*{table.caption}*\n\n" if caption else "") + drawn + (f"\n\nNotes:\n{notes}" if notes else "")
 
 
 def render_html(page: Page) -> str:
@@ -228,80 +180,149 @@ def render_html(page: Page) -> str:
     styles: Styles = {}
     decimals = page.experiment.index.decimals
     environment = make_environment("fedmutual_papers", "fedmutual.report", html=True)
-    figures = [(p.title, draw(p, f"f-{p.id}", styles), make_number_table(p, decimals)) for p in page.pictures]
-    claims = [
-        {
-            "asked": _format_question(readings),
-            "tables": [(j.reading, tables.make_verdicts_table(j, decimals)) for j in readings if len(j.judged_lines) > 1],
-        }
-        for readings in page.claims
-    ]
+    pictures = page.figures.values()
+    drawn = [(p.title, figures.draw(p, f"f-{p.id}", styles), figures.make_number_table(p, decimals)) for p in pictures]
     return environment.get_template("experiment.html.j2").render(
-        id=page.experiment.id,
-        index=page.experiment.index,
-        command=prose.make_command(page.experiment),
-        state=prose.describe_state(page.measured_cells).replace("**", ""),
-        claims=claims,
-        verdicts=tables.make_claims_table(page.claims, decimals) if page.claims or page.experiment.index.paper else None,
-        numbers_heading=page.numbers_heading,
-        differences_heading=page.differences_heading,
-        spent=page.spent,
-        budgets=prose.BUDGETS,
-        tunings=page.tunings,
-        p_values=prose.P_VALUES,
-        tables=page.tables,
-        figures=figures,
-        differences=page.differences,
-        code=page.experiment.code,
-        made=list(prose.describe_origins(page.measured_cells)),
-        commands=prose.list_commands(page.measured_cells),
-        styles=styles,
-        version=version("fedmutual"),
+        page.describe(only_judged=False), figures=drawn, styles=styles, version=version("fedmutual")
     )
 
 
 def render_json(page: Page) -> str:
     """Return the numbers of the page as JSON: claims with verdicts, and the value of each arm and measure."""
-    content: Mapping[str, Any] = {
+    claims = [(readings[0].claim.text, [_describe_reading(judged) for judged in readings]) for readings in page.claims]
+    content = {
         "format": 1,
         "id": page.experiment.id,
         "title": page.experiment.index.title,
         "paper": page.experiment.index.paper,
         "differences": page.differences,
         "code": list(page.experiment.code),
-        "numbers": list(list_records(page.experiment, page.measured_cells)),
-        "spent": json.loads(make_spent_frame(page.measured_cells).to_json(orient="records")),
-        "claims": [_describe_claim(readings) for readings in page.claims],
+        "numbers": list(tables.list_records(page.experiment, page.measured_cells)),
+        "spent": spent.list_spent(page.measured_cells),
+        "claims": [{"claim": text, **first, "readings": others} for text, (first, *others) in claims],
         "made": list(prose.describe_origins(page.measured_cells)),
         "commands": prose.list_commands(page.measured_cells),
     }
     return json.dumps(content, indent=1, allow_nan=False) + "\n"
 
 
-def _describe_claim(readings: Sequence[Judgement]) -> dict[str, Any]:
-    """Return the claim under its first reading, with the other readings in "readings"."""
-    first, *others = map(_describe_reading, readings)
-    return {"claim": readings[0].claim.text, **first, "readings": others}
-
-
 def _describe_reading(judged: Judgement) -> dict[str, Any]:
-    lines = [
-        {
-            "where": line.title,
-            "verdict": line.verdict,
-            "state": line.scale,
-            "diverged": {arm: n for arm, (n, _) in line.diverged.items()},
-            "difference": asdict(line.difference) if line.difference else None,
-        }
-        for line in judged.lines
-    ]
-    about: dict[str, Any] = {
+    return {
         "reading": judged.reading,
         "verdict": judged.verdict,
         "p": judged.p,
         "holm": {"page": judged.holm[0], "all": judged.holm[1]},
-        "unit": get_unit(judged),
+        "unit": judged.unit,
+        "of": judged.claim.scope,
+        "apart": [*judged.unpaired, *judged.other_lengths],
+        "diverged": {arm: n for arm, (n, _) in judged.diverged.items()},
+        "difference": asdict(judged.overall) if judged.overall else None,
+        "where": [
+            {
+                "where": line.title,
+                "verdict": line.verdict,
+                "state": line.scale,
+                "diverged": {arm: n for arm, (n, _) in line.diverged.items()},
+                "difference": asdict(line.difference) if line.difference else None,
+            }
+            for line in judged.lines
+        ],
     }
-    diverged = {arm: n for arm, (n, _) in judged.diverged.items()}
-    about |= {"of": judged.claim.scope, "apart": [*judged.unpaired, *judged.other_lengths], "diverged": diverged}
-    return {**about, "difference": asdict(judged.overall) if judged.overall else None, "where": lines}
+
+
+def render_overview(pages: Sequence[Page]) -> str:
+    """Return the page of all verdicts as Markdown: their counts, also after Holm's adjustment, then each claim."""
+    judged = [j for page in pages for j in page.judged]
+    decided = sum(j.verdict in DECIDED for j in judged)
+    stand = sum(j.verdict in DECIDED and is_significant(j.holm[1]) for j in judged)
+    claims = sum(len(page.claims) for page in pages)
+    parts = [
+        MADE,
+        "# Every claim and its verdict",
+        f"{format_count(claims, 'claim')}, {format_count(len(judged), 'verdict')} including other readings; {decided} of "
+        f"these are supported or contradicted, and {stand} of them remain after Holm's adjustment over all pages.",
+        render_table(count_verdicts(judged), False),
+        prose.P_VALUES,
+    ]
+    for page in pages:
+        if page.claims:
+            index = page.experiment.index
+            parts += [f"## [{index.title}]({page.experiment.id}.md)", prose.describe_state(page.measured_cells)]
+            parts.append(render_table(tables.make_claims_table(page.claims, index.decimals), False))
+    return "\n\n".join(parts) + "\n"
+
+
+def count_verdicts(judged: Sequence[Judgement]) -> PageTable:
+    """Return the table of verdict counts: by each verdict's interval, and after Holm's adjustment."""
+    counts, rows = Counter(j.verdict for j in judged), []
+    stand = [Counter(j.verdict for j in judged if is_significant(j.holm[k])) for k in (0, 1)]
+    for verdict in (*DECIDED, INCONCLUSIVE, TOO_SHORT, DIVERGED, NOT_RUN):
+        remaining = [str(of[verdict]) if verdict in DECIDED else "" for of in stand]
+        rows.append((prose.capitalize(verdict), str(counts[verdict]), *remaining))
+    return tables.tabulate("counts", "", ("Verdict",), ("Verdicts", "after Holm, a page", "after Holm, all pages"), rows)
+
+
+def write_findings(pages: Sequence[Page], counts: pd.DataFrame, root: Path, folder: Path) -> list[Path]:
+    """Write the page of the claims that have a `finding`, beside the folder of the pages, and return its paths.
+
+    counts: the numbers of printed values by state; the sum is in the row "all". The template is that of the experiments;
+    without it nothing is written.
+
+    Raises:
+        RunError: a file cannot be written.
+    """
+    if not (root / TEMPLATE).exists():
+        return []
+    path, picture = folder.parent / FINDINGS, make_forest(pages)
+    place = Path(os.path.relpath(folder, path.parent)).as_posix()
+    groups: dict[str, list[dict[str, str]]] = {name: [] for name in (HOLDS, DEPENDS, FAILS, OPEN, UNMEASURED)}
+    for page in pages:
+        for readings in (readings for readings in page.claims if readings[0].claim.finding):
+            verdicts = describe_readings(readings, page.experiment.index.decimals)
+            finding = {"text": readings[0].claim.finding, "verdicts": verdicts, "id": page.experiment.id}
+            groups[decide_outcome(readings)].append(finding)
+    template = make_environment(root, html=False).get_template(TEMPLATE)
+    about = {"made": MADE, "pages": place, "methods": "methods.md", "figure": f"{place}/{FIGURE}", "picture": picture}
+    text = template.render(about, groups=groups, printed=counts.loc[tables.ALL].to_dict())
+    write_bytes(folder / FIGURE, figures.make_standalone_svg(picture).encode())
+    write_bytes(path, text.encode())
+    return [path]
+
+
+def decide_outcome(readings: Sequence[Judgement]) -> str:
+    """Return the outcome of a claim over all readings; a verdict counts only if it stands after Holm's adjustment."""
+    measured = {_find_standing(judged) for judged in readings} - {None}
+    if len(measured) > 1:
+        return DEPENDS
+    return {SUPPORTED: HOLDS, CONTRADICTED: FAILS, INCONCLUSIVE: OPEN}[measured.pop() or ""] if measured else UNMEASURED
+
+
+def _find_standing(judged: Judgement) -> str | None:
+    """Return the verdict, or inconclusive if the verdict may be chance; None if too few runs exist for a verdict."""
+    if judged.verdict in DECIDED and is_significant(judged.holm[1]):
+        return judged.verdict
+    return INCONCLUSIVE if judged.verdict in (*DECIDED, INCONCLUSIVE) else None
+
+
+def describe_readings(readings: Sequence[Judgement], decimals: int) -> str:
+    """Return each reading's verdict: "As the paper trains: supported: +1.2 points ...; at equal steps: not run"."""
+    texts = []
+    for judged in readings:
+        is_chance = judged.verdict in DECIDED and not is_significant(judged.holm[1])
+        chance = "; after Holm's adjustment the claim is not decided" if is_chance else ""
+        name = f"{judged.reading}: " if judged.reading else ""
+        texts.append(f"{name}{prose.describe_verdict(judged, decimals)}{chance}")
+    return prose.capitalize("; ".join(texts))
+
+
+def make_forest(pages: Sequence[Page]) -> Forest:
+    """Return the forest plot of the findings that are differences in points and have a verdict."""
+    rows = []
+    for readings in (readings for page in pages for readings in page.claims if readings[0].claim.finding):
+        label = readings[0].claim.finding
+        for number, judged in enumerate(readings):
+            if _find_standing(judged) is not None and judged.overall is not None and judged.unit == "points":
+                sign = {SUPPORTED: 1, CONTRADICTED: -1}.get(judged.verdict, 0)
+                rows.append((label if number == 0 else f"{label} {judged.reading}", judged.overall, sign))
+                label = "\N{HORIZONTAL ELLIPSIS}"  # the readings below it are of the same claim
+    return Forest("The papers' claims that were measured", tuple(rows))

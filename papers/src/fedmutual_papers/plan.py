@@ -14,8 +14,8 @@ from fedmutual.config.checks import describe_foreign_key
 from fedmutual.config.keys import list_effects
 from fedmutual.errors import ConfigError
 from fedmutual.role import DEFAULT_ALGORITHM
-from fedmutual_papers.experiment_files import Cell
-from fedmutual_papers.schema import Arm
+from fedmutual_papers.experiment_files import Arm, Cell
+from fedmutual_papers.store import Result, ResultStore
 
 _SILENT = frozenset(key for key, effect in list_effects(Config).items() if effect.affects in ("machine", "record"))
 
@@ -36,19 +36,25 @@ class Scale:
         Raises:
             ConfigError: an arm cannot have such a value.
         """
-        most = max(map(cell.get_rounds, cell.arms))
-        rounds = self.rounds if self.rounds is not None and self.rounds < most else None
-        algorithms = _list_algorithms(cell)
+
+        def list_prints(changed: Changed) -> list[str]:
+            configs = (make_arm_config(cell, arm, 0, Scale(None, changed)) for arm in cell.arms)
+            return [compute_result_fingerprint(config, {}) for config in configs]
+
+        most, algorithms = max(map(cell.get_rounds, cell.arms)), _list_algorithms(cell)
         changed = tuple((k, v) for k, v in self.changed if has_effect(k) and any(_accepts(a, k) for a in algorithms))
-        return Scale(rounds, _drop_silent(cell, changed))
+        prints = list_prints(changed) if changed else []
+        for pair in changed:
+            fewer = tuple(p for p in changed if p != pair)
+            with suppress(ConfigError):  # an error: another key needs this one
+                changed = fewer if list_prints(fewer) == prints else changed
+        return Scale(self.rounds if self.rounds is not None and self.rounds < most else None, changed)
 
     def describe(self, cell: Cell, arm: str | None = None) -> str:
         """Return "shortened: 50 of 200 rounds, partition.examples = 200" for a cell or one arm; "" for the full length."""
-        if arm is None:
-            most = max(map(cell.get_rounds, cell.arms))
-            rounds, full_rounds = self.rounds or most, cell.about.paper_rounds or most
-        else:
-            rounds, full_rounds = self.count_rounds(cell, arm)
+        most = max(map(cell.get_rounds, cell.arms))
+        of_cell = (self.rounds or most, cell.about.paper_rounds or most)
+        rounds, full_rounds = of_cell if arm is None else self.count_rounds(cell, arm)
         parts = [f"{rounds} of {full_rounds} rounds"] if rounds < full_rounds else []
         parts += [f"{k} = {json.dumps(v)}" for k, v in self.changed]
         return f"shortened: {', '.join(parts)}" if parts else ""
@@ -65,26 +71,9 @@ class Scale:
         """
         longer = cell.about.paper_rounds / max(map(cell.get_rounds, cell.arms)) if cell.about.paper_rounds else 1.0
         chain = [arm, *filter(None, (cell.arms[arm].needs,))]
-        pairs = [
-            (cell.get_rounds(a) if self.rounds is None else cell.limit_rounds(a, self.rounds), cell.get_rounds(a))
-            for a in chain
-        ]
+        pairs = [(cell.limit_rounds(a, self.rounds), cell.get_rounds(a)) for a in chain]
         rounds, full_rounds = min(pairs, key=lambda pair: Fraction(*pair))
         return rounds, round(full_rounds * max(longer, 1.0))
-
-
-def _drop_silent(cell: Cell, changed: Changed) -> Changed:
-    """Return the changed keys that change the fingerprint of an arm."""
-
-    def prints(changed: Changed) -> list[str]:
-        return [compute_result_fingerprint(make_arm_config(cell, arm, 0, Scale(None, changed)), {}) for arm in cell.arms]
-
-    kept_pairs, full_prints = changed, prints(changed) if changed else []
-    for pair in changed:
-        fewer = tuple(p for p in kept_pairs if p != pair)
-        with suppress(ConfigError):  # an error: another key needs this one
-            kept_pairs = fewer if prints(fewer) == full_prints else kept_pairs
-    return kept_pairs
 
 
 @dataclass(frozen=True)
@@ -109,6 +98,15 @@ class Job:
         """Return the arm of the run."""
         return self.cell.arms[self.arm]
 
+    def find_result(self, store: ResultStore, numerics: int | None = None) -> Result | None:
+        """Return the stored result of this run, which any experiment may have made, as this cell shows it; or None.
+
+        numerics: of this numerics version; None: of any.
+        """
+        result = store.find(self.fingerprint, self.cell.id, numerics)
+        about = {"arm": self.arm, "seed": self.seed, "target": self.cell.target}
+        return None if result is None else result.model_copy(update=about)
+
 
 def list_jobs(cell: Cell, seeds: Iterable[int], scale: Scale, here: Here = MappingProxyType({})) -> Iterator[Job]:
     """Yield all runs of a cell; a run comes after the run that it starts from.
@@ -118,33 +116,19 @@ def list_jobs(cell: Cell, seeds: Iterable[int], scale: Scale, here: Here = Mappi
     Raises:
         ConfigError: an arm's configuration is not valid; the message names file, arm and key.
     """
-    of_cell = scale.fit_to(cell)
-    seeds = list(seeds)
-    # parsing takes a millisecond, and seeds differ in one key only
-    configs = {arm: make_arm_config(cell, arm, seeds[0], of_cell, here) for arm in (cell.arms if seeds else ())}
+    of_cell, configs = scale.fit_to(cell), dict[str, Config]()
     for seed in seeds:
-        jobs_by_arm: dict[str, Job] = {}
-        for arm in cell.arms:
-            yield from _plan_with_needs(cell, arm, seed, of_cell, configs, jobs_by_arm)
-
-
-def _plan_with_needs(
-    cell: Cell, arm: str, seed: int, scale: Scale, configs: Mapping[str, Config], jobs_by_arm: dict[str, Job]
-) -> Iterator[Job]:
-    if arm in jobs_by_arm:
-        return
-    need = cell.arms[arm].needs
-    if need is not None:
-        yield from _plan_with_needs(cell, need, seed, scale, configs, jobs_by_arm)
-    arm_table, needed = cell.arms[arm], jobs_by_arm[need] if need else None
-    inputs = {
-        "needs": needed.fingerprint if needed else None,
-        "clients": arm_table.clients,
-        "examples": arm_table.examples,
-    }
-    config = configs[arm].model_copy(update={"seed": seed})
-    jobs_by_arm[arm] = Job(cell, arm, seed, scale, config, compute_result_fingerprint(config, inputs), needed)
-    yield jobs_by_arm[arm]
+        # parsing takes a millisecond, and seeds differ in one key only
+        configs = configs or {arm: make_arm_config(cell, arm, seed, of_cell, here) for arm in cell.arms}
+        jobs: dict[str, Job] = {}
+        for arm in [a for k, about in cell.arms.items() for a in (about.needs, k) if a is not None]:
+            if arm not in jobs:
+                about, config = cell.arms[arm], configs[arm].model_copy(update={"seed": seed})
+                needed = jobs[about.needs] if about.needs else None
+                needs = needed.fingerprint if needed else None
+                parts = {"needs": needs, "clients": about.clients, "examples": about.examples}
+                jobs[arm] = Job(cell, arm, seed, of_cell, config, compute_result_fingerprint(config, parts), needed)
+        yield from jobs.values()
 
 
 def make_arm_config(cell: Cell, arm: str, seed: int, scale: Scale, here: Here = MappingProxyType({})) -> Config:
@@ -161,17 +145,14 @@ def make_arm_config(cell: Cell, arm: str, seed: int, scale: Scale, here: Here = 
 
 
 def _name_algorithm(cell: Cell, arm: str) -> str:
-    """Return the name of an arm's algorithm."""
     return str(cell.arms[arm].set.get("algorithm.name", cell.tables.get("algorithm", {}).get("name", DEFAULT_ALGORITHM)))
 
 
-def _list_algorithms(cell: Cell) -> list[str]:
-    """Return the names of all arms' algorithms, each once."""
-    return list(dict.fromkeys(_name_algorithm(cell, arm) for arm in cell.arms))
+def _list_algorithms(*cells: Cell) -> list[str]:
+    return list(dict.fromkeys(_name_algorithm(cell, arm) for cell in cells for arm in cell.arms))
 
 
 def _accepts(algorithm: str, key: str) -> bool:
-    """Return whether an arm of this algorithm accepts a key; it does not accept a setting of another algorithm."""
     table, _, rest = key.partition(".")
     try:
         return table != "algorithm" or ":" in algorithm or rest.partition(".")[0] in list_setting_types(algorithm)
@@ -185,15 +166,14 @@ def compute_result_fingerprint(config: Config, parts: Mapping[str, Any]) -> str:
     Defaults are left out, so that a new key in a later version does not change the fingerprint of older runs.
     """
     set_keys = config.model_dump(mode="json", exclude={"rounds"}, exclude_defaults=True)
-    counted = {k: _drop_silent_keys(k, v) for k, v in set_keys.items() if k not in _SILENT}
+    counted = {k: _drop_silent(v, f"{k}.") for k, v in _drop_silent(set_keys).items()}
     counted["given"] = {k: v for k, v in parts.items() if v is not None}
     text = json.dumps({k: v for k, v in counted.items() if v != {}}, sort_keys=True)
     return f"{hashlib.sha256(text.encode()).hexdigest()[:20]}-{config.rounds}"
 
 
-def _drop_silent_keys(name: str, value: Any) -> Any:
-    """Return a table without the keys that cannot change a number of the result; any other value as it is."""
-    return {k: v for k, v in value.items() if f"{name}.{k}" not in _SILENT} if isinstance(value, dict) else value
+def _drop_silent(value: Any, prefix: str = "") -> Any:
+    return {k: v for k, v in value.items() if prefix + k not in _SILENT} if isinstance(value, dict) else value
 
 
 def has_effect(key: str) -> bool:
@@ -203,16 +183,19 @@ def has_effect(key: str) -> bool:
 
 def check(changed: Mapping[str, Any], cells: Iterable[Cell]) -> None:
     """Raise ConfigError if --set names a key that the command or an arm sets, a complete table, or a key that no arm has."""
-    for key, option in (("seed", "--seeds"), ("rounds", "--rounds"), ("name", "--out")):
-        if key in changed:
-            raise ConfigError(f"--set {key}: cells have their own; use {option}")
-    algorithms = list(dict.fromkeys(a for cell in cells for a in _list_algorithms(cell)))
+    algorithms = _list_algorithms(*cells)
+    own = {
+        "seed": "use --seeds",
+        "rounds": "use --rounds",
+        "name": "use --out",
+        "algorithm.name": "write a cell of your own",
+    }
     for key in changed:
         inner = [k for k in list_keys() if k.startswith(f"{key}.")]
+        if key in own:
+            raise ConfigError(f"--set {key}: cells and arms have their own; {own[key]}")
         if inner or key == "clients":
             like = "algorithm.alpha" if key == "algorithm" else (inner or ["clients.ID.algorithm.alpha"])[0]
             raise ConfigError(f"--set {key}: it is a table; set its keys one by one, as --set {like}=...")
-        if key == "algorithm.name":
-            raise ConfigError(f"--set {key}: each arm has an algorithm of its own; remove it, or write a cell of your own")
         if not any(_accepts(a, key) for a in algorithms):
             raise ConfigError(f"--set: {describe_foreign_key('algorithm', key.split('.')[1], algorithms)}")

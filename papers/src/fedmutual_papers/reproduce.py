@@ -1,6 +1,6 @@
 """The work of `fedmutual reproduce`: list the experiments, train cells, print tables and write pages."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,18 +9,17 @@ from rich.console import Console
 from rich.table import Table
 
 from fedmutual.errors import ConfigError, format_count
-from fedmutual.events import Observer
 from fedmutual.files import write_bytes
-from fedmutual.report import cells as report
+from fedmutual.report.cells import PageTable, TableCell
 from fedmutual.rundir.folder import lock_folder
-from fedmutual_papers import benchmark, findings, overview, pages, printed, prose, repeats
-from fedmutual_papers.experiment_files import RESULTS, PaperExperiment, find_home, read_experiment, read_experiments
+from fedmutual_papers import benchmark, pages, prose, tables
+from fedmutual_papers.experiment_files import RESULTS, find_home, read_experiment, read_experiments
 from fedmutual_papers.measured_cell import read_measured_cells
 from fedmutual_papers.plan import Scale, check, has_effect
-from fedmutual_papers.run import train_cells
+from fedmutual_papers.run import Say, Watch, train_cells
 from fedmutual_papers.store import LOCK_LIMIT, ResultStore
 
-Watch = Callable[[str], Observer]
+FRONT = "README.md"
 
 
 def print_experiments(root: Path | None, console: Console) -> None:
@@ -42,7 +41,7 @@ def print_experiments(root: Path | None, console: Console) -> None:
 
 
 def train(
-    id: str,
+    id: str | None,
     only: Sequence[str],
     seeds: int,
     rounds: int | None,
@@ -59,25 +58,33 @@ def train(
     Raises:
         UserError: there is no such experiment or cell, a key cannot be changed, or `results` contains `out`.
     """
+    if id is None:
+        raise ConfigError("name an experiment; `fedmutual reproduce --list` shows them")
     experiment = read_experiment(root or find_home(), id)
     chosen = experiment.choose_cells(only)
     check(changed, chosen)
     if results is not None and results.resolve() in (out.resolve(), *out.resolve().parents):
         raise ConfigError(f"--results {results}: is OUT or contains OUT; name a folder that holds only results")
-    recorded = {k: v for k, v in changed.items() if has_effect(k)}
+    scale = Scale(rounds, tuple((k, v) for k, v in changed.items() if has_effect(k)))
     machine_only = {k: v for k, v in changed.items() if not has_effect(k)}
-    scale, store = Scale(rounds, tuple(recorded.items())), _store(root, results or out / RESULTS)
 
-    say = _make_printer(console)
-    outcome = train_cells(chosen, seeds, scale, out, store, machine_only, watch, say, jobs)
-    say(f"{format_count(outcome.trained, 'run')} trained, {outcome.known} known")
-    if outcome.elsewhere:
-        left = f"{format_count(len(outcome.elsewhere), 'run')} left to other processes"
-        say(f"{left}: {'; '.join(outcome.elsewhere.values())}. Run this command again when they are done")
+    def say(line: str) -> None:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    queue = train_cells(
+        chosen, seeds, scale, out, _open_store(root, results or out / RESULTS), machine_only, watch, say, jobs
+    )
+    say(f"{format_count(queue.trained, 'run')} trained, {queue.known} known")
+    if queue.elsewhere:
+        left = f"{format_count(len(queue.elsewhere), 'run')} left to other processes"
+        say(f"{left}: {'; '.join(queue.elsewhere.values())}. Run this command again when they are done")
     with lock_folder(out, "has been writing pages for a minute", "run this command again", LOCK_LIMIT):
-        now = _store(root, results or out / RESULTS)  # with what other processes kept meanwhile of other cells
-        _conclude(experiment, now, scale, range(seeds), out, console)
-    return outcome.failed
+        now = _open_store(root, results or out / RESULTS)  # with what other processes kept meanwhile of other cells
+        page = pages.make_page(experiment, read_measured_cells(experiment, now, scale, range(seeds)))
+        _print_page(page, console, say)
+        for path in pages.write(page, out):
+            say(str(path))
+    return queue.failed
 
 
 def write_pages(id: str | None, folder: Path, results: Path | None, root: Path | None) -> list[Path]:
@@ -93,91 +100,57 @@ def write_pages(id: str | None, folder: Path, results: Path | None, root: Path |
     root = root or find_home()
     if id:
         read_experiment(root, id)  # raises an error for an unknown id
-    known = read_experiments(root)
-    store = _store(root, results or root / RESULTS)
-    all_pages = pages.adjust([pages.make_page(e, read_measured_cells(e, store)) for e in known])
+    store = _open_store(root, results or root / RESULTS)
+    found = [pages.make_page(e, read_measured_cells(e, store)) for e in read_experiments(root)]
+    all_pages = pages.adjust(found)
     paths = [p for page in all_pages if id in (None, page.experiment.id) for p in pages.write(page, folder, ["md"])]
-    write_bytes(folder / overview.NAME, overview.render_overview(all_pages).encode())
-    counts = printed.count_printed(
-        printed.make_printed_frame([(page.experiment, page.measured_cells) for page in all_pages])
-    )
-    made = {
-        "printed numbers": printed.make_printed_table(counts),
-        "repeated runs": repeats.make_repeats_table(repeats.make_repeats_frame(store)),
+    verdicts = folder / pages.VERDICTS
+    write_bytes(verdicts, pages.render_overview(all_pages).encode())
+    counts = tables.make_printed_frame((page.experiment, page.measured_cells) for page in all_pages)
+    front = {
+        "printed numbers": tables.make_printed_table(counts),
+        "repeated runs": tables.make_repeats_table(tables.make_repeats_frame(store)),
     }
-    tables = {name: pages.render_table(table, caption=False) for name, table in made.items()}
     return [
         *paths,
-        folder / overview.NAME,
-        *write_front(folder, tables),
-        *findings.write_findings(all_pages, counts, root, folder),
+        verdicts,
+        *write_front(folder, {name: pages.render_table(table, caption=False) for name, table in front.items()}),
+        *pages.write_findings(all_pages, counts, root, folder),
         *benchmark.write_benchmark(all_pages, root, folder),
     ]
 
 
-def _store(root: Path | None, folder: Path) -> ResultStore:
+def _open_store(root: Path | None, folder: Path) -> ResultStore:
     """Return the results in a folder, which receives new results, and the results that came with the experiments."""
     shipped = (root or find_home()) / RESULTS
     return ResultStore(folder) if folder.resolve() == shipped.resolve() else ResultStore(folder, shipped)
 
 
-def _conclude(
-    experiment: PaperExperiment, store: ResultStore, scale: Scale, seeds: Sequence[int], out: Path, console: Console
-) -> None:
-    """Print the tables and verdicts, write the files of the page, and print their paths."""
-    page, say = pages.make_page(experiment, read_measured_cells(experiment, store, scale, seeds)), _make_printer(console)
+def _print_page(page: pages.Page, console: Console, say: Say) -> None:
+    """Print the tables and the verdicts."""
     for table in page.tables:
         say(f"\n{table.caption}")
         console.print(_make_terminal_table(table))
         for number, note in enumerate(table.footnotes, 1):
             say(f"({number}) {note}")
-    decimals = experiment.index.decimals
     for judged in page.judged:
         reading = f" ({judged.reading})" if judged.reading else ""
-        say(f"{judged.claim.text}{reading} {prose.describe_verdict(judged, decimals)}")
-    for path in pages.write(page, out):
-        say(str(path))
+        say(f"{judged.claim.text}{reading} {prose.describe_verdict(judged, page.experiment.index.decimals)}")
 
 
-def _make_printer(console: Console) -> Callable[[str], None]:
-    """Return a function that prints text without markup."""
-
-    def say(line: str) -> None:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
-
-    return say
-
-
-def _make_terminal_table(table: report.PageTable) -> Table:
+def _make_terminal_table(table: PageTable) -> Table:
     """Return a table of the report as a table for the terminal."""
+
+    def format_cell(cell: TableCell) -> str:
+        mark = f" ({table.footnotes.index(cell.note) + 1})" if cell.note else ""
+        return f"{cell.text} {cell.spread}".strip() + mark + (f"\n{cell.sub}" if cell.sub else "")
+
     terminal_table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in table.columns:
         terminal_table.add_column(column.title.replace(": ", "\n"), justify="right" if column.numeric else "left")
     for row in table.rows:
-        terminal_table.add_row(*(_format_cell(cell, table.footnotes) for cell in row))
+        terminal_table.add_row(*map(format_cell, row))
     return terminal_table
-
-
-def _format_cell(cell: report.TableCell, footnotes: Sequence[str]) -> str:
-    mark = f" ({footnotes.index(cell.note) + 1})" if cell.note else ""
-    return f"{cell.text} {cell.spread}".strip() + mark + (f"\n{cell.sub}" if cell.sub else "")
-
-
-def check_unused_options(reason: str, others: Mapping[str, object]) -> None:
-    """Raise ConfigError if options are given that have no effect. reason: why. others: name -> value."""
-    for name, value in others.items():
-        if value:
-            raise ConfigError(f"{reason}; remove {name}")
-
-
-def check_id(id: str | None) -> str:
-    """Return the id. Raises ConfigError if there is none."""
-    if id is None:
-        raise ConfigError("name an experiment; `fedmutual reproduce --list` shows them")
-    return id
-
-
-FRONT = "README.md"
 
 
 def make_marks(name: str) -> tuple[str, str]:

@@ -3,7 +3,6 @@
 import re
 import shutil
 import tomllib
-from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from operator import attrgetter
 from pathlib import Path
@@ -11,7 +10,8 @@ from typing import Any
 
 from fedmutual import data, numerics
 from fedmutual.config import Config, dump_config, parse_config, read_dumped
-from fedmutual.config.keys import Table, list_effects
+from fedmutual.config.keys import list_effects
+from fedmutual.config.reading import merge_overrides
 from fedmutual.config.schema import list_resumable_keys
 from fedmutual.core import At
 from fedmutual.data import record
@@ -25,7 +25,6 @@ from fedmutual.rundir.checkpoint import make_file_name, read_checkpoint, read_st
 from fedmutual.rundir.file_names import CONFIG, LOCK, SUMMARY, list_client_folders, server_folder
 from fedmutual.rundir.folder import check_resumable, lock_folder
 from fedmutual.rundir.record_files import read_environment
-from fedmutual.rundir.schema import Saved
 from fedmutual_papers.plan import Job, has_effect
 
 CLAIMS = "claims"  # in OUT: a folder for each run, with the lock of the process that trains the run
@@ -41,8 +40,11 @@ def make_run_path(out: Path, job: Job) -> Path:
     """
     plain = out / "runs" / f"{job.fingerprint}-n{numerics.VERSION}"
     best = plain.with_name(plain.name + BEST)
-    lacking = job.cell.about.node is not None and (plain / CONFIG).exists() and not _has_best_weights(plain)
-    return best if lacking or best.exists() else plain
+    return best if best.exists() or ((plain / CONFIG).exists() and _lacks_best_weights(job, plain)) else plain
+
+
+def _lacks_best_weights(job: Job, place: Path) -> bool:
+    return job.cell.about.node is not None and not read_dumped(place / CONFIG).records.keep_best
 
 
 def lock_run(out: Path, fingerprint: str) -> AbstractContextManager[None]:
@@ -81,76 +83,58 @@ def restore_machine_keys(config: Config, place: Path) -> Config:
     if not (place / CONFIG).exists():
         return config
     before = read_dumped(place / CONFIG)
-    tables: dict[str, Table] = {}
-    for key in _MACHINE_KEYS:
-        table, _, name = key.rpartition(".")
-        tables.setdefault(table, {})[name] = attrgetter(key)(before)
-    top_keys = tables.pop("")
-    return config.model_copy(
-        update=top_keys | {table: getattr(config, table).model_copy(update=values) for table, values in tables.items()}
-    )
+    kept = {key: attrgetter(key)(before) for key in _MACHINE_KEYS}
+    return Config.model_validate(merge_overrides(config.model_dump(exclude_unset=True), kept))
 
 
 def list_changed_keys(asked: Config, begun: Config) -> list[str]:
     """Return the keys in which the resumed run differs from the requested configuration: "engine.threads = 1"."""
-    return [
-        f"{key} = {str(now).lower() if isinstance(now, bool) else now}"
-        for key in _MACHINE_KEYS
-        if key != "name" and attrgetter(key)(asked) != (now := attrgetter(key)(begun))
-    ]
-
-
-def _has_best_weights(place: Path) -> bool:
-    """Return whether a run keeps the weights of its best round."""
-    return read_dumped(place / CONFIG).records.keep_best
+    now = {key: attrgetter(key)(begun) for key in _MACHINE_KEYS if key != "name"}
+    changed = {key: value for key, value in now.items() if value != attrgetter(key)(asked)}
+    return [f"{key} = {str(value).lower() if isinstance(value, bool) else value}" for key, value in changed.items()]
 
 
 def extend_run(job: Job, config: Config, place: Path, out: Path) -> None:
-    """Copy a shorter run with the same configuration into the folder, if there is one that can resume.
+    """Copy the longest shorter run with the same configuration into the folder, if there is one that can resume.
 
     Raises:
         RunError: the run cannot be copied.
     """
-    for rounds, begun in _find_shorter(out, job) if not place.exists() else []:
+    digest, _, full = job.fingerprint.partition("-")
+    pattern = re.compile(rf"{digest}-(\d+)-n{numerics.VERSION}(?:{BEST})?")
+    names = [(pattern.fullmatch(path.name), path) for path in sorted((out / "runs").glob(f"{digest}-*"))]
+    shorter = [(int(match[1]), path) for match, path in names if match and int(match[1]) < int(full)]
+    for rounds, begun in sorted(shorter, key=lambda item: -item[0]) if not place.exists() else []:
         with ExitStack() as locks:
             try:
-                locks.enter_context(lock_run(out, f"{job.fingerprint.partition('-')[0]}-{rounds}"))
+                locks.enter_context(lock_run(out, f"{digest}-{rounds}"))
                 locks.enter_context(lock_folder(begun))
                 check_resumable(begun, restore_machine_keys(config, begun))
                 saved = read_checkpoint(begun)
-                lacking = job.cell.about.node is not None and not _has_best_weights(begun)
-                if saved is None or lacking or find_missing_device(begun, config.rounds) is not None:
+                if saved is None or _lacks_best_weights(job, begun) or find_missing_device(begun, config.rounds):
                     continue
-                _check_weights(begun, saved)
+                for folder in (server_folder(begun), *list_client_folders(begun)):
+                    read_state(folder / make_file_name(saved.round), saved.run, saved.round)  # raises RunError if damaged
             except (RunError, ConfigError):  # another process trains it, rounds change a schedule, or it is damaged
                 continue
-            _copy_run(begun, place, saved.round)
+            _copy_run(begun, place, make_file_name(saved.round))
             return
 
 
-def _check_weights(begun: Path, saved: Saved) -> None:
-    """Raise RunError if a weight file of the saved round is missing, is damaged or belongs to another run."""
-    for folder in (server_folder(begun), *list_client_folders(begun)):
-        read_state(folder / make_file_name(saved.round), saved.run, saved.round)
+def _copy_run(begun: Path, place: Path, saved: str) -> None:
+    """Copy a run, of its weights those of the saved round. The caller holds the lock of the run.
 
+    saved: the name of a file with weights of that round.
+    """
 
-def _find_shorter(out: Path, job: Job) -> list[tuple[int, Path]]:
-    """Return (rounds, folder) of the runs with the same configuration and fewer rounds, the longest first."""
-    digest, _, rounds = job.fingerprint.partition("-")
-    pattern = re.compile(rf"{digest}-(\d+)-n{numerics.VERSION}(?:{BEST})?")
-    names = {p: pattern.fullmatch(p.name) for p in (out / "runs").glob(f"{digest}-*")}
-    rounds_by_folder = {p: int(match[1]) for p, match in names.items() if match and (p / CONFIG).exists()}
-    return sorted(
-        ((n, p) for p, n in rounds_by_folder.items() if n < int(rounds)), key=lambda item: (-item[0], item[1].name)
-    )
+    def list_others(_: str, names: list[str]) -> list[str]:
+        """Return locks, part files, and weights of other rounds, which are not copied."""
+        return [n for n in names if n == LOCK or n.endswith(".part") or (n.startswith("round-") and n != saved)]
 
-
-def _copy_run(begun: Path, place: Path, round: int) -> None:
-    """Copy a run at its saved round. The caller holds the lock, so no other process writes the part folder."""
     part = place.with_name(f".{place.name}.{begun.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     try:
-        shutil.copytree(begun, part, ignore=_ignore_other_rounds(round))
+        shutil.copytree(begun, part, ignore=list_others)
         part.rename(place)
     except OSError as problem:  # shutil's own has no words
         shutil.rmtree(part, ignore_errors=True)
@@ -158,16 +142,6 @@ def _copy_run(begun: Path, place: Path, round: int) -> None:
         raise RunError(
             f"{place}: cannot be begun with a copy of {begun} ({why}); fix that, or choose another folder with --out"
         ) from None
-
-
-def _ignore_other_rounds(round: int) -> Callable[[str, list[str]], list[str]]:
-    """Return an ignore function for copytree: locks, part files, and weights of rounds other than the saved round."""
-
-    def others(_: str, names: list[str]) -> list[str]:
-        weights_file = make_file_name(round)
-        return [n for n in names if n == LOCK or n.endswith(".part") or (n.startswith("round-") and n != weights_file)]
-
-    return others
 
 
 def place_config(job: Job, out: Path) -> Config:
@@ -188,28 +162,22 @@ def place_config(job: Job, out: Path) -> Config:
 
 def _write_partition(job: Job, out: Path) -> Path:
     """Write the partition file of a run's clients and return its path."""
-    path = out / "partitions" / f"{job.fingerprint}.json"
+    path, source = out / "partitions" / f"{job.fingerprint}.json", f"{job.cell.path}, arm {job.arm!r}"
     read = data.prepare(job.config)[""]
-    full_partition = divide(job.config, read.table)
-    clients = job.about.clients or tuple(full_partition.clients)
-    unknown = [i for i in clients if i not in full_partition.clients]
-    if unknown:
-        raise ConfigError(
-            f"{job.cell.path}, arm {job.arm!r}: there is no client {unknown[0]!r} in its partition; there are "
-            f"{', '.join(full_partition.clients)}"
-        )
-    shares = {i: dict(full_partition.clients[i]) for i in clients}
+    whole = divide(job.config, read.table)
+    clients = job.about.clients or tuple(whole.clients)
+    if unknown := [i for i in clients if i not in whole.clients]:
+        known = ", ".join(whole.clients)
+        raise ConfigError(f"{source}: there is no client {unknown[0]!r} in its partition; there are {known}")
+    shares = {i: dict(whole.clients[i]) for i in clients}
     wanted, capped = job.about.examples, job.config.partition.examples is not None
     for i in clients:
         rows = shares[i][PRIVATE]
         if wanted is None or (wanted >= len(rows) and capped):
             continue
         if wanted > len(rows):
-            raise ConfigError(
-                f"{job.cell.path}, arm {job.arm!r}: client {i!r} has {len(rows)} training examples, not {wanted}; lower "
-                "'examples'"
-            )
+            raise ConfigError(f"{source}: client {i!r} has {len(rows)} training examples, not {wanted}; lower 'examples'")
         rng = make_numpy_generator(At(job.seed, -1, job.config.rounds).rng("newcomer", i))
         shares[i][PRIVATE] = sample(rows, read.table.labels[rows], wanted, rng, keep=True)
-    write_json(path, record.make_record(job.config, read.table, Division(full_partition.test, shares), read.digest))
+    write_json(path, record.make_record(job.config, read.table, Division(whole.test, shares), read.digest))
     return path

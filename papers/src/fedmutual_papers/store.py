@@ -1,20 +1,140 @@
-"""Store the results of finished runs: one small committed JSON file for each cell, so that no run is trained twice."""
+"""The results of finished runs: one small committed JSON file for each cell, so that no run is trained twice."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import Any, Literal, Self
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, field_validator, model_validator
 
 from fedmutual.errors import RunError
 from fedmutual.files import read_json, write_bytes
 from fedmutual.rundir.folder import lock_folder
-from fedmutual_papers.plan import Job, Scale
-from fedmutual_papers.result import Result
+from fedmutual.rundir.schema import Share
 
+End = Literal["last", "best"]
 LOCK_LIMIT = 60.0  # seconds until another process that writes results is given up
 FIX = "choose another folder with --results"
+_STRICT = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class ClientResult(BaseModel):
+    """The accuracy of one client's model on its validation data."""
+
+    model_config = _STRICT
+    network: str
+    examples: int
+    last: Share
+    best: Share
+    curve: tuple[Share, ...] = ()  # where the cell keeps every client's
+
+
+class Cloud(BaseModel):
+    """The features of test examples on their first two principal axes, with the domain and the class of each."""
+
+    model_config = _STRICT
+    domains: tuple[str, ...]
+    classes: tuple[str, ...]
+    explained: tuple[Share, Share]  # the share of the variance on each axis
+    silhouette: float  # of the classes, over all features: -1 to 1, large where classes lie apart
+    points: tuple[tuple[int, int, float, float], ...]  # (domain, class, x, y) of some of them, of one seed
+
+    def list_places(self, domain: int, kind: int) -> list[tuple[float, float]]:
+        """Return (x, y) of the points of a domain and a class, each given by its number."""
+        return [(x, y) for d, k, x, y in self.points if (d, k) == (domain, kind)]
+
+
+class NodeAnalysis(BaseModel):
+    """The analysis of one client. Each curve has one value for each evaluated round."""
+
+    model_config = _STRICT
+    client: str
+    validation: tuple[Share, ...]  # its model on all clients' validation data
+    losses: dict[str, tuple[float, ...]]  # loss term -> its mean over the round
+    cloud: Cloud
+
+
+class Origin(BaseModel):
+    """The origin of a result: command, versions and machine."""
+
+    model_config = _STRICT
+    command: str
+    python: str
+    torch: str
+    torchvision: str
+    platform: str
+    cpus: int
+    device: str
+    threads: int
+    engine: str
+    weights: tuple[str, ...] = ()  # what networks began with, in words, where not all of them are random
+    together: int = 1  # so many runs were trained at once, in common stacks; `seconds` are then those of all
+
+
+class Result(BaseModel):
+    """One finished run. Accuracies are fractions; each curve has one value for each evaluated round."""
+
+    model_config = _STRICT
+    arm: str
+    seed: int
+    fingerprint: str
+    version: str  # the version of fedmutual that made the result
+    numerics: int = 1  # fedmutual.numerics.VERSION of the run; 1 in older results, which do not have this field
+    rounds: int
+    every: int
+    limit: int | None = None  # as --rounds asked
+    changed: dict[str, Any] = {}  # as --set asked
+    seconds: float
+    model: str | None = None  # what a client uses: "personal", "global", "meme"
+    curves: dict[str, tuple[Share, ...]] = {}
+    clients: dict[str, ClientResult] = {}
+    noise: dict[str, float] = {}  # standard deviation -> loss
+    transfer: dict[str, dict[str, dict[str, Share]]] = {}  # "acc", "bwt", "fwt" of each client, where clients are domains
+    # Bytes of all clients together: of the rounds, and of the public examples that they gave out once, before round 1.
+    traffic: dict[str, int] = {}
+    steps: int = 0  # local steps of a round, where they are counted; else a round is passes over the data
+    # The work of a client's model over the run, mean over clients; examples count in each step that uses them. A number that
+    # was not counted is missing; all are missing in results of before the budget was kept.
+    budget: dict[str, float | None] = {}
+    projected: Share | None = None  # the share of mutual steps whose gradient was projected
+    closeup: NodeAnalysis | None = None  # of the node that the cell names
+    epsilon: float | None = None  # of what leaves, the largest of any client; None without noise, or if it is infinite
+    target: Share | None = None  # the paper's accuracy of FedAvg in this cell, a fraction
+    failed: str = ""  # why there are no numbers: a client diverged
+    made: Origin
+
+    @field_validator("changed")
+    @classmethod
+    def _check_finite(cls, changed: dict[str, Any]) -> dict[str, Any]:
+        """Check the values of `changed`, which may have any type, because pydantic does not look for NaN there."""
+        try:
+            json.dumps(changed, allow_nan=False)
+        except ValueError:
+            raise ValueError("input should be finite numbers") from None
+        return changed
+
+    @model_validator(mode="after")
+    def _check_lengths(self) -> Self:
+        close = [self.closeup.validation, *self.closeup.losses.values()] if self.closeup else []
+        of_clients = [client.curve for client in self.clients.values() if client.curve]
+        if any(len(curve) != len(self.evaluated) for curve in (*self.curves.values(), *of_clients, *close)):
+            raise ValueError(f"seed {self.seed} of {self.arm!r} has not a value for each evaluated round")
+        return self
+
+    @property
+    def evaluated(self) -> list[int]:
+        """Return the rounds that the curves have values for."""
+        return [r for r in range(1, self.rounds + 1) if r % self.every == 0 or r == self.rounds]
+
+    def get_curve(self, name: str) -> tuple[float, ...]:
+        """Return a curve, () if the run lacks the curve.
+
+        name: as in `curves`; "local" is of the model that a client trained: personal, else the copy before averaging.
+        """
+        if name == "local":
+            name = "copies" if "copies" in self.curves and self.model != "personal" else "own"
+        return self.curves.get(name, ())
 
 
 class ResultStore:
@@ -27,8 +147,7 @@ class ResultStore:
             RunError: a JSON file in a folder is damaged, or is not a file of results.
         """
         self.folder = folders[0]
-        self._found: dict[str, list[Result]] = {}
-        self._by_fingerprint: dict[str, list[tuple[str, Result]]] = {}  # (cell, result); `find` fills it, `_take` empties it
+        self._found: dict[str, dict[str, Result]] = {}  # cell -> fingerprint -> result
         for root in reversed(folders):
             for file in sorted(root.rglob("*.json")):
                 self._take(file.relative_to(root).with_suffix("").as_posix(), _read_results(file))
@@ -38,33 +157,21 @@ class ResultStore:
         """Return the ids of the cells that have results, sorted."""
         return sorted(self._found)
 
-    def list_results(self, cell: str) -> Sequence[Result]:
+    def list_results(self, cell: str) -> list[Result]:
         """Return all results of a cell."""
-        return self._found.get(cell, ())
+        return list(self._found.get(cell, {}).values())
 
     def list_all_results(self) -> Iterator[Result]:
         """Return all results."""
-        return (result for cell_results in self._found.values() for result in cell_results)
+        return (result for results in self._found.values() for result in results.values())
 
-    def list_scales(self, cell: str) -> list[Scale]:
-        """Return the scales of all stored runs, first those of this cell; cells share runs, so all are candidates."""
-        ways: list[Scale] = []
-        for result in (*self.list_results(cell), *self.list_all_results()):
-            changed = tuple(result.changed.items())
-            ways += [w for limit in (result.limit, result.rounds) if (w := Scale(limit, changed)) not in ways]
-        return ways
+    def find(self, fingerprint: str, cell: str, numerics: int | None = None) -> Result | None:
+        """Return the result of a run, stored by any experiment, or None.
 
-    def find(self, job: Job, numerics: int | None = None) -> Result | None:
-        """Return the result of a run, stored by any experiment, or None. numerics: a version; None: any version."""
-        if not self._by_fingerprint:
-            for cell, cell_results in self._found.items():
-                for result in cell_results:
-                    self._by_fingerprint.setdefault(result.fingerprint, []).append((cell, result))
-        same_runs = self._by_fingerprint.get(job.fingerprint, [])
-        for _, result in sorted(same_runs, key=lambda pair: pair[0] != job.cell.id):  # first those of the job's cell
-            if numerics in (None, result.numerics):
-                return result.model_copy(update={"arm": job.arm, "seed": job.seed, "target": job.cell.target})
-        return None
+        cell: its own results come first. numerics: a version; None: any version.
+        """
+        results = (self._found.get(id, {}).get(fingerprint) for id in (cell, *self._found))
+        return next((r for r in results if r is not None and numerics in (None, r.numerics)), None)
 
     def check(self) -> None:
         """Raise RunError if results cannot be written; called before anything is trained."""
@@ -85,54 +192,34 @@ class ResultStore:
         if path.exists():
             self._take(cell, _read_results(path))
 
-    def add(self, job: Job, result: Result) -> None:
-        """Write a result into its cell's file.
+    def add(self, cell: str, result: Result) -> None:
+        """Write a result into the file of a cell.
 
         Raises:
             RunError: the file is damaged, cannot be written, or stays locked by another process for a minute.
         """
+        path = self.folder / f"{cell}.json"
         with lock_folder(self.folder, "has been writing results for a minute", FIX, LOCK_LIMIT):
-            self._add(self.folder / f"{job.cell.id}.json", result)
-        self._take(job.cell.id, [result])
+            stored = _read_results(path) if path.exists() else []
+            merged = [*(r for r in stored if r.fingerprint != result.fingerprint), result]
+            merged.sort(key=lambda r: (r.rounds, r.arm, r.seed, json.dumps(r.changed)))
+            dumped = (r.model_dump(exclude_defaults=True, exclude={"target"}) for r in merged)
+            lines = ",\n".join(f"  {json.dumps(run, allow_nan=False)}" for run in dumped)
+            try:
+                write_bytes(path, f'{{\n "format": 1,\n "runs": [\n{lines}\n ]\n}}\n'.encode())
+            except RunError as problem:
+                raise RunError(f"{str(problem).rpartition(';')[0]}; {FIX}") from None
+        self._take(cell, [result])
 
-    def _add(self, path: Path, result: Result) -> None:
-        stored = _read_results(path) if path.exists() else []
-        merged = sorted(
-            [*(r for r in stored if r.fingerprint != result.fingerprint), result],
-            key=lambda r: (r.rounds, r.arm, r.seed, json.dumps(r.changed)),
-        )
-        lines = ",\n".join(
-            f"  {json.dumps(r.model_dump(exclude_defaults=True, exclude={'target'}), allow_nan=False)}" for r in merged
-        )
-        try:
-            write_bytes(path, f'{{\n "format": 1,\n "runs": [\n{lines}\n ]\n}}\n'.encode())
-        except RunError as problem:
-            raise RunError(f"{str(problem).rpartition(';')[0]}; {FIX}") from None
-
-    def _take(self, cell: str, new: Iterable[Result]) -> None:
-        new = list(new)
-        prints = {r.fingerprint for r in new}
-        self._found[cell] = [*new, *(r for r in self._found.get(cell, ()) if r.fingerprint not in prints)]
-        self._by_fingerprint.clear()
+    def _take(self, cell: str, results: Iterable[Result]) -> None:
+        new = {r.fingerprint: r for r in results}
+        self._found[cell] = new | {k: r for k, r in self._found.get(cell, {}).items() if k not in new}
 
 
 def _read_results(path: Path) -> list[Result]:
-    runs, place = read_json(path).get("runs"), ""
     try:
-        if not isinstance(runs, list):
-            raise TypeError("it has no list of runs")
-        results = []
-        for number, entry in enumerate(runs):
-            place = f"runs.{number}."
-            results.append(Result.model_validate(entry))
-        for result in results:
-            values = len(result.evaluated)
-            if any(len(curve) != values for curve in result.all_curves):
-                raise ValueError(f"seed {result.seed} of {result.arm!r} has not a value for each evaluated round")
-        return results
+        return TypeAdapter(list[Result]).validate_python(read_json(path).get("runs"))
     except ValidationError as problem:
         first = problem.errors()[0]
-        why = f"{place}{'.'.join(map(str, first['loc']))}: {first['msg'].lower()}"
-    except (TypeError, ValueError) as problem:
-        why = str(problem)
+        why = f"{'.'.join(map(str, ('runs', *first['loc'])))}: {first['msg'].lower()}"
     raise RunError(f"{path}: is no file of results, or damaged ({why}); restore it, or take it away and run again")
