@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import re
 import threading
 
 import numpy as np
@@ -351,12 +352,12 @@ NOISED = {"privacy.nets": "both", "privacy.sigma": 1.0}
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_outputs_that_are_not_finite_in_eval_mode_stop_a_run(tables, value):
-    with pytest.raises(Diverged) as stop:
+    with pytest.raises(Diverged, match=re.escape(f"the shared model diverged in round 1: it gives {value} for 1 of ")):
         fedmutual.federate(sites(tables), "fml", NotFinite(value), **QUICK)
-    assert f"the shared model diverged in round 1: it gives {value} for 1 of " in str(stop.value)
-    with pytest.raises(Diverged) as stop:
+    with pytest.raises(
+        Diverged, match=re.escape(f"client 'north' diverged in round 1: its personal model gives {value} for 1 of ")
+    ):
         fedmutual.federate(sites(tables), "independent", NotFinite(value), **QUICK)
-    assert f"client 'north' diverged in round 1: its personal model gives {value} for 1 of " in str(stop.value)
 
 
 @pytest.mark.filterwarnings("ignore")

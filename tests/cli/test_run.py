@@ -272,9 +272,8 @@ def test_data_check_says_what_run_would_say(small, cli, change, message):
     assert message in err
 
 
-def test_demo_compares_twice_and_ends_with_a_page(tmp_path, cli, monkeypatch):
+def test_demo_compares_twice_and_ends_with_a_page(tmp_path, cli, in_tmp_path, monkeypatch):
     """Shortened: CI runs the whole of it from the wheel."""
-    monkeypatch.chdir(tmp_path)
     real = fedmutual.load_config
     monkeypatch.setattr(fedmutual, "load_config", lambda file: real(file, **{"rounds": 3, "training.local_epochs": 1}))
     out, err = cli.run("demo", "--seeds", 1, "--out", "demo")

@@ -1,6 +1,7 @@
 """Tables with missing values, categories and dates on the command line: `data check`, `run`, `predict`, `adapt`."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -81,9 +82,8 @@ def test_predict_encodes_as_the_run_did(adopted_config, cli):
     frame.assign(sex="x").to_csv("bad.csv", index=False)
     refusals = {"new.npz": "with the columns 'age', 'sex', 'since'", "bad.csv": "column 'sex' holds 'x' in line 2"}
     for file, words in refusals.items():
-        with pytest.raises(DataError) as caught:
+        with pytest.raises(DataError, match=re.escape(words)):
             fedmutual.predict("r", [file], client="south")
-        assert words in str(caught.value)
 
 
 def test_a_newcomer_has_the_columns_of_the_run(adopted_config, cli):

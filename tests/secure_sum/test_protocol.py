@@ -7,13 +7,7 @@ from scipy.stats import chisquare
 
 from authority import make_signer
 from fedmutual.sites.secure_sum import messages
-from fedmutual.sites.secure_sum.messages import (
-    Rejected,
-    Stage,
-    find_threshold,
-    pack_content,
-    read_content,
-)
+from fedmutual.sites.secure_sum.messages import Rejected, Stage, find_threshold, pack_content, read_content
 from fedmutual.sites.secure_sum.server import TooFewSites
 from fedmutual.sites.secure_sum.site import SumSite
 from masked import NAMES, Table, make_context

@@ -30,10 +30,7 @@ from wards import COMMON, SITES, InMemoryTransport, contract, same, site, togeth
 pytestmark = pytest.mark.sites
 
 PRIVATE = COMMON | {"privacy": {"nets": "both", "sigma": 2.0}, "share": {"metrics": "none"}, "rounds": 2}
-MEME = PRIVATE | {
-    "privacy": {"nets": "meme", "sigma": 2.0},
-    "algorithm": {"name": "fml", "alpha": 0.4, "beta": 1.0},
-}
+MEME = PRIVATE | {"privacy": {"nets": "meme", "sigma": 2.0}, "algorithm": {"name": "fml", "alpha": 0.4, "beta": 1.0}}
 BUDGET = {"epsilon": 50.0}
 
 
@@ -321,10 +318,7 @@ def edit_ledger(change):
 LOSSES = {
     "a ledger": (lambda state: find_ledger(state).unlink(), "has 0 lines"),
     "the folder": (lambda state: shutil.rmtree(state / "privacy"), "has 0 lines"),
-    "a line": (
-        edit_ledger(lambda content: content.splitlines(True)[0]),
-        "has 1 line, ",
-    ),
+    "a line": (edit_ledger(lambda content: content.splitlines(True)[0]), "has 1 line, "),
     "the end of a line": (edit_ledger(lambda content: content[:-20]), "has 1 line, "),
     "a value": (
         edit_ledger(lambda content: content.replace(b'"sigma":2.0', b'"sigma":9.0', 1)),

@@ -47,11 +47,7 @@ ONE_ROUND = COMMON | {"rounds": 1}
 def fuzz(examples):
     """As many examples, the same ones each time, however slow the machine."""
     return settings(
-        max_examples=examples,
-        derandomize=True,
-        deadline=None,
-        database=None,
-        suppress_health_check=list(HealthCheck),
+        max_examples=examples, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
     )
 
 

@@ -1,5 +1,7 @@
 """Which letters of other sites a site keeps: those that an honest site can send by now, once, as declared, and no others."""
 
+import re
+
 import pytest
 import torch
 
@@ -92,9 +94,8 @@ def test_what_is_refused_is_counted_and_not_kept(why, mail):
     mail.put("b", letter(3))
     mail.put("b", letter(3))  # sent again, since nobody said that it came
     for _ in range(2):
-        with pytest.raises(MalformedMessage) as caught:
+        with pytest.raises(MalformedMessage, match=re.escape(message)):
             mail.put("b", content)
-        assert message in str(caught.value)
     assert places(mail) == {(3, 0)}
     assert mail.read_messages((3, 0))["b"]["x"].tolist() == [1.0, 2.0]
     assert places(mail, "c") == set()

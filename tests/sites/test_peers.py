@@ -183,31 +183,19 @@ SPOILT = {
         "numbers in 'posterior' that are not f",
     ),
     "no posterior": (holding(lambda m: m | {"posterior": m["posterior"] * 2}), "its posteriors are not"),
-    "other shape": (
-        holding(lambda m: m | {"index": m["index"][:-1]}),
-        "because of 'index': declared as torch.int32 (8,)",
-    ),
+    "other shape": (holding(lambda m: m | {"index": m["index"][:-1]}), "because of 'index': declared as torch.int32 (8,)"),
     "other type": (
         holding(lambda m: m | {"accuracy": m["accuracy"].view(torch.int32)}),
         "refused because of 'accuracy': declared as torch.",
     ),
     "wrong accuracy": (holding(lambda m: m | {"accuracy": torch.tensor(1.5)}), "its accuracy is not between 0 and 1"),
-    "no such rows": (
-        holding(lambda m: m | {"index": m["index"] + 999}),
-        "an index that is not of one of its own",
-    ),
-    "another's rows": (
-        holding(lambda m: m | {"index": m["index"] % 84}),
-        "an index that is not of one of its own",
-    ),
+    "no such rows": (holding(lambda m: m | {"index": m["index"] + 999}), "an index that is not of one of its own"),
+    "another's rows": (holding(lambda m: m | {"index": m["index"] % 84}), "an index that is not of one of its own"),
     "rows twice": (holding(lambda m: m | {"index": m["index"][:1].repeat(B)}), "it contains an index twice"),
     "more": (holding(lambda m: m | {"x": torch.zeros(1)}), "its tensors have 360 bytes, and 356 are declared"),
     "more names": (holding(lambda m: m | {"x": torch.zeros(0)}), "refused because of 'x': the phase declares only accuracy"),
     "wider": (holding(lambda m: m | {"accuracy": m["accuracy"].double()}), "its tensors have 360 bytes, and 356 are"),
-    "many names": (
-        holding(lambda m: m | {f"x{k}": torch.zeros(0) for k in range(1000)}),
-        " bytes, and ",
-    ),
+    "many names": (holding(lambda m: m | {f"x{k}": torch.zeros(0) for k in range(1000)}), " bytes, and "),
     "words": (
         lambda letter: pack_message(replace(read_answer(letter)[0], problem="x"), read_answer(letter)[1]),
         "its message has a header that messages between sites do not have",
