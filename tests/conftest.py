@@ -79,7 +79,7 @@ def pytest_collection_modifyitems(items):
 
 def starts_flare(nodeid):
     """Return whether a test starts a federation of NVIDIA FLARE's processes."""
-    files = ("test_loopback.py", "test_ending.py", "test_flare_hostile.py", "test_flare_security.py")
+    files = ("test_loopback.py", "test_ending.py", "test_flare_security.py")
     return nodeid.partition("::")[0].rpartition("/")[2] in files or "a_page_run[sites" in nodeid
 
 

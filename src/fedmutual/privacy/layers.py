@@ -110,14 +110,10 @@ class Tape:
 class _HiddenWeights(Mapping[str, Any]):
     """Weights that raise NotOfOutputs when they are read."""
 
-    def __getitem__(self, key: str) -> NoReturn:
+    def _refuse(self, *_: object) -> NoReturn:
         raise NotOfOutputs
 
-    def __iter__(self) -> Iterator[str]:
-        raise NotOfOutputs
-
-    def __len__(self) -> int:
-        raise NotOfOutputs
+    __getitem__ = __iter__ = __len__ = _refuse
 
 
 def _is_supported(module: nn.Module) -> bool:
