@@ -54,7 +54,8 @@ def test_the_pages_are_made_of_the_results_again(cli, in_tmp_path):
     shutil.copytree(experiments_folder(), "papers/experiments")
     Path("docs").mkdir()
     Path("docs/reproduction").mkdir()
-    shutil.copy(DOCS / "README.md", "docs/reproduction")
+    for name in ("README.md", "protocol.md"):  # written by hand
+        shutil.copy(DOCS / name, "docs/reproduction")
     folders = ("--experiments", "papers/experiments", "--results", "papers/experiments/results")
     cli.run("reproduce", "--pages", "docs/reproduction", *folders)
     committed = {path.relative_to(DOCS.parent): path.read_text(encoding="utf-8") for path in sorted(DOCS.glob("*.md"))}
