@@ -10,6 +10,8 @@ from contextlib import suppress
 import psutil
 import pytest
 
+from fedmutual.engines.child_process import IS_FORKED
+
 pytestmark = pytest.mark.process
 
 SECONDS = 10
@@ -46,6 +48,18 @@ class Rows:
 store = StreamedStore(Rows(), np.arange(4) % 2, None, None, workers=1)
 next(store.batches([torch.arange(4)]))
 """
+IMPORT = """
+import time
+from fedmutual.engines import child_process
+child_process._PRELOADED.append("slow")
+child_process._start_fork_server()
+time.sleep(600)
+"""
+SLOW = """
+import os
+import work
+work.stop_here(os.environ["PLACE"])
+"""
 CONFIG = """
 name = "stuck"
 rounds = 2
@@ -74,6 +88,7 @@ KINDS = {
     ),
     "Ray": (*FEDMUTUAL, "run", "config.toml", *OUT, "--set", "engine.name=cluster", "--set", "engine.workers=1"),
     "readers of rows": ("read.py",),
+    "the fork server": ("import.py",),
 }
 
 
@@ -90,7 +105,13 @@ def list_processes(mark):
 def start_work(folder, words):
     """Start Python with these words, and return the process as soon as another process of the command is at work."""
     env = os.environ | {MARK: str(folder), "PLACE": str(folder), "PYTHONPATH": str(folder)}
-    for name, text in (("work.py", WORK), ("read.py", READ), ("config.toml", CONFIG)):
+    for name, text in {
+        "work.py": WORK,
+        "read.py": READ,
+        "import.py": IMPORT,
+        "slow.py": SLOW,
+        "config.toml": CONFIG,
+    }.items():
         (folder / name).write_text(text)
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen([sys.executable, *words], cwd=folder, env=env, stdout=log, stderr=log)
@@ -108,6 +129,8 @@ def start_work(folder, words):
 def test_no_process_is_left_of_a_command(tmp_path, kind, end):
     if kind == "Ray":
         pytest.importorskip("ray", reason="the extra `ray` is not installed")
+    elif kind == "the fork server" and not IS_FORKED:
+        pytest.skip("worker processes are no forks here")
     process, mark = start_work(tmp_path, KINDS[kind]), str(tmp_path)
     try:
         assert len(list_processes(mark)) > 1

@@ -27,7 +27,10 @@ START = 1.0 if IS_FORKED else 8.0
 
 _ATTEMPTS = 3  # to start a worker process
 _PAUSE = 0.5  # seconds between two attempts: a fork server that fails still accepts connections until it has ended
-_PRELOADED = ["torch._dynamo", "fedmutual.federation.experiment"]  # a worker's imports, which take seconds
+_PRELOADED = [
+    "fedmutual.engines.fork_server",
+    *("torch._dynamo", "fedmutual.federation.experiment"),  # a worker's imports, which take seconds
+]
 
 
 def count_cores() -> int:
