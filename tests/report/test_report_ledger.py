@@ -49,7 +49,7 @@ def test_sums_without_the_seed_set(tmp_path):
 def test_sums_beyond_what_a_float_counts():
     up = 2**53 + 1
     work = tabulate_work(LedgerLine(round=r, phase="x", client="a", down=0, up=up) for r in (1, 2, 3))
-    assert work.groupby("client", observed=True)["up"].sum().tolist() == [3 * up]
+    assert int(work["up"].sum()) == 3 * up
 
 
 def read_csv(table):

@@ -132,15 +132,15 @@ def _read_traffic(run: RunFacts) -> dict[str, int]:
 
 def _read_budget(job: Job, run: RunFacts) -> dict[str, float | None]:
     """Return the work of a client as the ledger has it; with the examples if `count_budget` counts as many steps."""
-    counts, work = {i: held.counts for i, held in run.partition.clients.items()}, run.messages
+    counts = {i: held.counts for i, held in run.partition.clients.items()}
     public = {i: sum(c["public"]) for i, c in counts.items() if "public" in c}
     steps, examples = count_budget(job.config, {i: sum(c["private"]) for i, c in counts.items()}, public) or (None, None)
     forwards = None
-    if not work.empty and not work["steps"].isna().any():
-        clients, counted = run.work["client"].nunique(), steps
-        steps = float(work["steps"].sum()) / clients
+    clients, total, passes = len(set(run.work["client"])), run.totals["steps"], run.totals["forwards"]
+    if total is not None:
+        counted, steps = steps, total / clients
         examples = examples if counted is not None and isclose(counted, steps) else None
-        forwards = None if work["forwards"].isna().any() else float(work["forwards"].sum()) / clients
+        forwards = None if passes is None else passes / clients
     budget = {"steps": steps, "examples": examples, "forwards": forwards}
     return {key: number for key, number in budget.items() if number is not None}
 

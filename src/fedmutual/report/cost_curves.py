@@ -71,7 +71,7 @@ def _make_course(method: Line) -> tuple[Any, ...]:
     points = pd.DataFrame(make_points(values.reindex(columns=[r.seed for r in runs])))
     if points.empty:
         return ()
-    nodes = [len(r.partition.clients or r.work["client"].cat.categories) or 1 for r in runs]  # a server knows no partition
+    nodes = [len(r.partition.clients or set(r.work["client"])) or 1 for r in runs]  # a server knows no partition
     seed = fmean(r.seed_bytes / n for r, n in zip(runs, nodes, strict=True))
     sent = np.mean([_sum_until(r, points["round"]) / n for r, n in zip(runs, nodes, strict=True)], axis=0)
     return tuple(points.assign(sent=sent, seed=seed, total=sent + seed).itertuples())
@@ -79,7 +79,7 @@ def _make_course(method: Line) -> tuple[Any, ...]:
 
 def _sum_until(run: RunFacts, rounds: "pd.Series[int]") -> np.ndarray[Any, Any]:
     """Return the bytes that all clients have sent up to the end of each of these rounds, the start among them."""
-    sums = run.messages.groupby("round")["up"].sum().cumsum()
+    sums = pd.Series(run.messages["up"]).groupby(run.messages["round"]).sum().cumsum()
     return np.asarray(sums.reindex(range(max(rounds) + 1)).ffill().fillna(0).loc[rounds], dtype=float)
 
 

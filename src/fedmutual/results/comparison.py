@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from fedmutual.config.keys import list_effects
@@ -121,9 +122,9 @@ class Line:
 
         The bytes of a public seed set are no messages.
         """
-        works = [run.messages.assign(seed=run.seed) for run in self.counted if len(run.messages)]
-        table = pd.concat(works, ignore_index=True) if works else self.runs[0].messages[:0].assign(seed=0)
-        return table.astype({"client": object})
+        works = [run.messages for run in self.counted] or [self.runs[0].messages[:0]]
+        seeds = [run.seed for run in self.counted for _ in range(len(run.messages))]
+        return pd.DataFrame(np.concatenate(works)).assign(seed=seeds)
 
     def select(self, data: str, metric: str = "", model: str | None = None, of_clients: bool = True) -> pd.DataFrame:
         """Return scores as `ScoreTable.select`. metric: "" is the main metric. model: None is the model of this line."""

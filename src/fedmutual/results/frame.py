@@ -2,15 +2,15 @@
 
 import itertools
 import re
-from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import isnan, nan
+from math import nan
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from fedmutual.errors import RunError
 from fedmutual.files import Table
@@ -60,7 +60,18 @@ EARLIER_METHODS = {  # of the methods of earlier versions, whose folders may lac
 _DIVERGED = re.compile(r"\S+  stopped in round (?P<round>\d+): Diverged: ")  # the last line of log.txt
 _NOTE = re.compile(r"\S+  note(?: (?P<start>at the start)| in round (?P<round>\d+))?: (?P<text>.+)")  # a line of log.txt
 _SCORES = ["round", "model", "client", "data", "metric", "value", "examples"]
-_WORK = ("round", "phase", "client", "down", "up", "steps", "forwards")
+_WORK = [
+    ("round", "i8"),
+    ("phase", object),
+    ("client", object),
+    ("down", "i8"),
+    ("up", "i8"),
+    ("steps", float),
+    ("forwards", float),
+]
+
+Rows = npt.NDArray[Any]
+"""The lines of a ledger with the fields of `results.read.Results.work`; `pandas.DataFrame` makes a table of them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +84,7 @@ class RunFacts:
     environment: Environment
     partition: RecordedPartition
     evaluations: tuple[Evaluation, ...]
-    work: "pd.DataFrame"  # as `results.read.Results.work`, with the clients and phases as categories
+    work: Rows
     summary: Summary | None
 
     @cached_property
@@ -181,24 +192,21 @@ class RunFacts:
         return {row.client: row for row in of_model if row.find_number(self.metric.name) is not None}
 
     @cached_property
-    def messages(self) -> "pd.DataFrame":
+    def messages(self) -> Rows:
         """Return the lines of `work` without those of the public data that clients sent once."""
-        return self.work[(self.work["round"] > 0) | (self.work["phase"] != SEED)] if self._has_seed else self.work
+        rows: Rows = self.work[(self.work["round"] > 0) | (self.work["phase"] != SEED)]
+        return rows
 
     @cached_property
     def seed_bytes(self) -> int:
         """Return the bytes of the public data that clients sent once."""
-        return int(self.work["up"].sum() - self.messages["up"].sum()) if self._has_seed else 0
+        return int(self.work["up"].sum() - self.messages["up"].sum())
 
     @cached_property
     def totals(self) -> Mapping[str, int | None]:
         """Return the sums of the numbers of `messages` over clients and rounds; None for one that a line does not have."""
-        sums = {name: self.messages[name].to_numpy().sum() for name in ("down", "up", "steps", "forwards")}
-        return {name: None if self.messages.empty or isnan(total) else int(total) for name, total in sums.items()}
-
-    @property
-    def _has_seed(self) -> bool:
-        return SEED in self.work["phase"].cat.categories
+        sums = {name: self.messages[name].sum() for name in ("down", "up", "steps", "forwards")}
+        return {name: int(total) if len(self.messages) and total == total else None for name, total in sums.items()}
 
 
 def read_scores(folder: Path) -> "pd.DataFrame":
@@ -286,21 +294,21 @@ def read_run(folder: Path) -> RunFacts:
     )
 
 
-def tabulate_work(lines: Iterable[LedgerLine]) -> "pd.DataFrame":
-    """Return the lines of a ledger as `RunFacts.work`: a run of 10,000 rounds has 80,000 lines."""
-    import pandas as pd
-
-    phases, clients = dict[str, int](), dict[str, int]()  # name -> its code
-    counts, codes, work = array("q"), array("q"), array("d")
-    for line in lines:
-        counts.extend((line.round, line.down, line.up))
-        codes.extend((phases.setdefault(line.phase, len(phases)), clients.setdefault(line.client, len(clients))))
-        work.extend(nan if n is None else n for n in (line.steps, line.forwards))
-    round, down, up = np.frombuffer(counts, dtype="int64").reshape(-1, 3).T
-    phase, client = np.frombuffer(codes, dtype="int64").reshape(-1, 2).T
-    steps, forwards = np.frombuffer(work).reshape(-1, 2).T
-    by_name = [pd.Categorical.from_codes(c, [*names], validate=False) for c, names in ((phase, phases), (client, clients))]
-    return pd.DataFrame(dict(zip(_WORK, (round, *by_name, down, up, steps, forwards), strict=True)))
+def tabulate_work(lines: Iterable[LedgerLine]) -> Rows:
+    """Return the lines of a ledger as `RunFacts.work`."""
+    names = dict[str, str]()  # each text is kept once: a run of 10,000 rounds has 80,000 lines
+    rows = [
+        (
+            line.round,
+            names.setdefault(line.phase, line.phase),
+            names.setdefault(line.client, line.client),
+            line.down,
+            line.up,
+            *(nan if n is None else n for n in (line.steps, line.forwards)),
+        )
+        for line in lines
+    ]
+    return np.array(rows, dtype=_WORK)
 
 
 def read_method(folder: Path) -> MethodAbout:

@@ -51,7 +51,7 @@ def read(folder: str | Path) -> Results:
 
     return Results(
         join(_tabulate_scores(run) for _, run in named),
-        join(run.work.astype({"phase": object, "client": object}) for _, run in named),
+        join(pd.DataFrame(run.work) for _, run in named),
         pd.DataFrame([name | _describe_run(run) for name, run in named]),
     )
 
@@ -76,7 +76,7 @@ def _count_steps(run: RunFacts) -> dict[tuple[int, str | None], float]:
 
     Empty if steps of a line were not recorded.
     """
-    work = run.work[run.work["phase"] != SEED]
+    work = pd.DataFrame(run.work[run.work["phase"] != SEED])
     if work.empty or work["steps"].isna().any():
         return {}
     by_client = work.pivot_table("steps", "round", "client", aggfunc="sum", fill_value=0, observed=True)
