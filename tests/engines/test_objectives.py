@@ -148,7 +148,7 @@ def test_clients_may_share_a_whole_model_where_their_classes_are_named(tmp_path,
     ("before", "after", "sentence"),
     [
         ('"features"', '"featurs"', "'featurs' matches nothing in network 'cnn1'; did you mean 'features'?"),
-        ('"features"', '"features.conv2"', "key 'model.adaptor': an adaptor beside 'features.conv2' cannot be inferred"),
+        ('"features"', '"features.conv2"', "key 'model.adaptor': an adaptor beside 'features.conv2' of network 'cnn1'"),
         (*WHOLE, "client 'seven' has 7 classes ('0', '1', '2' and 4 more) and client 'north' 10"),
         ("own_objectives:Wide", "own_objectives:ten", "gives outputs [2, 10] for 2 examples of 7 classes, not [2, 7]"),
         ('"own_objectives:seven"', '"own_objectives:seven", size = [8, 8]', "'features.fc1.weight' of network 'mlp'"),
