@@ -97,8 +97,8 @@ def measure_error() -> float:
 def _set_precision(precision: str) -> Iterator[None]:
     """Within, use this float32 precision of torch for matrices.
 
-    torch has no setting for the library itself. At "medium" torch hands products on a CPU to oneDNN, and allows it, but does
-    not ask it, to round to bfloat16: oneDNN rounds only on processors with instructions for such products (AMX).
+    torch has no setting for the library itself. At "medium" torch gives products on a CPU to oneDNN, which may then round to
+    bfloat16: oneDNN does so only on processors with instructions for such products (AMX).
     """
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)

@@ -31,7 +31,7 @@ MOST_SUMMED = 2**13 - 1  # clients in a fixed-point sum, which then stays below 
 class OnlyIf:
     """A condition of a key: the key has an effect only if another key has one of some values.
 
-    `config.unused` evaluates the conditions, except for those on "networks": `federation` evaluates these.
+    `config.checks` evaluates the conditions, except for those on "networks": `federation` evaluates these.
     """
 
     key: str  # the deciding key, dotted; or "algorithm" (its traits), "engine" (of the run), "networks" (then with `about`)

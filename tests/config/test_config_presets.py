@@ -35,9 +35,9 @@ def test_what_the_configuration_says_counts():
 @pytest.mark.parametrize(
     ("name", "model", "sentence"),
     [
-        ("fedbn", {"batchnorm": "average"}, "key 'model.batchnorm' = 'average' undoes what makes algorithm 'fedbn'"),
-        ("fedper", {"adaptor": "linear"}, "which sets it to 'rest'; remove it"),
-        ("ditto", {"start": "own"}, "key 'model.start' = 'own' undoes what makes algorithm 'ditto'"),
+        ("fedbn", {"batchnorm": "average"}, "key 'model.batchnorm' = 'average' undoes what algorithm 'fedbn' sets"),
+        ("fedper", {"adaptor": "linear"}, "sets ('rest'); remove the key"),
+        ("ditto", {"start": "own"}, "key 'model.start' = 'own' undoes what algorithm 'ditto' sets"),
         ("apfl", {"part": ["features"]}, "model.start = 'server' needs a complete shared model"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Read a `Result` from the folder of a finished run: its scores, and by its weights the loss under noise and one node."""
+"""Read a `Result` from the folder of a finished run: its scores, the loss under noise, and the analysis of one node."""
 
 import re
 import shlex
@@ -31,7 +31,7 @@ from fedmutual_papers.store import ClientResult, Cloud, NodeAnalysis, Origin, Re
 
 DIGITS = 5  # of an accuracy
 FINE = 3  # digits of a coordinate
-POINTS, DRAWN = 600, 0  # so many points of a cloud are kept, of the seed whose cloud is drawn
+POINTS, DRAWN = 600, 0  # the number of points of a cloud that are kept; the seed whose cloud is drawn
 DRAWS = 5  # of noise
 _OUT_FOLDER = re.compile(r"(the shared model of ).*[/\\]runs[/\\]")
 

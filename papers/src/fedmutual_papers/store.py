@@ -95,7 +95,7 @@ class Result(BaseModel):
     traffic: dict[str, int] = {}
     steps: int = 0  # local steps of a round, where they are counted; else a round is passes over the data
     # The work of a client's model over the run, mean over clients; examples count in each step that uses them. A number that
-    # was not counted is missing; all are missing in results of before the budget was kept.
+    # was not counted is missing; results of older versions have none of them.
     budget: dict[str, float | None] = {}
     projected: Share | None = None  # the share of mutual steps whose gradient was projected
     closeup: NodeAnalysis | None = None  # of the node that the cell names
@@ -119,7 +119,7 @@ class Result(BaseModel):
         close = [self.closeup.validation, *self.closeup.losses.values()] if self.closeup else []
         of_clients = [client.curve for client in self.clients.values() if client.curve]
         if any(len(curve) != len(self.evaluated) for curve in (*self.curves.values(), *of_clients, *close)):
-            raise ValueError(f"seed {self.seed} of {self.arm!r} has not a value for each evaluated round")
+            raise ValueError(f"seed {self.seed} of {self.arm!r} does not have one value for each evaluated round")
         return self
 
     @property

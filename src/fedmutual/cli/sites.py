@@ -94,7 +94,8 @@ def server(
         longest = max(find_longest_message(agreement) for agreement in agreed)
     names = [agreement.name for agreement in agreed]
     if len(set(names)) < len(names):
-        exit_with_error(f"--contract: two files describe a federation ({', '.join(names)}); name each once", Code.BAD_INPUT)
+        twice = next(name for name in names if names.count(name) > 1)
+        exit_with_error(f"--contract: two files describe federation {twice!r}; name one of them", Code.BAD_INPUT)
     pointer = {
         "state": str(state.resolve()),
         "contracts": [agreement.record() for agreement in agreed],
@@ -135,8 +136,8 @@ def site(
     site_kit, site_config = open_kit(kit, "site"), read_site_file(config)
     leave_working_folders(site_config.state)
     if site_config.file.site != site_kit.name:
-        other = site_config.file.site
-        exit_with_error(f"{config}: belongs to site {other!r}, and {kit} is for {site_kit.name!r}", Code.BAD_INPUT)
+        fault = f"{config}: belongs to site {site_config.file.site!r}, and {kit} is for {site_kit.name!r}"
+        exit_with_error(f"{fault}; name the file and the kit of one site", Code.BAD_INPUT)
     check_valid(site_kit)
     with plugins.use_rule(site_config.code):
         agreed = read_contract((contract or site_kit.folder / FEDERATION).resolve())

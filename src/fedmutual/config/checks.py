@@ -87,9 +87,9 @@ def check_methods(config: Config, given: Mapping[str, Any], source: str) -> None
     name, default = config.algorithm["name"], ModelConfig()
     for key, value in METHODS[name].model.items() if name in METHODS else ():
         if key in given and getattr(config.model, key) == getattr(default, key):
-            undoing = f"key 'model.{key}' = {getattr(default, key)!r} undoes what makes algorithm {name!r}"
             shown = list(value) if isinstance(value, tuple) else value
-            raise ConfigError(f"{source}: {undoing}, which sets it to {shown!r}; remove it")
+            wrong = f"key 'model.{key}' = {getattr(default, key)!r} undoes what algorithm {name!r} sets ({shown!r})"
+            raise ConfigError(f"{source}: {wrong}; remove the key")
 
 
 def _refuse(faults: Iterable[str], source: str) -> None:

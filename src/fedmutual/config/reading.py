@@ -34,7 +34,7 @@ def load_config(path: str | Path, **overrides: Any) -> Config:
 
     Raises:
         ConfigError: in one sentence, what is wrong with which key, and the nearest right one.
-        RunError: as `read_tables`.
+        RunError: the file is a run folder's config.toml and names code, and the folder's environment.json is damaged.
     """
     return parse_config(read_tables(Path(path)), str(path), overrides)
 

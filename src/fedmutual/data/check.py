@@ -59,7 +59,7 @@ def find_problems(config: Config, prepared: Mapping[str, Prepared] | None = None
                 count, name, copy = copies
                 findings.append(
                     f"{count} of the {len(scan.scored)} examples that client {scored_client!r} is scored on equal a "
-                    f"training example of client {trainer!r}, {name} for instance {copy}"
+                    f"training example of client {trainer!r}, for instance {name} equals {copy}"
                 )
     return findings
 
@@ -183,8 +183,8 @@ def _find_duplicates(federation: Federation, scan: _Scan) -> Iterator[str]:
         if copies is not None:
             count, name, copy = copies
             yield (
-                f"{count} of {len(scored)} {share_name} examples equal a training example, {name} for instance {copy}; "
-                "scores on these examples measure memorisation"
+                f"{count} of {len(scored)} {share_name} examples equal a training example, for instance {name} equals "
+                f"{copy}; scores on these examples measure memorisation"
             )
     if federation.space.targets != "classes":  # other targets of equal inputs may differ
         return
@@ -194,7 +194,7 @@ def _find_duplicates(federation: Federation, scan: _Scan) -> Iterator[str]:
     if len(conflicting):
         pair = (conflicting[0], first[distinct[conflicting[0]]])
         one, other = (f"{scan.rows.name_row(row)} ({classes[labels[row]]!r})" for row in pair)
-        yield f"equal examples have different labels, {one} and {other} for instance"
+        yield f"equal examples have different labels, for instance {one} and {other}"
 
 
 def _check_values(federation: Federation, scan: _Scan) -> Iterator[str]:

@@ -22,11 +22,12 @@ _WEIGHTS = 20  # the weights are 0, 1/20, ..., 1
 
 
 class Ensemble(nn.Module):
-    """w p_personal + (1 - w) p_shared, as log-probabilities [B, C]: their softmax is the mixture.
+    """The mixture w p_personal + (1 - w) p_shared, as log-probabilities [B, C]: their softmax is the mixture.
 
-    Near FedAPEN: Qin, Deng, Zhao & Yan, FedAPEN: Personalized Cross-silo Federated Learning with Adaptability to Statistical
-    Heterogeneity, KDD 2023, https://doi.org/10.1145/3580305.3599344, which learns w on training rows in every round. Here
-    hold-out rows choose each client's w whenever models are scored; training does not use the ensemble, and nothing is sent.
+    Close to FedAPEN (Qin, Deng, Zhao & Yan, FedAPEN: Personalized Cross-silo Federated Learning with Adaptability to
+    Statistical Heterogeneity, KDD 2023, https://doi.org/10.1145/3580305.3599344), which learns w on training rows in every
+    round. Here hold-out rows choose each client's w whenever models are scored; training does not use the ensemble, and
+    nothing is sent.
     """
 
     def __init__(self, personal: nn.Module, shared: nn.Module, weight: float) -> None:

@@ -78,7 +78,7 @@ def mlp(shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 Block = Callable[[int, int], dict[str, nn.Module]]
-"""The layers behind a convolution, from its number (from 1) and its channels; they halve the sides."""
+"""The layers after a convolution, from its number (from 1) and its channels; they halve the sides."""
 
 
 def _pool_relu(n: int, channels: int) -> dict[str, nn.Module]:

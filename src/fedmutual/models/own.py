@@ -57,7 +57,7 @@ def make_user_network(
         fix = "and call torch.view_as_complex on it in `forward`" if is_trained else _CONSTANT
         raise ValueError(f"has the complex tensor {complex_name!r}; keep its real and imaginary parts [..., 2], {fix}")
     if unbounded := next((name for name, t in tensors.items() if t.is_floating_point() and not t.isfinite().all()), None):
-        raise ValueError(f"holds numbers in {unbounded!r} that are not finite; mend them, {_CONSTANT}")
+        raise ValueError(f"holds numbers in {unbounded!r} that are not finite; correct them, {_CONSTANT}")
     return net
 
 

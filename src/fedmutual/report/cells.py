@@ -31,7 +31,7 @@ class TableCell:
 class Column:
     """A column of a table: its heads, and how the value of a line is read, printed and listed.
 
-    Neighbours with the same group stand under one common head. `read` takes what a line is of, for example a `Use`, and
+    Neighbours with the same group stand under one common head. `read` takes what a line is of, for example a `Line`, and
     returns the value or `Missing`; `form` and `numbers` take a value that is not missing.
     """
 

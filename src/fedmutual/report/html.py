@@ -1,7 +1,7 @@
 """One self-contained page of runs: no script, font, style or picture from anywhere else.
 
-Lines are thinned to 100 rounds and tables to 40, so long runs grow by their CSV alone. Four methods over three seeds, five
-clients, ten classes and twenty rounds make 130 kB; every further comparison in the page costs its own.
+Curves show at most 100 rounds and tables at most 40, so a longer run makes only the CSV longer. The page of four methods
+over three seeds, five clients, ten classes and twenty rounds has 130 kB; each further comparison adds about as much.
 """
 
 from collections.abc import Callable, Sequence

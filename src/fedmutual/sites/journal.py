@@ -55,8 +55,8 @@ class Journal:
     def __init__(self, folder: Path, read_only: bool = False) -> None:
         """Open the journal in a federation's folder, or begin an empty one. One process writes to it at a time.
 
-        read_only: nothing is written; a missing journal is empty. Raises RunError where the file is damaged, is another
-        program's or a link, or is open to other users; or the folder has the state of an older version.
+        read_only: nothing is written; a missing journal is empty. Raises RunError where the file is damaged, was
+        written by another program, is a link, or is open to other users; or the folder has the state of an older version.
         """
         self.folder, self.path = folder, folder / FILE
         try:

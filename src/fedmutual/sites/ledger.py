@@ -64,7 +64,10 @@ def find_ledger(path: Path) -> Path:
     if len(below) > 1:
         raise RunError(f"{folder}: the site took part in {len(below)} federations; name one: {', '.join(map(str, below))}")
     if not below:
-        raise RunError(f"{folder}: there is no {FILE}: nothing left this site, or it is not the state folder of a site")
+        raise RunError(
+            f"{folder}: there is no {FILE}: nothing left this site, or it is not the state folder of a site; name the "
+            "site.toml, or the folder that its 'state.folder' names"
+        )
     return below[0]
 
 

@@ -45,7 +45,7 @@ class Order:
     phase: Count  # its number in the round, or in the start
     senders: tuple[str, ...] | None = None  # among peers: the sites whose messages of the previous phase count
     asked: tuple[str, ...] | None = None  # among peers: the sites that do this phase, and so the receivers of messages
-    attempt: Count = 0  # raised by the server, at most to ATTEMPTS, when it goes back: see `admission`
+    attempt: Count = 0  # raised by the server, at most to ATTEMPTS, when it goes back: see `site_journal`
 
     @property
     def round_name(self) -> str:

@@ -186,7 +186,7 @@ def tune(
         UserError: as `sweep`.
     """
     if config.privacy.nets != "none":
-        raise ConfigError("--tune: the trials would cost privacy that epsilon does not count; choose with --set")
+        raise ConfigError("--tune: the trials would cost privacy that epsilon does not count; set the keys with --set")
     if not config.split.holdout and config.partition.kind != "file":
         config = override_config(config, {"split.holdout": SHARE})
     chosen = {}

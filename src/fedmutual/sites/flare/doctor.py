@@ -114,7 +114,8 @@ def _check_site(kit: Kit, site: SiteSettings, agreed: Contract) -> Iterator[Chec
 
     try:
         if site.file.site != kit.name:
-            raise ConfigError(f"{site.source}: belongs to site {site.file.site!r}, and {kit.folder} is for {kit.name!r}")
+            fault = f"{site.source}: belongs to site {site.file.site!r}, and {kit.folder} is for {kit.name!r}"
+            raise ConfigError(f"{fault}; name the file and the kit of one site")
         with plugins.use_rule(site.code):
             experiment = SiteRuntime(agreed, site, check_only=True).experiment
             rows = experiment.load_rows(kit.name)
@@ -213,7 +214,7 @@ def _check_tls(kit: Kit, plain: socket.socket) -> Check:
     try:
         with plain, kits.make_tls_context(kit).wrap_socket(plain, server_hostname=kit.hosts[0]) as tls:
             version = tls.version()
-            first_byte = tls.recv(1)  # the server rejects a certificate after the handshake, by hanging up
+            first_byte = tls.recv(1)  # after the handshake the server closes a connection with a rejected certificate
     except ssl.SSLCertVerificationError as problem:
         return Check(WRONG, _explain_distrust(kit, problem), is_temporary=problem.verify_code == _TOO_EARLY)
     except ssl.SSLError as problem:

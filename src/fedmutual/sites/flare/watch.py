@@ -129,7 +129,9 @@ class Watch(FLComponent):  # type: ignore[misc]
             if job is None and not is_running:  # the state came from another host, or FLARE lost files
                 if time.monotonic() > self._missing_since.setdefault(folder.name, time.monotonic()) + _WRITE_TIME:
                     self._give_up(
-                        folder, Outcome.STOPPED, "this server has no job of it, only saved rounds; submit it again"
+                        folder,
+                        Outcome.STOPPED,
+                        "this server has saved rounds of the federation, but no job; submit the federation again",
                     )
                 return
             self._missing_since.pop(folder.name, None)
