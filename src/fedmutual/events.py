@@ -8,7 +8,7 @@ from fedmutual.core import Message, Work
 from fedmutual.scores import Scores
 
 Visit = Callable[..., Iterator[tuple[str, Any]]]
-"""Runs a function where each client lives, and yields (client id, result), as `engines.base.Simulation.visit`."""
+"""Runs a function in the process of each client, and yields (client id, result), as `engines.base.Simulation.visit`."""
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,7 @@ def _shorten(values: Sequence[float]) -> tuple[float, ...]:
 
 
 def _read_scores(run: RunFacts, round: int, model: str | None = None) -> dict[str, float]:
-    """Return client -> its main metric on its validation data after a round. model: None is the one that it would use."""
+    """Return client -> its main metric on its validation data after a round. model: None: that of the client."""
     rows = run.get_rows(round, model)
     return {i: row.find_number(run.metric.name) or 0.0 for i, row in rows.items() if i is not None}
 

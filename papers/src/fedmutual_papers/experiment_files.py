@@ -450,7 +450,7 @@ def _list_cells(root: Path, id: str) -> list[str]:
 
 
 def _read_cell(root: Path, name: str, owner: str, id: str, index: Index) -> Cell:
-    """Return a cell of an experiment `owner` as the experiment `id` looks at it."""
+    """Return a cell of an experiment `owner` as the experiment `id` uses the cell."""
     path = root / owner / f"{name}.toml"
     tables = dict(read_tables(path))
     if "cell" not in tables:

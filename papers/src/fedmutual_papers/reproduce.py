@@ -79,7 +79,7 @@ def train(
         left = f"{format_count(len(queue.elsewhere), 'run')} left to other processes"
         say(f"{left}: {'; '.join(queue.elsewhere.values())}. Run this command again when they are done")
     with lock_folder(out, "has been writing pages for a minute", "run this command again", LOCK_LIMIT):
-        now = _open_store(root, results or out / RESULTS)  # with what other processes kept meanwhile of other cells
+        now = _open_store(root, results or out / RESULTS)  # with results that other processes stored meanwhile
         page = pages.make_page(experiment, read_measured_cells(experiment, now, scale, range(seeds)))
         _print_page(page, console, say)
         for path in pages.write(page, out):

@@ -130,7 +130,7 @@ def _is_missing(store: ResultStore, job: Job) -> bool:
 class CellQueue:
     """The queue of the runs of a call of `reproduce`. A run is locked from its start until its result is stored.
 
-    known: the number of runs whose results were there, or came meanwhile from other processes. trained: the number of runs
+    known: the number of runs whose results were stored before, or meanwhile by other processes. trained: the number of runs
     that this process trained.
     """
 

@@ -1,4 +1,4 @@
-"""The tables of the page: methods, nodes, what accuracy hides, recall by class, other tasks, every client and its data."""
+"""The tables of the page: methods, nodes, scores besides accuracy, recall by class, other tasks, clients and their data."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Send a run's numbers elsewhere beside its folder's files: to TensorBoard, MLflow and Weights & Biases.
+"""Send a run's numbers to TensorBoard, MLflow and Weights & Biases, besides the files of the run's folder.
 
 Each needs the extra `fedmutual[NAME]`. The environment variables of the trackers say where: MLFLOW_TRACKING_URI (else a
 database in the working directory) and MLFLOW_EXPERIMENT_NAME (else "fedmutual"); WANDB_MODE (for example "offline"),

@@ -1,4 +1,4 @@
-"""How a federation stands: the files that the server's process, the process of a job and a lead exchange; console lines."""
+"""The state of a federation: the files that the processes of the server, of a job and of a lead exchange; console lines."""
 
 import re
 import time
