@@ -162,7 +162,7 @@ def make_configuration_tables(comparison: RunComparison) -> tuple[str, PageTable
         for name in path:
             table = table.setdefault(name, {})
         table[last] = value
-    caption = "Keys in which the runs differ, beside the seed"
+    caption = "Keys in which the runs differ, besides the seed"
     return tomli_w.dumps(nested), _make_method_table(comparison, tables, differing, "config", caption)
 
 
