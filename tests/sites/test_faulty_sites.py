@@ -317,8 +317,9 @@ def test_a_site_that_tells_nothing(tmp_path):
 
 def test_state_of_another_site_file_is_refused(tmp_path):
     agreed, sites = halves(tmp_path, contract(tmp_path, sites=MLPS), MLPS)
-    run(tmp_path, InMemoryTransport(sites), agreed)
     changed = {**MLPS["north"], "optimizer": {"lr": 0.5}}
+    SiteRuntime(agreed, read_site_file(site(tmp_path, "north", changed)))  # before the first order nothing is fixed
+    run(tmp_path, InMemoryTransport(sites), agreed)
     with pytest.raises(RunError, match=r"holds the state of this federation with another site\.toml"):
         SiteRuntime(agreed, read_site_file(site(tmp_path, "north", changed)))
 

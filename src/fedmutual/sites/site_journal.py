@@ -100,8 +100,6 @@ class SiteJournal(Journal):
                 "or another version of fedmutual; restore the files with which it began, or name another state.folder"
             )
         if not read_only:
-            if self.get_fact("run") is None:
-                self.set_fact("run", run)
             self.publish()
 
     @property
@@ -151,6 +149,7 @@ class SiteJournal(Journal):
         with self.change():
             self.write("DELETE FROM phases WHERE (round, phase) >= (?, ?)", place)
             self._drop_replies()
+            self.set_fact("run", self._run)  # with the first order: until then site.toml may change
             self.set_fact("begun", [order.attempt, *place, digest])
             self._record_ledgers()
         self.publish()
