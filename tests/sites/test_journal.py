@@ -1,6 +1,7 @@
 """The journal of a party: one file of its owner alone, whose transactions are on the disk completely or not at all."""
 
 import os
+import shutil
 import sqlite3
 import stat
 from contextlib import closing
@@ -88,9 +89,12 @@ def link_hard(path):
     os.link(path.parent / "other" / FILE, path)
 
 
-def link_beside(path):
-    Journal(path.parent).close()
-    path.with_name(f"{FILE}-wal").symlink_to(path.parent / "elsewhere")
+def link_beside(end):
+    def spoil(path):
+        Journal(path.parent).close()
+        path.with_name(f"{FILE}-{end}").symlink_to(path.parent / "elsewhere")
+
+    return spoil
 
 
 def open_to_others(path):
@@ -106,7 +110,8 @@ UNUSABLE = {
     "with a trigger": (tampered, "its tables are not those of this version"),
     "a link": (link, "is a link, or other users"),
     "a hard link": (link_hard, "is a link, or other users"),
-    "a link beside it": (link_beside, "is a link, or other users"),
+    "a link as its log": (link_beside("wal"), "is a link, or other users"),
+    "a link as its undo": (link_beside("journal"), "is a link, or other users"),
     "open to others": (open_to_others, "chmod 600"),
     "a folder": (lambda path: path.mkdir(), "is a link, or other users"),
 }
@@ -121,6 +126,38 @@ def test_an_unusable_file_is_refused_in_one_sentence(tmp_path, case, read_only):
         Journal(tmp_path, read_only)
     assert str(caught.value).startswith(f"{tmp_path / FILE}")
     assert "\n" not in str(caught.value)
+
+
+def vacuum(path, monkeypatch):
+    copy = path.with_name("copy")
+    with closing(sqlite3.connect(path)) as database:
+        database.execute(f"VACUUM INTO '{copy}'")
+    copy.chmod(0o600)
+    copy.replace(path)
+
+
+def update_sqlite(path, monkeypatch):
+    monkeypatch.setattr(journals, "_TABLES", [sql.removesuffix(" STRICT") for sql in journals._TABLES])
+
+
+@pytest.mark.parametrize("prepare", [vacuum, update_sqlite])
+def test_a_copy_by_another_tool_or_version_of_sqlite_is_used(tmp_path, monkeypatch, prepare):
+    with closing(ServerJournal(tmp_path)) as journal:
+        journal.raise_attempt()
+    prepare(tmp_path / FILE, monkeypatch)
+    again = ServerJournal(tmp_path)
+    assert (again.attempt, again.read("PRAGMA journal_mode")) == (1, [("wal",)])
+
+
+def test_a_secret_in_the_log_of_a_killed_process_is_erased_at_the_next_start(tmp_path):
+    journal, again = Journal(tmp_path / "killed"), tmp_path / "again"
+    journal.set_fact("sum", "the secret" * 50)
+    journal.read("PRAGMA secure_delete = ON")
+    journal.set_fact("sum", None)
+    shutil.copytree(tmp_path / "killed", again)
+    assert b"the secret" in (again / f"{FILE}-wal").read_bytes()
+    with closing(Journal(again)):
+        assert not [path.name for path in again.iterdir() if b"the secret" in path.read_bytes()]
 
 
 OLD = ("diary.json", "left.jsonl", "attempts.json", "conduct.json", "secure-sum.json", "checkpoint.json")

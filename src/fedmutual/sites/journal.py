@@ -78,15 +78,18 @@ class Journal:
         if database.execute("PRAGMA quick_check(1)").fetchall() != [("ok",)]:
             raise sqlite3.DatabaseError("its pages do not fit together")
         tables = [sql for (sql,) in database.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY rowid")]
-        if tables and tables != _TABLES:
+        if tables and [sql.removesuffix(" STRICT") for sql in tables] != [sql.removesuffix(" STRICT") for sql in _TABLES]:
             raise sqlite3.DatabaseError("its tables are not those of this version of fedmutual")
         if not tables:
             _check_no_older_state(self.folder)
             if read_only:  # a process was killed before it had written its tables
                 database.close()
                 database = sqlite3.connect(":memory:", isolation_level=None)
-            else:
-                database.execute("PRAGMA journal_mode = WAL")
+        if not read_only:
+            is_logged = database.execute("PRAGMA journal_mode").fetchall() == [("wal",)]  # else new, or a tool's copy
+            # a process that was killed may have left a secret in the log
+            database.execute(f"PRAGMA {'wal_checkpoint(TRUNCATE)' if is_logged else 'journal_mode = WAL'}").fetchall()
+        if not tables:
             with _begin(database):
                 for sql in _TABLES:
                     database.execute(sql)
@@ -199,7 +202,7 @@ def commit(database: sqlite3.Connection) -> None:
 
 def _check_file(path: Path) -> None:
     """Raise RunError where the journal, or a file of SQLite beside it, is a link or is not this user's alone."""
-    for file in (path, path.with_name(f"{FILE}-wal"), path.with_name(f"{FILE}-shm")):
+    for file in (path, *(path.with_name(f"{FILE}-{end}") for end in ("wal", "shm", "journal"))):
         try:
             about = os.lstat(file)
         except FileNotFoundError:
@@ -207,8 +210,8 @@ def _check_file(path: Path) -> None:
         is_open = os.name == "posix" and (about.st_uid != os.geteuid() or about.st_mode & 0o077)
         if not stat.S_ISREG(about.st_mode) or about.st_nlink > 1 or is_open:
             raise RunError(
-                f"{file}: is a link, or other users of this machine may read or write it; replace it by a copy of the file "
-                f"itself, and run `chmod 600 {file}`"
+                f"{file}: is a link, or other users of this machine may read or write it; give the command as the user who "
+                f"runs the site or the server, or replace it by a copy of the file itself, and run `chmod 600 {file}`"
             )
 
 
