@@ -109,6 +109,9 @@ def test_upper_and_lower_case_classes_of_femnist_are_not_suspicious(tmp_path):
         (lambda d: d["f1"]["x"].__setitem__(0, [0.0] * 100), r"train_9\.json: writer 'f1'"),
         (lambda d: d["f1"]["y"].__setitem__(0, 62), "writer 'f1': needs images x of 784 numbers, and for"),
         (lambda d: d["f1"]["y"].pop(), r"x is \[9, 784\] and y \[8\]"),
+        (lambda d: d["f1"].update(y=[[k] for k in d["f1"]["y"]]), r"y \[9, 1\]"),
+        (lambda d: d["f1"]["x"].__setitem__(0, ["0.5"] * 784), "writer 'f1': needs images x of 784 numbers"),
+        (lambda d: d["f1"]["x"].__setitem__(0, [10**400] * 784), "writer 'f1': needs images x of 784 numbers"),
     ],
 )
 def test_a_damaged_file_of_leaf_is_named(tmp_path, change, sentence):
@@ -127,6 +130,9 @@ def test_writers_in_one_part_only_are_refused(tmp_path):
         federation("femnist", folder, **DOMAINS)
     with pytest.raises(DataError, match="there are no json files of LEAF"):
         federation("femnist", tmp_path / "none", **DOMAINS)
+    (next((folder / "train").iterdir())).write_text("[" * 200_000)
+    with pytest.raises(DataError, match=r"train_9\.json: is no json of LEAF's FEMNIST \(RecursionError"):
+        federation("femnist", folder, **DOMAINS)
 
 
 # Tiny-ImageNet

@@ -41,6 +41,7 @@ DOMAIN_SETS: dict[str, tuple[tuple[str, ...], tuple[str, ...], bool]] = {
 ANNOTATIONS = "val_annotations.txt"  # of Tiny-ImageNet; a line an image: its file, its class, and a box that is not read
 FEMNIST_CLASSES = (*string.digits, *string.ascii_uppercase, *string.ascii_lowercase)
 _SIDE = 28  # of FEMNIST's images
+_LARGEST = float(np.finfo(np.float32).max)  # of a pixel
 
 
 def read_digits(config: DataConfig) -> Source:
@@ -221,19 +222,22 @@ def _read_leaf(folder: Path) -> Part:
         try:
             for writer, rows in json.loads(path.read_bytes())["user_data"].items():
                 place = f"{path}: writer {writer!r}"
-                x, y = np.asarray(rows["x"], dtype=np.float32), np.asarray(rows["y"])
-                is_image = x.shape == (len(y), _SIDE**2) and np.isfinite(x).all()
-                if not is_image or y.dtype.kind != "i" or not ((y >= 0) & (y < len(FEMNIST_CLASSES))).all():
+                x, y = np.asarray(rows["x"]), np.asarray(rows["y"])
+                if len(x) == len(y) == 0:
+                    continue
+                is_image = x.shape == (*y.shape, _SIDE**2) and x.dtype.kind in "if" and (abs(x) <= _LARGEST).all()
+                is_label = y.ndim == 1 and y.dtype.kind == "i" and ((y >= 0) & (y < len(FEMNIST_CLASSES))).all()
+                if not is_image or not is_label:
                     raise DataError(
                         f"{place}: needs images x of {_SIDE**2} numbers, and for each a label y from 0 to "
                         f"{len(FEMNIST_CLASSES) - 1}; x is {list(x.shape)} and y {list(y.shape)}"
                     )
-                images.append(x.reshape(-1, 1, _SIDE, _SIDE))
+                images.append(x.astype(np.float32).reshape(-1, 1, _SIDE, _SIDE))
                 labels.append(y)
                 writers += [writer] * len(y)
         except OSError as problem:
             raise DataError(f"{path}: cannot be read ({problem.strerror or problem})") from None
-        except (ValueError, KeyError, TypeError, AttributeError) as problem:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
             raise DataError(f"{place}: is no json of LEAF's FEMNIST ({type(problem).__name__}: {problem})") from None
     if not images:
         raise DataError(f"{folder}: there are no json files of LEAF; key 'data.root' names the folder above train and test")
