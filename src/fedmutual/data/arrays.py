@@ -142,7 +142,8 @@ def read_arrays(
     except Exception as problem:  # numpy and zipfile raise many kinds of errors for a damaged file
         reason = format_error(problem)
         if "pickle" in reason:  # numpy takes every unknown file for a pickle
-            is_pickle = "Object" in reason or path.read_bytes()[:1] == b"\x80"
+            with path.open("rb") as file:
+                is_pickle = "Object" in reason or file.read(1) == b"\x80"
             reason = "it is a pickle, and pickles are never loaded" if is_pickle else "its first bytes are of no npz file"
         raise DataError(f"{path}: is not an npz file of arrays ({reason}); {fix or _SAVE}") from None
 
