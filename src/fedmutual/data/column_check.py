@@ -59,8 +59,8 @@ def describe_nameless(columns: Sequence[str], config: DataConfig, place: str) ->
     if not nameless:
         return []
     return [
-        f"{place}: {list_names(nameless)} without a name in the header, as the row numbers of pandas are, cannot be "
-        f"features; name these columns, or leave them out: {_describe_drop(nameless, config)}"
+        f"{place}: columns without a name in the header, as the row numbers of pandas are, cannot be features: "
+        f"{list_names(nameless)}; name these columns, or leave them out: {_describe_drop(nameless, config)}"
     ]
 
 
