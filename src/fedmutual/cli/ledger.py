@@ -12,14 +12,16 @@ from fedmutual.sites import ledger
 
 def make_ledger_table(rows: Iterable[Mapping[str, Any]]) -> Table:
     """Return a table with one line for each kind of message, with the rounds in which messages of this kind left."""
-    titles = ("round", "what", "to", "beside them", "messages", "tensors", "bytes each", "bytes in all")
-    table = make_table(*titles, texts=4, padding=(0, 1, 0, 0))
+    table = make_table("round", "what", "to", "messages", "tensors", "bytes each", texts=3, padding=(0, 1, 0, 0))
+    table.add_column("beside them", overflow="fold")
+    table.add_column("bytes in all", justify="right", no_wrap=True)
     for row in rows:
         first, last = row["first"], row["last"]
         rounds = f"{first}-{last}" if last > first else str(first) if first else "start"
-        texts = map(escape, (rounds, row["what"], row["to"], ", ".join(row["beside"]) or "-"))
         size, count = f"{row['size']:,}" if row["tensors"] else "-", str(row["tensors"] or "-")
-        table.add_row(*texts, f"{row['messages']:,}", count, size, f"{row['bytes']:,}")
+        beside = escape(", ".join(row["beside"])) or "-"
+        texts = map(escape, (rounds, row["what"], row["to"]))
+        table.add_row(*texts, f"{row['messages']:,}", count, size, beside, f"{row['bytes']:,}")
     return table
 
 
