@@ -76,6 +76,9 @@ def test_new_results_go_to_the_first_folder_and_both_are_read(tmp_path, planned)
     ("[0.5, 0.7]", "[0.5]", "does not have one value for each evaluated round"),
     ('"last": 0.25', '"last": 25.0', "clients.0.last"),
     ('"best": {"0": 0.5}', '"best": {"0": 50}', "transfer.acc.best.0"),
+    (', "best": {"0": 0.5}', "", "transfer.acc of seed 0 of 'fml' has no 'best'"),
+    (', "down": 5', "", "traffic of seed 0 of 'fml' has no 'down'"),
+    ('"steps": 7.0', '"step": 7.0', "budget of seed 0 of 'fml' has no 'steps'"),
     ("[0.1, 0.25]", "[0.25]", "does not have one value for each evaluated round"),
     ('"0.1": 2.5', '"0.1": NaN', "runs.0.noise.0.1: input should be a finite number"),
     ('"0.1": 2.5', '"0.1": -Infinity', "runs.0.noise.0.1: input should be a finite number"),
@@ -86,6 +89,7 @@ def test_new_results_go_to_the_first_folder_and_both_are_read(tmp_path, planned)
 def test_a_damaged_file_is_named(store, planned, before, after, message):
     clients = {"0": ClientResult(network="mlp", examples=4, last=0.25, best=0.25, curve=(0.1, 0.25))}
     more = {"noise": {"0.1": 2.5}, "changed": {"optimizer.lr": 0.3}}
+    more |= {"traffic": {"up": 5, "down": 5}, "budget": {"steps": 7.0}}
     job = planned()["fml", 0]
     keep(store, job, transfer={"acc": {"last": {"0": 0.5}, "best": {"0": 0.5}}}, **more)
     store.add(job.cell.id, job.find_result(store).model_copy(update={"clients": clients}))

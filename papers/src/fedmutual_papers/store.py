@@ -1,7 +1,7 @@
 """The results of finished runs: one small committed JSON file for each cell, so that no run is trained twice."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, Literal, Self
@@ -113,6 +113,20 @@ class Result(BaseModel):
         except ValueError:
             raise ValueError("input should be finite numbers") from None
         return changed
+
+    @model_validator(mode="after")
+    def _check_keys(self) -> Self:
+        checks: list[tuple[str, Mapping[str, Any], set[str], set[str]]] = [
+            ("traffic", self.traffic, {"up", "down"} if self.traffic else set(), {"seed"}),
+            ("budget", self.budget, {"steps"} if self.budget else set(), {"examples", "forwards"}),
+        ]
+        checks += [(f"transfer.{name}", of, {"last", "best"}, set()) for name, of in self.transfer.items()]
+        for place, table, needed, others in checks:
+            if missing := sorted(needed - {key for key, value in table.items() if value is not None}):
+                raise ValueError(f"{place} of seed {self.seed} of {self.arm!r} has no {missing[0]!r}")
+            if unknown := sorted(table.keys() - needed - others):
+                raise ValueError(f"{place} of seed {self.seed} of {self.arm!r} has an unknown {unknown[0]!r}")
+        return self
 
     @model_validator(mode="after")
     def _check_lengths(self) -> Self:
