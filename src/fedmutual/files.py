@@ -18,6 +18,8 @@ Table = dict[str, Any]
 SILENCE_LIMIT = 30.0  # seconds without a byte before a download is given up
 FORMAT = 1
 """Of every JSON file that fedmutual writes and reads again."""
+OTHER_FOLDER = "choose another folder with --out (in Python: out=...)"
+"""The advice of an error about the folder that results are written into."""
 
 
 @contextmanager
@@ -46,7 +48,7 @@ def replace_file(path: Path, sync: bool = True, fix: str | None = None) -> Itera
         with suppress(OSError):
             part.unlink()
         full = problem.errno in (errno.ENOSPC, errno.EDQUOT)
-        fix = fix or ("free some space, then resume" if full else "choose another folder with --out")
+        fix = fix or ("free some space, then resume" if full else OTHER_FOLDER)
         raise RunError(f"{path}: cannot be written ({problem.strerror or problem}); {fix}") from None
 
 

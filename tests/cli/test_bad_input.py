@@ -148,7 +148,8 @@ def test_what_is_odd_is_remarked_and_runs(small, cli, setting, remark):
 
 def test_a_used_folder_and_a_file_in_its_place(small, cli):
     cli("run", small, "--set", "rounds=1")
-    assert "runs/small: holds a run already; add --resume to resume it" in cli.fail("run", small, "--set", "rounds=1")
+    said = cli.fail("run", small, "--set", "rounds=1")
+    assert "runs/small: holds a run already; add --resume (in Python: resume=True), or choose another folder" in said
     (small.parent / "other").mkdir()
     (small.parent / "other/thesis.txt").write_text("mine")
     assert "other: holds other files already; choose another folder with --out" in cli.fail("run", small, "--out", "other")

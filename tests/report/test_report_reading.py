@@ -81,7 +81,7 @@ def test_resume_is_named_only_where_it_mends(tmp_path):
     with pytest.raises(RunError, match=r"is cut off .*; restore it, or "):
         read_runs([folder])
     (folder / "summary.json").unlink()
-    with pytest.raises(RunError, match=r"is cut off .*; `--resume` removes an incomplete last line, or "):
+    with pytest.raises(RunError, match=r"is cut off .*; a resume removes an incomplete last line, or "):
         read_runs([folder])
 
 

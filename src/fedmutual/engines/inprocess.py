@@ -81,7 +81,9 @@ class ClientStore:
                 if {name: tensor.shape for name, tensor in tensors.items()} != self._written[id]:
                     raise RunError(f"{path}: is not the state that this run wrote")
             except RunError as problem:
-                raise RunError(f"{problem}; continue from the last saved round with --resume") from None
+                raise RunError(
+                    f"{problem}; continue from the last saved round with --resume (in Python: resume=True)"
+                ) from None
             # in the order in which it was written, because algorithms may sum over a memory in its order
             restore_client(client, {name: tensors[name] for name in self._written[id]})
         return client

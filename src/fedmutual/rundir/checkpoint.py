@@ -16,6 +16,7 @@ from fedmutual.algorithms.peers import get_members
 from fedmutual.core import Client, Message
 from fedmutual.errors import RunError
 from fedmutual.events import Event, RoundDone, Started
+from fedmutual.files import OTHER_FOLDER
 from fedmutual.rundir import best
 from fedmutual.rundir.file_names import (
     CHECKPOINT,
@@ -179,12 +180,10 @@ def read_state(path: Path, run: str, round: int, first: Message | None = None) -
     """
     tensors, about = read_tensors(path)
     if about.get("run") != run or about.get("round") != str(round):
-        raise RunError(f"{path}: belongs to another run, configuration or round; give --out a folder of its own")
+        raise RunError(f"{path}: belongs to another run, configuration or round; {OTHER_FOLDER}")
     missing = [k for k, v in (first or {}).items() if k not in tensors or tensors[k].shape != v.shape]
     if missing:
-        raise RunError(
-            f"{path}: was written by another version of fedmutual: it lacks {missing[0]!r}; start a new run by --out"
-        )
+        raise RunError(f"{path}: was written by another version of fedmutual: it lacks {missing[0]!r}; {OTHER_FOLDER}")
     return {k: tensors[k] for k in first or {}} | tensors
 
 
@@ -250,7 +249,7 @@ def restore_server(
     """
     saved = read_checkpoint(folder)
     if saved is not None and saved.run != run:
-        raise RunError(f"{folder}: its checkpoint belongs to another run; choose another folder with --out")
+        raise RunError(f"{folder}: its checkpoint belongs to another run; {OTHER_FOLDER}")
     last = saved.round if saved else None
     remove_other_states(folder, last, generations)
     for home in (folder, *(client_folder(folder, i) for i in clients)):

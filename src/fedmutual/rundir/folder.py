@@ -18,7 +18,7 @@ from fedmutual.config import Config, dump_config, read_client_settings, read_dum
 from fedmutual.config.schema import list_resumable_keys
 from fedmutual.core import Message, Schedule
 from fedmutual.errors import Busy, RunError
-from fedmutual.files import write_bytes
+from fedmutual.files import OTHER_FOLDER, write_bytes
 from fedmutual.rundir.file_names import BEGUN, CONFIG, ENVIRONMENT, LOCK, PARTITION, PRETRAINED, SUMMARY, client_folder
 from fedmutual.rundir.record_files import check_record, read_record, write_record
 from fedmutual.rundir.schema import Environment, PretrainedHeader, RecordedPartition
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 def lock_folder(
     folder: Path,
     other: str = "is writing this run",
-    fix: str = "choose another folder with --out",
+    fix: str = OTHER_FOLDER,
     patience: float = 0.0,
 ) -> Iterator[None]:
     """Lock a folder against other processes for the block; create the folder if it is missing.
@@ -69,15 +69,15 @@ def check_free(folder: Path) -> None:
     """
     try:
         if folder.exists() and not folder.is_dir():
-            raise RunError(f"{folder}: is a file; choose a folder with --out")
+            raise RunError(f"{folder}: is a file; {OTHER_FOLDER}")
         started = (folder / CONFIG).exists()
         ignored = {LOCK} if started else {LOCK, ENVIRONMENT, PARTITION, BEGUN}
         is_used = folder.exists() and any(not p.name.endswith(".part") and p.name not in ignored for p in folder.iterdir())
     except (OSError, ValueError) as problem:
-        raise RunError(f"{folder}: cannot be read ({problem}); choose another folder with --out") from None
+        raise RunError(f"{folder}: cannot be read ({problem}); {OTHER_FOLDER}") from None
     if is_used:
-        content = "a run already; add --resume to resume it, or" if started else "other files already;"
-        raise RunError(f"{folder}: holds {content} choose another folder with --out")
+        content = "a run already; add --resume (in Python: resume=True), or" if started else "other files already;"
+        raise RunError(f"{folder}: holds {content} {OTHER_FOLDER}")
 
 
 def check_resumable(folder: Path, config: Config) -> None:
@@ -94,16 +94,16 @@ def check_resumable(folder: Path, config: Config) -> None:
     changed = sorted(_list_changes(before.model_dump(), config.model_dump()))
     changed = [key for key in changed if key not in list_resumable_keys()]
     if changed == ["rounds"] and config.rounds > before.rounds:
-        _check_schedules(folder, before, config, "start a new run with --out")
+        _check_schedules(folder, before, config, f"start a new run: {OTHER_FOLDER}")
     elif changed == ["rounds"]:
         raise RunError(
             f"{folder}: its run has {before.rounds} rounds, and a resume cannot reduce them to {config.rounds}; "
-            f"set 'rounds' to {before.rounds} or more, or start a new run with --out"
+            f"set 'rounds' to {before.rounds} or more, or {OTHER_FOLDER}"
         )
     elif changed:
         raise RunError(
             f"{folder}: the run in it was started with another {changed[0]!r}; only 'rounds' may grow on resume: "
-            "give the configuration it was started with, or another folder with --out"
+            f"give the configuration it was started with, or {OTHER_FOLDER}"
         )
     check_unchanged(folder, config.model_dump())
 

@@ -116,7 +116,7 @@ def dump_record(record: Record) -> Table:
 def make_line_error(path: Path, line: int, why: str, is_cut: bool = False) -> RunError:
     """Return the error for a damaged line of a log. is_cut: a kill or a full disk left the line incomplete."""
     if is_cut:
-        fix = "restore it" if (path.parent / SUMMARY).exists() else "`--resume` removes an incomplete last line"
+        fix = "restore it" if (path.parent / SUMMARY).exists() else "a resume removes an incomplete last line"
         return RunError(f"{path}: line {line} is cut off ({why}); {fix}, or begin again in another folder")
     return RunError(f"{path}: line {line} is not what fedmutual writes ({why}); begin again in another folder")
 

@@ -41,7 +41,7 @@ from fedmutual.studies.trained_run import Run, open_trained_run
 from fedmutual.tensor_files import read_tensors
 from fedmutual.user_code.recorded_code import set_trust
 
-FIX_WORKERS = "set engine.workers lower, or engine.name = 'inprocess', and continue with --resume"
+FIX_WORKERS = "set engine.workers lower, or engine.name = 'inprocess', and continue with --resume (in Python: resume=True)"
 MOST_DEATHS = 3  # deaths of workers since a saved round
 
 

@@ -12,7 +12,7 @@ from fedmutual.algorithms import ALGORITHMS
 from fedmutual.config import Config, make_algorithm, parse_config
 from fedmutual.core import Schedule
 from fedmutual.data.objects import make_memory_source
-from fedmutual.errors import ConfigError, format_error
+from fedmutual.errors import ConfigError, UserError, format_error
 from fedmutual.in_memory import PREFIX, hold_objects
 from fedmutual.models.copying import copy_networks
 
@@ -84,7 +84,11 @@ def hold_sites(
     if shared is not None:
         objects["shared"] = _make_factory(shared, "argument 'shared'")
     with hold_objects(objects):
-        yield objects, tables
+        try:
+            yield objects, tables
+        except UserError as problem:  # the caller knows the objects, but not these names
+            problem.args = tuple(a.replace(PREFIX, "") if isinstance(a, str) else a for a in problem.args)
+            raise
 
 
 def _make_factory(model: Model, place: str) -> Any:
