@@ -1,6 +1,6 @@
 """The algorithms: each file reads like its paper's algorithm box, and has one line in `registry.METHODS`."""
 
-from pkgutil import resolve_name
+import pkgutil
 from typing import TYPE_CHECKING
 
 from fedmutual.algorithms.registry import METHODS
@@ -24,6 +24,6 @@ if TYPE_CHECKING:  # the types of the names that the last line of this file defi
     from fedmutual.algorithms.proxyfl import ProxyFL as ProxyFL
 
 
-ALGORITHMS: dict[str, type] = {name: resolve_name(f"{__name__}.{method.where}") for name, method in METHODS.items()}
+ALGORITHMS: dict[str, type] = {name: pkgutil.resolve_name(f"{__name__}.{method.where}") for name, method in METHODS.items()}
 """name -> a frozen dataclass, whose fields are the keys that users set, with ``algorithm() -> core.Algorithm``."""
 globals().update({kind.__name__: kind for kind in ALGORITHMS.values()})
