@@ -72,8 +72,8 @@ def test_the_tables(tmp_path, cli):
     code, out, _ = cli("ledger", tmp_path / "state")
     rows = [text.split() for text in out.splitlines()]
     assert code == 0
-    assert rows[2] == ["start", "phase", "1", "server", "losses", "1", "2", "32", "100"]
-    assert rows[3] == ["1-2", "phase", "1", "server", "-", "2", "2", "32", "200"]
+    assert rows[2] == ["start", "phase", "1", "server", "1", "2", "32", "losses", "100"]
+    assert rows[3] == ["1-2", "phase", "1", "server", "2", "2", "32", "-", "200"]
     assert out.splitlines()[-1] == "to server: 3 messages of 300 bytes, of which tensors 96"
     code, out, _ = cli("ledger", folder, "--full")
     assert [text.split() for text in out.splitlines()][2:4] == [
