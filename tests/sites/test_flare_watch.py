@@ -119,7 +119,7 @@ def test_a_damaged_progress_file_stops_no_other_federation(two_federations, caps
         assert progress.read_progress(two_federations / "wards")["outcome"] == outcome
     output = capsys.readouterr().out
     assert output.count(f"{two_federations / 'lab' / progress.FILE}: is damaged") == 1
-    assert output.count("submit it again") == 1
+    assert output.count("but no job; submit the federation again") == 1
     (two_federations / "lab" / progress.FILE).unlink()
     assert watch.check_federations(engine, two_federations, {})
 

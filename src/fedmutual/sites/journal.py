@@ -205,7 +205,7 @@ def _check_file(path: Path) -> None:
     for file in (path, *(path.with_name(f"{FILE}-{end}") for end in ("wal", "shm", "journal"))):
         try:
             about = os.lstat(file)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):  # `doctor` names a folder below a file
             continue
         is_open = os.name == "posix" and (about.st_uid != os.geteuid() or about.st_mode & 0o077)
         if not stat.S_ISREG(about.st_mode) or about.st_nlink > 1 or is_open:
