@@ -99,8 +99,8 @@ def judge_readings(claim: Claim, measured_cells: Sequence[MeasuredCell]) -> tupl
 def judge(claim: Claim, measured_cells: Sequence[MeasuredCell], reading: str = "") -> Judgement:
     """Return the claim judged over all cells that it concerns."""
     matching = [measured for measured in measured_cells if fnmatch(measured.cell.name, claim.cells)]
-    found = [(measured, _find_sides(claim, measured, measured_cells)) for measured in matching]
-    lines = [line for measured, sides in found if sides for line in _judge_cell(claim, measured, sides)]
+    sides_by_cell = [(measured, _find_sides(claim, measured, measured_cells)) for measured in matching]
+    lines = [line for measured, sides in sides_by_cell if sides for line in _judge_cell(claim, measured, sides)]
     group = _select_one_length(lines)
     chosen, common = pool([line.values.keys() for line in group])
     overall = None
@@ -108,7 +108,7 @@ def judge(claim: Claim, measured_cells: Sequence[MeasuredCell], reading: str = "
         pooled = [group[n] for n in chosen]
         smallest = max(line.grain for line in pooled) / len(pooled)
         overall = _estimate([fmean(line.values[seed] for line in pooled) for seed in common], smallest)
-    diverged = _count_divergence(side for _, sides in found for side in sides)
+    diverged = _count_divergence(side for _, sides in sides_by_cell for side in sides)
     verdict = _judge_all(claim, lines, overall, group, diverged)
     has_p = verdict in (*DECIDED, INCONCLUSIVE) and any(
         compute_tails(claim, line.difference) for line in lines if line.verdict in (*DECIDED, INCONCLUSIVE)

@@ -237,7 +237,7 @@ def _compute_cloud(run: Run, client: str) -> Cloud:
     pca = PCA(2, svd_solver="full")
     positions = pca.fit_transform(all_features)
     rows = np.random.default_rng(run.config.seed).permutation(len(positions))
-    kept = np.sort(rows[: POINTS if run.config.seed == DRAWN else 0])
+    drawn_rows = np.sort(rows[: POINTS if run.config.seed == DRAWN else 0])
     first, second = (round(float(share), 4) for share in pca.explained_variance_ratio_)
     return Cloud(
         domains=tuple(tests),
@@ -246,7 +246,7 @@ def _compute_cloud(run: Run, client: str) -> Cloud:
         silhouette=round(float(silhouette_score(all_features, labels)), 4),
         points=tuple(
             (int(domains[k]), int(labels[k]), round(float(x), FINE), round(float(y), FINE))
-            for k, (x, y) in zip(kept, positions[kept], strict=True)
+            for k, (x, y) in zip(drawn_rows, positions[drawn_rows], strict=True)
         ),
     )
 

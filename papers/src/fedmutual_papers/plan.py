@@ -184,7 +184,7 @@ def has_effect(key: str) -> bool:
 def check(changed: Mapping[str, Any], cells: Iterable[Cell]) -> None:
     """Raise ConfigError if --set names a key that the command or an arm sets, a complete table, or a key that no arm has."""
     algorithms = _list_algorithms(*cells)
-    own = {
+    alternatives = {
         "seed": "use --seeds",
         "rounds": "use --rounds",
         "name": "use --out",
@@ -192,8 +192,8 @@ def check(changed: Mapping[str, Any], cells: Iterable[Cell]) -> None:
     }
     for key in changed:
         inner = [k for k in list_keys() if k.startswith(f"{key}.")]
-        if key in own:
-            raise ConfigError(f"--set {key}: cells and arms have their own; {own[key]}")
+        if key in alternatives:
+            raise ConfigError(f"--set {key}: cells and arms have their own; {alternatives[key]}")
         if inner or key == "clients":
             like = "algorithm.alpha" if key == "algorithm" else (inner or ["clients.ID.algorithm.alpha"])[0]
             raise ConfigError(f"--set {key}: it is a table; set its keys one by one, as --set {like}=...")

@@ -101,8 +101,7 @@ def write_pages(id: str | None, folder: Path, results: Path | None, root: Path |
     if id:
         read_experiment(root, id)  # raises an error for an unknown id
     store = _open_store(root, results or root / RESULTS)
-    found = [pages.make_page(e, read_measured_cells(e, store)) for e in read_experiments(root)]
-    all_pages = pages.adjust(found)
+    all_pages = pages.adjust([pages.make_page(e, read_measured_cells(e, store)) for e in read_experiments(root)])
     paths = [p for page in all_pages if id in (None, page.experiment.id) for p in pages.write(page, folder, ["md"])]
     verdicts = folder / pages.VERDICTS
     write_bytes(verdicts, pages.render_overview(all_pages).encode())

@@ -83,8 +83,8 @@ def restore_machine_keys(config: Config, place: Path) -> Config:
     if not (place / CONFIG).exists():
         return config
     before = read_dumped(place / CONFIG)
-    kept = {key: attrgetter(key)(before) for key in _MACHINE_KEYS}
-    return Config.model_validate(merge_overrides(config.model_dump(exclude_unset=True), kept))
+    machine_settings = {key: attrgetter(key)(before) for key in _MACHINE_KEYS}
+    return Config.model_validate(merge_overrides(config.model_dump(exclude_unset=True), machine_settings))
 
 
 def list_changed_keys(asked: Config, begun: Config) -> list[str]:
@@ -164,12 +164,12 @@ def _write_partition(job: Job, out: Path) -> Path:
     """Write the partition file of a run's clients and return its path."""
     path, source = out / "partitions" / f"{job.fingerprint}.json", f"{job.cell.path}, arm {job.arm!r}"
     read = data.prepare(job.config)[""]
-    whole = divide(job.config, read.table)
-    clients = job.about.clients or tuple(whole.clients)
-    if unknown := [i for i in clients if i not in whole.clients]:
-        known = ", ".join(whole.clients)
+    division = divide(job.config, read.table)
+    clients = job.about.clients or tuple(division.clients)
+    if unknown := [i for i in clients if i not in division.clients]:
+        known = ", ".join(division.clients)
         raise ConfigError(f"{source}: there is no client {unknown[0]!r} in its partition; there are {known}")
-    shares = {i: dict(whole.clients[i]) for i in clients}
+    shares = {i: dict(division.clients[i]) for i in clients}
     wanted, capped = job.about.examples, job.config.partition.examples is not None
     for i in clients:
         rows = shares[i][PRIVATE]
@@ -179,5 +179,5 @@ def _write_partition(job: Job, out: Path) -> Path:
             raise ConfigError(f"{source}: client {i!r} has {len(rows)} training examples, not {wanted}; lower 'examples'")
         rng = make_numpy_generator(At(job.seed, -1, job.config.rounds).rng("newcomer", i))
         shares[i][PRIVATE] = sample(rows, read.table.labels[rows], wanted, rng, keep=True)
-    write_json(path, record.make_record(job.config, read.table, Division(whole.test, shares), read.digest))
+    write_json(path, record.make_record(job.config, read.table, Division(division.test, shares), read.digest))
     return path

@@ -210,7 +210,7 @@ def _list_wrong_settings(config: Config) -> Iterator[str]:
                 yield f"key 'algorithm.{field.name}' is missing: {name!r} has no default for it"
         try:
             kind(**settings)
-        except Exception as problem:  # out of range, a setting without default is missing, or whatever one's own may raise
+        except Exception as problem:  # a value out of range, a missing setting, or any error of a user's class
             key, _, why = str(problem).partition(" ")
             yield f"key '{where}.{key}' {why}" if key in known else f"key {where!r}: {problem}"
 

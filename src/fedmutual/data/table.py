@@ -192,8 +192,8 @@ def _refuse(file: TableFile, name: str, cells: "pd.Series[Any]", is_bad: "pd.Ser
     rows = np.flatnonzero(is_bad)
     if len(rows):
         others = f" (and in {format_count(len(rows) - 1, 'other row')})" if len(rows) > 1 else ""
-        found = f"column {name!r} holds {cells.iloc[rows[0]]!r} in {file.name_row(rows[0])}{others}"
-        file.problems.append(f"{file.path}: {found}, {fix}")
+        fault = f"column {name!r} holds {cells.iloc[rows[0]]!r} in {file.name_row(rows[0])}{others}"
+        file.problems.append(f"{file.path}: {fault}, {fix}")
 
 
 def _parse_cells(file: TableFile, plans: Sequence[ColumnPlan], date_format: str | None) -> FloatArray:

@@ -95,8 +95,8 @@ def _read_labels(part: Part, place: str) -> Targets:
         raise DataError(f"{place}: targets are {values.dtype.name}; give 0 or 1 for each label; {fix}")
     bad_rows = np.flatnonzero(((values != 0) & (values != 1)).any(1))
     if len(bad_rows):
-        found = list_names(values[bad_rows[0]].tolist(), 5)
-        raise DataError(f"{part.where(int(bad_rows[0]))}: its target {found} must hold 0 or 1 for each label; fix it")
+        wrong = list_names(values[bad_rows[0]].tolist(), 5)
+        raise DataError(f"{part.where(int(bad_rows[0]))}: its target {wrong} must hold 0 or 1 for each label; fix it")
     return values.astype(np.float32)
 
 
