@@ -52,7 +52,7 @@ def list_all_imports() -> list[Import]:
 
 def of_algorithms(one_import: Import) -> bool:
     """They import the core, what they compute with, each other, torch and the standard library."""
-    parts = ("core", "losses", "gradients", "aggregation", "batches", "algorithms")
+    parts = ("calling", "core", "losses", "gradients", "aggregation", "batches", "algorithms")
     ours = {f"fedmutual.{part}" for part in parts}
     allowed = one_import.top in ours | {"torch"} or one_import.top in sys.stdlib_module_names
     return allowed or not one_import.file.startswith("algorithms/")
@@ -74,7 +74,7 @@ def of_core(one_import: Import) -> bool:
     """It imports torch, the types of settings and roles, and the standard library; how a client steps, the core too."""
     allowed = {
         "core.py": {"torch", "fedmutual.metric", "fedmutual.role", "fedmutual.settings"},
-        "stepping.py": {"torch", "fedmutual.core"},
+        "stepping.py": {"torch", "fedmutual.calling", "fedmutual.core"},
     }.get(one_import.file)
     return allowed is None or one_import.top in allowed | sys.stdlib_module_names
 
@@ -118,7 +118,7 @@ def _carried(file: str) -> bool:
 
 
 ROOMS = (  # from the lowest to the highest: a module imports its own room and lower rooms
-    ("errors", "parent_process", "numerics", "role", "settings", "metric"),
+    ("calling", "errors", "parent_process", "numerics", "role", "settings", "metric"),
     ("core",),
     ("files", "scores", "cpu"),
     ("tensor_files",),

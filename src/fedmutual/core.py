@@ -25,6 +25,7 @@ from fedmutual.settings import Setting as Setting
 from fedmutual.settings import within as within
 
 T = TypeVar("T")
+PREVIOUS = "previous reply."  # of a client's memory: begins the names of what `Phase.keeps_reply` keeps
 
 Message = dict[str, Tensor]
 """Named tensors. Participants exchange messages; scores and losses are sent separately (`boundary.release_metrics`)."""
@@ -106,9 +107,12 @@ class Net(NamedTuple):
         """
         return self.call(x) if weights is None else self.call(x, weights)
 
-    def features(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (the input of the last layer [B, F], the output [B, C]), for algorithms with `Algorithm.features`."""
-        return take_features(self.head, lambda: self.call(x))
+    def features(self, x: Tensor, weights: Message | None = None) -> tuple[Tensor, Tensor]:
+        """Return (the input of the last layer [B, F], the output [B, C]), for algorithms with `Algorithm.features`.
+
+        weights: as in a call.
+        """
+        return take_features(self.head, lambda: self(x, weights))
 
 
 def take_features(head: nn.Linear | None, call: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
@@ -319,6 +323,11 @@ class Client:
     privacy: Privacy | None = None  # clips and noises the steps on private rows; None: nothing is clipped or noised
     work: Work = field(default_factory=Work)  # of its last phase
 
+    @property
+    def previous(self) -> Message:
+        """What the client last sent in a phase with `keeps_reply`, by name; {} before its first reply."""
+        return {k.removeprefix(PREVIOUS): v for k, v in self.memory.items() if k.startswith(PREVIOUS)}
+
 
 class Phase(abc.ABC):
     """One exchange. A subclass is a frozen dataclass of settings; state is passed in and returned.
@@ -333,6 +342,8 @@ class Phase(abc.ABC):
     # whether only gradient steps read private rows, so that noise on these steps covers all that leaves; a subclass does not
     # inherit it
     dp_ready: ClassVar[bool] = False
+    # whether the client keeps what it sends, for its next phase: `Client.previous`
+    keeps_reply: ClassVar[bool] = False
     # the algorithm whose shared model `fedmutual adapt` fine-tunes for comparison with a newcomer that learns by this class;
     # None: a newcomer cannot learn by it. A subclass does not inherit it
     adapt_rival: ClassVar[str | None] = None

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
 from torch.optim import Optimizer
 
+from fedmutual.calling import Inputs, call_network, list_tensors
 from fedmutual.core import At, Batch, Client, Diverged, Message, Net, Phase, Work, find_head
 
 PhaseResult = tuple[Message, dict[str, float]]
@@ -252,13 +253,9 @@ def make_call(net: nn.Module, replaced: Message | None = None) -> Callable[..., 
     replaced: tensors in place of the module's tensors of these names.
     """
 
-    def call(x: Tensor, weights: Message | None = None) -> Tensor:
-        output: Tensor
-        if replaced is None and weights is None:
-            output = net(x)
-            return output
-        output = functional_call(net, {**(replaced or {}), **(weights or {})}, (x,))
-        return output
+    def call(x: Inputs, weights: Message | None = None) -> Tensor:
+        is_plain = replaced is None and weights is None
+        return call_network(net, x, None if is_plain else {**(replaced or {}), **(weights or {})})
 
     return call
 
@@ -266,7 +263,7 @@ def make_call(net: nn.Module, replaced: Message | None = None) -> Callable[..., 
 def count_calls(call: Callable[..., Tensor], work: Work) -> Callable[..., Tensor]:
     """Return `call` with a counter: each call adds 1 to `work.forwards`, unless that is None."""
 
-    def counted(x: Tensor, *weights: Message) -> Tensor:
+    def counted(x: Inputs, *weights: Message) -> Tensor:
         if work.forwards is not None:
             work.forwards += 1
         return call(x, *weights)
@@ -279,9 +276,10 @@ def lowered(call: Callable[..., Tensor], client: Client) -> Callable[..., Tensor
     if client.precision is None:
         return call
 
-    def lower(x: Tensor, *weights: Message) -> Tensor:
-        with torch.autocast(x.device.type, client.precision, cache_enabled=False):  # a cache keeps the last step's weights
-            return call(x, *weights).to(x.dtype if x.is_floating_point() else torch.float32)
+    def lower(x: Inputs, *weights: Message) -> Tensor:
+        one = list_tensors(x)[0]
+        with torch.autocast(one.device.type, client.precision, cache_enabled=False):  # a cache keeps the last step's weights
+            return call(x, *weights).to(one.dtype if one.is_floating_point() else torch.float32)
 
     return lower
 

@@ -197,8 +197,8 @@ WRONG = [
     ("def make(): return nn.Linear(27, 10)", "does not take examples of shape (1, 28, 28): RuntimeError: "),
     ("def make(): return nn.LSTM(28, 10)", "does not take examples of shape (1, 28, 28): "),
     (
-        "class make(nn.Module):\n    def forward(self, x): return x, x",
-        "returns tuple as output, but must return a tensor of logits [batch, 10]",
+        "class make(nn.Module):\n    def forward(self, x): return 3",
+        "returns int, but must return a tensor of logits, a tuple that begins with it, or a dictionary or an object",
     ),
     ("class make(nn.Module):\n    pass", "does not take examples of shape (1, 28, 28): NotImplementedError: "),
     ("import no_such_package", "module 'NAME' cannot be imported: No module named 'no_such_package'"),
@@ -225,7 +225,7 @@ class make(nn.Module):
     ("line", "why"),
     [
         ("self.head(x)", "does not take examples of shape (1, 28, 28) in training mode: RuntimeError: "),
-        ("return out, out", "returns tuple as output in training mode, but must return a tensor of logits [batch, 10]"),
+        ("return None", "returns NoneType, but must return a tensor of logits, a tuple that begins with it, or a"),
         ("return out[:1]", "gives outputs [1, 10] in training mode for 2 examples of 10 classes, not [2, 10]; let its"),
         ("out = out.exp(); out += 1", "cannot be trained: RuntimeError: "),
     ],

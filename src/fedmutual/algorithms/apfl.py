@@ -10,11 +10,11 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
 
 from fedmutual.algorithms.fedavg import FedAvg
 from fedmutual.algorithms.peers import read_one_batch
 from fedmutual.batches import draws
+from fedmutual.calling import call_network
 from fedmutual.core import Algorithm, At, Batch, Client, Message, Net, Setting, setting, within
 
 V, MIX = "v.", "mix"  # of a client's memory: begins the names of v; a
@@ -62,7 +62,7 @@ class APFL(FedAvg):
         with torch.enable_grad():
             moving = a.detach().clone().requires_grad_()
             buffers = {k: b.clone() for k, b in personal.named_buffers()}  # BatchNorm's stay as they are
-            output = functional_call(personal, {**mix_weights(v, w, moving), **buffers}, (x,))
+            output = call_network(personal, x, {**mix_weights(v, w, moving), **buffers})
             (slope,) = torch.autograd.grad(self.task.fit(output, y), moving)
         return (a - at.number(client.rate) * slope).clamp(0, 1)
 

@@ -8,12 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
-from torch.func import functional_call
 
 from fedmutual.algorithms.fedavg import N_K, FedAvg
 from fedmutual.algorithms.peers import read_one_batch
 from fedmutual.batches import draws
+from fedmutual.calling import call_network
 from fedmutual.core import Algorithm, At, Bench, Message, Public, get_target_kind, run_field, setting, within
 from fedmutual.losses import kl
 
@@ -66,8 +65,8 @@ class FedDF(FedAvg):
                 x, *_ = read_one_batch(public, index)
                 with torch.no_grad():
                     net.eval()
-                    logits = torch.stack([functional_call(net, t, (x,)) for t in teachers]).mean(0)
-                server_logits: Tensor = net.train()(x)
+                    logits = torch.stack([call_network(net, x, t) for t in teachers]).mean(0)
+                server_logits = call_network(net.train(), x)
                 optimizer.zero_grad()
                 torch.autograd.backward([kl(logits.log_softmax(-1), server_logits.log_softmax(-1)).mean()])
                 optimizer.step()

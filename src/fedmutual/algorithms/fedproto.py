@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedmutual.algorithms.independent import Independent
+from fedmutual.calling import call_network
 from fedmutual.core import (
     Algorithm,
     At,
@@ -143,7 +144,7 @@ def sum_by_class(net: nn.Module, data: Data, size: int) -> tuple[Tensor, Tensor]
     sums = torch.zeros(last.out_features, size, dtype=last.weight.dtype)  # a GPU would add the rows in a random order
     counts = torch.zeros(last.out_features, dtype=torch.int64)
     for x, y, *_ in data.rows(torch.split(torch.arange(len(data)), _ROWS)):
-        features, _ = take_features(last, partial(net, x))
+        features, _ = take_features(last, partial(call_network, net, x))
         sums.index_add_(0, y.cpu(), fit_features(features, size).cpu())
         counts += torch.bincount(y.cpu(), minlength=len(counts))
     net.train(before)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from fedmutual.calling import Inputs, call_network
 from fedmutual.core import At, Batch, Client, Data, Message, Net, Phase, Spec
 
 MEMBER = "rows of "  # begins the names of what all know of each member
@@ -130,11 +131,11 @@ def read_one_batch(data: Data, index: Tensor) -> Batch:
     return batch
 
 
-def compute_logits(net: nn.Module, x: Tensor) -> Tensor:
+def compute_logits(net: nn.Module, x: Inputs) -> Tensor:
     """Return a net's logits [B, C] for x, in eval mode and without gradient; the net returns to its earlier mode."""
     before = net.training
     with torch.no_grad():
-        z: Tensor = net.eval()(x)
+        z = call_network(net.eval(), x)
     net.train(before)
     return z
 

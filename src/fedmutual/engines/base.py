@@ -8,10 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Concatenate, NamedTuple, TypeVar
 
+import torch
 from torch import Tensor
 
 from fedmutual.boundary import Refused, release, release_metrics
-from fedmutual.core import At, Client, Diverged, Message, Phase, Spec, Total, Work, format_tensor
+from fedmutual.core import PREVIOUS, At, Client, Diverged, Message, Phase, Spec, Total, Work, format_tensor
 from fedmutual.cpu import compute_on_cpu
 from fedmutual.errors import AlgorithmError, format_error, format_line
 from fedmutual.events import Score
@@ -160,7 +161,11 @@ def release_reply(
     metrics = release_metrics(train, phase.terms, client.id) if client.metrics == "all" else {}
     # metrics.jsonl holds numbers only; an infinite loss of a network without noise must not stop a client with noise
     finite = {name: value for name, value in metrics.items() if value is not None}
-    return Reply(release(message, declared, client, inbox, warn), finite, work=client.work)
+    released = release(message, declared, client, inbox, warn)
+    if phase.keeps_reply and message:  # after the check: the next reply must not hold these tensors
+        kept = {f"{PREVIOUS}{k}": v.detach().clone(memory_format=torch.contiguous_format) for k, v in message.items()}
+        client.memory = {**client.memory, **kept}
+    return Reply(released, finite, work=client.work)
 
 
 def evaluate_client(

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from fedmutual.boundary import is_constant
+from fedmutual.calling import call_network
 from fedmutual.models.copying import copy_networks
 
 
@@ -54,5 +55,5 @@ def _list_input_statistics(net: nn.Module, examples: Tensor) -> set[str]:
     for name, module in norms.items():
         module.register_forward_pre_hook(lambda _, inputs, name=name: compare_input(name, inputs[0]))
     with torch.random.fork_rng():
-        probe(x)
+        call_network(probe, x)
     return statistics

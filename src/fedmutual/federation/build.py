@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmutual import data
+from fedmutual.calling import call_network
 from fedmutual.config import Config, make_algorithm
 from fedmutual.core import Message, Public, find_head
 from fedmutual.data.examples import list_names
@@ -264,7 +265,7 @@ def count_features(net: nn.Module, examples: Tensor) -> int | None:
     if head is None:
         return None
     with torch.no_grad(), head.register_forward_hook(lambda _, inputs, output: calls.append((inputs[0], output))):
-        output = net.eval()(examples)
+        output = call_network(net.eval(), examples)
     if len(calls) != 1 or calls[0][1] is not output or calls[0][0].dim() != 2:
         return None
     return calls[0][0].shape[1]

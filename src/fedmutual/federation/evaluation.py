@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmutual.boundary import release_metrics
+from fedmutual.calling import Inputs, call_network, list_tensors
 from fedmutual.core import Algorithm, Client, Data, Message, Task
 from fedmutual.cpu import compute_on_cpu
 from fedmutual.data.federation import Federation, Shares
@@ -35,9 +36,10 @@ class Ensemble(nn.Module):
         super().__init__()
         self.personal, self.shared, self.weight = personal, shared, weight
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Inputs) -> Tensor:
         """Return the log-probabilities [B, C] for inputs x [B, ...]."""
-        return mix_log_probabilities(self.personal(x).log_softmax(1), self.shared(x).log_softmax(1), self.weight)
+        personal, shared = (call_network(net, x).log_softmax(1) for net in (self.personal, self.shared))
+        return mix_log_probabilities(personal, shared, self.weight)
 
 
 def mix_log_probabilities(personal: Tensor, shared: Tensor, weight: float) -> Tensor:
@@ -127,12 +129,16 @@ def select_metrics(client: Client, measured: Mapping[EvalSpec, Score]) -> tuple[
     return tuple(replace(measured[e], values=values) for e, values in coarse.items() if values is not None)
 
 
-def forward_in_parts(net: nn.Module, x: Tensor) -> Tensor:
+def forward_in_parts(net: nn.Module, x: Inputs) -> Tensor:
     """Return a net's output [N, C, ...] for x [N, ...], in parts for large examples.
 
     VGG11's first layer needs 6.6 GB for 512 images of 224 x 224 pixels.
     """
-    return torch.cat([net(part) for part in torch.split(x, max(_NUMBERS // x[0].numel(), 1))])
+    tensors = list_tensors(x)
+    size = max(_NUMBERS // sum(one[0].numel() for one in tensors), 1)
+    parts = [torch.split(one, size) for one in tensors]
+    inputs = parts[0] if isinstance(x, Tensor) else [dict(zip(x, part, strict=True)) for part in zip(*parts, strict=True)]
+    return torch.cat([call_network(net, part) for part in inputs])
 
 
 @compute_on_cpu()

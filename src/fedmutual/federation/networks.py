@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmutual import data, models
+from fedmutual.calling import call_network
 from fedmutual.config import Config, is_pooled
 from fedmutual.core import At, Message
 from fedmutual.data.space import Space
@@ -40,7 +41,7 @@ def count_flops(net: nn.Module, examples: Tensor) -> float:
 
     try:
         with FlopCounterMode(display=False) as counter, torch.no_grad():
-            net.eval()(examples)
+            call_network(net.eval(), examples)
     except Exception:  # a user's network may fail in any way, and this is only an estimate
         return 0.0
     return float(counter.get_total_flops()) / len(examples)

@@ -6,6 +6,7 @@ from difflib import get_close_matches
 import torch
 from torch import Tensor, nn
 
+from fedmutual.calling import NoLogits, call_network, map_inputs
 from fedmutual.config import Config
 from fedmutual.errors import ConfigError, format_error
 from fedmutual.models import networks, pretrained
@@ -208,12 +209,11 @@ def _forward(net: nn.Module, name: str, examples: Tensor, forms: tuple[tuple[int
     """Return the logits of two examples, each of one of the forms; raise ValueError for other outputs."""
     logits = forms[0]
     try:
-        output = net(examples.clone())
+        output = call_network(net, map_inputs(torch.clone, examples))
+    except NoLogits as problem:
+        raise ValueError(f"{problem}{mode}") from problem
     except Exception as problem:  # a network's code may raise any error
         raise ValueError(_describe_misfit(net, name, examples, problem, mode)) from problem
-    if not isinstance(output, Tensor):
-        form = f"[batch, {', '.join(map(str, logits))}]"
-        raise ValueError(f"returns {type(output).__name__} as output{mode}, but must return a tensor of logits {form}")
     if tuple(output.shape) not in [(2, *form) for form in forms]:
         fix = "; let its factory take the argument `classes`" if is_user_network(name) else ""
         if len(logits) > 1 and output.dim() == 2:
@@ -244,7 +244,7 @@ def _describe_misfit(net: nn.Module, name: str, examples: Tensor, problem: Excep
 @torch.no_grad()
 def _computes(net: nn.Module, examples: Tensor) -> bool:
     try:
-        net(examples)
+        call_network(net, examples)
     except Exception:  # a network's code may raise any error
         return False
     return True

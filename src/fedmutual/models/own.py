@@ -10,9 +10,9 @@ from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn.parameter import is_lazy
 
+from fedmutual.calling import call_network
 from fedmutual.errors import format_error
 from fedmutual.user_code import plugins
 
@@ -82,12 +82,12 @@ def find_ending(net: nn.Module, examples: Tensor) -> Literal["softmax", "sigmoid
     are multiplied by 10 or by -10.
     """
     was_training = net.training
-    outputs = net.eval()(examples)
+    outputs = call_network(net.eval(), examples)
     scaled = ({name: factor * p for name, p in net.named_parameters()} for factor in _FACTORS)
     ending: Literal["softmax", "sigmoid"] | None = None
     if _is_in_range(outputs) and outputs.shape[1] > 1 and ((outputs.sum(1) - 1).abs() < _TOLERANCE).all():
         ending = "softmax"
-    elif ((outputs > 0) & (outputs < 1)).all() and all(_is_in_range(functional_call(net, w, (examples,))) for w in scaled):
+    elif ((outputs > 0) & (outputs < 1)).all() and all(_is_in_range(call_network(net, examples, w)) for w in scaled):
         ending = "sigmoid"
     net.train(was_training)
     return ending

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedmutual.calling import Inputs, call_network, map_inputs
 from fedmutual.config import ModelConfig
 from fedmutual.errors import ConfigError, format_error
 from fedmutual.models import Weights, build, make_example_inputs
@@ -36,10 +37,10 @@ class Spliced(nn.Module):
         self.add_module("adaptor", adaptor)
         self._path, self._first = path, first
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Inputs) -> Tensor:
         """Return the output [B, C] for x [B, ...]."""
         part, adaptor = self.get_submodule(self._path), self.get_submodule("adaptor")
-        output: Tensor = adaptor(part(x)) if self._first else part(adaptor(x))
+        output: Tensor = adaptor(call_network(part, x)) if self._first else call_network(part, adaptor(x))
         return output
 
 
@@ -137,12 +138,11 @@ def splice(
         spliced = Spliced(path, net.get_submodule(path), layers, is_first)
         try:
             with torch.no_grad():
-                output = spliced.eval()(examples.clone())
+                output = call_network(spliced.eval(), map_inputs(torch.clone, examples))
         except Exception as problem:  # a user's adaptor may raise any error
             raise ValueError(f"does not fit the shared part: {format_error(problem)}") from problem
-        if not isinstance(output, Tensor) or output.shape != (2, outputs):
-            given = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
-            raise ValueError(f"makes a network that gives {given} for 2 examples, not [2, {outputs}]")
+        if output.shape != (2, outputs):
+            raise ValueError(f"makes a network that gives {list(output.shape)} for 2 examples, not [2, {outputs}]")
     except ValueError as problem:
         raise ConfigError(f"key 'model.adaptor': {adaptor!r} {problem}") from problem
     return spliced.train()
@@ -166,7 +166,7 @@ def _locate_part(net: nn.Module, path: str, examples: Tensor, name: str) -> tupl
             f"key 'model.part': {path!r} is no module of network {name!r}, but an adaptor needs a module; name one"
         ) from None
     with torch.no_grad(), handle:
-        output = net.eval()(x)
+        output = call_network(net.eval(), x)
     reason = _describe_misuse(calls)
     if reason is None:
         (inputs,), _, part_output, version = calls[0]

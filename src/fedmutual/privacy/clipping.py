@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import grad, vmap
 
+from fedmutual.calling import Inputs, call_network, map_inputs
 from fedmutual.core import Batch, Message, Net, Phase
 from fedmutual.privacy import layers
 from fedmutual.stepping import trainable
@@ -92,9 +93,8 @@ def compute_example_gradients(net: nn.Module, examples: Tensor) -> Message:
         Exception: vmap does not support a layer.
     """
 
-    def total(weights: Message, x: Tensor) -> Tensor:
-        output: Tensor = functional_call(net, weights, (x.unsqueeze(0),))
-        return output.sum()
+    def total(weights: Message, x: Inputs) -> Tensor:
+        return call_network(net, map_inputs(lambda one: one.unsqueeze(0), x), weights).sum()
 
     params = {k: p.detach() for k, p in trainable(net).items()}
     with torch.random.fork_rng():
@@ -116,8 +116,8 @@ def _clip_by_rows(
     buffers = {name: {k: b.clone() for k, b in net.named_buffers()} for name, net in nets.items()}
     width = _find_output_shape(next(iter(nets.values())), batch) if silent else ()
 
-    def make_forward(name: str, weights: Message) -> Callable[[Tensor], Tensor]:
-        return lambda x: functional_call(nets[name], (weights, buffers[name]), (x,))
+    def make_forward(name: str, weights: Message) -> Callable[..., Tensor]:
+        return lambda x, more=None: call_network(nets[name], x, {**buffers[name], **weights, **(more or {})})
 
     def loss(weights: Mapping[str, Message], *row: Tensor) -> tuple[Tensor, Message]:
         known = {name: Net(make_forward(name, w), w) for name, w in weights.items()}
@@ -174,11 +174,10 @@ def _sum_terms(terms: Message) -> tuple[Tensor, Message]:
 
 def _make_constants(names: Sequence[str], width: Sequence[int]) -> dict[str, Net]:
     """Return networks with zero outputs, so that a noised gradient cannot depend on a network without noise."""
-    return {name: Net(lambda x: torch.zeros(len(x), *width, device=x.device), {}) for name in names}
+    return {name: Net(lambda x, weights=None: torch.zeros(len(x), *width, device=x.device), {}) for name in names}
 
 
 def _find_output_shape(net: nn.Module, batch: Batch) -> tuple[int, ...]:
     """Return the shape of a network's output for one row."""
     with torch.no_grad():
-        output: Tensor = net(batch[0][:1])
-    return tuple(output.shape[1:])
+        return tuple(call_network(net, map_inputs(lambda one: one[:1], batch[0])).shape[1:])

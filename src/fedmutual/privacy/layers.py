@@ -51,11 +51,11 @@ def make_known_network(x: Tensor, output: Tensor) -> Net:
     """Return a network that knows only its output [B, C] for this x [B, ...].
 
     Raises:
-        NotOfOutputs: when the network is called with another input, or its weights are read.
+        NotOfOutputs: when the network is called with another input or weights, or its weights are read.
     """
 
-    def call(argument: Tensor) -> Tensor:
-        if argument is not x:
+    def call(argument: Tensor, weights: Message | None = None) -> Tensor:
+        if argument is not x or weights is not None:
             raise NotOfOutputs
         return output
 

@@ -1,0 +1,91 @@
+"""The one way in which a network is called: x as its `forward` takes it, and of what it returns the tensor of logits."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+T = TypeVar("T")
+Inputs = Tensor | Mapping[str, Tensor]
+"""The inputs x of B examples: one tensor [B, ...], or several by name, each [B, ...]."""
+MASK = "mask"  # of padded series: an input that a network may leave out
+
+_OUTPUTS = ("logits", "out")  # names of the logits: in transformers, in torchvision's segmentation
+
+
+class NoLogits(TypeError):
+    """A network returned something in which no logits can be found."""
+
+
+def call_network(net: nn.Module, x: Inputs, weights: Mapping[str, Tensor] | None = None) -> Tensor:
+    """Return the logits [B, ...] of a network for inputs x [B, ...].
+
+    Several inputs are keyword arguments if `forward` takes them by these names, else one dictionary. A mask that `forward`
+    does not take is left out. A network whose weights are of another floating type than float32, such as bfloat16, gets its
+    inputs in this type, and its logits come back in the type of the inputs.
+
+    weights: tensors in place of the network's tensors of these names.
+
+    Raises:
+        NoLogits: as `find_logits`.
+    """
+    own = next((p.dtype for p in net.parameters() if p.is_floating_point()), torch.float32)
+    if own != torch.float32:
+        given = next((t.dtype for t in list_tensors(x) if t.is_floating_point()), torch.float32)
+        x = map_inputs(lambda one: one.to(own) if one.is_floating_point() else one, x)
+    inputs, named = ((x,), {}) if isinstance(x, Tensor) else _arrange(net, x)
+    output = net(*inputs, **named) if weights is None else functional_call(net, dict(weights), inputs, named)
+    logits = find_logits(output)
+    return logits if own == torch.float32 else logits.to(given)
+
+
+def find_logits(output: Any) -> Tensor:
+    """Return the logits in what a network returned.
+
+    The tensor itself; of a tuple the first tensor; of a dictionary "logits", else "out", else its only tensor; of another
+    object its attribute `logits`.
+
+    Raises:
+        NoLogits: the output is nothing of these.
+    """
+    chosen: Any
+    if isinstance(output, Mapping):
+        tensors = {name: value for name, value in output.items() if isinstance(value, Tensor)}
+        only = next(iter(tensors.values())) if len(tensors) == 1 else None
+        chosen = next((tensors[name] for name in _OUTPUTS if name in tensors), only)
+    elif isinstance(output, tuple | list):
+        chosen = next((value for value in output if isinstance(value, Tensor)), None)
+    else:
+        chosen = output if isinstance(output, Tensor) else getattr(output, "logits", None)
+    if isinstance(chosen, Tensor):
+        return chosen
+    names = f" of {', '.join(map(str, output))}" if isinstance(output, Mapping) else ""
+    raise NoLogits(
+        f"returns {type(output).__name__}{names}, but must return a tensor of logits, a tuple that begins with it, or a "
+        "dictionary or an object with `logits`"
+    )
+
+
+def map_inputs(function: Callable[[Tensor], Tensor], x: Inputs) -> Inputs:
+    """Return the inputs with a function applied to each tensor."""
+    return function(x) if isinstance(x, Tensor) else {name: function(one) for name, one in x.items()}
+
+
+def list_tensors(x: Inputs) -> list[Tensor]:
+    """Return the tensors of inputs x."""
+    return [x] if isinstance(x, Tensor) else [*x.values()]
+
+
+def _arrange(net: nn.Module, x: Mapping[str, Tensor]) -> tuple[tuple[Any, ...], dict[str, Tensor]]:
+    """Return the positional and the keyword arguments of `forward` for several inputs."""
+    signature, without_mask = inspect.signature(net.forward), {name: one for name, one in x.items() if name != MASK}
+    for named in (x, without_mask):
+        try:
+            signature.bind(**named)
+        except TypeError:
+            continue
+        return (), dict(named)
+    return (next(iter(without_mask.values())) if len(without_mask) == 1 and MASK in x else dict(x),), {}
