@@ -39,7 +39,7 @@ CLASSES = ("cat/0.png", "cat/1.png", "dog/0.png", "dog/1.png")
     ("more", "sentences"),
     [
         ([], []),
-        (["dog/x.heic", "dog/y.HEIC", "cat/z.dcm"], ["3 files are not read: 2 .heic (dog/x.heic), 1 .dcm (cat/z.dcm)"]),
+        (["dog/x.heic", "dog/y.HEIC", "cat/z.nrrd"], ["3 files are not read: 2 .heic (dog/x.heic), 1 .nrrd (cat/z.nrrd)"]),
         (["cat/scan", "cat/IM.0001"], ["2 files are not read: 2 without an ending (cat/IM.0001)"]),
         (["loose.png"], ["1 file is not read: 1 outside the folders of the classes (loose.png)"]),
         (["cat/Thumbs.db"], ["1 .db (cat/Thumbs.db)"]),
@@ -73,9 +73,9 @@ def test_a_folder_beside_train_and_test_is_reported(tmp_path: Path) -> None:
     about = write(tmp_path / "all", *(f"{part}/{name}" for part in ("train", "test", "val") for name in CLASSES))
     (note,) = read(about).notes
     assert "4 files are not read: 4 outside the folders of the classes (val/cat/0.png)" in note
-    elsewhere = write(tmp_path / "b", *CLASSES, "cat/a.dcm") | {"root": str(tmp_path / "all" / "train")}
+    elsewhere = write(tmp_path / "b", *CLASSES, "cat/a.nrrd") | {"root": str(tmp_path / "all" / "train")}
     (note,) = read(elsewhere | {"test": str(tmp_path / "b")}).notes
-    assert note.startswith(f"{tmp_path / 'b'}: 1 file is not read: 1 .dcm (cat/a.dcm)")
+    assert note.startswith(f"{tmp_path / 'b'}: 1 file is not read: 1 .nrrd (cat/a.nrrd)")
 
 
 @pytest.mark.parametrize("parts", [("train", "val"), ("Training", "Testing"), ("train", "valid")])

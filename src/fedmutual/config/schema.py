@@ -88,7 +88,8 @@ class DataConfig(Section):
     labels: dict[str, str] = key({})
     """a table of label = class: renames the labels of the data"""
     label: keys.LabelColumns = key("label")
-    """csv, parquet: the column of the label; multilabel: a list of columns of 0 and 1"""
+    """csv, parquet: the column of the label; multilabel: a list of columns of 0 and 1; folder: columns of its metadata.csv,
+    with the label of each file"""
     drop: keys.Names | None = key(only_if=(_FROM_TABLES,))
     """columns that are not features, for example an identifier"""
     columns: dict[str, Annotated[ColumnConfig, BeforeValidator(_make_column_table)]] = key({}, only_if=(_FROM_TABLES,))
@@ -104,7 +105,10 @@ class DataConfig(Section):
     per_class: keys.Count | None = key()
     """`data.angles`: the number of training images for each class, drawn at random; unset, all images"""
     size: keys.Sides | None = key()
-    """resize images to [height, width], in pixels"""
+    """resize images to [height, width], in pixels, and volumes in files to [depth, height, width]"""
+    max: keys.Positive | None = key(only_if=(OnlyIf("data.name", ("folder",)),))
+    """the greatest value that an image of the folder can hold, by which its values are divided; unset, 255 for images of 8
+    bits, and no division of DICOM and NIfTI"""
     mean: keys.Means | None = key()
     """subtracted from inputs (images: x / 255), a value for each channel or column; published sets have known values;
     "federated": the mean of the training rows of all clients"""

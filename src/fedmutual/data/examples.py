@@ -1,8 +1,8 @@
 """Unscaled examples by number, with labels under the owner's class names: the result of every reader of data."""
 
 import hashlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import cached_property
 from itertools import islice
@@ -120,6 +120,7 @@ class Source:
     # of a published data set: the divisor, and the mean and standard deviation after it, a value a channel
     published: tuple[float, tuple[float, ...], tuple[float, ...]] | None = None
     notes: tuple[str, ...] = ()
+    read: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # of files: aspect -> description -> how many
 
     @property
     def parts(self) -> list[Part]:

@@ -140,6 +140,7 @@ def _divide_data_set(config: Config, prepared: Prepared) -> Federation:
     space = replace(prepared.space, rows=inputs)
     augment = CropFlip(prepared.scaled.scale_black(space.shape[0])) if config.data.augment == "crop-flip" else None
     partition = record.make_record(config, table, division, prepared.digest)
+    partition |= {"read": prepared.source.read} if prepared.source.read else {}
     codes = None if table.groups is None else np.unique(table.groups, return_inverse=True)[1]
     clients = {}
     for i, shares in division.clients.items():

@@ -1,68 +1,81 @@
-"""A folder of images: root/class/**/*.png; with train and test folders above the classes; or root/domain/class."""
+"""A folder of images or volumes: root/class/**/*.png; with train and test folders above the classes; or root/domain/class.
+
+Instead of the folders of the classes, images and their masks have equal names in the folders images and masks; or images lie
+anywhere, and metadata.csv has their labels.
+"""
 
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
+import numpy.typing as npt
 
 from fedmutual.config import DataConfig
+from fedmutual.data import medical
 from fedmutual.data.arrays import require_root
 from fedmutual.data.draws import Names
 from fedmutual.data.examples import Part, Source, list_names
-from fedmutual.data.images import EXTENSIONS, ImageExamples
+from fedmutual.data.images import EXTENSIONS, ImageExamples, describe_files, read_mask
 from fedmutual.errors import DataError, format_count
+from fedmutual.metric import TargetKind
 
-METADATA = "metadata.csv"  # columns: file_name, relative to the folder, and the column of data.group_by
+METADATA = "metadata.csv"  # columns: file_name, relative to the folder, and those of data.group_by and data.label
+IMAGES, MASKS = "images", "masks"  # the folders of a segmentation
 _MAC_COPY = "__MACOSX"  # a folder in zip files of macOS, with hidden files
 _TRAINING, _TEST = ("train", "training"), ("test", "testing", "val", "valid", "validation")
-_ENDINGS = ", ".join(sorted(EXTENSIONS))
+_ENDINGS = ", ".join(sorted({*EXTENSIONS, *medical.PACKAGES}))
 _MOST_KINDS = 10
 
 
-def read_folder(config: DataConfig, domains: bool = False) -> Source:
+def read_folder(config: DataConfig, domains: bool = False, kind: TargetKind = "classes") -> Source:
     """Return the images below data.root. `domains`: the folders above the class folders are the domains.
+
+    kind: "masks" are read from files; other targets than classes, and those of a data.label that is set, from metadata.csv.
 
     Raises:
         ConfigError: data.root is not set.
-        DataError: a folder is missing or has no images, the layout of the folders is unclear, the first image cannot be
-            read, or the metadata lack a file.
+        DataError: a folder is missing or has no images, the layout of the folders is unclear, the first image or a mask
+            cannot be read, or the metadata lack a file.
     """
     root = require_root(config)
     parts_found = None if config.test is not None else _find_parts(root, config, domains)
     place, test_place = parts_found or (root, config.test)
-    train, images = _read_part(place, root, config, domains, None)
+    train, images, masks = _read_part(place, root, config, domains, kind, None)
     test, parts = None, {place: images}
     if test_place is not None:
-        test, parts[test_place] = _read_part(test_place, root if parts_found else test_place, config, domains, images)
-    notes = [f"images are read as gray, because the first image is gray ({images.files[0]})"] if images.gray else []
+        base = root if parts_found else test_place
+        test, parts[test_place], test_masks = _read_part(test_place, base, config, domains, kind, images)
+        masks += test_masks
+    is_gray = len(images.first) == 1 and images.first.dtype == np.uint8
+    notes = [f"images are read as gray, because the first image is gray ({images.files[0]})"] if is_gray else []
+    read_files = {file for part in parts.values() for file in part.files}
     for part_place, part in parts.items():
-        nested = [f for f in part.files if len(f.relative_to(part_place).parts) > (3 if domains else 2)]
-        if nested:
+        depth = 3 if domains else 2
+        nested = [f for f in part.files if len(f.relative_to(part_place).parts) > depth and not masks]
+        if nested and not _is_in_metadata(config, kind):
             notes.append(
                 f"{part_place}: {format_count(len(nested), 'image')} in folders inside the folders of the classes, for "
                 f"example {nested[0].relative_to(part_place)}: read as images of these classes"
             )
-        notes += part.describe_transparency()
+    about, remarks = describe_files([file for part in parts.values() for file in part.files])
     bases = [root, *([config.test] if config.test is not None else [])]
-    read_files = {file for part in parts.values() for file in part.files}
-    if config.group_by is not None:
+    read_files.update(masks)
+    if config.group_by is not None or _is_in_metadata(config, kind):
         read_files.update(base / METADATA for base in bases)
     for base in bases:
         unread = [f for f in _list_files(base) if f not in read_files]
         if unread:
-            notes.append(
+            remarks.append(
                 f"{base}: {format_count(len(unread), 'file')} {'is' if len(unread) == 1 else 'are'} not read: "
                 f"{_count_kinds(unread, base)}; images have the endings {_ENDINGS}"
             )
-    return Source(str(root), train, test, notes=tuple(notes))
+    return Source(str(root), train, test, notes=(*notes, *remarks), read=about)
 
 
-def make_image_part(
-    images: ImageExamples, labels: Sequence[str], groups: Names | None = None, domains: Names | None = None
-) -> Part:
+def make_image_part(images: ImageExamples, labels: Any, groups: Names | None = None, domains: Names | None = None) -> Part:
     """Return image files as a part of a data set; a file is the name of its row."""
     return Part(images, np.array(labels), lambda i: str(images.files[i]), groups, domains)
 
@@ -90,37 +103,99 @@ def _are_classes(folders: Iterable[Path], config: DataConfig) -> bool:
     return config.classes is not None and {f.name for f in folders} <= {*config.classes, *config.labels}
 
 
+def _is_in_metadata(config: DataConfig, kind: TargetKind) -> bool:
+    """Return whether metadata.csv has the labels."""
+    return kind not in ("classes", "masks") or config.label != DataConfig().label
+
+
 def _read_part(
-    place: Path, base: Path, config: DataConfig, domains: bool, like: ImageExamples | None
-) -> tuple[Part, ImageExamples]:
+    place: Path, base: Path, config: DataConfig, domains: bool, kind: TargetKind, like: ImageExamples | None
+) -> tuple[Part, ImageExamples, list[Path]]:
+    """Return a part of the data, its images, and the files of its masks."""
     if not place.is_dir():
         raise DataError(f"{place}: there is no such folder; key 'data.root' or 'data.test' names it")
-    files, labels, domain_names = list[Path](), list[str](), list[str]()
+    files, domain_names, masks = list[Path](), list[str](), list[Path]()
+    labels: Any = []
     for domain in _list_folders(place) if domains else [place]:
-        files_by_class = {folder: list_images(folder) for folder in _list_folders(domain)}
-        if not _are_classes(files_by_class, config):
-            _check_depth(domain, files_by_class, domains)
-        for class_folder, class_files in files_by_class.items():
-            files += class_files
-            labels += [class_folder.name] * len(class_files)
-            domain_names += [domain.name] * len(class_files)
-    images = ImageExamples(files, base, config.size, like)
+        before = len(files)
+        if kind == "masks":
+            for file, mask in _pair_files(domain):
+                files.append(file)
+                masks.append(mask)
+        elif _is_in_metadata(config, kind):
+            files += list_images(domain, "")
+        else:
+            files_by_class = {folder: list_images(folder) for folder in _list_folders(domain)}
+            if not _are_classes(files_by_class, config):
+                _check_depth(domain, files_by_class, domains)
+            for class_folder, class_files in files_by_class.items():
+                files += class_files
+                labels += [class_folder.name] * len(class_files)
+        domain_names += [domain.name] * (len(files) - before)
+    images = ImageExamples(files, base, config, like)
+    if masks:
+        labels = _read_masks(masks, config)
+    elif _is_in_metadata(config, kind):
+        from fedmutual.data import table  # imports pandas, which takes 0.3 s
+
+        labels = table.read_labels(base / METADATA, [str(f.relative_to(base)) for f in files], config, kind != "classes")
     groups = _read_groups(base, files, config.group_by) if config.group_by is not None else None
-    return make_image_part(images, labels, groups, np.array(domain_names) if domains else None), images
+    return make_image_part(images, labels, groups, np.array(domain_names) if domains else None), images, masks
 
 
-def list_images(class_folder: Path) -> list[Path]:
-    """Return the images of a class, with those in folders inside the folder of the class."""
-    files = _list_files(class_folder)
-    images = [f for f in files if f.suffix.lower() in EXTENSIONS and not _is_hidden(f, class_folder)]
+def _pair_files(place: Path) -> list[tuple[Path, Path]]:
+    """Return the images of place/images with the masks of equal name in place/masks; endings may differ.
+
+    Raises:
+        DataError: a folder is missing, or an image or a mask has no other half.
+    """
+    by_name = {}
+    for folder in (place / IMAGES, place / MASKS):
+        if not folder.is_dir():
+            raise DataError(f"{folder}: there is no such folder; a segmentation has images/NAME.png and masks/NAME.png")
+        files = list_images(folder, "")
+        by_name[folder.name] = {_strip_ending(f.relative_to(folder)): f for f in files}
+        if len(by_name[folder.name]) < len(files):
+            raise DataError(f"{folder}: two files differ in their endings only; remove one of them")
+    images, masks = by_name[IMAGES], by_name[MASKS]
+    for name in sorted(images.keys() ^ masks.keys()):
+        has, lacks = (images[name], MASKS) if name in images else (masks[name], IMAGES)
+        raise DataError(f"{has}: there is no file of this name in {place / lacks}; add it, or remove this file")
+    return [(images[name], masks[name]) for name in sorted(images)]
+
+
+def _strip_ending(file: Path) -> str:
+    ending = next((e for e in (".nii.gz", file.suffix) if file.name.lower().endswith(e.lower())), "")
+    return str(file)[: len(str(file)) - len(ending)]
+
+
+def _read_masks(files: Sequence[Path], config: DataConfig) -> npt.NDArray[Any]:
+    """Return masks [n, H, W] or [n, D, H, W]. Raises DataError where one cannot be read, or has other sides."""
+    masks = [read_mask(file, config.size) for file in files]
+    other = next((k for k, mask in enumerate(masks) if mask.shape != masks[0].shape), None)
+    if other is not None:
+        here, there = (" x ".join(map(str, masks[k].shape)) for k in (other, 0))
+        raise DataError(f"{files[other]} is {here} and {files[0]} is {there}; resize images and masks with data.size")
+    return np.stack(masks)
+
+
+def list_images(folder: Path, kind: str = "class") -> list[Path]:
+    """Return the images of a folder, with those in folders inside it. kind: "class" if the folder is that of a class."""
+    files = _list_files(folder)
+    images = [f for f in files if _is_readable(f) and not _is_hidden(f, folder)]
     if not images:
-        others = f" ({_count_kinds(files, class_folder)})" if files else ""
-        raise DataError(
-            f"{class_folder}: the folder of class {class_folder.name!r} holds no images{others}; fill or remove it "
-            "(images lie in root/class, or in root/domain/class with partition.kind = 'domains', and have the endings "
-            f"{_ENDINGS})"
+        others = f" ({_count_kinds(files, folder)})" if files else ""
+        what = f"the folder of class {folder.name!r}" if kind else "the folder"
+        place = (
+            "images lie in root/class, or in root/domain/class with partition.kind = 'domains', and" if kind else "images"
         )
+        raise DataError(f"{folder}: {what} holds no images{others}; fill or remove it ({place} have the endings {_ENDINGS})")
     return images
+
+
+def _is_readable(file: Path) -> bool:
+    ending = medical.find_ending(file)
+    return ending in EXTENSIONS or (ending in medical.PACKAGES and medical.is_installed(ending))
 
 
 def _list_files(place: Path) -> list[Path]:
@@ -171,13 +246,15 @@ def _count_kinds(files: Iterable[Path], place: Path) -> str:
     """Return how many files of each kind there are, with an example: "30 .heic (dog/1.heic), 1 hidden (.DS_Store)"."""
     by_kind: dict[str, list[Path]] = {}
     for file in files:
-        ending = file.suffix.lower()
+        ending = medical.find_ending(file)
         if _is_hidden(file, place):
             kind = "hidden"
-        elif ending in EXTENSIONS:
+        elif _is_readable(file):
             kind = "outside the folders of the classes"
-        else:  # digits are no ending: DICOM files have names such as IM.0001
-            kind = "without an ending" if ending[1:].isdigit() or not ending else ending
+        elif ending in medical.PACKAGES:
+            kind = f"{ending} files: {medical.INSTALL}"
+        else:
+            kind = ending or "without an ending"
         by_kind.setdefault(kind, []).append(file)
     kinds = sorted(by_kind.items(), key=lambda item: -len(item[1]))
     listed = ", ".join(f"{len(of_kind)} {kind} ({of_kind[0].relative_to(place)})" for kind, of_kind in kinds[:_MOST_KINDS])

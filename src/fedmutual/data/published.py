@@ -187,8 +187,8 @@ def read_tiny_imagenet(config: DataConfig) -> Source:
     if not annotated:
         raise DataError(f"{path}: names no image")
     labels = [name for name, of_class in by_class.items() for _ in of_class]
-    images = ImageExamples([f for of_class in by_class.values() for f in of_class], root, config.size, None)
-    test_images = ImageExamples([files[name] for name, _ in annotated], root, config.size, images)
+    images = ImageExamples([f for of_class in by_class.values() for f in of_class], root, config, None)
+    test_images = ImageExamples([files[name] for name, _ in annotated], root, config, images)
     return Source(str(root), make_image_part(images, labels), make_image_part(test_images, [c for _, c in annotated]))
 
 

@@ -83,7 +83,8 @@ def join_records(config: Config, partitions: Mapping[str, Mapping[str, Any]]) ->
     for i, about in partitions.items():
         (client_record,) = about["clients"].values()
         counted = {kind: align_counts(about, class_counts) for kind, class_counts in client_record["counts"].items()}
-        clients[i] = {**client_record, "counts": counted, "source": about["source"], "classes": about["classes"]}
+        own = {key: about[key] for key in ("source", "classes", "read") if key in about}
+        clients[i] = {**client_record, "counts": counted, **own}
     tests = [align_counts(about, about["test"]["counts"]) for about in partitions.values()]
     fingerprints = json.dumps({i: about["fingerprint"] for i, about in partitions.items()})
     return {

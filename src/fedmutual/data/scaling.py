@@ -26,7 +26,7 @@ class Scaling:
     divisor: float
     mean: tuple[float, ...]  # a value a channel, or a feature
     std: tuple[float, ...]
-    size: tuple[int, int] | None = None  # height, width to resize to, bilinear with antialiasing
+    size: tuple[int, ...] | None = None  # sides to resize to: images bilinear with antialiasing, volumes trilinear
     dtype: Literal["int64"] | None = None  # of ids, which are not scaled; None: float32
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -43,7 +43,8 @@ class Scaling:
         if self.divisor != 1:
             x = x.div_(self.divisor)
         if self.size is not None and tuple(x.shape[2:]) != self.size:
-            x = F.interpolate(x, self.size, mode="bilinear", antialias=True)
+            is_image = len(self.size) == 2
+            x = F.interpolate(x, self.size, mode="bilinear" if is_image else "trilinear", antialias=is_image)
         return subtract_mean(x, self.mean, self.std) if self.mean else x
 
     def record(self) -> dict[str, Any]:
@@ -81,10 +82,11 @@ def find_form(entry: Mapping[str, Any], shape: Sequence[int]) -> Form:
 def check_image_keys(config: DataConfig, axes: int) -> None:
     """Raise ConfigError where keys for images are set for other examples. axes: of examples [B, ...]."""
     for key, is_set in (("augment", config.augment != "none"), ("size", config.size is not None)):
-        if is_set and axes != 4:
+        if is_set and axes != 4 and (key, axes) != ("size", 5):
             raise ConfigError(f"key 'data.{key}' is for images, but the examples are {_KINDS[axes]}; remove the key")
-    if config.size is not None and len(config.size) != 2:
-        raise ConfigError(f"key 'data.size' is [height, width] in pixels, not {list(config.size)}")
+    if config.size is not None and len(config.size) != axes - 2:
+        wanted = "[height, width] in pixels" if axes == 4 else "[depth, height, width] in voxels"
+        raise ConfigError(f"key 'data.size' is {wanted}, not {list(config.size)}")
 
 
 def make_scaling(config: DataConfig, source: Source) -> tuple[Scaling, tuple[str, ...]]:
@@ -102,7 +104,8 @@ def make_scaling(config: DataConfig, source: Source) -> tuple[Scaling, tuple[str
         return Scaling(1.0, (), (), dtype="int64"), ()
     check_image_keys(config, first.dim())
     is_image = first.dim() > 2
-    divisor, mean, std = source.published or (BYTE if is_image and first.dtype == torch.uint8 else 1.0, (), ())
+    whole = BYTE if is_image and first.dtype == torch.uint8 else 1.0
+    divisor, mean, std = source.published or (config.max or whole, (), ())
     if (config.mean is None) != (config.std is None):
         raise ConfigError("keys 'data.mean' and 'data.std' must be set together; set both or none")
     if config.mean == FEDERATED or config.std == FEDERATED:  # the clients' sums follow when rows are divided
@@ -118,14 +121,13 @@ def make_scaling(config: DataConfig, source: Source) -> tuple[Scaling, tuple[str
             f"keys 'data.mean' and 'data.std' are for inputs from 0 to 1 (these inputs are divided by {divisor:g} first), "
             f"but the first mean is {mean[0]:g} and the first std {std[0]:g}; divide both by {divisor:g}"
         )
-    size = None if config.size is None else (config.size[0], config.size[1])
-    scaling = Scaling(divisor, mean, std, size)
+    scaling = Scaling(divisor, mean, std, config.size)
     if (source.published and config.mean is None) or config.mean == FEDERATED:
         return scaling, ()
     large = _describe_large(source, scaling)
     if mean:
         return scaling, ((f"inputs are large after scaling by data.mean and data.std ({large})",) if large else ())
-    treatment = "only divided by 255" if divisor == BYTE else "taken as they are"
+    treatment = f"only divided by {divisor:g}" if divisor != 1 else "taken as they are"
     noun = {2: "features", 4: "pixels"}.get(first.dim(), "values")
     warning = f", some of them large ({large})" if large else ""
     return scaling, (f"data.mean and data.std are not given, so the {noun} are {treatment}{warning}",)

@@ -18,6 +18,7 @@ from fedmutual.data.draws import Index, make_numpy_generator, split_by_class
 from fedmutual.data.examples import Examples, Part, Source, merge_parts
 from fedmutual.data.folder import read_folder
 from fedmutual.errors import ConfigError, DataError, format_count
+from fedmutual.metric import TargetKind
 
 
 def _read_table(config: DataConfig, numbers: bool = False) -> Source:
@@ -98,13 +99,13 @@ def is_drawn_by_seed(config: DataConfig) -> bool:
     return config.per_class is not None or config.name in _ROTATED
 
 
-def read_source(config: Config, numbers: bool = False) -> Source:
-    """Return the configured data set. numbers: whether targets are numbers, not classes.
+def read_source(config: Config, targets: TargetKind = "classes") -> Source:
+    """Return the configured data set. targets: their kind, which decides where a file or a folder has them.
 
     Raises:
         UserError: the data set is unknown, missing or unreadable; one sentence says why.
     """
-    data_config, kind = config.data, config.partition.kind
+    data_config, kind, numbers = config.data, config.partition.kind, targets != "classes"
     name, angles, per_class = _ROTATED.get(data_config.name, (data_config.name, None, None))
     angles, per_class = data_config.angles or angles, data_config.per_class or per_class
     if name in published.DOMAIN_SETS and kind not in OF_DOMAINS:
@@ -112,18 +113,18 @@ def read_source(config: Config, numbers: bool = False) -> Source:
     if angles is None:
         if per_class is not None:
             raise ConfigError("key 'data.per_class' needs the key 'data.angles'; set it, or remove data.per_class")
-        source = _read_by_name(data_config, kind == "domains", numbers)
+        source = _read_by_name(data_config, kind == "domains", targets)
         return merge_parts(source) if kind == "pfllib" else source  # PFLlib divides all rows
     if kind not in OF_DOMAINS:
         setting = "key 'data.angles'" if data_config.angles else f"data.name = {data_config.name!r}"
         raise ConfigError(f"{setting} makes a domain of each angle; set partition.kind = 'domains'")
     if numbers and per_class is not None:
         raise ConfigError("key 'data.per_class' is for classes, but the task learns numbers; remove the key")
-    source = _read_by_name(data_config.model_copy(update={"name": name}), False, numbers)
+    source = _read_by_name(data_config.model_copy(update={"name": name}), False, targets)
     return _make_rotated_domains(source, config, angles, per_class)
 
 
-def _read_by_name(config: DataConfig, by_domain: bool, numbers: bool) -> Source:
+def _read_by_name(config: DataConfig, by_domain: bool, targets: TargetKind) -> Source:
     """Return the data set without rotation. by_domain: the folders above the class folders are domains."""
     name = "module:factory" if ":" in config.name else config.name
     if name not in _READERS:
@@ -143,8 +144,8 @@ def _read_by_name(config: DataConfig, by_domain: bool, numbers: bool) -> Source:
             fix = "rename labels by data.labels" if (key, elsewhere[column]) == ("replace", "label") else "remove one"
             raise ConfigError(f"key 'data.{key}' has {column!r}, which data.{elsewhere[column]} names; {fix}")
     if name == "folder":
-        return read_folder(config, by_domain)
-    return _read_table(config, numbers) if name in TABLES else _READERS[name][0](config)
+        return read_folder(config, by_domain, targets)
+    return _read_table(config, targets != "classes") if name in TABLES else _READERS[name][0](config)
 
 
 def _make_rotated_domains(source: Source, config: Config, angles: Sequence[float], per_class: int | None) -> Source:

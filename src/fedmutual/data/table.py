@@ -4,6 +4,7 @@ The functions that parse cells return usable values for usable cells, and add a 
 column that cannot be used.
 """
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from fedmutual.data.draws import Names
 from fedmutual.data.encoding import Encoding, FloatArray
 from fedmutual.data.examples import ArrayExamples, ColumnPlan, Part, Source, convert_array, list_names
 from fedmutual.data.table_file import DOMAIN, TableFile, make_text, raise_problems
-from fedmutual.errors import ConfigError, format_count
+from fedmutual.errors import ConfigError, DataError, format_count
 
 _ROUNDING_FIX = "subtract an offset, or set data.columns, which standardises numbers before they are rounded"
 _SUGGESTED = "or set data.columns (`fedmutual data check` recommends one)"
@@ -142,6 +143,26 @@ def read_rows(
     labels = _read_labels(file, config.label, numbers) if labelled else np.zeros(len(x))
     raise_problems([file])
     return Part(ArrayExamples(x), labels, file.name_row.with_file)
+
+
+def read_labels(path: Path, names: Sequence[str], config: DataConfig, numbers: bool) -> npt.NDArray[Any]:
+    """Return the labels of files [n, ...] from a table with the column file_name. names: of the files, in its words.
+
+    Raises:
+        BadRows: a column is missing, or cells cannot be used.
+        DataError: the table is missing, or lacks a file.
+    """
+    file = TableFile(path, config, "it has the columns file_name and those of data.label")
+    file.require_columns([("file_name", "each row names a file by")])
+    file.require_columns((column, "data.label names") for column in config.label_columns)
+    raise_problems([file])
+    labels = _read_labels(file, config.label, numbers)
+    raise_problems([file])
+    rows = {os.path.normpath(str(name)): row for row, name in enumerate(file.frame["file_name"])}
+    missing = [name for name in names if name not in rows]
+    if missing:
+        raise DataError(f"{path}: no row names the file {missing[0]} ({len(missing)} of {len(names)} files); add a row")
+    return labels[[rows[name] for name in names]]
 
 
 def _read_part(

@@ -187,7 +187,7 @@ class RecordedScaling(Record):
     divisor: Annotated[float, Field(gt=0)] = 1.0
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
-    size: tuple[int, int] | None = None
+    size: tuple[PositiveInt, ...] | None = None
     augment: str = "none"
     dtype: Literal["int64"] | None = None  # of ids, which are not scaled
     columns: tuple[RecordedColumn, ...] | None = None
@@ -209,7 +209,7 @@ class Participant(Record):
             raise ValueError(f"an example of shape {list(self.input)} has more than {_MOST_VALUES:,} values")
         if self.outputs > max(len(self.classes), _MOST_OUTPUTS):
             raise ValueError(f"{len(self.classes)} classes have {self.outputs:,} outputs")
-        if self.scaling.size is not None and tuple(self.scaling.size) != self.input[-2:]:
+        if self.scaling.size is not None and tuple(self.scaling.size) != self.input[1:]:
             raise ValueError(f"examples of shape {list(self.input)} are resized to {list(self.scaling.size)}")
         return self
 

@@ -174,7 +174,7 @@ def _find_fault(content: SeedsetFile) -> str | None:
         return f"its examples are {x.dtype} of the shape {list(x.shape)}, and no images or features"
     if len(mean) not in (0, x.shape[1]) or len(content.scaling.std) != len(mean) or 0 in content.scaling.std:
         return f"it has {len(mean)} means and {len(content.scaling.std)} deviations for {x.shape[1]} channels or features"
-    if content.scaling.size is not None and (x.ndim != 4 or min(content.scaling.size) < 1):
+    if content.scaling.size is not None and (x.ndim - 2 != len(content.scaling.size) or min(content.scaling.size) < 1):
         return f"its examples of the shape {list(x.shape[1:])} are to be resized to {list(content.scaling.size)}"
     if y is not None and (y.shape != (len(x),) or y.dtype != np.int64 or y.min() < 0 or y.max() >= len(content.classes)):
         return f"its labels are not {len(x)} numbers of {len(content.classes)} classes"

@@ -88,9 +88,10 @@ class AnsweringModel(NamedTuple):
         return [c["name"] for c in columns] if columns else None if self.takes.columns is None else [*self.takes.columns]
 
     @property
-    def takes_pixels(self) -> bool:
-        """Whether the model learned from images of whole numbers, as image files hold them."""
-        return len(self.takes.shape) == 3 and self.takes.scaling["divisor"] != 1
+    def takes_files(self) -> bool:
+        """Whether the model learned from files of images or volumes, or from images of whole numbers, as such files hold."""
+        is_image = len(self.takes.shape) == 3 and self.takes.shape[0] in (1, 3)
+        return self.files or (is_image and self.takes.scaling["divisor"] != 1)
 
     def make_scaler(self) -> Callable[[Tensor], Tensor]:
         """Return the function from raw examples [B, *raw_shape] to the network's inputs [B, *shape]."""
@@ -160,12 +161,12 @@ class AnsweringModel(NamedTuple):
         columns = [*(self.columns or ()), *(labels or ())]
         if self.takes.columns is not None:
             return f"a CSV file with the columns {list_names(columns)}"
-        if self.takes_pixels and labels is None:
-            return "images"
+        if self.takes_files and labels is None:
+            return "images" if len(self.takes.shape) == 3 else "volumes"
         array = f"'x' of shape [n, {', '.join(map(str, self.takes.shape))}]"
         if labels is None:
             return f"an npz file with an array {array}"
-        folder = ", or a folder of images by class" if self.takes_pixels and self.kind == "classes" else ""
+        folder = ", or a folder as those of the training" if self.takes_files else ""
         return f"an npz file with the arrays {array} and 'y'{folder}"
 
 

@@ -113,7 +113,7 @@ def _read_examples(file: Path, answering: AnsweringModel) -> Iterator[tuple[Sequ
         called = partial("row {1} of 'x' in {0}".format, file)
         values = arrays.get_array(arrays.read_arrays(file, missing="name another"), "x", str(file))
         x = convert_array(values, f"{file}: array 'x'", find_form(takes.scaling, takes.shape), called)
-    elif not (is_table or is_array) and answering.takes_pixels and takes.shape[0] in (1, 3):
+    elif not (is_table or is_array) and answering.takes_files:
         yield [str(file)], _read_image(file, answering)
         return
     else:
@@ -126,10 +126,10 @@ def _read_examples(file: Path, answering: AnsweringModel) -> Iterator[tuple[Sequ
 
 
 def _read_image(file: Path, answering: AnsweringModel) -> Tensor:
-    """Return one image [1, C, H, W] of uint8, read as the images of the run."""
-    takes = answering.takes
-    size = takes.scaling.get("size") if answering.files else None
-    x = torch.tensor(images.decode_image(file, takes.shape[0] == 1, size)[None])
-    if x.max() > (most := takes.scaling["divisor"]):
+    """Return one image [1, C, H, W], or volume, read as the images of the run."""
+    takes, is_file = answering.takes, answering.files
+    size = takes.scaling.get("size") if is_file else None
+    x = torch.tensor(images.decode_image(file, takes.shape[0], size, answering.data.max if is_file else None)[None])
+    if (most := takes.scaling["divisor"]) != 1 and x.max() > most:
         raise BadRows(f"{file} has pixels up to {int(x.max())}, and the model learned from up to {most:g}; scale the image")
     return x

@@ -168,8 +168,8 @@ def _read_labelled(file: Path, answering: AnsweringModel) -> Source:
     """Return the rows of a labelled file, unscaled, with their labels."""
     takes, kind = answering.takes, answering.kind
     data = answering.data.model_copy(update={"root": file, "test": None, "group_by": None})  # of the training files
-    if file.is_dir() and answering.takes_pixels and kind == "classes":
-        source = folder.read_folder(data.model_copy(update={"classes": takes.classes}), domains=False)
+    if file.is_dir() and answering.takes_files:
+        source = folder.read_folder(data.model_copy(update={"classes": takes.classes}), domains=False, kind=kind)
         if source.test is not None:
             raise DataError(f"{file}: contains the folders train and test; name one of the two")
         for note in source.notes:
