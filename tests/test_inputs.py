@@ -1,6 +1,7 @@
 """Inputs of each kind, from arrays and Datasets to the exported model: ids, series, volumes and integers."""
 
 import json
+from functools import partial
 
 import numpy as np
 import pytest
@@ -18,8 +19,6 @@ from fedmutual.sites.contract import read_contract
 from fedmutual.sites.server_experiment import build_server_experiment
 from fedmutual.sites.site_settings import build_site, read_site_file
 from fedmutual.studies.adapt import adapt
-from fedmutual.studies.export import export
-from fedmutual.studies.score import score_file
 from fedmutual.user_code import plugins
 from own_data import config, npz
 from wards import contract, site
@@ -299,8 +298,8 @@ def test_ids_of_a_file_are_predicted_scored_and_exported(tmp_path, in_tmp_path):
     assert json.loads((run.folder / "environment.json").read_text())["clients"]["0"]["scaling"]["dtype"] == "int64"
     predicted = fedmutual.predict(run.folder, tmp_path / "words.npz")
     accuracy = np.mean([p.label == str(label) for p, label in zip(predicted, y, strict=True)])
-    assert score_file(run.folder, tmp_path / "words.npz").values["accuracy"] == pytest.approx(accuracy)
-    assert not export(run.folder, tmp_path / "exported").left_out
+    assert run.score(tmp_path / "words.npz").values["accuracy"] == pytest.approx(accuracy)
+    assert not run.export(tmp_path / "exported").left_out
     about = json.loads((tmp_path / "exported" / "model.json").read_text())["input"]
     assert (about["dtype"], about["shape"]) == ("int64", [6])
     answers = torch.export.load(str(tmp_path / "exported" / "model.pt2")).module()(torch.tensor(x[:9]))
@@ -308,9 +307,9 @@ def test_ids_of_a_file_are_predicted_scored_and_exported(tmp_path, in_tmp_path):
     (same,) = onnxruntime.InferenceSession(str(tmp_path / "exported" / "model.onnx")).run(None, {"x": x[:9]})
     np.testing.assert_allclose(answers.numpy(), same, atol=1e-5)
     np.savez(tmp_path / "decimals.npz", x=x + 0.5, y=y)
-    for use in (fedmutual.predict, score_file):
+    for use in (partial(fedmutual.predict, run.folder), run.score):
         with pytest.raises(UserError, match="whole number"):
-            use(run.folder, tmp_path / "decimals.npz")
+            use(tmp_path / "decimals.npz")
 
 
 @pytest.mark.sites

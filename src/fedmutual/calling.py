@@ -25,7 +25,7 @@ def call_network(net: nn.Module, x: Inputs, weights: Mapping[str, Tensor] | None
 
     Several inputs are keyword arguments if `forward` takes them by these names, else one dictionary. A mask that `forward`
     does not take is left out. A network whose weights are of another floating type than float32, such as bfloat16, gets its
-    inputs in this type, and its logits come back in the type of the inputs.
+    inputs in this type, and its logits come back in the type of the inputs; of ids, in torch's default type.
 
     weights: tensors in place of the network's tensors of these names.
 
@@ -34,7 +34,7 @@ def call_network(net: nn.Module, x: Inputs, weights: Mapping[str, Tensor] | None
     """
     own = next((p.dtype for p in net.parameters() if p.is_floating_point()), torch.float32)
     if own != torch.float32:
-        given = next((t.dtype for t in list_tensors(x) if t.is_floating_point()), torch.float32)
+        given = next((t.dtype for t in list_tensors(x) if t.is_floating_point()), torch.get_default_dtype())
         x = map_inputs(lambda one: one.to(own) if one.is_floating_point() else one, x)
     inputs, named = ((x,), {}) if isinstance(x, Tensor) else _arrange(net, x)
     output = net(*inputs, **named) if weights is None else functional_call(net, dict(weights), inputs, named)

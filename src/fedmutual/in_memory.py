@@ -37,7 +37,11 @@ def __getattr__(name: str) -> Any:
         return objects[name]
     if name.startswith("_"):  # what Python itself asks of a module
         raise AttributeError(name)
+    key = name.removeprefix("model.")
+    fix = f", or give the function that makes the network: fedmutual.Run(FOLDER, models={{{key!r}: make}})"
+    if name not in ("shared", f"model.{key}"):
+        fix = ""
     raise ConfigError(
         f"{PREFIX}{name} was an object in the memory of another process, or of another call; use the run that "
-        "fedmutual.federate or fedmutual.compare returned"
+        f"fedmutual.federate or fedmutual.compare returned{fix}"
     )

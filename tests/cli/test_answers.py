@@ -176,7 +176,7 @@ def test_values_of_masks_are_scored_under_the_names_that_they_were_learned_under
     if not declared:
         np.savez("new.npz", x=images[:1], y=np.full((1, 8, 8), 5))
         with pytest.raises(fedmutual.UserError, match="its mask holds 5, which is no class"):
-            score.score_file("r", "new.npz", "0")
+            fedmutual.Run("r").score("new.npz", "0")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from sklearn.datasets import load_digits
 from sklearn.metrics import balanced_accuracy_score
 
 import fedmutual
-from fedmutual.studies.score import score_file
 from own_data import folder
 
 pytestmark = pytest.mark.run
@@ -74,7 +73,7 @@ def test_rows_that_the_model_was_trained_on_are_counted(digits, cli, client):
 
 def test_the_remark_on_trained_rows_is_a_warning_at_the_line_of_the_caller(digits):
     with pytest.warns(fedmutual.RemarkWarning, match="are in the training data") as caught:
-        score_file(digits, "forty.npz")
+        fedmutual.Run(digits).score("forty.npz")
     assert caught[0].filename == __file__
 
 

@@ -108,9 +108,10 @@ def score(
 
     Example: `fedmutual score runs/x new.csv --client 3`
     """
-    from fedmutual.studies.score import score_file
+    from fedmutual.studies.score import score as score_rows
+    from fedmutual.studies.trained_run import choose_model
 
-    result = score_file(run_or_model, file, client, best)
+    result = score_rows(choose_model(run_or_model, client, best), file)
     if as_json:
         typer.echo(json.dumps(_describe_score(result)))
         return
@@ -171,8 +172,9 @@ def export(
     Example: `fedmutual export runs/x --client 3 --to model`
     """
     from fedmutual.studies.export import export as write_export
+    from fedmutual.studies.trained_run import choose_model
 
-    exported = write_export(run_or_model, to, client, best)
+    exported = write_export(choose_model(run_or_model, client, best), to)
     print_text(f"{to}: {exported.model}", soft_wrap=True)
     for file in exported.files:
         print_text(f"  {file.name}")

@@ -1,6 +1,7 @@
 """The model of a run that answers, with the shapes, columns and scaling of its inputs."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,7 +20,6 @@ from fedmutual.federation.evaluation import forward_in_parts
 from fedmutual.metric import TargetKind
 from fedmutual.rundir.record_files import Interface
 from fedmutual.scores import find_finite_answers
-from fedmutual.user_code import plugins
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,7 +38,7 @@ class AnsweringModel(NamedTuple):
 
     folder: Path  # of the run
     config: Config  # of the run
-    code: plugins.Rule  # which code of the run may be imported
+    use_code: Callable[[], AbstractContextManager[None]]  # within, what the run names can be imported
     net: nn.Module  # in eval mode
     description: str  # "personal model of client '3' (cnn1), round 20"
     takes: Interface

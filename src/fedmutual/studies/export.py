@@ -19,11 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
+from fedmutual.calling import call_network
 from fedmutual.errors import RunError, format_error
 from fedmutual.files import write_bytes, write_json
 from fedmutual.studies.answering_model import AnsweringModel
 from fedmutual.studies.model_card import write_model_card
-from fedmutual.studies.trained_run import choose_model
 from fedmutual.tensor_files import write_tensors
 
 WEIGHTS, PROGRAM, ONNX, ABOUT, CARD = "weights.safetensors", "model.pt2", "model.onnx", "model.json", "README.md"
@@ -46,19 +46,14 @@ class Exported(NamedTuple):
     left_out: tuple[str, ...]  # a sentence for each file that could not be made
 
 
-def export(
-    run_or_model: str | Path, folder: str | Path, client: str | None = None, best: bool = False, trust_code: bool = False
-) -> Exported:
+def export(answering: AnsweringModel, folder: str | Path) -> Exported:
     """Write a run's model into a new folder -> which model, and the files. All files appear together, or none does.
 
-    run_or_model, client, best, trust_code: which model, as `fedmutual.predict` takes them.
-
     Raises:
-        UserError: there is no such model, its code may not be imported, or the folder exists or cannot be written.
+        RunError: the folder exists or cannot be written.
     """
     target = Path(folder)
     _check_new(target)
-    answering = choose_model(Path(run_or_model), client, best, trust_code)
     part = target.with_name(f".{target.name}.{os.getpid()}-{token_hex(8)}.part")
     try:
         part.mkdir(parents=True)
@@ -76,7 +71,7 @@ def export(
 
 def _check_new(target: Path) -> None:
     if os.path.lexists(target):
-        raise RunError(f"{target}: exists already, and an export overwrites nothing; choose another folder with --to")
+        raise RunError(f"{target}: exists already, and an export overwrites nothing; choose another folder")
 
 
 def _write_files(folder: Path, answering: AnsweringModel) -> list[str]:
@@ -119,7 +114,8 @@ class _RawInputModel(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return probabilities [B, C] or numbers [B] as float32, computed as `predict` computes them."""
-        return self.compute_answers(self.network(self.scale(x.clone()))).float()  # the scaling may write into its argument
+        inputs = self.scale(x.clone())  # the scaling may write into its argument
+        return self.compute_answers(call_network(self.network, inputs)).float()
 
 
 @torch.no_grad()

@@ -3,23 +3,30 @@
 import html
 import math
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from pathlib import PurePath
 from statistics import fmean
 from typing import Any
 
+from pydantic import BaseModel
+
 from fedmutual.core import get_metric
+from fedmutual.errors import format_count
+from fedmutual.in_memory import PREFIX
 from fedmutual.metric import ACCURACY
 from fedmutual.report.rendering import make_environment
 from fedmutual.results.comparison import flatten_table, format_setting
 from fedmutual.results.estimate import compute_wilson_interval, estimate
 from fedmutual.results.frame import RunFacts, read_run
 from fedmutual.results.scale import MetricScale
+from fedmutual.rundir.record_files import read_model_environment
 from fedmutual.rundir.schema import ScoreRow
 from fedmutual.studies.answering_model import AnsweringModel
 
 _MARKUP = re.compile(r"([\\`*_{}\[\]#|~!])")
+_NETWORK = "model.personal"
 _ROWS = {"test": "test set", "validation": "validation rows", "holdout": "hold-out rows"}
 
 
@@ -32,8 +39,10 @@ def write_model_card(answering: AnsweringModel, files: dict[str, str], left_out:
         RunError: a file of the run's folder is missing or damaged.
     """
     run, config, owner = read_run(answering.folder), answering.config, answering.owner
-    own = config.get_client_config(owner).algorithm if owner else {}
     clients = run.partition.clients
+    described = next(iter(clients)) if len(clients) == 1 else owner  # a site knows its own settings only
+    own = config.get_client_config(described or "")
+    rate = config.optimizer.lr if own.optimizer.lr is None else own.optimizer.lr
     trainers = [clients[owner]] if owner in clients else clients.values()
     metric = get_metric(answering.task)
     scale = None if metric is None else MetricScale(metric=metric)
@@ -46,8 +55,10 @@ def write_model_card(answering: AnsweringModel, files: dict[str, str], left_out:
         takes=answering.takes,
         data=_describe_data(run, owner),
         values=_describe_values(answering),
-        settings={**config.algorithm, **own},
-        own_settings=_describe_own_settings(answering),
+        settings={**config.algorithm, **own.algorithm},
+        rate=format_setting(rate.model_dump() if isinstance(rate, BaseModel) else rate),
+        own_settings=_describe_own_settings(answering, described, [*clients]),
+        is_of_one=described is not None,
         examples=sum(sum(client.training) for client in trainers),
         scale=scale,
         scores=[] if scale is None else list(_list_scores(run, answering, scale)),
@@ -61,7 +72,7 @@ def write_model_card(answering: AnsweringModel, files: dict[str, str], left_out:
 
 def _escape(value: Any) -> str:
     """Return a name from the run's folder as one line of text without Markdown or HTML markup."""
-    return html.escape(_MARKUP.sub(r"\\\1", " ".join(str(value).split())), quote=False)
+    return html.escape(_MARKUP.sub(r"\\\1", " ".join(str(value).replace(PREFIX, "").split())), quote=False)
 
 
 def _describe_values(answering: AnsweringModel) -> str:
@@ -88,13 +99,26 @@ def _describe_data(run: RunFacts, owner: str | None) -> str:
     return f"{PurePath(source).name}, the data of one of {len(clients)} clients"
 
 
-def _describe_own_settings(answering: AnsweringModel) -> str:
-    """Return the settings of the model's client alone; "" without any, and for a model of all clients."""
-    client = answering.config.clients.get(answering.owner or "")
-    if client is None:
-        return ""
-    settings = flatten_table(client.model_dump(mode="json", exclude_defaults=True, exclude={"data", "share"}))
-    return ", ".join(f"{key} = {format_setting(value)}" for key, value in dict(settings).items())
+def _describe_own_settings(answering: AnsweringModel, client: str | None, clients: Sequence[str]) -> str:
+    """Return the settings of one client alone; for several, each setting in which they differ, without their names."""
+    config, exclude = answering.config, {"data", "share"}
+    own = {i: dict(_flatten(c, exclude_defaults=True, exclude=exclude)) for i, c in config.clients.items()}
+    if client is not None:
+        return ", ".join(f"{key} = {format_setting(value)}" for key, value in own.get(client, {}).items())
+    networks = read_model_environment(answering.folder).models.personal
+    names = {i: "of its own" if n.name.startswith(PREFIX) else n.name for i, n in networks.items()}
+    own = {i: own.get(i, {}) | ({_NETWORK: names[i]} if i in names else {}) for i in clients}
+    common, sentences = dict(_flatten(config)), []
+    for key in dict.fromkeys(key for settings in own.values() for key in settings):
+        values = Counter(format_setting(settings.get(key, common.get(key))) for settings in own.values())
+        if len(values) > 1:
+            listed = ", ".join(f"{value} ({format_count(count, 'client')})" for value, count in values.items())
+            sentences.append(f"{key} = {listed}")
+    return "; ".join(sentences)
+
+
+def _flatten(settings: BaseModel, **options: Any) -> Iterator[tuple[str, Any]]:
+    return flatten_table(settings.model_dump(mode="json", **options))
 
 
 def _list_scores(run: RunFacts, answering: AnsweringModel, scale: MetricScale) -> Iterator[dict[str, str]]:

@@ -16,19 +16,19 @@ from fedmutual.core import Task, get_metric
 from fedmutual.data import arrays, folder, table
 from fedmutual.data.check import digest_rows
 from fedmutual.data.examples import Examples, Part, Source, join_examples
+from fedmutual.data.objects import Label, convert_features, make_memory_source
 from fedmutual.data.scaling import find_form
 from fedmutual.data.sources import TABLES
 from fedmutual.data.table_file import SUFFIXES
 from fedmutual.data.targets import check_masks, read_targets
 from fedmutual.errors import DataError, UserError, format_count, warn_user
+from fedmutual.in_memory import PREFIX
 from fedmutual.metric import ACCURACY, Metric
 from fedmutual.results.estimate import compute_wilson_interval
 from fedmutual.rundir.file_names import PARTITION
 from fedmutual.rundir.record_files import read_record
 from fedmutual.rundir.schema import RecordedPartition
 from fedmutual.studies.answering_model import ROWS_AT_ONCE, AnsweringModel
-from fedmutual.studies.trained_run import choose_model
-from fedmutual.user_code import plugins
 
 RESAMPLES = 500
 
@@ -47,23 +47,22 @@ class FileScore:
 
 
 @torch.no_grad()
-def score_file(
-    run_or_model: str | Path, file: str | Path, client: str | None = None, best: bool = False, trust_code: bool = False
-) -> FileScore:
-    """Return the scores of a run's model on a labelled CSV or npz file, or on a folder of images by class.
+def score(answering: AnsweringModel, rows: Any, label: Label = None) -> FileScore:
+    """Return the scores of a run's model on labelled examples.
 
-    run_or_model, client, best, trust_code: the model, as for `fedmutual.predict`. Classes are matched by name, after the
-    renaming of the run's `data.labels`; several labels and the classes of masks by position. The interval is Wilson's for
-    an accuracy, and for another main metric the percentiles of 500 bootstrap resamples of the rows. A `RemarkWarning` says
-    how many rows the model was trained on, if the run's data can be read again.
+    rows: a CSV or npz file, a folder of images by class, or a form of `Site.train` with its `label`. Classes are matched by
+    name, after the renaming of the run's `data.labels`; several labels and the classes of masks by position. The interval
+    is Wilson's for an accuracy, and for another main metric the percentiles of 500 bootstrap resamples of the rows. A
+    `RemarkWarning` says how many rows the model was trained on, if the run's data can be read again.
 
     Raises:
-        UserError: there is no such model, or an output of it is not finite; or the file cannot be read, lacks labels, or has
-            a class that the model lacks.
+        UserError: an output of the model is not finite; or the rows cannot be read, lack labels, or have a class that the
+            model lacks.
     """
-    answering = choose_model(Path(run_or_model), client, best, trust_code)
     task, metric = answering.task, get_metric(answering.task)
-    source = _read_labelled(Path(file), answering)
+    is_file = isinstance(rows, str | Path)
+    source = _read_labelled(Path(rows), answering) if is_file else _take_labelled(rows, label, answering)
+    file = str(rows) if is_file else source.place
     targets, part = _read_targets(source, answering), source.train
     outputs = torch.cat(
         [
@@ -86,7 +85,7 @@ def score_file(
             f"the training data {whose}, so the score says less about new rows; score rows that the run did not train on"
         )
     classes = () if answering.kind == "numbers" else answering.takes.classes
-    return FileScore(str(file), answering.description, classes, values, metric, interval, training_rows)
+    return FileScore(file, answering.description, classes, values, metric, interval, training_rows)
 
 
 def _split(rows: Sequence[int]) -> Iterator[Sequence[int]]:
@@ -96,14 +95,14 @@ def _split(rows: Sequence[int]) -> Iterator[Sequence[int]]:
 def _count_training_rows(answering: AnsweringModel, source: Source) -> int | None:
     """Return how many rows of a file equal a training row of the model; None if the run's data cannot be read again.
 
-    Only files and the data set "digits" are read: other data sets may be user code or a download.
+    Only files, the data set "digits" and objects of the caller are read: others may be user code or a download.
     """
     config = answering.config
     names = {config.data.name, *(client.data.name for client in config.clients.values())} - {None}
-    if not names <= {"digits", "folder", "npz", *TABLES}:
+    if not {name for name in names if not str(name).startswith(PREFIX)} <= {"digits", "folder", "npz", *TABLES}:
         return None
     try:
-        with plugins.use_rule(answering.code):
+        with answering.use_code():
             data_by_client = data.prepare(config)
             federation = data.load(config, data_by_client)
     except UserError:
@@ -180,11 +179,38 @@ def _read_labelled(file: Path, answering: AnsweringModel) -> Source:
         return Source(str(file), rows)
     if file.suffix.lower() == ".npz" and takes.columns is None:
         source = arrays.make_source(arrays.read_arrays(file, missing="name another"), data, str(file))
-        source = source.with_form(find_form(takes.scaling, takes.shape))
-        named = _name_classes(source, takes.classes) if kind == "classes" else source.train
-        return replace(source, train=named, test=None)
+        return _fit_form(source, answering)
     wanted = answering.describe_inputs(answering.data.label_columns)
     raise DataError(f"{file}: contains no labelled examples for this model; give it {wanted}")
+
+
+def _take_labelled(rows: Any, label: Label, answering: AnsweringModel) -> Source:
+    """Return labelled objects in memory, unscaled; the columns of a DataFrame in the order that the model learned."""
+    import pandas as pd  # takes 0.3 s
+
+    place = "the data to score"
+    if answering.encoding is not None:
+        raise DataError(
+            f"{place}: the model encodes columns; give it {answering.describe_inputs(answering.data.label_columns)}"
+        )
+    if isinstance(rows, pd.DataFrame):
+        names = [label] if isinstance(label, str) else [*(label or ())]
+        missing = next((name for name in names if name not in rows), None)
+        if missing is not None or not names:
+            about = f"have no column {missing!r}" if names else "are a DataFrame"
+            raise DataError(f"{place} {about}; name the column of the targets: run.score(data, label='COLUMN')")
+        rows = (rows, rows[label if isinstance(label, str) else names])
+    if isinstance(rows, tuple | list) and len(rows) == 2:
+        rows = (convert_features(rows[0], place, answering.takes.columns), rows[1])
+    return _fit_form(make_memory_source(rows, None, None, place), answering)
+
+
+def _fit_form(source: Source, answering: AnsweringModel) -> Source:
+    """Return rows in the form and under the class names that the model learned."""
+    takes = answering.takes
+    source = source.with_form(find_form(takes.scaling, takes.shape))
+    named = _name_classes(source, takes.classes) if answering.kind == "classes" else source.train
+    return replace(source, train=named, test=None)
 
 
 def _name_classes(source: Source, classes: Sequence[str]) -> Part:

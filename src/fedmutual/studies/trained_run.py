@@ -13,6 +13,7 @@ from torch.nn.parameter import is_lazy
 from fedmutual import models
 from fedmutual.config import Config, has_own_data, make_client_config, read_dumped
 from fedmutual.core import At, Message, Task, format_tensor
+from fedmutual.data.objects import Label
 from fedmutual.errors import RunError
 from fedmutual.federation.evaluation import WEIGHT, Ensemble
 from fedmutual.federation.networks import POOLED
@@ -34,6 +35,8 @@ from fedmutual.rundir.record_files import (
 )
 from fedmutual.rundir.schema import Saved
 from fedmutual.studies.answering_model import AnsweringModel
+from fedmutual.studies.export import Exported, export
+from fedmutual.studies.score import FileScore, score
 from fedmutual.tasks import make_task
 from fedmutual.user_code import plugins
 from fedmutual.user_code.recorded_code import RecordedCode
@@ -51,8 +54,13 @@ class Run:
     is imported, if the code is equal to the code that the run recorded.
     """
 
-    def __init__(self, folder: str | Path, trust_code: bool = False) -> None:
+    def __init__(
+        self, folder: str | Path, trust_code: bool = False, models: Mapping[str, Callable[..., nn.Module]] | None = None
+    ) -> None:
         """trust_code: import all code that the folder names. This code has all your rights: read the code first.
+
+        models: of a run of objects that another process trained, the functions that make its networks, for example
+            {"shared": Net, "north": Other}: by the name of the site, and "shared".
 
         Raises:
             ConfigError: config.toml is missing or damaged.
@@ -60,7 +68,8 @@ class Run:
         self.folder = Path(folder)
         self.config = read_dumped(self.folder / CONFIG)
         self._code: plugins.Rule = RecordedCode(self.folder, trust_code)
-        self._objects: Mapping[str, Any] | None = None  # the caller's, of a run of objects in memory
+        named = {name if name == "shared" else f"model.{name}": make for name, make in (models or {}).items()}
+        self._objects: Mapping[str, Any] | None = named or None  # the caller's, of a run of objects in memory
 
     def __repr__(self) -> str:
         """Return the run's method, state, and the last scores that clients share."""
@@ -140,6 +149,28 @@ class Run:
             UserError: the run has no such model, it segments images, or the examples do not fit it.
         """
         return self._choose_model(client, best).predict_arrays(x)
+
+    def score(self, data: Any, client: str | None = None, best: bool = False, label: Label = None) -> FileScore:
+        """Return the scores of a model on labelled examples, with a 95 % interval of the main metric.
+
+        data: a file or folder as `fedmutual score` takes it; or a form of `Site.train`, with unscaled values. label: the
+        column of the targets of a DataFrame, or a list of columns. client, best: the model, as for `predict`. A
+        `RemarkWarning` says how many rows the model was trained on, if the run's data can be read again.
+
+        Raises:
+            UserError: there is no such model, an output of it is not finite, or the examples do not fit it.
+        """
+        return score(self._choose_model(client, best), data, label)
+
+    def export(self, folder: str | Path, client: str | None = None, best: bool = False) -> Exported:
+        """Write a model into a new folder for use without fedmutual; return which model, and the files.
+
+        The folder has the weights, programs that take raw inputs, and a model card. client, best: as for `predict`.
+
+        Raises:
+            UserError: there is no such model, its code may not be imported, or the folder exists or cannot be written.
+        """
+        return export(self._choose_model(client, best), folder)
 
     @property
     def round(self) -> int:
@@ -292,7 +323,7 @@ class Run:
         return AnsweringModel(
             place,
             self.config,
-            self._code,
+            self._use_code,
             net=net,
             description=f"{what}, {when}{served}",
             takes=takes,
