@@ -4,10 +4,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
 from fedmutual.cli.arguments import TrustCode
-from fedmutual.cli.terminal import Code, Terminated, err, exit_with_error, make_table, out, print_text, stop_on_sigterm
+from fedmutual.cli.terminal import Code, Terminated, err, exit_with_error, out, print_text, stop_on_sigterm
 
 PAGE = "audit.html"
 
@@ -28,8 +27,9 @@ def audit(
     Two attacks: membership inference with intervals, and the imprint attack of a dishonest server. The result is no upper
     bound. Example: `fedmutual audit runs/ward --shadows 8`
     """
-    from fedmutual.report.audit import make_membership_rows, make_sentences, write_audit
+    from fedmutual.report.audit import make_membership_table, make_sentences, write_audit
     from fedmutual.report.rendering import check_page
+    from fedmutual.report.terminal import make_sheet
     from fedmutual.studies.audit import AUDIT
     from fedmutual.studies.audit import audit as audit_run
 
@@ -41,10 +41,7 @@ def audit(
     except KeyboardInterrupt as stop:
         code = Code.TERMINATED if isinstance(stop, Terminated) else Code.STOPPED
         exit_with_error("stopped; nothing was written", code)
-    table = make_table("model", "attack by", "advantage", "interval", "AUC", texts=2)
-    for row in make_membership_rows(result):
-        table.add_row(*map(escape, row))
-    out.print(table)
+    out.print(make_sheet(make_membership_table(result)))
     for sentence in make_sentences(result):
         print_text(sentence)
     write_audit(result, folder / PAGE)

@@ -43,9 +43,10 @@ def print_adaptation(folder: Path, page: Path) -> None:
         RunError: the adaptation is missing, unfinished or damaged; or the page cannot be written.
     """
     from fedmutual.report.adaptation import summarise_adaptation, write_adaptation
+    from fedmutual.report.terminal import make_sheet
 
     table, sentences = summarise_adaptation(folder)
-    out.print(table)
+    out.print(make_sheet(table))
     for line in sentences:
         print_text(line)
     write_adaptation(folder, page)

@@ -1,19 +1,16 @@
 """What `adapt` made: a newcomer that adapts a shared model by mutual learning, trains from scratch, or fine-tunes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field
-from rich import box
-from rich.markup import escape
-from rich.table import Table
 
 from fedmutual.errors import RunError
 from fedmutual.files import read_json
 from fedmutual.metric import ACCURACY, Metric
-from fedmutual.report.cells import format_spread
+from fedmutual.report.cells import Column, PageTable, TableCell, make_share_cell, make_table
 from fedmutual.report.html import write_page
 from fedmutual.report.measures import SEEDS
 from fedmutual.report.rendering import render_facts
@@ -100,8 +97,8 @@ def read_adaptation(out: Path) -> Adaptation:
     return check_record(out / ADAPT, Adaptation, {**content, "values": content[key]})
 
 
-def summarise_adaptation(out: Path) -> tuple[Table, list[str]]:
-    """Return the table for the terminal, ways by sizes, and for each size a sentence: does adapting pay?
+def summarise_adaptation(out: Path) -> tuple[PageTable, list[str]]:
+    """Return the table of ways by sizes, and for each size a sentence: does adapting pay?
 
     Raises:
         RunError: as `read_adaptation`.
@@ -121,7 +118,7 @@ def write_adaptation(out: Path, page: Path) -> None:
     write_page(_make_comparisons(out, adaptation), page, partial(_judge, adaptation))
 
 
-def _make_table(comparisons: Sequence[RunComparison], adaptation: Adaptation) -> Table:
+def _make_table(comparisons: Sequence[RunComparison], adaptation: Adaptation) -> PageTable:
     validation_counts = [counts["validation"] for counts in adaptation.examples.values()]
     caption = render_facts(
         "adaptation.j2",
@@ -131,29 +128,25 @@ def _make_table(comparisons: Sequence[RunComparison], adaptation: Adaptation) ->
         rounds=adaptation.rounds,
         seeds=len(next(iter(adaptation.values[FINE_TUNE].values()))),
     )
-    table = Table(
-        caption=caption, caption_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False
-    )
-    table.add_column("newcomer's model", overflow="fold")
-    for size in adaptation.examples:
-        table.add_column("\n".join(adaptation.format_examples(size).rsplit(" ", 1)), justify="right", no_wrap=True)
+    source, titles = adaptation.source, [method.method for method in comparisons[0].methods]
+    lines: list[tuple[str, str, Sequence[Estimate]]] = []  # (label, network, the mean of each size)
 
-    def add_row(label: str, network: str, cells: Sequence[Estimate]) -> None:
-        texts = (f"{adaptation.scale.format_value(e.mean)} {format_spread(e, adaptation.scale)}".rstrip() for e in cells)
-        table.add_row(escape(f"{label} ({network})"), *texts)
+    def add_line(label: str, network: str, by_size: Mapping[str, Mapping[str, float]]) -> None:
+        lines.append((label, network, [adaptation.average([*by_size[size].values()]) for size in adaptation.examples]))
 
-    network = adaptation.source.model
     if adaptation.as_it_is is not None:
-        unchanged = [adaptation.average([*scores.values()]) for scores in adaptation.as_it_is.values()]
-        add_row(f"{adaptation.source.label}'s shared model as it is", network, unchanged)
-    titles = [method.method for method in comparisons[0].methods]
+        add_line(f"{source.label}'s shared model as it is", source.model, adaptation.as_it_is)
     for way, title in reversed([*zip(adaptation.ways, titles, strict=True)]):
-        means = [adaptation.average([*adaptation.values[way][size].values()]) for size in adaptation.examples]
-        add_row(title, adaptation.networks[way], means)
-    forks = [_find_fork(comparison.lines, adaptation) for comparison in comparisons]
-    if all(forks):
-        add_row(f"{titles[0]}'s fork of the shared model", network, [fork[1] for fork in forks if fork])
-    return table
+        add_line(title, adaptation.networks[way], adaptation.values[way])
+    forks = [fork[1] for comparison in comparisons if (fork := _find_fork(comparison.lines, adaptation))]
+    if len(forks) == len(comparisons):
+        lines.append((f"{titles[0]}'s fork of the shared model", source.model, forks))
+    share = partial(make_share_cell, scale=adaptation.scale)
+    columns = [Column("newcomer's model", numeric=False, form=lambda line: TableCell(f"{line[0]} ({line[1]})"))]
+    for number, size in enumerate(adaptation.examples):
+        head = "\n".join(adaptation.format_examples(size).rsplit(" ", 1))
+        columns.append(Column(head, read=partial(lambda number, line: line[2][number], number), form=share))
+    return make_table("adaptation", caption, columns, lines)
 
 
 def _find_fork(lines: Sequence[Line], adaptation: Adaptation) -> tuple[Line, Estimate] | None:

@@ -8,8 +8,9 @@ from typing import Literal
 
 from pydantic import BaseModel
 
+from fedmutual.report.cells import Column, PageTable, TableCell, make_table
 from fedmutual.report.rendering import load_page_template, render_facts, write_text
-from fedmutual.results.scale import MetricScale
+from fedmutual.results.scale import MetricScale, format_number
 
 Attack = Literal["loss", "answers", "shadows"]
 Model = Literal["shared", "returned", "personal"]
@@ -80,18 +81,34 @@ def _describe_model(membership: Membership) -> str:
     return f"{kind} {membership.client}"
 
 
-def make_membership_rows(audit: Audit) -> list[tuple[str, str, str, str, str]]:
-    """Return a row for each membership attack: model, attack, advantage, its interval, AUC with its interval."""
-    return [
-        (
-            _describe_model(m),
-            _ATTACKS[m.attack],
-            f"{m.advantage:.2f}",
-            f"{m.low:.2f} to {m.high:.2f}",
-            f"{m.auc:.2f} ({m.auc_low:.2f} to {m.auc_high:.2f})",
-        )
-        for m in audit.memberships
-    ]
+_MEMBERSHIP_COLUMNS = (
+    Column("Model", numeric=False, keys=("model",), read=_describe_model),
+    Column("Attack by", numeric=False, keys=("attack",), read=lambda m: _ATTACKS[m.attack]),
+    Column("Advantage", keys=("advantage",), read=lambda m: m.advantage, form=lambda n: TableCell(format_number(n, 2))),
+    Column(
+        "Interval",
+        keys=("low", "high"),
+        form=lambda m: TableCell(f"{format_number(m.low, 2)} to {format_number(m.high, 2)}"),
+        numbers=lambda m: (m.low, m.high),
+    ),
+    Column(
+        "AUC",
+        keys=("auc", "auc_low", "auc_high"),
+        form=lambda m: TableCell(f"{m.auc:.2f} ({m.auc_low:.2f} to {m.auc_high:.2f})"),
+        numbers=lambda m: (m.auc, m.auc_low, m.auc_high),
+    ),
+)
+_IMPRINT_COLUMNS = (
+    Column("Client", numeric=False, keys=("client",), read=lambda i: i.client),
+    Column("Training rows", keys=("rows",), read=lambda i: i.rows),
+    Column("Read", keys=("read",), read=lambda i: "not possible" if i.skipped else i.records),
+    Column("Coincidences", keys=("coincidences",), read=lambda i: "" if i.skipped else i.coincidences),
+)
+
+
+def make_membership_table(audit: Audit) -> PageTable:
+    """Return the table with a line for each membership attack: its advantage and its AUC, with their intervals."""
+    return make_table("memberships", "Membership attacks", _MEMBERSHIP_COLUMNS, audit.memberships)
 
 
 def make_sentences(audit: Audit) -> list[str]:
@@ -124,15 +141,11 @@ def write_audit(audit: Audit, out: Path) -> None:
     Raises:
         RunError: `out` cannot be written, or is a file of another kind.
     """
-    imprints = [
-        (i.client, f"{i.rows}", *(("not possible", "") if i.skipped else (f"{i.records}", f"{i.coincidences}")))
-        for i in audit.imprints
-    ]
     page = load_page_template("audit.html.j2").render(
         audit=audit,
         sentences=make_sentences(audit),
-        memberships=make_membership_rows(audit),
-        imprints=imprints,
+        memberships=make_membership_table(audit),
+        imprints=make_table("imprints", "Imprint attack", _IMPRINT_COLUMNS, audit.imprints),
         level=f"{100 * audit.level:g} %",
         version=version("fedmutual"),
     )

@@ -202,13 +202,10 @@ def make_data_table(picture: Picture, scale: MetricScale) -> PageTable:
         means = {p.round: p.mean for p in curve.points}
         shown.append(Column(curve.label, read=means.get, form=form))
         keys = tuple(f"{curve.label}, seed {seed}" for seed in curve.values.columns)
-        full.append(Column("", keys=keys, numbers=partial(_list_seeds, curve.values.reindex(rounds))))
+        texts = curve.values.reindex(rounds).map(lambda v: "" if v != v else f"{v:.4f}")
+        full.append(Column("", keys=keys, numbers=partial(lambda texts, round: texts.loc[round].tolist(), texts)))
     some = "" if len(listed) == len(rounds) else f"; {len(listed)} of {len(rounds)} evaluations, the CSV has all"
     return make_table(f"{picture.id}-data", f"{picture.title}; means over seeds{some}", shown, listed, rounds, full)
-
-
-def _list_seeds(values: pd.DataFrame, round: int) -> list[str]:
-    return ["" if v != v else f"{v:.4f}" for v in values.loc[round].tolist()]
 
 
 def make_points(values: pd.DataFrame) -> tuple[Point, ...]:

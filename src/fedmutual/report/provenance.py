@@ -95,7 +95,10 @@ def list_runs(comparison: RunComparison) -> PageTable:
         Column("Seed", keys=("seed",), read=lambda line: line[1].seed),
         Column("State", numeric=False, keys=("state",), read=lambda line: line[1].state),
         Column(
-            "Time", keys=("seconds",), read=lambda line: line[1].summary and line[1].summary.seconds, form=_format_seconds
+            "Time",
+            keys=("seconds",),
+            read=lambda line: line[1].summary and line[1].summary.seconds,
+            form=lambda n: TableCell("n/a" if n is None else f"{format_number(n, 1 if n < 100 else 0)} s"),
         ),
         Column(
             "Partition's fingerprint",
@@ -108,10 +111,6 @@ def list_runs(comparison: RunComparison) -> PageTable:
     )
     caption = f"The runs; partition: {comparison.first.partition.kind}"
     return make_table("runs", caption, columns, [(m, run) for m in comparison.methods for run in m.runs])
-
-
-def _format_seconds(seconds: float | None) -> TableCell:
-    return TableCell("n/a" if seconds is None else f"{format_number(seconds, 1 if seconds < 100 else 0)} s")
 
 
 def list_run_notes(comparison: RunComparison) -> list[str]:

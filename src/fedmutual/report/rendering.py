@@ -20,7 +20,8 @@ def make_environment(*sources: str | Path, html: bool, keep_trailing_newline: bo
     """Return a Jinja environment that looks a template up in each source in turn.
 
     sources: a package by its dotted name, whose templates lie in its folder `templates`, or a folder of templates.
-    html: whether values are escaped for HTML, and the filter `prose` (`mark_prose`) exists; else the text is plain.
+    html: whether values are escaped for HTML, and the filter `prose` (`mark_prose`) exists; else the text is plain, and the
+        filters of words and numbers exist.
     """
     loaders: list[BaseLoader] = [FileSystemLoader(s) if isinstance(s, Path) else PackageLoader(s) for s in sources]
     environment = Environment(
@@ -31,8 +32,7 @@ def make_environment(*sources: str | Path, html: bool, keep_trailing_newline: bo
         lstrip_blocks=True,
         keep_trailing_newline=keep_trailing_newline,
     )
-    if html:
-        environment.filters["prose"] = mark_prose
+    environment.filters |= {"prose": mark_prose} if html else _FILTERS
     return environment
 
 
@@ -51,18 +51,7 @@ def load_page_template(template: str) -> Template:
 
 @cache
 def _load_macros(template: str) -> Any:
-    environment = make_environment("fedmutual.report", html=False)
-    environment.filters |= {
-        "count": format_count,
-        "listed": join_words,
-        "value": lambda value, scale: scale.format_value(value),
-        "gain": lambda value, scale: scale.format_gain(value),
-        "one": lambda unit: unit.removesuffix("s"),
-        "number": "{:,}".format,
-        "quoted": repr,
-        "span": _format_span,
-    }
-    return environment.get_template(template).module
+    return make_environment("fedmutual.report", html=False).get_template(template).module
 
 
 def render_macro(template: str, macro: str, *values: object) -> str:
@@ -82,6 +71,18 @@ def _format_span(ends: tuple[int, int]) -> str:
     """Return two numbers as a range, "36 to 40"; two equal numbers as one, "40"."""
     low, high = ends
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+_FILTERS = {
+    "count": format_count,
+    "listed": join_words,
+    "value": lambda value, scale: scale.format_value(value),
+    "gain": lambda value, scale: scale.format_gain(value),
+    "one": lambda unit: unit.removesuffix("s"),
+    "number": "{:,}".format,
+    "quoted": repr,
+    "span": _format_span,
+}
 
 
 def check_page(out: Path) -> None:

@@ -119,6 +119,10 @@ def _make_projection_table(comparison: RunComparison) -> PageTable:
 def make_other_score_table(comparison: RunComparison) -> PageTable:
     """Return the table of scores that a frequent class does not raise, with the accuracy of always naming that class."""
     share = partial(make_share_cell, scale=comparison.scale)
+
+    def number(value: Estimate) -> TableCell:
+        return TableCell(format_number(value.mean, 3))
+
     names = {"accuracy": "Accuracy, %", "majority": "Most frequent class, %", "balanced_accuracy": "Balanced accuracy, %"}
     shown = [
         Column(
@@ -129,7 +133,7 @@ def make_other_score_table(comparison: RunComparison) -> PageTable:
             numbers=lambda scored: (scored[2].method, scored[0]),
         ),
         *(_make_score_column(key, name, share) for key, name in names.items()),
-        *(_make_score_column(key, name, _make_number_cell) for key, name in (("auroc", "Macro AUROC"), ("loss", "Loss"))),
+        *(_make_score_column(key, name, number) for key, name in (("auroc", "Macro AUROC"), ("loss", "Loss"))),
     ]
     lines = [scored for m in comparison.methods for scored in measures.list_subjects(comparison, m)]
     caption = "Last round; own data: the mean of the clients' scores. Most frequent class: the accuracy of always naming it"
@@ -156,10 +160,6 @@ def _make_score_column(metric: str, name: str, form: Callable[[Estimate], TableC
     )
 
 
-def _make_number_cell(value: Estimate) -> TableCell:
-    return TableCell(format_number(value.mean, 3))
-
-
 def make_recall_table(comparison: RunComparison) -> PageTable:
     """Return the table of each class's recall: of each method the shared model, and the personal models on all classes."""
     shown = [Column("Class", numeric=False, keys=("class",), read=lambda number: comparison.classes[number])]
@@ -169,7 +169,15 @@ def make_recall_table(comparison: RunComparison) -> PageTable:
                 name, recalls = title.partition(",")[0], _average_recalls(line, data, of_clients)
                 missing = Missing("the test set has no example of the class")
                 read = partial(lambda recalls, missing, number: recalls.get(number, missing), recalls, missing)
-                shown.append(Column(name, m.method, keys=(f"{m.method}: {name}",), read=read, form=_make_shaded_cell))
+                shown.append(
+                    Column(
+                        name,
+                        m.method,
+                        keys=(f"{m.method}: {name}",),
+                        read=read,
+                        form=lambda v: TableCell(format_percent_number(v), shade=v),
+                    )
+                )
     where = "test data of all domains" if comparison.domains else "test set"
     caption = f"Recall of each class on the {where}, %, last round; personal models: the mean over clients"
     return make_table("recall", caption, shown, range(len(comparison.classes)))
@@ -189,10 +197,6 @@ def _average_recalls(line: Line, data: str, of_clients: bool) -> dict[int, float
     return dict(by_class.groupby(level=0).mean())
 
 
-def _make_shaded_cell(value: float) -> TableCell:
-    return TableCell(format_percent_number(value), shade=value)
-
-
 def make_other_task_table(comparison: RunComparison) -> PageTable | None:
     """Return the table of scores of tasks without accuracy, such as a regression, in the units of their task.
 
@@ -206,21 +210,20 @@ def make_other_task_table(comparison: RunComparison) -> PageTable | None:
         Column("Client", numeric=False, keys=("client",), read=lambda line: line[0][0]),
         Column("Score", numeric=False, keys=("score",), read=lambda line: line[0][1]),
     ]
-    for label in dict.fromkeys(scores["label"]):
-        keys, read = (label, f"{label}_half_width"), partial(_average_label, label)
-        shown.append(Column(label, keys=keys, read=read, form=_make_task_cell))
+
+    def average(label: str, line: tuple[object, pd.DataFrame]) -> Value:
+        return measures.average_over_seeds(line[1].loc[line[1]["label"] == label, "value"], "not scored")
+
+    def form(value: Estimate) -> TableCell:
+        return TableCell(f"{value.mean:.4g}", f"± {value.half:.2g}" if value.half is not None else "")
+
+    shown += [
+        Column(label, keys=(label, f"{label}_half_width"), read=partial(average, label), form=form)
+        for label in dict.fromkeys(scores["label"])
+    ]
     scored = "Clients with another task: scores" if comparison.metric == ACCURACY else "All scores of clients"
     caption = f"{scored} on their own validation data, last round"
     return make_table("others", caption, shown, scores.groupby(["client", "score"], sort=False))
-
-
-def _average_label(label: str, line: tuple[object, pd.DataFrame]) -> Value:
-    scores = line[1]
-    return measures.average_over_seeds(scores.loc[scores["label"] == label, "value"], "not scored")
-
-
-def _make_task_cell(value: Estimate) -> TableCell:
-    return TableCell(f"{value.mean:.4g}", f"± {value.half:.2g}" if value.half is not None else "")
 
 
 def tabulate_other_tasks(comparison: RunComparison) -> pd.DataFrame:

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedmutual.metric import ACCURACY
-from fedmutual.report.cells import Column, list_records
+from fedmutual.report.cells import Column, PageTable, TableCell, list_records
 from fedmutual.report.columns import COSTS, has_guarantee, list_headline_columns, list_headline_lines
 from fedmutual.report.measures import format_epsilon
 from fedmutual.report.verdicts import find_unequal_steps
@@ -33,6 +33,8 @@ class Sheet:
     heads: Sequence[str]
     sections: Mapping[str, Rows]
     caption: str = ""
+    name: str = "method"  # the head of the names
+    texts: int = 0  # the first columns that hold texts
 
     @property
     def lines(self) -> Rows:
@@ -52,9 +54,9 @@ class Sheet:
 
     def _make_table(self) -> Table:
         table = self._start_table()
-        table.add_column("method", min_width=_NAME, overflow="fold")
-        for head in self.heads:
-            table.add_column(head, justify="right", no_wrap=True)
+        table.add_column(self.name, min_width=_NAME, overflow="fold")
+        for number, head in enumerate(self.heads):
+            table.add_column(head, justify="left" if number < self.texts else "right", no_wrap=True)
         for section, lines in self.sections.items():
             if section:
                 table.add_section()
@@ -87,6 +89,19 @@ class Sheet:
             show_edge=False,
             show_header=show_header,
         )
+
+
+def make_sheet(table: PageTable, notes: bool = False) -> Sheet:
+    """Return a table of a page for the terminal. notes: with the smaller second lines and the marks of footnotes."""
+    (name, *columns), footnotes = table.columns, table.footnotes
+
+    def format_cell(cell: TableCell) -> str:
+        mark = f" ({footnotes.index(cell.note) + 1})" if notes and cell.note else ""
+        return f"{cell.text} {cell.spread}".strip() + mark + (f"\n{cell.sub}" if notes and cell.sub else "")
+
+    heads = [column.terminal or column.title.replace(": ", "\n") for column in columns]
+    lines = [tuple(map(format_cell, row)) for row in table.rows]
+    return Sheet(heads, {"": lines}, table.caption, name.name, sum(not column.numeric for column in columns))
 
 
 def make_headline_tables(compared: Sequence[RunComparison]) -> Group:

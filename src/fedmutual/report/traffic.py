@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from functools import partial
 from itertools import groupby
 from math import prod
+from operator import itemgetter
 
 import pandas as pd
 
@@ -96,7 +97,7 @@ def make_round_bytes_table(comparison: RunComparison) -> PageTable:
             numeric=False,
             keys=("first_round", "last_round"),
             read=lambda line: line[0],
-            form=_make_rounds_cell,
+            form=lambda ends: TableCell(" to ".join(map(str, dict.fromkeys(ends))) if ends[0] else "start"),
             numbers=tuple,
         )
     ]
@@ -104,20 +105,11 @@ def make_round_bytes_table(comparison: RunComparison) -> PageTable:
     return make_table("bytes-round", caption, [*columns, *_list_byte_columns(means)], lines)
 
 
-def _make_rounds_cell(rounds: tuple[int, int]) -> TableCell:
-    first, last = rounds
-    return TableCell("start" if first == 0 else str(first) if last == first else f"{first} to {last}")
-
-
 def _list_byte_columns(means: pd.DataFrame) -> list[Column]:
     return [
-        Column(way, label, keys=(f"{label} {way}",), read=partial(_get_value, k), form=_make_size_cell)
+        Column(way, label, keys=(f"{label} {way}",), read=itemgetter(k), form=_make_size_cell)
         for k, (label, way) in enumerate(means.columns, 1)
     ]
-
-
-def _get_value(number: int, line: tuple[float, ...]) -> float:
-    return line[number]
 
 
 def _average_bytes(comparison: RunComparison, by: str) -> pd.DataFrame:
@@ -155,20 +147,12 @@ def make_tensor_table(comparison: RunComparison) -> PageTable | None:
         Column("shape", keys=("shape",), read=lambda spec: " × ".join(map(str, spec[2])) or "one number"),
     ]
     for label, leaves in leaves_by_method.items():
-        read = partial(_find_leaving, leaves)
-        columns.append(Column(label, numeric=False, keys=(label,), read=read, form=_make_leaving_cell))
+        read = partial(lambda leaves, spec: int(leaves.get(spec[0]) == spec[1:]), leaves)  # 1: the tensor may leave
+        columns.append(
+            Column(label, numeric=False, keys=(label,), read=read, form=lambda n: TableCell("leaves" if n else "–"))
+        )
     caption = "Tensors that may leave a client, as declared before the run"
     return make_table("tensors", caption, columns, specs) if specs else None
-
-
-def _find_leaving(leaves: Leaves, spec: tuple[str, str, tuple[int, ...]]) -> int:
-    """Return 1 if a tensor may leave, else 0."""
-    name, *of_tensor = spec
-    return int(leaves.get(name) == tuple(of_tensor))
-
-
-def _make_leaving_cell(leaving: int) -> TableCell:
-    return TableCell("leaves" if leaving else "–")
 
 
 def _list_leaves(method: Line) -> Leaves | None:
