@@ -159,10 +159,8 @@ def test_a_page_of_too_few_seeds_gives_no_verdict(benchmark, fill, papers):
     assert "Not run yet." in render_benchmark(pages.make_page(benchmark, empty), papers, "reproduction")
 
 
-def test_the_page_is_written_beside_the_folder_of_the_pages(measured, papers, store, cli, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    code, out, _ = cli("reproduce", "--pages", "docs/pages", "--results", store.folder, "--experiments", papers)
-    assert code == 0
+def test_the_page_is_written_beside_the_folder_of_the_pages(measured, papers, store, cli, tmp_path, in_tmp_path):
+    out, _ = cli.run("reproduce", "--pages", "docs/pages", "--results", store.folder, "--experiments", papers)
     assert Path(out.split()[-1]).as_posix() == f"docs/{NAME}"
     worse, rivals = (tmp_path / "docs" / NAME).read_text(encoding="utf-8").split("\n\n")[2:4]
     assert "**FML is worse**" in worse

@@ -1,4 +1,6 @@
-"""Experiments as files: what is read, what is refused and in which words; and that every real cell is a valid one."""
+"""Experiments as files: what is read and refused, the settings that sweeps chose, and what makes two runs the same."""
+
+import json
 
 import pytest
 
@@ -7,7 +9,8 @@ from fedmutual.errors import ConfigError
 from fedmutual_papers.claims import judge
 from fedmutual_papers.experiment_files import read_experiment, read_experiments
 from fedmutual_papers.measured_cell import read_measured_cells
-from fedmutual_papers.plan import Scale, list_jobs
+from fedmutual_papers.pages import make_page, render_markdown
+from fedmutual_papers.plan import Scale, check, has_effect, list_jobs
 from fedmutual_papers.store import ResultStore
 
 pytestmark = pytest.mark.long
@@ -161,3 +164,205 @@ def test_curves_dh_rounds_and_stability_ask_for_the_runs_of_table_1():
     assert prints["table1"] - control < prints["curves"]
     assert prints["v1-local"] == prints["v1-tables"]
     assert prints["v1-tables"].isdisjoint(prints["table1"])  # another split
+
+
+LR = Scale(None, (("optimizer.lr", 0.1),))
+
+
+def list_prints(papers, scale=None, here=None, seed=0, id="table9"):
+    cell = read_experiment(papers, id).cells[0]
+    return {job.arm: job.fingerprint for job in list_jobs(cell, [seed], scale or Scale(), here or {})}
+
+
+def change(papers, *pairs, name="iid"):
+    path = papers / f"table9/digits/{name}.toml"
+    for before, after in pairs:
+        assert before in path.read_text()
+        path.write_text(path.read_text().replace(before, after))
+
+
+def test_what_tells_in_the_result_makes_another_run(papers):
+    fingerprints = list_prints(papers)
+    assert len(set(fingerprints.values())) == 2
+    for more in ({"seed": 1}, {"scale": Scale(1)}, {"scale": LR}):
+        assert list_prints(papers, **more)["fml"] != fingerprints["fml"]
+    here = {"engine.name": "stacked", "data.root": "elsewhere", "engine.threads": 2}
+    assert list_prints(papers) == list_prints(papers, here=here) == fingerprints
+    looker = list_prints(papers, id="looker")  # whoever asks
+    assert {k: looker[k] for k in ("fedavg", "fml")} == fingerprints
+    change(papers, ("split = { test = 0.5 }", 'split = { test = 0.5, preset = "journal" }'))  # a default, written out
+    assert list_prints(papers) == fingerprints
+    (papers / "table9/digits/iid.toml").rename(papers / "table9/a.toml")  # whatever it is called
+    assert list_prints(papers) == fingerprints
+
+
+def test_a_limit_above_the_number_of_rounds_has_no_effect(papers):
+    cell = read_experiment(papers, "table9").cells[0]
+    assert Scale(2).fit_to(cell) == Scale(7).fit_to(cell) == Scale().fit_to(cell)
+    changed = (("partition.examples", 20),)
+    for scale, words in (
+        (Scale(1), "shortened: 1 of 2 rounds"),
+        (Scale(), ""),
+        (Scale(1, changed), "shortened: 1 of 2 rounds, partition.examples = 20"),
+    ):
+        assert scale.fit_to(cell).describe(cell) == words
+
+
+@pytest.mark.parametrize(("arm_rounds", "limit", "cut"), [
+    (57, 250, 1),  # 57 exchanges of 175 steps in the place of 10,000 rounds: 1.4 of them
+    (57, 2000, 11),  # 11.4
+    (57, 5000, 29),  # 28.5, rounded up: half of an arm's rounds is half
+    (10_000, 250, 250),
+    (2000, 250, 50),
+    (20_000, 250, 250),  # an arm with more rounds than the cell, as a federation that others start from
+    (20_000, 15_000, 15_000),
+    (57, 1, 1),
+])  # fmt: skip
+def test_each_arm_is_cut_in_proportion_to_its_own_rounds(papers, arm_rounds, limit, cut):
+    """Not to its local steps: an arm with two a round is cut as the others."""
+    arm = '"algorithm.name" = "fedavg"'
+    longer = f'{arm}, "training.local_steps" = 2, rounds = {arm_rounds}'
+    change(papers, ("rounds = 2", "rounds = 10_000"), (arm, longer), ("local_epochs = 1", "local_steps = 1"))
+    cell = read_experiment(papers, "table9").cells[0]
+    rounds = {j.arm: j.config.rounds for j in list_jobs(cell, [0], Scale(limit))}
+    assert rounds == {"fedavg": cut, "fml": min(limit, 10_000)}
+
+
+def test_an_algorithm_setting_applies_to_the_methods_that_have_it(papers):
+    cell, changed = read_experiment(papers, "table9").cells[0], Scale(None, (("algorithm.weighting", "uniform"),))
+    planned = {j.arm: j.config.algorithm for j in list_jobs(cell, [0], changed)}
+    assert planned["fedavg"]["weighting"] == "uniform"
+    assert "weighting" not in planned["fml"]
+
+
+def test_a_key_that_no_arm_accepts_leaves_the_cell_unchanged(papers):
+    change(papers, ("[cell.arms.fml]", '[cell.arms.fml]\nset = { "algorithm.name" = "independent" }'))
+    changed = Scale(None, (("algorithm.alpha", 0.3),))
+    without, with_fml = read_experiment(papers, "table9").cells
+    assert changed.fit_to(without) == Scale()
+    assert changed.fit_to(with_fml) == changed
+
+
+def test_keys_that_tell_and_keys_that_do_not():
+    assert all(map(has_effect, ("optimizer.lr", "data.name", "engine.precision", "records.evaluate_every", "rounds")))
+    assert not any(map(has_effect, ("engine.name", "engine.threads", "data.root", "name", "records.checkpoint_every")))
+
+
+@pytest.mark.parametrize(("key", "value", "message"), [
+    ("seed", 3, "--set seed: cells and arms have their own; use --seeds"),
+    ("rounds", 3, "--set rounds: cells and arms have their own; use --rounds"),
+    ("name", 3, "--set name: cells and arms have their own; use --out"),
+    ("algorithm.name", "fedavg", "--set algorithm.name: cells and arms have their own; write a cell of your own"),
+    ("algorithm.alhpa", 0.3, "unknown key 'algorithm.alhpa'; did you mean 'algorithm.alpha'? (of algorithms fedavg, fml)"),
+    ("algorithm.mu", 0.3, "key 'algorithm.mu' is a setting of fedprox, and the methods are fedavg, fml; remove it"),
+    ("algorithm", {"alpha": 0.3}, "--set algorithm: it is a table; set its keys one by one, as --set algorithm.alpha=..."),
+    ("algorithm", 3, "--set algorithm: it is a table"),
+    ("optimizer", {"lr": 0.3}, "--set optimizer: it is a table; set its keys one by one, as --set optimizer.name=..."),
+    ("clients", {"0": {"share": {}}}, "--set clients: it is a table"),
+])  # fmt: skip
+def test_what_no_arm_takes_is_not_set(papers, key, value, message):
+    cells = read_experiment(papers, "table9").cells
+    with pytest.raises(ConfigError) as problem:
+        check({key: value}, cells)
+    assert str(problem.value).removeprefix("--set: ").startswith(message)
+    # what some arm takes is set
+    check({"algorithm.alpha": 0.3, "algorithm.alpha.start": 0.3, "algorithm.weighting": "uniform", "data.labels": {}}, cells)
+
+
+TRIED = [
+    {"rounds": "5", "optimizer.lr": rate, "algorithm.mu": mu} for mu in ("0.1", "1.0") for rate in ("0.01", "0.03", "0.1")
+]
+SWEEP = {
+    "format": 1,
+    "name": "digits",
+    "seeds": [0, 1],
+    "by": "global",
+    "holdout": 0.1,
+    "settings": [{"set": values} for values in TRIED],
+    "chosen": TRIED[4],  # mu = 1.0 and lr = 0.03
+    "warnings": [],
+}
+
+
+@pytest.fixture
+def swept(papers):
+    """The made-up papers with a sweep that chose for FedProx, in the place of FedAvg -> (its file, the cell's file)."""
+    (papers / "sweeps").mkdir()
+    file, cell = papers / "sweeps/digits-fedprox.json", papers / "table9/digits/iid.toml"
+    file.write_text(json.dumps(SWEEP))
+    arm = 'set = { "algorithm.name" = "fedavg" }'
+    cell.write_text(cell.read_text().replace(arm, 'set = { "algorithm.name" = "fedprox" }\nsweep = "digits-fedprox"'))
+    return file, cell
+
+
+@pytest.mark.parametrize(("changes", "rates", "mu"), [
+    ((), (0.03, 0.01), 1.0),
+    ((('"fedprox" }', '"fedprox", "algorithm.mu" = 0.5 }'),), (0.03, 0.01), 0.5),  # its own settings come after
+    ((("paper = 80.00", "rate_times = 0.5"), ("paper = 81.50", "rate_times = 0.5")), (0.015, 0.005), 1.0),
+])  # fmt: skip
+def test_an_arm_takes_what_its_sweep_chose_and_no_more(papers, swept, changes, rates, mu):
+    """A share of the rate is of the sweep's, or else of the cell's."""
+    _, cell = swept
+    for before, after in changes:
+        cell.write_text(cell.read_text().replace(before, after))
+    configs = {j.arm: j.config for j in list_jobs(read_experiment(papers, "table9").cells[0], [0], Scale())}
+    assert (configs["fedavg"].optimizer.lr, configs["fml"].optimizer.lr) == rates
+    assert (configs["fedavg"].algorithm["mu"], configs["fedavg"].rounds) == (mu, 2)
+
+
+def test_a_share_of_a_rate_that_moves_is_an_error(papers):
+    cell = papers / "table9/digits/iid.toml"
+    moving = "optimizer.lr = { start = 0.1, end = 0.01 }\n"
+    cell.write_text(moving + cell.read_text().replace("paper = 81.50", "rate_times = 0.5"))
+    with pytest.raises(ConfigError, match=r"iid.toml, arm 'fml': 'rate_times' needs optimizer.lr as a number"):
+        read_experiment(papers, "table9")
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    (None, "there is no such file"),
+    ({"format": 2}, "is of format 2"),
+    ({"chosen": None}, "chosen: input should be an object"),
+    ({"seeds": "x"}, "seeds: input should be a valid array"),
+    ({"settings": [{}]}, "it does not have 'set'"),
+    ({"settings": SWEEP["settings"][:1]}, "its sweep tried no key with several values"),
+])  # fmt: skip
+def test_a_sweep_that_chose_nothing_is_named(papers, swept, change, message):
+    file, cell = swept
+    if change is None:
+        file.unlink()
+    else:
+        file.write_text(json.dumps({**SWEEP, **change}))
+    with pytest.raises(ConfigError) as problem:
+        read_experiment(papers, "table9")
+    assert str(problem.value).startswith(f"{cell}, arm 'fedavg': the sweep 'digits-fedprox' cannot be used (")
+    assert message in str(problem.value)
+
+
+def test_the_report_says_how_a_setting_was_chosen(papers, swept, store, tmp_path):
+    experiment = read_experiment(papers, "table9")
+    text = render_markdown(make_page(experiment, read_measured_cells(experiment, store)), tmp_path / "docs/pages")
+    assert (
+        "| optimizer.lr = 0.03, algorithm.mu = 1.0 | sweeps/digits-fedprox.json | "
+        "optimizer.lr: 0.01, 0.03, 0.1; algorithm.mu: 0.1, 1.0 | algorithm.mu | shared | 10 % | 5 of 2 | 2 |\n"
+    ) in text
+    assert "[digits-fedprox.json](../../papers/sweeps/digits-fedprox.json)" in text
+    assert "## How settings were chosen" not in render_markdown(make_page(read_experiment(papers, "looker"), []))
+
+
+def test_a_sweep_command_without_rounds_uses_the_configured_rounds(papers, swept):
+    file, _ = swept
+    without = [{k: v for k, v in values.items() if k != "rounds"} for values in TRIED]
+    file.write_text(json.dumps({**SWEEP, "settings": [{"set": v} for v in without], "chosen": without[0]}))
+    (papers / "sweeps/digits.toml").write_text("rounds = 7\n")
+    (tuning,) = read_experiment(papers, "table9").cells[0].tunings.values()
+    assert (tuning.rounds, tuning.ends) == (7, ["optimizer.lr", "algorithm.mu"])
+
+
+def test_every_method_of_the_tuned_cells_has_its_own_sweep():
+    for cell in read_committed_experiments()["tuned"].cells:
+        assert set(cell.tunings) == set(cell.arms)
+        for arm, tuning in cell.tunings.items():
+            assert tuning.ends == [], "a better rate may lie beyond the grid"
+            config = cell.make_config(arm)
+            assert config.optimizer.lr == tuning.chosen["optimizer.lr"] * cell.arms[arm].rate_times
+            assert tuning.winner.get("algorithm.name", "fml") == config.algorithm["name"]

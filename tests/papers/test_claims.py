@@ -206,10 +206,12 @@ def test_a_mean_decides_nothing_where_no_cell_does(measured):
 
 
 def test_what_was_not_reached_took_one_round_more_at_least(measured):
-    rounds = claim(measure="rounds_to:1", sign="less")
-    reached = measured((0.9, 0.9), (0.2, 0.3), before=(0.1,), target=0.5)  # round 2 of 2, against none: 3
+    rounds = claim(measure="rounds_to:0.625", sign="less")
+    reached = measured(
+        (0.9, 0.9), (0.2, 0.3), before=(0.1,)
+    )  # half is 0.625 of the cell's 0.8; round 2 of 2, against none: 3
     assert judge(rounds, [reached]).overall.mean == -1
-    neither = judge(rounds, [measured((0.1, 0.1), (0.2, 0.3), before=(0.1,), target=0.5)])
+    neither = judge(rounds, [measured((0.1, 0.1), (0.2, 0.3), before=(0.1,))])
     assert describe_verdict(neither, 1) == "inconclusive: no seed of the runs has the numbers"
 
 

@@ -11,7 +11,7 @@ COPIES = {"own": (0.3, 0.4), "copies": (0.8, 0.9)}
 # two nodes, four rounds of five local steps: 1,600 / 2 / 20 = 40 up, 4,000 / 2 / 20 = 100 down; 600 / 2 given out once
 NODES, SENT = {"a": (9, 0.5), "b": (9, 0.5)}, {"up": 1600, "down": 4000, "seed": 600}
 MOVED = result(curve=(0.1,) * 4, clients=NODES, traffic=SENT, steps=5)
-CLIMBING = result(curve=(0.2, 0.5, 0.4, 0.8), target=0.5)
+CLIMBING = result(curve=(0.2, 0.5, 0.4, 0.8))
 # eight rounds: the last quarter has two, and two changes lead to them: 0.6 - 0.5 = 0.1 and 0.3 - 0.6 = -0.3; their mean is
 # -0.1, and each is 0.2 away from it
 SWINGING = result(curve=(0.0, 0.9, 0.0, 0.9, 0.0, 0.5, 0.6, 0.3))
@@ -36,8 +36,7 @@ ENDS = {"last": {"0": 0.8, "90": 0.6}, "best": {"0": 0.9, "90": 0.7}}
     ("rounds_to:1", CLIMBING, (2, None)),
     ("rounds_to:1.2", CLIMBING, (4, None)),
     ("rounds_to:1.9", CLIMBING, (None, None)),
-    ("rounds_to:1", result(target=None), (None, None)),
-    ("rounds_to:1", result(curve=(0.2, 0.5), target=0.5, rounds=5, every=3), (5, None)),  # evaluated after rounds 3 and 5
+    ("rounds_to:1", result(curve=(0.2, 0.5), rounds=5, every=3), (5, None)),  # evaluated after rounds 3 and 5
     ("noise:0.1", result(noise={"0": 0.2, "0.1": 0.4}), (0.4, None)),
     ("noise:0.5", result(noise={"0": 0.2, "0.1": 0.4}), (None, None)),
     ("acc", result("fedh2l", transfer={"acc": ENDS}), (0.7, 0.8)),
@@ -58,17 +57,19 @@ ENDS = {"last": {"0": 0.8, "90": 0.6}, "best": {"0": 0.9, "90": 0.7}}
     ("harmed", ALONE, (None, None)),
 ])  # fmt: skip
 def test_a_measure_of_a_run(name, of, expected):
-    kind, argument = measures.find(name)
-    last, best = kind.read(of, {of.arm: of, "independent": of if of is ALONE else ALONE}, argument)
-    assert (last, best) == tuple(pytest.approx(number) if number is not None else None for number in expected)
+    beside = {of.arm: of, "independent": of if of is ALONE else ALONE}
+    ends = tuple(measures.read_values(name, of, at, beside, 0.5).get(None) for at in ("last", "best"))
+    assert ends == tuple(pytest.approx(number) if number is not None else None for number in expected)
 
 
-@pytest.mark.parametrize("name", ["gain_small", "gain_large", "harmed"])
-def test_without_training_alone_there_is_no_gain(name):
-    assert measures.find(name)[0].read(OURS, {"fml": OURS}, "") == (None, None)
+@pytest.mark.parametrize("name", ["gain_small", "gain_large", "harmed", "rounds_to:1"])
+def test_without_training_alone_there_is_no_gain_and_without_a_target_no_round(name):
+    assert measures.read_values(name, OURS, "last", {"fml": OURS}) == {}
 
 
 def test_of_nodes_that_are_domains_the_best_round_counts():
-    nodes, (kind, _) = result("fedh2l", transfer={"acc": ENDS}), measures.find("acc")
-    assert (kind.counts, kind.nodes(nodes, "best"), kind.nodes(nodes, "last")) == ("best", ENDS["best"], ENDS["last"])
+    nodes = result("fedh2l", transfer={"acc": ENDS})
+    assert measures.find("acc")[0].counts == "best"
+    for at, mean in (("last", 0.7), ("best", 0.8)):
+        assert measures.read_values("acc", nodes, at) == {**ENDS[at], None: pytest.approx(mean)}
     assert measures.find("own_validation")[0].counts == "last"  # its best is chosen on the very data

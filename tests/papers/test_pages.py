@@ -1,17 +1,22 @@
-"""The pages are made from results, without training."""
+"""The pages of experiments, verdicts and findings, and the front page's tables, are made from results, without training."""
 
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
+from committed import read_committed_experiments
 from fedmutual_papers import pages
-from fedmutual_papers.experiment_files import read_experiment
+from fedmutual_papers.experiment_files import RESULTS, find_home, read_experiment, read_experiments
 from fedmutual_papers.measured_cell import read_measured_cells
+from fedmutual_papers.pages import TEMPLATE, decide_outcome, describe_readings, make_forest
 from fedmutual_papers.plan import Scale, list_jobs
+from fedmutual_papers.reproduce import make_marks, write_front
 from fedmutual_papers.store import ResultStore
+from fedmutual_papers.tables import make_printed_frame, make_repeats_frame, make_repeats_table
 from made_results import MADE, result
 
 pytestmark = pytest.mark.long
@@ -85,11 +90,9 @@ def test_a_best_chosen_on_test_images_is_called_so(papers, pages_folder):
     assert not any(cell.validates_on_test for cell in experiment.cells)
 
 
-def test_pages_alone_train_nothing(pages_folder, cli, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_pages_alone_train_nothing(pages_folder, cli, in_tmp_path):
     arguments = ("--pages", "docs", "--results", pages_folder / "results", "--experiments", pages_folder.parent / "papers")
-    code, out, _ = cli("reproduce", *arguments)
-    assert code == 0
+    out, _ = cli.run("reproduce", *arguments)
     assert [Path(line).name for line in out.split()] == ["table9.md", "looker.md", "verdicts.md"]
     page_text = Path("docs/verdicts.md").read_text(encoding="utf-8")
     assert "| Inconclusive | 2 |  |  |" in page_text
@@ -99,3 +102,208 @@ def test_pages_alone_train_nothing(pages_folder, cli, tmp_path, monkeypatch):
     (old := Path("docs/figures/looker-gone.svg")).write_text("")
     cli("reproduce", "looker", *arguments)
     assert not old.exists()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [400, 1280])
+def test_it_opens_quietly_and_fits(browser, pages_folder, scheme, width):
+    context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 900})
+    page, console_messages, requested_urls = context.new_page(), [], []
+    page.on("console", lambda message: console_messages.append(message.text))
+    page.on("pageerror", lambda problem: console_messages.append(str(problem)))
+    page.on("request", lambda request: requested_urls.append(request.url))
+    page.goto((pages_folder / "looker.html").as_uri())
+    page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    assert (console_messages, requested_urls) == ([], [(pages_folder / "looker.html").as_uri()])
+    page.locator(".plot rect").first.scroll_into_view_if_needed()
+    page.locator(".plot rect").first.hover()
+    assert "Round 1" in page.locator("#tip").inner_text()
+    context.close()
+
+
+BEGIN, END = make_marks("printed numbers")
+
+
+def count_printed(experiments, store):
+    return make_printed_frame([(e, read_measured_cells(e, store)) for e in experiments])
+
+
+def test_the_papers_print_468_numbers(tmp_path):
+    """Table 1: 72; v1: 24; FedH2L's Tables 2 to 4: 13, 5 and 5 rows of 15; its Tables 5 to 7: 9 rows of 3."""
+    counts = count_printed(read_committed_experiments().values(), ResultStore(tmp_path))
+    assert counts.sum(axis=1).to_dict() == {
+        "table1": 24 * 3,
+        "v1-tables": 12 * 2,
+        "rotated-mnist": 13 * 15,
+        "pacs": 5 * 15,
+        "office-home": 5 * 15,
+        "h2l-ablation": 9 * 3,
+        "all": 468,
+    }
+
+
+def test_experiments_without_printed_numbers_have_a_count_of_0(papers, cli, tmp_path):
+    for cell in papers.glob("table9/digits/*.toml"):
+        cell.write_text(re.sub("paper = .*", "", cell.read_text()))
+    (tmp_path / "pages").mkdir()
+    front = tmp_path / "pages/README.md"
+    front.write_text(f"{BEGIN}\n{END}\n")
+    cli.run("reproduce", "--pages", "pages", "--experiments", papers)
+    assert "| **all** | 0 | 0 | 0 | 0 |\n" in front.read_text()
+
+
+def keep(store, experiment, seeds=3, limit=None, **arms):
+    for job in list_jobs(experiment.cells[0], range(seeds), Scale(limit)):
+        if job.arm in arms:
+            curve = [0.1013] * (job.config.rounds - 1) + [arms[job.arm] + job.seed / 1000]
+            made = result(job.arm, job.seed, curve=curve, fingerprint=job.fingerprint, limit=limit)
+            store.add(job.cell.id, made)
+
+
+def states(papers, store):
+    return list(count_printed(read_experiments(papers), store).loc["all", ["full", "shortened", "not run"]])
+
+
+def test_a_printed_number_is_full_shortened_or_not_run(papers, store):
+    table9 = read_experiment(papers, "table9")
+    assert states(papers, store) == [0, 0, 4]
+    keep(store, table9, limit=1, fml=0.8)
+    assert states(papers, store) == [0, 1, 3]
+    keep(store, table9, fml=0.8, fedavg=0.7)
+    assert states(papers, store) == [2, 0, 2]
+
+
+def test_a_number_beside_which_two_cells_stand_is_counted_once_and_the_fullest_counts(papers, store):
+    text = (papers / "table9/digits/iid.toml").read_text().replace("alpha = 0.4", "alpha = 0.9")
+    again = text.replace("[cell]", '[cell]\nprinted_in = "table9/digits/iid"').replace('row = "IID"', 'row = "again"')
+    (papers / "table9/digits/again.toml").write_text(again)
+    table9 = read_experiment(papers, "table9")
+    assert table9.cells[0].name == "digits/again"
+    assert states(papers, store) == [0, 0, 4]
+    keep(store, table9, fml=0.8)
+    assert states(papers, store) == [1, 0, 3]
+
+
+@pytest.fixture
+def named(papers):
+    """The made-up experiment, whose claim has a finding, and a second reading."""
+    index = papers / "table9/index.toml"
+    reading = 'finding = "FML beats FedAvg"\nreadings = [{ name = "the other way", arm = "fedavg", than = "fml" }]\n'
+    index.write_text(index.read_text().replace('measure = "global_test"\narm', f'{reading}measure = "global_test"\narm'))
+    return read_experiment(papers, "table9")
+
+
+@pytest.mark.parametrize(("verdicts", "holm", "outcome"), [
+    (("supported", "supported"), 0.01, "holds"),
+    (("supported", "not run"), 0.01, "holds"),
+    (("supported", "contradicted"), 0.01, "depends"),
+    (("supported", "inconclusive"), 0.01, "depends"),
+    (("contradicted", "too short"), 0.01, "fails"),
+    (("supported", "supported"), 0.2, "open"),  # which may be chance
+    (("inconclusive", "not run"), 1.0, "open"),
+    (("too short", "not run"), None, "unmeasured"),
+    (("diverged", "diverged"), None, "unmeasured"),
+])  # fmt: skip
+def test_a_finding_is_sorted_by_the_verdicts_that_stand(named, store, verdicts, holm, outcome):
+    page = pages.make_page(named, read_measured_cells(named, store))
+    readings = [replace(j, verdict=v, holm=(holm, holm)) for j, v in zip(page.claims[0], verdicts, strict=True)]
+    assert decide_outcome(readings) == outcome
+    by_chance = [v for v in verdicts if v in ("supported", "contradicted") and holm > 0.05]
+    assert describe_readings(readings, 1).count("after Holm's adjustment the claim is not decided") == len(by_chance)
+
+
+def test_the_findings_are_written_beside_the_folder_of_the_pages(named, papers, store, cli, tmp_path, in_tmp_path):
+    keep(store, named, fml=0.85, fedavg=0.6)
+    shutil.copy(find_home() / TEMPLATE, papers / TEMPLATE)
+    front = tmp_path / "docs/pages/README.md"
+    front.parent.mkdir(parents=True)
+    front.write_text(f"Before.\n{BEGIN}\nold\n{END}\nAfter.\n")
+    out, _ = cli.run("reproduce", "--pages", "docs/pages", "--results", store.folder, "--experiments", papers)
+    assert [Path(line).as_posix() for line in out.split()][-2:] == ["docs/pages/README.md", "docs/findings.md"]
+    text = (tmp_path / "docs/findings.md").read_text()
+    assert "The papers print 4 numbers: 2 are measured with all rounds" in text
+    depends = text.partition("## Depends on the reading")[2].partition("##")[0]
+    assert depends.count("**FML beats FedAvg.**") == 1
+    assert (tmp_path / "docs/pages/figures/findings.svg").read_text().startswith("<svg")
+    before, _, rest = front.read_text().partition(BEGIN)
+    assert (before, rest.partition(END)[2]) == ("Before.\n", "\nAfter.\n")
+    assert "| [table9](table9.md) | 4 | 2 | 0 | 2 |" in rest
+
+
+def test_only_what_is_long_enough_is_drawn(named, papers, store):
+    keep(store, named, fml=0.85, fedavg=0.6)
+    measured = read_measured_cells(named, store)
+    drawn = make_forest(pages.adjust([pages.make_page(named, measured)]))
+    assert [(label, sign) for label, _, sign in drawn.rows] == [("FML beats FedAvg", 1), ("… the other way", -1)]
+    assert [round(difference.mean, 4) for _, difference, _ in drawn.rows] == [0.25, -0.25]
+    short, unrun = [replace(of_cell, scale=Scale(1)) for of_cell in measured], ResultStore(papers / "none")
+    assert make_forest([pages.make_page(named, short)]).rows  # one of two rounds is half
+    assert not make_forest([pages.make_page(named, read_measured_cells(named, unrun))]).rows
+
+
+FRONT = Path(__file__).parents[2] / "docs/reproduction/README.md"
+
+
+CELL = "table9/digits/iid"
+
+
+def keep_curve(store, curve, fingerprint="abc", **more):
+    store.add(CELL, result("fml", 0, curve, fingerprint=f"{fingerprint}-{len(curve)}", **more))
+
+
+@pytest.mark.parametrize(("second", "further_fields", "row"), [
+    ((0.5, 0.7, 0.9), {}, ("the same", 1, 4, 4, 0.0)),  # two curves of two rounds that both have
+    ((0.5, 0.75, 0.9), {}, ("the same", 1, 4, 2, 0.05)),
+    ((0.25, 0.75, 0.9), {"made": MADE.model_copy(update={"platform": "Other"})}, ("another", 1, 4, 0, 0.25)),
+    ((0.7, 0.9, 0.8, 0.6), {"every": 2, "curve_every": 2}, ("the same", 1, 2, 0, 0.1)),
+])  # fmt: skip
+def test_scores_of_rounds_that_both_evaluated_are_compared(store, second, further_fields, row):
+    keep_curve(store, (0.5, 0.7))
+    if further_fields.pop("curve_every", None):
+        curve = (0.8, 0.6)  # after rounds 2 and 4
+        store.add(CELL, result("fml", 0, curve, fingerprint="abc-4", rounds=4, **further_fields))
+    else:
+        keep_curve(store, second, **further_fields)
+    (frame_row,) = make_repeats_frame(store).itertuples(index=False)
+    assert (frame_row.machine, frame_row.pairs, frame_row.scores, frame_row.equal) == row[:4]
+    assert frame_row.largest == pytest.approx(row[4])
+
+
+def test_a_run_shared_by_two_cells_is_not_a_pair(store):
+    for cell in ("table9/digits/iid", "looker/digits/iid"):
+        for rounds in (2, 3):
+            store.add(cell, result("fml", 0, (0.5, 0.7, 0.9)[:rounds], fingerprint=f"abc-{rounds}"))
+    (row,) = make_repeats_frame(store).itertuples(index=False)
+    assert row.pairs == 1
+
+
+@pytest.mark.parametrize("more", [{"fingerprint": "other"}, {"numerics": 2}, {"failed": "client 0 diverged"}])
+def test_other_runs_are_not_compared(store, more):
+    keep_curve(store, (0.5, 0.7))
+    keep_curve(store, (0.5, 0.7, 0.9), **more)
+    assert make_repeats_frame(store).empty
+    assert not make_repeats_table(make_repeats_frame(store)).rows
+
+
+def test_the_front_page_tells_the_repeated_runs_of_the_committed_results():
+    """On one machine they are equal to the bit: whoever measures anew and is not has changed the numerics."""
+    frame = make_repeats_frame(ResultStore(find_home() / RESULTS))
+    begin, end = make_marks("repeated runs")
+    table = pages.render_table(make_repeats_table(frame), caption=False)
+    assert FRONT.read_text(encoding="utf-8").partition(begin)[2].partition(end)[0].strip() == table
+    alike = frame[frame["machine"] == "the same"]
+    assert alike["cell"].nunique() >= 1
+    assert (alike["equal"] == alike["scores"]).all()
+    assert frame["cell"].nunique() >= 2
+
+
+def test_a_front_page_without_the_marks_of_a_table_is_left_as_it_is(tmp_path):
+    begin, end = make_marks("one")
+    page = tmp_path / "README.md"
+    page.write_text(f"Before.\n{begin}\nold\n{end}\nAfter.\n")
+    assert write_front(tmp_path, {"two": "| 2 |"}) == []
+    assert page.read_text() == f"Before.\n{begin}\nold\n{end}\nAfter.\n"
+    assert write_front(tmp_path, {"two": "| 2 |", "one": "| 1 |"}) == [page]
+    assert page.read_text() == f"Before.\n{begin}\n\n| 1 |\n\n{end}\nAfter.\n"
+    assert write_front(tmp_path / "none", {"one": "| 1 |"}) == []

@@ -3,10 +3,15 @@
 import json
 import shutil
 import time
+import tomllib
+from pathlib import Path
 
 import pytest
+import typer
 
 import forked
+from fedmutual.cli import app as command_line
+from fedmutual_papers.command import app
 from made_results import count_trained
 
 pytestmark = pytest.mark.long
@@ -24,8 +29,7 @@ def test_a_list(reproduce):
 
 
 def test_every_installation_lists_the_ids(cli):
-    code, out, _ = cli("list", "experiments")
-    assert code == 0
+    out, _ = cli.run("list", "experiments")
     assert all(id in out for id in ("table1", "oh", "fairness"))
 
 
@@ -234,7 +238,7 @@ def test_an_arm_starts_from_the_run_that_it_needs(reproduce, newcomer, dependent
     (("table9", "--engine", "gpu"), "engine.name"),
     (("table9", "--results", "out"), "--results out: is OUT or contains OUT"),
     (("table9", "--results", "."), "--results .: is OUT or contains OUT"),
-    (("table9", "--results", "papers/table9/index.toml/x"), "results cannot be kept there"),
+    (("table9", "--results", "papers/table9/index.toml/x"), "cannot be written"),
     (("table9", "--pages", "out", "--only", "digits/iid"), "--pages writes from results alone; remove --only"),
     (("--pages", "out", "--rounds", "1"), "remove --rounds"),
     (("--pages", "out", "--seeds", "3"), "remove --seeds"),
@@ -258,3 +262,28 @@ def test_a_damaged_results_file_is_named(reproduce, tmp_path):
     code, _, err = reproduce("table9", "--results", "kept", "--out", "out")
     assert code == 2
     assert "kept/iid.json" in err
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_two_distributions_have_one_version():
+    library, papers = (tomllib.loads((ROOT / path / "pyproject.toml").read_text())["project"] for path in ("", "papers"))
+    assert papers["version"] == library["version"]
+    assert f"fedmutual=={library['version']}" in papers["dependencies"]
+
+
+def test_the_list_of_commands_has_the_help_of_the_command():
+    listed = typer.main.get_command(command_line.app).commands["reproduce"].help
+    assert typer.main.get_command(app).help.startswith(f"{listed}\n")
+
+
+@pytest.mark.parametrize("arguments", [("reproduce", "table1", "--seeds", "1"), ("list", "experiments")])
+def test_without_the_distribution_one_sentence_says_how_to_install_it(cli, monkeypatch, arguments):
+    monkeypatch.setattr(command_line, "entry_points", lambda **chosen: ())
+    code, output, error = cli(*arguments)
+    assert (code, output) == (2, "")
+    assert error == (
+        "error: the papers' experiments come with the distribution fedmutual-papers; "
+        "run `pip install CLONE/papers`, with the path of a clone of fedmutual\n"
+    )

@@ -10,7 +10,7 @@ from fedmutual.errors import ConfigError, RunError
 from fedmutual.rundir.folder import lock_folder
 from fedmutual_papers.experiment_files import read_experiment
 from fedmutual_papers.plan import Scale, list_jobs
-from fedmutual_papers.run import TimeEstimate, train_cells
+from fedmutual_papers.run import count_work, train_cells
 from fedmutual_papers.store import ResultStore
 
 pytestmark = pytest.mark.long
@@ -114,11 +114,9 @@ def test_what_is_kept_for_one_cell_serves_another(reproduce_turned, tmp_path):
 def test_a_stopped_command_given_again_otherwise_goes_on(reproduce_turned, tmp_path, key, value):
     with pytest.raises(Stopped):
         reproduce_turned("a", stop=3)
-    outcome, output = reproduce_turned("a", **{key: value})
-    assert outcome.trained == 1
+    assert reproduce_turned("a", **{key: value})[0].trained == 1
     (run,) = runs(tmp_path)
     assert "resumed" in (run / "log.txt").read_text()
-    assert any(f"resumes as it began, with {key.replace('_', '.', 1)} = " in line for line in output), output
 
 
 def test_a_release_keeps_results_and_a_numerics_version_trains_again(reproduce_turned, monkeypatch):
@@ -184,9 +182,5 @@ def test_what_a_node_needs_is_looked_at_before_its_run_is_trained(reproduce_turn
 
 def test_a_round_of_many_steps_is_not_compared_with_a_round_of_one_step():
     cells = {c.name: c for c in read_committed_experiments()["rotated-mnist"].cells}
-    left = [j for j in list_jobs(cells["shared/public-10"], [0], Scale()) if not j.arm.endswith("-equal-steps")]
-    eta = TimeEstimate(left)
-    (matched,) = [j for j in left if j.arm == "fedavg-matched"]  # 57 rounds of 175 steps: 9,975 steps of 0.04 s
-    assert eta.report_finished([matched], 399) == "1 of 6 runs done, about 33 min 20 s left"  # 5 runs of 10,000 steps
-    (job,) = [j for j in left if j.arm == "fedh2l"]
-    assert eta.report_finished([job], 800) == "2 of 6 runs done, about 40 min 0 s left"  # of 0.06 s in the mean
+    work = {j.arm: count_work(j) for j in list_jobs(cells["shared/public-10"], [0], Scale())}
+    assert (work["fedavg-matched"], work["fedh2l"]) == (9_975, 10_000)  # 57 rounds of 175 steps

@@ -12,8 +12,7 @@ from fedmutual.rundir.folder import lock_folder
 from fedmutual_papers import reproduce as command
 from fedmutual_papers.experiment_files import read_experiment
 from fedmutual_papers.plan import Scale, list_jobs
-from fedmutual_papers.run import train_cells
-from fedmutual_papers.run_dirs import lock_run
+from fedmutual_papers.run import lock_run, train_cells
 from fedmutual_papers.store import ResultStore
 from made_results import count_trained
 

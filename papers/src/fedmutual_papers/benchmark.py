@@ -14,25 +14,29 @@ from typing import Any
 from fedmutual.algorithms import ALGORITHMS
 from fedmutual.algorithms.registry import METHODS
 from fedmutual.config.grid import LEARNING_RATE
-from fedmutual.errors import join_words
 from fedmutual.files import write_bytes
 from fedmutual.report.cells import PageTable, TableCell
-from fedmutual.report.rendering import make_environment
 from fedmutual.results.scale import format_points, format_size
 from fedmutual.role import LOCAL_ONLY
 from fedmutual_papers import prose
 from fedmutual_papers.claims import CONTRADICTED, INCONCLUSIVE, SUPPORTED, Judgement, adjust_by_holm, is_significant, judge
 from fedmutual_papers.experiment_files import Claim
 from fedmutual_papers.measured_cell import MeasuredCell
-from fedmutual_papers.pages import MADE, Page, render_table
+from fedmutual_papers.pages import MADE, Page, load_template, render_table
 from fedmutual_papers.prose import name_arm
 from fedmutual_papers.spent import make_spent_frame
 from fedmutual_papers.tables import OWN, make_entry, tabulate
 
 ID, NAME, TEMPLATE = "benchmark", "benchmark.md", "benchmark.md.j2"
 PAPERS_METHODS = tuple(name for name, method in METHODS.items() if method.role.reference)
-WORST, HARMED, SHARED = "worst", "harmed", "global_test"
 COMPARED = (*PAPERS_METHODS, LOCAL_ONLY)  # each with all others
+HARMED = "harmed"
+MEASURED = {
+    OWN: "own data, mean, %",
+    "worst": "own data, worst client, %",
+    HARMED: "clients harmed",
+    "global_test": "shared model, all classes, %",
+}
 
 
 def compare_methods(measured_cells: Sequence[MeasuredCell]) -> list[Judgement]:
@@ -41,12 +45,12 @@ def compare_methods(measured_cells: Sequence[MeasuredCell]) -> list[Judgement]:
     A comparison is supported if the method is better, and contradicted if it is worse. `holm[0]` is its p-value, adjusted
     over all pairs; None without enough seeds.
     """
-    places = [(method, m) for method in COMPARED for m in measured_cells if method in m.cell.shown]
     judged = [
         judge(Claim(text="", measure=OWN, arm=method, than=rival, cells=measured.cell.name), [measured])
-        for method, measured in places
+        for method in COMPARED
+        for measured in measured_cells
         for rival in measured.cell.shown
-        if rival != method
+        if method in measured.cell.shown and rival != method
     ]
     p_values = {_identify_pair(j): j.p for j in judged if j.p is not None}  # also the same comparison the other way round
     adjusted = dict(zip(p_values, adjust_by_holm(list(p_values.values())), strict=True))
@@ -88,7 +92,7 @@ def tabulate_cell(measured: MeasuredCell) -> PageTable:
     rows = []
     for arm in _rank_arms(measured):
         title, finished = name_arm(arm, measured.cell.shown[arm]), measured.list_finished(arm).values()
-        entries = (make_entry(measured, arm, measured.estimate(name, arm), None, name, 1) for name in MEASURED)
+        entries = (make_entry(measured, arm, name, "last", 1) for name in MEASURED)
         forwards = [n for r in finished if (n := r.budget.get("forwards")) is not None]
         rows.append(
             (
@@ -97,19 +101,11 @@ def tabulate_cell(measured: MeasuredCell) -> PageTable:
                 format_size(moved[title]),
                 f"{steps[title]:,.0f}",
                 f"{fmean(forwards):,.0f}" if forwards else "n/a",
-                str(len(finished)),
+                len(finished),
             )
         )
     heads = (*MEASURED.values(), "bytes", "gradient steps", "forward passes", "seeds")
     return tabulate(measured.cell.name, measured.cell.about.row, ("Method",), heads, rows)
-
-
-MEASURED = {
-    OWN: "own data, mean, %",
-    WORST: "own data, worst client, %",
-    HARMED: "clients harmed",
-    SHARED: "shared model, all classes, %",
-}
 
 
 def _rank_arms(measured: MeasuredCell) -> dict[str, float]:
@@ -120,8 +116,7 @@ def _rank_arms(measured: MeasuredCell) -> dict[str, float]:
 
 def count_bytes(measured: MeasuredCell) -> dict[str, float]:
     """Return display name -> the bytes that a client sends and receives in a run, its public examples included."""
-    work = make_spent_frame([measured]).set_index("method")
-    return {title: float(row["up"] + row["down"] + row["public"]) for title, row in work.iterrows()}
+    return dict(make_spent_frame([measured]).set_index("method")[["up", "down", "public"]].sum(axis=1))
 
 
 def make_recommendations(comparisons: Sequence[Judgement], measured_cells: Sequence[MeasuredCell]) -> PageTable | None:
@@ -135,8 +130,7 @@ def make_recommendations(comparisons: Sequence[Judgement], measured_cells: Seque
     for measured in (measured for measured in measured_cells if measured.cell.name in compared):
         lost = select(comparisons, LOCAL_ONLY, CONTRADICTED, measured.cell.name)  # the largest lead over it first
         leads = {j.claim.than: -_get_mean(j) for j in lost}
-        names = {arm: name_arm(arm, measured.cell.shown[arm]) for arm in leads}
-        of_all = count_bytes(measured)
+        names, of_all = {arm: name_arm(arm, measured.cell.shown[arm]) for arm in leads}, count_bytes(measured)
         moved = {arm: of_all[name] for arm, name in names.items()}
         harmed = {arm: e.mean if (e := measured.estimate(HARMED, arm)) else 0.0 for arm in leads}
         texts = [
@@ -145,8 +139,7 @@ def make_recommendations(comparisons: Sequence[Judgement], measured_cells: Seque
             for numbers in (harmed, moved)
             for arm in sorted(leads, key=numbers.__getitem__)[:1]
         ]
-        none = "local-only training: no method is shown to be better"
-        rows.append((measured.cell.about.row, *(texts or (none, none))))
+        rows.append((measured.cell.about.row, *(texts or ["local-only training: no method is shown to be better"] * 2)))
     heads = ("Setting", "First choice", "With the fewest bytes")
     return tabulate("recommended", "", heads, (), rows) if rows else None
 
@@ -183,34 +176,36 @@ def write_benchmark(pages: Sequence[Page], root: Path, folder: Path) -> list[Pat
     Raises:
         RunError: the file cannot be written.
     """
-    chosen = [page for page in pages if page.experiment.id == ID]
+    chosen, path = [page for page in pages if page.experiment.id == ID], folder.parent / NAME
     if not chosen or not (root / TEMPLATE).exists():
         return []
-    path = folder.parent / NAME
     write_bytes(path, render_benchmark(chosen[0], root, folder.name).encode())
     return [path]
 
 
 def render_benchmark(page: Page, root: Path, pages: str) -> str:
     """Return the benchmark page as Markdown. pages: the relative path from this page to the experiments' pages."""
-    environment, comparisons = make_environment(root, html=False), compare_methods(page.measured_cells)
-    environment.filters |= {"listed": join_words}
+    comparisons = compare_methods(page.measured_cells)
     recommended = make_recommendations(comparisons, page.measured_cells)
     measured = [j for j in comparisons if j.holm[0] is not None]
     losses = [j for method in PAPERS_METHODS for j in select(comparisons, method, CONTRADICTED)]
     titles = {arm: name_arm(arm, about) for m in reversed(page.measured_cells) for arm, about in m.cell.shown.items()}
     cells = {arm: {j.claim.cells for j in measured if j.claim.arm == arm} for arm in COMPARED}
-    compared = {arm: [m for m in page.measured_cells if m.cell.name in names] for arm, names in cells.items()}
-    return environment.get_template(TEMPLATE).render(
+    ranked = {m.cell.name: _rank_arms(m) for m in page.measured_cells}
+    return load_template(TEMPLATE, root).render(
         made=MADE,
         pages=pages,
         methods="methods.md",
         index=page.experiment.index,
-        compared={arm: (titles[arm], found) for arm, found in compared.items() if arm in titles},
+        compared={
+            arm: (titles[arm], [m for m in page.measured_cells if m.cell.name in names])
+            for arm, names in cells.items()
+            if arm in titles
+        },
         papers_methods=PAPERS_METHODS,
         rivals=partial(describe_rivals, comparisons),
         recommended=render_table(recommended, caption=False) if recommended else "",
-        percent=partial(_format_own_accuracy, page.measured_cells),
+        percent=lambda cell, arm: f"{100 * ranked[cell][arm]:.1f} %" if arm in ranked.get(cell, ()) else "n/a",
         lines=render_table(tabulate_code_lines(), caption=False),
         cells=[summarise(of_cell) for of_cell in page.measured_cells],
         state=prose.describe_state(page.measured_cells),
@@ -222,14 +217,7 @@ def render_benchmark(page: Page, root: Path, pages: str) -> str:
     )
 
 
-def _format_own_accuracy(measured_cells: Sequence[MeasuredCell], cell: str, arm: str) -> str:
-    """Return the accuracy of an arm on clients' own data in a cell, such as "93.8 %"; "n/a" without results."""
-    means = [_rank_arms(measured).get(arm) for measured in measured_cells if measured.cell.name == cell]
-    return f"{100 * means[0]:.1f} %" if means and means[0] is not None else "n/a"
-
-
 _NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
-_SOURCES = "../src/fedmutual/algorithms"  # relative to the documentation
 
 
 def count_code_lines(source: str) -> int:
@@ -251,5 +239,5 @@ def tabulate_code_lines() -> PageTable:
         more = f", with {keys}" if keys else ""
         if method.about is not None:  # another method's class
             more, lines = more or ", on pooled data", "none of its own"
-        rows.append((f"`{name}`", f"[{path.name}]({_SOURCES}/{path.name}){more}", lines))
+        rows.append((f"`{name}`", f"[{path.name}](../src/fedmutual/algorithms/{path.name}){more}", lines))
     return tabulate("code-lines", "", ("Method", "File"), ("Lines of code",), rows)

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fnmatch import fnmatch
 from fractions import Fraction
 from statistics import fmean
@@ -10,7 +10,7 @@ from statistics import fmean
 import numpy as np
 from scipy.stats import t
 
-from fedmutual.results.estimate import ENOUGH, LEVEL, SAME, Estimate, estimate
+from fedmutual.results.estimate import BETTER, EQUIVALENT, LEVEL, SAME, UNDECIDED, WORSE, Estimate, estimate
 from fedmutual_papers import measures
 from fedmutual_papers.experiment_files import Claim
 from fedmutual_papers.measured_cell import MeasuredCell
@@ -90,6 +90,16 @@ class Judgement:
         unit = measures.find(self.claim.measure)[0].unit
         return "times" if self.claim.times is not None else "points" if unit == "%" else unit
 
+    @property
+    def standing(self) -> str | None:
+        """Return the verdict after Holm's adjustment over all pages: one that may be chance is inconclusive.
+
+        None if too few runs exist for a verdict.
+        """
+        if self.verdict in DECIDED and is_significant(self.holm[1]):
+            return self.verdict
+        return INCONCLUSIVE if self.verdict in (*DECIDED, INCONCLUSIVE) else None
+
 
 def judge_readings(claim: Claim, measured_cells: Sequence[MeasuredCell]) -> tuple[Judgement, ...]:
     """Return the claim judged as the paper trains, then under each other reading of the index."""
@@ -103,16 +113,17 @@ def judge(claim: Claim, measured_cells: Sequence[MeasuredCell], reading: str = "
     lines = [line for measured, sides in sides_by_cell if sides for line in _judge_cell(claim, measured, sides)]
     group = _select_one_length(lines)
     chosen, common = pool([line.values.keys() for line in group])
-    overall = None
+    pooled, overall = [group[n] for n in chosen], None
     if common:
-        pooled = [group[n] for n in chosen]
         smallest = max(line.grain for line in pooled) / len(pooled)
         overall = _estimate([fmean(line.values[seed] for line in pooled) for seed in common], smallest)
     diverged = _count_divergence(side for _, sides in sides_by_cell for side in sides)
     verdict = _judge_all(claim, lines, overall, group, diverged)
-    has_p = verdict in (*DECIDED, INCONCLUSIVE) and any(
-        compute_tails(claim, line.difference) for line in lines if line.verdict in (*DECIDED, INCONCLUSIVE)
-    )
+    tails = [None if line.verdict in (TOO_SHORT, DIVERGED) else compute_tails(claim, line.difference) for line in lines]
+    p = None
+    if verdict in (*DECIDED, INCONCLUSIVE) and any(tails):
+        is_mean = claim.scope == "mean"
+        p = 2 * min(combine_tails([compute_tails(claim, overall)] if is_mean else tails, *_count_needed(claim, len(lines))))
     return Judgement(
         claim=claim,
         reading=reading,
@@ -121,7 +132,7 @@ def judge(claim: Claim, measured_cells: Sequence[MeasuredCell], reading: str = "
         unpaired=tuple(line.title for n, line in enumerate(group) if n not in chosen),
         other_lengths=tuple(line.title for line in lines if line.values and line.length != group[0].length),
         verdict=verdict,
-        p=min(2 * min(_combine_tails(claim, lines, overall)), 1.0) if has_p else None,
+        p=None if p is None else min(p, 1.0),
         diverged=diverged,
     )
 
@@ -130,17 +141,19 @@ def _find_sides(claim: Claim, measured: MeasuredCell, measured_cells: Sequence[M
     """Return the numbers that a claim compares in a cell; [] if the cell, or another cell of the claim, lacks an arm."""
     by_name = {x.cell.name: x for x in measured_cells} | {measured.cell.name: measured}
     operands = claim.list_operands(measured.cell.name)
-    if not all(place in by_name and arm in by_name[place].cell.arms for _, place, arm, _ in operands):
-        return []
-    return [(sign, by_name[place], arm, at) for sign, place, arm, at in operands]
+    has_all = all(place in by_name and arm in by_name[place].cell.arms for _, place, arm, _ in operands)
+    return [(sign, by_name[place], arm, at) for sign, place, arm, at in operands] if has_all else []
 
 
 def _judge_cell(claim: Claim, measured: MeasuredCell, sides: Sequence[Side]) -> Iterator[Line]:
     """Yield the claim's lines in one cell: one line, or one for each client."""
-    finished = [set(x.list_finished(arm)) for _, x, arm, _ in sides]
+    finished = [x.list_finished(arm) for _, x, arm, _ in sides]
     # Numbers after different rounds are not compared.
-    seeds = sorted(set.intersection(*finished)) if all(x.scale == measured.scale for _, x, _, _ in sides) else []
-    diverged, grain = _count_divergence(sides), _find_grain(claim, sides)
+    is_alike = all(x.scale == measured.scale for _, x, _, _ in sides)
+    seeds = sorted(set.intersection(*map(set, finished))) if is_alike else []
+    measure, diverged, grain = measures.find(claim.measure)[0], _count_divergence(sides), 0.0
+    if measure.grain is not None and claim.times is None:
+        grain = max((measure.grain([*runs.values()], claim.per == "client") for runs in finished if runs), default=0.0)
     share = min(rounds / full for rounds, full in (x.scale.count_rounds(x.cell, arm) for _, x, arm, _ in sides))
     numerics = frozenset[int]().union(*(x.list_numerics(arm, seeds) for _, x, arm, _ in sides))
     scale = "; ".join(dict.fromkeys(filter(None, (x.describe_arm(arm) for _, x, arm, _ in sides))))
@@ -153,30 +166,21 @@ def _judge_cell(claim: Claim, measured: MeasuredCell, sides: Sequence[Side]) -> 
         yield Line(title, values, e, grain, verdict, scale, share, length, numerics, diverged)
 
 
-def _find_grain(claim: Claim, sides: Sequence[Side]) -> float:
-    """Return the change of the claim's difference by one test example; 0.0 for a measure that does not count examples."""
-    grain = measures.find(claim.measure)[0].grain
-    if grain is None or claim.times is not None:
-        return 0.0
-    runs = [list(x.list_finished(arm).values()) for _, x, arm, _ in sides]
-    return max((grain(results, claim.per == "client") for results in runs if results), default=0.0)
-
-
 def _list_values(
     claim: Claim, measured: MeasuredCell, sides: Sequence[Side], seeds: Sequence[int]
 ) -> dict[str, dict[int, float]]:
     """Return the title of the cell, or of each of its clients -> seed -> the difference or ratio that the claim is about."""
+    of_sides = [x.read_numbers(claim.measure, arm, at) for _, x, arm, at in sides]
     if claim.per == "cell":
-        numbers = [x.read_numbers(claim.measure, arm, at) for _, x, arm, at in sides]
+        numbers = [clients.get(None, {}) for clients in of_sides]
         if claim.measure.startswith("rounds_to"):  # a target that was not reached counts one round more than were run
             more = [{seed: r.rounds + 1.0 for seed, r in x.list_finished(arm).items()} for _, x, arm, _ in sides]
             reached = set[int]().union(*numbers)
             numbers = [{s: v for s, v in (late | n).items() if s in reached} for late, n in zip(more, numbers, strict=True)]
         return {measured.cell.title: _compare(claim, sides, numbers, seeds)}
-    nodes = [x.read_nodes(claim.measure, arm, at) for _, x, arm, at in sides]
-    compared = {i: _compare(claim, sides, [of_side.get(i, {}) for of_side in nodes], seeds) for i in nodes[0]}
-    titles = {i: f"{measured.cell.title}, client {i} ({measured.networks[i]})" for i, values in compared.items() if values}
-    return {title: compared[i] for i, title in titles.items()} or {measured.cell.title: {}}
+    titles = {i: f"{measured.cell.title}, client {i} ({measured.networks[i]})" for i in of_sides[0] if i is not None}
+    compared = {i: _compare(claim, sides, [of_side.get(i, {}) for of_side in of_sides], seeds) for i in titles}
+    return {titles[i]: values for i, values in compared.items() if values} or {measured.cell.title: {}}
 
 
 def _compare(
@@ -184,12 +188,11 @@ def _compare(
 ) -> dict[int, float]:
     """Return seed -> the difference or the ratio, for the seeds that have all numbers. numbers: of each side, by seed."""
     values = {}
-    for seed in seeds:
-        present = [by_seed[seed] for by_seed in numbers if seed in by_seed]
-        if len(present) == len(sides) and claim.times is None:
-            values[seed] = sum(side[0] * n for side, n in zip(sides, present, strict=True))
-        elif len(present) == len(sides) and present[1]:  # a ratio to 0 is undefined
-            values[seed] = present[0] / present[1]
+    for seed in (seed for seed in seeds if all(seed in by_seed for by_seed in numbers)):
+        if claim.times is None:
+            values[seed] = sum(side[0] * by_seed[seed] for side, by_seed in zip(sides, numbers, strict=True))
+        elif numbers[1][seed]:  # a ratio to 0 is undefined
+            values[seed] = numbers[0][seed] / numbers[1][seed]
     return values
 
 
@@ -218,8 +221,8 @@ def _count_divergence(sides: Iterable[Side]) -> DivergedRuns:
 
 
 def _count_needed(claim: Claim, lines: int) -> tuple[int, int]:
-    """Return (the lines that must support a claim about every or most cells, the lines that must contradict it)."""
-    return {"every": (lines, 1), "most": (lines // 2 + 1,) * 2}[claim.scope]
+    """Return (the lines that must support a claim, the lines that must contradict it); of the mean, its one line."""
+    return {"mean": (1, 1), "every": (lines, 1), "most": (lines // 2 + 1,) * 2}[claim.scope]
 
 
 def _judge_all(
@@ -233,8 +236,8 @@ def _judge_all(
     if counted.keys() <= {TOO_SHORT, DIVERGED, NOT_RUN}:
         return next((undecided for undecided in (TOO_SHORT, DIVERGED) if counted[undecided]), NOT_RUN)
     if claim.scope != "mean":
-        verdicts = [v for v, n in zip(DECIDED, _count_needed(claim, len(lines)), strict=True) if counted[v] >= n]
-        return verdicts[0] if verdicts else INCONCLUSIVE
+        needed = zip(DECIDED, _count_needed(claim, len(lines)), strict=True)
+        return next((verdict for verdict, n in needed if counted[verdict] >= n), INCONCLUSIVE)
     if counted.keys() - {NOT_RUN, TOO_SHORT} == {CONTRADICTED}:
         # Also if opposite differences cancel in the mean, and the claim is that two values are equal.
         return CONTRADICTED
@@ -245,18 +248,13 @@ def _judge_all(
 
 def _judge_difference(claim: Claim, difference: Estimate | None, diverged: DivergedRuns) -> str:
     """Return the verdict by the interval of the finished seeds; an arm that diverged cannot win or be equal."""
-    if difference is None or difference.half is None or difference.n < ENOUGH:
-        return INCONCLUSIVE  # too few seeds have both numbers
-    if claim.sign == "same":
-        grain = difference.grain if difference.tied else 0.0
-        low, high = difference.low - grain, difference.high + grain
-        if low > claim.margin or high < -claim.margin:
-            return CONTRADICTED
-        return SUPPORTED if -claim.margin <= low and high <= claim.margin and not diverged else INCONCLUSIVE
-    beyond = replace(difference, mean=difference.mean - (claim.times or 0.0)).sign * (1 if claim.sign == "more" else -1)
-    verdict = {1: SUPPORTED, -1: CONTRADICTED, 0: INCONCLUSIVE}[beyond]
-    winner = {SUPPORTED: claim.arm, CONTRADICTED: claim.other[0] or claim.arm}.get(verdict)
-    return INCONCLUSIVE if winner in diverged else verdict
+    is_same = claim.sign == "same"
+    outcome = difference.judge(claim.times or 0.0, claim.margin if is_same else 0.0) if difference else UNDECIDED
+    is_supported = outcome == {"same": EQUIVALENT, "more": BETTER, "less": WORSE}[claim.sign]
+    winner = claim.arm if is_supported else claim.other[0] or claim.arm
+    if outcome == UNDECIDED or (is_supported and diverged if is_same else winner in diverged):
+        return INCONCLUSIVE
+    return SUPPORTED if is_supported else CONTRADICTED
 
 
 def pool(cells: Sequence[Collection[int]]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -273,11 +271,11 @@ def pool(cells: Sequence[Collection[int]]) -> tuple[tuple[int, ...], tuple[int, 
     shared: set[frozenset[int]] = set()
     for seeds in map(frozenset, cells):
         shared |= {seeds} | {seeds & known for known in shared}
-    best: tuple[tuple[int, ...], tuple[int, ...]] = (), ()
-    for seeds in sorted(filter(None, shared), key=sorted):
-        chosen = tuple(n for n, cell in enumerate(cells) if seeds <= set(cell))
-        best = max(best, (chosen, tuple(sorted(seeds))), key=find_worth)
-    return best
+    ways = [
+        (tuple(n for n, cell in enumerate(cells) if seeds <= set(cell)), tuple(sorted(seeds)))
+        for seeds in sorted(filter(None, shared), key=sorted)
+    ]
+    return max(ways, key=find_worth, default=((), ()))
 
 
 def compute_tails(claim: Claim, difference: Estimate | None) -> Tails | None:
@@ -286,7 +284,7 @@ def compute_tails(claim: Claim, difference: Estimate | None) -> Tails | None:
     Student's t. A claim of "same" takes two one-sided tests (Schuirmann, A comparison of the two one-sided tests procedure
     and the power approach, Journal of Pharmacokinetics and Biopharmaceutics 15, 1987).
     """
-    if difference is None or difference.half is None or difference.n < ENOUGH:
+    if difference is None or difference.half is None or difference.is_few:
         return None
     e, error = difference, difference.half / float(t.ppf((1 + LEVEL) / 2, difference.n - 1))
 
@@ -302,25 +300,16 @@ def compute_tails(claim: Claim, difference: Estimate | None) -> Tails | None:
     return (above, below) if claim.sign == "more" else (below, above)
 
 
-def _combine_tails(claim: Claim, lines: Sequence[Line], overall: Estimate | None) -> Tails:
-    if claim.scope == "mean":
-        return combine_tails([compute_tails(claim, overall)], 1, 1)
-    judged = [None if line.verdict in (TOO_SHORT, DIVERGED) else compute_tails(claim, line.difference) for line in lines]
-    return combine_tails(judged, *_count_needed(claim, len(lines)))
-
-
 def combine_tails(lines: Sequence[Tails | None], supporting: int, contradicting: int) -> Tails:
     """Return the p-values that at least `supporting` cells support a claim and at least `contradicting` contradict it.
 
     The k-th smallest of n p-values times n - k + 1: Bonferroni's partial conjunction (Benjamini and Heller, Screening for
     partial conjunction hypotheses, Biometrics 64, 2008). A cell without a number counts as 1.
     """
-    supports, contradicts = map(sorted, zip(*(line or (1.0, 1.0) for line in lines), strict=True))
-    n = len(supports)
-    return (
-        min(supports[supporting - 1] * (n - supporting + 1), 1.0),
-        min(contradicts[contradicting - 1] * (n - contradicting + 1), 1.0),
-    )
+    n, (supports, contradicts) = len(lines), map(sorted, zip(*(line or (1.0, 1.0) for line in lines), strict=True))
+    least = (values[k - 1] * (n - k + 1) for values, k in ((supports, supporting), (contradicts, contradicting)))
+    first, second = (min(p, 1.0) for p in least)
+    return first, second
 
 
 def is_significant(p: float | None) -> bool:

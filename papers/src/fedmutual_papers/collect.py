@@ -3,7 +3,7 @@
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import isclose, isfinite
 from pathlib import Path
 from typing import Any
@@ -50,112 +50,96 @@ def make_result(job: Job, request: RunRequest, problem: Diverged | None, togethe
     facts = _describe_run(job, run, together)
     if problem is not None:
         return Result(**facts, seconds=0.0, failed=str(problem))
-    assert run.summary is not None  # it is finished
-    finished, serves = open_trained_run(request.folder, request.config), next(iter(run.models), None)
-    rounds = [evaluation.round for evaluation in run.evaluations]
+    summary, serves = run.summary, next(iter(run.models), None)
+    assert summary is not None  # it is finished
+    finished = open_trained_run(request.folder, request.config)
     has_global_model = finished.summary["global"]["test_accuracy"] is not None
     noise = score_under_noise(finished, about.noise) if about.noise and has_global_model else {}
     if unbounded := [deviation for deviation, loss in noise.items() if not isfinite(loss)]:
         return Result(**facts, seconds=0.0, failed=f"the loss with noise {unbounded[0]} on the weights is not finite")
-
-    def average_accuracies(model: str | None) -> list[float]:
-        """Return the mean accuracy of the counted clients on their own rows after each evaluation; [] if one lacks it."""
-        scores = [_read_scores(run, round, model) if model else {} for round in rounds]
-        chosen = [[of[i] for i in about.clients or of if i in of] for of in scores]
-        return [sum(values) / len(values) for values in chosen] if all(chosen) else []
-
-    rows = [run.get_rows(round, "global", "test").get(None) for round in rounds]
-    tests = [number for row in rows if row and (number := row.find_number("accuracy")) is not None]
+    rounds = [evaluation.round for evaluation in run.evaluations]
+    own = [_read_scores(run, round, serves) for round in rounds]
     curves = {
-        "global_test": tests if len(tests) == len(rounds) else [],
-        "own": average_accuracies(serves),
-        "copies": average_accuracies("copy"),
+        "global_test": [_read_scores(run, round, "global", "test") for round in rounds],
+        **{
+            name: [{i: of[i] for i in about.clients or of if i in of} for of in scores]
+            for name, scores in (("own", own), ("copies", [_read_scores(run, round, "copy") for round in rounds]))
+        },
     }
-    transfer = {name: getattr(run.summary.transfer, name) for name in TRANSFER_DATA} if run.summary.transfer else {}
-    spent = [client.epsilon for client in run.summary.privacy.clients.values()] if run.summary.privacy else []
-    epsilons, projected = [value for value in spent if value is not None], run.summary.projected
+    epsilons = [client.epsilon for client in summary.privacy.clients.values()] if summary.privacy else [None]
+    transfer = {name: of for name in TRANSFER_DATA if summary.transfer and (of := getattr(summary.transfer, name))}
+    later = run.messages[run.messages["round"] > 0]  # the bytes of public examples, which are sent once, stand apart
+    traffic: dict[Any, int] = {way: int(later[way].sum()) for way in ("up", "down")}
     return Result(
         **facts,
-        seconds=round(run.summary.seconds or 0.0, 1),
+        seconds=round(summary.seconds or 0.0, 1),
         model=serves,
-        curves={name: _shorten(values) for name, values in curves.items() if values},
-        clients=_read_clients(job, run),
+        curves={
+            name: _shorten(sum(of.values()) / len(of) for of in scores) for name, scores in curves.items() if all(scores)
+        },
+        clients=_read_clients(job, run, own),
         noise={k: round(v, DIGITS) for k, v in noise.items()},
-        traffic=_read_traffic(run),
+        traffic=traffic | ({"seed": run.seed_bytes} if run.seed_bytes else {}),
         steps=job.config.training.local_steps or 0,
         budget=_read_budget(job, run),
         closeup=close_up(finished, about.node) if about.node else None,
-        transfer={
-            name: {
-                at: {i: round(v, DIGITS) for i, v in end.per_client.items()}
-                for at, end in (("last", of.last), ("best", of.best))
-            }
-            for name, of in transfer.items()
-            if of
-        },
-        projected=round(projected.mean, DIGITS) if projected else None,
-        epsilon=round(max(epsilons), DIGITS) if epsilons and len(epsilons) == len(spent) else None,
+        transfer={name: _read_ends(of) for name, of in transfer.items()},
+        projected=round(summary.projected.mean, DIGITS) if summary.projected else None,
+        epsilon=None if None in epsilons else round(max(e for e in epsilons if e is not None), DIGITS),
     )
 
 
-def _shorten(values: Sequence[float]) -> tuple[float, ...]:
+def _read_ends(of: Any) -> dict[Any, dict[str, float]]:
+    return {at: {i: round(v, DIGITS) for i, v in getattr(of, at).per_client.items()} for at in ("last", "best")}
+
+
+def _shorten(values: Iterable[float]) -> tuple[float, ...]:
     return tuple(round(v, DIGITS) for v in values)
 
 
-def _read_scores(run: RunFacts, round: int, model: str | None = None) -> dict[str, float]:
-    """Return client -> its main metric on its validation data after a round. model: None: that of the client."""
-    rows = run.get_rows(round, model)
-    return {i: row.find_number(run.metric.name) or 0.0 for i, row in rows.items() if i is not None}
+def _read_scores(run: RunFacts, round: int, model: str | None, data: str = "validation") -> dict[str, float]:
+    """Return client ("": the common test set) -> the main metric of a model after a round; {} without the model."""
+    rows = run.get_rows(round, model, data) if model else {}
+    return {i or "": row.find_number(run.metric.name) or 0.0 for i, row in rows.items() if (i is None) == (data == "test")}
 
 
-def _read_clients(job: Job, run: RunFacts) -> dict[str, ClientResult]:
+def _read_clients(job: Job, run: RunFacts, scores: Sequence[Mapping[str, float]]) -> dict[str, ClientResult]:
+    """Return the result of each client. scores: after each evaluation, client -> its accuracy."""
     models, clients = run.environment.models, {}
-    curves = [_read_scores(run, evaluation.round) for evaluation in run.evaluations]
-    for i in curves[-1] if curves else ():
-        network = models.personal.get(i) or models.shared
-        curve = [scores[i] for scores in curves if i in scores]
+    for i in scores[-1] if scores else ():
+        network, curve = models.personal.get(i) or models.shared, _shorten(of[i] for of in scores if i in of)
         clients[i] = ClientResult(
             network=network.name if network else "",
             examples=sum(run.partition.clients[i].counts["private"]),
-            last=round(curve[-1], DIGITS),
-            best=round(max(curve), DIGITS),
-            curve=_shorten(curve) if job.cell.about.each else (),
+            last=curve[-1],
+            best=max(curve),
+            curve=curve if job.cell.about.each else (),
         )
     return clients
 
 
-def _read_traffic(run: RunFacts) -> dict[str, int]:
-    """Return the bytes of the rounds' messages, and separately the bytes of the public examples, which are sent once."""
-    later = run.messages[run.messages["round"] > 0]
-    return {way: int(later[way].sum()) for way in ("up", "down")} | ({"seed": run.seed_bytes} if run.seed_bytes else {})
-
-
-def _read_budget(job: Job, run: RunFacts) -> dict[str, float | None]:
+def _read_budget(job: Job, run: RunFacts) -> dict[Any, float | None]:
     """Return the work of a client as the ledger has it; with the examples if `count_budget` counts as many steps."""
+    total, passes = run.totals["steps"], run.totals["forwards"]
     counts = {i: held.counts for i, held in run.partition.clients.items()}
     public = {i: sum(c["public"]) for i, c in counts.items() if "public" in c}
-    steps, examples = count_budget(job.config, {i: sum(c["private"]) for i, c in counts.items()}, public) or (None, None)
-    forwards = None
-    clients, total, passes = len(set(run.work["client"])), run.totals["steps"], run.totals["forwards"]
-    if total is not None:
-        counted, steps = steps, total / clients
-        examples = examples if counted is not None and isclose(counted, steps) else None
-        forwards = None if passes is None else passes / clients
-    budget = {"steps": steps, "examples": examples, "forwards": forwards}
-    return {key: number for key, number in budget.items() if number is not None}
+    counted = count_budget(job.config, {i: sum(c["private"]) for i, c in counts.items()}, public)
+    clients = len(set(run.work["client"]))
+    steps = total / clients if total is not None else counted and counted[0]
+    known = {
+        "steps": steps,
+        "examples": counted[1] if counted and steps is not None and isclose(counted[0], steps) else None,
+        "forwards": passes / clients if passes is not None else None,
+    }
+    return {key: number for key, number in known.items() if number is not None}
 
 
 def _describe_run(job: Job, run: RunFacts, together: int) -> dict[str, Any]:
-    environment, config = run.environment, job.config
+    environment, config, models = run.environment, job.config, run.environment.models
     machine = environment.model_dump(include={"python", "torch", "torchvision", "platform", "cpus", "device", "threads"})
-    networks = [*([environment.models.shared] if environment.models.shared else []), *environment.models.personal.values()]
+    networks = [*([models.shared] if models.shared else []), *models.personal.values()]
     # of a source that is a run folder only its place below --out is kept: "the shared model of runs/FINGERPRINT-NUMERICS"
     sources = tuple(dict.fromkeys(_OUT_FOLDER.sub(r"\1runs/", n.weights) for n in networks if n.weights))
-    made: dict[str, Any] = {
-        "command": get_command(),
-        "engine": environment.engine.name if environment.engine else "",
-        "together": together,
-    }
     return {
         "arm": job.arm,
         "seed": job.seed,
@@ -166,8 +150,13 @@ def _describe_run(job: Job, run: RunFacts, together: int) -> dict[str, Any]:
         "every": config.records.evaluate_every,
         "limit": job.scale.rounds,
         "changed": dict(job.scale.changed),
-        "target": job.cell.target,
-        "made": Origin(**made, weights=sources if set(sources) - {"random weights"} else (), **machine),
+        "made": Origin(
+            command=get_command(),
+            engine=environment.engine.name if environment.engine else "",
+            together=together,
+            weights=sources if set(sources) - {"random weights"} else (),
+            **machine,
+        ),
     }
 
 

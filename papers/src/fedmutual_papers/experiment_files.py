@@ -20,6 +20,7 @@ from fedmutual.config.grid import LEARNING_RATE
 from fedmutual.config.keys import Table
 from fedmutual.errors import ConfigError, RunError
 from fedmutual.files import read_json
+from fedmutual.rundir.record_files import check_record
 from fedmutual_papers import measures
 from fedmutual_papers.measures import suggest_near
 from fedmutual_papers.store import End
@@ -131,19 +132,19 @@ class Claim(_Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        wrong = ""
-        if self.per == "client" and not measures.find(self.measure)[0].nodes:
-            wrong = f'has {self.measure!r}, which is no measure of each client; remove per = "client"'
-        elif self.per == "client" and self.scope != "every":
-            wrong = "is of every client; remove 'of', or per = \"client\""
-        elif self.times and (self.less or not self.than):
-            wrong = "needs 'than' without 'less', because it has 'times'"
-        elif not (self.than or self.less):
-            wrong = "needs 'than' or 'less'"
-        elif not all("name" in reading for reading in self.readings):
-            wrong = "has a reading without a name; give it a 'name'"
-        if wrong:
-            raise ValueError(f"the claim {self.text!r} {wrong}")
+        is_of_client = self.per == "client"
+        faults = {
+            f'has {self.measure!r}, which is no measure of each client; remove per = "client"': (
+                is_of_client and not measures.find(self.measure)[0].of_clients
+            ),
+            "is of every client; remove 'of', or per = \"client\"": is_of_client and self.scope != "every",
+            "needs 'than' without 'less', because it has 'times'": self.times and (self.less or not self.than),
+            "needs 'than' or 'less'": not (self.than or self.less),
+            "has a reading without a name; give it a 'name'": not all("name" in reading for reading in self.readings),
+        }
+        for fault, is_there in faults.items():
+            if is_there:
+                raise ValueError(f"the claim {self.text!r} {fault}")
         return self
 
     @property
@@ -213,14 +214,15 @@ class Tuning(BaseModel):
     @cached_property
     def grid(self) -> dict[str, tuple[Any, ...]]:
         """Return key -> the values that were tried, for the keys with several values."""
-        pairs = [pair for setting in self.settings for pair in setting["set"].items()]
-        tried = {key: dict.fromkeys(text for k, text in pairs if k == key) for key, _ in pairs}
-        return {key: tuple(map(_parse_value, texts)) for key, texts in tried.items() if len(texts) > 1}
+        tried: dict[str, dict[str, Any]] = {}
+        for key, text in (pair for setting in self.settings for pair in setting["set"].items()):
+            tried.setdefault(key, {})[text] = parse_override(f"value={text}")[1]
+        return {key: tuple(values.values()) for key, values in tried.items() if len(values) > 1}
 
     @cached_property
     def chosen(self) -> dict[str, Any]:
         """Return key -> the chosen value, for the keys with several values."""
-        return {key: _parse_value(self.winner[key]) for key in self.grid}
+        return {key: parse_override(f"value={self.winner[key]}")[1] for key in self.grid}
 
     @property
     def ends(self) -> list[str]:
@@ -233,10 +235,6 @@ class Tuning(BaseModel):
         return int(self.winner.get("rounds") or read_tables(self.path.with_name(f"{self.name}.toml"))["rounds"])
 
 
-def _parse_value(text: str) -> Any:
-    return parse_override(f"value={text}")[1]
-
-
 def _read_tuning(root: Path, arm: Arm, source: str) -> Tuning:
     """Return the sweep that an arm names. root: the folder of the experiments.
 
@@ -245,14 +243,11 @@ def _read_tuning(root: Path, arm: Arm, source: str) -> Tuning:
     """
     path = root / SWEEPS / f"{arm.sweep}.json"
     try:
-        tuning = Tuning(**{**read_json(path), "path": path, "rate_times": arm.rate_times})
+        tuning = check_record(path, Tuning, {**read_json(path), "path": path, "rate_times": arm.rate_times}, "sweep again")
         if tuning.chosen and tuning.rounds:
             return tuning
         reason = "its sweep tried no key with several values"
-    except ValidationError as problem:
-        first = problem.errors()[0]
-        reason = f"{'.'.join(map(str, first['loc']))}: {first['msg'].lower()}"
-    except (RunError, KeyError, ValueError) as problem:
+    except (RunError, KeyError) as problem:
         reason = f"it does not have {problem}" if isinstance(problem, KeyError) else str(problem)
     raise ConfigError(
         f"{source}: the sweep {arm.sweep!r} cannot be used ({reason}); name a file of {root / SWEEPS} without .json"
@@ -318,6 +313,11 @@ class Cell:
     def common_rounds(self) -> int:
         """Return the number of rounds of every arm that does not set `rounds` itself."""
         return int(self.tables.get("rounds") or Config.model_fields["rounds"].default)
+
+    @property
+    def most_rounds(self) -> int:
+        """Return the full number of rounds of the arm that has the most."""
+        return max(map(self.get_rounds, self.arms))
 
     def limit_rounds(self, arm: str, limit: int | None) -> int:
         """Return the number of rounds of an arm, at least 1, when the cell is shortened to `limit` rounds; None: not at all.
@@ -408,17 +408,18 @@ def read_experiment(root: Path, id: str) -> PaperExperiment:
     order = {column: n for n, column in enumerate(index.columns)}
     cells.sort(key=lambda c: order.get(c.about.column, len(order)))
     notes = read_tables(root / NOTES) if index.notes or index.code else {}
-    differences = [_find_note(notes.get("differences", {}), "notes", name, path) for name in index.notes]
-    code = _find_note(notes.get("code", {}), "code", index.code, path) if index.code else ()
-    return PaperExperiment(id, index, tuple(cells), (*index.differences, *differences), tuple(code))
 
+    def find_note(table: str, key: str, name: str) -> Any:
+        known = notes.get(table, {})
+        if name not in known:
+            near = suggest_near(name, list(known))
+            raise ConfigError(f"{path}: key {key!r} names {name!r}, which {NOTES} does not have{near}")
+        return known[name]
 
-def _find_note(notes: Table, key: str, name: str, path: Path) -> Any:
-    if name not in notes:
-        raise ConfigError(
-            f"{path}: key {key!r} names {name!r}, which {NOTES} does not have{suggest_near(name, list(notes))}"
-        )
-    return notes[name]
+    differences = (*index.differences, *(find_note("differences", "notes", name) for name in index.notes))
+    return PaperExperiment(
+        id, index, tuple(cells), differences, tuple(find_note("code", "code", index.code) if index.code else ())
+    )
 
 
 def _check_claim(claim: Claim, arms: Mapping[str, Collection[str]], path: Path) -> None:
@@ -442,11 +443,9 @@ def _list_cells(root: Path, id: str) -> list[str]:
     "n500" comes before "n2000", and "cifar10" before "cifar100". id: "" has none.
     """
 
-    def make_sort_key(name: str) -> list[tuple[int, str]]:
-        return [(int(word), "") if word.isdigit() else (-1, word) for word in re.findall(r"\d+|\D+", name)]
-
     files = [p.relative_to(root / id) for p in (root / id).rglob("*.toml") if p.name != INDEX] if id else []
-    return sorted((file.with_suffix("").as_posix() for file in files), key=make_sort_key)
+    names = (file.with_suffix("").as_posix() for file in files)
+    return sorted(names, key=lambda n: [(int(w), "") if w.isdigit() else (-1, w) for w in re.findall(r"\d+|\D+", n)])
 
 
 def _read_cell(root: Path, name: str, owner: str, id: str, index: Index) -> Cell:
@@ -481,12 +480,10 @@ def _read_cell(root: Path, name: str, owner: str, id: str, index: Index) -> Cell
 
 def _resolve_settings(arm: Arm, tuning: Tuning | None, tables: Table, source: str) -> Arm:
     """Return the arm with the settings from its sweep, and with its share of the learning rate; its own settings win."""
-    settings = {**(tuning.chosen if tuning else {}), **arm.set}
+    settings, optimizer = {**(tuning.chosen if tuning else {}), **arm.set}, tables.get("optimizer")
     if arm.rate_times != 1:
-        optimizer = tables.get("optimizer")
-        rate = settings.get(
-            LEARNING_RATE, optimizer.get("lr", DEFAULT_RATE) if isinstance(optimizer, dict) else DEFAULT_RATE
-        )
+        default = optimizer.get("lr", DEFAULT_RATE) if isinstance(optimizer, dict) else DEFAULT_RATE
+        rate = settings.get(LEARNING_RATE, default)
         if isinstance(rate, bool) or not isinstance(rate, int | float):
             raise ConfigError(
                 f"{source}: 'rate_times' needs {LEARNING_RATE} as a number, not {rate!r}; set the arm's rate itself"

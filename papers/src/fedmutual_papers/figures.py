@@ -70,7 +70,7 @@ class Scatter:
         for spine in axes.spines.values():
             spine.set_color(make_colour("rule"))
         for domain, kind in product(range(len(cloud.domains)), range(len(cloud.classes))):
-            if places := cloud.list_places(domain, kind):
+            if places := _list_places(cloud, domain, kind):
                 _plot_points(axes, [x for x, _ in places], [y for _, y in places], marks[kind], domain)
         rows: list[tuple[str, str, int | None]] = [(name, "s", domain) for domain, name in enumerate(cloud.domains)]
         if len(set(marks)) > 1 and not marks[0].startswith("$"):
@@ -95,11 +95,16 @@ class Scatter:
         """Return the mean position of each domain and class as a table."""
         cloud, rows = self.cloud, []
         for domain, kind in product(range(len(cloud.domains)), range(len(cloud.classes))):
-            if places := cloud.list_places(domain, kind):
+            if places := _list_places(cloud, domain, kind):
                 means = (format_number(fmean(values), 2) for values in zip(*places, strict=True))
                 rows.append((cloud.domains[domain], cloud.classes[kind], str(len(places)), *means))
         caption = f"{self.title}; means of the points"
         return tabulate(f"{self.id}-data", caption, ("Domain", "Class"), ("points", "x", "y"), rows)
+
+
+def _list_places(cloud: Cloud, domain: int, kind: int) -> list[tuple[float, float]]:
+    """Return (x, y) of the points of a domain and a class, each given by its number."""
+    return [(x, y) for d, k, x, y in cloud.points if (d, k) == (domain, kind)]
 
 
 def choose_marks(classes: Sequence[str]) -> Sequence[str]:
@@ -162,28 +167,22 @@ def make_pictures(experiment: PaperExperiment, measured_cells: Sequence[Measured
     Then there are the pictures of the node that a cell names.
     """
     drawn: list[Plot] = []
-    for measured in measured_cells:
-        if not measured.run or not fnmatch(measured.cell.name, experiment.index.draw):
-            continue
+    for measured in (m for m in measured_cells if m.run and fnmatch(m.cell.name, experiment.index.draw)):
         tag, stem = f" ({measured.words})" if measured.words else "", measured.cell.name.replace("/", "-")
         if measured.cell.about.node is not None:
             drawn += _make_node_pictures(measured, stem, tag)
-        named: list[tuple[str, str, Callable[[Result], Sequence[float]]]] = []
         if experiment.index.view == "clients":
-            for i, network in measured.networks.items():
-                named.append((i, f"client {i}, {network}, own data, %", partial(_get_client_curve, client=i)))
+            named = [
+                (i, f"client {i}, {network}, own data, %", lambda r, i=i: r.clients[i].curve if i in r.clients else ())
+                for i, network in measured.networks.items()
+            ]
         else:
-            for measure in experiment.index.figures:
-                key = measures.find(measure)[0].curve
-                named.append((key.replace("_", "-"), _WORDS[key], partial(Result.get_curve, name=key)))
+            keys = [measures.find(measure)[0].curve for measure in experiment.index.figures]
+            named = [(key.replace("_", "-"), _WORDS[key], partial(Result.get_curve, name=key)) for key in keys]
         for id, words, read in named:
             title = f"{measured.cell.title}: {words}{tag}"
             drawn.append(Picture(f"{stem}-{id}", title, True, make_curves(measured, read)))
     return [p for p in drawn if isinstance(p, Scatter) or p.curves]
-
-
-def _get_client_curve(result: Result, client: str) -> tuple[float, ...]:
-    return result.clients[client].curve if client in result.clients else ()
 
 
 def _make_node_pictures(measured: MeasuredCell, stem: str, tag: str) -> Iterator[Plot]:
@@ -191,45 +190,41 @@ def _make_node_pictures(measured: MeasuredCell, stem: str, tag: str) -> Iterator
 
     The pictures are those of Figures 1 and 2 of the FedH2L paper, https://arxiv.org/abs/2101.11296.
     """
-
-    def read_losses(term: str) -> Callable[[Result], Sequence[float]]:
-        return lambda result: result.closeup.losses.get(term, ()) if result.closeup else ()
-
-    node, title = measured.cell.about.node, measured.cell.title
+    title = f"{measured.cell.title}: {{}}node {measured.cell.about.node}{{}}{tag}"
     for arm, by_seed in measured.results.items():
         for seed, closeup in [(s, r.closeup) for s, r in by_seed.items() if r.closeup and r.closeup.cloud.points]:
-            words = f"{title}: features of node {node}'s model, {name_arm(arm, measured.cell.shown[arm])}, seed {seed}{tag}"
+            words = title.format("features of ", f"'s model, {name_arm(arm, measured.cell.shown[arm])}, seed {seed}")
             yield Scatter(f"{stem}-features-{arm}", words, closeup.cloud)
-    validation = make_curves(measured, lambda result: result.closeup.validation if result.closeup else ())
-    words = f"{title}: node {node}'s model on all nodes' validation data, %{tag}"
-    yield Picture(f"{stem}-validation", words, True, validation)
-    local = tuple(curve for term in LOCAL for curve in make_curves(measured, read_losses(term)))
-    yield Picture(f"{stem}-local-loss", f"{title}: node {node}, loss of the local step{tag}", False, local)
+
+    def read(term: str) -> tuple[Curve, ...]:
+        return make_curves(measured, lambda result: result.closeup_curves.get(term, ()))
+
+    words = title.format("", "'s model on all nodes' validation data, %")
+    yield Picture(f"{stem}-validation", words, True, read("validation"))
+    local = tuple(curve for term in LOCAL for curve in read(term))
+    yield Picture(f"{stem}-local-loss", title.format("", ", loss of the local step"), False, local)
     mutual = [
         Curve(f"{c.label}, {term.upper()}", c.slot, style, c.values[c.values.index <= EARLY])
         for style, term in enumerate(MUTUAL)
-        for c in make_curves(measured, read_losses(term))
+        for c in read(term)
     ]
-    words = f"{title}: node {node}, losses of the mutual step, the first {EARLY:,} rounds{tag}"
+    words = title.format("", f", losses of the mutual step, the first {EARLY:,} rounds")
     yield Picture(f"{stem}-mutual-loss", words, False, tuple(curve for curve in mutual if curve.points))
 
 
 def make_curves(measured: MeasuredCell, values: Callable[[Result], Sequence[float]]) -> tuple[Curve, ...]:
-    """Return one curve for each arm that has values. values: a result -> one value for each evaluated round, or nothing."""
-    slots = _assign_slots(list(measured.cell.shown))
-    drawn = []
+    """Return one curve for each arm that has values. values: a result -> one value for each evaluated round, or nothing.
+
+    Arms named as algorithms have the colours and marks of the report, others take free ones.
+    """
+    arms, drawn = measured.cell.shown, []
+    slots = {arm: colour for arm in arms if arm in ALGORITHMS and (colour := find_method(arm).role.colour)}
+    free = [s for s in range(1, SLOTS + 1) if s not in slots.values()]
+    slots |= {arm: free[k % len(free)] for k, arm in enumerate(arm for arm in arms if arm not in slots)}
     for arm, by_seed in measured.results.items():
         runs = {s: dict(zip(r.evaluated, v, strict=True)) for s, r in sorted(by_seed.items()) if (v := values(r))}
-        drawn.append(Curve(name_arm(arm, measured.cell.shown[arm]), slots[arm], 0, pd.DataFrame(runs)))
+        drawn.append(Curve(name_arm(arm, arms[arm]), slots[arm], 0, pd.DataFrame(runs)))
     return tuple(curve for curve in drawn if curve.points)
-
-
-def _assign_slots(arms: Sequence[str]) -> dict[str, int]:
-    """Return arm -> colour and mark slot: arms named as algorithms have the slots of the report, others take free slots."""
-    taken = {arm: colour for arm in arms if arm in ALGORITHMS and (colour := find_method(arm).role.colour)}
-    free = [s for s in range(1, SLOTS + 1) if s not in taken.values()]
-    rest = [arm for arm in arms if arm not in taken]
-    return taken | {arm: free[k % len(free)] for k, arm in enumerate(rest)}
 
 
 def draw(picture: Plot | Forest, prefix: str, styles: Styles) -> str:

@@ -26,6 +26,11 @@ class MeasuredCell:
         return any(self.results.values())
 
     @property
+    def has_all_arms(self) -> bool:
+        """Return whether each arm has a result."""
+        return all(self.results.values())
+
+    @property
     def words(self) -> str:
         """Return how the cell is shortened; "" for a full-length cell and for a cell without results."""
         return self.scale.describe(self.cell) if self.run else ""
@@ -57,36 +62,23 @@ class MeasuredCell:
         """Return the numerics versions of the arm's runs. seeds: count only the runs of these seeds."""
         return {r.numerics for s, r in self.results.get(arm, {}).items() if seeds is None or s in seeds}
 
-    def read_numbers(self, measure: str, arm: str, at: End = "last") -> dict[int, float]:
-        """Return seed -> a measure of the run after the last or the best round, of the runs that have the measure.
-
-        A measure in % or in points is a fraction.
-        """
-        (kind, argument), numbers = measures.find(measure), dict[int, float]()
+    def read_numbers(self, measure: str, arm: str, at: End = "last") -> dict[str | None, dict[int, float]]:
+        """Return client -> seed -> a measure of the runs that have the measure; client None: the value of the run."""
+        numbers: dict[str | None, dict[int, float]] = {}
         for seed, result in self.list_finished(arm).items():
             beside = {other: by_seed[seed] for other, by_seed in self.results.items() if seed in by_seed}
-            number = kind.read(result, beside, argument)[at == "best"]
-            if number is not None:
-                numbers[seed] = number
-        return numbers
-
-    def read_nodes(self, measure: str, arm: str, at: End) -> dict[str, dict[int, float]]:
-        """Return client id -> seed -> a measure of the client's model; {} for a measure that is no mean over clients."""
-        read, numbers = measures.find(measure)[0].nodes, dict[str, dict[int, float]]()
-        for seed, result in self.list_finished(arm).items() if read else ():
-            for client, number in read(result, at).items() if read else ():
+            for client, number in measures.read_values(measure, result, at, beside, self.cell.target).items():
                 numbers.setdefault(client, {})[seed] = number
         return numbers
 
+    def estimate_all(self, measure: str, arm: str, at: End = "last") -> dict[str | None, Estimate]:
+        """Return client -> estimate of a measure over the arm's seeds; client None: of the values of the runs."""
+        numbers = self.read_numbers(measure, arm, at)
+        return {client: estimate(list(values.values()), "seeds") for client, values in numbers.items()}
+
     def estimate(self, measure: str, arm: str, at: End = "last") -> Estimate | None:
         """Return the estimate of a measure over the arm's seeds; None if every run lacks the measure."""
-        values = list(self.read_numbers(measure, arm, at).values())
-        return estimate(values, "seeds") if values else None
-
-    def estimate_nodes(self, measure: str, arm: str, at: End) -> dict[str, Estimate]:
-        """Return client id -> estimate of a measure over the arm's seeds; {} if every run lacks the measure."""
-        nodes = self.read_nodes(measure, arm, at)
-        return {client: estimate(list(values.values()), "seeds") for client, values in nodes.items()}
+        return self.estimate_all(measure, arm, at).get(None)
 
 
 def is_incomplete(cell: Cell, result: Result) -> bool:
@@ -110,35 +102,40 @@ def read_measured_cells(
 
 def _read_measured(cell: Cell, store: ResultStore, wanted: Scale | None, seeds: Iterable[int] | None) -> MeasuredCell:
     """Return the results of a cell. The scales of all stored runs are candidates, because cells share runs."""
-    asked, fitted, stored = _fit(wanted, cell), list[Scale](), [wanted] if wanted is not None else []
-    for result in (*store.list_results(cell.id), *store.list_all_results()):
-        ways = (Scale(limit, tuple(result.changed.items())) for limit in (result.limit, result.rounds))
-        stored += [scale for scale in ways if scale not in stored]
-    for scale in stored:
-        fitted += [fit for fit in [_fit(scale, cell)] if fit is not None and fit not in fitted]
-    candidates = []
-    for scale in fitted:
+    kept = (*store.list_results(cell.id), *store.list_all_results())
+    ways = (Scale(limit, tuple(result.changed.items())) for result in kept for limit in (result.limit, result.rounds))
+    asked, candidates = _fit(wanted, cell), [MeasuredCell(cell, Scale(), {arm: {} for arm in cell.shown})]
+    for scale in _list_distinct(_fit(scale, cell) for scale in _list_distinct([wanted, *ways])):
+        if scale is None:
+            continue
         rounds = {cell.limit_rounds(arm, scale.rounds) for arm in cell.arms}
         known = {result.seed for result in store.list_all_results() if result.rounds in rounds}
         results: dict[str, dict[int, Result]] = {arm: {} for arm in cell.shown}
         for job in list_jobs(cell, sorted(known & set(seeds) if scale == asked and seeds is not None else known), scale):
             if job.arm in results and (found := job.find_result(store)) is not None:
                 results[job.arm][job.seed] = found
-        candidates.append(MeasuredCell(cell, scale, results))
-        if scale == asked and candidates[-1].run:
-            return candidates[-1]
-    return max([*candidates, MeasuredCell(cell, Scale(), {arm: {} for arm in cell.shown})], key=_rank_completeness)
+        candidates.insert(-1, MeasuredCell(cell, scale, results))
+        if scale == asked and candidates[-2].run:
+            return candidates[-2]
+    return max(candidates, key=_rank_completeness)
+
+
+def _list_distinct(scales: Iterable[Scale | None]) -> list[Scale | None]:
+    distinct = list[Scale | None]()
+    for scale in scales:  # the value of a changed key may be a table, which has no hash
+        distinct += [] if scale in distinct else [scale]
+    return distinct
 
 
 def _fit(scale: Scale | None, cell: Cell) -> Scale | None:
     """Return the scale for one cell; None if an arm of the cell cannot have one of the changed keys."""
     with suppress(ConfigError):
-        return scale.fit_to(cell) if scale is not None else None
+        return scale and scale.fit_to(cell)
     return None
 
 
 def _rank_completeness(measured: MeasuredCell) -> tuple[int, int, int, int]:
     """Return a sort key: first more arms, then fewer changed keys, then more rounds, then more seeds."""
     arms = sum(bool(by_seed) for by_seed in measured.results.values())
-    rounds = measured.scale.rounds or max(map(measured.cell.get_rounds, measured.cell.arms))
+    rounds = measured.scale.rounds or measured.cell.most_rounds
     return arms, -len(measured.scale.changed), rounds, len(measured.all_results)

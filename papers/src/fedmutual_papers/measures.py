@@ -6,49 +6,47 @@ so. If other data choose the best round, the best score is the number that paper
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from statistics import fmean, pstdev
-from typing import Literal
+from typing import Any
 
 import numpy as np
 
 from fedmutual.role import LOCAL_ONLY
-from fedmutual_papers.store import ClientResult, End, Result
+from fedmutual_papers.store import End, Result
 
 MOST_EXAMPLES = 40_000  # of a test set: with more, 5 decimals do not show a difference of one example
 ROUNDED = 0.51e-5  # kept accuracies have 5 decimals
 CHOSEN_BY_TEST = "best on test"
 CHOSEN_BY_ITSELF = "best on those data"
 CHOSEN_BY_OTHERS = "each node's best on validation data"
+ENDS: Mapping[End, Callable[[Sequence[float]], float]] = {"last": lambda curve: curve[-1], "best": max}
+"""End of a run -> the value of a curve there."""
 
-Reading = tuple[float | None, float | None]
-"""A number of a run after the last round and after the best round; None if the run lacks the number."""
-
-Beside = Mapping[str, Result]
-"""The runs of the same cell and seed, by arm."""
-
-Reader = Callable[[Result, Beside, str], Reading]
-"""(a run, the runs beside it, the text after the colon of the measure's name) -> the number of the run."""
-
-NONE: Reading = None, None
+Values = Mapping[str | None, float]
+"""Client -> its value; None: the value of the whole run, which without such an entry is the mean over clients."""
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A measure: how it is read from a run, its unit, and how its best round is chosen."""
+    """A measure: how it is read from a run, its unit, and how its best round is chosen.
+
+    `read` takes a run, the end, the runs of the same cell and seed by arm, the number after the colon of the measure's
+    name, and the paper's accuracy of FedAvg; {}: the run lacks the number. `grain` takes the runs of an arm, and whether
+    the value is of one client, and returns the change of the value by one example.
+    """
 
     title: str
     unit: str  # "%", "points", "rounds", "loss", "bytes", "score", "clients"
-    read: Reader
+    read: Callable[..., Values]
     chosen: str = ""  # the data that choose the best round; "" without a best round
     curve: str = ""  # the name of its curve in a result; "" without a curve
-    nodes: Callable[[Result, End], Mapping[str, float]] | None = None  # client -> its value, if it is a mean over clients
+    of_clients: bool = False  # whether each client has a value
     only_best: bool = False  # whether it is a number of the models of the best round
     of_weights: bool = False  # whether it is computed from a run's weights when the run has ended
-    # (the results of an arm, whether of one client) -> the change of the value by one example; None: it counts no examples
-    grain: Callable[[Sequence[Result], bool], float] | None = None
+    grain: Callable[[Sequence[Result], bool], float] | None = None  # None: it counts no examples
     counted: bool = False  # whether its name ends with a number: "noise:0.2"
 
     @property
@@ -75,6 +73,19 @@ def find(name: str) -> tuple[Measure, str]:
     if MEASURES[kind].counted and not _is_number(argument):
         raise ValueError(f"the measure {name!r} needs a number: '{kind}:0.9'")
     return MEASURES[kind], argument
+
+
+def read_values(
+    name: str, run: Result, at: End, beside: Mapping[str, Result] | None = None, target: float | None = None
+) -> Values:
+    """Return the values of a measure of a run at an end, with the value of the whole run under None; {} without one.
+
+    A measure in % or in points is a fraction. beside: the runs of the same cell and seed, by arm. target: the paper's
+    accuracy of FedAvg, a fraction.
+    """
+    kind, argument = find(name)
+    values = kind.read(run, at, beside or {}, argument, target)
+    return values if not values or None in values else {**values, None: fmean(values.values())}
 
 
 def suggest_near(word: str, known: Sequence[str]) -> str:
@@ -109,100 +120,99 @@ def find_step(fractions: Iterable[float]) -> float:
     return 1 / float(steps[0]) if len(steps) else 0.0
 
 
-def _list_client_scores(runs: Iterable[Result]) -> Iterator[float]:
-    return (v for run in runs for client in run.clients.values() for v in (client.last, client.best, *client.curve))
+def _find_client_step(runs: Iterable[Result]) -> float:
+    return find_step(v for run in runs for c in run.clients.values() for v in (c.last, c.best, *c.curve))
 
 
-def _list_own_accuracies(run: Result, at: End) -> Mapping[str, float]:
-    return {i: getattr(client, at) for i, client in run.clients.items()}
+def _last(read: Callable[..., float | None]) -> Callable[..., Values]:
+    """Return the reader of one number after the last round. read: takes what `Measure.read` takes but the end."""
+
+    def read_last(run: Result, at: End, *more: Any) -> Values:
+        number = read(run, *more) if at == "last" else None
+        return {} if number is None else {None: number}
+
+    return read_last
 
 
 def _make_curve_measure(title: str, curve: str, chosen: str, of_clients: bool = True) -> Measure:
     """Return the measure of the last and the highest value of a curve."""
 
-    def read(run: Result, beside: Beside, argument: str) -> Reading:
-        values = run.get_curve(curve)
-        return (values[-1], max(values)) if values else NONE
+    def read(run: Result, at: End, *_: Any) -> Values:
+        own: Values = {i: getattr(client, at) for i, client in run.clients.items()} if of_clients else {}
+        return {**own, None: ENDS[at](values)} if (values := run.get_curve(curve)) else {}
 
     def grain(runs: Sequence[Result], per_client: bool) -> float:
-        return find_step(_list_client_scores(runs) if per_client else (v for run in runs for v in run.get_curve(curve)))
+        return _find_client_step(runs) if per_client else find_step(v for run in runs for v in run.get_curve(curve))
 
-    return Measure(title, "%", read, chosen, curve, _list_own_accuracies if of_clients else None, grain=grain)
+    return Measure(title, "%", read, chosen, curve, of_clients, grain=grain)
 
 
 def _make_transfer_measure(name: str, title: str) -> Measure:
     """Return the measure of ACC, BWT or FWT: each node's value, and the mean over nodes."""
 
-    def nodes(run: Result, at: End) -> Mapping[str, float]:
-        return run.transfer[name].get(at, {}) if name in run.transfer else {}
-
-    def read(run: Result, beside: Beside, argument: str) -> Reading:
-        last, best = (fmean(values.values()) if (values := nodes(run, at)) else None for at in ("last", "best"))
-        return last, best
-
     def grain(runs: Sequence[Result], per_client: bool) -> float:
-        count = 1 if per_client else max((len(nodes(run, "last")) for run in runs if name in run.transfer), default=1)
-        return find_step(v for run in runs for at in ("last", "best") for v in nodes(run, at).values()) / count
+        of_runs = [run.transfer[name] for run in runs if name in run.transfer]
+        count = 1 if per_client else max((len(ends["last"]) for ends in of_runs), default=1)
+        return find_step(v for ends in of_runs for nodes in ends.values() for v in nodes.values()) / count
 
-    return Measure(title, "%", read, CHOSEN_BY_OTHERS, nodes=nodes, grain=grain)
+    def read(run: Result, at: End, *_: Any) -> Values:
+        return dict(run.transfer.get(name, {}).get(at, {}).items())
+
+    return Measure(title, "%", read, CHOSEN_BY_OTHERS, of_clients=True, grain=grain)
 
 
 def _make_swing_measure(title: str, curve: str) -> Measure:
     """Return the measure of the standard deviation of the change from value to value in the last quarter of a curve."""
 
-    def read(run: Result, beside: Beside, argument: str) -> Reading:
+    def read(run: Result, *_: Any) -> float | None:
         values = run.curves.get(curve, ())
         last = values[-max(len(values) // 4, 2) - 1 :]  # so many changes, and two at least
         changes = [b - a for a, b in itertools.pairwise(last)]
-        return pstdev(changes) if len(changes) > 1 else None, None
+        return pstdev(changes) if len(changes) > 1 else None
 
-    return Measure(title, "points", read)
+    return Measure(title, "points", _last(read))
 
 
-def _find_local_only(run: Result, beside: Beside) -> Mapping[str, ClientResult]:
-    """Return the clients of the run of independent training beside a run; {} without such a run, or for this run itself."""
-    local_only = beside.get(LOCAL_ONLY)
-    return {} if local_only is None or local_only is run or local_only.failed else local_only.clients
+def _list_gains(run: Result, beside: Mapping[str, Result], *_: Any) -> list[float]:
+    """Return each client's gain over local-only training with the same seed, the fewest training rows first; or []."""
+    alone = beside.get(LOCAL_ONLY, run)
+    by_size = sorted(run.clients, key=lambda i: run.clients[i].examples)
+    return [] if alone is run or alone.failed else [run.clients[i].last - alone.clients[i].last for i in by_size]
 
 
 def _make_gain_measure(title: str, large: bool) -> Measure:
     """Return the mean gain over independent training of the half of the clients with the most, or fewest, training rows."""
 
-    def read(run: Result, beside: Beside, argument: str) -> Reading:
-        by_size = sorted(run.clients, key=lambda i: run.clients[i].examples)
-        half, alone = len(by_size) // 2, _find_local_only(run, beside)
-        chosen = by_size[-half:] if large else by_size[:half]
-        return fmean(run.clients[i].last - alone[i].last for i in chosen) if half and alone else None, None
+    def read(*of_run: Any) -> float | None:
+        gains = _list_gains(*of_run)
+        half = len(gains) // 2
+        return fmean(gains[-half:] if large else gains[:half]) if half else None
 
     def grain(runs: Sequence[Result], per_client: bool) -> float:
-        return find_step(_list_client_scores(runs)) / max([1, *(len(run.clients) // 2 for run in runs)])
+        return _find_client_step(runs) / max([1, *(len(run.clients) // 2 for run in runs)])
 
-    return Measure(title, "points", read, grain=grain)
-
-
-def _count_harmed(run: Result, beside: Beside, argument: str) -> Reading:
-    """Count the clients whose accuracy is lower than after independent training with the same seed."""
-    alone = _find_local_only(run, beside)
-    harmed = sum(client.last < alone[i].last for i, client in run.clients.items()) if alone else 0
-    return float(harmed) if run.clients and alone else None, None
+    return Measure(title, "points", _last(read), grain=grain)
 
 
-def _read_rounds_to(run: Result, beside: Beside, argument: str) -> Reading:
+def _count_harmed(*of_run: Any) -> float | None:
+    gains = _list_gains(*of_run)
+    return float(sum(gain < 0 for gain in gains)) if gains else None
+
+
+def _read_rounds_to(run: Result, beside: Any, share: str, target: float | None) -> float | None:
     """Read the first evaluated round, from 1, with at least this share of the paper's accuracy of FedAvg."""
-    if run.target is None:
-        return NONE
-    reached = zip(run.evaluated, run.curves.get("global_test", ()), strict=False)
-    return next((float(r) for r, value in reached if value >= float(argument) * run.target), None), None
+    reached = zip(run.evaluated, run.curves.get("global_test", ()) if target is not None else (), strict=False)
+    return next((float(r) for r, value in reached if value >= float(share) * (target or 0.0)), None)
 
 
-def _make_bytes_measure(title: str, way: Literal["up", "down", "seed"]) -> Measure:
+def _make_bytes_measure(title: str, way: str) -> Measure:
     """Return the mean bytes of a client: per local step (per round, if rounds are epochs), or once in a run ("seed")."""
 
-    def read(run: Result, beside: Beside, argument: str) -> Reading:
+    def read(run: Result, *_: Any) -> float | None:
         steps = 1 if way == "seed" else run.rounds * max(run.steps, 1)
-        return run.traffic.get(way, 0) / len(run.clients) / steps if run.traffic and run.clients else None, None
+        return run.traffic.get(way, 0) / len(run.clients) / steps if run.traffic and run.clients else None  # type: ignore[call-overload]
 
-    return Measure(title, "bytes", read)
+    return Measure(title, "bytes", _last(read))
 
 
 _OWN = "clients' model, own validation data, %"
@@ -214,23 +224,23 @@ MEASURES: dict[str, Measure] = {
     "worst": Measure(
         "worst client, own validation data, %",
         "%",
-        lambda run, *_: (min((c.last for c in run.clients.values()), default=None), None),
+        _last(lambda run, *_: min((client.last for client in run.clients.values()), default=None)),
     ),
-    "harmed": Measure("clients harmed", "clients", _count_harmed),
+    "harmed": Measure("clients harmed", "clients", _last(_count_harmed)),
     "local_validation": _make_curve_measure(_TRAINED, "local", CHOSEN_BY_ITSELF),
     "swing_global": _make_swing_measure("oscillation of the global model, points", "global_test"),
     "swing_own": _make_swing_measure("oscillation of the clients' model, points", "own"),
     "rounds_to": Measure(
         "rounds to {percent} % of the paper's FedAvg",
         "rounds",
-        _read_rounds_to,
+        _last(_read_rounds_to),
         counted=True,
         grain=lambda runs, per_client: float(max((run.every for run in runs), default=1)),
     ),
     "noise": Measure(
         "loss with noise {} on the weights",
         "loss",
-        lambda run, beside, argument: (run.noise.get(argument), None),
+        _last(lambda run, beside, argument, *_: run.noise.get(argument)),
         of_weights=True,
         counted=True,
     ),
@@ -242,12 +252,12 @@ MEASURES: dict[str, Measure] = {
     "bytes_up": _make_bytes_measure("bytes that a node sends for each local step", "up"),
     "bytes_down": _make_bytes_measure("bytes that a node receives for each local step", "down"),
     "bytes_seed": _make_bytes_measure("bytes of the public examples that a node sent, once", "seed"),
-    "projected": Measure("projected mutual steps, %", "%", lambda run, *_: (run.projected, None)),
-    "epsilon": Measure("epsilon of all messages, the largest of all clients", "score", lambda run, *_: (run.epsilon, None)),
+    "projected": Measure("projected mutual steps, %", "%", _last(lambda run, *_: run.projected)),
+    "epsilon": Measure("epsilon of all messages, the largest of all clients", "score", _last(lambda run, *_: run.epsilon)),
     "separation": Measure(
         "silhouette of the classes in the features",
         "score",
-        lambda run, *_: (None, run.closeup.cloud.silhouette if run.closeup else None),
+        lambda run, at, *_: {None: run.closeup.cloud.silhouette} if run.closeup and at == "best" else {},
         CHOSEN_BY_OTHERS,
         only_best=True,
         of_weights=True,

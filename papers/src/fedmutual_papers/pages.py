@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from jinja2 import Template
 
-from fedmutual.errors import format_count, join_words
+from fedmutual.errors import join_words
 from fedmutual.files import write_bytes
 from fedmutual.report.cells import PageTable, TableCell
 from fedmutual.report.plots import Styles
@@ -27,12 +28,12 @@ from fedmutual_papers.claims import (
     SUPPORTED,
     TOO_SHORT,
     Judgement,
+    Line,
     adjust_by_holm,
     is_significant,
     judge_readings,
 )
 from fedmutual_papers.experiment_files import PaperExperiment
-from fedmutual_papers.figures import Forest, Plot
 from fedmutual_papers.measured_cell import MeasuredCell
 
 FIGURES = "figures"
@@ -61,7 +62,7 @@ class Page:
         return tables.make_tables(self.experiment, self.measured_cells)
 
     @cached_property
-    def figures(self) -> dict[str, Plot]:
+    def figures(self) -> dict[str, figures.Plot]:
         """Return the pictures by their file names, relative to the folder of the page."""
         pictures = figures.make_pictures(self.experiment, self.measured_cells)
         return {f"{FIGURES}/{self.experiment.id}-{picture.id}.svg": picture for picture in pictures}
@@ -74,22 +75,17 @@ class Page:
     def describe(self, only_judged: bool) -> dict[str, Any]:
         """Return the content for a template. only_judged: whether verdicts of cells that were not run are left out."""
         index, decimals = self.experiment.index, self.experiment.index.decimals
+
+        def list_tables(readings: Sequence[Judgement]) -> list[tuple[str, PageTable]]:
+            several = (judged for judged in readings if len(judged.judged_lines) > 1)
+            return [(judged.reading, tables.make_verdicts_table(judged, decimals, only_judged)) for judged in several]
+
         return {
             "index": index,
             "command": f"fedmutual reproduce {self.experiment.id}",
             "state": prose.describe_state(self.measured_cells),
             "verdicts": tables.make_claims_table(self.claims, decimals),
-            "claims": [
-                {
-                    "asked": prose.describe_question(readings),
-                    "tables": [
-                        (judged.reading, tables.make_verdicts_table(judged, decimals, only_judged))
-                        for judged in readings
-                        if len(judged.judged_lines) > 1
-                    ],
-                }
-                for readings in self.claims
-            ],
+            "claims": [{"asked": prose.say("question", of), "tables": list_tables(of)} for of in self.claims],
             "numbers_heading": "Ours beside the paper's" if index.paper else "Numbers",
             "differences_heading": "Differences from the paper" if index.paper else "Choices",
             "tables": self.tables,
@@ -99,8 +95,8 @@ class Page:
             "code": self.experiment.code,
             "origins": list(prose.describe_origins(self.measured_cells)),
             "commands": prose.list_commands(self.measured_cells),
-            "budgets": prose.BUDGETS,
-            "p_values": prose.P_VALUES,
+            "budgets": prose.say("budgets"),
+            "p_values": prose.say("p_values"),
         }
 
 
@@ -115,17 +111,17 @@ def adjust(pages: Sequence[Page], over_all: bool = True) -> list[Page]:
 
     over_all: whether `pages` are all pages; otherwise the adjusted value over all pages is None.
     """
+
+    def list_adjusted(judged: Sequence[Judgement]) -> dict[int, float]:
+        known = [j for j in judged if j.p is not None]
+        return dict(zip(map(id, known), adjust_by_holm([j.p or 0.0 for j in known]), strict=True))
+
+    of_all = list_adjusted([j for page in pages for j in page.judged]) if over_all else {}
     adjusted = []
-    all_values = iter(adjust_by_holm([j.p for page in pages for j in page.judged if j.p is not None]))
     for page in pages:
-        page_values = iter(adjust_by_holm([j.p for j in page.judged if j.p is not None]))
-
-        def add_holm(judged: Judgement, page_values: Any = page_values) -> Judgement:
-            if judged.p is None:
-                return judged
-            return replace(judged, holm=(next(page_values), next(all_values) if over_all else None))
-
-        adjusted.append(replace(page, claims=tuple(tuple(map(add_holm, readings)) for readings in page.claims)))
+        of_page = list_adjusted(page.judged)
+        claims = (tuple(replace(j, holm=(of_page.get(id(j)), of_all.get(id(j)))) for j in of) for of in page.claims)
+        adjusted.append(replace(page, claims=tuple(claims)))
     return adjusted
 
 
@@ -148,15 +144,20 @@ def write(page: Page, folder: Path, kinds: Sequence[str] = ("md", "html", "json"
     return list(paths.values())
 
 
+def load_template(name: str, root: Path | str = "fedmutual_papers") -> Template:
+    """Return a template of Markdown with the filter `table` (`render_table`). root: the folder of the templates."""
+    environment = make_environment(root, html=False, keep_trailing_newline=name == "verdicts.md.j2")
+    environment.filters["table"] = render_table
+    return environment.get_template(name)
+
+
 def render_markdown(page: Page, folder: Path | None = None) -> str:
     """Return the page as Markdown. folder: where the page will lie, for links to files outside it; None: no such links."""
-    environment = make_environment("fedmutual_papers", html=False)
-    environment.filters |= {"table": render_table}
     sweeps = dict.fromkeys(t.path for measured in page.measured_cells for t in measured.cell.tunings.values())
     links = [f"[{path.name}]({Path(os.path.relpath(path, folder)).as_posix()})" for path in sweeps] if folder else []
     drawn = [(figures.describe_picture(picture), name, picture.title) for name, picture in page.figures.items()]
     content = page.describe(only_judged=True)
-    return environment.get_template("experiment.md.j2").render(content, made=MADE, figures=drawn, sweeps=join_words(links))
+    return load_template("experiment.md.j2").render(content, made=MADE, figures=drawn, sweeps=join_words(links))
 
 
 def render_table(table: PageTable, caption: bool = True) -> str:
@@ -178,10 +179,11 @@ def render_table(table: PageTable, caption: bool = True) -> str:
 def render_html(page: Page) -> str:
     """Return the page as one self-contained HTML file."""
     styles: Styles = {}
-    decimals = page.experiment.index.decimals
     environment = make_environment("fedmutual_papers", "fedmutual.report", html=True)
-    pictures = page.figures.values()
-    drawn = [(p.title, figures.draw(p, f"f-{p.id}", styles), figures.make_number_table(p, decimals)) for p in pictures]
+    drawn = [
+        (p.title, figures.draw(p, f"f-{p.id}", styles), figures.make_number_table(p, page.experiment.index.decimals))
+        for p in page.figures.values()
+    ]
     return environment.get_template("experiment.html.j2").render(
         page.describe(only_judged=False), figures=drawn, styles=styles, version=version("fedmutual")
     )
@@ -207,49 +209,44 @@ def render_json(page: Page) -> str:
 
 
 def _describe_reading(judged: Judgement) -> dict[str, Any]:
+    def describe(of: Judgement | Line, difference: Any) -> dict[str, Any]:
+        diverged = {arm: n for arm, (n, _) in of.diverged.items()}
+        return {"verdict": of.verdict, "diverged": diverged, "difference": difference and asdict(difference)}
+
     return {
         "reading": judged.reading,
-        "verdict": judged.verdict,
+        **describe(judged, judged.overall),
         "p": judged.p,
         "holm": {"page": judged.holm[0], "all": judged.holm[1]},
         "unit": judged.unit,
         "of": judged.claim.scope,
         "apart": [*judged.unpaired, *judged.other_lengths],
-        "diverged": {arm: n for arm, (n, _) in judged.diverged.items()},
-        "difference": asdict(judged.overall) if judged.overall else None,
-        "where": [
-            {
-                "where": line.title,
-                "verdict": line.verdict,
-                "state": line.scale,
-                "diverged": {arm: n for arm, (n, _) in line.diverged.items()},
-                "difference": asdict(line.difference) if line.difference else None,
-            }
-            for line in judged.lines
-        ],
+        "where": [{"where": x.title, "state": x.scale, **describe(x, x.difference)} for x in judged.lines],
     }
 
 
 def render_overview(pages: Sequence[Page]) -> str:
     """Return the page of all verdicts as Markdown: their counts, also after Holm's adjustment, then each claim."""
     judged = [j for page in pages for j in page.judged]
-    decided = sum(j.verdict in DECIDED for j in judged)
-    stand = sum(j.verdict in DECIDED and is_significant(j.holm[1]) for j in judged)
-    claims = sum(len(page.claims) for page in pages)
-    parts = [
-        MADE,
-        "# Every claim and its verdict",
-        f"{format_count(claims, 'claim')}, {format_count(len(judged), 'verdict')} including other readings; {decided} of "
-        f"these are supported or contradicted, and {stand} of them remain after Holm's adjustment over all pages.",
-        render_table(count_verdicts(judged), False),
-        prose.P_VALUES,
-    ]
-    for page in pages:
-        if page.claims:
-            index = page.experiment.index
-            parts += [f"## [{index.title}]({page.experiment.id}.md)", prose.describe_state(page.measured_cells)]
-            parts.append(render_table(tables.make_claims_table(page.claims, index.decimals), False))
-    return "\n\n".join(parts) + "\n"
+    return load_template("verdicts.md.j2").render(
+        made=MADE,
+        claims=sum(len(page.claims) for page in pages),
+        judged=judged,
+        decided=sum(j.verdict in DECIDED for j in judged),
+        stand=sum(j.standing in DECIDED for j in judged),
+        counts=count_verdicts(judged),
+        p_values=prose.say("p_values"),
+        pages=[
+            (
+                index := page.experiment.index,
+                page.experiment.id,
+                prose.describe_state(page.measured_cells),
+                tables.make_claims_table(page.claims, index.decimals),
+            )
+            for page in pages
+            if page.claims
+        ],
+    )
 
 
 def count_verdicts(judged: Sequence[Judgement]) -> PageTable:
@@ -257,8 +254,8 @@ def count_verdicts(judged: Sequence[Judgement]) -> PageTable:
     counts, rows = Counter(j.verdict for j in judged), []
     stand = [Counter(j.verdict for j in judged if is_significant(j.holm[k])) for k in (0, 1)]
     for verdict in (*DECIDED, INCONCLUSIVE, TOO_SHORT, DIVERGED, NOT_RUN):
-        remaining = [str(of[verdict]) if verdict in DECIDED else "" for of in stand]
-        rows.append((prose.capitalize(verdict), str(counts[verdict]), *remaining))
+        remaining = [of[verdict] if verdict in DECIDED else "" for of in stand]
+        rows.append((prose.capitalize(verdict), counts[verdict], *remaining))
     return tables.tabulate("counts", "", ("Verdict",), ("Verdicts", "after Holm, a page", "after Holm, all pages"), rows)
 
 
@@ -281,9 +278,8 @@ def write_findings(pages: Sequence[Page], counts: pd.DataFrame, root: Path, fold
             verdicts = describe_readings(readings, page.experiment.index.decimals)
             finding = {"text": readings[0].claim.finding, "verdicts": verdicts, "id": page.experiment.id}
             groups[decide_outcome(readings)].append(finding)
-    template = make_environment(root, html=False).get_template(TEMPLATE)
     about = {"made": MADE, "pages": place, "methods": "methods.md", "figure": f"{place}/{FIGURE}", "picture": picture}
-    text = template.render(about, groups=groups, printed=counts.loc[tables.ALL].to_dict())
+    text = load_template(TEMPLATE, root).render(about, groups=groups, printed=counts.loc[tables.ALL].to_dict())
     write_bytes(folder / FIGURE, figures.make_standalone_svg(picture).encode())
     write_bytes(path, text.encode())
     return [path]
@@ -291,38 +287,25 @@ def write_findings(pages: Sequence[Page], counts: pd.DataFrame, root: Path, fold
 
 def decide_outcome(readings: Sequence[Judgement]) -> str:
     """Return the outcome of a claim over all readings; a verdict counts only if it stands after Holm's adjustment."""
-    measured = {_find_standing(judged) for judged in readings} - {None}
+    measured = {judged.standing for judged in readings} - {None}
     if len(measured) > 1:
         return DEPENDS
     return {SUPPORTED: HOLDS, CONTRADICTED: FAILS, INCONCLUSIVE: OPEN}[measured.pop() or ""] if measured else UNMEASURED
 
 
-def _find_standing(judged: Judgement) -> str | None:
-    """Return the verdict, or inconclusive if the verdict may be chance; None if too few runs exist for a verdict."""
-    if judged.verdict in DECIDED and is_significant(judged.holm[1]):
-        return judged.verdict
-    return INCONCLUSIVE if judged.verdict in (*DECIDED, INCONCLUSIVE) else None
-
-
 def describe_readings(readings: Sequence[Judgement], decimals: int) -> str:
     """Return each reading's verdict: "As the paper trains: supported: +1.2 points ...; at equal steps: not run"."""
-    texts = []
-    for judged in readings:
-        is_chance = judged.verdict in DECIDED and not is_significant(judged.holm[1])
-        chance = "; after Holm's adjustment the claim is not decided" if is_chance else ""
-        name = f"{judged.reading}: " if judged.reading else ""
-        texts.append(f"{name}{prose.describe_verdict(judged, decimals)}{chance}")
-    return prose.capitalize("; ".join(texts))
+    return prose.capitalize(prose.say("readings", readings, decimals))
 
 
-def make_forest(pages: Sequence[Page]) -> Forest:
+def make_forest(pages: Sequence[Page]) -> figures.Forest:
     """Return the forest plot of the findings that are differences in points and have a verdict."""
     rows = []
     for readings in (readings for page in pages for readings in page.claims if readings[0].claim.finding):
         label = readings[0].claim.finding
         for number, judged in enumerate(readings):
-            if _find_standing(judged) is not None and judged.overall is not None and judged.unit == "points":
+            if judged.standing is not None and judged.overall is not None and judged.unit == "points":
                 sign = {SUPPORTED: 1, CONTRADICTED: -1}.get(judged.verdict, 0)
                 rows.append((label if number == 0 else f"{label} {judged.reading}", judged.overall, sign))
                 label = "\N{HORIZONTAL ELLIPSIS}"  # the readings below it are of the same claim
-    return Forest("The papers' claims that were measured", tuple(rows))
+    return figures.Forest("The papers' claims that were measured", tuple(rows))

@@ -41,19 +41,18 @@ class Scale:
             configs = (make_arm_config(cell, arm, 0, Scale(None, changed)) for arm in cell.arms)
             return [compute_result_fingerprint(config, {}) for config in configs]
 
-        most, algorithms = max(map(cell.get_rounds, cell.arms)), _list_algorithms(cell)
+        algorithms = _list_algorithms(cell)
         changed = tuple((k, v) for k, v in self.changed if has_effect(k) and any(_accepts(a, k) for a in algorithms))
         prints = list_prints(changed) if changed else []
         for pair in changed:
             fewer = tuple(p for p in changed if p != pair)
             with suppress(ConfigError):  # an error: another key needs this one
                 changed = fewer if list_prints(fewer) == prints else changed
-        return Scale(self.rounds if self.rounds is not None and self.rounds < most else None, changed)
+        return Scale(self.rounds if self.rounds is not None and self.rounds < cell.most_rounds else None, changed)
 
     def describe(self, cell: Cell, arm: str | None = None) -> str:
         """Return "shortened: 50 of 200 rounds, partition.examples = 200" for a cell or one arm; "" for the full length."""
-        most = max(map(cell.get_rounds, cell.arms))
-        of_cell = (self.rounds or most, cell.about.paper_rounds or most)
+        of_cell = (self.rounds or cell.most_rounds, cell.about.paper_rounds or cell.most_rounds)
         rounds, full_rounds = of_cell if arm is None else self.count_rounds(cell, arm)
         parts = [f"{rounds} of {full_rounds} rounds"] if rounds < full_rounds else []
         parts += [f"{k} = {json.dumps(v)}" for k, v in self.changed]
@@ -69,7 +68,7 @@ class Scale:
 
         The full rounds are the paper's, if the cell says that the paper trains for more rounds.
         """
-        longer = cell.about.paper_rounds / max(map(cell.get_rounds, cell.arms)) if cell.about.paper_rounds else 1.0
+        longer = cell.about.paper_rounds / cell.most_rounds if cell.about.paper_rounds else 1.0
         chain = [arm, *filter(None, (cell.arms[arm].needs,))]
         pairs = [(cell.limit_rounds(a, self.rounds), cell.get_rounds(a)) for a in chain]
         rounds, full_rounds = min(pairs, key=lambda pair: Fraction(*pair))
@@ -84,7 +83,7 @@ class Job:
     arm: str
     seed: int
     scale: Scale  # of this cell
-    config: Config  # without what only a machine knows: see `place_config`
+    config: Config  # without what only a machine knows: see `run._begin_run`
     fingerprint: str  # of the configuration and of the run it starts from; the version comes beside it
     needs: "Job | None" = None
 
@@ -104,8 +103,7 @@ class Job:
         numerics: of this numerics version; None: of any.
         """
         result = store.find(self.fingerprint, self.cell.id, numerics)
-        about = {"arm": self.arm, "seed": self.seed, "target": self.cell.target}
-        return None if result is None else result.model_copy(update=about)
+        return result and result.model_copy(update={"arm": self.arm, "seed": self.seed})
 
 
 def list_jobs(cell: Cell, seeds: Iterable[int], scale: Scale, here: Here = MappingProxyType({})) -> Iterator[Job]:
@@ -121,13 +119,11 @@ def list_jobs(cell: Cell, seeds: Iterable[int], scale: Scale, here: Here = Mappi
         # parsing takes a millisecond, and seeds differ in one key only
         configs = configs or {arm: make_arm_config(cell, arm, seed, of_cell, here) for arm in cell.arms}
         jobs: dict[str, Job] = {}
-        for arm in [a for k, about in cell.arms.items() for a in (about.needs, k) if a is not None]:
-            if arm not in jobs:
-                about, config = cell.arms[arm], configs[arm].model_copy(update={"seed": seed})
-                needed = jobs[about.needs] if about.needs else None
-                needs = needed.fingerprint if needed else None
-                parts = {"needs": needs, "clients": about.clients, "examples": about.examples}
-                jobs[arm] = Job(cell, arm, seed, of_cell, config, compute_result_fingerprint(config, parts), needed)
+        for arm in dict.fromkeys(a for k, about in cell.arms.items() for a in (about.needs, k) if a is not None):
+            about, config = cell.arms[arm], configs[arm].model_copy(update={"seed": seed})
+            start = jobs[about.needs] if about.needs else None
+            parts = {"needs": start and start.fingerprint, "clients": about.clients, "examples": about.examples}
+            jobs[arm] = Job(cell, arm, seed, of_cell, config, compute_result_fingerprint(config, parts), start)
         yield from jobs.values()
 
 
@@ -137,10 +133,9 @@ def make_arm_config(cell: Cell, arm: str, seed: int, scale: Scale, here: Here = 
     Raises:
         ConfigError: as `Cell.make_config`.
     """
-    algorithm = _name_algorithm(cell, arm)
     limit = {} if scale.rounds is None else {"rounds": cell.limit_rounds(arm, scale.rounds)}
     # As in `compare --set`, a key is only for the algorithms that have the key.
-    changed = {k: v for k, v in (*scale.changed, *here.items()) if _accepts(algorithm, k)}
+    changed = {k: v for k, v in (*scale.changed, *here.items()) if _accepts(_name_algorithm(cell, arm), k)}
     return cell.make_config(arm, changed | {"seed": seed, **limit})
 
 
@@ -184,16 +179,12 @@ def has_effect(key: str) -> bool:
 def check(changed: Mapping[str, Any], cells: Iterable[Cell]) -> None:
     """Raise ConfigError if --set names a key that the command or an arm sets, a complete table, or a key that no arm has."""
     algorithms = _list_algorithms(*cells)
-    alternatives = {
-        "seed": "use --seeds",
-        "rounds": "use --rounds",
-        "name": "use --out",
-        "algorithm.name": "write a cell of your own",
-    }
+    others = {"seed": "use --seeds", "rounds": "use --rounds", "name": "use --out"}
+    others["algorithm.name"] = "write a cell of your own"
     for key in changed:
         inner = [k for k in list_keys() if k.startswith(f"{key}.")]
-        if key in alternatives:
-            raise ConfigError(f"--set {key}: cells and arms have their own; {alternatives[key]}")
+        if key in others:
+            raise ConfigError(f"--set {key}: cells and arms have their own; {others[key]}")
         if inner or key == "clients":
             like = "algorithm.alpha" if key == "algorithm" else (inner or ["clients.ID.algorithm.alpha"])[0]
             raise ConfigError(f"--set {key}: it is a table; set its keys one by one, as --set {like}=...")

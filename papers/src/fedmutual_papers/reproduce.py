@@ -1,6 +1,7 @@
 """The work of `fedmutual reproduce`: list the experiments, train cells, print tables and write pages."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from rich.table import Table
 
 from fedmutual.errors import ConfigError, format_count
 from fedmutual.files import write_bytes
-from fedmutual.report.cells import PageTable, TableCell
+from fedmutual.report.terminal import make_sheet
 from fedmutual.rundir.folder import lock_folder
 from fedmutual_papers import benchmark, pages, prose, tables
 from fedmutual_papers.experiment_files import RESULTS, find_home, read_experiment, read_experiments
@@ -66,14 +67,12 @@ def train(
     if results is not None and results.resolve() in (out.resolve(), *out.resolve().parents):
         raise ConfigError(f"--results {results}: is OUT or contains OUT; name a folder that holds only results")
     scale = Scale(rounds, tuple((k, v) for k, v in changed.items() if has_effect(k)))
-    machine_only = {k: v for k, v in changed.items() if not has_effect(k)}
+    here = {k: v for k, v in changed.items() if not has_effect(k)}
 
     def say(line: str) -> None:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
-    queue = train_cells(
-        chosen, seeds, scale, out, _open_store(root, results or out / RESULTS), machine_only, watch, say, jobs
-    )
+    queue = train_cells(chosen, seeds, scale, out, _open_store(root, results or out / RESULTS), here, watch, say, jobs)
     say(f"{format_count(queue.trained, 'run')} trained, {queue.known} known")
     if queue.elsewhere:
         left = f"{format_count(len(queue.elsewhere), 'run')} left to other processes"
@@ -122,34 +121,19 @@ def write_pages(id: str | None, folder: Path, results: Path | None, root: Path |
 def _open_store(root: Path | None, folder: Path) -> ResultStore:
     """Return the results in a folder, which receives new results, and the results that came with the experiments."""
     shipped = (root or find_home()) / RESULTS
-    return ResultStore(folder) if folder.resolve() == shipped.resolve() else ResultStore(folder, shipped)
+    return ResultStore(*dict.fromkeys((folder.resolve(), shipped.resolve())))
 
 
 def _print_page(page: pages.Page, console: Console, say: Say) -> None:
     """Print the tables and the verdicts."""
     for table in page.tables:
         say(f"\n{table.caption}")
-        console.print(_make_terminal_table(table))
+        console.print(replace(make_sheet(table, notes=True), caption=""))
         for number, note in enumerate(table.footnotes, 1):
             say(f"({number}) {note}")
     for judged in page.judged:
         reading = f" ({judged.reading})" if judged.reading else ""
         say(f"{judged.claim.text}{reading} {prose.describe_verdict(judged, page.experiment.index.decimals)}")
-
-
-def _make_terminal_table(table: PageTable) -> Table:
-    """Return a table of the report as a table for the terminal."""
-
-    def format_cell(cell: TableCell) -> str:
-        mark = f" ({table.footnotes.index(cell.note) + 1})" if cell.note else ""
-        return f"{cell.text} {cell.spread}".strip() + mark + (f"\n{cell.sub}" if cell.sub else "")
-
-    terminal_table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in table.columns:
-        terminal_table.add_column(column.title.replace(": ", "\n"), justify="right" if column.numeric else "left")
-    for row in table.rows:
-        terminal_table.add_row(*map(format_cell, row))
-    return terminal_table
 
 
 def make_marks(name: str) -> tuple[str, str]:

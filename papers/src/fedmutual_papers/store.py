@@ -1,64 +1,66 @@
 """The results of finished runs: one small committed JSON file for each cell, so that no run is trained twice."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from tempfile import TemporaryFile
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
 
 from fedmutual.errors import RunError
 from fedmutual.files import read_json, write_bytes
 from fedmutual.rundir.folder import lock_folder
+from fedmutual.rundir.record_files import check_record
 from fedmutual.rundir.schema import Share
 
 End = Literal["last", "best"]
+Curve = tuple[Share, ...]  # one value for each evaluated round
 LOCK_LIMIT = 60.0  # seconds until another process that writes results is given up
 FIX = "choose another folder with --results"
-_STRICT = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-class ClientResult(BaseModel):
+def _check_finite(value: Any) -> Any:
+    json.dumps(value, allow_nan=False)  # raises ValueError
+    return value
+
+
+class _Stored(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class ClientResult(_Stored):
     """The accuracy of one client's model on its validation data."""
 
-    model_config = _STRICT
     network: str
     examples: int
     last: Share
     best: Share
-    curve: tuple[Share, ...] = ()  # where the cell keeps every client's
+    curve: Curve = ()  # where the cell keeps every client's
 
 
-class Cloud(BaseModel):
+class Cloud(_Stored):
     """The features of test examples on their first two principal axes, with the domain and the class of each."""
 
-    model_config = _STRICT
     domains: tuple[str, ...]
     classes: tuple[str, ...]
     explained: tuple[Share, Share]  # the share of the variance on each axis
     silhouette: float  # of the classes, over all features: -1 to 1, large where classes lie apart
     points: tuple[tuple[int, int, float, float], ...]  # (domain, class, x, y) of some of them, of one seed
 
-    def list_places(self, domain: int, kind: int) -> list[tuple[float, float]]:
-        """Return (x, y) of the points of a domain and a class, each given by its number."""
-        return [(x, y) for d, k, x, y in self.points if (d, k) == (domain, kind)]
 
-
-class NodeAnalysis(BaseModel):
+class NodeAnalysis(_Stored):
     """The analysis of one client. Each curve has one value for each evaluated round."""
 
-    model_config = _STRICT
     client: str
-    validation: tuple[Share, ...]  # its model on all clients' validation data
+    validation: Curve  # its model on all clients' validation data
     losses: dict[str, tuple[float, ...]]  # loss term -> its mean over the round
     cloud: Cloud
 
 
-class Origin(BaseModel):
+class Origin(_Stored):
     """The origin of a result: command, versions and machine."""
 
-    model_config = _STRICT
     command: str
     python: str
     torch: str
@@ -72,10 +74,9 @@ class Origin(BaseModel):
     together: int = 1  # so many runs were trained at once, in common stacks; `seconds` are then those of all
 
 
-class Result(BaseModel):
-    """One finished run. Accuracies are fractions; each curve has one value for each evaluated round."""
+class Result(_Stored):
+    """One finished run. Accuracies are fractions."""
 
-    model_config = _STRICT
     arm: str
     seed: int
     fingerprint: str
@@ -84,62 +85,50 @@ class Result(BaseModel):
     rounds: int
     every: int
     limit: int | None = None  # as --rounds asked
-    changed: dict[str, Any] = {}  # as --set asked
+    changed: Annotated[dict[str, Any], AfterValidator(_check_finite)] = {}  # as --set asked
     seconds: float
     model: str | None = None  # what a client uses: "personal", "global", "meme"
-    curves: dict[str, tuple[Share, ...]] = {}
+    curves: dict[str, Curve] = {}
     clients: dict[str, ClientResult] = {}
     noise: dict[str, float] = {}  # standard deviation -> loss
-    transfer: dict[str, dict[str, dict[str, Share]]] = {}  # "acc", "bwt", "fwt" of each client, where clients are domains
+    transfer: dict[str, dict[End, dict[str, Share]]] = {}  # "acc", "bwt", "fwt" of each client, where clients are domains
     # Bytes of all clients together: of the rounds, and of the public examples that they gave out once, before round 1.
-    traffic: dict[str, int] = {}
+    traffic: dict[Literal["up", "down", "seed"], int] = {}
     steps: int = 0  # local steps of a round, where they are counted; else a round is passes over the data
     # The work of a client's model over the run, mean over clients; examples count in each step that uses them. A number that
     # was not counted is missing; results of older versions have none of them.
-    budget: dict[str, float | None] = {}
+    budget: dict[Literal["steps", "examples", "forwards"], float | None] = {}
     projected: Share | None = None  # the share of mutual steps whose gradient was projected
     closeup: NodeAnalysis | None = None  # of the node that the cell names
     epsilon: float | None = None  # of what leaves, the largest of any client; None without noise, or if it is infinite
-    target: Share | None = None  # the paper's accuracy of FedAvg in this cell, a fraction
     failed: str = ""  # why there are no numbers: a client diverged
     made: Origin
 
-    @field_validator("changed")
-    @classmethod
-    def _check_finite(cls, changed: dict[str, Any]) -> dict[str, Any]:
-        """Check the values of `changed`, which may have any type, because pydantic does not look for NaN there."""
-        try:
-            json.dumps(changed, allow_nan=False)
-        except ValueError:
-            raise ValueError("input should be finite numbers") from None
-        return changed
-
     @model_validator(mode="after")
-    def _check_keys(self) -> Self:
-        checks: list[tuple[str, Mapping[str, Any], set[str], set[str]]] = [
-            ("traffic", self.traffic, {"up", "down"} if self.traffic else set(), {"seed"}),
-            ("budget", self.budget, {"steps"} if self.budget else set(), {"examples", "forwards"}),
+    def _check(self) -> Self:
+        tables: list[tuple[str, Any, set[str]]] = [
+            *([("traffic", self.traffic, {"up", "down"})] if self.traffic else []),
+            *([("budget", self.budget, {"steps"})] if self.budget else []),
+            *((f"transfer.{name}", of, {"last", "best"}) for name, of in self.transfer.items()),
         ]
-        checks += [(f"transfer.{name}", of, {"last", "best"}, set()) for name, of in self.transfer.items()]
-        for place, table, needed, others in checks:
-            if missing := sorted(needed - {key for key, value in table.items() if value is not None}):
-                raise ValueError(f"{place} of seed {self.seed} of {self.arm!r} has no {missing[0]!r}")
-            if unknown := sorted(table.keys() - needed - others):
-                raise ValueError(f"{place} of seed {self.seed} of {self.arm!r} has an unknown {unknown[0]!r}")
-        return self
-
-    @model_validator(mode="after")
-    def _check_lengths(self) -> Self:
-        close = [self.closeup.validation, *self.closeup.losses.values()] if self.closeup else []
-        of_clients = [client.curve for client in self.clients.values() if client.curve]
-        if any(len(curve) != len(self.evaluated) for curve in (*self.curves.values(), *of_clients, *close)):
-            raise ValueError(f"seed {self.seed} of {self.arm!r} does not have one value for each evaluated round")
+        run = f"seed {self.seed} of {self.arm!r}"
+        for place, table, needed in tables:
+            if missing := sorted(key for key in needed if table.get(key) is None):
+                raise ValueError(f"{place} of {run} has no {missing[0]!r}")
+        curves = [*self.curves.values(), *(client.curve for client in self.clients.values() if client.curve)]
+        if any(len(curve) != len(self.evaluated) for curve in (*curves, *self.closeup_curves.values())):
+            raise ValueError(f"{run} does not have one value for each evaluated round")
         return self
 
     @property
     def evaluated(self) -> list[int]:
         """Return the rounds that the curves have values for."""
         return [r for r in range(1, self.rounds + 1) if r % self.every == 0 or r == self.rounds]
+
+    @property
+    def closeup_curves(self) -> dict[str, tuple[float, ...]]:
+        """Return the curves of the analysed node: "validation" and each loss term; {} without an analysis."""
+        return {"validation": self.closeup.validation, **self.closeup.losses} if self.closeup else {}
 
     def get_curve(self, name: str) -> tuple[float, ...]:
         """Return a curve, () if the run lacks the curve.
@@ -149,6 +138,11 @@ class Result(BaseModel):
         if name == "local":
             name = "copies" if "copies" in self.curves and self.model != "personal" else "own"
         return self.curves.get(name, ())
+
+
+class _ResultFile(_Stored):
+    format: Literal[1]
+    runs: tuple[Result, ...]
 
 
 class ResultStore:
@@ -189,22 +183,13 @@ class ResultStore:
 
     def check(self) -> None:
         """Raise RunError if results cannot be written; called before anything is trained."""
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with TemporaryFile(dir=self.folder):
-                pass
-        except OSError as problem:
-            raise RunError(f"{self.folder}: results cannot be kept there ({problem.strerror}); {FIX}") from None
+        with self._lock():
+            pass
 
     def read_again(self, cell: str) -> None:
-        """Read the results of a cell again, because other processes may have written some.
-
-        Raises:
-            RunError: the file is damaged.
-        """
+        """Read the results of a cell again, because other processes may have written some; RunError: they are damaged."""
         path = self.folder / f"{cell}.json"
-        if path.exists():
-            self._take(cell, _read_results(path))
+        self._take(cell, _read_results(path) if path.exists() else ())
 
     def add(self, cell: str, result: Result) -> None:
         """Write a result into the file of a cell.
@@ -213,27 +198,24 @@ class ResultStore:
             RunError: the file is damaged, cannot be written, or stays locked by another process for a minute.
         """
         path = self.folder / f"{cell}.json"
-        with lock_folder(self.folder, "has been writing results for a minute", FIX, LOCK_LIMIT):
-            stored = _read_results(path) if path.exists() else []
+        with self._lock():
+            stored = _read_results(path) if path.exists() else ()
             merged = [*(r for r in stored if r.fingerprint != result.fingerprint), result]
             merged.sort(key=lambda r: (r.rounds, r.arm, r.seed, json.dumps(r.changed)))
-            dumped = (r.model_dump(exclude_defaults=True, exclude={"target"}) for r in merged)
-            lines = ",\n".join(f"  {json.dumps(run, allow_nan=False)}" for run in dumped)
+            lines = ",\n".join(f"  {json.dumps(r.model_dump(exclude_defaults=True), allow_nan=False)}" for r in merged)
             try:
                 write_bytes(path, f'{{\n "format": 1,\n "runs": [\n{lines}\n ]\n}}\n'.encode())
             except RunError as problem:
                 raise RunError(f"{str(problem).rpartition(';')[0]}; {FIX}") from None
         self._take(cell, [result])
 
+    def _lock(self) -> AbstractContextManager[None]:
+        return lock_folder(self.folder, "has been writing results for a minute", FIX, LOCK_LIMIT)
+
     def _take(self, cell: str, results: Iterable[Result]) -> None:
         new = {r.fingerprint: r for r in results}
         self._found[cell] = new | {k: r for k, r in self._found.get(cell, {}).items() if k not in new}
 
 
-def _read_results(path: Path) -> list[Result]:
-    try:
-        return TypeAdapter(list[Result]).validate_python(read_json(path).get("runs"))
-    except ValidationError as problem:
-        first = problem.errors()[0]
-        why = f"{'.'.join(map(str, ('runs', *first['loc'])))}: {first['msg'].lower()}"
-    raise RunError(f"{path}: is no file of results, or damaged ({why}); restore it, or take it away and run again")
+def _read_results(path: Path) -> tuple[Result, ...]:
+    return check_record(path, _ResultFile, read_json(path), "restore it, or take it away and run again").runs
