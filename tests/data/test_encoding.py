@@ -17,10 +17,12 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from fedmutual import data
 from fedmutual.config import ColumnConfig, dump_config, parse_config
+from fedmutual.data import table
 from fedmutual.data.encoding import learn_encoding, parse_encoding
 from fedmutual.data.examples import BadRows, ColumnPlan
 from fedmutual.data.rows import Rows
 from fedmutual.data.suggest import describe_suggestion
+from fedmutual.errors import UserError
 from own_data import config, everything, refused
 
 KINDS: dict[str, Any] = {"age": "number", "sex": ["f", "m"], "admitted": "date"}
@@ -160,6 +162,38 @@ def test_each_client_learns_its_own_steps_and_public_rows_are_encoded(tmp_path: 
     assert federation.public is not None
     assert federation.public.sizes["a"] == len(federation.public.owners["a"]) * 4 * 4  # four features of float32
     assert abs(everything(federation.clients["b"].private)[0][:, 0].mean()) < 1e-5
+
+
+def test_a_client_may_lack_a_column_with_an_indicator(tmp_path: Path) -> None:
+    frames = {"north": make_frame(), "south": make_frame(seed=1).drop(columns=["age", "sex"])}
+    columns = KINDS | {
+        "age": {"kind": "number", "fill": 60, "mean": 50, "std": 20, "indicator": True},
+        "sex": {"kind": "category", "values": ["f", "m"], "indicator": True},
+    }
+    tables: dict[str, Any] = {"data": {"columns": columns, "classes": CLASSES}, "clients": clients(tmp_path, **frames)}
+    about = parse_config(tables)
+    federation = data.load(about)
+    names = ("age", "age is missing", "sex=f", "sex=m", "sex is missing", "admitted")
+    assert {space.columns for space in federation.spaces.values()} == {names}
+    x, _ = everything(federation.clients["south"].private)
+    assert x[:, :5].tolist() == [[0.5, 1, 0, 0, 1]] * len(x)
+    north = federation.clients["north"].private
+    x, _ = everything(north)
+    missing = frames["north"]["age"].isna().to_numpy()[north.index]
+    assert x[:, 1].tolist() == missing.astype(float).tolist()
+    assert x[:, 4].tolist() == frames["north"]["sex"].isna().to_numpy()[north.index].astype(float).tolist()
+    assert any("has no column 'age', so its cells are empty" in note for note in federation.notes)
+    encoding = parse_encoding(json.loads(json.dumps(federation.spaces["north"].scaling["columns"])))
+    assert encoding.features == names
+    rows = table.read_rows(tmp_path / "south.csv", (), about.data, encoding).x.take([0])
+    assert encoding(rows)[0, :5].tolist() == [0.5, 1, 0, 0, 1]
+    for setting, words in (
+        ({"kind": "number", "indicator": True}, "has no column 'age'; state what replaces its cells: data.columns.age.fill"),
+        ({"kind": "number"}, "there is no column 'age'"),
+    ):
+        columns["age"] = setting
+        with pytest.raises(UserError, match=words):
+            data.load(parse_config(tables))
 
 
 def test_problems_of_all_files_are_reported_at_once(tmp_path: Path) -> None:

@@ -42,13 +42,15 @@ def run(
 
     Example: `fedmutual run mnist.toml --set rounds=50 --set algorithm.name=fedavg`
     """
-    from fedmutual.studies.run import train_run
+    from fedmutual.studies.run import list_folds, train_run
 
     config = read_config(file, set)
     folder = out_folder or Path("runs") / config.name
     expect_workers([config.engine.name])
-    with show_progress(format_resume_command("run", set, folder, str(file))) as watch:
-        train_run(config, folder, resume, [watch.observe("")])
+    runs = list_folds(config, folder)
+    with show_progress(format_resume_command("run", set, folder, str(file)), runs=len(runs)) as watch:
+        for place, fold in runs.items():
+            train_run(fold, place, resume, [watch.observe("" if place == folder else f"fold {place.name}")])
     if config.records.evaluate_on == "holdout":
         print_text(
             f"{folder}: only hold-out rows were scored; metrics.jsonl has the scores that clients share", soft_wrap=True
@@ -59,7 +61,7 @@ def run(
     from fedmutual.results.comparison import make_comparisons
     from fedmutual.results.frame import read_runs
 
-    out.print(make_headline_tables(make_comparisons(read_runs([folder]))))
+    out.print(make_headline_tables(make_comparisons(read_runs([*runs]))))
     method = config.algorithm["name"]
     if find_method(method).role.federates:
         sets = [word for text in set or () if text.partition("=")[0].strip() != "algorithm.name" for word in ("--set", text)]
@@ -87,6 +89,7 @@ def compare(
     from fedmutual.config.grid import format_value
     from fedmutual.rundir.text import format_holdout_scores
     from fedmutual.studies import compare as comparing
+    from fedmutual.studies.run import list_folds
 
     overrides = parse_settings(set)
     config, names, method_settings = _choose_methods(file, methods, overrides)
@@ -116,7 +119,7 @@ def compare(
                 f"another rate may be better; raise --tune {tune}, or set optimizer.lr nearer to the best rate",
                 soft_wrap=True,
             )
-    with show_progress(command, runs=len(names) * seeds) as watch:
+    with show_progress(command, runs=len(names) * seeds * len(list_folds(config, folder))) as watch:
         runs = comparing.compare(config, names, seeds, folder, resume, watch.observe, method_settings, tuned, jobs)
     conclude.print_comparison([(config.name, [run.folder for run in runs])], folder / "report.html")
 

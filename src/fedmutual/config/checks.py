@@ -115,6 +115,8 @@ def _list_contradictions(config: Config) -> Iterator[str]:
     if config.server.sum == "fixed" and partition.clients > MOST_SUMMED:
         most = f"adds at most {MOST_SUMMED} clients, and partition.clients is {partition.clients}"
         yield f"server.sum = 'fixed' {most}; remove 'server.sum'"
+    if config.split.folds is not None and config.split.fold is not None and config.split.fold >= config.split.folds:
+        yield f"split.fold = {config.split.fold}: the folds are numbered from 0 to {config.split.folds - 1}"
     yield from _list_score_contradictions(config)
     yield from _list_scaling_contradictions(config)
     if config.privacy.nets != "none":
@@ -168,6 +170,8 @@ def _list_leaks(config: Config) -> Iterator[str]:
     if engine.precision != "float32":
         reason = "rounds gradients after their norm was taken, so that the clipping bound would not hold"
         yield f"engine.precision = {engine.precision!r} {reason}; with privacy.nets use 'float32'"
+    if config.split.folds is not None:
+        yield "split.folds trains several models on a row, whose costs epsilon does not add; with privacy.nets remove it"
     if config.records.keep_best:
         fix = "with privacy.nets remove it, and use the last round's model"
         yield f"records.keep_best = true chooses a model by scores that epsilon does not count; {fix}"

@@ -31,6 +31,7 @@ _DIVIDED = OnlyIf("clients.ID.data", (None,))
 _FROM_FILES = OnlyIf("data.name", ("folder", "npz", "csv", "parquet"))
 _FROM_TABLES = OnlyIf("data.name", ("csv", "parquet"))
 _GROUPED = OnlyIf("data.name", ("folder", "npz", "csv", "parquet", OWN))
+_UNFOLDED = (OnlyIf("partition.kind", ("pfllib",), negated=True), OnlyIf("split.folds", (None,)))
 _BY_EPOCHS = OnlyIf("training.local_steps", (None,), remark="algorithm {name!r} counts a round in training.local_steps")
 _SGD = OnlyIf("optimizer.name", ("sgd",))
 _NOISED = OnlyIf("privacy.nets", ("none",), negated=True, remark="privacy.nets is 'none'")
@@ -55,6 +56,9 @@ class ColumnConfig(Section):
     """number, date: subtracted; unset, the mean of the training rows"""
     std: keys.Positive | None = key()
     """number, date: divided by; unset, the standard deviation of the training rows"""
+    indicator: bool = key(False)
+    """add a feature that is 1 where the cell is empty, else 0; then a client may lack the column, whose cells are all empty
+    there: a number or a date needs `fill`"""
 
     @model_validator(mode="after")
     def _check_kind(self) -> "ColumnConfig":
@@ -163,19 +167,24 @@ class SplitConfig(Section):
     """Which rows are held out."""
 
     only_if: ClassVar[OnlyIfs] = (OnlyIf("partition.kind", ("pfllib",), negated=True),)
-    preset: Literal["journal", "v1"] = key("journal")
+    preset: Literal["journal", "v1"] = key("journal", only_if=_UNFOLDED)
     """a client's validation data: one of K parts of the test set, in the class proportions of the client (journal), or a
     tenth of its training data (v1); K is the number of clients"""
-    private: keys.Share | None = key()
+    private: keys.Share | None = key(only_if=_UNFOLDED)
     """if set, private, public, validation and test are fractions of all rows of a client, with a sum of at most 1"""
     public: keys.Fraction = key(0.0, only_if=())
     """the fraction of each client's training data that it gives to the public seed set"""
-    validation: keys.Fraction | None = key()
+    validation: keys.Fraction | None = key(only_if=_UNFOLDED)
     """the fraction of a client's training data that is validation data; unset, by `split.preset`"""
     holdout: keys.Fraction = key(0.0, only_if=())
     """the fraction of each client's training data that is held out to choose a round or a setting"""
-    test: keys.Fraction = key(0.2)
+    test: keys.Fraction = key(0.2, only_if=_UNFOLDED)
     """the fraction of all rows that is the test set, if the data have no test set"""
+    folds: Annotated[int, Field(ge=2)] | None = key(only_if=(OnlyIf("partition.kind", ("pfllib", "file"), negated=True),))
+    """cross-validation: the rows of each client are divided into this number of folds, and as many runs, each with another
+    fold as validation data (and as test data, if the data have no test set), score every row once"""
+    fold: Annotated[int, Field(ge=0)] | None = key(only_if=(OnlyIf("split.folds", (None,), negated=True),))
+    """the fold of this run, from 0; unset, `run` and `compare` train all folds"""
     shared: bool | None = key()
     """one split for all domains that have the same images (`data.angles`); unset, true for these domains; with false clients
     train on rotated test images"""

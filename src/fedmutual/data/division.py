@@ -1,5 +1,7 @@
 """The division of data: the rows of the test set, and the rows of each client, by the partition and the splits."""
 
+import contextlib
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -20,7 +22,7 @@ from fedmutual.data.splits import (
     hold_out,
     list_held_out_fractions,
 )
-from fedmutual.errors import ConfigError, DataError
+from fedmutual.errors import ConfigError, DataError, format_count
 
 PFLLIB_TRAIN = 0.75  # of a client's rows
 _NOT_IN_NAMES = set('/\\:*?"<>|\0')
@@ -91,13 +93,22 @@ def _divide_rows(config: Config, table: Table) -> Division:
                 f"data.group_by: {str(shared[0])!r} has rows in the training and in the test data ({len(shared)} such "
                 "groups); remove each group from one of them, or omit the test data: whole groups are held out then"
             )
-        test = np.arange(table.trains, len(table.labels)) if has_test_part else _hold_out_test(config, table)
+        if has_test_part:
+            test = np.arange(table.trains, len(table.labels))
+        elif split.folds is None:
+            test = _hold_out_test(config, table)
     training_rows = np.setdiff1d(np.arange(table.trains), test)
     rows_by_client = _deal_training(config.partition, table, training_rows, make_numpy_generator(at.rng("partition")))
+    if split.folds is not None:
+        scored = _choose_fold(config, table, rows_by_client, split.folds)
+        rows_by_client = {i: np.setdiff1d(rows, scored[i]) for i, rows in rows_by_client.items()}
+        test = test if len(test) else np.sort(np.concatenate([*scored.values()]))
     shares = _split_clients(config, table, rows_by_client, table.groups, fractions)
     if split.private is not None:
         return Division(np.sort(np.concatenate([share[TEST] for share in shares.values()])), shares)
-    if VALIDATION not in fractions:
+    if split.folds is not None:
+        shares = {i: {**share, VALIDATION: scored[i]} for i, share in shares.items()}
+    elif VALIDATION not in fractions:
         rng = make_numpy_generator(at.rng("validation"))
         validation = _choose_validation(kind, rows_by_client, test, table, rng)
         shares = {i: {**shares[i], VALIDATION: rows} for i, rows in validation.items()}
@@ -105,6 +116,39 @@ def _divide_rows(config: Config, table: Table) -> Division:
         own_tests = {i: test[_get_domains(table)[test] == i] for i in shares}
         shares = {i: {**share, **({TEST: own_tests[i]} if len(own_tests[i]) else {})} for i, share in shares.items()}
     return Division(test, shares)
+
+
+def _choose_fold(config: Config, table: Table, rows_by_client: Mapping[str, Index], folds: int) -> dict[str, Index]:
+    """Return the rows of each client in the fold of the run.
+
+    The folds of a client have its class mix, and sizes that differ by one row at most. Each group is in one fold.
+
+    Raises:
+        DataError: a client has too few rows or groups.
+    """
+    fold = config.split.fold or 0
+    rng = make_numpy_generator(At(config.seed, -1, config.rounds).rng("folds"))
+    if table.groups is None:
+        chosen = {}
+        for i, rows in rows_by_client.items():
+            order = np.lexsort((rng.permutation(len(rows)), table.labels[rows]))
+            chosen[i] = np.sort(rows[order[fold::folds]])
+    else:
+        from sklearn.model_selection import StratifiedGroupKFold  # takes a second
+
+        rows = np.concatenate([*rows_by_client.values()])
+        owners = np.repeat(np.arange(len(rows_by_client)), [len(own) for own in rows_by_client.values()])
+        strata = owners * len(table.classes) + table.labels[rows]
+        splitter = StratifiedGroupKFold(folds, shuffle=True, random_state=int(rng.integers(2**31)))
+        with warnings.catch_warnings(), contextlib.suppress(ValueError):  # classes with fewer rows than folds
+            warnings.simplefilter("ignore")
+            rows = rows[[*splitter.split(rows, strata, table.groups[rows])][fold][1]]
+        chosen = {i: np.intersect1d(own, rows) for i, own in rows_by_client.items()}
+    for i, own in rows_by_client.items():
+        if len(own) < folds or not 0 < len(chosen[i]) < len(own):
+            what = format_count(len(own), "row") if table.groups is None else "groups of data.group_by"
+            raise DataError(f"client {i!r} has {what}, too few for {folds} folds; lower split.folds, or add rows")
+    return chosen
 
 
 def _divide_as_pfllib(config: Config, table: Table) -> Division:

@@ -26,7 +26,8 @@ class EncodedColumn:
     """How the cells of one column become features.
 
     A category becomes one feature of 0 or 1 for each value. A missing number or date is replaced by `fill`, and then becomes
-    (cell - `mean`) / `std`; a date is its days since 1970-01-01.
+    (cell - `mean`) / `std`; a date is its days since 1970-01-01. With `indicator` a last feature is 1 where the cell is
+    missing, else 0.
     """
 
     name: str
@@ -35,20 +36,28 @@ class EncodedColumn:
     fill: float = 0.0  # replaces a missing number or date
     mean: float = 0.0
     std: float = 1.0
+    indicator: bool = False
 
     @property
     def features(self) -> tuple[str, ...]:
         """The names of the features that the column becomes: "sex=f", "sex=m"; of a number or a date its own name."""
-        return tuple(f"{self.name}={v}" for v in self.values) if self.kind == "category" else (self.name,)
+        names = [f"{self.name}={v}" for v in self.values] if self.kind == "category" else [self.name]
+        return (*names, *([f"{self.name} is missing"] if self.indicator else []))
 
     def record(self) -> dict[str, Any]:
         """Return the entry of environment.json."""
-        keys = ("values",) if self.kind == "category" else ("fill", "mean", "std")
+        keys = ["values"] if self.kind == "category" else ["fill", "mean", "std"]
+        keys += ["indicator"] if self.indicator else []
         entry = {key: getattr(self, key) for key in ("name", "kind", *keys)}
         return {key: list(value) if isinstance(value, tuple) else value for key, value in entry.items()}
 
     def encode(self, cells: Tensor, vocabulary: Sequence[str]) -> Tensor:
         """Return the features [B, n] float64 of the column's cells [B]."""
+        missing = cells.isnan()[:, None].to(cells.dtype)
+        features = self._encode(cells, vocabulary)
+        return torch.cat([features, missing], 1) if self.indicator else features
+
+    def _encode(self, cells: Tensor, vocabulary: Sequence[str]) -> Tensor:
         if self.kind != "category":
             return ((torch.where(cells.isnan(), self.fill, cells) - self.mean) / self.std)[:, None]
         codes = torch.tensor([float(vocabulary.index(v)) if v in vocabulary else -1.0 for v in self.values])
@@ -74,7 +83,9 @@ class Encoding:
     def plans(self) -> tuple[ColumnPlan, ...]:
         """The plans by which new rows are read."""
         pairs = zip(self.columns, self.vocabularies, strict=True)
-        return tuple(ColumnPlan(c.name, ColumnConfig(kind=c.kind), vocabulary) for c, vocabulary in pairs)
+        return tuple(
+            ColumnPlan(c.name, ColumnConfig(kind=c.kind, indicator=c.indicator), vocabulary) for c, vocabulary in pairs
+        )
 
     def __call__(self, cells: Tensor) -> Tensor:
         """Return the features [B, F] float32 of cells [B, columns] float64."""
@@ -113,7 +124,8 @@ def _learn_column(cells: FloatArray, plan: ColumnPlan) -> EncodedColumn:
     settings = plan.settings
     if settings.kind == "category":
         codes = np.unique(cells[np.isfinite(cells)]).astype(int)
-        return EncodedColumn(plan.name, "category", settings.values or tuple(plan.vocabulary[i] for i in codes))
+        values = settings.values or tuple(plan.vocabulary[i] for i in codes)
+        return EncodedColumn(plan.name, "category", values, indicator=settings.indicator)
     missing = np.isnan(cells)
     fill = settings.fill
     if fill is None:
@@ -125,7 +137,7 @@ def _learn_column(cells: FloatArray, plan: ColumnPlan) -> EncodedColumn:
         rounding = len(filled) * np.finfo(np.float64).eps
         if std**2 <= rounding * std**2 + (rounding * mean) ** 2:  # constant but for rounding; the bound of scikit-learn
             std = 1.0
-    return EncodedColumn(plan.name, settings.kind, fill=float(fill), mean=mean, std=std)
+    return EncodedColumn(plan.name, settings.kind, fill=float(fill), mean=mean, std=std, indicator=settings.indicator)
 
 
 class EncodedExamples(Examples):

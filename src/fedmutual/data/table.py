@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from fedmutual.config import ColumnConfig, DataConfig
+from fedmutual.config.keys import FEDERATED
 from fedmutual.data.arrays import require_root
 from fedmutual.data.column_check import describe_nameless, is_nameless, note_rounded_numbers
 from fedmutual.data.draws import Names
@@ -51,7 +52,10 @@ def read_table(config: DataConfig, numbers: bool = False) -> Source:
             "training.task = 'multilabel'"
         )
     files = [TableFile(p, config) for p in (path, config.test) if p is not None]
-    named = [*(("data.label", c) for c in config.label_columns), *(("data.columns", c) for c in config.columns)]
+    named = [
+        *(("data.label", c) for c in config.label_columns),
+        *(("data.columns", c) for c, one in config.columns.items() if not one.indicator),
+    ]
     named += [("data.replace", c) for c in config.replace if c not in config.columns]
     named += [("data.group_by", config.group_by)] if config.group_by is not None else []
     for file in files:  # a test file may lack dropped columns
@@ -59,6 +63,15 @@ def read_table(config: DataConfig, numbers: bool = False) -> Source:
         file.require_columns((column, f"{key} names") for key, column in (*named, *dropped))
     raise_problems(files)
     plans = make_plans(config.columns, [file.frame for file in files])
+    notes = [
+        f"{file.path}: has no column {name!r}, so its cells are empty (data.columns.{name}.indicator)"
+        for file in files
+        for name in config.columns
+        if name not in file.frame
+    ]
+    for name in dict.fromkeys(name for file in files for name, one in config.columns.items() if name not in file.frame):
+        if config.columns[name].kind != "category" and config.columns[name].fill is None and config.mean != FEDERATED:
+            raise ConfigError(f"{path}: has no column {name!r}; state what replaces its cells: data.columns.{name}.fill")
     columns = tuple(config.columns) or list_features(files[0].frame, config)
     if not plans:
         files[0].problems += describe_nameless(columns, config, str(path))
@@ -76,7 +89,7 @@ def read_table(config: DataConfig, numbers: bool = False) -> Source:
     # labels that are read as one label because they differ only in blanks at their ends
     written = {str(v) for f in files for v in f.frame[config.label].unique()} if isinstance(config.label, str) else set()
     merged = sorted(v for v in written if v != v.strip() and v.strip() in written)
-    notes = [
+    notes += [
         *(
             f"{f.path}: commas in columns {list_names(f.decimal_commas)} are decimal commas"
             for f in files
@@ -110,9 +123,14 @@ def make_plans(columns: Mapping[str, ColumnConfig], frames: Sequence[pd.DataFram
     def list_values(name: str, settings: ColumnConfig) -> tuple[str, ...]:
         if settings.kind != "category" or settings.values:
             return settings.values or ()
-        return tuple(sorted({str(v) for frame in frames for v in make_text(frame[name]).dropna()}))
+        return tuple(sorted({str(v) for frame in frames for v in make_text(_get_cells(frame, name)).dropna()}))
 
     return tuple(ColumnPlan(name, settings, list_values(name, settings)) for name, settings in columns.items())
+
+
+def _get_cells(frame: pd.DataFrame, name: str) -> "pd.Series[Any]":
+    """Return the cells of a column [n]; those of a column that the table lacks are all missing."""
+    return frame[name] if name in frame else pd.Series(np.nan, frame.index, dtype=float)
 
 
 def read_rows(
@@ -136,7 +154,8 @@ def read_rows(
     """
     file, plans = TableFile(path, config, "name another"), encoding.plans if encoding is not None else ()
     names = [plan.name for plan in plans] or list(columns)
-    file.require_columns((name, "the model learned from") for name in names)
+    optional = {plan.name for plan in plans if plan.settings.indicator}
+    file.require_columns((name, "the model learned from") for name in names if name not in optional)
     file.require_columns((name, "has the labels") for name in config.label_columns if labelled)
     raise_problems([file])
     x: npt.NDArray[Any] = _parse_cells(file, plans, config.date_format) if plans else _parse_numbers(file, names)
@@ -201,7 +220,7 @@ def _parse_numbers(file: TableFile, columns: Sequence[str]) -> npt.NDArray[np.fl
 
 def _parse_number(file: TableFile, name: str, fix: str) -> FloatArray:
     """Return the cells of a column as numbers [n]. fix: ends the sentence on the first cell that is text."""
-    cells = file.frame[name]
+    cells = _get_cells(file.frame, name)
     column = pd.to_numeric(cells, errors="coerce")
     _refuse(file, name, cells, column.isna() & cells.notna(), fix)
     values: FloatArray = column.to_numpy(np.float64, na_value=np.nan)
@@ -221,7 +240,7 @@ def _parse_cells(file: TableFile, plans: Sequence[ColumnPlan], date_format: str 
     """Return cells [n, columns] as their plans say, NaN where they are missing."""
     columns = []
     for name, settings, vocabulary in plans:
-        text = make_text(file.frame[name])
+        text = make_text(_get_cells(file.frame, name))
         if settings.kind == "number":
             column = _parse_number(file, name, f"but data.columns.{name} is for numbers; fix the cell, or set another kind")
             _refuse(file, name, text, pd.Series(np.isinf(column)), "but numbers are finite; leave the cell empty")

@@ -14,6 +14,7 @@ from fedmutual.config.schema import Config
 from fedmutual.errors import RunError
 from fedmutual.metric import ACCURACY, Metric
 from fedmutual.results.estimate import Missing
+from fedmutual.results.folds import join_folds
 from fedmutual.results.frame import RunFacts, is_number
 from fedmutual.results.gains import Gains
 from fedmutual.results.scale import MetricScale
@@ -241,7 +242,7 @@ def group_runs(runs: Sequence[RunFacts]) -> list[RunComparison]:
         RunError: tuned.json of a run is damaged.
     """
     groups: dict[str, list[RunFacts]] = {}
-    for run in runs:
+    for run in join_folds(runs):
         same = {k: v for k, v in flatten_table({key: run.config.get(key, {}) for key in _SAME_DATA}) if _is_distinctive(k)}
         key = json.dumps([run.partition.source, run.partition.classes, same], sort_keys=True, default=str)
         groups.setdefault(key, []).append(run)
@@ -282,7 +283,8 @@ def _make_comparison(runs: Sequence[RunFacts], name: str) -> RunComparison:
     algorithms = {(members[0].method.title, algorithm) for (algorithm, _), members in groups.items()}
     titles = [title for title, _ in algorithms]
     lines: list[Line] = []
-    remarks: list[str] = []
+    folds = {run.folds[1] for run in runs if run.folds}
+    remarks = [f"{number} folds score every row once; costs are of the first fold." for number in folds]
     for group in sorted(groups, key=lambda g: (*_make_sort_key(groups[g][0]), domains and bool(distinctive[g]))):
         (algorithm, variant), members = group, groups[group]
         title = members[0].method.title

@@ -86,6 +86,7 @@ class RunFacts:
     evaluations: tuple[Evaluation, ...]
     work: Rows
     summary: Summary | None
+    folds: tuple[int, int] | None = None  # how many folds were joined (`results.folds`), of how many
 
     @cached_property
     def notes(self) -> Mapping[str, set[int]]:
@@ -116,6 +117,8 @@ class RunFacts:
         """Return "finished", "unfinished: round 2 of 5" or "diverged in round 3 of 5"."""
         if self.finished:
             return "finished"
+        if self.folds and self.folds[0] < self.folds[1]:
+            return f"unfinished: {self.folds[0]} of {self.folds[1]} folds"
         state = f"unfinished: round {self.reached}" if self.diverged is None else f"diverged in round {self.diverged}"
         return f"{state} of {self.settings.rounds}"
 

@@ -179,6 +179,7 @@ class RecordedColumn(Record):
     fill: float = 0.0
     mean: float = 0.0
     std: Annotated[float, Field(gt=0)] = 1.0
+    indicator: bool = False
 
 
 class RecordedScaling(Record):

@@ -32,8 +32,13 @@ def summarise(config: Config, metrics: Lines, ledger: Iterable[LedgerLine], metr
 
     metric: the main metric of the run. Another one than accuracy has keys of its own: `test_metric` and `val_metric`.
     """
+    return {**summarise_scores(config.records.best_by, metrics, metric), "bytes": _sum_bytes(ledger)}
+
+
+def summarise_scores(best_by: str | None, metrics: Lines, metric: Metric) -> dict[str, Any]:
+    """Return the scores of `summarise`. best_by: records.best_by."""
     held = any(row.data == "holdout" for line in metrics for row in line.rows)  # those of a partition file too
-    chosen_by = config.records.best_by or ("holdout" if held else None)
+    chosen_by = best_by or ("holdout" if held else None)
     scored = {row.model for line in metrics for row in line.rows if row.client is not None}
     model = next((m for m in ("personal", "global", "meme") if m in scored), None)  # what a client would use, if scored
     shared, personal = {}, {}
@@ -46,7 +51,6 @@ def summarise(config: Config, metrics: Lines, ledger: Iterable[LedgerLine], metr
         **({"metric": metric.name} if metric != ACCURACY else {}),
         "transfer": measure_transfer(metrics, model, chosen_by or "validation"),
         "projected": _read_projected(metrics),
-        "bytes": _sum_bytes(ledger),
     }
 
 

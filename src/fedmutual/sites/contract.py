@@ -127,6 +127,8 @@ class Contract:
         sections = ("data", "model", "algorithm", "training", "optimizer", "share")
         client = {"data": {"name": "digits"}, **{k: set_tables[k] for k in sections if k in set_tables}}
         overrides = {"engine": site_file.engine.model_dump(), "split": {k: v for k, v in site_file.split if v is not None}}
+        if own := [key for key in ("folds", "fold") if getattr(site_file.split, key) is not None]:
+            raise ConfigError(f"{source}: key 'split.{own[0]}' is one for all sites, in FEDERATION.toml; remove it here")
         overrides["privacy"] = {k: v for k, v in site_file.privacy if v is not None}
         tables = merge_overrides(self._settings, {"clients": {site_file.site: client}, **overrides})
         try:
@@ -240,6 +242,8 @@ def _list_faults(contract: Contract) -> Iterator[str]:
     """Yield in one clause why real sites cannot carry out the contract."""
     config, algorithm, sites = contract.config, contract.algorithm, contract.sites
     method, public = f"algorithm {config.algorithm['name']!r}", algorithm.public
+    if config.split.folds is not None and config.split.fold is None:
+        yield "'split.folds' needs the key 'split.fold': submit a federation for each fold, each with another name"
     if contract.name.lower() in (WORK_FOLDER, PRIVACY_FOLDER) or contract.name.startswith("."):
         yield (f"key 'name' cannot be {contract.name!r}: the process has its own files under this name; choose another name")
     if config.model.pretrained is not None and {"global", "proxy"} & set(algorithm.scores):

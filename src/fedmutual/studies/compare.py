@@ -21,9 +21,10 @@ from fedmutual.rundir.record_files import write_record
 from fedmutual.rundir.schema import TunedRecord
 from fedmutual.settings import LEAST_TRIALS, RATE_FACTORS
 from fedmutual.studies.observers import Watch
+from fedmutual.studies.run import check_one_run
 from fedmutual.studies.study import Setting, Study, list_seeds
 from fedmutual.studies.sweep import SHARE, plan_combinations, train_sweep
-from fedmutual.studies.trained_run import Run
+from fedmutual.studies.trained_run import Run, open_trained_run
 
 ALL = "all"  # in the place of a method's name: every method of the package
 TRIALS = "tune"  # of a comparison's folder: a sweep for each method, by `--tune`
@@ -160,7 +161,7 @@ def compare(
             )
             for folder in study.find_folders(setting).values():
                 write_record(folder / TUNED, record)
-    return [run for setting in settings for run in study.open_runs(setting).values()]
+    return [open_trained_run(folder, run_config) for folder, (_, run_config) in study.runs.items()]
 
 
 def tune(
@@ -185,6 +186,7 @@ def tune(
         ConfigError: the configuration asks for differential privacy.
         UserError: as `sweep`.
     """
+    check_one_run(config, "--tune")  # the rows that choose are scored rows of other folds
     if config.privacy.nets != "none":
         raise ConfigError("--tune: the trials would cost privacy that epsilon does not count; set the keys with --set")
     if not config.split.holdout and config.partition.kind != "file":

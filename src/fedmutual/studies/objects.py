@@ -17,7 +17,7 @@ from fedmutual.results.scale import MetricScale
 from fedmutual.role import DEFAULT_ALGORITHM, LOCAL_ONLY
 from fedmutual.rundir.record_files import read_metric, read_model_environment
 from fedmutual.studies.observers import ProgressDisplay, Watch, make_warning_observers
-from fedmutual.studies.run import train_run
+from fedmutual.studies.run import list_folds, train_run
 from fedmutual.studies.site_objects import KEYS, Model, Site, hold_sites, make_config
 from fedmutual.studies.study import Setting, Study, list_seeds
 from fedmutual.studies.trained_run import Run, open_object_run
@@ -27,17 +27,18 @@ from fedmutual.studies.trained_run import Run, open_object_run
 class Comparison:
     """Runs of several methods over several seeds on the same objects, as `fedmutual.compare` returns them."""
 
-    runs: Mapping[tuple[str, int], Run]  # (method, seed) -> run
+    runs: Mapping[tuple[str, int] | tuple[str, int, int], Run]  # (method, seed) or, with split.folds, (method, seed, fold)
 
     def history(self) -> pd.DataFrame:
-        """Return all scores of all runs, one row for each number; columns: method, seed, and those of `Run.history`.
+        """Return all scores of all runs, one row for each number; columns: method, seed, fold, those of `Run.history`.
 
         Raises:
             RunError: metrics.jsonl of a run is damaged.
         """
-        frames = [run.history().assign(method=method, seed=seed) for (method, seed), run in self.runs.items()]
+        names = ("method", "seed", "fold")
+        frames = [run.history().assign(**dict(zip(names, key, strict=False))) for key, run in self.runs.items()]
         table = pd.concat(frames, ignore_index=True)
-        return table[["method", "seed", *(c for c in table if c not in ("method", "seed"))]]
+        return table[[*(c for c in names if c in table), *(c for c in table if c not in names)]]
 
     def report(self, path: str | Path) -> Path:
         """Write the HTML page that compares the methods, with a verdict on federated training, and return its path.
@@ -154,7 +155,12 @@ def compare(
         study.check_folders(resume)
         with _watch(progress) as watch:
             study.train(resume, watch)
-    folders = {(variant.label, n): path for variant in variants for n, path in study.find_folders(variant).items()}
+    folders: dict[Any, Path] = {
+        (variant.label, n, *(() if path == place else (int(path.name),))): path
+        for variant in variants
+        for n, place in study.find_folders(variant).items()
+        for path in list_folds(variant.config, place)
+    }
     return Comparison({key: open_object_run(path, objects, keep) for key, path in folders.items()})
 
 

@@ -19,7 +19,7 @@ from fedmutual.engines.loop import drive, generate_rounds
 from fedmutual.engines.ray import Cluster
 from fedmutual.engines.select import EngineChoice, choose_engine, count_memory, open_engine, plan_disk_storage
 from fedmutual.engines.stacked import Stacked, Stacker, Training, train_together
-from fedmutual.errors import RunError
+from fedmutual.errors import ConfigError, RunError
 from fedmutual.events import Observer
 from fedmutual.federation import build
 from fedmutual.federation.description import describe_run, describe_scaling, find_common_metric
@@ -54,6 +54,24 @@ class RunRequest(NamedTuple):
     observers: Sequence[Observer]
 
 
+def list_folds(config: Config, folder: Path) -> dict[Path, Config]:
+    """Return folder -> configuration of each run: one, or with split.folds one for each fold, in FOLDER/<fold>."""
+    if config.split.folds is None or config.split.fold is not None:
+        return {folder: config}
+    splits = [config.split.model_copy(update={"fold": fold}) for fold in range(config.split.folds)]
+    return {folder / str(split.fold): config.model_copy(update={"split": split}) for split in splits}
+
+
+def check_one_run(config: Config, what: str) -> None:
+    """Raise ConfigError if a configuration has several folds. what: who trains one fold only."""
+    if config.split.folds is not None and config.split.fold is None:
+        number = config.split.folds
+        raise ConfigError(
+            f"split.folds = {number} makes {number} runs, and {what} trains one; set split.fold (0 to {number - 1}), or let "
+            "`compare` or `fedmutual run` train all folds"
+        )
+
+
 def run(
     config: Config,
     out: str | Path | None = None,
@@ -81,6 +99,7 @@ def run(
 
 def train_run(config: Config, folder: Path, resume: bool = False, observers: Sequence[Observer] = ()) -> Run:
     """Train as `run` does, without warnings, for callers whose observers show the remarks. Raises the errors of `run`."""
+    check_one_run(config, "one run")
     recorded = _read_environment(folder, config, resume)
     if recorded is not None:
         try:

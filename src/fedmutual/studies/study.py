@@ -10,7 +10,7 @@ from fedmutual.errors import ConfigError
 from fedmutual.rundir.file_names import CONFIG
 from fedmutual.rundir.folder import check_free, check_resumable
 from fedmutual.studies.observers import Watch
-from fedmutual.studies.run import RunRequest, can_stack
+from fedmutual.studies.run import RunRequest, can_stack, list_folds
 from fedmutual.studies.side_by_side import limit_jobs, train_queue
 from fedmutual.studies.trained_run import Run, open_trained_run
 
@@ -38,7 +38,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Study:
-    """Settings x seeds; each run is in OUT/<folder of the setting>/<seed>."""
+    """Settings x seeds x folds; runs are in OUT/<folder of the setting>/<seed>, or OUT/<...>/<seed>/<fold>."""
 
     settings: Sequence[Setting]
     seeds: Sequence[int]
@@ -48,13 +48,14 @@ class Study:
     def runs(self) -> dict[Path, tuple[str, Config]]:
         """Folder -> (label in messages, configuration) of each run, in the order of the settings and then of the seeds."""
         return {
-            folder: (f"{setting.label}, seed {seed}", setting.config.model_copy(update={"seed": seed}))
+            folder: (f"{setting.label}, seed {seed}{'' if folder == place else f', fold {folder.name}'}", config)
             for setting in self.settings
-            for seed, folder in self.find_folders(setting).items()
+            for seed, place in self.find_folders(setting).items()
+            for folder, config in list_folds(setting.config.model_copy(update={"seed": seed}), place).items()
         }
 
     def find_folders(self, setting: Setting) -> dict[int, Path]:
-        """Return seed -> folder of the run."""
+        """Return seed -> folder of the run, or of the runs of all folds."""
         return {seed: self.out / setting.folder / str(seed) for seed in self.seeds}
 
     def open_runs(self, setting: Setting) -> dict[int, Run]:

@@ -38,6 +38,7 @@ from fedmutual.rundir.file_names import SUMMARY
 from fedmutual.scores import is_disclosed
 from fedmutual.studies import privacy_plan
 from fedmutual.studies.observers import Watch, make_warning_observers
+from fedmutual.studies.run import check_one_run
 from fedmutual.studies.study import Setting, Study, list_seeds
 from fedmutual.user_code.recorded_code import set_trust
 
@@ -162,6 +163,7 @@ def _make_settings(
         label = make_label({key: values[key] for key in several})
         try:
             config = parse_config(dict(tables), "configuration" if given else str(experiment), values)
+            check_one_run(config, "each setting of a sweep")
             if config.records.evaluate_on != "all":  # the command for the chosen setting would not score them either
                 raise ConfigError("records.evaluate_on: a sweep always scores hold-out rows only; remove the key")
             if by is not None and not _has_model(config, by):

@@ -1,0 +1,102 @@
+"""The folds of a split as one run: every row is scored once, by a model that did not train on it."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from fedmutual.results.frame import RunFacts
+from fedmutual.rundir.file_names import SUMMARY
+from fedmutual.rundir.record_files import check_record
+from fedmutual.rundir.schema import Evaluation, RecordedPartition, ScoreRow, Summary
+from fedmutual.rundir.summary import summarise_scores
+
+
+def join_folds(runs: Sequence[RunFacts]) -> list[RunFacts]:
+    """Return the runs with the folds of one configuration and seed as one run; a fold without the others stays as it is.
+
+    A score of the joined run is the mean over the folds, weighted by the scored examples; its work is that of the first
+    fold. Unless all folds are finished it has no scores.
+    """
+    groups = dict[str, list[RunFacts]]()
+    for run in runs:
+        split = {key: value for key, value in run.config.get("split", {}).items() if key != "fold"}
+        same = {key: value for key, value in run.config.items() if key != "name"} | {"split": split}
+        place = json.dumps(same if "folds" in split else str(run.folder), sort_keys=True, default=str)
+        twice = sum(run.config["split"]["fold"] == other.config["split"]["fold"] for other in groups.get(place, ()))
+        groups.setdefault(f"{place}{twice or ''}", []).append(run)
+    return [_join(group) if len(group) > 1 else group[0] for group in groups.values()]
+
+
+def _join(runs: Sequence[RunFacts]) -> RunFacts:
+    runs = sorted(runs, key=lambda run: int(run.config["split"]["fold"]))
+    first, number = runs[0], int(runs[0].config["split"]["folds"])
+    config = {**first.config, "split": {k: v for k, v in first.config["split"].items() if k != "fold"}}
+    joined = replace(
+        next((run for run in runs if not run.finished), first),
+        config=config,
+        partition=_join_partitions([run.partition for run in runs]),
+        evaluations=(),
+        work=first.work,
+        summary=None,
+        folds=(len(runs), number),
+    )
+    if len(runs) < number or not all(run.finished for run in runs) or first.summary is None:
+        return joined
+    own_test = first.partition.test is not None and first.partition.test.rows is None
+    lines = [[e for e in run.evaluations if e.round == line.round] for line in first.evaluations for run in runs]
+    by_round = [lines[n : n + number] for n in range(0, len(lines), number)]
+    evaluations = tuple(_join_evaluations([e for (e,) in folds], own_test) for folds in by_round if all(folds))
+    scores = summarise_scores(config.get("records", {}).get("best_by"), evaluations, first.metric)
+    summary = check_record(first.folder / SUMMARY, Summary, {**first.summary.model_dump(by_alias=True), **scores})
+    return replace(joined, evaluations=evaluations, summary=summary)
+
+
+def _join_partitions(folds: Sequence[RecordedPartition]) -> RecordedPartition:
+    """Return the partition of the first fold, with a fingerprint of all folds, and the validation rows of all folds."""
+    first, prints = folds[0], "".join(fold.fingerprint for fold in folds)
+    clients = {}
+    for i, client in first.clients.items():
+        counts = [fold.clients[i].counts.get("validation") for fold in folds if i in fold.clients]
+        scored = {"validation": tuple(map(sum, zip(*filter(None, counts), strict=True)))} if all(counts) else {}
+        clients[i] = client.model_copy(update={"counts": {**client.counts, **scored}})
+    return first.model_copy(update={"fingerprint": hashlib.sha256(prints.encode()).hexdigest(), "clients": clients})
+
+
+def _join_evaluations(folds: Sequence[Evaluation], own_test: bool) -> Evaluation:
+    """Return the scores of one round. own_test: whether the data have a test set, whose rows are those of every fold."""
+    by_place = [{(row.model, row.client, row.data): row for row in fold.rows} for fold in folds]
+    rows = []
+    for (model, client, data), row in by_place[0].items():
+        others = [places.get((model, client, data)) for places in by_place]
+        if all(others):
+            same_rows = own_test and data == "test"
+            values = dict(_average(row, [other for other in others if other], same_rows))
+            rows.append(ScoreRow(model=model, client=client, data=data, **values))
+    train = {
+        i: {term: value for term in terms if (value := _mean([f.train.get(i, {}).get(term) for f in folds])) is not None}
+        for i, terms in folds[0].train.items()
+    }
+    return folds[0].model_copy(update={"rows": tuple(rows), "train": train})
+
+
+def _average(first: ScoreRow, rows: Sequence[ScoreRow], same_rows: bool) -> Iterator[tuple[str, Any]]:
+    """Yield each score that all folds have: its mean, weighted by the scored examples; of `examples` the sum."""
+    weights = [row.values.get("examples") or 0 for row in rows]
+    for name in first.values:
+        values = [row.values.get(name) for row in rows]
+        if name == "examples":
+            yield name, weights[0] if same_rows else sum(weights)
+        elif isinstance(values[0], list):
+            yield name, [_mean(of_class, weights) for of_class in zip(*values, strict=True)] if all(values) else None
+        else:
+            yield name, _mean(values, weights)
+
+
+def _mean(values: Sequence[Any], weights: Sequence[float] = ()) -> float | None:
+    """Return the mean of numbers; None where one is missing."""
+    if not all(isinstance(value, int | float) for value in values):
+        return None
+    weights = weights if sum(weights) else [1] * len(values)
+    return float(sum(value * weight for value, weight in zip(values, weights, strict=True)) / sum(weights))

@@ -1,0 +1,177 @@
+"""Cross-validation: every row is scored once, by a model that did not train on it, and a client's folds are one score."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedmutual
+import wards
+from fedmutual import Config, Site, data
+from fedmutual.config import parse_config
+from fedmutual.errors import ConfigError, DataError
+from fedmutual.report.measures import measure_gains
+from fedmutual.results.comparison import make_comparisons
+from fedmutual.results.folds import join_folds
+from fedmutual.results.frame import find_runs, read_runs
+from fedmutual.sites.contract import read_contract
+from fedmutual.sites.site_settings import read_site_file
+from fedmutual.studies.compare import compare, tune
+from fedmutual.studies.sweep import plan_sweep
+from own_data import config, npz
+
+RNG = np.random.default_rng(0)
+
+
+def make(tmp_path: Path, rows: int = 53, **arrays: Any) -> dict[str, Any]:
+    """Write rows of features with labels 0, 1 and 2; return the table [data]."""
+    x = np.arange(4 * rows, dtype=np.float32).reshape(rows, 4) / rows
+    return npz(tmp_path / "rows.npz", x=x, y=RNG.permutation(np.arange(rows) % 3), **arrays)
+
+
+def list_shares(about: Mapping[str, Any], folds: int = 5, **tables: Any) -> list[Any]:
+    """Return each fold as a federation."""
+    split = {"folds": folds, **tables.pop("split", {})}
+    return [data.load(config(data=about, split=split | {"fold": k}, **tables)) for k in range(folds)]
+
+
+@pytest.mark.parametrize("kind", [{"clients": 2}, {"kind": "dirichlet", "clients": 2, "alpha": 1.0}])
+def test_every_row_is_scored_once_by_a_model_that_did_not_train_on_it(tmp_path: Path, kind: dict[str, Any]) -> None:
+    federations = list_shares(make(tmp_path), partition=kind, split={"holdout": 0.1})
+    scored = np.concatenate([f.clients[i].validation.index for f in federations for i in "01"])
+    assert sorted(scored) == list(range(53))
+    for i in "01":
+        rows = np.concatenate([f.clients[i].validation.index for f in federations])
+        for federation in federations:
+            shares = federation.clients[i]
+            parts = [share.index for share in (shares.private, shares.holdout, shares.validation) if share is not None]
+            assert np.array_equal(np.sort(np.concatenate(parts)), np.sort(rows))
+            counts = np.bincount(shares.validation.labels, minlength=3) - np.bincount(shares.private.store.labels[rows]) / 5
+            assert np.abs(counts).max() < 1.5  # the class mix of the client
+    tests = [np.sort(np.concatenate([f.clients[i].validation.index for i in "01"])) for f in federations]
+    assert all(np.array_equal(f.test.index, rows) for f, rows in zip(federations, tests, strict=True))
+    assert len({f.partition["fingerprint"] for f in federations}) == 5
+
+
+def test_groups_and_domains_stay_whole(tmp_path: Path) -> None:
+    numbers = np.arange(60)
+    about = make(tmp_path, 60, groups=(numbers // 3).astype(str), domain=np.array(["n", "s"])[numbers % 2])
+    federations = list_shares(about | {"group_by": "groups"}, 4, partition={"kind": "domains"})
+    seen = list[str]()
+    for federation in federations:
+        of_fold = {str(g) for i in "ns" for g in np.asarray(federation.clients[i].validation.index) // 3}
+        trained = {str(g) for i in "ns" for g in np.asarray(federation.clients[i].private.index) // 3}
+        assert not of_fold & trained
+        seen += sorted(of_fold)
+    assert len(seen) == len(set(seen)) == 20
+
+
+def test_a_test_set_of_the_data_stays(tmp_path: Path) -> None:
+    x = np.arange(40, dtype=np.float32).reshape(20, 2)
+    y = np.arange(20) % 2
+    federations = list_shares(npz(tmp_path / "t.npz", x=x, y=y, x_test=x, y_test=y))
+    assert all(np.array_equal(f.test.index, np.arange(20, 40)) for f in federations)
+    scored = np.concatenate([f.clients[i].validation.index for f in federations for i in "01"])
+    assert sorted(scored) == list(range(20))
+
+
+@pytest.mark.parametrize(
+    ("split", "more", "words"),
+    [
+        ({"folds": 5, "fold": 5}, {}, "the folds are numbered from 0 to 4"),
+        ({"folds": 5, "test": 0.3}, {}, "split.test"),
+        ({"folds": 5, "validation": 0.3}, {}, "split.validation"),
+        ({"folds": 5, "private": 0.3, "validation": 0.1}, {}, "split.private"),
+        ({"fold": 1}, {}, "split.fold"),
+        ({"folds": 5}, {"partition": {"kind": "pfllib"}}, "split.folds"),
+        ({"folds": 5}, {"privacy": {"nets": "meme", "sigma": 1.0}}, "with privacy.nets remove it"),
+    ],
+)
+def test_keys_that_contradict_folds(split: dict[str, Any], more: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        parse_config({"split": split, **more})
+
+
+def test_a_client_with_few_rows_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"client '[01]' has 4 rows, too few for 5 folds; lower split\.folds"):
+        list_shares(make(tmp_path, 9))
+
+
+def experiment(tmp_path: Path, **split: Any) -> Config:
+    training = {"local_epochs": 1, "batch_size": 8}
+    return config(name="folds", rounds=2, data=make(tmp_path), split={"folds": 3, **split}, training=training)
+
+
+@pytest.mark.run
+def test_a_comparison_joins_folds_before_gains_are_judged(tmp_path: Path) -> None:
+    runs = compare(experiment(tmp_path), ["fml", "independent"], 2, tmp_path / "out")
+    folders = [run.folder.relative_to(tmp_path / "out").as_posix() for run in runs]
+    assert folders[:4] == ["fml/0/0", "fml/0/1", "fml/0/2", "fml/1/0"]
+    (comparison,) = make_comparisons(read_runs(find_runs(tmp_path / "out")))
+    assert {(line.method, len(line.counted)) for line in comparison.methods} == {("FML", 2), ("Local-only", 2)}
+    assert "3 folds score every row once; costs are of the first fold." in comparison.remarks
+    row = comparison.methods[0].counted[0].get_rows(2)["1"]
+    folds = [run.get_rows(2)["1"].values for run in read_runs([r.folder for r in runs[:3]])]
+    right = sum(f["accuracy"] * f["examples"] for f in folds)
+    assert row.find_number("examples") == sum(f["examples"] for f in folds)
+    assert row.find_number("accuracy") == pytest.approx(right / row.values["examples"])
+    gains = measure_gains(comparison, comparison.methods[0])
+    assert len(gains) == 4  # type: ignore[arg-type]  # two clients, two seeds
+    table = fedmutual.read(tmp_path / "out")
+    assert len(table.runs) == 4
+    last = table.scores[table.scores["last"] & (table.scores["data"] == "test") & table.scores["client"].isna()]
+    assert set(last["examples"]) == {53}
+
+
+@pytest.mark.run
+def test_unfinished_folds_have_no_numbers_and_are_resumed(tmp_path: Path) -> None:
+    several = experiment(tmp_path)
+    compare(several, ["fedavg"], 1, tmp_path / "out")
+    (tmp_path / "out" / "fedavg" / "0" / "1" / "summary.json").unlink()
+    (joined,) = join_folds(read_runs(find_runs(tmp_path / "out")))
+    assert (joined.evaluations, joined.finished) == ((), False)
+    compare(several, ["fedavg"], 1, tmp_path / "out", resume=True)
+    (joined,) = join_folds(read_runs(find_runs(tmp_path / "out")))
+    assert joined.finished
+    (partial,) = join_folds(read_runs(find_runs(tmp_path / "out"))[:2])
+    assert partial.state == "unfinished: 2 of 3 folds"
+
+
+@pytest.mark.sites
+def test_real_sites_train_one_fold(tmp_path: Path) -> None:
+    sites = wards.with_data(tmp_path)
+    with pytest.raises(ConfigError, match=r"submit a federation for each fold, each with another name"):
+        read_contract(wards.contract(tmp_path, wards.COMMON | {"split": {"folds": 3}}, sites))
+    scored = list[int]()
+    for fold in range(3):
+        contract = read_contract(wards.contract(tmp_path, wards.COMMON | {"split": {"folds": 3, "fold": fold}}, sites))
+        file = read_site_file(wards.site(tmp_path, "north", sites["north"])).file
+        shares = data.load(contract.make_site_config(file, "site.toml")).clients["north"]
+        scored += shares.validation.index.tolist()
+    assert sorted(scored) == list(range(599))
+    file = read_site_file(wards.site(tmp_path, "north", sites["north"], split={"fold": 1})).file
+    with pytest.raises(ConfigError, match=r"'split\.fold' is one for all sites"):
+        contract.make_site_config(file, "site.toml")
+
+
+@pytest.mark.run
+def test_what_trains_one_run_asks_for_the_fold(tmp_path: Path) -> None:
+    several = experiment(tmp_path)
+    for refuse in (
+        lambda: fedmutual.run(several, tmp_path / "a"),
+        lambda: tune(several, ["fml"], 3, tmp_path / "b"),
+        lambda: plan_sweep(several, {"optimizer.lr": [0.1, 0.2]}),
+    ):
+        with pytest.raises(ConfigError, match=r"split\.folds = 3 makes 3 runs, .* set split\.fold \(0 to 2\)"):
+            refuse()
+    x, y = np.arange(80, dtype=np.float32).reshape(40, 2), np.arange(40) // 2 % 2
+    sites = {name: Site(train=(x[k::2], y[k::2])) for k, name in enumerate("ab")}
+    with pytest.raises(ConfigError, match=r"set split\.fold"):
+        fedmutual.federate(sites, shared="mlp", settings={"split.folds": 3}, progress=False)
+    comparison = fedmutual.compare(
+        sites, ["fedavg"], shared="mlp", seeds=1, rounds=1, batch_size=8, settings={"split.folds": 2}, progress=False
+    )
+    assert [*comparison.runs] == [("fedavg", 0, 0), ("fedavg", 0, 1)]
+    assert set(comparison.history()["fold"]) == {0, 1}
