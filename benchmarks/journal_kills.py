@@ -39,7 +39,7 @@ from fedmutual.sites import journal  # noqa: E402
 from fedmutual.sites.coordinator import Coordinator  # noqa: E402
 from fedmutual.sites.ledger import read_ledger  # noqa: E402
 from fedmutual.sites.protocol import WORK, Order, pack_message, read_answer, read_order  # noqa: E402
-from fedmutual.sites.secure_sum.messages import ANNOUNCEMENT, Stage, read_content  # noqa: E402
+from fedmutual.sites.secure_sum.messages import ANSWERS, Stage, read_content  # noqa: E402
 from fedmutual.sites.site_runtime import SiteRuntime  # noqa: E402
 from fedmutual.sites.site_settings import read_site_file  # noqa: E402
 from wards import COMMON, contract, same, site  # noqa: E402
@@ -146,7 +146,7 @@ class Transport:
             line = {"site": name, "kind": order.kind, "round": order.round, "phase": order.phase, "attempt": order.attempt}
             message = read_answer(answer)[1]
             if order.kind == WORK and order.phase == Stage.KEYS and message:
-                line["key"] = read_content(ANNOUNCEMENT, message, name).mask_key
+                line["key"] = read_content(ANSWERS[Stage.KEYS], message, name).mask_key
             with self._log.open("a") as file:
                 file.write(json.dumps(line | {"sha256": hashlib.sha256(answer).hexdigest()}) + "\n")
             yield name, answer

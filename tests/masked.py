@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 
 import numpy as np
-import torch
 
 from authority import make_authority, make_signer
 from fedmutual.core import Message
@@ -84,17 +83,10 @@ class Table:
         sum_site = self.sites[site]
         if sum_site.state is not None:
             sum_site.state = SumState.model_validate_json(sum_site.state.model_dump_json())
+        answer = sum_site.answer(stage, order, self.words[site])
         if stage is Stage.UPLOAD:
-            masked = sum_site.mask_words(order, self.words[site])
-            self.uploads[site] = masked.tolist()
-            return {WORDS: torch.from_numpy(masked.view(np.int64))}
-        does = {
-            Stage.KEYS: sum_site.announce_keys,
-            Stage.SHARES: sum_site.share_secrets,
-            Stage.CONFIRM: sum_site.confirm_present,
-            Stage.UNMASK: sum_site.open_secrets,
-        }
-        return does[stage](order)
+            self.uploads[site] = answer[WORDS].numpy().view(np.uint64).tolist()
+        return answer
 
     def plain(self, sites) -> list[int]:
         """Return the sum of these sites' words, computed in Python's integers."""

@@ -4,12 +4,9 @@ from dataclasses import replace
 
 import torch
 
-from fedmutual.events import Noted
-from fedmutual.rundir.text import describe_event
-from fedmutual.sites import contract as contracts
-from fedmutual.sites.coordinator import Coordinator
+import wards
 from fedmutual.sites.protocol import EVALUATE, SiteAnswer, pack_message, read_order
-from wards import COMMON, InMemoryTransport, contract
+from wards import COMMON
 
 SITES = ("north", "south", "west")
 
@@ -64,29 +61,11 @@ def healthy(limit, by=0.01):
     return does
 
 
-class Federation:
+class Federation(wards.Federation):
     """Puppets, a contract, and their outcome."""
 
     def __init__(self, folder, common=COMMON, sites=SITES, **given):
-        folder.mkdir(exist_ok=True)
-        self.folder, self.notes = folder / "server", []
-        self.agreed = contracts.read_contract(contract(folder, common, sites, **given))
-        self.transport = InMemoryTransport({i: Puppet() for i in sites})
-
-    def __getitem__(self, site):
-        return self.transport.halves[site]
-
-    def run(self, *observers):
-        def noted(event):
-            if isinstance(event, Noted):
-                self.notes += describe_event(event)
-
-        Coordinator(self.agreed, self.folder).run(self.transport, [noted, *observers])
-        return self
-
-    def about(self, site):
-        """Return the notes that name a site."""
-        return [note for note in self.notes if repr(site) in note]
+        super().__init__(folder, common, {i: {} for i in sites}, start=lambda name: Puppet(), **given)
 
 
 def element(model):

@@ -16,7 +16,7 @@ from fedmutual.data.federation import load
 from fedmutual.federation import experiment
 from fedmutual.federation.evaluation import forward_in_parts
 from fedmutual.sites.contract import read_contract
-from fedmutual.sites.server_experiment import build_server_experiment
+from fedmutual.sites.coordinator import build_server_experiment
 from fedmutual.sites.site_settings import build_site, read_site_file
 from fedmutual.studies.adapt import adapt
 from fedmutual.user_code import plugins

@@ -7,7 +7,7 @@ from scipy.stats import chisquare
 
 from authority import make_signer
 from fedmutual.sites.secure_sum import messages
-from fedmutual.sites.secure_sum.messages import Rejected, Stage, find_threshold, pack_content, read_content
+from fedmutual.sites.secure_sum.messages import ANSWERS, ORDERS, Rejected, Stage, find_threshold, pack_content, read_content
 from fedmutual.sites.secure_sum.server import TooFewSites
 from fedmutual.sites.secure_sum.site import SumSite
 from masked import NAMES, Table, make_context
@@ -96,44 +96,35 @@ def test_a_forged_key_is_refused_by_every_site_and_named() -> None:
     def swap(keys):
         return [k.model_copy(update={"mask_key": "ab" * 32}) if k.site == "cedar" else k for k in keys]
 
-    table = Table(5, orders={Stage.SHARES: change(messages.ANNOUNCEMENTS, swap)})
+    table = Table(5, orders={Stage.SHARES: change(ORDERS[Stage.SHARES], swap)})
     with pytest.raises(TooFewSites, match="0 of 5"):
         table.run()
     assert all("'cedar'" in why and "signature" in why for why in table.refusals.values())
     assert table.refusals.keys() == set(FIVE)
 
 
-def test_a_site_that_announces_keys_by_another_kit_is_left_out_by_the_server() -> None:
-    def steal(to, message):
-        if to != "cedar":
-            return message
-        context = make_context(5)
-        return pack_content(
-            messages.make_announcement(context, "cedar", bytes(32), bytes(32), bytes(32), make_signer("elm"))
-        )
-
-    table = Table(5, answers={Stage.KEYS: steal}).run()
-    assert "another participant's" in table.refusals["cedar"]
-    assert table.server.add_words().tolist() == table.plain(set(FIVE) - {"cedar"})
-
-
-@pytest.mark.parametrize("kind", ["mask_key", "seal_key"])
-def test_a_site_that_announces_a_key_of_small_order_is_left_out_and_named(kind) -> None:
-    """Such a key gives one secret with every other key: each site would refuse the order with it, and no sum would end."""
-    context, signer = make_context(5), make_signer("cedar")
+@pytest.mark.parametrize(
+    ("signer", "changed", "reason"),
+    [
+        ("elm", {}, "another participant's"),
+        # gives one secret with every other key: each site would refuse the order with it, and no sum would end
+        ("cedar", {"mask_key": b"\x01" + bytes(31)}, "X25519"),
+        ("cedar", {"seal_key": b"\x01" + bytes(31)}, "X25519"),
+    ],
+)
+def test_a_site_that_announces_keys_of_another_kit_or_of_small_order_is_left_out_and_named(signer, changed, reason) -> None:
+    context = make_context(5)
 
     def spoil(to, message):
         if to != "cedar":
             return message
-        keys = read_content(messages.ANNOUNCEMENT, message, to)
+        keys = read_content(ANSWERS[Stage.KEYS], message, to)
         public = {name: bytes.fromhex(getattr(keys, name)) for name in ("mask_key", "seal_key", "seed")}
-        return pack_content(
-            messages.make_announcement(context, "cedar", **(public | {kind: b"\x01" + bytes(31)}), signer=signer)
-        )
+        return pack_content(messages.make_announcement(context, "cedar", **(public | changed), signer=make_signer(signer)))
 
     table = Table(5, answers={Stage.KEYS: spoil}).run()
     assert "'cedar'" in table.refusals["cedar"]
-    assert "X25519" in table.refusals["cedar"]
+    assert reason in table.refusals["cedar"]
     assert table.server.add_words().tolist() == table.plain(set(FIVE) - {"cedar"})
 
 
@@ -154,12 +145,12 @@ def test_a_site_that_was_sent_another_model_is_found_and_named() -> None:
 def test_keys_of_another_sum_are_refused(changed) -> None:
     """As a server would use them that kept them."""
     old = Table(5, context=make_context(5, **changed)).run(Stage.KEYS).server.answers[Stage.KEYS]["cedar"]
-    replayed = read_content(messages.ANNOUNCEMENT, old, "cedar")
+    replayed = read_content(ANSWERS[Stage.KEYS], old, "cedar")
 
     def swap(keys):
         return [replayed if k.site == "cedar" else k for k in keys]
 
-    table = Table(5, orders={Stage.SHARES: change(messages.ANNOUNCEMENTS, swap)})
+    table = Table(5, orders={Stage.SHARES: change(ORDERS[Stage.SHARES], swap)})
     with pytest.raises(TooFewSites):
         table.run()
     assert all("'cedar'" in why for i, why in table.refusals.items() if i != "cedar")
@@ -169,7 +160,7 @@ def test_shares_that_were_changed_on_their_way_are_refused_and_named() -> None:
     def flip(shares):
         return {i: ("0" if s[0] != "0" else "1") + s[1:] if i == "cedar" else s for i, s in shares.items()}
 
-    table = Table(5, orders={Stage.UPLOAD: change(messages.SEALED, flip, "ash")}).run()
+    table = Table(5, orders={Stage.UPLOAD: change(ORDERS[Stage.UPLOAD], flip, "ash")}).run()
     assert table.refusals.keys() == {"ash"}
     assert "'cedar'" in table.refusals["ash"]
     assert table.server.add_words().tolist() == table.plain(set(FIVE) - {"ash"})
@@ -177,7 +168,7 @@ def test_shares_that_were_changed_on_their_way_are_refused_and_named() -> None:
 
 def test_a_site_reported_as_dropped_out_gives_no_signature() -> None:
     without = [i for i in FIVE if i != "ash"]
-    table = Table(5, orders={Stage.CONFIRM: change(messages.PRESENT, lambda sites: without)})
+    table = Table(5, orders={Stage.CONFIRM: change(ORDERS[Stage.CONFIRM], lambda sites: without)})
     with pytest.raises(TooFewSites):
         table.run()
     assert "this site dropped out" in table.refusals["ash"]
@@ -202,7 +193,7 @@ def test_no_site_reveals_both_secrets_of_another_site() -> None:
     """For a present site only its seed is revealed, for an absent site only its key."""
     table = Table(5, away={Stage.UPLOAD: {"elm"}}).run()
     for answer in table.server.answers[Stage.UNMASK].values():
-        seeds, keys = read_content(messages.OPENED, answer, "")
+        seeds, keys = read_content(ANSWERS[Stage.UNMASK], answer, "")
         assert (set(seeds), set(keys)) == (set(FIVE) - {"elm"}, {"elm"})
 
 
@@ -222,51 +213,53 @@ def test_an_attempt_that_was_not_opened_is_followed_by_another() -> None:
     assert table.server.add_words().tolist() == table.plain(FIVE)
 
 
-def test_other_sites_in_the_same_attempt_are_refused_once_it_was_opened() -> None:
-    """The server asks all stages after UPLOAD again without one site."""
-    table = Table(5).run()
-    del table.server.answers[Stage.UPLOAD]["elm"]
-    for i, order in table.server.make_orders(Stage.CONFIRM).items():
-        with pytest.raises(Rejected, match="signed another list"):
-            table.ask(Stage.CONFIRM, i, order)
+def fewer(stage):
+    """Return a change of the order of a stage: the server leaves one site out."""
+
+    def apply(message):
+        content = read_content(ORDERS[stage], message, "")
+        if isinstance(content, dict):
+            return pack_content({i: value for i, value in content.items() if i != "elm"})
+        return pack_content([one for one in content if getattr(one, "site", one) != "elm"])
+
+    return apply
 
 
-def test_words_are_masked_once_for_one_set_of_sites() -> None:
-    """The server asks for the words again with fewer shares: the difference of both answers would be one pair mask."""
+SECOND = {  # orders after a stage: the last finished stage, the repeated stage, the change of the order, why it is refused
+    "the words for fewer sites": (Stage.UPLOAD, Stage.UPLOAD, fewer(Stage.UPLOAD), "other sites"),  # reveals a pair mask
+    "secrets after the words": (Stage.UPLOAD, Stage.SHARES, fewer(Stage.SHARES), "masked its words"),
+    "another list of present sites": (Stage.CONFIRM, Stage.CONFIRM, fewer(Stage.CONFIRM), "signed another list"),
+    "another list once it was opened": (Stage.UNMASK, Stage.CONFIRM, fewer(Stage.CONFIRM), "signed another list"),
+    "words of an opened round": (Stage.UNMASK, Stage.UPLOAD, lambda message: message, "opened before"),
+}
+
+
+@pytest.mark.parametrize("case", SECOND)
+def test_a_second_order_that_would_open_more_is_refused(case) -> None:
+    last, stage, change_order, reason = SECOND[case]
+    table = Table(5).run(last)
+    with pytest.raises(Rejected, match=reason):
+        table.ask(stage, "ash", change_order(table.server.make_orders(stage)["ash"]))
+
+
+def test_an_answer_that_was_lost_is_given_again() -> None:
+    """With equal words, a signature, and the same shares."""
     table = Table(5).run(Stage.UPLOAD)
-    order = table.server.make_orders(Stage.UPLOAD)["ash"]
-    again = table.ask(Stage.UPLOAD, "ash", order)  # an answer that was lost
+    again = table.ask(Stage.UPLOAD, "ash", table.server.make_orders(Stage.UPLOAD)["ash"])
     assert again[messages.WORDS].tolist() == table.server.answers[Stage.UPLOAD]["ash"][messages.WORDS].tolist()
-    shares = read_content(messages.SEALED, order, "ash")
-    fewer = pack_content({i: s for i, s in shares.items() if i != "elm"})
-    with pytest.raises(Rejected, match="other sites"):
-        table.ask(Stage.UPLOAD, "ash", fewer)
-
-
-def test_secrets_are_not_shared_again_once_words_are_masked() -> None:
-    """The server asks SHARES again with fewer sites: other masks for the same words would follow."""
-    table = Table(5).run(Stage.UPLOAD)
-    keys = read_content(messages.ANNOUNCEMENTS, table.server.make_orders(Stage.SHARES)["ash"], "")
-    fewer = [key for key in keys if key.site != "elm"]
-    with pytest.raises(Rejected, match="masked its words"):
-        table.ask(Stage.SHARES, "ash", pack_content(fewer))
-
-
-def test_a_site_signs_one_list_of_present_sites_in_an_attempt() -> None:
-    """Two lists, each signed by enough sites, would open two sums of the same words."""
-    table = Table(5).run(Stage.CONFIRM)
-    order = table.server.make_orders(Stage.CONFIRM)["ash"]
-    assert table.ask(Stage.CONFIRM, "ash", order)  # an answer that was lost
-    fewer = pack_content([i for i in FIVE if i != "elm"])
-    with pytest.raises(Rejected, match="signed another list"):
-        table.ask(Stage.CONFIRM, "ash", fewer)
+    table = Table(5).run()
+    assert table.ask(Stage.CONFIRM, "ash", table.server.make_orders(Stage.CONFIRM)["ash"])
+    order = table.server.make_orders(Stage.UNMASK)["ash"]
+    assert read_content(ANSWERS[Stage.UNMASK], table.ask(Stage.UNMASK, "ash", order), "")[1] == {}
 
 
 def test_no_shares_are_sealed_twice_alike() -> None:
     """A site that is asked again after a crash draws other shares; the same keystream would give their difference away."""
     table = Table(5).run(Stage.KEYS)
     order = table.server.make_orders(Stage.SHARES)["ash"]
-    first, second = (read_content(messages.SEALED, table.ask(Stage.SHARES, "ash", order), "")["birch"] for _ in range(2))
+    first, second = (
+        read_content(ANSWERS[Stage.SHARES], table.ask(Stage.SHARES, "ash", order), "")["birch"] for _ in range(2)
+    )
     one, two = bytes.fromhex(first), bytes.fromhex(second)
     assert one[:12] != two[:12]
     assert one[12:] != two[12:]
@@ -279,29 +272,15 @@ def test_a_site_keeps_no_secret_that_the_server_does_not_have_after_a_sum() -> N
     before = {i: table.sites[i].state for i in FIVE}
     table = Table(5, away={Stage.UPLOAD: {"elm"}}).run()
     for i in set(FIVE) - {"elm"}:
-        assert {before[i].mask_key, before[i].seal_key, before[i].seed} & {None} == set()
         secrets = table.sites[i].state
-        assert (secrets.mask_key, secrets.seal_key, secrets.seed) == (None, None, None)
-        seeds, keys = read_content(messages.OPENED, table.server.answers[Stage.UNMASK][i], i)
+        assert (len(before[i].keys), secrets.keys) == (3, None)
+        seeds, keys = read_content(ANSWERS[Stage.UNMASK], table.server.answers[Stage.UNMASK][i], i)
         assert {j: seed for j, (_, seed) in secrets.shares.items() if seed} == seeds
         assert {j: key for j, (key, _) in secrets.shares.items() if key} == keys
 
 
-def test_words_of_an_opened_round_are_not_masked_again() -> None:
-    table = Table(5).run()
-    with pytest.raises(Rejected, match="opened before"):
-        table.ask(Stage.UPLOAD, "ash", table.server.make_orders(Stage.UPLOAD)["ash"])
-
-
-def test_the_same_sum_is_opened_again_with_the_same_shares() -> None:
-    """An answer that was lost."""
-    table = Table(5).run()
-    order = table.server.make_orders(Stage.UNMASK)["ash"]
-    assert read_content(messages.OPENED, table.ask(Stage.UNMASK, "ash", order), "")[1] == {}
-
-
 def test_a_wrong_share_is_left_out_if_enough_are_right_and_otherwise_named() -> None:
-    wrong = change(messages.OPENED, lambda opened: ({**opened[0], "birch": "00" * 66}, opened[1]), "ash")
+    wrong = change(ANSWERS[Stage.UNMASK], lambda opened: ({**opened[0], "birch": "00" * 66}, opened[1]), "ash")
     table = Table(5, answers={Stage.UNMASK: wrong}).run()
     assert table.server.add_words().tolist() == table.plain(FIVE)
     short = Table(5, away={Stage.UNMASK: {"elm"}}, answers={Stage.UNMASK: wrong}).run()
@@ -315,7 +294,7 @@ def test_wrong_shares_of_the_first_of_twenty_sites_are_left_out(liars) -> None:
     names = tuple(f"site{k:02}" for k in range(20))
 
     def lie(to, message):
-        seeds, keys = read_content(messages.OPENED, message, to)
+        seeds, keys = read_content(ANSWERS[Stage.UNMASK], message, to)
         return pack_content(({**seeds, names[7]: "00" * 66}, keys)) if to in names[:liars] else message
 
     table = Table(20, context=make_context(20, sites=names), answers={Stage.UNMASK: lie}).run()
@@ -340,4 +319,4 @@ def test_a_site_without_the_keys_of_this_sum_gives_nothing() -> None:
         make_context(5, attempt=2), "ash", make_signer("ash"), table.server.authority, table.sites["ash"].state
     )
     with pytest.raises(Rejected, match="announced no keys"):
-        stranger.open_secrets(order)
+        stranger.answer(Stage.UNMASK, order, None)

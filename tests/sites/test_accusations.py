@@ -5,18 +5,18 @@ from types import SimpleNamespace
 
 import pytest
 
+import wards
 from fedmutual.algorithms import FedH2L
 from fedmutual.algorithms.agree import Compare
 from fedmutual.algorithms.peers import make_agreed_state as owned_by
 from fedmutual.core import At
 from fedmutual.errors import RunError
 from fedmutual.sites.engine import SitesEngine
-from fedmutual.sites.protocol import WORK, SiteAnswer, pack_message, read_order
-from fedmutual.sites.screening import Limits
+from fedmutual.sites.protocol import SiteAnswer, pack_message, read_order
 from fedmutual.sites.server_journal import ServerJournal
 from fedmutual.sites.sizes import MessageSizes
 from puppets import Federation, Puppet
-from wards import SEEDED, InMemoryTransport, halves, seeded
+from wards import SEEDED, InMemoryTransport
 
 pytestmark = pytest.mark.sites
 
@@ -24,14 +24,9 @@ FEDMD = {"name": "fedmd", "public_batch": 8, "transfer_epochs": 1}
 ONE_ROUND = {"fedh2l": SEEDED | {"rounds": 1}, "fedmd": SEEDED | {"rounds": 1, "algorithm": FEDMD}}
 
 
-class Seeded(Federation):
+def seeded(folder, common):
     """Real sites with a public seed set."""
-
-    def __init__(self, folder, common):
-        self.folder, self.notes = folder / "server", []
-        path, sites = seeded(folder, common)
-        self.agreed, them = halves(folder, path, sites)
-        self.transport = InMemoryTransport(them)
+    return wards.Federation(folder, common, public=True)
 
 
 def with_another_set(federation, *sites):
@@ -44,23 +39,15 @@ def with_another_set(federation, *sites):
     return federation
 
 
-class Lying(InMemoryTransport):
-    """What a site answers to some orders of work is changed on its way."""
+def lie(federation, **says):
+    """West's answer to the order to compare is another one."""
 
-    def __init__(self, halves, site, when, **says):
-        super().__init__(halves)
-        self._site, self._when, self._says = site, when, says
+    def change(site, order, content):
+        is_lie = (site, order.round, order.phase) == ("west", -1, 1)
+        return [pack_message(replace(SiteAnswer(order), **says), {}) if is_lie else content]
 
-    def ask(self, orders, deadline):
-        for i, content in super().ask(orders, deadline):
-            asked = read_order(orders[i])[0]
-            if i == self._site and asked.kind == WORK and self._when(asked):
-                content = pack_message(replace(SiteAnswer(asked), **self._says), {})
-            yield i, content
-
-
-def comparing(asked):
-    return (asked.round, asked.phase) == (-1, 1)
+    federation.transport.change = change
+    return federation.run()
 
 
 def asked_after_the_start(transport):
@@ -69,7 +56,7 @@ def asked_after_the_start(transport):
 
 @pytest.mark.parametrize("name", ONE_ROUND)
 def test_a_site_with_another_public_set_is_left_out_and_the_others_continue(name, tmp_path):
-    federation = with_another_set(Seeded(tmp_path, ONE_ROUND[name]), "south").run()
+    federation = with_another_set(seeded(tmp_path, ONE_ROUND[name]), "south").run()
     (note,) = federation.notes
     assert note.startswith(
         "note at the start: site 'south' is left out for good: most sites say that it has another public seed set: as many "
@@ -82,11 +69,7 @@ def test_a_site_with_another_public_set_is_left_out_and_the_others_continue(name
 @pytest.mark.parametrize("name", ONE_ROUND)
 def test_a_single_accuser_is_left_out(name, tmp_path):
     """The accused site and the federation continue."""
-    federation = Seeded(tmp_path, ONE_ROUND[name])
-    federation.transport = Lying(
-        federation.transport.halves, "west", comparing, accused=("north",), problem="its rows are others"
-    )
-    federation.run()
+    federation = lie(seeded(tmp_path, ONE_ROUND[name]), accused=("north",), problem="its rows are others")
     why = "it says that another site has another public seed set, and most sites do not"
     assert federation.notes == [f"note at the start: site 'west' is left out for good: {why}"]
     assert asked_after_the_start(federation.transport) == {"north", "south"}
@@ -94,9 +77,7 @@ def test_a_single_accuser_is_left_out(name, tmp_path):
 
 @pytest.mark.parametrize("accused", ["nobody", "server", "west", ""])
 def test_an_accusation_of_an_unknown_site_excludes_the_accuser(accused, tmp_path):
-    federation = Seeded(tmp_path, ONE_ROUND["fedh2l"])
-    federation.transport = Lying(federation.transport.halves, "west", comparing, accused=(accused,), problem="x" * 400)
-    federation.run()
+    lie(seeded(tmp_path, ONE_ROUND["fedh2l"]), accused=(accused,), problem="x" * 400)
     assert ServerJournal(tmp_path / "server").excluded.keys() == {"west"}
 
 
@@ -107,12 +88,12 @@ def test_an_accusation_outside_the_start_only_leaves_the_accuser_out_of_the_roun
     federation["west"].does = lambda asked, inbox: accusing if asked.round == 1 else {k: v + 0 for k, v in inbox.items()}
     federation.run()
     assert federation.notes == ["note in round 2: site 'west' is left out: its rows are others"]
-    assert ServerJournal(federation.folder).excluded == {}
+    assert ServerJournal(federation.server).excluded == {}
     assert federation["west"].rounds() == federation["north"].rounds() == [(0, 0), (0, 1), (0, 2)]
 
 
 def test_too_few_remaining_sites_end_the_federation(tmp_path):
-    federation = with_another_set(Seeded(tmp_path, SEEDED), "south", "west")  # three sets: of them the first one counts
+    federation = with_another_set(seeded(tmp_path, SEEDED), "south", "west")  # three sets: of them the first one counts
     answer_counts = []
     for _ in range(2):
         with pytest.raises(RunError, match="2 sites are needed, and of 3 these are excluded for good: south, west; log"):
@@ -144,8 +125,8 @@ def test_most_of_all_sites_decide(case, tmp_path):
     )
     journal = ServerJournal(tmp_path)
     peers = FedH2L(batch_size=8, public_batch=4).algorithm()
-    sizes = MessageSizes(peers, owned_by(dict.fromkeys("abcde", range(9)), 10), "abcde", peer_to_peer=True)
-    agreed = SimpleNamespace(quorum=2, sites=SimpleNamespace(deadline=1.0), limits=Limits(10.0, None), algorithm=peers)
+    sizes = MessageSizes(peers, owned_by(dict.fromkeys("abcde", range(9)), 10), "abcde")
+    agreed = SimpleNamespace(quorum=2, sites=SimpleNamespace(deadline=1.0), algorithm=peers)
     sites = SitesEngine(transport, agreed, journal, sizes)
     answers = sites.train(Compare(), At(0, -1, 1, 1), {i: {} for i in "abcde"}, {})
     assert dict(answers).keys() == set("abcde") - set(accusations) - out

@@ -4,14 +4,11 @@ from contextlib import suppress
 
 import pytest
 
-import fedmutual
 from fedmutual.errors import RunError
-from fedmutual.events import Noted, PhaseDone
-from fedmutual.sites.coordinator import Coordinator
-from fedmutual.sites.ledger import read_ledger
+from fedmutual.events import PhaseDone, Started
 from fedmutual.sites.protocol import ATTEMPTS, WORK, Order, read_answer
 from fedmutual.sites.server_journal import ServerJournal
-from wards import SEEDED, InMemoryTransport, halves, same, seeded
+from wards import SEEDED, Federation, find_event, same
 
 pytestmark = pytest.mark.sites
 
@@ -22,40 +19,26 @@ class Killed(BaseException):
     """A process dies."""
 
 
-class Absences:
-    """A federation in a folder, in which west is away whenever it is said to be."""
+def federate(folder, common):
+    return Federation(folder, common, public=True)
 
-    def __init__(self, folder, common):
-        folder.mkdir()
-        path, self.sites = seeded(folder, common)
-        self.folder, self.path, self.notes = folder, path, []
 
-    def run(self, watch):
-        """From what is saved on, with processes that are new. watch: called with the transport and each event."""
-        agreed, made = halves(self.folder, self.path, self.sites)
-        transport = InMemoryTransport(made)
+def run(federation, watch):
+    """Run from what is saved on, with processes that are new. watch: called with the transport and each event."""
+    federation.restart()
+    federation.transport.answers.clear()
+    with suppress(Killed):
+        federation.run(lambda event: watch(federation.transport, event))
+    return federation
 
-        def observe(event):
-            if isinstance(event, Noted):
-                self.notes.append(event.text)
-            watch(transport, event)
 
-        with suppress(Killed):
-            Coordinator(agreed, self.folder / "server").run(transport, [observe])
-        self.transport = transport
-        return self
-
-    def personal(self, site):
-        return fedmutual.Run(self.transport.halves[site].folder).personal_model(site).state_dict()
-
-    def attempts(self, site):
-        """Of each message of work that left, in the order in which it did: round, phase, attempt."""
-        lines = read_ledger(self.transport.halves[site].folder)
-        return [
-            (line["round"], line["phase"], line.get("attempt", 0))
-            for line in lines
-            if line["what"] == WORK and line["to"] == "server" and "problem" not in line["told"]
-        ]
+def list_attempts(federation, site):
+    """Of each message of work that left, in the order in which it did: round, phase, attempt."""
+    return [
+        (line["round"], line["phase"], line.get("attempt", 0))
+        for line in federation.ledger(site)
+        if line["what"] == WORK and line["to"] == "server" and "problem" not in line["told"]
+    ]
 
 
 def ended(event, round, phase):
@@ -72,41 +55,41 @@ def kill(phase):
 
 def lose_west(transport, event):
     """West is away in round 2."""
-    if type(event).__name__ == "Started" and event.done == 1:
+    if isinstance(event, Started) and event.done == 1:
         transport.away = {"west"}
-    if type(event).__name__ == "RoundDone":
+    if find_event("RoundDone")(event):
         transport.away = {"west"} if event.round == 1 else set()
 
 
 def test_a_round_that_other_sites_answer_than_before_a_crash_takes_one_attempt(tmp_path):
     """FedMD's consensus is then another one, which sites that learned the first would not take without it."""
-    cut = Absences(tmp_path / "cut", FEDMD).run(kill("digest")).run(lose_west)
-    uninterrupted = Absences(tmp_path / "whole", FEDMD).run(lose_west)
-    assert ServerJournal(cut.folder / "server").attempt == 1
+    cut = run(run(federate(tmp_path / "cut", FEDMD), kill("digest")), lose_west)
+    uninterrupted = run(federate(tmp_path / "whole", FEDMD), lose_west)
+    assert ServerJournal(cut.server).attempt == 1
     assert cut.notes == uninterrupted.notes
     for site in ("north", "south"):
-        assert same(cut.personal(site), uninterrupted.personal(site))
-        assert [place for place in cut.attempts(site) if place[0] == 2] == [
+        assert same(cut.personal(site)[site], uninterrupted.personal(site)[site])
+        assert [place for place in list_attempts(cut, site) if place[0] == 2] == [
             *((2, 1, 0), (2, 2, 0)),  # before the crash
             *((2, 1, 0), (2, 2, 1), (2, 3, 1)),  # the first one is repeated; what depends on who answered is done anew
         ]
-        assert {attempt for round, _, attempt in cut.attempts(site) if round == 3} == {1}
-    assert all(line[2] == 0 for line in uninterrupted.attempts("north"))
-    assert ServerJournal(uninterrupted.folder / "server").attempt == 0
+        assert {attempt for round, _, attempt in list_attempts(cut, site) if round == 3} == {1}
+    assert all(line[2] == 0 for line in list_attempts(uninterrupted, "north"))
+    assert ServerJournal(uninterrupted.server).attempt == 0
 
 
 def test_peers_are_asked_for_the_messages_of_the_same_sites_after_a_crash(tmp_path):
     """FedH2L's server sends no tensors: it only says whose messages count, and says so again."""
-    federation = Absences(tmp_path / "cut", SEEDED).run(kill("mutual"))
-    first = federation.personal("north")
-    federation.run(lose_west)
-    assert ServerJournal(federation.folder / "server").attempt == 0
+    federation = run(federate(tmp_path / "cut", SEEDED), kill("mutual"))
+    first = federation.personal("north")["north"]
+    run(federation, lose_west)
+    assert ServerJournal(federation.server).attempt == 0
     declined = [read_answer(answer)[0].problem for _, _, answer in federation.transport.answers]
     assert declined == [None] * len(declined)
-    orders = [line for line in federation.attempts("north") if line[0] == 2]
+    orders = [line for line in list_attempts(federation, "north") if line[0] == 2]
     assert orders == [(2, 1, 0), (2, 2, 0)] * 2
-    assert set(federation.notes) == {"site 'west' is left out: it is not connected"}
-    assert not same(first, federation.personal("north"))  # round 3 was done
+    assert set(federation.notes) == {"note in round 2: site 'west' is left out: it is not connected"}
+    assert not same(first, federation.personal("north")["north"])  # round 3 was done
 
 
 def test_attempts_are_counted_on_disk_and_end(tmp_path):

@@ -11,21 +11,17 @@ from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDp
 from dp_accounting.rdp import RdpAccountant
 
 import fedmutual
-from authority import write_startup
-from fedmutual.config import parse_config
 from fedmutual.errors import ConfigError, RunError
 from fedmutual.privacy.accountant import ORDERS, NoisedSteps, compute_total_epsilon
 from fedmutual.privacy.budget import BudgetExceeded, PrivacyBudget
 from fedmutual.privacy.mechanism import Release
 from fedmutual.privacy.secret import derive_simulation_secret
-from fedmutual.rundir.text import describe_event
 from fedmutual.sites import contract as contracts
-from fedmutual.sites.coordinator import Coordinator
 from fedmutual.sites.protocol import EVALUATE, WORK, Order, pack_message, read_answer
 from fedmutual.sites.site_journal import SiteJournal
 from fedmutual.sites.site_runtime import SiteRuntime
 from fedmutual.sites.site_settings import read_site_file
-from wards import COMMON, SITES, InMemoryTransport, contract, same, site, together, with_data
+from wards import COMMON, SITES, Federation, contract, run_together, same, site, with_data
 
 pytestmark = pytest.mark.sites
 
@@ -58,41 +54,38 @@ def lines(folder, name="north"):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-@pytest.mark.parametrize(
-    ("common", "sums"),
-    [(PRIVATE, ("float", "float")), (MEME, ("float", "float")), (PRIVATE, ("masked", "fixed"))],
-    ids=["both", "meme", "both under masks"],
-)
-def test_sites_are_one_process_where_their_secrets_are(tmp_path, common, sums):
-    """Under masks, too, each site adds all of its noise, and spends the same."""
-    real, single = ({**common, "server": {"sum": kind}} for kind in sums)
-    agreed, sites = contracts.read_submitted_contract(contract(tmp_path, real)), {}
-    for i, about in SITES.items():
-        path = site(tmp_path, i, about, privacy=BUDGET)
-        secret = path.parent / "state" / "privacy" / "secret"
-        secret.parent.mkdir(parents=True)
-        secret.touch(mode=0o600)
-        secret.write_bytes(derive_simulation_secret(0, i))
-        sites[i] = SiteRuntime(agreed, read_site_file(path), startup=write_startup(path.parent / "startup", i))
-    startup = write_startup(tmp_path / "server-kit", "server")
-    Coordinator(agreed, tmp_path / "server", startup).run(InMemoryTransport(sites))
-    run = fedmutual.run(parse_config(together(single)), tmp_path / "one")
-    assert same(fedmutual.Run(tmp_path / "server").global_model().state_dict(), run.global_model().state_dict())
+@pytest.mark.parametrize("common", [PRIVATE, MEME], ids=["both", "meme"])
+def test_sites_are_one_process_where_their_secrets_are(tmp_path, common):
     for i in SITES:
-        mine = fedmutual.Run(sites[i].folder)
-        assert same(mine.personal_model(i).state_dict(), run.personal_model(i).state_dict())
-        record, record_of_process = mine.summary["privacy"], run.summary["privacy"]["clients"][i]
-        assert record["clients"][i] == record_of_process
-        assert record["spent"] == record_of_process["epsilon"]
+        write_secret(tmp_path / i / "state", derive_simulation_secret(0, i))
+    federation = Federation(tmp_path, common, site_tables={"privacy": BUDGET}).run()
+    run = run_together(tmp_path / "one", common)
+    assert federation.equals(run)
+    for i in SITES:
+        record, record_of_process = (
+            fedmutual.Run(federation[i].folder).summary["privacy"],
+            run.summary["privacy"]["clients"][i],
+        )
+        assert (record["clients"][i], record["spent"]) == (record_of_process, record_of_process["epsilon"])
 
 
-def test_each_site_has_its_own_secret(tmp_path):
+def write_secret(state, secret):
+    """Give a site a secret before it draws one."""
+    path = state / "privacy" / "secret"
+    path.parent.mkdir(parents=True)
+    path.touch(mode=0o600)
+    path.write_bytes(secret)
+
+
+def test_each_site_has_its_own_secret_and_its_budget_may_change(tmp_path):
     replies = []
     for k in "ab":
         _, message = work(half(tmp_path / k))
         replies.append(message)
         assert ((tmp_path / k / "north" / "state" / "privacy" / "secret").stat().st_mode & 0o777) == 0o600
     assert not same(*replies)
+    answer, message = work(half(tmp_path / "a", budget={"epsilon": 60.0, "delta": 1e-6}), round=1)
+    assert (answer.problem, bool(message)) == (None, True)
 
 
 def test_every_inbox_costs_once(tmp_path):
@@ -126,12 +119,9 @@ def test_a_crash_before_the_answer_costs_and_the_same_order_again_does_not(tmp_p
     assert len(lines(tmp_path / "a")) == 1
     second_answer = work(half(tmp_path / "a"), content=True)
     assert len(lines(tmp_path / "a")) == 1
-    other_folder = tmp_path / "b"  # which was never killed, and has the same secret
-    secret = other_folder / "north" / "state" / "privacy" / "secret"
-    secret.parent.mkdir(parents=True)
-    secret.touch(mode=0o600)
-    secret.write_bytes((tmp_path / "a" / "north" / "state" / "privacy" / "secret").read_bytes())
-    assert work(half(other_folder), content=True) == second_answer
+    secret = (tmp_path / "a" / "north" / "state" / "privacy" / "secret").read_bytes()
+    write_secret(tmp_path / "b" / "north" / "state", secret)  # of a site which was never killed
+    assert work(half(tmp_path / "b"), content=True) == second_answer
 
 
 def test_what_is_paid_for_is_written_before_a_private_row_is_read(tmp_path, monkeypatch):
@@ -150,35 +140,19 @@ def test_what_is_paid_for_is_written_before_a_private_row_is_read(tmp_path, monk
 
 
 def test_a_site_with_a_spent_budget_declines_and_the_federation_continues(tmp_path):
-    heard, notes = [], []
-    agreed = contracts.read_submitted_contract(contract(tmp_path, PRIVATE | {"rounds": 3}, quorum=2))
-    cost = lines_cost(tmp_path / "measured")
-    sites = {
-        i: SiteRuntime(
-            agreed,
-            read_site_file(site(tmp_path, i, SITES[i], privacy={"epsilon": 1.5 * cost if i == "north" else 50.0})),
-            heard.append,
-        )
-        for i in SITES
-    }
-    transport = InMemoryTransport(sites)
-    Coordinator(agreed, tmp_path / "server").run(transport, [lambda event: notes.extend(describe_event(event))])
-    assert fedmutual.Run(tmp_path / "server").finished
-    problems = {
-        (i, read_answer(content)[0].problem) for i, _, content in transport.answers if read_answer(content)[0].problem
-    }
-    assert problems == {("north", "its privacy budget is spent")}
-    assert any("'north'" in note and "its privacy budget is spent" in note for note in notes)
+    federation = Federation(tmp_path, PRIVATE | {"rounds": 3}, site_tables={"privacy": BUDGET}, quorum=2)
+    heard, cost = [], lines_cost(tmp_path / "measured")
+    federation.sites["north"] |= {"privacy": {"epsilon": 1.5 * cost}}
+    federation.transport.halves["north"] = federation.start("north", heard.append)
+    assert fedmutual.Run(federation.run().server).finished
+    answers = [(i, read_answer(content)[0].problem) for i, _, content in federation.transport.answers]
+    assert {answer for answer in answers if answer[1]} == {("north", "its privacy budget is spent")}
+    assert any("its privacy budget is spent" in note for note in federation.about("north"))
     assert any("privacy.epsilon is" in line and "declines" in line for line in heard)
-    done = len(lines(tmp_path))
-    assert 1 <= done < 3
-    assert len(lines(tmp_path, "south")) == 3
-    before = (tmp_path / "north" / "state" / "privacy").glob("*.jsonl")
-    size = next(before).stat().st_size
-    answer, message = work(sites["north"], round=2, attempt=1)
-    assert answer.problem == "its privacy budget is spent"
-    assert message == {}
-    assert next((tmp_path / "north" / "state" / "privacy").glob("*.jsonl")).stat().st_size == size
+    before = lines(tmp_path)
+    assert (1 <= len(before) < 3, len(lines(tmp_path, "south"))) == (True, 3)
+    answer, message = work(federation["north"], round=2, attempt=1)
+    assert (answer.problem, message, lines(tmp_path)) == ("its privacy budget is spent", {}, before)
 
 
 def lines_cost(folder):
@@ -237,14 +211,6 @@ def cost(taken, order):
     for sigma, rate, steps in taken:
         accountant.compose(SelfComposedDpEvent(PoissonSampledDpEvent(rate, GaussianDpEvent(sigma)), steps))
     return accountant.get_epsilon(1e-5)
-
-
-def test_a_budget_may_be_changed_while_a_federation_goes_on(tmp_path):
-    work(half(tmp_path))
-    more = half(tmp_path, budget={"epsilon": 60.0, "delta": 1e-6})
-    answer, message = work(more, round=1)
-    assert answer.problem is None
-    assert message
 
 
 def test_what_does_not_make_a_guarantee_together_is_refused(tmp_path):
@@ -352,26 +318,18 @@ def test_a_site_that_lost_a_part_of_its_ledger_does_not_start(tmp_path, lose, wo
     assert len(lines(tmp_path)) == 3
 
 
-@pytest.mark.parametrize("lose", ["wards", "privacy/secret"])
+@pytest.mark.parametrize("lose", ["wards", "privacy/secret", "hidden files"])
 def test_a_lost_journal_or_secret_leaves_the_budget_as_spent(tmp_path, lose):
-    work(half(tmp_path))
-    path, state = tmp_path / "north" / "state" / lose, tmp_path / "north" / "state"
-    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    """So does a copy of the visible files."""
+    work(half(tmp_path / "a"))
+    state = tmp_path / "a" / "north" / "state"
     spent = budget(find_ledger(state)).spent
-    answer, message = work(half(tmp_path, budget={"epsilon": 1.01 * spent}), round=1)
+    shutil.copytree(state, tmp_path / "b" / "north" / "state", ignore=shutil.ignore_patterns(".*"))
+    path = tmp_path / "b" / "north" / "state" / lose
+    if path.exists():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    answer, message = work(half(tmp_path / "b", budget={"epsilon": 1.01 * spent}), round=1)
     assert (answer.problem, message) == ("its privacy budget is spent", {})
-
-
-def test_a_state_folder_may_be_copied_by_its_visible_files(tmp_path):
-    work(half(tmp_path))
-    state = tmp_path / "north" / "state"
-    spent = budget(find_ledger(state)).spent
-    for path in [path for path in state.rglob("*") if not path.name.startswith(".") and path.is_file()]:
-        copy = tmp_path / "other" / "north" / "state" / path.relative_to(state)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(path, copy)
-    answer, _ = work(half(tmp_path / "other", budget={"epsilon": 1.01 * spent}), round=1)
-    assert answer.problem == "its privacy budget is spent"
 
 
 def test_a_ledger_of_another_site_and_lines_that_no_journal_records_count(tmp_path):
@@ -400,6 +358,11 @@ def test_a_state_folder_of_an_older_version_is_refused_until_its_ledger_is_renam
     (state / "privacy").rename(old)
     with pytest.raises(RunError, match=r"whose privacy budget is in the folder '.privacy'; .* rename that folder to"):
         half(tmp_path)
+    for ledgers in ("[]", '{"a.jsonl": [1]}', '{"a.jsonl": ["x", "y"]}'):
+        (state / "earlier" / "diary.json").write_text(f'{{"format": 1, "ledgers": {ledgers}}}')
+        with pytest.raises(RunError, match=r"diary\.json: is damaged: its key 'ledgers'"):
+            half(tmp_path)
+    (state / "earlier" / "diary.json").write_text('{"format": 1, "run": "", "dropped": false, "entries": []}')
     old.rename(state / "privacy")
     assert work(half(tmp_path), round=1)[0].problem is None
     assert len(lines(tmp_path)) == 2

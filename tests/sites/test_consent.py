@@ -49,11 +49,26 @@ def test_the_same_contract_is_taken(record):
         accepted(record | {"format": 1}, record)  # of version 0.2
 
 
-@pytest.mark.parametrize("open_key", ["deadline", "wait", "retries"])
-def test_keys_that_may_change_without_consent(record, open_key):
-    sites = record["tables"]["sites"]
-    assert find_difference(record, changed(record, sites=sites | {open_key: 3})) is None
-    assert f"'sites.{open_key}x'" in find_difference(record, changed(record, sites=sites | {f"{open_key}x": 3}))
+@pytest.mark.parametrize(
+    ("common", "sites_table", "key"),
+    [
+        ({}, {"deadline": 5.0, "wait": 1.0, "retries": 50}, None),
+        ({"rounds": 9}, {}, None),
+        ({"server": {"hosts": ["fl.example.org"], "port": 9000}}, {}, None),
+        ({"share": {"metrics": "accuracy"}}, {}, None),  # the default between real sites
+        ({}, {"quorum": 1}, "sites.quorum"),  # would let a lead, with a site, single another site out
+        ({}, {"leads": ["other@example.org"]}, "sites.leads"),
+        ({"share": {"metrics": "all"}}, {}, "share.metrics"),
+        ({"seed": 1}, {}, "seed"),
+        ({"server": {"sum": "fixed"}}, {}, "server.sum"),
+        ({"server": {"aggregate": "median"}}, {}, "server.aggregate"),
+        ({"server": {"aggregate": "trimmed-mean", "trim": 0.1}}, {}, "server.aggregate"),
+    ],
+)
+def test_what_a_submission_changes_needs_consent_unless_it_is_listed(tmp_path, record, common, sites_table, key):
+    submitted = contracts.read_contract(contract(tmp_path, COMMON | common, **sites_table)).record()
+    difference = find_difference(record, submitted)
+    assert difference is None if key is None else difference.startswith(f"its '{key}' is ")
 
 
 @pytest.mark.parametrize(
@@ -63,6 +78,7 @@ def test_keys_that_may_change_without_consent(record, open_key):
         ({"algorithm": {**COMMON["algorithm"], "alpha": 1}}, "algorithm.alpha"),
         ({"seed": None}, "seed"),
         ({"roundsx": 1}, "roundsx"),
+        ({"sites": {"waitx": 3}}, "sites"),
         ({"serverx": {}}, "serverx"),
         ({"model": {}}, "model"),
         ({"training": {**COMMON["training"], "local_epochs": True}}, "training.local_epochs"),

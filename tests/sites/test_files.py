@@ -6,7 +6,7 @@ from fedmutual.errors import ConfigError, RunError
 from fedmutual.sites import contract as contracts
 from fedmutual.sites.site_runtime import SiteRuntime
 from fedmutual.sites.site_settings import read_site_file
-from wards import COMMON, SITES, accepted, contract, site
+from wards import COMMON, SITES, accepted, contract, joined, refused, site
 
 pytestmark = pytest.mark.sites
 
@@ -105,3 +105,29 @@ def test_a_contract_without_a_name_has_one_that_crosses():
     plain = {k: v for k, v in COMMON.items() if k != "name"}
     contract = contracts.make_contract({**plain, "sites": {"names": ["a"], "input": [1, 8, 8]}}, "f.toml")
     assert contract.record()["name"] == contract.name == accepted(contract.record()).name
+
+
+TABLES = {"rounds": 1, "data": {"classes": ["well", "ill"]}, "algorithm": {"name": "fml"}, "model": {"shared": "mlp"}}
+
+
+@pytest.mark.parametrize(
+    ("header", "difference"),
+    [
+        ("age,pulse,heat", None),
+        ("heat,pulse,age", "the same columns in another order ('heat', 'pulse', 'age')"),
+        ("age,pulse,salt", "other columns ('salt')"),
+    ],
+)
+def test_a_sites_columns_are_those_of_the_contract(tmp_path, header, difference):
+    rows = (f"{i},{i % 7},3,{'ill' if i % 2 else 'well'}" for i in range(40))
+    (tmp_path / "a.csv").write_text("\n".join([f"{header},label", *rows, ""]))
+    tables = {"data": {"name": "csv", "root": str(tmp_path / "a.csv")}}
+    contract(tmp_path, TABLES, {"north": tables}, input=[3], columns=["age", "pulse", "heat"])
+    site(tmp_path, "north", tables)
+    if difference is None:
+        assert joined(tmp_path).data.space.columns == ("age", "pulse", "heat")
+    else:
+        refused(
+            tmp_path,
+            f"site.toml: the examples have {difference}, and the federation agreed on 'age', 'pulse', 'heat' (sites",
+        )

@@ -68,25 +68,19 @@ def test_the_folders_are_their_owners_alone(work, name):
     assert {path.stat().st_mode & 0o777 for path in (work[name] / "startup").iterdir()} == {0o600}
 
 
-@pytest.mark.parametrize(("sealed", "fine"), [(True, True), (False, False)])
-def test_a_letter_that_is_not_sealed_could_be_the_servers(sealed, fine):
-    headers = {
-        MessageHeaderKey.CHANNEL: "sm__STREAM",
-        MessageHeaderKey.TOPIC: "sm__DATA",
-        MessageHeaderKey.ENCRYPTED: sealed,
-    }
+def test_a_letter_is_taken_if_it_is_sealed_by_its_sender():
+    """One that is not sealed could be the server's; the seal of a letter identifies its sender."""
     stream = {StreamHeaderKey.CHANNEL: "aux_communication", StreamHeaderKey.TOPIC: PEER_TOPIC}
     cell = SimpleNamespace(my_info=SimpleNamespace(fqcn=f"north.{JOB}"))
-    refused = refuse_request(cell, f"south.{JOB}", new_cell_message({**headers, **stream}))
-    assert (refused is None) is fine
-
-
-@pytest.mark.parametrize(("stated_name", "fine"), [("south", True), ("west", False), (None, False)])
-def test_the_seal_of_a_letter_identifies_its_sender(stated_name, fine):
-    letter = Shareable()
-    letter.set_peer_props({ReservedKey.IDENTITY_NAME: stated_name})
-    request = new_cell_message({MessageHeaderKey.ORIGIN: f"south.{JOB}"}, letter)
-    assert (refuse_false_sender(None, request) is None) is fine
+    for sealed in (True, False):
+        headers = {MessageHeaderKey.CHANNEL: "sm__STREAM", MessageHeaderKey.TOPIC: "sm__DATA"}
+        message = new_cell_message({**headers, MessageHeaderKey.ENCRYPTED: sealed, **stream})
+        assert (refuse_request(cell, f"south.{JOB}", message) is None) is sealed
+    for stated_name in ("south", "west", None):
+        letter = Shareable()
+        letter.set_peer_props({ReservedKey.IDENTITY_NAME: stated_name})
+        request = new_cell_message({MessageHeaderKey.ORIGIN: f"south.{JOB}"}, letter)
+        assert (refuse_false_sender(None, request) is None) is (stated_name == "south")
 
 
 @pytest.mark.parametrize(

@@ -96,16 +96,19 @@ def test_a_missing_or_damaged_list_of_sites_is_written_again(tmp_path, text):
     assert read_connected(tmp_path) == ({"north": "1", "south": "2"}, {"north": "1"})
 
 
-@pytest.fixture(params=["cut", "incomplete", "a wrong type"])
+def write_progress(folder, name, job, **changes):
+    agreed = contracts.read_contract(contract(folder, COMMON | {"name": name}))
+    progress.ProgressFile(folder / name, agreed, job).begin(())
+    progress.change_progress(folder / name, **changes)
+
+
+@pytest.fixture(params=[lambda text: text[:-20], lambda text: '{"format": 1}'], ids=["cut", "incomplete"])
 def two_federations(tmp_path, request):
     """A server's folder with two federations under way, of which the first one's progress file is damaged."""
     for name in ("lab", "wards"):
-        agreed = contracts.read_contract(contract(tmp_path, COMMON | {"name": name}))
-        progress.ProgressFile(tmp_path / name, agreed, f"job of {name}").begin(())
+        write_progress(tmp_path, name, f"job of {name}")
     damaged = tmp_path / "lab" / progress.FILE
-    text = damaged.read_text()
-    wrong_type = json.dumps(json.loads(text) | {"outcome": 3})
-    damaged.write_text({"cut": text[:-20], "incomplete": '{"format": 1}', "a wrong type": wrong_type}[request.param])
+    damaged.write_text(request.param(damaged.read_text()))
     return tmp_path
 
 
@@ -155,9 +158,7 @@ class Jobs:
 @pytest.fixture
 def ended(tmp_path):
     """A server's folder with a federation whose second job has died."""
-    agreed = contracts.read_contract(contract(tmp_path, COMMON | {"name": "wards"}))
-    progress.ProgressFile(tmp_path / "wards", agreed, "J2").begin(())
-    progress.change_progress(tmp_path / "wards", outcome=progress.Outcome.BROKEN, said="it died", old=["J1"])
+    write_progress(tmp_path, "wards", "J2", outcome=progress.Outcome.BROKEN, said="it died", old=["J1"])
     return tmp_path
 
 
@@ -221,16 +222,6 @@ def test_a_refused_job_is_marked_although_another_progress_file_is_damaged(two_f
     assert (state["outcome"], state["said"]) == ("failed", "another contract")
 
 
-def test_a_lead_reads_why_the_server_does_not_do_it():
-    """FLARE gives the status of the transfer, and says why in the data."""
-    refused = {"status": "SUCCESS", "details": "", "data": [{"type": "error", "data": "not authorized"}]}
-    with pytest.raises(ServerLost, match=r"did not answer \(not authorized\)"):
-        read_server_answer(refused)
-    with pytest.raises(ServerLost, match="TIMEOUT"):
-        read_server_answer({"status": "TIMEOUT"})
-    assert read_server_answer({"data": [{"type": "string"}, {"type": "dict", "data": {"stops": 1}}]}) == {"stops": 1}
-
-
 @pytest.fixture
 def send(two_federations):
     """A function that gives a lead's command to the server of `two_federations`, and returns the reply."""
@@ -292,39 +283,30 @@ def test_a_federation_that_is_under_way_is_looked_on_and_not_submitted_again(tmp
         Lead(says(version="0.1.0")).status("wards")
 
 
-def lead_before_start(get_job_meta):
-    """A lead's session whose job has not started."""
-    lead = Lead(says())
-    lead.flare = SimpleNamespace(get_job_meta=get_job_meta)
-    return lead
+STARTS = [  # what FLARE answers about a job that has not started: its record, or an error -> the error of the lead
+    *((kind(ESCAPE), ServerLost, "did not answer") for kind in (NoConnection, SessionClosed, InternalError)),
+    ({"status": "FINISHED:ABANDONED"}, RunError, "the server restarted before the job started"),
+    ({"status": "FINISHED:x", "job_deploy_detail": [f"north: {ESCAPE}"]}, RunError, "the status FINISHED:x: north: "),
+    ({"status": "FINISHED:x", "job_deploy_detail": 3}, RunError, r"\(key job_deploy_detail\)"),
+    ({"status": 3}, RunError, r"\(key status\)"),
+    ([ESCAPE], RunError, r"\(key job\)"),
+]
 
 
-@pytest.mark.parametrize("kind", [NoConnection, SessionClosed, InternalError])
-def test_a_server_that_is_gone_before_the_job_starts_is_a_lost_connection(kind):
-    """The display of `submit` opens a new session then."""
+@pytest.mark.parametrize(("answer", "kind", "text"), STARTS)
+def test_a_job_that_ended_before_its_start_or_a_server_that_is_gone_is_one_sentence(answer, kind, text):
+    """After ServerLost the display of `submit` opens a new session."""
 
     def get_job_meta(job_id):
-        raise kind(ESCAPE)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
-    with pytest.raises(ServerLost, match="did not answer") as caught:
-        next(lead_before_start(get_job_meta).watch("wards", "J1"))
-    assert str(caught.value).isprintable()
-
-
-@pytest.mark.parametrize(
-    ("meta", "text"),
-    [
-        ({"status": "FINISHED:ABANDONED"}, "the server restarted before the job started"),
-        ({"status": "FINISHED:x", "job_deploy_detail": [f"north: {ESCAPE}"]}, "the status FINISHED:x: north: "),
-        ({"status": "FINISHED:x", "job_deploy_detail": 3}, r"\(key job_deploy_detail\)"),
-        ({"status": 3}, r"\(key status\)"),
-        ([ESCAPE], r"\(key job\)"),
-    ],
-)
-def test_a_job_that_ended_before_its_start_is_one_sentence(meta, text):
+    lead = Lead(says())
+    lead.flare = SimpleNamespace(get_job_meta=get_job_meta)
     with pytest.raises(RunError, match=text) as caught:
-        next(lead_before_start(lambda job_id: meta).watch("wards", "J1"))
-    assert str(caught.value).isprintable()
+        next(lead.watch("wards", "J1"))
+    assert (type(caught.value), str(caught.value).isprintable()) == (kind, True)
 
 
 NO_RESULTS = ["../config.toml", "/tmp/config.toml", "clients/north/round-1.safetensors", "server/../log.txt", "..", ""]
@@ -349,46 +331,53 @@ STRANGE = {
 }
 
 
-@pytest.mark.parametrize("status", STRANGE.values(), ids=STRANGE)
-def test_a_server_that_says_what_none_would_is_one_sentence(tmp_path, status):
-    with pytest.raises(RunError, match="no server of fedmutual sends"):
-        Lead(status).status("wards")
+RESULTS = [
+    [{"files": 3}],
+    [{"files": ["log.txt"]}, {}],
+    [{"files": ["log.txt"]}, {"body": "@@@"}],
+    [{"files": [f"server/round-{k}.safetensors" for k in range(10_000)]}],
+]
 
 
 @pytest.mark.parametrize(
-    "answers",
-    [
-        [{"files": 3}],
-        [{"files": ["log.txt"]}, {}],
-        [{"files": ["log.txt"]}, {"body": "@@@"}],
-        [{"files": [f"server/round-{k}.safetensors" for k in range(10_000)]}],
-    ],
+    ("command", "answers"), [*(("status", [a]) for a in STRANGE.values()), *(("fetch", a) for a in RESULTS)]
 )
-def test_results_that_are_none_are_one_sentence(tmp_path, answers):
+def test_a_server_that_says_what_none_would_is_one_sentence(tmp_path, command, answers):
+    lead = Lead(*answers)
     with pytest.raises(RunError, match="no server of fedmutual sends"):
-        Lead(*answers).fetch("wards", tmp_path / "out")
+        lead.status("wards") if command == "status" else lead.fetch("wards", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_a_server_moves_no_cursor_of_a_leads(tmp_path):
+def test_a_server_moves_no_cursor_of_a_leads():
     note = {"text": ESCAPE, "first": 1, "last": 1}
     state = says("running")["progress"] | {"said": ESCAPE, "scores": ESCAPE, "in": [ESCAPE], "notes": [note]}
     status = Lead(says() | {"connected": [ESCAPE], "progress": state}).status("wards")
     shown = [*status["connected"], *status["progress"]["in"], status["progress"]["notes"][0]["text"]]
     assert all(text.isprintable() for text in (*shown, status["progress"]["said"], status["progress"]["scores"]))
-    for reply in (
-        {"data": [{"type": "error", "data": ESCAPE}]},
-        {"data": 3},
-        {"data": [{"type": "dict", "data": [ESCAPE]}]},
-    ):
-        with pytest.raises(ServerLost) as caught:
-            read_server_answer(reply)
-        assert str(caught.value).isprintable()
-    for error in (ESCAPE, [ESCAPE], {ESCAPE: 1}, "x" * 10**6):
-        with pytest.raises(RunError, match="the server reports an error") as refused:
-            read_server_answer({"data": [{"type": "dict", "data": {"error": error}}]})
-        assert str(refused.value).isprintable()
-        assert len(str(refused.value)) < 2000
+
+
+REPLIES = [  # of FLARE, which gives the status of the transfer, and says why in the data
+    ({"status": "SUCCESS", "data": [{"type": "error", "data": "not authorized"}]}, r"did not answer \(not authorized\)"),
+    ({"status": "TIMEOUT"}, "TIMEOUT"),
+    ({"data": [{"type": "error", "data": ESCAPE}]}, "did not answer"),
+    ({"data": 3}, "did not answer"),
+    ({"data": [{"type": "dict", "data": [ESCAPE]}]}, "did not answer"),
+    *(
+        ({"data": [{"type": "dict", "data": {"error": error}}]}, "the server reports an error")
+        for error in (ESCAPE, [ESCAPE], {ESCAPE: 1}, "x" * 10**6)
+    ),
+]
+
+
+@pytest.mark.parametrize(("reply", "text"), REPLIES, ids=range(len(REPLIES)))
+def test_a_lead_reads_why_the_server_does_not_do_it(reply, text):
+    with pytest.raises(RunError, match=text) as caught:
+        read_server_answer(reply)
+    assert isinstance(caught.value, ServerLost) == ("reports" not in text)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 2000
+    assert read_server_answer({"data": [{"type": "string"}, {"type": "dict", "data": {"stops": 1}}]}) == {"stops": 1}
 
 
 def test_a_lead_has_what_the_server_may_give(tmp_path):

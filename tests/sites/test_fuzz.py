@@ -13,12 +13,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load, save
 
+import puppets
 from fedmutual.algorithms import FedH2L
 from fedmutual.algorithms.peers import make_agreed_state as owned_by
 from fedmutual.errors import UserError
 from fedmutual.rundir.file_names import METRICS
 from fedmutual.sites import engine
-from fedmutual.sites.coordinator import Coordinator
+from fedmutual.sites.coordinator import Coordinator, build_server_experiment, make_first_state
 from fedmutual.sites.engine import TooFew
 from fedmutual.sites.ledger import read_ledger
 from fedmutual.sites.peers import Mailbox
@@ -33,14 +34,12 @@ from fedmutual.sites.protocol import (
     read_answer,
     read_order,
 )
-from fedmutual.sites.server_experiment import build_server_experiment, make_first_state
 from fedmutual.sites.sizes import MessageSizes, limit_message
 from log_lines import read_lines
-from wards import COMMON, SITES, InMemoryTransport, contract, halves, same
+from wards import COMMON, MLPS, InMemoryTransport, contract, halves, same
 
 pytestmark = pytest.mark.sites
 
-MLPS = {i: {**tables, "model": {"personal": "mlp"}} for i, tables in SITES.items()}
 ONE_ROUND = COMMON | {"rounds": 1}
 
 
@@ -152,7 +151,7 @@ def mutated(draw, content):
 SHAPES = {"w": (torch.float32, (3, 2)), "n": (torch.int64, ())}
 TENSORS = {"w": torch.ones(3, 2), "n": torch.tensor(1)}
 SAID = SiteAnswer(Order(WORK, 2, 1, ("a",), ("a", "b")), {"ce": 0.5}, up=3, remarks=("'b': late",))
-ROOM = limit_message(SHAPES, 2000)
+ROOM = limit_message([SHAPES], 2000)
 
 
 @fuzz(400)
@@ -177,7 +176,7 @@ def test_a_mutated_message_is_read_or_refused(data):
 class Letters:
     """Honest letters of two senders, and their mutations."""
 
-    ROUNDS, SENDERS, ROOM = 4, ("a", "b"), limit_message(SHAPES, 300)
+    ROUNDS, SENDERS, ROOM = 4, ("a", "b"), limit_message([SHAPES], 300)
 
     @classmethod
     def declared(cls, place):
@@ -202,7 +201,8 @@ def test_mutated_letters_fill_no_mailbox(data):
             mail.put(sender, content)
         except MalformedMessage:
             refusals += 1
-    held = [(i, r, m) for r in range(-1, 9) for p in range(9) for i, m in mail.read_messages((r, p)).items()]
+    read = ((i, r, mail.read(i, (r, p))) for r in range(-1, 9) for p in range(9) for i in Letters.SENDERS)
+    held = [(i, r, m) for i, r, m in read if isinstance(m, dict)]
     for sender in Letters.SENDERS:
         assert len({round for i, round, _ in held if i == sender}) <= 2
         assert sum(i == sender for i, _, _ in held) <= 4
@@ -259,28 +259,29 @@ def test_after_them_a_site_answers_an_honest_order_as_before(federation):
     assert one[0] == other[0]
 
 
-class Replayed(InMemoryTransport):
-    """Sites that answer what they answered before; west's answers are changed."""
+class Replayed:
+    """A site that answers what it answered before, changed."""
 
-    def __init__(self, sites, answers, spoil):
-        super().__init__(sites)
-        self._replies, self._spoil = answers, spoil
+    def __init__(self, reply, change=lambda content: content):
+        self._reply, self._change = reply, change
 
-    def ask(self, orders, deadline):
-        for i, asked in orders.items():
-            order = read_order(asked)[0]
-            content = self._replies[i] if order.kind == WORK else pack_message(SiteAnswer(order), {})
-            yield i, self._spoil(content) if i == "west" else content
+    def carry_out(self, content):
+        order = read_order(content)[0]
+        return self._change(self._reply if order.kind == WORK else pack_message(SiteAnswer(order), {}))
+
+    def make_peer_messages(self, content):
+        return {}
 
 
 @fuzz(25)
 @given(data=st.data())
 def test_a_server_outlives_mutated_answers(federation, tmp_path_factory, data):
-    _, agreed, sites, _, answers = federation
-    folder = tmp_path_factory.mktemp("server") / "wards"
-    transport, refusal = Replayed(sites, answers, lambda content: data.draw(mutated(content))), ""
+    _, agreed, _, _, answers = federation
+    folder, refusal = tmp_path_factory.mktemp("server") / "wards", ""
+    sites = {i: Replayed(reply) for i, reply in answers.items()}
+    sites["west"] = Replayed(answers["west"], lambda content: data.draw(mutated(content)))
     try:
-        Coordinator(agreed, folder).run(transport)
+        Coordinator(agreed, folder).run(InMemoryTransport(sites))
     except (TooFew, UserError) as problem:
         refusal = str(problem)
     assert "\n" not in refusal
@@ -294,23 +295,12 @@ def test_a_server_outlives_mutated_answers(federation, tmp_path_factory, data):
 
 def test_the_logs_of_a_federation_take_so_many_words_of_a_site_and_no_more(tmp_path):
     """A site that says something else in every phase: the rounds go on, and the rest of its words is not written down."""
-    rounds = 40
-    agreed, sites = halves(tmp_path, contract(tmp_path, COMMON | {"rounds": rounds}, MLPS), MLPS)
-
-    class Talker(InMemoryTransport):
-        def ask(self, orders, deadline):
-            for i, asked in orders.items():
-                order, state = read_order(asked)
-                answer = (
-                    SiteAnswer(order, problem=f"{order.round} " + "x" * LONGEST_TEXT) if i == "west" else SiteAnswer(order)
-                )
-                yield i, pack_message(answer, state if order.kind == WORK and i != "west" else {})
-
-    transport = Talker(sites)
+    rounds, talker = 40, puppets.Federation(tmp_path, COMMON | {"rounds": 40})
+    talker["west"].does = lambda order, inbox: SiteAnswer(order, problem=f"{order.round} " + "x" * LONGEST_TEXT)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine, "_LOG_LIMIT", 10 * LONGEST_TEXT)
-        Coordinator(agreed, tmp_path / "server").run(transport)
-    log = (tmp_path / "server" / "log.txt").read_text()
+        talker.run()
+    log = (talker.server / "log.txt").read_text()
     assert sum("x" * 100 in line for line in log.splitlines()) == 9
     assert log.count("site 'west' is left out") == rounds
     assert len(log) < 20 * LONGEST_TEXT + rounds * 300
@@ -322,15 +312,15 @@ def test_the_largest_honest_messages_are_within_their_sizes(federation):
     names = tuple(c * 60 for c in ("a", "é", "字", "😀"))
     phase = agreed.algorithm.phases[0]
     state = make_first_state(agreed, build_server_experiment(agreed))
-    sizes = MessageSizes(agreed.algorithm, state, names, peer_to_peer=False)
+    sizes = MessageSizes(agreed.algorithm, state, names)
     order = Order(WORK, 2**62, 0, names, names)
-    read_order(pack_message(order, state), sizes.order_limit)
+    read_order(pack_message(order, state), sizes.order)
     words = "😀" * (LONGEST_TEXT + 3)
     full = SiteAnswer(order, dict.fromkeys(phase.terms, -1.2345678901234568e-300), (), 0, 0, (), words, names)
     assert sizes.open_answer(order, pack_message(full, state))[0].accused == names
     later = replace(order, phase=1)  # of peers: a remark on each sender of the phase before
     peers = FedH2L(batch_size=8, public_batch=4).algorithm()
-    letters = MessageSizes(peers, owned_by(dict.fromkeys(names, range(9)), 10), names, peer_to_peer=True)
+    letters = MessageSizes(peers, owned_by(dict.fromkeys(names, range(9)), 10), names)
     assert (
         letters.open_answer(later, pack_message(SiteAnswer(later, remarks=(words,) * 4), {}))[0].remarks[0].startswith("😀")
     )

@@ -48,10 +48,10 @@ def test_scores_that_are_none_are_left_out_and_the_report_can_be_read(tmp_path, 
         federation.transport.halves[site] = Teller()
     federation.transport.halves["north"] = Teller(ReleasedScore(model, None, data, values) for values, model, data in lies)
     federation.run()
-    lines = read_lines(federation.folder / METRICS)
+    lines = read_lines(federation.server / METRICS)
     assert [sorted({s["client"] for s in line["scores"]}) for line in lines] == [["south", "west"]] * 3
     assert any("'north'" in note for note in federation.notes)
-    write_report([federation.folder], tmp_path / "report.html")
+    write_report([federation.server], tmp_path / "report.html")
 
 
 def test_a_site_that_says_that_it_is_a_domain_does_not_spoil_the_report(tmp_path):
@@ -60,4 +60,4 @@ def test_a_site_that_says_that_it_is_a_domain_does_not_spoil_the_report(tmp_path
     for site in SITES:
         federation.transport.halves[site] = Teller()
     federation.transport.halves["north"] = Teller([ReleasedScore("personal", None, "test.own", {"accuracy": 1.0})])
-    write_report([federation.run().folder], tmp_path / "report.html")
+    write_report([federation.run().server], tmp_path / "report.html")

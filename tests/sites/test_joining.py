@@ -8,10 +8,9 @@ from fedmutual.report.provenance import make_subtitle
 from fedmutual.results.comparison import make_comparisons
 from fedmutual.results.frame import read_runs
 from fedmutual.rundir.file_names import METRICS
-from fedmutual.sites.coordinator import Coordinator
 from log_lines import read_lines
 from run_folders import list_findings
-from wards import COMMON, SITES, InMemoryTransport, contract, halves
+from wards import COMMON, SITES, Federation
 
 pytestmark = pytest.mark.sites
 
@@ -24,12 +23,10 @@ def personal(folder):
 
 def submitted(folder, algorithm):
     """The server's folder of a federation that came to its end."""
-    folder.mkdir()
     common = {**COMMON, "name": folder.name, "algorithm": {"name": algorithm}}
-    agreed, sites = halves(folder, contract(folder, common, PLAIN), PLAIN)
-    assert bool(sites["north"].list_leaves()[algorithm]) == (algorithm == "fml")  # on its own, nothing leaves a site
-    Coordinator(agreed, folder / "server").run(InMemoryTransport(sites))
-    return folder / "server"
+    federation = Federation(folder, common, PLAIN)
+    assert bool(federation["north"].list_leaves()[algorithm]) == (algorithm == "fml")  # on its own, nothing leaves a site
+    return federation.run().server
 
 
 def test_two_federations_tell_whether_joining_pays(tmp_path, cli):

@@ -128,6 +128,17 @@ def test_an_unusable_file_is_refused_in_one_sentence(tmp_path, case, read_only):
     assert "\n" not in str(caught.value)
 
 
+def test_a_damaged_value_is_refused_in_one_sentence(tmp_path):
+    """In pages that fit together."""
+    journal = ServerJournal(tmp_path)
+    journal.write("INSERT INTO facts VALUES (?, ?)", ("attempt", "{"), ("setbacks", '"many"'))
+    journal.write_content(b"junk", "stage", 0)
+    for read in (lambda: journal.attempt, lambda: journal.setbacks, lambda: journal.read_tensors("stage", 0)):
+        with pytest.raises(RunError, match="cannot be read, or is damaged") as caught:
+            read()
+        assert "\n" not in str(caught.value)
+
+
 def vacuum(path, monkeypatch):
     copy = path.with_name("copy")
     with closing(sqlite3.connect(path)) as database:
@@ -171,15 +182,6 @@ def test_the_state_of_an_older_version_is_refused_and_says_what_to_do(tmp_path, 
         (tmp_path / FILE).touch(mode=0o600)
     with pytest.raises(RunError, match=rf"has {name} and no complete .*; finish the federation with that version"):
         ServerJournal(tmp_path)
-
-
-def test_a_site_without_its_journal_does_not_begin_again(tmp_path):
-    _, sites = halves(tmp_path, contract(tmp_path, sites=MLP), MLP)
-    sites["north"].carry_out(pack_message(Order(WORK, 0, 0), sites["north"].experiment.make_server_state()))
-    for path in sites["north"].folder.glob(f"{FILE}*"):
-        path.unlink()
-    with pytest.raises(RunError, match="the journal is lost"):
-        halves(tmp_path, tmp_path / "federation.toml", MLP)
 
 
 def test_a_look_writes_nothing(tmp_path):
@@ -250,3 +252,7 @@ def test_a_kill_between_the_journal_and_the_files_of_the_run_is_mended(tmp_path,
         "round-2.safetensors",
     }
     assert read_answer(again.carry_out(pack_message(Order(WORK, 2, 0), state)))[0].problem is None
+    for path in again.folder.glob(f"{FILE}*"):
+        path.unlink()
+    with pytest.raises(RunError, match="the journal is lost"):  # the site does not begin again
+        halves(tmp_path, tmp_path / "federation.toml", MLP)

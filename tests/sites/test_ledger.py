@@ -123,16 +123,13 @@ def test_an_unreadable_ledger_gives_one_sentence(tmp_path, monkeypatch, method):
         ledger.read_ledger(ledger.find_ledger(folder))
 
 
-def test_what_a_kill_cut_short_did_not_leave(tmp_path, cli):
+def test_no_ledger_and_one_that_a_kill_cut_short(tmp_path, cli):
+    code, _, err = cli("ledger", tmp_path)
+    assert (code, "nothing left this site, or it is not the state folder of a site" in err) == (2, True)
+    code, _, err = cli("ledger", tmp_path / "nowhere.toml")
+    assert (code, "nowhere.toml" in err) == (2, True)
     write(tmp_path, [line(1)])
     with (tmp_path / OLD_LEDGER).open("a") as file:
         file.write(json.dumps(line(2))[:40])
     code, out, _ = cli("ledger", tmp_path)
     assert (code, out.splitlines()[-1]) == (0, "to server: 1 message of 100 bytes, of which tensors 32")
-
-
-def test_no_ledger(tmp_path, cli):
-    code, _, err = cli("ledger", tmp_path)
-    assert (code, "nothing left this site, or it is not the state folder of a site" in err) == (2, True)
-    code, _, err = cli("ledger", tmp_path / "nowhere.toml")
-    assert (code, "nowhere.toml" in err) == (2, True)

@@ -129,16 +129,14 @@ def test_what_cannot_be_listed(tmp_path, module, message):
     assert "\n" not in str(caught.value)
 
 
-def test_a_module_that_would_hide_an_installed_one_is_refused(tmp_path):
+def test_a_module_of_which_there_are_several_is_refused(tmp_path, monkeypatch):
+    """It would hide an installed one, or was imported from elsewhere."""
     path = north(tmp_path, "tomli_w:Net", trust={"modules": ["tomli_w"]})
     (path.parent / "tomli_w.py").write_text(NET)
     refused(path, "there are several of that name", str(path.parent / "tomli_w.py"), "rename one")
-
-
-def test_a_module_that_was_imported_from_elsewhere_is_refused(tmp_path, monkeypatch):
     path = north(tmp_path, trust={"modules": ["own"]})
-    (path.parent / "own.py").write_text(NET)
-    (tmp_path / "own.py").write_text(NET)
+    for folder in (path.parent, tmp_path):
+        (folder / "own.py").write_text(NET)
     monkeypatch.syspath_prepend(tmp_path)
     __import__("own")
     refused(path, "there are several of that name", str(tmp_path / "own.py"), str(path.parent / "own.py"))

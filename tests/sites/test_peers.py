@@ -6,18 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-import fedmutual
-from fedmutual.config import parse_config
-from fedmutual.events import Noted, PhaseDone
-from fedmutual.rundir import text
+from fedmutual.events import PhaseDone
 from fedmutual.rundir.file_names import LEDGER
 from fedmutual.sites import contract as contracts
-from fedmutual.sites.coordinator import Coordinator
-from fedmutual.sites.ledger import read_ledger
 from fedmutual.sites.protocol import (
     EVALUATE,
     WORK,
-    MalformedMessage,
     Order,
     SiteAnswer,
     pack_message,
@@ -27,7 +21,7 @@ from fedmutual.sites.protocol import (
 from fedmutual.sites.site_runtime import SiteRuntime
 from fedmutual.sites.site_settings import read_site_file
 from log_lines import read_lines
-from wards import SEEDED, TELLING, InMemoryTransport, halves, same, seeded, together
+from wards import SEEDED, TELLING, Federation, find_event, run_together, same
 
 pytestmark = pytest.mark.sites
 
@@ -52,30 +46,14 @@ CASES = {
 }
 
 
-class Ward:
-    """A federation in a folder, and what came of it."""
+def federate(folder, common=SEEDED, carry=None):
+    return Federation(folder, common, public=True, carry=carry)
 
-    def __init__(self, folder, common=SEEDED, carry=None):
-        self.folder, self.common, self.notes = folder, common, []
-        folder.mkdir(exist_ok=True)
-        path, self.sites = seeded(folder, common)
-        self.agreed, made = halves(folder, path, self.sites)
-        self.transport = InMemoryTransport(made, carry)
 
-    def run(self, *observers):
-        def noted(event):
-            if isinstance(event, Noted):
-                self.notes += text.describe_event(event)
-
-        Coordinator(self.agreed, self.folder / "server").run(self.transport, [noted, *observers])
-        return self
-
-    def personal(self):
-        return {i: fedmutual.Run(half.folder).personal_model(i).state_dict() for i, half in self.transport.halves.items()}
-
-    def ledger(self, way, phase):
-        lines = read_lines(self.folder / "server" / LEDGER)
-        return [{x["client"]: x[way] for x in lines if (x["round"], x["phase"]) == (r, phase)} for r in range(ROUNDS + 1)]
+def count_bytes(federation, way, phase):
+    """Return the bytes of each site in a phase, by round."""
+    lines = read_lines(federation.server / LEDGER)
+    return [{x["client"]: x[way] for x in lines if (x["round"], x["phase"]) == (r, phase)} for r in range(ROUNDS + 1)]
 
 
 def place(letter):
@@ -94,12 +72,12 @@ def terms(asked):
 @pytest.mark.parametrize("case", CASES)
 def test_equal_to_one_process(case, tmp_path):
     common = CASES[case] | TELLING
-    federation = Ward(tmp_path, common).run()
+    federation = federate(tmp_path, common).run()
     assert federation.notes == []
-    run = fedmutual.run(parse_config(together(common, federation.sites)), tmp_path / "one")
+    run = run_together(tmp_path / "one", common, {i: drop(tables, "public") for i, tables in federation.sites.items()})
     for i, weights in federation.personal().items():
         assert same(weights, run.personal_model(i).state_dict()), i
-    summary = fedmutual.Run(tmp_path / "server").summary
+    summary = federation.summary
     for key in ("personal", "transfer", "projected", "leaves"):
         assert summary[key] == run.summary[key], key
     ours, relayed = summary["bytes"], run.summary["bytes"]
@@ -107,8 +85,12 @@ def test_equal_to_one_process(case, tmp_path):
     assert ours["up"] == (relayed["down"] if case.startswith("fedh2l") else relayed["up"])  # a relay is sent to once
 
 
+def drop(tables, key):
+    return {k: v for k, v in tables.items() if k != key}
+
+
 def test_a_site_sends_only_declared_tensors(tmp_path):
-    federation = Ward(tmp_path, SEEDED | TELLING).run()
+    federation = federate(tmp_path, SEEDED | TELLING).run()
     start = {"digest": (torch.uint8, (32,)), "rows": (torch.int64, ()), "counts": (torch.int64, (C,))}
     rounds = {"index": (torch.int32, (B,)), "posterior": (torch.float32, (B, C)), "accuracy": (torch.float32, ())}
     sent = {(i, to, *place(letter)): letter for i, to, letter in federation.transport.letters}
@@ -119,7 +101,7 @@ def test_a_site_sends_only_declared_tensors(tmp_path):
         assert letter == pack_message(SiteAnswer(Order(WORK, round, 0)), message)  # and no byte more
         assert sender != to
         if round >= 0:
-            positions = federation.transport.halves[sender].experiment.data.public.owners[sender]
+            positions = federation[sender].experiment.data.public.owners[sender]
             assert all(int(k) in positions for k in message["index"])  # of its own public rows it speaks
     for i, asked, content in federation.transport.answers:
         about, what = read_answer(content)[0], read_order(asked)[0]
@@ -127,44 +109,32 @@ def test_a_site_sends_only_declared_tensors(tmp_path):
         assert (about.order, about.remarks, about.problem, about.accused) == (what, (), None, ())
         assert set(about.train) == terms(what)
         assert {(s.client, s.data) for s in about.scores} == ({(i, "validation")} if what.kind == EVALUATE else set())
-    for i, half in federation.transport.halves.items():
-        written = [(line["to"], line["sha256"]) for line in read_ledger(half.folder) if line["to"] != "server"]
-        mine = [
-            (to, hashlib.sha256(letter).hexdigest()) for sender, to, letter in federation.transport.letters if sender == i
-        ]
+    for i in federation.sites:
+        written = [(line["to"], line["sha256"]) for line in federation.ledger(i) if line["to"] != "server"]
+        mine = [(to, hashlib.sha256(letter).hexdigest()) for one, to, letter in federation.transport.letters if one == i]
         assert written == mine
-
-
-def test_a_site_that_shares_no_metrics_tells_the_server_nothing(tmp_path):
-    federation = Ward(tmp_path, SEEDED | {"share": {"metrics": "none"}, "rounds": 1}).run()
-    for _, _, content in federation.transport.answers:
-        about, message = read_answer(content)
-        assert (message, about.train, about.scores, about.problem) == ({}, {}, (), None)
-    assert len(federation.transport.letters) == 3 * OTHERS * 2
-
-
-def test_the_ledger_counts_what_went_from_site_to_site(tmp_path):
-    federation = Ward(tmp_path).run()
     sites = dict.fromkeys(federation.sites, 0)
-    assert federation.ledger("up", "agree")[0] == dict.fromkeys(sites, OTHERS * AGREED)
-    assert federation.ledger("down", "compare")[0] == dict.fromkeys(sites, OTHERS * AGREED)
+    assert count_bytes(federation, "up", "agree")[0] == dict.fromkeys(sites, OTHERS * AGREED)
+    assert count_bytes(federation, "down", "compare")[0] == dict.fromkeys(sites, OTHERS * AGREED)
     for round in range(1, ROUNDS + 1):
-        assert federation.ledger("up", "local")[round] == dict.fromkeys(sites, OTHERS * LETTER)
-        assert federation.ledger("down", "local")[round] == sites
-        assert federation.ledger("up", "mutual")[round] == sites
-        assert federation.ledger("down", "mutual")[round] == dict.fromkeys(sites, OTHERS * LETTER)
+        assert count_bytes(federation, "up", "local")[round] == dict.fromkeys(sites, OTHERS * LETTER)
+        assert count_bytes(federation, "down", "local")[round] == sites
+        assert count_bytes(federation, "up", "mutual")[round] == sites
+        assert count_bytes(federation, "down", "mutual")[round] == dict.fromkeys(sites, OTHERS * LETTER)
     public_bytes = federation.agreed.public["bytes"]  # of each site's part of the seed set
-    assert federation.ledger("up", "seed")[0] == public_bytes
-    assert federation.ledger("down", "seed")[0] == {i: sum(public_bytes.values()) - public_bytes[i] for i in public_bytes}
+    assert count_bytes(federation, "up", "seed")[0] == public_bytes
+    assert count_bytes(federation, "down", "seed")[0] == {
+        i: sum(public_bytes.values()) - public_bytes[i] for i in public_bytes
+    }
 
 
 def test_pairs_exchange_messages_only_with_each_other(tmp_path):
-    federation = Ward(tmp_path, fedh2l(peers="pairs")).run()
+    federation = federate(tmp_path, fedh2l(peers="pairs")).run()
     for round in range(ROUNDS):
         met = {(i, to) for i, to, letter in federation.transport.letters if place(letter) == (round, 0)}
         assert len(met) == 2
         assert {(to, i) for i, to in met} == met
-        up = federation.ledger("up", "local")[round + 1]
+        up = count_bytes(federation, "up", "local")[round + 1]
         assert {i for i, n in up.items() if n} == {i for i, _ in met}
         assert set(up.values()) == {0, LETTER}
 
@@ -210,7 +180,7 @@ SPOILT = {
 
 @pytest.fixture(scope="module")
 def undisturbed_models(tmp_path_factory):
-    return Ward(tmp_path_factory.mktemp("good") / "ward", SEEDED | {"rounds": 1}).run().personal()
+    return federate(tmp_path_factory.mktemp("good") / "ward", SEEDED | {"rounds": 1}).run().personal()
 
 
 @pytest.mark.parametrize("case", SPOILT)
@@ -220,8 +190,8 @@ def test_the_receiver_names_the_sender_of_an_invalid_message_and_the_others_cont
     def carry(sender, to, letter):
         return spoil(letter) if (sender, to, *place(letter)) == ("south", "north", 0, 0) else letter
 
-    federation, lines = Ward(tmp_path, SEEDED | {"rounds": 1}, carry), []
-    federation.transport.halves["north"].say = lines.append
+    federation, lines = federate(tmp_path, SEEDED | {"rounds": 1}, carry), []
+    federation["north"].say = lines.append
     federation.run()
     if case == "lost":
         assert federation.notes == [f"note in round 1: site 'north' left out the message of 'south': {reason}"]
@@ -236,14 +206,14 @@ def test_the_receiver_names_the_sender_of_an_invalid_message_and_the_others_cont
         "west": True,
     }
     received = LETTER if case == "lost" else 2 * LETTER
-    assert federation.ledger("down", "mutual")[1] == {"north": received, "south": 2 * LETTER, "west": 2 * LETTER}
+    assert count_bytes(federation, "down", "mutual")[1] == {"north": received, "south": 2 * LETTER, "west": 2 * LETTER}
 
 
 def test_an_absent_site_gets_no_letter_and_delays_no_site(tmp_path):
-    federation = Ward(tmp_path)
+    federation = federate(tmp_path)
 
     def watch(event):
-        if type(event).__name__ == "RoundDone":
+        if find_event("RoundDone")(event):
             federation.transport.away = {"west"} if event.round == 1 else set()
 
     federation.run(watch)
@@ -251,22 +221,22 @@ def test_an_absent_site_gets_no_letter_and_delays_no_site(tmp_path):
     # of both halves; it is not asked to score
     delivered = {(i, to) for i, to, letter in federation.transport.letters if place(letter) == (1, 0)}
     assert delivered == {("north", "south"), ("south", "north")}
-    assert federation.ledger("up", "local")[2] == {"north": LETTER, "south": LETTER, "west": 0}
-    assert federation.ledger("up", "local")[3] == dict.fromkeys(federation.sites, 2 * LETTER)
+    assert count_bytes(federation, "up", "local")[2] == {"north": LETTER, "south": LETTER, "west": 0}
+    assert count_bytes(federation, "up", "local")[3] == dict.fromkeys(federation.sites, 2 * LETTER)
 
 
 def test_a_site_that_returns_within_a_round_receives_no_messages(tmp_path):
-    federation = Ward(tmp_path)
+    federation = federate(tmp_path)
 
     def watch(event):
-        if type(event).__name__ == "RoundDone" and event.round == 1:
+        if find_event("RoundDone", 1)(event):
             federation.transport.away = {"west"}
         if isinstance(event, PhaseDone) and (event.round, event.phase) == (2, "local"):
             federation.transport.away = set()
 
     federation.run(watch)
     assert federation.notes == ["note in round 2: site 'west' is left out: it is not connected"]
-    assert federation.ledger("down", "mutual")[2] == {"north": LETTER, "south": LETTER, "west": 0}
+    assert count_bytes(federation, "down", "mutual")[2] == {"north": LETTER, "south": LETTER, "west": 0}
 
 
 class Killed(BaseException):
@@ -275,8 +245,8 @@ class Killed(BaseException):
 
 @pytest.mark.parametrize("phase", ["agree", "local", "mutual"])
 def test_a_crash_of_all_between_two_phases_loses_nothing(phase, tmp_path):
-    uninterrupted = Ward(tmp_path / "whole").run()
-    cut = Ward(tmp_path / "cut")
+    uninterrupted = federate(tmp_path / "whole").run()
+    cut = federate(tmp_path / "cut")
 
     def kill(event):
         if isinstance(event, PhaseDone) and (event.round, event.phase) == (0 if phase == "agree" else 2, phase):
@@ -284,25 +254,19 @@ def test_a_crash_of_all_between_two_phases_loses_nothing(phase, tmp_path):
 
     with pytest.raises(Killed):
         cut.run(kill)
-    cut.transport = InMemoryTransport(halves(cut.folder, cut.folder / "federation.toml", cut.sites)[1])
+    cut.restart()
     assert cut.run().notes == []
     ends = uninterrupted.personal()
     assert all(same(weights, ends[i]) for i, weights in cut.personal().items())
-    for ward in (uninterrupted, cut):
-        ward.summary = fedmutual.Run(ward.folder / "server").summary
-    assert {k: v for k, v in cut.summary.items() if k != "seconds"} == {
-        k: v for k, v in uninterrupted.summary.items() if k != "seconds"
-    }
+    assert drop(cut.summary, "seconds") == drop(uninterrupted.summary, "seconds")
 
 
 def test_a_site_that_dies_within_a_round_names_the_missed_peers(tmp_path):
-    federation = Ward(tmp_path)
+    federation = federate(tmp_path)
 
     def kill(event):
         if isinstance(event, PhaseDone) and (event.round, event.phase) == (2, "local"):
-            federation.transport.halves["west"] = SiteRuntime(
-                federation.agreed, read_site_file(tmp_path / "west" / "site.toml")
-            )
+            federation.restart("west")
 
     federation.run(kill)
     missed = "note in round 2: site 'west' left out the message of {!r}: its message did not arrive"
@@ -310,8 +274,8 @@ def test_a_site_that_dies_within_a_round_names_the_missed_peers(tmp_path):
 
 
 def test_asked_again_a_site_writes_the_same_letters(tmp_path):
-    federation = Ward(tmp_path, SEEDED | {"rounds": 1})
-    north, all_ = federation.transport.halves["north"], tuple(federation.sites)
+    federation = federate(tmp_path, SEEDED | {"rounds": 1})
+    north, all_ = federation["north"], tuple(federation.sites)
     for phase in range(2):
         north.carry_out(pack_message(Order(WORK, -1, phase, senders=() if phase else None, asked=all_), {}))
     order = pack_message(Order(WORK, 0, 0, asked=all_), {})
@@ -319,7 +283,7 @@ def test_asked_again_a_site_writes_the_same_letters(tmp_path):
     assert letters.keys() == {"south", "west"}
     assert len(set(letters.values())) == 1
     north.carry_out(pack_message(Order(WORK, 0, 1, senders=all_, asked=all_), {}))
-    restarted = SiteRuntime(federation.agreed, read_site_file(tmp_path / "north" / "site.toml"))
+    restarted = federation.start("north")
     for half in (north, restarted):  # as it is, and after a crash
         assert (half.carry_out(order), half.make_peer_messages(order)) == (answer, letters)
     fewer = pack_message(Order(WORK, 0, 0, asked=("north", "west")), {})
@@ -331,26 +295,17 @@ def test_asked_again_a_site_writes_the_same_letters(tmp_path):
 
 def test_a_site_that_starts_does_not_know_the_contract_of_the_job_yet(tmp_path):
     """The site has FEDERATION.toml and the state of earlier jobs; the next job brings the description of the public set."""
-    federation = Ward(tmp_path, SEEDED | {"rounds": 1}).run()
+    federation = federate(tmp_path, SEEDED | {"rounds": 1}).run()
     known = contracts.read_contract(tmp_path / "federation.toml")
     assert known.public is None
-    assert (
-        SiteRuntime(known, read_site_file(tmp_path / "north" / "site.toml")).list_leaves()
-        == federation.transport.halves["north"].list_leaves()
-    )
-
-
-def test_letters_of_strangers_are_none(tmp_path):
-    runtime = Ward(tmp_path).transport.halves["north"]
-    for sender in ("north", "server", "nobody"):
-        with pytest.raises(MalformedMessage, match=f"{sender!r} is none of the other sites"):
-            runtime.peers.receive(sender, pack_message(Order(WORK, 0, 0), {}))
+    starting = SiteRuntime(known, read_site_file(tmp_path / "north" / "site.toml"))
+    assert starting.list_leaves() == federation["north"].list_leaves()
 
 
 def test_no_letter_is_sent_to_an_unresponsive_site(tmp_path):
     """Senders would wait in each phase. The server keeps asking the site, which takes part as soon as it answers."""
-    federation = Ward(tmp_path)
-    federation.transport.list_late = lambda: ("west",)
+    federation = federate(tmp_path)
+    federation.transport.late = ("west",)
     federation.run()
     assert {to for _, to, letter in federation.transport.letters if place(letter)[0] >= 0} == {"north", "south"}
     assert {site for site, _, _ in federation.transport.answers} == {"north", "south", "west"}

@@ -68,10 +68,7 @@ def test_a_damaged_progress_file_is_named_and_replaced_by_the_next_job(tmp_path,
 
 
 def test_a_progress_file_of_an_older_server_is_read(tmp_path, state):
-    """It lacks `old` and `contract`, and its notes are lines of text, which are not shown."""
+    """It lacks `old` and `contract`."""
     older = {key: value for key, value in state.items() if key not in ("old", "contract")}
-    (tmp_path / FILE).write_text(json.dumps(older | {"notes": ["round 1: west is away"], "noted": 1}))
-    assert read_progress(tmp_path) == state | {"old": [], "contract": "", "notes": []}
-    again = ProgressFile(tmp_path, contracts.read_contract(contract(tmp_path)), "job-1")
-    again(Noted(2, "west is away"))
-    assert read_progress(tmp_path)["notes"] == [{"text": "west is away", "first": 2, "last": 2}]
+    (tmp_path / FILE).write_text(json.dumps(older))
+    assert read_progress(tmp_path) == state | {"old": [], "contract": ""}

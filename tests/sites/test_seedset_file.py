@@ -4,9 +4,9 @@ import io
 import json
 import pickle
 import shutil
+import tracemalloc
 import warnings
 import zipfile
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,19 +25,20 @@ def about(**scaling):
 
 
 ANEW = "have site 'south' write its part of the public seed set again"
+OTHER = "it is not what `fedmutual data give` wrote ("
 FILES = {  # what becomes of it
     "missing": (lambda p: p.unlink(), "there is no such file; have site 'south' send its part of the public seed set"),
-    "cut short": (lambda p: p.write_bytes(p.read_bytes()[:-100]), f"(BadZipFile: File is not a zip file); {ANEW}"),
-    "empty": (lambda p: p.write_bytes(b""), ANEW),
-    "a pickle": (lambda p: p.write_bytes(pickle.dumps({"x": 1})), f"it is a pickle, and pickles are never loaded); {ANEW}"),
-    "one array": (lambda p: shutil.copy(_alone(p.with_suffix(".npy")), p), f"holds a single array; {ANEW}"),
-    "something else": (lambda p: np.savez(p, z=np.zeros(3)), f"not what `fedmutual data give` wrote, but holds 'z'; {ANEW}"),
-    "another site's": (lambda p: shutil.copy(p.with_name("west.npz"), p), f"it is of site 'west'; {ANEW}"),
+    "cut short": (lambda p: p.write_bytes(p.read_bytes()[:-100]), OTHER),
+    "empty": (lambda p: p.write_bytes(b""), OTHER),
+    "a pickle": (lambda p: p.write_bytes(pickle.dumps({"x": 1})), OTHER),
+    "one array": (lambda p: shutil.copy(_alone(p.with_suffix(".npy")), p), OTHER),
+    "something else": (lambda p: np.savez(p, z=np.zeros(3)), f"{OTHER}it has the arrays 'z.npy')"),
+    "another site's": (lambda p: shutil.copy(p.with_name("west.npz"), p), f"{OTHER}it is of format 1 and of site 'west')"),
 }
 CONTENTS = {  # which arrays of it are others
-    "objects": ({"x": np.array([{}])}, f"because unpickling can run code; {ANEW}"),
-    "another header": ({"about": np.array("{}")}, "it is not what `fedmutual data give` wrote, but holds 'x', "),
-    "no divisor": ({"about": about(divisor=0.0)}, "it is not what `fedmutual data give` wrote"),
+    "objects": ({"x": np.array([{}])}, f"{OTHER}'x.npy' is of object"),
+    "another header": ({"about": np.array("{}")}, OTHER),
+    "no divisor": ({"about": about(divisor=0.0)}, "its numbers are divided by 0"),
     "other images": ({"x": np.zeros((84, 1, 9, 9), np.uint8)}, "its examples have the shape [1, 9, 9], and [1, 8, 8] is"),
     "features": ({"x": np.zeros((84, 1), np.float32)}, "its examples have the shape [1], and [1, 8, 8] is wanted"),
     "no images": ({"x": np.zeros(84)}, f"its examples are float64 of the shape [84], and no images or features; {ANEW}"),
@@ -129,30 +130,33 @@ def hidden(path):
 
 
 BOMBS = {
-    "alone": (alone, "holds a single array"),
-    "hidden": (hidden, "its 'x.npy' is compressed"),
-    "behind a broken one": (lambda p: stating((1,), "about.npy")(p), "its 'about.npy' states 1 bytes and has 0"),
-    "another name": (lambda p: np.savez_compressed(p, z=np.zeros(10**7, np.uint8)), "wrote, but holds 'z'"),
-    "compressed": (compressed, "its 'x.npy' is compressed, and `fedmutual data give` does not compress"),
-    "a tebibyte": (stating((2**40, 1, 1, 1)), "its 'x.npy' states 1,099,511,627,776 bytes and has 0"),
-    "beyond all": (stating((2**80,)), "its 'x.npy' states "),
-    "text": (wordy, "its 'classes.npy' holds 20,000,000 bytes of text, and 16,777,216 are enough"),
-    "directory": (oversized, "claims to have 4,294,967,294 bytes, more than the whole file"),
-    "twice": (twice, "it holds an array twice"),
+    "alone": (alone, OTHER),
+    "hidden": (hidden, f"{OTHER}'x.npy' is compressed"),
+    "behind a broken one": (lambda p: stating((1,), "about.npy")(p), f"{OTHER}'about.npy' is of uint8 and of shape (1,)"),
+    "another name": (lambda p: np.savez_compressed(p, z=np.zeros(10**7, np.uint8)), f"{OTHER}'z.npy' is compressed"),
+    "compressed": (compressed, f"{OTHER}'x.npy' is compressed"),
+    "a tebibyte": (stating((2**40, 1, 1, 1)), "of shape (1099511627776, 1, 1, 1), and has 0 bytes"),
+    "beyond all": (stating((2**80,)), f"{OTHER}'x.npy' is of uint8 and of shape (1208925819614629174706176,)"),
+    "text": (wordy, "'classes.npy' is of <U1 and of shape (5000000,), and has 20,000,000 bytes"),
+    "directory": (oversized, "states 4,294,967,294 bytes in a file of "),
+    "twice": (twice, f"{OTHER}it has the arrays 'x.npy', 'classes.npy'"),
 }
 
 
 @pytest.mark.parametrize("case", BOMBS)
-def test_a_part_that_would_unpack_to_more_than_its_size_is_not_unpacked(case, ward, monkeypatch):
+def test_a_part_that_would_unpack_to_more_than_its_size_is_not_unpacked(case, ward):
     spoil, reason = BOMBS[case]
     path = ward / "public" / "south.npz"
     spoil(path)
-    load, opened = np.load, []
-    monkeypatch.setattr(np, "load", lambda file, **named: opened.append(Path(file)) or load(file, **named))
-    message = refused(ward, reason)
+    tracemalloc.start()
+    try:
+        message = refused(ward, reason)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
     assert message.startswith(str(path))
     assert message.endswith(ANEW)
-    assert path not in opened
+    assert most < 3 * path.stat().st_size + 2**24
 
 
 def test_numbers_that_are_not_finite_are_seen_where_they_are_scaled(ward):

@@ -1,92 +1,70 @@
 """Sites that exchange messages within one process: the work, the saved files and the sent messages of each site."""
 
-import json
+import re
 
 import pytest
 
-import fedmutual
-from fedmutual.config import parse_config
-from fedmutual.errors import ConfigError
-from fedmutual.rundir.file_names import LEDGER
-from fedmutual.rundir.text import describe_event
+from fedmutual.errors import ConfigError, RunError
+from fedmutual.rundir.file_names import LEDGER, METRICS
 from fedmutual.sites import contract as contracts
 from fedmutual.sites.consent import find_difference
 from fedmutual.sites.coordinator import Coordinator
+from fedmutual.sites.site_runtime import SiteRuntime
+from fedmutual.sites.site_settings import read_site_file
 from fedmutual.tensor_files import read_tensors
 from log_lines import read_lines
-from wards import COMMON, SITES, TELLING, InMemoryTransport, contract, halves, same, together
+from wards import (
+    COMMON,
+    MLPS,
+    SITES,
+    TELLING,
+    Federation,
+    InMemoryTransport,
+    contract,
+    find_event,
+    run_together,
+    same,
+)
 
 pytestmark = pytest.mark.sites
 
 RULES = {
-    "mean": COMMON,
-    "median": COMMON | {"server": {"aggregate": "median"}},
-    "trimmed mean": COMMON | {"server": {"aggregate": "trimmed-mean", "trim": 0.4}},
-    "fixed sum": COMMON | {"server": {"sum": "fixed"}},
+    "mean": {},
+    "median": {"aggregate": "median"},
+    "trimmed mean": {"aggregate": "trimmed-mean", "trim": 0.4},
+    "fixed sum": {"sum": "fixed"},
 }
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_three_sites_are_one_run_in_one_process(rule, tmp_path):
-    common = RULES[rule] | TELLING
-    agreed, sites = halves(tmp_path, contract(tmp_path, common))
-    Coordinator(agreed, tmp_path / "server").run(InMemoryTransport(sites))
-    run = fedmutual.run(parse_config(together(common)), tmp_path / "one")
-    server_run = fedmutual.Run(tmp_path / "server")
-    assert same(server_run.global_model().state_dict(), run.global_model().state_dict())
-    for i in SITES:
-        mine = fedmutual.Run(sites[i].folder)
-        assert same(mine.personal_model(i).state_dict(), run.personal_model(i).state_dict())
-    assert server_run.summary["personal"] == run.summary["personal"]
-    assert server_run.summary["bytes"] == run.summary["bytes"]
-    assert COMMON["rounds"] == server_run.summary["rounds"]
+    common = COMMON | TELLING | ({"server": RULES[rule]} if RULES[rule] else {})
+    federation, run = Federation(tmp_path, common).run(), run_together(tmp_path / "one", common)
+    assert federation.equals(run)
+    for key in ("personal", "bytes", "rounds"):
+        assert federation.summary[key] == run.summary[key]
 
 
 @pytest.mark.parametrize(("name", "round"), [("fml", 1), ("fml", 2), ("fedavg-ft", 1), ("fedproto", 1), ("proxyfl", 1)])
 def test_an_absent_site_is_left_out_until_it_returns(tmp_path, name, round):
-    common, tables = (COMMON, SITES) if name == "fml" else of_method(name)
-    agreed, sites = halves(tmp_path, contract(tmp_path, common, tables), tables)
-    transport, notes = InMemoryTransport(sites), []
+    federation = Federation(tmp_path, *((COMMON, SITES) if name == "fml" else of_method(name)))
 
     def watch(event):
-        if type(event).__name__ == "RoundDone":
-            transport.away = {"west"} if event.round == round else set()
-        if type(event).__name__ == "Noted":
-            notes.extend(describe_event(event))
+        if find_event("RoundDone")(event):
+            federation.transport.away = {"west"} if event.round == round else set()
 
-    Coordinator(agreed, tmp_path / "server").run(transport, [watch])
-    assert any(note == f"note in round {round + 1}: site 'west' is left out: it is not connected" for note in notes)
-    ledger = read_lines(tmp_path / "server" / LEDGER)
+    federation.run(watch)
+    assert f"note in round {round + 1}: site 'west' is left out: it is not connected" in federation.notes
+    ledger = read_lines(federation.server / LEDGER)
     rounds = [line["round"] for line in ledger if line["client"] == "west" and line["up"]]
     assert rounds == [r for r in (1, 2, 3) if r != round + 1]
 
 
-def test_the_rule_of_a_federation_is_what_sites_agreed_to(tmp_path):
-    """Where the server is may change without them; how it makes one model of theirs may not."""
-    robust = contracts.read_contract(contract(tmp_path, RULES["trimmed mean"]))
-    assert contracts.accept_contract(json.dumps(robust.record()), [robust.record()]).config.server == robust.config.server
-    assert robust.config.server.model_dump() == {"aggregate": "trimmed-mean", "trim": 0.4, "sum": "float"}
-    for server, differs in (({"port": 9000}, None), ({"trim": 0.1}, "'server.trim'"), ({"aggregate": "mean"}, "'server.")):
-        tables = {**robust.config.server.model_dump(), **server}
-        tables = {k: v for k, v in tables.items() if k != "trim" or tables["aggregate"] == "trimmed-mean"}
-        other = contracts.read_contract(contract(tmp_path, COMMON | {"server": tables}))
-        difference = find_difference(robust.record(), other.record())
-        assert (difference is None) == (differs is None)
-        assert (differs or "") in (difference or "")
-
-
-def test_a_rule_where_nothing_is_averaged_is_refused(tmp_path):
-    for key, value in (("aggregate", "median"), ("sum", "fixed")):
-        path = contract(tmp_path, COMMON | {"algorithm": {"name": "independent"}, "server": {key: value}})
-        with pytest.raises(ConfigError, match=rf"'server\.{key}' has no effect .* algorithm 'independent'"):
-            contracts.read_contract(path)
-
-
-def test_how_the_server_sums_is_what_sites_agreed_to(tmp_path):
-    plain, fixed = (
-        contracts.read_contract(contract(tmp_path, COMMON | {"server": {"sum": how}})) for how in ("float", "fixed")
-    )
-    assert "'server.sum'" in (find_difference(plain.record(), fixed.record()) or "")
+@pytest.mark.parametrize("server", [{"aggregate": "median"}, {"sum": "fixed"}])
+def test_a_rule_where_nothing_is_averaged_is_refused(tmp_path, server):
+    path = contract(tmp_path, COMMON | {"algorithm": {"name": "independent"}, "server": server})
+    with pytest.raises(ConfigError, match=rf"'server\.{next(iter(server))}' has no effect .* algorithm 'independent'"):
+        contracts.read_contract(path)
 
 
 METHODS = {  # without public data, which tests of their own have
@@ -107,10 +85,8 @@ ALIKE = ("fedavg-ft", "ditto", "apfl")
 def of_method(name):
     """What all have in common, and what each site has its own."""
     common = COMMON | TELLING | {"algorithm": {"name": name, **METHODS[name]}}
-    nets = {i: {} if name in ALIKE else {"model": tables["model"]} for i, tables in SITES.items()}
-    return common, {
-        i: {k: v for k, v in tables.items() if k not in ("model", "algorithm")} | nets[i] for i, tables in SITES.items()
-    }
+    left_out = ("algorithm", "model") if name in ALIKE else ("algorithm",)
+    return common, {i: {k: v for k, v in tables.items() if k not in left_out} for i, tables in SITES.items()}
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -118,17 +94,61 @@ def test_a_method_between_sites_that_start_again_is_that_of_one_process(name, tm
     """The server and all sites are made anew for the last round, out of what they saved."""
     common, tables = of_method(name)
     for rounds in (2, 3):
-        agreed, sites = halves(tmp_path, contract(tmp_path, common | {"rounds": rounds}, tables), tables)
-        Coordinator(agreed, tmp_path / "server").run(InMemoryTransport(sites))
-    run = fedmutual.run(parse_config(together(common, tables)), tmp_path / "one")
-    server_run = fedmutual.Run(tmp_path / "server")
-    assert server_run.summary["bytes"] == run.summary["bytes"]
-    assert server_run.summary["personal"] == run.summary["personal"]
-    assert same(read_tensors(tmp_path / "server" / "server" / "round-3.safetensors")[0], state(run, "server"))
-    for i in SITES:
-        mine = read_tensors(sites[i].folder / "clients" / i / "round-3.safetensors")[0]
-        assert same(mine, state(run, f"clients/{i}"))
+        federation = Federation(tmp_path, common | {"rounds": rounds}, tables).run()
+    run = run_together(tmp_path / "one", common, tables)
+    assert federation.summary["bytes"] == run.summary["bytes"]
+    assert federation.summary["personal"] == run.summary["personal"]
+    for folder, half in ((federation.server, "server"), *((federation[i].folder, f"clients/{i}") for i in SITES)):
+        mine, theirs = (read_tensors(where / half / "round-3.safetensors")[0] for where in (folder, run.folder))
+        assert same(mine, theirs), half
 
 
-def state(run, half):
-    return read_tensors(run.folder / half / "round-3.safetensors")[0]
+MOVING = {"start": 1.0, "end": 0.0}
+SCHEDULED = COMMON | {"algorithm": {"name": "fml", "alpha": MOVING}}
+SAVED = (".json", ".jsonl", ".safetensors")
+
+
+@pytest.mark.parametrize(
+    ("common", "sites", "rounds", "message"),
+    [
+        (SCHEDULED, MLPS, 5, "rounds cannot grow from 3 to 5, because the schedule 'algorithm.alpha' depends on"),
+        (SCHEDULED, MLPS, 4, "give the federation another name"),
+        (COMMON, MLPS | {"west": MLPS["west"] | {"optimizer": {"lr": MOVING}}}, 5, "schedule 'optimizer.lr' depends"),
+        (COMMON, MLPS, 2, "round 3 is done, and the contract has 2; set 'rounds' to 3 or more"),
+    ],
+)
+def test_rounds_that_would_not_be_those_of_one_run_are_refused(tmp_path, common, sites, rounds, message):
+    """As a run in one process refuses them; by a site itself, for the server does not know what is its own."""
+    Federation(tmp_path, common, sites).run()
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.suffix in SAVED}
+    other = contracts.read_contract(contract(tmp_path, {**common, "rounds": rounds}, sites))
+    # a site may be ahead of the server, by a round that did not count
+    for i in ("west",) if "optimizer" in message else () if rounds == 2 else sites:
+        with pytest.raises(RunError, match=re.escape(message)):
+            SiteRuntime(other, read_site_file(tmp_path / i / "site.toml"))
+    if "optimizer" not in message:
+        with pytest.raises(RunError, match=re.escape(message)):
+            Coordinator(other, tmp_path / "server").run(InMemoryTransport({}))
+    assert {p: p.read_bytes() for p in before} == before
+
+
+@pytest.mark.parametrize("common", [COMMON, SCHEDULED])
+def test_a_site_starts_again_with_the_rounds_that_its_kit_has(tmp_path, common):
+    """A submission may have others than the kit's file: whoever starts looks only whether the site can take part."""
+    federation = Federation(tmp_path, common, MLPS).run()
+    kit = contracts.read_contract(contract(tmp_path, common | {"rounds": 1}, MLPS))
+    assert find_difference(kit.record(), federation.agreed.record()) is None
+    SiteRuntime(kit, read_site_file(tmp_path / "north" / "site.toml"), check_only=True)
+    federation.start("north")
+
+
+def test_rounds_that_grow_end_as_if_they_had_been_so_many_from_the_first(tmp_path):
+    """The scores of what was the last round, and is not due, go too, at the server and at home."""
+    common = COMMON | {"records": {"evaluate_every": 2}}
+    for name, steps in (("grown", (3, 4)), ("whole", (4,))):
+        for rounds in steps:
+            Federation(tmp_path / name, common | {"rounds": rounds}, MLPS).run()
+    for place in ("server", "west/state/wards"):
+        grown, from_start = (read_lines(tmp_path / name / place / METRICS) for name in ("grown", "whole"))
+        assert grown == from_start
+        assert [line["round"] for line in from_start] == [2, 4]

@@ -41,14 +41,15 @@ def privacy(
     if site is not None:
         from fedmutual.sites import guarantee
 
-        plan = guarantee.plan_site(file, site, overrides)
-        _print_plan(plan.config, plan.costs, epsilon)
-        if epsilon is None and plan.budget is not None:
+        config, costs, spending = guarantee.plan_site(file, site, overrides)
+        _print_plan(config, costs, epsilon)
+        if epsilon is None and spending is not None:
+            budget, spent, total = spending
             print_text(
-                f"spent by this site so far: epsilon {plan.spent:.4g}; with these rounds added {plan.total:.4g}; the "
-                f"site's budget is {plan.budget:g}"
+                f"spent by this site so far: epsilon {spent:.4g}; with these rounds added {total:.4g}; the site's budget is "
+                f"{budget:g}"
             )
-            _check_budget(plan.config, dict.fromkeys(plan.costs, plan.total))
+            _check_budget(config, dict.fromkeys(costs, total))
         return
     if "sites" in read_tables(file):
         raise ConfigError(f"{file}: is a federation's file, and its data are at the sites; name one site's file with --site")

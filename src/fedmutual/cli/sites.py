@@ -5,7 +5,8 @@ import math
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +16,9 @@ from rich.table import Table
 from fedmutual.cli.terminal import Code, Terminated, err, exit_with_error, out, print_text, stop_on_sigterm
 
 if TYPE_CHECKING:
+    from fedmutual.sites.contract import Contract
     from fedmutual.sites.flare import kits
+    from fedmutual.sites.flare.session import Session
     from fedmutual.sites.site_runtime import SiteRuntime
 
 _PATIENCE = 600.0  # seconds that a server may be unreachable
@@ -54,7 +57,7 @@ def provision(
     kits_made = kits.provision(file, out_folder, tuple(renew or ()))
     table = Table("kit", "for", "valid until")
     for kit in kits_made:
-        table.add_row(str(kit.folder), kits.KIT_KINDS[kit.kind], f"{kit.expires:%Y-%m-%d}")
+        table.add_row(str(kit.folder), kits.KINDS[kit.kind][0], f"{kit.expires:%Y-%m-%d}")
     out.print(table)
     print_text(f"the server is reached at {', '.join(kits_made[0].hosts)}, port {kits_made[0].port}")
     authority = out_folder / kits.AUTHORITY
@@ -80,10 +83,10 @@ def server(
     """
     from fedmutual.rundir.folder import lock_folder
     from fedmutual.sites.contract import read_contract
+    from fedmutual.sites.coordinator import find_longest_message
     from fedmutual.sites.flare.kits import FEDERATION, open_kit
     from fedmutual.sites.flare.workspace import LONGEST_MESSAGE
     from fedmutual.sites.modules import leave_working_folders, make_server_rule
-    from fedmutual.sites.server_experiment import find_longest_message
     from fedmutual.user_code import plugins
 
     leave_working_folders(state)
@@ -124,20 +127,18 @@ def site(
     """
     from fedmutual.rundir.folder import lock_folder
     from fedmutual.sites.contract import read_contract
-    from fedmutual.sites.flare.doctor import find_obstacle
+    from fedmutual.sites.coordinator import find_longest_message
+    from fedmutual.sites.flare.doctor import check_owner, find_obstacle
     from fedmutual.sites.flare.kits import FEDERATION, check_valid, open_kit
     from fedmutual.sites.flare.workspace import LONGEST_MESSAGE
     from fedmutual.sites.modules import leave_working_folders
-    from fedmutual.sites.server_experiment import find_longest_message
     from fedmutual.sites.site_runtime import SiteRuntime
     from fedmutual.sites.site_settings import read_site_file
     from fedmutual.user_code import plugins
 
     site_kit, site_config = open_kit(kit, "site"), read_site_file(config)
     leave_working_folders(site_config.state)
-    if site_config.file.site != site_kit.name:
-        fault = f"{config}: belongs to site {site_config.file.site!r}, and {kit} is for {site_kit.name!r}"
-        exit_with_error(f"{fault}; name the file and the kit of one site", Code.BAD_INPUT)
+    check_owner(site_kit, site_config)
     check_valid(site_kit)
     with plugins.use_rule(site_config.code):
         agreed = read_contract((contract or site_kit.folder / FEDERATION).resolve())
@@ -202,13 +203,9 @@ def submit(
 
 def status(file: File, kit: Kit) -> None:
     """Show the progress of a federation, and which sites are connected."""
-    from fedmutual.sites.contract import read_contract
-    from fedmutual.sites.flare.kits import open_kit
     from fedmutual.sites.flare.progress import format_notes
-    from fedmutual.sites.flare.session import Session
 
-    contract = read_contract(file)
-    with Session(open_kit(kit)) as session:
+    with _open_session(file, kit) as (contract, session):
         state = session.status(contract.name)
     print_text(f"connected: {', '.join(state['connected']) or 'nobody'}; of {', '.join(contract.sites.names)}")
     if state["progress"] is None:
@@ -221,13 +218,8 @@ def status(file: File, kit: Kit) -> None:
 
 def stop_federation(file: File, kit: Kit) -> None:
     """Stop a federation after the current round. `fedmutual submit` resumes it."""
-    from fedmutual.sites.contract import read_contract
-    from fedmutual.sites.flare.kits import open_kit
-    from fedmutual.sites.flare.session import Session
-
-    name = read_contract(file).name
-    with Session(open_kit(kit)) as session:
-        state = session.stop(name)
+    with _open_session(file, kit) as (contract, session):
+        name, state = contract.name, session.stop(contract.name)
     if state is None:
         exit_with_error(f"federation {name!r} was never started on this server", Code.BAD_INPUT)
     print_text(f"federation {name!r} ends after the current round; round {state['round']} is saved")
@@ -279,6 +271,18 @@ def doctor(
         exit_with_error(f"{wrong} of {len(grades)} checks failed", Code.BAD_INPUT)
 
 
+@contextmanager
+def _open_session(file: Path, kit: Path) -> Iterator[tuple["Contract", "Session"]]:
+    """Yield the contract of FEDERATION.toml, and a session with the server."""
+    from fedmutual.sites.contract import read_contract
+    from fedmutual.sites.flare.kits import open_kit
+    from fedmutual.sites.flare.session import Session
+
+    contract = read_contract(file)
+    with Session(open_kit(kit)) as session:
+        yield contract, session
+
+
 def _parse_module_names(names: list[str] | None) -> list[str]:
     """Return the modules of --trust-module. Exit if a name is not the name of a module."""
     from fedmutual.sites.schema import check_modules
@@ -291,13 +295,15 @@ def _parse_module_names(names: list[str] | None) -> list[str]:
 
 def _print_leaves(runtime: "SiteRuntime") -> None:
     """Print which tensors may leave a site, and what else, for its operator."""
+    import torch
+
     from fedmutual.sites.private_values import describe_disclosure
 
     table = Table("phase", "tensor", "type", "shape", "bytes", title="All that may leave this site")
     for phase, spec in runtime.list_leaves().items():
         for name, (dtype, shape) in spec.items():
-            size, sides = math.prod(shape) * dtype.itemsize, "x".join(map(str, shape)) or "one"
-            table.add_row(phase, name, str(dtype).removeprefix("torch."), sides, f"{size:,}")
+            size, sides = math.prod(shape) * getattr(torch, dtype).itemsize, "x".join(map(str, shape)) or "one"
+            table.add_row(phase, name, dtype, sides, f"{size:,}")
     out.print(table)
     if runtime.is_masked:
         what = "These tensors are masked and sent to the server with keys, encrypted shares and signatures. "

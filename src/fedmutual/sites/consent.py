@@ -6,6 +6,7 @@ Contracts are compared as raw tables, before any table is parsed: a parser would
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import fedmutual
@@ -19,13 +20,7 @@ FORMAT = 2
 LONGEST_CONTRACT = 2**22  # characters of a received contract; a contract with 10,000 columns has about 200,000
 _DEEPEST = 16  # levels of nested tables
 _SHOWN = 80  # characters of another party's text in a message
-_TYPES: dict[str, tuple[type, ...]] = {  # the keys of a contract's record, and their types in JSON
-    "format": (int,),
-    "version": (str,),
-    "name": (str,),
-    "public": (dict, type(None)),
-    "tables": (dict,),
-}
+_KEYS: dict[str, Any] = {"format": int, "version": str, "name": str, "public": dict | None, "tables": dict}
 _CHANGEABLE = tuple(  # keys that a submission may change without the sites' consent; docs/security.md says why
     tuple(key.split("."))
     for table, prefix in ((Config, ""), (ServerTable, "server."), (SitesTable, "sites."))
@@ -63,18 +58,12 @@ def parse_contract_record(text: Any) -> Table:
 
     Raises ConfigError where the text is too long, is not JSON, or has other keys or types.
     """
-    problem = ConfigError("the contract was not written by fedmutual; install the same version everywhere")
-    if not isinstance(text, str) or len(text) > LONGEST_CONTRACT:
-        raise problem
-    try:
-        record = parse_strict_json(text)
-    except (ValueError, RecursionError):
-        raise problem from None
-    if not isinstance(record, dict) or record.keys() != _TYPES.keys():
-        raise problem
-    if any(type(record[key]) not in types for key, types in _TYPES.items()):
-        raise problem
-    return record
+    with suppress(ValueError, RecursionError):
+        record: Any = parse_strict_json(text) if isinstance(text, str) and len(text) <= LONGEST_CONTRACT else None
+        is_record = isinstance(record, dict) and record.keys() == _KEYS.keys() and type(record["format"]) is int
+        if is_record and all(isinstance(record[key], kind) for key, kind in _KEYS.items()):
+            return dict(record)
+    raise ConfigError("the contract was not written by fedmutual; install the same version everywhere")
 
 
 def find_difference(agreed: Table, record: Table, party: str = "this site") -> str | None:

@@ -30,11 +30,9 @@ from fedmutual.errors import ConfigError
 from fedmutual.rundir import folder as folders
 from fedmutual.sites import seedset
 from fedmutual.sites.consent import FORMAT, check_agreed, digest_agreed
-from fedmutual.sites.peers import is_peer_to_peer
 from fedmutual.sites.schema import (
     PRIVACY_FOLDER,
-    SITE_BUDGET_KEYS,
-    SITE_DATA_KEYS,
+    SITE_KEYS,
     WORK_FOLDER,
     LimitsTable,
     SeedsTable,
@@ -42,9 +40,9 @@ from fedmutual.sites.schema import (
     SiteFile,
     SitesTable,
 )
-from fedmutual.sites.screening import Limits
 from fedmutual.sites.secure_sum.fixed_point import is_summable
 from fedmutual.sites.secure_sum.messages import LEAST_SITES, MOST_SITES, find_threshold
+from fedmutual.sites.sizes import is_peer_to_peer
 from fedmutual.sites.statistics import SumStatistics
 
 _NOT_COMMON = {
@@ -69,13 +67,7 @@ class Contract:
     @cached_property
     def config(self) -> Config:
         """The validated settings that all sites share."""
-        return parse_config(self._settings, self.source)
-
-    @property
-    def _settings(self) -> Table:
-        """The tables, with the default of share.metrics between real sites where the key is unset."""
-        share = self.tables.get("share", {})
-        return {**self.tables, "share": {"metrics": _METRICS, **share}} if isinstance(share, Mapping) else self.tables
+        return parse_config(self.tables, self.source)
 
     @cached_property
     def algorithm(self) -> Algorithm:
@@ -112,25 +104,20 @@ class Contract:
         """The digest, in hex, that binds keys and signatures of a secure sum to this contract."""
         return digest_agreed(self.record())
 
-    @property
-    def limits(self) -> Limits:
-        """The bounds that the server checks replies against."""
-        return Limits(self.sites.update_limit, self.sites.examples_limit, self.sites.refuse_opposed)
-
     def make_site_config(self, site_file: SiteFile, source: str) -> Config:
         """Return the full configuration of one site: a federation of one client, with the site's own data.
 
         source: the name of the file in error messages. Raises ConfigError where a key of the site's file is wrong, or does
         not fit the contract.
         """
-        set_tables = {key: table for key, table in site_file.model_dump(exclude_unset=True).items() if table != {}}
-        sections = ("data", "model", "algorithm", "training", "optimizer", "share")
-        client = {"data": {"name": "digits"}, **{k: set_tables[k] for k in sections if k in set_tables}}
-        overrides = {"engine": site_file.engine.model_dump(), "split": {k: v for k, v in site_file.split if v is not None}}
-        if own := [key for key in ("folds", "fold") if getattr(site_file.split, key) is not None]:
-            raise ConfigError(f"{source}: key 'split.{own[0]}' is one for all sites, in FEDERATION.toml; remove it here")
-        overrides["privacy"] = {k: v for k, v in site_file.privacy if v is not None}
-        tables = merge_overrides(self._settings, {"clients": {site_file.site: client}, **overrides})
+        sections = {"data", "model", "algorithm", "training", "optimizer", "share"}
+        own = site_file.model_dump(exclude_unset=True, include=sections)
+        client = {"data": {"name": "digits"}, **{key: table for key, table in own.items() if table != {}}}
+        overrides = site_file.model_dump(exclude_none=True, include={"engine", "split", "privacy"})
+        for key in ("folds", "fold"):
+            if key in overrides["split"]:
+                raise ConfigError(f"{source}: key 'split.{key}' is one for all sites, in FEDERATION.toml; remove it here")
+        tables = merge_overrides(self.tables, {"clients": {site_file.site: client}, **overrides})
         try:
             return parse_config(tables, source)
         except ConfigError as problem:
@@ -164,7 +151,7 @@ def identify(config: Config, fingerprint: str) -> str:
 def read_contract(path: Path) -> Contract:
     """Read FEDERATION.toml and return the contract, without the description of the public seed set.
 
-    Raises ConfigError where the file cannot be read, or a key is wrong, missing, or not allowed in this file.
+    Raises ConfigError where the file cannot be read, or as `make_contract`.
     """
     return make_contract(read_tables(path), str(path))
 
@@ -193,28 +180,33 @@ def make_contract(tables: Mapping[str, Any], source: str, **more: Any) -> Contra
     for key, fix in _NOT_COMMON.items():
         if key in run_tables:
             raise ConfigError(f"{source}: key {key!r} is not allowed in FEDERATION.toml; {fix}")
-    mappings = {name: keys for name, keys in run_tables.items() if isinstance(keys, Mapping)}  # parse_config refuses others
-    checked_tables = {"data": {}, "privacy": {}, **mappings}
+    values = {  # parse_config refuses what is no table
+        f"{table}.{name}": value
+        for table, keys in run_tables.items()
+        if isinstance(keys, Mapping)
+        for name, value in keys.items()
+    }
     for key, effect in list_effects(Config).items():
-        table, _, name = key.partition(".")
         default = attrgetter(key)(Config())
-        if effect.unused_on_sites and checked_tables.get(table, {}).get(name, default) != default:
+        if effect.unused_on_sites and values.get(key, default) != default:
             raise ConfigError(f"{source}: key {key!r} has no effect between real sites: {effect.unused_on_sites}; remove it")
-    for table, keys, content in (("data", SITE_DATA_KEYS, "own data"), ("privacy", SITE_BUDGET_KEYS, "own budget")):
-        for key in keys:
-            if key in checked_tables[table]:
-                raise ConfigError(
-                    f"{source}: key '{table}.{key}' is not allowed in FEDERATION.toml; move the key to site.toml, which "
-                    f"describes a site's {content}"
-                )
+    for key in SITE_KEYS:
+        if key in values:
+            raise ConfigError(
+                f"{source}: key {key!r} is not allowed in FEDERATION.toml; move the key to site.toml, which describes a "
+                "site's own data and budget"
+            )
+    share = run_tables.get("share", {})
+    run_tables["share"] = {"metrics": _METRICS, **share} if isinstance(share, Mapping) else share
     server = parse_table(ServerTable, tables.get("server", {}), source, "server")
     run_tables["server"] = server.model_dump(include=set(ServerConfig.model_fields))  # a run does not need the address
     if server.sum == "masked":
         run_tables["server"]["sum"] = "fixed"  # a masked sum has the same bits
-    contract = Contract(
-        dict(run_tables), parse_table(SitesTable, tables.get("sites", {}), source, "sites"), server, source=source, **more
-    )
-    _check_contract(contract, source)
+    sites = parse_table(SitesTable, tables.get("sites", {}), source, "sites")
+    contract = Contract(run_tables, sites, server, source=source, **more)
+    fault = next(_list_faults(contract), None)
+    if fault is not None:
+        raise ConfigError(f"{source}: {fault}")
     return contract
 
 
@@ -231,28 +223,20 @@ def accept_contract(text: Any, agreed: Iterable[Table], party: str = "this site"
     return make_contract(record["tables"], "the contract", public=seeds, version=record["version"])
 
 
-def _check_contract(contract: Contract, source: str) -> None:
-    """Raise ConfigError where real sites cannot carry out the contract. source: the name of the file in messages."""
-    fault = next(_list_faults(contract), None)
-    if fault is not None:
-        raise ConfigError(f"{source}: {fault}")
-
-
 def _list_faults(contract: Contract) -> Iterator[str]:
     """Yield in one clause why real sites cannot carry out the contract."""
-    config, algorithm, sites = contract.config, contract.algorithm, contract.sites
+    config, algorithm, sites, layout = contract.config, contract.algorithm, contract.sites, contract.layout
     method, public = f"algorithm {config.algorithm['name']!r}", algorithm.public
     if config.split.folds is not None and config.split.fold is None:
         yield "'split.folds' needs the key 'split.fold': submit a federation for each fold, each with another name"
     if contract.name.lower() in (WORK_FOLDER, PRIVACY_FOLDER) or contract.name.startswith("."):
-        yield (f"key 'name' cannot be {contract.name!r}: the process has its own files under this name; choose another name")
+        yield f"key 'name' cannot be {contract.name!r}: the process has its own files under this name; choose another name"
     if config.model.pretrained is not None and {"global", "proxy"} & set(algorithm.scores):
         yield (
             "key 'model.pretrained' is not allowed in FEDERATION.toml, because the shared network of real sites begins with "
             "random weights; move the key to the site.toml of a site whose own network is pretrained"
         )
-    kind = get_target_kind(tasks.make_task(config.training.task))
-    if kind != "numbers" and "classes" not in contract.tables.get("data", {}):
+    if get_target_kind(tasks.make_task(config.training.task)) != "numbers" and config.data.classes is None:
         yield "the key 'data.classes' is missing: labels are matched by these names at every site"
     if is_pooled(config):
         yield f"{method} trains on all data in one place, and real sites keep their data; choose another algorithm"
@@ -263,7 +247,7 @@ def _list_faults(contract: Contract) -> Iterator[str]:
         )
     if public is not None and sites.public is None and contract.public is None:
         yield f"{method} needs the key 'sites.public', the folder of the public seed set that all sites have"
-    if contract.layout is not None and (public is not None or len(algorithm.start) > 1 or is_peer_to_peer(algorithm)):
+    if layout is not None and (public is not None or len(algorithm.start) > 1 or is_peer_to_peer(algorithm)):
         yield (
             f"data.mean = 'federated' is summed at the server before the first round, and {method} has public data, "
             "messages between sites or a start of its own; set 'data.mean' and 'data.std' to numbers"
@@ -281,9 +265,9 @@ def _list_faults(contract: Contract) -> Iterator[str]:
 
 def _list_masked_faults(contract: Contract, method: str) -> Iterator[str]:
     """Yield why a secure sum is not possible, or which key needs the updates that the server does not see."""
-    phases, sites = contract.algorithm.phases, contract.sites
+    algorithm, sites = make_algorithm(contract.config), contract.sites
     count, threshold = len(sites.names), find_threshold(len(sites.names))
-    if len(phases) != 1 or make_algorithm(contract.config).start or not is_summable(phases[0]):
+    if len(algorithm.phases) != 1 or algorithm.start or not is_summable(algorithm.phases[0]):
         yield (
             f"server.sum = 'masked' adds updates of a shared model, and {method} sends more, or something else; choose fml, "
             "fedavg or fedprox, or remove 'server.sum'"
@@ -305,13 +289,12 @@ def _list_masked_faults(contract: Contract, method: str) -> Iterator[str]:
 
 def _has_matching_seeds(contract: Contract, seeds: Table) -> bool:
     """Return whether the description of the public seed set fits the sites, the classes and the algorithm."""
-    public_data, names, counts = contract.algorithm.public, contract.sites.names, seeds["counts"]
-    if public_data is None or public_data.labelled == (counts is None):
-        return False
-    if any(tuple(seeds[k]) != names for k in ("rows", "bytes", "parts")):
-        return False
-    classes = len(contract.config.data.classes or ())
-    return counts is None or (tuple(counts) == names and all(len(site_counts) == classes for site_counts in counts.values()))
+    use, names, counts = contract.algorithm.public, contract.sites.names, seeds["counts"]
+    of_sites, classes = [seeds[key] for key in ("rows", "bytes", "parts")], len(contract.config.data.classes or ())
+    if counts is not None:
+        of_sites.append(counts)
+    fits = use is not None and use.labelled == (counts is not None) and all(tuple(table) == names for table in of_sites)
+    return fits and all(len(site_counts) == classes for site_counts in (counts or {}).values())
 
 
 def check_rounds(rounds: int, agreed: int, limits: LimitsTable) -> None:

@@ -6,13 +6,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedmutual.core import At, Message, Total
+import torch
+from torch import nn
+
+from fedmutual import models, tasks
+from fedmutual.algorithms.peers import make_agreed_state
+from fedmutual.config.keys import FEDERATED
+from fedmutual.core import At, Message, Total, get_target_kind
+from fedmutual.data import Federation
+from fedmutual.data.scaling import BYTE, Scaling
+from fedmutual.data.space import Space
 from fedmutual.data.statistics import Layout, Statistics, add_sums, read_sums
 from fedmutual.engines.loop import count_bytes, federate
 from fedmutual.errors import RunError, UserError
 from fedmutual.events import Event, Failed, Noted, Observer, PhaseDone, RoundDone
 from fedmutual.federation.description import describe_federation, describe_space
 from fedmutual.federation.experiment import Experiment, list_leaves
+from fedmutual.federation.networks import Networks
 from fedmutual.federation.plan import RoundPlan
 from fedmutual.rundir import folder as folders
 from fedmutual.rundir.checkpoint import Checkpoints, read_checkpoint, restore_server
@@ -22,15 +32,13 @@ from fedmutual.rundir.summary import write_summary
 from fedmutual.rundir.text import TextLog
 from fedmutual.sites.contract import Contract, identify
 from fedmutual.sites.engine import Setback, SitesEngine, TooFew
-from fedmutual.sites.peers import is_peer_to_peer
 from fedmutual.sites.protocol import Transport
 from fedmutual.sites.secure_sum.fixed_point import list_masked_leaves
 from fedmutual.sites.secure_sum.identity import read_authority
 from fedmutual.sites.secure_sum.server import SecureSums
-from fedmutual.sites.server_experiment import build_server_experiment, count_update, make_first_state
 from fedmutual.sites.server_journal import GENERATIONS, ServerJournal
 from fedmutual.sites.sizes import MessageSizes
-from fedmutual.sites.statistics import SUMS, Gathered, SumStatistics, pack_scaling, read_gathered, read_scaling
+from fedmutual.sites.statistics import SUMS, Gathered, SumStatistics, pack_scaling, read_scaling
 
 
 @dataclass(frozen=True)
@@ -52,15 +60,15 @@ class Coordinator:
             TooFew: too few sites answered. The saved rounds stay, and another call continues after them.
             ConfigError: the shared network, or the state that the algorithm begins with, cannot be built.
             RunError: the folder is in use, is damaged, cannot be written, or holds another federation or more rounds than
-                the contract has; the server's kit, which a secure sum needs, is missing or damaged; sites sent sums that
-                are impossible; too many rounds failed; or too few sites are left.
+                the contract has; the server's kit, which a secure sum needs, is missing or damaged; sites sent impossible
+                sums; too many rounds failed; or too few sites are left.
         """
         contract, experiment = self.contract, build_server_experiment(self.contract)
         name = identify(contract.config, contract.digest + (contract.public or {"digest": ""})["digest"])
         with folders.lock_folder(self.folder), closing(ServerJournal(self.folder)) as journal:
             first_state = make_first_state(contract, experiment)
             server, saved = self._restore(first_state, name)
-            gathered = read_gathered(journal) if contract.layout is not None else None
+            gathered = journal.get_fact(SUMS, Gathered)
             self._describe(experiment, gathered and gathered[0])
             logs: list[Observer] = [Metrics(self.folder), Ledger(self.folder), TextLog(self.folder), *observers]
             engine = self._make_engine(transport, journal, first_state)
@@ -83,7 +91,7 @@ class Coordinator:
                     federate(self._make_plan(), engine, server, rounds, [*logs, checkpoints, pause_after], None)
                     break
                 except Setback as problem:
-                    actions = journal.go_back(problem.diverged, contract.limits)
+                    actions = journal.go_back(problem.diverged, contract.sites.update_limit)
                     _log_remarks(logs, problem.round + 1, [*engine.take_remarks(), str(problem), *actions])
                 except (TooFew, UserError):
                     _log_remarks(logs, (saved.round if saved else 0) + 1, engine.take_remarks())
@@ -99,8 +107,7 @@ class Coordinator:
             if self.startup is None:
                 raise RunError(f"{self.folder}: a secure sum needs the server's kit, which has the authority's certificate")
             sums = SecureSums(journal, read_authority(self.startup), contract.binding, contract.sites.names)
-        peer_to_peer, words = is_peer_to_peer(contract.algorithm), count_update(contract, first_state)
-        sizes = MessageSizes(contract.algorithm, first_state, contract.sites.names, peer_to_peer, words)
+        sizes = MessageSizes(contract.algorithm, first_state, contract.sites.names, contract.is_masked)
         return SitesEngine(transport, contract, journal, sizes, sums)
 
     def _gather_statistics(
@@ -126,7 +133,7 @@ class Coordinator:
             ) from None
         up = {i: reply.up or count_bytes(reply.message) for i, reply in replies.items()}
         down = {i: reply.down or 0 for i, reply in replies.items()}
-        journal.set_fact(SUMS, [statistics.record(), up, down])
+        journal.set_fact(SUMS, (statistics, up, down))
         self._describe(experiment, statistics)
         return statistics, up, down
 
@@ -195,3 +202,66 @@ def _log_remarks(logs: Sequence[Observer], round: int, remarks: Sequence[str]) -
     for remark in remarks:
         for log in logs:
             log(Noted(round, remark))
+
+
+def build_server_experiment(contract: Contract, statistics: Statistics | None = None) -> Experiment:
+    """Return the experiment of the server: networks and settings, without any data.
+
+    statistics: of all sites' training rows, with data.mean = "federated"; None: not yet known.
+    """
+    config = contract.config
+    outputs = tasks.make_task(config.training.task).outputs
+    classes = tuple(config.data.classes or ("y",))
+    shape, count = tuple(contract.sites.input), outputs or len(classes)
+    takes_ids = _takes_ids(contract, count)
+    is_image = len(shape) == 3 and not takes_ids  # of a file; a site's own source may scale its values otherwise
+    divisor, size = (BYTE, (shape[1], shape[2])) if is_image else (1.0, None)
+    mean, std = config.data.mean or (), config.data.std or ()
+    if mean == FEDERATED or std == FEDERATED:
+        mean, std = ((), ()) if statistics is None or config.data.columns else statistics.moments
+    space = Space(
+        shape=shape,
+        classes=classes,
+        outputs=count,
+        task=config.training.task,
+        scaling=Scaling(divisor, mean, std, size, "int64" if takes_ids else None).record(),
+    )
+    no_data = Federation({}, {"": space}, None, {"clients": {}, "classes": list(classes)}, ())
+    nets = Networks(config, no_data, contract.algorithm.scores, torch.device("cpu"))
+    return Experiment(config, no_data, contract.algorithm, nets)
+
+
+def _takes_ids(contract: Contract, outputs: int) -> bool:
+    """Return whether the shared network is the user's own and takes ids of the agreed shape, but no other numbers."""
+    name, shape = contract.config.model.shared, tuple(contract.sites.input)
+    of_pixels = get_target_kind(tasks.make_task(contract.config.training.task)) == "masks"
+    if not models.is_user_network(name):
+        return False
+    made: dict[tuple[str, tuple[int, ...], int], nn.Module] = {}
+    tried = (models.make_example_inputs(shape, dtype) for dtype in (torch.float32, torch.int64))
+    numbers, ids = (models.try_network(name, shape, x, outputs, of_pixels, made) for x in tried)
+    return numbers is None and ids is not None
+
+
+def make_first_state(contract: Contract, experiment: Experiment) -> Message:
+    """Return the state of the server before the first round: name -> tensor.
+
+    Raises ConfigError where the shared network, or the state that the algorithm begins with, cannot be built.
+    """
+    if contract.public is None:
+        return experiment.make_server_state(contract.sites.names)
+    owners = {site: range(rows) for site, rows in contract.public["rows"].items()}  # only their numbers are used
+    return make_agreed_state(owners, experiment.data.space.outputs)
+
+
+def find_longest_message(contract: Contract) -> int:
+    """Return the number of bytes of the longest message between the server and the sites of a federation.
+
+    Raises ConfigError as `make_first_state`.
+    """
+    experiment, names = build_server_experiment(contract), contract.sites.names
+    if contract.algorithm.public is None:
+        state = experiment.make_server_state()
+    else:  # a contract before submission lacks the number of rows of each site; no message size depends on this number
+        state = make_agreed_state(dict.fromkeys(names, range(0)), experiment.data.space.outputs)
+    return MessageSizes(contract.algorithm, state, names, contract.is_masked).longest_bytes

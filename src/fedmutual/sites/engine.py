@@ -15,7 +15,6 @@ from fedmutual.engines.base import ClientScores, Engine, Replies, Reply, ScoreOr
 from fedmutual.engines.loop import Paused, count_bytes
 from fedmutual.federation.evaluation import SITE_SCORES
 from fedmutual.sites.contract import Contract
-from fedmutual.sites.peers import is_peer_to_peer
 from fedmutual.sites.protocol import (
     EVALUATE,
     LONGEST_TEXT,
@@ -30,10 +29,10 @@ from fedmutual.sites.protocol import (
 )
 from fedmutual.sites.screening import screen
 from fedmutual.sites.secure_sum.fixed_point import count_words, is_weighted
-from fedmutual.sites.secure_sum.messages import Rejected
+from fedmutual.sites.secure_sum.messages import Rejected, Stage
 from fedmutual.sites.secure_sum.server import SecureSums, TooFewSites
 from fedmutual.sites.server_journal import ServerJournal
-from fedmutual.sites.sizes import MessageSizes
+from fedmutual.sites.sizes import MessageSizes, is_peer_to_peer
 from fedmutual.sites.statistics import find_sums_fault, get_screened
 
 _LOG_LIMIT = 1000 * LONGEST_TEXT  # characters of each site's text that one process logs
@@ -101,22 +100,21 @@ class SitesEngine(Engine):
         """
         sites, excluded = inboxes, self._journal.excluded
         inboxes = {i: inbox for i, inbox in inboxes.items() if i not in excluded}
-        receivers = None
+        orders = {i: (Order(WORK, at.round, at.phase), inbox | self.scaling) for i, inbox in inboxes.items()}
         if self._peer_to_peer:  # sending to an unresponsive site would block the sender
-            receivers = tuple(
-                sorted(inboxes.keys() & set(self._transport.list_connected()) - set(self._transport.list_late()))
-            )
-        orders = self._journal.stamp({i: self._make_order(at, inbox, receivers) for i, inbox in inboxes.items()})
-        outcome = self._collect(phase, orders, {} if self._peer_to_peer or self._sums is not None else declared)
-        if self._sums is not None:
-            self._check_count(outcome, len(outcome.replies), at.round, inboxes)
-            yield from self._open_sum(self._sums, outcome, phase, at, inboxes)
-            return
-        self._screen(outcome, at.round, inboxes)
-        upheld = self._judge(outcome, inboxes, sites)
-        self._finished = tuple(sorted(outcome.replies))
+            receivers = inboxes.keys() & set(self._transport.list_connected()) - set(self._transport.list_late())
+            senders = self._journal.settle_senders(at.round, at.phase, self._finished) if at.phase else None
+            order = Order(WORK, at.round, at.phase, senders, tuple(sorted(receivers)))
+            orders = dict.fromkeys(inboxes, (order, {}))
+        hides = self._peer_to_peer or self._sums is not None
+        outcome = self._collect(phase, self._journal.stamp(orders), {} if hides else declared)
+        upheld = 0
+        if self._sums is None:
+            self._screen(outcome, at.round, inboxes)
+            upheld = self._judge(outcome, inboxes, sites)
+            self._finished = tuple(sorted(outcome.replies))
         self._check_count(outcome, len(outcome.replies) + upheld, at.round, inboxes)
-        yield from outcome.replies.items()
+        yield from outcome.replies.items() if self._sums is None else self._open_sum(self._sums, outcome, phase, at, inboxes)
 
     def _open_sum(
         self, sums: SecureSums, outcome: PhaseOutcome, phase: Phase, at: At, inboxes: Mapping[str, Message]
@@ -129,19 +127,21 @@ class SitesEngine(Engine):
             outcome.refused.add(site)
 
         model = digest_order(Order(WORK, at.round, at.phase), inbox | self.scaling)
-        ask, count = (lambda orders: self._ask(orders, outcome)), count_words(phase, inbox)
+        count, trained = count_words(phase, inbox), outcome.replies
         try:
-            total, present, self._finished, up, down = sums.open(
-                at.round, self._journal.attempt, model, count, outcome.replies, ask, refuse
+            opened, up, down = sums.open(
+                at.round, self._journal.attempt, model, count, trained, lambda sent: self._ask(sent, outcome), refuse
             )
+            total = opened.add_words()
         except TooFewSites as problem:
             raise TooFew(str(problem)) from None
         except Rejected as problem:
             raise Setback(at.round, str(problem), diverged=False) from None
-        for i in present:
-            losses = outcome.replies[i].train if i in outcome.replies else {}
-            yield i, Reply({}, losses, up.get(i, 0), down.get(i, 0) + count_bytes(inboxes[i] | self.scaling))
-        yield Total(present, torch.from_numpy(total.view(np.int64)), is_weighted(phase))
+        self._finished = tuple(sorted(opened.answers[Stage.UNMASK]))
+        for i in opened.present:
+            losses = trained[i].train if i in trained else {}
+            yield i, Reply({}, losses, up[i], down[i] + count_bytes(inboxes[i] | self.scaling))
+        yield Total(opened.present, torch.from_numpy(total.view(np.int64)), is_weighted(phase))
 
     def _collect(self, phase: Phase, orders: Mapping[str, tuple[Order, Message]], declared: Spec) -> PhaseOutcome:
         """Send the orders of a phase, and return the results. declared: all that an answer may hold."""
@@ -172,7 +172,7 @@ class SitesEngine(Engine):
         if not messages:
             return
         contract, sent = self._contract, {i: inboxes[i] for i in messages}
-        refused, norms = screen(messages, sent, contract.limits, self._journal.examples, contract.algorithm)
+        refused, norms = screen(messages, sent, contract.sites, self._journal.examples, contract.algorithm)
         for i, why in refused.items():
             self._remarks.append(f"site {i!r} is left out: {why}")
             del outcome.replies[i], messages[i]
@@ -215,12 +215,6 @@ class SitesEngine(Engine):
         if count < wanted:
             raise TooFew(f"{count} of {len(asked)} sites did their part, and {self._contract.quorum} are needed")
 
-    def _make_order(self, at: At, inbox: Message, receivers: tuple[str, ...] | None) -> tuple[Order, Message]:
-        if not self._peer_to_peer:
-            return Order(WORK, at.round, at.phase), inbox | self.scaling
-        senders = self._journal.settle_senders(at.round, at.phase, self._finished) if at.phase else None
-        return Order(WORK, at.round, at.phase, senders, receivers), {}
-
     def score(self, orders: Mapping[str, ScoreOrder]) -> Iterator[tuple[str, ClientScores]]:
         """As `Engine.score`: each site has its own list of evaluations. A site that missed the round is not asked."""
         number = self._journal.attempt
@@ -246,19 +240,21 @@ class SitesEngine(Engine):
         for i in orders:
             if i not in connected:
                 self._leave_out(i, orders[i][0], "it is not connected")
-        waiting = {i for i in orders if i in connected}
         sent = {i: pack_message(*orders[i]) for i in orders if i in connected}
+        waiting = set(sent)
         for i, content in self._transport.ask(sent, self._contract.sites.deadline):
             if i not in waiting:
                 continue  # a second answer
+            order = orders[i][0]
             try:
-                answer, message = self._sizes.open_answer(orders[i][0], content)
+                answer, message = self._sizes.open_answer(order, content)
             except MalformedMessage as problem:
-                self._leave_out(i, orders[i][0], str(problem))
+                self._leave_out(i, order, str(problem))
                 outcome.refused.add(i)
                 waiting.discard(i)
                 continue
-            if _get_place(answer.order) != _get_place(orders[i][0]):
+            place = answer.order.kind, answer.order.round, answer.order.phase
+            if place != (order.kind, order.round, order.phase):
                 self._remarks.append(f"site {i!r} answered to another order than the last: ignored")
                 continue
             waiting.discard(i)
@@ -274,10 +270,6 @@ class SitesEngine(Engine):
         """Return the text of a site, or a notice where the texts of this site exceed `_LOG_LIMIT` characters."""
         self._written[site] += len(text)
         return text if self._written[site] <= _LOG_LIMIT else f"(site {site!r} has sent more text than is logged)"
-
-
-def _get_place(order: Order) -> tuple[str, int, int]:
-    return order.kind, order.round, order.phase
 
 
 def _find_fault(answer: SiteAnswer, message: Message, phase: Phase, declared: Spec, site: str) -> str | None:

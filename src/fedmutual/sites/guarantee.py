@@ -1,10 +1,11 @@
 """Differential privacy at a real site: noise from the site's secret, and the site's budget."""
 
 import hashlib
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from fedmutual.config import Config
 from fedmutual.core import Client
@@ -12,16 +13,20 @@ from fedmutual.errors import ConfigError, RunError
 from fedmutual.federation.experiment import Experiment
 from fedmutual.files import read_json
 from fedmutual.privacy.accountant import NoisedSteps
-from fedmutual.privacy.budget import PrivacyBudget, list_ledgers
+from fedmutual.privacy.budget import LedgerDigests, PrivacyBudget, list_ledgers
 from fedmutual.privacy.mechanism import Mechanism
 from fedmutual.privacy.secret import read_site_secret
 from fedmutual.sites.journal import OLD_JOURNAL
 from fedmutual.sites.schema import PRIVACY_FOLDER, SiteFile
 from fedmutual.sites.site_journal import read_recorded_ledgers
 from fedmutual.studies import privacy_plan
+from fedmutual.studies.privacy_plan import PrivacyCost
 
 SECRET = "secret"  # file name
 _OLD_FOLDER = ".privacy"  # of version 0.2 and before
+_DIGESTS = TypeAdapter(dict[str, tuple[int, str]])
+Spending = tuple[float, float, float]
+"""The largest total epsilon that a site allows, the spent epsilon, and the epsilon with the planned rounds added."""
 
 
 def check_site(config: Config, file: SiteFile, source: Path) -> None:
@@ -49,44 +54,50 @@ def check_site(config: Config, file: SiteFile, source: Path) -> None:
         )
 
 
-def open_budget(experiment: Experiment, site: str, federation: str, state: Path) -> PrivacyBudget:
+def open_budget(
+    experiment: Experiment, site: str, federation: str, state: Path, say: Callable[[str], None] = lambda line: None
+) -> PrivacyBudget:
     """Return the privacy budget of a site, which is one for all its data.
 
-    Steps on the data of this experiment are written to the ledger file of these data. Raises RunError where a ledger of the
-    site is damaged, lacks lines that a journal records, or has another unit of privacy; or the state folder is of an older
-    version.
+    Steps on the data of this experiment are written to the ledger file of these data. say: gets a remark if the site spent
+    epsilon on other data. Raises RunError where a ledger of the site is damaged, lacks lines that a journal records, or has
+    another unit of privacy; or the state folder is of an older version.
     """
-    recorded = read_recorded_ledgers(state)
-    old = [read_json(path, "restore a copy of the file").get("ledgers") for path in sorted(state.glob(f"*/{OLD_JOURNAL}"))]
+    recorded, folder = read_recorded_ledgers(state), state / PRIVACY_FOLDER
+    old = [_read_old_ledgers(path) for path in sorted(state.glob(f"*/{OLD_JOURNAL}"))]
     recorded += filter(None, old)
-    if (state / _OLD_FOLDER).exists() or (None in old and not list_ledgers(state / PRIVACY_FOLDER)):
+    if (state / _OLD_FOLDER).exists() or (None in old and not list_ledgers(folder)):
         raise RunError(
             f"{state}: holds federations of version 0.2 of fedmutual, whose privacy budget is in the folder "
-            f"{_OLD_FOLDER!r}; stop the sites that use this state folder, and rename that folder to "
-            f"{state / PRIVACY_FOLDER}; or, if no federation of this site trained with noise, name another state.folder"
+            f"{_OLD_FOLDER!r}; stop the sites that use this state folder, and rename that folder to {folder}; or, if no "
+            "federation of this site trained with noise, name another state.folder"
         )
     privacy, digest = experiment.config.privacy, experiment.data.digests[site]
     assert privacy.epsilon is not None  # it is checked
-    path = state / PRIVACY_FOLDER / f"{hashlib.sha256(digest.encode()).hexdigest()[:32]}.jsonl"
+    path = folder / f"{hashlib.sha256(digest.encode()).hexdigest()[:32]}.jsonl"
+    others = ", ".join(f'"{ledger.name}"' for ledger in list_ledgers(folder) if ledger != path)
+    if others:
+        say(
+            f"privacy: this site has also spent epsilon on other data ({others}), and the budget counts these data too; if "
+            "these data are about other people, write another site.toml with another state.folder"
+        )
     return PrivacyBudget(path, federation, privacy.unit, privacy.epsilon, privacy.delta, recorded)
 
 
-class SitePlan(NamedTuple):
-    """The privacy cost of a contract's rounds at one site.
-
-    `costs` has one entry, by the name of the site. `budget` is the largest total epsilon that the site allows; None: it has
-    no budget, so `spent` and `total` are 0.
-    """
-
-    config: Config
-    costs: dict[str, privacy_plan.PrivacyCost]
-    budget: float | None
-    spent: float  # epsilon of the site, before these rounds
-    total: float  # and after them
+def _read_old_ledgers(path: Path) -> LedgerDigests | None:
+    """Return the lines of privacy ledgers that a journal of version 0.2 records; None where it records none."""
+    fix = "restore a copy of the file"
+    ledgers = read_json(path, fix).get("ledgers")
+    try:
+        return None if ledgers is None else _DIGESTS.validate_python(ledgers)
+    except ValidationError:
+        raise RunError(f"{path}: is damaged: its key 'ledgers' has another form; {fix}") from None
 
 
-def plan_site(path: Path, site: Path, overrides: Mapping[str, Any]) -> SitePlan:
-    """Return the cost of the rounds of FEDERATION.toml for a site, and the epsilon that it has spent. Trains nothing.
+def plan_site(
+    path: Path, site: Path, overrides: Mapping[str, Any]
+) -> tuple[Config, dict[str, PrivacyCost], Spending | None]:
+    """Return (the site's configuration, site -> cost of the rounds of FEDERATION.toml, its budget). Trains nothing.
 
     Raises UserError where a file is missing or invalid, or overrides are given, which a contract does not take.
     """
@@ -101,11 +112,11 @@ def plan_site(path: Path, site: Path, overrides: Mapping[str, Any]) -> SitePlan:
     experiment = build_site(contracts.read_submitted_contract(path), mine)
     costs, privacy = privacy_plan.plan_privacy(experiment), experiment.config.privacy
     if privacy.epsilon is None:
-        return SitePlan(experiment.config, costs, None, 0.0, 0.0)
+        return experiment.config, costs, None
     (cost,) = costs.values()
     budget = open_budget(experiment, mine.file.site, experiment.config.name, mine.state)
-    planned = NoisedSteps(cost.sigma, cost.rate, cost.steps)
-    return SitePlan(experiment.config, costs, privacy.epsilon, budget.spent, budget.compute_epsilon_with(planned))
+    total = budget.compute_epsilon_with(NoisedSteps(cost.sigma, cost.rate, cost.steps))
+    return experiment.config, costs, (privacy.epsilon, budget.spent, total)
 
 
 def protect(client: Client, budget: PrivacyBudget | None, state: Path) -> Client:
@@ -121,22 +132,8 @@ def protect(client: Client, budget: PrivacyBudget | None, state: Path) -> Client
 
 
 def record(experiment: Experiment, site: str, budget: PrivacyBudget | None) -> Mapping[str, Any]:
-    """Return the entry `privacy` of the site's summary.json, with the spent epsilon; {} without a budget.
-
-    Raises RunError where a ledger of the site is damaged.
-    """
+    """Return the entry `privacy` of the site's summary.json, with the spent epsilon; {} without a budget."""
     if budget is None:
         return {}
     site_budget = budget.sum_up_federation()
     return {"privacy": {**privacy_plan.describe_privacy(experiment.config, {site: site_budget}), "spent": budget.spent}}
-
-
-def remark_others(experiment: Experiment, site: str, state: Path, say: Callable[[str], None]) -> None:
-    """Print a remark if the site spent epsilon on other data, because the budget counts them too."""
-    data_name = hashlib.sha256(experiment.data.digests[site].encode()).hexdigest()[:32]
-    others = [path.name for path in list_ledgers(state / PRIVACY_FOLDER) if path.stem != data_name]
-    if others and experiment.noised:
-        say(
-            f"privacy: this site has also spent epsilon on other data ({json.dumps(others)[1:-1]}), and the budget counts "
-            "these data too; if these data are about other people, write another site.toml with another state.folder"
-        )

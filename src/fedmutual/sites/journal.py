@@ -5,7 +5,6 @@ disk or none. Networks and optimisers are in files beside it, as in every run fo
 `site_journal` has what a site writes, `server_journal` what the server writes, and `ledger` what left a site.
 """
 
-import json
 import os
 import sqlite3
 import stat
@@ -14,6 +13,9 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import to_json
+from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from fedmutual.core import Message
@@ -37,7 +39,7 @@ _TABLES = [
         "ledgers (name TEXT PRIMARY KEY, lines INTEGER NOT NULL, digest TEXT NOT NULL)",  # see `privacy.budget`
         "opened (round INTEGER PRIMARY KEY, digest TEXT NOT NULL)",  # secure sums
         # the server: its orders in this round, and what it knows of the sites
-        "orders (phase INTEGER, site TEXT, digest TEXT NOT NULL, senders TEXT NOT NULL, PRIMARY KEY (phase, site))",
+        "orders (phase INTEGER, site TEXT, digest TEXT NOT NULL, senders TEXT, PRIMARY KEY (phase, site))",
         "excluded (site TEXT PRIMARY KEY, why TEXT NOT NULL)",
         "examples (site TEXT PRIMARY KEY, number INTEGER NOT NULL)",
         "norms (round INTEGER, site TEXT, norm REAL NOT NULL, PRIMARY KEY (round, site))",
@@ -47,10 +49,11 @@ _TABLES = [
     )
 ]
 _PIECE = 2**28  # bytes of a value; SQLite has at most 10^9 in one
+_UNREADABLE = "cannot be read, or is damaged"
 
 
 class Journal:
-    """The journal of a site or of the server."""
+    """The journal of a site or of the server. Its methods raise RunError where the file cannot be read or written."""
 
     def __init__(self, folder: Path, read_only: bool = False) -> None:
         """Open the journal in a federation's folder, or begin an empty one. One process writes to it at a time.
@@ -62,7 +65,7 @@ class Journal:
         try:
             self._database = self._open(read_only)
         except (sqlite3.Error, OSError) as problem:
-            raise self._make_error("cannot be read, or is damaged", problem) from None
+            raise self._make_error(_UNREADABLE, problem) from None
 
     def _open(self, read_only: bool) -> sqlite3.Connection:
         _check_file(self.path)
@@ -72,7 +75,10 @@ class Journal:
             mode = "mode=ro" if self.path.with_name(f"{FILE}-wal").exists() else "immutable=1"
             database = sqlite3.connect(f"{self.path.resolve().as_uri()}?{mode}", uri=True, isolation_level=None)
         else:
-            self._create()
+            if not self.path.exists():  # only this user can read it; SQLite gives the files beside it the same rights
+                self.folder.mkdir(parents=True, exist_ok=True)
+                os.close(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o600))
+                sync_folder(self.folder)
             database = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
             database.execute("PRAGMA synchronous = FULL")
         if database.execute("PRAGMA quick_check(1)").fetchall() != [("ok",)]:
@@ -95,13 +101,6 @@ class Journal:
                     database.execute(sql)
         return database
 
-    def _create(self) -> None:
-        """Create an empty file that only this user can read; SQLite gives the files beside it the same rights."""
-        if not self.path.exists():
-            self.folder.mkdir(parents=True, exist_ok=True)
-            os.close(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o600))
-            sync_folder(self.folder)
-
     def close(self) -> None:
         """Close the file, which needs no other file then."""
         self._database.close()
@@ -110,8 +109,8 @@ class Journal:
     def change(self, erase: bool = False) -> Iterator[None]:
         """Make all changes of the block one transaction. A block in a block belongs to the outer transaction.
 
-        erase: overwrite what is deleted, so that the disk holds no copy of a secret. Raises RunError where the disk is full,
-        or cannot be written. Nothing was changed.
+        erase: overwrite what is deleted, so that the disk holds no copy of a secret. Where an error is raised, nothing was
+        changed.
         """
         if self._database.in_transaction:
             yield
@@ -126,25 +125,28 @@ class Journal:
             raise self._make_error("cannot be written", problem) from None
 
     def read(self, sql: str, *values: Any) -> list[Any]:
-        """Return the rows of a query. Raises RunError where the file cannot be read."""
+        """Return the rows of a query."""
         try:
             return self._database.execute(sql, values).fetchall()
         except sqlite3.Error as problem:
-            raise self._make_error("cannot be read, or is damaged", problem) from None
+            raise self._make_error(_UNREADABLE, problem) from None
 
     def write(self, sql: str, *rows: tuple[Any, ...]) -> None:
-        """Execute a statement for each row of values, in this transaction. Raises RunError as `change`."""
+        """Execute a statement for each row of values, in this transaction."""
         with self.change(), closing(self._database.cursor()) as cursor:
             cursor.executemany(sql, rows)
 
-    def get_fact(self, name: str) -> Any:
-        """Return a value by its name; None where it was never set."""
+    def get_fact(self, name: str, kind: Any = Any) -> Any:
+        """Return a value by its name; None where it was never set. kind: its type, as pydantic reads types."""
         found = self.read("SELECT value FROM facts WHERE name = ?", name)
-        return json.loads(found[0][0]) if found else None
+        try:
+            return TypeAdapter(kind).validate_json(found[0][0]) if found else None
+        except ValidationError as problem:
+            raise self._make_error(_UNREADABLE, ValueError(f"{name}: {problem.errors()[0]['msg']}")) from None
 
     def set_fact(self, name: str, value: Any) -> None:
-        """Set a value that JSON can hold. Raises RunError as `change`."""
-        self.write("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, json.dumps(value)))
+        """Set a value that JSON can hold."""
+        self.write("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, to_json(value).decode()))
 
     def read_content(self, kind: str, round: int, phase: int = 0, site: str = "") -> bytes | None:
         """Return bytes of a kind, of a round and a phase; None where there are none."""
@@ -155,7 +157,7 @@ class Journal:
         return b"".join(content for (content,) in found) if found else None
 
     def write_content(self, content: bytes, kind: str, round: int, phase: int = 0, site: str = "") -> None:
-        """Write or replace bytes. Raises RunError as `change`."""
+        """Write or replace bytes."""
         place = (kind, round, phase, site)
         pieces = range(0, max(len(content), 1), _PIECE)
         with self.change():
@@ -168,10 +170,13 @@ class Journal:
     def read_tensors(self, kind: str, round: int, phase: int = 0, site: str = "") -> Message:
         """Return tensors, as `read_content`; {} where there are none."""
         content = self.read_content(kind, round, phase, site)
-        return {} if content is None else load(content)
+        try:
+            return {} if content is None else load(content)
+        except (SafetensorError, ValueError) as problem:
+            raise self._make_error(_UNREADABLE, problem) from None
 
     def write_tensors(self, tensors: Message, kind: str, round: int, phase: int = 0, site: str = "") -> None:
-        """Write or replace tensors. Raises RunError as `change`."""
+        """Write or replace tensors."""
         cpu_tensors = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
         self.write_content(save(cpu_tensors), kind, round, phase, site)
 

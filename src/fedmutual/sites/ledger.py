@@ -50,9 +50,7 @@ def record_sent(
 def find_ledger(path: Path) -> Path:
     """Return the folder of a ledger. path: this folder, a site.toml, or the state folder that contains one ledger.
 
-    Raises:
-        RunError: there is no ledger, or more than one, or the folder cannot be read.
-        ConfigError: site.toml is invalid.
+    Raises RunError where there is no ledger, or more than one, or the folder cannot be read; ConfigError for site.toml.
     """
     try:
         folder = path if path.is_dir() else read_site_file(path).state
@@ -60,7 +58,7 @@ def find_ledger(path: Path) -> Path:
             return folder
         below = sorted({file.parent for name in (FILE, OLD_LEDGER) for file in folder.glob(f"*/{name}")})
     except OSError as problem:
-        raise _make_read_error(path, problem) from None
+        raise _make_error(path, problem) from None
     if len(below) > 1:
         raise RunError(f"{folder}: the site took part in {len(below)} federations; name one: {', '.join(map(str, below))}")
     if not below:
@@ -76,16 +74,15 @@ def read_ledger(folder: Path) -> list[Line]:
 
     Raises RunError where the ledger cannot be read, or a line is damaged.
     """
-    path = folder / OLD_LEDGER
-    if (folder / FILE).exists() or not path.exists():
-        path = folder / FILE
+    path = folder / (FILE if (folder / FILE).exists() else OLD_LEDGER)
+    try:
+        # a last line without an end is of no message that left
+        texts = path.read_bytes().split(b"\n")[:-1] if path.name == OLD_LEDGER else []
+    except OSError as problem:
+        raise _make_error(path, problem) from None
+    if path.name == FILE:
         with closing(Journal(folder, read_only=True)) as journal:
             texts = [text for (text,) in journal.read("SELECT line FROM sent ORDER BY number")]
-    else:
-        try:
-            texts = path.read_bytes().split(b"\n")[:-1]  # a last line without an end is of no message that left
-        except OSError as problem:
-            raise _make_read_error(path, problem) from None
     lines = []
     for number, text in enumerate(texts, 1):
         try:
@@ -155,7 +152,7 @@ def _describe_message(line: Line) -> tuple[str, str, tuple[Any, ...], tuple[str,
     return what + attempt_note, line["to"], tensors, tuple(names.get(k, k) for k in values), line["phase"]
 
 
-def _make_read_error(path: Path, problem: OSError) -> RunError:
+def _make_error(path: Path, problem: OSError) -> RunError:
     """Return the error for a ledger or its folder that cannot be read: a site closes its state folder to other users."""
     return RunError(
         f"{problem.filename or path}: cannot be read ({problem.strerror or problem}); correct the cause, or give the "

@@ -10,7 +10,8 @@ from threading import Lock
 
 import torch
 
-from fedmutual.algorithms.peers import Peering, make_forwarded_message
+from fedmutual.algorithms.peers import make_forwarded_message
+from fedmutual.config import Config
 from fedmutual.core import Algorithm, At, Message, Phase, Spec, Unusable
 from fedmutual.engines.loop import count_bytes, receive_usable
 from fedmutual.sites.protocol import (
@@ -26,13 +27,7 @@ from fedmutual.sites.protocol import (
     read_answer,
 )
 from fedmutual.sites.site_journal import MESSAGE, SiteJournal
-from fedmutual.sites.sizes import MessageSizes
 from fedmutual.sites.sizes import count_bytes as count_declared_bytes
-
-
-def is_peer_to_peer(algorithm: Algorithm) -> bool:
-    """Return whether sites send messages to each other, because no phase needs a server that computes."""
-    return all(isinstance(phase, Peering) for phase in algorithm.phases)
 
 
 class Mailbox:
@@ -51,7 +46,7 @@ class Mailbox:
 
         limit: the largest size of a message.
         """
-        self._senders, self._declared, self._limit = frozenset(senders), declared, limit
+        self._declared, self._limit = declared, limit
         self._messages: dict[str, dict[Place, Message | str]] = {i: {} for i in senders}  # str: why one was refused
         self._unreadable: dict[str, str] = {}  # sender -> why a message was refused that is of no phase with messages
         self._round: int | None = None  # the current round; None: before the first order of this process
@@ -59,7 +54,7 @@ class Mailbox:
 
     def put(self, sender: str, content: bytes) -> None:
         """Store a message. Raises MalformedMessage, with the reason, where the message is refused."""
-        if sender not in self._senders:
+        if sender not in self._messages:
             raise MalformedMessage(f"{clean_text(repr(sender))} is none of the other sites")
         place: Place | None = None
         try:
@@ -93,20 +88,13 @@ class Mailbox:
                 rounds = {round, max((place[0] for place in messages if place[0] > round), default=round)}
                 self._messages[i] = {place: message for place, message in messages.items() if place[0] in rounds}
 
-    def read_messages(self, place: Place) -> dict[str, Message]:
-        """Return the messages of a round and phase: sender -> message."""
-        with self._lock:
-            found = {i: messages.get(place) for i, messages in self._messages.items()}
-        return {i: message for i, message in found.items() if isinstance(message, dict)}
-
-    def read_reason(self, sender: str, place: Place) -> str | None:
-        """Return why the sender's message of a round and phase was refused; None where none was refused.
+    def read(self, sender: str, place: Place) -> Message | str | None:
+        """Return the sender's message of a round and phase, or why it was refused; None where nothing has come.
 
         The answer is the same at each call, because a site may carry out an order again.
         """
         with self._lock:
-            found = self._messages[sender].get(place)
-            return found if isinstance(found, str) else self._unreadable.get(sender)
+            return self._messages[sender].get(place, self._unreadable.get(sender))
 
     def _store(self, sender: str, place: Place, message: Message) -> None:
         if self._is_over(place):
@@ -128,95 +116,97 @@ class Mailbox:
 
 
 class PeerMailbox:
-    """The messages that one site sends and receives."""
+    """The messages that one site sends and receives. Its methods raise RunError where the journal cannot be read."""
 
     def __init__(
-        self, algorithm: Algorithm, state: Message, site: str, sites: tuple[str, ...], journal: SiteJournal, rounds: int
+        self,
+        algorithm: Algorithm,
+        state: Message,
+        site: str,
+        sites: tuple[str, ...],
+        journal: SiteJournal,
+        config: Config,
+        limit: Limit,
     ) -> None:
-        """state: the public state before the first round. journal: has the site's own messages of this round."""
-        self._algorithm, self._state, self._site, self._journal = algorithm, state, site, journal
-        self._others, self._rounds = tuple(i for i in sites if i != site), rounds
-        limit = MessageSizes(algorithm, state, sites, peer_to_peer=True).peer_message_limit
+        """state: public, before the first round. journal: has the site's own messages. limit: the largest message."""
+        self._algorithm, self._state, self._site, self._journal, self._config = algorithm, state, site, journal, config
+        self._others = tuple(i for i in sites if i != site)
         self.mail = Mailbox(self._others, self._declare_message, limit)
         self.receive = self.mail.put
 
     def _declare_message(self, place: Place) -> Spec | None:
         """Return the declared tensors of a message of this round and phase, or None where sites send no message."""
-        round, number = place
-        phases = self._algorithm.start if round < 0 else self._algorithm.phases
-        if round >= self._rounds or number + 1 >= len(phases):
+        phases = self._list_phases(place[0])
+        if place[0] >= self._config.rounds or place[1] + 1 >= len(phases):
             return None
-        return phases[number].leaves(self._state) or None
+        return phases[place[1]].leaves(self._state) or None
 
-    def make_peer_messages(self, order: Order, at: At) -> dict[str, bytes]:
-        """Return site -> bytes of the message to it after a phase, made from the site's stored message.
-
-        Raises RunError where the journal cannot be read.
-        """
+    def make_peer_messages(self, order: Order) -> dict[str, bytes]:
+        """Return site -> bytes of the message to it after a phase, made from the site's stored message."""
         message = self._read_message(order)
         content = pack_message(SiteAnswer(Order(order.kind, order.round, order.phase)), message)
-        return dict.fromkeys(self._list_receivers(order, message, at), content)
+        return dict.fromkeys(self._list_receivers(order, message), content)
 
-    def count_sent_bytes(self, order: Order, message: Message, at: At) -> int:
+    def count_sent_bytes(self, order: Order, message: Message) -> int:
         """Return the number of bytes of a message of this site that go to other sites."""
-        return count_bytes(message) * len(self._list_receivers(order, message, at))
+        return count_bytes(message) * len(self._list_receivers(order, message))
 
-    def read_inbox(self, order: Order, at: At) -> tuple[Message, int, list[str], dict[str, str]]:
+    def read_inbox(self, order: Order) -> tuple[Message, int, list[str], dict[str, str]]:
         """Return (inbox of a phase, received bytes, the sites whose message did not arrive, site -> fault of its message).
 
         A fault may depend on private rows of the sender, and the server cannot read the message. So a fault is for the
-        operator alone, and the bytes of a faulty message are counted as those of a usable one.
-
-        Raises:
-            RunError: the site's own message is damaged.
-            Unusable: as `receive_usable`.
+        operator alone, and the bytes of a faulty message are counted as those of a usable one. Raises Unusable as
+        `receive_usable`.
         """
         self.mail.begin(order.round)
-        phases, state, missing, faults, faulty = self._list_phases(order), self._state, list[str](), dict[str, str](), 0
+        phases, state, faulty = self._list_phases(order.round), self._state, 0
+        missing, faults = list[str](), dict[str, str]()
         for number, phase in enumerate(phases[: order.phase]):
-            earlier_order, earlier_at, flaws = replace(order, phase=number), replace(at, phase=number), dict[str, str]()
-            replies, absent = self._collect_replies(earlier_order, earlier_at, flaws)
-            state = receive_usable(phase, state, replies, earlier_at, flaws.__setitem__)
-            missing += absent
+            earlier, flaws = replace(order, phase=number), dict[str, str]()
+            replies = self._collect_replies(earlier, missing, flaws)
+            state = receive_usable(phase, state, replies, self._make_place(earlier), flaws.__setitem__)
             faults |= flaws
             faulty += count_declared_bytes(phase.leaves(self._state)) * len(flaws.keys() - {self._site})
-        inbox = phases[order.phase].send(state, self._site, at)
+        inbox = phases[order.phase].send(state, self._site, self._make_place(order))
         return inbox, count_bytes(inbox) + faulty, missing, faults
 
-    def _collect_replies(self, order: Order, at: At, faults: dict[str, str]) -> tuple[dict[str, Message], list[str]]:
-        """Return (messages of the named sites and of this site, the sites without a message). faults: gets site -> fault."""
-        own_message, messages = self._read_message(order), self.mail.read_messages((order.round, order.phase))
-        replies, missing = {self._site: own_message} if own_message else {}, list[str]()
+    def _collect_replies(self, order: Order, missing: list[str], faults: dict[str, str]) -> dict[str, Message]:
+        """Return the messages of the named sites and of this site. missing: gets the other sites; faults: site -> fault."""
+        own_message = self._read_message(order)
+        replies = {self._site: own_message} if own_message else {}
         for i in (i for i in self._others if i in (order.senders or ())):
-            if i in messages:
-                replies[i] = messages[i]
-            elif self._is_receiver(self._site, i, own_message, order, at):
-                reason = self.mail.read_reason(i, (order.round, order.phase))
-                if reason is None:
+            found = self.mail.read(i, (order.round, order.phase))
+            if isinstance(found, dict):
+                replies[i] = found
+            elif self._is_receiver(self._site, i, own_message, order):
+                if found is None:
                     missing.append(i)
                 else:
-                    faults[i] = reason
-        return dict(sorted(replies.items())), missing
+                    faults[i] = found
+        return dict(sorted(replies.items()))
 
-    def _list_receivers(self, order: Order, message: Message, at: At) -> tuple[str, ...]:
+    def _list_receivers(self, order: Order, message: Message) -> tuple[str, ...]:
         """Return the other sites that receive this site's message."""
         candidates = self._others if order.asked is None else [i for i in self._others if i in order.asked]
-        return tuple(i for i in candidates if self._is_receiver(i, self._site, message, order, at))
+        return tuple(i for i in candidates if self._is_receiver(i, self._site, message, order))
 
-    def _is_receiver(self, receiver: str, sender: str, message: Message, order: Order, at: At) -> bool:
+    def _is_receiver(self, receiver: str, sender: str, message: Message, order: Order) -> bool:
         """Return whether a site needs the sender's message of a phase. message: one that the sender may have sent."""
-        phases = self._list_phases(order)
+        phases = self._list_phases(order.round)
         if not message or order.phase + 1 == len(phases):
             return False
         phase, following = phases[order.phase : order.phase + 2]
         try:
-            state = phase.receive(self._state, {sender: message}, at)
+            state = phase.receive(self._state, {sender: message}, self._make_place(order))
         except Unusable:  # this site's message does not fit the rows of another sender; the receivers are the same
             state = self._state | make_forwarded_message({sender: message})
-        return bool(following.send(state, receiver, replace(at, phase=order.phase + 1)))
+        return bool(following.send(state, receiver, self._make_place(replace(order, phase=order.phase + 1))))
 
     def _read_message(self, order: Order) -> Message:
         return self._journal.read_tensors(MESSAGE, order.round, order.phase)
 
-    def _list_phases(self, order: Order) -> tuple[Phase, ...]:
-        return self._algorithm.start if order.round < 0 else self._algorithm.phases
+    def _list_phases(self, round: int) -> tuple[Phase, ...]:
+        return self._algorithm.start if round < 0 else self._algorithm.phases
+
+    def _make_place(self, order: Order) -> At:
+        return At(self._config.seed, order.round, self._config.rounds, order.phase)

@@ -1,7 +1,7 @@
 """Orders to sites and their answers, as bytes: named tensors in the safetensors format with a JSON header, no pickle.
 
-`sizes` has the largest size of each message; the size is checked before the bytes are parsed. The requests to a user's own
-workers are in `engines.workers`: they are pickled functions and networks, which a site must refuse.
+`sizes` has the largest sizes, which are checked before the bytes are parsed. The requests to a user's own workers are in
+`engines.workers`: they are pickled functions and networks, which a site must refuse.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ _ABOUT = {f.name for f in fields(Score)} - {"values"}  # beside its values, in a
 T = TypeVar("T")
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Words = Annotated[str, AfterValidator(lambda text: clean_text(text))]  # for a console and a log
-Name = Annotated[str, Field(max_length=_NAMED), AfterValidator(lambda text: _check_printable(text))]
+Name = Annotated[Words, Field(max_length=_NAMED)]
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 
 
@@ -86,18 +86,12 @@ class Transport(Protocol):
 
     def list_connected(self) -> tuple[str, ...]:
         """Return the connected sites."""
-        ...
 
     def list_late(self) -> tuple[str, ...]:
         """Return the connected sites that missed a deadline and have sent nothing since. They get orders without waiting."""
-        ...
 
     def ask(self, orders: Mapping[str, bytes], deadline: float) -> Iterator[tuple[str, bytes]]:
-        """Send each site its order, and yield (site, answer) in the order of arrival. deadline: in seconds.
-
-        A site that does not answer before the deadline is left out.
-        """
-        ...
+        """Send each site its order, and yield (site, answer) in the order of arrival, until the deadline in seconds."""
 
 
 def find_message_fault(message: Message, declared: Spec, sender: str) -> str | None:
@@ -113,12 +107,6 @@ def find_message_fault(message: Message, declared: Spec, sender: str) -> str | N
 def clean_text(text: str) -> str:
     """Return another party's text with "?" for each unprintable character, cut after `LONGEST_TEXT` characters."""
     return "".join(c if c.isprintable() else "?" for c in text[:LONGEST_TEXT]) + ("..." if len(text) > LONGEST_TEXT else "")
-
-
-def _check_printable(text: str) -> str:
-    if not text.isprintable():
-        raise ValueError("a name contains a character that cannot be printed")
-    return text
 
 
 def _check_values(values: dict[str, Any]) -> dict[str, Any]:
@@ -153,18 +141,12 @@ def digest_order(order: Order, tensors: Message) -> str:
 
 
 def read_order(content: bytes, limit: Limit | None = None) -> tuple[Order, Message]:
-    """Return (order, tensors). limit: of a message from another host.
-
-    Raises MalformedMessage where the bytes are not an order, or are longer than the limit.
-    """
+    """Return (order, tensors). Raises MalformedMessage where the bytes are no order, or are longer than the limit."""
     return _parse_message(content, _ORDER, "names no order", limit)
 
 
 def read_answer(content: bytes, limit: Limit | None = None) -> tuple[SiteAnswer, Message]:
-    """Return (answer, tensors). limit: of a message from another host.
-
-    Raises MalformedMessage where the bytes are not an answer, or are longer than the limit.
-    """
+    """Return (answer, tensors). Raises MalformedMessage where the bytes are no answer, or are longer than the limit."""
     return _parse_message(content, _ANSWER, "says something else than an answer", limit)
 
 
@@ -216,9 +198,8 @@ _KEYS, _TENSOR = {"__metadata__": {"fedmutual"}}, {"dtype", "shape", "data_offse
 def parse_strict_json(text: str | bytes) -> Any:
     """Return the value of a JSON text of another participant.
 
-    Raises:
-        ValueError: the text is no JSON, has NaN or Infinity, or repeats a key: another parser might take the other value.
-        RecursionError: values are nested too deep.
+    Raises ValueError where the text is no JSON, has NaN or Infinity, or repeats a key: another parser might take the other
+    value. Raises RecursionError where values are nested too deep.
     """
     return json.loads(text, object_pairs_hook=_make_table, parse_constant=_refuse_constant)
 

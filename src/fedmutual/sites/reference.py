@@ -2,31 +2,11 @@
 
 from collections.abc import Iterable, Iterator
 
-from fedmutual.config.keys import Section, list_effects
+from fedmutual.config.keys import find_table, list_effects
 from fedmutual.config.reference import list_reference_keys, render_key
-from fedmutual.config.schema import (
-    ClientData,
-    ClientModel,
-    ClientOptimizer,
-    ClientTraining,
-    Config,
-    ServerConfig,
-    ShareConfig,
-)
-from fedmutual.sites.schema import (
-    SITE_BUDGET_KEYS,
-    SITE_DATA_KEYS,
-    LimitsTable,
-    PublicTable,
-    ServerTable,
-    SiteEngine,
-    SiteFile,
-    SitePrivacy,
-    SiteSplit,
-    SitesTable,
-    StateTable,
-    TrustTable,
-)
+from fedmutual.config.schema import Config, ServerConfig
+from fedmutual.sites import schema
+from fedmutual.sites.schema import SITE_KEYS, ServerTable, SiteFile, SitesTable
 
 _HEAD = """## FEDERATION.toml
 
@@ -43,29 +23,12 @@ The settings of one site, which are never sent. A table with a name from above t
 participant may set; unset keys have the federation's values. `data.name` is required. Paths are relative to the folder of
 the file.
 """
-_ALIKE: dict[str, type[Section]] = {
-    "data": ClientData,
-    "split": SiteSplit,
-    "model": ClientModel,
-    "training": ClientTraining,
-    "optimizer": ClientOptimizer,
-    "share": ShareConfig,
-}
-_OWN: dict[str, type[Section]] = {
-    "privacy": SitePrivacy,
-    "engine": SiteEngine,
-    "limits": LimitsTable,
-    "state": StateTable,
-    "public": PublicTable,
-    "trust": TrustTable,
-}
 
 
 def render_sites_page() -> str:
     """Return all keys of both files as Markdown."""
-    site_keys = [*(f"data.{k}" for k in SITE_DATA_KEYS), *(f"privacy.{k}" for k in SITE_BUDGET_KEYS)]
     unused = [key for key, effect in list_effects(Config).items() if effect.unused_on_sites]
-    head = _HEAD.format(site_keys=_join_keys(site_keys), unused=_join_keys(unused))
+    head = _HEAD.format(site_keys=_join_keys(SITE_KEYS), unused=_join_keys(unused))
     lines = [line for _, line in list_federation_keys()]
     return "\n".join([head, *lines, _SITE, *(line for _, line in list_site_keys())])
 
@@ -86,10 +49,11 @@ def list_site_keys() -> Iterator[tuple[str, str]]:
     of_clients = "clients.ID.algorithm."
     settings = sorted(key.removeprefix(of_clients) for key, _ in list_reference_keys() if key.startswith(of_clients))
     for name, spec in SiteFile.model_fields.items():
-        if name in _OWN:
-            yield from list_reference_keys(_OWN[name], f"{name}.")
-        elif name in _ALIKE or name == "algorithm":
-            listed = ", ".join(_ALIKE[name].model_fields if name in _ALIKE else settings)
+        table = find_table(spec.annotation)
+        if table is not None and table.__module__ == schema.__name__:
+            yield from list_reference_keys(table, f"{name}.")
+        elif table is not None or name == "algorithm":
+            listed = ", ".join(settings if table is None else table.model_fields)
             yield name, render_key(f"{name}.KEY", f"as `{name}.KEY` above", "the federation's", listed)
         else:
             yield name, render_key(name, "text", "needed", spec.description or "")

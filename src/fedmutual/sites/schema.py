@@ -22,20 +22,26 @@ from fedmutual.user_code.plugins import is_of_python
 Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 WORK_FOLDER = "flare"  # FLARE's, in a state folder, beside those of federations
 PRIVACY_FOLDER = "privacy"  # the ledgers of the privacy budget and the secret of the noise, in a site's state folder
-SITE_DATA_KEYS = ("name", "root", "test", "group_by", "label", "labels")  # of [data], only for site.toml
-SITE_BUDGET_KEYS = ("epsilon", "delta", "accountant")  # of [privacy], only for site.toml
-_TAKEN = ("server", "authority")  # folders beside the sites' kits: that of the server's, and that of the root key
+SITE_KEYS = (  # only for site.toml: of a site's own data and budget
+    *("data.name", "data.root", "data.test", "data.group_by", "data.label", "data.labels"),
+    *("privacy.epsilon", "privacy.delta", "privacy.accountant"),
+)
 _Rows = Annotated[int, Field(ge=1, lt=2**31)]
 Seconds = Annotated[float, Field(gt=0)]
 
 
-def _check_each(pattern: str, wanted: str) -> AfterValidator:
-    """Return a check that each text of a tuple matches a pattern. wanted: the sentence about what it must be."""
+def _check_each(pattern: str, wanted: str, taken: tuple[str, ...] = ()) -> AfterValidator:
+    """Return a check that each text of a tuple matches a pattern, is not taken, and, of sites, is there once.
+
+    wanted: the sentence about what it must be.
+    """
 
     def check(value: tuple[str, ...]) -> tuple[str, ...]:
         for text in value:
-            if not re.fullmatch(pattern, text):
+            if not re.fullmatch(pattern, text) or text.lower() in taken:
                 raise ValueError(f"{wanted}; got {text!r}")
+        if taken and len({text.lower() for text in value}) < len(value):
+            raise ValueError(f"two sites have the same name: {', '.join(value)}")
         return value
 
     return AfterValidator(check)
@@ -43,17 +49,11 @@ def _check_each(pattern: str, wanted: str) -> AfterValidator:
 
 _Hosts = _check_each(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?", "a host is a name or an IPv4 address")
 _Leads = _check_each(r"[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+\.[A-Za-z]{2,}", "sites.leads entries must be email addresses")
-
-
-def _sites(value: tuple[str, ...]) -> tuple[str, ...]:
-    for site in value:
-        if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?", site) or site.lower() in _TAKEN:
-            raise ValueError(
-                f"a site's name is of letters, digits and '-', and not {' or '.join(map(repr, _TAKEN))}; {site!r} is not"
-            )
-    if len({site.lower() for site in value}) < len(value):
-        raise ValueError(f"two sites have the same name: {', '.join(value)}")
-    return value
+_Sites = _check_each(
+    r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?",
+    "a site's name is of letters, digits and '-', and not 'server' or 'authority'",
+    ("server", "authority"),  # folders beside the sites' kits: that of the server's, and that of the root key
+)
 
 
 class ServerTable(ServerConfig):
@@ -77,7 +77,7 @@ class ServerTable(ServerConfig):
 class SitesTable(Section):
     """The participants, and how long the server waits for them."""
 
-    names: Annotated[Names, Field(min_length=1), AfterValidator(_sites)] = Field(description="the sites")
+    names: Annotated[Names, Field(min_length=1), _Sites] = Field(description="the sites")
     leads: Annotated[Names, Field(min_length=1), _Leads] = key(
         ("lead@example.org",), "the email addresses of the leads, who may submit and stop federations; each lead gets a kit"
     )
@@ -185,12 +185,7 @@ class SitePrivacy(Section):
     delta: Annotated[float, Field(gt=0, lt=1)] = key(1e-5, "the delta of the guarantee (epsilon, delta)")
 
 
-class SiteSplit(make_optional_table(SplitConfig)):  # type: ignore[misc]
-    """Which rows a site holds out."""
-
-
-class SiteShare(make_optional_table(ShareConfig)):  # type: ignore[misc]
-    """What a site discloses besides its messages."""
+SiteSplit, SiteShare = make_optional_table(SplitConfig), make_optional_table(ShareConfig)
 
 
 class LimitsTable(Section):
@@ -215,13 +210,13 @@ class SiteFile(Section):
 
     site: str = Field(description="the name of the site in `sites.names` of the federation")
     data: ClientData = ClientData()
-    split: SiteSplit = SiteSplit()
+    split: SiteSplit = SiteSplit()  # type: ignore[valid-type]
     model: ClientModel = ClientModel()
     algorithm: Settings = Field({}, description="its own settings of the algorithm, for example alpha")
     training: ClientTraining = ClientTraining()
     optimizer: ClientOptimizer = ClientOptimizer()
     engine: SiteEngine = SiteEngine()
-    share: SiteShare = SiteShare()
+    share: SiteShare = SiteShare()  # type: ignore[valid-type]
     limits: LimitsTable = LimitsTable()
     privacy: SitePrivacy = SitePrivacy()
     state: StateTable

@@ -8,72 +8,60 @@ a robust aggregation rule (`server.aggregate`) protects against such an update.
 import math
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import combinations
 from statistics import median
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedmutual.algorithms.fedavg import N_K
 from fedmutual.core import Algorithm, Message
+from fedmutual.sites.schema import SitesTable
 
 LEAST = 3  # replies for a comparison: of two different replies, either may be the wrong one
 COSINE = 0.15  # from here two updates agree; to its negative they are opposed (measured in docs/security.md)
 _COUNTER = 2**31  # more than the batches of any round; repeated larger steps would overflow a 64-bit counter
+Update = tuple[Message, Message]
+"""A site's reply, and the message that was sent to the site."""
 
 
-@dataclass(frozen=True)
-class Limits:
-    """The limits of a contract for a reply."""
+def _compute_change(update: Update, name: str) -> Tensor:
+    """Return one tensor of a reply minus the sent tensor, float64 in its shape [...]; a tensor that was not sent, itself.
 
-    update: float  # largest norm of an update, as a multiple of the median of the others'
-    examples: int | None  # the most examples that a site may state; None: `update` times the median of the others'
-    opposed: bool = True  # whether a long update against all others is refused, where the others agree
+    One tensor at a time, so that no float64 copy of a model is in memory.
+    """
+    reply, sent = update
+    return reply[name].double() - sent[name].double() if name in sent else reply[name].double()
 
 
-class Update(NamedTuple):
-    """The change of a site's tensors in a round, computed one tensor at a time: no float64 copy of a model is in memory."""
+def _list_names(update: Update) -> list[str]:
+    """Return the names of the floating tensors."""
+    return [name for name, tensor in update[0].items() if tensor.is_floating_point()]
 
-    reply: Message
-    sent: Message
 
-    def list_names(self) -> list[str]:
-        """Return the names of the floating tensors."""
-        return [name for name, tensor in self.reply.items() if tensor.is_floating_point()]
-
-    def compute_change(self, name: str) -> Tensor:
-        """Return one tensor of the reply minus the sent tensor, float64 in its shape [...].
-
-        A tensor that was not sent to the site is returned without a change.
-        """
-        tensor = self.reply[name].double()
-        return tensor - self.sent[name].double() if name in self.sent else tensor
-
-    def compute_norm(self) -> float:
-        """Return the L2 norm over all tensors; the largest float where the norm is not finite, which JSON can hold."""
-        norm = math.hypot(*(torch.linalg.vector_norm(self.compute_change(name)).item() for name in self.list_names()))
-        return norm if math.isfinite(norm) else sys.float_info.max
+def compute_norm(update: Update) -> float:
+    """Return the L2 norm over all tensors; the largest float where the norm is not finite, which JSON can hold."""
+    norm = math.hypot(*(torch.linalg.vector_norm(_compute_change(update, name)).item() for name in _list_names(update)))
+    return norm if math.isfinite(norm) else sys.float_info.max
 
 
 def compute_cosine(update: Update, other: Update) -> float:
     """Return the cosine of the angle between two updates, 0 where the norm of one is 0 or the product is not finite."""
-    norms = update.compute_norm() * other.compute_norm()
+    norms = compute_norm(update) * compute_norm(other)
     if norms == 0 or not math.isfinite(norms):
         return 0.0
-    shared = [name for name in update.list_names() if name in other.reply]
-    return sum(torch.sum(update.compute_change(name) * other.compute_change(name)).item() for name in shared) / norms
+    shared = [name for name in _list_names(update) if name in other[0]]
+    return sum(torch.sum(_compute_change(update, name) * _compute_change(other, name)).item() for name in shared) / norms
 
 
 def screen(
     replies: Mapping[str, Message],
     sent: Mapping[str, Message],
-    limits: Limits,
+    limits: SitesTable,
     known: Mapping[str, int],
     algorithm: Algorithm,
 ) -> tuple[dict[str, str], dict[str, float]]:
-    """Compare the replies of a phase with the limits and with each other.
+    """Compare the replies of a phase with the limits of a contract and with each other.
 
     Where the algorithm shares a model, a reply is an update of the sent model. Other replies, such as FedMD's logits and
     FedProto's prototypes, are compared without subtraction: an honest site without a class may move these far away. Their
@@ -85,18 +73,18 @@ def screen(
         Site -> why its reply is not used, in one clause with equal text in every round; and site -> norm of its usable
         update, empty where messages are not updates of the sent model.
     """
-    updates, restore = "global" in algorithm.scores, algorithm.restore
+    updates, restore, most = "global" in algorithm.scores, algorithm.restore, limits.update_limit
     refused = {i: why for i, reply in replies.items() if (why := _find_fault(i, reply, sent[i], limits, known))}
     usable = {i: reply if restore is None else restore(sent[i], reply) for i, reply in replies.items() if i not in refused}
-    changes = {i: Update(reply, sent[i] if updates else {}) for i, reply in usable.items()}
-    norms = {i: change.compute_norm() for i, change in changes.items()}
-    counts = {i: float(reply[N_K]) for i, reply in usable.items() if N_K in reply and limits.examples is None}
-    too_many = f"its n_k is more than {limits.update:g} times the median of the others'; sites.examples_limit can allow it"
-    refused |= dict.fromkeys(find_outliers(counts, limits.update), too_many)
-    limit, noun, of = (limits.update, "update", "") if updates else (limits.update**2, "message", "the square of ")
+    changes: dict[str, Update] = {i: (reply, sent[i] if updates else {}) for i, reply in usable.items()}
+    norms = {i: compute_norm(change) for i, change in changes.items()}
+    counts = {i: float(reply[N_K]) for i, reply in usable.items() if N_K in reply and limits.examples_limit is None}
+    too_many = f"its n_k is more than {most:g} times the median of the others'; sites.examples_limit can allow it"
+    refused |= dict.fromkeys(find_outliers(counts, most), too_many)
+    limit, noun, of = (most, "update", "") if updates else (most**2, "message", "the square of ")
     too_large = f"its {noun} is more than {limit:g} times the median of the others' ({of}sites.update_limit)"
     refused |= dict.fromkeys(find_outliers(norms, limit), too_large)
-    if updates and limits.opposed:
+    if updates and limits.refuse_opposed:
         opposed = find_opposed({i: change for i, change in changes.items() if i not in refused})
         if opposed is not None:
             refused[opposed] = (
@@ -113,8 +101,7 @@ def find_opposed(updates: Mapping[str, Update]) -> str | None:
     some of them are opposed. Therefore each pair of the others must agree, and the update must be longer than their
     median. Among fewer than `LEAST` updates no update counts as opposed.
     """
-    norms = {i: update.compute_norm() for i, update in updates.items()}
-    for site in find_outliers(norms, 1.0):
+    for site in find_outliers({i: compute_norm(update) for i, update in updates.items()}, 1.0):
         others = [update for i, update in updates.items() if i != site]
         is_opposed = all(compute_cosine(updates[site], other) <= -COSINE for other in others)
         if is_opposed and all(compute_cosine(*pair) >= COSINE for pair in combinations(others, 2)):
@@ -130,13 +117,12 @@ def find_outliers(values: Mapping[str, float], limit: float, least: int = LEAST)
     return [site for site, value in values.items() if value > limit * others[site]]
 
 
-def _find_fault(site: str, reply: Message, sent: Message, limits: Limits, known: Mapping[str, int]) -> str | None:
+def _find_fault(site: str, reply: Message, sent: Message, limits: SitesTable, known: Mapping[str, int]) -> str | None:
     """Return in one clause the fault of a reply without regard to the other replies, or None."""
     if N_K in reply:
-        count = int(reply[N_K])
-        if count < 1 or count > (limits.examples or count):
-            most = "" if limits.examples is None else f" and at most {limits.examples} (sites.examples_limit)"
-            return f"its n_k is not at least 1{most}"
+        count, most = int(reply[N_K]), limits.examples_limit
+        if count < 1 or count > (most or count):
+            return f"its n_k is not at least 1{'' if most is None else f' and at most {most} (sites.examples_limit)'}"
         if count != known.get(site, count):
             return "its n_k is not the one that it stated first"
     for name, tensor in reply.items():

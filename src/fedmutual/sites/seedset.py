@@ -18,7 +18,7 @@ import torch
 from fedmutual.algorithms.agree import describe_difference
 from fedmutual.config.keys import Table
 from fedmutual.core import Message, Public
-from fedmutual.data import PublicSet, arrays
+from fedmutual.data import PublicSet
 from fedmutual.data.draws import Index, count_classes
 from fedmutual.data.examples import ArrayExamples, list_names
 from fedmutual.data.federation import Federation, list_public_parts
@@ -33,7 +33,7 @@ from fedmutual.files import replace_file
 from fedmutual.sites.schema import SeedsTable
 
 _CHUNK = 1024
-_ARRAYS = ("x", "y", "classes", "about")
+_ARRAYS = {"x", "y", "classes", "about"}
 _WORDS = 2**24  # bytes of an array of text: names of classes, scaling
 
 
@@ -46,11 +46,6 @@ class SeedsetFile:
     labels: Index | None  # [n] numbers in the order of the classes; None: they stay with the site
     classes: tuple[str, ...]
     scaling: Scaling
-
-    @property
-    def examples(self) -> ArrayExamples:
-        """Return the examples, [n, *shape] as in `x`, which data sets take by number."""
-        return ArrayExamples(self.x)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -75,100 +70,62 @@ def make_seedset_path(folder: Path, site: str) -> Path:
     return folder / f"{site}.npz"
 
 
-def write_seedset_file(folder: Path, content: SeedsetFile) -> Path:
-    """Write a part completely or not at all, and return its path. Raises RunError where the file cannot be written."""
+def write_seedset_file(folder: Path, content: SeedsetFile) -> None:
+    """Write a part completely or not at all. Raises RunError where the file cannot be written."""
     about = {"format": 1, "site": content.site, "scaling": content.scaling.record()}
     contents = {"x": content.x, "classes": np.array(content.classes), "about": np.array(json.dumps(about))}
     with replace_file(make_seedset_path(folder, content.site)) as file:
         np.savez(file, **contents, **({} if content.labels is None else {"y": content.labels}))  # type: ignore[arg-type]
-    return make_seedset_path(folder, content.site)
 
 
 def read_seedset_file(folder: Path, site: str) -> SeedsetFile:
-    """Return a site's part.
-
-    Raises:
-        DataError: the file is missing, damaged or a pickle, has other arrays, or unpacks to more bytes than the file has.
-    """
+    """Return a site's part. Raises DataError where the file is missing, or is not what `write_seedset_file` writes."""
     path, fix = make_seedset_path(folder, site), f"have site {site!r} write its part of the public seed set again"
-    excess = _find_excess(path)
-    if excess is not None:
-        raise DataError(f"{path}: {excess}; {fix}")
-    contents = arrays.read_arrays(path, f"have site {site!r} send its part of the public seed set", fix)
     try:
+        with zipfile.ZipFile(path) as archive:
+            members, room = archive.infolist(), path.stat().st_size
+            contents = {member.filename.removesuffix(".npy"): _read_array(archive, member, room) for member in members}
+        if not contents.keys() <= _ARRAYS or len(contents) < len(members):
+            raise DataError(f"it has the arrays {list_names([member.filename for member in members])}")
         about = json.loads(str(contents["about"]))
-        scaling = parse_scaling(about["scaling"])
-        if about["format"] != 1 or not scaling.divisor > 0:
-            raise ValueError("of another format")
-        labels, classes = contents.get("y"), contents["classes"].reshape(-1).tolist()
-        part = SeedsetFile(site, contents["x"], labels, tuple(map(str, classes)), scaling)
-        why = f"it is of site {about['site']!r}" if about["site"] != site else _find_fault(part)
-    except (KeyError, TypeError, ValueError, RecursionError):
-        why = _find_foreign(list(contents))
+        if about["format"] != 1 or about["site"] != site:
+            raise DataError(f"it is of format {about['format']!r} and of site {about['site']!r}")
+        classes = tuple(map(str, contents["classes"].reshape(-1).tolist()))
+        part = SeedsetFile(site, contents["x"], contents.get("y"), classes, parse_scaling(about["scaling"]))
+        why = _find_fault(part)
+    except FileNotFoundError:
+        raise DataError(f"{path}: there is no such file; have site {site!r} send its part of the public seed set") from None
+    except Exception as problem:  # a damaged file makes numpy and zipfile fail in many ways
+        reason = str(problem) if isinstance(problem, DataError) else format_error(problem)
+        why = f"it is not what `fedmutual data give` wrote ({reason})"
     if why is not None:
         raise DataError(f"{path}: {why}; {fix}")
     return part
 
 
-def _find_excess(path: Path) -> str | None:
-    """Return in one clause why reading a part could need more memory than the size of its file.
+def _read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, room: int) -> npt.NDArray[Any]:
+    """Return an array of an archive, for which no more memory is needed than the file has bytes (`room`).
 
-    None: reading cannot, or the file is no archive, which `read_arrays` reports. The author of an archive can state any
-    size and any shape. So members must not be compressed, and the shape of an array is compared with the bytes of the file
-    before memory is allocated.
+    The author of an archive can state any size and any shape. So a member must not be compressed, and its bytes are read
+    before its shape is used. Python objects are refused, because unpickling can run code.
     """
-    try:
-        with path.open("rb") as file:
-            begins = file.read(len(np.lib.format.MAGIC_PREFIX))
-        if begins == np.lib.format.MAGIC_PREFIX:
-            return "holds a single array"
-        if not begins.startswith(b"PK"):
-            return None
-        with zipfile.ZipFile(path) as archive:
-            members, room = archive.infolist(), path.stat().st_size
-            names = [member.filename.removesuffix(".npy") for member in members]
-            if not set(names) <= set(_ARRAYS):
-                return _find_foreign(names)
-            if len(set(names)) < len(names):
-                return "it holds an array twice"
-            for member in members:
-                if member.compress_type != zipfile.ZIP_STORED:
-                    return f"its {member.filename!r} is compressed, and `fedmutual data give` does not compress"
-                if max(member.file_size, member.compress_size) > room:
-                    return f"its {member.filename!r} claims to have {member.file_size:,} bytes, more than the whole file"
-                excess = _find_array_excess(archive, member)
-                if excess is not None:
-                    return excess
-    except FileNotFoundError:
-        return None
-    except Exception as problem:  # a damaged file makes numpy and zipfile fail in many ways
-        return f"no npz file of arrays ({format_error(problem)})"
-    return None
-
-
-def _find_foreign(names: Sequence[str]) -> str:
-    return f"it is not what `fedmutual data give` wrote, but holds {list_names(names) or 'nothing'}"
-
-
-def _find_array_excess(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> str | None:
-    """Why an array would be allocated that its member does not fill, in one clause; None: it would not."""
-    headers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    if member.compress_type != zipfile.ZIP_STORED or max(member.file_size, member.compress_size) > room:
+        raise DataError(f"{member.filename!r} is compressed, or states {member.file_size:,} bytes in a file of {room:,}")
     with archive.open(member) as file:
         version = np.lib.format.read_magic(file)
-        if version not in headers:
-            return f"its {member.filename!r} is of another form than numpy.savez writes"
-        shape, _, dtype = headers[version](file)
-        size = prod(shape) * dtype.itemsize
-        if not dtype.hasobject and size != member.file_size - file.tell():
-            return f"its {member.filename!r} states {size:,} bytes and has {member.file_size - file.tell():,}"
-    if dtype.kind in "US" and size > _WORDS:
-        return f"its {member.filename!r} holds {size:,} bytes of text, and {_WORDS:,} are enough"
-    return None
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, is_fortran, dtype = read(file)
+        content = bytearray(file.read())
+    if dtype.hasobject or (dtype.kind in "US" and len(content) > _WORDS) or len(content) != prod(shape) * dtype.itemsize:
+        raise DataError(f"{member.filename!r} is of {dtype} and of shape {shape}, and has {len(content):,} bytes")
+    return np.frombuffer(content, dtype).reshape(shape, order="F" if is_fortran else "C")
 
 
 def _find_fault(content: SeedsetFile) -> str | None:
     """Return in one clause why a part is invalid; None where the part is valid."""
     x, y, mean = content.x, content.labels, content.scaling.mean
+    if not content.scaling.divisor > 0:
+        return f"its numbers are divided by {content.scaling.divisor:g}"
     dtypes = (np.uint8, np.float32) if content.scaling.dtype is None else (np.int64,)
     if x.ndim not in (2, 3, 4, 5) or x.dtype not in dtypes or not x.size:
         return f"its examples are {x.dtype} of the shape {list(x.shape)}, and no images or features"
@@ -219,64 +176,58 @@ def record_seedset(folder: Path, sites: Sequence[str], shape: Sequence[int], cla
     return about.model_dump()
 
 
-@dataclass(frozen=True)
-class CollectedSeedset:
-    """Makes the public seed set at one site: the site's rows from its data, the rows of other sites from their files."""
+def collect_seedset(
+    folder: Path,
+    site: str,
+    sites: Sequence[str],
+    use: Public,
+    agreed: Table | None,
+    federation: Federation,
+    prepared: Mapping[str, Prepared],
+) -> PublicSet | None:
+    """Return the public seed set at one site: its rows from its data, and the rows of other sites from their files.
 
-    folder: Path
-    site: str
-    sites: tuple[str, ...]
-    labelled: bool
-    agreed: Table | None  # the contract's record; None: it is not made yet
-
-    def __call__(self, federation: Federation, prepared: Mapping[str, Prepared]) -> PublicSet | None:
-        """Return the public seed set; None where this site gives no rows to the set.
-
-        Raises UserError where a file is missing or damaged, or has other rows than this site's split; the set differs from
-        the contract, or lacks a class that this site trains on.
-        """
-        site_part, classes = list_public_parts(federation, prepared)[self.site], federation.space.classes
-        if site_part.rows is None:
-            return None
-        parts = {i: self._of(i, site_part, federation.space.shape, classes, prepared[self.site]) for i in self.sites}
-        for i in self.sites if self.agreed is not None else ():
-            self._check_agreed(i, _gather_parts({i: parts[i]}, classes).summary(self.labelled))
-        for k, name in enumerate(classes):
-            if self.labelled and site_part.trained[k] and not any(part.counts[k] for part in parts.values()):
-                raise ConfigError(
-                    f"{self.folder}: the public seed set has no example of class {name!r}, which this site trains on; raise "
-                    "'split.public' in the federation's file, and have all sites write their parts again"
-                )
-        return _gather_parts(parts, classes)
-
-    def _of(
-        self, site: str, site_part: PublicPart, shape: Sequence[int], classes: Sequence[str], prepared: Prepared
-    ) -> PublicPart:
-        """Return the part of a site."""
-        path, one = make_seedset_path(self.folder, site), _read_part(self.folder, site, self.labelled)
-        _check(path, find_mismatch(one, shape, classes, prepared.scaled))
-        if site != self.site:
-            return _read_site_part(one, path, site_part.rows)
-        if not _is_equal(one, site_part):
+    None: this site gives no rows to the set. agreed: the contract's record; None: it is not made yet. Raises UserError where
+    a file is missing or damaged, or has other rows than this site's split; the set differs from the contract, or lacks a
+    class that this site trains on.
+    """
+    mine, space, classes = list_public_parts(federation, prepared)[site], federation.space, federation.space.classes
+    if mine.rows is None:
+        return None
+    parts = {}
+    for i in sites:
+        path, one = make_seedset_path(folder, i), _read_part(folder, i, use.labelled)
+        _check(path, find_mismatch(one, space.shape, classes, prepared[site].scaled))
+        if i == site and not _is_equal(one, mine):
             raise DataError(
                 f"{path}: the file does not contain the public rows that this site's split selects; the file was made with "
                 "another seed, another split or other data; write the file again with `fedmutual data give`, and send it to "
                 "all sites"
             )
-        return site_part._replace(trained=[0] * len(classes))  # what the set lacks is said here
-
-    def _check_agreed(self, site: str, mine: Message) -> None:
-        """Raise DataError where a site's part differs from the part that the contract records."""
-        assert self.agreed is not None
-        rows, counts = torch.tensor(self.agreed["rows"][site]), self.agreed["counts"]
-        digest = torch.frombuffer(bytearray.fromhex(self.agreed["parts"][site]), dtype=torch.uint8)
-        theirs = {"rows": rows, "digest": digest} | ({"counts": torch.tensor(counts[site])} if self.labelled else {})
-        unequal = describe_difference(mine, theirs)
-        if unequal is not None:
-            raise DataError(
-                f"{make_seedset_path(self.folder, site)}: the contract was made with another part of site {site!r}: "
-                f"this one has {unequal}; have it give all the same file"
+        # what the set lacks of this site's classes is said here
+        parts[i] = mine._replace(trained=[0] * len(classes)) if i == site else _read_site_part(one, path, mine.rows)
+        if agreed is not None:
+            _check_agreed(path, i, _gather_parts({i: parts[i]}, classes).summary(use.labelled), agreed)
+    for k, name in enumerate(classes):
+        if use.labelled and mine.trained[k] and not any(part.counts[k] for part in parts.values()):
+            raise ConfigError(
+                f"{folder}: the public seed set has no example of class {name!r}, which this site trains on; raise "
+                "'split.public' in the federation's file, and have all sites write their parts again"
             )
+    return _gather_parts(parts, classes)
+
+
+def _check_agreed(path: Path, site: str, mine: Message, agreed: Table) -> None:
+    """Raise DataError where a site's part differs from the part that the contract records."""
+    digest = torch.frombuffer(bytearray.fromhex(agreed["parts"][site]), dtype=torch.uint8)
+    theirs = {"rows": torch.tensor(agreed["rows"][site]), "digest": digest}
+    theirs |= {} if agreed["counts"] is None else {"counts": torch.tensor(agreed["counts"][site])}
+    unequal = describe_difference(mine, theirs)
+    if unequal is not None:
+        raise DataError(
+            f"{path}: the contract was made with another part of site {site!r}: this one has {unequal}; have it give all "
+            "the same file"
+        )
 
 
 def _read_part(folder: Path, site: str, labelled: bool) -> SeedsetFile:
@@ -299,11 +250,10 @@ def _read_site_part(seedset_file: SeedsetFile, path: Path, like: Rows | None = N
     """Return a part as data sets have parts. like: rows whose storage and augmentation the part takes; None: no training."""
     labels = np.full(len(seedset_file.x), -1) if seedset_file.labels is None else seedset_file.labels
     resident = like is not None and isinstance(like.store, ResidentStore)
-    store, _ = make_store(
-        seedset_file.examples, labels, seedset_file.scaling, lambda row: f"row {row} of {path}", resident, 0
-    )
+    examples = ArrayExamples(seedset_file.x)
+    store, _ = make_store(examples, labels, seedset_file.scaling, lambda row: f"row {row} of {path}", resident, 0)
     rows = Rows(store, np.arange(len(labels)), None if like is None else like.augment)
-    return PublicPart(rows, seedset_file.examples, seedset_file.counts, seedset_file.counts)
+    return PublicPart(rows, examples, seedset_file.counts, seedset_file.counts)
 
 
 def _is_equal(seedset_file: SeedsetFile, site_part: PublicPart) -> bool:

@@ -10,7 +10,6 @@ leaves out for good the sites with outlying updates in the undone rounds. A fede
 otherwise it could begin again without end.
 """
 
-import json
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -21,7 +20,7 @@ from fedmutual.rundir.checkpoint import make_file_name, read_checkpoint, remove_
 from fedmutual.rundir.file_names import server_folder
 from fedmutual.sites.journal import Journal
 from fedmutual.sites.protocol import ATTEMPTS, Order, digest_order
-from fedmutual.sites.screening import Limits, find_outliers
+from fedmutual.sites.screening import find_outliers
 
 GENERATIONS = 3  # saved states that the server keeps, the last one too; and rounds with recorded norms
 SETBACKS = 3  # the last one ends the federation
@@ -35,13 +34,10 @@ class ServerJournal(Journal):
     @property
     def attempt(self) -> int:
         """The number of the server's attempt."""
-        return int(self.get_fact("attempt") or 0)
+        return int(self.get_fact("attempt", int) or 0)
 
     def raise_attempt(self) -> None:
-        """Begin a new attempt at a round that sites have already answered, with other tensors.
-
-        Raises RunError where no attempt is left, or the file cannot be written.
-        """
+        """Begin a new attempt at rounds that sites have already answered. Raises RunError where no attempt is left."""
         if self.attempt >= ATTEMPTS:
             raise RunError(
                 f"{self.path}: the federation went back {ATTEMPTS} times, and sites accept no further attempt; start "
@@ -54,8 +50,7 @@ class ServerJournal(Journal):
     def settle_senders(self, round: int, phase: int, spoke: tuple[str, ...]) -> tuple[str, ...]:
         """Return the sites with usable messages in a phase: those of its first order; without a first order, `spoke`."""
         known = self.read("SELECT senders FROM orders WHERE phase = ?", phase) if round == self.get_fact("round") else []
-        senders = json.loads(known[0][0]) if known else None
-        return spoke if senders is None else tuple(senders)
+        return spoke if not known or known[0][0] is None else tuple(filter(None, known[0][0].split(",")))
 
     def stamp(self, orders: Orders) -> dict[str, tuple[Order, Message]]:
         """Record the orders of a phase, and return them with the number of the attempt."""
@@ -73,7 +68,8 @@ class ServerJournal(Journal):
         if any(known.get(site, digest) != digest for site, digest in digests.items()):
             self.set_fact("attempt", min(self.attempt + 1, ATTEMPTS))  # beyond that, sites that answered before decline
             self._forget_orders(order.phase)
-        rows = ((order.phase, site, digest, json.dumps(order.senders)) for site, digest in digests.items())
+        senders = None if order.senders is None else ",".join(order.senders)
+        rows = ((order.phase, site, digest, senders) for site, digest in digests.items())
         self.write("INSERT OR REPLACE INTO orders VALUES (?, ?, ?, ?)", *rows)
 
     def _forget_orders(self, phase: int) -> None:
@@ -93,7 +89,7 @@ class ServerJournal(Journal):
     @property
     def setbacks(self) -> int:
         """The number of rounds that failed although enough sites answered."""
-        return int(self.get_fact("setbacks") or 0)
+        return int(self.get_fact("setbacks", int) or 0)
 
     def exclude(self, sites: Mapping[str, str]) -> None:
         """Leave out these sites for good. sites: site -> why."""
@@ -127,51 +123,48 @@ class ServerJournal(Journal):
             self.write("INSERT INTO norms VALUES (?, ?, ?)", *((round, site, norm) for site, norm in norms.items()))
             self.write("INSERT OR IGNORE INTO examples VALUES (?, ?)", *examples.items())
 
-    def go_back(self, diverged: bool, limits: Limits) -> list[str]:
+    def go_back(self, diverged: bool, update_limit: float) -> list[str]:
         """Prepare another attempt, and return one sentence for each action. diverged: whether most sites diverged.
 
-        The first time the server goes back by one saved round, later to the oldest that it keeps. Raises RunError where no
-        attempt that sites accept is left; or a file is damaged or cannot be written.
+        The first time the server goes back by one saved round, later to the oldest that it keeps. The failure and the
+        exclusions stay counted where no attempt is left that sites accept: then RunError is raised.
         """
         saved = read_checkpoint(self.folder)
-        if not diverged or saved is None:
-            with self.change():
-                self.set_fact("setbacks", self.setbacks + 1)
-                self.raise_attempt()
-            return ["the round is begun again"]
-        target = self._find_target(saved.round)
-        undone = range(target, saved.round)
+        last = saved.round if saved is not None else 0
+        target = self._find_target(last) if diverged else last
         why = "its update was unusually large in round {}, after which most sites diverged"
-        out = {site: why.format(round + 1) for site, round in self.find_suspects(undone, limits.update).items()}
+        out = {i: why.format(r + 1) for i, r in self.find_suspects(range(target, last), update_limit).items()}
         with self.change():
             self.exclude(out)
             self.set_fact("setbacks", self.setbacks + 1)
             self.write("DELETE FROM norms WHERE round >= ?", (target,))
+            is_last = self.attempt >= ATTEMPTS
+            if not is_last:
+                self.raise_attempt()
+        if is_last:
             self.raise_attempt()
+        if saved is None or target == last:
+            return ["the round is begun again"]
         if (server_folder(self.folder) / make_file_name(target)).exists():
             write_checkpoint(self.folder, saved.model_copy(update={"round": target}))
         else:  # before round 1 nothing is saved, unless the algorithm has a start
             remove_checkpoint(self.folder)
-        if not undone:
-            action = "there is no earlier shared model to go back to, and the round is begun again"
-        else:
-            model = f"the shared model after round {target}" if target else "the first shared model"
-            action = f"the federation goes back to {model}; rounds undone: {len(undone)}"
-        return [action, *(f"site {i!r} is left out for good: {why}" for i, why in sorted(out.items()))]
+        model = f"the shared model after round {target}" if target else "the first shared model"
+        action = f"the federation goes back to {model}; rounds undone: {last - target}"
+        return [action, *(f"site {i!r} is left out for good: {reason}" for i, reason in sorted(out.items()))]
 
     def _find_target(self, last: int) -> int:
         """Return the number of finished rounds to go back to; `last` where no earlier state is saved."""
-        earlier = range(max(last - GENERATIONS + 1, 0), last)
-        states = server_folder(self.folder)
+        earlier, states = range(max(last - GENERATIONS + 1, 0), last), server_folder(self.folder)
         saved_rounds = [r for r in earlier if r == 0 or (states / make_file_name(r)).exists()]
-        return (min(saved_rounds) if self.setbacks else max(saved_rounds)) if saved_rounds else last
+        return (min if self.setbacks else max)(saved_rounds, default=last)
 
-    def find_suspects(self, rounds: Collection[int], limit: float) -> dict[str, int]:
-        """Return site -> one of these rounds, from 0, in which the site's update was an outlier. limit: `Limits.update`.
+    def find_suspects(self, rounds: Collection[int], update_limit: float) -> dict[str, int]:
+        """Return site -> one of these rounds, from 0, in which the site's update was an outlier.
 
         An update is an outlier if its norm is above the median of the others times the square root of the limit; above the
         median times the limit, the update was refused at once. Two updates are enough to compare: most sites diverged, so
         the larger update is the probable cause.
         """
         norms = {r: dict(self.read("SELECT site, norm FROM norms WHERE round = ?", r)) for r in rounds}
-        return {i: r for r, of in norms.items() for i in find_outliers(of, math.sqrt(limit), least=2)}
+        return {i: r for r, of in norms.items() for i in find_outliers(of, math.sqrt(update_limit), least=2)}

@@ -76,7 +76,7 @@ class Bounds:
 
 
 class SiteJournal(Journal):
-    """The journal of a site."""
+    """The journal of a site. Each method raises RunError where a file cannot be read or written."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class SiteJournal(Journal):
         """folder: the federation's folder at this site. run: the identity of the run, which the journal must have.
 
         budget: each transaction records the lines of its ledgers; None for training without noise. Raises RunError as
-        `Journal`, or the folder holds another run's state.
+        `Journal`, or where the folder holds another run's state.
         """
         super().__init__(folder, read_only)
         self._states, self._run, self._bounds, self._budget = client_folder(folder, site), run, bounds, budget
@@ -105,8 +105,8 @@ class SiteJournal(Journal):
     @property
     def begun(self) -> tuple[int, Place, str] | None:
         """The last order that was begun, finished or not: its attempt, its place and its digest; None before the first."""
-        found = self.get_fact("begun")
-        return None if found is None else (found[0], (found[1], found[2]), found[3])
+        begun: tuple[int, Place, str] | None = self.get_fact("begun", tuple[int, Place, str])
+        return begun
 
     def is_begun(self) -> bool:
         """Return whether a phase is finished."""
@@ -126,9 +126,7 @@ class SiteJournal(Journal):
     def begin(self, order: Order, digest: str) -> bool:
         """Begin an order without an earlier answer, and return whether later phases were dropped. digest: of the order.
 
-        Raises:
-            Declined: the order must not be carried out. Nothing was changed.
-            RunError: the journal cannot be written. Nothing was changed.
+        Raises Declined where the order must not be carried out; then nothing was changed.
         """
         self._bounds.check(order)
         place, begun = self._bounds.find_place(order), self.begun
@@ -150,15 +148,14 @@ class SiteJournal(Journal):
             self.write("DELETE FROM phases WHERE (round, phase) >= (?, ?)", place)
             self._drop_replies()
             self.set_fact("run", self._run)  # with the first order: until then site.toml may change
-            self.set_fact("begun", [order.attempt, *place, digest])
+            self.set_fact("begun", [order.attempt, place, digest])
             self._record_ledgers()
         self.publish()
         return bool(dropped)
 
     def _is_forgotten(self, place: Place) -> bool:
         """Return whether the site's state before a place is lost: of earlier rounds the journal has only the last state."""
-        ((newest,),) = self.read("SELECT max(round) FROM phases")
-        if newest is not None and place[1] > 0 and place[0] < newest:
+        if place[1] > 0 and self.read("SELECT 1 FROM phases WHERE round > ?", place[0]):
             return True
         return self.find_before(place) is None and bool(self.get_fact("forgotten"))
 
@@ -166,8 +163,8 @@ class SiteJournal(Journal):
         """Write a finished order with its answer, in the transaction in which the answer is recorded as sent.
 
         digest: of the order. client: whose state is saved; None: the state of the phase before is still the client's. kept:
-        kind (MESSAGE, UPDATE) -> tensors of this round; those of earlier rounds are removed. Raises RunError where the disk
-        is full, or cannot be written. What was saved before is untouched.
+        kind (MESSAGE, UPDATE) -> tensors of this round; those of earlier rounds are removed. Where RunError is raised, what
+        was saved before is untouched.
         """
         place, last = self._bounds.find_place(order), self._bounds.is_last(order)
         if client is None:
@@ -224,30 +221,21 @@ class SiteJournal(Journal):
                 file.unlink(missing_ok=True)
 
     def load(self, client: Client, place: Place) -> None:
-        """Load the saved state after a finished place into a new client.
-
-        Raises RunError where the file is missing or damaged, or belongs to another run, round or network.
-        """
+        """Load the saved state after a finished place into a new client. Raises RunError as `load_client`."""
         ((state,),) = self.read("SELECT state FROM phases WHERE round = ? AND phase = ?", *place)
         load_client(client, self._states / state, self._run, place[0] + 1)
 
     def save_shared(self, message: Message, round: int) -> None:
-        """Save the shared model that the server sent after a round, from 0, for `fedmutual predict`.
-
-        Raises RunError where the file cannot be written.
-        """
-        about = {"format": "1", "run": self._run, "round": str(round + 1)}
-        write_tensors(server_folder(self.folder) / make_file_name(round + 1), message, about)
+        """Save the shared model that the server sent after a round, from 0, for `fedmutual predict`."""
+        about, name = {"format": "1", "run": self._run, "round": str(round + 1)}, make_file_name(round + 1)
+        write_tensors(server_folder(self.folder) / name, message, about)
         for file in server_folder(self.folder).glob("round-*.safetensors"):
-            if file.name != make_file_name(round + 1):
+            if file.name != name:
                 file.unlink(missing_ok=True)
 
 
 def read_recorded_ledgers(state: Path) -> list[LedgerDigests]:
-    """Return the lines of privacy ledgers that each journal in a state folder records.
-
-    Raises RunError where a journal is damaged.
-    """
+    """Return the lines of privacy ledgers that each journal in a state folder records."""
     recorded: list[LedgerDigests] = []
     for path in sorted(state.glob(f"*/{FILE}")):
         with closing(Journal(path.parent, read_only=True)) as journal:

@@ -5,9 +5,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
-from fedmutual.core import At, Client, Disagreed, Message, Phase, Spec
+from fedmutual.core import At, Client, Disagreed, Message, Phase
 from fedmutual.data.federation import list_training_rows
 from fedmutual.data.prepared import prepare
 from fedmutual.data.statistics import Moments, Words, sum_client
@@ -27,7 +25,7 @@ from fedmutual.sites import guarantee
 from fedmutual.sites.contract import Contract, identify
 from fedmutual.sites.journal import Journal
 from fedmutual.sites.ledger import record_sent
-from fedmutual.sites.peers import PeerMailbox, is_peer_to_peer
+from fedmutual.sites.peers import PeerMailbox
 from fedmutual.sites.private_values import Say, answer_phase, check_first_replies, describe_failure, may_depend_on_rows
 from fedmutual.sites.protocol import (
     ATTEMPTS,
@@ -42,18 +40,13 @@ from fedmutual.sites.protocol import (
     read_answer,
     read_order,
 )
-from fedmutual.sites.secure_sum.fixed_point import count_words, list_masked_leaves
-from fedmutual.sites.secure_sum.messages import WORDS, Rejected, Stage
+from fedmutual.sites.secure_sum.fixed_point import list_masked_leaves
+from fedmutual.sites.secure_sum.messages import Rejected, Stage
 from fedmutual.sites.secure_sum.site import SiteSums
 from fedmutual.sites.site_journal import MESSAGE, REPLY, UPDATE, Bounds, Declined, SiteJournal
 from fedmutual.sites.site_settings import SiteSettings, build_site
-from fedmutual.sites.sizes import MessageSizes
-from fedmutual.sites.statistics import (
-    SCALING,
-    SumStatistics,
-    read_scaling,
-    read_site_scaling,
-)
+from fedmutual.sites.sizes import MessageSizes, is_peer_to_peer
+from fedmutual.sites.statistics import SCALING, SumStatistics, read_scaling
 from fedmutual.user_code import plugins
 
 SERVER = "server"
@@ -80,61 +73,55 @@ class SiteRuntime:
         self.site, self.say = settings.file.site, say
         self.folder, self._state = settings.state / contract.name, settings.state
         self._contract, self._settings = contract, settings
-        self._moments = self._read_moments()  # None: not sent yet
+        with closing(Journal(self.folder, read_only=True)) as known:
+            self._moments: Moments | None = known.get_fact(SCALING, Moments)  # None: the server has not sent them
         self.experiment = self._build_experiment()
         guarantee.check_site(self.experiment.config, settings.file, settings.source)
         self._budget: PrivacyBudget | None = None
         if self.experiment.noised:
-            self._budget = guarantee.open_budget(self.experiment, self.site, contract.name, settings.state)
-            guarantee.remark_others(self.experiment, self.site, settings.state, say)
-        experiment, algorithm = self.experiment, self.experiment.algorithm
-        seedset = "" if experiment.seeds is None else bytes(experiment.seeds.about["digest"].tolist()).hex()
-        fingerprint = experiment.data.partition["fingerprint"] + contract.digest + seedset
-        stages = len(Stage) if contract.is_masked else 0
-        self._bounds = Bounds(
-            rounds=experiment.config.rounds,
-            start=len(algorithm.start) + (stages if algorithm.start else 0),
-            phases=len(algorithm.phases) + stages,
-            evaluate_every=experiment.config.records.evaluate_every,
-        )
-        run = identify(experiment.config, fingerprint)
-        self._journal = SiteJournal(self.folder, self.site, run, self._bounds, self._budget, read_only=check_only)
+            self._budget = guarantee.open_budget(self.experiment, self.site, contract.name, settings.state, say)
+        self.is_masked, names = contract.is_masked, contract.sites.names
+        self._journal = self._open_journal(check_only)
         self._declined = set[str]()  # reasons for declined orders since the last accepted order: each is recorded once
         # only the names and shapes of the first state are used, which are public
-        self._public = experiment.make_server_state(contract.sites.names)
+        self._public = self.experiment.make_server_state(names)
+        algorithm, config = self.experiment.algorithm, self.experiment.config
+        sizes = MessageSizes(algorithm, self._public, names, self.is_masked)
+        self._limit = sizes.order
         self.peers: PeerMailbox | None = None
         if is_peer_to_peer(algorithm):
-            self.peers = PeerMailbox(
-                algorithm, self._public, self.site, contract.sites.names, self._journal, experiment.config.rounds
-            )
-        words = count_words(algorithm.phases[0], self._public) if contract.is_masked else None
-        self._limit = MessageSizes(algorithm, self._public, contract.sites.names, self.peers is not None, words).order_limit
-        self.is_masked = contract.is_masked
+            self.peers = PeerMailbox(algorithm, self._public, self.site, names, self._journal, config, sizes.peer_message)
         self._sums: SiteSums | None = None
-        if contract.is_masked and not check_only:
+        if self.is_masked and not check_only:
             if startup is None:
                 raise RunError(f"{settings.source}: a secure sum needs the site's kit, which holds the signing key")
-            self._sums = SiteSums(self._journal, self.site, contract.sites.names, contract.binding, startup)
-        if self._journal.is_begun() and not check_only:  # a check may run with the kit's contract with other rounds
-            try:
-                folders.check_schedules(self.folder, experiment.config)
-            except RunError as problem:  # in the site's own file, keys have no prefix `clients.NAME`
-                raise RunError(str(problem).replace(f"'clients.{self.site}.", "'")) from None
+            self._sums = SiteSums(self._journal, self.site, names, contract.binding, startup)
         self._repeats = Counter[tuple[str, int, int]]()  # how often each answer was sent again
         self._client: Client | None = None
         self._at: Place | None = None  # the last phase that the client in memory did; None: no phase
         if check_only:
-            check_first_replies(experiment, self.site, contract.sites.names, settings.source)
-        else:
-            _prepare_folder(self.folder, experiment, self.site)
-            self._write_summary(max((line.round for line in read_records(self.folder / METRICS, Evaluation)), default=0))
+            check_first_replies(self.experiment, self.site, names, settings.source)
+            return
+        if self._journal.is_begun():  # a check may run with the kit's contract with other rounds
+            try:
+                folders.check_schedules(self.folder, config)
+            except RunError as problem:  # in the site's own file, keys have no prefix `clients.NAME`
+                raise RunError(str(problem).replace(f"'clients.{self.site}.", "'")) from None
+        _prepare_folder(self.folder, self.experiment, self.site)
+        self._write_summary(max((line.round for line in read_records(self.folder / METRICS, Evaluation)), default=0))
 
-    def _read_moments(self) -> Moments | None:
-        """Return the scaling that the server has sent before; None where it has not, or sends none."""
-        if self._contract.layout is None:
-            return None
-        with closing(Journal(self.folder, read_only=True)) as journal:
-            return read_site_scaling(journal)
+    def _open_journal(self, check_only: bool) -> SiteJournal:
+        experiment, contract = self.experiment, self._contract
+        config, algorithm, stages = experiment.config, experiment.algorithm, len(Stage) if contract.is_masked else 0
+        seedset = "" if experiment.seeds is None else bytes(experiment.seeds.about["digest"].tolist()).hex()
+        run = identify(config, experiment.data.partition["fingerprint"] + contract.digest + seedset)
+        start = len(algorithm.start) + (stages if algorithm.start else 0)
+        self._bounds = Bounds(config.rounds, start, len(algorithm.phases) + stages, config.records.evaluate_every)
+        return SiteJournal(self.folder, self.site, run, self._bounds, self._budget, read_only=check_only)
+
+    def close(self) -> None:
+        """Close the journal. The object cannot be used afterwards."""
+        self._journal.close()
 
     def _build_experiment(self) -> Experiment:
         """Build the site's experiment, with the scaling that the server has sent, if it has."""
@@ -151,25 +138,21 @@ class SiteRuntime:
         start = (SumStatistics(contract.layout, sum_site),)
         return replace(experiment, algorithm=replace(experiment.algorithm, start=start))
 
-    def list_leaves(self) -> dict[str, Spec]:
+    def list_leaves(self) -> dict[str, dict[str, tuple[str, list[int]]]]:
         """Return all tensors that may leave this site: name of the phase -> name of the tensor -> (dtype, shape)."""
-        phases, public = (*self.experiment.algorithm.start, *self.experiment.algorithm.phases), self._public
-        if self.is_masked:
-            return {type(p).__name__.lower(): {WORDS: (torch.int64, (count_words(p, public),))} for p in phases}
-        return {type(p).__name__.lower(): p.leaves(public) for p in phases}
+        algorithm = self.experiment.algorithm
+        return list_masked_leaves(algorithm, self._public) if self.is_masked else self.experiment.list_leaves()
 
     def carry_out(self, content: bytes) -> bytes:
         """Carry out an order, and return the answer. Only this answer leaves the site for the server.
 
         Raises:
             MalformedMessage: the bytes are not an order, are longer than any order, or repeat an order too often.
-            RunError: the log of sent messages cannot be written; then nothing is sent.
-            OSError: the saved answer to this order cannot be read.
+            RunError: the journal cannot be read or written; then nothing is sent.
         """
         order, inbox = read_order(content, self._limit)
         digest = digest_order(order, inbox)
-        known_reply = self._journal.find_answer(order, digest)
-        before = self._journal.begun
+        known_reply, before = self._journal.find_answer(order, digest), self._journal.begun
         if known_reply is not None or (before is not None and before[2] == digest):  # answered, or begun and failed
             self._count_repeat(order)
         if known_reply is not None:
@@ -185,20 +168,26 @@ class SiteRuntime:
                     f"{order.round_name}: the server goes back, and begins attempt {order.attempt} of at most {ATTEMPTS}"
                 )
             self._declined.clear()
-            inbox = self._adopt_scaling(moments, inbox)
+            if moments is not None:
+                self._adopt_scaling(moments)
+                inbox = {name: tensor for name, tensor in inbox.items() if name != SCALING}
             reply = self._do(order, inbox, digest)
             self._journal.publish()
             return reply
         except Declined as problem:
-            return self._decline(order, str(problem))
+            is_new = str(problem) not in self._declined  # equal reasons are logged once, so that no disk fills up
+            self._declined.add(str(problem))
+            why, answer = f"declined: {problem}", SiteAnswer(order, problem=str(problem))
         except Exception as problem:  # of any type: a site's own network or task may raise any error
             self._client = None  # discards changes since the last saved phase
-            self.say(f"{order.round_name}: {describe_failure(problem)}")
             accused = problem.clients if isinstance(problem, Disagreed) else ()
+            is_new, why = True, describe_failure(problem)
             answer = SiteAnswer(order, problem=_describe_problem(problem), accused=accused)
-            reply = pack_message(answer, {})
+        reply = pack_message(answer, {})
+        if is_new:
+            self.say(f"{order.round_name}: {why}")
             record_sent(self._journal, answer, {}, reply, SERVER)
-            return reply
+        return reply
 
     def _do(self, order: Order, inbox: Message, digest: str) -> bytes:
         """Carry out an order that was begun, and return the answer, which is on the disk. digest: of the order."""
@@ -242,18 +231,13 @@ class SiteRuntime:
     def make_peer_messages(self, content: bytes) -> dict[str, bytes]:
         """Return the messages to other sites after an order was carried out: site -> bytes. Each message is logged.
 
-        Raises:
-            MalformedMessage: the bytes are not an order.
-            RunError: the site's own message is damaged, or the log of sent messages cannot be written.
+        Raises MalformedMessage where the bytes are not an order; RunError where the journal cannot be read or written.
         """
         order, inbox = read_order(content)
-        if (
-            self.peers is None
-            or order.kind == EVALUATE
-            or self._journal.find_answer(order, digest_order(order, inbox)) is None
-        ):
+        is_done = order.kind != EVALUATE and self._journal.find_answer(order, digest_order(order, inbox)) is not None
+        if self.peers is None or not is_done:
             return {}
-        messages = self.peers.make_peer_messages(order, self._make_place(order))
+        messages = self.peers.make_peer_messages(order)
         for receiver, sent_content in messages.items():
             record_sent(self._journal, *read_answer(sent_content), sent_content, receiver)
         return messages
@@ -274,35 +258,22 @@ class SiteRuntime:
             raise Declined("the order has another mean or divisor of the inputs than this site was sent before")
         return moments
 
-    def _adopt_scaling(self, moments: Moments | None, inbox: Message) -> Message:
-        """Standardise the site's rows by the scaling of an order, and return the inbox without it."""
-        if moments is None:
-            return inbox
+    def _adopt_scaling(self, moments: Moments) -> None:
+        """Standardise the site's rows by the first scaling that the server sends."""
         if self._moments is None:
             self._journal.set_fact(SCALING, moments)
             self._moments, self._client = moments, None
             self.experiment = self._build_experiment()
             _prepare_folder(self.folder, self.experiment, self.site)
             self.say("the inputs are standardised by the statistics of all sites")
-        return {name: tensor for name, tensor in inbox.items() if name != SCALING}
-
-    def _decline(self, order: Order, why: str) -> bytes:
-        """Return the answer to an order that is not carried out. Equal reasons are logged once, so that no disk fills up."""
-        answer = SiteAnswer(order, problem=why)
-        reply = pack_message(answer, {})
-        if why not in self._declined:
-            self.say(f"{order.round_name}: declined: {why}")
-            record_sent(self._journal, answer, {}, reply, SERVER)
-            self._declined.add(why)
-        return reply
 
     def _do_phase(self, order: Order, inbox: Message) -> tuple[SiteAnswer, Message, dict[str, Message]]:
         """Carry out the client's part of a phase, and return (answer, message, tensors that stay in the journal by kind)."""
-        at, phase = self._make_place(order), self._list_phases(order)[order.phase]
+        phase, config = self._list_phases(order)[order.phase], self.experiment.config
         down: int | None = None
         remarks: tuple[str, ...] = ()
         if self.peers is not None:
-            inbox, down, missing, faults = self.peers.read_inbox(order, at)
+            inbox, down, missing, faults = self.peers.read_inbox(order)
             remarks = tuple(f"{i!r}: its message did not arrive" for i in missing)
             for sender, why in faults.items():
                 self.say(f"{order.round_name}: the message of {sender!r} is left out: {why}")
@@ -316,13 +287,13 @@ class SiteRuntime:
             phase,
             inbox,
             phase.leaves(self._public),
-            at,
+            At(config.seed, order.round, config.rounds, order.phase),
             self._sums is not None or self._budget is not None,
             lambda line: self.say(f"{order.round_name}: {line}"),
         )
         self._at = (order.round, order.phase)
         if self.peers is not None:
-            up = self.peers.count_sent_bytes(order, reply.message, at)
+            up = self.peers.count_sent_bytes(order, reply.message)
             return SiteAnswer(order, reply.train, up=up, down=down, remarks=remarks), {}, {MESSAGE: reply.message}
         if self._sums is not None:  # after the boundary; an unmasked update does not leave the site
             return SiteAnswer(order, reply.train), {}, {UPDATE: self._sums.pack_update(reply.message, inbox)}
@@ -365,9 +336,7 @@ class SiteRuntime:
         config = self.experiment.config
         if round == config.rounds:
             spent = guarantee.record(self.experiment, self.site, self._budget)
-            algorithm = self.experiment.algorithm
-            leaves = list_masked_leaves(algorithm, self._public) if self.is_masked else self.experiment.list_leaves()
-            write_summary(self.folder, config, leaves=leaves, bytes=None, **spent)  # the ledger has the bytes
+            write_summary(self.folder, config, leaves=self.list_leaves(), bytes=None, **spent)  # the ledger has the bytes
 
     def _restore_client(self, at: Place) -> Client:
         """Return the client with its state before a phase."""
@@ -381,10 +350,6 @@ class SiteRuntime:
 
     def _list_phases(self, order: Order) -> tuple[Phase, ...]:
         return self.experiment.algorithm.start if order.round < 0 else self.experiment.algorithm.phases
-
-    def _make_place(self, order: Order) -> At:
-        config = self.experiment.config
-        return At(config.seed, order.round, config.rounds, order.phase)
 
 
 def _prepare_folder(folder: Path, experiment: Experiment, site: str) -> None:

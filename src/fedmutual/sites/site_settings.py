@@ -1,15 +1,16 @@
 """The settings of one site, and the experiment that they make together with the contract."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from fedmutual.config import Config, read_tables
 from fedmutual.config.checks import parse_table
-from fedmutual.data import load, prepare
+from fedmutual.data import PublicSet, load, prepare
 from fedmutual.data.examples import list_names
 from fedmutual.data.federation import list_public_parts
 from fedmutual.data.space import describe_column_difference
@@ -21,11 +22,8 @@ from fedmutual.models.pretrained import IMAGENET
 from fedmutual.sites.contract import Contract, read_contract
 from fedmutual.sites.modules import ListedModules
 from fedmutual.sites.schema import SiteFile
-from fedmutual.sites.seedset import CollectedSeedset, SeedsetFile, make_seedset_path, write_seedset_file
-from fedmutual.sites.statistics import (
-    find_layout_fault,
-    make_placeholder,
-)
+from fedmutual.sites.seedset import SeedsetFile, collect_seedset, make_seedset_path, write_seedset_file
+from fedmutual.sites.statistics import find_layout_fault
 from fedmutual.user_code import plugins
 
 
@@ -79,28 +77,37 @@ def build_site(contract: Contract, settings: SiteSettings, moments: Moments | No
     """
     config = configure_site(contract, settings)
     if contract.layout is not None and moments is None:
-        moments = make_placeholder(contract.layout)
+        count = len(contract.layout.inputs)
+        moments = Moments((0.0,) * count, (1.0,) * count)
     with plugins.use_rule(settings.code):
-        experiment = build.build(config, gathered=_collect_seedset(contract, settings), moments=moments)
-    shape = list(experiment.data.space.shape)
-    if shape != list(contract.sites.input) and (experiment.nets.shares or experiment.algorithm.public):
-        raise ConfigError(
-            f"{settings.source}: the examples have the shape {shape}, and the federation agreed on "
-            f"{list(contract.sites.input)} (sites.input); resize images with 'data.size', or change the columns to fit"
+        experiment = build.build(config, gathered=_find_seedset(contract, settings), moments=moments)
+    fault = _find_fault(contract, experiment)
+    if fault is not None:
+        raise ConfigError(f"{settings.source}: {fault}")
+    if contract.layout is None:
+        return experiment
+    return replace(experiment, algorithm=replace(experiment.algorithm, start=contract.algorithm.start))
+
+
+def _find_fault(contract: Contract, experiment: Experiment) -> str | None:
+    """Return in one clause how the examples of a site differ from those of the contract, or None."""
+    space, sites = experiment.data.space, contract.sites
+    if list(space.shape) != list(sites.input) and (experiment.nets.shares or experiment.algorithm.public):
+        return (
+            f"the examples have the shape {list(space.shape)}, and the federation agreed on {list(sites.input)} "
+            "(sites.input); resize images with 'data.size', or change the columns to fit"
         )
-    difference = describe_column_difference(experiment.data.space.columns, contract.sites.columns)
+    difference = describe_column_difference(space.columns, sites.columns)
     if difference is not None:
-        raise ConfigError(
-            f"{settings.source}: the examples have {difference}, and the federation agreed on "
-            f"{list_names(contract.sites.columns or ())} (sites.columns); change the columns of the file to these"
+        return (
+            f"the examples have {difference}, and the federation agreed on {list_names(sites.columns or ())} "
+            "(sites.columns); change the columns of the file to these"
         )
     if contract.layout is not None:
-        layout = make_layout(experiment.data.space, contract.config.data.columns)
-        fault = find_layout_fault(layout, contract.layout, contract.sites.columns is not None)
-        if fault is not None:
-            raise ConfigError(f"{settings.source}: data.mean = 'federated' sums the rows of all sites, but {fault}")
-        experiment = replace(experiment, algorithm=replace(experiment.algorithm, start=contract.algorithm.start))
-    return experiment
+        layout = make_layout(space, contract.config.data.columns)
+        fault = find_layout_fault(layout, contract.layout, sites.columns is not None)
+        return fault and f"data.mean = 'federated' sums the rows of all sites, but {fault}"
+    return None
 
 
 def configure_site(contract: Contract, settings: SiteSettings) -> Config:
@@ -117,8 +124,8 @@ def configure_site(contract: Contract, settings: SiteSettings) -> Config:
         return contract.make_site_config(settings.file, str(settings.source))
 
 
-def _collect_seedset(contract: Contract, settings: SiteSettings) -> CollectedSeedset | None:
-    """Return the public seed set of the sites' files, or None where the algorithm uses no public seed set."""
+def _find_seedset(contract: Contract, settings: SiteSettings) -> Callable[..., PublicSet | None] | None:
+    """Return what makes the public seed set of the sites' files, or None where the algorithm uses no public seed set."""
     public_data = contract.algorithm.public
     if public_data is None:
         return None
@@ -128,7 +135,7 @@ def _collect_seedset(contract: Contract, settings: SiteSettings) -> CollectedSee
             "the public seed set; set the key to the folder that holds the file SITE.npz of every site"
         )
     folder = _resolve_path(settings.source, settings.file.public.folder)
-    return CollectedSeedset(folder, settings.file.site, contract.sites.names, public_data.labelled, contract.public)
+    return partial(collect_seedset, folder, settings.file.site, contract.sites.names, public_data, contract.public)
 
 
 def export_seedset(file: Path, site: Path, folder: Path) -> SeedsetFile:
@@ -138,26 +145,24 @@ def export_seedset(file: Path, site: Path, folder: Path) -> SeedsetFile:
     """
     mine = read_site_file(site)
     with plugins.use_rule(mine.code):
-        return _write_own_part(read_contract(file), mine, file, folder)
-
-
-def _write_own_part(contract: Contract, mine: SiteSettings, file: Path, folder: Path) -> SeedsetFile:
-    config, use, name = configure_site(contract, mine), contract.algorithm.public, mine.file.site
-    if use is None:
-        raise ConfigError(
-            f"{file}: algorithm {config.algorithm['name']!r} has no public seed set to export; `fedmutual data give` is for "
-            "contracts with an algorithm that has one, such as fedh2l"
-        )
-    read = prepare(config)
-    federation = load(config, read, gathered=lambda *_: None)
-    part = list_public_parts(federation, read)[name]
+        contract, name = read_contract(file), mine.file.site
+        config, use = configure_site(contract, mine), contract.algorithm.public
+        if use is None:
+            raise ConfigError(
+                f"{file}: algorithm {config.algorithm['name']!r} has no public seed set to export; `fedmutual data give` is "
+                "for contracts with an algorithm that has one, such as fedh2l"
+            )
+        read = prepare(config)
+        federation = load(config, read, gathered=lambda *_: None)
+        part = list_public_parts(federation, read)[name]
     if part.rows is None:
         raise ConfigError(
             f"{file}: the key 'split.public' is not set, the fraction of each site's training data that it gives to all"
         )
     if federation.space.targets != "classes":
         raise ConfigError(
-            f"{file}: training.task learns {federation.space.targets}, and the public seed set of real sites is of classes"
+            f"{file}: training.task learns {federation.space.targets}, and the public seed set of real sites is of classes; "
+            "choose another algorithm, or the task classification"
         )
     x = part.examples.take(part.rows.index.tolist()).numpy()
     labels = part.rows.labels.astype(np.int64) if use.labelled else None

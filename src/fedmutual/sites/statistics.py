@@ -10,13 +10,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from pydantic import TypeAdapter
 
 from fedmutual.algorithms.fedavg import N_K
 from fedmutual.core import Algorithm, At, Batch, Client, Message, Net, Phase, Spec
 from fedmutual.data.examples import list_names
 from fedmutual.data.statistics import Layout, Moments, Statistics, Words, read_sums
-from fedmutual.sites.journal import Journal
 
 SUMS, SCALING = "statistics", "scaling"  # names of tensors: words int64 [layout.count]; mean and divisor float64 [2, inputs]
 _MOST_MEAN, _LEAST_DIVISOR = 1e15, 1e-20  # else a server could choose a scaling that is infinite in float32 for some rows
@@ -110,20 +108,3 @@ def find_layout_fault(layout: Layout, agreed: Layout, is_named: bool) -> str | N
     if layout.inputs != agreed.inputs and not is_named:
         return "the columns have names, which cannot be compared; let the lead set 'sites.columns' in the federation's file"
     return None
-
-
-def make_placeholder(layout: Layout) -> Moments:
-    """Return the scaling of a site before the server has sent one: means 0 and divisors 1, which change nothing."""
-    return Moments((0.0,) * len(layout.inputs), (1.0,) * len(layout.inputs))
-
-
-def read_site_scaling(journal: Journal) -> Moments | None:
-    """Return the scaling that a site was sent; None before."""
-    about = journal.get_fact(SCALING)
-    return None if about is None else Moments(*map(tuple, about))
-
-
-def read_gathered(journal: Journal) -> Gathered | None:
-    """Return the statistics that the server has gathered, which it writes as the fact SUMS; None before."""
-    about = journal.get_fact(SUMS)
-    return None if about is None else (TypeAdapter(Statistics).validate_python(about[0]), about[1], about[2])

@@ -119,8 +119,7 @@ def _find_kind(name: str) -> str:
 
 
 def _log_refusal(text: str) -> None:
-    """Log a refusal; the text may hold words of another participant."""
-    _logger.warning(clean_text(f"refused {text}"))
+    _logger.warning(clean_text(f"refused {text}"))  # the text may hold words of another participant
 
 
 def refuse_request(cell: Any, origin: str, message: Any) -> Any:
@@ -210,9 +209,7 @@ def change_job_command(command: str) -> str:
     """Return FLARE's command of a job with options that isolate Python, and with a main module that watches this process.
 
     FLARE's check of the parent does not end a job in the middle of its work, or one whose reports to the parent fail.
-
-    Raises:
-        RuntimeError: the command has another form; the job is not started.
+    Raises RuntimeError where the command has another form; the job is not started.
     """
     python, module, rest = command.partition(" -m ")
     if python != sys.executable or not module:

@@ -51,23 +51,13 @@ def make_meta(name: str, sites: SitesTable) -> bytes:
 
 def make_configs(contract: str) -> dict[str, bytes]:
     """Return the two files that configure the job's processes: path below the app -> content. contract: as JSON text."""
-    arguments = {"contract": contract}
-    server = {
-        "format_version": 2,
-        "server": {"heart_beat_timeout": 600, "task_request_interval": 0.01},
-        "task_data_filters": [],
-        "task_result_filters": [],
-        "components": [],
-        "workflows": [{"id": "rounds", "path": ALLOWED["server"], "args": arguments}],
-    }
-    site = {
-        "format_version": 2,
-        "executors": [{"tasks": ["*"], "executor": {"path": ALLOWED["site"], "args": arguments}}],
-        "task_result_filters": [],
-        "task_data_filters": [],
-        "components": [],
-    }
-    return {_CONFIG[0]: _dump(server), _CONFIG[1]: _dump(site)}
+    arguments: Table = {"contract": contract}
+    nothing: Table = {"task_data_filters": [], "task_result_filters": [], "components": []}
+    times = {"heart_beat_timeout": 600, "task_request_interval": 0.01}
+    workflows = [{"id": "rounds", "path": ALLOWED["server"], "args": arguments}]
+    executors = [{"tasks": ["*"], "executor": {"path": ALLOWED["site"], "args": arguments}}]
+    server = {"format_version": 2, "server": times, "workflows": workflows, **nothing}
+    return {_CONFIG[0]: _dump(server), _CONFIG[1]: _dump({"format_version": 2, "executors": executors, **nothing})}
 
 
 def _dump(content: dict[str, Any]) -> bytes:
@@ -77,12 +67,9 @@ def _dump(content: dict[str, Any]) -> bytes:
 def check_submission(path: Path, name: str, root: Path, agreed: Collection[Table]) -> None:
     """Check a job that a lead submits to this server.
 
-    name: the name of the folder in the archive. agreed: the records of the contracts that the operator of the server agreed
-    to. root: the certificate of the authority.
-
-    Raises:
-        RunError: the archive is not what fedmutual writes, or no lead signed it.
-        ConfigError: the contract of the job is damaged, or is not one of the agreed contracts.
+    name: of the folder in the archive. agreed: the records of the contracts that the operator of the server agreed to. root:
+    the certificate of the authority. Raises RunError where the archive is not what fedmutual writes, or no lead signed it;
+    ConfigError where its contract is damaged, or is not one of the agreed contracts.
     """
     if not path.is_file():
         raise RunError("the job did not arrive; submit the job again")
@@ -103,9 +90,8 @@ def check_submission(path: Path, name: str, root: Path, agreed: Collection[Table
 def check_deployment(content: bytes, root: Path) -> None:
     """Check the app that a server deploys to this site. root: the certificate of the authority.
 
-    Raises:
-        RunError: the archive is not what fedmutual writes, or no lead signed it.
-        ConfigError: the contract in the app is not a contract that fedmutual writes.
+    Raises RunError where the archive is not what fedmutual writes, or no lead signed it; ConfigError where its contract is
+    not a contract that fedmutual writes.
     """
     if not isinstance(content, bytes | bytearray) or len(content) > _LARGEST_ARCHIVE:
         raise _make_error("it is missing or too large")

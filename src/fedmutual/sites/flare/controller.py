@@ -4,6 +4,7 @@ import math
 import queue
 import time
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,16 +23,8 @@ from fedmutual.errors import RunError, UserError
 from fedmutual.sites.contract import accept_contract
 from fedmutual.sites.coordinator import Coordinator
 from fedmutual.sites.engine import TooFew
-from fedmutual.sites.flare.progress import (
-    FILE,
-    STOP,
-    Outcome,
-    ProgressFile,
-    change_progress,
-    print_line,
-    read_connected,
-    read_progress,
-)
+from fedmutual.sites.flare import progress as files
+from fedmutual.sites.flare.progress import Outcome, ProgressFile, print_line, read_connected
 from fedmutual.sites.flare.workspace import BODY, read_pointer
 from fedmutual.sites.modules import leave_working_folders, make_server_rule
 from fedmutual.user_code import plugins
@@ -99,29 +92,20 @@ class Rounds(Controller):  # type: ignore[misc]
 
 
 def write_refusal(state: Path, job: str, reason: str) -> None:
-    """Mark the federation of a refused job as failed, so that the job is not restarted. state: the server's folder.
-
-    Raises:
-        RunError: the progress file cannot be written.
-    """
-    for file in state.glob(f"*/{FILE}"):
-        try:
-            progress = read_progress(file.parent) or {}
-        except RunError:  # damaged, probably of another federation; the server's process prints the error
-            continue
-        if progress.get("job") == job:
-            change_progress(file.parent, outcome=Outcome.FAILED, said=reason)
+    """Mark the federation of a refused job as failed, so that the job is not restarted. state: the server's folder."""
+    for file in state.glob(f"*/{files.FILE}"):
+        with suppress(RunError):  # damaged, probably of another federation; the server's process prints the error
+            if (files.read_progress(file.parent) or {}).get("job") == job:
+                files.change_progress(file.parent, outcome=Outcome.FAILED, said=reason)
 
 
 def pause_for_changes(progress: ProgressFile, transport: "TaskTransport", names: Collection[str]) -> None:
     """Raise Paused after a saved round if a lead requested a stop, or if a connected site is not in the job.
 
-    Raises:
-        Aborted: FLARE has ended the job.
-        RunError: the progress file cannot be written.
+    Raises Aborted where FLARE has ended the job; RunError where the progress file cannot be written.
     """
     transport.check()
-    if (progress.folder / STOP).exists():
+    if (progress.folder / files.STOP).exists():
         raise Paused("stopped by hand")
     inside, (_, alive) = transport.list_connected(), read_connected(progress.folder.parent)
     outside = {i: alive[i] for i in names if i in alive and i not in inside}
@@ -164,8 +148,7 @@ class TaskTransport:
     def ask(self, orders: Mapping[str, bytes], deadline: float) -> Iterator[tuple[str, bytes]]:
         """Send each site its order as a task, and yield (site, answer) in the order of arrival. deadline: in seconds.
 
-        Raises:
-            Aborted: as `check`.
+        Raises Aborted as `check`.
         """
         arrived: queue.Queue[tuple[str, bytes | None]] = queue.Queue()
         tasks = {i: self._send_task(i, order, deadline, arrived) for i, order in orders.items()}

@@ -11,6 +11,7 @@ import re
 import shutil
 import socket
 import ssl
+import urllib.request
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from ipaddress import ip_address, ip_network
@@ -59,7 +60,7 @@ def run_checks(
         yield Check(WRONG, str(problem))
     try:
         kit = kits.open_kit(folder)
-        yield Check(OK, f"{folder}: a complete kit, of {kit.name!r}, {kits.KIT_KINDS[kit.kind]}")
+        yield Check(OK, f"{folder}: a complete kit, of {kit.name!r}, {kits.KINDS[kit.kind][0]}")
         yield from _check_keys(kit)
     except UserError as problem:
         yield Check(WRONG, str(problem))
@@ -108,14 +109,21 @@ def _check_port(kit: Kit) -> Check:
     return Check(OK, f"port {kit.port} is free")
 
 
+def check_owner(kit: Kit, site: SiteSettings) -> None:
+    """Raise ConfigError where a site.toml belongs to another site than a kit."""
+    if site.file.site != kit.name:
+        raise ConfigError(
+            f"{site.source}: belongs to site {site.file.site!r}, and {kit.folder} is for {kit.name!r}; name the file and "
+            "the kit of one site"
+        )
+
+
 def _check_site(kit: Kit, site: SiteSettings, agreed: Contract) -> Iterator[Check]:
     """Yield whether the file, data and model of a site fit the contract, and whether its state can be saved."""
     from fedmutual.sites.site_runtime import SiteRuntime
 
     try:
-        if site.file.site != kit.name:
-            fault = f"{site.source}: belongs to site {site.file.site!r}, and {kit.folder} is for {kit.name!r}"
-            raise ConfigError(f"{fault}; name the file and the kit of one site")
+        check_owner(kit, site)
         with plugins.use_rule(site.code):
             experiment = SiteRuntime(agreed, site, check_only=True).experiment
             rows = experiment.load_rows(kit.name)
@@ -145,36 +153,46 @@ def find_obstacle(kit: Kit) -> Check | None:
 def check_connection(kit: Kit, patience: float = _PATIENCE) -> Iterator[Check]:
     """Yield the result of each step, up to the first failure. patience: seconds for each step.
 
-    Raises:
-        RunError: as `make_tls_context`.
+    Raises RunError as `make_tls_context`.
     """
     host, port = kit.hosts[0], kit.port
     proxy = None if kit.kind == "server" else find_proxy(host, port)
     if proxy is not None:
         yield from _check_through_proxy(kit, *proxy, patience)
         return
+    where, is_named = f"{host}:{port}", False
     try:
         addresses = sorted({str(a[4][0]) for a in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)})
         yield Check(OK, f"the server's name {host!r} is {', '.join(addresses)}")
+        is_named = True
         plain = socket.create_connection((host, port), patience)
-    except socket.gaierror:
-        problem = (
-            f"the server's name {host!r} has no address here: correct server.hosts or the name service, or add an entry to "
-            "/etc/hosts"
-        )
-    except ConnectionRefusedError:
-        problem = f"{host}:{port} refuses connections: the server is not running, or listens on another port"
-    except TimeoutError:
-        problem = f"{host}:{port} does not answer in {patience:g} s: a firewall blocks the port, or the host is down"
     except OSError as error:
-        problem = f"{host}:{port} cannot be reached: {error.strerror or error}"
-    else:
-        yield Check(OK, f"{host}:{port} accepts connections")
-        yield _check_tls(kit, plain)
+        causes = {
+            ConnectionRefusedError: "the server is not running, or listens on another port",
+            TimeoutError: "a firewall blocks the port, or the host is down",
+        }
+        advice = causes.get(type(error), "check the network and the firewall between this host and the server")
+        if not is_named:
+            where, advice = f"the server's name {host!r}", "correct server.hosts or the name service, or write /etc/hosts"
+        unread = " and ".join(name for name in UNREAD_VARIABLES if os.environ.get(name))
+        advice += f"; if only a proxy connects to it, set https_proxy: {unread} is not read" if unread else ""
+        yield Check(WRONG, f"{where} {_describe_error(error, patience)}: {advice}", is_temporary=True)
         return
-    unread = " and ".join(name for name in UNREAD_VARIABLES if os.environ.get(name))
-    advice = f"; if only a proxy connects to it, set https_proxy: {unread} is not read" if unread else ""
-    yield Check(WRONG, problem + advice, is_temporary=True)
+    yield Check(OK, f"{where} accepts connections")
+    yield _check_tls(kit, plain)
+
+
+def _describe_error(error: Exception, patience: float) -> str:
+    """Return why no connection was opened, as the end of a sentence. patience: seconds for the step."""
+    if isinstance(error, socket.gaierror):
+        return "has no address here"
+    if isinstance(error, ConnectionRefusedError):
+        return "refuses connections"
+    if isinstance(error, TimeoutError):
+        return f"does not answer in {patience:g} s"
+    if isinstance(error, http.client.HTTPException):
+        return "does not answer as an HTTP proxy"
+    return f"cannot be reached ({getattr(error, 'strerror', None) or error})"
 
 
 def _check_through_proxy(kit: Kit, variable: str, url: SplitResult, patience: float) -> Iterator[Check]:
@@ -186,55 +204,45 @@ def _check_through_proxy(kit: Kit, variable: str, url: SplitResult, patience: fl
     connection = http.client.HTTPConnection(str(url.hostname), url.port or _PROXY_PORT, timeout=patience)
     headers = {"Proxy-Authorization": f"Basic {base64.b64encode(user).decode()}"} if user else {}
     connection.set_tunnel(host, port, headers)
-    is_temporary = False
     try:
         connection.connect()
-    except TimeoutError:
-        problem = f"does not answer in {patience:g} s"
-    except socket.gaierror:
-        problem = "has no address here"
-    except http.client.HTTPException:
-        problem = "does not answer as an HTTP proxy"
-    except OSError as error:
+    except (OSError, http.client.HTTPException) as error:
+        connection.close()
         refusal = re.match(r"Tunnel connection failed: (\d+)", str(error))
-        problem = f"refuses with status {refusal[1]}" if refusal else f"cannot be reached ({error.strerror or error})"
+        problem = f"refuses with status {refusal[1]}" if refusal else _describe_error(error, patience)
         is_temporary = refusal is not None and refusal[1].startswith("5")  # 502 to 504: the server may not be running yet
-    else:
-        yield Check(OK, f"{where} connects to {host}:{port}")
-        check = _check_tls(kit, connection.sock)
-        yield check if check.grade == OK else check._replace(text=f"through {where}: {check.text}; {advice}")
+        yield Check(WRONG, f"{host}:{port} cannot be reached, because {where} {problem}; {advice}", is_temporary)
         return
-    connection.close()
-    yield Check(WRONG, f"{host}:{port} cannot be reached, because {where} {problem}; {advice}", is_temporary)
+    yield Check(OK, f"{where} connects to {host}:{port}")
+    check = _check_tls(kit, connection.sock)
+    yield check if check.grade == OK else check._replace(text=f"through {where}: {check.text}; {advice}")
 
 
 def _check_tls(kit: Kit, plain: socket.socket) -> Check:
     """Return the result of a mutual TLS handshake, with the settings of the site's process. Closes the connection."""
     where = f"{kit.hosts[0]}:{kit.port}"
+    advice = "if the server of this federation runs there, wait and try again; else end the program that answers there"
+    words = "the server closes the connection"
     try:
         with plain, kits.make_tls_context(kit).wrap_socket(plain, server_hostname=kit.hosts[0]) as tls:
             version = tls.version()
-            first_byte = tls.recv(1)  # after the handshake the server closes a connection with a rejected certificate
+            if tls.recv(1):  # after the handshake the server closes a connection with a rejected certificate
+                return Check(OK, f"mutual TLS with {where}: each accepts the other's certificate ({version})")
     except ssl.SSLCertVerificationError as problem:
         return Check(WRONG, _explain_distrust(kit, problem), is_temporary=problem.verify_code == _TOO_EARLY)
     except ssl.SSLError as problem:
         words = (problem.reason or str(problem)).lower().replace("_", " ")
         if "eof" in words:
-            return Check(WRONG, f"{where} ends the TLS handshake: another program answers, or a proxy ({words})", True)
+            return Check(WRONG, f"{where} ends the TLS handshake ({words}): {advice}", is_temporary=True)
         if "wrong version" in words or "record layer" in words or "http request" in words:
-            return Check(WRONG, f"the program at {where} does not use TLS: another program has that port ({words})")
-        return Check(WRONG, _explain_refusal(kit, words))
+            return Check(WRONG, f"{where} does not use TLS: another program has that port; end it, or change server.port")
     except OSError as problem:  # also TimeoutError
-        return Check(WRONG, f"{where} does not answer in TLS: it is busy, or no server of FLARE ({problem})", True)
-    if not first_byte:
-        return Check(WRONG, _explain_refusal(kit, "the server closes the connection"))
-    return Check(OK, f"mutual TLS with {where}: each accepts the other's certificate ({version})")
-
-
-def _explain_refusal(kit: Kit, words: str) -> str:
-    """Return why the server rejects the certificate of this kit, and the fix."""
-    advice = "the kit belongs to another federation or to an earlier authority, or has expired by the server's clock"
-    return f"the server rejects the certificate of {kit.name!r} ({words}): {advice}; ask for a kit of this federation"
+        return Check(WRONG, f"{where} does not answer in TLS ({problem}): {advice}", is_temporary=True)
+    return Check(
+        WRONG,
+        f"the server rejects the certificate of {kit.name!r} ({words}): the kit belongs to another federation or to an "
+        "earlier authority, or has expired by the server's clock; ask for a kit of this federation",
+    )
 
 
 def _explain_distrust(kit: Kit, problem: ssl.SSLCertVerificationError) -> str:
@@ -276,19 +284,18 @@ def make_grpc_variables(host: str, port: int) -> dict[str, str]:
 
 def _bypasses_proxy(host: str, port: int) -> bool:
     """Return whether the operator wants no proxy for this server: `no_proxy` has its name, domain, address or network."""
-    entries = os.environ.get(_find_first(PROXY_EXCEPTIONS) or "", "").lower().split(",")
-    return any(_includes(entry.strip().removesuffix(f":{port}").lstrip("."), host.lower()) for entry in entries)
+    entries = os.environ.get(_find_first(PROXY_EXCEPTIONS) or "", "")
+    if urllib.request.proxy_bypass_environment(f"{host}:{port}", {"no": entries}):  # type: ignore[attr-defined]
+        return True
+    return any(_is_in_network(host, entry.strip().removesuffix(f":{port}")) for entry in entries.split(","))
+
+
+def _is_in_network(host: str, network: str) -> bool:
+    try:
+        return ip_address(host) in ip_network(network, strict=False)
+    except ValueError:
+        return False
 
 
 def _find_first(names: tuple[str, ...]) -> str | None:
     return next((name for name in names if name in os.environ), None)
-
-
-def _includes(entry: str, host: str) -> bool:
-    """Return whether an entry of `no_proxy` includes a host. entry: in lower case, without port and first dot."""
-    if entry in ("*", host) or (entry and host.endswith(f".{entry}")):
-        return True
-    try:
-        return ip_address(host) in ip_network(entry, strict=False)
-    except ValueError:
-        return False

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import torch
@@ -55,7 +55,7 @@ class SiteExecutor(Executor):  # type: ignore[misc]
         super().__init__()
         self._contract = contract
         self._runtime: SiteRuntime | None = None
-        self._lock, self._printed_at = ExitStack(), 0.0
+        self._open, self._printed_at = ExitStack(), 0.0  # the lock of the state, and the journal
         self._next_try, self._pause = 0.0, _FIRST_PAUSE
         self._refusals: Counter[str] = Counter()  # kind -> lines about it so far
 
@@ -64,7 +64,7 @@ class SiteExecutor(Executor):  # type: ignore[misc]
         if event_type == EventType.START_RUN:
             self._try_start(fl_ctx)
         elif event_type == EventType.END_RUN:
-            self._lock.close()
+            self._open.close()
             print_line("the job is over; waiting for the next")
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
@@ -98,7 +98,7 @@ class SiteExecutor(Executor):  # type: ignore[misc]
             self._start(fl_ctx, patience)
             print_line("takes part")
         except UserError as problem:
-            self._lock.close()
+            self._open.close()
             print_line(f"this site does not take part: {problem}")
             self._next_try, self._pause = time.monotonic() + self._pause, 2 * self._pause
 
@@ -118,9 +118,9 @@ class SiteExecutor(Executor):  # type: ignore[misc]
         contract = accept_contract(self._contract, pointer["contracts"])
         check_rounds(contract.config.rounds, pointer["rounds"], site_config.file.limits)
         folder = site_config.state / contract.name
-        self._lock.enter_context(lock_folder(folder, "still works with this state", "end that process", patience))
+        self._open.enter_context(lock_folder(folder, "still works with this state", "end that process", patience))
         torch.set_num_threads(site_config.file.engine.threads)
-        runtime = SiteRuntime(contract, site_config, print_line, startup=work / "startup")
+        runtime = self._open.enter_context(closing(SiteRuntime(contract, site_config, print_line, startup=work / "startup")))
         if runtime.peers is not None:
             fl_ctx.get_engine().register_aux_message_handler(topic=PEER_TOPIC, message_handle_func=self._receive)
         self._runtime = runtime

@@ -17,7 +17,7 @@ import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -34,11 +34,11 @@ WANTED = f"pip install 'nvflare>={_FIRST},<{_END}'"
 _MISSING = f"real sites need NVIDIA FLARE, fedmutual's extra 'sites': {WANTED}"
 
 AUTHORITY, FEDERATION, KIT = "authority", "federation.toml", "kit.json"
-KIT_KINDS = {"server": "the server", "site": "a site", "lead": "a lead, who may submit"}
-_STARTUP_FILES = {  # without FLARE's start scripts, which would start FLARE without access control
-    "server": ("fed_server.json", "server.crt", "server.key", "rootCA.pem"),
-    "site": ("fed_client.json", "client.crt", "client.key", "rootCA.pem"),
-    "lead": ("fed_admin.json", "client.crt", "client.key", "rootCA.pem"),
+_FED = "nvflare.private.fed.app"
+KINDS = {  # kind of a participant -> in words; FLARE's settings, the name of its keys, and the module of its process
+    "server": ("the server", "fed_server.json", "server", f"{_FED}.server.server_train"),
+    "site": ("a site", "fed_client.json", "client", f"{_FED}.client.client_train"),
+    "lead": ("a lead, who may submit", "fed_admin.json", "client", None),
 }
 KIT_ADVICE = "use the kit as you received it"  # of errors about a damaged kit
 _RESTORE_AUTHORITY = "restore the authority folder from a backup, or make all kits again in another folder with --out"
@@ -54,7 +54,7 @@ class Kit(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True)
     folder: Path
     name: str
-    kind: Literal["server", "site", "lead"]
+    kind: Annotated[str, Field(pattern=f"^({'|'.join(KINDS)})$")]
     hosts: Annotated[tuple[str, ...], Field(min_length=1)]
     port: int = Field(ge=1, le=65535)
 
@@ -66,7 +66,7 @@ class Kit(BaseModel):
     @property
     def certificate(self) -> Path:
         """The path of the certificate."""
-        return self.startup / ("server.crt" if self.kind == "server" else "client.crt")
+        return self.startup / f"{KINDS[self.kind][2]}.crt"
 
     @property
     def expires(self) -> datetime:
@@ -86,12 +86,14 @@ class Kit(BaseModel):
         return f", in {self.days} days; have it renewed: fedmutual provision FEDERATION.toml --renew {self.name}"
 
 
-def import_nvflare(name: str = "nvflare") -> ModuleType:
-    """Return an imported module of FLARE.
+def _list_startup_files(kind: str) -> tuple[str, ...]:
+    """Return FLARE's files in a kit, without its start scripts, which would start FLARE without access control."""
+    _, settings, keys, _ = KINDS[kind]
+    return settings, f"{keys}.crt", f"{keys}.key", "rootCA.pem"
 
-    Raises:
-        ConfigError: FLARE is not installed.
-    """
+
+def import_nvflare(name: str = "nvflare") -> ModuleType:
+    """Return an imported module of FLARE. Raises ConfigError where FLARE is not installed."""
     try:
         return importlib.import_module(name)
     except ImportError:
@@ -99,11 +101,7 @@ def import_nvflare(name: str = "nvflare") -> ModuleType:
 
 
 def check_version() -> str:
-    """Return the version of FLARE.
-
-    Raises:
-        ConfigError: FLARE is not installed, or its version is not supported.
-    """
+    """Return the version of FLARE. Raises ConfigError where FLARE is not installed, or its version is not supported."""
     try:
         version = importlib.metadata.version("nvflare")
     except importlib.metadata.PackageNotFoundError:
@@ -116,11 +114,9 @@ def check_version() -> str:
 def provision(file: Path, out: Path, renew: tuple[str, ...] = ()) -> list[Kit]:
     """Make the missing kits of a federation, and return the kits of all participants.
 
-    file: FEDERATION.toml. renew: participants whose certificates are renewed.
-
-    Raises:
-        ConfigError: the file is wrong, or FLARE is not installed.
-        RunError: the folder cannot be written, holds the kits of another federation, or holds a damaged kit or authority.
+    file: FEDERATION.toml. renew: participants whose certificates are renewed. Raises ConfigError where the file is wrong, or
+    FLARE is not installed; RunError where the folder cannot be written, holds the kits of another federation, or holds a
+    damaged kit or authority.
     """
     contract = read_contract(file)
     host = contract.server.hosts[0]
@@ -132,8 +128,7 @@ def provision(file: Path, out: Path, renew: tuple[str, ...] = ()) -> list[Kit]:
         raise ConfigError(f"--renew {unknown[0]}: there is no such participant; there are {', '.join(kinds)}")
     record = out / AUTHORITY / "federation.json"
     if record.is_file():
-        other = read_json(record, _RESTORE_AUTHORITY).get("name")
-        if other != contract.name:
+        if (other := read_json(record, _RESTORE_AUTHORITY).get("name")) != contract.name:
             raise RunError(f"{out}: holds the kits of federation {other!r}, not of {contract.name!r}; choose another --out")
     elif out.exists() and any(out.iterdir()):
         raise RunError(f"{out}: is not empty and holds no kits; choose an empty folder with --out")
@@ -147,17 +142,15 @@ def provision(file: Path, out: Path, renew: tuple[str, ...] = ()) -> list[Kit]:
 
 
 def open_kit(folder: Path, kind: str | None = None) -> Kit:
-    """Return the kit in a folder. kind: a key of KIT_KINDS, which the kit must have.
+    """Return the kit in a folder. kind: a key of KINDS, which the kit must have.
 
-    Raises:
-        RunError: the folder is not a kit, or a file is missing or damaged.
-        ConfigError: the kit is of another kind.
+    Raises RunError where the folder is no kit, or a file is missing or damaged; ConfigError for a kit of another kind.
     """
     if not (folder / KIT).is_file():
         raise RunError(f"{folder}: is not a kit, because it has no {KIT}; name a folder that `fedmutual provision` made")
     about = read_json(folder / KIT, KIT_ADVICE) | {"folder": str(folder.resolve())}
     kit = check_record(folder / KIT, Kit, about, KIT_ADVICE)
-    for file in _STARTUP_FILES[kit.kind]:
+    for file in _list_startup_files(kit.kind):
         if not (kit.startup / file).is_file():
             raise RunError(f"{folder}: the kit lacks startup/{file}; {KIT_ADVICE}")
     read_certificate(kit.certificate)
@@ -167,11 +160,7 @@ def open_kit(folder: Path, kind: str | None = None) -> Kit:
 
 
 def check_valid(kit: Kit) -> None:
-    """Check that the key and the certificates of a kit can be used now.
-
-    Raises:
-        RunError: the certificate has expired or is not yet valid by this host's clock, or as `make_tls_context`.
-    """
+    """Raise RunError where a certificate of a kit is not valid now by this host's clock, or as `make_tls_context`."""
     certificate, now = read_certificate(kit.certificate), datetime.now(UTC)
     first, last = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if not first <= now <= last:
@@ -186,8 +175,7 @@ def check_valid(kit: Kit) -> None:
 def make_tls_context(kit: Kit) -> ssl.SSLContext:
     """Return a client's TLS context with the keys of this kit, which trusts only the authority of this kit.
 
-    Raises:
-        RunError: the key does not belong to the certificate, or the key or the authority's certificate cannot be read.
+    Raises RunError where the key does not belong to the certificate, or a file cannot be read.
     """
     root, key = kit.startup / "rootCA.pem", kit.certificate.with_suffix(".key")
     read_certificate(root)  # whose error names the file
@@ -203,7 +191,7 @@ def make_tls_context(kit: Kit) -> ssl.SSLContext:
 
 def _run_provisioning(contract: Contract, work: Path, authority: Path, renewed: set[str]) -> Path:
     """Run FLARE's provisioning in the folder `work`, and return the folder of its kits. authority: of the root key."""
-    provision, provisioner = import_nvflare("nvflare.lighter.provision"), import_nvflare("nvflare.lighter.provisioner")
+    provision, provisioner = (import_nvflare(f"nvflare.lighter.{name}") for name in ("provision", "provisioner"))
     state = work / contract.name / "state"
     state.mkdir(parents=True)
     if (authority / "cert.json").is_file():
@@ -224,9 +212,10 @@ def _run_provisioning(contract: Contract, work: Path, authority: Path, renewed: 
 def _describe_project(contract: Contract) -> dict[str, Any]:
     """Return the federation as a FLARE project."""
     (first, *others), port = contract.server.hosts, contract.server.port
-    server = {"name": first, "type": "server", "org": "fedmutual", "fed_learn_port": port, "admin_port": port}
-    sites = [{"name": name, "type": "client", "org": "fedmutual"} for name in contract.sites.names]
-    leads = [{"name": name, "type": "admin", "org": "fedmutual", "role": "lead"} for name in contract.sites.leads]
+    server: dict[str, Any] = {"name": first, "type": "server", "fed_learn_port": port, "admin_port": port}
+    server |= {"default_host": first, "host_names": others or [first]}
+    sites: list[dict[str, Any]] = [{"name": name, "type": "client"} for name in contract.sites.names]
+    leads = [{"name": name, "type": "admin", "role": "lead"} for name in contract.sites.leads]
     builders = {
         "workspace.WorkspaceBuilder": {"template_file": ["master_template.yml"]},
         "static_file.StaticFileBuilder": {"config_folder": "config", "scheme": "grpc"},
@@ -237,7 +226,7 @@ def _describe_project(contract: Contract) -> dict[str, Any]:
         "api_version": 3,
         "name": contract.name,
         "description": "made by fedmutual provision",
-        "participants": [server | {"default_host": first, "host_names": others or [first]}, *sites, *leads],
+        "participants": [{**one, "org": "fedmutual"} for one in (server, *sites, *leads)],
         "builders": [{"path": f"nvflare.lighter.impl.{name}", "args": args} for name, args in builders.items()],
     }
 
@@ -250,7 +239,7 @@ def _write_kit(source: Path, kit: Path, kind: str, contract: Contract, file: Pat
     # mkdtemp closes the folder to other users before a key is written.
     part = Path(tempfile.mkdtemp(ending, prefix, kit.parent))
     (part / "startup").mkdir()
-    for name in _STARTUP_FILES[kind]:
+    for name in _list_startup_files(kind):
         shutil.copyfile(source / "startup" / name, part / "startup" / name)
     address = {"hosts": list(contract.server.hosts), "port": contract.server.port}
     write_json(part / KIT, {"format": FORMAT, "federation": contract.name, "name": kit.name, "kind": kind, **address})

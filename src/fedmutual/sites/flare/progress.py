@@ -8,7 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from fedmutual.errors import RunError
 from fedmutual.events import Evaluated, Event, Noted, PhaseDone, Replied, RoundDone, Started
@@ -78,11 +78,7 @@ class Progress(BaseModel):
     scores: Text = ""
     left: Text = ""
     bytes: dict[Literal["up", "down"], _Count] = Field(default={"up": 0, "down": 0}, min_length=2)  # of all rounds
-    # Notes of older servers, which were lines of text, are left out.
-    notes: Annotated[
-        list[_Note],
-        BeforeValidator(lambda all: [n for n in all if not isinstance(n, str)] if isinstance(all, list) else all),
-    ] = []
+    notes: list[_Note] = []
     tries: _Count = 0
     rejoined: dict[str, tuple[str, _Count, _Seconds]] = {}  # site -> the last restart for it: connection, times, time
     limits: dict[Literal["quorum", "wait", "retries"], _Count | _Seconds] = Field(min_length=3)
@@ -98,9 +94,9 @@ class ProgressFile:
         previous: dict[str, Any] = {}
         with suppress(RunError):  # damaged: this file replaces it, and no result depends on it
             previous = read_progress(folder) or {}
-        kept = {"round", "scores", "bytes", "notes"}
+        kept = ["round", "scores", "bytes", "notes"]
         if previous.get("job") == job:  # a restart; else a lead submitted the job
-            kept |= {"submitted", "old", "tries", "rejoined"}
+            kept += ["submitted", "old", "tries", "rejoined"]
         new = Progress(
             format=FORMAT,
             name=contract.name,
@@ -176,11 +172,8 @@ def format_notes(note: dict[str, Any]) -> str:
 def read_progress(folder: Path) -> dict[str, Any] | None:
     """Return the content of the progress file, with all keys; None if there is no file.
 
-    A damaged file is not treated as absent: the server would restart no job of the federation, remove the archive of its
-    job, and tell leads that the federation was never started.
-
-    Raises:
-        RunError: the file is damaged, lacks a key, has a value of another type, or is of another format.
+    A damaged file raises RunError, and is not treated as absent: the server would restart no job of the federation, remove
+    the archive of its job, and tell leads that the federation was never started.
     """
     path = folder / FILE
     if not path.exists():
@@ -191,8 +184,7 @@ def read_progress(folder: Path) -> dict[str, Any] | None:
 def change_progress(folder: Path, **changes: Any) -> None:
     """Change keys of the progress file, while no job runs. Without a progress file nothing is written.
 
-    Raises:
-        RunError: as `read_progress`, or the file cannot be written.
+    Raises RunError as `read_progress`, or where the file cannot be written.
     """
     state = read_progress(folder)
     if state is not None:
@@ -200,11 +192,7 @@ def change_progress(folder: Path, **changes: Any) -> None:
 
 
 def write_connected(folder: Path, connected: Connections, alive: Collection[str]) -> None:
-    """Write the connected sites into the server's folder. alive: those whose heartbeat is not overdue.
-
-    Raises:
-        RunError: the file cannot be written.
-    """
+    """Write the connected sites into the server's folder. alive: those whose heartbeat is not overdue."""
     sites = {i: (connection, i in alive) for i, connection in connected.items()}
     write_json(folder / CONNECTED, {"format": FORMAT, "sites": sites})
 

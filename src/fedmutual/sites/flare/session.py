@@ -41,10 +41,8 @@ class Session:
     def __init__(self, kit: Kit, timeout: float = 15.0) -> None:
         """Log in with a lead's kit. timeout: in seconds.
 
-        Raises:
-            ConfigError: FLARE is not installed.
-            RunError: as `check_valid`.
-            ServerLost: the server cannot be reached or rejects the kit.
+        Raises ConfigError where FLARE is not installed; RunError as `check_valid`; ServerLost where the server cannot be
+        reached or rejects the kit.
         """
         logging.getLogger().addHandler(logging.NullHandler())  # fedmutual prints the messages for a lead itself
         api = import_nvflare("nvflare.fuel.flare_api.flare_api")
@@ -80,11 +78,7 @@ class Session:
         self._folder.cleanup()
 
     def submit(self, contract: Contract) -> str:
-        """Submit a federation, or resume a stopped federation, and return the id of the job.
-
-        Raises:
-            RunError: the server refuses the job.
-        """
+        """Submit a federation, or resume a stopped federation, and return the id of the job."""
         self._send_command("start", contract.name)
         with tempfile.TemporaryDirectory() as folder:
             try:
@@ -95,9 +89,7 @@ class Session:
     def find_job(self, contract: Contract) -> str | None:
         """Return the id of a federation's unfinished job, or None. Waits until a stopping job has stopped.
 
-        Raises:
-            RunError: the federation is running with another contract.
-            ConfigError: as `status`.
+        Raises RunError where the federation is running with another contract; ConfigError as `status`.
         """
         while True:
             status = self.status(contract.name)
@@ -115,13 +107,10 @@ class Session:
         return str(progress["submitted"])
 
     def status(self, name: str) -> dict[str, Any]:
-        """Return the status of a federation.
+        """Return the status of a federation. Raises ConfigError where the server has another version of fedmutual.
 
         "connected": the connected sites. "progress": the progress file, or None. "stops": whether a stop is requested.
         "job": the id of a waiting or running job, or None.
-
-        Raises:
-            ConfigError: the server has another version of fedmutual.
         """
         answer = self._send_command("status", name)
         check_release(_read(answer, "version", Text), "the server")
@@ -136,9 +125,8 @@ class Session:
     def fetch(self, name: str, out: Path) -> list[Path]:
         """Write the results of a federation into a run folder, and return the paths of the written files.
 
-        Raises:
-            RunError: the server names a file that is not a result file and could have any path, in which case nothing is
-                written; or a file cannot be written.
+        Raises RunError where a file cannot be written, or where the server names a file that is not a result file and could
+        have any path; then nothing is written.
         """
         files = _read(self._send_command("result", name), "files", _Files)
         if strange := [file for file in files if not is_result(file)]:
@@ -155,9 +143,7 @@ class Session:
     def watch(self, name: str, job_id: str, every: float = 0.5) -> Iterator[dict[str, Any]]:
         """Yield the progress of a federation after each change, until its end. every: seconds between two requests.
 
-        Raises:
-            RunError: the job ended before its start.
-            ConfigError: as `status`.
+        Raises RunError where the job ended before its start; ConfigError as `status`.
         """
         previous: dict[str, Any] = {}
         while True:
@@ -174,10 +160,11 @@ class Session:
     def _check_started(self, job_id: str) -> None:
         """Raise RunError if a job ended before its start, because a site or the server refused the job."""
         try:
-            meta = self.flare.get_job_meta(job_id)
+            about = _read({"job": self.flare.get_job_meta(job_id)}, "job", dict[str, Any])
+        except RunError:
+            raise
         except Exception as problem:  # FLARE raises many types
             raise ServerLost(f"the server did not answer ({clean_text(str(problem))})") from None
-        about = _read({"job": meta}, "job", dict[str, Any])
         status = _read({"status": ""} | about, "status", Text)
         if status == "FINISHED:ABANDONED":
             raise RunError("the server restarted before the job started; submit the federation again")
@@ -195,9 +182,8 @@ class Session:
 def read_server_answer(reply: dict[str, Any]) -> dict[str, Any]:
     """Return the table in a server's reply to a command.
 
-    Raises:
-        ServerLost: the reply has no table; with the text of the reply's error.
-        RunError: the table has the text of an error: a file of the server is damaged or cannot be written.
+    Raises ServerLost, with the text of the reply's error, where the reply has no table; RunError where the table has the
+    text of an error: a file of the server is damaged or cannot be written.
     """
     data = reply.get("data", [])
     items = [item for item in data if isinstance(item, dict)] if isinstance(data, list) else []

@@ -101,8 +101,8 @@ class Watch(FLComponent):  # type: ignore[misc]
     def check_federations(self, engine: Any, state: Path, alive: Connections) -> bool:
         """Check each federation in the server's folder, and return whether all checks were possible.
 
-        A federation whose progress file is damaged or cannot be written does not stop the checks of the others. Each of
-        these errors is printed and logged once.
+        A progress file that is damaged or cannot be written does not stop the checks of other federations. Each of these
+        errors is printed and logged once.
         """
         errors: dict[Path, str] = {}
         for file in state.glob(f"*/{progress.FILE}"):
@@ -128,11 +128,8 @@ class Watch(FLComponent):  # type: ignore[misc]
             is_running = state["job"] in engine.run_processes or state["job"] in engine.job_runner.running_jobs
             if job is None and not is_running:  # the state came from another host, or FLARE lost files
                 if time.monotonic() > self._missing_since.setdefault(folder.name, time.monotonic()) + _WRITE_TIME:
-                    self._give_up(
-                        folder,
-                        Outcome.STOPPED,
-                        "this server has saved rounds of the federation, but no job; submit the federation again",
-                    )
+                    why = "this server has saved rounds of the federation, but no job; submit the federation again"
+                    self._give_up(folder, Outcome.STOPPED, why)
                 return
             self._missing_since.pop(folder.name, None)
             if not is_running and job.meta.get(JobMetaKey.STATUS.value) not in _TO_START:
@@ -149,8 +146,7 @@ class Watch(FLComponent):  # type: ignore[misc]
     ) -> None:
         """Restart a job if its pause is over and enough sites are connected; give up after too many tries.
 
-        Raises:
-            RunError: the progress file is damaged or cannot be written; then no new job is left.
+        Raises RunError where the progress file is damaged or cannot be written; then no new job is left.
         """
         if (folder / progress.STOP).exists():
             self._give_up(folder, Outcome.STOPPED, "stopped by hand")
@@ -217,10 +213,7 @@ def list_connected(engine: Any) -> tuple[Connections, Connections]:
 
 
 def make_lead_command(state: Path, engine: Any) -> CommandModuleSpec:
-    """Return the command COMMAND for FLARE's admin interface. `JobChecks.refuse_command` lets only leads give commands.
-
-    state: the server's folder.
-    """
+    """Return the command COMMAND for FLARE's admin interface, which only leads may give. state: the server's folder."""
 
     def answer(conn: Connection, words: list[str]) -> None:
         try:
@@ -243,15 +236,9 @@ def _carry_out(state: Path, engine: Any, what: str, name: str, file: str) -> dic
         return {}
     known = read_progress(folder)
     if what == "status":
-        stops = known is not None and stop.exists()
-        connected, version = sorted(list_connected(engine)[0]), fedmutual.__version__
-        return {
-            "connected": connected,
-            "progress": known,
-            "stops": stops,
-            "job": _find_job(engine, name),
-            "version": version,
-        }
+        stops, connected = known is not None and stop.exists(), sorted(list_connected(engine)[0])
+        about = {"job": _find_job(engine, name), "version": fedmutual.__version__}
+        return {"connected": connected, "progress": known, "stops": stops, **about}
     if what == "stop":
         if known is not None:
             write_json(stop, {"format": FORMAT})

@@ -13,7 +13,7 @@ from typing import Any
 
 from fedmutual.files import FORMAT, read_json_object, write_json
 from fedmutual.sites.flare.doctor import make_grpc_variables
-from fedmutual.sites.flare.kits import KIT_ADVICE, Kit, check_valid, check_version
+from fedmutual.sites.flare.kits import KINDS, KIT_ADVICE, Kit, check_valid, check_version
 from fedmutual.sites.modules import leave_working_folders
 from fedmutual.sites.schema import WORK_FOLDER
 
@@ -33,23 +33,18 @@ _ENVIRONMENT = {
     "NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT": "5",  # instead of 15 minutes for the last answer of a site that died
     "GRPC_VERBOSITY": "NONE",  # lines for developers of gRPC
 }
-_MAINS = {"server": "nvflare.private.fed.app.server.server_train", "site": "nvflare.private.fed.app.client.client_train"}
 
 
 def run_process(kit: Kit, state: Path, pointer: Mapping[str, Any], end: Callable[[KeyboardInterrupt], int]) -> int:
     """Run the process of a server or of a site, and return its exit code. If FLARE's threads do not end, exit here.
 
     pointer: facts on this host for fedmutual's classes in FLARE's processes. end: is called after an interrupt; prints a
-    line and returns the exit code.
-
-    Raises:
-        ConfigError: FLARE is not installed, or its version is not supported.
-        RunError: the certificate or another file of the kit cannot be used, or a file of the workspace cannot be written.
+    line and returns the exit code. Raises ConfigError as `check_version`; RunError as `check_valid` and `make_workspace`.
     """
     check_version()
     check_valid(kit)
     work = make_workspace(kit, state, pointer)
-    main = importlib.import_module(_MAINS[kit.kind]).main
+    main = importlib.import_module(str(KINDS[kit.kind][3])).main
     monitor = importlib.import_module("nvflare.fuel.f3.mpm").MainProcessMonitor
     settings = ["secure_train=true", "org=fedmutual", "config_folder=config", f"heart_beat_interval={HEARTBEAT}"]
     arguments = argparse.Namespace(
@@ -75,10 +70,8 @@ def run_process(kit: Kit, state: Path, pointer: Mapping[str, Any], end: Callable
 def make_workspace(kit: Kit, state: Path, pointer: Mapping[str, Any]) -> Path:
     """Write FLARE's workspace for the kit of a server or of a site, and return its folder.
 
-    pointer: facts that FLARE's processes read by `read_pointer`; key LONGEST_MESSAGE: bytes of the longest message.
-
-    Raises:
-        RunError: a file of FLARE in the kit is damaged, or a file cannot be written.
+    pointer: facts that FLARE's processes read by `read_pointer`; key LONGEST_MESSAGE: bytes of the longest message. Raises
+    RunError where a file of FLARE in the kit is damaged, or a file cannot be written.
     """
     work = state / WORK_FOLDER
     local = work / "local"

@@ -69,24 +69,21 @@ class Signer:
 
 
 def read_authority(startup: Path) -> Authority:
-    """Return the authority in the startup folder of a kit.
-
-    Raises RunError where the authority's certificate is missing or damaged.
-    """
+    """Return the authority in the startup folder of a kit. Raises RunError where its certificate is missing or damaged."""
     return Authority(read_certificate(startup / "rootCA.pem"))
 
 
 def read_signer(startup: Path) -> Signer:
     """Return the private key and the certificate in the startup folder of a site's kit.
 
-    Raises RunError where the key or the certificate is missing or damaged.
+    Raises RunError where one of them is missing or damaged.
     """
     try:
         key = load_pem_private_key((startup / "client.key").read_bytes(), None)
+        if not isinstance(key, RSAPrivateKey):
+            raise TypeError
     except (OSError, ValueError, TypeError):
-        raise RunError(f"{startup / 'client.key'}: is not a private key; use the kit as you received it") from None
-    if not isinstance(key, RSAPrivateKey):
-        raise RunError(f"{startup / 'client.key'}: is not an RSA key; use the kit as you received it")
+        raise RunError(f"{startup / 'client.key'}: is not an RSA private key; use the kit as you received it") from None
     return Signer(key, read_certificate(startup / "client.crt").public_bytes(Encoding.DER))
 
 

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import torch
 from cryptography.exceptions import InvalidTag
@@ -111,42 +111,40 @@ class Announcement(BaseModel):
         return json.dumps([_SIGNED, "announcement", contract, fields], sort_keys=True).encode()
 
 
-# The contents of orders and answers.
-ATTEMPT = TypeAdapter(int)
-"""The order of KEYS. The attempt makes the order of each attempt different."""
-ANNOUNCEMENT = TypeAdapter(Announcement)
-"""The answer of KEYS."""
-ANNOUNCEMENTS = TypeAdapter(Annotated[list[Announcement], _OfSites])
-"""The order of SHARES."""
-SEALED = TypeAdapter(Annotated[dict[Site, Sealed], _OfSites])
-"""Shares encrypted for one receiver: by receiver in an answer of SHARES, by sender in an order of UPLOAD."""
-PRESENT = TypeAdapter(Annotated[list[Site], _OfSites])
-"""The order of CONFIRM: the sites whose words the server has received."""
-SIGNATURE = TypeAdapter(Signature)
-"""The answer of CONFIRM: a site's signature of the list in the order."""
-SIGNATURES = TypeAdapter(Annotated[dict[Site, Signature], _OfSites])
-"""The order of UNMASK: site -> signature of that site."""
-OPENED = TypeAdapter(tuple[Annotated[dict[Site, Share], _OfSites], Annotated[dict[Site, Share], _OfSites]])
-"""The answer of UNMASK: shares of the seeds of present sites, and of the mask keys of sites that dropped out."""
-
-T = TypeVar("T")
+Content = Any
+"""The content of an order or an answer, of the type that ORDERS or ANSWERS has for its stage."""
+_SEALED = TypeAdapter(Annotated[dict[Site, Sealed], _OfSites])  # shares encrypted for one receiver
+ORDERS: dict[Stage, TypeAdapter[Content]] = {
+    Stage.KEYS: TypeAdapter(int),  # the attempt, which makes the order of each attempt different
+    Stage.SHARES: TypeAdapter(Annotated[list[Announcement], _OfSites]),
+    Stage.UPLOAD: _SEALED,  # by sender
+    Stage.CONFIRM: TypeAdapter(Annotated[list[Site], _OfSites]),  # the sites whose words the server has received
+    Stage.UNMASK: TypeAdapter(Annotated[dict[Site, Signature], _OfSites]),
+}
+ANSWERS: dict[Stage, TypeAdapter[Content]] = {  # an answer of UPLOAD has words instead
+    Stage.KEYS: TypeAdapter(Announcement),
+    Stage.SHARES: _SEALED,  # by receiver
+    Stage.CONFIRM: TypeAdapter(Signature),  # of the list in the order
+    # shares of the seeds of present sites, and of the mask keys of sites that dropped out
+    Stage.UNMASK: TypeAdapter(tuple[Annotated[dict[Site, Share], _OfSites], Annotated[dict[Site, Share], _OfSites]]),
+}
 LONGEST_CONTENT = MOST_SITES * 2 * (LONGEST_CERTIFICATE + 2**11)  # bytes: announcements of all sites
 
 
-def pack_content(content: Any) -> Message:
+def pack_content(content: Content) -> Message:
     """Return a message that holds the content as JSON text."""
     return {CONTENT: torch.frombuffer(bytearray(to_json(content)), dtype=torch.uint8)}
 
 
-def read_content(kind: TypeAdapter[T], message: Message, sender: str) -> T:
+def read_content(kind: TypeAdapter[Content], message: Message, sender: str) -> Content:
     """Return the content of a message. sender: named in the error text.
 
     Raises Rejected where the message holds no content of this kind.
     """
     tensor = message.get(CONTENT)
-    if tensor is None or set(message) != {CONTENT} or tensor.dtype != torch.uint8 or tensor.dim() != 1:
-        raise Rejected(f"the message of {sender} is not a message of a secure sum")
     try:
+        if tensor is None or set(message) != {CONTENT} or tensor.dtype != torch.uint8 or tensor.dim() != 1:
+            raise Rejected(f"the message of {sender} is not a message of a secure sum")
         return kind.validate_json(tensor.numpy().tobytes(), strict=True)
     except ValidationError as problem:
         place = ".".join(map(str, problem.errors(include_input=False)[0]["loc"]))[:100]
@@ -157,7 +155,7 @@ def make_announcement(
     context: SumContext, site: str, mask_key: bytes, seal_key: bytes, seed: bytes, signer: Signer
 ) -> Announcement:
     """Return a signed announcement. mask_key, seal_key: public keys, 32 bytes each. seed: the commitment to a seed."""
-    announcement = Announcement(
+    unsigned = Announcement(
         site=site,
         round=context.round,
         attempt=context.attempt,
@@ -168,32 +166,28 @@ def make_announcement(
         certificate=signer.certificate.hex(),
         signature="00",
     )
-    return announcement.model_copy(
-        update={"signature": signer.sign(announcement.make_signed_content(context.contract)).hex()}
-    )
+    signature = signer.sign(unsigned.make_signed_content(context.contract))
+    return unsigned.model_copy(update={"signature": signature.hex()})
 
 
 def check_announcement(announcement: Announcement, context: SumContext, authority: Authority) -> None:
-    """Check that a site of the federation announced keys for this sum.
+    """Raise Rejected where an announcement is forged, or is not of a site of the federation or of this sum.
 
-    Raises Rejected where the announcement is forged or belongs to another sum; the error text names the site and the reason.
+    The error text names the site and the reason.
     """
     site = announcement.site
-    if site not in context.sites:
-        raise Rejected(f"the keys of site {site!r} are refused: the federation has no such site")
-    certificate, signature = bytes.fromhex(announcement.certificate), bytes.fromhex(announcement.signature)
     try:
+        if site not in context.sites:
+            raise Forged("the federation has no such site")
+        certificate, signature = bytes.fromhex(announcement.certificate), bytes.fromhex(announcement.signature)
         authority.check(site, certificate, signature, announcement.make_signed_content(context.contract))
-    except Forged as problem:
-        raise Rejected(f"the keys of site {site!r} are refused: {problem}") from None
-    if (announcement.round, announcement.attempt) != (context.round, context.attempt):
-        raise Rejected(f"the keys of site {site!r} are refused: they belong to another round or attempt")
-    if announcement.model != context.model:
-        raise Rejected(f"the keys of site {site!r} are refused: the server sent that site another model")
-    try:
+        if (announcement.round, announcement.attempt) != (context.round, context.attempt):
+            raise Forged("they belong to another round or attempt")
+        if announcement.model != context.model:
+            raise Forged("the server sent that site another model")
         for key in (announcement.mask_key, announcement.seal_key):
             check_public_key(bytes.fromhex(key))
-    except ValueError as problem:
+    except ValueError as problem:  # Forged, too
         raise Rejected(f"the keys of site {site!r} are refused: {problem}") from None
 
 

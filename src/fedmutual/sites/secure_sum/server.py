@@ -7,6 +7,7 @@ So the closed stages of the current sum are in the server's journal.
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 
 import numpy as np
@@ -18,16 +19,8 @@ from fedmutual.sites.journal import Journal
 from fedmutual.sites.protocol import WORK, Order, SiteAnswer
 from fedmutual.sites.secure_sum import masks, messages
 from fedmutual.sites.secure_sum.identity import Authority, Forged
-from fedmutual.sites.secure_sum.masks import Words
-from fedmutual.sites.secure_sum.messages import (
-    WORDS,
-    Announcement,
-    Rejected,
-    Stage,
-    SumContext,
-    pack_content,
-    read_content,
-)
+from fedmutual.sites.secure_sum.masks import Words, commit_seed
+from fedmutual.sites.secure_sum.messages import ANSWERS, WORDS, Rejected, Stage, SumContext, pack_content, read_content
 from fedmutual.sites.secure_sum.shares import join_shares
 
 SendOrders = Callable[[Mapping[str, tuple[Order, Message]]], Iterator[tuple[str, tuple[SiteAnswer, Message]]]]
@@ -55,57 +48,47 @@ class SumServer:
         """Return the orders of a stage: site -> message, for each site that answered the previous stage."""
         if stage is Stage.KEYS:
             return dict.fromkeys(self.context.sites, pack_content(self.context.attempt))
-        previous = self.answers[Stage(stage - 1)]
-        if stage is Stage.SHARES:
-            return dict.fromkeys(previous, pack_content([self._read_announcement(site) for site in sorted(previous)]))
-        if stage is Stage.UPLOAD:
-            sealed = {i: read_content(messages.SEALED, m, i) for i, m in previous.items()}
-            return {
-                receiver: pack_content({i: by[receiver] for i, by in sealed.items() if i != receiver and receiver in by})
-                for receiver in previous
-            }
+        sites = self.answers[Stage(stage - 1)]
         if stage is Stage.CONFIRM:
-            return dict.fromkeys(previous, pack_content(sorted(previous)))
-        signatures = {i: read_content(messages.SIGNATURE, m, i) for i, m in previous.items()}
-        return dict.fromkeys(previous, pack_content(signatures))
+            return dict.fromkeys(sites, pack_content(sorted(sites)))
+        contents = self._read_answers(Stage(stage - 1))
+        if stage is Stage.UPLOAD:
+            return {
+                receiver: pack_content({i: by[receiver] for i, by in contents.items() if i != receiver and receiver in by})
+                for receiver in sites
+            }
+        return dict.fromkeys(
+            sites, pack_content([contents[i] for i in sorted(sites)] if stage is Stage.SHARES else contents)
+        )
 
     def check_answer(self, stage: Stage, site: str, message: Message) -> None:
-        """Check the answer of a site to a stage.
-
-        Raises Rejected where the answer is invalid; the error text names the site and the reason.
-        """
+        """Raise Rejected where the answer of a site to a stage is invalid; the error text names the site and the reason."""
         sender = f"site {site!r}"
-        if stage is Stage.KEYS:
-            announcement = read_content(messages.ANNOUNCEMENT, message, sender)
-            if announcement.site != site:
-                raise Rejected(f"{sender} announced keys of another site")
-            messages.check_announcement(announcement, self.context, self.authority)
-        elif stage is Stage.SHARES:
-            receivers = self.answers[Stage.KEYS].keys() - {site}
-            if read_content(messages.SEALED, message, sender).keys() != receivers:
-                raise Rejected(f"{sender} did not share its secrets with all others")
-        elif stage is Stage.UPLOAD:
+        if stage is Stage.UPLOAD:
             words = message.get(WORDS)
             if words is None or set(message) != {WORDS} or words.dtype != torch.int64 or words.shape != (self.count,):
                 raise Rejected(f"{sender} sent words of another number than the model has")
+            return
+        content = read_content(ANSWERS[stage], message, sender)
+        if stage is Stage.KEYS:
+            if content.site != site:
+                raise Rejected(f"{sender} announced keys of another site")
+            messages.check_announcement(content, self.context, self.authority)
+        elif stage is Stage.SHARES:
+            if content.keys() != self.answers[Stage.KEYS].keys() - {site}:
+                raise Rejected(f"{sender} did not share its secrets with all others")
         elif stage is Stage.CONFIRM:
-            signature = bytes.fromhex(read_content(messages.SIGNATURE, message, sender))
-            content = messages.make_confirmed_content(self.context, self.answers[Stage.UPLOAD])
-            certificate = bytes.fromhex(self._read_announcement(site).certificate)
+            signed = messages.make_confirmed_content(self.context, self.answers[Stage.UPLOAD])
+            certificate = bytes.fromhex(self._read_answers(Stage.KEYS)[site].certificate)
             try:
-                self.authority.check(site, certificate, signature, content)
+                self.authority.check(site, certificate, bytes.fromhex(content), signed)
             except Forged as problem:
                 raise Rejected(f"the signature of {sender} is refused: {problem}") from None
-        else:
-            seeds, keys = read_content(messages.OPENED, message, sender)
-            if seeds.keys() != set(self.present) or keys.keys() != set(self.absent):
-                raise Rejected(f"{sender} gave shares of other secrets than the order asks for")
+        elif [set(secrets) for secrets in content] != [set(self.present), set(self.absent)]:
+            raise Rejected(f"{sender} gave shares of other secrets than the order asks for")
 
     def close_stage(self, stage: Stage, answers: Mapping[str, Message]) -> None:
-        """Store the checked answers of a stage, and close the stage.
-
-        Raises TooFewSites where there are fewer answers than the threshold.
-        """
+        """Store the checked answers of a stage. Raises TooFewSites where there are fewer answers than the threshold."""
         if len(answers) < self.context.threshold:
             raise TooFewSites(
                 f"{len(answers)} of {len(self.context.sites)} sites answered the stage {stage.name} of the secure sum, and "
@@ -129,19 +112,23 @@ class SumServer:
         Raises Rejected where a secret of a site cannot be recovered from the shares that the other sites gave.
         """
         context, total = self.context.binding, np.zeros(self.count, np.uint64)
-        opened = {i: read_content(messages.OPENED, m, i) for i, m in self.answers[Stage.UNMASK].items()}
+        announced, opened = self._read_answers(Stage.KEYS), self._read_answers(Stage.UNMASK)
         for site in self.present:
             np.add(total, self.answers[Stage.UPLOAD][site][WORDS].numpy().view(np.uint64), out=total)
-            seed = self._recover_secret(site, "seed", {i: seeds[site] for i, (seeds, _) in opened.items()})
+            seeds, commitment = {i: seeds[site] for i, (seeds, _) in opened.items()}, announced[site].seed
+            seed = self._recover_secret(f"seed of site {site!r}", seeds, commitment, partial(commit_seed, context=context))
             masks.add_seed_mask(total, seed, context, site, subtract=True)
-        public = {site: bytes.fromhex(self._read_announcement(site).mask_key) for site in self.present}
+        public = [(site, bytes.fromhex(announced[site].mask_key)) for site in self.present]
         for site in self.absent:  # the masks that this site would have added cancel the masks that the other sites added
-            key = self._recover_secret(site, "key", {i: keys[site] for i, (_, keys) in opened.items()})
-            masks.add_pair_masks(total, site, key, public.items(), context)
+            keys, commitment = {i: keys[site] for i, (_, keys) in opened.items()}, announced[site].mask_key
+            key = self._recover_secret(f"key of site {site!r}", keys, commitment, masks.derive_public_key)
+            masks.add_pair_masks(total, site, key, public, context)
         return total
 
-    def _recover_secret(self, site: str, kind: str, shares: Mapping[str, str]) -> bytes:
-        """Return a site's secret, which its announcement commits to. kind: "seed" or "key". shares: site -> share, in hex.
+    def _recover_secret(
+        self, subject: str, shares: Mapping[str, str], commitment: str, commit: Callable[[bytes], bytes]
+    ) -> bytes:
+        """Return a secret, to which its site committed. shares: site -> share, in hex. commit: secret -> commitment.
 
         Wrong shares are tolerated while enough others are right: random sets of `threshold` shares are tried.
         """
@@ -152,21 +139,14 @@ class SumServer:
                 secret = join_shares({point: points[point] for point in trial})
             except ValueError:
                 continue
-            if self._is_secret(site, kind, secret):
+            if commit(secret).hex() == commitment:
                 return secret
         raise Rejected(
-            f"the {kind} of site {site!r} cannot be recovered: site {site!r}, or one of {', '.join(sorted(shares))}, gave "
-            "wrong shares"
+            f"the {subject} cannot be recovered: that site, or one of {', '.join(sorted(shares))}, gave wrong shares"
         )
 
-    def _is_secret(self, site: str, kind: str, secret: bytes) -> bool:
-        announcement = self._read_announcement(site)
-        if kind == "seed":
-            return masks.commit_seed(secret, self.context.binding).hex() == announcement.seed
-        return masks.derive_public_key(secret).hex() == announcement.mask_key
-
-    def _read_announcement(self, site: str) -> Announcement:
-        return read_content(messages.ANNOUNCEMENT, self.answers[Stage.KEYS][site], site)
+    def _read_answers(self, stage: Stage) -> dict[str, messages.Content]:
+        return {i: read_content(ANSWERS[stage], message, i) for i, message in self.answers[stage].items()}
 
 
 class SecureSums:
@@ -185,35 +165,24 @@ class SecureSums:
         trained: Collection[str],
         ask: SendOrders,
         refuse: Callable[[str, Order, str], None],
-    ) -> tuple[Words, tuple[str, ...], tuple[str, ...], Mapping[str, int], Mapping[str, int]]:
-        """Run the remaining stages of a round's sum.
+    ) -> tuple[SumServer, Counter[str], Counter[str]]:
+        """Run the remaining stages of a round's sum. Return it, and the bytes that each site sent and was sent.
 
         model: digest of the model that the sites were sent. count: the number of words that a site sends. trained: the sites
         that trained. ask: sends orders, and yields each answer when it arrives. refuse: is called with the site, the order
-        and the reason for each invalid answer.
-
-        Returns:
-            The sum of the words [count]; the sites whose updates are in the sum; the sites that answered the last stage; the
-            bytes that each site sent, and those that the server sent to it.
-
-        Raises:
-            TooFewSites: fewer sites than the threshold answered a stage; calling `open` again repeats this stage.
-            Rejected: the masks of the sum cannot be removed.
-            RunError: the journal is damaged or cannot be written.
+        and the reason for each invalid answer. Raises TooFewSites where fewer sites than the threshold answered a stage
+        (calling `open` again repeats this stage); RunError where the journal is damaged or cannot be written.
         """
         server = self.begin(SumContext(self._contract, self._sites, round, attempt, model), count)
         up, down = Counter[str](), Counter[str]()
         for stage in Stage:
             if stage in server.answers:
                 continue
-            sent = server.make_orders(stage)
-            orders = {
-                site: (Order(WORK, round, int(stage), attempt=attempt), message)
-                for site, message in sent.items()
-                if stage is not Stage.KEYS or site in trained
-            }
+            sent = {i: m for i, m in server.make_orders(stage).items() if stage is not Stage.KEYS or i in trained}
             answers: dict[str, Message] = {}
-            for site, (site_answer, message) in ask(orders):
+            for site, (site_answer, message) in ask(
+                {i: (Order(WORK, round, int(stage), attempt=attempt), m) for i, m in sent.items()}
+            ):
                 up[site] += count_bytes(message)
                 down[site] += count_bytes(sent[site])
                 try:
@@ -225,19 +194,17 @@ class SecureSums:
                     refuse(site, site_answer.order, str(problem))
             server.close_stage(stage, answers)
             self.save(server, stage)
-        return server.add_words(), server.present, tuple(sorted(server.answers[Stage.UNMASK])), up, down
+        return server, up, down
 
     def begin(self, context: SumContext, count: int) -> SumServer:
         """Return the server's side of a sum, with the stages that are closed already. count: words of an update."""
-        server = SumServer(context, self._authority, count)
-        if self._journal.get_fact("sum") != context.binding.hex():
-            with self._journal.change():
-                self._journal.write("DELETE FROM contents WHERE kind = ?", (_STAGE,))
-                self._journal.set_fact("sum", context.binding.hex())
-        for stage, site in self._journal.read(
-            "SELECT DISTINCT phase, site FROM contents WHERE kind = ? ORDER BY phase", _STAGE
-        ):
-            answer = self._journal.read_tensors(_STAGE, context.round, stage, site)
+        server, journal = SumServer(context, self._authority, count), self._journal
+        if journal.get_fact("sum") != context.binding.hex():
+            with journal.change():
+                journal.write("DELETE FROM contents WHERE kind = ?", (_STAGE,))
+                journal.set_fact("sum", context.binding.hex())
+        for stage, site in journal.read("SELECT DISTINCT phase, site FROM contents WHERE kind = ? ORDER BY phase", _STAGE):
+            answer = journal.read_tensors(_STAGE, context.round, stage, site)
             server.answers.setdefault(Stage(stage), {})[site] = answer
         return server
 
