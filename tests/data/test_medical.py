@@ -183,6 +183,9 @@ def test_metadata_has_labels_of_files(tmp_path: Path) -> None:
     assert prepared.targets.tolist() == [[0, 0], [0, 0], [0, 1], [1, 0], [1, 1], [1, 1]]
     weights = data.prepare(config(data=folder(tmp_path, label="weight"), training=task | {"task": "regression"}))[""]
     assert weights.targets.tolist() == [0, 1, 2, 0.5, 1.5, 2.5]
+    for label, labels in (("fever", "001011"), ("diagnosis", "000111")):  # of metadata.csv, and of the folders
+        source = data.prepare(config(data=folder(tmp_path, label=label)))[""].source
+        assert "".join(map(str, source.train.labels)) == labels
     image(tmp_path / "1" / "7.png")
     refused("no row names the file 1/7.png (1 of 7 files)", data=about, training=task)
 

@@ -18,7 +18,7 @@ Values = npt.NDArray[Any]
 _NAMELESS = re.compile(r"\s*|Unnamed: \d+(\.\d+)?")
 _RENAMED = re.compile(r"(.+)\.\d+")  # pandas names a second column "age" as "age.1"
 _MIN_DIFFERENT = 50  # in fewer rows, whole numbers may all differ by chance
-_MIN_COUNTED = 10  # in fewer rows, whole numbers may count the rows by chance
+_MIN_COUNTED = 10  # in fewer rows, whole numbers may count the rows by chance, unless they do so from 0 or 1
 _MIN_CYCLE = 50  # counts that begin again more than twice after fewer rows are hours, days or months
 _MIN_LABELLED = 20  # in fewer rows, a feature may determine the label by chance
 _LARGEST = 2.0**53  # from this number on, every float64 is a whole number
@@ -132,8 +132,10 @@ def identifies_rows(values: Values) -> bool:
     A count may begin again at its first number, as it does where the rows of several files follow each other. A short count
     that begins again and again is a feature, such as the hour of a day or the month of a year.
     """
-    if len(values) < _MIN_COUNTED or not (values == values.round()).all():
+    if len(values) < 3 or not (values == values.round()).all():
         return False
+    if len(values) < _MIN_COUNTED:
+        return values[0] in (0, 1) and bool((np.diff(values) == 1).all())
     if len(values) >= _MIN_DIFFERENT and len(np.unique(values)) == len(values):
         return True
     steps, restarts = np.diff(values), np.flatnonzero(values[1:] == values[0])

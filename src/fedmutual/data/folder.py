@@ -5,6 +5,7 @@ anywhere, and metadata.csv has their labels.
 """
 
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -55,7 +56,7 @@ def read_folder(config: DataConfig, domains: bool = False, kind: TargetKind = "c
     for part_place, part in parts.items():
         depth = 3 if domains else 2
         nested = [f for f in part.files if len(f.relative_to(part_place).parts) > depth and not masks]
-        if nested and not _is_in_metadata(config, kind):
+        if nested and not _is_in_metadata(root, config, kind):
             notes.append(
                 f"{part_place}: {format_count(len(nested), 'image')} in folders inside the folders of the classes, for "
                 f"example {nested[0].relative_to(part_place)}: read as images of these classes"
@@ -63,7 +64,7 @@ def read_folder(config: DataConfig, domains: bool = False, kind: TargetKind = "c
     about, remarks = describe_files([file for part in parts.values() for file in part.files])
     bases = [root, *([config.test] if config.test is not None else [])]
     read_files.update(masks)
-    if config.group_by is not None or _is_in_metadata(config, kind):
+    if config.group_by is not None or _is_in_metadata(root, config, kind):
         read_files.update(base / METADATA for base in bases)
     for base in bases:
         unread = [f for f in _list_files(base) if f not in read_files]
@@ -103,9 +104,13 @@ def _are_classes(folders: Iterable[Path], config: DataConfig) -> bool:
     return config.classes is not None and {f.name for f in folders} <= {*config.classes, *config.labels}
 
 
-def _is_in_metadata(config: DataConfig, kind: TargetKind) -> bool:
-    """Return whether metadata.csv has the labels."""
-    return kind not in ("classes", "masks") or config.label != DataConfig().label
+def _is_in_metadata(base: Path, config: DataConfig, kind: TargetKind) -> bool:
+    """Return whether metadata.csv has the labels: of other targets, and of classes if it has the column data.label."""
+    if kind != "classes" or config.label == DataConfig().label:
+        return kind not in ("classes", "masks")
+    path = base / METADATA
+    header = path.read_text(encoding="utf-8-sig", errors="replace").partition("\n")[0] if path.is_file() else ""
+    return config.label in (name.strip(' "\r') for name in re.split(r"[,;\t|]", header))
 
 
 def _read_part(
@@ -122,7 +127,7 @@ def _read_part(
             for file, mask in _pair_files(domain):
                 files.append(file)
                 masks.append(mask)
-        elif _is_in_metadata(config, kind):
+        elif _is_in_metadata(base, config, kind):
             files += list_images(domain, "")
         else:
             files_by_class = {folder: list_images(folder) for folder in _list_folders(domain)}
@@ -135,7 +140,7 @@ def _read_part(
     images = ImageExamples(files, base, config, like)
     if masks:
         labels = _read_masks(masks, config)
-    elif _is_in_metadata(config, kind):
+    elif _is_in_metadata(base, config, kind):
         from fedmutual.data import table  # imports pandas, which takes 0.3 s
 
         labels = table.read_labels(base / METADATA, [str(f.relative_to(base)) for f in files], config, kind != "classes")
