@@ -52,7 +52,7 @@ def list_all_imports() -> list[Import]:
 
 def of_algorithms(one_import: Import) -> bool:
     """They import the core, what they compute with, each other, torch and the standard library."""
-    parts = ("calling", "core", "losses", "gradients", "aggregation", "batches", "algorithms")
+    parts = ("calling", "core", "optimizers", "losses", "gradients", "aggregation", "batches", "algorithms")
     ours = {f"fedmutual.{part}" for part in parts}
     allowed = one_import.top in ours | {"torch"} or one_import.top in sys.stdlib_module_names
     return allowed or not one_import.file.startswith("algorithms/")
@@ -74,7 +74,7 @@ def of_core(one_import: Import) -> bool:
     """It imports torch, the types of settings and roles, and the standard library; how a client steps, the core too."""
     allowed = {
         "core.py": {"torch", "fedmutual.metric", "fedmutual.role", "fedmutual.settings"},
-        "stepping.py": {"torch", "fedmutual.calling", "fedmutual.core"},
+        "stepping.py": {"torch", "fedmutual.calling", "fedmutual.core", "fedmutual.optimizers"},
     }.get(one_import.file)
     return allowed is None or one_import.top in allowed | sys.stdlib_module_names
 
@@ -118,12 +118,12 @@ def _carried(file: str) -> bool:
 
 
 ROOMS = (  # from the lowest to the highest: a module imports its own room and lower rooms
-    ("calling", "errors", "parent_process", "numerics", "role", "settings", "metric"),
+    ("calling", "optimizers", "errors", "parent_process", "numerics", "role", "settings", "metric"),
     ("core",),
     ("files", "scores", "cpu"),
     ("tensor_files",),
     ("events", "losses", "gradients", "aggregation", "batches", "boundary", "user_code", "in_memory"),
-    ("tasks", "stepping"),
+    ("tasks", "fitting", "stepping"),
     ("algorithms",),
     ("config",),
     ("models",),

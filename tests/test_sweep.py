@@ -250,10 +250,16 @@ def test_the_data_that_choose_a_round_of_a_run_do_not_choose_of_a_sweep(held_out
         ({"model.shared": ["mlp", "mlpp"]}, "with shared=mlpp, seed 0: "),
         ({"optimizer.lr": [0.1]}, "there is nothing to choose from; give a key several values"),
         ({}, "there is nothing to choose from"),
-        ({"optimizer.lr": [0.1, 0.1]}, "--set: lr=0.1 and lr=0.1 are equal settings; name each value once"),
+        ({"optimizer.lr": [0.1, 0.1]}, "lr=0.1 and lr=0.1 are equal settings; name each value once"),
         ({"algorithm.alpha": [1, 1.0]}, "are equal settings"),
-        ({"seed": [1, 2]}, "--set seed: settings are compared on the same hold-out rows, so it takes one value; --seeds 3"),
-        ({"partition.clients": [2, 3]}, "--set partition.clients: settings are compared on the same hold-out rows"),
+        (
+            {"seed": [1, 2]},
+            "key 'seed' of the grid: settings are compared on the same hold-out rows, so it takes one value; --seeds 3",
+        ),
+        (
+            {"partition.clients": [2, 3]},
+            "key 'partition.clients' of the grid: settings are compared on the same hold-out rows",
+        ),
         ({"split.holdout": [0.1, 0.2]}, "it takes one value; make a sweep for each"),
     ],
 )
@@ -274,9 +280,9 @@ def test_a_study_without_seeds_is_refused(held_out_config):
 
 def test_a_sweep_by_the_score_of_a_missing_model_is_refused(held_out_config):
     rates = {"optimizer.lr": RATES}
-    with pytest.raises(ConfigError, match="--by personal: algorithm 'fedavg' has no personal models; leave --by out"):
+    with pytest.raises(ConfigError, match="algorithm 'fedavg' has no personal models; leave it out"):
         plan_sweep(held_out_config, {**rates, "algorithm.name": ["fedavg"]}, by="personal")
-    with pytest.raises(ConfigError, match="--by global: algorithm 'independent' has no shared model; leave --by out"):
+    with pytest.raises(ConfigError, match="algorithm 'independent' has no shared model; leave it out"):
         plan_sweep(held_out_config, {**rates, "algorithm.name": ["independent"]}, by="global")
 
 

@@ -138,8 +138,12 @@ def _list_private_tensors(client: Client) -> Iterator[tuple[str, Tensor]]:
             if net != "meme" or key not in client.shared:
                 yield f"{key!r} of its {net} net", tensor
     for net, optimizer in client.optimizers.items():
-        for state in optimizer.state.values():
-            yield from ((f"{k!r} of its {net} optimiser", v) for k, v in state.items() if isinstance(v, Tensor))
+        for p, state in optimizer.state.items():
+            tensors = {k: v for k, v in state.items() if isinstance(v, Tensor)}
+            known = p if net == "meme" else None  # ASGD begins with an average that is the parameter itself
+            yield from (
+                (f"{k!r} of its {net} optimiser", v) for k, v in tensors.items() if known is None or not v.equal(known)
+            )
     yield from ((f"{k!r} of its memory", v) for k, v in client.memory.items())
 
 

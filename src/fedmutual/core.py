@@ -300,6 +300,22 @@ class Work:
     forwards: int | None = 0  # of a network over a step's batch; None: not counted, as with differential privacy
 
 
+class Recipe(NamedTuple):
+    """How a client's steps change the gradients of its losses. The key of [training] of the same name sets each field.
+
+    Norms and values are those of the gradients that the optimiser applies, after `Phase.edit`; with `privacy`, after noise.
+    """
+
+    clip_norm: float | None = None  # the largest norm of the gradient of each network; None: any norm
+    clip_value: float | None = None  # the largest absolute value of an element of a gradient; None: any value
+    accumulate: int = 1  # batches of one step, whose gradients are averaged
+    # rounds without a smaller loss on the client's own validation rows, after which it takes no more steps; None: never
+    patience: int | None = None
+
+
+PLAIN = Recipe()
+
+
 @dataclass
 class Client:
     """One participant. No server function receives a client."""
@@ -311,6 +327,8 @@ class Client:
     optimizers: dict[str, Optimizer]  # by the net's name
     data: Mapping[str, Data]  # "private", to train on (`Algorithm.trains_on`); "public" where there is a seed set
     rate: Setting = 0.01  # the learning rate of its optimisers
+    recipe: Recipe = PLAIN
+    alone: str = ""  # why a stack cannot hold the client, as a clause for the user; "": a stack can
     shared: tuple[str, ...] = ()  # the names of the meme's exchanged tensors; the others, its adaptor, stay at the client
     proxy: bool = False  # whether its meme is a proxy: the client's own net, exchanged with peers, kept from round to round
     boundary_exempt: frozenset[str] = frozenset()  # names in `shared` that may equal the personal net's initial tensors
@@ -320,6 +338,7 @@ class Client:
     metrics: Disclosure = "all"  # which losses and scores the client discloses; messages are sent in any case
     seeds: Seeds | None = None  # of the public seed set, where the algorithm has one
     memory: Message = field(default_factory=dict)  # carried from phase to phase, checkpointed, never sent
+    kept: Message = field(default_factory=dict)  # likewise, of the recipe: the last meme, the loss scale, ...
     privacy: Privacy | None = None  # clips and noises the steps on private rows; None: nothing is clipped or noised
     work: Work = field(default_factory=Work)  # of its last phase
 

@@ -6,7 +6,7 @@ Nothing here imports torch, so that the keys of a configuration can be read with
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 Disclosure = Literal["none", "accuracy", "all"]
@@ -46,33 +46,57 @@ class OnlyIf:
         return any(value in self.values for value in actual) != self.negated
 
 
+SHAPES = ("linear", "cosine", "step", "one-cycle")
+
+
 @dataclass(frozen=True)
 class Schedule:
     """A setting that changes over the rounds: `start` in the first, `end` in the last.
 
-    shape: "linear", "cosine" (half a period), or "step" (`start` before the fraction `at` of the rounds, `end` from there).
+    shape: "linear", "cosine" (half a period), "step" (`start` before the fraction `at` of the rounds, `end` from there), or
+    "one-cycle" (from `start` / 25 up to `start` at the fraction `at` of the rounds, then down to `end`, both half a period).
+    warmup: the fraction of the rounds in which the value rises in equal steps from 0 to `start`, before the shape begins.
+
+    Source of "one-cycle": Smith and Topin, 2018, https://arxiv.org/abs/1708.07120.
 
     Raises:
-        ValueError: the shape is none of these three.
+        ValueError: the shape is none of these four.
     """
 
     start: float
     end: float
     shape: str = "linear"
     at: float = 0.5
+    warmup: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.shape not in ("linear", "cosine", "step"):
-            raise ValueError(f"a schedule's shape is 'linear', 'cosine' or 'step', not {self.shape!r}")
+        if self.shape not in SHAPES:
+            raise ValueError(
+                f"a schedule's shape is {', '.join(map(repr, SHAPES[:-1]))} or {SHAPES[-1]!r}, not {self.shape!r}"
+            )
 
     def __call__(self, round: int, rounds: int) -> float:
         """Return the value in `round` (from 0) of `rounds`."""
+        rising = int(self.warmup * rounds)
+        if round < rising:
+            return self.start * (max(round, 0) + 1) / (rising + 1)
         if self.shape == "step":
             return self.start if round / rounds < self.at else self.end
-        done = min(max(round / max(rounds - 1, 1), 0.0), 1.0)
-        if self.shape == "cosine":
+        start, end, done = self.start, self.end, min(max((round - rising) / max(rounds - rising - 1, 1), 0.0), 1.0)
+        if self.shape == "one-cycle":
+            start, end, done = (start / 25, start, done / self.at) if done < self.at else (start, end, _part(done, self.at))
+        if self.shape != "linear":
             done = (1 - math.cos(math.pi * done)) / 2
-        return self.start + (self.end - self.start) * done
+        return start + (end - start) * done
+
+    def record(self) -> dict[str, float | str]:
+        """Return the schedule as a table of a configuration, without a warm-up of 0, which older versions do not know."""
+        return {k: v for k, v in asdict(self).items() if k != "warmup" or v}
+
+
+def _part(done: float, begun: float) -> float:
+    """Return the fraction of the way from `begun` to 1 that is done."""
+    return (done - begun) / (1 - begun) if begun < 1 else 0.0
 
 
 Setting = float | Schedule

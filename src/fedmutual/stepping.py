@@ -1,11 +1,11 @@
 """The client's part of a phase: its local steps, with the same code in every engine."""
 
-import inspect
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +13,10 @@ from torch.func import vmap
 from torch.optim import Optimizer
 
 from fedmutual.calling import Inputs, call_network, list_tensors
-from fedmutual.core import At, Batch, Client, Diverged, Message, Net, Phase, Work, find_head
+from fedmutual.core import At, Batch, Client, Diverged, Message, Net, Phase, Recipe, Work, find_head
+from fedmutual.optimizers import COMMON, make_optimizer_alike
 
+T = TypeVar("T")
 PhaseResult = tuple[Message, dict[str, float]]
 """The reply of a client, and the mean of each loss term over its steps."""
 
@@ -68,6 +70,8 @@ def steps(
     if progress is None:
         const = phase.begin(client, inbox, at)
         progress = Progress(const, Work(forwards=0 if client.privacy is None else None))
+        if client.recipe.patience is not None and client.optimizers and at.round > 0 and at.phase == 0:
+            _judge_progress(phase, client, at, client.recipe.patience)
     elif progress.stream is not None:
         torch.set_rng_state(progress.stream)
     client.work = progress.work
@@ -76,16 +80,48 @@ def steps(
     params = {f"{n}.{k}": p for n, net in nets.items() for k, p in net.params.items()}
     losses, optimizers = progress.losses, merge_optimizers(list(client.optimizers.values()))
     draw = phase.batches if client.privacy is None else partial(client.privacy.batches, phase)
-    for batch in islice(draw(client, inbox, at), len(losses), None) if params else ():  # nothing to train: nothing is drawn
-        losses.append(_step(phase, client, nets, params, batch, progress.const, optimizers))
+    stopped = "stopped" in client.kept
+    drawn = draw(client, inbox, at) if params and not stopped else ()  # nothing to train: nothing is drawn
+    for batches in islice(group_batches(drawn, client.recipe.accumulate), len(losses), None):
+        losses.append(_step(phase, client, nets, params, batches, progress.const, optimizers))
         client.work.steps += 1
         yield progress
     for p in params.values():
         p.grad = None
+    if client.recipe.patience is not None and "meme" in client.nets and not client.proxy:
+        _keep_meme(client, stopped)
     names = dict.fromkeys(name for terms in losses for name in terms)  # a sampled batch without rows has no loss
     curves = {name: torch.stack([terms[name] for terms in losses if name in terms]) for name in names}
     train = means(curves, client, at)  # first: no reply is made of weights that are not finite
     return phase.end(client, at), train
+
+
+def _judge_progress(phase: Phase, client: Client, at: At, patience: int) -> None:
+    """Record whether a client stops training, by the loss on its own validation rows before the steps of a round.
+
+    The loss is that of the personal network, or without one of the received shared model.
+    """
+    net, rows = client.nets["personal" if "personal" in client.optimizers else "meme"], client.data["validation"]
+    task, was_training, total = client.task or phase.task, net.training, 0.0  # type: ignore[attr-defined]  # of a method's
+    with torch.no_grad():
+        net.eval()
+        for x, y, *_ in rows.rows(torch.split(torch.arange(len(rows)), 512)):
+            total += task.fit(call_network(net, x), y).item() * len(y)
+        net.train(was_training)
+    best, waited = client.kept.get("best", torch.tensor(math.inf)), client.kept.get("waited", torch.tensor(0))
+    loss = torch.tensor(total / len(rows), dtype=torch.float64)
+    client.kept |= {"best": torch.minimum(best, loss), "waited": (waited + 1) * (loss >= best)}
+    if client.kept["waited"] >= patience:
+        client.kept.setdefault("stopped", torch.tensor(at.round))
+
+
+def _keep_meme(client: Client, stopped: bool) -> None:
+    """Keep the trained meme of a client; of a client that has stopped, load the kept one in place of the received model."""
+    meme = client.nets["meme"]
+    if stopped:
+        meme.load_state_dict(meme.state_dict() | {k: client.kept[f"meme.{k}"] for k in client.shared})
+    else:
+        client.kept |= {f"meme.{k}": v.clone() for k, v in meme.state_dict().items() if k in client.shared}
 
 
 def run_one_step(phase: Phase, client: Client, inbox: Message, at: At) -> Message:
@@ -106,44 +142,105 @@ def _step(
     client: Client,
     nets: Mapping[str, Net],
     params: Message,
-    batch: Batch,
+    batches: Sequence[Batch],
     const: Message,
     optimizers: Sequence[Optimizer],
 ) -> Message:
     """Take one local step of a client and return its loss terms. params: of all nets, "net.name" -> parameter."""
 
-    def compute_gradients() -> tuple[Message, Message]:
+    scale = client.kept.setdefault("scale", torch.tensor(2.0**16)) if client.precision == torch.float16 else None
+    skipped = False
+
+    def compute_gradients(batch: Batch) -> tuple[Message, Message]:
         if client.privacy is not None and client.privacy.reading:  # the batch holds private rows: clip and noise
             return client.privacy.gradients(phase, client, batch, const)
-        return gradients(phase, nets, params, batch, const)
+        return gradients(phase, nets, params, batch, const, scale)
 
     def update(grads: Message) -> None:
+        nonlocal skipped
+        skipped = scale is not None and not _rescale(client.kept, grads)
+        if skipped:
+            return
         set_gradients(params, grads)
         for optimizer in optimizers:
             optimizer.step()
 
-    terms, client.memory = take_step(phase, client.memory, compute_gradients, update)
+    terms, memory = take_step(phase, client.recipe, client.memory, batches, compute_gradients, update)
+    client.memory = client.memory if skipped else memory
     return terms
+
+
+def _rescale(kept: Message, grads: Message) -> bool:
+    """Return whether all gradients are finite. If not, halve the loss scale; double it after 2,000 steps with finite ones.
+
+    The numbers are those of torch.amp.GradScaler. kept: holds the scale, and the steps since it was changed.
+    """
+    finite = bool(torch.stack([grad.isfinite().all() for grad in grads.values()]).all()) if grads else True
+    grown = kept.get("grown", torch.tensor(0)) + 1 if finite else torch.tensor(0)
+    is_due = int(grown) == 2000
+    kept["grown"] = torch.tensor(0) if is_due else grown
+    kept["scale"] = kept["scale"] * (0.5 if not finite else 2.0 if is_due else 1.0)
+    return finite
 
 
 def take_step(
     phase: Phase,
+    recipe: Recipe,
     memory: Message,
-    compute_gradients: Callable[[], tuple[Message, Message]],
+    batches: Sequence[Batch],
+    compute_gradients: Callable[[Batch], tuple[Message, Message]],
     update: Callable[[Message], None],
     stacked: bool = False,
 ) -> tuple[Message, Message]:
     """Take one local step of one client, or of k stacked clients together; return (the loss terms, the next memory).
 
-    compute_gradients: returns (name -> gradient, the loss terms). update: moves the parameters by the edited gradients.
-    stacked: whether all tensors have a first dimension of k clients.
+    batches: of the step (`Recipe.accumulate`). compute_gradients: returns (name -> gradient, the loss terms) of one of them.
+    update: moves the parameters by the edited gradients. stacked: whether all tensors have a first dimension of k clients.
     """
-    grads, terms = compute_gradients()
+    grads, terms = compute_gradients(batches[0])
+    if len(batches) > 1:
+        grads, terms = _average([(grads, terms), *map(compute_gradients, batches[1:])])
     if type(phase).edit is not Phase.edit:
         grads, memory = (vmap(phase.edit) if stacked else phase.edit)(grads, memory)
+    if recipe.clip_norm is not None or recipe.clip_value is not None:
+        clip = partial(clip_gradients, recipe=recipe)
+        grads = (vmap(clip) if stacked else clip)(grads)
     update(grads)
     logged = {k: memory[k] for k in phase.terms if k in memory}
     return {k: v.detach() for k, v in terms.items()} | logged, memory
+
+
+def _average(of_batches: Sequence[tuple[Message, Message]]) -> tuple[Message, Message]:
+    """Return the mean gradients, and the mean of each loss term over the batches that have it: a batch may have no row."""
+    grads: Message = {}
+    values: dict[str, list[Tensor]] = {}
+    for of_batch, terms in of_batches:
+        for name, grad in of_batch.items():
+            grads[name] = grads[name] + grad if name in grads else grad
+        for name, term in terms.items():
+            values.setdefault(name, []).append(term.detach())
+    means = {name: torch.stack(of_term).mean(0) for name, of_term in values.items()}
+    return {name: grad / len(of_batches) for name, grad in grads.items()}, means
+
+
+def clip_gradients(grads: Message, recipe: Recipe) -> Message:
+    """Return gradients with elements of at most `clip_value`, and then each network's with a norm of at most `clip_norm`.
+
+    grads: "net.name" -> gradient. Pure, for vmap; the numbers are those of torch.nn.utils.clip_grad_value_ and
+    clip_grad_norm_.
+    """
+    if recipe.clip_value is not None:
+        grads = {name: grad.clamp(-recipe.clip_value, recipe.clip_value) for name, grad in grads.items()}
+    if recipe.clip_norm is None:
+        return grads
+    norms: dict[str, list[Tensor]] = {}
+    for name, grad in grads.items():
+        norms.setdefault(name.partition(".")[0], []).append(torch.linalg.vector_norm(grad))
+    factors = {
+        net: (recipe.clip_norm / (torch.linalg.vector_norm(torch.stack(of_net)) + 1e-6)).clamp(max=1.0)
+        for net, of_net in norms.items()
+    }
+    return {name: grad * factors[name.partition(".")[0]].to(grad.device) for name, grad in grads.items()}
 
 
 class _SharedState:
@@ -156,6 +253,13 @@ class _SharedState:
         return self._owners[parameter].state[parameter]
 
 
+def group_batches(batches: Iterable[T], size: int) -> Iterator[list[T]]:
+    """Yield lists of `size` batches in a row; the last list may be shorter."""
+    remaining = iter(batches)
+    while group := list(islice(remaining, size)):
+        yield group
+
+
 def merge_optimizers(optimizers: Sequence[Optimizer]) -> Sequence[Optimizer]:
     """Return one optimiser that steps the parameters of all, if their types and settings are equal; else the optimisers.
 
@@ -163,7 +267,7 @@ def merge_optimizers(optimizers: Sequence[Optimizer]) -> Sequence[Optimizer]:
     where checkpoints and algorithms read it. Parameters with and without a state are not merged: one call of torch's SGD
     begins the momentum of all its parameters or of none.
     """
-    if len(optimizers) < 2 or len(set(map(type, optimizers))) > 1:
+    if len(optimizers) < 2 or len(kinds := set(map(type, optimizers))) > 1 or not kinds <= {*COMMON}:
         return optimizers
     owners = {p: optimizer for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
     settings = [{k: v for k, v in group.items() if k != "params"} for o in optimizers for group in o.param_groups]
@@ -176,23 +280,19 @@ def merge_optimizers(optimizers: Sequence[Optimizer]) -> Sequence[Optimizer]:
     return [merged]
 
 
-def make_optimizer_alike(optimizer: Optimizer, params: Iterable[Tensor]) -> Optimizer:
-    """Return an optimiser of equal type and settings for other parameters, without state."""
-    kind: Any = type(optimizer)
-    settings = {k: v for k, v in optimizer.defaults.items() if k in inspect.signature(kind).parameters}
-    copied: Optimizer = kind(list(params), **settings)
-    return copied
-
-
 def gradients(
-    phase: Phase, nets: Mapping[str, Net], params: Message, batch: Batch, const: Message
+    phase: Phase, nets: Mapping[str, Net], params: Message, batch: Batch, const: Message, scale: Tensor | None = None
 ) -> tuple[Message, Message]:
     """Return (name -> gradient of the sum of the loss terms, in the parameter's shape; name -> loss term []).
 
-    params: "net.name" -> parameter. A parameter that the loss does not use has no gradient.
+    params: "net.name" -> parameter. A parameter that the loss does not use has no gradient. scale: a factor [] of the terms
+    while gradients are computed, so that small ones do not become 0 in float16.
     """
     terms = phase.loss(nets, batch, const)
-    return differentiate(terms, params), terms
+    if scale is None:
+        return differentiate(terms, params), terms
+    scaled = differentiate({k: v * scale.to(v.device) for k, v in terms.items()}, params)
+    return {k: grad / scale.to(grad.device) for k, grad in scaled.items()}, terms
 
 
 def differentiate(terms: Message, params: Message, stacked: bool = False) -> Message:

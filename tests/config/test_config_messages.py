@@ -26,7 +26,8 @@ WRONG = [
     ("[training]\nsteps = 1", "unknown key 'training.steps'; did you mean 'training.local_steps'?"),
     (
         "[training]\nfloat16 = true",
-        "unknown key 'training.float16'; there are 'local_epochs', 'local_steps', 'batch_size', 'task'",
+        "unknown key 'training.float16'; there are 'clip_norm', 'clip_value', 'accumulate', 'class_weights', "
+        "'label_smoothing', 'focal', 'patience', 'loss', 'local_epochs', 'local_steps', 'batch_size', 'task'",
     ),
     (
         "[clients.0.training]\nbatchsize = 1",
@@ -40,6 +41,29 @@ WRONG = [
     (
         "[algorithm]\nname = 'independent'\n[clients.0.algorithm]\nalpha = 0.1",
         "key 'clients.0.algorithm.alpha' is a setting of fml and proxyfl, and the algorithm is 'independent'; remove it",
+    ),
+    ("[optimizer]\nname = 'rmsporp'", "key 'optimizer.name': there is no optimiser 'rmsporp'; did you mean 'rmsprop'?"),
+    (
+        "[optimizer]\nname = 'LBFGS'",
+        "key 'optimizer.name': 'lbfgs' computes a loss several times in a step, and cannot train here; use 'adam' or 'sgd'",
+    ),
+    ("[optimizer]\nname = 'rmsprop'\nalhpa = 0.9", "unknown key 'optimizer.alhpa'; did you mean 'optimizer.alpha'?"),
+    ("[optimizer]\nnesterof = true", "unknown key 'optimizer.nesterof'; did you mean 'optimizer.nesterov'?"),
+    (
+        "[optimizer]\nname = 'rmsprop'\nalpha = -1",
+        "key 'optimizer.name': 'rmsprop' cannot be made: ValueError: Invalid alpha value: -1",
+    ),
+    (
+        "[optimizer]\nname = 'adagrad'\nmomentum = 0.5",
+        "key 'optimizer.momentum' has no effect with optimizer.name = 'adagrad'; remove it",
+    ),
+    (
+        "[training]\ntask = 'regression'\nfocal = 2.0",
+        "key 'training.focal' has no effect with training.task = 'regression'; remove it",
+    ),
+    (
+        "[training]\nclass_weights = 'even'",
+        "key 'training.class_weights': a list of numbers, or 'balanced', not 'even'",
     ),
     # Types: a boolean is no number, a number no boolean, 3.0 no whole number, text neither.
     ("rounds = 3.0", "key 'rounds' must be a whole number, not 3.0"),
@@ -70,7 +94,7 @@ WRONG = [
     ("[optimizer]\nlr = -1", "key 'optimizer.lr': a learning rate must be at least 0, not -1"),
     ("[optimizer]\nlr = nan", "key 'optimizer.lr' must be a finite number, not NaN"),
     ("[clients.a.optimizer]\nlr = -0.5", "key 'clients.a.optimizer.lr': a learning rate must be at least 0, not -0.5"),
-    ("[optimizer]\nname = 'sdg'", "key 'optimizer.name' must be 'sgd', 'adam' or 'adamw', not \"sdg\""),
+    ("[optimizer]\nname = 'sdg'", "key 'optimizer.name': there is no optimiser 'sdg'; did you mean 'sgd'?"),
     ("[algorithm]\nalpha = 1.5", "key 'algorithm.alpha' must be between 0 and 1, not 1.5"),
     ("[algorithm]\nalpha = nan", "key 'algorithm.alpha' must be a finite number, not NaN"),
     ("[algorithm]\nbeta = { start = 0.5, end = -0.5 }", "key 'algorithm.beta' must be between 0 and 1, not -0.5"),
@@ -117,7 +141,7 @@ WRONG = [
     ),
     (
         "[optimizer]\nlr = { start = 0.1, end = 0.2, shape = 'cubic' }",
-        "key 'optimizer.lr': a schedule's shape is 'linear', 'cosine' or 'step', not 'cubic'",
+        "key 'optimizer.lr': a schedule's shape is 'linear', 'cosine', 'step' or 'one-cycle', not 'cubic'",
     ),
     (
         "[optimizer]\nlr = { start = 0.1, end = 0.2, shape = 'step', at = 5 }",

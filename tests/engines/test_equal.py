@@ -1,7 +1,7 @@
 """Every engine does the same with every algorithm: the same bits where that is promised, else the same but for rounding."""
 
 from dataclasses import dataclass, fields, replace
-from functools import cache
+from functools import cache, partial
 from itertools import product
 
 import pytest
@@ -26,7 +26,9 @@ from fedmutual.algorithms import (
     Independent,
     ProxyFL,
 )
-from fedmutual.core import Client, Schedule
+from fedmutual.config.methods import make_optimizer
+from fedmutual.config.schema import OptimizerConfig
+from fedmutual.core import PLAIN, Client, Recipe, Schedule
 from fedmutual.engines.stack import FIELDS_OF_PHASES, FREE_FIELDS, group_alike
 from fedmutual.events import Noted, PhaseDone
 from peers import nodes, run
@@ -110,14 +112,19 @@ def amsgrad(net):
     return torch.optim.Adam([p for p in net.parameters() if p.requires_grad], amsgrad=True, weight_decay=5e-4, eps=1e-4)
 
 
-def clients(algorithm, personal=mlp, shared=mlp, optimizer=sgd, sizes=SIZES, home=(), ids=False):
+def clients(algorithm, personal=mlp, shared=mlp, optimizer=sgd, sizes=SIZES, home=(), ids=False, recipe=PLAIN):
     equal_clients = []
     for i, n in enumerate(sizes):
         new_client = client(str(i), algorithm, n=n, personal=personal, shared=shared, home=home)
         for rows in new_client.data.values() if ids else ():
             rows.x = (rows.x + 3).clamp(0, 6).long()
         new_client.optimizers = {k: optimizer(net) for k, net in new_client.nets.items()}
-        new_client.rate = 0.05
+        new_client.rate, new_client.recipe = 0.05, recipe
+        if recipe.patience is not None:
+            new_client.data = {**new_client.data, "validation": new_client.data["private"]}
+            new_client.rate = 0.0 if i == 1 else 0.05
+        if recipe.patience is not None or optimizer not in (sgd, amsgrad):
+            new_client.alone = "these clients cannot share a stack"
         equal_clients.append(new_client)
     return equal_clients
 
@@ -217,6 +224,26 @@ def test_networks_of_ids_and_of_volumes(engine, dtype, net):
         return train(engine, PHASES["fml"].algorithm(), start=start, personal=net, shared=net, ids=net is words)
 
     check(engine, dtype, compare(run_on("inprocess"), run_on(engine)))
+
+
+@pytest.mark.parametrize("recipe", [Recipe(clip_norm=0.05, clip_value=0.02), Recipe(accumulate=2), Recipe(patience=1)])
+def test_clients_with_a_recipe(engine, dtype, recipe):
+    run_on = partial(train, algorithm=PHASES["fml"].algorithm(), rounds=4, stacked=recipe.patience is None)
+    plain, changed = (run_on("inprocess", recipe=r)[0] for r in (PLAIN, recipe))
+    assert difference(*({k: left[k] for k in plain if k in changed} for left in (plain, changed))) > 1e-4, "it has an effect"
+    check(engine, dtype, compare(run_on("inprocess", recipe=recipe), run_on(engine, recipe=recipe)))
+
+
+@pytest.mark.parametrize("name", ["adafactor", "adagrad", "asgd", "nadam", "rmsprop", "rprop"])
+@pytest.mark.parametrize("kind", ["fml", "independent"])
+def test_every_optimiser_of_torch(engine, dtype, kind, name):
+    """An engine that stores clients on a disk restores their states before each phase, as a resumed run does."""
+    table, algorithm = OptimizerConfig(name=name), replace(PHASES[kind], local_epochs=1).algorithm()
+
+    def make(net):
+        return make_optimizer(table, None, [p for p in net.parameters() if p.requires_grad])
+
+    assert apart(engine, algorithm, rounds=2, optimizer=make, stacked=False) == 0.0
 
 
 @pytest.mark.parametrize("optimizer", [sgd, amsgrad])

@@ -69,6 +69,13 @@ def test_proxyfl_with_noise_on_the_proxy_alone_is_refused_as_it_was_published():
         assert made.build_client("0").privacy.nets == ({"meme"} if nets == "meme" else {"personal", "meme"})
 
 
+@pytest.mark.parametrize("training", [{"class_weights": "balanced"}, {"patience": 2}])
+def test_keys_that_read_private_rows_outside_of_the_steps_are_refused(training):
+    (key,) = training
+    refused(f"'training.{key}'", "epsilon does not count", training=training)
+    refused(f"'clients.1.training.{key}'", clients={"1": {"training": training}})
+
+
 def test_a_client_with_a_beta_that_teaches_its_meme_is_refused():
     refused("client '1'", "beta = 1", clients={"1": {"algorithm": {"beta": 0.5}}})
 
@@ -172,7 +179,7 @@ def test_clients_with_noise_are_not_stepped_as_one():
     assert not can_stack([config(engine={"device": "cpu"})] * 2)
     cuda, work = torch.device("cuda"), {"0": Workload(1, 1), "1": Workload(1, 1)}
     assert choose_engine("auto", None, cuda, work).name == "stacked"
-    assert choose_engine("auto", None, cuda, work, stackable=False).name == "inprocess"
+    assert choose_engine("auto", None, cuda, work, "no stack").name == "inprocess"
     results = []
     for engine in ("inprocess", "stacked"):
         algorithm = FML(local_epochs=1, batch_size=8, beta=1.0).algorithm()

@@ -135,6 +135,12 @@ def test_the_ends(shape: str) -> None:
     assert schedule(-1, 11) == 0.2  # the start, before the first
 
 
+def test_a_warm_up_and_one_cycle() -> None:
+    assert values(Schedule(0.8, 0.2, warmup=0.4), 5) == pytest.approx([0.8 / 3, 1.6 / 3, 0.8, 0.5, 0.2])
+    assert values(Schedule(0.8, 0.2, "one-cycle"), 5) == pytest.approx([0.032, 0.416, 0.8, 0.5, 0.2])
+    assert Schedule(0.8, 0.2, warmup=0.4)(-1, 5) == pytest.approx(0.8 / 3), "the start, before the first round"
+
+
 def test_a_number_stays() -> None:
     at = At(seed=0, round=3, rounds=9)
     assert at.number(0.25) == 0.25
@@ -144,7 +150,7 @@ def test_a_number_stays() -> None:
 
 
 def test_an_unknown_shape_of_a_schedule_is_refused() -> None:
-    with pytest.raises(ValueError, match="shape is 'linear', 'cosine' or 'step', not 'cubic'"):
+    with pytest.raises(ValueError, match="shape is 'linear', 'cosine', 'step' or 'one-cycle', not 'cubic'"):
         Schedule(0.0, 1.0, "cubic")
 
 

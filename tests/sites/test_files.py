@@ -2,11 +2,12 @@
 
 import pytest
 
+from fedmutual.core import Recipe
 from fedmutual.errors import ConfigError, RunError
 from fedmutual.sites import contract as contracts
 from fedmutual.sites.site_runtime import SiteRuntime
-from fedmutual.sites.site_settings import read_site_file
-from wards import COMMON, SITES, accepted, contract, joined, refused, site
+from fedmutual.sites.site_settings import build_site, read_site_file
+from wards import CLASSES, COMMON, SITES, accepted, contract, joined, refused, site
 
 pytestmark = pytest.mark.sites
 
@@ -131,3 +132,14 @@ def test_a_sites_columns_are_those_of_the_contract(tmp_path, header, difference)
             tmp_path,
             f"site.toml: the examples have {difference}, and the federation agreed on 'age', 'pulse', 'heat' (sites",
         )
+
+
+def test_a_site_has_the_recipe_of_the_contract_and_of_its_own_file(tmp_path):
+    common = {**COMMON, "training": {"batch_size": 32, "clip_norm": 2.0, "accumulate": 2, "label_smoothing": 0.1}}
+    agreed = contracts.read_contract(contract(tmp_path, {**common, "optimizer": {"name": "rmsprop", "alpha": 0.5}}))
+    own = read_site_file(site(tmp_path, "north", training={"clip_norm": 0.5, "class_weights": "balanced"}))
+    client = build_site(agreed, own).build_client("north")
+    assert client.recipe == Recipe(clip_norm=0.5, accumulate=2)
+    assert client.optimizers["meme"].defaults["alpha"] == 0.5
+    assert client.task.label_smoothing == 0.1
+    assert len(client.task.class_weights) == len(CLASSES)

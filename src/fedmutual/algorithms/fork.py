@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from fedmutual.aggregation import Aggregation
 from fedmutual.algorithms.local import LocalEpochs
 from fedmutual.core import At, Client, Message
+from fedmutual.optimizers import reset_state
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +44,6 @@ def copy_shared(client: Client, net: str, inbox: Message) -> None:
 
 
 def reset_optimizer_state(client: Client, net: str) -> None:
-    """Set the optimiser state of a client's net to zero; a frozen net has no state."""
-    for state in client.optimizers[net].state.values() if net in client.optimizers else ():
-        for remembered in state.values():
-            remembered.zero_()  # as never stepped; new tensors in every round would leave holes in the memory
+    """Make the optimiser of a client's net as never stepped; a frozen net has no optimiser."""
+    if net in client.optimizers:
+        reset_state(client.optimizers[net])

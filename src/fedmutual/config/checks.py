@@ -13,24 +13,29 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+import torch
 from pydantic import ValidationError
 
 from fedmutual.algorithms import ALGORITHMS
 from fedmutual.algorithms.registry import METHODS
 from fedmutual.config.keys import FEDERATED, Section, find_table, read_effect
 from fedmutual.config.methods import (
+    EVERYWHERE,
     find_algorithm,
     has_aggregation,
     is_pooled,
     list_keys,
+    list_optimizer_arguments,
     list_setting_types,
     list_training_fields,
+    make_optimizer,
     read_client_settings,
     validate_setting,
 )
-from fedmutual.config.schema import OWN, Config, DataConfig, ModelConfig, TrainingConfig, has_own_data
+from fedmutual.config.schema import OWN, Config, DataConfig, ModelConfig, OptimizerConfig, TrainingConfig, has_own_data
 from fedmutual.core import Setting
 from fedmutual.errors import ConfigError, format_count, join_words
+from fedmutual.fitting import BALANCED
 from fedmutual.settings import MOST_SUMMED, OnlyIf
 
 _NEEDS = {"shards": "classes_per_client", "dirichlet": "alpha", "file": "file"}
@@ -117,6 +122,7 @@ def _list_contradictions(config: Config) -> Iterator[str]:
         yield f"server.sum = 'fixed' {most}; remove 'server.sum'"
     if config.split.folds is not None and config.split.fold is not None and config.split.fold >= config.split.folds:
         yield f"split.fold = {config.split.fold}: the folds are numbered from 0 to {config.split.folds - 1}"
+    yield from _list_optimizer_faults(config)
     yield from _list_score_contradictions(config)
     yield from _list_scaling_contradictions(config)
     if config.privacy.nets != "none":
@@ -132,6 +138,21 @@ def _list_model_contradictions(config: Config) -> Iterator[str]:
     if model.pretrained is not None and model.weights is not None:
         fix = "remove one (a client's own network may have 'clients.ID.model.pretrained')"
         yield f"'model.pretrained' and 'model.weights' both set the first weights of the shared network; {fix}"
+
+
+def _list_optimizer_faults(config: Config) -> Iterator[str]:
+    """Yield why torch refuses the settings of an optimiser. A user's own is tried when the clients are made."""
+    optimizer = config.optimizer
+    if ":" in optimizer.name:
+        return
+    try:
+        named = list_optimizer_arguments(optimizer.name)
+        for key in (optimizer.model_extra or {}).keys() - named:
+            yield format_unknown_key(f"optimizer.{key}", [*OptimizerConfig.model_fields, *named], list_keys())
+        for own in (None, *(client.optimizer for client in config.clients.values())):
+            make_optimizer(optimizer, own, [torch.zeros(1, 1, requires_grad=True)])
+    except ConfigError as problem:
+        yield str(problem)
 
 
 def _list_score_contradictions(config: Config) -> Iterator[str]:
@@ -172,12 +193,21 @@ def _list_leaks(config: Config) -> Iterator[str]:
         yield f"engine.precision = {engine.precision!r} {reason}; with privacy.nets use 'float32'"
     if config.split.folds is not None:
         yield "split.folds trains several models on a row, whose costs epsilon does not add; with privacy.nets remove it"
+    if config.records.patience is not None:
+        yield "records.patience ends the run by scores that epsilon does not count; with privacy.nets remove it"
     if config.records.keep_best:
         fix = "with privacy.nets remove it, and use the last round's model"
         yield f"records.keep_best = true chooses a model by scores that epsilon does not count; {fix}"
     if config.data.mean == FEDERATED:
         fix = f"with privacy.nets set 'data.mean' and 'data.std' {known}"
         yield f"data.mean = 'federated' is computed from private rows, which epsilon does not count; {fix}"
+    for where, training in (("", config.training), *((f"clients.{i}.", c.training) for i, c in config.clients.items())):
+        if training.class_weights == BALANCED:
+            fix = "with privacy.nets give the weights as numbers that are known without these rows"
+            yield f"key '{where}training.class_weights' counts private rows, which epsilon does not count; {fix}"
+        if training.patience is not None:
+            reason = "stops by the loss on private rows, which epsilon does not count"
+            yield f"key '{where}training.patience' {reason}; with privacy.nets remove it"
     for client in (i for i, client_config in config.clients.items() if client_config.data.mean is not None):
         reason = "would come from the client's private rows, which epsilon does not count"
         yield f"key 'clients.{client}.data.mean' {reason}; with privacy.nets set 'data.mean' for all, {known}"
@@ -226,7 +256,7 @@ def describe_unused_keys(config: Config, scores: Sequence[str], pooled: bool) ->
     """
     traits = (*scores, *(["averaged"] if has_aggregation(config) else []), *([] if pooled else ["federated"]))
     unmet = list(_list_unmet(config, lambda c: bool(c.remark) and c.key != "engine", {"algorithm": traits}))
-    read = {"task", *list_training_fields(find_algorithm(config.algorithm["name"]))}  # reading data needs the task, too
+    read = list_training_fields(find_algorithm(config.algorithm["name"])).keys() | EVERYWHERE
     unread = tuple(f"training.{name}" for name in TrainingConfig.model_fields if name not in read)
     known = {key for key, _, _ in unmet}
     set_keys = (key for key, _, _ in _list_set_keys(config) if key not in known)
@@ -268,9 +298,10 @@ def _list_unmet(
 ) -> Iterator[_Unmet]:
     """Yield the set keys without effect. known: the values of "algorithm" or "engine", for conditions on these."""
     settings = fields(find_algorithm(config.algorithm["name"]))
+    named = {"data.name": config.data.name, "optimizer.name": config.optimizer.name}
     values = {f"algorithm.{f.name}": (config.algorithm.get(f.name, f.default),) for f in settings} | {
         "clients.ID.data": (has_own_data(config) or None,),
-        "data.name": (config.data.name, OWN if ":" in config.data.name else config.data.name),
+        **{key: (name, OWN if ":" in name else name) for key, name in named.items()},
         **known,
     }
     set_settings = [f for f in settings if f.name in config.algorithm]
@@ -294,7 +325,7 @@ def _list_set_keys(table: Section, prefix: str = "") -> Iterator[tuple[str, Any,
         elif name == "clients" and isinstance(value, dict):
             for client, client_config in value.items():
                 yield from _list_set_keys(client_config, f"clients.{client}.")
-        elif value != spec.default:
+        elif value is not None and value != spec.default:
             yield f"{prefix}{name}", value, read_effect(type(table), name).only_if or ()
 
 

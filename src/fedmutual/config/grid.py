@@ -6,7 +6,6 @@ import json
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from fedmutual.config.reading import parse_override
@@ -86,7 +85,7 @@ def format_value(value: Any) -> str:
 
 def _format_toml_value(value: Any) -> str:
     if isinstance(value, Schedule):
-        value = asdict(value)
+        value = value.record()
     if isinstance(value, Mapping):
         return "{" + ",".join(f"{format_toml_key(k)}={_format_toml_value(v)}" for k, v in value.items()) + "}"
     if isinstance(value, list | tuple):

@@ -7,7 +7,7 @@ import math
 import os
 import re
 import unicodedata
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, cast, get_args
@@ -125,6 +125,12 @@ def _make_statistics(value: object) -> object:
     return _make_tuple(value)
 
 
+def _make_weights(value: object) -> object:
+    if isinstance(value, str) and value != "balanced":
+        raise ValueError(f"a list of numbers, or 'balanced', not {value!r}")
+    return _make_tuple(value)
+
+
 def _make_distinct(value: object) -> object:
     """Return a list as a tuple of different texts."""
     if isinstance(value, list | tuple) and (not value or "" in value or len(set(map(str, value))) < len(value)):
@@ -137,15 +143,16 @@ def _strip_values(values: tuple[str, ...]) -> object:
 
 
 def _convert_schedule(value: object) -> object:
-    """Convert a table { start, end, shape, at } to a Schedule."""
+    """Convert a table { start, end, shape, at, warmup } to a Schedule."""
     if not isinstance(value, dict):
         return value
-    numbers: tuple[Any, ...] = value.get("start"), value.get("end"), value.get("at", 0.5)
-    if value.keys() - {"start", "end", "shape", "at"} or not all(
+    numbers: tuple[Any, ...] = value.get("start"), value.get("end"), value.get("at", 0.5), value.get("warmup", 0.0)
+    if value.keys() - {"start", "end", "shape", "at", "warmup"} or not all(
         type(n) in (int, float) and math.isfinite(n) for n in numbers
     ):
         raise ValueError(f'a schedule is {{ start = 0.9, end = 0.3, shape = "linear" }} of finite numbers, not {value}')
     within("the at of a schedule", numbers[2], 0, 1)
+    within("the warmup of a schedule", numbers[3], 0, 1)
     return Schedule(**value)
 
 
@@ -167,7 +174,7 @@ def _check_date_format(value: str) -> str:
 
 def _dump_settings(value: object) -> object:
     """Return the settings of an algorithm as TOML, with schedules as tables."""
-    return {k: asdict(v) if isinstance(v, Schedule) else v for k, v in value.items()} if isinstance(value, dict) else value
+    return {k: v.record() if isinstance(v, Schedule) else v for k, v in value.items()} if isinstance(value, dict) else value
 
 
 PathSetting = Annotated[Path, BeforeValidator(_convert_path)]
@@ -188,6 +195,7 @@ Fraction = Annotated[float, Field(ge=0, lt=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
 Decay = Annotated[float, Field(ge=0)]
 Moving = Annotated[float | Schedule, BeforeValidator(_convert_schedule)]
+Weights = Annotated[tuple[Annotated[float, Field(ge=0)], ...] | Literal["balanced"], BeforeValidator(_make_weights)]
 Rate = Annotated[Moving, AfterValidator(_check_not_negative)]
 Settings = Annotated[Table, BeforeValidator(_dump_settings)]
 RunName = Annotated[str, AfterValidator(_check_run_name)]

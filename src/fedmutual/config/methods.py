@@ -1,23 +1,42 @@
 """[algorithm] and [clients.ID.algorithm]: their keys are the fields of the algorithm's own dataclass."""
 
-from collections.abc import Iterator
+import inspect
+from collections.abc import Iterator, Sequence
 from dataclasses import Field, fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache
 from typing import Any, get_type_hints
 
+import torch
 from pydantic import ConfigDict, TypeAdapter
+from torch import Tensor
+from torch.optim import Optimizer
 
-from fedmutual import tasks
+from fedmutual import fitting, tasks
 from fedmutual.aggregation import Aggregation
 from fedmutual.algorithms import ALGORITHMS
 from fedmutual.algorithms.registry import METHODS, Method
 from fedmutual.config.keys import Moving, Table, list_effects
-from fedmutual.config.schema import ClientData, Config, DataConfig, PartitionConfig, TrainingConfig
-from fedmutual.core import SCORED_MODELS, Algorithm, Role, Setting, get_target_kind
+from fedmutual.config.schema import (
+    COMMON_OPTIMIZERS,
+    LABELLED,
+    ClientData,
+    ClientOptimizer,
+    Config,
+    DataConfig,
+    OptimizerConfig,
+    PartitionConfig,
+    TrainingConfig,
+)
+from fedmutual.core import SCORED_MODELS, Algorithm, Data, Recipe, Role, Setting, Task, get_target_kind
 from fedmutual.errors import ConfigError, UserError, format_error, join_words
+from fedmutual.optimizers import make_optimizer_alike
 from fedmutual.user_code import plugins
 
+EVERYWHERE = frozenset({"task", *Recipe._fields, *fitting.KEYS})
+"""The keys of [training] that all algorithms have, besides those that an algorithm reads itself (`core.from_training`)."""
+_MACHINE = ("fused", "foreach", "capturable", "differentiable")  # arguments of an optimiser that change no result
+_UNUSABLE = {"lbfgs": "computes a loss several times in a step", "sparseadam": "needs sparse gradients"}
 ALONE = "0"  # the id of the client in the federation of one client with data of its own
 _STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 
@@ -100,6 +119,91 @@ def list_tried_values(setting: Field[Any]) -> tuple[Any, ...]:
 def has_aggregation(config: Config) -> bool:
     """Return whether the configured algorithm combines replies by the rule of [server]."""
     return Aggregation in _list_types_of_kind(_find_kind(config)).values()
+
+
+def find_optimizer(name: str) -> Any:
+    """Return a class of torch.optim by its name in small letters, or the user's "module:factory".
+
+    Raises:
+        ConfigError: there is no such optimiser, or a step of a client cannot use it.
+    """
+    if ":" in name:
+        return plugins.load(name, "optimizer.name")
+    known = {k.lower(): v for k, v in vars(torch.optim).items() if isinstance(v, type) and v is not Optimizer}
+    if name in _UNUSABLE:
+        raise ConfigError(f"key 'optimizer.name': {name!r} {_UNUSABLE[name]}, and cannot train here; use 'adam' or 'sgd'")
+    if name not in known:
+        near = get_close_matches(name, known, 1)
+        fix = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}, and your own as 'module:factory'"
+        raise ConfigError(f"key 'optimizer.name': there is no optimiser {name!r}; {fix}")
+    return known[name]
+
+
+def list_optimizer_arguments(name: str) -> frozenset[str]:
+    """Return the arguments of an optimiser of torch that [optimizer] takes besides its keys.
+
+    Raises:
+        ConfigError: as `find_optimizer`.
+    """
+    own = inspect.signature(find_optimizer(name)).parameters.keys()
+    return frozenset(own - OptimizerConfig.model_fields.keys() - {"params", *_MACHINE})
+
+
+def make_optimizer(
+    table: OptimizerConfig, own: ClientOptimizer | None, params: Sequence[Tensor], fused: bool = False
+) -> Optimizer:
+    """Return the optimiser of parameters, with a learning rate of 0: each phase sets it. own: the client's own settings.
+
+    fused: one call for all parameters, of the optimisers that have it among the first three.
+
+    Raises:
+        ConfigError: as `find_optimizer`; or the optimiser refuses its arguments or these parameters.
+    """
+    kind, extra = find_optimizer(table.name), table.model_extra or {}
+    values = {**dict(table), **{k: v for k, v in dict(own or ()).items() if v is not None}}
+    takes = {"momentum", "weight_decay", "amsgrad"} & inspect.signature(kind).parameters.keys() | extra.keys()
+    arguments = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items() if k in takes and v is not None}
+    if fused and table.name in COMMON_OPTIMIZERS:
+        arguments["fused"] = True
+    try:
+        optimizer = kind(params, lr=0.0, **arguments)
+        if table.name not in COMMON_OPTIMIZERS:
+            make_optimizer_alike(optimizer, params)  # as each round does, of a network that begins anew
+    except Exception as problem:  # torch raises several types, and a user's factory any
+        raise ConfigError(f"key 'optimizer.name': {table.name!r} cannot be made: {format_error(problem)}") from None
+    if not isinstance(optimizer, Optimizer):
+        raise ConfigError(f"key 'optimizer.name': {table.name!r} returned {type(optimizer).__name__}, no optimiser")
+    return optimizer
+
+
+def make_client_task(config: Config, client: str, task: Task, name: str, outputs: int, rows: Data) -> Task:
+    """Return the task of a client with the loss on targets of its [training]. rows: to count the classes of.
+
+    task, name, outputs: of the client's networks.
+
+    Raises:
+        ConfigError: the loss cannot be imported, the task has no such keys, or `class_weights` fit other classes.
+    """
+    own = config.get_client_config(client).training
+    keys = {k: getattr(config.training, k) if getattr(own, k) is None else getattr(own, k) for k in fitting.KEYS}
+    values = {k: v for k, v in keys.items() if v}
+    if not values:
+        return task
+    if "loss" in values:
+        return fitting.Fitted(task, loss=values["loss"], call=fitting.load_loss(values["loss"]))
+    if name not in LABELLED:
+        raise ConfigError(
+            f"key 'training.{next(iter(values))}': client {client!r} learns {name!r}, which has none; remove it"
+        )
+    weights = values.get("class_weights")
+    if weights == fitting.BALANCED:
+        values["class_weights"] = fitting.count_weights(rows, outputs, get_target_kind(task) == "labels")
+    elif weights is not None and len(weights) != outputs:
+        raise ConfigError(
+            f"key 'training.class_weights' has {len(weights)} numbers for the {outputs} classes of client {client!r}; give "
+            "one for each"
+        )
+    return fitting.Fitted(task, **values)
 
 
 def list_keys() -> Iterator[str]:

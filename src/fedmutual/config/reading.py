@@ -8,7 +8,6 @@ import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
-from dataclasses import asdict
 from datetime import date, time
 from pathlib import Path
 from typing import Any
@@ -247,7 +246,7 @@ def dump_config(config: Config) -> str:
 
 def _convert_plain(value: Any) -> Any:
     if isinstance(value, Schedule):
-        return asdict(value)
+        return value.record()
     if isinstance(value, Mapping):
         return {k: _convert_plain(v) for k, v in value.items() if v is not None and v != {}}
     if isinstance(value, list | tuple):

@@ -26,7 +26,8 @@ value of a `resumable` key and more `rounds`; all other keys must keep their val
 conditions are true.
 
 A schedule changes a number over the rounds: `{ start = 0.9, end = 0.3, shape = "linear" }`. The shape may also be
-`"cosine"`, or `"step"` after the fraction `at` of the rounds. `--set data.name=mnist` sets a key for one command. An unknown
+`"cosine"`, `"step"` after the fraction `at` of the rounds, or `"one-cycle"`; `warmup` is the fraction of the rounds in which
+the value rises from 0. `--set data.name=mnist` sets a key for one command. An unknown
 key is an error. If fedmutual detects that a key has no effect, the key gives an error or a remark."""
 
 _ALGORITHM = "What is minimised, and how replies are combined. Each algorithm has its own keys besides `name`."

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, get_type_hints
 
-from pydantic import BeforeValidator, Field, create_model, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, create_model, model_validator
 
 from fedmutual.config import keys
 from fedmutual.config.keys import OnlyIfs, Section, Table, key, list_effects, read_effect
@@ -14,6 +14,8 @@ from fedmutual.role import DEFAULT_ALGORITHM
 from fedmutual.settings import TRIM, Disclosure, OnlyIf, Products, Rule, Sum
 
 OWN = "module:factory"  # in a condition: any name of a user's own code
+LABELLED = ("classification", "segmentation", "multilabel")  # the tasks whose loss has weights of classes
+COMMON_OPTIMIZERS = ("sgd", "adam", "adamw")  # which the keys of [optimizer] were made for, and which stacks of clients have
 
 
 def _if_algorithm(about: str, remark: str, *traits: str) -> OnlyIf:
@@ -33,7 +35,9 @@ _FROM_TABLES = OnlyIf("data.name", ("csv", "parquet"))
 _GROUPED = OnlyIf("data.name", ("folder", "npz", "csv", "parquet", OWN))
 _UNFOLDED = (OnlyIf("partition.kind", ("pfllib",), negated=True), OnlyIf("split.folds", (None,)))
 _BY_EPOCHS = OnlyIf("training.local_steps", (None,), remark="algorithm {name!r} counts a round in training.local_steps")
-_SGD = OnlyIf("optimizer.name", ("sgd",))
+_SGD = OnlyIf("optimizer.name", ("sgd", "rmsprop", "muon", OWN))
+_OF_CLASSES = OnlyIf("training.task", LABELLED)
+_OWN_LOSS = OnlyIf("training.loss", (None,))
 _NOISED = OnlyIf("privacy.nets", ("none",), negated=True, remark="privacy.nets is 'none'")
 _FEDERATED = _if_algorithm("is not centralised", "trains one network on all data", "federated")
 _PERSONAL = _if_algorithm("trains personal networks", "trains no personal networks", "personal")
@@ -218,7 +222,30 @@ class ModelConfig(Section):
     weights"""
 
 
-class TrainingConfig(Section):
+class _RecipeConfig(Section):
+    """Keys that [training] and a client's own table have alike; None: unset."""
+
+    clip_norm: keys.Positive | None = key()
+    """the largest norm of the gradient of each network in a step; larger gradients are scaled down to this norm"""
+    clip_value: keys.Positive | None = key()
+    """the largest absolute value of an element of a gradient; larger elements are set to this value, before `clip_norm`"""
+    accumulate: keys.Count | None = key()
+    """the number of batches of one gradient step, whose gradients are averaged; unset, 1"""
+    class_weights: keys.Weights | None = key(only_if=(_OF_CLASSES, _OWN_LOSS))
+    """weights of the loss on labels: a number for each class, in their order, or "balanced": all classes count alike in the
+    client's own training rows; multilabel: of the presence of each label"""
+    label_smoothing: keys.Fraction | None = key(only_if=(_OF_CLASSES, _OWN_LOSS))
+    """the part of each label that is spread over all classes; unset, 0"""
+    focal: keys.Decay | None = key(only_if=(_OF_CLASSES, _OWN_LOSS))
+    """gamma of the focal loss, which weighs rows that a network predicts well less; unset, 0"""
+    patience: keys.Count | None = key()
+    """early stopping: after so many rounds without a smaller loss on its own validation rows, a client takes no more steps,
+    and sends its last trained copy of the shared model in each further round; unset, no client stops"""
+    loss: str | None = key()
+    """your own loss on targets in place of the task's, as "module:loss": a function of (output, target)"""
+
+
+class TrainingConfig(_RecipeConfig):
     """The local work of a round."""
 
     local_epochs: keys.Count = key(5, only_if=(_BY_EPOCHS,))
@@ -232,18 +259,30 @@ class TrainingConfig(Section):
 
 
 class OptimizerConfig(Section):
-    """torch.optim by name."""
+    """torch.optim by name, with its own arguments such as `betas`. If not sgd, adam or adamw, unset keys are torch's."""
 
-    name: Literal["sgd", "adam", "adamw"] = key("sgd")
-    """the optimiser"""
+    model_config = ConfigDict(extra="allow")
+    name: str = key("sgd")
+    """an optimiser of torch.optim, such as sgd, adam, adamw, rmsprop; your own as "module:factory", a function of the
+    parameters, `lr` and the set keys"""
     lr: keys.Rate = key(0.01)
     """the learning rate, at least 0"""
-    momentum: keys.Fraction = key(0.9, only_if=(_SGD,))
+    momentum: keys.Fraction | None = key(0.9, only_if=(_SGD,))
     """the momentum"""
-    weight_decay: keys.Decay = key(5e-4)
+    weight_decay: keys.Decay | None = key(5e-4)
     """the weight decay of torch.optim"""
     amsgrad: bool = key(False, only_if=(OnlyIf("optimizer.name", ("adam", "adamw")),))
     """the AMSGrad variant"""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_defaults(cls, table: Any) -> Any:
+        """Write the name in small letters; unset the defaults of an optimiser that has its own."""
+        if not isinstance(table, Mapping) or not isinstance(name := table.get("name"), str):
+            return table
+        name = name if ":" in name else name.lower()
+        own = {} if name in COMMON_OPTIMIZERS else {"momentum": None, "weight_decay": None}
+        return {**own, **table, "name": name}
 
 
 class ServerConfig(Section):
@@ -276,9 +315,9 @@ class EngineConfig(Section):
     """the address of a running Ray cluster, "auto" or "HOST:PORT"; unset, the run starts a local Ray cluster"""
     gpus: Annotated[float, Field(ge=0, le=1)] = key(0.0, resumable=True, only_if=_if_engine("cluster"))
     """a worker's share of a GPU; 0: no GPU on a CPU, and equal shares of all GPUs on CUDA"""
-    precision: Literal["float32", "tf32", "bf16"] = key("float32", affects="result")
-    """the precision of matrix products and convolutions; tf32 needs an NVIDIA GPU, bf16 uses autocast. Weights and losses
-    stay float32"""
+    precision: Literal["float32", "tf32", "bf16", "fp16"] = key("float32", affects="result")
+    """the precision of matrix products and convolutions; tf32 and fp16 need an NVIDIA GPU, bf16 and fp16 use autocast, and
+    fp16 scales the loss. Weights and losses stay float32"""
     products: Products = key("auto")
     """the library that multiplies float32 matrices on a CPU: blas (torch's own choice, on x86 MKL) or onednn; auto takes
     onednn on AMD processors with AVX-512. The two round differently"""
@@ -303,6 +342,9 @@ class RecordsConfig(Section):
     best_by: Literal["holdout", "validation", "test"] | None = key()
     """the rows on which the best round is chosen; unset, hold-out rows if they exist, else validation rows for personal
     models and test rows for the shared model"""
+    patience: keys.Count | None = key(affects="result", unused_on_sites="all rounds of a contract are trained")
+    """early stopping: the run ends after so many evaluations without a better one, by the mean of the main metric on rows of
+    `records.best_by`, of the personal models, or without them of the shared model; unset, it has all rounds"""
     keep_best: bool = key(False, affects="record", unused_on_sites="best rounds' weights are not kept there")
     """keep the weights of the best round of each client and of the shared model; `records.best_by` chooses the round"""
     copies: bool = key(False, only_if=(_ON_SERVER,))
@@ -370,7 +412,7 @@ class ClientModel(Section):
     """its personal network is not trained (an untrained participant, for experiments)"""
 
 
-class ClientTraining(Section):
+class ClientTraining(_RecipeConfig):
     """A client's own local work."""
 
     only_if: ClassVar[OnlyIfs] = (_FEDERATED,)

@@ -206,10 +206,15 @@ def evaluate_client(
         merit = best.compute_merit([s for s in scores if s.model in models], rows, keep.by, keep.metric)
         state = client.nets["personal"].state_dict()
         best.save_if_better(home, lambda: {f"personal.{k}": v for k, v in state.items()}, merit, round, keep)
+    remarks = [*unusable.values()]
+    if "stopped" in client.kept and client.metrics == "all":
+        begun, rounds = int(client.kept["stopped"]) + 1, client.recipe.patience
+        why = f"its loss on validation rows was not smaller for {rounds} rounds (training.patience)"
+        remarks.append(f"client {client.id!r} takes no steps from round {begun} on, and sends its last trained meme: {why}")
     if client.metrics != "all" and home is not None:
         home.mkdir(parents=True, exist_ok=True)
         append_scores(home, round, scores)
-    return select_metrics(client, measured), tuple(unusable.values())
+    return select_metrics(client, measured), tuple(remarks)
 
 
 def count_parameters(client: Client) -> dict[str, int]:

@@ -23,6 +23,7 @@ from fedmutual.stepping import (
     PhaseResult,
     count_calls,
     differentiate,
+    group_batches,
     lowered,
     make_call,
     means,
@@ -108,7 +109,9 @@ class Steps:
         self._const = {k: v.to(self._device) for k, v in const.items()}
         self._memory = _stack_messages([part.client.memory for part in parts])
         self._log: list[tuple[list[int], Message]] = []  # the clients that stepped, and their loss terms [k]
+        self._recipe = like.client.recipe
         self._took = [0] * len(parts)  # steps of each client
+        self._seen = [0] * len(parts)  # batches of each client
         for stack in self._stacks.values():
             stack.skeleton.train()
             stack.set_rate(rate(like.phase, like.client, like.at))
@@ -123,7 +126,7 @@ class Steps:
             steps = self._took[i]
             if steps:
                 part.client.memory = {k: v[i] for k, v in self._memory.items()}
-            part.client.work = Work(steps, steps * (self._one_step.forwards or 0))
+            part.client.work = Work(steps, self._seen[i] * (self._one_step.forwards or 0))
             for stack in self._stacks.values():
                 stack.expose(self._numbers[i])
 
@@ -142,9 +145,9 @@ class Steps:
             groups: dict[Any, list[int]] = {}  # equal batch shapes, and equal step counts of their optimisers
             for i, batch in batches.items():
                 counts = tuple(stack.count_steps(self._numbers[i]) for stack in self._stacks.values())
-                groups.setdefault((describe(batch), counts), []).append(i)
+                groups.setdefault((tuple(map(describe, batch)), counts), []).append(i)
             for members in groups.values():
-                self._step(members, gather([batches[i] for i in members]))
+                self._step(members, [gather(rows) for rows in zip(*(batches[i] for i in members), strict=True)])
 
     def read_curves(self) -> list[Message]:
         """Return each client's loss terms over its S steps, [S] on the CPU. Only here the CPU waits for the device."""
@@ -153,7 +156,7 @@ class Steps:
         values = {name: torch.cat([terms[name] for _, terms in self._log]).cpu() for name in names}
         return [{k: v[clients == i] for k, v in values.items() if (clients == i).any()} for i in range(len(self._parts))]
 
-    def _step(self, positions: list[int], batch: Batch) -> None:
+    def _step(self, positions: list[int], step_batches: Sequence[Batch]) -> None:
         """Take one step of these clients, given as positions among the clients of the phase."""
         numbers = [self._numbers[i] for i in positions]
         rows = StackRows(numbers, self._make_index(numbers, next(iter(self._stacks.values())).count))
@@ -162,7 +165,7 @@ class Steps:
         taken = {net: stack.take(rows) for net, stack in self._stacks.items()}
         params, fixed = ({net: tensors[n] for net, tensors in taken.items()} for n in (0, 1))
 
-        def compute_gradients() -> tuple[Message, Message]:
+        def compute_gradients(batch: Batch) -> tuple[Message, Message]:
             terms = self._forward(params, fixed, batch, const)
             named = {f"{net}.{k}": p for net, of_net in params.items() for k, p in of_net.items()}
             return differentiate(terms, named, stacked=True), terms
@@ -172,7 +175,7 @@ class Steps:
                 net_grads = {k.removeprefix(f"{net}."): g for k, g in grads.items() if k.startswith(f"{net}.")}
                 stack.step(rows, params[net], fixed[net], net_grads)
 
-        terms, memory = take_step(self._phase, memory, compute_gradients, update, stacked=True)
+        terms, memory = take_step(self._phase, self._recipe, memory, step_batches, compute_gradients, update, stacked=True)
         if here.index_tensor is None:
             self._memory = memory
         else:
@@ -183,6 +186,7 @@ class Steps:
         self._log.append((positions, terms))
         for i in positions:
             self._took[i] += 1
+            self._seen[i] += len(step_batches)
 
     def _make_index(self, positions: list[int], count: int) -> Tensor | None:
         return None if positions == list(range(count)) else torch.tensor(positions, device=self._device)
@@ -190,22 +194,24 @@ class Steps:
 
 def draw_batches(
     parts: Sequence[PhaseInput],
-) -> tuple[Iterator[dict[int, Any]], Callable[[Any], Any], Callable[[list[Any]], Batch]]:
+) -> tuple[Iterator[dict[int, list[Any]]], Callable[[Any], Any], Callable[[Sequence[Any]], Batch]]:
     """Return (the batches of each step, by client position; the shape of a batch; a function that stacks batches).
 
     They are drawn step by step, so that only the batches of one step are in memory; finished clients have none. With one
     resident store a batch is its row numbers, and the rows of all clients are fetched at once.
     """
     batches = [part.phase.batches(part.client, part.inbox, part.at) for part in parts]
+    size = parts[0].client.recipe.accumulate
     resident = [b for b in batches if isinstance(b, ResidentBatches)]
     if len(resident) < len(batches) or any(b.store is not resident[0].store for b in resident):
-        return _draw_steps(batches), _describe_batch, lambda rows: tuple(map(torch.stack, zip(*rows, strict=True)))
+        return _draw_steps(batches, size), _describe_batch, lambda rows: tuple(map(torch.stack, zip(*rows, strict=True)))
     store = resident[0].store
-    return _draw_steps([b.list_row_numbers() for b in resident]), len, lambda numbers: store.take(torch.stack(numbers))
+    plans = [b.list_row_numbers() for b in resident]
+    return _draw_steps(plans, size), len, lambda numbers: store.take(torch.stack(tuple(numbers)))
 
 
-def _draw_steps(plans: Sequence[Iterable[Any]]) -> Iterator[dict[int, Any]]:
-    remaining = dict(enumerate(map(iter, plans)))
+def _draw_steps(plans: Sequence[Iterable[Any]], size: int) -> Iterator[dict[int, list[Any]]]:
+    remaining = {n: group_batches(plan, size) for n, plan in enumerate(plans)}
     while batches := {i: batch for i, plan in remaining.items() if (batch := next(plan, None)) is not None}:
         remaining = {i: remaining[i] for i in batches}
         yield batches

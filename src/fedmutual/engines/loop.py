@@ -100,12 +100,18 @@ def generate_rounds(
         if saved is None and plan.algorithm.start:
             server, _ = yield from _exchange(plan, engine, server, -1, plan.algorithm.start, report)
             report(RoundDone(0, plan.rounds, server, visit))
-        for round in range(finished_rounds, plan.rounds):
+        is_over, rounds = saved is not None and plan.is_over(), plan.rounds
+        for round in range(finished_rounds, 0 if is_over else plan.rounds):
             server, train = yield from _exchange(plan, engine, server, round, plan.algorithm.phases, report)
             if (round + 1) % plan.evaluate_every == 0 or round + 1 == plan.rounds:
                 report(_evaluate(plan, engine, server, round, train, judge, report))
                 _report_remarks(engine, round, report)
-            report(RoundDone(round + 1, plan.rounds, server, visit))
+            if plan.is_over():
+                rounds = round + 1
+                report(Noted(rounds, f"early stopping (records.patience): the run ends after round {rounds}"))
+            report(RoundDone(round + 1, rounds, server, visit))
+            if rounds == round + 1:
+                break
     except (Paused, GeneratorExit):
         raise
     except BaseException as problem:
@@ -114,7 +120,7 @@ def generate_rounds(
         if error is problem:
             raise
         raise error from problem
-    report(Finished(plan.rounds))
+    report(Finished(rounds))
     return server
 
 

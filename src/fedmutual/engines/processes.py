@@ -153,7 +153,7 @@ def begin_phase(client: Client, phase: Phase, inbox: Message, declared: Spec, at
         return participate(client, phase, inbox, declared, at)
     with raise_user_errors(phase, client.id):
         stepping = steps(phase, client, inbox, at)
-        for _ in range(max(1, round(share * count))):
+        for _ in range(max(1, round(share * count / client.recipe.accumulate))):
             try:
                 progress = next(stepping)
             except StopIteration as end:

@@ -36,20 +36,20 @@ class EngineChoice(NamedTuple):
 
 
 def choose_engine(
-    name: str, workers: int | None, device: torch.device, work: Mapping[str, Workload], stackable: bool = True
+    name: str, workers: int | None, device: torch.device, work: Mapping[str, Workload], obstacle: str = ""
 ) -> EngineChoice:
     """Return the engine with this name, or for "auto" the engine that suits the work and the machine.
 
     workers: as configured; None: one worker per core.
     work: of each client in the whole run.
-    stackable: whether clients may be stepped in one stack; False where the gradient of each example is clipped.
+    obstacle: why clients cannot be stepped in one stack, as a clause; "": they can.
     """
     cores = count_cores()
     count = min(workers or cores, len(work))
     if name != "auto":
         return EngineChoice(name, count if name in ("processes", "cluster") else 1, "as configured")
-    if device.type == "cuda" and not stackable:
-        return EngineChoice("inprocess", 1, "clients with clipped and noised gradients cannot share a stack")
+    if device.type == "cuda" and obstacle:
+        return EngineChoice("inprocess", 1, obstacle)
     if device.type == "cuda" and sum(w.flops for w in work.values()) > _MOST_STACKED * sum(w.steps for w in work.values()):
         return EngineChoice("inprocess", 1, "there is a GPU, and a step of one client is enough work for it")
     if device.type == "cuda":

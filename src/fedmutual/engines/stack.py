@@ -15,7 +15,8 @@ from torch.optim import Optimizer
 
 from fedmutual.core import Client, Message
 from fedmutual.models.copying import copy_networks
-from fedmutual.stepping import make_optimizer_alike, set_gradients
+from fedmutual.optimizers import make_optimizer_alike
+from fedmutual.stepping import set_gradients
 
 
 class StackRows(NamedTuple):

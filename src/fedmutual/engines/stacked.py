@@ -62,8 +62,10 @@ class Stacker:
 
     @cached_property
     def _groups(self) -> list[Group]:
-        """The stacks, made at the first phase: of clients without a frozen net and without noise."""
-        trainable = [c for c in self.clients if c.optimizers.keys() == c.nets.keys() and c.privacy is None]
+        """The stacks, made at the first phase: of clients without a frozen net, without noise, and without an obstacle."""
+        stackable = [c for c in self.clients if c.privacy is None and not c.alone]
+        trainable = [c for c in stackable if c.optimizers.keys() == c.nets.keys()]
+        self.remarks += dict.fromkeys(f"{c.alone}, and step one after the other" for c in self.clients if c.alone)
         remarks = self.remarks if self._compile else None
         return [Group(group, remarks) for group in group_alike(trainable) if len(group) > 1]
 

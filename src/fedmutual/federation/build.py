@@ -96,6 +96,8 @@ def check_experiment(experiment: Experiment) -> None:
     The parts are the networks, the shared model, the public data, the hold-out rows and the settings of privacy.
     """
     trackers.check_installed(experiment.config.records)
+    if experiment.config.engine.precision == "fp16" and experiment.device.type != "cuda":
+        raise ConfigError("engine.precision = 'fp16' needs an NVIDIA GPU; on a CPU use 'bf16' or 'float32'")
     _check_holdout(experiment)
     _check_ensemble(experiment)
     _check_public(experiment)

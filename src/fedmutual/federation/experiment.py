@@ -13,7 +13,9 @@ from fedmutual import cpu, data, tasks
 from fedmutual.algorithms.peers import make_agreed_state, make_proxy_state
 from fedmutual.config import Config, read_client_settings
 from fedmutual.config.checks import describe_unused_keys
-from fedmutual.core import Algorithm, Bench, Client, Data, Diverged, Message, Seeds, Task
+from fedmutual.config.methods import make_client_task, make_optimizer
+from fedmutual.config.schema import COMMON_OPTIMIZERS
+from fedmutual.core import Algorithm, Bench, Client, Data, Diverged, Message, Recipe, Seeds, Task
 from fedmutual.errors import ConfigError, DataError
 from fedmutual.events import Score
 from fedmutual.federation import evaluation
@@ -99,8 +101,9 @@ class Experiment:
         return Bench(self.nets.place_on_device(self.nets.make_shared()), public.data.to(self.device))
 
     def make_task(self, client: str) -> Task:
-        """Return a client's task: its losses, scores and main metric."""
-        return tasks.make_task(self.nets.get_space(client).task)
+        """Return a client's task: its losses, scores and main metric. Raises ConfigError as `make_client_task`."""
+        space, rows = self.nets.get_space(client), self.load_rows(client)["private"]
+        return make_client_task(self.config, client, tasks.make_task(space.task), space.task, space.outputs, rows)
 
     def build_networks(self, id: str) -> dict[str, nn.Module]:
         """Return a client's networks by name, as before round 1, without optimisers, which import `torch._dynamo`.
@@ -143,16 +146,27 @@ class Experiment:
             optimizers={n: self._make_optimizer(net, id) for n, net in nets.items() if not self.nets.is_frozen(n, id)},
             data=rows,
             rate=rate,
+            recipe=self._make_recipe(id),
+            alone=find_stack_obstacle(self.config),
             shared=shared,
             proxy="proxy" in self.algorithm.scores,
             boundary_exempt=find_exempt_tensors(nets, shared, self.nets.get_space(id).make_examples()),
             task=self.make_task(id),
             settings=read_client_settings(self.config, id),
-            precision=torch.bfloat16 if self.config.engine.precision == "bf16" else None,
+            precision={"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.config.engine.precision),
             seeds=self.seeds,
             metrics=self.config.disclosure(id),
             privacy=privacy,
         )
+
+    def _make_recipe(self, id: str) -> Recipe:
+        common, own = (dict(c.training) for c in (self.config, self.config.get_client_config(id)))
+        keys = {k: own[k] if own[k] is not None else common[k] for k in Recipe._fields}
+        if keys["patience"] is not None and not len(self.load_rows(id).get("validation", ())):
+            raise ConfigError(
+                f"key 'training.patience': client {id!r} has no validation rows; set 'split.validation' to 0.1"
+            )
+        return Recipe(**{k: v for k, v in keys.items() if v is not None})
 
     def _set_arithmetic(self) -> None:
         """Set how this process multiplies matrices, before it trains or scores."""
@@ -178,7 +192,7 @@ class Experiment:
         """
         costs, work = self.nets.measure_costs(), {}
         optimizer = self.config.optimizer
-        slots = 2 + optimizer.amsgrad if optimizer.name != "sgd" else int(optimizer.momentum > 0)
+        slots = 2 + optimizer.amsgrad if optimizer.name != "sgd" else int(bool(optimizer.momentum))
         for id in self.clients:
             steps, examples = self._load(id)
             flops, parameters = costs[id]
@@ -337,15 +351,18 @@ class Experiment:
                     ) from None
 
     def _make_optimizer(self, net: nn.Module, client: str) -> torch.optim.Optimizer:
-        common, optimizer = self.config.optimizer, self.config.get_client_config(client).optimizer
-        params = [p for p in net.parameters() if p.requires_grad]
-        fused = self.device.type in ("cpu", "cuda")  # one call for all parameters
-        decay = optimizer.weight_decay if optimizer.weight_decay is not None else common.weight_decay
-        if common.name == "sgd":
-            momentum = optimizer.momentum if optimizer.momentum is not None else common.momentum
-            return torch.optim.SGD(params, lr=0.0, momentum=momentum, weight_decay=decay, fused=fused)
-        kind: type[torch.optim.Adam] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[common.name]
-        return kind(params, lr=0.0, weight_decay=decay, amsgrad=common.amsgrad, fused=fused)
+        params, own = [p for p in net.parameters() if p.requires_grad], self.config.get_client_config(client).optimizer
+        return make_optimizer(self.config.optimizer, own, params, fused=self.device.type in ("cpu", "cuda"))
+
+
+def find_stack_obstacle(config: Config) -> str:
+    """Return why a stack cannot hold the clients of a configuration, as a clause for the user; "" if it can."""
+    if config.engine.precision == "fp16":
+        return "clients with engine.precision = 'fp16' have loss scales of their own"
+    if config.training.patience or any(client.training.patience for client in config.clients.values()):
+        return "clients with training.patience stop alone"
+    common = config.optimizer.name in COMMON_OPTIMIZERS
+    return "" if common else f"clients with optimizer.name = {config.optimizer.name!r} cannot share a stack"
 
 
 def _find_extreme_rows(rows: Data) -> tuple[Tensor, Tensor]:

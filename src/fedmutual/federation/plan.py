@@ -34,3 +34,4 @@ class RoundPlan:
     bench: Bench | None = None  # for algorithms that train at the server
     choices: tuple[str, ...] = ()  # as in `Started`
     keep: BestRule | None = None  # how the best weights are chosen; None: they are not saved
+    is_over: Callable[[], bool] = lambda: False  # whether the recorded scores end the run before its last round

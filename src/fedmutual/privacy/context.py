@@ -5,15 +5,18 @@ answer changes the digest: the received message, the state, the rows, the settin
 """
 
 import hashlib
+import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from fedmutual import numerics
-from fedmutual.core import At, Client, Data, Message, Phase, Schedule
+from fedmutual.core import PLAIN, At, Client, Data, Message, Phase, Schedule
+from fedmutual.fitting import Fitted
 from fedmutual.privacy.sampling import Units
 from fedmutual.rundir.checkpoint import collect_client_state
 from fedmutual.user_code import plugins
@@ -34,6 +37,7 @@ def digest_phase(phase: Phase, client: Client, inbox: Message, at: At, noise: tu
         (kind.__module__, kind.__qualname__, _list_settings(phase, at), at.seed, at.round, at.phase, client.id, groups),
         noise,
         _describe_code(phase, client),
+        *([] if client.recipe == PLAIN else [client.recipe]),
     )
     digest = hashlib.sha256(repr(about).encode())
     state = {k: v for k, v in collect_client_state(client).items() if not k.startswith("privacy.")}
@@ -71,7 +75,9 @@ def _describe_code(phase: Phase, client: Client) -> tuple[object, ...]:
     Networks of different layers can have equal names and shapes of weights.
     """
     kinds: set[type] = {type(module) for net in client.nets.values() for module in net.modules()}
-    kinds |= {type(phase), type(getattr(phase, "task", None))}
+    kinds |= {type(phase), type(task := getattr(phase, "task", None))}
+    if isinstance(task, Fitted) and task.call is not None:
+        kinds.add(cast(type, task.call) if inspect.isfunction(task.call) else type(task.call))
     nets = tuple((name, repr(net), _name_class(type(net))) for name, net in sorted(client.nets.items()))
     return numerics.VERSION, nets, sorted({_name_class(kind) for kind in kinds}), _digest_modules(kinds)
 

@@ -5,17 +5,19 @@ becomes `best.safetensors`. If the process is killed before, the number in the n
 the file is removed.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from fedmutual.config.schema import RecordsConfig
 from fedmutual.core import Message
 from fedmutual.errors import RunError
 from fedmutual.events import Evaluated, Event, RoundDone, Score
 from fedmutual.metric import ACCURACY, Metric
-from fedmutual.rundir.file_names import list_client_folders, server_folder
-from fedmutual.rundir.record_files import check_record
-from fedmutual.rundir.schema import BestHeader
+from fedmutual.rundir.file_names import METRICS, list_client_folders, server_folder
+from fedmutual.rundir.record_files import check_record, read_records
+from fedmutual.rundir.schema import BestHeader, Evaluation
 from fedmutual.tensor_files import read_tensors, write_tensors
 
 BEST = "best.safetensors"
@@ -66,6 +68,24 @@ def compute_merit(scores: Sequence[Score], reported: str, by: str | None, metric
                 if values:
                     return sign * sum(values) / len(values)
     return None
+
+
+def is_over(folder: Path, records: RecordsConfig, metric: Metric) -> bool:
+    """Return whether a run ends by `records.patience`: the best of its recorded evaluations is so many evaluations old.
+
+    An evaluation is as good as `compute_merit` of the personal models, or without them of the shared model.
+
+    Raises:
+        RunError: metrics.jsonl is damaged.
+    """
+    merits = list[float]()
+    for line in read_records(folder / METRICS, Evaluation) if records.patience is not None else ():
+        if line.round % records.evaluate_every == 0:  # not of the last round of a run that has grown since
+            model, rows = ("personal", "validation") if any(r.model == "personal" for r in line.rows) else ("global", "test")
+            scores = [Score(r.model, r.client, r.data, r.values) for r in line.rows if r.model == model]
+            merit = compute_merit(scores, rows, records.best_by, metric)
+            merits.append(-math.inf if merit is None else merit)
+    return bool(merits) and len(merits) - 1 - merits.index(max(merits)) >= (records.patience or 0)
 
 
 def save_if_better(

@@ -8,6 +8,7 @@ are removed. If the process is killed at any moment, all files of the round in `
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from fedmutual.core import Client, Message
 from fedmutual.errors import RunError
 from fedmutual.events import Event, RoundDone, Started
 from fedmutual.files import OTHER_FOLDER
+from fedmutual.optimizers import COMMON
 from fedmutual.rundir import best
 from fedmutual.rundir.file_names import (
     CHECKPOINT,
@@ -31,6 +33,8 @@ from fedmutual.rundir.record_files import is_scored_on_resume, read_record, rewi
 from fedmutual.rundir.schema import Saved
 from fedmutual.stepping import laid_as
 from fedmutual.tensor_files import read_tensors, write_tensors
+
+_NUMBER = " number"  # ends the name of a plain number in an optimiser's state
 
 
 class Checkpoints:
@@ -114,7 +118,7 @@ def load_client(client: Client, path: Path, run: str, round: int) -> None:
             or optimiser. Nothing was restored.
     """
     state = read_state(path, run, round)
-    beside = ("optimizer.", "memory.", "privacy.")  # all other tensors are of networks
+    beside = ("optimizer.", "memory.", "recipe.", "privacy.")  # all other tensors are of networks
     wanted = {k: v for k, v in collect_client_state(client).items() if not k.startswith(beside)}
     net_tensors = {k: v for k, v in state.items() if not k.startswith(beside)}
     shapes = [{k: v.shape for k, v in tensors.items()} for tensors in (wanted, net_tensors)]
@@ -145,7 +149,10 @@ def _has_fitting_optimizers(client: Client, state: Message) -> bool:
         shapes = {str(number): p.shape for number, p in enumerate(params)}
         actual = {tuple(k.split(".", 1)): v.shape for k, v in _select_under(state, f"optimizer.{net}.").items()}
         numbers, names = ({key[part] for key in actual} for part in (0, -1))
-        if actual != {(i, name): () if name == "step" else shapes.get(i) for i in numbers for name in names}:
+        if type(optimizer) not in COMMON:  # of any shapes and slots
+            if not numbers <= shapes.keys():
+                return False
+        elif actual != {(i, name): () if name == "step" else shapes.get(i) for i in numbers for name in names}:
             return False
     return True
 
@@ -156,15 +163,16 @@ def restore_client(client: Client, state: Message) -> None:
         for name, net in client.nets.items():
             net.load_state_dict(net.state_dict() | _select_under(state, f"{name}."))
     for name, optimizer in client.optimizers.items():
-        slots: dict[int, dict[str, Tensor]] = {}
+        slots: dict[int, dict[str, Any]] = {}
         for key, value in _select_under(state, f"optimizer.{name}.").items():
             slot, _, what = key.partition(".")
-            slots.setdefault(int(slot), {})[what] = value
+            slots.setdefault(int(slot), {})[what.removesuffix(_NUMBER)] = value.item() if what.endswith(_NUMBER) else value
         optimizer.load_state_dict({**optimizer.state_dict(), "state": slots})
         for p, values in optimizer.state.items():
             values |= {k: laid_as(p, v) for k, v in values.items() if isinstance(v, Tensor) and v.shape == p.shape}
     device = next((p.device for net in client.nets.values() for p in net.parameters()), None)
     client.memory = {k: v.to(device, copy=True) for k, v in _select_under(state, "memory.").items()}
+    client.kept = {k: v.to("cpu" if not v.dim() else device, copy=True) for k, v in _select_under(state, "recipe.").items()}
     if client.privacy is not None:
         client.privacy.steps = int(state["privacy.steps"])
 
@@ -261,7 +269,8 @@ def restore_server(
 def collect_client_state(client: Client, in_phase: bool = False) -> Message:
     """Return the state of a client that lasts from round to round, by name.
 
-    Names: "<net>.<tensor>", "optimizer.<net>.<parameter number>.<slot>", "memory.<name>", and "privacy.steps".
+    Names: "<net>.<tensor>", "optimizer.<net>.<parameter number>.<slot>", "memory.<name>",
+    "recipe.<name>", and "privacy.steps".
 
     in_phase: return also the shared tensors of the meme and its optimiser's state, which last from step to step.
     """
@@ -272,9 +281,11 @@ def collect_client_state(client: Client, in_phase: bool = False) -> Message:
     for name, optimizer in client.optimizers.items():
         for slot, values in optimizer.state_dict()["state"].items() if name != "meme" or in_phase else ():
             state |= {f"optimizer.{name}.{slot}.{k}": v for k, v in values.items() if isinstance(v, Tensor)}
+            numbers = {k: torch.tensor(v) for k, v in values.items() if isinstance(v, int | float)}
+            state |= {f"optimizer.{name}.{slot}.{k}{_NUMBER}": v for k, v in numbers.items()}
     if client.privacy is not None:
         state["privacy.steps"] = torch.tensor(client.privacy.steps)
-    return state | {f"memory.{k}": v for k, v in client.memory.items()}
+    return state | {f"memory.{k}": v for k, v in client.memory.items()} | {f"recipe.{k}": v for k, v in client.kept.items()}
 
 
 def _select_under(state: Message, prefix: str) -> Message:

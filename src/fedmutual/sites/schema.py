@@ -201,7 +201,9 @@ class SiteEngine(Section):
 
     device: str = key("auto", "cpu, cuda, cuda:1, mps; auto takes a CUDA GPU, else Apple's, else the CPU")
     threads: Annotated[int, Field(ge=1, le=4096)] = key(1, "threads; results are bit-identical only with equal threads")
-    precision: Literal["float32", "tf32", "bf16"] = key("float32", "the precision of matrix products and convolutions")
+    precision: Literal["float32", "tf32", "bf16", "fp16"] = key(
+        "float32", "the precision of matrix products and convolutions"
+    )
     products: Products = key("auto", "the library that multiplies float32 matrices on a CPU: blas or onednn")
 
 

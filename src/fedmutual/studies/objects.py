@@ -1,6 +1,6 @@
 """Federations of objects in memory: the caller's datasets, arrays, DataFrames and networks, without a file."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -12,7 +12,9 @@ import pandas as pd
 from rich.console import Console
 from torch import nn
 
+from fedmutual.core import Setting as Rate
 from fedmutual.errors import ConfigError
+from fedmutual.events import Observer
 from fedmutual.results.scale import MetricScale
 from fedmutual.role import DEFAULT_ALGORITHM, LOCAL_ONLY
 from fedmutual.rundir.record_files import read_metric, read_model_environment
@@ -21,6 +23,9 @@ from fedmutual.studies.run import list_folds, train_run
 from fedmutual.studies.site_objects import KEYS, Model, Site, hold_sites, make_config
 from fedmutual.studies.study import Setting, Study, list_seeds
 from fedmutual.studies.trained_run import Run, open_object_run
+
+Function = str | Callable[..., Any]
+"""A name, or a function or another callable object of the caller."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +83,9 @@ def federate(
     local_epochs: int | None = None,
     local_steps: int | None = None,
     task: str | None = None,
-    lr: float | None = None,
-    optimizer: str | None = None,
+    lr: Rate | None = None,
+    loss: Function | None = None,
+    optimizer: Function | None = None,
     engine: str | None = None,
     device: str | None = None,
     settings: Mapping[str, Any] | None = None,
@@ -88,28 +94,31 @@ def federate(
     resume: bool = False,
     in_place: bool = False,
     progress: bool = True,
+    observers: Sequence[Observer] = (),
 ) -> Run:
     """Train a federation of objects in memory, and return the run.
 
     sites: name -> participant. method: an algorithm's name, or an instance such as fedmutual.algorithms.FML(alpha=0.5).
     shared: the shared network, in a form of `Site.model`. lr, optimizer, engine ("auto", "inprocess" or "stacked"), device
     and others: the keys optimizer.lr, optimizer.name, engine.name, engine.device, training.batch_size, ... of
-    docs/configuration.md, as messages name them. settings: further keys, for example "split.test". out: the run's folder;
-    None: a temporary folder that exists as long as the run. in_place: load the trained personal weights into the caller's
-    nn.Modules, and the shared model's into `shared`; without it the caller's objects do not change. Each remark is a
-    `RemarkWarning`.
+    docs/configuration.md, as messages name them. loss: also a function of (output, target). optimizer: also a function of
+    the parameters and lr, such as torch.optim.RMSprop. observers: functions that get each event of `fedmutual.events`.
+    settings: further keys, for example "split.test". out: the run's folder; None: a temporary folder that exists as long as
+    the run. in_place: load the trained personal weights into the caller's nn.Modules, and the shared model's into `shared`;
+    without it the caller's objects do not change. Each remark is a `RemarkWarning`.
 
     Raises:
         UserError: an argument cannot be used; one sentence names the argument or its key, and the fix.
         Diverged: a client's loss or weights are not finite.
     """
     config_arguments = {k: v for k, v in locals().items() if k in KEYS}
-    with hold_sites(sites, shared, method) as (objects, tables), _open_folder(out) as (folder, keep):
+    held = hold_sites(sites, shared, method, loss=loss, optimizer=optimizer)
+    with held as (objects, tables), _open_folder(out) as (folder, keep):
         if in_place:
             _check_distinct_networks(sites, shared)
         config = make_config(tables, method, shared, config_arguments, settings)
         with _watch(progress) as watch:
-            train_run(config, folder, resume, [watch(config.name)])
+            train_run(config, folder, resume, [*observers, watch(config.name)])
         trained = open_object_run(folder, objects, keep)
         if in_place:
             _load_in_place(trained, sites, shared)
@@ -128,8 +137,9 @@ def compare(
     local_epochs: int | None = None,
     local_steps: int | None = None,
     task: str | None = None,
-    lr: float | None = None,
-    optimizer: str | None = None,
+    lr: Rate | None = None,
+    loss: Function | None = None,
+    optimizer: Function | None = None,
     engine: str | None = None,
     device: str | None = None,
     settings: Mapping[str, Any] | None = None,
@@ -148,7 +158,8 @@ def compare(
     """
     config_arguments = {k: v for k, v in locals().items() if k in KEYS}
     titled = _name_methods(methods)
-    with _open_folder(out) as (folder, keep), hold_sites(sites, shared, *titled.values()) as (objects, tables):
+    held = hold_sites(sites, shared, *titled.values(), loss=loss, optimizer=optimizer)
+    with _open_folder(out) as (folder, keep), held as (objects, tables):
         configs = {t: make_config(tables, method, shared, config_arguments, settings) for t, method in titled.items()}
         variants = [Setting(title, config, title) for title, config in configs.items()]
         study = Study(variants, list_seeds(variants[0].config, seeds), folder)

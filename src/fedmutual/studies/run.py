@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ from fedmutual.errors import ConfigError, RunError
 from fedmutual.events import Observer
 from fedmutual.federation import build
 from fedmutual.federation.description import describe_run, describe_scaling, find_common_metric
-from fedmutual.federation.experiment import Experiment
+from fedmutual.federation.experiment import Experiment, find_stack_obstacle
 from fedmutual.models import list_user_networks
 from fedmutual.rundir import best as bests
 from fedmutual.rundir import folder as folders
@@ -166,12 +167,13 @@ def identify_data(config: Config) -> str:
 def can_stack(configs: Sequence[Config]) -> bool:
     """Return whether the clients of these runs can train in common stacks: several runs with equal tables [engine].
 
-    Runs with `privacy.nets` cannot, because the gradient of each example is clipped.
+    Runs with `privacy.nets` cannot, because the gradient of each example is clipped; nor those of `find_stack_obstacle`.
 
     Raises:
         ConfigError: this machine lacks the device.
     """
-    if len(configs) < 2 or any(c.privacy.nets != "none" or c.engine != configs[0].engine for c in configs):
+    alone = any(c.privacy.nets != "none" or find_stack_obstacle(c) for c in configs)
+    if len(configs) < 2 or alone or any(c.engine != configs[0].engine for c in configs):
         return False
     engine = configs[0].engine
     return engine.name == "stacked" or (engine.name == "auto" and build.pick_device(engine.device).type == "cuda")
@@ -191,8 +193,10 @@ class EngineHandle:
         """
         engine = experiment.config.engine
         self.experiment, self.work = experiment, experiment.estimate_work()
+        noised = "clients with clipped and noised gradients cannot share a stack"
+        obstacle = noised if experiment.noised else find_stack_obstacle(experiment.config)
         name = before if before and engine.name == "auto" else engine.name
-        self.choice = choose_engine(name, engine.workers, experiment.device, self.work, stackable=not experiment.noised)
+        self.choice = choose_engine(name, engine.workers, experiment.device, self.work, obstacle)
         if name != engine.name:
             self.choice = self.choice._replace(why="as the run was begun")
         self._disk = None
@@ -359,7 +363,8 @@ def _train(
     tracked = [trackers.Tracker(tracker, folder, config, name) for tracker in recording.trackers]
     records += tracked
     homes = {i: client_folder(folder, i) for i in experiment.clients}
-    plan = replace(experiment.make_plan(homes, notes, choices), keep=keep)
+    is_over = partial(bests.is_over, folder, recording, find_common_metric(experiment))
+    plan = replace(experiment.make_plan(homes, notes, choices), keep=keep, is_over=is_over)
     yield from generate_rounds(plan, engine, server, saved.round if saved else None, records, experiment.make_judge())
     partition = experiment.data.partition
     write_summary(

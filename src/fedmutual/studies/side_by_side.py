@@ -46,7 +46,8 @@ def limit_jobs(configs: Sequence[Config], jobs: int | None) -> int | None:
     ):
         return jobs
     if jobs is not None and jobs > 1:
-        raise ConfigError("--jobs needs the engine 'auto' or 'inprocess' on a CPU; leave out --jobs, or change the engine")
+        fix = "leave it out, or change the engine"
+        raise ConfigError(f"--jobs (in Python: jobs) needs the engine 'auto' or 'inprocess' on a CPU; {fix}")
     return 1
 
 
@@ -172,7 +173,7 @@ class RunWorker(ChildProcess):
         except (EOFError, OSError, pickle.UnpicklingError):
             raise RunError(
                 f"{folder}: the process that trained this run {self.describe_end()}; is there enough memory? Give the "
-                "command again with --resume, and with --jobs 1 if it happens again"
+                "command again with --resume, and with --jobs 1 if it happens again (in Python: resume=True, jobs=1)"
             ) from None
         return event
 

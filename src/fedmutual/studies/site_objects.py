@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from fedmutual.algorithms import ALGORITHMS
 from fedmutual.config import Config, make_algorithm, parse_config
@@ -25,6 +26,7 @@ KEYS = {
     "local_steps": "training.local_steps",
     "task": "training.task",
     "lr": "optimizer.lr",
+    "loss": "training.loss",
     "optimizer": "optimizer.name",
     "engine": "engine.name",
     "device": "engine.device",
@@ -57,9 +59,11 @@ class Site:
 
 @contextmanager
 def hold_sites(
-    sites: Mapping[str, Site], shared: Model | None, *methods: Any
+    sites: Mapping[str, Site], shared: Model | None, *methods: Any, **functions: Any
 ) -> Iterator[tuple[dict[str, Any], dict[str, dict[str, Any]]]]:
     """Keep the caller's objects during the block; yield the objects by name, and the table of each client.
+
+    functions: arguments of `KEYS` that may be functions or objects, such as a loss.
 
     Raises:
         ConfigError: `sites` is no dictionary of `Site` by name, or is empty; or a model is not in a form of `Site.model`.
@@ -68,12 +72,15 @@ def hold_sites(
     if not isinstance(sites, Mapping) or not sites or not all(isinstance(site, Site) for site in sites.values()):
         raise ConfigError("argument 'sites' must be a dictionary of fedmutual.Site by name, as {'north': Site(train=...)}")
     objects: dict[str, Any] = {f"method.{type(m).__name__}": type(m) for m in methods if not isinstance(m, str)}
+    objects |= {name: function for name, function in functions.items() if callable(function)}
     tables: dict[str, dict[str, Any]] = {}
     for site_name, site in sites.items():
         table: dict[str, Any] = {}
         for key, value in (site.settings or {}).items():
             first, _, rest = key.partition(".")
             table.setdefault(first, {})[rest] = value
+        if isinstance(site.train, DataLoader) and site.train.batch_size is not None:
+            table.setdefault("training", {}).setdefault("batch_size", site.train.batch_size)
         source = make_memory_source(site.train, site.test, site.label, f"site {site_name!r}")
         objects[f"data.{site_name}"] = lambda source=source: source
         table.setdefault("data", {})["name"] = f"{PREFIX}data.{site_name}"
@@ -126,7 +133,8 @@ def make_config(
     Raises:
         UserError: an argument cannot be used.
     """
-    overrides = {KEYS[k]: v for k, v in arguments.items() if v is not None} | dict(settings or {})
+    overrides = {KEYS[k]: f"{PREFIX}{k}" if callable(v) else v for k, v in arguments.items() if v is not None}
+    overrides |= dict(settings or {})
     if shared is not None:
         overrides["model.shared"] = _name_model(shared, "shared")
     if (engine := arguments.get("engine")) not in (None, *ENGINES):
@@ -156,7 +164,7 @@ def _describe_method(method: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     for f in fields(method):
         value, origin = getattr(method, f.name), f.metadata.get("from")
         if f.init and value != f.default:
-            value = asdict(value) if isinstance(value, Schedule) else value
+            value = value.record() if isinstance(value, Schedule) else value
             if origin is None:
                 algorithm[f.name] = value
             elif origin == "training" and f.name != "task":

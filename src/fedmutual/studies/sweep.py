@@ -130,10 +130,14 @@ def plan_sweep(
     lists = expand_grid(grid)
     several = [key for key, tried in lists.items() if len(tried) > 1]
     if not several:
-        raise ConfigError("there is nothing to choose from; give a key several values: --set optimizer.lr=0.003,0.01,0.03")
+        in_python = '(in Python: {"optimizer.lr": [0.003, 0.01, 0.03]})'
+        fix = f"give a key several values: --set optimizer.lr=0.003,0.01,0.03 {in_python}"
+        raise ConfigError(f"there is nothing to choose from; {fix}")
     for key in filter(_has_effect_on_rows, several):
-        fix = "--seeds 3 tries each setting with three" if key == "seed" else "make a sweep for each"
-        raise ConfigError(f"--set {key}: settings are compared on the same hold-out rows, so it takes one value; {fix}")
+        fix = "--seeds 3 (in Python: seeds=3) tries each setting with three" if key == "seed" else "make a sweep for each"
+        raise ConfigError(
+            f"key {key!r} of the grid: settings are compared on the same hold-out rows, so it takes one value; {fix}"
+        )
     settings = _make_settings(experiment, list(list_combinations(lists)), several, by)
     first = settings[0].config
     local_only = _list_local_only(settings, several)
@@ -168,13 +172,14 @@ def _make_settings(
                 raise ConfigError("records.evaluate_on: a sweep always scores hold-out rows only; remove the key")
             if by is not None and not _has_model(config, by):
                 kind = {"personal": "personal models", "global": "shared model"}[by]
-                raise ConfigError(f"--by {by}: algorithm {config.algorithm['name']!r} has no {kind}; leave --by out")
+                wrong = f"algorithm {config.algorithm['name']!r} has no {kind}; leave it out"
+                raise ConfigError(f"--by {by} (in Python: by={by!r}): {wrong}")
         except ConfigError as problem:
             raise ConfigError(f"with {label}: {problem}") from None
         records = config.records.model_copy(update={"evaluate_on": "holdout", "best_by": None})
         config = config.model_copy(update={"records": records})
         if twice := [s.label for s in settings if s.config == config]:
-            raise ConfigError(f"--set: {twice[0]} and {label} are equal settings; name each value once")
+            raise ConfigError(f"{twice[0]} and {label} are equal settings; name each value once")
         settings.append(Setting(label, config, make_folder_name(label), values))
     first = settings[0].config  # they have the same rows
     if first.split.holdout or first.partition.kind == "file":

@@ -20,7 +20,10 @@ CONFIG, ENVIRONMENT = "config.toml", "environment.json"
 MODULES = "modules"  # the key of environment.json: first part of the module's name -> digest
 _ADD = "add --trust-code (in Python: trust_code=True)"
 _TRUST = f"look at that code, then {_ADD}"
-_KEYS = ("algorithm.name", "data.name", "training.task", "model.shared", "model.personal", "model.adaptor")
+_KEYS = (
+    "algorithm.name", "data.name", "training.task", "training.loss", "optimizer.name", "model.shared", "model.personal",
+    "model.adaptor",
+)  # fmt: skip
 
 _trusts: ContextVar[bool] = ContextVar("trusts", default=False)
 

@@ -1,0 +1,30 @@
+"""Optimisers of torch as this package uses them: copied for other parameters, and set back to their first state."""
+
+import inspect
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+COMMON: tuple[type[Optimizer], ...] = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
+"""Optimisers that take a state of zeros as never stepped, and of which one call may step several networks."""
+
+
+def make_optimizer_alike(optimizer: Optimizer, params: Iterable[Tensor]) -> Optimizer:
+    """Return an optimiser of equal type and settings for other parameters, without state."""
+    kind: Any = type(optimizer)
+    settings = {k: v for k, v in optimizer.defaults.items() if k in inspect.signature(kind).parameters}
+    copied: Optimizer = kind(list(params), **settings)
+    return copied
+
+
+def reset_state(optimizer: Optimizer) -> None:
+    """Make an optimiser as never stepped."""
+    if type(optimizer) not in COMMON:  # its first state may be other numbers than zeros
+        optimizer.state = make_optimizer_alike(optimizer, [p for g in optimizer.param_groups for p in g["params"]]).state
+        return
+    for state in optimizer.state.values():
+        for remembered in state.values():
+            remembered.zero_()  # new tensors in every round would leave holes in the memory
