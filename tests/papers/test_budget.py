@@ -12,12 +12,13 @@ from fedmutual import run
 from fedmutual.config import make_algorithm, parse_config
 from fedmutual.core import Phase
 from fedmutual.results.frame import read_run
+from fedmutual_papers.collect import count_budget
 from fedmutual_papers.experiment_files import RESULTS, find_home, read_experiment
 from fedmutual_papers.measured_cell import MeasuredCell, read_measured_cells
 from fedmutual_papers.plan import Scale, list_jobs, make_arm_config
 from fedmutual_papers.run import train_cells
-from fedmutual_papers.spent import count_budget, find_budget, make_spent_table
 from fedmutual_papers.store import ResultStore
+from fedmutual_papers.tables import find_budget, make_spent_table
 from made_results import result
 
 pytestmark = pytest.mark.long

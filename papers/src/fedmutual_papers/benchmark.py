@@ -24,8 +24,7 @@ from fedmutual_papers.experiment_files import Claim
 from fedmutual_papers.measured_cell import MeasuredCell
 from fedmutual_papers.pages import MADE, Page, load_template, render_table
 from fedmutual_papers.prose import name_arm
-from fedmutual_papers.spent import make_spent_frame
-from fedmutual_papers.tables import OWN, make_entry, tabulate
+from fedmutual_papers.tables import OWN, make_entry, make_spent_frame, tabulate
 
 ID, NAME, TEMPLATE = "benchmark", "benchmark.md", "benchmark.md.j2"
 PAPERS_METHODS = tuple(name for name, method in METHODS.items() if method.role.reference)

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from fractions import Fraction
 from statistics import fmean
@@ -47,6 +47,11 @@ class Line:
     length: tuple[Fraction, str]  # of its cell's rounds; lines of one length may be averaged
     numerics: frozenset[int]  # the numerics versions of its runs
     diverged: DivergedRuns
+
+    @property
+    def is_long(self) -> bool:
+        """Return whether each arm ran long enough for a verdict."""
+        return self.share >= ENOUGH_ROUNDS
 
     @property
     def is_judged(self) -> bool:
@@ -159,11 +164,10 @@ def _judge_cell(claim: Claim, measured: MeasuredCell, sides: Sequence[Side]) -> 
     scale = "; ".join(dict.fromkeys(filter(None, (x.describe_arm(arm) for _, x, arm, _ in sides))))
     for title, values in _list_values(claim, measured, sides, seeds).items():
         e = _estimate(list(values.values()), grain) if values else None
-        verdict = TOO_SHORT if share < ENOUGH_ROUNDS else _judge_difference(claim, e, diverged)
-        if not seeds:
-            verdict = DIVERGED if diverged else NOT_RUN
+        verdict = _judge_difference(claim, e, diverged) if seeds else DIVERGED if diverged else NOT_RUN
         length = measured.scale.compute_length(measured.cell)
-        yield Line(title, values, e, grain, verdict, scale, share, length, numerics, diverged)
+        line = Line(title, values, e, grain, verdict, scale, share, length, numerics, diverged)
+        yield line if line.is_long or not seeds else replace(line, verdict=TOO_SHORT)
 
 
 def _list_values(
@@ -241,8 +245,7 @@ def _judge_all(
     if counted.keys() - {NOT_RUN, TOO_SHORT} == {CONTRADICTED}:
         # Also if opposite differences cancel in the mean, and the claim is that two values are equal.
         return CONTRADICTED
-    is_long = all(line.share >= ENOUGH_ROUNDS for line in group)
-    mean = _judge_difference(claim, overall, diverged) if is_long else INCONCLUSIVE
+    mean = _judge_difference(claim, overall, diverged) if all(line.is_long for line in group) else INCONCLUSIVE
     return mean if counted[mean] and not counted.keys() & set(DECIDED) - {mean} else INCONCLUSIVE
 
 

@@ -1,5 +1,6 @@
-"""Read a `Result` from the folder of a finished run: its scores, the loss under noise, and the analysis of one node."""
+"""Read a `Result` from the folder of a finished run: its scores and work, the loss under noise, the analysis of one node."""
 
+import math
 import re
 import shlex
 import sys
@@ -15,18 +16,22 @@ from torch import nn
 
 import fedmutual
 from fedmutual import data, numerics
-from fedmutual.config import Config
-from fedmutual.core import At, Data, Diverged
+from fedmutual.algorithms.agree import Agree, Compare
+from fedmutual.algorithms.fedh2l import Local, Mutual
+from fedmutual.algorithms.fedmd import Announce, Digest, Revisit, Transfer
+from fedmutual.algorithms.local import LocalEpochs
+from fedmutual.config import Config, is_pooled, make_algorithm
+from fedmutual.core import At, Data, Diverged, Phase
 from fedmutual.data.division import divide
 from fedmutual.errors import ConfigError
 from fedmutual.federation.evaluation import ROWS, forward_in_parts
+from fedmutual.federation.networks import POOLED
 from fedmutual.models.copying import copy_networks
 from fedmutual.results.frame import RunFacts, read_run
 from fedmutual.rundir.schema import TRANSFER_DATA
 from fedmutual.studies.run import RunRequest
 from fedmutual.studies.trained_run import Run, open_trained_run
 from fedmutual_papers.plan import Job
-from fedmutual_papers.spent import count_budget
 from fedmutual_papers.store import ClientResult, Cloud, NodeAnalysis, Origin, Result
 
 DIGITS = 5  # of an accuracy
@@ -34,6 +39,10 @@ FINE = 3  # digits of a coordinate
 POINTS, DRAWN = 600, 0  # the number of points of a cloud that are kept; the seed whose cloud is drawn
 DRAWS = 5  # of noise
 _OUT_FOLDER = re.compile(r"(the shared model of ).*[/\\]runs[/\\]")
+
+
+Work = tuple[float, float]
+"""The number of gradient steps, and the number of examples in these steps; NaN: unknown."""
 
 
 def make_result(job: Job, request: RunRequest, problem: Diverged | None, together: int = 1) -> Result:
@@ -282,3 +291,54 @@ def score_under_noise(run: Run, deviations: Sequence[float]) -> dict[str, float]
 
     noisy = {f"{d:g}": sum(compute_loss(add_noise(d)) for _ in range(DRAWS)) / DRAWS for d in deviations}
     return {"0": compute_loss(trained), **noisy}
+
+
+def count_budget(config: Config, private: Mapping[str, int], public: Mapping[str, int]) -> Work | None:
+    """Return the gradient steps of a client's model and the examples in these steps: the means over clients.
+
+    private, public: client id -> number of rows. A step that trains two networks, as in FML, counts once. Return None if
+    the algorithm has a phase with an unknown number of steps, such as a phase of the user's algorithm.
+    """
+    algorithm = make_algorithm(config)
+    if is_pooled(config):
+        private, public = {POOLED: sum(private.values()) + sum(public.values())}, {}
+    parts = {*algorithm.trains_on} - ({"own public"} if "public" in algorithm.trains_on else set())  # public has its own
+    taking_part = max(1, round(config.engine.participation * len(private))) / len(private) if private else 0.0
+    of_all, works = sum(public.values()), list[Any]()
+    for client, rows in private.items():
+        trained = sum({"private": rows, "own public": public.get(client, 0), "public": of_all}[part] for part in parts)
+        starts = [_count_phase_work(phase, trained, of_all, len(private), True) for phase in algorithm.start]
+        rounds = [_count_phase_work(phase, trained, of_all, len(private), False) for phase in algorithm.phases]
+        works.append(np.sum([(0, 0), *starts], 0) + np.sum(rounds, 0) * (config.rounds * taking_part))
+    steps, examples = np.mean(works, 0).tolist() if works else (math.nan, math.nan)
+    return None if math.isnan(steps) else (steps, examples)
+
+
+def _count_phase_work(phase: Phase, private: int, public: int, clients: int, start: bool) -> Work:
+    """Return the work of a client in one execution of a phase."""
+
+    def take(steps: float, batch: int, rows: int) -> Work:
+        return steps, steps * min(batch, rows)
+
+    def take_passes(epochs: int, batch: int, rows: int) -> Work:
+        leaves_one_row = rows > batch > 1 and rows % batch == 1  # a single row joins the batch before it
+        return epochs * (math.ceil(rows / batch) - leaves_one_row), epochs * rows
+
+    match phase:
+        case Mutual() if clients > 1:
+            pairs = min(math.ceil(phase.pairs * clients - 1e-9), clients // 2)
+            partners, share = (clients - 1, 1.0) if phase.peers == "all" else (1, 2 * pairs / clients)
+            return share, partners * phase.public_batch * share
+        case Transfer():
+            return take_passes(phase.transfer_epochs, phase.batch_size, public)
+        case Revisit() if start:
+            return take_passes(phase.transfer_epochs, phase.batch_size, private)
+        case Digest():
+            return phase.digest_steps, phase.digest_steps * phase.public_batch
+        case Mutual() | Agree() | Compare() | Announce():
+            return 0, 0
+        case Local() | LocalEpochs() if phase.local_steps is not None:
+            return take(phase.local_steps, phase.batch_size, private)
+        case LocalEpochs():
+            return take_passes(phase.local_epochs, phase.batch_size, private)
+    return math.nan, math.nan

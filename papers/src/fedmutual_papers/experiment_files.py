@@ -13,11 +13,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from fedmutual.config import Config, check_scored, parse_config, parse_override, read_tables
+from fedmutual.config.checks import parse_table
 from fedmutual.config.grid import LEARNING_RATE
-from fedmutual.config.keys import Table
+from fedmutual.config.keys import Section, Table
 from fedmutual.errors import ConfigError, RunError
 from fedmutual.files import read_json
 from fedmutual.rundir.record_files import check_record
@@ -53,29 +54,15 @@ def _check_figure(name: str) -> str:
 MeasureName = Annotated[str, AfterValidator(_check_measure)]
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    @classmethod
-    def read(cls, tables: Any, path: Path, prefix: str = "") -> Self:
-        """Return the section of a file. prefix: its place in the file. Raises ConfigError with the file and the key."""
-        try:
-            return cls.model_validate(tables)
-        except ValidationError as problem:
-            first = problem.errors()[0]
-            key = ".".join(map(str, (*filter(None, (prefix,)), *first["loc"])))
-            if first["type"] == "extra_forbidden":
-                known = [*Arm.model_fields, *Claim.model_fields, *cls.model_fields]
-                raise ConfigError(f"{path}: unknown key {key!r}{suggest_near(str(first['loc'][-1]), known)}") from None
-            text = first["msg"].removeprefix("Value error, ")
-            raise ConfigError(f"{path}: key {key!r}: {text[0].lower()}{text[1:]}") from None
+class _Section(Section):
+    model_config = ConfigDict(strict=False)  # TOML has lists for tuples
 
 
 class Arm(_Section):
     """One way to train a cell: overrides of its configuration, and the paper's numbers."""
 
     title: str = ""  # what a row is called; unset, the name of its algorithm
-    set: Table = {}
+    set: Table = Field(default_factory=dict)
     paper: float | Printed | None = None  # a number, whatever is measured; or one a measure and node
     needs: str | None = None  # the arm whose shared model this one starts from (`model.weights`)
     clients: tuple[str, ...] | None = None  # of the partition, these alone take part
@@ -185,7 +172,7 @@ class Index(_Section):
     cells: str = ""  # patterns of cells of another experiment that are looked at, as "table1/mnist/*"; "" is none
     columns: tuple[str, ...] = ()  # the order of the columns; those that are not named come after
     arms: tuple[str, ...] | None = None  # those looked at, in this order; unset, all
-    add: dict[str, Arm] = {}  # arms for every cell
+    add: dict[str, Arm] = Field(default_factory=dict)  # arms for every cell
     measures: tuple[MeasureName, ...]
     view: Literal["settings", "clients", "nodes"] = "settings"
     figures: tuple[Annotated[str, AfterValidator(_check_figure)], ...] = ()
@@ -392,7 +379,7 @@ def read_experiment(root: Path, id: str) -> PaperExperiment:
     path, ids = root / id / INDEX, _list_ids(root)
     if id not in ids:
         raise ConfigError(f"there is no experiment {id!r}{suggest_near(id, ids)}")
-    index = Index.read(read_tables(path), path)
+    index = parse_table(Index, read_tables(path), str(path))
     lender, _, pattern = index.cells.partition("/")
     cells = [
         _read_cell(root, name, lender, id, index) for name in _list_cells(root, lender) if fnmatch(name, pattern or "*")
@@ -454,7 +441,7 @@ def _read_cell(root: Path, name: str, owner: str, id: str, index: Index) -> Cell
     tables = dict(read_tables(path))
     if "cell" not in tables:
         raise ConfigError(f"{path}: has no table [cell]; the table gives the cell's row and column, and its arms")
-    about = CellTable.read(tables.pop("cell"), path, "cell")
+    about = parse_table(CellTable, tables.pop("cell"), str(path), "cell")
     arms = {**about.arms, **index.add}
     if index.cells and owner != id:  # the paper's numbers belong to the measure of the experiment that owns the cell
         arms = {k: a.model_copy(update={"paper": None}) for k, a in arms.items()}

@@ -18,7 +18,7 @@ from fedmutual.files import write_bytes
 from fedmutual.report.cells import PageTable, TableCell
 from fedmutual.report.plots import Styles
 from fedmutual.report.rendering import make_environment
-from fedmutual_papers import figures, prose, spent, tables
+from fedmutual_papers import figures, prose, tables
 from fedmutual_papers.claims import (
     CONTRADICTED,
     DECIDED,
@@ -89,7 +89,7 @@ class Page:
             "numbers_heading": "Ours beside the paper's" if index.paper else "Numbers",
             "differences_heading": "Differences from the paper" if index.paper else "Choices",
             "tables": self.tables,
-            "spent": spent.make_spent_table(self.measured_cells),
+            "spent": tables.make_spent_table(self.measured_cells),
             "tunings": tables.make_tunings_table(self.measured_cells),
             "differences": self.differences,
             "code": self.experiment.code,
@@ -200,7 +200,7 @@ def render_json(page: Page) -> str:
         "differences": page.differences,
         "code": list(page.experiment.code),
         "numbers": list(tables.list_records(page.experiment, page.measured_cells)),
-        "spent": spent.list_spent(page.measured_cells),
+        "spent": tables.list_spent(page.measured_cells),
         "claims": [{"claim": text, **first, "readings": others} for text, (first, *others) in claims],
         "made": list(prose.describe_origins(page.measured_cells)),
         "commands": prose.list_commands(page.measured_cells),

@@ -5,9 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from fedmutual.errors import ConfigError, format_count
 from fedmutual.files import write_bytes
@@ -31,14 +29,13 @@ def print_experiments(root: Path | None, console: Console) -> None:
     Raises:
         ConfigError: the folder has no experiment, or an experiment cannot be read.
     """
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for name in ("id", "what", "cells", "runs a seed", "rounds"):
-        table.add_column(name, justify="left" if name in ("id", "what") else "right", overflow="fold")
+    rows = []
     for e in read_experiments(root or find_home()):
-        runs = sum(len(c.arms) for c in e.cells)
         rounds = sorted({c.get_rounds(arm) for c in e.cells for arm in c.shown})
-        table.add_row(e.id, e.index.title, str(len(e.cells)), str(runs), ", ".join(map(str, rounds)))
-    console.print(table)
+        runs = sum(len(c.arms) for c in e.cells)
+        rows.append((e.id, e.index.title, len(e.cells), runs, ", ".join(map(str, rounds))))
+    heads = ("cells", "runs a seed", "rounds")
+    console.print(make_sheet(tables.tabulate("experiments", "", ("id", "what"), heads, rows)))
 
 
 def train(

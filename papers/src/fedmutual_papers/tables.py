@@ -1,7 +1,8 @@
 """Build the tables of an experiment in the layout of the paper's tables, with the paper's numbers, and as records."""
 
+import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations, product
 from typing import Any
 
@@ -12,8 +13,10 @@ from fedmutual.report.cells import Column, PageTable, TableCell
 from fedmutual.results.scale import format_percent_number
 from fedmutual_papers import measures
 from fedmutual_papers.claims import DIVERGED, NOT_RUN, Judgement
+from fedmutual_papers.collect import count_budget
 from fedmutual_papers.experiment_files import AVERAGE, PaperExperiment, normalize_node
 from fedmutual_papers.measured_cell import MeasuredCell, is_incomplete
+from fedmutual_papers.plan import make_arm_config
 from fedmutual_papers.prose import capitalize, describe_verdict, format_p_value, format_value, name_arm, say
 from fedmutual_papers.store import End, Result, ResultStore
 
@@ -30,6 +33,17 @@ P_VALUES = ("p", "Holm, this page", "Holm, all pages")
 STATES = ("full", "shortened", NOT_RUN)  # of printed numbers, the fullest first
 ALL = "all"
 MACHINE = ("platform", "cpus", "device", "threads", "python", "torch")  # on an equal one, equal runs have equal bits
+
+
+KEYS = ["setting", "method", "rounds"]
+HEADS = {
+    "steps": "Gradient steps",
+    "examples": "Examples seen",
+    "up": "Bytes sent",
+    "down": "Bytes received",
+    "public": "Public examples sent, bytes",
+}
+SPENT_CAPTION = "For one client over the complete run, mean over clients and seeds"
 
 
 def tabulate(
@@ -326,3 +340,54 @@ def make_repeats_table(frame: pd.DataFrame) -> PageTable:
     ]
     numbers = ("Pairs of runs", "Equal scores", "Largest difference")
     return tabulate("repeats", "", ("Cell", "Arm", "Machine"), numbers, rows)
+
+
+def find_budget(measured: MeasuredCell, arm: str, result: Result) -> Mapping[Any, float | None]:
+    """Return a run's stored budget, else "steps" and "examples" counted from its configuration and its clients' rows.
+
+    {}: as `count_budget` returns None.
+    """
+    if result.budget:
+        return result.budget
+    config = make_arm_config(measured.cell, arm, result.seed, measured.scale)
+    private = {i: client.examples for i, client in result.clients.items()}
+    public_share, private_share = config.split.public, config.split.private or 1 - config.split.public
+    public = {i: round(n * public_share / private_share) for i, n in private.items()} if public_share else {}
+    return dict(zip(("steps", "examples"), count_budget(config, private, public) or (), strict=False))
+
+
+def make_spent_frame(measured_cells: Sequence[MeasuredCell]) -> pd.DataFrame:
+    """Return a row for each arm with results, for one client over a run; numbers are means over clients and seeds, or NaN.
+
+    Columns: "setting", "method", "rounds" (text), gradient "steps", "examples" in these steps, and in bytes "up", "down" and
+    "public" (public examples).
+    """
+    rows = []
+    for measured, arm in ((of_cell, arm) for of_cell in measured_cells for arm in of_cell.results):
+        ran, planned = measured.scale.count_rounds(measured.cell, arm)
+        rounds = f"{ran:,} of {planned:,}" if ran < planned else f"{planned:,}"
+        place = measured.cell.title, name_arm(arm, measured.cell.shown[arm]), rounds
+        for result in measured.list_finished(arm).values():
+            budget, traffic = find_budget(measured, arm, result), result.traffic and {"seed": 0, **result.traffic}
+            moved = (traffic[way] / (len(result.clients) or 1) if traffic else None for way in ("up", "down", "seed"))
+            rows.append((*place, budget.get("steps"), budget.get("examples"), *moved))
+    frame = pd.DataFrame(rows, columns=[*KEYS, *HEADS])
+    return frame.groupby(KEYS, sort=False)[list(HEADS)].mean().reset_index()
+
+
+def make_spent_table(measured_cells: Sequence[MeasuredCell]) -> PageTable | None:
+    """Return the frame as a report table; None if nothing was run."""
+    means = make_spent_frame(measured_cells)
+    missing = TableCell("n/a", note="n/a: not counted in this run")
+    rows = [
+        (*row[:3], *(missing if pd.isna(number) else f"{number:,.0f}" for number in row[3:]))
+        for row in means.itertuples(index=False)
+    ]
+    numbers = ("Rounds", *HEADS.values())
+    return tabulate("spent", SPENT_CAPTION, ("Setting", "Method"), numbers, rows) if rows else None
+
+
+def list_spent(measured_cells: Sequence[MeasuredCell]) -> list[dict[str, Any]]:
+    """Return the rows of the frame for JSON."""
+    records: list[dict[str, Any]] = json.loads(make_spent_frame(measured_cells).to_json(orient="records"))
+    return records

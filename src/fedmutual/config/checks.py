@@ -391,6 +391,8 @@ def _list_keys_at(path: Iterable[str], kind: type[Section]) -> Iterable[str]:
     """Return the keys of the table at a path."""
     steps = iter(path)
     for name in steps:
+        if name not in kind.model_fields:  # a position in a list of tables
+            continue
         annotation = kind.model_fields[name].annotation
         kind = find_table(annotation) or kind
         if "dict[" in str(annotation):

@@ -46,17 +46,19 @@ class Sheet:
         yield self._make_table() if self._measure_width() <= options.max_width else self._make_list()
 
     def _measure_width(self) -> int:
-        """Return the width of the table whose names are broken between words only."""
-        names = max((cell_len(word) for name, *_ in self.lines for word in name.split()), default=0)
-        columns = zip(*[self.heads, *(line[1:] for line in self.lines)], strict=True)
-        widths = [max(cell_len(row) for text in texts for row in text.splitlines()) for texts in columns]
-        return max(_NAME, names) + sum(width + _GAP for width in widths)
+        """Return the width of the table whose names and texts are broken between words only."""
+        widths = []
+        for number, texts in enumerate(zip(*[("", *self.heads), *self.lines], strict=True)):
+            parts = (part for text in texts for part in (text.split() if number <= self.texts else text.splitlines()))
+            widths.append(max(map(cell_len, parts), default=0))
+        return max(_NAME, widths[0]) + sum(width + _GAP for width in widths[1:])
 
     def _make_table(self) -> Table:
         table = self._start_table()
         table.add_column(self.name, min_width=_NAME, overflow="fold")
         for number, head in enumerate(self.heads):
-            table.add_column(head, justify="left" if number < self.texts else "right", no_wrap=True)
+            is_text = number < self.texts
+            table.add_column(head, justify="left" if is_text else "right", overflow="fold", no_wrap=not is_text)
         for section, lines in self.sections.items():
             if section:
                 table.add_section()
