@@ -15,7 +15,7 @@ from fedmutual.errors import RunError
 from fedmutual.metric import ACCURACY, Metric
 from fedmutual.results.estimate import Missing
 from fedmutual.results.folds import join_folds
-from fedmutual.results.frame import RunFacts, is_number
+from fedmutual.results.frame import RunFacts, flatten_table, format_setting, is_number
 from fedmutual.results.gains import Gains
 from fedmutual.results.scale import MetricScale
 from fedmutual.role import Role
@@ -384,20 +384,6 @@ def _is_distinctive(key: str) -> bool:
 def _is_under(key: str, names: Iterable[str]) -> bool:
     """Return whether a dotted key is one of these names, or a key in a table of one of these names."""
     return any(key == name or key.startswith(f"{name}.") for name in names)
-
-
-def flatten_table(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Return (dotted key, value) for each value of nested tables."""
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            yield from flatten_table(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
-def format_setting(value: Any) -> str:
-    """Return the value of a setting for a table: text without quotes, other values as JSON."""
-    return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def format_values(tables: Sequence[Mapping[str, Any]], key: str, missing: str = "not set") -> str:

@@ -1,8 +1,9 @@
 """Read run folders: a row for each score, a row for each line of the ledger, and the facts of each run. Without torch."""
 
 import itertools
+import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import nan
@@ -238,6 +239,20 @@ def tabulate_numbers(evaluations: Iterable[Evaluation]) -> "pd.DataFrame":
 def is_number(value: object) -> bool:
     """Return whether a score is a number, and not a list of numbers, a text or missing."""
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def flatten_table(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Return (dotted key, value) for each value of nested tables."""
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from flatten_table(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def format_setting(value: Any) -> str:
+    """Return the value of a setting for a table: text without quotes, other values as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def find_runs(path: Path) -> list[Path]:
