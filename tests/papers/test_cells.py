@@ -51,7 +51,7 @@ def test_the_nearest_name_is_named(papers, id, only, message):
 
 @pytest.mark.parametrize(("file", "before", "after", "message"), [
     ("digits/iid.toml", "[cell]", "[cells]", "the key 'cell.row' is missing"),
-    ("digits/iid.toml", "paper = 81.50", "papers = 81.50", "unknown key 'cell.arms.fml.papers'; did you mean 'cell.arms.fml.paper'?"),
+    ("digits/iid.toml", "paper = 81.50", "papers = 81.50", "'cell.arms.fml.papers'; did you mean 'cell.arms.fml.paper'?"),
     ("digits/iid.toml", "paper = 81.50", 'needs = "federation"', "but 'federation' is not defined"),
     ("digits/iid.toml", "paper = 81.50", 'needs = "fml"', "arm 'fml' needs arm 'fml', but 'fml' is not defined, or"),
     ("digits/iid.toml", "alpha = 0.4", "alhpa = 0.4", "unknown key 'algorithm.alhpa'"),
