@@ -50,6 +50,13 @@ def test_a_part_that_matches_no_tensor_or_all_is_refused(part, sentence):
         list_shared_tensors(network("lenet5"), part, "lenet5")
 
 
+def test_a_tensor_with_two_names_is_shared_under_both_if_the_rest_stays():
+    net = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    net[2].weight = net[0].weight
+    assert list_shared_tensors(net, ["0"], "tied", tied=True) == ("0.weight", "0.bias", "2.weight")
+    assert list_shared_tensors(net, ["0"], "tied") == ("0.weight", "0.bias")
+
+
 def test_a_beginning_has_its_adaptor_after_it():
     net = spliced("lenet5", "features.")
     x = torch.randn(3, *IMAGE)

@@ -20,7 +20,7 @@ from fedmutual.engines.inprocess import InProcess
 from fedmutual.engines.loop import PhaseOrder, RunPhase
 from fedmutual.engines.stack import group_alike
 from fedmutual.errors import shorten_error
-from fedmutual.models.copying import copy_networks
+from fedmutual.models.copying import BoundHook, copy_networks
 from fedmutual.stepping import rate, steps
 
 Training = Generator[PhaseOrder, RunPhase, None]
@@ -67,7 +67,7 @@ class Stacker:
         trainable = [c for c in stackable if c.optimizers.keys() == c.nets.keys()]
         self.remarks += dict.fromkeys(f"{c.alone}, and step one after the other" for c in self.clients if c.alone)
         remarks = self.remarks if self._compile else None
-        return [Group(group, remarks) for group in group_alike(trainable) if len(group) > 1]
+        return [Group(group, remarks) for group in group_alike(trainable) if len(group) > 1 and _can_copy(group[0])]
 
     def train(self, parts: Sequence[PhaseInput]) -> Iterator[tuple[PhaseInput, Callable[[], Reply]]]:
         """Run a phase of each client; yield (part, function that returns the reply).
@@ -107,6 +107,14 @@ class Stacker:
                 self.remarks.append(f"clients {names} step one after the other, not stacked: {why}")
                 self._modes[key] = "alone"
         return self._modes[key]
+
+
+def _can_copy(client: Client) -> bool:
+    try:
+        copy_networks(client.nets, share_objects=True)
+    except BoundHook:
+        return False
+    return True
 
 
 def _group_by_key(parts: Sequence[PhaseInput]) -> list[list[PhaseInput]]:

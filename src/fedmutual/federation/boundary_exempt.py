@@ -39,10 +39,11 @@ def _is_equal(a: Tensor, b: Tensor) -> bool:
 @torch.no_grad()
 def _list_input_statistics(net: nn.Module, examples: Tensor) -> set[str]:
     """Return the names of the running statistics of layers that normalise the net's input directly."""
-    probe, statistics = copy_networks(net, share_objects=True).eval(), set[str]()
-    norms = {name: m for name, m in probe.named_modules() if isinstance(m, _NormBase) and m.running_mean is not None}
+    norms = {name: m for name, m in net.named_modules() if isinstance(m, _NormBase) and m.running_mean is not None}
     if not norms:
-        return statistics
+        return set()
+    probe, statistics = copy_networks(net, share_objects=True).eval(), set[str]()
+    norms = {name: probe.get_submodule(name) for name in norms}  # type: ignore[misc]
     x = examples
     if x.is_floating_point():  # rows of equal numbers, such as zeros, would stay equal through a layer without a bias
         x = torch.rand(x.shape, generator=torch.Generator().manual_seed(0), dtype=x.dtype)

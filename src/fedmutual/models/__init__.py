@@ -9,10 +9,11 @@ from torch import Tensor, nn
 from fedmutual.calling import NoLogits, call_network, map_inputs
 from fedmutual.config import Config
 from fedmutual.errors import ConfigError, format_error
-from fedmutual.models import networks, pretrained
-from fedmutual.models.copying import copy_networks
+from fedmutual.models import libraries, networks, pretrained
+from fedmutual.models.copying import BoundHook, copy_networks
 from fedmutual.models.own import make_user_network
 from fedmutual.models.pretrained import Weights, find_name
+from fedmutual.user_code.plugins import LIBRARIES
 
 __all__ = ["NAMES", "Weights", "build", "is_user_network", "list_user_networks", "make_example_inputs", "try_network"]
 
@@ -73,7 +74,7 @@ def build(
             if check or weights is not None:
                 examples = make_example_inputs(shape) if examples is None else examples
                 if check and (name, shape, examples.dtype, classes, forms) not in checked_networks:
-                    _check_network(net, name, examples, forms)
+                    _check_network(net, name, examples, forms, lambda: _make_network(name, shape, classes, key))
                     if not is_user_network(name):  # a user's factory may change from call to call
                         checked_networks.add((name, shape, examples.dtype, classes, forms))
                 if weights is not None and weights.state is not None:
@@ -104,7 +105,7 @@ def make_example_inputs(shape: tuple[int, ...], dtype: torch.dtype = torch.float
 
 def is_user_network(name: str) -> bool:
     """Return whether a network is the user's own, "module:factory"."""
-    return ":" in name and not name.startswith(pretrained.PREFIX)
+    return ":" in name and not name.startswith(LIBRARIES)
 
 
 def list_user_networks(config: Config) -> tuple[str, ...]:
@@ -153,6 +154,13 @@ def _make_network(name: str, shape: tuple[int, ...], classes: int, key: str) -> 
         return make_user_network(name, shape, classes, key)
     if torchvision_name := find_name(name):
         return pretrained.make_network(torchvision_name, shape, classes)
+    if name.startswith(LIBRARIES) and not name.startswith(pretrained.PREFIX):
+        try:
+            return libraries.make_network(name, shape, classes)
+        except ValueError:
+            raise
+        except Exception as problem:  # a library may refuse arguments in any way
+            raise ValueError(f"cannot be made: {format_error(problem)}") from problem
     theirs = pretrained.list_names()
     similar = get_close_matches(name.lower(), [*_OURS, *theirs, *(pretrained.PREFIX + n for n in theirs)], 1)
     fix = (
@@ -179,8 +187,12 @@ def _list_forms(shape: tuple[int, ...], classes: int, of_pixels: bool | None) ->
     return (of_example, of_each_pixel) if of_pixels is None else (of_each_pixel if of_pixels else of_example,)
 
 
-def _check_network(net: nn.Module, name: str, examples: Tensor, forms: tuple[tuple[int, ...], ...]) -> None:
+def _check_network(
+    net: nn.Module, name: str, examples: Tensor, forms: tuple[tuple[int, ...], ...], make: Callable[[], nn.Module]
+) -> None:
     """Run a forward pass in eval mode, and a forward and backward pass in training mode on a copy.
+
+    make: makes another network, which is tried in place of a copy if a hook refers to the network.
 
     Raises:
         ValueError: a pass fails, or the output is not logits of one of the forms.
@@ -189,6 +201,8 @@ def _check_network(net: nn.Module, name: str, examples: Tensor, forms: tuple[tup
         _forward(net.eval(), name, examples, forms, "")
     try:
         trained = copy_networks(net, share_objects=True).train()
+    except BoundHook:
+        trained = make().train()
     except Exception as problem:  # a network may hold objects of any kind
         raise ValueError(
             f"cannot be copied: {format_error(problem)}; an object that cannot be copied, such as one with a lock, must not "

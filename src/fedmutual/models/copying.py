@@ -12,6 +12,13 @@ from torch.utils._pytree import tree_leaves
 T = TypeVar("T")
 
 
+class BoundHook(TypeError):
+    """A hook is a function that refers to a layer of its network: that of a copy would act on the original."""
+
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
 def copy_networks(networks: T, share_objects: bool = False) -> T:
     """Return a deep copy of a network, or of a container with networks and their optimisers.
 
@@ -22,9 +29,14 @@ def copy_networks(networks: T, share_objects: bool = False) -> T:
         files; if False, such an object is an error. An object that holds a tensor or a network beside a lock always is.
 
     Raises:
+        BoundHook: a hook of a network refers to the network.
         Exception: any error that an object raises because it cannot be copied.
     """
     modules = [module for net in tree_leaves(networks) if isinstance(net, nn.Module) for module in net.modules()]
+    for module, hook in ((m, hook) for m in modules for kind in _HOOKS for hook in getattr(m, kind).values()):
+        cells = [cell.cell_contents for cell in getattr(hook, "__closure__", None) or ()]
+        if any(isinstance(cell, nn.Module) and cell in modules for cell in cells):
+            raise BoundHook(f"a hook of its layer {type(module).__name__} refers to a layer of the original network")
     values = tree_leaves([vars(module) for module in modules])
     known: dict[int, Any] = {id(t): t.detach().clone() for t in values if isinstance(t, Tensor) and not t.is_leaf}
     try:

@@ -11,6 +11,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.nn.utils import parametrize
 
 from fedmutual.calling import call_network
 from fedmutual.errors import format_error
@@ -33,7 +34,7 @@ def make_user_network(
     Raises:
         ConfigError: the factory cannot be imported.
         ValueError: the factory cannot be called, fails, or returns no new torch.nn.Module, or one of torch.jit, or one with
-            tensors that are complex or not finite.
+            tensors that are not finite.
     """
     factory = plugins.load(name, key)
     if isinstance(factory, nn.Module) or not callable(factory):
@@ -41,7 +42,7 @@ def make_user_network(
         raise ValueError(f"is an instance of {kind}; name a function or class that makes a new torch.nn.Module at each call")
     available = {"shape": shape, "input_shape": shape, "classes": classes, "num_classes": classes, **(more or {})}
     try:
-        net = factory(**_select_arguments(factory, available))
+        net = factory(**select_arguments(factory, available))
     except Exception as problem:  # a user's factory may fail in any way
         raise ValueError(f"cannot be made: {format_error(problem)}") from problem
     if not isinstance(net, nn.Module):
@@ -52,16 +53,37 @@ def make_user_network(
         raise ValueError("is the network of an earlier call of its factory, which must make a new one at each call")
     _made_networks.add(net)
     tensors = {name: t for name, t in net.state_dict().items() if isinstance(t, Tensor) and not is_lazy(t)}
-    if complex_name := next((name for name, t in tensors.items() if t.is_complex()), None):
-        is_trained = complex_name in dict(net.named_parameters())
-        fix = "and call torch.view_as_complex on it in `forward`" if is_trained else _CONSTANT
-        raise ValueError(f"has the complex tensor {complex_name!r}; keep its real and imaginary parts [..., 2], {fix}")
-    if unbounded := next((name for name, t in tensors.items() if t.is_floating_point() and not t.isfinite().all()), None):
+    is_number = {name: t.is_floating_point() or t.is_complex() for name, t in tensors.items()}
+    if unbounded := next((name for name, t in tensors.items() if is_number[name] and not t.isfinite().all()), None):
         raise ValueError(f"holds numbers in {unbounded!r} that are not finite; correct them, {_CONSTANT}")
+    for name in [name for name, t in tensors.items() if t.is_complex()]:
+        path, _, tensor_name = name.rpartition(".")
+        parametrize.register_parametrization(net.get_submodule(path), tensor_name, _AsComplex(), unsafe=True)
     return net
 
 
-def _select_arguments(factory: Any, available: dict[str, Any]) -> dict[str, Any]:
+class _AsComplex(nn.Module):
+    """A complex tensor whose real and imaginary parts are trained, sent and stored in its place."""
+
+    def forward(self, real: Tensor, imaginary: Tensor) -> Tensor:
+        """Return the complex tensor [...] of its parts [...]."""
+        return torch.complex(real, imaginary)
+
+    def right_inverse(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the parts of a complex tensor."""
+        return values.real.clone(), values.imag.clone()
+
+
+def restore_complex(net: nn.Module) -> nn.Module:
+    """Return a network whose complex tensors are its own again, as its author wrote them."""
+    for module in [m for m in net.modules() if parametrize.is_parametrized(m)]:
+        for name, kinds in list(module.parametrizations.items()):  # type: ignore[union-attr, operator]
+            if isinstance(kinds[0], _AsComplex):
+                parametrize.remove_parametrizations(module, name)
+    return net
+
+
+def select_arguments(factory: Any, available: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments that the signature names. ``**kwargs`` gets none: the factory may pass them on to anything."""
     signature = inspect.signature(factory)
     arguments = {

@@ -20,6 +20,7 @@ from torch import Tensor, hub, nn
 from fedmutual.core import Message
 from fedmutual.errors import ConfigError, shorten_error
 from fedmutual.files import limit_waiting
+from fedmutual.models.libraries import HF, HF_WEIGHTS, read_weights
 from fedmutual.models.networks import parse_image_shape
 
 PREFIX = "torchvision:"  # has the form of "module:factory"
@@ -101,7 +102,8 @@ def find_weights(source: str, network: str, torchvision_name: str | None, key: s
             return Weights(f"random weights: ImageNet's of {network} could not be loaded ({found})", None)
         return Weights(f"ImageNet's weights of {network} ({found[0]}), a new head", found[1], f"key {key!r}: {found[0]}")
     file = _find_file(Path(source), network, key)
-    state = _read_state(file, key)
+    is_folder_of_hf = network.startswith(HF) and Path(source).is_dir() and file.name == HF_WEIGHTS
+    state = read_weights(file.parent) if is_folder_of_hf else _read_state(file, key)
     digest = hashlib.sha256(file.read_bytes()).hexdigest()[:12]
     return Weights(f"weights of {file} (sha256 {digest}), a new head", state, f"key {key!r}: {file}")
 
@@ -141,6 +143,8 @@ def _find_file(source: Path, network: str, key: str) -> Path:
         fix = f"name a file of weights, a folder of such files, or {IMAGENET!r}"
         raise ConfigError(f"key {key!r}: there is no file or folder {source}; {fix}")
     names = [network.rpartition(":")[2] + ending for ending in ENDINGS]
+    if network.startswith(HF):
+        names = [HF_WEIGHTS]
     files = [source / name for name in names if (source / name).is_file()]
     if len(files) == 1:
         return files[0]

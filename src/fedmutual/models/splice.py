@@ -44,20 +44,24 @@ class Spliced(nn.Module):
         return output
 
 
-def list_shared_tensors(net: nn.Module, part: Sequence[str], name: str) -> tuple[str, ...]:
+def list_shared_tensors(net: nn.Module, part: Sequence[str], name: str, tied: bool = False) -> tuple[str, ...]:
     """Return the names of a network's tensors that are shared; `part` names modules or single tensors.
+
+    tied: whether another name of a shared tensor is shared, too: a client with both would load the old values last.
 
     Raises:
         ConfigError: a name matches nothing, or all tensors match.
     """
-    state, paths = list(net.state_dict()), [path.removesuffix(".") for path in part]
+    state, paths = net.state_dict(keep_vars=True), [path.removesuffix(".") for path in part]
     for path in paths:
         if not any(_is_under(k, path) for k in state):
             all_names = dict.fromkeys(n for n, _ in net.named_modules() if n and any(_is_under(k, n) for k in state))
             similar = get_close_matches(path, all_names, 1)
             fix = f"did you mean {similar[0]!r}?" if similar else f"it has {', '.join(map(repr, all_names))}"
             raise ConfigError(f"key 'model.part': {path!r} matches nothing in network {name!r}; {fix}")
-    shared = tuple(k for k in state if any(_is_under(k, path) for path in paths))
+    named = {k for k in state if any(_is_under(k, path) for path in paths)}
+    tensors = {id(state[k]) for k in named if tied}
+    shared = tuple(k for k in state if k in named or id(state[k]) in tensors)
     if len(shared) == len(state):
         raise ConfigError(
             f"key 'model.part' names all tensors of network {name!r}; remove the key to share the whole network"

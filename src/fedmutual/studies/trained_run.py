@@ -19,6 +19,7 @@ from fedmutual.federation.evaluation import WEIGHT, Ensemble
 from fedmutual.federation.networks import POOLED
 from fedmutual.files import read_json
 from fedmutual.in_memory import hold_objects
+from fedmutual.models.own import restore_complex
 from fedmutual.models.splice import build_meme
 from fedmutual.results.frame import read_scores
 from fedmutual.results.scale import MetricScale
@@ -393,7 +394,7 @@ class Run:
                 self._find_fitting_state(outline, names[0], find_state)
             net = make()
         net.load_state_dict(self._find_fitting_state(net, names[0], find_state))
-        return net.eval()
+        return restore_complex(net).eval()
 
     def _find_fitting_state(self, net: nn.Module, name: str, find_state: _FindState) -> Message:
         """Return the saved tensors for a network. Raises RunError if names, shapes or dtypes differ."""

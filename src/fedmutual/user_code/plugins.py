@@ -19,6 +19,7 @@ from typing import Any, Protocol, TypeGuard
 
 from fedmutual.errors import ConfigError
 
+LIBRARIES = ("torchvision:", "timm:", "monai:", "hf:")  # begin the names of networks of libraries, and no module
 SHIPPED = ("fedmutual.demo.own", "fedmutual.in_memory")  # modules for configurations to name that come with fedmutual
 
 

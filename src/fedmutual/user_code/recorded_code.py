@@ -57,13 +57,13 @@ def list_named_modules(tables: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _list_module_keys(tables: Any) -> Iterator[tuple[str, str]]:
-    """Yield (key, text) of all keys that may name a module; "torchvision:" begins the name of a network of torchvision's."""
+    """Yield (key, text) of all keys that may name a module; names of libraries' networks do not."""
     for key in _KEYS:
         value = tables
         for step in key.split("."):
             value = value.get(step) if isinstance(value, Mapping) else None
         for name in value if isinstance(value, list | tuple) else (value,):
-            if isinstance(name, str) and not (key.startswith("model.") and name.startswith("torchvision:")):
+            if isinstance(name, str) and not (key.startswith("model.") and name.startswith(plugins.LIBRARIES)):
                 yield key, name
 
 
