@@ -13,7 +13,6 @@ from torch.nn.parameter import is_lazy
 from fedmutual import models
 from fedmutual.config import Config, has_own_data, make_client_config, read_dumped
 from fedmutual.core import At, Message, Task, format_tensor
-from fedmutual.data.objects import Label
 from fedmutual.errors import RunError
 from fedmutual.federation.evaluation import WEIGHT, Ensemble
 from fedmutual.federation.networks import POOLED
@@ -36,14 +35,16 @@ from fedmutual.rundir.record_files import (
 )
 from fedmutual.rundir.schema import Saved
 from fedmutual.studies.answering_model import AnsweringModel
-from fedmutual.studies.export import Exported, export
-from fedmutual.studies.score import FileScore, score
 from fedmutual.tasks import make_task
 from fedmutual.user_code import plugins
 from fedmutual.user_code.recorded_code import RecordedCode
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from fedmutual.data.objects import Label
+    from fedmutual.studies.export import Exported
+    from fedmutual.studies.score import FileScore
 
 _FindState = Callable[[Collection[str]], Message]  # names of a network's tensors -> the saved tensors
 
@@ -151,7 +152,7 @@ class Run:
         """
         return self._choose_model(client, best).predict_arrays(x)
 
-    def score(self, data: Any, client: str | None = None, best: bool = False, label: Label = None) -> FileScore:
+    def score(self, data: Any, client: str | None = None, best: bool = False, label: "Label" = None) -> "FileScore":
         """Return the scores of a model on labelled examples, with a 95 % interval of the main metric.
 
         data: a file or folder as `fedmutual score` takes it; or a form of `Site.train`, with unscaled values. label: the
@@ -161,9 +162,11 @@ class Run:
         Raises:
             UserError: there is no such model, an output of it is not finite, or the examples do not fit it.
         """
+        from fedmutual.studies.score import score  # imports pandas
+
         return score(self._choose_model(client, best), data, label)
 
-    def export(self, folder: str | Path, client: str | None = None, best: bool = False) -> Exported:
+    def export(self, folder: str | Path, client: str | None = None, best: bool = False) -> "Exported":
         """Write a model into a new folder for use without fedmutual; return which model, and the files.
 
         The folder has the weights, programs that take raw inputs, and a model card. client, best: as for `predict`.
@@ -171,6 +174,8 @@ class Run:
         Raises:
             UserError: there is no such model, its code may not be imported, or the folder exists or cannot be written.
         """
+        from fedmutual.studies.export import export  # imports torch.export
+
         return export(self._choose_model(client, best), folder)
 
     @property
