@@ -28,7 +28,7 @@ from fedmutual.sites.secure_sum.messages import Stage, SumContext
 from fedmutual.sites.secure_sum.server import SecureSums
 from fedmutual.sites.secure_sum.site import SiteSums
 from fedmutual.sites.server_journal import ServerJournal
-from fedmutual.sites.site_journal import REPLY, UPDATE, Bounds, SiteJournal
+from fedmutual.sites.site_journal import REPLY, UPDATE, SiteJournal
 
 SITES, MEGABYTES, TURNS = (3, 5, 10), (0.8, 50.0), 3  # MEGABYTES: of a model of float32
 SERVER = "server"
@@ -120,7 +120,7 @@ def _run_masked_round(
     """Return the seconds, and the bytes of a site."""
     sites, clock, up, down = tuple(replies), _Clock(), Counter[str](), Counter[str]()
     context = SumContext("00" * 32, sites, 0, 0, "11" * 32)
-    journals = {i: SiteJournal(folder / i, i, "", Bounds(1, 0, 1 + len(Stage), 1)) for i in sites}
+    journals = {i: SiteJournal(folder / i, i, "", (1, 0, 1 + len(Stage), 1)) for i in sites}
     sums = {i: SiteSums(journals[i], i, sites, context.contract, startups[i]) for i in sites}
 
     def train(i: str) -> None:

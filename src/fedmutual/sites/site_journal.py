@@ -9,7 +9,6 @@ replaces the later phases of the old attempt; the site works from its state befo
 
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 
 from fedmutual.core import Client, Message
@@ -48,33 +47,6 @@ class Declined(RuntimeError):
     """A site does not carry out an order. The message may leave the site: it contains no private value."""
 
 
-@dataclass(frozen=True)
-class Bounds:
-    """The rounds and phases that the contract allows a server to ask for, with the stages of a secure sum."""
-
-    rounds: int
-    start: int  # phases of the start
-    phases: int  # phases of a round
-    evaluate_every: int
-
-    def find_place(self, order: Order) -> Place:
-        """Return the (round, phase) of an order; of scores, the number after the last phase."""
-        return order.round, self.phases if order.kind == EVALUATE else order.phase
-
-    def is_last(self, order: Order) -> bool:
-        """Return whether an order ends a round, or is of its scores."""
-        return order.kind == EVALUATE or order.phase + 1 == (self.start if order.round < 0 else self.phases)
-
-    def check(self, order: Order) -> None:
-        """Raise Declined where the contract has no such order."""
-        if not (-1 <= order.round < self.rounds and order.phase < (self.phases if order.round >= 0 else self.start)):
-            raise Declined(BEYOND)
-        number = order.round + 1
-        is_due = order.round >= 0 and is_scored_on_resume(number, number, self.evaluate_every, self.rounds)
-        if order.kind == EVALUATE and not is_due:
-            raise Declined(NOT_DUE)
-
-
 class SiteJournal(Journal):
     """The journal of a site. Each method raises RunError where a file cannot be read or written."""
 
@@ -83,17 +55,19 @@ class SiteJournal(Journal):
         folder: Path,
         site: str,
         run: str,
-        bounds: Bounds,
+        bounds: tuple[int, int, int, int],
         budget: PrivacyBudget | None = None,
         read_only: bool = False,
     ) -> None:
         """folder: the federation's folder at this site. run: the identity of the run, which the journal must have.
 
-        budget: each transaction records the lines of its ledgers; None for training without noise. Raises RunError as
-        `Journal`, or where the folder holds another run's state.
+        bounds: what a server may ask for: the rounds, the phases of the start and of a round, with the stages of a secure
+        sum, and `records.evaluate_every`. budget: each transaction records the lines of its ledgers; None for training
+        without noise. Raises RunError as `Journal`, or where the folder holds another run's state.
         """
         super().__init__(folder, read_only)
-        self._states, self._run, self._bounds, self._budget = client_folder(folder, site), run, bounds, budget
+        self._states, self._run, self._budget = client_folder(folder, site), run, budget
+        self._rounds, self._start, self._phases, self._evaluate_every = bounds
         if self.get_fact("run") not in (None, run):
             raise RunError(
                 f"{folder}: holds the state of this federation with another site.toml, other data, another contract "
@@ -101,6 +75,19 @@ class SiteJournal(Journal):
             )
         if not read_only:
             self.publish()
+
+    def find_place(self, order: Order) -> Place:
+        """Return the (round, phase) of an order; of scores, the number after the last phase."""
+        return order.round, self._phases if order.kind == EVALUATE else order.phase
+
+    def _check_order(self, order: Order) -> None:
+        """Raise Declined where the contract has no such order."""
+        number, phases = order.round + 1, self._start if order.round < 0 else self._phases
+        if not (0 <= number <= self._rounds and order.phase < phases):
+            raise Declined(BEYOND)
+        is_due = number > 0 and is_scored_on_resume(number, number, self._evaluate_every, self._rounds)
+        if order.kind == EVALUATE and not is_due:
+            raise Declined(NOT_DUE)
 
     @property
     def begun(self) -> tuple[int, Place, str] | None:
@@ -114,7 +101,7 @@ class SiteJournal(Journal):
 
     def find_answer(self, order: Order, digest: str) -> bytes | None:
         """Return the earlier answer to this order, or None. digest: of the order."""
-        place = self._bounds.find_place(order)
+        place = self.find_place(order)
         known = self.read("SELECT 1 FROM phases WHERE round = ? AND phase = ? AND inbox = ?", *place, digest)
         return self.read_content(REPLY, *place) if known else None
 
@@ -128,8 +115,8 @@ class SiteJournal(Journal):
 
         Raises Declined where the order must not be carried out; then nothing was changed.
         """
-        self._bounds.check(order)
-        place, begun = self._bounds.find_place(order), self.begun
+        self._check_order(order)
+        place, begun = self.find_place(order), self.begun
         if order.attempt > ATTEMPTS:
             raise Declined(SPENT)
         if begun is not None:
@@ -166,7 +153,8 @@ class SiteJournal(Journal):
         kind (MESSAGE, UPDATE) -> tensors of this round; those of earlier rounds are removed. Where RunError is raised, what
         was saved before is untouched.
         """
-        place, last = self._bounds.find_place(order), self._bounds.is_last(order)
+        place = self.find_place(order)
+        last = order.kind == EVALUATE or order.phase + 1 == (self._start if order.round < 0 else self._phases)
         if client is None:
             ((state,),) = self.read(
                 "SELECT state FROM phases WHERE (round, phase) < (?, ?) ORDER BY round DESC, phase DESC LIMIT 1", *place

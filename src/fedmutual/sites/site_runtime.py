@@ -43,7 +43,7 @@ from fedmutual.sites.protocol import (
 from fedmutual.sites.secure_sum.fixed_point import list_masked_leaves
 from fedmutual.sites.secure_sum.messages import Rejected, Stage
 from fedmutual.sites.secure_sum.site import SiteSums
-from fedmutual.sites.site_journal import MESSAGE, REPLY, UPDATE, Bounds, Declined, SiteJournal
+from fedmutual.sites.site_journal import MESSAGE, REPLY, UPDATE, Declined, SiteJournal
 from fedmutual.sites.site_settings import SiteSettings, build_site
 from fedmutual.sites.sizes import MessageSizes, is_peer_to_peer
 from fedmutual.sites.statistics import SCALING, SumStatistics, read_scaling
@@ -116,8 +116,8 @@ class SiteRuntime:
         seedset = "" if experiment.seeds is None else bytes(experiment.seeds.about["digest"].tolist()).hex()
         run = identify(config, experiment.data.partition["fingerprint"] + contract.digest + seedset)
         start = len(algorithm.start) + (stages if algorithm.start else 0)
-        self._bounds = Bounds(config.rounds, start, len(algorithm.phases) + stages, config.records.evaluate_every)
-        return SiteJournal(self.folder, self.site, run, self._bounds, self._budget, read_only=check_only)
+        bounds = config.rounds, start, len(algorithm.phases) + stages, config.records.evaluate_every
+        return SiteJournal(self.folder, self.site, run, bounds, self._budget, read_only=check_only)
 
     def close(self) -> None:
         """Close the journal. The object cannot be used afterwards."""
@@ -198,7 +198,7 @@ class SiteRuntime:
             answer, message = self._evaluate(order, inbox)
         elif not is_stage:
             answer, message, kept = self._do_phase(order, inbox)
-        place = self._bounds.find_place(order)
+        place = self._journal.find_place(order)
         is_current = self._client is not None and self._at == self._journal.find_before(place)
         with self._journal.change(erase=is_stage):
             if self._sums is not None and is_stage:

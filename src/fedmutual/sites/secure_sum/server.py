@@ -79,7 +79,8 @@ class SumServer:
                 raise Rejected(f"{sender} did not share its secrets with all others")
         elif stage is Stage.CONFIRM:
             signed = messages.make_confirmed_content(self.context, self.answers[Stage.UPLOAD])
-            certificate = bytes.fromhex(self._read_answers(Stage.KEYS)[site].certificate)
+            announcement = read_content(ANSWERS[Stage.KEYS], self.answers[Stage.KEYS][site], sender)
+            certificate = bytes.fromhex(announcement.certificate)
             try:
                 self.authority.check(site, certificate, bytes.fromhex(content), signed)
             except Forged as problem:
