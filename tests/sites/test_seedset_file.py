@@ -133,7 +133,7 @@ BOMBS = {
     "alone": (alone, OTHER),
     "hidden": (hidden, f"{OTHER}'x.npy' is compressed"),
     "behind a broken one": (lambda p: stating((1,), "about.npy")(p), f"{OTHER}'about.npy' is of uint8 and of shape (1,)"),
-    "another name": (lambda p: np.savez_compressed(p, z=np.zeros(10**7, np.uint8)), f"{OTHER}'z.npy' is compressed"),
+    "another name": (lambda p: np.savez_compressed(p, z=np.zeros(10**7, np.uint8)), f"{OTHER}it has the arrays 'z.npy')"),
     "compressed": (compressed, f"{OTHER}'x.npy' is compressed"),
     "a tebibyte": (stating((2**40, 1, 1, 1)), "of shape (1099511627776, 1, 1, 1), and has 0 bytes"),
     "beyond all": (stating((2**80,)), f"{OTHER}'x.npy' is of uint8 and of shape (1208925819614629174706176,)"),

@@ -83,10 +83,10 @@ def read_seedset_file(folder: Path, site: str) -> SeedsetFile:
     path, fix = make_seedset_path(folder, site), f"have site {site!r} write its part of the public seed set again"
     try:
         with zipfile.ZipFile(path) as archive:
-            members, room = archive.infolist(), path.stat().st_size
-            contents = {member.filename.removesuffix(".npy"): _read_array(archive, member, room) for member in members}
-        if not contents.keys() <= _ARRAYS or len(contents) < len(members):
-            raise DataError(f"it has the arrays {list_names([member.filename for member in members])}")
+            members = {member.filename.removesuffix(".npy"): member for member in archive.infolist()}
+            if not members.keys() <= _ARRAYS or len(members) < len(archive.infolist()):
+                raise DataError(f"it has the arrays {list_names(archive.namelist())}")
+            contents = {name: _read_array(archive, member, path.stat().st_size) for name, member in members.items()}
         about = json.loads(str(contents["about"]))
         if about["format"] != 1 or about["site"] != site:
             raise DataError(f"it is of format {about['format']!r} and of site {about['site']!r}")
