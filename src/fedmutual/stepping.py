@@ -115,6 +115,15 @@ def _judge_progress(phase: Phase, client: Client, at: At, patience: int) -> None
         client.kept.setdefault("stopped", torch.tensor(at.round))
 
 
+def describe_stop(client: Client) -> tuple[str, ...]:
+    """Return a sentence for the user about a client that has stopped training; () for another."""
+    if "stopped" not in client.kept:
+        return ()
+    begun, rounds = int(client.kept["stopped"]) + 1, client.recipe.patience
+    why = f"its loss on validation rows was not smaller for {rounds} rounds (training.patience)"
+    return (f"client {client.id!r} takes no steps from round {begun} on, and sends its last trained meme: {why}",)
+
+
 def _keep_meme(client: Client, stopped: bool) -> None:
     """Keep the trained meme of a client; of a client that has stopped, load the kept one in place of the received model."""
     meme = client.nets["meme"]

@@ -230,7 +230,7 @@ class _RecipeConfig(Section):
     clip_value: keys.Positive | None = key()
     """the largest absolute value of an element of a gradient; larger elements are set to this value, before `clip_norm`"""
     accumulate: keys.Count | None = key()
-    """the number of batches of one gradient step, whose gradients are averaged; unset, 1"""
+    """the number of batches of one gradient step, whose gradients are averaged; `local_steps` counts batches; unset, 1"""
     class_weights: keys.Weights | None = key(only_if=(_OF_CLASSES, _OWN_LOSS))
     """weights of the loss on labels: a number for each class, in their order, or "balanced": all classes count alike in the
     client's own training rows; multilabel: of the presence of each label"""

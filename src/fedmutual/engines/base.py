@@ -21,7 +21,7 @@ from fedmutual.rundir import best
 from fedmutual.rundir.best import BestRule
 from fedmutual.rundir.observers import append_scores
 from fedmutual.scores import drop_values
-from fedmutual.stepping import PhaseResult, work
+from fedmutual.stepping import PhaseResult, describe_stop, work
 
 R = TypeVar("R")
 Do = Callable[Concatenate[Client, ...], R]
@@ -206,15 +206,11 @@ def evaluate_client(
         merit = best.compute_merit([s for s in scores if s.model in models], rows, keep.by, keep.metric)
         state = client.nets["personal"].state_dict()
         best.save_if_better(home, lambda: {f"personal.{k}": v for k, v in state.items()}, merit, round, keep)
-    remarks = [*unusable.values()]
-    if "stopped" in client.kept and client.metrics == "all":
-        begun, rounds = int(client.kept["stopped"]) + 1, client.recipe.patience
-        why = f"its loss on validation rows was not smaller for {rounds} rounds (training.patience)"
-        remarks.append(f"client {client.id!r} takes no steps from round {begun} on, and sends its last trained meme: {why}")
+    stopped = describe_stop(client) if client.metrics == "all" else ()
     if client.metrics != "all" and home is not None:
         home.mkdir(parents=True, exist_ok=True)
         append_scores(home, round, scores)
-    return select_metrics(client, measured), tuple(remarks)
+    return select_metrics(client, measured), (*unusable.values(), *stopped)
 
 
 def count_parameters(client: Client) -> dict[str, int]:

@@ -5,7 +5,6 @@ becomes `best.safetensors`. If the process is killed before, the number in the n
 the file is removed.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -73,7 +72,7 @@ def compute_merit(scores: Sequence[Score], reported: str, by: str | None, metric
 def is_over(folder: Path, records: RecordsConfig, metric: Metric) -> bool:
     """Return whether a run ends by `records.patience`: the best of its recorded evaluations is so many evaluations old.
 
-    An evaluation is as good as `compute_merit` of the personal models, or without them of the shared model.
+    An evaluation is as good as `compute_merit` of the personal models, or without them of the shared model, or of its forks.
 
     Raises:
         RunError: metrics.jsonl is damaged.
@@ -81,10 +80,11 @@ def is_over(folder: Path, records: RecordsConfig, metric: Metric) -> bool:
     merits = list[float]()
     for line in read_records(folder / METRICS, Evaluation) if records.patience is not None else ():
         if line.round % records.evaluate_every == 0:  # not of the last round of a run that has grown since
-            model, rows = ("personal", "validation") if any(r.model == "personal" for r in line.rows) else ("global", "test")
+            found = {r.model for r in line.rows}
+            model = next((m for m in ("personal", "global", "proxy", "meme") if m in found), "")
             scores = [Score(r.model, r.client, r.data, r.values) for r in line.rows if r.model == model]
-            merit = compute_merit(scores, rows, records.best_by, metric)
-            merits.append(-math.inf if merit is None else merit)
+            merit = compute_merit(scores, "test" if model == "global" else "validation", records.best_by, metric)
+            merits += [] if merit is None else [merit]
     return bool(merits) and len(merits) - 1 - merits.index(max(merits)) >= (records.patience or 0)
 
 

@@ -47,6 +47,7 @@ from fedmutual.sites.site_journal import MESSAGE, REPLY, UPDATE, Declined, SiteJ
 from fedmutual.sites.site_settings import SiteSettings, build_site
 from fedmutual.sites.sizes import MessageSizes, is_peer_to_peer
 from fedmutual.sites.statistics import SCALING, SumStatistics, read_scaling
+from fedmutual.stepping import describe_stop
 from fedmutual.user_code import plugins
 
 SERVER = "server"
@@ -292,6 +293,8 @@ class SiteRuntime:
             lambda line: self.say(f"{order.round_name}: {line}"),
         )
         self._at = (order.round, order.phase)
+        for line in () if self._client is None else describe_stop(self._client):
+            self.say(f"{order.round_name}: {line}")
         if self.peers is not None:
             up = self.peers.count_sent_bytes(order, reply.message)
             return SiteAnswer(order, reply.train, up=up, down=down, remarks=remarks), {}, {MESSAGE: reply.message}

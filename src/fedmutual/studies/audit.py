@@ -94,6 +94,10 @@ class _Auditor:
         config, summary = self.run.config, read_summary(folder)
         if summary is None or not is_finished(summary, config.rounds):
             raise RunError(f"{folder}: the run is not finished; finish it with `fedmutual run FILE --resume`, then audit it")
+        if config.records.patience is not None:
+            raise RunError(
+                f"{folder}: records.patience may have ended the run early, and not its shadow runs; audit another run"
+            )
         self.summary = summary
         tasks = {client.task for client in read_model_environment(folder).clients.values()}
         if tasks != {"classification"}:
