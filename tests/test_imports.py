@@ -73,7 +73,7 @@ def of_engines(one_import: Import) -> bool:
 def of_core(one_import: Import) -> bool:
     """It imports torch, the types of settings and roles, and the standard library; how a client steps, the core too."""
     allowed = {
-        "core.py": {"torch", "fedmutual.metric", "fedmutual.role", "fedmutual.settings"},
+        "core.py": {"torch", "fedmutual.calling", "fedmutual.metric", "fedmutual.role", "fedmutual.settings"},
         "stepping.py": {"torch", "fedmutual.calling", "fedmutual.core", "fedmutual.optimizers"},
     }.get(one_import.file)
     return allowed is None or one_import.top in allowed | sys.stdlib_module_names

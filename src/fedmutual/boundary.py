@@ -15,14 +15,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedmutual.calling import list_tensors
 from fedmutual.core import Client, Data, Message, Spec
 
 LEAST = 16  # elements; of fewer, equal bytes prove nothing
 FEWEST, DISTINCT = 4, 4  # but of a row that has so many elements, and so many different values, not all whole, they do
 OWN = ("private", "holdout", "validation", "test.own")  # the rows that are a client's
 
-# bytes of an identifying row, and the first eight bytes of each identifying row, each value once
-_rows: "WeakKeyDictionary[Data, tuple[int, NDArray[np.uint64]]]" = WeakKeyDictionary()
+# by the bytes of a row, or of one of its inputs: the first eight bytes of each identifying row, each value once
+_rows: "WeakKeyDictionary[Data, dict[int, NDArray[np.uint64]]]" = WeakKeyDictionary()
 _digests: "WeakKeyDictionary[Data, frozenset[bytes]]" = WeakKeyDictionary()
 
 
@@ -167,28 +168,27 @@ def _find_private_row(tensor: Tensor, client: Client, sent: Tensor | None) -> st
     for kind in (kind for kind in OWN if kind in client.data):
         data = client.data[kind]
         data = getattr(data, "source", data)  # private rows may be guarded (privacy.sampling)
-        size, first_words = _find_identifying_rows(data)
-        if not len(first_words) or _view_bytes(tensor) % size:
-            continue
-        if size not in cut:
-            pieces = _split_bytes(tensor, size)
-            pieces = pieces if sent is None else pieces[(pieces != _split_bytes(sent, size)).any(1)]
-            cut[size] = pieces, _read_first_words(pieces)
-        pieces, theirs = cut[size]
-        similar = pieces[np.isin(theirs, first_words)]
-        if len(similar) and not _digest_identifying_rows(data).isdisjoint(_digest_pieces(similar)):
-            return kind
+        for size, first_words in _find_identifying_rows(data).items():
+            if not len(first_words) or _view_bytes(tensor) % size:
+                continue
+            if size not in cut:
+                pieces = _split_bytes(tensor, size)
+                pieces = pieces if sent is None else pieces[(pieces != _split_bytes(sent, size)).any(1)]
+                cut[size] = pieces, _read_first_words(pieces)
+            pieces, theirs = cut[size]
+            similar = pieces[np.isin(theirs, first_words)]
+            if len(similar) and not _digest_identifying_rows(data).isdisjoint(_digest_pieces(similar)):
+                return kind
     return None
 
 
-def _find_identifying_rows(data: Data) -> tuple[int, NDArray[np.uint64]]:
+def _find_identifying_rows(data: Data) -> dict[int, NDArray[np.uint64]]:
     """Return the entry of a data set in `_rows`, computed once for each data set."""
     if data not in _rows:
-        size, first_words = 1, [np.empty(0, np.uint64)]
+        first_words = dict[int, list[NDArray[np.uint64]]]()
         for rows in _list_identifying_rows(data):
-            size = rows.shape[1]
-            first_words.append(_read_first_words(rows))
-        _rows[data] = size, np.unique(np.concatenate(first_words))
+            first_words.setdefault(rows.shape[1], []).append(_read_first_words(rows))
+        _rows[data] = {size: np.unique(np.concatenate(words)) for size, words in first_words.items()}
     return _rows[data]
 
 
@@ -200,10 +200,11 @@ def _digest_identifying_rows(data: Data) -> frozenset[bytes]:
 
 
 def _list_identifying_rows(data: Data) -> Iterator[NDArray[np.uint8]]:
-    """Yield the bytes of a data set's identifying rows, [N, bytes of a row] at a time."""
-    for x, *_ in data.rows(torch.split(torch.arange(len(data)), 1024)) if len(data) else ():
-        identifying = _is_identifying(x.reshape(len(x), -1)).cpu().numpy()
-        yield _split_bytes(x, x[0].numel() * x.element_size())[identifying]
+    """Yield the bytes of a data set's identifying rows, [N, bytes of a row] at a time; of several inputs each."""
+    for batch in data.rows(torch.split(torch.arange(len(data)), 1024)) if len(data) else ():
+        for x in list_tensors(batch[0]):
+            identifying = _is_identifying(x.reshape(len(x), -1)).cpu().numpy()
+            yield _split_bytes(x, x[0].numel() * x.element_size())[identifying]
 
 
 def _is_identifying(x: Tensor) -> Tensor:

@@ -11,7 +11,8 @@ from torch.func import functional_call
 T = TypeVar("T")
 Inputs = Tensor | Mapping[str, Tensor]
 """The inputs x of B examples: one tensor [B, ...], or several by name, each [B, ...]."""
-MASK = "mask"  # of padded series: an input that a network may leave out
+MASK = "mask"  # of padded series
+MASKS = (MASK, "attention_mask")  # inputs that a network may leave out
 
 _OUTPUTS = ("logits", "out")  # names of the logits: in transformers, in torchvision's segmentation
 
@@ -81,11 +82,11 @@ def list_tensors(x: Inputs) -> list[Tensor]:
 
 def _arrange(net: nn.Module, x: Mapping[str, Tensor]) -> tuple[tuple[Any, ...], dict[str, Tensor]]:
     """Return the positional and the keyword arguments of `forward` for several inputs."""
-    signature, without_mask = inspect.signature(net.forward), {name: one for name, one in x.items() if name != MASK}
+    signature, without_mask = inspect.signature(net.forward), {name: one for name, one in x.items() if name not in MASKS}
     for named in (x, without_mask):
         try:
             signature.bind(**named)
         except TypeError:
             continue
         return (), dict(named)
-    return (next(iter(without_mask.values())) if len(without_mask) == 1 and MASK in x else dict(x),), {}
+    return (next(iter(without_mask.values())) if len(without_mask) == 1 < len(x) else dict(x),), {}

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from fedmutual.calling import Inputs, list_tensors
 from fedmutual.metric import ACCURACY
 from fedmutual.metric import Metric as Metric
 from fedmutual.metric import TargetKind as TargetKind
@@ -33,8 +34,38 @@ Message = dict[str, Tensor]
 Spec = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
 """The tensors that a message may hold: name -> (dtype, shape)."""
 
-Batch = tuple[Tensor, ...]
-"""Inputs x [B, ...], targets y [B, ...], then the tensors that a phase adds."""
+Batch = tuple[Any, ...]
+"""Inputs x (`Inputs`), targets y [B, ...], then the tensors that a phase adds."""
+
+
+class Shapes(dict[str, tuple[int, ...]]):
+    """The shapes of several inputs by name. Unlike a dictionary, it can be an element of a set."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(tuple(self.items()))
+
+
+Shape = tuple[int, ...] | Shapes
+"""The shape of the inputs of one example: of the one tensor, or of several by name."""
+
+
+def get_shape(x: Inputs) -> Shape:
+    """Return the shape of one example of inputs [B, ...]."""
+    return tuple(x.shape[1:]) if isinstance(x, Tensor) else Shapes({k: tuple(one.shape[1:]) for k, one in x.items()})
+
+
+def format_shape(shape: Shape) -> str:
+    """Return a shape as text: "[3, 8, 8]", or of several inputs "image [3, 8, 8], table [5]"."""
+    if not isinstance(shape, Shapes):
+        return str(list(shape))
+    return ", ".join(f"{name} {list(one)}" for name, one in shape.items())
+
+
+def find_image_shape(shape: Shape) -> tuple[int, ...]:
+    """Return the shape of the images: of the one input, or of the first of several that has three axes or more."""
+    if not isinstance(shape, Shapes):
+        return shape
+    return next((one for one in shape.values() if len(one) > 2), next(iter(shape.values())))
 
 
 class Diverged(RuntimeError):
@@ -100,14 +131,14 @@ class Net(NamedTuple):
     params: Message  # the trainable ones
     head: nn.Linear | None = None  # its last linear layer
 
-    def __call__(self, x: Tensor, weights: Message | None = None) -> Tensor:
+    def __call__(self, x: Inputs, weights: Message | None = None) -> Tensor:
         """Return the output [B, C] for x [B, ...].
 
         weights: tensors in place of the model's tensors of these names; gradients reach them.
         """
         return self.call(x) if weights is None else self.call(x, weights)
 
-    def features(self, x: Tensor, weights: Message | None = None) -> tuple[Tensor, Tensor]:
+    def features(self, x: Inputs, weights: Message | None = None) -> tuple[Tensor, Tensor]:
         """Return (the input of the last layer [B, F], the output [B, C]), for algorithms with `Algorithm.features`.
 
         weights: as in a call.
@@ -124,13 +155,16 @@ def take_features(head: nn.Linear | None, call: Callable[[], Tensor]) -> tuple[T
     return taken[-1].to(output.dtype), output
 
 
-def match_inputs(value: Tensor, x: Tensor) -> Tensor:
-    """Return numbers on the device of inputs x, and in the type of x unless x are ids, which are integers."""
-    return value.to(x) if x.is_floating_point() else value.to(x.device)
+def match_inputs(value: Tensor, x: Inputs) -> Tensor:
+    """Return numbers on the device of inputs x, and in the type of x unless x are integers or several inputs."""
+    like = list_tensors(x)[0]
+    return value.to(like) if like is x and like.is_floating_point() else value.to(like.device)
 
 
-def format_tensor(x: Tensor) -> str:
-    """Return a tensor's type and shape as text, for example "float32 [3, 8, 8]"."""
+def format_tensor(x: Inputs) -> str:
+    """Return a tensor's type and shape as text, for example "float32 [3, 8, 8]"; of several tensors with their names."""
+    if not isinstance(x, Tensor):
+        return ", ".join(f"{name} {format_tensor(one)}" for name, one in x.items())
     return f"{str(x.dtype).removeprefix('torch.')} {list(x.shape)}"
 
 

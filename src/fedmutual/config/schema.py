@@ -32,6 +32,7 @@ def _if_engine(*names: str) -> tuple[OnlyIf]:
 _DIVIDED = OnlyIf("clients.ID.data", (None,))
 _FROM_FILES = OnlyIf("data.name", ("folder", "npz", "csv", "parquet"))
 _FROM_TABLES = OnlyIf("data.name", ("csv", "parquet"))
+_WITH_TEXT = OnlyIf("data.name", ("csv", "parquet", "npz", "datasets", OWN))
 _GROUPED = OnlyIf("data.name", ("folder", "npz", "csv", "parquet", OWN))
 _UNFOLDED = (OnlyIf("partition.kind", ("pfllib",), negated=True), OnlyIf("split.folds", (None,)))
 _BY_EPOCHS = OnlyIf("training.local_steps", (None,), remark="algorithm {name!r} counts a round in training.local_steps")
@@ -86,18 +87,28 @@ class DataConfig(Section):
 
     name: str = key("digits")
     """digits, mnist, cifar10, cifar100, rotated-mnist, pacs, office-home, tiny-imagenet, medmnist, femnist, folder, npz,
-    csv, parquet; your own as "module:factory" """
+    csv, parquet, datasets; your own as "module:factory" """
     root: keys.PathSetting | None = key(affects="machine")
     """the file or folder, relative to the working folder; for a published set its cache folder"""
     test: keys.PathSetting | None = key(only_if=(_FROM_FILES,))
     """a separate test file or folder; unset, the fraction `split.test` of the rows is the test set"""
+    inputs: keys.Names | None = key(only_if=(OnlyIf("data.name", ("npz", "datasets")),))
+    """the names of the arrays that are the inputs of an example together; unset, the array x"""
+    text: keys.Names | None = key(only_if=(_WITH_TEXT,))
+    """the columns of text: joined, they are the inputs input_ids and attention_mask; other features are the input table"""
+    tokenizer: str = key("hash", only_if=(_WITH_TEXT,))
+    """hash: ids are digests of words; or a tokenizer.json, or a folder that transformers saved (the extra `text`)"""
+    words: Annotated[int, Field(ge=2)] = key(30000, only_if=(OnlyIf("data.tokenizer", ("hash",)),))
+    """the number of ids of the hashing tokenizer; 0 fills up short texts"""
+    length: keys.Count | None = key(only_if=(_WITH_TEXT,))
+    """the tokens of a text, 128 if unset, or the steps of a series, those of the longest if unset; longer ones are cut"""
     classes: keys.Names | None = key()
     """the federation's classes, in the order of the outputs; unset, the classes of the data"""
     labels: dict[str, str] = key({})
     """a table of label = class: renames the labels of the data"""
     label: keys.LabelColumns = key("label")
-    """csv, parquet: the column of the label; multilabel: a list of columns of 0 and 1; folder: columns of its metadata.csv,
-    with the label of each file"""
+    """csv, parquet, datasets: the column of the label; multilabel: a list of columns of 0 and 1; folder: columns of its
+    metadata.csv, with the label of each file"""
     drop: keys.Names | None = key(only_if=(_FROM_TABLES,))
     """columns that are not features, for example an identifier"""
     columns: dict[str, Annotated[ColumnConfig, BeforeValidator(_make_column_table)]] = key({}, only_if=(_FROM_TABLES,))

@@ -1,6 +1,6 @@
 """Arrays from an npz file: x, y; x_test, y_test; group and domain for each row; classes."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +8,23 @@ import numpy as np
 import numpy.typing as npt
 
 from fedmutual.config import DataConfig
-from fedmutual.data.examples import Part, Source, UserArrayExamples, list_names, merge_parts
+from fedmutual.data.examples import (
+    ArrayExamples,
+    Examples,
+    NamedExamples,
+    Part,
+    Source,
+    UserArrayExamples,
+    Where,
+    convert_input,
+    list_names,
+    merge_parts,
+)
+from fedmutual.data.text import encode_texts
 from fedmutual.errors import ConfigError, DataError, format_error
 
-ArraysByName = Mapping[str, npt.NDArray[Any]]
+ArraysByName = Mapping[str, Any]
+"""Array by name; in memory, "x" may also hold several inputs by name."""
 _SAVE = "save 'x' and 'y' with numpy.savez"
 
 
@@ -70,7 +83,7 @@ def make_source(arrays: ArraysByName, config: DataConfig, place: str, test: Part
         DataError: an array is missing, or the arrays do not fit each other.
     """
     train = _make_part(arrays, config, place, "x", "y")
-    if "x_test" in arrays:
+    if f"{config.inputs[0] if config.inputs else 'x'}_test" in arrays:
         test = _make_part(arrays, config, place, "x_test", "y_test", "_test")
     classes = arrays.get("classes")
     return Source(place, train, test, None if classes is None else tuple(str(c) for c in classes.tolist()))
@@ -80,7 +93,35 @@ def get_array(arrays: ArraysByName, name: str, place: str) -> npt.NDArray[Any]:
     """Return an array by name. Raises DataError where there is none."""
     if name not in arrays:
         raise DataError(f"{place}: there is no array {name!r}; it has {list_names(list(arrays)) or 'none'}")
-    return arrays[name]
+    values: npt.NDArray[Any] = arrays[name]
+    return values
+
+
+def read_inputs(
+    arrays: ArraysByName, inputs: Sequence[str] | None, x: str, place: str, suffix: str = ""
+) -> npt.NDArray[Any] | dict[str, npt.NDArray[Any]]:
+    """Return the array named `x`, or several arrays by name. inputs: the names of several. suffix: of their names."""
+    if inputs:
+        return {name: get_array(arrays, f"{name}{suffix}", place) for name in inputs}
+    values: npt.NDArray[Any] | dict[str, npt.NDArray[Any]] = get_array(arrays, x, place)
+    return values
+
+
+def make_examples(values: npt.NDArray[Any] | Mapping[str, npt.NDArray[Any]], name: str, where: Where) -> Examples:
+    """Return an array, or several inputs by name, as examples. name: of the array in messages.
+
+    Raises:
+        DataError: the inputs differ in their number of rows; or as `UserArrayExamples` and `convert_input`.
+    """
+    if not isinstance(values, Mapping):
+        return UserArrayExamples(values, name, where)
+    counts = {key: len(one) if np.ndim(one) else 0 for key, one in values.items()}
+    if len(set(counts.values())) != 1:
+        listed = ", ".join(f"{key!r} {count}" for key, count in counts.items()) or "none"
+        raise DataError(f"{name}: all inputs must have one row for each example, and have {listed} rows")
+    return NamedExamples(
+        {k: ArrayExamples(convert_input(v, f"{name}: input {k!r}", where).numpy()) for k, v in values.items()}
+    )
 
 
 def _make_part(arrays: ArraysByName, config: DataConfig, place: str, x: str, y: str, suffix: str = "") -> Part:
@@ -89,8 +130,8 @@ def _make_part(arrays: ArraysByName, config: DataConfig, place: str, x: str, y: 
     def where(row: int) -> str:
         return f"row {row} of {x!r} in {place}"
 
-    values, targets = get_array(arrays, x, place), get_array(arrays, y, place)
-    examples = UserArrayExamples(values, f"{place}: array {x!r}", where)
+    values, targets = read_inputs(arrays, config.inputs, x, place, suffix), get_array(arrays, y, place)
+    examples = make_examples(encode_texts(values, config), f"{place}: array {x!r}", where)
     if not len(examples):
         raise DataError(f"{place}: array {x!r} has no rows")
 

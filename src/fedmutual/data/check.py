@@ -9,13 +9,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedmutual.calling import Inputs, list_tensors
 from fedmutual.config import ALONE, Config, has_own_data, make_client_config
+from fedmutual.core import Shapes
 from fedmutual.data.draws import Index
 from fedmutual.data.examples import list_names
 from fedmutual.data.federation import Federation, get_test_rows, load
 from fedmutual.data.prepared import Prepared, prepare
 from fedmutual.data.record import NOBODY, count_training_examples
 from fedmutual.data.rows import Rows
+from fedmutual.data.space import find_dtype
 from fedmutual.errors import format_count
 
 _UNEVEN = 10  # sizes that differ by this factor are reported as imbalanced
@@ -146,12 +149,19 @@ def _scan_rows(federation: Federation) -> _Scan:
     digests, blank, sums = list[int](), list[int](), list[Tensor]()
     for positions, (x, _) in zip(chunks, rows.rows(chunks), strict=True):
         digests += digest_rows(x)
-        flat = x.flatten(1)
-        blank += positions[(flat == flat[:, :1]).all(1)].tolist() if x.dim() > 3 else []
-        values = x[torch.from_numpy(trained)[positions]].double().transpose(0, 1).flatten(1)  # [channels, values]
-        if values.numel():
-            n = torch.full_like(values[:, 0], values.shape[1])
-            sums.append(torch.stack([n, values.sum(1), values.square().sum(1), values.amin(1), -values.amax(1)]))
+        some = torch.from_numpy(trained)[positions]
+        parts = []
+        for one in list_tensors(x):
+            flat = one.reshape(len(one), -1)
+            blank += positions[(flat == flat[:, :1]).all(1)].tolist() if one.dim() > 3 else []
+            values = (
+                one.reshape(len(one), *(one.shape[1:] or (1,)))[some].double().transpose(0, 1).flatten(1)
+            )  # [channels, values]
+            if values.numel() and (isinstance(x, Tensor) or one.is_floating_point()):
+                n = torch.full_like(values[:, 0], values.shape[1])
+                parts.append(torch.stack([n, values.sum(1), values.square().sum(1), values.amin(1), -values.amax(1)]))
+        sums += [torch.cat(parts, 1)] if parts else []
+    sums = sums or [torch.ones(5, 0)]  # of integers alone
     n, total, squares = torch.stack(sums)[:, :3].sum(0)
     lowest, highest = torch.stack(sums)[:, 3:].amin(0)
     mean = total / n
@@ -167,9 +177,11 @@ def _scan_rows(federation: Federation) -> _Scan:
     )
 
 
-def digest_rows(x: Tensor) -> list[int]:
-    """Return a 64-bit digest of each row's bytes."""
-    return [int.from_bytes(hashlib.blake2b(row, digest_size=8).digest(), "big") for row in x.flatten(1).numpy()]
+def digest_rows(x: Inputs) -> list[int]:
+    """Return a 64-bit digest of each row's bytes, of all its inputs."""
+    parts = [one.reshape(len(one), -1).numpy() for one in list_tensors(x)]
+    rows = zip(*parts, strict=True) if len(parts) > 1 else ((row,) for row in parts[0])
+    return [int.from_bytes(hashlib.blake2b(b"".join(map(bytes, row)), digest_size=8).digest(), "big") for row in rows]
 
 
 def _find_duplicates(federation: Federation, scan: _Scan) -> Iterator[str]:
@@ -205,12 +217,20 @@ def _check_values(federation: Federation, scan: _Scan) -> Iterator[str]:
             f"{format_count(len(scan.blank), 'image')} with a single value in all pixels: "
             f"{scan.rows.name_row(scan.blank[0])}, for instance"
         )
-    names = space.columns or tuple(str(i) for i in range(len(scan.constant)))
+    is_one = not isinstance(space.shape, Shapes)
+    several = space.scaling.get("inputs", {})
+    shapes: Mapping[str, tuple[int, ...]] = (
+        {k: v for k, v in space.shape.items() if find_dtype(several[k]).is_floating_point}
+        if isinstance(space.shape, Shapes)
+        else {"": space.shape}
+    )
+    names = [f"{name} {i}".strip() for name, one in shapes.items() for i in range(one[0] if one else 1)]
+    names = list(space.columns or names) if is_one else names
     constant = [names[i] for i in scan.constant.nonzero().flatten().tolist()]
     if constant:
-        kind = "channel" if len(space.shape) > 1 else "feature"
+        kind = "channel" if is_one and len(space.shape) > 1 else "feature"
         yield f"constant in all training examples, so without information: {kind} {list_names(constant)}"
-    is_unscaled = not space.scaling["mean"] and "columns" not in space.scaling and space.dtype != torch.int64
+    is_unscaled = not space.scaling["mean"] and "columns" not in space.scaling and not space.has_integers and is_one
     if is_unscaled and len(scan.mean) <= _VALUES:  # ids have no scale
         suggested = (scan.mean, scan.std.where(scan.std > 0, 1))
         mean, std = (", ".join(f"{v:.4g}" for v in values.tolist()) for values in suggested)

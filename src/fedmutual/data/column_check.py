@@ -74,7 +74,7 @@ def check_columns(source: Source, targets: Values, config: DataConfig) -> list[s
     """
     if source.columns is None:
         return []
-    cells = source.train.x.take(range(len(source.train.x))).numpy()
+    cells = source.train.x.take_one(range(len(source.train.x))).numpy()
     values = dict(zip(source.columns, cells.T, strict=True))
     labels = [*targets[: len(cells)].reshape(len(cells), -1).T]
     determining = [name for name, column in values.items() if any(_determines(column, label) for label in labels)]

@@ -151,7 +151,7 @@ class EncodedExamples(Examples):
 
     def take(self, rows: Sequence[int]) -> Tensor:
         """Return the examples of `rows` [B, F]; see `Examples.take`."""
-        return self._encoding(self._cells.take(rows))
+        return self._encoding(self._cells.take_one(rows))
 
     def digest(self) -> bytes:
         """Return the digest of the table as it is stored, before it is encoded."""

@@ -12,8 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 from torch.utils.data import Dataset
 
+from fedmutual.calling import MASK, Inputs, list_tensors
 from fedmutual.config import ColumnConfig
 from fedmutual.core import format_tensor
 from fedmutual.data.draws import Index, Names
@@ -31,6 +33,7 @@ Where = Callable[[int], str]
 
 _DESCRIPTIONS = {SERIES: "series, arrays [examples, channels, time]", IDS: "ids, whole numbers"}
 _CHANNELS = (1, 3, 4)  # gray, RGB, RGBA
+TEXT = ("input_ids", "attention_mask")  # the inputs that text becomes
 LARGEST_EXACT = 2**24  # float32 holds every whole number up to this one
 _LISTED = 3
 
@@ -52,21 +55,25 @@ def list_problems(problem: DataError) -> list[str]:
 
 
 class Examples:
-    """Inputs x by row number, as they are stored. Each way of storing examples is a subclass."""
+    """Inputs x by row number, as they are stored: one tensor, or several by name. Each way of storing is a subclass."""
 
     def __len__(self) -> int:
         """Return the number of examples."""
         raise NotImplementedError
 
-    def take(self, rows: Sequence[int]) -> Tensor:
-        """Return the examples of `rows` as a new tensor [B, *shape], channels first.
+    def take(self, rows: Sequence[int]) -> Inputs:
+        """Return the examples of `rows` as a new tensor [B, *shape], channels first; or several tensors by name.
 
-        uint8 pixels, numbers that are used without a divisor (float32), or ids (int64).
+        uint8 pixels, numbers that are used without a divisor (float32), or integers (int64).
 
         Raises:
             DataError: an example cannot be read; `BadRows` has a sentence for each of these examples.
         """
         raise NotImplementedError
+
+    def take_one(self, rows: Sequence[int]) -> Tensor:
+        """Return the examples of `rows` [B, *shape], which have one input; of several inputs the first."""
+        return list_tensors(self.take(rows))[0]
 
     def digest(self) -> bytes:
         """Return bytes that identify these examples: other examples have other bytes."""
@@ -149,7 +156,7 @@ class Source:
             if form not in part.x.forms:
                 raise DataError(
                     f"{self.place}: the network takes {_DESCRIPTIONS[form]}, and the {name}examples are "
-                    f"{format_tensor(part.x.take([0])[0])}; give it {_DESCRIPTIONS[form]}"
+                    f"{format_tensor(part.x.take_one([0])[0])}; give it {_DESCRIPTIONS[form]}"
                 )
         test = self.test and replace(self.test, x=self.test.x.with_form(form))
         return replace(self, train=replace(self.train, x=self.train.x.with_form(form)), test=test)
@@ -206,26 +213,63 @@ class UserArrayExamples(ArrayExamples):
         return UserArrayExamples(self._array, self._name, self._where, form)
 
 
-class DatasetExamples(Examples):
-    """The inputs x of a torch Dataset's items, read on demand: tensors, arrays or PIL images of one shape."""
+class NamedExamples(Examples):
+    """Several inputs of each example by name, each as its own examples of equal number."""
 
-    def __init__(self, dataset: "Dataset[Any]", place: str, form: Form = IMAGES) -> None:
-        self._dataset, self.place, self._form = dataset, place, form
+    def __init__(self, parts: Mapping[str, Examples]) -> None:
+        self.parts = parts
+
+    def __len__(self) -> int:
+        return len(next(iter(self.parts.values())))
+
+    def take(self, rows: Sequence[int]) -> Inputs:
+        """Return the inputs of `rows` by name, each [B, *shape]; see `Examples.take`."""
+        return {name: part.take_one(rows) for name, part in self.parts.items()}
+
+    def digest(self) -> bytes:
+        """Return a digest of the names and the digests of all inputs."""
+        return hashlib.sha256(b"".join(f"{name}\0".encode() + part.digest() for name, part in self.parts.items())).digest()
+
+
+class OneInput(Examples):
+    """One of several inputs, by its name."""
+
+    def __init__(self, examples: Examples, name: str) -> None:
+        self._examples, self._name = examples, name
+
+    def __len__(self) -> int:
+        return len(self._examples)
+
+    def take(self, rows: Sequence[int]) -> Inputs:
+        """Return the input of `rows` [B, *shape]."""
+        x = self._examples.take(rows)
+        return x if isinstance(x, Tensor) else x[self._name]
+
+
+class DatasetExamples(Examples):
+    """The inputs x of a torch Dataset's items, read on demand: tensors, arrays or PIL images of one shape, or a dictionary.
+
+    length: of series, the steps to which each item is filled up with zeros; None: all items have one shape.
+    """
+
+    def __init__(self, dataset: "Dataset[Any]", place: str, form: Form = IMAGES, length: int | None = None) -> None:
+        self._dataset, self.place, self._form, self._length = dataset, place, form, length
 
     @property
     def forms(self) -> tuple[Form, ...]:
         """The forms in which networks can get the examples. Raises DataError if the first item cannot be used."""
-        self.take([0])  # with a sentence about the item
+        if not isinstance(self.take([0]), Tensor):  # with a sentence about the item
+            return (IMAGES,)
         return find_forms(np.asarray(self._dataset[0][0])[None], f"{self.place}: x")
 
     def with_form(self, form: Form) -> "DatasetExamples":
         """Return the examples in another form."""
-        return DatasetExamples(self._dataset, self.place, form)
+        return DatasetExamples(self._dataset, self.place, form, self._length)
 
     def __len__(self) -> int:
         return len(self._dataset)  # type: ignore[arg-type]
 
-    def take(self, rows: Sequence[int]) -> Tensor:
+    def take(self, rows: Sequence[int]) -> Inputs:
         """Return the examples of `rows` [B, *shape]; see `Examples.take`.
 
         Raises:
@@ -240,30 +284,40 @@ class DatasetExamples(Examples):
                 sentences += problem.args
                 continue
             examples.append(x)
-            if (x.shape, x.dtype) != (first.shape, first.dtype):
+            if format_tensor(x) != format_tensor(first):
                 sentences.append(
                     f"example {row} of {self.place} is {format_tensor(x)}, but the first is {format_tensor(first)}; "
                     "let the dataset return one shape and type"
                 )
         if sentences:
             raise BadRows(*sentences)
-        return torch.stack(examples)
+        return stack_inputs(examples)
 
     def digest(self) -> bytes:
         """Return a digest of the number of examples and of up to 64 evenly spaced ones; reading all may take hours."""
-        chosen = ArrayExamples(self.take(choose_evenly(len(self), 64)).numpy())
+        x = self.take(choose_evenly(len(self), 64))
+        chosen = ArrayExamples(x.numpy()) if isinstance(x, Tensor) else NamedExamples(make_array_examples(x))
         return hashlib.sha256(repr(len(self)).encode() + chosen.digest()).digest()
 
     @cached_property
-    def _first_item(self) -> Tensor:
+    def _first_item(self) -> Inputs:
         return self._read_row(0)
 
-    def _read_row(self, row: int) -> Tensor:
+    def _read_row(self, row: int) -> Inputs:
         name = f"example {row} of {self.place}"
         try:
             item = self._dataset[row]
-            if isinstance(item, tuple | list) and len(item) >= 2:
-                return convert_array(np.asarray(item[0])[None], f"{self.place}: x", self._form, lambda _: name)[0]
+            x, y = split_item(item)
+            if y is not None:
+                if self._length is None and not isinstance(x, Mapping):
+                    return convert_array(np.asarray(x)[None], f"{self.place}: x", self._form, lambda _: name)[0]
+                is_series = not isinstance(x, Mapping)
+                inputs = (
+                    pad_series([np.asarray(x)], self._length)
+                    if is_series
+                    else {k: np.asarray(v)[None] for k, v in x.items()}
+                )
+                return {k: convert_input(v, f"{self.place}: {k}", lambda _: name)[0] for k, v in inputs.items()}
         except DataError:
             raise
         except Exception as problem:  # a user's dataset may fail in any way
@@ -289,7 +343,7 @@ class ConcatExamples(Examples):
         """Return the examples in another form."""
         return ConcatExamples(self._first.with_form(form), self._second.with_form(form))
 
-    def take(self, rows: Sequence[int]) -> Tensor:
+    def take(self, rows: Sequence[int]) -> Inputs:
         """Return the examples of `rows` [B, *shape]; see `Examples.take`."""
         offset = len(self._first)
         of_second = torch.tensor([r >= offset for r in rows])
@@ -298,10 +352,13 @@ class ConcatExamples(Examples):
         second = self._second.take([r - offset for r in rows if r >= offset])
         if of_second.all():
             return second
-        first = self._first.take([r for r in rows if r < offset])
-        joined = first.new_empty(len(rows), *first.shape[1:])
-        joined[~of_second], joined[of_second] = first, second
-        return joined
+
+        def join(one: Tensor, other: Tensor) -> Tensor:
+            joined = one.new_empty(len(rows), *one.shape[1:])
+            joined[~of_second], joined[of_second] = one, other
+            return joined
+
+        return tree_map(join, self._first.take([r for r in rows if r < offset]), second)  # type: ignore[no-any-return]
 
     def digest(self) -> bytes:
         """Return the digests of both parts, one after the other."""
@@ -316,12 +373,9 @@ def join_examples(source: Source) -> Examples:
     """
     if source.test is None:
         return source.train.x
-    first, second = (part.x.take([0])[0] for part in source.parts)
-    if (first.shape, first.dtype) != (second.shape, second.dtype):  # bytes are divided by 255, and other numbers are not
-        raise DataError(
-            f"{source.place}: training examples are {format_tensor(first)} and test examples {format_tensor(second)}; "
-            "make them equal"
-        )
+    first, second = (format_tensor(tree_map(lambda one: one[0], part.x.take([0]))) for part in source.parts)
+    if first != second:  # bytes are divided by 255, and other numbers are not
+        raise DataError(f"{source.place}: training examples are {first} and test examples {second}; make them equal")
     return ConcatExamples(source.train.x, source.test.x)
 
 
@@ -340,15 +394,56 @@ def merge_parts(source: Source) -> Source:
     )
 
 
+def split_item(item: Any) -> tuple[Any, Any]:
+    """Return x and y of an item of a Dataset: (x, y, ...), or a dictionary with an entry "labels" or "label" for y.
+
+    Of another item y is None.
+    """
+    if isinstance(item, tuple | list) and len(item) >= 2:
+        return item[0], item[1]
+    label = next((name for name in ("labels", "label") if isinstance(item, Mapping) and name in item), None)
+    return (item, None) if label is None else ({k: v for k, v in item.items() if k != label}, item[label])
+
+
+def stack_inputs(rows: Sequence[Inputs]) -> Inputs:
+    """Return the inputs of single examples as those of a batch, [B, ...]."""
+    return tree_map(lambda *one: torch.stack(one), *rows)  # type: ignore[no-any-return]
+
+
+def make_array_examples(x: Mapping[str, Tensor]) -> dict[str, Examples]:
+    """Return several inputs [n, ...] as examples by name."""
+    return {name: ArrayExamples(one.numpy()) for name, one in x.items()}
+
+
+def pad_series(series: Sequence[npt.NDArray[Any]], length: int | None = None) -> dict[str, npt.NDArray[Any]]:
+    """Return arrays [L, ...] of different length L as inputs of equal length: "x" [n, length, ...], filled up with zeros,
+    and "mask" [n, length], which is true for steps of the series.
+
+    length: longer series are cut; None: the length of the longest one.
+    """
+    length = length or max(map(len, series))
+    kind = np.result_type(*{one.dtype for one in series})
+    x = np.zeros((len(series), length, *series[0].shape[1:]), kind)
+    mask = np.zeros((len(series), length), bool)
+    for row, one in enumerate(series):
+        x[row, : len(one)], mask[row, : len(one)] = one[:length], True
+    return {"x": x, MASK: mask}
+
+
+def are_series(values: Sequence[Any]) -> bool:
+    """Return whether values are arrays or lists [L, ...] that differ in L alone."""
+    shapes = [np.shape(one) if not isinstance(one, list | tuple) else np.asarray(one).shape for one in values]
+    return len({s[1:] for s in shapes}) == 1 < len(set(shapes)) and all(shapes)
+
+
 def find_forms(x: npt.NDArray[Any], name: str) -> tuple[Form, ...]:
     """Return the forms that an array [n, ...] can have, judged by its shape, its type, and the first two rows.
 
     Raises:
         DataError: the values are not numbers, or networks take no array of this shape.
     """
-    if x.dtype.kind not in "biuf":
-        raise DataError(f"{name} holds {x.dtype.name} values; examples must be numbers")
-    if x.ndim not in (2, 3, 4, 5) or 0 in x.shape[1:]:
+    _check_numbers(x, name)
+    if x.ndim < 2 or 0 in x.shape[1:]:
         raise DataError(
             f"{name} has the shape {list(x.shape)}; tables are [examples, features], series [examples, channels, time], "
             "images [examples, height, width] and volumes [examples, channels, depth, height, width], with channels before "
@@ -373,7 +468,7 @@ def convert_array(x: npt.NDArray[Any], name: str, form: Form = IMAGES, where: Wh
     where = where or (lambda row: f"{name}: row {row}")
     if x.ndim == 3 and form == IMAGES:
         x = x[:, None]
-    elif x.ndim > 3 and x.shape[-1] in _CHANNELS and x.shape[-1] < x.shape[1]:
+    elif 3 < x.ndim < 6 and x.shape[-1] in _CHANNELS and x.shape[-1] < x.shape[1]:
         x = np.moveaxis(x, -1, 1)
     if form == IDS:
         values = _convert_exactly(x, np.int64, where, "is no whole number of 64 bits, but the network takes ids; correct it")
@@ -385,6 +480,27 @@ def convert_array(x: npt.NDArray[Any], name: str, form: Form = IMAGES, where: Wh
     else:
         values = x.astype(np.float32)
     return torch.from_numpy(np.ascontiguousarray(values))
+
+
+def convert_input(x: npt.NDArray[Any], name: str, where: Where | None = None) -> Tensor:
+    """Return one of several inputs [n, ...] as a tensor of equal shape: bool, uint8 pixels [n, ...], int64 or float32.
+
+    Raises:
+        DataError, BadRows: as `convert_array`.
+    """
+    _check_numbers(x, name)
+    if x.dtype.kind in "iu" and not (x.dtype == np.uint8 and x.ndim > 2):
+        fault = "is no whole number of 64 bits; correct it"
+        x = _convert_exactly(x, np.int64, where or (lambda row: f"{name}: row {row}"), fault)
+    elif x.dtype.kind == "f":
+        x = x.astype(np.float32, copy=False)
+    return torch.from_numpy(np.ascontiguousarray(x))
+
+
+def _check_numbers(x: npt.NDArray[Any], name: str) -> None:
+    """Raise DataError unless the values are numbers or truth values."""
+    if x.dtype.kind not in "biuf":
+        raise DataError(f"{name} holds {x.dtype.name} values; examples must be numbers")
 
 
 def _convert_exactly(

@@ -9,7 +9,7 @@ import numpy as np
 from fedmutual import tasks
 from fedmutual.config import ALONE, Config, has_own_data, make_client_config
 from fedmutual.config.keys import FEDERATED
-from fedmutual.core import At, get_target_kind
+from fedmutual.core import At, Shapes, format_shape, get_target_kind
 from fedmutual.data import record
 from fedmutual.data.division import Division, divide
 from fedmutual.data.draws import Index, make_numpy_generator
@@ -138,9 +138,10 @@ def _divide_data_set(config: Config, prepared: Prepared) -> Federation:
     assert store is not None
     inputs = prepared.scaled(prepared.examples.take([row % len(table.labels) for row in range(2)]))
     space = replace(prepared.space, rows=inputs)
-    augment = CropFlip(prepared.scaled.scale_black(space.shape[0])) if config.data.augment == "crop-flip" else None
+    augment = _make_augment(prepared) if config.data.augment == "crop-flip" else None
     partition = record.make_record(config, table, division, prepared.digest)
     partition |= {"read": prepared.source.read} if prepared.source.read else {}
+    partition["inputs"] = record.describe_inputs(store)
     codes = None if table.groups is None else np.unique(table.groups, return_inverse=True)[1]
     clients = {}
     for i, shares in division.clients.items():
@@ -166,6 +167,20 @@ def _divide_data_set(config: Config, prepared: Prepared) -> Federation:
         notes=(*prepared.source.notes, *prepared.notes, *of_split, *note_clients_and_classes(config, partition)),
         digests=dict.fromkeys(clients, prepared.content),
     )
+
+
+def _make_augment(prepared: Prepared) -> CropFlip:
+    """Return the augmentation of images. Raises ConfigError unless one of several inputs holds images."""
+    shape, scaled = prepared.space.shape, prepared.scaled
+    if not isinstance(shape, Shapes):
+        return CropFlip(scaled.scale_black(shape[0]))
+    images = [name for name, one in shape.items() if len(one) == 3]
+    if len(images) != 1:
+        raise ConfigError(
+            f"key 'data.augment' is for one input of images [channels, height, width], and {len(images)} of the inputs "
+            f"{list_names(list(shape))} are images; remove the key"
+        )
+    return CropFlip((scaled.inputs or {})[images[0]].scale_black(shape[images[0]][0]), images[0])
 
 
 def list_public_parts(federation: Federation, data_by_client: Mapping[str, Prepared]) -> dict[str, PublicPart]:
@@ -260,8 +275,8 @@ def _check_spaces(spaces: Mapping[str, Space]) -> None:
         elif space.is_compatible(first):
             continue
         elif space.numbers or first.numbers or space.classes == first.classes:
-            found = f"examples of the shape {list(space.shape)} and {format_count(space.outputs, 'output')}"
-            other, fix = f"{list(first.shape)} and {first.outputs}", "bring the data into one form ('data.size')"
+            found = f"examples of the shape {format_shape(space.shape)} and {format_count(space.outputs, 'output')}"
+            other, fix = f"{format_shape(first.shape)} and {first.outputs}", "bring the data into one form ('data.size')"
         else:
             found, other = f"the classes {list_names(space.classes)}", list_names(first.classes)
             fix = "name all in data.classes"

@@ -9,18 +9,46 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils._pytree import tree_map
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    TensorDataset,
+    default_collate,
+)
 
+from fedmutual.calling import list_tensors
 from fedmutual.config import DataConfig
 from fedmutual.data.arrays import make_source
-from fedmutual.data.examples import DatasetExamples, Part, Source, choose_evenly, describe_columns, list_names
+from fedmutual.data.examples import (
+    DatasetExamples,
+    Part,
+    Source,
+    are_series,
+    choose_evenly,
+    describe_columns,
+    list_names,
+    pad_series,
+    split_item,
+)
+from fedmutual.data.text import join_columns
 from fedmutual.errors import ConfigError, DataError, format_error
 from fedmutual.user_code import plugins
 
 _WANTED = (
     "a torch Dataset, a (train, test) pair of them, a pair of arrays (x, y), or a dictionary of arrays x, y, x_test, y_test"
 )
-_WANTED_IN_MEMORY = "a torch Dataset, a pair (x, y) of arrays, tensors or DataFrames, or a DataFrame with the argument label"
+_WANTED_IN_MEMORY = (
+    "a torch Dataset or DataLoader, a pair (x, y) of arrays, tensors or DataFrames, x also as a dictionary of inputs or a "
+    "list of series, or a DataFrame with the argument label"
+)
+Inputs = npt.NDArray[Any] | dict[str, npt.NDArray[Any]]
+"""The inputs of all rows: an array [n, ...], or several by name."""
 Label = str | Sequence[str] | None
 """The column of the targets, or a list of columns of 0 and 1, of DataFrames that hold features too."""
 
@@ -54,26 +82,34 @@ def make_factory_source(returned: Any, config: DataConfig, place: str) -> Source
         DataError: the returned data cannot be used.
     """
     items = tuple(returned) if isinstance(returned, tuple | list) else (returned,)
-    is_pair = len(items) == 2 and all(isinstance(v, np.ndarray | Tensor | list) for v in items)
+    is_pair = len(items) == 2 and all(isinstance(v, np.ndarray | Tensor | list | Mapping) for v in items)
     if is_pair or isinstance(returned, Mapping):
         by_name = returned if isinstance(returned, Mapping) else dict(zip(("x", "y"), items, strict=True))
+        length = find_length(by_name.get("x"), by_name.get("x_test"))
+        length = length and (config.length or length)
         try:
-            arrays = {str(name): np.asarray(values) for name, values in by_name.items()}
-        except (TypeError, ValueError) as problem:  # ragged lists, tensors on a GPU
-            reason = str(problem).splitlines()[0]
-            raise ConfigError(f"key 'data.name': {place!r} returned values that are no arrays: {reason}") from None
+            arrays = {
+                str(name): convert_inputs(values, f"{place}: {name}", length=length if name in ("x", "x_test") else None)
+                for name, values in by_name.items()
+            }
+        except DataError as problem:
+            raise ConfigError(f"key 'data.name': {place!r} returned values that are no arrays: {problem}") from None
         return make_source(arrays, config, place)
+    notes = [note for item in items for note in describe_loader(item, place)]
+    items = tuple(map(unwrap_loader, items))
     if not 1 <= len(items) <= 2 or not all(isinstance(d, Dataset) for d in items):
         kinds = ", ".join(type(v).__name__ for v in items) or "nothing"
         about = f"{type(returned).__name__} of {kinds}" if isinstance(returned, tuple | list) else kinds
         raise ConfigError(f"key 'data.name': {place!r} returned {about}, and {_WANTED} is expected")
     names = _read_attribute(items[0], "classes")
-    parts, notes = [], []
+    parts = []
+    length = max((n for n in map(_find_item_length, items) if n is not None), default=None)
+    length = length and (config.length or length)
     for dataset, name in zip(items, (place, f"{place}'s test set"), strict=False):
-        part = _make_part(dataset, config, name)
+        part = _make_part(dataset, config, name, length)
         parts.append(part)
         rows = choose_evenly(len(part.x), 16)
-        if not torch.equal(part.x.take(rows), part.x.take(rows)):
+        if not all(map(torch.equal, *(list_tensors(part.x.take(rows)) for _ in range(2)))):
             notes.append(
                 f"{name}: its items differ between two readings, so runs cannot be reproduced; return items without random "
                 "changes, and use data.augment for augmentation"
@@ -82,7 +118,7 @@ def make_factory_source(returned: Any, config: DataConfig, place: str) -> Source
     return Source(place, parts[0], parts[1] if len(parts) > 1 else None, classes, notes=tuple(notes))
 
 
-def _make_part(dataset: "Dataset[Any]", config: DataConfig, place: str) -> Part:
+def _make_part(dataset: "Dataset[Any]", config: DataConfig, place: str, length: int | None) -> Part:
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
         raise ConfigError(f"{place} can only be iterated; use a Dataset with __len__ and __getitem__")
     if not len(dataset):
@@ -99,7 +135,53 @@ def _make_part(dataset: "Dataset[Any]", config: DataConfig, place: str) -> Part:
         for values in (groups, _read_attribute(dataset, "domains"))
     )
     labels = _read_labels(dataset, place)
-    return Part(DatasetExamples(dataset, place), labels, lambda i: f"example {i} of {place}", groups, domains)
+    examples = DatasetExamples(dataset, place, length=length)
+    return Part(examples, labels, lambda i: f"example {i} of {place}", groups, domains)
+
+
+def _find_item_length(dataset: Any) -> int | None:
+    """Return the longest of the items x [L, ...] of a Dataset where these differ in L, judged by up to 16; else None."""
+    try:
+        rows = range(len(dataset))
+        if not are_series([split_item(dataset[i])[0] for i in choose_evenly(len(rows), 16)]):
+            return None
+        return max(len(split_item(dataset[i])[0]) for i in rows)
+    except Exception:  # a user's dataset may fail in any way; reading its examples reports the error
+        return None
+
+
+class _CollatedDataset(Dataset[Any]):
+    """The items of a Dataset as the `collate_fn` of its DataLoader makes them, one by one."""
+
+    def __init__(self, dataset: Any, collate: Any) -> None:
+        self.dataset, self._collate = dataset, collate
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, row: int) -> Any:
+        return tree_map(lambda batch: batch[0], split_item(self._collate([self.dataset[row]])))
+
+
+def unwrap_loader(item: Any) -> Any:
+    """Return the Dataset of a torch DataLoader, with items as its `collate_fn` makes them; another object unchanged."""
+    if not isinstance(item, DataLoader):
+        return item
+    return item.dataset if item.collate_fn in (default_collate, None) else _CollatedDataset(item.dataset, item.collate_fn)
+
+
+def describe_loader(item: Any, place: str) -> list[str]:
+    """Return a remark on what of a DataLoader has no effect: the order of rows, and how they are read."""
+    if not isinstance(item, DataLoader):
+        return []
+    unused = {
+        "its sampler": not isinstance(item.sampler, RandomSampler | SequentialSampler),
+        "its batch_sampler": item.batch_sampler is not None and type(item.batch_sampler) is not BatchSampler,
+        "drop_last": item.drop_last,
+        "num_workers (set data.workers)": item.num_workers > 0,
+    }
+    names = [name for name, is_set in unused.items() if is_set]
+    return [f"{place}: of the DataLoader {', '.join(names)} has no effect: each round shuffles all rows"] if names else []
 
 
 def _read_labels(dataset: Any, place: str) -> npt.NDArray[Any]:
@@ -110,7 +192,7 @@ def _read_labels(dataset: Any, place: str) -> npt.NDArray[Any]:
             _check_labels(dataset, np.asarray(labels), name, place)
             return np.asarray(labels)
     try:
-        return np.asarray([np.asarray(dataset[i][1]) for i in range(len(dataset))])
+        return np.asarray([np.asarray(split_item(dataset[i])[1]) for i in range(len(dataset))])
     except Exception as problem:  # a user's dataset may fail in any way
         raise DataError(
             f"{place}: the labels cannot be read from its items ({type(problem).__name__}: {problem}); items must be "
@@ -122,13 +204,14 @@ def _check_labels(dataset: Any, labels: npt.NDArray[Any], name: str, place: str)
     """Raise DataError where one of up to 16 items has another label than the dataset's attribute `name`."""
     for i in choose_evenly(len(dataset), 16):
         try:
-            label = np.asarray(dataset[i][1])
+            label = np.asarray(split_item(dataset[i])[1])
         except Exception:  # a user's dataset may fail in any way; reading x reports the error
             continue
         are_numbers = all(v.dtype.kind in "biuf" for v in (label, labels))
         if label.shape != labels.shape[1:] or not (are_numbers or label.dtype.kind == labels.dtype.kind):
             continue
-        one, other = (np.float32(v) if are_numbers else v for v in (label, labels[i]))  # the type of numeric targets
+        are_decimal = are_numbers and "f" in (label.dtype.kind, labels.dtype.kind)
+        one, other = (np.float32(v) if are_decimal else v for v in (label, labels[i]))  # the type of numeric targets
         if not np.array_equal(one, other, equal_nan=are_numbers):
             raise DataError(
                 f"{place}: example {i} has the label {label.tolist()!r}, and the dataset's attribute {name!r} says "
@@ -139,6 +222,8 @@ def _check_labels(dataset: Any, labels: npt.NDArray[Any], name: str, place: str)
 
 def _read_attribute(dataset: Any, name: str) -> Any:
     """Return an attribute with one value a row, also through Subset and TensorDataset; None if there is none."""
+    if isinstance(dataset, _CollatedDataset):
+        return _read_attribute(dataset.dataset, name) if name == "classes" else None
     if isinstance(dataset, Subset):
         values = _read_attribute(dataset.dataset, name)
         if values is None or name == "classes":
@@ -150,10 +235,10 @@ def _read_attribute(dataset: Any, name: str) -> Any:
     return values if isinstance(values, list | tuple | np.ndarray | Tensor) else None
 
 
-def make_memory_source(train: Any, test: Any, label: Label, place: str) -> Source:
+def make_memory_source(train: Any, test: Any, label: Label, place: str, config: DataConfig | None = None) -> Source:
     """Return objects as a source: training rows, and test rows or None.
 
-    label: see `Label`. place: the name in messages.
+    label: see `Label`. place: the name in messages. config: how text is read, and the length of series.
 
     Raises:
         DataError: an object is no data, is empty, lacks a column, or has a feature that is missing or no number; or `label`
@@ -162,24 +247,65 @@ def make_memory_source(train: Any, test: Any, label: Label, place: str) -> Sourc
     """
     from fedmutual.data.column_check import note_rounded_numbers  # imports pandas, which takes 0.3 s
 
-    if isinstance(train, Dataset):
+    config = config or DataConfig()
+    if isinstance(train, Dataset | DataLoader):
         _check_label(train, label, f"train of {place}")
-        if test is not None and not isinstance(test, Dataset):
+        if test is not None and not isinstance(test, Dataset | DataLoader):
             raise DataError(f"{place}: train is a torch Dataset, so test must be one too")
-        return make_factory_source(train if test is None else (train, test), DataConfig(), place)
-    x, y, columns = _split_table(train, label, f"train of {place}")
-    arrays = {"x": x, "y": y}
+        return make_factory_source(train if test is None else (train, test), config, place)
+    pairs = [rows[0] for rows in (train, test) if isinstance(rows, tuple | list) and len(rows) == 2]
+    length = find_length(*pairs) and (config.length or find_length(*pairs))
+    x, y, columns = _split_table(train, label, f"train of {place}", length=length, text=config.text)
+    arrays: dict[str, Any] = {"x": x, "y": y}
     if test is not None:
-        arrays["x_test"], arrays["y_test"], test_columns = _split_table(test, label, f"test of {place}", columns)
+        arrays["x_test"], arrays["y_test"], test_columns = _split_table(
+            test, label, f"test of {place}", columns, length, config.text
+        )
         if test_columns != columns:
             raise DataError(f"test of {place}: its columns are not those of train; give both the same columns")
-    source, notes = make_source(arrays, DataConfig(), place), list[str]()
+    source, notes = make_source(arrays, config, place), list[str]()
     if columns is not None:
         table = (train if _is_frame(train) else train[0]).rename(columns=str)[[*columns]]
         notes = note_rounded_numbers(table, place, "subtract an offset in float64, or divide by a number")
     names = (label,) if isinstance(label, str) else tuple(label or ())
     classes = source.classes if label is None or isinstance(label, str) else names
     return replace(source, classes=classes, columns=columns, label_columns=names, notes=tuple(notes))
+
+
+def find_length(*values: Any) -> int | None:
+    """Return the length of the longest series where these lists hold series of different length together; else None."""
+    try:
+        series = [np.asarray(one) for x in values if isinstance(x, tuple | list) for one in x]
+    except (TypeError, ValueError):
+        return None
+    return max(map(len, series)) if series and are_series(series) else None
+
+
+def convert_inputs(
+    x: Any,
+    place: str,
+    columns: tuple[str, ...] | None = None,
+    length: int | None = None,
+    text: Sequence[str] | None = None,
+) -> Inputs:
+    """Return inputs as an array [n, ...], or as several arrays by name. columns: as `convert_features`.
+
+    length: x is a list of series [L, ...], which are filled up or cut to this length. text: the columns of a DataFrame that
+    are text.
+
+    Raises:
+        DataError: as `convert_features`.
+    """
+    if text and _is_frame(x):
+        _check_columns(x, text, place, ", which data.text names")
+        numbers = x.drop(columns=list(text)) if columns is None else x[list(columns)]
+        table = {"table": convert_features(numbers, place, columns)} if len(numbers.columns) else {}
+        return table | {"text": join_columns(x, text)}
+    if isinstance(x, Mapping):
+        return {str(name): convert_features(one, f"{place}: input {name!r}") for name, one in x.items()}
+    if length is not None:
+        return dict(pad_series([convert_features(one, place) for one in x], length))
+    return convert_features(x, place, columns)
 
 
 def convert_features(features: Any, place: str, columns: tuple[str, ...] | None = None) -> npt.NDArray[Any]:
@@ -197,7 +323,9 @@ def convert_features(features: Any, place: str, columns: tuple[str, ...] | None 
         text = [c for c in table if not types.is_numeric_dtype(table[c])]
         blank = [c for c in table if table[c].isna().any()]
         if text:
-            raise DataError(f"{place}: the columns {list_names(text)} are not numbers; encode them as numbers, or drop them")
+            raise DataError(
+                f"{place}: the columns {list_names(text)} are not numbers; encode or drop them, or name text in data.text"
+            )
         if blank:
             raise DataError(f"{place}: the columns {list_names(blank)} have missing values; fill them in, or drop the rows")
         are_whole = all(types.is_integer_dtype(kind) for kind in table.dtypes)
@@ -236,9 +364,17 @@ def _check_label(rows: Any, label: Label, place: str) -> None:
 
 
 def _split_table(
-    arrays: Any, label: Label, place: str, columns: tuple[str, ...] | None = None
-) -> tuple[npt.NDArray[Any], npt.NDArray[Any], tuple[str, ...] | None]:
-    """Return x, y, and the names of the features, where they have any. columns: the order in which features are wanted."""
+    arrays: Any,
+    label: Label,
+    place: str,
+    columns: tuple[str, ...] | None = None,
+    length: int | None = None,
+    text: Sequence[str] | None = None,
+) -> tuple[Inputs, npt.NDArray[Any], tuple[str, ...] | None]:
+    """Return x, y, and the names of the features, where they have any. columns: the order in which features are wanted.
+
+    length: of series, as in `convert_inputs`.
+    """
     from fedmutual.data.column_check import check_names, describe_nameless
 
     _check_label(arrays, label, place)
@@ -254,12 +390,12 @@ def _split_table(
     features, targets = arrays
     if _is_frame(features):
         check_names(features.columns, place)
-        columns = columns or tuple(map(str, features.columns))
+        columns = columns or tuple(c for c in map(str, features.columns) if c not in (text or ()))
         for problem in describe_nameless(columns, DataConfig(), place):
             raise DataError(problem)
     else:
         columns = None
-    x, y = convert_features(features, place, columns), targets
+    x, y = convert_inputs(features, place, columns, length, text), targets
     if hasattr(targets, "iloc"):  # a DataFrame or Series, with missing targets as they are
         y = targets.to_numpy()
     y = convert_features(y, place)

@@ -7,7 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from fedmutual.calling import list_tensors
 from fedmutual.core import Message
 from fedmutual.data.examples import Examples
 from fedmutual.data.rows import ChainedRows, Rows
@@ -95,9 +97,9 @@ def make_public_set(parts: Mapping[str, PublicPart], classes: tuple[str, ...]) -
         owners[i], sizes[i] = range(start, start := start + len(index)), 0
         digests.update(f"{i}\0{len(index)}\0".encode())
         for rows in (index[k : k + _CHUNK] for k in range(0, len(index), _CHUNK)):
-            x = part.examples.take(rows.tolist()).contiguous()
-            digests.update(f"{x.dtype}{list(x.shape[1:])}".encode() + x.numpy().tobytes())
-            sizes[i] += x.nbytes
+            for x in map(Tensor.contiguous, list_tensors(part.examples.take(rows.tolist()))):
+                digests.update(f"{x.dtype}{list(x.shape[1:])}".encode() + x.numpy().tobytes())
+                sizes[i] += x.nbytes
     public_rows = list(rows_by_client.values())
     labels = [rows.labels for rows in public_rows]
     labelled = hashlib.sha256(digests.digest() + b"".join(node_labels.tobytes() for node_labels in labels))

@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from pydantic import ValidationError
 
 from fedmutual.config import Config, SplitConfig
+from fedmutual.core import Shape
 from fedmutual.data.division import Division, Table, check_name
 from fedmutual.data.draws import Index, count_classes
 from fedmutual.data.examples import list_names
 from fedmutual.data.splits import PRIVATE, PUBLIC, ROW_KINDS, VALIDATION
+from fedmutual.data.stores import ResidentStore, Store
 from fedmutual.data.targets import Targets
 from fedmutual.errors import DataError, format_count
 from fedmutual.files import FORMAT
@@ -61,7 +64,18 @@ def make_record(config: Config, table: Table, division: Division, data: str) -> 
     }
 
 
-def compute_digest(examples: bytes, table: Table, shape: tuple[int, ...], targets: Targets | Index) -> str:
+def describe_inputs(store: Store) -> dict[str, dict[str, Any]]:
+    """Return what networks get of one example, by the name of the input: type, shape and, of rows in memory, the range."""
+    x = store.x if isinstance(store, ResidentStore) else None
+    x = next(iter(store.batches([torch.tensor([0])])))[0] if x is None else x
+    named = {"x": x} if isinstance(x, torch.Tensor) else x
+    about = {k: {"dtype": str(one.dtype).removeprefix("torch."), "shape": list(one.shape[1:])} for k, one in named.items()}
+    for name, one in named.items() if isinstance(store, ResidentStore) else ():
+        about[name] |= {"range": [one.min().item(), one.max().item()]}
+    return about
+
+
+def compute_digest(examples: bytes, table: Table, shape: Shape, targets: Targets | Index) -> str:
     """Return a hex digest that identifies the examples together with their targets, classes and shape."""
     about = repr((table.trains, table.classes, shape)).encode()
     return hashlib.sha256(about + examples + hashlib.sha256(targets.tobytes()).digest()).hexdigest()
@@ -83,7 +97,7 @@ def join_records(config: Config, partitions: Mapping[str, Mapping[str, Any]]) ->
     for i, about in partitions.items():
         (client_record,) = about["clients"].values()
         counted = {kind: align_counts(about, class_counts) for kind, class_counts in client_record["counts"].items()}
-        own = {key: about[key] for key in ("source", "classes", "read") if key in about}
+        own = {key: about[key] for key in ("source", "classes", "read", "inputs") if key in about}
         clients[i] = {**client_record, "counts": counted, **own}
     tests = [align_counts(about, about["test"]["counts"]) for about in partitions.values()]
     fingerprints = json.dumps({i: about["fingerprint"] for i, about in partitions.items()})

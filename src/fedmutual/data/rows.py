@@ -2,18 +2,21 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
+from fedmutual.calling import Inputs
 from fedmutual.core import Batch
 from fedmutual.data.draws import Index
 from fedmutual.data.stores import Store
 
-Augment = Callable[[Tensor, torch.Generator], Tensor]
-"""(images [B, C, H, W], stream) -> augmented images [B, C, H, W]."""
+Augment = Callable[[Inputs, torch.Generator], Inputs]
+"""(images [B, C, H, W], or several inputs, stream) -> augmented inputs."""
 
 PAD = 4
 
@@ -22,13 +25,19 @@ PAD = 4
 class CropFlip:
     """A random crop after padding by 4 pixels, and a mirror image with probability 1/2: the usual augmentation for CIFAR.
 
-    black [C]: the scaled value of a pixel 0; it fills the border.
+    black [C]: the scaled value of a pixel 0; it fills the border. input: the name of the images among several inputs.
     """
 
     black: Tensor
+    input: str | None = None
 
-    def __call__(self, x: Tensor, rng: torch.Generator) -> Tensor:
+    def __call__(self, x: Inputs, rng: torch.Generator) -> Inputs:
         """Return augmented images [B, C, H, W]. The crops are drawn on the CPU, so they do not depend on the device of x."""
+        if not isinstance(x, Tensor):
+            return {name: self._change(one, rng) if name == self.input else one for name, one in x.items()}
+        return self._change(x, rng)
+
+    def _change(self, x: Tensor, rng: torch.Generator) -> Tensor:
         b, c, h, w = x.shape
         top, left = torch.randint(2 * PAD + 1, (2, b, 1), generator=rng)
         mirrored = torch.randint(2, (b, 1), generator=rng).bool()
@@ -111,6 +120,10 @@ def merge_rows(shares: Sequence[Rows]) -> Rows:
     return merged if torch.equal(labels, merged.store.labels) else merged._with_labels(labels)
 
 
+def _allocate_rows(count: int, like: Tensor) -> Tensor:
+    return like.new_empty(count, *like.shape[1:])
+
+
 class ChainedRows:
     """Rows of several stores, one after the other: test sets or public rows of clients with data of their own."""
 
@@ -139,8 +152,7 @@ class ChainedRows:
             if len(part_batches) == 1:
                 yield part_batches[0][1]
                 continue
-            merged = tuple(t.new_empty(len(index), *t.shape[1:]) for t in part_batches[0][1])
+            merged = tree_map(partial(_allocate_rows, len(index)), part_batches[0][1])
             for mask, batch in part_batches:
-                for target, t in zip(merged, batch, strict=True):
-                    target[mask.to(t.device)] = t
+                tree_map(lambda into, t, mask=mask: into.index_put_((mask.to(t.device),), t), merged, batch)
             yield merged

@@ -1,7 +1,7 @@
 """The scaling of stored numbers to a network's inputs: x / divisor, resized, minus the mean, over the standard deviation."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -9,9 +9,10 @@ import torch.nn.functional as F
 from pydantic import TypeAdapter
 from torch import Tensor
 
+from fedmutual.calling import Inputs, list_tensors
 from fedmutual.config import DataConfig
 from fedmutual.config.keys import FEDERATED
-from fedmutual.data.examples import IDS, IMAGES, SERIES, Form, Source
+from fedmutual.data.examples import IDS, IMAGES, SERIES, Form, OneInput, Source, list_names
 from fedmutual.errors import ConfigError, DataError
 
 BYTE = 255.0
@@ -27,14 +28,23 @@ class Scaling:
     mean: tuple[float, ...]  # a value a channel, or a feature
     std: tuple[float, ...]
     size: tuple[int, ...] | None = None  # sides to resize to: images bilinear with antialiasing, volumes trilinear
-    dtype: Literal["int64"] | None = None  # of ids, which are not scaled; None: float32
+    dtype: Literal["int64", "bool"] | None = None  # of inputs that are not scaled; None: float32
+    inputs: Mapping[str, "Scaling"] | None = None  # of several inputs, each; the other fields are unused then
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return stored examples x [B, *shape] as scaled float32, resized, or as ids. x may be overwritten.
+    def __call__(self, x: Inputs) -> Inputs:
+        """Return stored examples x [B, *shape] as scaled float32, resized, or as integers. x may be overwritten.
 
         Raises:
-            DataError: the inputs are ids, and a number of x is no whole number.
+            DataError: the inputs are integers, and a number of x is no whole number.
         """
+        if not isinstance(x, Tensor):
+            return {name: scaling._scale(x[name]) for name, scaling in (self.inputs or {}).items()}
+        return self._scale(x)
+
+    def _scale(self, x: Tensor) -> Tensor:
+        """Return one input as `__call__`."""
+        if self.dtype == "bool":
+            return x.to(torch.bool)
         if self.dtype == "int64":
             if x.is_floating_point() and not torch.equal(x, x.trunc()):
                 raise DataError("the model takes ids, but an example holds a number that is no whole number; correct it")
@@ -50,7 +60,9 @@ class Scaling:
     def record(self) -> dict[str, Any]:
         """Return the entry of environment.json."""
         entry = {**asdict(self), "mean": list(self.mean), "std": list(self.std), "size": self.size and list(self.size)}
-        return {k: v for k, v in entry.items() if k != "dtype" or v is not None}
+        if self.inputs is not None:
+            entry["inputs"] = {name: scaling.record() for name, scaling in self.inputs.items()}
+        return {k: v for k, v in entry.items() if k not in ("dtype", "inputs") or v is not None}
 
     def scale_black(self, channels: int) -> Tensor:
         """Return the scaled value [C] of a stored 0."""
@@ -70,7 +82,7 @@ def parse_scaling(entry: Mapping[str, Any]) -> Scaling:
 
 def subtract_mean(x: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
     """Return x [B, C, ...] minus `mean` [C], over `std` [C]. x is overwritten."""
-    mean_, std_ = (torch.tensor(values).view(-1, *(1,) * (x.dim() - 2)) for values in (mean, std))
+    mean_, std_ = (torch.tensor(values).view(-1, *(1,) * max(x.dim() - 2, 0)) for values in (mean, std))
     return x.sub_(mean_).div_(std_)
 
 
@@ -83,7 +95,8 @@ def check_image_keys(config: DataConfig, axes: int) -> None:
     """Raise ConfigError where keys for images are set for other examples. axes: of examples [B, ...]."""
     for key, is_set in (("augment", config.augment != "none"), ("size", config.size is not None)):
         if is_set and axes != 4 and (key, axes) != ("size", 5):
-            raise ConfigError(f"key 'data.{key}' is for images, but the examples are {_KINDS[axes]}; remove the key")
+            kind = _KINDS.get(axes, f"arrays of {axes - 1} axes")
+            raise ConfigError(f"key 'data.{key}' is for images, but the examples are {kind}; remove the key")
     if config.size is not None and len(config.size) != axes - 2:
         wanted = "[height, width] in pixels" if axes == 4 else "[depth, height, width] in voxels"
         raise ConfigError(f"key 'data.size' is {wanted}, not {list(config.size)}")
@@ -97,11 +110,15 @@ def make_scaling(config: DataConfig, source: Source) -> tuple[Scaling, tuple[str
         DataError: one of the first examples cannot be read.
     """
     first = source.train.x.take([0])
-    if first.dtype == torch.int64:
+    if not isinstance(first, Tensor):
+        return _scale_several(config, source, first)
+    if not first.is_floating_point() and first.dtype != torch.uint8:
         changes = {"mean": config.mean, "std": config.std, "size": config.size, "augment": config.augment != "none"}
         for key in (key for key, is_set in changes.items() if is_set):
             raise ConfigError(f"key 'data.{key}' changes numbers, but the network takes ids; remove the key")
-        return Scaling(1.0, (), (), dtype="int64"), ()
+        return Scaling(1.0, (), (), dtype="bool" if first.dtype == torch.bool else "int64"), ()
+    if isinstance(config.mean, dict) or isinstance(config.std, dict):
+        raise ConfigError("keys 'data.mean' and 'data.std' name inputs, but x is one array; give lists of numbers")
     check_image_keys(config, first.dim())
     is_image = first.dim() > 2
     whole = BYTE if is_image and first.dtype == torch.uint8 else 1.0
@@ -113,9 +130,9 @@ def make_scaling(config: DataConfig, source: Source) -> tuple[Scaling, tuple[str
     elif config.mean is not None and config.std is not None:
         mean, std = config.mean, config.std
     for key, values in (("mean", mean), ("std", std)):
-        if values and len(values) != first.shape[1]:
+        if values and len(values) != (wanted := first.shape[1] if first.dim() > 1 else 1):
             kind = "channels" if is_image else "features"
-            raise ConfigError(f"key 'data.{key}' has {len(values)} values, and the examples have {first.shape[1]} {kind}")
+            raise ConfigError(f"key 'data.{key}' has {len(values)} values, and the examples have {wanted} {kind}")
     if divisor != 1 and any(not 0 <= m <= 1 or s > 1 for m, s in zip(mean, std, strict=True)):
         raise ConfigError(
             f"keys 'data.mean' and 'data.std' are for inputs from 0 to 1 (these inputs are divided by {divisor:g} first), "
@@ -133,13 +150,36 @@ def make_scaling(config: DataConfig, source: Source) -> tuple[Scaling, tuple[str
     return scaling, (f"data.mean and data.std are not given, so the {noun} are {treatment}{warning}",)
 
 
+def _scale_several(config: DataConfig, source: Source, first: Mapping[str, Tensor]) -> tuple[Scaling, tuple[str, ...]]:
+    """Return the scaling of several inputs, each by its own entry of data.mean and data.std, and remarks."""
+    if config.size is not None:
+        raise ConfigError("key 'data.size' is for images alone, and the examples have several inputs; remove the key")
+    for key in ("mean", "std"):
+        given = getattr(config, key)
+        unknown = [name for name in given if name not in first] if isinstance(given, dict) else []
+        if (given is not None and not isinstance(given, dict)) or unknown:
+            raise ConfigError(
+                f"key 'data.{key}': the examples have the inputs {list_names(list(first))}; give a table of an input's name "
+                f"and its numbers, as data.{key} = {{ {next(iter(first))} = [...] }}"
+            )
+    scalings, notes = dict[str, Scaling](), list[str]()
+    for name in first:
+        changes = {"size": None, "augment": "none"} | {k: (getattr(config, k) or {}).get(name) for k in ("mean", "std")}
+        part = replace(source.train, x=OneInput(source.train.x, name))
+        scalings[name], remarks = make_scaling(
+            config.model_copy(update=changes), replace(source, train=part, columns=None, published=None)
+        )
+        notes += [f"input {name!r}: {remark}" for remark in remarks]
+    return Scaling(1.0, (), (), inputs=scalings), tuple(notes)
+
+
 def _describe_large(source: Source, scaling: Scaling) -> str:
     """Return a sentence on the largest input if its size makes training difficult, judged by the first rows; else ""."""
     if scaling.divisor == BYTE and all(std >= 1 / _LARGE for std in scaling.std):
         return ""  # bytes cannot be large then
-    sampled_rows = 64 if source.train.x.take([0]).dim() > 2 else 1024
-    x = scaling(source.train.x.take(range(min(sampled_rows, len(source.train.x)))))
-    size = x.square().transpose(0, 1).flatten(1).mean(1).sqrt()
+    sampled_rows = 64 if source.train.x.take_one([0]).dim() > 2 else 1024
+    x = list_tensors(scaling(source.train.x.take(range(min(sampled_rows, len(source.train.x))))))[0]
+    size = x.square().transpose(0, 1).flatten(1).mean(1).sqrt() if x.dim() > 1 else x.square().mean(0, keepdim=True).sqrt()
     largest = int(size.argmax())
     if not size[largest] > _LARGE:
         return ""

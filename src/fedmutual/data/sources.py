@@ -27,6 +27,12 @@ def _read_table(config: DataConfig, numbers: bool = False) -> Source:
     return table.read_table(config, numbers)
 
 
+def _read_saved(config: DataConfig) -> Source:
+    from fedmutual.data import saved  # a reader of an extra
+
+    return saved.read_saved(config)
+
+
 _READERS: dict[str, tuple[Callable[[DataConfig], Source], str]] = {
     "digits": (
         published.read_digits,
@@ -72,6 +78,7 @@ _READERS: dict[str, tuple[Callable[[DataConfig], Source], str]] = {
     ),
     "csv": (_read_table, "your own table in the file data.root: a column of labels (data.label), and columns of features"),
     "parquet": (_read_table, "a table as csv, in a Parquet file (the extra `parquet`)"),
+    "datasets": (_read_saved, "a folder that Hugging Face's datasets saved on disk (the extra `datasets`)"),
     "module:factory": (
         objects.read_from_factory,
         "your own code: it returns a torch Dataset, a (train, test) pair of them, or arrays",
@@ -161,7 +168,7 @@ def _make_rotated_domains(source: Source, config: Config, angles: Sequence[float
     repeated = next((name for name in names if names.count(name) > 1), None)
     if repeated is not None:
         raise ConfigError(f"key 'data.angles' has {repeated} twice; name each angle once")
-    if source.train.x.take([0]).dim() != 4:
+    if source.train.x.take_one([0]).dim() != 4:
         raise ConfigError("key 'data.angles' is for images, but the examples are tables of features; remove the key")
     if source.train.domains is not None:
         raise ConfigError(
@@ -222,7 +229,7 @@ class RotatedExamples(Examples):
     def take(self, rows: Sequence[int]) -> Tensor:
         """Return the images of `rows` [B, C, H, W]; see `Examples.take`."""
         angle_numbers, positions = np.divmod(np.asarray(rows, dtype=np.int64), len(self._index))
-        x = self._images.take(self._index[positions].tolist())
+        x = self._images.take_one(self._index[positions].tolist())
         for number in np.unique(angle_numbers):
             selected = torch.from_numpy(angle_numbers == number)
             x[selected] = rotate_images(x[selected], self._angles[number])

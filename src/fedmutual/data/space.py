@@ -1,14 +1,14 @@
 """The inputs and outputs of a network, as the data determine them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fedmutual import tasks
-from fedmutual.core import TargetKind, get_target_kind
+from fedmutual.calling import Inputs, map_inputs
+from fedmutual.core import Shape, Shapes, TargetKind, get_shape, get_target_kind
 from fedmutual.data.examples import list_names
 from fedmutual.models import make_example_inputs
 
@@ -17,24 +17,29 @@ from fedmutual.models import make_example_inputs
 class Space:
     """The inputs and outputs of a network."""
 
-    shape: tuple[int, ...]  # of one example: (F,), (C, T), (C, H, W) or (C, D, H, W)
+    shape: Shape  # of one example: (F,), (C, T), (C, H, W), ..., or of several inputs by name
     classes: tuple[str, ...]  # of classes, or labels, in the order of the outputs; one name for numeric targets
     outputs: int
     task: str
     scaling: dict[str, Any]  # of the inputs: divisor, mean, std, size, augment
     columns: tuple[str, ...] | None = None  # the names of a table's features
-    rows: Tensor | None = field(default=None, compare=False, repr=False)  # two inputs [2, *shape] of the data, if any
+    rows: Inputs | None = field(default=None, compare=False, repr=False)  # two inputs [2, *shape] of the data, if any
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type of the inputs: float32, or int64 for ids."""
-        return torch.int64 if self.scaling.get("dtype") == "int64" else torch.float32
+        """The type of the inputs: float32, or int64 for ids. Of several inputs float32."""
+        return find_dtype(self.scaling)
 
-    def make_examples(self) -> Tensor:
+    @property
+    def has_integers(self) -> bool:
+        """Whether an input holds integers."""
+        return torch.int64 in map(find_dtype, [self.scaling, *self.scaling.get("inputs", {}).values()])
+
+    def make_examples(self) -> Inputs:
         """Return two inputs [2, *shape] for trying a network: rows of the data, or constants without such rows."""
-        if self.rows is not None and tuple(self.rows.shape[1:]) == self.shape:
-            return self.rows.clone()
-        return make_example_inputs(self.shape, self.dtype)
+        if self.rows is not None and get_shape(self.rows) == self.shape:
+            return map_inputs(torch.clone, self.rows)
+        return make_constants(self.shape, self.scaling)
 
     @property
     def targets(self) -> TargetKind:
@@ -61,6 +66,19 @@ class Space:
     def compare_columns(self, other: "Space") -> str | None:
         """Return in words how the columns of two tables of one shape differ; None if they agree or have no names."""
         return None if self.shape != other.shape else describe_column_difference(self.columns, other.columns)
+
+
+def find_dtype(scaling: Mapping[str, Any]) -> torch.dtype:
+    """Return the type of an input, by its entry of environment.json."""
+    dtype: torch.dtype = getattr(torch, scaling.get("dtype") or "float32")
+    return dtype
+
+
+def make_constants(shape: Shape, scaling: Mapping[str, Any]) -> Inputs:
+    """Return two constant inputs [2, *shape] for a network without data, in the types of the entry of environment.json."""
+    if not isinstance(shape, Shapes):
+        return make_example_inputs(shape, find_dtype(scaling))
+    return {name: make_example_inputs(one, find_dtype(scaling["inputs"][name])) for name, one in shape.items()}
 
 
 def describe_column_difference(columns: Sequence[str] | None, other: Sequence[str] | None) -> str | None:

@@ -22,14 +22,16 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fedmutual.calling import list_tensors
 from fedmutual.config import ColumnConfig
+from fedmutual.core import find_image_shape
 from fedmutual.data.draws import Index
 from fedmutual.data.examples import list_names
+from fedmutual.data.space import Space
 from fedmutual.errors import ConfigError, DataError, format_count
 
 if TYPE_CHECKING:
     from fedmutual.data.prepared import Prepared
-    from fedmutual.data.space import Space
 
 Words = npt.NDArray[np.int64]
 _CONSTANT = Fraction(1, 2**44)  # a smaller variance, as a fraction of the mean square, is rounding: sums are of float64
@@ -213,8 +215,9 @@ def make_layout(space: "Space", columns: Mapping[str, ColumnConfig]) -> Layout:
     if columns:
         categories = tuple(name for name, settings in columns.items() if settings.kind == "category")
         return Layout(tuple(columns), classes, categories=categories)
-    inputs = space.columns or tuple(str(number) for number in range(space.shape[0]))
-    return Layout(inputs, classes, values=prod(space.shape[1:]))
+    shape = find_image_shape(space.shape)  # several inputs have no common statistics: data.mean refuses them
+    inputs = space.columns or tuple(str(number) for number in range(shape[0]))
+    return Layout(inputs, classes, values=prod(shape[1:]))
 
 
 def sum_client(prepared: "Prepared", rows: Index, hide_carries: bool = False) -> Words:
@@ -281,6 +284,6 @@ def _read_chunks(prepared: "Prepared", rows: Index, values: int) -> Iterator[Ten
     """Yield the inputs of rows, in chunks, before a mean is subtracted. values: numbers in a row."""
     chunks = torch.split(torch.from_numpy(rows), max(1, _CHUNK // values))
     if prepared.store is not None:
-        yield from (x for x, _ in prepared.store.batches(chunks))
+        yield from (list_tensors(x)[0] for x, _ in prepared.store.batches(chunks))
     else:
-        yield from (prepared.examples.take(chunk.tolist()) for chunk in chunks)
+        yield from (prepared.examples.take_one(chunk.tolist()) for chunk in chunks)

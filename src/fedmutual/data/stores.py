@@ -9,9 +9,11 @@ from typing import Any, Self
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, Dataset
 
-from fedmutual.core import Batch
+from fedmutual.calling import Inputs, list_tensors, map_inputs
+from fedmutual.core import Batch, Shape, get_shape
 from fedmutual.data.draws import Index
 from fedmutual.data.examples import BadRows, Examples, Where
 from fedmutual.data.scaling import Scaling, subtract_mean
@@ -57,17 +59,16 @@ class ResidentStore(_Labelled):
             BadRows: examples cannot be read, or hold NaN or infinite values.
         """
         super().__init__(labels, where)
-        first = scaling(examples.take([0]))
-        shape, layout = (len(labels), *first.shape[1:]), torch.channels_last if first.dim() == 4 else torch.contiguous_format
-        self.x = torch.empty(shape, dtype=first.dtype, memory_format=layout)
+        self.x = map_inputs(lambda one: _allocate(one, len(labels)), scaling(examples.take([0])))
         self._on_devices: dict[torch.device, ResidentStore] = {}
-        self._moved_examples: dict[torch.device, Tensor] = {}  # relabelled copies share these tensors
+        self._moved_examples: dict[torch.device, Inputs] = {}  # relabelled copies share these tensors
         sentences: list[str] = []
         with _use_one_thread():
             for start in range(0, len(labels), _CHUNK):
                 rows = range(start, min(start + _CHUNK, len(labels)))
                 try:
-                    self.x[rows.start : rows.stop] = check_finite(scaling(examples.take(rows)), rows, where)
+                    part = check_finite(scaling(examples.take(rows)), rows, where)
+                    tree_map(lambda all_rows, some, rows=rows: all_rows[rows.start : rows.stop].copy_(some), self.x, part)
                 except BadRows as problem:
                     sentences += problem.args
         if sentences:
@@ -76,7 +77,7 @@ class ResidentStore(_Labelled):
     @property
     def device(self) -> torch.device:
         """The device that holds the examples."""
-        return self.x.device
+        return list_tensors(self.x)[0].device
 
     def to(self, device: torch.device) -> "ResidentStore":
         """Return a store of these examples on `device`; the copy is made once."""
@@ -84,27 +85,31 @@ class ResidentStore(_Labelled):
             return self
         if device not in self._on_devices:
             if device not in self._moved_examples:
-                self._moved_examples[device] = self.x.contiguous().to(device)
+                self._moved_examples[device] = map_inputs(lambda one: one.contiguous().to(device), self.x)
             self._on_devices[device] = self._change(x=self._moved_examples[device], labels=self.labels.to(device))
         return self._on_devices[device]
 
     def standardize(self, mean: Sequence[float], std: Sequence[float]) -> "ResidentStore":
         """Return a store of these examples minus `mean`, over `std`, a value for each channel or feature."""
-        return self._change(x=subtract_mean(self.x.clone(), mean, std), _moved_examples={})
+        return self._change(x=map_inputs(lambda one: subtract_mean(one.clone(), mean, std), self.x), _moved_examples={})
 
     def batches(self, plan: Iterable[Tensor]) -> "ResidentBatches":
-        """Return (x [B, *shape] float32 or, for ids, int64; y [B, ...]) for each index tensor [B] of the plan."""
+        """Return (x [B, *shape], one tensor or several by name; y [B, ...]) for each index tensor [B] of the plan."""
         return ResidentBatches(self, list(plan))
 
     def take(self, index: Tensor) -> Batch:
         """Return the rows of `index` [...], which lies on the store's device, as x [..., *shape] and y [..., *target]."""
         flat = index.reshape(-1)
-        if self.x.is_contiguous():
-            x = self.x.index_select(0, flat)
-        else:
-            x = self.x.permute(0, 2, 3, 1).index_select(0, flat).permute(0, 3, 1, 2)
+
+        def select(one: Tensor) -> Tensor:
+            if one.is_contiguous():
+                x = one.index_select(0, flat)
+            else:
+                x = one.permute(0, 2, 3, 1).index_select(0, flat).permute(0, 3, 1, 2)
+            return x.reshape(*index.shape, *x.shape[1:]) if index.dim() != 1 else x
+
         y = self.labels.index_select(0, flat)
-        return x.reshape(*index.shape, *x.shape[1:]) if index.dim() != 1 else x, y.reshape(*index.shape, *y.shape[1:])
+        return map_inputs(select, self.x), y.reshape(*index.shape, *y.shape[1:])
 
 
 class ResidentBatches:
@@ -162,12 +167,12 @@ class StreamedStore(_Labelled, Dataset[Any]):
             if isinstance(x, DataError):
                 raise x
             batch = check_finite(x, rows, self.where), self.labels[torch.tensor(rows)]
-            yield tuple(t.to(self._device, non_blocking=True) for t in batch)
+            yield tree_map(lambda t: t.to(self._device, non_blocking=True), batch)
 
     def __getitem__(self, row: int) -> Any:
         return self.__getitems__([row])
 
-    def __getitems__(self, rows: list[int]) -> tuple[list[int], Tensor | DataError]:
+    def __getitems__(self, rows: list[int]) -> tuple[list[int], Inputs | DataError]:
         try:
             return rows, self._scaling(self._examples.take(rows))
         except DataError as problem:
@@ -205,23 +210,31 @@ def _return_unchanged(batch: Any) -> Any:
     return batch
 
 
-def check_finite(x: Tensor, rows: Sequence[int], where: Where) -> Tensor:
-    """Return x [B, ...] itself.
+def check_finite(x: Inputs, rows: Sequence[int], where: Where) -> Inputs:
+    """Return inputs x [B, ...] themselves.
 
     Raises:
         BadRows: rows hold NaN or infinite values; the message names these rows.
     """
-    if x.sum().isfinite():  # one pass is enough for finite data, the usual case
-        return x
-    bad_rows = np.flatnonzero(~x.flatten(1).isfinite().all(1).numpy())
-    if len(bad_rows):
-        raise BadRows(*(f"{where(rows[i])} holds NaN or infinite values; fix or remove it" for i in bad_rows.tolist()))
+    for name, one in {"": x}.items() if isinstance(x, Tensor) else x.items():
+        if one.sum().isfinite():  # one pass is enough for finite data, the usual case
+            continue
+        bad_rows = np.flatnonzero(~one.reshape(len(one), -1).isfinite().all(1).numpy())
+        if len(bad_rows):
+            fault = f"holds NaN or infinite values{f' in {name!r}' if name else ''}; fix or remove it"
+            raise BadRows(*(f"{where(rows[i])} {fault}" for i in bad_rows.tolist()))
     return x
+
+
+def _allocate(x: Tensor, rows: int) -> Tensor:
+    """Return memory for an input of all rows, of the type and shape of x [1, ...]."""
+    layout = torch.channels_last if x.dim() == 4 else torch.contiguous_format
+    return torch.empty((rows, *x.shape[1:]), dtype=x.dtype, memory_format=layout)
 
 
 def make_store(
     examples: Examples, labels: Targets | Index, scaling: Scaling, where: Where, resident: bool | None, workers: int
-) -> tuple[Store, tuple[int, ...]]:
+) -> tuple[Store, Shape]:
     """Return the store, and the shape of one example.
 
     resident: whether all examples are kept in memory; None: if they take less than 4 GiB.
@@ -231,7 +244,7 @@ def make_store(
         DataError: an example cannot be read, or holds NaN or infinite values.
     """
     first = scaling(examples.take([0]))
-    shape = tuple(first.shape[1:])
-    if resident or (resident is None and len(labels) * first.nbytes < RESIDENT):
+    shape, size = get_shape(first), sum(one.nbytes for one in list_tensors(first))
+    if resident or (resident is None and len(labels) * size < RESIDENT):
         return ResidentStore(examples, labels, scaling, where), shape
     return StreamedStore(examples, labels, scaling, where, workers), shape

@@ -16,12 +16,13 @@ import pandas as pd
 
 from fedmutual.config import ColumnConfig, DataConfig
 from fedmutual.config.keys import FEDERATED
-from fedmutual.data.arrays import require_root
+from fedmutual.data.arrays import make_examples, require_root
 from fedmutual.data.column_check import describe_nameless, is_nameless, note_rounded_numbers
 from fedmutual.data.draws import Names
 from fedmutual.data.encoding import Encoding, FloatArray
-from fedmutual.data.examples import ArrayExamples, ColumnPlan, Part, Source, convert_array, list_names
+from fedmutual.data.examples import ArrayExamples, ColumnPlan, Examples, Part, Source, convert_array, list_names
 from fedmutual.data.table_file import DOMAIN, TableFile, make_text, raise_problems
+from fedmutual.data.text import encode_texts, join_columns
 from fedmutual.errors import ConfigError, DataError, format_count
 
 _ROUNDING_FIX = "subtract an offset, or set data.columns, which standardises numbers before they are rounded"
@@ -46,6 +47,10 @@ def read_table(config: DataConfig, numbers: bool = False) -> Source:
         ConfigError: data.root is not set; or several label columns are named, and the task learns classes.
     """
     path = require_root(config)
+    if config.text and config.columns:
+        raise ConfigError(
+            "keys 'data.text' and 'data.columns' exclude each other: scale the numbers beside a text by data.mean"
+        )
     if not numbers and not isinstance(config.label, str):
         raise ConfigError(
             "key 'data.label' lists several columns, but the task learns one class of an example; name one column, or set "
@@ -57,6 +62,7 @@ def read_table(config: DataConfig, numbers: bool = False) -> Source:
         *(("data.columns", c) for c, one in config.columns.items() if not one.indicator),
     ]
     named += [("data.replace", c) for c in config.replace if c not in config.columns]
+    named += [("data.text", c) for c in config.text or ()]
     named += [("data.group_by", config.group_by)] if config.group_by is not None else []
     for file in files:  # a test file may lack dropped columns
         dropped = [("data.drop", c) for c in config.drop or ()] if file is files[0] else []
@@ -113,7 +119,7 @@ def read_table(config: DataConfig, numbers: bool = False) -> Source:
 
 def list_features(frame: pd.DataFrame, config: DataConfig) -> tuple[str, ...]:
     """Return the columns of a table that may be features, without regard to data.columns."""
-    excluded = {*config.label_columns, config.group_by, DOMAIN, *(config.drop or ())}
+    excluded = {*config.label_columns, config.group_by, DOMAIN, *(config.drop or ()), *(config.text or ())}
     return tuple(c for c in frame.columns if c not in excluded)
 
 
@@ -156,12 +162,13 @@ def read_rows(
     names = [plan.name for plan in plans] or list(columns)
     optional = {plan.name for plan in plans if plan.settings.indicator}
     file.require_columns((name, "the model learned from") for name in names if name not in optional)
+    file.require_columns((name, "has the text that the model learned from") for name in config.text or ())
     file.require_columns((name, "has the labels") for name in config.label_columns if labelled)
     raise_problems([file])
-    x: npt.NDArray[Any] = _parse_cells(file, plans, config.date_format) if plans else _parse_numbers(file, names)
+    x: npt.NDArray[Any] = _parse_cells(file, plans, config.date_format) if plans else _parse_numbers(file, names, config)
     labels = _read_labels(file, config.label, numbers) if labelled else np.zeros(len(x))
     raise_problems([file])
-    return Part(ArrayExamples(x), labels, file.name_row.with_file)
+    return Part(_make_examples(x, file, config), labels, file.name_row.with_file)
 
 
 def read_labels(path: Path, names: Sequence[str], config: DataConfig, numbers: bool) -> npt.NDArray[Any]:
@@ -192,14 +199,26 @@ def _read_part(
     if plans:
         x = _parse_cells(file, plans, config.date_format)
     else:
-        x = _parse_numbers(file, columns)
-        x = x if file.problems else convert_array(x, str(file.path)).numpy()
+        x = _parse_numbers(file, columns, config)
+        x = x if file.problems or not columns else convert_array(x, str(file.path)).numpy()
     groups, domains = (_get_names(file.frame, c) if c and c in file.frame else None for c in (config.group_by, DOMAIN))
-    return Part(ArrayExamples(x), _read_labels(file, config.label, numbers), file.name_row.with_file, groups, domains)
+    examples = ArrayExamples(x) if file.problems else _make_examples(x, file, config)
+    return Part(examples, _read_labels(file, config.label, numbers), file.name_row.with_file, groups, domains)
 
 
-def _parse_numbers(file: TableFile, columns: Sequence[str]) -> npt.NDArray[np.float32]:
-    """Return features [n, F], all of which must be finite numbers."""
+def _make_examples(x: npt.NDArray[Any], file: TableFile, config: DataConfig) -> Examples:
+    """Return the features [n, F] of a file as examples; with text (data.text) as the input "table" beside its token ids."""
+    if not config.text:
+        return ArrayExamples(x)
+    inputs = {"table": x} if x.shape[1] else {}
+    texts = {"text": join_columns(file.frame, config.text)}
+    return make_examples(encode_texts(inputs | texts, config), str(file.path), file.name_row.with_file)
+
+
+def _parse_numbers(file: TableFile, columns: Sequence[str], config: DataConfig) -> npt.NDArray[np.float32]:
+    """Return features [n, F], all of which must be finite numbers; none beside text."""
+    if not len(columns) and config.text:
+        return np.empty((len(file.frame), 0), np.float32)
     if not len(columns):
         file.problems.append(f"{file.path}: there is no feature column besides the label; add one")
         return np.empty((len(file.frame), 0), np.float32)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, get_type_hints
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
+from torch.utils._pytree import tree_leaves, tree_map
 
 from fedmutual.core import At, Batch, Client, Message, Net, Phase, Setting, Spec, Work, find_head
 from fedmutual.cpu import compute_on_cpu
@@ -204,7 +205,7 @@ def draw_batches(
     size = parts[0].client.recipe.accumulate
     resident = [b for b in batches if isinstance(b, ResidentBatches)]
     if len(resident) < len(batches) or any(b.store is not resident[0].store for b in resident):
-        return _draw_steps(batches, size), _describe_batch, lambda rows: tuple(map(torch.stack, zip(*rows, strict=True)))
+        return _draw_steps(batches, size), _describe_batch, _stack_batches
     store = resident[0].store
     plans = [b.list_row_numbers() for b in resident]
     return _draw_steps(plans, size), len, lambda numbers: store.take(torch.stack(tuple(numbers)))
@@ -218,7 +219,11 @@ def _draw_steps(plans: Sequence[Iterable[Any]], size: int) -> Iterator[dict[int,
 
 
 def _describe_batch(batch: Batch) -> Any:
-    return tuple((t.shape, t.dtype) for t in batch)
+    return tuple((t.shape, t.dtype) for t in tree_leaves(batch))
+
+
+def _stack_batches(batches: Sequence[Batch]) -> Batch:
+    return tree_map(lambda *tensors: torch.stack(tensors), *batches)  # type: ignore[no-any-return]
 
 
 def describe_tensors(message: Message) -> Any:

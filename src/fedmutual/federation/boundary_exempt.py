@@ -7,11 +7,11 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from fedmutual.boundary import is_constant
-from fedmutual.calling import call_network
+from fedmutual.calling import Inputs, call_network, list_tensors, map_inputs
 from fedmutual.models.copying import copy_networks
 
 
-def find_exempt_tensors(nets: Mapping[str, nn.Module], shared: tuple[str, ...], examples: Tensor) -> frozenset[str]:
+def find_exempt_tensors(nets: Mapping[str, nn.Module], shared: tuple[str, ...], examples: Inputs) -> frozenset[str]:
     """Return the names of the meme's shared tensors that may legitimately equal a tensor of the personal net.
 
     A shared tensor is exempt in three cases. First, all shared tensors start equal to those of the personal net: then
@@ -37,20 +37,19 @@ def _is_equal(a: Tensor, b: Tensor) -> bool:
 
 
 @torch.no_grad()
-def _list_input_statistics(net: nn.Module, examples: Tensor) -> set[str]:
+def _list_input_statistics(net: nn.Module, examples: Inputs) -> set[str]:
     """Return the names of the running statistics of layers that normalise the net's input directly."""
     norms = {name: m for name, m in net.named_modules() if isinstance(m, _NormBase) and m.running_mean is not None}
     if not norms:
         return set()
     probe, statistics = copy_networks(net, share_objects=True).eval(), set[str]()
     norms = {name: probe.get_submodule(name) for name in norms}  # type: ignore[misc]
-    x = examples
-    if x.is_floating_point():  # rows of equal numbers, such as zeros, would stay equal through a layer without a bias
-        x = torch.rand(x.shape, generator=torch.Generator().manual_seed(0), dtype=x.dtype)
-    x = x.to(next(probe.buffers()).device)
+    x = map_inputs(lambda one: one.to(next(probe.buffers()).device), examples)
+    # equal numbers, such as zeros, would stay equal through a layer without a bias
+    compared = [one for one in list_tensors(x) if not is_constant(one)]
 
     def compare_input(name: str, layer_input: Tensor) -> None:
-        if layer_input.numel() == x.numel() and torch.equal(layer_input.flatten(), x.flatten()):
+        if any(layer_input.numel() == one.numel() and torch.equal(layer_input.flatten(), one.flatten()) for one in compared):
             statistics.update((f"{name}.running_mean", f"{name}.running_var"))
 
     for name, module in norms.items():

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedmutual import data
-from fedmutual.calling import call_network
+from fedmutual.calling import Inputs, call_network, map_inputs
 from fedmutual.config import Config, make_algorithm
-from fedmutual.core import Message, Public, find_head
+from fedmutual.core import Message, Public, Shape, Shapes, find_head, format_shape
 from fedmutual.data.examples import list_names
 from fedmutual.data.federation import Federation, Gather
 from fedmutual.data.statistics import Moments
@@ -217,9 +217,10 @@ def _check_shared(experiment: Experiment) -> None:
         nets = experiment.nets
         different = find_shape_difference(nets.shared, nets.build_shared(space), nets.crossing)
         if different is not None:
+            shapes = f"{format_shape(first.shape)} and {format_shape(space.shape)}"
             raise ConfigError(
                 f"the shared part differs in shape between clients {first_id!r} and {client!r}: {different!r} of network "
-                f"{config.model.shared!r}; their inputs have the shapes {list(first.shape)} and {list(space.shape)}, and "
+                f"{config.model.shared!r}; their inputs have the shapes {shapes}, and "
                 f"their networks {first.outputs} and {space.outputs} outputs: share another part ({LATER}), or give all "
                 "clients equal columns or images ('data.size') and classes"
             )
@@ -243,13 +244,14 @@ def _check_equal_networks(experiment: Experiment) -> None:
 
 def _check_features(experiment: Experiment) -> None:
     """Check that networks end in a linear layer if the algorithm reads the input of that layer."""
-    networks, checked = experiment.algorithm.features, set[tuple[str, str, tuple[int, ...], int]]()
+    networks, checked = experiment.algorithm.features, set[tuple[str, str, Shape, int]]()
     for client in experiment.clients if networks else ():
         space, named = experiment.nets.get_space(client), experiment.nets.name_architectures(client)
         unchecked = {(net, named[net][0], space.shape, space.outputs) for net in networks} - checked
         nets = experiment.nets.build_for(client) if unchecked else {}
         for net, *_ in sorted(unchecked):
-            if count_features(nets[net], space.make_examples().to(experiment.device)) is None:
+            examples = map_inputs(lambda x: x.to(experiment.device), space.make_examples())
+            if count_features(nets[net], examples) is None:
                 network, key = named[net]
                 raise ConfigError(
                     f"key {key!r}: network {network!r} does not end in a linear layer, and algorithm "
@@ -258,7 +260,7 @@ def _check_features(experiment: Experiment) -> None:
         checked |= unchecked
 
 
-def count_features(net: nn.Module, examples: Tensor) -> int | None:
+def count_features(net: nn.Module, examples: Inputs) -> int | None:
     """Return the number of input features of a network's last linear layer; None if the output is not a linear layer's.
 
     examples: inputs [B, ...].
@@ -292,6 +294,8 @@ def _check_classes(experiment: Experiment) -> None:
 def _depends_on_columns(experiment: Experiment) -> bool:
     """Return whether the shared tensors depend on a table's columns: their shapes then change with one more column."""
     space = experiment.data.space
+    if isinstance(space.shape, Shapes):
+        return True
     wider, nets = replace(space, shape=(space.shape[0] + 1,)), experiment.nets
     return (
         experiment.config.model.part is None

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fedmutual import cpu, data, tasks
 from fedmutual.algorithms.peers import make_agreed_state, make_proxy_state
+from fedmutual.calling import Inputs, call_network, list_tensors, map_inputs
 from fedmutual.config import Config, read_client_settings
 from fedmutual.config.checks import describe_unused_keys
 from fedmutual.config.methods import make_client_task, make_optimizer
@@ -121,12 +122,12 @@ class Experiment:
         for name, net in nets.items():
             if not self.nets.is_frozen(name, id) and not any(p.requires_grad for p in net.parameters()):
                 raise ConfigError(f"the {name} network of client {id!r} has no trainable parameter; unfreeze some of it")
-        if self.nets.get_space(id).dtype == torch.int64:
+        if self.nets.get_space(id).has_integers:
             self._check_ids(id, nets)
         if self.noised:
             rules.check_nets(id, nets)
             noised = {name: net for name, net in nets.items() if name in self.noised and not self.nets.is_frozen(name, id)}
-            rules.check_gradients(id, noised, self.nets.get_space(id).make_examples().to(self.device))
+            rules.check_gradients(id, noised, self._make_examples(id))
             rules.make_units(self.config, id, private)  # raises if groups are to be protected and the rows have none
         return nets
 
@@ -316,11 +317,16 @@ class Experiment:
         public, use = self.data.public, self.algorithm.public
         return {} if public is None or use is None else public.count_bytes(use.labelled)
 
+    def _make_examples(self, id: str) -> Inputs:
+        """Return two inputs of a client, on the device of the networks."""
+        return map_inputs(lambda x: x.to(self.device), self.nets.get_space(id).make_examples())
+
     def _check_alone(self, id: str, nets: Mapping[str, nn.Module]) -> None:
         """Raise ConfigError if a net cannot be trained on one example at a time, for example because of BatchNorm."""
         for name, net in nets.items():
             try:
-                copy_networks(net, share_objects=True).train()(self.nets.get_space(id).make_examples()[:1].to(self.device))
+                one = map_inputs(lambda x: x[:1], self._make_examples(id))
+                call_network(copy_networks(net, share_objects=True).train(), one)
             except ValueError as problem:
                 raise ConfigError(
                     f"the batches of client {id!r} have one example, and the {name} network cannot be trained on one "
@@ -328,26 +334,24 @@ class Experiment:
                 ) from None
 
     def _check_ids(self, id: str, nets: Mapping[str, nn.Module]) -> None:
-        """Raise DataError if a net refuses ids of the client's rows: in a stack they would read weights of another client.
+        """Raise DataError if a net refuses integers of the client's rows: in a stack they would read another's weights.
 
-        A net is tried on two made rows, of the smallest and of the largest id at each position. If it refuses them, the
-        rows that hold these ids decide: a made row may be one of padding alone. The nets are tried on the CPU, because a
-        GPU that reads outside of an embedding cannot be used afterwards.
+        A net is tried on the rows that hold the smallest and the largest number at each position. It is tried on the CPU,
+        because a GPU that reads outside of an embedding cannot be used afterwards.
         """
         views = {**self.load_rows(id), **({} if self.data.test is None else {"test": self.data.test})}
         for kind, rows in ((k, r) for k, r in views.items() if len(r)):
-            places, extremes = _find_extreme_rows(rows)
+            places, low, high = _find_extreme_rows(rows)
             for net_name, net in nets.items():
                 tried = copy_networks(net, share_objects=True).cpu().eval()
                 try:
-                    if not _takes(tried, extremes):
-                        with torch.no_grad():
-                            for x, *_ in rows.rows(torch.split(places, ROWS)):
-                                forward_in_parts(tried, x.cpu())
+                    with torch.no_grad():
+                        for x, *_ in rows.rows(torch.split(places, ROWS)):
+                            forward_in_parts(tried, map_inputs(Tensor.cpu, x))
                 except IndexError as problem:
                     raise DataError(
                         f"client {id!r}: the {net_name} network refuses ids of the {kind} rows ({problem}), which are "
-                        f"{extremes.min()} to {extremes.max()}; give its embedding more rows, or correct the ids"
+                        f"{low} to {high}; give its embedding more rows, or correct the ids"
                     ) from None
 
     def _make_optimizer(self, net: nn.Module, client: str) -> torch.optim.Optimizer:
@@ -365,29 +369,23 @@ def find_stack_obstacle(config: Config) -> str:
     return "" if common else f"clients with optimizer.name = {config.optimizer.name!r} cannot share a stack"
 
 
-def _find_extreme_rows(rows: Data) -> tuple[Tensor, Tensor]:
-    """Return the rows with the smallest and largest id at each position [k], and a made row of each of the two [2, ...]."""
-    lows, highs = list[Tensor](), list[Tensor]()
-    places, start = list[tuple[Tensor, Tensor]](), 0
+def _find_extreme_rows(rows: Data) -> tuple[Tensor, int, int]:
+    """Return the rows with the smallest and the largest integer at each position of the inputs [k], and both numbers."""
+    best: dict[tuple[str, int], tuple[Tensor, Tensor]] = {}  # (input, sign) -> signed extremes, and their rows
+    start = 0
     for x, *_ in rows.rows(torch.split(torch.arange(len(rows)), ROWS)):
-        (low, low_row), (high, high_row) = x.cpu().min(0), x.cpu().max(0)
-        lows.append(low)
-        highs.append(high)
-        places.append((low_row + start, high_row + start))
-        start += len(x)
-    (low, low_part), (high, high_part) = torch.stack(lows).min(0), torch.stack(highs).max(0)
-    low_rows, high_rows = (torch.stack(r) for r in zip(*places, strict=True))
-    held = (low_rows.gather(0, low_part[None]), high_rows.gather(0, high_part[None]))
-    return torch.cat([r.flatten() for r in held]).unique(), torch.stack((low, high))  # type: ignore[no-untyped-call]
-
-
-@torch.no_grad()
-def _takes(net: nn.Module, x: Tensor) -> bool:
-    try:
-        forward_in_parts(net, x)
-    except Exception:  # a network's code may raise any error
-        return False
-    return True
+        for name, one in {"": x}.items() if isinstance(x, Tensor) else x.items():
+            for sign in (1, -1) if one.dtype == torch.int64 else ():
+                values, places = (sign * one.cpu()).reshape(len(one), -1).max(0)
+                known, known_places = best.get((name, sign), (values, places + start))
+                is_new = values > known
+                best[name, sign] = (
+                    torch.where(is_new, values, known),
+                    torch.where(is_new, places + start, known_places),
+                )
+        start += len(list_tensors(x)[0])
+    high, low = (max(int(v.max()) for (_, s), (v, _) in best.items() if s == sign) for sign in (1, -1))
+    return torch.cat([places for _, places in best.values()]).unique(), -low, high  # type: ignore[no-untyped-call]
 
 
 def list_leaves(algorithm: Algorithm, server: Message) -> dict[str, dict[str, tuple[str, list[int]]]]:

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedmutual import data, models
-from fedmutual.calling import call_network
+from fedmutual.calling import Inputs, call_network, list_tensors
 from fedmutual.config import Config, is_pooled
 from fedmutual.core import At, Message
 from fedmutual.data.space import Space
@@ -35,7 +35,7 @@ class Workload(NamedTuple):
         return self.steps * _STEP + self.flops / _RATE
 
 
-def count_flops(net: nn.Module, examples: Tensor) -> float:
+def count_flops(net: nn.Module, examples: Inputs) -> float:
     """Return the floating-point operations of a forward pass of one example; 0 if they cannot be counted."""
     from torch.utils.flop_counter import FlopCounterMode  # this import loads Triton, which worker processes do not need
 
@@ -44,7 +44,7 @@ def count_flops(net: nn.Module, examples: Tensor) -> float:
             call_network(net.eval(), examples)
     except Exception:  # a user's network may fail in any way, and this is only an estimate
         return 0.0
-    return float(counter.get_total_flops()) / len(examples)
+    return float(counter.get_total_flops()) / len(list_tensors(examples)[0])
 
 
 POOLED = "pooled"  # the one client of `centralised`

@@ -6,8 +6,9 @@ from difflib import get_close_matches
 import torch
 from torch import Tensor, nn
 
-from fedmutual.calling import NoLogits, call_network, map_inputs
+from fedmutual.calling import Inputs, NoLogits, call_network, list_tensors, map_inputs
 from fedmutual.config import Config
+from fedmutual.core import Shape, Shapes, find_image_shape, format_shape, format_tensor, get_shape
 from fedmutual.errors import ConfigError, format_error
 from fedmutual.models import libraries, networks, pretrained
 from fedmutual.models.copying import BoundHook, copy_networks
@@ -36,20 +37,20 @@ _OURS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {
     name: getattr(networks, name.replace("-", "_")) for name in NAMES
 }
 
-checked_networks: set[tuple[str, tuple[int, ...], torch.dtype, int, tuple[tuple[int, ...], ...]]] = set()
-"""(name, shape, type of inputs, classes, shapes of the logits) of networks that passed the check in this process: a run
+checked_networks: set[tuple[str, Shape, str, int, tuple[tuple[int, ...], ...]]] = set()
+"""(name, shape, types of inputs, classes, shapes of the logits) of networks that passed the check in this process: a run
 builds a network for each client, and the networks differ in their weights only."""
 
 
 def build(
     name: str,
-    shape: tuple[int, ...],
+    shape: Shape,
     classes: int,
     rng: torch.Generator,
     key: str = "model.shared",
     weights: Weights | None = None,
     of_pixels: bool | None = False,
-    examples: Tensor | None = None,
+    examples: Inputs | None = None,
     check: bool = True,
 ) -> nn.Module:
     """Return the new network `name` for examples of `shape`, for instance (C, H, W): [B, *shape] -> logits [B, classes].
@@ -72,11 +73,12 @@ def build(
             net = _make_network(name, shape, classes, key)
             forms = _list_forms(shape, classes, of_pixels)
             if check or weights is not None:
-                examples = make_example_inputs(shape) if examples is None else examples
-                if check and (name, shape, examples.dtype, classes, forms) not in checked_networks:
+                examples = make_example_inputs(find_image_shape(shape)) if examples is None else examples
+                about = (name, shape, format_tensor(examples), classes, forms)
+                if check and about not in checked_networks:
                     _check_network(net, name, examples, forms, lambda: _make_network(name, shape, classes, key))
                     if not is_user_network(name):  # a user's factory may change from call to call
-                        checked_networks.add((name, shape, examples.dtype, classes, forms))
+                        checked_networks.add(about)
                 if weights is not None and weights.state is not None:
                     pretrained.load_weights(net, weights, _list_head(net, name, examples, classes, key), name)
         except ValueError as problem:
@@ -117,13 +119,15 @@ def list_user_networks(config: Config) -> tuple[str, ...]:
 
 def try_network(
     name: str,
-    shape: tuple[int, ...],
-    examples: Tensor,
+    shape: Shape,
+    examples: Inputs,
     classes: int,
     of_pixels: bool,
-    made: dict[tuple[str, tuple[int, ...], int], nn.Module],
+    made: dict[tuple[str, Shape, int], nn.Module],
 ) -> Tensor | None:
     """Return the logits that a network for examples of `shape` computes from these examples [2, ...]; None if it cannot.
+
+    Raises IndexError if the network takes integers, and none as large as these.
 
     made: the networks that were made before, (name, shape, classes) -> network; a new one is added, so that a factory is
     called once.
@@ -134,7 +138,9 @@ def try_network(
                 made[name, shape, classes] = _make_network(name, shape, classes, "model.shared").eval()
             torch.default_generator.manual_seed(0)
             return _forward(made[name, shape, classes], name, examples, _list_forms(shape, classes, of_pixels), "")
-        except (ValueError, ConfigError):
+        except (ValueError, ConfigError) as problem:
+            if isinstance(problem.__cause__, IndexError) and not list_tensors(examples)[0].is_floating_point():
+                raise problem.__cause__ from None
             return None
 
 
@@ -147,16 +153,21 @@ def find_initial_weights(source: str, name: str, key: str) -> Weights:
     return pretrained.find_weights(source, name, None if name in _OURS else find_name(name), key)
 
 
-def _make_network(name: str, shape: tuple[int, ...], classes: int, key: str) -> nn.Module:
-    if name in _OURS:
-        return _OURS[name](shape, classes)
+def _make_network(name: str, shape: Shape, classes: int, key: str) -> nn.Module:
     if is_user_network(name):
         return make_user_network(name, shape, classes, key)
+    if isinstance(shape, Shapes) and not name.startswith("hf:"):
+        raise ValueError(
+            f"takes one input, but the examples have several ({format_shape(shape)}); name a network of your own"
+        )
+    one = find_image_shape(shape)  # a network of transformers has no need of it
+    if name in _OURS:
+        return _OURS[name](one, classes)
     if torchvision_name := find_name(name):
-        return pretrained.make_network(torchvision_name, shape, classes)
+        return pretrained.make_network(torchvision_name, one, classes)
     if name.startswith(LIBRARIES) and not name.startswith(pretrained.PREFIX):
         try:
-            return libraries.make_network(name, shape, classes)
+            return libraries.make_network(name, one, classes)
         except ValueError:
             raise
         except Exception as problem:  # a library may refuse arguments in any way
@@ -169,26 +180,28 @@ def _make_network(name: str, shape: tuple[int, ...], classes: int, key: str) -> 
     raise ConfigError(f"key {key!r}: there is no network {name!r}; {fix}")
 
 
-def _list_head(net: nn.Module, name: str, examples: Tensor, classes: int, key: str) -> set[str]:
+def _list_head(net: nn.Module, name: str, examples: Inputs, classes: int, key: str) -> set[str]:
     """Return the names of the tensors whose shape changes with the number of classes."""
-    is_user_code, shape = is_user_network(name), tuple(examples.shape[1:])
+    is_user_code, shape = is_user_network(name), get_shape(examples)
     with torch.device("cpu" if is_user_code else "meta"):  # "meta" draws no weights; user code may need real tensors
         other = _make_network(name, shape, classes + 1, key)
     if is_user_code:
         with torch.no_grad():
-            other.eval()(examples.clone())  # lazy layers get their shapes from the first input
+            call_network(
+                other.eval(), map_inputs(torch.clone, examples)
+            )  # lazy layers get their shapes from the first input
     shapes = {k: v.shape for k, v in other.state_dict().items()}
     return {k for k, v in net.state_dict().items() if shapes.get(k) != v.shape}
 
 
-def _list_forms(shape: tuple[int, ...], classes: int, of_pixels: bool | None) -> tuple[tuple[int, ...], ...]:
+def _list_forms(shape: Shape, classes: int, of_pixels: bool | None) -> tuple[tuple[int, ...], ...]:
     """Return the shapes that the logits of one example may have."""
-    of_example, of_each_pixel = (classes,), (classes, *shape[1:])
+    of_example, of_each_pixel = (classes,), (classes, *find_image_shape(shape)[1:])
     return (of_example, of_each_pixel) if of_pixels is None else (of_each_pixel if of_pixels else of_example,)
 
 
 def _check_network(
-    net: nn.Module, name: str, examples: Tensor, forms: tuple[tuple[int, ...], ...], make: Callable[[], nn.Module]
+    net: nn.Module, name: str, examples: Inputs, forms: tuple[tuple[int, ...], ...], make: Callable[[], nn.Module]
 ) -> None:
     """Run a forward pass in eval mode, and a forward and backward pass in training mode on a copy.
 
@@ -219,7 +232,7 @@ def _check_network(
         raise ValueError(f"has sparse gradients of {sparse!r}, which no optimiser takes; make this layer with sparse=False")
 
 
-def _forward(net: nn.Module, name: str, examples: Tensor, forms: tuple[tuple[int, ...], ...], mode: str) -> Tensor:
+def _forward(net: nn.Module, name: str, examples: Inputs, forms: tuple[tuple[int, ...], ...], mode: str) -> Tensor:
     """Return the logits of two examples, each of one of the forms; raise ValueError for other outputs."""
     logits = forms[0]
     try:
@@ -239,13 +252,20 @@ def _forward(net: nn.Module, name: str, examples: Tensor, forms: tuple[tuple[int
     return output
 
 
-def _describe_misfit(net: nn.Module, name: str, examples: Tensor, problem: Exception, mode: str) -> str:
-    torchvision_name, shape = None if name in _OURS else find_name(name), tuple(examples.shape[1:])
-    if torchvision_name and min(shape[-2:]) < (least := pretrained.get_least_side(torchvision_name)):
+def _describe_misfit(net: nn.Module, name: str, examples: Inputs, problem: Exception, mode: str) -> str:
+    torchvision_name, shape = None if name in _OURS else find_name(name), get_shape(examples)
+    if (
+        torchvision_name
+        and isinstance(shape, tuple)
+        and min(shape[-2:]) < (least := pretrained.get_least_side(torchvision_name))
+    ):
         return networks.describe_too_small(shape, least)
     misfit = f"does not take examples of shape {shape}{mode}: {format_error(problem)}"
+    if not isinstance(examples, Tensor):
+        inputs = format_tensor(map_inputs(lambda one: one[0], examples))
+        return f"does not take the inputs {inputs}{mode}: {format_error(problem)}"
     if examples.is_floating_point():
-        if not is_user_network(name) or not _computes(net, make_example_inputs(shape, torch.int64)):
+        if not is_user_network(name) or not _computes(net, examples.long()):
             return misfit
         fix = "give x whole numbers, in an array of an integer type, and choose networks that all take ids"
         return f"{misfit}; it takes ids, but its inputs here are {str(examples.dtype).removeprefix('torch.')} numbers: {fix}"
@@ -256,7 +276,7 @@ def _describe_misfit(net: nn.Module, name: str, examples: Tensor, problem: Excep
 
 
 @torch.no_grad()
-def _computes(net: nn.Module, examples: Tensor) -> bool:
+def _computes(net: nn.Module, examples: Inputs) -> bool:
     try:
         call_network(net, examples)
     except Exception:  # a network's code may raise any error

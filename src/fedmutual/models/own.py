@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
-from fedmutual.calling import call_network
+from fedmutual.calling import Inputs, call_network
+from fedmutual.core import Shape
 from fedmutual.errors import format_error
 from fedmutual.user_code import plugins
 
@@ -23,9 +24,7 @@ _CONSTANT = "or, for a constant such as an attention mask, use register_buffer(.
 _KEYWORDS = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
 
 
-def make_user_network(
-    name: str, shape: tuple[int, ...], classes: int, key: str, more: Mapping[str, Any] | None = None
-) -> nn.Module:
+def make_user_network(name: str, shape: Shape, classes: int, key: str, more: Mapping[str, Any] | None = None) -> nn.Module:
     """Return the network of a factory, which is called with the arguments that its signature names.
 
     `shape` or `input_shape`: the shape of one example; `classes` or `num_classes`: the number of outputs; and the entries of
@@ -97,7 +96,7 @@ def select_arguments(factory: Any, available: dict[str, Any]) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def find_ending(net: nn.Module, examples: Tensor) -> Literal["softmax", "sigmoid"] | None:
+def find_ending(net: nn.Module, examples: Inputs) -> Literal["softmax", "sigmoid"] | None:
     """Return the function that a network seems to end in; None: logits.
 
     Softmax: the outputs [B, C, ...] for these examples sum to 1. Sigmoid: they lie in (0, 1), and stay there if all weights

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fedmutual.calling import Inputs, call_network, map_inputs
 from fedmutual.config import ModelConfig
+from fedmutual.core import Shape, find_image_shape
 from fedmutual.errors import ConfigError, format_error
 from fedmutual.models import Weights, build, make_example_inputs
 from fedmutual.models.networks import make_sequential
@@ -71,13 +72,13 @@ def list_shared_tensors(net: nn.Module, part: Sequence[str], name: str, tied: bo
 
 def build_meme(
     model: ModelConfig,
-    shape: tuple[int, ...],
+    shape: Shape,
     outputs: int,
     shared_rng: torch.Generator,
     adaptor_rng: torch.Generator,
     weights: Weights | None = None,
     of_pixels: bool | None = False,
-    examples: Tensor | None = None,
+    examples: Inputs | None = None,
     check: bool = True,
 ) -> nn.Module:
     """Return a client's meme: the shared network, or its shared part with an adaptor that stays at the client.
@@ -105,11 +106,11 @@ def splice(
     net: nn.Module,
     part: Sequence[str],
     adaptor: str,
-    shape: tuple[int, ...],
+    shape: Shape,
     outputs: int,
     rng: torch.Generator,
     name: str,
-    examples: Tensor | None = None,
+    examples: Inputs | None = None,
 ) -> nn.Module:
     """Return a client's meme: the part of `net`, with an adaptor for examples of `shape` and `outputs` outputs.
 
@@ -133,7 +134,7 @@ def splice(
         raise ConfigError(
             f"key 'model.part': the part beside an adaptor cannot be called 'adaptor'; rename it, or use {_REST}"
         )
-    examples = make_example_inputs(shape) if examples is None else examples
+    examples = make_example_inputs(find_image_shape(shape)) if examples is None else examples
     features, is_first = _locate_part(net, path, examples, name)
     try:
         with torch.random.fork_rng(devices=[]):
@@ -156,10 +157,10 @@ def _is_under(name: str, path: str) -> bool:
     return name == path or name.startswith(f"{path}.")
 
 
-def _locate_part(net: nn.Module, path: str, examples: Tensor, name: str) -> tuple[tuple[int, ...], bool]:
+def _locate_part(net: nn.Module, path: str, examples: Inputs, name: str) -> tuple[tuple[int, ...], bool]:
     """Return the shape of what joins the part and its adaptor, for one example, and whether the part begins the network."""
     calls: list[tuple[Any, Any, Any, Any]] = []  # inputs, inputs by name, output, number of changes in place of the output
-    x = examples.clone()
+    x = map_inputs(torch.clone, examples)
     try:
         handle = net.get_submodule(path).register_forward_hook(
             lambda _, inputs, named, output: calls.append((inputs, named, output, getattr(output, "_version", 0))),
@@ -198,9 +199,7 @@ def _describe_misuse(calls: Sequence[tuple[Any, Any, Any, Any]]) -> str | None:
     return f"the module {wrong[0][0]} no tensor but {type(wrong[0][1]).__name__}" if wrong else None
 
 
-def _make_adaptor(
-    adaptor: str, features: tuple[int, ...], shape: tuple[int, ...], outputs: int, is_first: bool
-) -> nn.Module:
+def _make_adaptor(adaptor: str, features: tuple[int, ...], shape: Shape, outputs: int, is_first: bool) -> nn.Module:
     if adaptor != "linear" and ":" not in adaptor:
         raise ValueError("is no adaptor; there are 'linear', 'rest' and 'module:factory'")
     if adaptor != "linear":
@@ -208,7 +207,9 @@ def _make_adaptor(
         return make_user_network(adaptor, shape, outputs, "model.adaptor", {"features": size})
     if is_first:
         return make_sequential(flatten=nn.Flatten(), fc=nn.Linear(prod(features), outputs))
-    return make_sequential(flatten=nn.Flatten(), fc=nn.Linear(prod(shape), prod(features)), shape=nn.Unflatten(1, features))
+    return make_sequential(
+        flatten=nn.Flatten(), fc=nn.Linear(prod(find_image_shape(shape)), prod(features)), shape=nn.Unflatten(1, features)
+    )
 
 
 def find_shape_difference(first: nn.Module, other: nn.Module, names: Iterable[str]) -> str | None:

@@ -6,12 +6,14 @@ networks, any loss and any received model.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
+from torch.utils._pytree import tree_map
 
-from fedmutual.calling import Inputs, call_network, map_inputs
+from fedmutual.calling import Inputs, call_network, list_tensors, map_inputs
 from fedmutual.core import Batch, Message, Net, Phase
 from fedmutual.privacy import layers
 from fedmutual.stepping import trainable
@@ -37,12 +39,12 @@ def compute_clipped_sum(
 
     Source: Abadi et al., 2016, https://arxiv.org/abs/1607.00133, Algorithm 1.
     """
-    if units is None and all(map(layers.is_plain, nets.values())):
+    if units is None and isinstance(batch[0], Tensor) and all(map(layers.is_plain, nets.values())):
         try:
             return _clip_by_layers(phase, nets, silent, const, clip, batch)
         except layers.NotOfOutputs:
             pass  # the loss uses more than the networks' outputs for the batch
-    return _clip_by_rows(phase, nets, silent, const, clip, batch, torch.arange(len(batch[0])) if units is None else units)
+    return _clip_by_rows(phase, nets, silent, const, clip, batch, units)
 
 
 def compute_factors(squares: Tensor, clip: float) -> tuple[Tensor, Tensor]:
@@ -86,7 +88,7 @@ def _clip_by_layers(
     return sums, {k: v.sum() for k, v in terms.items()}
 
 
-def compute_example_gradients(net: nn.Module, examples: Tensor) -> Message:
+def compute_example_gradients(net: nn.Module, examples: Inputs) -> Message:
     """Return the gradient of the sum of the outputs for each example: by parameter, [B, ...]. No random stream advances.
 
     Raises:
@@ -109,7 +111,7 @@ def _clip_by_rows(
     const: Message,
     clip: float,
     batch: Batch,
-    units: Tensor,
+    units: Tensor | None,
 ) -> tuple[Message, Message]:
     """Return the sums from the gradient of each single row, by vmap: for any network and any loss."""
     params = {name: {k: p.detach() for k, p in trainable(net).items()} for name, net in nets.items()}
@@ -119,9 +121,10 @@ def _clip_by_rows(
     def make_forward(name: str, weights: Message) -> Callable[..., Tensor]:
         return lambda x, more=None: call_network(nets[name], x, {**buffers[name], **weights, **(more or {})})
 
-    def loss(weights: Mapping[str, Message], *row: Tensor) -> tuple[Tensor, Message]:
+    def loss(weights: Mapping[str, Message], *row: Inputs) -> tuple[Tensor, Message]:
         known = {name: Net(make_forward(name, w), w) for name, w in weights.items()}
-        return _sum_terms(phase.loss(known | _make_constants(silent, width), tuple(t.unsqueeze(0) for t in row), const))
+        rows = tree_map(lambda t: t.unsqueeze(0), row)
+        return _sum_terms(phase.loss(known | _make_constants(silent, width), rows, const))
 
     per_row = vmap(grad(loss, has_aux=True), in_dims=(None, *(0 for _ in batch)), randomness="different")
     size = sum(p.numel() * p.element_size() for weights in params.values() for p in weights.values())
@@ -130,12 +133,14 @@ def _clip_by_rows(
     }
     sums: Message = {}
     max_rows = max(1, MEMORY // size)
+    one = list_tensors(batch[0])[0]
+    units = torch.arange(len(one)) if units is None else units
     for rows, codes in _split_units(units, max_rows):
         count = int(codes[-1]) + 1
         unit_grads: Message = {}
         for chunk in torch.split(torch.arange(len(rows)), max_rows):
-            places = rows[chunk].to(batch[0].device)
-            grads, terms = per_row(params, *(t.index_select(0, places) for t in batch))
+            places = rows[chunk].to(one.device)
+            grads, terms = per_row(params, *tree_map(partial(torch.index_select, dim=0, index=places), batch))
             for k, g in ((f"{n}.{k}", g) for n, by_name in grads.items() for k, g in by_name.items()):
                 if count == len(rows) == len(chunk):  # each row is a unit
                     unit_grads[k] = g
@@ -174,7 +179,12 @@ def _sum_terms(terms: Message) -> tuple[Tensor, Message]:
 
 def _make_constants(names: Sequence[str], width: Sequence[int]) -> dict[str, Net]:
     """Return networks with zero outputs, so that a noised gradient cannot depend on a network without noise."""
-    return {name: Net(lambda x, weights=None: torch.zeros(len(x), *width, device=x.device), {}) for name in names}
+
+    def compute_zeros(x: Inputs, weights: Message | None = None) -> Tensor:
+        one = list_tensors(x)[0]
+        return torch.zeros(len(one), *width, device=one.device)
+
+    return {name: Net(compute_zeros, {}) for name in names}
 
 
 def _find_output_shape(net: nn.Module, batch: Batch) -> tuple[int, ...]:

@@ -56,7 +56,9 @@ def digest_rows(rows: Data, units: Units) -> str:
     digest = hashlib.sha256(b"" if units.codes is None else units.codes.tobytes())
     digest.update(f"{augment.__module__}.{augment.__qualname__}".encode())
     for batch in rows.rows(torch.split(torch.arange(len(rows)), 1024)):
-        _add_tensors(digest, "rows", {str(k): t for k, t in enumerate(batch)})
+        for k, part in enumerate(batch):
+            named = {str(k): part} if isinstance(part, Tensor) else {f"{k}.{name}": t for name, t in part.items()}
+            _add_tensors(digest, "rows", named)
     return digest.hexdigest()
 
 

@@ -10,7 +10,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
+from fedmutual.calling import list_tensors
 from fedmutual.core import At, Batch, Client, Data, Message, Net, Phase
 from fedmutual.privacy.clipping import compute_clipped_sum
 from fedmutual.privacy.context import digest_phase, digest_rows
@@ -84,8 +86,8 @@ class Mechanism:
             RuntimeError: the batch has another number of rows than the sample.
         """
         count, units = self._drawn.popleft()
-        if len(batch[0]) != count:
-            raise RuntimeError(f"a step has a batch of {len(batch[0])} rows, and the sample has {count} rows")
+        if (rows := len(list_tensors(batch[0])[0])) != count:
+            raise RuntimeError(f"a step has a batch of {rows} rows, and the sample has {count} rows")
         noised = {n: net for n, net in client.nets.items() if n in self.nets}
         exact_nets = tuple(n for n in client.nets if n not in self.nets)
         nets = {n: Net(net, trainable(net)) for n, net in client.nets.items()}
@@ -145,4 +147,4 @@ def _accept(release: Release) -> None:
 def _make_empty_batch(rows: Data) -> Batch:
     """Return a batch with 0 rows."""
     (batch,) = rows.rows([torch.zeros(1, dtype=torch.int64)])
-    return tuple(t[:0] for t in batch)
+    return tree_map(lambda t: t[:0], batch)  # type: ignore[no-any-return]

@@ -3,9 +3,10 @@
 from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 
-from torch import Tensor, nn
+from torch import nn
 
 from fedmutual.algorithms.fedavg import N_K
+from fedmutual.calling import Inputs
 from fedmutual.config import Config, read_client_settings
 from fedmutual.core import Algorithm, At, Data, Message, Setting
 from fedmutual.errors import ConfigError, format_error
@@ -84,7 +85,7 @@ def check_nets(client: str, nets: Mapping[str, nn.Module]) -> None:
                 )
 
 
-def check_gradients(client: str, nets: Mapping[str, nn.Module], examples: Tensor) -> None:
+def check_gradients(client: str, nets: Mapping[str, nn.Module], examples: Inputs) -> None:
     """Raise ConfigError where torch.func cannot compute the gradient of each example. examples: inputs [B, ...]."""
     for name, net in nets.items():
         try:

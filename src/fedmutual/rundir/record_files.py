@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from fedmutual.core import Shape, Shapes
 from fedmutual.errors import RunError
 from fedmutual.files import FORMAT, Table, read_json, write_bytes, write_json
 from fedmutual.metric import ACCURACY, Metric
@@ -244,7 +245,7 @@ def read_metric(folder: Path) -> Metric:
 class Interface:
     """The inputs and outputs of a model."""
 
-    shape: tuple[int, ...]  # of one example: (F,), (C, T), (C, H, W) or (C, D, H, W)
+    shape: Shape  # of one example: (F,), (C, T), (C, H, W), ..., or of several inputs by name
     classes: tuple[str, ...]  # or labels, in the order of the outputs
     task: str
     scaling: dict[str, Any]  # of inputs: divisor, mean, std, size, augment
@@ -279,7 +280,7 @@ def read_interface(folder: Path, client: str | None = None) -> Interface:
     clients = read_model_environment(folder).clients
     participant = find_participant(folder, clients, client)
     return Interface(
-        shape=participant.input,
+        shape=Shapes(participant.input) if isinstance(participant.input, dict) else participant.input,
         classes=participant.classes,
         task=participant.task,
         scaling=participant.scaling.model_dump(mode="json"),

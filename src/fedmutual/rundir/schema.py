@@ -153,6 +153,10 @@ class RecordedPartition(Record):
     clients: dict[str, RecordedClient]
 
 
+RecordedShape = tuple[PositiveInt, ...] | dict[str, tuple[PositiveInt, ...]]
+"""The shape of one example, or of several inputs by name."""
+
+
 class RecordedNetwork(Record):
     """A network of a run."""
 
@@ -164,7 +168,7 @@ class RecordedNetwork(Record):
 class RecordedNetworks(Record):
     """The networks of a run."""
 
-    input: tuple[int, ...] | None = None  # the shape of one example
+    input: RecordedShape | None = None  # the shape of one example
     classes: int | None = None  # the number of classes
     shared: RecordedNetwork | None = None
     personal: dict[str, RecordedNetwork] = {}  # by client
@@ -190,14 +194,15 @@ class RecordedScaling(Record):
     std: tuple[float, ...] = ()
     size: tuple[PositiveInt, ...] | None = None
     augment: str = "none"
-    dtype: Literal["int64"] | None = None  # of ids, which are not scaled
+    dtype: Literal["int64", "bool"] | None = None  # of ids, which are not scaled
+    inputs: dict[str, "RecordedScaling"] | None = None  # of several inputs
     columns: tuple[RecordedColumn, ...] | None = None
 
 
 class Participant(Record):
     """The inputs and outputs of a client's networks."""
 
-    input: tuple[PositiveInt, ...]  # the shape of one example
+    input: RecordedShape  # the shape of one example
     outputs: PositiveInt
     classes: tuple[str, ...]
     scaling: RecordedScaling
@@ -206,12 +211,13 @@ class Participant(Record):
 
     @model_validator(mode="after")
     def _check_sizes(self) -> Self:
-        if math.prod(self.input) > _MOST_VALUES:
-            raise ValueError(f"an example of shape {list(self.input)} has more than {_MOST_VALUES:,} values")
+        shapes = [*self.input.values()] if isinstance(self.input, dict) else [self.input]
+        if sum(map(math.prod, shapes)) > _MOST_VALUES:
+            raise ValueError(f"an example of shape {shapes} has more than {_MOST_VALUES:,} values")
         if self.outputs > max(len(self.classes), _MOST_OUTPUTS):
             raise ValueError(f"{len(self.classes)} classes have {self.outputs:,} outputs")
-        if self.scaling.size is not None and tuple(self.scaling.size) != self.input[1:]:
-            raise ValueError(f"examples of shape {list(self.input)} are resized to {list(self.scaling.size)}")
+        if self.scaling.size is not None and tuple(self.scaling.size) != shapes[0][1:]:
+            raise ValueError(f"examples of shape {list(shapes[0])} are resized to {list(self.scaling.size)}")
         return self
 
 

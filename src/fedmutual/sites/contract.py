@@ -23,7 +23,7 @@ from fedmutual.config import (
 from fedmutual.config.checks import parse_table
 from fedmutual.config.keys import FEDERATED, Table, list_effects
 from fedmutual.config.schema import ServerConfig, ShareConfig
-from fedmutual.core import Algorithm, get_target_kind
+from fedmutual.core import Algorithm, Shapes, find_image_shape, get_target_kind
 from fedmutual.data.space import Space
 from fedmutual.data.statistics import Layout, make_layout
 from fedmutual.errors import ConfigError
@@ -80,8 +80,8 @@ class Contract:
         """What the statistics of all sites hold; None unless data.mean = "federated"."""
         if self.config.data.mean != FEDERATED:
             return None
-        task, classes, shape = self.config.training.task, tuple(self.config.data.classes or ("y",)), self.sites.input
-        space = Space(tuple(shape), classes, len(classes), task, {}, self.sites.columns)
+        task, classes, shape = self.config.training.task, tuple(self.config.data.classes or ("y",)), self.sites.shape
+        space = Space(find_image_shape(shape), classes, len(classes), task, {}, self.sites.columns)
         return make_layout(space, self.config.data.columns)
 
     @property
@@ -139,7 +139,8 @@ class Contract:
     @property
     def digest(self) -> str:
         """The digest, in hex, of `sites.input`, the one key of [sites] that may not change during a federation."""
-        return hashlib.sha256(json.dumps(list(self.sites.input)).encode()).hexdigest()
+        declared = self.sites.model_dump(mode="json", include={"input"})["input"]
+        return hashlib.sha256(json.dumps(declared).encode()).hexdigest()
 
 
 def identify(config: Config, fingerprint: str) -> str:
@@ -167,7 +168,12 @@ def read_submitted_contract(path: Path) -> Contract:
     if public_data is None or folder is None:
         return contract
     sites, classes = contract.sites, contract.config.data.classes or ()
-    record = seedset.record_seedset(path.parent / folder, sites.names, sites.input, classes, public_data)
+    shape = sites.shape
+    if isinstance(shape, Shapes):
+        raise ConfigError(
+            f"{path}: the public seed set has one array, and sites.input names several; choose another algorithm"
+        )
+    record = seedset.record_seedset(path.parent / folder, sites.names, shape, classes, public_data)
     return replace(contract, public=record)
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from fedmutual import models, tasks
 from fedmutual.algorithms.peers import make_agreed_state
 from fedmutual.config.keys import FEDERATED
-from fedmutual.core import At, Message, Total, get_target_kind
+from fedmutual.core import At, Message, Shape, Shapes, Total, get_target_kind
 from fedmutual.data import Federation
 from fedmutual.data.scaling import BYTE, Scaling
 from fedmutual.data.space import Space
@@ -212,11 +212,12 @@ def build_server_experiment(contract: Contract, statistics: Statistics | None = 
     config = contract.config
     outputs = tasks.make_task(config.training.task).outputs
     classes = tuple(config.data.classes or ("y",))
-    shape, count = tuple(contract.sites.input), outputs or len(classes)
-    takes_ids = _takes_ids(contract, count)
-    is_image = len(shape) == 3 and not takes_ids  # of a file; a site's own source may scale its values otherwise
-    divisor, size = (BYTE, (shape[1], shape[2])) if is_image else (1.0, None)
-    mean, std = config.data.mean or (), config.data.std or ()
+    shape, count, declared = contract.sites.shape, outputs or len(classes), contract.sites.input
+    inputs = None if isinstance(declared, tuple) else {k: _describe_input(one.dtype) for k, one in declared.items()}
+    takes_ids = _takes_ids(contract, count) if inputs is None else "x" in inputs and inputs["x"].dtype == "int64"
+    is_image = isinstance(shape, tuple) and len(shape) == 3 and not takes_ids  # a site may scale its values otherwise
+    divisor, size = (BYTE, shape[1:]) if is_image and isinstance(shape, tuple) else (1.0, None)
+    mean, std = (() if isinstance(value, dict) else value or () for value in (config.data.mean, config.data.std))
     if mean == FEDERATED or std == FEDERATED:
         mean, std = ((), ()) if statistics is None or config.data.columns else statistics.moments
     space = Space(
@@ -224,20 +225,27 @@ def build_server_experiment(contract: Contract, statistics: Statistics | None = 
         classes=classes,
         outputs=count,
         task=config.training.task,
-        scaling=Scaling(divisor, mean, std, size, "int64" if takes_ids else None).record(),
+        scaling=Scaling(
+            divisor, mean, std, size, "int64" if takes_ids else None, inputs if isinstance(shape, Shapes) else None
+        ).record(),
     )
     no_data = Federation({}, {"": space}, None, {"clients": {}, "classes": list(classes)}, ())
     nets = Networks(config, no_data, contract.algorithm.scores, torch.device("cpu"))
     return Experiment(config, no_data, contract.algorithm, nets)
 
 
+def _describe_input(dtype: str) -> Scaling:
+    return Scaling(1.0, (), (), dtype=None if dtype == "float32" else dtype)  # type: ignore[arg-type]
+
+
 def _takes_ids(contract: Contract, outputs: int) -> bool:
     """Return whether the shared network is the user's own and takes ids of the agreed shape, but no other numbers."""
-    name, shape = contract.config.model.shared, tuple(contract.sites.input)
+    name, shape = contract.config.model.shared, contract.sites.shape
+    assert isinstance(shape, tuple)  # of several inputs the types are declared
     of_pixels = get_target_kind(tasks.make_task(contract.config.training.task)) == "masks"
     if not models.is_user_network(name):
         return False
-    made: dict[tuple[str, tuple[int, ...], int], nn.Module] = {}
+    made: dict[tuple[str, Shape, int], nn.Module] = {}
     tried = (models.make_example_inputs(shape, dtype) for dtype in (torch.float32, torch.int64))
     numbers, ids = (models.try_network(name, shape, x, outputs, of_pixels, made) for x in tried)
     return numbers is None and ids is not None

@@ -1,9 +1,10 @@
 """The two files of a federation of real sites: FEDERATION.toml, common to all, and the site.toml of each site."""
 
 import re
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, ConfigDict, Field
 
 from fedmutual.config.keys import Count, Names, PathSetting, Section, Settings, Sides, key
 from fedmutual.config.schema import (
@@ -16,6 +17,7 @@ from fedmutual.config.schema import (
     SplitConfig,
     make_optional_table,
 )
+from fedmutual.core import Shape, Shapes
 from fedmutual.settings import Products
 from fedmutual.user_code.plugins import is_of_python
 
@@ -74,6 +76,15 @@ class ServerTable(ServerConfig):
     )
 
 
+@dataclass(frozen=True)
+class InputTable:
+    """One of several inputs of an example, as networks get it: its shape, and the type of its numbers."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+    shape: Sides
+    dtype: Literal["float32", "int64", "bool"] = "float32"
+
+
 class SitesTable(Section):
     """The participants, and how long the server waits for them."""
 
@@ -81,8 +92,9 @@ class SitesTable(Section):
     leads: Annotated[Names, Field(min_length=1), _Leads] = key(
         ("lead@example.org",), "the email addresses of the leads, who may submit and stop federations; each lead gets a kit"
     )
-    input: Annotated[Sides, Field(min_length=1)] = Field(
-        description="the shape of one example: [channels, height, width], or [features]"
+    input: Annotated[Sides, Field(min_length=1)] | Annotated[dict[str, InputTable], Field(min_length=1)] = Field(
+        description="the shape of one example: [channels, height, width], or [features]; of several inputs a table by name, "
+        'as { ids = { shape = [16], dtype = "int64" }, table = { shape = [5] } }; of one array its name is x'
     )
     columns: Names | None = key(
         None, "tables: the names of the feature columns in their order; the file of every site must have these columns"
@@ -129,6 +141,13 @@ class SitesTable(Section):
     def least(self) -> int:
         """Return the number of sites that must reply for a round to count."""
         return min(self.quorum or len(self.names) // 2 + 1, len(self.names))
+
+    @property
+    def shape(self) -> Shape:
+        """The shape of one example, or of its inputs by name."""
+        if isinstance(self.input, tuple):
+            return self.input
+        return self.input["x"].shape if [*self.input] == ["x"] else Shapes({k: one.shape for k, one in self.input.items()})
 
 
 class SeedsTable(Section):

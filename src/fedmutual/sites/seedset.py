@@ -17,7 +17,7 @@ import torch
 
 from fedmutual.algorithms.agree import describe_difference
 from fedmutual.config.keys import Table
-from fedmutual.core import Message, Public
+from fedmutual.core import Message, Public, find_image_shape
 from fedmutual.data import PublicSet
 from fedmutual.data.draws import Index, count_classes
 from fedmutual.data.examples import ArrayExamples, list_names
@@ -197,7 +197,7 @@ def collect_seedset(
     parts = {}
     for i in sites:
         path, one = make_seedset_path(folder, i), _read_part(folder, i, use.labelled)
-        _check(path, find_mismatch(one, space.shape, classes, prepared[site].scaled))
+        _check(path, find_mismatch(one, find_image_shape(space.shape), classes, prepared[site].scaled))
         if i == site and not _is_equal(one, mine):
             raise DataError(
                 f"{path}: the file does not contain the public rows that this site's split selects; the file was made with "
@@ -266,7 +266,7 @@ def _is_equal(seedset_file: SeedsetFile, site_part: PublicPart) -> bool:
         return False
     pieces = (slice(k, k + _CHUNK) for k in range(0, len(index), _CHUNK))
     return all(
-        np.array_equal(seedset_file.x[rows], site_part.examples.take(index[rows].tolist()).numpy()) for rows in pieces
+        np.array_equal(seedset_file.x[rows], site_part.examples.take_one(index[rows].tolist()).numpy()) for rows in pieces
     )
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from fedmutual.config import Config, read_tables
 from fedmutual.config.checks import parse_table
+from fedmutual.core import Shapes, format_shape
 from fedmutual.data import PublicSet, load, prepare
 from fedmutual.data.examples import list_names
 from fedmutual.data.federation import list_public_parts
@@ -92,9 +93,10 @@ def build_site(contract: Contract, settings: SiteSettings, moments: Moments | No
 def _find_fault(contract: Contract, experiment: Experiment) -> str | None:
     """Return in one clause how the examples of a site differ from those of the contract, or None."""
     space, sites = experiment.data.space, contract.sites
-    if list(space.shape) != list(sites.input) and (experiment.nets.shares or experiment.algorithm.public):
+    if space.shape != sites.shape and (experiment.nets.shares or experiment.algorithm.public):
         return (
-            f"the examples have the shape {list(space.shape)}, and the federation agreed on {list(sites.input)} "
+            f"the examples have the shape {format_shape(space.shape)}, and the federation agreed on "
+            f"{format_shape(sites.shape)} "
             "(sites.input); resize images with 'data.size', or change the columns to fit"
         )
     difference = describe_column_difference(space.columns, sites.columns)
@@ -164,7 +166,11 @@ def export_seedset(file: Path, site: Path, folder: Path) -> SeedsetFile:
             f"{file}: training.task learns {federation.space.targets}, and the public seed set of real sites is of classes; "
             "choose another algorithm, or the task classification"
         )
-    x = part.examples.take(part.rows.index.tolist()).numpy()
+    if isinstance(federation.space.shape, Shapes):
+        raise ConfigError(
+            f"{file}: the examples have several inputs, and the public seed set of real sites has one; remove 'split.public'"
+        )
+    x = part.examples.take_one(part.rows.index.tolist()).numpy()
     labels = part.rows.labels.astype(np.int64) if use.labelled else None
     made = SeedsetFile(name, x, labels, federation.space.classes, read[name].scaled)
     write_seedset_file(folder, made)

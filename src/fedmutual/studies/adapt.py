@@ -16,7 +16,7 @@ from fedmutual.config import ALONE, Config, check_scored, merge_overrides, parse
 from fedmutual.config.grid import make_folder_name
 from fedmutual.config.keys import FEDERATED, Table
 from fedmutual.config.methods import find_adapt_rival, make_algorithm
-from fedmutual.core import get_metric, get_target_kind
+from fedmutual.core import format_shape, get_metric, get_target_kind
 from fedmutual.data.examples import list_names
 from fedmutual.data.labels import UnknownClass
 from fedmutual.errors import ConfigError, DataError, RunError, warn_user
@@ -294,10 +294,12 @@ class _Newcomer:
         """Raise ConfigError if the newcomer's inputs or classes do not fit a complete shared model."""
         takes, space = source.takes, read.space
         settled = "remove data.mean and data.std, and the run's are used"
-        are_images = len(space.shape) == len(takes.shape) == 3
-        resize = f"set data.size = {list(takes.shape[1:])}" if are_images else "give it such examples"
+        shapes = [shape for shape in (space.shape, takes.shape) if isinstance(shape, tuple)]
+        are_images = [len(shape) for shape in shapes] == [3, 3]
+        resize = f"set data.size = {list(shapes[1][1:])}" if are_images else "give it such examples"
         rescale = settled if self.shared.is_complete else "set both to that run's"
-        compared: list[tuple[str, Any, Any, str]] = [("the shape of the examples", space.shape, takes.shape, resize)]
+        both: list[Any] = [*shapes] if len(shapes) == 2 else [[format_shape(one)] for one in (space.shape, takes.shape)]
+        compared: list[tuple[str, Any, Any, str]] = [("the shape of the examples", both[0], both[1], resize)]
         if takes.columns is not None:
             compared.append(("the columns", space.columns or (), takes.columns, "give the file these, in this order"))
         if not space.numbers:

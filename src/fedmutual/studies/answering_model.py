@@ -1,6 +1,6 @@
 """The model of a run that answers, with the shapes, columns and scaling of its inputs."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from fedmutual.calling import MASK, Inputs, list_tensors, map_inputs
 from fedmutual.config import Config, DataConfig
-from fedmutual.core import Task, get_target_kind
+from fedmutual.core import Shape, Shapes, Task, format_shape, get_shape, get_target_kind
 from fedmutual.data.encoding import Encoding, parse_encoding
-from fedmutual.data.examples import BadRows, convert_array, list_names
+from fedmutual.data.examples import BadRows, convert_array, convert_input, list_names
 from fedmutual.data.scaling import find_form, parse_scaling
 from fedmutual.data.sources import FILES
 from fedmutual.data.stores import check_finite
-from fedmutual.errors import RunError
+from fedmutual.data.text import encode_texts
+from fedmutual.errors import DataError, RunError
 from fedmutual.federation.evaluation import forward_in_parts
 from fedmutual.metric import TargetKind
 from fedmutual.rundir.record_files import Interface
@@ -76,7 +78,7 @@ class AnsweringModel(NamedTuple):
         return None if columns is None else parse_encoding(columns)
 
     @property
-    def raw_shape(self) -> tuple[int, ...]:
+    def raw_shape(self) -> Shape:
         """The shape of one raw example: of an encoded table one value for each column."""
         columns = self.takes.scaling.get("columns")
         return self.takes.shape if columns is None else (len(columns),)
@@ -90,12 +92,14 @@ class AnsweringModel(NamedTuple):
     @property
     def takes_files(self) -> bool:
         """Whether the model learned from files of images or volumes, or from images of whole numbers, as such files hold."""
-        is_image = len(self.takes.shape) == 3 and self.takes.shape[0] in (1, 3)
+        shape = self.takes.shape
+        is_image = isinstance(shape, tuple) and len(shape) == 3 and shape[0] in (1, 3)
         return self.files or (is_image and self.takes.scaling["divisor"] != 1)
 
-    def make_scaler(self) -> Callable[[Tensor], Tensor]:
+    def make_scaler(self) -> Callable[[Inputs], Inputs]:
         """Return the function from raw examples [B, *raw_shape] to the network's inputs [B, *shape]."""
-        return self.encoding or parse_scaling(self.takes.scaling)
+        encoding = self.encoding
+        return parse_scaling(self.takes.scaling) if encoding is None else lambda x: encoding(list_tensors(x)[0])
 
     def compute_answers(self, outputs: Tensor) -> Tensor:
         """Return the answers for the network's outputs, of the same shape, as float64.
@@ -106,7 +110,7 @@ class AnsweringModel(NamedTuple):
             return outputs.double()
         return outputs.double().sigmoid() if self.kind == "labels" else outputs.double().softmax(1)
 
-    def compute_outputs(self, raw: Tensor, where: Callable[[int], str]) -> Tensor:
+    def compute_outputs(self, raw: Inputs, where: Callable[[int], str]) -> Tensor:
         """Return the network's outputs [B, C, ...] for raw examples [B, *raw_shape].
 
         where: position in the batch -> the name of the example in messages.
@@ -116,9 +120,9 @@ class AnsweringModel(NamedTuple):
             RunError: the outputs of an example are not finite, so that they predict nothing.
         """
         x = self.make_scaler()(raw)
-        if tuple(x.shape[1:]) != self.takes.shape:
+        if get_shape(x) != self.takes.shape:
             raise BadRows(_describe_misfit(where(0), raw, self.takes.shape))
-        outputs = forward_in_parts(self.net, check_finite(x, range(len(x)), where))
+        outputs = forward_in_parts(self.net, check_finite(x, range(len(list_tensors(x)[0])), where))
         unanswered = (~find_finite_answers(outputs)).reshape(len(outputs), -1).any(1)
         if unanswered.any():
             row = int(unanswered.nonzero()[0])
@@ -132,14 +136,13 @@ class AnsweringModel(NamedTuple):
     def predict_arrays(self, x: Any) -> "pd.DataFrame":
         """Return the answers for examples in memory, one row for each example [n], as `Run.predict`.
 
-        x: an array, tensor or DataFrame `[n, *shape]` of unscaled values; columns of a DataFrame are matched by name.
+        x: an array, tensor or DataFrame `[n, *shape]` of unscaled values; columns of a DataFrame are matched by name. Of a
+            model with several inputs a dictionary of arrays; of a model of padded series also a list of series.
 
         Raises:
             UserError: the model segments images, the examples do not fit it, or an output is not finite.
         """
         import pandas as pd  # takes 0.3 s
-
-        from fedmutual.data.objects import convert_features
 
         takes = self.takes
         if self.kind == "masks":
@@ -147,30 +150,69 @@ class AnsweringModel(NamedTuple):
                 f"{self.folder}: masks are no table; save the images with numpy.savez(FILE, x=images), and take `mask` of "
                 "each answer of fedmutual.predict(RUN, FILE)"
             )
-        raw = convert_array(convert_features(x, "x", takes.columns), "x", find_form(takes.scaling, takes.shape))
+        raw = self.convert(self.arrange(x, "x"), "x")
         parts = []
-        for n, rows in enumerate(torch.split(raw, ROWS_AT_ONCE)):
-            names = [f"row {n * ROWS_AT_ONCE + row} of x" for row in range(len(rows))]
-            parts.append(self.compute_answers(self.compute_outputs(rows, names.__getitem__)))
+        for start in range(0, len(list_tensors(raw)[0]), ROWS_AT_ONCE):
+            rows = map_inputs(lambda one, start=start: one[start : start + ROWS_AT_ONCE], raw)  # type: ignore[misc]
+            parts.append(self.compute_answers(self.compute_outputs(rows, lambda n, start=start: f"row {start + n} of x")))  # type: ignore[misc]
         answers = torch.cat(parts)
         is_named = answers.shape[1] == len(takes.classes)
         return pd.DataFrame(answers.numpy(), columns=[*takes.classes] if is_named else [*map(str, range(answers.shape[1]))])
 
+    def arrange(self, x: Any, name: str) -> Any:
+        """Return inputs in memory as an array [n, ...], or as several by name, with series as long as those of the training.
+
+        Raises:
+            DataError: as `objects.convert_features`.
+        """
+        from fedmutual.data.objects import convert_inputs  # imports pandas, which takes 0.3 s
+
+        shape = self.takes.shape
+        is_series = isinstance(shape, Shapes) and MASK in shape and not isinstance(x, Mapping)
+        length = shape[MASK][0] if is_series and isinstance(shape, Shapes) else None
+        return convert_inputs(x, name, self.takes.columns, length, self.data.text)
+
+    def list_arrays(self, names: Iterable[str]) -> tuple[str, ...] | None:
+        """Return which of the arrays with these names, of a file, are the inputs together; None: the array x alone."""
+        shape = self.takes.shape
+        return self.data.inputs or (tuple(shape) if isinstance(shape, Shapes) and "x" not in names else None)
+
+    def convert(self, x: Any, name: str, where: Callable[[int], str] | None = None) -> Inputs:
+        """Return an array [n, ...], or several by name, as unscaled inputs. name: of the array in messages.
+
+        Raises:
+            DataError: an input is missing, or is no array of numbers that the network can take.
+        """
+        x, shape = encode_texts(x, self.data), self.takes.shape
+        if not isinstance(shape, Shapes):
+            if isinstance(x, Mapping):
+                raise DataError(f"{name} has the inputs {list_names(list(x))}, and the model takes one array")
+            return convert_array(x, name, find_form(self.takes.scaling, shape), where)
+        if not isinstance(x, Mapping) or not shape.keys() <= x.keys():
+            raise DataError(
+                f"{name}: the model takes the inputs {list_names(list(shape))}; give an array for each by its name"
+            )
+        return {key: convert_input(x[key], f"{name}: input {key!r}", where) for key in shape}
+
     def describe_inputs(self, labels: Sequence[str] | None = None) -> str:
         """Return in words which files the model takes. labels: the columns of labels, of files that have them."""
-        columns = [*(self.columns or ()), *(labels or ())]
+        columns = [*(self.columns or ()), *(self.data.text or ()), *(labels or ())]
         if self.takes.columns is not None:
             return f"a CSV file with the columns {list_names(columns)}"
         if self.takes_files and labels is None:
             return "images" if len(self.takes.shape) == 3 else "volumes"
-        array = f"'x' of shape [n, {', '.join(map(str, self.takes.shape))}]"
+        shape = self.takes.shape
+        several = shape if isinstance(shape, Shapes) else {"x": shape}
+        array = " and ".join(f"{key!r} of shape [n, {', '.join(map(str, one))}]" for key, one in several.items())
         if labels is None:
             return f"an npz file with an array {array}"
         folder = ", or a folder as those of the training" if self.takes_files else ""
         return f"an npz file with the arrays {array} and 'y'{folder}"
 
 
-def _describe_misfit(where: str, x: Tensor, shape: tuple[int, ...]) -> str:
+def _describe_misfit(where: str, x: Inputs, shape: Shape) -> str:
+    if isinstance(shape, Shapes) or not isinstance(x, Tensor):
+        return f"{where} has the inputs {format_shape(get_shape(x))}, and the model takes {format_shape(shape)}"
     got, wanted = list(x.shape[1:]), list(shape)
     if len(got) == len(wanted) == 3 and got[0] == wanted[0]:
         size = f"{got[1]} x {got[2]} pixels and the model takes {wanted[1]} x {wanted[2]}"

@@ -15,6 +15,7 @@ from scipy import stats
 from torch import Tensor, nn
 
 from fedmutual.boundary import Refused
+from fedmutual.calling import list_tensors
 from fedmutual.core import At, Client, Data, Diverged, Message, Phase
 from fedmutual.data.federation import Federation
 from fedmutual.data.rows import Rows
@@ -265,5 +266,5 @@ def _count_matches(rows: Tensor, seen: Tensor, scale: float) -> int:
 
 def _read_rows(rows: Data) -> Tensor:
     """Return all rows without augmentation [n, F], float64 on the CPU."""
-    batches = [batch[0].flatten(1) for batch in rows.rows(torch.split(torch.arange(len(rows)), 1024))]
-    return torch.cat(batches).double().cpu()
+    batches = (list_tensors(batch[0]) for batch in rows.rows(torch.split(torch.arange(len(rows)), 1024)))
+    return torch.cat([torch.cat([x.reshape(len(x), -1) for x in one], 1) for one in batches]).double().cpu()

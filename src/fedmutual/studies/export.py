@@ -6,20 +6,22 @@ import logging
 import os
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from secrets import token_hex
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from fedmutual.calling import call_network
+from fedmutual.calling import Inputs, call_network, map_inputs
+from fedmutual.core import Shapes
+from fedmutual.data.space import find_dtype
 from fedmutual.errors import RunError, format_error
 from fedmutual.files import write_bytes, write_json
 from fedmutual.studies.answering_model import AnsweringModel
@@ -82,11 +84,15 @@ def _write_files(folder: Path, answering: AnsweringModel) -> list[str]:
     try:
         program = _export_program(answering)
         write_bytes(folder / PROGRAM, _serialise_program(program))
-        write_bytes(folder / ONNX, _convert_to_onnx(program, output))
+        names = list(takes.shape) if isinstance(takes.shape, Shapes) else [_INPUT]
+        write_bytes(folder / ONNX, _convert_to_onnx(program, names, output))
     except RunError as problem:
         missing = ONNX if (folder / PROGRAM).exists() else f"{PROGRAM} and {ONNX}"
         left_out = [f"{missing}: {problem}"]
-    input = {"name": _INPUT, "dtype": takes.dtype, "shape": list(answering.raw_shape), "columns": answering.columns}
+    shape, steps = answering.raw_shape, takes.scaling
+    input: Any = {"name": _INPUT, "dtype": takes.dtype, "shape": list(shape), "columns": answering.columns}
+    if isinstance(shape, Shapes):
+        input = [{"name": k, "dtype": steps["inputs"][k].get("dtype") or "float32", "shape": v} for k, v in shape.items()]
     classes = [] if answering.kind == "numbers" else list(takes.classes)
     content = {
         "format": 1,
@@ -97,7 +103,9 @@ def _write_files(folder: Path, answering: AnsweringModel) -> list[str]:
         "fedmutual": version("fedmutual"),
         "input": input,
         "output": {"name": output, "dtype": "float32", "kind": answering.kind, "classes": classes},
-        "scaling": {k: takes.scaling[k] for k in ("divisor", "mean", "std", "size", "columns") if k in takes.scaling},
+        "scaling": {
+            k: takes.scaling[k] for k in ("divisor", "mean", "std", "size", "columns", "inputs") if k in takes.scaling
+        },
     }
     write_json(folder / ABOUT, content)
     files = {name: text for name, text in _MEANING.items() if name == CARD or (folder / name).exists()}
@@ -112,9 +120,9 @@ class _RawInputModel(nn.Module):
         super().__init__()
         self.network, self.scale, self.compute_answers = answering.net, answering.make_scaler(), answering.compute_answers
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Inputs) -> Tensor:
         """Return probabilities [B, C] or numbers [B] as float32, computed as `predict` computes them."""
-        inputs = self.scale(x.clone())  # the scaling may write into its argument
+        inputs = self.scale(map_inputs(torch.clone, x))  # the scaling may write into its argument
         return self.compute_answers(call_network(self.network, inputs)).float()
 
 
@@ -122,14 +130,23 @@ class _RawInputModel(nn.Module):
 def _export_program(answering: AnsweringModel) -> ExportedProgram:
     """Return the program of a model for any number of examples, after a check that its answers equal the model's."""
     model = _RawInputModel(answering).eval().requires_grad_(False)
-    examples = torch.rand(3, *answering.raw_shape, generator=torch.Generator().manual_seed(0))
-    dtype: torch.dtype = getattr(torch, answering.takes.dtype)
-    if not dtype.is_floating_point:
-        examples = examples.round().to(dtype)  # the ids 0 and 1, which embeddings have
+    stream, shape, scaling = torch.Generator().manual_seed(0), answering.raw_shape, answering.takes.scaling
+
+    def draw(one: tuple[int, ...], entry: Mapping[str, Any]) -> Tensor:
+        x, dtype = torch.rand(3, *one, generator=stream), find_dtype(entry)
+        return x if dtype.is_floating_point else x.round().to(dtype)  # the ids 0 and 1, which embeddings have
+
+    examples: Inputs = (
+        {name: draw(one, scaling["inputs"][name]) for name, one in shape.items()}
+        if isinstance(shape, Shapes)
+        else draw(shape, scaling)
+    )
+    batch = {0: Dim("batch", min=1)}
+    sizes = dict.fromkeys(shape, batch) if isinstance(shape, Shapes) else batch
     try:
         with _silence():
-            program = torch.export.export(model, (examples[:2],), dynamic_shapes=({0: Dim("batch", min=1)},))
-        pairs = [(program.module()(x), model(x)) for x in (examples[:1], examples)]
+            program = torch.export.export(model, (map_inputs(lambda x: x[:2], examples),), dynamic_shapes=(sizes,))
+        pairs = [(program.module()(x), model(x)) for x in (map_inputs(lambda x: x[:1], examples), examples)]
         difference = max(float(((a - b).abs() / b.abs().clamp(min=1)).max()) for a, b in pairs)
     except Exception as problem:  # the network may be a user's code, and torch.export fails in many ways
         raise RunError(f"torch.export cannot trace the network ({_take_first_line(problem)})") from None
@@ -146,14 +163,14 @@ def _serialise_program(program: ExportedProgram) -> bytes:
     return content.getvalue()
 
 
-def _convert_to_onnx(program: ExportedProgram, output: str) -> bytes:
-    """Return the content of an .onnx file: input `x` [batch, *shape], and the named output [batch, ...] float32."""
+def _convert_to_onnx(program: ExportedProgram, inputs: list[str], output: str) -> bytes:
+    """Return the content of an .onnx file: the named inputs [batch, *shape], and the named output [batch, ...] float32."""
     missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
     if missing:
         raise RunError(f"ONNX needs the package {missing[0]!r}: " + 'pip install "fedmutual[onnx]"')
     try:
         with _silence(), TemporaryDirectory() as folder:
-            converted = torch.onnx.export(program, dynamo=True, verbose=False, input_names=[_INPUT], output_names=[output])
+            converted = torch.onnx.export(program, dynamo=True, verbose=False, input_names=inputs, output_names=[output])
             assert converted is not None  # so it is with dynamo=True and without a file
             converted.save(path := str(Path(folder) / "model.onnx"), external_data=False)
             return Path(path).read_bytes()

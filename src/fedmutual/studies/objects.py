@@ -112,7 +112,7 @@ def federate(
         Diverged: a client's loss or weights are not finite.
     """
     config_arguments = {k: v for k, v in locals().items() if k in KEYS}
-    held = hold_sites(sites, shared, method, loss=loss, optimizer=optimizer)
+    held = hold_sites(sites, shared, method, settings=settings, loss=loss, optimizer=optimizer)
     with held as (objects, tables), _open_folder(out) as (folder, keep):
         if in_place:
             _check_distinct_networks(sites, shared)
@@ -158,7 +158,7 @@ def compare(
     """
     config_arguments = {k: v for k, v in locals().items() if k in KEYS}
     titled = _name_methods(methods)
-    held = hold_sites(sites, shared, *titled.values(), loss=loss, optimizer=optimizer)
+    held = hold_sites(sites, shared, *titled.values(), settings=settings, loss=loss, optimizer=optimizer)
     with _open_folder(out) as (folder, keep), held as (objects, tables):
         configs = {t: make_config(tables, method, shared, config_arguments, settings) for t, method in titled.items()}
         variants = [Setting(title, config, title) for title, config in configs.items()]

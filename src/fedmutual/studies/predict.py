@@ -8,9 +8,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fedmutual.calling import Inputs, list_tensors, map_inputs
+from fedmutual.core import find_image_shape
 from fedmutual.data import arrays, images, table
-from fedmutual.data.examples import BadRows, convert_array
-from fedmutual.data.scaling import find_form
+from fedmutual.data.examples import BadRows
 from fedmutual.data.table_file import SUFFIXES
 from fedmutual.errors import DataError, RunError
 from fedmutual.metric import TargetKind
@@ -101,7 +102,7 @@ def _make_prediction(example: str, answer: Tensor, answering: AnsweringModel) ->
     )
 
 
-def _read_examples(file: Path, answering: AnsweringModel) -> Iterator[tuple[Sequence[str], Tensor]]:
+def _read_examples(file: Path, answering: AnsweringModel) -> Iterator[tuple[Sequence[str], Inputs]]:
     """Yield the examples of a file in batches: their names, and unscaled x [B, *raw_shape]."""
     takes = answering.takes
     is_table, is_array = file.suffix.lower() in SUFFIXES, file.suffix.lower() == ".npz"
@@ -111,25 +112,27 @@ def _read_examples(file: Path, answering: AnsweringModel) -> Iterator[tuple[Sequ
         x, called = rows.x.take(range(len(rows.x))), rows.where
     elif is_array and answering.encoding is None:
         called = partial("row {1} of 'x' in {0}".format, file)
-        values = arrays.get_array(arrays.read_arrays(file, missing="name another"), "x", str(file))
-        x = convert_array(values, f"{file}: array 'x'", find_form(takes.scaling, takes.shape), called)
+        read = arrays.read_arrays(file, missing="name another")
+        values = arrays.read_inputs(read, answering.list_arrays(read), "x", str(file))
+        x = answering.convert(values, f"{file}: array 'x'", called)
     elif not (is_table or is_array) and answering.takes_files:
         yield [str(file)], _read_image(file, answering)
         return
     else:
         raise DataError(f"{file}: the model learned from data of another kind; give it {answering.describe_inputs()}")
-    if not len(x):
+    count = len(list_tensors(x)[0])
+    if not count:
         raise DataError(f"{file}: there are no rows in it")
-    for start in range(0, len(x), ROWS_AT_ONCE):
-        part = x[start : start + ROWS_AT_ONCE]
-        yield [called(start + k) for k in range(len(part))], part
+    for start in range(0, count, ROWS_AT_ONCE):
+        part = map_inputs(lambda one, start=start: one[start : start + ROWS_AT_ONCE], x)  # type: ignore[misc]
+        yield [called(start + k) for k in range(min(ROWS_AT_ONCE, count - start))], part
 
 
 def _read_image(file: Path, answering: AnsweringModel) -> Tensor:
     """Return one image [1, C, H, W], or volume, read as the images of the run."""
     takes, is_file = answering.takes, answering.files
-    size = takes.scaling.get("size") if is_file else None
-    x = torch.tensor(images.decode_image(file, takes.shape[0], size, answering.data.max if is_file else None)[None])
+    size, channels = takes.scaling.get("size") if is_file else None, find_image_shape(takes.shape)[0]
+    x = torch.tensor(images.decode_image(file, channels, size, answering.data.max if is_file else None)[None])
     if (most := takes.scaling["divisor"]) != 1 and x.max() > most:
         raise BadRows(f"{file} has pixels up to {int(x.max())}, and the model learned from up to {most:g}; scale the image")
     return x

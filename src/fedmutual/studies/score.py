@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from fedmutual import data
-from fedmutual.core import Task, get_metric
+from fedmutual.calling import map_inputs
+from fedmutual.core import Task, find_image_shape, get_metric
 from fedmutual.data import arrays, folder, table
 from fedmutual.data.check import digest_rows
 from fedmutual.data.examples import Examples, Part, Source, join_examples
-from fedmutual.data.objects import Label, convert_features, make_memory_source
+from fedmutual.data.objects import Label, make_memory_source
 from fedmutual.data.scaling import find_form
 from fedmutual.data.sources import TABLES
 from fedmutual.data.table_file import SUFFIXES
@@ -121,7 +122,7 @@ def _count_training_rows(answering: AnsweringModel, source: Source) -> int | Non
 def _digest_examples(examples: Examples, rows: Sequence[int]) -> Iterator[int]:
     """Yield the digest of each stored example, as float32 because files hold numbers in several types."""
     for part in _split(rows):
-        yield from digest_rows(examples.take(part).float())
+        yield from digest_rows(map_inputs(Tensor.float, examples.take(part)))
 
 
 def _read_targets(source: Source, answering: AnsweringModel) -> Tensor:
@@ -132,7 +133,7 @@ def _read_targets(source: Source, answering: AnsweringModel) -> Tensor:
     data = answering.data.model_copy(update={"classes": takes.classes if are_named else None})
     _, (read,) = read_targets(source, data, kind, takes.classes, common=True, learned=learned)
     if kind == "masks":
-        check_masks(read, takes.shape, data, source.place)
+        check_masks(read, find_image_shape(takes.shape), data, source.place)
     return torch.from_numpy(read)
 
 
@@ -178,7 +179,9 @@ def _read_labelled(file: Path, answering: AnsweringModel) -> Source:
         rows = table.read_rows(file, takes.columns, data, answering.encoding, labelled=True, numbers=kind == "numbers")
         return Source(str(file), rows)
     if file.suffix.lower() == ".npz" and takes.columns is None:
-        source = arrays.make_source(arrays.read_arrays(file, missing="name another"), data, str(file))
+        read = arrays.read_arrays(file, missing="name another")
+        data = data.model_copy(update={"inputs": answering.list_arrays(read)})
+        source = arrays.make_source(read, data, str(file))
         return _fit_form(source, answering)
     wanted = answering.describe_inputs(answering.data.label_columns)
     raise DataError(f"{file}: contains no labelled examples for this model; give it {wanted}")
@@ -201,14 +204,15 @@ def _take_labelled(rows: Any, label: Label, answering: AnsweringModel) -> Source
             raise DataError(f"{place} {about}; name the column of the targets: run.score(data, label='COLUMN')")
         rows = (rows, rows[label if isinstance(label, str) else names])
     if isinstance(rows, tuple | list) and len(rows) == 2:
-        rows = (convert_features(rows[0], place, answering.takes.columns), rows[1])
-    return _fit_form(make_memory_source(rows, None, None, place), answering)
+        rows = (answering.arrange(rows[0], place), rows[1])
+    return _fit_form(make_memory_source(rows, None, None, place, answering.data), answering)
 
 
 def _fit_form(source: Source, answering: AnsweringModel) -> Source:
     """Return rows in the form and under the class names that the model learned."""
     takes = answering.takes
-    source = source.with_form(find_form(takes.scaling, takes.shape))
+    if isinstance(takes.shape, tuple):
+        source = source.with_form(find_form(takes.scaling, takes.shape))
     named = _name_classes(source, takes.classes) if answering.kind == "classes" else source.train
     return replace(source, train=named, test=None)
 

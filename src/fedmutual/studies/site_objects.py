@@ -35,6 +35,8 @@ KEYS = {
 ENGINES = ("auto", "inprocess", "stacked")
 """The engines that can hold objects of this process."""
 
+_READING = ("text", "tokenizer", "words", "length")  # keys of [data] that say how objects are read
+
 Model = nn.Module | str | Callable[..., nn.Module]
 
 
@@ -59,11 +61,16 @@ class Site:
 
 @contextmanager
 def hold_sites(
-    sites: Mapping[str, Site], shared: Model | None, *methods: Any, **functions: Any
+    sites: Mapping[str, Site],
+    shared: Model | None,
+    *methods: Any,
+    settings: Mapping[str, Any] | None = None,
+    **functions: Any,
 ) -> Iterator[tuple[dict[str, Any], dict[str, dict[str, Any]]]]:
     """Keep the caller's objects during the block; yield the objects by name, and the table of each client.
 
-    functions: arguments of `KEYS` that may be functions or objects, such as a loss.
+    settings: keys for all sites, of which some say how text and series are read. functions: arguments of `KEYS` that may be
+    functions or objects, such as a loss.
 
     Raises:
         ConfigError: `sites` is no dictionary of `Site` by name, or is empty; or a model is not in a form of `Site.model`.
@@ -81,7 +88,12 @@ def hold_sites(
             table.setdefault(first, {})[rest] = value
         if isinstance(site.train, DataLoader) and site.train.batch_size is not None:
             table.setdefault("training", {}).setdefault("batch_size", site.train.batch_size)
-        source = make_memory_source(site.train, site.test, site.label, f"site {site_name!r}")
+        common = {key.removeprefix("data."): value for key, value in (settings or {}).items() if key.startswith("data.")}
+        given = common | table.get("data", {})
+        reading = parse_config(
+            {"data": {"name": f"{PREFIX}data", **{k: v for k, v in given.items() if k in _READING}}}, f"site {site_name!r}"
+        ).data
+        source = make_memory_source(site.train, site.test, site.label, f"site {site_name!r}", reading)
         objects[f"data.{site_name}"] = lambda source=source: source
         table.setdefault("data", {})["name"] = f"{PREFIX}data.{site_name}"
         if site.model is not None:

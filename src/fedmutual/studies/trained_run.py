@@ -12,7 +12,8 @@ from torch.nn.parameter import is_lazy
 
 from fedmutual import models
 from fedmutual.config import Config, has_own_data, make_client_config, read_dumped
-from fedmutual.core import At, Message, Task, format_tensor
+from fedmutual.core import At, Message, Shape, Shapes, Task, format_tensor
+from fedmutual.data.space import make_constants
 from fedmutual.errors import RunError
 from fedmutual.federation.evaluation import WEIGHT, Ensemble
 from fedmutual.federation.networks import POOLED
@@ -261,7 +262,7 @@ class Run:
 
         def make() -> nn.Module:
             takes = read_interface(self.folder, client)
-            examples = models.make_example_inputs(takes.shape, getattr(torch, takes.dtype))
+            examples = make_constants(takes.shape, takes.scaling)
             return build_meme(model, *sizes, rng, rng, of_pixels=None, examples=examples, check=False)
 
         return self._restore_net(make, (model.shared, model.adaptor), find_state)
@@ -351,10 +352,10 @@ class Run:
                 with hold_objects(self._objects):
                     yield
 
-    def _find_sizes(self, client: str | None = None) -> tuple[tuple[int, ...], int]:
+    def _find_sizes(self, client: str | None = None) -> tuple[Shape, int]:
         """Return the inputs and outputs of one client's networks, or of all clients' networks."""
         space = find_participant(self.folder, read_model_environment(self.folder).clients, client)
-        return space.input, space.outputs
+        return Shapes(space.input) if isinstance(space.input, dict) else space.input, space.outputs
 
     def _list_shared_names(self) -> set[str]:
         """Return the names of the shared network's tensors."""
