@@ -6,16 +6,18 @@ import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from fedmutual.core import Shape, Shapes
 from fedmutual.errors import RunError
 from fedmutual.files import FORMAT, Table, read_json, write_bytes, write_json
 from fedmutual.metric import ACCURACY, Metric
 from fedmutual.rundir.file_names import ENVIRONMENT, LEDGER, METRICS, SUMMARY
 from fedmutual.rundir.schema import Environment, Participant, Record, Summary
+
+if TYPE_CHECKING:
+    from fedmutual.core import Shape
 
 R = TypeVar("R", bound=BaseModel)
 _FIX = "restore the file as the run wrote it, or begin again in another folder"
@@ -245,7 +247,7 @@ def read_metric(folder: Path) -> Metric:
 class Interface:
     """The inputs and outputs of a model."""
 
-    shape: Shape  # of one example: (F,), (C, T), (C, H, W), ..., or of several inputs by name
+    shape: "Shape"  # of one example: (F,), (C, T), (C, H, W), ..., or of several inputs by name
     classes: tuple[str, ...]  # or labels, in the order of the outputs
     task: str
     scaling: dict[str, Any]  # of inputs: divisor, mean, std, size, augment
@@ -277,6 +279,8 @@ def read_interface(folder: Path, client: str | None = None) -> Interface:
     Raises:
         RunError: a file of the folder is missing or damaged, or the run has no such client.
     """
+    from fedmutual.core import Shapes  # imports torch, which reports do without
+
     clients = read_model_environment(folder).clients
     participant = find_participant(folder, clients, client)
     return Interface(
