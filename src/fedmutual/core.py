@@ -250,13 +250,14 @@ class Seeds:
 class Task(Protocol):
     """What a client learns; classification by default. Losses are scalars, means over the batch.
 
-    Two members may be missing: `targets`, the kind of the targets (`get_target_kind`), and `metric`, the main metric
-    (`get_metric`).
+    Members may be missing: `targets`, the kind of the targets (`get_target_kind`); `metric`, the main metric
+    (`get_metric`); `answer`, outputs [B, ...] -> answers for users [B, ...]; and `is_mean` (True), whether the losses of a
+    batch are means of the losses of its examples, as noise for privacy needs them.
     """
 
     @property
     def outputs(self) -> int | None:
-        """Return the number of outputs for numeric targets [B]; None: one for each class or label."""
+        """Return the number of outputs for numeric targets; None: one for each class, label or number."""
         ...
 
     def fit(self, output: Tensor, target: Tensor) -> Tensor:
@@ -510,6 +511,9 @@ class Algorithm:
     # None: replies are not compressed
     restore: Callable[[Message, Message], Message] | None = None
     public: Public | None = None  # None: there is no public seed set
+    needs_labels: bool = (
+        False  # whether every row must have a label; an algorithm with a labelled public set needs them, too
+    )
     # the parts of a client's rows in `Client.data["private"]`: "private", "own public", or "public" of all clients
     trains_on: tuple[str, ...] = ("private", "own public")
     remarks: tuple[str, ...] = ()  # sentences for the user on consequences of these settings

@@ -1,6 +1,9 @@
-"""Scores of a network: of classes accuracy and more, of numbers the errors, of labels AUROC and F1, of masks Dice."""
+"""Scores of a network: of classes accuracy and more, of numbers the errors, of labels AUROC and F1, of masks Dice, of times
+the concordance. Missing targets, -1 or NaN, are left out.
+"""
 
 import math
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -19,9 +22,14 @@ DECLARED = ("examples", "accuracy", "loss", "balanced_accuracy", "auroc", "major
 OF_NUMBERS = ("examples", "loss", "mean_absolute_error", "r2")
 OF_LABELS = ("examples", "loss", "auroc", "f1", "label_auroc")
 OF_MASKS = ("examples", "loss", "dice", "pixel_accuracy", "class_dice")
+OF_EACH_NUMBER = ("output_mean_absolute_error", "output_r2")
+OF_RANKS = ("examples", "accuracy", "loss", "quadratic_kappa", "mean_absolute_error")
+OF_RISKS = ("examples", "loss", "concordance")
+OF_HAZARDS = (*OF_RISKS, "calibration")
 
 LEAST_ROWS, DECIMALS = 50, 2
 """With `share.metrics = "accuracy"`: the fewest rows of an accuracy that is sent, and the decimals of its rounding."""
+_EVENTS_AT_ONCE = 256  # whose pairs with all rows are in memory
 
 
 def coarsen_accuracy(values: Scores, rows: int) -> Scores | None:
@@ -63,6 +71,9 @@ def score_classification(logits: Tensor, targets: Tensor) -> Scores:
     absent class).
     """
     classes = logits.shape[1]
+    logits, targets = logits[targets >= 0], targets[targets >= 0]
+    if not len(targets):
+        return {name: 0 if name == "examples" else [None] * classes if name == "recall" else None for name in DECLARED}
     counts = torch.bincount(targets, minlength=classes).cpu().numpy()
     right = (logits.argmax(1) == targets) & find_finite_answers(logits)
     hits = torch.bincount(targets[right], minlength=classes).cpu().numpy()
@@ -97,23 +108,58 @@ def _compute_auroc(p: FloatArray, y: IntArray, counts: IntArray) -> float | None
     return float(areas.mean())
 
 
+def score_ordinal(logits: Tensor, targets: Tensor) -> Scores:
+    """Return the scores of logits [N, C] against targets [N] of classes in an order.
+
+    accuracy (a fraction in [0, 1]); loss (cross-entropy; None where logits overflow); quadratic_kappa (the agreement with
+    the targets beyond chance, weighted by the squared distance of classes, 1 at best; None where it is undefined);
+    mean_absolute_error (of the most probable class, in classes). Without a finite answer all are None.
+
+    Source: Cohen, 1968, https://doi.org/10.1037/h0026256.
+    """
+    from sklearn.metrics import cohen_kappa_score
+
+    logits, targets = logits[targets >= 0], targets[targets >= 0]
+    if not len(targets) or not find_finite_answers(logits).all():
+        return {name: len(targets) if name == "examples" else None for name in OF_RANKS}
+    predicted, loss = logits.argmax(1), F.cross_entropy(logits, targets).item()
+    varies = bool((torch.cat([predicted, targets]) != targets[0]).any())
+    kappa = cohen_kappa_score(targets.cpu().numpy(), predicted.cpu().numpy(), weights="quadratic") if varies else None
+    return {
+        "examples": len(targets),
+        "accuracy": (predicted == targets).double().mean().item(),
+        "loss": loss if math.isfinite(loss) else None,
+        "quadratic_kappa": None if kappa is None else float(kappa),
+        "mean_absolute_error": (predicted - targets).abs().double().mean().item(),
+    }
+
+
 def score_regression(output: Tensor, target: Tensor) -> Scores:
-    """Return the scores of numbers [N] against targets [N], in the targets' units.
+    """Return the scores of numbers [N] or [N, D] against targets of this shape, in the targets' units.
 
     loss (mean squared error); mean_absolute_error; r2 (the share of the targets' variance that is explained, 1 at best,
-    below 0 if worse than always predicting their mean; None where all targets are equal). None where outputs are not finite.
+    below 0 if worse than always predicting their mean; None where all targets are equal). For several numbers the means over
+    the numbers that have a score, and both scores of each number (output_mean_absolute_error, output_r2). None where outputs
+    are not finite.
     """
     from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score
 
-    y, out = target.cpu().double().numpy(), output.cpu().double().numpy()
-    if not np.isfinite(out).all():
-        return {"examples": len(y), "loss": None, "mean_absolute_error": None, "r2": None}
-    return {
-        "examples": len(y),
-        "loss": float(mean_squared_error(y, out)),
-        "mean_absolute_error": float(mean_absolute_error(y, out)),
-        "r2": float(r2_score(y, out)) if len(np.unique(y)) > 1 else None,
-    }
+    y, out = (t.cpu().double().reshape(len(t), -1).numpy() for t in (target, output))
+    by_number: dict[str, list[float | None]] = {"loss": [], "mean_absolute_error": [], "r2": []}
+    for known, a, b in zip(np.isfinite(y).T, y.T, out.T, strict=True):
+        a, b = a[known], b[known]
+        is_scored = len(a) and np.isfinite(b).all()
+        by_number["loss"].append(float(mean_squared_error(a, b)) if is_scored else None)
+        by_number["mean_absolute_error"].append(float(mean_absolute_error(a, b)) if is_scored else None)
+        by_number["r2"].append(float(r2_score(a, b)) if is_scored and len(np.unique(a)) > 1 else None)
+    each = {f"output_{name}": [*by_number[name]] for name in ("mean_absolute_error", "r2")} if y.shape[1] > 1 else {}
+    return {"examples": len(y), **{name: _average_known(values) for name, values in by_number.items()}, **each}
+
+
+def _average_known(values: Sequence[float | None]) -> float | None:
+    """Return the mean of the values that are not None; None without any."""
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None
 
 
 def score_multilabel(logits: Tensor, targets: Tensor) -> Scores:
@@ -126,24 +172,25 @@ def score_multilabel(logits: Tensor, targets: Tensor) -> Scores:
     from sklearn.metrics import f1_score, roc_auc_score
 
     y, z = (
-        targets.cpu().long().numpy(),
+        targets.cpu().double(),
         logits.cpu().double().clamp(min=torch.finfo(torch.float64).min),
     )  # so that -inf is a number
-    if not z.isfinite().all():
+    known = y.isfinite()
+    if not z.isfinite().all() or not known.any():
         return {"examples": len(y), "loss": None, "auroc": None, "f1": None, "label_auroc": [None] * y.shape[1]}
-    areas = [float(roc_auc_score(y[:, k], z[:, k])) if 0 < y[:, k].mean() < 1 else None for k in range(y.shape[1])]
-    known = [area for area in areas if area is not None]
+    labels = [(y[rows, k].long().numpy(), z[rows, k].numpy()) for k, rows in enumerate(known.T)]
+    areas = [float(roc_auc_score(a, b)) if len(a) and 0 < a.mean() < 1 else None for a, b in labels]
     return {
         "examples": len(y),
-        "loss": F.binary_cross_entropy_with_logits(z, targets.cpu().double()).item(),
-        "auroc": float(np.mean(known)) if known else None,
-        "f1": float(np.mean([f1_score(y[:, k], z[:, k] > 0, zero_division=0) for k in range(y.shape[1])])),
+        "loss": F.binary_cross_entropy_with_logits(z[known], y[known]).item(),
+        "auroc": _average_known(areas),
+        "f1": float(np.mean([f1_score(a, b > 0, zero_division=0) for a, b in labels if len(a)])),
         "label_auroc": [*areas],
     }
 
 
 def score_segmentation(logits: Tensor, targets: Tensor) -> Scores:
-    """Return the scores of logits [N, C, H, W] against classes [N, H, W]; fractions in [0, 1].
+    """Return the scores of logits [N, C, *sides] against classes [N, *sides]; fractions in [0, 1].
 
     loss (cross-entropy, mean over pixels); dice (mean of `class_dice` over the classes that have one); pixel_accuracy (the
     share of pixels with the right class); class_dice (for each class 2 |A and B| / (|A| + |B|) over the pixels of all
@@ -153,17 +200,67 @@ def score_segmentation(logits: Tensor, targets: Tensor) -> Scores:
     Source: Dice, Measures of the amount of ecologic association between species, 1945, https://doi.org/10.2307/1932409.
     """
     classes, predicted = logits.shape[1], logits.argmax(1)
-    if not find_finite_answers(logits).all():
+    known = targets >= 0
+    if not find_finite_answers(logits).all() or not known.any():
         return {"examples": len(targets), "loss": None, "dice": None, "pixel_accuracy": None, "class_dice": [None] * classes}
+    examples, loss = len(targets), F.cross_entropy(logits, targets, ignore_index=-1).item()
+    predicted, targets = predicted[known], targets[known]
     counts = [torch.bincount(of.flatten(), minlength=classes) for of in (predicted, targets, targets[predicted == targets])]
     predictions, truths, hits = (count.tolist() for count in counts)
     dice = [2 * hits[c] / (predictions[c] + truths[c]) if predictions[c] + truths[c] else None for c in range(classes)]
     defined = [of_class for of_class in dice if of_class is not None]
-    loss = F.cross_entropy(logits, targets).item()
     return {
-        "examples": len(targets),
+        "examples": examples,
         "loss": loss if math.isfinite(loss) else None,
         "dice": sum(defined) / len(defined),
         "pixel_accuracy": sum(hits) / targets.numel(),
         "class_dice": [*dice],
     }
+
+
+def score_survival(
+    log_survival: Callable[[Tensor], Tensor], target: Tensor, loss: float, ends: Sequence[float] = ()
+) -> Scores:
+    """Return the scores of a survival model against targets (time, event) [N, 2].
+
+    loss: as given; concordance (of the pairs of rows of which one has its event while the other is observed, the share in
+    which the model gives the first the smaller probability of no event up to then; ties count one half; in [0, 1], None
+    without a pair); calibration, if `ends` are given (for each of these times the observed share without an event, by Kaplan
+    and Meier, minus the mean predicted probability; 0 at best; None after the last observation).
+
+    log_survival: times [M] -> the logarithm of each row's probability of no event up to then [N, M], or what orders rows so.
+
+    Source: Antolini et al., 2005, https://doi.org/10.1002/sim.2427; with proportional hazards it equals the index of Harrell
+    et al., 1982, https://doi.org/10.1001/jama.1982.03320430047030.
+    """
+    time, event = target[:, 0], target[:, 1] > 0
+    comparable = right = 0.0
+    for rows in torch.split(event.nonzero().squeeze(1), _EVENTS_AT_ONCE):
+        values, at = log_survival(time[rows]), time[rows]
+        own = values[rows, torch.arange(len(rows), device=rows.device)]
+        later = (time[:, None] > at) | ((time[:, None] == at) & ~event[:, None])
+        comparable += later.sum().item()
+        right += ((values > own) & later).sum().item() + 0.5 * ((values == own) & later).sum().item()
+    is_finite = math.isfinite(loss)
+    result: Scores = {"examples": len(target), "loss": loss if is_finite else None, "concordance": None}
+    if comparable and is_finite:
+        result["concordance"] = right / comparable
+    if len(ends):
+        stated = time.new_tensor(ends)
+        expected = log_survival(stated).exp().mean(0)
+        observed = _estimate_survival(time, event, stated)
+        is_known = (stated <= time.max()) & expected.isfinite()
+        gaps = (observed - expected).tolist()
+        result["calibration"] = [gap if known else None for gap, known in zip(gaps, is_known.tolist(), strict=True)]
+    return result
+
+
+def _estimate_survival(time: Tensor, event: Tensor, at: Tensor) -> Tensor:
+    """Return the share without an event up to the times `at` [M], of rows with a time [N] and an event or none [N].
+
+    Source: Kaplan & Meier, 1958, https://doi.org/10.1080/01621459.1958.10501452.
+    """
+    moments, deaths = torch.unique(time[event], return_counts=True)
+    at_risk = (time >= moments[:, None]).sum(1)
+    shares = torch.cat([at.new_ones(1, dtype=torch.float64), (1 - deaths.double() / at_risk).cumprod(0)])
+    return shares[torch.searchsorted(moments, at, right=True)]

@@ -1,22 +1,28 @@
 """Tasks by name: the targets, losses and scores of a client."""
 
 import traceback
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
+import torch
 from torch import Tensor
 
-from fedmutual.core import Task, format_tensor
+from fedmutual.core import Task, format_tensor, get_target_kind
 from fedmutual.errors import AlgorithmError, ConfigError, format_error, format_line
-from fedmutual.losses import Classification, MultiLabel, Regression, Segmentation
+from fedmutual.losses import BuiltIn, Classification, Cox, MultiLabel, Ordinal, Regression, Segmentation, Survival
+from fedmutual.metric import KINDS
 from fedmutual.user_code import plugins
 
-TASKS: dict[str, Callable[[], Task]] = {
+TASKS: dict[str, Callable[[], BuiltIn]] = {
     "classification": Classification,
     "regression": Regression,
     "multilabel": MultiLabel,
     "segmentation": Segmentation,
+    "ordinal": Ordinal,
+    "survival": Survival,
+    "cox": Cox,
 }
 _MEMBERS: dict[str, tuple[str, Callable[[Any], bool]]] = {  # of a user's task: what each must be
     **dict.fromkeys(("fit", "mutual", "score"), ("a method", callable)),
@@ -25,17 +31,19 @@ _MEMBERS: dict[str, tuple[str, Callable[[Any], bool]]] = {  # of a user's task: 
 }
 
 
-def make_task(name: str, key: str = "training.task") -> Task:
+def make_task(name: str, key: str = "training.task", outputs: Sequence[str] = ()) -> Task:
     """Return the task of this name, or the user's "module:Task", a class that is called without arguments.
 
-    key: the configuration key that names the task, for messages.
+    key: the configuration key that names the task, for messages. outputs: the names of the outputs, if the data are known.
 
     Raises:
         ConfigError: the task does not exist, cannot be imported or made, or lacks a member that `fedmutual.core.Task`
             requires, or has a member of another kind.
     """
     if name in TASKS:
-        return TASKS[name]()
+        built_in: Any = TASKS[name]()
+        named: Task = built_in.with_outputs(outputs) if outputs else built_in
+        return named
     if ":" not in name:
         near = get_close_matches(name, TASKS, 1)
         fix = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(TASKS)}, and your own as 'module:Task'"
@@ -51,6 +59,34 @@ def make_task(name: str, key: str = "training.task") -> Task:
         if not is_wanted(getattr(task, member)):
             raise ConfigError(f"key {key!r}: {member!r} of the task {name!r} must be {wanted}")
     return _UserTask(task)
+
+
+def compute_answers(task: Task, outputs: Tensor) -> Tensor:
+    """Return what a network says to users by its outputs [B, C, ...], of the same shape, as float64.
+
+    The member `answer` of a task; without the member, probabilities of classes or labels, or numbers.
+    """
+    if hasattr(task, "answer"):
+        answers: Tensor = task.answer(outputs.double())
+        return answers
+    value, outputs = KINDS[get_target_kind(task)].value, outputs.double()
+    if value == "number":
+        return outputs
+    return outputs.sigmoid() if value == "label" else outputs.softmax(1)
+
+
+def try_losses(task: Task, outputs: Tensor, targets: Tensor) -> None:
+    """Compute the losses of the user's own task once, for outputs [B, ...] with a gradient and targets [B, ...] of its data.
+
+    Raises:
+        AlgorithmError: a loss cannot be used, or torch warns of outputs and targets of different shapes.
+    """
+    if isinstance(task, _UserTask):
+        half = torch.tensor(0.5)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", "Using a target size")
+            task.fit(outputs, targets)
+            task.mutual(outputs, outputs.clone(), targets, half, half, 1.0)
 
 
 class _UserTask:

@@ -189,7 +189,7 @@ def test_labels_are_read(labels, cleaned):
 
 @pytest.mark.parametrize("missing", [None, np.nan, pd.NA, pd.NaT, "", "  ", b"", "nan", "<NA>"])
 def test_missing_labels_are_counted(missing):
-    with pytest.raises(DataError, match=r"^row 1: its label is missing \(2 of 4 labels\); fill in the labels, or drop"):
+    with pytest.raises(DataError, match=r"^row 1: its label is missing \(2 of 4 labels\); fill in the labels, drop"):
         clean(make_objects("ill", missing, "well", missing))
 
 

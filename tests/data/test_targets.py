@@ -3,6 +3,7 @@
 import re
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -56,12 +57,11 @@ def test_targets_of_rows_move_together(tmp_path):
 @pytest.mark.parametrize(
     ("y", "settings", "sentence"),
     [
-        (make_labels() * 2, {}, "must hold 0 or 1 for each label"),
+        (make_labels() * 2, {}, "its target '2' is not 0 or 1, for each label"),
         (make_labels()[:, :, None], {}, "targets have the shape [40, 3, 1]"),
-        (make_labels().astype(str), {}, "give 0 or 1 for each label"),
         (make_labels(), {"data.classes": ["a", "b"]}, "key 'data.classes' has 2 names, but targets have 3 labels"),
         (make_labels(), {"data.labels": {"a": "b"}}, "key 'data.labels' is for classes"),
-        (make_labels(), {"training.task": "regression"}, "give one number for each of the 40 examples"),
+        (make_labels()[:, :, None].repeat(2, 2), {"training.task": "regression"}, "give one number for each output"),
         (make_labels(), {"training.task": "classification"}, "for one-hot labels use the argmax"),
         (make_labels(), {"algorithm.name": "fedproto"}, "training.task must be a task with classes"),
     ],
@@ -191,17 +191,123 @@ def test_columns_of_a_table_are_labels(tmp_path, cells):
 @pytest.mark.parametrize(
     ("cells", "settings", "sentence"),
     [
-        ("1,2", {}, "column 'cough' holds '2' in line 41, but each of several labels must be 0 or 1"),
-        (",0", {}, "column 'fever' holds '' in line 41"),
+        ("1,2", {}, "line 41 of {folder}/rows.csv: its target '2' of 'cough' is not 0 or 1, for each label"),
+        (",0", {}, "line 41 of {folder}/rows.csv: its label is missing (1 of 40 labels)"),
         ("1,0", {"data.label": ["fever", "rash"]}, "there is no column 'rash', which data.label names"),
         ("1,0", {"data.label": ["fever", "fever"]}, "each text once"),
         ("1,0", {"data.label": []}, "at least one text"),
         ("1,0", {"data.label": "fever"}, "name the columns of 0 and 1 in a list"),
         ("1,0", {"training.task": "classification"}, "key 'data.label' lists several columns"),
-        ("1,0", {"training.task": "regression"}, "give one number for each"),
         ("1,0", {"data.columns": {"age": "number", "cough": "number"}}, "which data.label names; remove one"),
     ],
 )
 def test_columns_that_are_not_labels_are_refused(tmp_path, cells, settings, sentence):
-    with pytest.raises(fedmutual.UserError, match=re.escape(sentence)):
+    with pytest.raises(fedmutual.UserError, match=re.escape(sentence.format(folder=tmp_path))):
         load(write_table(tmp_path, cells)(**settings))
+
+
+def read_rows(federation):
+    """Return x and the targets of the training rows of client 0."""
+    rows = federation.clients["0"].private
+    x, targets, *_ = next(iter(rows.rows([torch.arange(len(rows))])))
+    return x, targets, rows.index
+
+
+@pytest.mark.parametrize(
+    ("task", "settings", "names", "outputs"),
+    [
+        ("regression", {}, ("fever", "cough"), 2),
+        ("survival", {"data.times": [1, 2.5]}, ("1", "2.5"), 2),
+        ("survival", {}, tuple(f"{2.0**k:.10g}" for k in range(-10, 21)), 31),
+        ("cox", {}, ("log hazard ratio",), 1),
+    ],
+)
+def test_several_columns_are_numbers_or_times(tmp_path, task, settings, names, outputs):
+    federation = load(write_table(tmp_path)(**{"training.task": task, **settings}))
+    assert (federation.space.classes, federation.space.outputs) == (names, outputs)
+    x, targets, _ = read_rows(federation)
+    assert targets.dtype == torch.float32
+    assert [[k % 2, int(k % 3 == 0)] for k in (int(age) - 20 for age in x[:, 0]) if k < 70] == [
+        row for age, row in zip(x[:, 0].tolist(), targets.tolist(), strict=True) if age < 90
+    ]
+
+
+def make_blank(y, value, rows=(3, 7)):
+    y = y.astype(float)
+    y[list(rows)] = value
+    return y
+
+
+@pytest.mark.parametrize(
+    ("y", "settings", "blank"),
+    [
+        (make_blank(np.arange(ROWS) % 2, np.nan), {"training.task": "classification"}, -1),
+        (np.array(["a", "b", "", "b"] * 10), {"training.task": "ordinal"}, -1),
+        (np.array(["a", "b", "unknown", "b"] * 10), {"data.labels": {"unknown": ""}, "training.task": "classification"}, -1),
+        (make_blank(make_labels(), np.nan), {}, np.nan),
+        (make_blank(np.arange(ROWS), np.nan), {"training.task": "regression"}, np.nan),
+    ],
+)  # fmt: skip
+def test_labels_may_be_missing(tmp_path, y, settings, blank):
+    make_config = write_npz(tmp_path, y)
+    with pytest.raises(fedmutual.UserError, match=r"data.unlabelled = true"):
+        load(make_config(**settings))
+    federation = load(make_config(**{"data.unlabelled": True, "split.validation": 0.2, **settings}))
+    _, targets, index = read_rows(federation)
+    is_blank = (y == "") | (y == "unknown") if y.dtype.kind == "U" else np.isnan(y)
+    expected = is_blank.reshape(ROWS, -1).any(1)[index]
+    found = (targets == blank) if blank == -1 else targets.isnan()
+    assert found.reshape(len(targets), -1).any(1).tolist() == expected.tolist()
+    if blank == -1:
+        assert federation.partition["classes"][-1] == "no label"
+        assert federation.partition["clients"]["0"]["counts"]["private"][-1] == expected.sum()
+
+
+@pytest.mark.parametrize(("policy", "value"), [("ignore", np.nan), ("0", 0), ("1", 1)])
+def test_an_uncertain_label_is_what_the_policy_says(tmp_path, policy, value):
+    y = make_blank(make_labels(), -1)
+    make_config = write_npz(tmp_path, y)
+    with pytest.raises(fedmutual.UserError, match=r"data.uncertain = 'ignore', '0' or '1'"):
+        load(make_config())
+    _, targets, index = read_rows(load(make_config(**{"data.uncertain": policy})))
+    np.testing.assert_array_equal(targets.numpy(), np.where(y == -1, value, y)[index])
+
+
+def test_masks_have_an_ignored_value_and_may_be_of_volumes(tmp_path):
+    y = np.array([0, 1, 255])[make_masks(sides=(2, 4, 6))]
+    np.savez(tmp_path / "rows.npz", x=np.random.default_rng(0).normal(size=(ROWS, 1, 2, 4, 6)).astype("float32"), y=y)
+    (tmp_path / "masks.toml").write_text(CONFIG)
+    settings = {"data.root": tmp_path / "rows.npz", **MASKS, "data.labels": {"255": ""}}
+    with pytest.raises(fedmutual.UserError, match=r"set data.unlabelled = true"):
+        load(fedmutual.load_config(tmp_path / "masks.toml", **settings))
+    federation = load(fedmutual.load_config(tmp_path / "masks.toml", **settings, **{"data.unlabelled": True}))
+    assert federation.space.classes == ("0", "1")
+    _, targets, index = read_rows(federation)
+    assert targets.tolist() == np.where(y == 255, -1, y)[index].tolist()
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"data.times": [1, 2]}, "key 'data.times' is for training.task = 'survival'"),
+        ({"data.times": [2, 1], "training.task": "survival"}, "must be increasing numbers"),
+        ({"data.unlabelled": True, "training.task": "cox"}, "key 'data.unlabelled' is not for survival"),
+        ({"data.classes": ["a"], "training.task": "survival"}, "data.times names its outputs"),
+        ({"data.uncertain": "0", "training.task": "regression"}, "key 'data.uncertain' is for training.task = 'multilabel'"),
+        ({"training.task": "survival"}, "targets have the shape [40, 3]; give two numbers for each"),
+        ({"training.task": "classification", "data.unlabelled": True}, "for one-hot labels use the argmax"),
+    ],
+)
+def test_keys_of_other_targets_are_refused(tmp_path, settings, sentence):
+    with pytest.raises(fedmutual.UserError, match=re.escape(sentence)):
+        load(write_npz(tmp_path, make_labels())(**settings))
+
+
+@pytest.mark.parametrize(("cell", "sentence"), [((-1, 1), "'-1' of 'age'"), ((1, 2), "'2' of 'death'")])
+def test_a_time_or_an_event_that_cannot_be_is_named(tmp_path, cell, sentence):
+    y = np.ones((ROWS, 2), dtype=int)
+    y[5] = cell
+    table = pd.DataFrame({"x": range(ROWS), "age": y[:, 0], "death": y[:, 1]})
+    frame = fedmutual.Site(train=table, label=["age", "death"])
+    with pytest.raises(fedmutual.UserError, match=re.escape(f"its target {sentence} is not a time of at least 0")):
+        fedmutual.federate({"a": frame}, "independent", shared="mlp", task="survival", rounds=1, progress=False)

@@ -107,6 +107,9 @@ def test_a_task_without_a_fault_keeps_its_results_and_members(make):
         ("regression", "numbers", "mean_absolute_error", False, False),
         ("multilabel", "labels", "auroc", True, True),
         ("segmentation", "masks", "dice", True, True),
+        ("ordinal", "classes", "quadratic_kappa", False, True),
+        ("survival", "times", "concordance", True, True),
+        ("cox", "times", "concordance", True, True),
     ],
 )
 def test_a_task_declares_its_targets_and_its_main_metric(name, kind, metric, is_fraction, is_higher_better):
@@ -120,7 +123,10 @@ def test_a_task_declares_its_targets_and_its_main_metric(name, kind, metric, is_
     ("name", "sentence"),
     [
         ("regresion", "did you mean 'regression'?"),
-        ("other", "there are classification, regression, multilabel, segmentation, and your own as 'module:Task'"),
+        (
+            "other",
+            "there are classification, regression, multilabel, segmentation, ordinal, survival, cox, and your own as",
+        ),
         ("my_tasks:Half", "is no task, because it lacks 'fit'; see fedmutual.core.Task"),
         ("my_tasks:broken", "'my_tasks:broken' cannot be made: OSError: no"),
     ],

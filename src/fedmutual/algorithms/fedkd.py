@@ -50,7 +50,7 @@ class FedKD(Fork):
 
     def algorithm(self) -> Algorithm:
         """Return Fork's phases with the features of both networks; the server restores the compressed replies."""
-        return replace(super().algorithm(), features=("personal", "meme"), restore=restore_model)
+        return replace(super().algorithm(), features=("personal", "meme"), restore=restore_model, needs_labels=True)
 
     def leaves(self, server: Message) -> Spec:
         """Return the declared reply: the factors [m, r] and [r, n] of each compressed update; each other tensor in full."""

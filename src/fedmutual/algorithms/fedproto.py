@@ -67,7 +67,7 @@ class FedProto(Independent):
 
     def algorithm(self) -> Algorithm:
         """Return one phase; the first server state has no prototype of any class."""
-        return replace(super().algorithm(), begins=self.begins, features=("personal",))
+        return replace(super().algorithm(), begins=self.begins, features=("personal",), needs_labels=True)
 
     def begins(self, shared: nn.Module, classes: int) -> Message:
         """Return the server's first state; D is the number of features of the shared network, unless `proto_size` is set.

@@ -24,9 +24,18 @@ Best = Annotated[
 ]
 
 _NEXT = 3  # further classes in the table
+_MOST_COLUMNS = 8  # of numbers; more share one column
 _NO_SCORES = ("file", "model", "training_rows", "examples")
-_NO_FRACTIONS = ("loss", "r2")
-_TITLES = {"auroc": "AUROC", "majority": "always the commonest", "f1": "F1", "label_auroc": "AUROC", "class_dice": "Dice"}
+_NO_FRACTIONS = ("loss", "r2", "output_r2")
+_TITLES = {
+    "output_mean_absolute_error": "mean absolute error",
+    "output_r2": "r2",
+    "auroc": "AUROC",
+    "majority": "always the commonest",
+    "f1": "F1",
+    "label_auroc": "AUROC",
+    "class_dice": "Dice",
+}
 _PADDING = (0, 1, 0, 0)
 
 
@@ -63,11 +72,15 @@ def _make_answer_table(predictions: "Sequence[Prediction]") -> Table:
 
     Of several labels, the most probable label; of masks, the most frequent class, and its share of the pixels.
     """
+    from fedmutual.metric import KINDS
+
     kind = predictions[0].kind
-    if kind == "numbers":
-        table = make_table("example", "number", padding=_PADDING)
+    if not KINDS[kind].is_named:
+        names = predictions[0].names if len(predictions[0].names) <= _MOST_COLUMNS else ()
+        table = make_table("example", *map(escape, names or ["number"]), padding=_PADDING)
         for p in predictions:
-            table.add_row(escape(p.example), ", ".join(f"{number:.6g}" for number in p.numbers))
+            cells = [f"{number:.6g}" for number in p.numbers]
+            table.add_row(escape(p.example), *(cells if names else [", ".join(cells)]))
         return table
     table = make_table("example", "label" if kind == "labels" else "class", texts=2, padding=_PADDING)
     table.add_column("pixels, %" if kind == "masks" else "probability, %", justify="right", no_wrap=True)
@@ -81,8 +94,10 @@ def _make_answer_table(predictions: "Sequence[Prediction]") -> Table:
 def _format_json_line(prediction: "Prediction") -> str:
     """Return a prediction as one line of JSON; probabilities and shares of pixels are in [0, 1]."""
     ranked = dict(prediction.ranked)
+    numbers = {"numbers": prediction.numbers, **({"names": prediction.names} if prediction.names else {})}
     answers: dict[str, dict[str, Any]] = {
-        "numbers": {"numbers": prediction.numbers},
+        "numbers": numbers,
+        "times": numbers,
         "labels": {"labels": prediction.labels, "probabilities": ranked},
         "masks": {"mask": prediction.mask, "pixels": ranked},
     }

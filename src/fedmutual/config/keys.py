@@ -161,6 +161,12 @@ def _check_not_negative(value: Setting) -> Setting:
     return value
 
 
+def _check_increasing(values: tuple[float, ...]) -> tuple[float, ...]:
+    if list(values) != sorted(set(values)):
+        raise ValueError("must be increasing numbers")
+    return values
+
+
 def _check_date_format(value: str) -> str:
     day = datetime(2026, 5, 31)
     try:
@@ -187,6 +193,7 @@ Parts = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidat
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0)]
 Angles = Annotated[tuple[float, ...], BeforeValidator(_make_tuple), Field(min_length=1)]
+Times = Annotated[tuple[Positive, ...], BeforeValidator(_make_tuple), Field(min_length=1), AfterValidator(_check_increasing)]
 _Means = Annotated[tuple[float, ...], BeforeValidator(_make_tuple)]
 _Spreads = Annotated[tuple[Positive, ...], BeforeValidator(_make_tuple)]
 Means = Annotated[_Means | Literal["federated"] | dict[str, _Means], BeforeValidator(_make_statistics)]

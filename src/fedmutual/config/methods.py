@@ -305,15 +305,18 @@ def find_algorithm(name: str) -> Any:
 def make_client_config(config: Config, client: str) -> Config:
     """Return the configuration of a client with data of its own: one client has all rows of these data.
 
-    A client whose task has other targets than classes does not inherit the common classes.
+    A client with a task of its own does not inherit the common keys of other targets, such as the classes.
 
     Raises:
         ConfigError: there is no such task.
     """
     client_config, common = config.clients[client], config.data.model_dump()
     task = client_config.training.task
-    if task and get_target_kind(tasks.make_task(task, f"clients.{client}.training.task")) != "classes":
-        common = {k: v for k, v in common.items() if k not in ("classes", "labels")}
+    if task:
+        kind = get_target_kind(tasks.make_task(task, f"clients.{client}.training.task"))
+        others = {"classes", "labels"} if kind != "classes" else set()
+        others |= {key for key, of in (("uncertain", "labels"), ("times", "times")) if kind != of}
+        common = {k: v for k, v in common.items() if k not in others}
     data = common | client_config.data.model_dump(exclude_none=True)
     training = config.training.model_copy(update={"task": task or config.training.task})
     return config.model_copy(

@@ -107,8 +107,15 @@ class DataConfig(Section):
     labels: dict[str, str] = key({})
     """a table of label = class: renames the labels of the data"""
     label: keys.LabelColumns = key("label")
-    """csv, parquet, datasets: the column of the label; multilabel: a list of columns of 0 and 1; folder: columns of its
-    metadata.csv, with the label of each file"""
+    """csv, parquet, datasets: the column of the label; or a list of columns: of 0 and 1 (multilabel), of numbers
+    (regression), of the time and the event (survival, cox); folder: columns of its metadata.csv, a row a file"""
+    unlabelled: bool = key(False)
+    """whether labels may be missing: blank cells, None, NaN, and values that `data.labels` renames to "". Examples without a
+    label teach only by the other network's prediction, and are not scored"""
+    uncertain: Literal["ignore", "0", "1"] | None = key()
+    """multilabel: the value of labels that are -1, which marks an uncertain finding; "ignore": as a missing label"""
+    times: keys.Times | None = key()
+    """survival: the ends of the intervals of time, in the unit of the data; unset, the powers of 2 from 2^-10 to 2^20"""
     drop: keys.Names | None = key(only_if=(_FROM_TABLES,))
     """columns that are not features, for example an identifier"""
     columns: dict[str, Annotated[ColumnConfig, BeforeValidator(_make_column_table)]] = key({}, only_if=(_FROM_TABLES,))
@@ -266,7 +273,7 @@ class TrainingConfig(_RecipeConfig):
     batch_size: keys.BatchSize = key(128)
     """examples in a minibatch"""
     task: str = key("classification")
-    """the task: classification, regression, multilabel, segmentation, or your own as "module:Task" """
+    """the task: classification, regression, multilabel, segmentation, ordinal, survival, cox; your own as "module:Task" """
 
 
 class OptimizerConfig(Section):

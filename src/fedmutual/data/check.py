@@ -202,7 +202,8 @@ def _find_duplicates(federation: Federation, scan: _Scan) -> Iterator[str]:
         return
     _, first, distinct = np.unique(scan.digests, return_index=True, return_inverse=True)
     labels, classes = scan.rows.labels, federation.space.classes
-    conflicting = np.flatnonzero(labels != labels[first[distinct]])
+    others = labels[first[distinct]]
+    conflicting = np.flatnonzero((labels != others) & (labels >= 0) & (others >= 0))
     if len(conflicting):
         pair = (conflicting[0], first[distinct[conflicting[0]]])
         one, other = (f"{scan.rows.name_row(row)} ({classes[labels[row]]!r})" for row in pair)

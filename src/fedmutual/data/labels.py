@@ -60,7 +60,7 @@ def format_renames(names: Mapping[str, str]) -> str:
 
 
 def match_labels(source: Source, config: DataConfig, common: bool = False) -> tuple[tuple[str, ...], list[Index]]:
-    """Return the federation's classes, and for each part the class numbers [n] of its rows.
+    """Return the federation's classes, and for each part the class numbers [n] of its rows; -1 without a label.
 
     The classes are data.classes; else the classes that the data declare; else, for whole numbers, 0 up to the greatest
     label; else the names in the data, sorted. data.labels renames labels before they are matched.
@@ -82,7 +82,8 @@ def match_labels(source: Source, config: DataConfig, common: bool = False) -> tu
     classes = config.classes or list_classes(declared, renamed, config.labels)
     if len(classes) < 2:
         raise DataError(f"{source.place}: there is only one class, {classes[0]!r}; classification needs two")
-    numbers = {name: i for i, name in enumerate(classes)}
+    check_unlabelled(config, any("" in names for names in renamed), source.place)
+    numbers = {name: i for i, name in enumerate(classes)} | {"": -1}
     class_numbers = []
     for part, (names, codes), new_names in zip(source.parts, encoded, renamed, strict=True):
         unknown = [i for i, name in enumerate(new_names) if name not in numbers]
@@ -99,15 +100,23 @@ def list_label_names(source: Source, config: DataConfig) -> set[str]:
     Raises:
         DataError: a label is neither a whole number nor a name, or is out of range.
     """
-    if source.train.labels.ndim == 3:  # masks
+    if source.train.labels.ndim >= 3:  # masks
         return {str(value) for part in source.parts for value in np.unique(part.labels).astype(np.int64)}
     declared, encoded = _list_owner_labels(source, config)
     return {*(declared or ()), *(str(n) for names, _ in encoded for n in names)}
 
 
+def check_unlabelled(config: DataConfig, has_blank: bool, place: str) -> None:
+    """Raise ConfigError where `data.labels` gives values no class, and labels may not be missing."""
+    if has_blank and not config.unlabelled:
+        raise ConfigError(
+            f'{place}: data.labels gives labels no class (""), so these examples are unlabelled; set data.unlabelled = true'
+        )
+
+
 def _list_owner_labels(source: Source, config: DataConfig) -> tuple[tuple[str, ...] | None, list[tuple[Names, Index]]]:
     """Return the classes that the data declare or count (None: neither), and for each part its names and their rows."""
-    parts, declared = [clean_labels(part, config) for part in source.parts], source.classes
+    parts, declared = [_name_whole_numbers(clean_labels(part, config)) for part in source.parts], source.classes
     are_numbers = [_check_kind(part, source.place) for part in parts]
     if declared is None and config.classes is None and all(are_numbers):
         declared = _count_classes(parts)
@@ -122,6 +131,16 @@ def _list_owner_labels(source: Source, config: DataConfig) -> tuple[tuple[str, .
             names, codes = np.unique(part.labels.astype(str), return_inverse=True)
         encoded.append((names, codes.astype(np.int64)))
     return declared, encoded
+
+
+def _name_whole_numbers(part: Part) -> Part:
+    """Return the part with text in place of whole numbers [n] with NaN: pandas makes them of whole numbers with a blank."""
+    labels = part.labels
+    if labels.dtype.kind != "f" or labels.ndim != 1 or not (missing := np.isnan(labels)).any():
+        return part
+    if (labels[~missing] % 1).any():
+        return part
+    return replace(part, labels=np.array(["" if np.isnan(v) else str(int(v)) for v in labels]))
 
 
 def check_renamed(labels: Mapping[str, str], known: Set[str]) -> None:
@@ -179,8 +198,8 @@ def list_classes(
 ) -> tuple[str, ...]:
     """Return the classes in order: declared ones after renaming; else names sorted, with whole numbers first."""
     if declared is not None:
-        return tuple(dict.fromkeys(labels.get(n, n) for n in declared))
-    names = {str(n) for names in names_by_part for n in names}
+        return tuple(name for name in dict.fromkeys(labels.get(n, n) for n in declared) if name)
+    names = {str(n) for names in names_by_part for n in names} - {""}
     return tuple(sorted(names, key=lambda n: (not n.isdecimal(), int(n) if n.isdecimal() else 0, n)))
 
 
@@ -209,16 +228,17 @@ def note_similar_classes(classes: Sequence[str], class_numbers: Index, source: S
 
 
 def clean_labels(part: Part, config: DataConfig) -> Part:
-    """Return the part with labels of text or numbers [n, ...], none of which is missing.
+    """Return the part with labels of text or numbers [n, ...]. With `data.unlabelled` a missing label is "" or NaN.
 
     None, NaN and empty text are missing labels. So is the text that numpy and pandas write for NaN, unless data.classes or
     data.labels names that text. Bytes become text, and whole numbers of Python objects [n] are names.
 
     Raises:
-        DataError: labels are missing, are bytes that are no UTF-8 text, or are of several kinds, such as 1 and "1".
+        DataError: labels are missing without `data.unlabelled`, are bytes that are no UTF-8 text, or are of several kinds,
+            such as 1 and "1".
     """
     labels = part.labels
-    if labels.dtype.kind == "f":
+    if labels.dtype.kind == "f" and not config.unlabelled:
         _refuse_missing(part, np.isnan(labels))
     if labels.dtype.kind not in "SUTO":
         return part
@@ -238,17 +258,21 @@ def clean_labels(part: Part, config: DataConfig) -> Part:
         import pandas as pd  # takes 0.3 s: imported only for labels that may be objects of pandas
 
         missing |= pd.isna(values)
-    _refuse_missing(part, missing)
+    if not config.unlabelled:
+        _refuse_missing(part, missing)
     kinds = [_name_kind(value) for value in values.flat]
-    other = next((k for k, kind in enumerate(kinds) if kind != kinds[0]), None)
+    known = np.flatnonzero(~missing).tolist()
+    other = next((k for k in known if kinds[k] != kinds[known[0]]), None)
     if other is not None:
+        first, where = known[0], [part.where(k * len(values) // len(kinds)) for k in (other, known[0])]
         raise DataError(
-            f"{part.where(other * len(values) // len(kinds))}: its label {values.flat[other]!r} is {kinds[other]}, and the "
-            f"label {values.flat[0]!r} of {part.where(0)} is {kinds[0]}; give all labels one type, for example by "
-            ".astype(str)"
+            f"{where[0]}: its label {values.flat[other]!r} is {kinds[other]}, and the label {values.flat[first]!r} of "
+            f"{where[1]} is {kinds[first]}; give all labels one type, for example by .astype(str)"
         )
-    are_numbers = kinds[:1] == ["a number"]
-    if values.ndim == 1 and not (are_numbers and not all(isinstance(v, Integral) for v in values)):
+    are_numbers = bool(known) and kinds[known[0]] == "a number"
+    is_plain = values.ndim == 1 and not (are_numbers and not all(isinstance(values[k], Integral) for k in known))
+    values[missing] = "" if is_plain or not are_numbers else np.nan
+    if is_plain:
         return replace(part, labels=values.astype(str))
     cells = np.asarray(values.tolist())  # of Decimal and Fraction still objects
     return replace(part, labels=cells.astype(float) if cells.dtype == object and are_numbers else cells)
@@ -260,7 +284,8 @@ def _refuse_missing(part: Part, missing: npt.NDArray[np.bool_]) -> None:
     if len(rows):
         raise DataError(
             f"{part.where(int(rows[0]))}: its label is missing ({len(rows):,} of {format_count(len(missing), 'label')}); "
-            "fill in the labels, or drop these rows (of a DataFrame by dropna)"
+            "fill in the labels, drop these rows (of a DataFrame by dropna), or set data.unlabelled = true to train on them "
+            "without a label"
         )
 
 

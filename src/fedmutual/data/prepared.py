@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from fedmutual import models, tasks
 from fedmutual.config import Config, DataConfig, has_own_data, make_client_config
+from fedmutual.config.keys import FEDERATED
 from fedmutual.core import Shape, TargetKind, find_image_shape, get_target_kind
 from fedmutual.data import labels, record, scaling, sources, stores
 from fedmutual.data.division import Table, check_name
@@ -15,9 +16,10 @@ from fedmutual.data.draws import Index, Names
 from fedmutual.data.encoding import EncodedExamples, Encoding, check_encoding, describe_missing, learn_encoding
 from fedmutual.data.examples import IMAGES, SERIES, BadRows, Examples, Source, join_examples, list_problems
 from fedmutual.data.space import Space
-from fedmutual.data.targets import Targets, check_masks, note_one_class, read_targets
+from fedmutual.data.targets import Targets, check_masks, name_outputs, note_one_class, read_targets
 from fedmutual.errors import ConfigError, DataError
 
+UNLABELLED = "no label"  # in partitions, splits and counts
 TriedNetworks = dict[tuple[str, Shape, int], nn.Module]
 
 
@@ -84,9 +86,18 @@ def _prepare_data_set(config: Config, made: TriedNetworks, common: bool = False)
     kind = get_target_kind(task)
     source = sources.read_source(config, kind)
     columns = config.data.label_columns if config.data.name in sources.TABLES else ("y",)
-    classes, by_part = read_targets(source, config.data, kind, columns, common)
+    classes, by_part = read_targets(source, config.data, kind, name_outputs(task, config.data, columns), common)
     targets: Index | Targets = np.concatenate(by_part)  # type: ignore[assignment]
-    outputs = task.outputs or len(classes)
+    if targets.ndim > 2 and kind == "numbers" and config.training.task in tasks.TASKS:
+        raise DataError(
+            f"{source.place}: targets have the shape {[*targets.shape]}; give one number for each output: [n, outputs]"
+        )
+    if kind == "classes" and config.data.unlabelled and FEDERATED in (config.data.mean, config.data.std):
+        raise ConfigError(
+            "key 'data.unlabelled': with data.mean = 'federated' each client counts the rows of each class, so every row "
+            "needs a label; set data.mean and data.std to numbers"
+        )
+    outputs = tasks.make_task(config.training.task, outputs=classes).outputs or len(classes)
     table = _make_table(source, targets, classes if kind == "classes" else columns, kind)
     source = _choose_form(source, config, outputs, kind, made)
     examples = join_examples(source)
@@ -107,12 +118,16 @@ def _prepare_data_set(config: Config, made: TriedNetworks, common: bool = False)
     if source.columns or kind == "numbers":
         from fedmutual.data import column_check  # imports pandas, which takes 0.3 s
 
-        numbers = {classes[0]: source.train.labels} if kind == "numbers" else {}
+        by_output = source.train.labels.reshape(len(source.train.x), -1).T
+        numbers = dict(zip(classes, by_output, strict=False)) if kind == "numbers" else {}
         rounded = column_check.note_rounded_numbers(numbers, source.place)
         notes = (*column_check.check_columns(source, targets, config.data), *rounded, *notes)
     is_deliberate = config.data.classes or config.data.name == "femnist"  # its classes are small and capital letters
     if kind == "classes" and not is_deliberate:
-        notes = (*labels.note_similar_classes(classes, table.labels, source, config.data), *notes)
+        notes = (
+            *labels.note_similar_classes(classes, table.labels[table.labels < len(classes)], source, config.data),
+            *notes,
+        )
     content = examples.digest()
     space = Space(
         shape=shape,
@@ -200,7 +215,10 @@ def _choose_form(source: Source, config: Config, outputs: int, kind: TargetKind,
 
 
 def _make_table(source: Source, targets: Index | Targets, columns: tuple[str, ...], kind: TargetKind) -> Table:
-    """Return the table of all rows; targets of another kind than classes count as one class in partitions and splits."""
+    """Return the table of all rows; targets of another kind than classes count as one class in partitions and splits.
+
+    Rows without a label count as the last class, `UNLABELLED`.
+    """
 
     def join(name: str) -> Names | None:
         """A column of the training part; "" for the rows of a test part that lacks it."""
@@ -210,6 +228,8 @@ def _make_table(source: Source, targets: Index | Targets, columns: tuple[str, ..
         return np.concatenate([np.full(n, "") if column is None else column for column, n in values])
 
     numbers = targets.astype(np.int64) if kind == "classes" else np.zeros(len(targets), dtype=np.int64)
+    if (numbers < 0).any():  # only with data.unlabelled
+        numbers, columns = np.where(numbers < 0, len(columns), numbers), (*columns, UNLABELLED)
     bases = [part.bases for part in source.parts if part.bases is not None]
     return Table(
         numbers, len(source.train.x), columns, join("groups"), join("domains"), np.concatenate(bases) if bases else None

@@ -10,6 +10,7 @@ from fedmutual import tasks
 from fedmutual.calling import Inputs, map_inputs
 from fedmutual.core import Shape, Shapes, TargetKind, get_shape, get_target_kind
 from fedmutual.data.examples import list_names
+from fedmutual.metric import KINDS
 from fedmutual.models import make_example_inputs
 
 
@@ -18,7 +19,7 @@ class Space:
     """The inputs and outputs of a network."""
 
     shape: Shape  # of one example: (F,), (C, T), (C, H, W), ..., or of several inputs by name
-    classes: tuple[str, ...]  # of classes, or labels, in the order of the outputs; one name for numeric targets
+    classes: tuple[str, ...]  # the names of classes, labels, numbers or times, in the order of the outputs
     outputs: int
     task: str
     scaling: dict[str, Any]  # of the inputs: divisor, mean, std, size, augment
@@ -48,8 +49,8 @@ class Space:
 
     @property
     def numbers(self) -> bool:
-        """Whether targets are numbers."""
-        return self.targets == "numbers"
+        """Whether targets are numbers, not classes or labels."""
+        return not KINDS[self.targets].is_named
 
     @property
     def of_pixels(self) -> bool:
@@ -59,7 +60,7 @@ class Space:
     def is_compatible(self, other: "Space") -> bool:
         """Return whether one network can serve both spaces. The scaling and the name of numeric targets may differ."""
         own_key, other_key = (
-            (s.shape, s.dtype, s.outputs, s.targets, () if s.numbers else s.classes) for s in (self, other)
+            (s.shape, s.dtype, s.outputs, s.targets, () if s.targets == "numbers" else s.classes) for s in (self, other)
         )
         return own_key == other_key
 

@@ -30,7 +30,6 @@ _SUGGESTED = "or set data.columns (`fedmutual data check` recommends one)"
 _DAY, _EPOCH = pd.Timedelta(days=1), pd.Timestamp("1970-01-01", tz="UTC")
 _DIGITS = re.compile(r"[+-]?[0-9]+")
 _WHOLE = re.compile(r"[+-]?(0|[1-9][0-9]{0,17})")  # excludes codes such as 01, and numbers that do not fit int64
-_BINARY = {"0": 0.0, "1": 1.0, "0.0": 0.0, "1.0": 1.0, "false": 0.0, "true": 1.0}  # cells of a column of several labels
 
 
 def read_table(config: DataConfig, numbers: bool = False) -> Source:
@@ -38,8 +37,7 @@ def read_table(config: DataConfig, numbers: bool = False) -> Source:
 
     The features are the columns of data.columns in that order; without data.columns all columns, except the label,
     `domain`, the column of data.group_by and the columns of data.drop.
-    numbers: targets are no classes; a label column stays text, and `targets.read_targets` parses it. A list of label
-    columns is 0 and 1 [n, L].
+    numbers: targets are no classes; label columns stay text, [n] or [n, L], and `targets.read_targets` parses them.
 
     Raises:
         BadRows: a column is missing, or cells cannot be used; one sentence for each problem of the files.
@@ -54,7 +52,7 @@ def read_table(config: DataConfig, numbers: bool = False) -> Source:
     if not numbers and not isinstance(config.label, str):
         raise ConfigError(
             "key 'data.label' lists several columns, but the task learns one class of an example; name one column, or set "
-            "training.task = 'multilabel'"
+            "training.task, for example to 'multilabel', 'regression' or 'survival'"
         )
     files = [TableFile(p, config) for p in (path, config.test) if p is not None]
     named = [
@@ -166,7 +164,7 @@ def read_rows(
     file.require_columns((name, "has the labels") for name in config.label_columns if labelled)
     raise_problems([file])
     x: npt.NDArray[Any] = _parse_cells(file, plans, config.date_format) if plans else _parse_numbers(file, names, config)
-    labels = _read_labels(file, config.label, numbers) if labelled else np.zeros(len(x))
+    labels = _read_labels(file, config, numbers) if labelled else np.zeros(len(x))
     raise_problems([file])
     return Part(_make_examples(x, file, config), labels, file.name_row.with_file)
 
@@ -182,7 +180,7 @@ def read_labels(path: Path, names: Sequence[str], config: DataConfig, numbers: b
     file.require_columns([("file_name", "each row names a file by")])
     file.require_columns((column, "data.label names") for column in config.label_columns)
     raise_problems([file])
-    labels = _read_labels(file, config.label, numbers)
+    labels = _read_labels(file, config, numbers)
     raise_problems([file])
     rows = {os.path.normpath(str(name)): row for row, name in enumerate(file.frame["file_name"])}
     missing = [name for name in names if name not in rows]
@@ -203,7 +201,7 @@ def _read_part(
         x = x if file.problems or not columns else convert_array(x, str(file.path)).numpy()
     groups, domains = (_get_names(file.frame, c) if c and c in file.frame else None for c in (config.group_by, DOMAIN))
     examples = ArrayExamples(x) if file.problems else _make_examples(x, file, config)
-    return Part(examples, _read_labels(file, config.label, numbers), file.name_row.with_file, groups, domains)
+    return Part(examples, _read_labels(file, config, numbers), file.name_row.with_file, groups, domains)
 
 
 def _make_examples(x: npt.NDArray[Any], file: TableFile, config: DataConfig) -> Examples:
@@ -295,26 +293,21 @@ def _get_names(frame: pd.DataFrame, column: str) -> Names:
     return np.asarray(frame[column].str.strip(), dtype=str)
 
 
-def _read_labels(file: TableFile, label: str | tuple[str, ...], numbers: bool) -> npt.NDArray[Any]:
-    """Return the labels [n] of one column, or 0 and 1 [n, L] of a list of columns.
+def _read_labels(file: TableFile, config: DataConfig, numbers: bool) -> npt.NDArray[Any]:
+    """Return the labels [n] of one column, or the cells [n, L] of a list of columns as text.
 
-    Labels are whole numbers if all are; else names, for example 01. numbers: the labels of one column are numbers; they stay
-    text, which `targets.read_targets` parses.
+    Labels are whole numbers if all are; else names, for example 01. numbers: the labels are no classes, and stay text, which
+    `targets.read_targets` parses.
     """
+    label = config.label
     if not isinstance(label, str):
-        columns = []
-        for name in label:
-            cells = file.frame[name].str.strip()
-            values = cells.str.casefold().map(_BINARY)
-            _refuse(file, name, cells, values.isna(), "but each of several labels must be 0 or 1; fix the cell")
-            columns.append(values.to_numpy(np.float32, na_value=np.nan))
-        return np.stack(columns, 1)
+        return np.stack([_get_names(file.frame, name) for name in label], 1)
     labels = _get_names(file.frame, label)
     blank_rows = np.flatnonzero(labels == "")
-    if len(blank_rows):
+    if len(blank_rows) and not config.unlabelled:
         file.problems.append(
             f"{file.path}: the label in {file.name_row(blank_rows[0])} is missing ({len(blank_rows)} of {len(labels)} "
-            "rows); fill it in or remove the row"
+            "rows); fill it in, remove the row, or set data.unlabelled = true to train on it without a label"
         )
     distinct = set(labels.tolist())
     if len(blank_rows) or numbers:

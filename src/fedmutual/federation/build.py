@@ -6,10 +6,10 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from fedmutual import data
+from fedmutual import data, tasks
 from fedmutual.calling import Inputs, call_network, map_inputs
 from fedmutual.config import Config, make_algorithm
-from fedmutual.core import Message, Public, Shape, Shapes, find_head, format_shape
+from fedmutual.core import Message, Public, Shape, Shapes, find_head, find_image_shape, format_shape
 from fedmutual.data.examples import list_names
 from fedmutual.data.federation import Federation, Gather
 from fedmutual.data.statistics import Moments
@@ -73,6 +73,7 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
+_TRIED_ROWS = 5  # on which an own task is tried
 LATER = "of network 'mlp': model.part = 'features.fc2', with model.adaptor = 'rest'"
 
 
@@ -98,6 +99,7 @@ def check_experiment(experiment: Experiment) -> None:
     trackers.check_installed(experiment.config.records)
     if experiment.config.engine.precision == "fp16" and experiment.device.type != "cuda":
         raise ConfigError("engine.precision = 'fp16' needs an NVIDIA GPU; on a CPU use 'bf16' or 'float32'")
+    _check_targets(experiment)
     _check_holdout(experiment)
     _check_ensemble(experiment)
     _check_public(experiment)
@@ -110,6 +112,26 @@ def check_experiment(experiment: Experiment) -> None:
         config, algorithm = experiment.config, experiment.algorithm
         rules.check_algorithm(config, algorithm, experiment.noised, experiment.make_server_state(), experiment.clients)
     experiment.choose_products()  # raises if this machine lacks the library
+
+
+def _check_targets(experiment: Experiment) -> None:
+    """Check that the algorithm takes rows without a label, if there are any, and that the user's own tasks take the targets.
+
+    Raises AlgorithmError if a loss of an own task cannot be computed for the first targets of a client.
+    """
+    use, unlabelled = experiment.algorithm.public, (own.data.unlabelled for own in experiment.config.clients.values())
+    needs_labels = experiment.algorithm.needs_labels or (use is not None and use.labelled)
+    if needs_labels and (experiment.config.data.unlabelled or any(unlabelled)):
+        raise ConfigError(
+            f"key 'data.unlabelled': algorithm {experiment.config.algorithm['name']!r} needs the label of every row; choose "
+            "an algorithm whose networks teach each other on private rows, such as fml, or drop these rows"
+        )
+    spaces = {space.task: (client, space) for client, space in reversed(experiment.data.spaces.items())}
+    for client, space in spaces.values():
+        targets = torch.from_numpy(experiment.data.clients[client].private.labels[:_TRIED_ROWS])
+        shape = (len(targets), space.outputs, *(find_image_shape(space.shape)[1:] if space.of_pixels else ()))
+        outputs = torch.full(shape, 1 / space.outputs, requires_grad=True)  # a loss may take probabilities
+        tasks.try_losses(tasks.make_task(space.task), outputs, targets)
 
 
 def _check_holdout(experiment: Experiment) -> None:

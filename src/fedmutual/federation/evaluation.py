@@ -111,7 +111,8 @@ def compute_scores(
 def _make_ensemble(client: Client) -> Ensemble:
     """Return the ensemble of a client's two nets. The hold-out rows choose the weight, which is stored and never sent."""
     (personal, target), (shared, _) = (compute_outputs(client.nets[n], client.data["holdout"]) for n in ("personal", "meme"))
-    weight = choose_weight(personal, shared, target)
+    known = target >= 0
+    weight = choose_weight(personal[known], shared[known], target[known])
     client.memory = {**client.memory, WEIGHT: torch.tensor(weight, dtype=torch.float64, device=personal.device)}
     return Ensemble(client.nets["personal"], client.nets["meme"], weight)
 
@@ -125,7 +126,11 @@ def select_metrics(client: Client, measured: Mapping[EvalSpec, Score]) -> tuple[
         return tuple(measured.values())
     if client.metrics == "none":
         return ()
-    coarse = {e: coarsen_accuracy(s.values, len(client.data[e.rows])) for e, s in measured.items() if e.model != COPY}
+    sizes = {e: len(client.data[e.rows]) for e in measured}
+    for e, one in measured.items():  # rows with a label
+        examples = one.values.get("examples")
+        sizes[e] = min(sizes[e], examples) if isinstance(examples, int) else sizes[e]
+    coarse = {e: coarsen_accuracy(s.values, sizes[e]) for e, s in measured.items() if e.model != COPY}
     return tuple(replace(measured[e], values=values) for e, values in coarse.items() if values is not None)
 
 

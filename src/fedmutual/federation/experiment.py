@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedmutual import cpu, data, tasks
@@ -24,6 +26,7 @@ from fedmutual.federation.boundary_exempt import find_exempt_tensors
 from fedmutual.federation.evaluation import EVAL_MODE_FIX, ROWS, EvalSpec, forward_in_parts, score
 from fedmutual.federation.networks import Networks, Workload
 from fedmutual.federation.plan import Judge, RoundPlan
+from fedmutual.losses import BuiltIn
 from fedmutual.models.copying import copy_networks
 from fedmutual.privacy import rules
 from fedmutual.privacy.mechanism import Mechanism
@@ -60,7 +63,10 @@ class Experiment:
         public, use = self.data.public, self.algorithm.public
         if public is None or use is None or use.server:
             return None
-        return Seeds(public.owners, public.summary(use.labelled))
+        about = public.summary(use.labelled)
+        if "counts" in about:  # rows whose targets are no classes count as the first
+            about["counts"] = F.pad(about["counts"], (0, self.data.space.outputs - len(about["counts"])))
+        return Seeds(public.owners, about)
 
     @cached_property
     def noised(self) -> frozenset[str]:
@@ -104,7 +110,11 @@ class Experiment:
     def make_task(self, client: str) -> Task:
         """Return a client's task: its losses, scores and main metric. Raises ConfigError as `make_client_task`."""
         space, rows = self.nets.get_space(client), self.load_rows(client)["private"]
-        return make_client_task(self.config, client, tasks.make_task(space.task), space.task, space.outputs, rows)
+        task = tasks.make_task(space.task, outputs=space.classes)
+        tables: list[Any] = [self.config.data, *(own.data for own in self.config.clients.values())]
+        if isinstance(task, BuiltIn) and any(table.unlabelled or table.uncertain == "ignore" for table in tables):
+            task = replace(task, missing=True)
+        return make_client_task(self.config, client, task, space.task, space.outputs, rows)
 
     def build_networks(self, id: str) -> dict[str, nn.Module]:
         """Return a client's networks by name, as before round 1, without optimisers, which import `torch._dynamo`.
@@ -125,6 +135,7 @@ class Experiment:
         if self.nets.get_space(id).has_integers:
             self._check_ids(id, nets)
         if self.noised:
+            rules.check_task(id, self.make_task(id))
             rules.check_nets(id, nets)
             noised = {name: net for name, net in nets.items() if name in self.noised and not self.nets.is_frozen(name, id)}
             rules.check_gradients(id, noised, self._make_examples(id))
@@ -258,7 +269,7 @@ class Experiment:
             return None
         self._set_arithmetic()
         net, test = self.nets.place_on_device(self.nets.make_shared()), self.data.test.to(self.device)
-        task = tasks.make_task(learned.pop())
+        task = tasks.make_task(learned.pop(), outputs=self.data.space.classes)
 
         def score_shared_model(server: Message, round: int) -> tuple[Score, tuple[str, ...]]:
             remarks: list[str] = []

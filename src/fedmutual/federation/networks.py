@@ -18,6 +18,7 @@ from fedmutual.errors import ConfigError
 from fedmutual.models import Weights
 from fedmutual.models.own import find_ending
 from fedmutual.models.splice import build_meme, list_shared_tensors
+from fedmutual.tasks import TASKS
 
 _STEP, _RATE = 6e-4, 4e10  # a rough guess of a core: seconds that any step takes, floating-point operations a second
 
@@ -48,7 +49,6 @@ def count_flops(net: nn.Module, examples: Inputs) -> float:
 
 
 POOLED = "pooled"  # the one client of `centralised`
-_TAKING_LOGITS = ("classification", "multilabel", "segmentation")  # tasks; an own task may take probabilities
 
 Pretrained = Mapping[tuple[str, str], Weights]
 """Initial weights by (client id, or "" for all clients; network name)."""
@@ -135,7 +135,8 @@ class Networks:
             space = self.get_space(client)
             for name, key in self.name_architectures(client).values():
                 about = (name, (space.shape, space.outputs, space.task))
-                if not models.is_user_network(name) or space.task not in _TAKING_LOGITS or about in checked:
+                takes_logits = space.task in TASKS and not space.numbers  # an own task may take probabilities
+                if not models.is_user_network(name) or not takes_logits or about in checked:
                     continue
                 checked.add(about)
                 ending = find_ending(self._build_net(name, space, torch.Generator(), key), space.make_examples())

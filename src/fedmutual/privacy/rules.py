@@ -8,7 +8,7 @@ from torch import nn
 from fedmutual.algorithms.fedavg import N_K
 from fedmutual.calling import Inputs
 from fedmutual.config import Config, read_client_settings
-from fedmutual.core import Algorithm, At, Data, Message, Setting
+from fedmutual.core import Algorithm, At, Data, Message, Setting, Task
 from fedmutual.errors import ConfigError, format_error
 from fedmutual.privacy.clipping import compute_example_gradients
 from fedmutual.privacy.mechanism import Mechanism
@@ -69,6 +69,16 @@ def check_algorithm(
     if nets == {"meme"} and "personal" in algorithm.scores:
         for client in clients:
             _check_teacher(config, algorithm, client)
+
+
+def check_task(client: str, task: Task) -> None:
+    """Raise ConfigError where a client's loss of a batch is no mean of the losses of its examples."""
+    if not getattr(task, "is_mean", True):
+        raise ConfigError(
+            f"privacy.nets: the loss of client {client!r} ({type(task).__name__}) compares the examples of a batch, so no "
+            "example's share of a gradient is bounded; choose a training.task whose loss is a mean over examples, such as "
+            "'survival' in place of 'cox'"
+        )
 
 
 def check_nets(client: str, nets: Mapping[str, nn.Module]) -> None:

@@ -26,7 +26,9 @@ from fedmutual.config.schema import ServerConfig, ShareConfig
 from fedmutual.core import Algorithm, Shapes, find_image_shape, get_target_kind
 from fedmutual.data.space import Space
 from fedmutual.data.statistics import Layout, make_layout
+from fedmutual.data.targets import name_outputs
 from fedmutual.errors import ConfigError
+from fedmutual.metric import KINDS
 from fedmutual.rundir import folder as folders
 from fedmutual.sites import seedset
 from fedmutual.sites.consent import FORMAT, check_agreed, digest_agreed
@@ -80,7 +82,8 @@ class Contract:
         """What the statistics of all sites hold; None unless data.mean = "federated"."""
         if self.config.data.mean != FEDERATED:
             return None
-        task, classes, shape = self.config.training.task, tuple(self.config.data.classes or ("y",)), self.sites.shape
+        task, shape = self.config.training.task, self.sites.shape
+        classes = tuple(self.config.data.classes or name_outputs(tasks.make_task(task), self.config.data, ("y",)))
         space = Space(find_image_shape(shape), classes, len(classes), task, {}, self.sites.columns)
         return make_layout(space, self.config.data.columns)
 
@@ -242,7 +245,8 @@ def _list_faults(contract: Contract) -> Iterator[str]:
             "key 'model.pretrained' is not allowed in FEDERATION.toml, because the shared network of real sites begins with "
             "random weights; move the key to the site.toml of a site whose own network is pretrained"
         )
-    if get_target_kind(tasks.make_task(config.training.task)) != "numbers" and config.data.classes is None:
+    kind = get_target_kind(tasks.make_task(config.training.task))
+    if KINDS[kind].is_named and config.data.classes is None:
         yield "the key 'data.classes' is missing: labels are matched by these names at every site"
     if is_pooled(config):
         yield f"{method} trains on all data in one place, and real sites keep their data; choose another algorithm"

@@ -17,6 +17,7 @@ from fedmutual.data import Federation
 from fedmutual.data.scaling import BYTE, Scaling
 from fedmutual.data.space import Space
 from fedmutual.data.statistics import Layout, Statistics, add_sums, read_sums
+from fedmutual.data.targets import name_outputs
 from fedmutual.engines.loop import count_bytes, federate
 from fedmutual.errors import RunError, UserError
 from fedmutual.events import Event, Failed, Noted, Observer, PhaseDone, RoundDone
@@ -210,8 +211,9 @@ def build_server_experiment(contract: Contract, statistics: Statistics | None = 
     statistics: of all sites' training rows, with data.mean = "federated"; None: not yet known.
     """
     config = contract.config
-    outputs = tasks.make_task(config.training.task).outputs
-    classes = tuple(config.data.classes or ("y",))
+    task = tasks.make_task(config.training.task)
+    classes = tuple(config.data.classes or name_outputs(task, config.data, ("y",)))
+    outputs = tasks.make_task(config.training.task, outputs=classes).outputs
     shape, count, declared = contract.sites.shape, outputs or len(classes), contract.sites.input
     inputs = None if isinstance(declared, tuple) else {k: _describe_input(one.dtype) for k, one in declared.items()}
     takes_ids = _takes_ids(contract, count) if inputs is None else "x" in inputs and inputs["x"].dtype == "int64"

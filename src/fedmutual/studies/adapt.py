@@ -23,7 +23,7 @@ from fedmutual.errors import ConfigError, DataError, RunError, warn_user
 from fedmutual.federation import build
 from fedmutual.federation.evaluation import score
 from fedmutual.files import read_json, write_json
-from fedmutual.metric import ACCURACY
+from fedmutual.metric import ACCURACY, KINDS
 from fedmutual.results.frame import read_method
 from fedmutual.role import LOCAL_ONLY
 from fedmutual.rundir.checkpoint import make_file_name, read_shared_state
@@ -233,8 +233,11 @@ class _Newcomer:
             raise ConfigError(
                 f"{self.file}: 'data.mean' and 'data.std' cannot be {FEDERATED!r} of a newcomer; remove both keys"
             )
-        is_number = get_target_kind(make_task(shared.config.training.task)) == "numbers"
-        settled: Table = {} if is_number else {"classes": list(takes.classes)}
+        task = make_task(shared.config.training.task, outputs=takes.classes)
+        times = list(getattr(task, "times", ()))
+        settled: Table = {"times": times} if times else {}
+        if KINDS[get_target_kind(task)].is_named:
+            settled["classes"] = list(takes.classes)
         if takes.scaling.get("columns"):
             numeric = ("kind", "fill", "mean", "std") if takes.agreed else ("kind",)
             steps = {"category": ("kind", "values"), "number": numeric, "date": numeric}
@@ -304,6 +307,8 @@ class _Newcomer:
             compared.append(("the columns", space.columns or (), takes.columns, "give the file these, in this order"))
         if not space.numbers:
             compared.append(("the classes", space.classes, takes.classes, "name these in data.classes, in this order"))
+        if space.targets == "times":
+            compared.append(("key 'data.times'", space.classes, takes.classes, "remove the key"))
         if takes.agreed:
             scaled = (("mean", read.scaled.mean), ("std", read.scaled.std))
             compared += [(f"key 'data.{k}'", tuple(ours), tuple(takes.scaling[k]), rescale) for k, ours in scaled]

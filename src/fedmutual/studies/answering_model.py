@@ -19,20 +19,15 @@ from fedmutual.data.stores import check_finite
 from fedmutual.data.text import encode_texts
 from fedmutual.errors import DataError, RunError
 from fedmutual.federation.evaluation import forward_in_parts
-from fedmutual.metric import TargetKind
+from fedmutual.metric import KINDS, TargetKind
 from fedmutual.rundir.record_files import Interface
 from fedmutual.scores import find_finite_answers
+from fedmutual.tasks import compute_answers
 
 if TYPE_CHECKING:
     import pandas as pd
 
 ROWS_AT_ONCE = 512  # rows of a forward pass
-_DESCRIPTIONS: dict[TargetKind, str] = {
-    "classes": "the probability of each class",
-    "numbers": "the predicted number, in the unit of the targets",
-    "labels": "the probability of each label",
-    "masks": "the probability of each class",
-}
 
 
 class AnsweringModel(NamedTuple):
@@ -64,7 +59,13 @@ class AnsweringModel(NamedTuple):
     @property
     def output(self) -> tuple[str, str]:
         """The name of the answers in exported programs, and what an answer is, for users."""
-        return "numbers" if self.kind == "numbers" else "probabilities", _DESCRIPTIONS[self.kind]
+        rule = KINDS[self.kind]
+        return "probabilities" if rule.is_named else "numbers", getattr(self.task, "answers", rule.answer)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the answers, in their order; () for a single number, which has none."""
+        return self.takes.classes if KINDS[self.kind].is_named or len(self.takes.classes) > 1 else ()
 
     @property
     def files(self) -> bool:
@@ -104,11 +105,9 @@ class AnsweringModel(NamedTuple):
     def compute_answers(self, outputs: Tensor) -> Tensor:
         """Return the answers for the network's outputs, of the same shape, as float64.
 
-        Probabilities of classes [B, C], of labels [B, L], of each pixel's classes [B, C, H, W], or numbers [B, outputs].
+        Probabilities of classes [B, C], of labels [B, L], of each pixel's classes [B, C, *sides], or numbers [B, outputs].
         """
-        if self.kind == "numbers":
-            return outputs.double()
-        return outputs.double().sigmoid() if self.kind == "labels" else outputs.double().softmax(1)
+        return compute_answers(self.task, outputs)
 
     def compute_outputs(self, raw: Inputs, where: Callable[[int], str]) -> Tensor:
         """Return the network's outputs [B, C, ...] for raw examples [B, *raw_shape].

@@ -93,7 +93,6 @@ def _write_files(folder: Path, answering: AnsweringModel) -> list[str]:
     input: Any = {"name": _INPUT, "dtype": takes.dtype, "shape": list(shape), "columns": answering.columns}
     if isinstance(shape, Shapes):
         input = [{"name": k, "dtype": steps["inputs"][k].get("dtype") or "float32", "shape": v} for k, v in shape.items()]
-    classes = [] if answering.kind == "numbers" else list(takes.classes)
     content = {
         "format": 1,
         "model": answering.description,
@@ -102,7 +101,7 @@ def _write_files(folder: Path, answering: AnsweringModel) -> list[str]:
         "round": answering.round,
         "fedmutual": version("fedmutual"),
         "input": input,
-        "output": {"name": output, "dtype": "float32", "kind": answering.kind, "classes": classes},
+        "output": {"name": output, "dtype": "float32", "kind": answering.kind, "classes": [*answering.names]},
         "scaling": {
             k: takes.scaling[k] for k in ("divisor", "mean", "std", "size", "columns", "inputs") if k in takes.scaling
         },

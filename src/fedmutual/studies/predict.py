@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from fedmutual.data import arrays, images, table
 from fedmutual.data.examples import BadRows
 from fedmutual.data.table_file import SUFFIXES
 from fedmutual.errors import DataError, RunError
-from fedmutual.metric import TargetKind
+from fedmutual.metric import KINDS, TargetKind
 from fedmutual.studies.answering_model import ROWS_AT_ONCE, AnsweringModel
 from fedmutual.studies.trained_run import choose_model
 
@@ -23,16 +24,19 @@ from fedmutual.studies.trained_run import choose_model
 class Prediction:
     """The prediction of a model for one example. `kind` says which of `ranked`, `numbers` and `mask` the model gives.
 
-    "classes": one class each; "labels": any number of labels; "numbers": a regression; "masks": a class of each pixel.
+    "classes": one class each; "labels": any number of labels; "numbers": a regression; "masks": a class of each pixel;
+    "times": survival.
     """
 
     example: str  # the image's path; of a table or of arrays "line 3 of rows.csv"
     model: str  # the model that predicted: "personal model of client '3' (cnn1), round 20"
     ranked: tuple[tuple[str, float], ...] = ()
     """Every class or label with its probability, of masks with its share of pixels, the greatest first; () for numbers."""
-    numbers: tuple[float, ...] = ()  # the outputs of a model that learned numbers; of a regression one
-    mask: tuple[tuple[int, ...], ...] = ()  # of a segmentation, for each row of pixels the position of each pixel's class
+    numbers: tuple[float, ...] = ()  # of a model that learned numbers or times
+    # of a segmentation, for each row of pixels the position of each pixel's class; of a volume, such rows for each layer
+    mask: tuple[Any, ...] = ()
     kind: TargetKind = "classes"
+    names: tuple[str, ...] = ()  # of several numbers
 
     @property
     def label(self) -> str:
@@ -89,17 +93,22 @@ def predict(
 def _make_prediction(example: str, answer: Tensor, answering: AnsweringModel) -> Prediction:
     """Return the prediction of one example. answer: as `compute_answers` gives it, without the batch."""
     kind, classes = answering.kind, answering.takes.classes
-    if kind == "numbers":
-        return Prediction(example, answering.description, numbers=tuple(answer.tolist()), kind=kind)
-    mask: tuple[tuple[int, ...], ...] = ()
+    if not KINDS[kind].is_named:
+        return Prediction(example, answering.description, numbers=tuple(answer.tolist()), kind=kind, names=answering.names)
+    mask: tuple[Any, ...] = ()
     if kind == "masks":
         chosen = answer.argmax(0)
-        mask = tuple(tuple(row) for row in chosen.tolist())
+        mask = _make_tuples(chosen.tolist())
         answer = torch.bincount(chosen.flatten(), minlength=len(classes)) / chosen.numel()
     order = answer.argsort(descending=True, stable=True).tolist()
     return Prediction(
         example, answering.description, tuple((classes[c], float(answer[c])) for c in order), mask=mask, kind=kind
     )
+
+
+def _make_tuples(values: Any) -> Any:
+    """Return lists in lists as tuples in tuples."""
+    return tuple(map(_make_tuples, values)) if isinstance(values, list) else values
 
 
 def _read_examples(file: Path, answering: AnsweringModel) -> Iterator[tuple[Sequence[str], Inputs]]:

@@ -24,7 +24,7 @@ from fedmutual.data.table_file import SUFFIXES
 from fedmutual.data.targets import check_masks, read_targets
 from fedmutual.errors import DataError, UserError, format_count, warn_user
 from fedmutual.in_memory import PREFIX
-from fedmutual.metric import ACCURACY, Metric
+from fedmutual.metric import ACCURACY, KINDS, Metric
 from fedmutual.results.estimate import compute_wilson_interval
 from fedmutual.rundir.file_names import PARTITION
 from fedmutual.rundir.record_files import read_record
@@ -40,7 +40,7 @@ class FileScore:
 
     file: str
     model: str  # the model: "personal model of client '3' (cnn1), round 20"
-    classes: tuple[str, ...]  # or labels
+    classes: tuple[str, ...]  # or labels, times or several numbers
     values: Mapping[str, Any]  # as `score` of the task returns them: numbers, None, or a list with a number for each class
     metric: Metric | None  # the main metric of the task, if the task has one
     interval: tuple[float, float] | None  # 95 % of the main metric over the rows; None where a resample has no such score
@@ -75,7 +75,8 @@ def score(answering: AnsweringModel, rows: Any, label: Label = None) -> FileScor
     if metric is None:
         interval = None
     elif metric == ACCURACY:
-        interval = compute_wilson_interval(values[metric.name], len(targets))
+        share, count = values[metric.name], values.get("examples", len(targets))
+        interval = None if share is None else compute_wilson_interval(share, count)
     else:
         interval = _resample(task, metric, outputs, targets)
     training_rows = _count_training_rows(answering, source)
@@ -85,8 +86,7 @@ def score(answering: AnsweringModel, rows: Any, label: Label = None) -> FileScor
             f"{file}: {format_count(training_rows, 'row')} of {len(targets):,} {'is' if training_rows == 1 else 'are'} in "
             f"the training data {whose}, so the score says less about new rows; score rows that the run did not train on"
         )
-    classes = () if answering.kind == "numbers" else answering.takes.classes
-    return FileScore(file, answering.description, classes, values, metric, interval, training_rows)
+    return FileScore(file, answering.description, answering.names, values, metric, interval, training_rows)
 
 
 def _split(rows: Sequence[int]) -> Iterator[Sequence[int]]:
@@ -129,7 +129,7 @@ def _read_targets(source: Source, answering: AnsweringModel) -> Tensor:
     """Return the targets of a labelled file, as the task takes them."""
     takes, kind = answering.takes, answering.kind
     learned = takes.classes if kind == "masks" and _have_learned_names(answering) else ()
-    are_named = kind != "numbers" and not learned
+    are_named = KINDS[kind].is_named and not learned
     data = answering.data.model_copy(update={"classes": takes.classes if are_named else None})
     _, (read,) = read_targets(source, data, kind, takes.classes, common=True, learned=learned)
     if kind == "masks":
@@ -176,7 +176,7 @@ def _read_labelled(file: Path, answering: AnsweringModel) -> Source:
             warn_user(note)
         return source
     if file.suffix.lower() in SUFFIXES and takes.columns is not None:
-        rows = table.read_rows(file, takes.columns, data, answering.encoding, labelled=True, numbers=kind == "numbers")
+        rows = table.read_rows(file, takes.columns, data, answering.encoding, labelled=True, numbers=kind != "classes")
         return Source(str(file), rows)
     if file.suffix.lower() == ".npz" and takes.columns is None:
         read = arrays.read_arrays(file, missing="name another")

@@ -46,7 +46,7 @@ class Site:
 
     train: a torch Dataset of (x, y); a pair (x, y) of arrays, tensors or DataFrames; or a DataFrame with `label`.
     test: test rows in one of these forms; None: a fifth of `train` is held out. label: the column of the targets of a
-    DataFrame, or a list of columns of 0 and 1 (several labels of one example).
+    DataFrame, or a list of columns: of 0 and 1 (several labels of one example), of numbers, or of the time and the event.
     model: the personal network of the participant: an nn.Module with its first weights, a name of `fedmutual list models`,
     or a function of (shape, classes) that makes a network; None: the shared architecture.
     settings: keys of this participant alone, for example {"optimizer.lr": 0.01}.

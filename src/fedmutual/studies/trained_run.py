@@ -289,7 +289,8 @@ class Run:
             UserError: there is no such client, or the code of an own task is missing or may not be imported.
         """
         with self._use_code():
-            return make_task(read_interface(self.folder, client).task)
+            takes = read_interface(self.folder, client)
+            return make_task(takes.task, outputs=takes.classes)
 
     def _choose_model(self, client: str | None, best: bool = False, ensemble: bool = False) -> AnsweringModel:
         """Return the model that answers. The arguments and the errors are those of `choose_model`."""
