@@ -3,7 +3,7 @@
 import pytest
 import torch
 from sklearn.datasets import load_digits
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import fedmutual
 from fedmutual import Site
@@ -100,6 +100,11 @@ def test_the_words_of_the_file_in_python(tmp_path):
     assert read_scores(by_name) == pytest.approx(read_scores(by_object), rel=1e-3)
     assert sum(isinstance(e, RoundDone) for e in events) == 2
     assert isinstance(events[-1], Finished)
+
+
+def test_a_dataloader_gives_its_batch_size(tmp_path):
+    _, steps = run(tmp_path / "a", north=DataLoader(DATA, batch_size=20), rounds=1)
+    assert steps == [8, 4], "160 rows each"
 
 
 def test_a_loss_that_fails_is_named(tmp_path):
