@@ -1,8 +1,8 @@
 """Inputs of each kind, from arrays and Datasets to the exported model: ids, series, volumes and integers."""
 
 import hashlib
-import importlib
 import json
+import runpy
 from functools import partial
 from pathlib import Path
 
@@ -369,8 +369,8 @@ SEVERAL = {
     "tensors": lambda x, y: ({k: torch.tensor(v) for k, v in x.items()}, torch.tensor(y)),
     "Dataset": lambda x, y: Listed(list_items(x, y)),
     "items as dictionaries": lambda x, y: Listed([{**one, "labels": label} for one, label in list_items(x, y)]),
-    "DataLoader": lambda x, y: torch.utils.data.DataLoader(Listed(list_items(x, y)), batch_size=8),
-    "own collate": lambda x, y: torch.utils.data.DataLoader(Listed(list_items(x, y)), collate_fn=collate),
+    "DataLoader": lambda x, y: torch.utils.data.DataLoader(Listed(list_items(x, y)), batch_size=64),
+    "own collate": lambda x, y: torch.utils.data.DataLoader(Listed(list_items(x, y)), batch_size=64, collate_fn=collate),
 }
 
 
@@ -497,7 +497,7 @@ class Net(nn.Module):
         super().__init__()
         self.embed, self.head = nn.Embedding(500, 8), nn.Linear(8, 2)
 
-    def forward(self, input_ids, attention_mask, table=None):
+    def forward(self, input_ids, attention_mask, table=None, age=None):
         mask = attention_mask[..., None]
         return self.head((self.embed(input_ids) * mask).sum(1) / mask.sum(1))
 """
@@ -524,7 +524,7 @@ def test_text_trains_and_new_texts_are_predicted(kind, tmp_path, in_tmp_path):
         settings = {f"data.{k}": v for k, v in (reading | {"text": ["note"]}).items()}
         sites = {i: Site(train=table.iloc[k::2], label="y") for k, i in enumerate("ab")}
         arguments = QUICK | {"rounds": 3, "local_epochs": 4, "optimizer": "adam", "lr": 0.05, "settings": settings}
-        run = fedmutual.federate(sites, "fml", importlib.import_module("text_net").Net(), **arguments)
+        run = fedmutual.federate(sites, "fml", runpy.run_path("text_net.py")["Net"](), **arguments)
         assert run.score(notes(5), label="y").values["accuracy"] == 1
         return
     if kind == "csv":

@@ -230,7 +230,7 @@ FACTORIES = [
     ),
     ("def make(): return TensorDataset(torch.ones(0, 2), torch.ones(0))", "has no examples"),
     ("def make(): return TensorDataset(torch.ones(6, 2))", "labels cannot be read from its items"),
-    ("def make(): return [[1, 2], [3]], [0, 1]", "returned values that are no arrays"),
+    ("def make(): return [[1, 2], 3], [0, 1]", "returned values that are no arrays"),
     ("def make(): return {'a': torch.ones(6, 2)}", "there is no array 'x'; it has 'a'"),
     (
         DATASET.format(LABELS, "[7]", "3 if i == 4 else 2"),

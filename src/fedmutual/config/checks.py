@@ -364,10 +364,12 @@ def _format_validation_error(error: ValidationError, prefix: str, kind: type[Sec
 
 
 def format_unknown_key(key: str, known: Iterable[str], everywhere: Iterable[str]) -> str:
-    """Return "unknown key ..." with the most similar key: of the table first, then of all tables."""
+    """Return "unknown key ..." with the most similar key: of one equal name, else of the table, else of all tables."""
     table, _, last = key.rpartition(".")
     known, everywhere = list(known), [k for k in everywhere if k != key]
-    near = [f"{table}.{k}" if table else k for k in difflib.get_close_matches(last, known, 1)]
+    equal = [k for k in everywhere if k.rpartition(".")[2] == last]
+    near = equal if len(equal) == 1 else []
+    near = near or [f"{table}.{k}" if table else k for k in difflib.get_close_matches(last, known, 1)]
     near = near or [k for k in everywhere if key.endswith(f".{k}") and "." in k]
     for like in ([last], difflib.get_close_matches(last, {k.rpartition(".")[2] for k in everywhere}, 1, 0.75)):
         near = near or [k for k in everywhere if k.rpartition(".")[2] in like]

@@ -192,7 +192,7 @@ def _read_labels(dataset: Any, place: str) -> npt.NDArray[Any]:
             _check_labels(dataset, np.asarray(labels), name, place)
             return np.asarray(labels)
     try:
-        return np.asarray([np.asarray(split_item(dataset[i])[1]) for i in range(len(dataset))])
+        return np.asarray([_get_label(dataset[i]) for i in range(len(dataset))])
     except Exception as problem:  # a user's dataset may fail in any way
         raise DataError(
             f"{place}: the labels cannot be read from its items ({type(problem).__name__}: {problem}); items must be "
@@ -200,11 +200,19 @@ def _read_labels(dataset: Any, place: str) -> npt.NDArray[Any]:
         ) from None
 
 
+def _get_label(item: Any) -> npt.NDArray[Any]:
+    """Return y of an item of a Dataset. Raises TypeError if the item has none."""
+    _, label = split_item(item)
+    if label is None:
+        raise TypeError(f"an item is {type(item).__name__}")
+    return np.asarray(label)
+
+
 def _check_labels(dataset: Any, labels: npt.NDArray[Any], name: str, place: str) -> None:
     """Raise DataError where one of up to 16 items has another label than the dataset's attribute `name`."""
     for i in choose_evenly(len(dataset), 16):
         try:
-            label = np.asarray(split_item(dataset[i])[1])
+            label = _get_label(dataset[i])
         except Exception:  # a user's dataset may fail in any way; reading x reports the error
             continue
         are_numbers = all(v.dtype.kind in "biuf" for v in (label, labels))

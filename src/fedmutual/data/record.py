@@ -16,7 +16,7 @@ from fedmutual.data.division import Division, Table, check_name
 from fedmutual.data.draws import Index, count_classes
 from fedmutual.data.examples import list_names
 from fedmutual.data.splits import PRIVATE, PUBLIC, ROW_KINDS, VALIDATION
-from fedmutual.data.stores import ResidentStore, Store
+from fedmutual.data.stores import Store
 from fedmutual.data.targets import Targets
 from fedmutual.errors import DataError, format_count
 from fedmutual.files import FORMAT
@@ -65,14 +65,10 @@ def make_record(config: Config, table: Table, division: Division, data: str) -> 
 
 
 def describe_inputs(store: Store) -> dict[str, dict[str, Any]]:
-    """Return what networks get of one example, by the name of the input: type, shape and, of rows in memory, the range."""
-    x = store.x if isinstance(store, ResidentStore) else None
-    x = next(iter(store.batches([torch.tensor([0])])))[0] if x is None else x
+    """Return what networks get of one example, by the name of the input: its type and shape."""
+    x = next(iter(store.batches([torch.tensor([0])])))[0]
     named = {"x": x} if isinstance(x, torch.Tensor) else x
-    about = {k: {"dtype": str(one.dtype).removeprefix("torch."), "shape": list(one.shape[1:])} for k, one in named.items()}
-    for name, one in named.items() if isinstance(store, ResidentStore) else ():
-        about[name] |= {"range": [one.min().item(), one.max().item()]}
-    return about
+    return {k: {"dtype": str(one.dtype).removeprefix("torch."), "shape": list(one.shape[1:])} for k, one in named.items()}
 
 
 def compute_digest(examples: bytes, table: Table, shape: Shape, targets: Targets | Index) -> str:
