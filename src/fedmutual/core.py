@@ -478,6 +478,7 @@ class Public:
     of_sender: bool = False  # whether `batch` counts rows of each sender; else rows of the whole set
     pairs: bool = False  # whether the algorithm draws the participants of a round
     server: bool = False  # whether only the server has the rows, to train the shared model on
+    own_labels: bool = True  # whether a participant reads the labels of the rows that it owns
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ class FedDF(FedAvg):
 
     def algorithm(self) -> Algorithm:
         """Return FedAvg with public data at the server."""
-        return replace(super().algorithm(), public=Public(labelled=False, server=True))
+        return replace(super().algorithm(), public=Public(labelled=False, server=True, own_labels=False))
 
     def receive(self, server: Message, replies: Mapping[str, Message], at: At) -> Message:
         """Return the mean of the received models after its distillation on public data from all received models.

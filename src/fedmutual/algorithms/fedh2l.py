@@ -112,7 +112,8 @@ class FedH2L:
         data = self.local_data or ("private+all-public" if self.labels else "private+own-public")
         halves = (Local(**settings), Mutual(**settings))
         start = (Agree(self.labels), Compare())
-        public = Public(self.labels, self.public_batch, of_sender=True, pairs=self.peers == "pairs")
+        own_labels = self.confidence or data != "private"
+        public = Public(self.labels, self.public_batch, True, self.peers == "pairs", own_labels=own_labels)
         return Algorithm("fedh2l", halves, start, public=public, trains_on=LOCAL_DATA[data], dp_ready=True)
 
 

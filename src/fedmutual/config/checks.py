@@ -28,6 +28,7 @@ from fedmutual.config.methods import (
     list_optimizer_arguments,
     list_setting_types,
     list_training_fields,
+    make_algorithm,
     make_optimizer,
     read_client_settings,
     validate_setting,
@@ -255,6 +256,7 @@ def describe_unused_keys(config: Config, scores: Sequence[str], pooled: bool) ->
     scores: the scored models of the algorithm, as `Algorithm.scores`. pooled: whether one network learns from all data.
     """
     traits = (*scores, *(["averaged"] if has_aggregation(config) else []), *([] if pooled else ["federated"]))
+    traits += ("public",) if make_algorithm(config).public is not None else ()
     unmet = list(_list_unmet(config, lambda c: bool(c.remark) and c.key != "engine", {"algorithm": traits}))
     read = list_training_fields(find_algorithm(config.algorithm["name"])).keys() | EVERYWHERE
     unread = tuple(f"training.{name}" for name in TrainingConfig.model_fields if name not in read)

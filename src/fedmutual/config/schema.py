@@ -19,7 +19,7 @@ COMMON_OPTIMIZERS = ("sgd", "adam", "adamw")  # which the keys of [optimizer] we
 
 
 def _if_algorithm(about: str, remark: str, *traits: str) -> OnlyIf:
-    """Return the condition that an algorithm has a trait: "federated", "averaged", or one of `Algorithm.scores`."""
+    """Return the condition of a trait of the algorithm: "federated", "averaged", "public", or one of `Algorithm.scores`."""
     return OnlyIf("algorithm", traits, about=f"the algorithm {about}", remark=f"algorithm {{name!r}} {remark}")
 
 
@@ -44,6 +44,7 @@ _FEDERATED = _if_algorithm("is not centralised", "trains one network on all data
 _PERSONAL = _if_algorithm("trains personal networks", "trains no personal networks", "personal")
 _SHARED = _if_algorithm("shares a model", "shares no model", "global", "proxy")
 _ON_SERVER = _if_algorithm("shares a model through the server", "shares no model", "global")
+_PUBLIC = _if_algorithm("uses public data", "uses no public data", "public")
 _AVERAGED = _if_algorithm("averages what clients send", "makes no mean of what clients send", "averaged")
 
 
@@ -196,6 +197,11 @@ class SplitConfig(Section):
     """if set, private, public, validation and test are fractions of all rows of a client, with a sum of at most 1"""
     public: keys.Fraction = key(0.0, only_if=())
     """the fraction of each client's training data that it gives to the public seed set"""
+    public_file: keys.PathSetting | None = key(
+        unused_on_sites="each site gives a part of its rows (split.public, sites.public)", only_if=(_PUBLIC,)
+    )
+    """the public seed set in place of rows of the clients: a CSV, Parquet or npz file, or a folder, in the form of the
+    clients' data, with or without labels"""
     validation: keys.Fraction | None = key(only_if=_UNFOLDED)
     """the fraction of a client's training data that is validation data; unset, by `split.preset`"""
     holdout: keys.Fraction = key(0.0, only_if=())

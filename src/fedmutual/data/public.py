@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -38,6 +39,8 @@ class PublicSet:
     unlabelled: str  # hex; of the examples and owners, without labels
     sizes: Mapping[str, int]  # node -> bytes of its unscaled examples
     label_size: int  # bytes of a label
+    file: Path | None = None  # from which all participants have the set (split.public_file); None: it is of their rows
+    has_labels: bool = True
 
     def __len__(self) -> int:
         return len(self.data)
@@ -88,8 +91,8 @@ def make_public_set(parts: Mapping[str, PublicPart], classes: tuple[str, ...]) -
     for k, name in enumerate(classes):
         if any(part.trained[k] for part in parts.values()) and not any(part.counts[k] for part in parts.values()):
             raise ConfigError(
-                f"the public set has no example of class {name!r}, which clients train on; raise 'split.public', or divide "
-                "the data otherwise"
+                f"the public set has no example of class {name!r}, which clients train on; raise 'split.public', divide "
+                "the data otherwise, or add examples to 'split.public_file'"
             )
     owners, sizes, digests, start = {}, {}, hashlib.sha256(), 0
     for i, part in parts.items():

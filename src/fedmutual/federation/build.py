@@ -179,7 +179,13 @@ def _check_public(experiment: Experiment) -> None:
     if public is None:
         raise ConfigError(
             f"algorithm {config.algorithm['name']!r} needs a public seed set; set split.public, the fraction of its "
-            "data that each client gives to all"
+            "data that each client gives to all, or split.public_file"
+        )
+    if not public.has_labels and (use.labelled or use.own_labels):
+        raise ConfigError(
+            f"{public.file}: algorithm {config.algorithm['name']!r} learns from labels of public data, and these have none; "
+            "add them, choose feddf, or for fedh2l set algorithm.labels = false, algorithm.confidence = false and "
+            "algorithm.local_data = 'private'"
         )
     check_enough(use, {i: len(rows) for i, rows in public.owners.items()})
     if config.engine.participation < 1 and use.pairs:

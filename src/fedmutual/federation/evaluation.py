@@ -252,12 +252,15 @@ def describe_evaluation_rows(data: Federation, best_by: str | None) -> tuple[str
 
 
 def _select_training_rows(data: Federation, shares: Shares, algorithm: Algorithm) -> View:
-    if data.public is None or shares.public is None:
+    is_outside = data.public is not None and data.public.file is not None  # whose rows are nobody's own
+    if data.public is None or (shares.public is None and not is_outside):
         return shares.private
-    parts = {"private": [shares.private], "own public": [shares.public]}
+    parts = {"private": [shares.private], "own public": [] if shares.public is None else [shares.public]}
     parts["public"] = [*data.public.parts]
     selected = [part for name in algorithm.trains_on for part in parts[name]]
-    return merge_rows(selected) if isinstance(data.test, Rows) else ChainedRows(selected)
+    if is_outside and len(selected) == 1:
+        return selected[0]
+    return merge_rows(selected) if isinstance(data.test, Rows) and not is_outside else ChainedRows(selected)
 
 
 def list_evaluations(

@@ -402,6 +402,9 @@ def _restore_run(experiment: Experiment, engine: Simulation, folder: Path, name:
 def _fingerprint_experiment(experiment: Experiment) -> str:
     """Return the fingerprint of the data, and of the model of another run with which the server starts."""
     fingerprint: str = experiment.data.partition["fingerprint"]
+    public = experiment.data.public
+    if public is not None and public.file is not None:  # partition.json has no rows of it
+        fingerprint += public.digest
     if experiment.nets.begun is None:
         return fingerprint
     tensors = sorted(experiment.nets.begun.items())

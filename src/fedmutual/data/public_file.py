@@ -1,0 +1,91 @@
+"""A public seed set from a file that all participants have (split.public_file), in place of rows of the clients."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from fedmutual import tasks
+from fedmutual.config import Config, DataConfig, has_own_data, make_client_config
+from fedmutual.config.keys import Table
+from fedmutual.core import get_target_kind
+from fedmutual.data import arrays, folder, stores, table
+from fedmutual.data.draws import Index, count_classes
+from fedmutual.data.encoding import EncodedExamples, parse_encoding
+from fedmutual.data.examples import Source
+from fedmutual.data.public import PublicPart, PublicSet, make_public_set
+from fedmutual.data.record import count_training_examples
+from fedmutual.data.rows import Rows
+from fedmutual.data.scaling import UNSCALED, find_form, parse_scaling
+from fedmutual.data.space import Space
+from fedmutual.data.table_file import SUFFIXES, TableFile
+from fedmutual.data.targets import Targets, read_targets
+from fedmutual.errors import ConfigError, DataError
+
+
+def read_public_set(config: Config, path: Path, spaces: Mapping[str, Space], partition: Table) -> PublicSet:
+    """Return the rows of a file as the public seed set: each participant stands for an equal part of them.
+
+    Without labels in the file, all labels of the set are hidden.
+
+    spaces: by client. partition: the content of partition.json.
+
+    Raises:
+        ConfigError: split.public is set, too; or clients scale their inputs differently.
+        DataError: the file cannot be read, has another form than the clients' data, or lacks a class.
+    """
+    if config.split.public:
+        raise ConfigError("keys 'split.public' and 'split.public_file' exclude each other; remove one")
+    clients, space = list(spaces), next(iter(spaces.values()))
+    if any(other.scaling != space.scaling for other in spaces.values()):
+        raise ConfigError(
+            "key 'split.public_file': clients scale their inputs differently, so that no file serves all; set 'data.mean' "
+            "and 'data.std' for all"
+        )
+    data = make_client_config(config, clients[0]).data if has_own_data(config) else config.data
+    source, has_labels = _read_source(path, data.model_copy(update={"root": path, "test": None, "group_by": None}), space)
+    kind = get_target_kind(tasks.make_task(space.task))
+    targets: Index | Targets = np.full(len(source.train.x), -1, np.int64)
+    if has_labels:
+        known = data.model_copy(update={"classes": space.classes if kind == "classes" else data.classes})
+        _, (targets,) = read_targets(source, known, kind, space.classes)
+    columns = space.scaling.get("columns")
+    examples, scaled = source.train.x, parse_scaling(space.scaling)
+    if columns is not None:
+        examples, scaled = EncodedExamples(examples, parse_encoding(columns)), UNSCALED
+    store, shape = stores.make_store(examples, targets, scaled, source.name_row, config.data.resident, config.data.workers)
+    if shape != space.shape:
+        raise DataError(f"{path}: its examples have the shape {list(shape)}, and those of the clients {list(space.shape)}")
+    size, parts = len(space.classes), dict[str, PublicPart]()
+    for client, index in zip(clients, np.array_split(np.arange(len(targets)), len(clients)), strict=True):
+        labels = targets[index] if kind == "classes" else np.zeros(len(index), np.int64)
+        counts = count_classes(labels, size).tolist() if has_labels else [0] * size
+        trained = count_training_examples(partition["clients"][client]) if has_labels else [0] * size
+        parts[client] = PublicPart(Rows(store, index), source.train.x, counts, trained)
+    public = make_public_set(parts, tuple(partition["classes"]))
+    assert public is not None  # every part has rows, or the source would have been refused
+    return replace(public, sizes=dict.fromkeys(clients, 0), label_size=0, file=path, has_labels=has_labels)
+
+
+def _read_source(path: Path, data: DataConfig, space: Space) -> tuple[Source, bool]:
+    """Return the rows of a file, unscaled, and whether they have labels; without labels they have placeholders."""
+    suffix, kind = path.suffix.lower(), get_target_kind(tasks.make_task(space.task))
+    if path.is_dir():
+        return folder.read_folder(data.model_copy(update={"classes": space.classes}), domains=False, kind=kind), True
+    columns = space.scaling.get("columns")
+    if suffix in SUFFIXES and (space.columns is not None or columns):
+        names = [c["name"] for c in columns] if columns else [*(space.columns or ())]
+        has_labels = set(data.label_columns) <= {*TableFile(path, data).frame}
+        encoding = parse_encoding(columns) if columns else None
+        rows = table.read_rows(path, tuple(names), data, encoding, labelled=has_labels, numbers=kind == "numbers")
+        return Source(str(path), rows), has_labels
+    if suffix == ".npz" and space.columns is None:
+        contents = arrays.read_arrays(path, missing="name the file that all participants have")
+        has_labels = "y" in contents
+        if not has_labels and "x" in contents:
+            contents = {**contents, "y": np.zeros(len(contents["x"]), np.int64)}
+        source = arrays.make_source(contents, data, str(path)).with_form(find_form(space.scaling, space.shape))
+        return replace(source, test=None), has_labels
+    wanted = "a CSV file with the columns of the clients' data" if space.columns else "an npz file, or a folder of images"
+    raise DataError(f"{path}: is no public data for these clients (split.public_file); give {wanted}")

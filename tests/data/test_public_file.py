@@ -1,0 +1,99 @@
+"""A public seed set from a file that all participants have: with and without labels, and what does not fit."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+import fedmutual
+
+pytestmark = [pytest.mark.run, pytest.mark.filterwarnings("ignore")]
+
+CONFIG = """
+name = "p"
+rounds = 1
+data = {{ name = "npz", root = "own.npz" }}
+partition = {{ kind = "iid", clients = 3 }}
+split = {{ public_file = "{file}" }}
+algorithm = {{ name = "{name}", {settings} }}
+model = {{ shared = "mlp" }}
+training = {{ {training} batch_size = 16 }}
+"""
+UNLABELLED = 'labels = false, confidence = false, local_data = "private", public_batch = 8'
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    x, y = load_digits(return_X_y=True)
+    np.savez("own.npz", x=x[:300].astype(np.float32), y=y[:300])
+    np.savez("labelled.npz", x=x[300:400].astype(np.float32), y=y[300:400])
+    np.savez("unlabelled.npz", x=x[300:400].astype(np.float32))
+    np.savez("wide.npz", x=x[300:400, :60].astype(np.float32), y=y[300:400])
+    np.savez("few.npz", x=x[300:305].astype(np.float32), y=y[300:305])
+
+
+def load(file: str, name: str, settings: str = "public_batch = 8", more: str = "") -> fedmutual.Config:
+    training = "local_steps = 2," if name == "fedh2l" else "local_epochs = 1,"
+    Path("p.toml").write_text(CONFIG.format(file=file, name=name, settings=settings, training=training) + more)
+    return fedmutual.load_config("p.toml")
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "settings"),
+    [
+        ("labelled.npz", "fedmd", "public_batch = 8, transfer_epochs = 1"),
+        ("labelled.npz", "fedh2l", "public_batch = 8"),
+        ("unlabelled.npz", "fedh2l", UNLABELLED),
+        ("labelled.npz", "feddf", "distill_steps = 2"),
+        ("unlabelled.npz", "feddf", "distill_steps = 2"),
+        ("labelled.npz", "aggregate", ""),
+    ],
+)
+def test_methods_learn_from_a_public_file(files: None, file: str, name: str, settings: str) -> None:
+    run = fedmutual.run(load(file, name, settings), "r")
+    assert run.finished
+    assert run.summary["bytes"]["seed"] == 0  # nobody sends what all have
+
+
+def test_labels_of_the_file_do_not_change_what_needs_none(files: None) -> None:
+    runs = [fedmutual.run(load(f"{file}.npz", "feddf", "distill_steps = 2"), file) for file in ("labelled", "unlabelled")]
+    first, second = (run.global_model().state_dict() for run in runs)
+    assert all((first[k] == second[k]).all() for k in first)
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "settings", "sentence"),
+    [
+        (
+            "unlabelled.npz",
+            "fedmd",
+            "public_batch = 8",
+            "algorithm 'fedmd' learns from labels of public data",
+        ),
+        ("unlabelled.npz", "fedh2l", "public_batch = 8, labels = false", "algorithm.confidence = false"),
+        ("wide.npz", "fedmd", "public_batch = 8", r"wide.npz: its examples have the shape \[60\]"),
+        ("few.npz", "fedmd", "public_batch = 2", "the public set has no example of class '.'"),
+        ("missing.npz", "fedmd", "public_batch = 8", "missing.npz"),
+        (
+            "own.csv",
+            "fedmd",
+            "public_batch = 8",
+            "is no public data for these clients .*; give an npz file",
+        ),
+    ],
+)
+def test_a_file_that_does_not_fit(files: None, file: str, name: str, settings: str, sentence: str) -> None:
+    with pytest.raises(fedmutual.UserError, match=sentence):
+        fedmutual.run(load(file, name, settings), "r")
+
+
+def test_a_resume_needs_the_same_file_and_one_source_is_enough(files: None) -> None:
+    config = load("labelled.npz", "feddf", "distill_steps = 2")
+    fedmutual.run(config, "r")
+    Path("few.npz").replace("labelled.npz")
+    with pytest.raises(fedmutual.UserError):
+        fedmutual.run(fedmutual.load_config("p.toml", rounds=2), "r", resume=True)
+    with pytest.raises(fedmutual.UserError, match=r"'split.public' and 'split.public_file' exclude each other"):
+        fedmutual.run(fedmutual.load_config("p.toml", **{"split.public": 0.1}), "q")
