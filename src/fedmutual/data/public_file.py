@@ -9,7 +9,7 @@ import numpy as np
 from fedmutual import tasks
 from fedmutual.config import Config, DataConfig, has_own_data, make_client_config
 from fedmutual.config.keys import Table
-from fedmutual.core import get_target_kind
+from fedmutual.core import Shapes, format_shape, get_target_kind
 from fedmutual.data import arrays, folder, stores, table
 from fedmutual.data.draws import Index, count_classes
 from fedmutual.data.encoding import EncodedExamples, parse_encoding
@@ -32,12 +32,14 @@ def read_public_set(config: Config, path: Path, spaces: Mapping[str, Space], par
     spaces: by client. partition: the content of partition.json.
 
     Raises:
-        ConfigError: split.public is set, too; or clients scale their inputs differently.
+        ConfigError: split.public is set, too; rows have several inputs; or clients scale their inputs differently.
         DataError: the file cannot be read, has another form than the clients' data, or lacks a class.
     """
     if config.split.public:
         raise ConfigError("keys 'split.public' and 'split.public_file' exclude each other; remove one")
     clients, space = list(spaces), next(iter(spaces.values()))
+    if isinstance(space.shape, Shapes):
+        raise ConfigError("key 'split.public_file' is for one input a row, but the examples have several; use split.public")
     if any(other.scaling != space.scaling for other in spaces.values()):
         raise ConfigError(
             "key 'split.public_file': clients scale their inputs differently, so that no file serves all; set 'data.mean' "
@@ -56,7 +58,9 @@ def read_public_set(config: Config, path: Path, spaces: Mapping[str, Space], par
         examples, scaled = EncodedExamples(examples, parse_encoding(columns)), UNSCALED
     store, shape = stores.make_store(examples, targets, scaled, source.name_row, config.data.resident, config.data.workers)
     if shape != space.shape:
-        raise DataError(f"{path}: its examples have the shape {list(shape)}, and those of the clients {list(space.shape)}")
+        raise DataError(
+            f"{path}: its examples have the shape {format_shape(shape)}, and the clients' {format_shape(space.shape)}"
+        )
     size, parts = len(space.classes), dict[str, PublicPart]()
     for client, index in zip(clients, np.array_split(np.arange(len(targets)), len(clients)), strict=True):
         labels = targets[index] if kind == "classes" else np.zeros(len(index), np.int64)
@@ -85,7 +89,7 @@ def _read_source(path: Path, data: DataConfig, space: Space) -> tuple[Source, bo
         has_labels = "y" in contents
         if not has_labels and "x" in contents:
             contents = {**contents, "y": np.zeros(len(contents["x"]), np.int64)}
-        source = arrays.make_source(contents, data, str(path)).with_form(find_form(space.scaling, space.shape))
+        source = arrays.make_source(contents, data, str(path)).with_form(find_form(space.scaling, tuple(space.shape)))
         return replace(source, test=None), has_labels
     wanted = "a CSV file with the columns of the clients' data" if space.columns else "an npz file, or a folder of images"
     raise DataError(f"{path}: is no public data for these clients (split.public_file); give {wanted}")
