@@ -16,7 +16,7 @@ rounds = 1
 data = {{ name = "npz", root = "own.npz" }}
 partition = {{ kind = "iid", clients = 3 }}
 split = {{ public_file = "{file}" }}
-algorithm = {{ name = "{name}", {settings} }}
+algorithm = {{ {settings}name = "{name}" }}
 model = {{ shared = "mlp" }}
 training = {{ {training} batch_size = 16 }}
 """
@@ -36,7 +36,9 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def load(file: str, name: str, settings: str = "public_batch = 8", more: str = "") -> fedmutual.Config:
     training = "local_steps = 2," if name == "fedh2l" else "local_epochs = 1,"
-    Path("p.toml").write_text(CONFIG.format(file=file, name=name, settings=settings, training=training) + more)
+    Path("p.toml").write_text(
+        CONFIG.format(file=file, name=name, settings=settings and f"{settings}, ", training=training) + more
+    )
     return fedmutual.load_config("p.toml")
 
 
