@@ -9,7 +9,7 @@ import numpy as np
 from fedmutual import tasks
 from fedmutual.config import Config, DataConfig, has_own_data, make_client_config
 from fedmutual.config.keys import Table
-from fedmutual.core import Shapes, format_shape, get_target_kind
+from fedmutual.core import Shapes, find_image_shape, format_shape, get_target_kind
 from fedmutual.data import arrays, folder, stores, table
 from fedmutual.data.draws import Index, count_classes
 from fedmutual.data.encoding import EncodedExamples, parse_encoding
@@ -63,7 +63,7 @@ def read_public_set(config: Config, path: Path, spaces: Mapping[str, Space], par
         )
     size, parts = len(space.classes), dict[str, PublicPart]()
     for client, index in zip(clients, np.array_split(np.arange(len(targets)), len(clients)), strict=True):
-        labels = targets[index] if kind == "classes" else np.zeros(len(index), np.int64)
+        labels = targets[index].astype(np.int64) if kind == "classes" else np.zeros(len(index), np.int64)
         counts = count_classes(labels, size).tolist() if has_labels else [0] * size
         trained = count_training_examples(partition["clients"][client]) if has_labels else [0] * size
         parts[client] = PublicPart(Rows(store, index), source.train.x, counts, trained)
@@ -89,7 +89,9 @@ def _read_source(path: Path, data: DataConfig, space: Space) -> tuple[Source, bo
         has_labels = "y" in contents
         if not has_labels and "x" in contents:
             contents = {**contents, "y": np.zeros(len(contents["x"]), np.int64)}
-        source = arrays.make_source(contents, data, str(path)).with_form(find_form(space.scaling, tuple(space.shape)))
+        source = arrays.make_source(contents, data, str(path)).with_form(
+            find_form(space.scaling, find_image_shape(space.shape))
+        )
         return replace(source, test=None), has_labels
     wanted = "a CSV file with the columns of the clients' data" if space.columns else "an npz file, or a folder of images"
     raise DataError(f"{path}: is no public data for these clients (split.public_file); give {wanted}")
