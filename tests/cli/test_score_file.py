@@ -107,9 +107,9 @@ def test_a_folder_of_images_is_scored_by_its_class_folders(tmp_path, in_tmp_path
     (tmp_path / "images" / "cat" / "a.heic").touch()
     cli("run", "p.toml", "--out", "p")
     assert "1 file is not read: 1 .heic (cat/a.heic)" in (tmp_path / "p" / "log.txt").read_text()
-    (tmp_path / "new" / "owl" / "b.dcm").touch()
+    (tmp_path / "new" / "owl" / "b.nrrd").touch()
     out, err = cli.run("score", "p", "new", "--json")
-    assert "1 .dcm (owl/b.dcm)" in " ".join(err.split())
+    assert "1 .nrrd (owl/b.nrrd)" in " ".join(err.split())
     scores = json.loads(out)
     files = sorted((tmp_path / "new").rglob("*.png"))
     right = [p.label == f.parent.name for p, f in zip(fedmutual.predict("p", files), files, strict=True)]

@@ -207,15 +207,14 @@ def test_predict_and_score_read_files_as_training_does(tmp_path: Path, kind: str
             else:
                 write_nifti(root / label / f"{k}.nii.gz", values)
     from fedmutual import predict, run
-    from fedmutual.studies.score import score_file
 
     experiment = config(
         name=kind, rounds=1, data=folder(root, **about), training=training, model={"shared": network}, split={"test": 0.3}
     )
-    run(experiment, tmp_path / "run")
+    trained = run(experiment, tmp_path / "run")
     file = next(f for f in sorted(root.rglob("*")) if f.is_file())
     (answer,) = predict(tmp_path / "run", file)
-    score = score_file(tmp_path / "run", root)
+    score = trained.score(root)
     assert answer.kind == ("masks" if kind == "masks" else "classes")
     assert score.metric is not None
     assert score.training_rows
