@@ -58,7 +58,7 @@ def make_task(name: str, key: str = "training.task", outputs: Sequence[str] = ()
             raise ConfigError(f"key {key!r}: {name!r} is no task, because it lacks {member!r}; see fedmutual.core.Task")
         if not is_wanted(getattr(task, member)):
             raise ConfigError(f"key {key!r}: {member!r} of the task {name!r} must be {wanted}")
-    return _UserTask(task)
+    return UserTask(task)
 
 
 def compute_answers(task: Task, outputs: Tensor) -> Tensor:
@@ -81,7 +81,7 @@ def try_losses(task: Task, outputs: Tensor, targets: Tensor) -> None:
     Raises:
         AlgorithmError: a loss cannot be used, or torch warns of outputs and targets of different shapes.
     """
-    if isinstance(task, _UserTask):
+    if isinstance(task, UserTask):
         half = torch.tensor(0.5)
         with warnings.catch_warnings():
             warnings.filterwarnings("error", "Using a target size")
@@ -89,20 +89,20 @@ def try_losses(task: Task, outputs: Tensor, targets: Tensor) -> None:
             task.mutual(outputs, outputs.clone(), targets, half, half, 1.0)
 
 
-class _UserTask:
+class UserTask:
     """A task that the user wrote. An error in a method or a wrong result is one sentence with the class."""
 
     def __init__(self, task: Task) -> None:
-        self._task = task
+        self.task = task
 
     def __getattr__(self, member: str) -> Any:
         """Return a member that this class does not define, such as `outputs` and `tells`, from the task."""
-        if member == "_task":  # while the object is unpickled
+        if member == "task":  # while the object is unpickled
             raise AttributeError(member)
-        return getattr(self._task, member)
+        return getattr(self.task, member)
 
     def __repr__(self) -> str:
-        return repr(self._task)
+        return repr(self.task)
 
     def fit(self, output: Tensor, target: Tensor) -> Tensor:
         """Return `fit` of the task. Raises AlgorithmError if the result is no loss."""
@@ -132,9 +132,9 @@ class _UserTask:
 
     def _call(self, method: str, *arguments: Any) -> Any:
         try:
-            return getattr(self._task, method)(*arguments)
+            return getattr(self.task, method)(*arguments)
         except Exception as problem:  # a user's code may fail in any way
-            line = format_line(problem, type(self._task).__module__)
+            line = format_line(problem, type(self.task).__module__)
             trace = "".join(traceback.format_exception(problem))
             raise AlgorithmError(f"{self._describe(method)} raised {format_error(problem)}{line}", trace) from problem
 
@@ -151,5 +151,5 @@ class _UserTask:
         raise AlgorithmError(f"{self._describe(method)} returned {kind}{about}; return {wanted}")
 
     def _describe(self, method: str) -> str:
-        kind = type(self._task)
+        kind = type(self.task)
         return f"{method} of your task {kind.__module__}:{kind.__qualname__}"

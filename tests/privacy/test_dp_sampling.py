@@ -17,12 +17,14 @@ from fedmutual.algorithms import FML, FedAvg, Independent
 from fedmutual.boundary import Refused, release
 from fedmutual.data.rows import CropFlip
 from fedmutual.errors import RunError
+from fedmutual.fitting import Fitted
 from fedmutual.losses import Classification
 from fedmutual.privacy import secret
 from fedmutual.privacy.sampling import Units
 from fedmutual.privacy.secret import SIZE, Stream, derive_key, derive_simulation_secret, read_site_secret
 from fedmutual.rundir.checkpoint import collect_client_state, load_client
 from fedmutual.stepping import work
+from fedmutual.tasks import UserTask
 from fedmutual.tensor_files import write_tensors
 from noised import SECRET, client
 from toy import FEATURES, at, difference, federation, rows, server, weights
@@ -178,9 +180,20 @@ def test_noise_differs_by_the_task_and_by_augmentation():
     class Smoothed(Classification):
         label_smoothing: float = 0.1
 
-    def label(task, augment):
+    class Plain:
+        outputs, fit, mutual = None, Classification().fit, Classification().mutual
+
+    class Other(Plain):
+        pass
+
+    class Halved(torch.optim.SGD):
+        pass
+
+    def label(task, augment, optimizer=None):
         phase = FedAvg(local_epochs=1, **UNIFORM, task=task)
         one = client("0", phase.algorithm(), ["meme"])
+        if optimizer is not None:
+            one.optimizers["meme"].__class__ = optimizer
         one.data["private"].source.augment = augment
         one.privacy.spend = spent.append
         work(phase, one, server(), at())
@@ -189,7 +202,10 @@ def test_noise_differs_by_the_task_and_by_augmentation():
     spent = []
     labels = [label(Classification(), None), label(Classification(), CropFlip(torch.zeros(1)))]
     labels += [label(Smoothed(label_smoothing=amount), None) for amount in (0.1, 0.2)]
-    assert len(set(labels)) == 4
+    labels += [label(Fitted(UserTask(Plain()), focal=gamma), None) for gamma in (0.0, 1.0)]
+    labels += [label(UserTask(kind()), None) for kind in (Plain, Other)] + [label(Classification(), None, Halved)]
+    assert len(set(labels)) == 9
+    assert label(Fitted(UserTask(Plain()), focal=1.0), None) == labels[5], "of another object of the class"
     assert label(Classification(), None) == labels[0]
 
 

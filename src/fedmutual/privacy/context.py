@@ -17,8 +17,10 @@ from torch import Tensor
 from fedmutual import numerics
 from fedmutual.core import PLAIN, At, Client, Data, Message, Phase, Schedule
 from fedmutual.fitting import Fitted
+from fedmutual.optimizers import COMMON
 from fedmutual.privacy.sampling import Units
 from fedmutual.rundir.checkpoint import collect_client_state
+from fedmutual.tasks import UserTask
 from fedmutual.user_code import plugins
 
 _SHIPPED = ("fedmutual", "torch", "torchvision")  # the code of these packages is named by `numerics.VERSION`
@@ -66,20 +68,29 @@ def _list_settings(phase: Phase, at: At) -> list[tuple[str, str]]:
     """Return (name, text) of each setting in this round, independent of the number of rounds."""
     settings = {f.name: getattr(phase, f.name) for f in fields(phase)}  # type: ignore[arg-type]
     values = {k: at.number(v) if isinstance(v, Schedule) else v for k, v in settings.items()}
-    return [
-        (k, repr(v) if isinstance(v, _PLAIN) or is_dataclass(v) else _name_class(type(v))) for k, v in sorted(values.items())
-    ]
+    return [(k, _describe_setting(v)) for k, v in sorted(values.items())]
+
+
+def _describe_setting(value: object) -> str:
+    """Return a text that every process has alike: not that of an object of a user's class, which may hold its address."""
+    if isinstance(value, Fitted):
+        own = {f.name: getattr(value, f.name) for f in fields(value) if f.repr and f.name != "task"}
+        return repr((_describe_setting(value.task), own))
+    return repr(value) if isinstance(value, _PLAIN) or is_dataclass(value) else _name_class(type(value))
 
 
 def _describe_code(phase: Phase, client: Client) -> tuple[object, ...]:
-    """Return the layers of all networks, and the code of their classes and of the task.
+    """Return the layers of all networks, and the code of their classes, of the optimisers and of the task.
 
-    Networks of different layers can have equal names and shapes of weights.
+    Networks of different layers can have equal names and shapes of weights, and optimisers equal settings.
     """
     kinds: set[type] = {type(module) for net in client.nets.values() for module in net.modules()}
+    kinds |= {type(optimizer) for optimizer in client.optimizers.values()} - {*COMMON}  # those differ in their settings
     kinds |= {type(phase), type(task := getattr(phase, "task", None))}
-    if isinstance(task, Fitted) and task.call is not None:
-        kinds.add(cast(type, task.call) if inspect.isfunction(task.call) else type(task.call))
+    while isinstance(task, Fitted | UserTask):
+        if isinstance(task, Fitted) and task.call is not None:
+            kinds.add(cast(type, task.call) if inspect.isfunction(task.call) else type(task.call))
+        kinds.add(type(task := task.task))
     nets = tuple((name, repr(net), _name_class(type(net))) for name, net in sorted(client.nets.items()))
     return numerics.VERSION, nets, sorted({_name_class(kind) for kind in kinds}), _digest_modules(kinds)
 
