@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmutual.calling import list_tensors
-from fedmutual.core import Client, Data, Message, Spec
+from fedmutual.core import PREVIOUS, Client, Data, Message, Spec
 
 LEAST = 16  # elements; of fewer, equal bytes prove nothing
 FEWEST, DISTINCT = 4, 4  # but of a row that has so many elements, and so many different values, not all whole, they do
@@ -145,7 +145,9 @@ def _list_private_tensors(client: Client) -> Iterator[tuple[str, Tensor]]:
             yield from (
                 (f"{k!r} of its {net} optimiser", v) for k, v in tensors.items() if known is None or not v.equal(known)
             )
-    yield from ((f"{k!r} of its memory", v) for k, v in client.memory.items())
+    is_known = "stopped" in client.kept  # a client that has stopped sends its last reply again (`Recipe.patience`)
+    kept = {k: v for k, v in client.memory.items() if not (is_known and k.startswith(PREVIOUS))}
+    yield from ((f"{k!r} of its memory", v) for k, v in kept.items())
 
 
 def _view_bytes(tensor: Tensor) -> int:
