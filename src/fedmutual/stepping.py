@@ -108,8 +108,9 @@ def _judge_progress(phase: Phase, client: Client, at: At, patience: int) -> None
         for x, y, *_ in rows.rows(torch.split(torch.arange(len(rows)), 512)):
             total += task.fit(call_network(net, x), y).item() * len(y)
         net.train(was_training)
-    best, waited = client.kept.get("best", torch.tensor(math.inf)), client.kept.get("waited", torch.tensor(0))
-    loss = torch.tensor(total / len(rows), dtype=torch.float64)
+    loss = torch.tensor(math.inf if math.isnan(total) else total / len(rows), dtype=torch.float64)
+    # -1: the first loss stops no client, which may not have trained a meme yet
+    best, waited = client.kept.get("best", torch.tensor(math.inf)), client.kept.get("waited", torch.tensor(-1))
     client.kept |= {"best": torch.minimum(best, loss), "waited": (waited + 1) * (loss >= best)}
     if client.kept["waited"] >= patience:
         client.kept.setdefault("stopped", torch.tensor(at.round))

@@ -8,12 +8,14 @@ from torch.utils.data import DataLoader, TensorDataset
 import fedmutual
 from fedmutual import Site
 from fedmutual.algorithms import FML, FedAvg, Independent
+from fedmutual.config.methods import make_optimizer
+from fedmutual.config.schema import OptimizerConfig
 from fedmutual.core import At, Recipe
 from fedmutual.events import Finished, RoundDone
 from fedmutual.rundir.record_files import read_records
 from fedmutual.rundir.schema import LedgerLine
 from fedmutual.stepping import work
-from toy import client, weights
+from toy import Rows, client, weights
 
 E = {"local_epochs": 1, "batch_size": 8}
 
@@ -33,6 +35,22 @@ def test_a_client_without_progress_stops_and_sends_its_last_meme():
     assert steps == [3, 3, 3, 0, 0, 0]
     for round, reply in enumerate(replies):
         torch.testing.assert_close(reply, first + min(round, 2))
+
+
+@pytest.mark.parametrize(
+    ("scales", "stopped"), [((torch.inf, 1), None), ((torch.inf, torch.inf), 2), ((1, torch.nan), 2), ((1, 1), None)]
+)
+def test_a_loss_that_is_not_finite_is_no_progress_and_the_first_stops_no_client(scales, stopped):
+    """A client that takes part from round 2 on has no meme of its own in that round."""
+    phase = FedAvg(**E)
+    ours = client("0", phase.algorithm(), n=24)
+    x, y = next(iter(ours.data["private"].rows([torch.arange(24)])))
+    inbox, ours.recipe = weights(ours.nets["meme"]), Recipe(patience=1)
+    for round, scale in enumerate(scales, 1):
+        ours.data = {**ours.data, "validation": Rows(x * scale, y)}
+        inbox = {k: inbox[k].clone() for k in ours.shared}
+        inbox, _ = work(phase, ours, inbox, At(0, round, 9))
+    assert ours.kept.get("stopped") == stopped
 
 
 def test_patience_changes_nothing_before_it_stops_a_client():
@@ -112,6 +130,12 @@ def test_a_loss_that_fails_is_named(tmp_path):
         run(tmp_path / "a", loss=lambda output, target: output)
 
 
+@pytest.mark.parametrize(("name", "why"), [("math:pi", "is not a callable"), ("builtins:dict", "no signature")])
+def test_an_optimiser_that_cannot_be_made_is_named(name, why):
+    with pytest.raises(fedmutual.UserError, match=f"key 'optimizer.name': '{name}' cannot be made: .*{why}"):
+        make_optimizer(OptimizerConfig(name=name), None, [torch.zeros(1, requires_grad=True)])
+
+
 @pytest.mark.parametrize("every", [1, 2])
 def test_a_federation_without_progress_ends_and_stays_ended(tmp_path, every):
     """With a rate of 0 no evaluation is better than the first: of two further ones the second ends the run."""
@@ -121,3 +145,4 @@ def test_a_federation_without_progress_ends_and_stays_ended(tmp_path, every):
         tmp_path / "a", rounds=10, lr=0.0, settings={"records.patience": 2, "records.evaluate_every": every}, resume=True
     )
     assert (resumed.round, len(steps)) == (3 * every, 2 * 3 * every)
+    assert f"finished {3 * every} rounds" in (resumed.folder / "log.txt").read_text().splitlines()[-1]

@@ -161,11 +161,11 @@ def make_optimizer(
     """
     kind, extra = find_optimizer(table.name), table.model_extra or {}
     values = {**dict(table), **{k: v for k, v in dict(own or ()).items() if v is not None}}
-    takes = {"momentum", "weight_decay", "amsgrad"} & inspect.signature(kind).parameters.keys() | extra.keys()
-    arguments = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items() if k in takes and v is not None}
-    if fused and table.name in COMMON_OPTIMIZERS:
-        arguments["fused"] = True
     try:
+        takes = {"momentum", "weight_decay", "amsgrad"} & inspect.signature(kind).parameters.keys() | extra.keys()
+        arguments = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items() if k in takes and v is not None}
+        if fused and table.name in COMMON_OPTIMIZERS:
+            arguments["fused"] = True
         optimizer = kind(params, lr=0.0, **arguments)
         if table.name not in COMMON_OPTIMIZERS:
             make_optimizer_alike(optimizer, params)  # as each round does, of a network that begins anew

@@ -100,8 +100,8 @@ def generate_rounds(
         if saved is None and plan.algorithm.start:
             server, _ = yield from _exchange(plan, engine, server, -1, plan.algorithm.start, report)
             report(RoundDone(0, plan.rounds, server, visit))
-        is_over, rounds = saved is not None and plan.is_over(), plan.rounds
-        for round in range(finished_rounds, 0 if is_over else plan.rounds):
+        rounds = finished_rounds if saved is not None and plan.is_over() else plan.rounds
+        for round in range(finished_rounds, rounds):
             server, train = yield from _exchange(plan, engine, server, round, plan.algorithm.phases, report)
             if (round + 1) % plan.evaluate_every == 0 or round + 1 == plan.rounds:
                 report(_evaluate(plan, engine, server, round, train, judge, report))
