@@ -193,7 +193,8 @@ def make_client_task(config: Config, client: str, task: Task, name: str, outputs
         return fitting.Fitted(task, loss=values["loss"], call=fitting.load_loss(values["loss"]))
     if name not in LABELLED:
         raise ConfigError(
-            f"key 'training.{next(iter(values))}': client {client!r} learns {name!r}, which has none; remove it"
+            f"key 'training.{next(iter(values))}': client {client!r} learns {name!r}, whose loss does not take the key; "
+            "remove it"
         )
     weights = values.get("class_weights")
     if weights == fitting.BALANCED:

@@ -181,7 +181,8 @@ def describe_loader(item: Any, place: str) -> list[str]:
         "num_workers (set data.workers)": item.num_workers > 0,
     }
     names = [name for name, is_set in unused.items() if is_set]
-    return [f"{place}: of the DataLoader {', '.join(names)} has no effect: each round shuffles all rows"] if names else []
+    unread = f"{place}: of the DataLoader these have no effect: {', '.join(names)}; each round shuffles all rows"
+    return [unread] if names else []
 
 
 def _read_labels(dataset: Any, place: str) -> npt.NDArray[Any]:

@@ -31,7 +31,8 @@ def read_saved(config: DataConfig) -> Source:
         raise DataError(f"{path}: is no folder that datasets saved ({format_error(problem)}); {fix}") from None
     splits = loaded if isinstance(loaded, Mapping) else {"train": loaded}
     if "train" not in splits:
-        raise DataError(f"{path}: there is no split 'train' ({describe_columns(list(splits), 'train')})")
+        listed = describe_columns(list(splits), "train")
+        raise DataError(f"{path}: there is no split 'train' ({listed}); save the training rows under this name")
     arrays: dict[str, Any] = {}
     for name in (name for name in ("train", "test") if name in splits):
         suffix = "" if name == "train" else "_test"

@@ -74,7 +74,8 @@ def _make_encoder(config: DataConfig) -> tuple[Encode, int]:
         fix = "pip install 'fedmutual[text]'"
         raise ConfigError(f"key 'data.tokenizer': {path} needs the package {problem.name}: {fix}") from None
     except Exception as problem:  # the libraries raise many kinds of errors for a damaged file
-        raise ConfigError(f"key 'data.tokenizer': {path} cannot be read ({format_error(problem)})") from None
+        fix = "save the tokenizer again, or name another"
+        raise ConfigError(f"key 'data.tokenizer': {path} cannot be read ({format_error(problem)}); {fix}") from None
     raise ConfigError(
         f"key 'data.tokenizer': there is no file {path}; name a tokenizer.json, a folder that transformers saved, or 'hash'"
     )
