@@ -235,6 +235,7 @@ TOLD = {  # tables of a site -> the values of its scores, whether it tells losse
     "hold-out": ({"split": {"holdout": 0.3}}, {"accuracy"}, False, "Accuracies to 1 %, of its validation and holdout rows"),
     "few rows": ({"split": {"validation": 0.02}}, set(), False, "not sent: it has fewer than 50 validation rows"),
     "none": ({"share": {"metrics": "none"}}, set(), False, "Its losses and scores are not sent."),
+    "stops": ({"training": {"patience": 9}}, {"accuracy"}, False, "(training.patience) can be seen in its messages"),
     "all": (TELLING, {"accuracy", "loss", "examples", "recall"}, True, "All its losses and scores are sent"),
 }
 

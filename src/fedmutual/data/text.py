@@ -65,7 +65,7 @@ def _make_encoder(config: DataConfig) -> tuple[Encode, int]:
         if path.is_dir():
             from transformers import AutoTokenizer
 
-            by_folder = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+            by_folder = AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
             return (
                 lambda texts, length: by_folder(texts, truncation=True, max_length=length)["input_ids"],
                 by_folder.pad_token_id or 0,

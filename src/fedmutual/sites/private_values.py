@@ -120,7 +120,13 @@ def check_first_replies(experiment: Experiment, site: str, sites: Sequence[str],
 
 
 def describe_disclosure(experiment: Experiment, site: str) -> str:
-    """Return a sentence on the meaning of `share.metrics` at a site, for the site's rows and task."""
+    """Return sentences on what a site tells of its rows besides messages: by `share.metrics`, and by early stopping."""
+    stops = experiment.build_client(site).recipe.patience is not None
+    about_stop = " The round in which it stops by its validation rows (training.patience) can be seen in its messages."
+    return _describe_metrics(experiment, site) + about_stop * stops
+
+
+def _describe_metrics(experiment: Experiment, site: str) -> str:
     metrics = experiment.config.disclosure(site)
     if metrics == "all":
         return "All its losses and scores are sent: from these, the operator of the server can compute validation examples."

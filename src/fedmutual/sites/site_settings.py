@@ -16,6 +16,7 @@ from fedmutual.data.examples import list_names
 from fedmutual.data.federation import list_public_parts
 from fedmutual.data.space import describe_column_difference
 from fedmutual.data.statistics import Moments, make_layout
+from fedmutual.data.text import HASH
 from fedmutual.errors import ConfigError, format_count
 from fedmutual.federation import build
 from fedmutual.federation.experiment import Experiment
@@ -59,7 +60,11 @@ def read_site_file(path: Path) -> SiteSettings:
     file: SiteFile = parse_table(SiteFile, read_tables(path), str(path))
     if file.data.name is None:
         raise ConfigError(f"{path}: the key 'data.name' is missing, the source of the site's examples")
-    data = {key: _resolve_path(path, value) for key in ("root", "test") if (value := getattr(file.data, key)) is not None}
+    data: dict[str, Path | str] = {
+        key: _resolve_path(path, value) for key in ("root", "test") if (value := getattr(file.data, key)) is not None
+    }
+    if file.data.tokenizer not in (None, HASH):
+        data["tokenizer"] = str(_resolve_path(path, Path(file.data.tokenizer)))
     pretrained = file.model.pretrained
     model = {} if pretrained in (None, IMAGENET) else {"pretrained": str(_resolve_path(path, Path(pretrained)))}
     tables = {"data": file.data.model_copy(update=data), "model": file.model.model_copy(update=model)}
