@@ -236,8 +236,8 @@ def _average(of_batches: Sequence[tuple[Message, Message]]) -> tuple[Message, Me
 def clip_gradients(grads: Message, recipe: Recipe) -> Message:
     """Return gradients with elements of at most `clip_value`, and then each network's with a norm of at most `clip_norm`.
 
-    grads: "net.name" -> gradient. Pure, for vmap; the numbers are those of torch.nn.utils.clip_grad_value_ and
-    clip_grad_norm_.
+    grads: "net.name" -> gradient. Pure, for vmap; the numbers are those of `torch.nn.utils.clip_grad_value_` and
+    `clip_grad_norm_`.
     """
     if recipe.clip_value is not None:
         grads = {name: grad.clamp(-recipe.clip_value, recipe.clip_value) for name, grad in grads.items()}

@@ -33,7 +33,16 @@ from fedmutual.config.methods import (
     read_client_settings,
     validate_setting,
 )
-from fedmutual.config.schema import OWN, Config, DataConfig, ModelConfig, OptimizerConfig, TrainingConfig, has_own_data
+from fedmutual.config.schema import (
+    COMMON_OPTIMIZERS,
+    OWN,
+    Config,
+    DataConfig,
+    ModelConfig,
+    OptimizerConfig,
+    TrainingConfig,
+    has_own_data,
+)
 from fedmutual.core import Setting
 from fedmutual.errors import ConfigError, format_count, join_words
 from fedmutual.fitting import BALANCED
@@ -150,7 +159,8 @@ def _list_optimizer_faults(config: Config) -> Iterator[str]:
         named = list_optimizer_arguments(optimizer.name)
         for key in (optimizer.model_extra or {}).keys() - named:
             yield format_unknown_key(f"optimizer.{key}", [*OptimizerConfig.model_fields, *named], list_keys())
-        for own in (None, *(client.optimizer for client in config.clients.values())):
+        is_plain = optimizer.name in COMMON_OPTIMIZERS and not optimizer.model_extra  # its keys have ranges that torch takes
+        for own in () if is_plain else (None, *(client.optimizer for client in config.clients.values())):
             make_optimizer(optimizer, own, [torch.zeros(1, 1, requires_grad=True)])
     except ConfigError as problem:
         yield str(problem)
