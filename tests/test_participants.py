@@ -157,7 +157,11 @@ def test_a_whole_model_learns_one_number_from_columns_of_any_name(prices):
     [
         ("1,2,much", [], "line 302 of prices.csv: its target 'much' is not a finite number; fix it, or set training.task"),
         ("1,2,3.5", ["training.task=classification"], "labels must be whole numbers or names"),
-        ("1,2,3.5", ['data.classes=["a","b"]'], "key 'data.classes' is for classes, but the task learns numbers"),
+        (
+            "1,2,3.5",
+            ['data.classes=["a","b"]'],
+            "has 2 names, but targets have one number; name each number once, or remove the key",
+        ),
     ],
 )
 def test_targets_that_are_not_numbers_are_an_error(prices, cli, line, settings, sentence):
@@ -180,7 +184,9 @@ def test_a_regression_client_inherits_no_classes(tmp_path, in_tmp_path):
     assert (spaces["light"].classes, spaces["light"].outputs) == (("y",), 1)
     assert spaces["seven"].classes == tuple(names)
     for changes in ({"clients.light.data.classes": names}, {"training.task": "regression"}):
-        with pytest.raises(fedmutual.UserError, match=r"'data.classes' is for classes, but the task learns numbers"):
+        with pytest.raises(
+            fedmutual.UserError, match=r"'data.(classes' has 10 names|labels' is for classes), .*remove the key"
+        ):
             build(load_config(write(tmp_path, NUMBERS), **(common | changes)))
 
 

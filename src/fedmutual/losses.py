@@ -153,7 +153,7 @@ class Classification(BuiltIn):
 
 @dataclass(frozen=True, repr=False)
 class Segmentation(BuiltIn):
-    """A class of each pixel: outputs are logits [B, C, *sides], targets classes int64 [B, *sides], sides H, W or D, H, W."""
+    """A class of each pixel: outputs are logits [B, C, ...], targets classes int64 [B, ...]; the sides ... are H, W or D, H, W."""
 
     tells: tuple[str, ...] = scores.OF_MASKS
     outputs: None = None
@@ -161,7 +161,7 @@ class Segmentation(BuiltIn):
     metric: Metric = MEAN_DICE
 
     def fit(self, output: Tensor, target: Tensor) -> Tensor:
-        """Return the cross-entropy [], a mean over the batch and the pixels: output [B, C, *sides], target [B, *sides]."""
+        """Return the cross-entropy [], a mean over the batch and the pixels: output [B, C, ...], target [B, ...]."""
         return _average(F.cross_entropy, output, target, self.missing)
 
     def mutual(
@@ -169,7 +169,7 @@ class Segmentation(BuiltIn):
     ) -> tuple[Tensor, Tensor]:
         """Return (personal loss [], meme loss []) of `mutual` of this module, in which each pixel is an example.
 
-        personal, meme [B, C, *sides], target [B, *sides].
+        personal, meme [B, C, ...], target [B, ...].
 
         Source of the divergence: Liu et al., 2019, https://arxiv.org/abs/1903.04197.
         """
@@ -177,7 +177,7 @@ class Segmentation(BuiltIn):
         return mutual(personal, meme, target.flatten(), alpha, beta, temperature, self.missing)
 
     def score(self, output: Tensor, target: Tensor) -> scores.Scores:
-        """Return `score_segmentation` over a whole data set: output [N, C, *sides], target [N, *sides]."""
+        """Return `score_segmentation` over a whole data set: output [N, C, ...], target [N, ...]."""
         return scores.score_segmentation(output, target)
 
 

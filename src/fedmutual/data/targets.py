@@ -91,7 +91,8 @@ def read_targets(
     if len(names) != widths[0]:
         key = "key 'data.classes'" if config.classes else f"{source.place}: 'classes'"
         has = f"{widths[0]} {kind}" if widths[0] > 1 else f"one {rule.unit}"
-        raise ConfigError(f"{key} has {len(names)} names, but targets have {has}; name each {rule.unit} once")
+        fix = f"name each {rule.unit} once{', or remove the key' if config.classes else ''}"
+        raise ConfigError(f"{key} has {len(names)} names, but targets have {has}; {fix}")
     return tuple(names), targets
 
 
