@@ -153,7 +153,7 @@ class Classification(BuiltIn):
 
 @dataclass(frozen=True, repr=False)
 class Segmentation(BuiltIn):
-    """A class of each pixel: outputs are logits [B, C, ...], targets classes int64 [B, ...]; the sides ... are H, W or D, H, W."""
+    """A class of each pixel: outputs are logits [B, C, ...], targets int64 [B, ...]; the sides ... are H, W or D, H, W."""
 
     tells: tuple[str, ...] = scores.OF_MASKS
     outputs: None = None
