@@ -118,8 +118,8 @@ def _carried(file: str) -> bool:
 
 
 ROOMS = (  # from the lowest to the highest: a module imports its own room and lower rooms
-    ("calling", "optimizers", "errors", "parent_process", "numerics", "role", "settings", "metric"),
-    ("core",),
+    ("calling", "errors", "parent_process", "numerics", "role", "settings", "metric"),
+    ("core", "optimizers"),
     ("files", "scores", "cpu"),
     ("tensor_files",),
     ("events", "losses", "gradients", "aggregation", "batches", "boundary", "user_code", "in_memory"),

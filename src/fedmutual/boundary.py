@@ -145,7 +145,7 @@ def _list_private_tensors(client: Client) -> Iterator[tuple[str, Tensor]]:
             yield from (
                 (f"{k!r} of its {net} optimiser", v) for k, v in tensors.items() if known is None or not v.equal(known)
             )
-    is_known = "stopped" in client.kept  # a client that has stopped sends its last reply again (`Recipe.patience`)
+    is_known = "stopped" in client.recipe_state  # a client that has stopped sends its last reply again (`Recipe.patience`)
     kept = {k: v for k, v in client.memory.items() if not (is_known and k.startswith(PREVIOUS))}
     yield from ((f"{k!r} of its memory", v) for k, v in kept.items())
 

@@ -1,4 +1,7 @@
-"""The one way in which a network is called: x as its `forward` takes it, and of what it returns the tensor of logits."""
+"""The inputs of networks: one tensor, or several by name; and the one way in which a network is called.
+
+A network gets x as its `forward` takes it, and of what it returns the tensor of logits is taken.
+"""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -17,6 +20,36 @@ MASKS = (MASK, "attention_mask")  # inputs that a network may leave out
 _OUTPUTS = ("logits", "out")  # names of the logits: in transformers, in torchvision's segmentation
 
 
+class Shapes(dict[str, tuple[int, ...]]):
+    """The shapes of several inputs by name. Unlike a dictionary, it can be an element of a set."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(tuple(self.items()))
+
+
+Shape = tuple[int, ...] | Shapes
+"""The shape of the inputs of one example: of the one tensor, or of several by name."""
+
+
+def get_shape(x: Inputs) -> Shape:
+    """Return the shape of one example of inputs [B, ...]."""
+    return tuple(x.shape[1:]) if isinstance(x, Tensor) else Shapes({k: tuple(one.shape[1:]) for k, one in x.items()})
+
+
+def format_shape(shape: Shape) -> str:
+    """Return a shape as text: "[3, 8, 8]", or of several inputs "image [3, 8, 8], table [5]"."""
+    if not isinstance(shape, Shapes):
+        return str(list(shape))
+    return ", ".join(f"{name} {list(one)}" for name, one in shape.items())
+
+
+def find_image_shape(shape: Shape) -> tuple[int, ...]:
+    """Return the shape of the images: of the one input, or of the first of several that has three axes or more."""
+    if not isinstance(shape, Shapes):
+        return shape
+    return next((one for one in shape.values() if len(one) > 2), next(iter(shape.values())))
+
+
 class NoLogits(TypeError):
     """A network returned something in which no logits can be found."""
 
@@ -33,14 +66,15 @@ def call_network(net: nn.Module, x: Inputs, weights: Mapping[str, Tensor] | None
     Raises:
         NoLogits: as `find_logits`.
     """
-    own = next((p.dtype for p in net.parameters() if p.is_floating_point()), torch.float32)
-    if own != torch.float32:
-        given = next((t.dtype for t in list_tensors(x) if t.is_floating_point()), torch.get_default_dtype())
-        x = map_inputs(lambda one: one.to(own) if one.is_floating_point() else one, x)
+    weight_type = next((p.dtype for p in net.parameters() if p.is_floating_point()), torch.float32)
+    input_type = next((t.dtype for t in list_tensors(x) if t.is_floating_point()), torch.get_default_dtype())
+    is_plain = weight_type == torch.float32
+    if not is_plain:
+        x = map_inputs(lambda one: one.to(weight_type) if one.is_floating_point() else one, x)
     inputs, named = ((x,), {}) if isinstance(x, Tensor) else _arrange(net, x)
     output = net(*inputs, **named) if weights is None else functional_call(net, dict(weights), inputs, named)
     logits = find_logits(output)
-    return logits if own == torch.float32 else logits.to(given)
+    return logits if is_plain else logits.to(input_type)
 
 
 def find_logits(output: Any) -> Tensor:

@@ -38,36 +38,6 @@ Batch = tuple[Any, ...]
 """Inputs x (`Inputs`), targets y [B, ...], then the tensors that a phase adds."""
 
 
-class Shapes(dict[str, tuple[int, ...]]):
-    """The shapes of several inputs by name. Unlike a dictionary, it can be an element of a set."""
-
-    def __hash__(self) -> int:  # type: ignore[override]
-        return hash(tuple(self.items()))
-
-
-Shape = tuple[int, ...] | Shapes
-"""The shape of the inputs of one example: of the one tensor, or of several by name."""
-
-
-def get_shape(x: Inputs) -> Shape:
-    """Return the shape of one example of inputs [B, ...]."""
-    return tuple(x.shape[1:]) if isinstance(x, Tensor) else Shapes({k: tuple(one.shape[1:]) for k, one in x.items()})
-
-
-def format_shape(shape: Shape) -> str:
-    """Return a shape as text: "[3, 8, 8]", or of several inputs "image [3, 8, 8], table [5]"."""
-    if not isinstance(shape, Shapes):
-        return str(list(shape))
-    return ", ".join(f"{name} {list(one)}" for name, one in shape.items())
-
-
-def find_image_shape(shape: Shape) -> tuple[int, ...]:
-    """Return the shape of the images: of the one input, or of the first of several that has three axes or more."""
-    if not isinstance(shape, Shapes):
-        return shape
-    return next((one for one in shape.values() if len(one) > 2), next(iter(shape.values())))
-
-
 class Diverged(RuntimeError):
     """A loss, a weight or an output stopped being finite. `round` and `batch` count from 0; the message counts from 1."""
 
@@ -373,7 +343,7 @@ class Client:
     metrics: Disclosure = "all"  # which losses and scores the client discloses; messages are sent in any case
     seeds: Seeds | None = None  # of the public seed set, where the algorithm has one
     memory: Message = field(default_factory=dict)  # carried from phase to phase, checkpointed, never sent
-    kept: Message = field(default_factory=dict)  # likewise, of the recipe: the last meme, the loss scale, ...
+    recipe_state: Message = field(default_factory=dict)  # likewise, of the recipe: the last meme, the loss scale, ...
     privacy: Privacy | None = None  # clips and noises the steps on private rows; None: nothing is clipped or noised
     work: Work = field(default_factory=Work)  # of its last phase
 
@@ -512,9 +482,8 @@ class Algorithm:
     # None: replies are not compressed
     restore: Callable[[Message, Message], Message] | None = None
     public: Public | None = None  # None: there is no public seed set
-    needs_labels: bool = (
-        False  # whether every row must have a label; an algorithm with a labelled public set needs them, too
-    )
+    # whether every row must have a label; an algorithm with a labelled public set needs them, too
+    needs_labels: bool = False
     # the parts of a client's rows in `Client.data["private"]`: "private", "own public", or "public" of all clients
     trains_on: tuple[str, ...] = ("private", "own public")
     remarks: tuple[str, ...] = ()  # sentences for the user on consequences of these settings

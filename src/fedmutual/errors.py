@@ -6,6 +6,8 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
+_LISTED_ROWS = 3  # unusable examples in a message
+
 
 class UserError(Exception):
     """Bad input. The command line prints its one sentence and exits with 2; no traceback."""
@@ -17,6 +19,22 @@ class ConfigError(UserError):
 
 class DataError(UserError):
     """Data that cannot be used for training."""
+
+
+class BadRows(DataError):
+    """Examples that cannot be used. `args` holds one sentence for each example; the message shows the first three."""
+
+    def __str__(self) -> str:
+        sentences = list_problems(self)
+        omitted = len(sentences) - _LISTED_ROWS
+        return "; ".join(sentences[:_LISTED_ROWS]) + (f"; and {omitted} more" if omitted > 0 else "")
+
+
+def list_problems(problem: DataError) -> list[str]:
+    """Return all sentences of an error about data, each once: one for each unusable example of `BadRows`."""
+    if not isinstance(problem, BadRows):
+        return [str(problem)]
+    return list(dict.fromkeys(map(str, problem.args)))  # a fault of the whole data set is raised for every batch
 
 
 class RunError(UserError):

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedmutual.core import Data, Task, get_target_kind
 from fedmutual.errors import AlgorithmError, ConfigError, format_error, format_line
+from fedmutual.losses import average_known, find_known
 from fedmutual.user_code import plugins
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -64,16 +65,16 @@ class Fitted:
         )
 
     def _fit_classes(self, output: Tensor, target: Tensor) -> Tensor:
-        known, y = target >= 0, target.clamp(min=0)
+        y = target.clamp(min=0)
         losses = F.cross_entropy(output, y, reduction="none", label_smoothing=self.label_smoothing)
         if self.focal:
             losses = losses * (-(-F.cross_entropy(output, y, reduction="none")).expm1()).clamp(min=0) ** self.focal
         if self.class_weights is not None:
             losses = losses * torch.tensor(self.class_weights, dtype=losses.dtype, device=losses.device)[y]
-        return (losses * known).sum() / known.sum().clamp(min=1)
+        return average_known(losses, find_known(target))
 
     def _fit_labels(self, output: Tensor, target: Tensor) -> Tensor:
-        known, y = ~target.isnan(), target.nan_to_num()
+        y = target.nan_to_num()
         smooth = y * (1 - self.label_smoothing) + self.label_smoothing / 2
         weights = self.class_weights
         presence = None if weights is None else torch.tensor(weights, dtype=output.dtype, device=output.device)
@@ -81,7 +82,7 @@ class Fitted:
         if self.focal:
             p = output.sigmoid()
             losses = losses * (y + p - 2 * y * p) ** self.focal  # 1 - p of what is true
-        return (losses * known).sum() / known.sum().clamp(min=1)
+        return average_known(losses, find_known(target))
 
 
 def _call_loss(loss: Loss, name: str, output: Tensor, target: Tensor) -> Tensor:

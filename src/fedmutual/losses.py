@@ -99,8 +99,17 @@ def _average(loss: Callable[..., Tensor], output: Tensor, target: Tensor, missin
     """
     if not missing:
         return loss(output, target)
-    known = target.isfinite() if target.is_floating_point() else target >= 0
-    values = loss(output, target.where(known, 0), reduction="none")
+    known = find_known(target)
+    return average_known(loss(output, target.where(known, 0), reduction="none"), known)
+
+
+def find_known(target: Tensor) -> Tensor:
+    """Return whether each target [...] is known: a class that is not -1, or a number that is not NaN."""
+    return target.isfinite() if target.is_floating_point() else target >= 0
+
+
+def average_known(values: Tensor, known: Tensor) -> Tensor:
+    """Return the mean [] of the losses [...] of known targets; 0 without any."""
     return values.where(known, 0).sum() / known.sum().clamp(min=1)
 
 

@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple
 
 TargetKind = Literal["classes", "numbers", "labels", "masks", "times"]
 """The targets of a task: a class of each example, int64 [B]; numbers, float32 [B] or [B, ...]; 0 or 1 for each label,
-float32 [B, L]; a class of each pixel, int64 [B, *sides]; the time of an event or of the last observation, and 1 or 0 for an
+float32 [B, L]; a class of each pixel, int64 [B, ...]; the time of an event or of the last observation, and 1 or 0 for an
 event or none, float32 [B, 2]. A missing class is -1; a missing number or label is NaN."""
 
 

@@ -8,7 +8,12 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-COMMON: tuple[type[Optimizer], ...] = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
+from fedmutual.settings import COMMON_OPTIMIZERS
+
+OPTIMIZERS = {k.lower(): v for k, v in vars(torch.optim).items() if isinstance(v, type) and v is not Optimizer}
+"""The optimisers of torch.optim, by their names in small letters."""
+
+COMMON = tuple(OPTIMIZERS[name] for name in COMMON_OPTIMIZERS)
 """Optimisers that take a state of zeros as never stepped, and of which one call may step several networks."""
 
 

@@ -190,7 +190,7 @@ def score_multilabel(logits: Tensor, targets: Tensor) -> Scores:
 
 
 def score_segmentation(logits: Tensor, targets: Tensor) -> Scores:
-    """Return the scores of logits [N, C, *sides] against classes [N, *sides]; fractions in [0, 1].
+    """Return the scores of logits [N, C, ...] against classes [N, ...]; fractions in [0, 1].
 
     loss (cross-entropy, mean over pixels); dice (mean of `class_dice` over the classes that have one); pixel_accuracy (the
     share of pixels with the right class); class_dice (for each class 2 |A and B| / (|A| + |B|) over the pixels of all

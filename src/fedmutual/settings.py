@@ -21,6 +21,7 @@ Sum = Literal["float", "fixed"]
 Products = Literal["auto", "blas", "onednn"]
 """The library that multiplies float32 matrices on a CPU; see `fedmutual.cpu`."""
 
+COMMON_OPTIMIZERS = ("sgd", "adam", "adamw")  # of torch.optim: the keys of [optimizer] are theirs, and stacks can have them
 TRIM = 0.34  # of 3 replies 1 is cut off at either end, of 6 it is 2, of 10 it is 3
 RATE_FACTORS = (1.0, 0.3, 3.0, 0.1, 10.0, 0.03, 30.0, 0.01, 100.0)  # of the learning rate, in the order of tuning's trials
 LEAST_TRIALS, MOST_TRIALS = 2, 2 * len(RATE_FACTORS)  # of a method in tuning

@@ -80,7 +80,7 @@ def steps(
     params = {f"{n}.{k}": p for n, net in nets.items() for k, p in net.params.items()}
     losses, optimizers = progress.losses, merge_optimizers(list(client.optimizers.values()))
     draw = phase.batches if client.privacy is None else partial(client.privacy.batches, phase)
-    stopped = "stopped" in client.kept
+    stopped = "stopped" in client.recipe_state
     drawn = draw(client, inbox, at) if params and not stopped else ()  # nothing to train: nothing is drawn
     for batches in islice(group_batches(drawn, client.recipe.accumulate), len(losses), None):
         losses.append(_step(phase, client, nets, params, batches, progress.const, optimizers))
@@ -110,17 +110,18 @@ def _judge_progress(phase: Phase, client: Client, at: At, patience: int) -> None
         net.train(was_training)
     loss = torch.tensor(math.inf if math.isnan(total) else total / len(rows), dtype=torch.float64)
     # -1: the first loss stops no client, which may not have trained a meme yet
-    best, waited = client.kept.get("best", torch.tensor(math.inf)), client.kept.get("waited", torch.tensor(-1))
-    client.kept |= {"best": torch.minimum(best, loss), "waited": (waited + 1) * (loss >= best)}
-    if client.kept["waited"] >= patience:
-        client.kept.setdefault("stopped", torch.tensor(at.round))
+    state = client.recipe_state
+    best, waited = state.get("best", torch.tensor(math.inf)), state.get("waited", torch.tensor(-1))
+    client.recipe_state = state | {"best": torch.minimum(best, loss), "waited": (waited + 1) * (loss >= best)}
+    if client.recipe_state["waited"] >= patience:
+        client.recipe_state.setdefault("stopped", torch.tensor(at.round))
 
 
 def describe_stop(client: Client) -> tuple[str, ...]:
     """Return a sentence for the user about a client that has stopped training; () for another."""
-    if "stopped" not in client.kept:
+    if "stopped" not in client.recipe_state:
         return ()
-    begun, rounds = int(client.kept["stopped"]) + 1, client.recipe.patience
+    begun, rounds = int(client.recipe_state["stopped"]) + 1, client.recipe.patience
     why = f"its loss on validation rows was not smaller for {rounds} rounds (training.patience)"
     return (f"client {client.id!r} takes no steps from round {begun} on, and sends its last trained meme: {why}",)
 
@@ -129,9 +130,9 @@ def _keep_meme(client: Client, stopped: bool) -> None:
     """Keep the trained meme of a client; of a client that has stopped, load the kept one in place of the received model."""
     meme = client.nets["meme"]
     if stopped:
-        meme.load_state_dict(meme.state_dict() | {k: client.kept[f"meme.{k}"] for k in client.shared})
+        meme.load_state_dict(meme.state_dict() | {k: client.recipe_state[f"meme.{k}"] for k in client.shared})
     else:
-        client.kept |= {f"meme.{k}": v.clone() for k, v in meme.state_dict().items() if k in client.shared}
+        client.recipe_state |= {f"meme.{k}": v.clone() for k, v in meme.state_dict().items() if k in client.shared}
 
 
 def run_one_step(phase: Phase, client: Client, inbox: Message, at: At) -> Message:
@@ -158,7 +159,7 @@ def _step(
 ) -> Message:
     """Take one local step of a client and return its loss terms. params: of all nets, "net.name" -> parameter."""
 
-    scale = client.kept.setdefault("scale", torch.tensor(2.0**16)) if client.precision == torch.float16 else None
+    scale = client.recipe_state.setdefault("scale", torch.tensor(2.0**16)) if client.precision == torch.float16 else None
     skipped = False
 
     def compute_gradients(batch: Batch) -> tuple[Message, Message]:
@@ -168,7 +169,7 @@ def _step(
 
     def update(grads: Message) -> None:
         nonlocal skipped
-        skipped = scale is not None and not _rescale(client.kept, grads)
+        skipped = scale is not None and not _rescale(client.recipe_state, grads)
         if skipped:
             return
         set_gradients(params, grads)

@@ -71,8 +71,8 @@ def test_a_client_finds_its_last_reply_and_must_not_send_it_again() -> None:
     leaky = Leaky(weighting="uniform")
     with pytest.raises(Refused, match="its bytes are those of 'previous reply"):
         participate(one, leaky, state, leaky.leaves(state), at(2))
-    one.recipe, one.kept = Recipe(patience=1), one.kept | {"stopped": torch.tensor(3)}
-    one.kept |= {f"meme.{k}": v for k, v in second.items()}
+    one.recipe, one.recipe_state = Recipe(patience=1), one.recipe_state | {"stopped": torch.tensor(3)}
+    one.recipe_state |= {f"meme.{k}": v for k, v in second.items()}
     one.data = {**one.data, "validation": one.data["private"]}
     again = participate(one, phase, state, declared, at(3)).message
     assert all(torch.equal(again[k], second[k]) for k in second), "a client that has stopped sends it again"

@@ -19,10 +19,10 @@ from fedmutual import data
 from fedmutual.config import ColumnConfig, dump_config, parse_config
 from fedmutual.data import table
 from fedmutual.data.encoding import learn_encoding, parse_encoding
-from fedmutual.data.examples import BadRows, ColumnPlan
+from fedmutual.data.examples import ColumnPlan
 from fedmutual.data.rows import Rows
 from fedmutual.data.suggest import describe_suggestion
-from fedmutual.errors import UserError
+from fedmutual.errors import BadRows, UserError
 from own_data import config, everything, refused
 
 KINDS: dict[str, Any] = {"age": "number", "sex": ["f", "m"], "admitted": "date"}

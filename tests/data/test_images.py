@@ -15,7 +15,7 @@ from PIL.TiffImagePlugin import AppendingTiffWriter
 
 from fedmutual import data
 from fedmutual.data import images
-from fedmutual.data.examples import BadRows
+from fedmutual.errors import BadRows
 from own_data import config, refused
 
 Pixels = npt.NDArray[Any]

@@ -13,7 +13,7 @@ from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian, generate_uid
 
 from fedmutual import data
 from fedmutual.data import images, medical
-from fedmutual.data.examples import BadRows
+from fedmutual.errors import BadRows
 from own_data import config, image, refused
 
 Array = npt.NDArray[Any]

@@ -50,7 +50,7 @@ def test_a_loss_that_is_not_finite_is_no_progress_and_the_first_stops_no_client(
         ours.data = {**ours.data, "validation": Rows(x * scale, y)}
         inbox = {k: inbox[k].clone() for k in ours.shared}
         inbox, _ = work(phase, ours, inbox, At(0, round, 9))
-    assert ours.kept.get("stopped") == stopped
+    assert ours.recipe_state.get("stopped") == stopped
 
 
 def test_patience_changes_nothing_before_it_stops_a_client():
@@ -85,11 +85,11 @@ def test_the_loss_scale_falls_until_float16_can_hold_the_gradients():
         ours = client("0", phase.algorithm(), n=24)
         before, ours.precision = weights(ours.nets["personal"]), precision
         if scale is not None:
-            ours.kept["scale"] = torch.tensor(scale)
+            ours.recipe_state["scale"] = torch.tensor(scale)
         work(phase, ours, {}, At(0, 0, 1))
         trained.append(weights(ours.nets["personal"]))
     torch.testing.assert_close(trained[1], trained[0], rtol=0.02, atol=0.002)
-    assert ours.kept["scale"] == 2.0**24, "halved in each of 6 steps"
+    assert ours.recipe_state["scale"] == 2.0**24, "halved in each of 6 steps"
     assert all(torch.equal(trained[2][k], before[k]) for k in before), "steps that overflow are left out"
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 import fedmutual
-from fedmutual.cli import audit, conclude, data, demo, predictions, privacy, sites, training
+from fedmutual.cli import conclude, data, demo, predictions, privacy, sites, training
 from fedmutual.cli.arguments import Resume, Seeds, Set, TrustCode, parse_settings
 from fedmutual.cli.terminal import (
     Code,
@@ -147,7 +147,7 @@ app.command()(predictions.export)
 app.command()(predictions.score)
 app.command()(data.stats)
 app.command()(privacy.privacy)
-app.command()(audit.audit)
+app.command()(privacy.audit)
 app.command(rich_help_panel=SITES)(sites.provision)
 app.command(rich_help_panel=SITES)(sites.server)
 app.command(rich_help_panel=SITES)(sites.site)

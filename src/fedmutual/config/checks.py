@@ -34,7 +34,6 @@ from fedmutual.config.methods import (
     validate_setting,
 )
 from fedmutual.config.schema import (
-    COMMON_OPTIMIZERS,
     OWN,
     Config,
     DataConfig,
@@ -46,7 +45,7 @@ from fedmutual.config.schema import (
 from fedmutual.core import Setting
 from fedmutual.errors import ConfigError, format_count, join_words
 from fedmutual.fitting import BALANCED
-from fedmutual.settings import MOST_SUMMED, OnlyIf
+from fedmutual.settings import COMMON_OPTIMIZERS, MOST_SUMMED, OnlyIf
 
 _NEEDS = {"shards": "classes_per_client", "dirichlet": "alpha", "file": "file"}
 _UNREAD = OnlyIf("algorithm", remark="algorithm {name!r} has no such field")  # of keys of [training]

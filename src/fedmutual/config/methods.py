@@ -1,4 +1,6 @@
-"""[algorithm] and [clients.ID.algorithm]: their keys are the fields of the algorithm's own dataclass."""
+"""Tables whose keys are those of a class: [algorithm] and [clients.ID.algorithm] have the fields of the algorithm's own
+dataclass, and [optimizer] the arguments of the optimiser.
+"""
 
 import inspect
 from collections.abc import Iterator, Sequence
@@ -7,7 +9,6 @@ from difflib import get_close_matches
 from functools import cache
 from typing import Any, get_type_hints
 
-import torch
 from pydantic import ConfigDict, TypeAdapter
 from torch import Tensor
 from torch.optim import Optimizer
@@ -18,8 +19,6 @@ from fedmutual.algorithms import ALGORITHMS
 from fedmutual.algorithms.registry import METHODS, Method
 from fedmutual.config.keys import Moving, Table, list_effects
 from fedmutual.config.schema import (
-    COMMON_OPTIMIZERS,
-    LABELLED,
     ClientData,
     ClientOptimizer,
     Config,
@@ -28,9 +27,10 @@ from fedmutual.config.schema import (
     PartitionConfig,
     TrainingConfig,
 )
-from fedmutual.core import SCORED_MODELS, Algorithm, Data, Recipe, Role, Setting, Task, get_target_kind
+from fedmutual.core import SCORED_MODELS, Algorithm, Recipe, Role, Setting, get_target_kind
 from fedmutual.errors import ConfigError, UserError, format_error, join_words
-from fedmutual.optimizers import make_optimizer_alike
+from fedmutual.optimizers import OPTIMIZERS, make_optimizer_alike
+from fedmutual.settings import COMMON_OPTIMIZERS
 from fedmutual.user_code import plugins
 
 EVERYWHERE = frozenset({"task", *Recipe._fields, *fitting.KEYS})
@@ -129,14 +129,15 @@ def find_optimizer(name: str) -> Any:
     """
     if ":" in name:
         return plugins.load(name, "optimizer.name")
-    known = {k.lower(): v for k, v in vars(torch.optim).items() if isinstance(v, type) and v is not Optimizer}
     if name in _UNUSABLE:
         raise ConfigError(f"key 'optimizer.name': {name!r} {_UNUSABLE[name]}, and cannot train here; use 'adam' or 'sgd'")
-    if name not in known:
-        near = get_close_matches(name, known, 1)
-        fix = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}, and your own as 'module:factory'"
+    if name not in OPTIMIZERS:
+        near = get_close_matches(name, OPTIMIZERS, 1)
+        fix = (
+            f"did you mean {near[0]!r}?" if near else f"there are {', '.join(OPTIMIZERS)}, and your own as 'module:factory'"
+        )
         raise ConfigError(f"key 'optimizer.name': there is no optimiser {name!r}; {fix}")
-    return known[name]
+    return OPTIMIZERS[name]
 
 
 def list_optimizer_arguments(name: str) -> frozenset[str]:
@@ -145,8 +146,8 @@ def list_optimizer_arguments(name: str) -> frozenset[str]:
     Raises:
         ConfigError: as `find_optimizer`.
     """
-    own = inspect.signature(find_optimizer(name)).parameters.keys()
-    return frozenset(own - OptimizerConfig.model_fields.keys() - {"params", *_MACHINE})
+    arguments = inspect.signature(find_optimizer(name)).parameters.keys()
+    return frozenset(arguments - OptimizerConfig.model_fields.keys() - {"params", *_MACHINE})
 
 
 def make_optimizer(
@@ -174,37 +175,6 @@ def make_optimizer(
     if not isinstance(optimizer, Optimizer):
         raise ConfigError(f"key 'optimizer.name': {table.name!r} returned {type(optimizer).__name__}, no optimiser")
     return optimizer
-
-
-def make_client_task(config: Config, client: str, task: Task, name: str, outputs: int, rows: Data) -> Task:
-    """Return the task of a client with the loss on targets of its [training]. rows: to count the classes of.
-
-    task, name, outputs: of the client's networks.
-
-    Raises:
-        ConfigError: the loss cannot be imported, the task has no such keys, or `class_weights` fit other classes.
-    """
-    own = config.get_client_config(client).training
-    keys = {k: getattr(config.training, k) if getattr(own, k) is None else getattr(own, k) for k in fitting.KEYS}
-    values = {k: v for k, v in keys.items() if v}
-    if not values:
-        return task
-    if "loss" in values:
-        return fitting.Fitted(task, loss=values["loss"], call=fitting.load_loss(values["loss"]))
-    if name not in LABELLED:
-        raise ConfigError(
-            f"key 'training.{next(iter(values))}': client {client!r} learns {name!r}, whose loss does not take the key; "
-            "remove it"
-        )
-    weights = values.get("class_weights")
-    if weights == fitting.BALANCED:
-        values["class_weights"] = fitting.count_weights(rows, outputs, get_target_kind(task) == "labels")
-    elif weights is not None and len(weights) != outputs:
-        raise ConfigError(
-            f"key 'training.class_weights' has {len(weights)} numbers for the {outputs} classes of client {client!r}; give "
-            "one for each"
-        )
-    return fitting.Fitted(task, **values)
 
 
 def list_keys() -> Iterator[str]:

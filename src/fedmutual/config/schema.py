@@ -11,11 +11,10 @@ from fedmutual.config import keys
 from fedmutual.config.keys import OnlyIfs, Section, Table, key, list_effects, read_effect
 from fedmutual.errors import join_words
 from fedmutual.role import DEFAULT_ALGORITHM
-from fedmutual.settings import TRIM, Disclosure, OnlyIf, Products, Rule, Sum
+from fedmutual.settings import COMMON_OPTIMIZERS, TRIM, Disclosure, OnlyIf, Products, Rule, Sum
 
 OWN = "module:factory"  # in a condition: any name of a user's own code
 LABELLED = ("classification", "segmentation", "multilabel")  # the tasks whose loss has weights of classes
-COMMON_OPTIMIZERS = ("sgd", "adam", "adamw")  # which the keys of [optimizer] were made for, and which stacks of clients have
 
 
 def _if_algorithm(about: str, remark: str, *traits: str) -> OnlyIf:
@@ -305,8 +304,8 @@ class OptimizerConfig(Section):
         if not isinstance(table, Mapping) or not isinstance(name := table.get("name"), str):
             return table
         name = name if ":" in name else name.lower()
-        own = {} if name in COMMON_OPTIMIZERS else {"momentum": None, "weight_decay": None}
-        return {**own, **table, "name": name}
+        unset = {} if name in COMMON_OPTIMIZERS else {"momentum": None, "weight_decay": None}
+        return {**unset, **table, "name": name}
 
 
 class ServerConfig(Section):

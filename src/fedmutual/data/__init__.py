@@ -2,12 +2,12 @@
 
 from fedmutual.data import partition
 from fedmutual.data.check import find_problems
-from fedmutual.data.examples import list_problems
 from fedmutual.data.federation import Federation, Shares, load
 from fedmutual.data.prepared import Prepared, prepare
 from fedmutual.data.public import PublicSet
 from fedmutual.data.show import draw
 from fedmutual.data.sources import NAMES, OF_DOMAINS, is_drawn_by_seed
+from fedmutual.errors import list_problems
 
 __all__ = [
     "NAMES",

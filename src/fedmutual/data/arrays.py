@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedmutual.config import DataConfig
+from fedmutual.data.convert import Where, convert_input
 from fedmutual.data.examples import (
     ArrayExamples,
     Examples,
@@ -15,8 +16,6 @@ from fedmutual.data.examples import (
     Part,
     Source,
     UserArrayExamples,
-    Where,
-    convert_input,
     list_names,
     merge_parts,
 )

@@ -9,9 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmutual.calling import Inputs, list_tensors
+from fedmutual.calling import Inputs, Shapes, list_tensors
 from fedmutual.config import ALONE, Config, has_own_data, make_client_config
-from fedmutual.core import Shapes
 from fedmutual.data.draws import Index
 from fedmutual.data.examples import list_names
 from fedmutual.data.federation import Federation, get_test_rows, load

@@ -10,7 +10,8 @@ import numpy.typing as npt
 import pandas as pd
 
 from fedmutual.config import DataConfig
-from fedmutual.data.examples import LARGEST_EXACT, Source, choose_evenly, list_names
+from fedmutual.data.convert import LARGEST_EXACT
+from fedmutual.data.examples import Source, choose_evenly, list_names
 from fedmutual.errors import DataError, join_words
 
 Values = npt.NDArray[Any]

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from fedmutual import tasks
+from fedmutual.calling import Shapes, format_shape
 from fedmutual.config import ALONE, Config, has_own_data, make_client_config
 from fedmutual.config.keys import FEDERATED
-from fedmutual.core import At, Shapes, format_shape, get_target_kind
+from fedmutual.core import At, get_target_kind
 from fedmutual.data import record
 from fedmutual.data.division import Division, divide
 from fedmutual.data.draws import Index, make_numpy_generator
@@ -277,17 +278,17 @@ def _check_spaces(spaces: Mapping[str, Space]) -> None:
     for client, space in spaces.items():
         columns = space.compare_columns(first)
         if columns is not None:
-            found, other = columns, f"has {list_names(first.columns or (), 3)}"
+            difference, other = columns, f"has {list_names(first.columns or (), 3)}"
             fix = "give all files the same columns in one order"
         elif space.is_compatible(first):
             continue
         elif space.numbers or first.numbers or space.classes == first.classes:
-            found = f"examples of the shape {format_shape(space.shape)} and {format_count(space.outputs, 'output')}"
+            difference = f"examples of the shape {format_shape(space.shape)} and {format_count(space.outputs, 'output')}"
             other, fix = f"{format_shape(first.shape)} and {first.outputs}", "bring the data into one form ('data.size')"
         else:
-            found, other = f"the classes {list_names(space.classes)}", list_names(first.classes)
+            difference, other = f"the classes {list_names(space.classes)}", list_names(first.classes)
             fix = "name all in data.classes"
         raise ConfigError(
-            f"the public set (split.public) is for all clients, but client {client!r} has {found}, and client "
+            f"the public set (split.public) is for all clients, but client {client!r} has {difference}, and client "
             f"{first_client!r} {other}; {fix}"
         )

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from fedmutual.config import DataConfig
 from fedmutual.data import medical
-from fedmutual.data.examples import BadRows, Examples
-from fedmutual.errors import format_count
+from fedmutual.data.examples import Examples
+from fedmutual.errors import BadRows, format_count
 
 # Formats that `_exceeds_8_bits` can judge: Pillow cuts the values of other formats, such as JPEG 2000, to 8 bits in silence.
 _FORMATS = frozenset({"BMP", "GIF", "JPEG", "MPO", "PNG", "PPM", "TIFF", "WEBP"})
@@ -109,10 +109,12 @@ def describe_files(files: Sequence[Path]) -> tuple[dict[str, dict[str, int]], li
     The first is aspect -> description -> number of files.
     """
     with ThreadPoolExecutor() as pool:
-        found = list(pool.map(_describe_file, files))
-    counts = {aspect: Counter(about[aspect] for about in found if about.get(aspect)) for aspect in _ASPECTS}
+        descriptions = list(pool.map(_describe_file, files))
+    counts = {aspect: Counter(about[aspect] for about in descriptions if about.get(aspect)) for aspect in _ASPECTS}
     notes = []
-    transparent = [file for file, about in zip(files, found, strict=True) if _ON_WHITE in about.get("conversions", "")]
+    transparent = [
+        file for file, about in zip(files, descriptions, strict=True) if _ON_WHITE in about.get("conversions", "")
+    ]
     if transparent:
         notes.append(
             f"{format_count(len(transparent), 'image')} can have transparent parts ({transparent[0]}, for example); "

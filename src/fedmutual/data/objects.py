@@ -25,17 +25,8 @@ from torch.utils.data import (
 from fedmutual.calling import list_tensors
 from fedmutual.config import DataConfig
 from fedmutual.data.arrays import make_source
-from fedmutual.data.examples import (
-    DatasetExamples,
-    Part,
-    Source,
-    are_series,
-    choose_evenly,
-    describe_columns,
-    list_names,
-    pad_series,
-    split_item,
-)
+from fedmutual.data.convert import are_series, pad_series
+from fedmutual.data.examples import DatasetExamples, Part, Source, choose_evenly, describe_columns, list_names, split_item
 from fedmutual.data.text import join_columns
 from fedmutual.errors import ConfigError, DataError, format_error
 from fedmutual.user_code import plugins
@@ -85,8 +76,7 @@ def make_factory_source(returned: Any, config: DataConfig, place: str) -> Source
     is_pair = len(items) == 2 and all(isinstance(v, np.ndarray | Tensor | list | Mapping) for v in items)
     if is_pair or isinstance(returned, Mapping):
         by_name = returned if isinstance(returned, Mapping) else dict(zip(("x", "y"), items, strict=True))
-        length = find_length(by_name.get("x"), by_name.get("x_test"))
-        length = length and (config.length or length)
+        length = _find_length(config, by_name.get("x"), by_name.get("x_test"))
         try:
             arrays = {
                 str(name): convert_inputs(values, f"{place}: {name}", length=length if name in ("x", "x_test") else None)
@@ -103,8 +93,8 @@ def make_factory_source(returned: Any, config: DataConfig, place: str) -> Source
         raise ConfigError(f"key 'data.name': {place!r} returned {about}, and {_WANTED} is expected")
     names = _read_attribute(items[0], "classes")
     parts = []
-    length = max((n for n in map(_find_item_length, items) if n is not None), default=None)
-    length = length and (config.length or length)
+    longest = max((n for n in map(_find_item_length, items) if n is not None), default=None)
+    length = longest and (config.length or longest)
     for dataset, name in zip(items, (place, f"{place}'s test set"), strict=False):
         part = _make_part(dataset, config, name, length)
         parts.append(part)
@@ -263,7 +253,7 @@ def make_memory_source(train: Any, test: Any, label: Label, place: str, config: 
             raise DataError(f"{place}: train is a torch Dataset, so test must be one too")
         return make_factory_source(train if test is None else (train, test), config, place)
     pairs = [rows[0] for rows in (train, test) if isinstance(rows, tuple | list) and len(rows) == 2]
-    length = find_length(*pairs) and (config.length or find_length(*pairs))
+    length = _find_length(config, *pairs)
     x, y, columns = _split_table(train, label, f"train of {place}", length=length, text=config.text)
     arrays: dict[str, Any] = {"x": x, "y": y}
     if test is not None:
@@ -281,13 +271,13 @@ def make_memory_source(train: Any, test: Any, label: Label, place: str, config: 
     return replace(source, classes=classes, columns=columns, label_columns=names, notes=tuple(notes))
 
 
-def find_length(*values: Any) -> int | None:
-    """Return the length of the longest series where these lists hold series of different length together; else None."""
+def _find_length(config: DataConfig, *values: Any) -> int | None:
+    """Return data.length, or the length of the longest series, if the lists hold series of different length; else None."""
     try:
         series = [np.asarray(one) for x in values if isinstance(x, tuple | list) for one in x]
     except (TypeError, ValueError):
         return None
-    return max(map(len, series)) if series and are_series(series) else None
+    return (config.length or max(map(len, series))) if series and are_series(series) else None
 
 
 def convert_inputs(

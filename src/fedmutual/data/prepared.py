@@ -7,17 +7,19 @@ import torch
 from torch import Tensor, nn
 
 from fedmutual import models, tasks
+from fedmutual.calling import Shape, find_image_shape
 from fedmutual.config import Config, DataConfig, has_own_data, make_client_config
 from fedmutual.config.keys import FEDERATED
-from fedmutual.core import Shape, TargetKind, find_image_shape, get_target_kind
+from fedmutual.core import TargetKind, get_target_kind
 from fedmutual.data import labels, record, scaling, sources, stores
+from fedmutual.data.convert import IMAGES, SERIES
 from fedmutual.data.division import Table, check_name
 from fedmutual.data.draws import Index, Names
 from fedmutual.data.encoding import EncodedExamples, Encoding, check_encoding, describe_missing, learn_encoding
-from fedmutual.data.examples import IMAGES, SERIES, BadRows, Examples, Source, join_examples, list_problems
+from fedmutual.data.examples import Examples, Source, join_examples
 from fedmutual.data.space import Space
 from fedmutual.data.targets import Targets, check_masks, name_outputs, note_one_class, read_targets
-from fedmutual.errors import ConfigError, DataError
+from fedmutual.errors import BadRows, ConfigError, DataError, list_problems
 
 UNLABELLED = "no label"  # in partitions, splits and counts
 TriedNetworks = dict[tuple[str, Shape, int], nn.Module]

@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 
 from fedmutual import tasks
+from fedmutual.calling import Shapes, find_image_shape, format_shape
 from fedmutual.config import Config, DataConfig, has_own_data, make_client_config
 from fedmutual.config.keys import Table
-from fedmutual.core import Shapes, find_image_shape, format_shape, get_target_kind
+from fedmutual.core import get_target_kind
 from fedmutual.data import arrays, folder, stores, table
 from fedmutual.data.draws import Index, count_classes
 from fedmutual.data.encoding import EncodedExamples, parse_encoding

@@ -15,7 +15,8 @@ import numpy as np
 
 from fedmutual.config import DataConfig
 from fedmutual.data.arrays import require_root
-from fedmutual.data.examples import ArrayExamples, Part, Source, convert_array, list_names
+from fedmutual.data.convert import convert_array
+from fedmutual.data.examples import ArrayExamples, Part, Source, list_names
 from fedmutual.data.folder import list_images, make_image_part, read_folder
 from fedmutual.data.images import ImageExamples
 from fedmutual.errors import ConfigError, DataError, shorten_error

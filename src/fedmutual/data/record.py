@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from pydantic import ValidationError
 
+from fedmutual.calling import Shape
 from fedmutual.config import Config, SplitConfig
-from fedmutual.core import Shape
 from fedmutual.data.division import Division, Table, check_name
 from fedmutual.data.draws import Index, count_classes
 from fedmutual.data.examples import list_names
@@ -93,8 +93,8 @@ def join_records(config: Config, partitions: Mapping[str, Mapping[str, Any]]) ->
     for i, about in partitions.items():
         (client_record,) = about["clients"].values()
         counted = {kind: align_counts(about, class_counts) for kind, class_counts in client_record["counts"].items()}
-        own = {key: about[key] for key in ("source", "classes", "read", "inputs") if key in about}
-        clients[i] = {**client_record, "counts": counted, **own}
+        facts = {key: about[key] for key in ("source", "classes", "read", "inputs") if key in about}
+        clients[i] = {**client_record, "counts": counted, **facts}
     tests = [align_counts(about, about["test"]["counts"]) for about in partitions.values()]
     fingerprints = json.dumps({i: about["fingerprint"] for i, about in partitions.items()})
     return {

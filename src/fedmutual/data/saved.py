@@ -8,7 +8,8 @@ import numpy as np
 
 from fedmutual.config import DataConfig
 from fedmutual.data.arrays import make_source, require_root
-from fedmutual.data.examples import Source, describe_columns, pad_series
+from fedmutual.data.convert import pad_series
+from fedmutual.data.examples import Source, describe_columns
 from fedmutual.errors import ConfigError, DataError, format_error
 
 

@@ -12,7 +12,8 @@ from torch import Tensor
 from fedmutual.calling import Inputs, list_tensors
 from fedmutual.config import DataConfig
 from fedmutual.config.keys import FEDERATED
-from fedmutual.data.examples import IDS, IMAGES, SERIES, Form, OneInput, Source, list_names
+from fedmutual.data.convert import IDS, IMAGES, SERIES, Form
+from fedmutual.data.examples import OneInput, Source, list_names
 from fedmutual.errors import ConfigError, DataError
 
 BYTE = 255.0
@@ -155,9 +156,9 @@ def _scale_several(config: DataConfig, source: Source, first: Mapping[str, Tenso
     if config.size is not None:
         raise ConfigError("key 'data.size' is for images alone, and the examples have several inputs; remove the key")
     for key in ("mean", "std"):
-        given = getattr(config, key)
-        unknown = [name for name in given if name not in first] if isinstance(given, dict) else []
-        if (given is not None and not isinstance(given, dict)) or unknown:
+        table = getattr(config, key)
+        is_table = isinstance(table, dict)
+        if (is_table and not table.keys() <= first.keys()) or not (is_table or table is None):
             raise ConfigError(
                 f"key 'data.{key}': the examples have the inputs {list_names(list(first))}; give a table of an input's name "
                 f"and its numbers, as data.{key} = {{ {next(iter(first))} = [...] }}"

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from fedmutual import tasks
-from fedmutual.calling import Inputs, map_inputs
-from fedmutual.core import Shape, Shapes, TargetKind, get_shape, get_target_kind
+from fedmutual.calling import Inputs, Shape, Shapes, get_shape, map_inputs
+from fedmutual.core import TargetKind, get_target_kind
 from fedmutual.data.examples import list_names
 from fedmutual.metric import KINDS
 from fedmutual.models import make_example_inputs

@@ -22,9 +22,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedmutual.calling import list_tensors
+from fedmutual.calling import find_image_shape, list_tensors
 from fedmutual.config import ColumnConfig
-from fedmutual.core import find_image_shape
 from fedmutual.data.draws import Index
 from fedmutual.data.examples import list_names
 from fedmutual.data.space import Space

@@ -12,13 +12,14 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, Dataset
 
-from fedmutual.calling import Inputs, list_tensors, map_inputs
-from fedmutual.core import Batch, Shape, get_shape
+from fedmutual.calling import Inputs, Shape, get_shape, list_tensors, map_inputs
+from fedmutual.core import Batch
+from fedmutual.data.convert import Where
 from fedmutual.data.draws import Index
-from fedmutual.data.examples import BadRows, Examples, Where
+from fedmutual.data.examples import Examples
 from fedmutual.data.scaling import Scaling, subtract_mean
 from fedmutual.data.targets import Targets
-from fedmutual.errors import DataError
+from fedmutual.errors import BadRows, DataError
 from fedmutual.parent_process import end_with_parent
 
 RESIDENT = 4 * 2**30  # bytes: smaller data are kept in memory, unless data.resident decides

@@ -62,9 +62,9 @@ def describe_suggestion(config: Config) -> list[str]:
     common = [name for name in next(iter(tables.values())) if all(name in table for table in tables.values())]
     partial = sorted({name for table in tables.values() for name in table} - set(common))
     if partial:
-        kept = f'{format_toml_key(partial[0])} = {{ kind = "number", fill = 0, indicator = true }}'
+        example = f'{format_toml_key(partial[0])} = {{ kind = "number", fill = 0, indicator = true }}'
         listed = f"columns {list_names(partial)} are not in all files"
-        sentences.append(f"{listed}: state what replaces a cell where it is missing, {kept}, or they are left out")
+        sentences.append(f"{listed}: state what replaces a cell where it is missing, {example}, or they are left out")
     for client, table in tables.items():
         sentences += _describe_needs(client, {name: table[name] for name in common})
     lines = ["[data.columns]"]

@@ -18,9 +18,10 @@ from fedmutual.config import ColumnConfig, DataConfig
 from fedmutual.config.keys import FEDERATED
 from fedmutual.data.arrays import make_examples, require_root
 from fedmutual.data.column_check import describe_nameless, is_nameless, note_rounded_numbers
+from fedmutual.data.convert import convert_array
 from fedmutual.data.draws import Names
 from fedmutual.data.encoding import Encoding, FloatArray
-from fedmutual.data.examples import ArrayExamples, ColumnPlan, Examples, Part, Source, convert_array, list_names
+from fedmutual.data.examples import ArrayExamples, ColumnPlan, Examples, Part, Source, list_names
 from fedmutual.data.table_file import DOMAIN, TableFile, make_text, raise_problems
 from fedmutual.data.text import encode_texts, join_columns
 from fedmutual.errors import ConfigError, DataError, format_count

@@ -14,8 +14,8 @@ import pandas as pd
 
 from fedmutual.config import DataConfig
 from fedmutual.data.column_check import check_names
-from fedmutual.data.examples import BadRows, describe_columns
-from fedmutual.errors import DataError
+from fedmutual.data.examples import describe_columns
+from fedmutual.errors import BadRows, DataError
 
 DOMAIN = "domain"
 SUFFIXES = (".csv", ".parquet")

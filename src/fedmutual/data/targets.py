@@ -177,10 +177,10 @@ def _match_masks(
     learned: the classes of a model; a value is not the number of its class in them, because training sorted their names.
     """
     values: list[int] = np.unique(np.concatenate([np.unique(mask) for mask in masks])).tolist()
-    kept = [value for value in values if config.labels.get(str(value)) != ""]
-    if not kept:
+    class_values = [value for value in values if config.labels.get(str(value)) != ""]
+    if not class_values:
         raise DataError(f"{source.place}: data.labels gives no value of the masks a class; name the class of a value")
-    lowest, greatest = kept[0], kept[-1]
+    lowest, greatest = class_values[0], class_values[-1]
 
     def refuse(value: int, fix: str) -> NoReturn:
         part, mask = next((p, m) for p, m in zip(source.parts, masks, strict=True) if (m == value).any())
@@ -204,7 +204,7 @@ def _match_masks(
     names = [config.labels.get(str(v), declared[v] if declared and 0 <= v < len(declared) else str(v)) for v in values]
     classes = tuple(learned or declared or list_classes(None, [np.array(names)], {}))
     check_unlabelled(config, "" in names, source.place)
-    if not learned and not config.classes and not source.classes and len(kept) == 1:
+    if not learned and not config.classes and not source.classes and len(class_values) == 1:
         raise DataError(
             f"{source.place}: all masks hold the value {lowest} alone; a segmentation needs two classes: correct the masks, "
             "or name all classes in data.classes"

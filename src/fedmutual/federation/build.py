@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from fedmutual import data, tasks
-from fedmutual.calling import Inputs, call_network, map_inputs
+from fedmutual.calling import Inputs, Shape, Shapes, call_network, find_image_shape, format_shape, map_inputs
 from fedmutual.config import Config, make_algorithm
-from fedmutual.core import Message, Public, Shape, Shapes, find_head, find_image_shape, format_shape
+from fedmutual.core import Message, Public, find_head
 from fedmutual.data.examples import list_names
 from fedmutual.data.federation import Federation, Gather
 from fedmutual.data.statistics import Moments

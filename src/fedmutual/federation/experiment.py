@@ -11,13 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedmutual import cpu, data, tasks
+from fedmutual import cpu, data, fitting, tasks
 from fedmutual.algorithms.peers import make_agreed_state, make_proxy_state
 from fedmutual.calling import Inputs, call_network, list_tensors, map_inputs
 from fedmutual.config import Config, read_client_settings
 from fedmutual.config.checks import describe_unused_keys
-from fedmutual.config.methods import make_client_task, make_optimizer
-from fedmutual.config.schema import COMMON_OPTIMIZERS
+from fedmutual.config.methods import make_optimizer
+from fedmutual.config.schema import LABELLED
 from fedmutual.core import Algorithm, Bench, Client, Data, Diverged, Message, Recipe, Seeds, Task
 from fedmutual.errors import ConfigError, DataError
 from fedmutual.events import Score
@@ -31,6 +31,7 @@ from fedmutual.models.copying import copy_networks
 from fedmutual.privacy import rules
 from fedmutual.privacy.mechanism import Mechanism
 from fedmutual.scores import drop_values
+from fedmutual.settings import COMMON_OPTIMIZERS
 
 
 @dataclass(frozen=True)
@@ -108,13 +109,41 @@ class Experiment:
         return Bench(self.nets.place_on_device(self.nets.make_shared()), public.data.to(self.device))
 
     def make_task(self, client: str) -> Task:
-        """Return a client's task: its losses, scores and main metric. Raises ConfigError as `make_client_task`."""
-        space, rows = self.nets.get_space(client), self.load_rows(client)["private"]
+        """Return a client's task: its losses, with the keys of [training] for them, its scores and its main metric.
+
+        Raises:
+            ConfigError: the user's loss cannot be imported, the task has no such keys, or `class_weights` fit other classes.
+        """
+        space = self.nets.get_space(client)
         task = tasks.make_task(space.task, outputs=space.classes)
-        tables: list[Any] = [self.config.data, *(own.data for own in self.config.clients.values())]
+        tables: list[Any] = [self.config.data, *(c.data for c in self.config.clients.values())]
         if isinstance(task, BuiltIn) and any(table.unlabelled or table.uncertain == "ignore" for table in tables):
             task = replace(task, missing=True)
-        return make_client_task(self.config, client, task, space.task, space.outputs, rows)
+        values = {key: value for key, value in self._read_training(client, fitting.KEYS).items() if value}
+        if not values:
+            return task
+        if "loss" in values:
+            return fitting.Fitted(task, loss=values["loss"], call=fitting.load_loss(values["loss"]))
+        if space.task not in LABELLED:
+            raise ConfigError(
+                f"key 'training.{next(iter(values))}': client {client!r} learns {space.task!r}, whose loss does not take "
+                "the key; remove it"
+            )
+        weights = values.get("class_weights")
+        if weights == fitting.BALANCED:
+            rows = self.load_rows(client)["private"]
+            values["class_weights"] = fitting.count_weights(rows, space.outputs, space.targets == "labels")
+        elif weights is not None and len(weights) != space.outputs:
+            raise ConfigError(
+                f"key 'training.class_weights' has {len(weights)} numbers for the {space.outputs} classes of client "
+                f"{client!r}; give one for each"
+            )
+        return fitting.Fitted(task, **values)
+
+    def _read_training(self, client: str, keys: Iterable[str]) -> dict[str, Any]:
+        """Return keys of [training] with the client's own values, where they are set."""
+        common, own = self.config.training, self.config.get_client_config(client).training
+        return {k: getattr(common, k) if getattr(own, k) is None else getattr(own, k) for k in keys}
 
     def build_networks(self, id: str) -> dict[str, nn.Module]:
         """Return a client's networks by name, as before round 1, without optimisers, which import `torch._dynamo`.
@@ -172,8 +201,7 @@ class Experiment:
         )
 
     def _make_recipe(self, id: str) -> Recipe:
-        common, own = (dict(c.training) for c in (self.config, self.config.get_client_config(id)))
-        keys = {k: own[k] if own[k] is not None else common[k] for k in Recipe._fields}
+        keys = self._read_training(id, Recipe._fields)
         if keys["patience"] is not None and not len(self.load_rows(id).get("validation", ())):
             raise ConfigError(
                 f"key 'training.patience': client {id!r} has no validation rows; set 'split.validation' to 0.1"

@@ -6,9 +6,20 @@ from difflib import get_close_matches
 import torch
 from torch import Tensor, nn
 
-from fedmutual.calling import Inputs, NoLogits, call_network, list_tensors, map_inputs
+from fedmutual.calling import (
+    Inputs,
+    NoLogits,
+    Shape,
+    Shapes,
+    call_network,
+    find_image_shape,
+    format_shape,
+    get_shape,
+    list_tensors,
+    map_inputs,
+)
 from fedmutual.config import Config
-from fedmutual.core import Shape, Shapes, find_image_shape, format_shape, format_tensor, get_shape
+from fedmutual.core import format_tensor
 from fedmutual.errors import ConfigError, format_error
 from fedmutual.models import libraries, networks, pretrained
 from fedmutual.models.copying import BoundHook, copy_networks

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
-from fedmutual.calling import Inputs, call_network
-from fedmutual.core import Shape
+from fedmutual.calling import Inputs, Shape, call_network
 from fedmutual.errors import format_error
 from fedmutual.user_code import plugins
 

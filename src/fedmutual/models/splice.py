@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedmutual.calling import Inputs, call_network, map_inputs
+from fedmutual.calling import Inputs, Shape, call_network, find_image_shape, map_inputs
 from fedmutual.config import ModelConfig
-from fedmutual.core import Shape, find_image_shape
 from fedmutual.errors import ConfigError, format_error
 from fedmutual.models import Weights, build, make_example_inputs
 from fedmutual.models.networks import make_sequential

@@ -172,7 +172,9 @@ def restore_client(client: Client, state: Message) -> None:
             values |= {k: laid_as(p, v) for k, v in values.items() if isinstance(v, Tensor) and v.shape == p.shape}
     device = next((p.device for net in client.nets.values() for p in net.parameters()), None)
     client.memory = {k: v.to(device, copy=True) for k, v in _select_under(state, "memory.").items()}
-    client.kept = {k: v.to("cpu" if not v.dim() else device, copy=True) for k, v in _select_under(state, "recipe.").items()}
+    client.recipe_state = {
+        k: v.to("cpu" if not v.dim() else device, copy=True) for k, v in _select_under(state, "recipe.").items()
+    }
     if client.privacy is not None:
         client.privacy.steps = int(state["privacy.steps"])
 
@@ -285,7 +287,11 @@ def collect_client_state(client: Client, in_phase: bool = False) -> Message:
             state |= {f"optimizer.{name}.{slot}.{k}{_NUMBER}": v for k, v in numbers.items()}
     if client.privacy is not None:
         state["privacy.steps"] = torch.tensor(client.privacy.steps)
-    return state | {f"memory.{k}": v for k, v in client.memory.items()} | {f"recipe.{k}": v for k, v in client.kept.items()}
+    return (
+        state
+        | {f"memory.{k}": v for k, v in client.memory.items()}
+        | {f"recipe.{k}": v for k, v in client.recipe_state.items()}
+    )
 
 
 def _select_under(state: Message, prefix: str) -> Message:

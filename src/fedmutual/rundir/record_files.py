@@ -17,7 +17,7 @@ from fedmutual.rundir.file_names import ENVIRONMENT, LEDGER, METRICS, SUMMARY
 from fedmutual.rundir.schema import Environment, Participant, Record, Summary
 
 if TYPE_CHECKING:
-    from fedmutual.core import Shape
+    from fedmutual.calling import Shape
 
 R = TypeVar("R", bound=BaseModel)
 _FIX = "restore the file as the run wrote it, or begin again in another folder"
@@ -279,7 +279,7 @@ def read_interface(folder: Path, client: str | None = None) -> Interface:
     Raises:
         RunError: a file of the folder is missing or damaged, or the run has no such client.
     """
-    from fedmutual.core import Shapes  # imports torch, which reports do without
+    from fedmutual.calling import Shapes
 
     clients = read_model_environment(folder).clients
     participant = find_participant(folder, clients, client)

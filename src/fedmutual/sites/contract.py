@@ -11,6 +11,7 @@ from typing import Any
 
 import fedmutual
 from fedmutual import tasks
+from fedmutual.calling import Shapes, find_image_shape
 from fedmutual.config import (
     Config,
     has_aggregation,
@@ -23,7 +24,7 @@ from fedmutual.config import (
 from fedmutual.config.checks import parse_table
 from fedmutual.config.keys import FEDERATED, Table, list_effects
 from fedmutual.config.schema import ServerConfig, ShareConfig
-from fedmutual.core import Algorithm, Shapes, find_image_shape, get_target_kind
+from fedmutual.core import Algorithm, get_target_kind
 from fedmutual.data.space import Space
 from fedmutual.data.statistics import Layout, make_layout
 from fedmutual.data.targets import name_outputs

@@ -11,8 +11,9 @@ from torch import nn
 
 from fedmutual import models, tasks
 from fedmutual.algorithms.peers import make_agreed_state
+from fedmutual.calling import Shape, Shapes
 from fedmutual.config.keys import FEDERATED
-from fedmutual.core import At, Message, Shape, Shapes, Total, get_target_kind
+from fedmutual.core import At, Message, Total, get_target_kind
 from fedmutual.data import Federation
 from fedmutual.data.scaling import BYTE, Scaling
 from fedmutual.data.space import Space

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field
 
+from fedmutual.calling import Shape, Shapes
 from fedmutual.config.keys import Count, Names, PathSetting, Section, Settings, Sides, key
 from fedmutual.config.schema import (
     ClientData,
@@ -17,7 +18,6 @@ from fedmutual.config.schema import (
     SplitConfig,
     make_optional_table,
 )
-from fedmutual.core import Shape, Shapes
 from fedmutual.settings import Products
 from fedmutual.user_code.plugins import is_of_python
 

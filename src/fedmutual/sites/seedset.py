@@ -16,8 +16,9 @@ import numpy.typing as npt
 import torch
 
 from fedmutual.algorithms.agree import describe_difference
+from fedmutual.calling import find_image_shape
 from fedmutual.config.keys import Table
-from fedmutual.core import Message, Public, find_image_shape
+from fedmutual.core import Message, Public
 from fedmutual.data import PublicSet
 from fedmutual.data.draws import Index, count_classes
 from fedmutual.data.examples import ArrayExamples, list_names

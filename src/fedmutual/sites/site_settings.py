@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
+from fedmutual.calling import Shapes, format_shape
 from fedmutual.config import Config, read_tables
 from fedmutual.config.checks import parse_table
-from fedmutual.core import Shapes, format_shape
 from fedmutual.data import PublicSet, load, prepare
 from fedmutual.data.examples import list_names
 from fedmutual.data.federation import list_public_parts

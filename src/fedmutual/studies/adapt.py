@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from fedmutual import data
+from fedmutual.calling import format_shape
 from fedmutual.config import ALONE, Config, check_scored, merge_overrides, parse_config, read_tables
 from fedmutual.config.grid import make_folder_name
 from fedmutual.config.keys import FEDERATED, Table
 from fedmutual.config.methods import find_adapt_rival, make_algorithm
-from fedmutual.core import format_shape, get_metric, get_target_kind
+from fedmutual.core import get_metric, get_target_kind
 from fedmutual.data.examples import list_names
 from fedmutual.data.labels import UnknownClass
 from fedmutual.errors import ConfigError, DataError, RunError, warn_user

@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fedmutual.calling import MASK, Inputs, list_tensors, map_inputs
+from fedmutual.calling import MASK, Inputs, Shape, Shapes, format_shape, get_shape, list_tensors, map_inputs
 from fedmutual.config import Config, DataConfig
-from fedmutual.core import Shape, Shapes, Task, format_shape, get_shape, get_target_kind
+from fedmutual.core import Task, get_target_kind
+from fedmutual.data.convert import convert_array, convert_input
 from fedmutual.data.encoding import Encoding, parse_encoding
-from fedmutual.data.examples import BadRows, convert_array, convert_input, list_names
+from fedmutual.data.examples import list_names
 from fedmutual.data.scaling import find_form, parse_scaling
 from fedmutual.data.sources import FILES
 from fedmutual.data.stores import check_finite
 from fedmutual.data.text import encode_texts
-from fedmutual.errors import DataError, RunError
+from fedmutual.errors import BadRows, DataError, RunError
 from fedmutual.federation.evaluation import forward_in_parts
 from fedmutual.metric import KINDS, TargetKind
 from fedmutual.rundir.record_files import Interface

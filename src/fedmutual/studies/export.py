@@ -19,8 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from fedmutual.calling import Inputs, call_network, map_inputs
-from fedmutual.core import Shapes
+from fedmutual.calling import Inputs, Shapes, call_network, map_inputs
 from fedmutual.data.space import find_dtype
 from fedmutual.errors import RunError, format_error
 from fedmutual.files import write_bytes, write_json

@@ -9,12 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedmutual.calling import Inputs, list_tensors, map_inputs
-from fedmutual.core import find_image_shape
+from fedmutual.calling import Inputs, find_image_shape, list_tensors, map_inputs
 from fedmutual.data import arrays, images, table
-from fedmutual.data.examples import BadRows
 from fedmutual.data.table_file import SUFFIXES
-from fedmutual.errors import DataError, RunError
+from fedmutual.errors import BadRows, DataError, RunError
 from fedmutual.metric import KINDS, TargetKind
 from fedmutual.studies.answering_model import ROWS_AT_ONCE, AnsweringModel
 from fedmutual.studies.trained_run import choose_model

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from fedmutual import data
-from fedmutual.calling import map_inputs
-from fedmutual.core import Task, find_image_shape, get_metric
+from fedmutual.calling import find_image_shape, map_inputs
+from fedmutual.core import Task, get_metric
 from fedmutual.data import arrays, folder, table
 from fedmutual.data.check import digest_rows
 from fedmutual.data.examples import Examples, Part, Source, join_examples

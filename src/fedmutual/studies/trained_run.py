@@ -11,8 +11,9 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from fedmutual import models
+from fedmutual.calling import Shape, Shapes
 from fedmutual.config import Config, has_own_data, make_client_config, read_dumped
-from fedmutual.core import At, Message, Shape, Shapes, Task, format_tensor
+from fedmutual.core import At, Message, Task, format_tensor
 from fedmutual.data.space import make_constants
 from fedmutual.errors import RunError
 from fedmutual.federation.evaluation import WEIGHT, Ensemble

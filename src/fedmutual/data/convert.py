@@ -1,0 +1,129 @@
+"""Arrays of any usual layout as tensors that networks take: their forms, their types, and series of different length."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fedmutual.calling import MASK
+from fedmutual.errors import BadRows, DataError
+
+Form = Literal["images", "series", "ids"]
+"""How networks get an array [n, ...]. An array of three axes is [n, H, W] as images of one channel, and [n, C, T] as series
+of C channels; arrays of more or fewer axes are equal in both forms. Ids are whole numbers that stay int64."""
+
+IMAGES: Form = "images"
+SERIES: Form = "series"
+IDS: Form = "ids"
+Where = Callable[[int], str]
+"""The name of a row in messages: "a.png", "row 7 of b.csv"."""
+
+
+_CHANNELS = (1, 3, 4)  # gray, RGB, RGBA
+LARGEST_EXACT = 2**24  # float32 holds every whole number up to this one
+
+
+def find_forms(x: npt.NDArray[Any], name: str) -> tuple[Form, ...]:
+    """Return the forms that an array [n, ...] can have, judged by its shape, its type, and the first two rows.
+
+    Raises:
+        DataError: the values are not numbers, or networks take no array of this shape.
+    """
+    _check_numbers(x, name)
+    if x.ndim < 2 or 0 in x.shape[1:]:
+        raise DataError(
+            f"{name} has the shape {list(x.shape)}; tables are [examples, features], series [examples, channels, time], "
+            "images [examples, height, width] and volumes [examples, channels, depth, height, width], with channels before "
+            "or after"
+        )
+    are_whole = x.dtype.kind in "iu" or (x.dtype.kind == "f" and bool((x[:2] == np.trunc(x[:2])).all()))
+    return (IMAGES, *((SERIES,) if x.ndim == 3 else ()), *((IDS,) if are_whole else ()))
+
+
+def convert_array(x: npt.NDArray[Any], name: str, form: Form = IMAGES, where: Where | None = None) -> Tensor:
+    """Return an array in any usual layout as a tensor [n, F], [n, C, T], [n, C, H, W] or [n, C, D, H, W].
+
+    uint8 stays uint8, ids are int64, and the rest is float32. Images may be [n, H, W], unless the form is another one.
+    Images and volumes have their channels first, or last: 1, 3 or 4 channels, fewer than the second axis has.
+    `name` begins the messages; `where` names a row of the array in messages.
+
+    Raises:
+        DataError: the values are not numbers, or networks take no array of this shape.
+        BadRows: float32 cannot hold a whole number; or the form is ids, and a value is no whole number.
+    """
+    find_forms(x, name)
+    where = where or (lambda row: f"{name}: row {row}")
+    if x.ndim == 3 and form == IMAGES:
+        x = x[:, None]
+    elif 3 < x.ndim < 6 and x.shape[-1] in _CHANNELS and x.shape[-1] < x.shape[1]:
+        x = np.moveaxis(x, -1, 1)
+    if form == IDS:
+        values = _convert_exactly(x, np.int64, where, "is no whole number of 64 bits, but the network takes ids; correct it")
+    elif x.dtype == np.uint8:
+        values = x
+    elif x.dtype.kind in "iu" and x.dtype.itemsize > 2:
+        fix = "divide or standardise the numbers, or round them yourself: x.astype('float32')"
+        values = _convert_exactly(x, np.float32, where, f"is a whole number above 2^24, which float32 would round; {fix}")
+    else:
+        values = x.astype(np.float32)
+    return torch.from_numpy(np.ascontiguousarray(values))
+
+
+def convert_input(x: npt.NDArray[Any], name: str, where: Where | None = None) -> Tensor:
+    """Return one of several inputs [n, ...] as a tensor of equal shape: bool, uint8 pixels [n, ...], int64 or float32.
+
+    Raises:
+        DataError, BadRows: as `convert_array`.
+    """
+    _check_numbers(x, name)
+    if x.dtype.kind in "iu" and not (x.dtype == np.uint8 and x.ndim > 2):
+        fault = "is no whole number of 64 bits; correct it"
+        x = _convert_exactly(x, np.int64, where or (lambda row: f"{name}: row {row}"), fault)
+    elif x.dtype.kind == "f":
+        x = x.astype(np.float32, copy=False)
+    return torch.from_numpy(np.ascontiguousarray(x))
+
+
+def _check_numbers(x: npt.NDArray[Any], name: str) -> None:
+    """Raise DataError unless the values are numbers or truth values."""
+    if x.dtype.kind not in "biuf":
+        raise DataError(f"{name} holds {x.dtype.name} values; examples must be numbers")
+
+
+def _convert_exactly(
+    x: npt.NDArray[Any], dtype: type[np.float32] | type[np.int64], where: Where, fault: str
+) -> npt.NDArray[Any]:
+    """Return x [n, ...] in another type. Raises BadRows where a value changes; `fault`: what is wrong, and the fix."""
+    with np.errstate(invalid="ignore"):
+        values = x.astype(dtype)
+        if dtype is np.float32 and -LARGEST_EXACT <= x.min(initial=0) <= x.max(initial=0) <= LARGEST_EXACT:
+            return values
+        changed = (values.astype(x.dtype) != x) | (np.sign(values) != np.sign(x))  # a number out of range may come back
+    bad = np.flatnonzero(changed.reshape(len(x), -1).any(1))
+    if len(bad):
+        raise BadRows(*(f"{where(int(k))} holds {x[k][changed[k]].flat[0]}, which {fault}" for k in bad))
+    return values
+
+
+def pad_series(series: Sequence[npt.NDArray[Any]], length: int | None = None) -> dict[str, npt.NDArray[Any]]:
+    """Return arrays [L, ...] of different length L as inputs of equal length: "x" [n, length, ...], filled up with zeros,
+    and "mask" [n, length], which is true for steps of the series.
+
+    length: longer series are cut; None: the length of the longest one.
+    """
+    length = length or max(map(len, series))
+    kind = np.result_type(*{one.dtype for one in series})
+    x = np.zeros((len(series), length, *series[0].shape[1:]), kind)
+    mask = np.zeros((len(series), length), bool)
+    for row, one in enumerate(series):
+        x[row, : len(one)], mask[row, : len(one)] = one[:length], True
+    return {"x": x, MASK: mask}
+
+
+def are_series(values: Sequence[Any]) -> bool:
+    """Return whether values are arrays or lists [L, ...] that differ in L alone."""
+    shapes = [np.shape(one) if not isinstance(one, list | tuple) else np.asarray(one).shape for one in values]
+    return len({s[1:] for s in shapes}) == 1 < len(set(shapes)) and all(shapes)
