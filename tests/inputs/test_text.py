@@ -1,0 +1,100 @@
+"""Text: read from files and tables, as hashed words or by a tokenizer from disk, trained on and predicted."""
+
+import hashlib
+import runpy
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import fedmutual
+from fedmutual import Site, UserError
+from fedmutual.config import DataConfig
+from fedmutual.data.text import encode_texts, hash_tokens
+from input_kinds import QUICK
+from own_data import config, npz
+
+pytestmark = pytest.mark.run
+
+TEXT_NET = """
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(500, 8), nn.Linear(8, 2)
+
+    def forward(self, input_ids, attention_mask, table=None, age=None):
+        mask = attention_mask[..., None]
+        return self.head((self.embed(input_ids) * mask).sum(1) / mask.sum(1))
+"""
+
+
+def notes(seed, n=80):
+    """Short texts that say their class, and a number."""
+    rng = np.random.default_rng(seed)
+    y = rng.permutation(np.arange(n) % 2)
+    texts = [
+        " ".join(rng.permutation(["seen", "today", *(["fever", "Cough!"] if label else ["well", "rested"])])) for label in y
+    ]
+    return pd.DataFrame({"note": texts, "age": rng.normal(size=n).round(3), "y": y})
+
+
+READING = {"length": 6, "words": 500}
+
+
+@pytest.mark.parametrize("kind", ["csv", "npz", "datasets"])
+def test_text_of_a_file_trains_and_is_predicted(kind, tmp_path, in_tmp_path):
+    (tmp_path / "text_net.py").write_text(TEXT_NET)
+    table, path = notes(0), tmp_path / f"notes.{kind}"
+    data = {"name": kind, "root": str(path), "label": "y", "text": ["note"]}
+    if kind == "csv":
+        table.to_csv(path, index=False)
+    elif kind == "npz":
+        data = npz(path, x=table["note"].to_numpy(str), y=table["y"].to_numpy())
+    else:
+        pytest.importorskip("datasets").Dataset.from_pandas(table).save_to_disk(data["root"])
+        data["inputs"] = ["age"]
+    tables = {"model": {"shared": "text_net:Net"}, "training": {"batch_size": 8, "local_epochs": 4}, "rounds": 3}
+    run = fedmutual.run(config(data=data | READING, optimizer={"name": "adam", "lr": 0.05}, **tables), tmp_path / "run")
+    scores = run.history().query("metric == 'accuracy' and model == 'global'")["value"]
+    assert scores.iloc[-1] == 1
+    if kind != "datasets":
+        assert [p.label for p in fedmutual.predict(run.folder, path)] == [str(label) for label in table["y"]]
+        assert run.score(path).values["accuracy"] == 1
+
+
+def test_text_of_a_table_in_memory_trains_and_is_scored(tmp_path, in_tmp_path):
+    (tmp_path / "text_net.py").write_text(TEXT_NET)
+    sites = {i: Site(train=notes(0).iloc[k::2], label="y") for k, i in enumerate("ab")}
+    arguments = QUICK | {"rounds": 3, "local_epochs": 4, "optimizer": "adam", "lr": 0.05}
+    arguments["settings"] = {"data.text": ["note"], **{f"data.{k}": v for k, v in READING.items()}}
+    run = fedmutual.federate(sites, "fml", runpy.run_path("text_net.py")["Net"](), **arguments)
+    assert run.score(notes(5), label="y").values["accuracy"] == 1
+
+
+@pytest.mark.parametrize("library", ["tokenizers", "transformers"])
+def test_a_tokenizer_from_disk_gives_its_ids(library, tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    made = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({"[PAD]": 0, "[UNK]": 1, "well": 2, "ill": 3}, unk_token="[UNK]")
+    )
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    if library == "tokenizers":
+        path = tmp_path / "tokenizer.json"
+        made.save(str(path))
+    else:
+        path = tmp_path / "saved"
+        fast = pytest.importorskip("transformers").PreTrainedTokenizerFast
+        fast(tokenizer_object=made, pad_token="[PAD]", unk_token="[UNK]").save_pretrained(str(path))
+    read = encode_texts(np.array(["ill well other", "", "well well well well"]), DataConfig(tokenizer=str(path), length=3))
+    assert read["input_ids"].tolist() == [[3, 2, 1], [0, 0, 0], [2, 2, 2]]
+    assert read["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0], [1, 1, 1]]
+    with pytest.raises(UserError, match="there is no file"):
+        encode_texts(np.array(["ill"]), DataConfig(tokenizer=str(tmp_path / "other")))
+
+
+def test_hashed_words_have_fixed_ids():
+    """blake2b of "ill", in 8 bytes, by hashlib: its remainder by 99, plus 1."""
+    digest = int.from_bytes(hashlib.blake2b(b"ill", digest_size=8).digest(), "big")
+    assert hash_tokens("Ill, ILL", 100)[::2] == [1 + digest % 99] * 2
