@@ -11,12 +11,10 @@ from fedmutual.report.verdicts import FEDERATING, JOINING, count_clients, count_
 from fedmutual.results.estimate import Estimate
 from fedmutual.results.gains import Gains
 from fedmutual.results.scale import PERCENT
-from run_folders import Made, compare_folders, list_findings, write_all
+from run_folders import Made, alone, compare_folders, list_findings, plus, write_all
 
 CERTAIN = Estimate(0.1, 0.02, 5, "seeds")
 OPEN = Estimate(-0.01, 0.03, 5, "seeds")
-ALONE = {"0": 0.8, "1": 0.7, "2": 0.6}
-alone = Made("independent", lambda seed, round, client: ALONE[client])
 decide_by = partial(decide, FEDERATING, 3)
 
 
@@ -59,8 +57,8 @@ def test_an_accuracy_is_the_mean_over_clients_then_over_seeds():
 
 
 def test_without_a_reference_the_first_method_is_compared_with_the_others(tmp_path):
-    fedavg = Made("fedavg", lambda s, r, c: ALONE[c])
-    fedprox = Made("fedprox", lambda s, r, c: ALONE[c] - 0.1)
+    fedavg = Made("fedavg", plus(0, 0, 0))
+    fedprox = Made("fedprox", plus(-0.1, -0.1, -0.1))
     [rivalry] = [s for s in list_findings(write_all(tmp_path, [fedprox, fedavg, alone], [0, 1, 2])) if "Against" in s]
     assert rivalry.startswith("Against FedProx: on the clients' own validation data FedAvg wins by 10.0 points")
 
@@ -76,7 +74,7 @@ def test_without_a_reference_the_first_method_is_compared_with_the_others(tmp_pa
     ],
 )
 def test_what_few_seeds_leave_open(tmp_path, seeds, estimates, doubts):
-    folders = write_all(tmp_path, [Made("fml", lambda s, r, c: ALONE[c]), alone], seeds)
+    folders = write_all(tmp_path, [Made("fml", plus(0, 0, 0)), alone], seeds)
     [comparison] = compare_folders(folders)
     assert [re.split(r": ", sentence)[0] for sentence in find_doubts(comparison, estimates)] == doubts
 

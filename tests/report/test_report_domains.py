@@ -7,7 +7,6 @@ import re
 from dataclasses import replace
 
 import pytest
-from rich.console import Console
 
 from fedmutual.report import tables
 from fedmutual.report.cost_curves import draw_costs, make_courses, make_page_cost_table
@@ -16,7 +15,7 @@ from fedmutual.report.terminal import make_headline_tables
 from fedmutual.results.frame import read_runs
 from fedmutual.results.gains import find_last_common
 from fedmutual.results.scale import PERCENT
-from run_folders import Made, compare_folders, get_cell, get_texts, list_findings, write, write_all
+from run_folders import Made, compare_folders, get_cell, get_texts, list_findings, print_table, write, write_all
 
 NODES = ("0", "40")
 LAST, FIRST = {"0": 0.8, "40": 0.6}, {"0": 0.9, "40": 0.5}  # ACC after round 2 and after round 1
@@ -402,14 +401,8 @@ def test_one_method_that_sends_public_data_alone_has_a_picture(tmp_path):
     assert "AGG</text>" in draw_costs(make_courses(comparison([write(tmp_path / "x", agg)])), PERCENT, "x", {})
 
 
-def printed(table, width=80):
-    console = Console(width=width, record=True, file=io.StringIO())
-    console.print(table)
-    return console.export_text()
-
-
 def test_the_headline_in_the_terminal(folders, tmp_path):
-    text = printed(make_headline_tables(compare_folders(folders)))
+    text = print_table(make_headline_tables(compare_folders(folders)), width=80)
     [line] = [x for x in text.splitlines() if x.startswith("FedH2L")]
     assert re.split(r"  +", line.strip()) == [
         "FedH2L",
@@ -421,7 +414,7 @@ def test_the_headline_in_the_terminal(folders, tmp_path):
     ]
     assert max(len(line.rstrip()) for line in text.splitlines()) <= 80
     clients = write(tmp_path / "other", Made("fml", lambda s, r, c: 0.5, name="clients"))
-    text = printed(make_headline_tables(compare_folders([*folders, clients])))
+    text = print_table(make_headline_tables(compare_folders([*folders, clients])), width=80)
     assert text.index("own data, %") < text.index("ACC, %")
     assert "clients" in text
 

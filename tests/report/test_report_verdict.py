@@ -1,45 +1,13 @@
 """The verdict: for it, against it, uncertain, impossible. All numbers follow from the made runs."""
 
-import io
-import json
-import re
 from dataclasses import replace
 
 import pytest
-from rich.console import Console
 
 from fedmutual.report import verdicts
-from fedmutual.report.terminal import list_comparisons, make_headline_tables
 from fedmutual.report.verdicts import find_answers
 from fedmutual.results.comparison import find_differences
-from run_folders import Made, compare_folders, list_findings, write, write_all
-
-ALONE = {"0": 0.8, "1": 0.7, "2": 0.6}
-
-
-def plus(*gains):
-    """Local-only's accuracies plus these, client by client, in every seed."""
-    return lambda seed, round, client: ALONE[client] + gains[int(client)]
-
-
-def printed(table, width=120):
-    console = Console(width=width, record=True, file=io.StringIO())
-    console.print(table)
-    return console.export_text()
-
-
-def rows(text, start):
-    """The cells of the terminal's lines that begin so."""
-    return [re.split(r"  +", line.strip()) for line in text.splitlines() if line.strip().startswith(start)]
-
-
-alone = Made("independent", plus(0, 0, 0))
-
-
-def make_two_models(personal, common, global_=lambda s, r: 0.7):
-    """FML's gains over local-only, client by client: of its personal models, and of its shared one."""
-    return Made("fml", plus(*personal), global_, shared_own=plus(*common))
-
+from run_folders import ALONE, Made, alone, compare_folders, list_findings, make_two_models, plus, write, write_all
 
 SAME_FOR_ALL = (0.1, 0.1, 0.1)
 WORSE_FOR_ALL = (-0.1, -0.1, -0.1)
@@ -405,98 +373,3 @@ def test_what_changes_numbers_is_a_difference(tmp_path, other):
     here = write(tmp_path / "a", Made("fml", plus(0, 0, 0)))
     [compared] = compare_folders([here, write(tmp_path / "b", Made("fml", plus(0, 0, 0), config=other))])
     assert len(compared.methods) == 2
-
-
-def test_the_headline_in_the_terminal(tmp_path):
-    methods = [Made("fml", plus(0.1, 0.2, 0.0), lambda s, r: 0.75 + 0.1 * s), alone]
-    text = printed(make_headline_tables(compare_folders(write_all(tmp_path, methods, [0, 1]))))
-    # shared: 0.75, 0.85: 0.8 +- 0.63531; gain 0.1 in both seeds; mean 0.8, worst 0.6 in both
-    [line] = [x for x in text.splitlines() if "FML" in x]
-    assert re.split(r"  +", line.strip()) == ["FML", "80.0 ± 63.5", "80.0", "60.0", "+10.0", "4/0"]
-    [line] = [x for x in text.splitlines() if "Local-only" in x]
-    assert re.split(r"  +", line.strip())[1::3] == ["n/a", "n/a"]
-
-
-def test_the_headline_in_the_terminal_has_a_line_for_each_model(tmp_path):
-    text = printed(
-        make_headline_tables(
-            compare_folders(write_all(tmp_path, [make_two_models((0.1, 0.1, 0.1), (0.2, 0, -0.1)), alone], [0, 1]))
-        )
-    )
-    assert rows(text, "FML") == [
-        ["FML, personal", "n/a", "80.0", "70.0", "+10.0", "6/0"],
-        ["FML, shared", "70.0", "73.3", "50.0", "+3.3", "2/2"],
-    ]
-
-
-def test_the_headline_fits_a_terminal_of_80_columns_when_intervals_are_as_wide_as_can_be(tmp_path):
-    clients = tuple(map(str, range(50)))
-    never = Made("independent", lambda s, r, c: 1.0 - s, clients=clients)
-    methods = [
-        Made("fml", lambda s, r, c: float(s), lambda s, r: float(s), shared_own=lambda s, r, c: float(s), clients=clients),
-        Made("fedavg", lambda s, r, c: float(s), lambda s, r: float(s), clients=clients),
-        never,
-    ]
-    text = printed(make_headline_tables(compare_folders(write_all(tmp_path, methods, [0, 1]))), width=80)
-    # 0 and 1 have s / sqrt(2) = 0.5, so half = 12.7062 * 0.5, more than accuracy allows
-    assert rows(text, "FedAvg") == [["FedAvg", *["50.0 ± 100.0"] * 3, "0.0 ± 100.0", "50/50"]]
-    assert [line[1:] for line in rows(text, "FML")] == [
-        ["n/a", *["50.0 ± 100.0"] * 2, "0.0 ± 100.0", "50/50"],
-        [*["50.0 ± 100.0"] * 3, "0.0 ± 100.0", "50/50"],
-    ]
-    assert "harmed" in text
-    assert "…" not in text
-    assert max(len(line.rstrip()) for line in text.splitlines()) <= 80
-
-
-@pytest.mark.parametrize("width", [40, 60, 66, 70, 74, 80, 120])
-def test_names_of_methods_and_numbers_are_whole_at_each_width(tmp_path, width):
-    both = make_two_models((0.1, 0.1, 0.1), (0.2, 0, -0.1))
-    shared = [Made(name, plus(0, 0, 0), lambda s, r: 0.5) for name in ("fedavg", "fedprox")]
-    text = printed(make_headline_tables(compare_folders(write_all(tmp_path, [both, alone, *shared], [0, 1]))), width)
-    for word in ("personal", "Local-only", "FedAvg", "FedProx", "+10.0", "6/0"):
-        assert word in text
-    assert "…" not in text
-    assert max(len(line.rstrip()) for line in text.splitlines()) <= width
-
-
-def test_methods_of_one_title_have_the_names_of_their_algorithms(tmp_path):
-    folders = [write(tmp_path / name, Made("fedavg", plus(0, 0, 0), lambda s, r: 0.5)) for name in "ab"]
-    config = folders[1] / "config.toml"
-    config.write_text(config.read_text().replace('"fedavg"', '"mine:FedAvg"'))
-    environment = json.loads((folders[1] / "environment.json").read_text())
-    about = {"title": "FedAvg", "shares": True, "preset": []}
-    (folders[1] / "environment.json").write_text(json.dumps(environment | {"algorithm": about}))
-    (compared,) = compare_folders(folders)
-    assert {m.method for m in compared.methods} == {"FedAvg (fedavg)", "FedAvg (mine:FedAvg)"}
-
-
-def test_the_numbers_of_the_headline_for_scripts(tmp_path):
-    methods = [Made("fml", plus(0.1, 0.2, 0.0), lambda s, r: 0.75 + 0.1 * s), alone]
-    (told,) = list_comparisons(compare_folders(write_all(tmp_path, methods, [0, 1])))
-    fml, local = told["methods"]
-    assert (told["metric"], fml["method"], fml["seeds"], fml["gained"], fml["harmed"]) == ("accuracy", "FML", 2, 4, 0)
-    assert (fml["global_last"], fml["gain"], local["gain"]) == (pytest.approx(0.8), pytest.approx(0.1), None)
-
-
-def test_names_with_brackets_are_not_read_as_markup(tmp_path):
-    other = {"partition": {"kind": "iid", "clients": 3}}
-    folders = [
-        write(tmp_path / "a", Made("fml", plus(0, 0, 0), name="[bold]a")),
-        write(tmp_path / "b", Made("fml", plus(0, 0, 0), name="b[/red]", config=other)),
-    ]
-    text = printed(make_headline_tables(compare_folders(folders)))
-    assert "[bold]a" in text
-    assert "b[/red]" in text
-
-
-def test_one_run_has_no_columns_of_gains_and_no_legend_of_what_is_not_there(tmp_path):
-    one = make_two_models((0, 0, 0), (0.1, 0.1, 0.1))
-    text = printed(make_headline_tables(compare_folders([write(tmp_path / "a", one)])))
-    assert "gain" not in text
-    assert "±" not in text
-    assert "Last round. n/a: `fedmutual report` says why." in text
-    assert rows(text, "FML") == [["FML, personal", "n/a", "70.0", "60.0"], ["FML, shared", "70.0", "80.0", "70.0"]]
-    assert "n/a" not in printed(
-        make_headline_tables(compare_folders([write(tmp_path / "b", Made("fedavg", plus(0, 0, 0), lambda s, r: 0.5))]))
-    )
