@@ -127,12 +127,12 @@ def test_a_comparison_joins_folds_before_gains_are_judged(tmp_path: Path) -> Non
 
 @pytest.mark.run
 def test_unfinished_folds_have_no_numbers_and_are_resumed(tmp_path: Path) -> None:
-    several = experiment(tmp_path)
-    compare(several, ["fedavg"], 1, tmp_path / "out")
+    folded = experiment(tmp_path)
+    compare(folded, ["fedavg"], 1, tmp_path / "out")
     (tmp_path / "out" / "fedavg" / "0" / "1" / "summary.json").unlink()
     (joined,) = join_folds(read_runs(find_runs(tmp_path / "out")))
     assert (joined.evaluations, joined.finished) == ((), False)
-    compare(several, ["fedavg"], 1, tmp_path / "out", resume=True)
+    compare(folded, ["fedavg"], 1, tmp_path / "out", resume=True)
     (joined,) = join_folds(read_runs(find_runs(tmp_path / "out")))
     assert joined.finished
     (partial,) = join_folds(read_runs(find_runs(tmp_path / "out"))[:2])
@@ -158,11 +158,11 @@ def test_real_sites_train_one_fold(tmp_path: Path) -> None:
 
 @pytest.mark.run
 def test_what_trains_one_run_asks_for_the_fold(tmp_path: Path) -> None:
-    several = experiment(tmp_path)
+    folded = experiment(tmp_path)
     for refuse in (
-        lambda: fedmutual.run(several, tmp_path / "a"),
-        lambda: tune(several, ["fml"], 3, tmp_path / "b"),
-        lambda: plan_sweep(several, {"optimizer.lr": [0.1, 0.2]}),
+        lambda: fedmutual.run(folded, tmp_path / "a"),
+        lambda: tune(folded, ["fml"], 3, tmp_path / "b"),
+        lambda: plan_sweep(folded, {"optimizer.lr": [0.1, 0.2]}),
     ):
         with pytest.raises(ConfigError, match=r"split\.folds = 3 makes 3 runs, .* set split\.fold \(0 to 2\)"):
             refuse()

@@ -28,8 +28,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> fedmutual.Run:
     sites = {
         name: Site(train=TABLE.iloc[k::3], label="ill", model=make) for k, name in enumerate(("north", "south", "west"))
     }
-    own = {"algorithm.alpha": 0.7, "optimizer.lr": 0.2}
-    sites["south"] = Site(train=TABLE.iloc[1::3], label="ill", model="mlp", settings=own)
+    settings = {"algorithm.alpha": 0.7, "optimizer.lr": 0.2}
+    sites["south"] = Site(train=TABLE.iloc[1::3], label="ill", model="mlp", settings=settings)
     folder = tmp_path_factory.mktemp("runs") / "r"
     with pytest.warns(fedmutual.RemarkWarning):
         return fedmutual.federate(sites, "fml", make, rounds=1, lr=0.05, settings={"algorithm.alpha": 0.5}, out=folder)

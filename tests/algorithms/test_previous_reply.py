@@ -9,8 +9,9 @@ import torch
 
 from fedmutual.algorithms import FedAvg
 from fedmutual.boundary import Refused
-from fedmutual.core import At, Batch, Client, Message, Net, Recipe
+from fedmutual.core import At, Batch, Client, Message, Net, Recipe, find_head
 from fedmutual.engines.base import participate
+from fedmutual.stepping import make_call, trainable
 from toy import at, client, difference, federation, server
 
 
@@ -45,9 +46,6 @@ class Leaky(Near):
 
 
 def test_the_features_are_the_input_of_the_last_layer_with_the_given_weights() -> None:
-    from fedmutual.core import find_head
-    from fedmutual.stepping import make_call, trainable
-
     one = client("0", FedAvg().algorithm()).nets["meme"]
     other = {k: v + 1 for k, v in one.state_dict().items()}
     net = Net(make_call(one), trainable(one), find_head(one))

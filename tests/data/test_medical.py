@@ -11,6 +11,7 @@ from PIL import Image
 from pydicom.dataset import FileDataset, FileMetaDataset
 from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian, generate_uid
 
+import fedmutual
 from fedmutual import data
 from fedmutual.data import images, medical
 from fedmutual.errors import BadRows
@@ -89,8 +90,8 @@ def test_nifti_axes_are_those_of_ras(tmp_path: Path) -> None:
     assert np.array_equal(images.read_file(write_nifti(tmp_path / "a.nii.gz", values), None), expected)
     turned = write_nifti(tmp_path / "b.nii", values[::-1, ::-1], np.diag([-1.0, -1, 3, 1]))
     assert np.array_equal(images.read_file(turned, None), expected)
-    several = images.read_file(write_nifti(tmp_path / "c.nii", np.stack([values, values + 100], 3)), None)
-    assert np.array_equal(several, np.concatenate([expected, expected + 100]))
+    volumes = images.read_file(write_nifti(tmp_path / "c.nii", np.stack([values, values + 100], 3)), None)
+    assert np.array_equal(volumes, np.concatenate([expected, expected + 100]))
     assert images.read_file(write_nifti(tmp_path / "d.nii", values[..., 0]), None).shape == (1, 3, 2)
     about, notes = images.describe_files([tmp_path / "a.nii.gz", turned])
     assert about["formats"] == {"NIfTI": 2}
@@ -162,13 +163,10 @@ def write_pairs(root: Path) -> list[Array]:
 def test_images_have_the_masks_of_their_names(tmp_path: Path) -> None:
     masks = write_pairs(tmp_path)
     about = {"labels": {"0": "rest", "255": "lesion"}, "classes": ["rest", "lesion"]}
-    prepared = data.prepare(config(data=folder(tmp_path, **about), training=SEGMENTATION))[""]
-    assert np.array_equal(prepared.targets, np.stack(masks) // 255)
-    assert data.prepare(config(data=folder(tmp_path, **about, size=[2, 2]), training=SEGMENTATION))[""].space.shape == (
-        1,
-        2,
-        2,
-    )
+    for size, shape in (({}, (1, 4, 4)), ({"size": [2, 2]}, (1, 2, 2))):
+        prepared = data.prepare(config(data=folder(tmp_path, **about, **size), training=SEGMENTATION))[""]
+        assert prepared.space.shape == shape
+        assert size or np.array_equal(prepared.targets, np.stack(masks) // 255)
     (tmp_path / "masks" / "5.png").unlink()
     refused("5.jpg: there is no file of this name", data=folder(tmp_path, **about), training=SEGMENTATION)
 
@@ -206,14 +204,12 @@ def test_predict_and_score_read_files_as_training_does(tmp_path: Path, kind: str
                 write_dicom(root / label / f"{k}.dcm", values[0].astype(np.uint16), "MONOCHROME1", bits=10)
             else:
                 write_nifti(root / label / f"{k}.nii.gz", values)
-    from fedmutual import predict, run
-
     experiment = config(
         name=kind, rounds=1, data=folder(root, **about), training=training, model={"shared": network}, split={"test": 0.3}
     )
-    trained = run(experiment, tmp_path / "run")
+    trained = fedmutual.run(experiment, tmp_path / "run")
     file = next(f for f in sorted(root.rglob("*")) if f.is_file())
-    (answer,) = predict(tmp_path / "run", file)
+    (answer,) = fedmutual.predict(tmp_path / "run", file)
     score = trained.score(root)
     assert answer.kind == ("masks" if kind == "masks" else "classes")
     assert score.metric is not None

@@ -29,6 +29,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = load_digits(return_X_y=True)
     np.savez("own.npz", x=x[:300].astype(np.float32), y=y[:300])
     np.savez("labelled.npz", x=x[300:400].astype(np.float32), y=y[300:400])
+    np.savez("other.npz", x=x[400:500].astype(np.float32), y=y[400:500])
     np.savez("unlabelled.npz", x=x[300:400].astype(np.float32))
     np.savez("wide.npz", x=x[300:400, :60].astype(np.float32), y=y[300:400])
     np.savez("few.npz", x=x[300:305].astype(np.float32), y=y[300:305])
@@ -68,22 +69,12 @@ def test_labels_of_the_file_do_not_change_what_needs_none(files: None) -> None:
 @pytest.mark.parametrize(
     ("file", "name", "settings", "sentence"),
     [
-        (
-            "unlabelled.npz",
-            "fedmd",
-            "public_batch = 8",
-            "algorithm 'fedmd' learns from labels of public data",
-        ),
+        ("unlabelled.npz", "fedmd", "public_batch = 8", "algorithm 'fedmd' learns from labels of public data"),
         ("unlabelled.npz", "fedh2l", "public_batch = 8, labels = false", "algorithm.confidence = false"),
         ("wide.npz", "fedmd", "public_batch = 8", r"wide.npz: its examples have the shape \[60\]"),
         ("few.npz", "fedmd", "public_batch = 2", "the public set has no example of class '.'"),
         ("missing.npz", "fedmd", "public_batch = 8", "missing.npz"),
-        (
-            "own.csv",
-            "fedmd",
-            "public_batch = 8",
-            "is no public data for these clients .*; give an npz file",
-        ),
+        ("own.csv", "fedmd", "public_batch = 8", "is no public data for these clients .*; give an npz file"),
     ],
 )
 def test_a_file_that_does_not_fit(files: None, file: str, name: str, settings: str, sentence: str) -> None:
@@ -94,8 +85,8 @@ def test_a_file_that_does_not_fit(files: None, file: str, name: str, settings: s
 def test_a_resume_needs_the_same_file_and_one_source_is_enough(files: None) -> None:
     config = load("labelled.npz", "feddf", "distill_steps = 2")
     fedmutual.run(config, "r")
-    Path("few.npz").replace("labelled.npz")
-    with pytest.raises(fedmutual.UserError):
+    Path("other.npz").replace("labelled.npz")
+    with pytest.raises(fedmutual.UserError, match="its checkpoint belongs to another run"):
         fedmutual.run(fedmutual.load_config("p.toml", rounds=2), "r", resume=True)
     with pytest.raises(fedmutual.UserError, match=r"'split.public' and 'split.public_file' exclude each other"):
         fedmutual.run(fedmutual.load_config("p.toml", **{"split.public": 0.1}), "q")

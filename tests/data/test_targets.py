@@ -256,8 +256,8 @@ def test_labels_may_be_missing(tmp_path, y, settings, blank):
     _, targets, index = read_rows(federation)
     is_blank = (y == "") | (y == "unknown") if y.dtype.kind == "U" else np.isnan(y)
     expected = is_blank.reshape(ROWS, -1).any(1)[index]
-    found = (targets == blank) if blank == -1 else targets.isnan()
-    assert found.reshape(len(targets), -1).any(1).tolist() == expected.tolist()
+    is_missing = (targets == blank) if blank == -1 else targets.isnan()
+    assert is_missing.reshape(len(targets), -1).any(1).tolist() == expected.tolist()
     if blank == -1:
         assert federation.partition["classes"][-1] == "no label"
         assert federation.partition["clients"]["0"]["counts"]["private"][-1] == expected.sum()

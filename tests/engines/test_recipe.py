@@ -99,8 +99,8 @@ DATA = TensorDataset(torch.from_numpy(X[:200] / 16).float().view(-1, 1, 8, 8), t
 
 def run(folder, **arguments):
     sites = {name: Site(train=arguments.pop(name, DATA)) for name in ("north", "south")}
-    given = {"rounds": 2, "local_epochs": 1, "device": "cpu", "progress": False, "batch_size": 40, **arguments}
-    run = fedmutual.federate(sites, "fml", shared="mlp", out=folder, **given)
+    arguments = {"rounds": 2, "local_epochs": 1, "device": "cpu", "progress": False, "batch_size": 40} | arguments
+    run = fedmutual.federate(sites, "fml", shared="mlp", out=folder, **arguments)
     return run, [line.steps for line in read_records(run.folder / "ledger.jsonl", LedgerLine)]
 
 

@@ -13,7 +13,7 @@ from fedmutual import Site
 from fedmutual.algorithms.registry import METHODS
 from toy import difference
 
-pytestmark = pytest.mark.run
+pytestmark = [pytest.mark.run, pytest.mark.filterwarnings("ignore")]
 ROWS = 48
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(ROWS, 5)).astype("float32")
@@ -31,15 +31,14 @@ TARGETS = {  # task -> targets and settings
 
 
 def train(task, method="fml", y=None, **settings):
-    y, own = TARGETS[task] if y is None else (y, {})
+    y, data = TARGETS[task] if y is None else (y, {})
     sites = {i: Site(train=(X[k::2], y[k::2])) for k, i in enumerate("ab")}
-    more = {"training.batch_size": 8, "engine.name": "inprocess", **own, **settings}
+    more = {"training.batch_size": 8, "engine.name": "inprocess", **data, **settings}
     return fedmutual.federate(
         sites, method, shared="mlp", task=task, rounds=1, local_epochs=1, settings=more, progress=False
     )
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("task", TARGETS)
 def test_stacked_clients_learn_a_task_as_single_clients_do(task):
     plain, stacked = (train(task, **{"engine.name": name}) for name in ("inprocess", "stacked"))
@@ -53,7 +52,6 @@ PUBLIC = {"split.public": 0.3}
 NEEDS = {"aggregate": PUBLIC, "feddf": PUBLIC} | dict.fromkeys(("fedh2l", "fedmd"), PUBLIC | {"algorithm.public_batch": 4})
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("method", METHODS)
 def test_every_algorithm_learns_survival_or_says_why(method):
     sentences = dict.fromkeys(("fedkd", "fedproto", "fedtgp", "feddf", "fedh2l"), "task with classes")
@@ -66,14 +64,12 @@ def test_every_algorithm_learns_survival_or_says_why(method):
         assert run.history().query("metric == 'concordance'")["value"].between(0, 1).all()
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("method", ["fedkd", "fedproto", "fedh2l", "fedmd"])
 def test_an_algorithm_that_needs_every_label_refuses_missing_ones(method):
     with pytest.raises(fedmutual.UserError, match=f"algorithm '{method}' needs the label of every row"):
         train("classification", method, **NEEDS.get(method, {}))
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_noise_covers_losses_that_are_means_over_examples():
     pytest.importorskip("opacus")
     private = {"privacy.nets": "both", "privacy.sigma": 1.0, "privacy.delta": 1e-3}
@@ -83,7 +79,6 @@ def test_noise_covers_losses_that_are_means_over_examples():
         train("cox", **private)
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_the_commands_of_a_model_take_several_answers(in_tmp_path, cli):
     columns = [f"x{k}" for k in range(5)]
     table = pd.DataFrame(X, columns=columns).assign(week=TIMES[:, 0], death=TIMES[:, 1])
@@ -138,7 +133,6 @@ class Grid:
 """
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_an_own_task_has_targets_of_any_shape(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "grid_right.py").write_text(MODULE.format(view=".view(-1, 2, 3)"))

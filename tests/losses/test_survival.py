@@ -7,6 +7,7 @@ import runpy
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
@@ -67,8 +68,6 @@ def test_the_divergence_of_hazards_is_that_of_the_times_of_the_event():
 
 
 def test_the_partial_likelihood_is_that_of_lifelines():
-    import pandas as pd
-
     x, target = draw(rows=40)
     target[:, 0] += torch.arange(40) * 1e-3  # no ties, which lifelines treats by Efron's rule
     table = pd.DataFrame({"x": x, "time": target[:, 0], "event": target[:, 1]})
@@ -106,8 +105,8 @@ def test_the_calibration_is_the_observed_share_minus_the_predicted():
     _, target = draw(1)
     task = Survival(times=(1.0, 2.0, 40.0))
     observed = KaplanMeierFitter().fit(*target.T.numpy()).predict([1.0, 2.0]).tolist()
-    found = task.score(torch.zeros(60, 3), target)["calibration"]
-    assert found == [pytest.approx(observed[0] - 0.75), pytest.approx(observed[1] - 0.5), None], (
+    differences = task.score(torch.zeros(60, 3), target)["calibration"]
+    assert differences == [pytest.approx(observed[0] - 0.75), pytest.approx(observed[1] - 0.5), None], (
         "nobody is observed up to 40"
     )
 
@@ -183,8 +182,8 @@ BATCHES = {
 def test_a_missing_target_teaches_by_the_other_network_alone(name):
     kind, z, y = BATCHES[name]
     task, part = kind(missing=True), drop(y, [1, 4])
-    known = [0, 2, 3, 5]
-    torch.testing.assert_close(task.fit(z, part), kind().fit(z[known], y[known]))
+    labelled = [0, 2, 3, 5]
+    torch.testing.assert_close(task.fit(z, part), kind().fit(z[labelled], y[labelled]))
     assert "missing=True" in repr(task)
     assert "missing" not in repr(kind())
     z = z.clone().requires_grad_()
@@ -198,13 +197,13 @@ def test_a_missing_target_teaches_by_the_other_network_alone(name):
     with_all = torch.func.vmap(task.fit)(z.detach().unsqueeze(1), part.unsqueeze(1))  # as each row of a noised step
     assert with_all.isfinite().all()
     assert not with_all[[1, 4]].any()
-    scores, of_known = task.score(z.detach(), part), kind().score(z.detach()[known], y[known])
+    scores, of_labelled = task.score(z.detach(), part), kind().score(z.detach()[labelled], y[labelled])
     for name in scores.keys() - {"examples"}:
-        assert scores[name] == pytest.approx(of_known[name])
+        assert scores[name] == pytest.approx(of_labelled[name])
     assert kind().score(z.detach(), drop(y, slice(None)))["loss"] is None
 
 
 @pytest.mark.long
 def test_the_example_of_survival_is_as_good_as_a_cox_model_of_all_rows():
-    found = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "survival.py"))["main"]()
-    assert found["pooled, global"] == pytest.approx(found["Cox of lifelines, pooled"], abs=0.01)
+    scores = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "survival.py"))["main"]()
+    assert scores["pooled, global"] == pytest.approx(scores["Cox of lifelines, pooled"], abs=0.01)
