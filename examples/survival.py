@@ -37,7 +37,8 @@ def main() -> dict[str, float]:
     test, train = table.iloc[order[:130]], table.iloc[order[130:]]
 
     cox = CoxPHFitter().fit(train, "week", "arrest")
-    found = {"Cox of lifelines, pooled": concordance_index(test["week"], -cox.predict_partial_hazard(test), test["arrest"])}
+    of_cox = concordance_index(test["week"], -cox.predict_partial_hazard(test), test["arrest"])
+    concordances = {"Cox of lifelines, pooled": of_cox}
 
     sites = {f"prison {k}": fedmutual.Site(train=train.iloc[k::4], test=test, label=LABEL) for k in range(4)}
     pooled = {"all": fedmutual.Site(train=train, test=test, label=LABEL)}
@@ -47,10 +48,10 @@ def main() -> dict[str, float]:
         )
         scores = run.history()
         last = scores[(scores["metric"] == "concordance") & (scores["round"] == scores["round"].max())]
-        found |= {f"{name}, {model}": of["value"].mean() for model, of in last.groupby("model")}
-    for name, value in found.items():
+        concordances |= {f"{name}, {model}": of["value"].mean() for model, of in last.groupby("model")}
+    for name, value in concordances.items():
         print(f"{name:26} {value:.3f}")
-    return found
+    return concordances
 
 
 if __name__ == "__main__":
