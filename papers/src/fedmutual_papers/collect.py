@@ -67,14 +67,11 @@ def make_result(job: Job, request: RunRequest, problem: Diverged | None, togethe
     if unbounded := [deviation for deviation, loss in noise.items() if not isfinite(loss)]:
         return Result(**facts, seconds=0.0, failed=f"the loss with noise {unbounded[0]} on the weights is not finite")
     rounds = [evaluation.round for evaluation in run.evaluations]
-    own = [_read_scores(run, round, serves) for round in rounds]
-    curves = {
-        "global_test": [_read_scores(run, round, "global", "test") for round in rounds],
-        **{
-            name: [{i: of[i] for i in about.clients or of if i in of} for of in scores]
-            for name, scores in (("own", own), ("copies", [_read_scores(run, round, "copy") for round in rounds]))
-        },
-    }
+    models = {"own": serves, "copies": "copy"}
+    accuracies = {name: [_read_scores(run, round, model) for round in rounds] for name, model in models.items()}
+    curves = {"global_test": [_read_scores(run, round, "global", "test") for round in rounds]}
+    for name, by_round in accuracies.items():
+        curves[name] = [{i: of[i] for i in about.clients or of if i in of} for of in by_round]
     epsilons = [client.epsilon for client in summary.privacy.clients.values()] if summary.privacy else [None]
     transfer = {name: of for name in TRANSFER_DATA if summary.transfer and (of := getattr(summary.transfer, name))}
     later = run.messages[run.messages["round"] > 0]  # the bytes of public examples, which are sent once, stand apart
@@ -86,7 +83,7 @@ def make_result(job: Job, request: RunRequest, problem: Diverged | None, togethe
         curves={
             name: _shorten(sum(of.values()) / len(of) for of in scores) for name, scores in curves.items() if all(scores)
         },
-        clients=_read_clients(job, run, own),
+        clients=_read_clients(job, run, accuracies["own"]),
         noise={k: round(v, DIGITS) for k, v in noise.items()},
         traffic=traffic | ({"seed": run.seed_bytes} if run.seed_bytes else {}),
         steps=job.config.training.local_steps or 0,
@@ -135,12 +132,12 @@ def _read_budget(job: Job, run: RunFacts) -> dict[Any, float | None]:
     counted = count_budget(job.config, {i: sum(c["private"]) for i, c in counts.items()}, public)
     clients = len(set(run.work["client"]))
     steps = total / clients if total is not None else counted and counted[0]
-    known = {
+    budget = {
         "steps": steps,
         "examples": counted[1] if counted and steps is not None and isclose(counted[0], steps) else None,
         "forwards": passes / clients if passes is not None else None,
     }
-    return {key: number for key, number in known.items() if number is not None}
+    return {key: number for key, number in budget.items() if number is not None}
 
 
 def _describe_run(job: Job, run: RunFacts, together: int) -> dict[str, Any]:

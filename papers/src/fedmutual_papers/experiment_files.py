@@ -397,11 +397,11 @@ def read_experiment(root: Path, id: str) -> PaperExperiment:
     notes = read_tables(root / NOTES) if index.notes or index.code else {}
 
     def find_note(table: str, key: str, name: str) -> Any:
-        known = notes.get(table, {})
-        if name not in known:
-            near = suggest_near(name, list(known))
+        texts = notes.get(table, {})
+        if name not in texts:
+            near = suggest_near(name, list(texts))
             raise ConfigError(f"{path}: key {key!r} names {name!r}, which {NOTES} does not have{near}")
-        return known[name]
+        return texts[name]
 
     differences = (*index.differences, *(find_note("differences", "notes", name) for name in index.notes))
     return PaperExperiment(

@@ -102,22 +102,23 @@ def read_measured_cells(
 
 def _read_measured(cell: Cell, store: ResultStore, wanted: Scale | None, seeds: Iterable[int] | None) -> MeasuredCell:
     """Return the results of a cell. The scales of all stored runs are candidates, because cells share runs."""
-    kept = (*store.list_results(cell.id), *store.list_all_results())
-    ways = (Scale(limit, tuple(result.changed.items())) for result in kept for limit in (result.limit, result.rounds))
-    asked, candidates = _fit(wanted, cell), [MeasuredCell(cell, Scale(), {arm: {} for arm in cell.shown})]
-    for scale in _list_distinct(_fit(scale, cell) for scale in _list_distinct([wanted, *ways])):
+    stored = (*store.list_results(cell.id), *store.list_all_results())
+    scales = (Scale(limit, tuple(result.changed.items())) for result in stored for limit in (result.limit, result.rounds))
+    asked, candidates = _fit(wanted, cell), list[MeasuredCell]()
+    for scale in _list_distinct(_fit(scale, cell) for scale in _list_distinct([wanted, *scales])):
         if scale is None:
             continue
         rounds = {cell.limit_rounds(arm, scale.rounds) for arm in cell.arms}
         known = {result.seed for result in store.list_all_results() if result.rounds in rounds}
         results: dict[str, dict[int, Result]] = {arm: {} for arm in cell.shown}
         for job in list_jobs(cell, sorted(known & set(seeds) if scale == asked and seeds is not None else known), scale):
-            if job.arm in results and (found := job.find_result(store)) is not None:
-                results[job.arm][job.seed] = found
-        candidates.insert(-1, MeasuredCell(cell, scale, results))
-        if scale == asked and candidates[-2].run:
-            return candidates[-2]
-    return max(candidates, key=_rank_completeness)
+            if job.arm in results and (result := job.find_result(store)) is not None:
+                results[job.arm][job.seed] = result
+        candidates.append(MeasuredCell(cell, scale, results))
+        if scale == asked and candidates[-1].run:
+            return candidates[-1]
+    without_results = MeasuredCell(cell, Scale(), {arm: {} for arm in cell.shown})
+    return max([*candidates, without_results], key=_rank_completeness)
 
 
 def _list_distinct(scales: Iterable[Scale | None]) -> list[Scale | None]:

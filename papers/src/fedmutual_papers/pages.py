@@ -77,8 +77,8 @@ class Page:
         index, decimals = self.experiment.index, self.experiment.index.decimals
 
         def list_tables(readings: Sequence[Judgement]) -> list[tuple[str, PageTable]]:
-            several = (judged for judged in readings if len(judged.judged_lines) > 1)
-            return [(judged.reading, tables.make_verdicts_table(judged, decimals, only_judged)) for judged in several]
+            of_lines = (judged for judged in readings if len(judged.judged_lines) > 1)
+            return [(judged.reading, tables.make_verdicts_table(judged, decimals, only_judged)) for judged in of_lines]
 
         return {
             "index": index,
@@ -113,8 +113,8 @@ def adjust(pages: Sequence[Page], over_all: bool = True) -> list[Page]:
     """
 
     def list_adjusted(judged: Sequence[Judgement]) -> dict[int, float]:
-        known = [j for j in judged if j.p is not None]
-        return dict(zip(map(id, known), adjust_by_holm([j.p or 0.0 for j in known]), strict=True))
+        p_values = {id(j): j.p for j in judged if j.p is not None}
+        return dict(zip(p_values, adjust_by_holm([*p_values.values()]), strict=True))
 
     of_all = list_adjusted([j for page in pages for j in page.judged]) if over_all else {}
     adjusted = []
@@ -146,7 +146,7 @@ def write(page: Page, folder: Path, kinds: Sequence[str] = ("md", "html", "json"
 
 def load_template(name: str, root: Path | str = "fedmutual_papers") -> Template:
     """Return a template of Markdown with the filter `table` (`render_table`). root: the folder of the templates."""
-    environment = make_environment(root, html=False, keep_trailing_newline=name == "verdicts.md.j2")
+    environment = make_environment(root, html=False)
     environment.filters["table"] = render_table
     return environment.get_template(name)
 

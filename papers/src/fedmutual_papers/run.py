@@ -76,7 +76,9 @@ def train_cells(
     if left:
         store.check()
         at_once = limit_jobs([job.config for job in left], jobs)
-        while queue.train(at_once):  # once more: runs that start from runs of this pass, or that others have let go of
+        while queue.train(
+            at_once
+        ):  # the next pass has the runs that start from those of this one, or were released elsewhere
             pass
     return queue
 

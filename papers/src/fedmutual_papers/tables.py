@@ -186,8 +186,8 @@ def _tabulate_clients(experiment: PaperExperiment, measured_cells: Sequence[Meas
     for measured in measured_cells:
         row = measured.cell.about.row
         for i, network in measured.networks.items():
-            known = {arm for arm in arms if i in measured.read_numbers(OWN, arm)}
-            entries = (make_entry(measured, arm, OWN, at, decimals, i) if arm in known else NOT_RUN for arm, at in ends)
+            scored = {arm for arm in arms if i in measured.read_numbers(OWN, arm)}
+            entries = (make_entry(measured, arm, OWN, at, decimals, i) if arm in scored else NOT_RUN for arm, at in ends)
             lines.append((row, f"{i}, {network}", *entries))
         if not measured.networks:
             lines.append((row, "all", *(NOT_RUN for _ in ends)))
