@@ -1,5 +1,6 @@
 """Cross-validation: every row is scored once, by a model that did not train on it, and a client's folds are one score."""
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -137,6 +138,16 @@ def test_unfinished_folds_have_no_numbers_and_are_resumed(tmp_path: Path) -> Non
     assert joined.finished
     (partial,) = join_folds(read_runs(find_runs(tmp_path / "out"))[:2])
     assert partial.state == "unfinished: 2 of 3 folds"
+
+
+@pytest.mark.run
+def test_copies_of_a_run_are_joined_one_by_one(tmp_path: Path) -> None:
+    compare(experiment(tmp_path), ["fedavg"], 1, tmp_path / "0")
+    copies = [shutil.copytree(tmp_path / "0", tmp_path / name) for name in ("1", "2")]
+    runs = [run for out in (tmp_path / "0", *copies) for run in read_runs(find_runs(out))]
+    joined = join_folds(runs)
+    assert [run.folds for run in joined] == [(3, 3)] * 3
+    assert joined[0].evaluations == joined[1].evaluations == joined[2].evaluations
 
 
 @pytest.mark.sites

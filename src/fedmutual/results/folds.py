@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,13 +20,14 @@ def join_folds(runs: Sequence[RunFacts]) -> list[RunFacts]:
     A score of the joined run is the mean over the folds, weighted by the scored examples; its work is that of the first
     fold. Unless all folds are finished it has no scores.
     """
-    groups = dict[str, list[RunFacts]]()
+    groups, copies = dict[tuple[str, int], list[RunFacts]](), Counter[tuple[str, int | None]]()
     for run in runs:
-        split = {key: value for key, value in run.config.get("split", {}).items() if key != "fold"}
-        same = {key: value for key, value in run.config.items() if key != "name"} | {"split": split}
-        place = json.dumps(same if "folds" in split else str(run.folder), sort_keys=True, default=str)
-        twice = sum(run.config["split"]["fold"] == other.config["split"]["fold"] for other in groups.get(place, ()))
-        groups.setdefault(f"{place}{twice or ''}", []).append(run)
+        split = dict(run.config.get("split", {}))
+        fold = split.pop("fold", None)
+        settings = {key: value for key, value in run.config.items() if key != "name"} | {"split": split}
+        text = json.dumps(settings if "folds" in split else str(run.folder), sort_keys=True, default=str)
+        groups.setdefault((text, copies[text, fold]), []).append(run)
+        copies[text, fold] += 1  # the same fold in a further folder belongs to a further run
     return [_join(group) if len(group) > 1 else group[0] for group in groups.values()]
 
 
@@ -45,9 +47,8 @@ def _join(runs: Sequence[RunFacts]) -> RunFacts:
     if len(runs) < number or not all(run.finished for run in runs) or first.summary is None:
         return joined
     own_test = first.partition.test is not None and first.partition.test.rows is None
-    lines = [[e for e in run.evaluations if e.round == line.round] for line in first.evaluations for run in runs]
-    by_round = [lines[n : n + number] for n in range(0, len(lines), number)]
-    evaluations = tuple(_join_evaluations([e for (e,) in folds], own_test) for folds in by_round if all(folds))
+    by_round = ([e for run in runs for e in run.evaluations if e.round == line.round] for line in first.evaluations)
+    evaluations = tuple(_join_evaluations(folds, own_test) for folds in by_round if len(folds) == number)
     scores = summarise_scores(config.get("records", {}).get("best_by"), evaluations, first.metric)
     summary = check_record(first.folder / SUMMARY, Summary, {**first.summary.model_dump(by_alias=True), **scores})
     return replace(joined, evaluations=evaluations, summary=summary)
@@ -67,18 +68,17 @@ def _join_partitions(folds: Sequence[RecordedPartition]) -> RecordedPartition:
 def _join_evaluations(folds: Sequence[Evaluation], own_test: bool) -> Evaluation:
     """Return the scores of one round. own_test: whether the data have a test set, whose rows are those of every fold."""
     by_place = [{(row.model, row.client, row.data): row for row in fold.rows} for fold in folds]
-    rows = []
-    for (model, client, data), row in by_place[0].items():
-        others = [places.get((model, client, data)) for places in by_place]
-        if all(others):
-            same_rows = own_test and data == "test"
-            values = dict(_average(row, [other for other in others if other], same_rows))
-            rows.append(ScoreRow(model=model, client=client, data=data, **values))
+    joined_rows = []
+    for place, row in by_place[0].items():
+        rows = [of_fold[place] for of_fold in by_place if place in of_fold]
+        if len(rows) == len(folds):
+            values = dict(_average(row, rows, own_test and row.data == "test"))
+            joined_rows.append(ScoreRow(model=row.model, client=row.client, data=row.data, **values))
     train = {
         i: {term: value for term in terms if (value := _mean([f.train.get(i, {}).get(term) for f in folds])) is not None}
         for i, terms in folds[0].train.items()
     }
-    return folds[0].model_copy(update={"rows": tuple(rows), "train": train})
+    return folds[0].model_copy(update={"rows": tuple(joined_rows), "train": train})
 
 
 def _average(first: ScoreRow, rows: Sequence[ScoreRow], same_rows: bool) -> Iterator[tuple[str, Any]]:
