@@ -1,7 +1,8 @@
 """The model of a run that answers, with the shapes, columns and scaling of its inputs."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -151,11 +152,8 @@ class AnsweringModel(NamedTuple):
                 "each answer of fedmutual.predict(RUN, FILE)"
             )
         raw = self.convert(self.arrange(x, "x"), "x")
-        parts = []
-        for start in range(0, len(list_tensors(raw)[0]), ROWS_AT_ONCE):
-            rows = map_inputs(lambda one, start=start: one[start : start + ROWS_AT_ONCE], raw)  # type: ignore[misc]
-            parts.append(self.compute_answers(self.compute_outputs(rows, lambda n, start=start: f"row {start + n} of x")))  # type: ignore[misc]
-        answers = torch.cat(parts)
+        batches = split_inputs(raw, "row {} of x".format)
+        answers = torch.cat([self.compute_answers(self.compute_outputs(x, names.__getitem__)) for names, x in batches])
         is_named = answers.shape[1] == len(takes.classes)
         return pd.DataFrame(answers.numpy(), columns=[*takes.classes] if is_named else [*map(str, range(answers.shape[1]))])
 
@@ -168,8 +166,7 @@ class AnsweringModel(NamedTuple):
         from fedmutual.data.objects import convert_inputs  # imports pandas, which takes 0.3 s
 
         shape = self.takes.shape
-        is_series = isinstance(shape, Shapes) and MASK in shape and not isinstance(x, Mapping)
-        length = shape[MASK][0] if is_series and isinstance(shape, Shapes) else None
+        length = shape[MASK][0] if isinstance(shape, Shapes) and MASK in shape and not isinstance(x, Mapping) else None
         return convert_inputs(x, name, self.takes.columns, length, self.data.text)
 
     def list_arrays(self, names: Iterable[str]) -> tuple[str, ...] | None:
@@ -202,12 +199,20 @@ class AnsweringModel(NamedTuple):
         if self.takes_files and labels is None:
             return "images" if len(self.takes.shape) == 3 else "volumes"
         shape = self.takes.shape
-        several = shape if isinstance(shape, Shapes) else {"x": shape}
-        array = " and ".join(f"{key!r} of shape [n, {', '.join(map(str, one))}]" for key, one in several.items())
+        shapes = shape if isinstance(shape, Shapes) else {"x": shape}
+        array = " and ".join(f"{key!r} of shape [n, {', '.join(map(str, one))}]" for key, one in shapes.items())
         if labels is None:
             return f"an npz file with an array {array}"
         folder = ", or a folder as those of the training" if self.takes_files else ""
         return f"an npz file with the arrays {array} and 'y'{folder}"
+
+
+def split_inputs(x: Inputs, where: Callable[[int], str]) -> Iterator[tuple[list[str], Inputs]]:
+    """Yield batches of inputs: the names of the rows, and the rows. where: position -> the name of the row in messages."""
+    count = len(list_tensors(x)[0])
+    for start in range(0, count, ROWS_AT_ONCE):
+        rows = slice(start, min(start + ROWS_AT_ONCE, count))
+        yield [where(row) for row in range(rows.start, rows.stop)], map_inputs(itemgetter(rows), x)
 
 
 def _describe_misfit(where: str, x: Inputs, shape: Shape) -> str:

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedmutual.calling import Inputs, find_image_shape, list_tensors, map_inputs
+from fedmutual.calling import Inputs, find_image_shape, list_tensors
 from fedmutual.data import arrays, images, table
 from fedmutual.data.table_file import SUFFIXES
 from fedmutual.errors import BadRows, DataError, RunError
 from fedmutual.metric import KINDS, TargetKind
-from fedmutual.studies.answering_model import ROWS_AT_ONCE, AnsweringModel
+from fedmutual.studies.answering_model import AnsweringModel, split_inputs
 from fedmutual.studies.trained_run import choose_model
 
 
@@ -127,12 +127,9 @@ def _read_examples(file: Path, answering: AnsweringModel) -> Iterator[tuple[Sequ
         return
     else:
         raise DataError(f"{file}: the model learned from data of another kind; give it {answering.describe_inputs()}")
-    count = len(list_tensors(x)[0])
-    if not count:
+    if not len(list_tensors(x)[0]):
         raise DataError(f"{file}: there are no rows in it")
-    for start in range(0, count, ROWS_AT_ONCE):
-        part = map_inputs(lambda one, start=start: one[start : start + ROWS_AT_ONCE], x)  # type: ignore[misc]
-        yield [called(start + k) for k in range(min(ROWS_AT_ONCE, count - start))], part
+    yield from split_inputs(x, called)
 
 
 def _read_image(file: Path, answering: AnsweringModel) -> Tensor:
