@@ -80,8 +80,8 @@ def is_over(folder: Path, records: RecordsConfig, metric: Metric) -> bool:
     merits = list[float]()
     for line in read_records(folder / METRICS, Evaluation) if records.patience is not None else ():
         if line.round % records.evaluate_every == 0:  # not of the last round of a run that has grown since
-            found = {r.model for r in line.rows}
-            model = next((m for m in ("personal", "global", "proxy", "meme") if m in found), "")
+            models = {r.model for r in line.rows}
+            model = next((m for m in ("personal", "global", "proxy", "meme") if m in models), "")
             scores = [Score(r.model, r.client, r.data, r.values) for r in line.rows if r.model == model]
             merit = compute_merit(scores, "test" if model == "global" else "validation", records.best_by, metric)
             merits += [] if merit is None else [merit]

@@ -40,8 +40,8 @@ def write_model_card(answering: AnsweringModel, files: dict[str, str], left_out:
     run, config, owner = read_run(answering.folder), answering.config, answering.owner
     clients = run.partition.clients
     described = next(iter(clients)) if len(clients) == 1 else owner  # a site knows its own settings only
-    own = config.get_client_config(described or "")
-    rate = config.optimizer.lr if own.optimizer.lr is None else own.optimizer.lr
+    client_config = config.get_client_config(described or "")
+    rate = config.optimizer.lr if client_config.optimizer.lr is None else client_config.optimizer.lr
     trainers = [clients[owner]] if owner in clients else clients.values()
     metric = get_metric(answering.task)
     scale = None if metric is None else MetricScale(metric=metric)
@@ -54,7 +54,7 @@ def write_model_card(answering: AnsweringModel, files: dict[str, str], left_out:
         takes=answering.takes,
         data=_describe_data(run, owner),
         values=_describe_values(answering),
-        settings={**config.algorithm, **own.algorithm},
+        settings={**config.algorithm, **client_config.algorithm},
         rate=format_setting(rate.model_dump() if isinstance(rate, BaseModel) else rate),
         own_settings=_describe_own_settings(answering, described, [*clients]),
         is_of_one=described is not None,
@@ -101,15 +101,15 @@ def _describe_data(run: RunFacts, owner: str | None) -> str:
 def _describe_own_settings(answering: AnsweringModel, client: str | None, clients: Sequence[str]) -> str:
     """Return the settings of one client alone; for several, each setting in which they differ, without their names."""
     config, exclude = answering.config, {"data", "share"}
-    own = {i: dict(_flatten(c, exclude_defaults=True, exclude=exclude)) for i, c in config.clients.items()}
+    by_client = {i: dict(_flatten(c, exclude_defaults=True, exclude=exclude)) for i, c in config.clients.items()}
     if client is not None:
-        return ", ".join(f"{key} = {format_setting(value)}" for key, value in own.get(client, {}).items())
+        return ", ".join(f"{key} = {format_setting(value)}" for key, value in by_client.get(client, {}).items())
     networks = read_model_environment(answering.folder).models.personal
     names = {i: "of its own" if n.name.startswith(PREFIX) else n.name for i, n in networks.items()}
-    own = {i: own.get(i, {}) | ({_NETWORK: names[i]} if i in names else {}) for i in clients}
+    by_client = {i: by_client.get(i, {}) | ({_NETWORK: names[i]} if i in names else {}) for i in clients}
     common, sentences = dict(_flatten(config)), []
-    for key in dict.fromkeys(key for settings in own.values() for key in settings):
-        values = Counter(format_setting(settings.get(key, common.get(key))) for settings in own.values())
+    for key in dict.fromkeys(key for settings in by_client.values() for key in settings):
+        values = Counter(format_setting(settings.get(key, common.get(key))) for settings in by_client.values())
         if len(values) > 1:
             listed = ", ".join(f"{value} ({format_count(count, 'client')})" for value, count in values.items())
             sentences.append(f"{key} = {listed}")

@@ -166,13 +166,13 @@ def compare(
         study.check_folders(resume)
         with _watch(progress) as watch:
             study.train(resume, watch)
-    folders: dict[Any, Path] = {
-        (variant.label, n, *(() if path == place else (int(path.name),))): path
+    runs: dict[Any, Run] = {
+        (variant.label, n, *(() if path == place else (config.split.fold,))): open_object_run(path, objects, keep)
         for variant in variants
         for n, place in study.find_folders(variant).items()
-        for path in list_folds(variant.config, place)
+        for path, config in list_folds(variant.config, place).items()
     }
-    return Comparison({key: open_object_run(path, objects, keep) for key, path in folders.items()})
+    return Comparison(runs)
 
 
 @contextmanager

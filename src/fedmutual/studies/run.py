@@ -172,8 +172,8 @@ def can_stack(configs: Sequence[Config]) -> bool:
     Raises:
         ConfigError: this machine lacks the device.
     """
-    alone = any(c.privacy.nets != "none" or find_stack_obstacle(c) for c in configs)
-    if len(configs) < 2 or alone or any(c.engine != configs[0].engine for c in configs):
+    has_obstacle = any(c.privacy.nets != "none" or find_stack_obstacle(c) for c in configs)
+    if len(configs) < 2 or has_obstacle or any(c.engine != configs[0].engine for c in configs):
         return False
     engine = configs[0].engine
     return engine.name == "stacked" or (engine.name == "auto" and build.pick_device(engine.device).type == "cuda")
