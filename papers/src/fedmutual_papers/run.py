@@ -76,9 +76,8 @@ def train_cells(
     if left:
         store.check()
         at_once = limit_jobs([job.config for job in left], jobs)
-        while queue.train(
-            at_once
-        ):  # the next pass has the runs that start from those of this one, or were released elsewhere
+        # each pass trains what can begin: runs that start from others, and those that another process gave up, come later
+        while queue.train(at_once):
             pass
     return queue
 
