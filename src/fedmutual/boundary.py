@@ -140,14 +140,14 @@ def _list_private_tensors(client: Client) -> Iterator[tuple[str, Tensor]]:
                 yield f"{key!r} of its {net} net", tensor
     for net, optimizer in client.optimizers.items():
         for p, state in optimizer.state.items():
-            tensors = {k: v for k, v in state.items() if isinstance(v, Tensor)}
-            known = p if net == "meme" else None  # ASGD begins with an average that is the parameter itself
-            yield from (
-                (f"{k!r} of its {net} optimiser", v) for k, v in tensors.items() if known is None or not v.equal(known)
-            )
-    is_known = "stopped" in client.recipe_state  # a client that has stopped sends its last reply again (`Recipe.patience`)
-    kept = {k: v for k, v in client.memory.items() if not (is_known and k.startswith(PREVIOUS))}
-    yield from ((f"{k!r} of its memory", v) for k, v in kept.items())
+            for key, tensor in state.items():
+                # ASGD begins with an average that is the parameter itself
+                if isinstance(tensor, Tensor) and not (net == "meme" and _has_equal_bytes(p, tensor)):
+                    yield f"{key!r} of its {net} optimiser", tensor
+    for key, tensor in client.memory.items():
+        # a client that has stopped sends its last reply again (`Recipe.patience`)
+        if not ("stopped" in client.recipe_state and key.startswith(PREVIOUS)):
+            yield f"{key!r} of its memory", tensor
 
 
 def _view_bytes(tensor: Tensor) -> int:
