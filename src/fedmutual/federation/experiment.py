@@ -187,7 +187,7 @@ class Experiment:
             optimizers={n: self._make_optimizer(net, id) for n, net in nets.items() if not self.nets.is_frozen(n, id)},
             data=rows,
             rate=rate,
-            recipe=self._make_recipe(id),
+            recipe=self.make_recipe(id),
             alone=find_stack_obstacle(self.config),
             shared=shared,
             proxy="proxy" in self.algorithm.scores,
@@ -200,7 +200,8 @@ class Experiment:
             privacy=privacy,
         )
 
-    def _make_recipe(self, id: str) -> Recipe:
+    def make_recipe(self, id: str) -> Recipe:
+        """Return how a participant trains. Raises ConfigError for training.patience without validation rows."""
         keys = self._read_training(id, Recipe._fields)
         if keys["patience"] is not None and not len(self.load_rows(id).get("validation", ())):
             raise ConfigError(

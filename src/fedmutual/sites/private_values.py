@@ -121,9 +121,10 @@ def check_first_replies(experiment: Experiment, site: str, sites: Sequence[str],
 
 def describe_disclosure(experiment: Experiment, site: str) -> str:
     """Return sentences on what a site tells of its rows besides messages: by `share.metrics`, and by early stopping."""
-    stops = experiment.build_client(site).recipe.patience is not None
-    about_stop = " The round in which it stops by its validation rows (training.patience) can be seen in its messages."
-    return _describe_metrics(experiment, site) + about_stop * stops
+    text = _describe_metrics(experiment, site)
+    if experiment.make_recipe(site).patience is not None:
+        text += " The round in which it stops by its validation rows (training.patience) can be seen in its messages."
+    return text
 
 
 def _describe_metrics(experiment: Experiment, site: str) -> str:
