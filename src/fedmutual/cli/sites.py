@@ -57,7 +57,7 @@ def provision(
     kits_made = kits.provision(file, out_folder, tuple(renew or ()))
     table = Table("kit", "for", "valid until")
     for kit in kits_made:
-        table.add_row(str(kit.folder), kits.KINDS[kit.kind][0], f"{kit.expires:%Y-%m-%d}")
+        table.add_row(str(kit.folder), kits.KINDS[kit.kind].words, f"{kit.expires:%Y-%m-%d}")
     out.print(table)
     print_text(f"the server is reached at {', '.join(kits_made[0].hosts)}, port {kits_made[0].port}")
     authority = out_folder / kits.AUTHORITY

@@ -60,7 +60,7 @@ def run_checks(
         yield Check(WRONG, str(problem))
     try:
         kit = kits.open_kit(folder)
-        yield Check(OK, f"{folder}: a complete kit, of {kit.name!r}, {kits.KINDS[kit.kind][0]}")
+        yield Check(OK, f"{folder}: a complete kit, of {kit.name!r}, {kits.KINDS[kit.kind].words}")
         yield from _check_keys(kit)
     except UserError as problem:
         yield Check(WRONG, str(problem))

@@ -17,7 +17,7 @@ import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -34,11 +34,26 @@ WANTED = f"pip install 'nvflare>={_FIRST},<{_END}'"
 _MISSING = f"real sites need NVIDIA FLARE, fedmutual's extra 'sites': {WANTED}"
 
 AUTHORITY, FEDERATION, KIT = "authority", "federation.toml", "kit.json"
-_FED = "nvflare.private.fed.app"
-KINDS = {  # kind of a participant -> in words; FLARE's settings, the name of its keys, and the module of its process
-    "server": ("the server", "fed_server.json", "server", f"{_FED}.server.server_train"),
-    "site": ("a site", "fed_client.json", "client", f"{_FED}.client.client_train"),
-    "lead": ("a lead, who may submit", "fed_admin.json", "client", None),
+
+
+class Kind(NamedTuple):
+    """A kind of participants."""
+
+    words: str  # for people
+    settings: str  # file name of FLARE's settings
+    keys: str  # file name of its key and its certificate, without the ending
+    process: str = ""  # module of FLARE's process
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """FLARE's files in a kit, without its start scripts, which would start FLARE without access control."""
+        return self.settings, f"{self.keys}.crt", f"{self.keys}.key", "rootCA.pem"
+
+
+KINDS = {
+    "server": Kind("the server", "fed_server.json", "server", "nvflare.private.fed.app.server.server_train"),
+    "site": Kind("a site", "fed_client.json", "client", "nvflare.private.fed.app.client.client_train"),
+    "lead": Kind("a lead, who may submit", "fed_admin.json", "client"),
 }
 KIT_ADVICE = "use the kit as you received it"  # of errors about a damaged kit
 _RESTORE_AUTHORITY = "restore the authority folder from a backup, or make all kits again in another folder with --out"
@@ -66,7 +81,7 @@ class Kit(BaseModel):
     @property
     def certificate(self) -> Path:
         """The path of the certificate."""
-        return self.startup / f"{KINDS[self.kind][2]}.crt"
+        return self.startup / f"{KINDS[self.kind].keys}.crt"
 
     @property
     def expires(self) -> datetime:
@@ -84,12 +99,6 @@ class Kit(BaseModel):
         if self.days >= SOON:
             return ""
         return f", in {self.days} days; have it renewed: fedmutual provision FEDERATION.toml --renew {self.name}"
-
-
-def _list_startup_files(kind: str) -> tuple[str, ...]:
-    """Return FLARE's files in a kit, without its start scripts, which would start FLARE without access control."""
-    _, settings, keys, _ = KINDS[kind]
-    return settings, f"{keys}.crt", f"{keys}.key", "rootCA.pem"
 
 
 def import_nvflare(name: str = "nvflare") -> ModuleType:
@@ -150,7 +159,7 @@ def open_kit(folder: Path, kind: str | None = None) -> Kit:
         raise RunError(f"{folder}: is not a kit, because it has no {KIT}; name a folder that `fedmutual provision` made")
     about = read_json(folder / KIT, KIT_ADVICE) | {"folder": str(folder.resolve())}
     kit = check_record(folder / KIT, Kit, about, KIT_ADVICE)
-    for file in _list_startup_files(kit.kind):
+    for file in KINDS[kit.kind].files:
         if not (kit.startup / file).is_file():
             raise RunError(f"{folder}: the kit lacks startup/{file}; {KIT_ADVICE}")
     read_certificate(kit.certificate)
@@ -239,7 +248,7 @@ def _write_kit(source: Path, kit: Path, kind: str, contract: Contract, file: Pat
     # mkdtemp closes the folder to other users before a key is written.
     part = Path(tempfile.mkdtemp(ending, prefix, kit.parent))
     (part / "startup").mkdir()
-    for name in _list_startup_files(kind):
+    for name in KINDS[kind].files:
         shutil.copyfile(source / "startup" / name, part / "startup" / name)
     address = {"hosts": list(contract.server.hosts), "port": contract.server.port}
     write_json(part / KIT, {"format": FORMAT, "federation": contract.name, "name": kit.name, "kind": kind, **address})

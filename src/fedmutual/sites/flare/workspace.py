@@ -44,7 +44,7 @@ def run_process(kit: Kit, state: Path, pointer: Mapping[str, Any], end: Callable
     check_version()
     check_valid(kit)
     work = make_workspace(kit, state, pointer)
-    main = importlib.import_module(str(KINDS[kit.kind][3])).main
+    main = importlib.import_module(KINDS[kit.kind].process).main
     monitor = importlib.import_module("nvflare.fuel.f3.mpm").MainProcessMonitor
     settings = ["secure_train=true", "org=fedmutual", "config_folder=config", f"heart_beat_interval={HEARTBEAT}"]
     arguments = argparse.Namespace(
