@@ -8,7 +8,7 @@ import hashlib
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -88,19 +88,15 @@ class SumSite:
         state = self.state
         if state is None or state.binding != self._context.binding.hex():
             raise Rejected("this site announced no keys for this attempt of the round")
-        if stage is Stage.UPLOAD:
-            changes, masked = self._mask_words(state, content, words)
-            answer: Message = {WORDS: torch.from_numpy(masked.view(np.int64))}
-        else:
-            methods: dict[Stage, Callable[[SumState, Any], Done]] = {
-                Stage.SHARES: self._share_secrets,
-                Stage.CONFIRM: self._confirm_present,
-                Stage.UNMASK: self._open_secrets,
-            }
-            changes, reply = methods[stage](state, content)
-            answer = messages.pack_content(reply)
+        methods: dict[Stage, Callable[[SumState, Any], Done]] = {
+            Stage.SHARES: self._share_secrets,
+            Stage.UPLOAD: partial(self._mask_words, words=words),
+            Stage.CONFIRM: self._confirm_present,
+            Stage.UNMASK: self._open_secrets,
+        }
+        changes, answer = methods[stage](state, content)
         self.state = state.model_copy(update=changes)
-        return answer
+        return {WORDS: torch.from_numpy(answer.view(np.int64))} if stage is Stage.UPLOAD else messages.pack_content(answer)
 
     def _announce_keys(self, attempt: int) -> Announcement:
         """Draw new keys, and return the signed announcement of their public keys."""
@@ -135,8 +131,8 @@ class SumSite:
             if site != self._site:
                 sealed[site] = messages.seal_shares(context, seal_key, public, self._site, site, shares).hex()
         point = points[self._site]
-        own = {self._site: (of_key[point].hex(), of_seed[point].hex())}
-        return {"announcements": announcements, "shares": own}, sealed
+        own_shares = {self._site: (of_key[point].hex(), of_seed[point].hex())}
+        return {"announcements": announcements, "shares": own_shares}, sealed
 
     def _mask_words(self, state: SumState, sealed: Mapping[str, str], words: Words) -> Done:
         """Store the shares of the other sites, and return the masked words [N] of this site.
@@ -197,8 +193,8 @@ class SumSite:
         if None in (*seeds.values(), *keys.values()):
             raise Rejected("this site has erased a share that the order asks for")
         self.opened[self._context.round] = digest
-        kept = {site: (None, share) for site, share in seeds.items()} | {site: (share, None) for site, share in keys.items()}
-        return {"shares": kept}, (seeds, keys)
+        of_seeds = {site: (None, share) for site, share in seeds.items()}
+        return {"shares": of_seeds | {site: (share, None) for site, share in keys.items()}}, (seeds, keys)
 
     def _check_opened(self, digest: str | None) -> None:
         """Raise Rejected if the round was opened before. digest: the digest of the sum that may be opened again."""
