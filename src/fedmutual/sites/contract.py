@@ -83,10 +83,15 @@ class Contract:
         """What the statistics of all sites hold; None unless data.mean = "federated"."""
         if self.config.data.mean != FEDERATED:
             return None
-        task, shape = self.config.training.task, self.sites.shape
-        classes = tuple(self.config.data.classes or name_outputs(tasks.make_task(task), self.config.data, ("y",)))
-        space = Space(find_image_shape(shape), classes, len(classes), task, {}, self.sites.columns)
+        task, classes = self.config.training.task, self.classes
+        space = Space(find_image_shape(self.sites.shape), classes, len(classes), task, {}, self.sites.columns)
         return make_layout(space, self.config.data.columns)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes, or of the outputs of a task without classes."""
+        config = self.config
+        return config.data.classes or name_outputs(tasks.make_task(config.training.task), config.data, ("y",))
 
     @property
     def name(self) -> str:
@@ -115,8 +120,8 @@ class Contract:
         not fit the contract.
         """
         sections = {"data", "model", "algorithm", "training", "optimizer", "share"}
-        own = site_file.model_dump(exclude_unset=True, include=sections)
-        client = {"data": {"name": "digits"}, **{key: table for key, table in own.items() if table != {}}}
+        client_tables = site_file.model_dump(exclude_unset=True, include=sections)
+        client = {"data": {"name": "digits"}, **{key: table for key, table in client_tables.items() if table != {}}}
         overrides = site_file.model_dump(exclude_none=True, include={"engine", "split", "privacy"})
         for key in ("folds", "fold"):
             if key in overrides["split"]:

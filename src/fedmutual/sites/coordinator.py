@@ -18,7 +18,6 @@ from fedmutual.data import Federation
 from fedmutual.data.scaling import BYTE, Scaling
 from fedmutual.data.space import Space
 from fedmutual.data.statistics import Layout, Statistics, add_sums, read_sums
-from fedmutual.data.targets import name_outputs
 from fedmutual.engines.loop import count_bytes, federate
 from fedmutual.errors import RunError, UserError
 from fedmutual.events import Event, Failed, Noted, Observer, PhaseDone, RoundDone
@@ -211,15 +210,17 @@ def build_server_experiment(contract: Contract, statistics: Statistics | None = 
 
     statistics: of all sites' training rows, with data.mean = "federated"; None: not yet known.
     """
-    config = contract.config
-    task = tasks.make_task(config.training.task)
-    classes = tuple(config.data.classes or name_outputs(task, config.data, ("y",)))
+    config, classes = contract.config, contract.classes
     outputs = tasks.make_task(config.training.task, outputs=classes).outputs
     shape, count, declared = contract.sites.shape, outputs or len(classes), contract.sites.input
-    inputs = None if isinstance(declared, tuple) else {k: _describe_input(one.dtype) for k, one in declared.items()}
+    inputs = None
+    if not isinstance(declared, tuple):
+        types = {name: None if one.dtype == "float32" else one.dtype for name, one in declared.items()}
+        inputs = {name: Scaling(1.0, (), (), dtype=dtype) for name, dtype in types.items()}
     takes_ids = _takes_ids(contract, count) if inputs is None else "x" in inputs and inputs["x"].dtype == "int64"
-    is_image = isinstance(shape, tuple) and len(shape) == 3 and not takes_ids  # a site may scale its values otherwise
-    divisor, size = (BYTE, shape[1:]) if is_image and isinstance(shape, tuple) else (1.0, None)
+    divisor, size = 1.0, None
+    if isinstance(shape, tuple) and len(shape) == 3 and not takes_ids:  # images; a site may scale its values otherwise
+        divisor, size = BYTE, shape[1:]
     mean, std = (() if isinstance(value, dict) else value or () for value in (config.data.mean, config.data.std))
     if mean == FEDERATED or std == FEDERATED:
         mean, std = ((), ()) if statistics is None or config.data.columns else statistics.moments
@@ -235,10 +236,6 @@ def build_server_experiment(contract: Contract, statistics: Statistics | None = 
     no_data = Federation({}, {"": space}, None, {"clients": {}, "classes": list(classes)}, ())
     nets = Networks(config, no_data, contract.algorithm.scores, torch.device("cpu"))
     return Experiment(config, no_data, contract.algorithm, nets)
-
-
-def _describe_input(dtype: str) -> Scaling:
-    return Scaling(1.0, (), (), dtype=None if dtype == "float32" else dtype)  # type: ignore[arg-type]
 
 
 def _takes_ids(contract: Contract, outputs: int) -> bool:
