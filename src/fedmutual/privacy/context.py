@@ -74,8 +74,8 @@ def _list_settings(phase: Phase, at: At) -> list[tuple[str, str]]:
 def _describe_setting(value: object) -> str:
     """Return a text that every process has alike: not that of an object of a user's class, which may hold its address."""
     if isinstance(value, Fitted):
-        own = {f.name: getattr(value, f.name) for f in fields(value) if f.repr and f.name != "task"}
-        return repr((_describe_setting(value.task), own))
+        settings = {f.name: getattr(value, f.name) for f in fields(value) if f.repr and f.name != "task"}
+        return repr((_describe_setting(value.task), settings))
     return repr(value) if isinstance(value, _PLAIN) or is_dataclass(value) else _name_class(type(value))
 
 

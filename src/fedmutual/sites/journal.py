@@ -138,9 +138,9 @@ class Journal:
 
     def get_fact(self, name: str, kind: Any = Any) -> Any:
         """Return a value by its name; None where it was never set. kind: its type, as pydantic reads types."""
-        found = self.read("SELECT value FROM facts WHERE name = ?", name)
+        rows = self.read("SELECT value FROM facts WHERE name = ?", name)
         try:
-            return TypeAdapter(kind).validate_json(found[0][0]) if found else None
+            return TypeAdapter(kind).validate_json(rows[0][0]) if rows else None
         except ValidationError as problem:
             raise self._make_error(_UNREADABLE, ValueError(f"{name}: {problem.errors()[0]['msg']}")) from None
 

@@ -175,14 +175,14 @@ class PeerMailbox:
         own_message = self._read_message(order)
         replies = {self._site: own_message} if own_message else {}
         for i in (i for i in self._others if i in (order.senders or ())):
-            found = self.mail.read(i, (order.round, order.phase))
-            if isinstance(found, dict):
-                replies[i] = found
+            message = self.mail.read(i, (order.round, order.phase))
+            if isinstance(message, dict):
+                replies[i] = message
             elif self._is_receiver(self._site, i, own_message, order):
-                if found is None:
+                if message is None:
                     missing.append(i)
                 else:
-                    faults[i] = found
+                    faults[i] = message
         return dict(sorted(replies.items()))
 
     def _list_receivers(self, order: Order, message: Message) -> tuple[str, ...]:

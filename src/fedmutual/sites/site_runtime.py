@@ -74,8 +74,8 @@ class SiteRuntime:
         self.site, self.say = settings.file.site, say
         self.folder, self._state = settings.state / contract.name, settings.state
         self._contract, self._settings = contract, settings
-        with closing(Journal(self.folder, read_only=True)) as known:
-            self._moments: Moments | None = known.get_fact(SCALING, Moments)  # None: the server has not sent them
+        with closing(Journal(self.folder, read_only=True)) as journal:
+            self._moments: Moments | None = journal.get_fact(SCALING, Moments)  # None: the server has not sent them
         self.experiment = self._build_experiment()
         guarantee.check_site(self.experiment.config, settings.file, settings.source)
         self._budget: PrivacyBudget | None = None

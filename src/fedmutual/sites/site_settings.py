@@ -101,8 +101,7 @@ def _find_fault(contract: Contract, experiment: Experiment) -> str | None:
     if space.shape != sites.shape and (experiment.nets.shares or experiment.algorithm.public):
         return (
             f"the examples have the shape {format_shape(space.shape)}, and the federation agreed on "
-            f"{format_shape(sites.shape)} "
-            "(sites.input); resize images with 'data.size', or change the columns to fit"
+            f"{format_shape(sites.shape)} (sites.input); resize images with 'data.size', or change the columns to fit"
         )
     difference = describe_column_difference(space.columns, sites.columns)
     if difference is not None:

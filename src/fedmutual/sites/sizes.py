@@ -50,7 +50,8 @@ class MessageSizes:
             answers = [content, *({WORDS: (torch.int64, (count_words(phase, state),))} for phase in phases)]
         if is_peer_to_peer(algorithm):
             inbox, answers = {}, [{}]
-        self._sites, self._traffic = count, count * sum(count_bytes(reply) for reply in replies)  # of one round, at most
+        self._site_count = count
+        self._traffic = count * sum(count_bytes(reply) for reply in replies)  # of one round, at most
         self.order = limit_message([inbox], names)
         self.answer = limit_message(answers, names + sentences + _SCORES)
         self.peer_message = limit_message(replies, _FIXED)
@@ -67,7 +68,7 @@ class MessageSizes:
         possible.
         """
         answer, message = read_answer(content, self.answer)
-        possible = order.phase * self._sites  # one on each sender in each earlier phase
+        possible = order.phase * self._site_count  # one on each sender in each earlier phase
         if len(answer.remarks) > possible:
             raise MalformedMessage(f"it makes {len(answer.remarks):,} remarks, and {possible} are possible")
         if max(answer.up or 0, answer.down or 0) > self._traffic:

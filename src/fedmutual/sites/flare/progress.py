@@ -94,9 +94,9 @@ class ProgressFile:
         previous: dict[str, Any] = {}
         with suppress(RunError):  # damaged: this file replaces it, and no result depends on it
             previous = read_progress(folder) or {}
-        kept = ["round", "scores", "bytes", "notes"]
+        keys = ["round", "scores", "bytes", "notes"]
         if previous.get("job") == job:  # a restart; else a lead submitted the job
-            kept += ["submitted", "old", "tries", "rejoined"]
+            keys += ["submitted", "old", "tries", "rejoined"]
         new = Progress(
             format=FORMAT,
             name=contract.name,
@@ -109,7 +109,7 @@ class ProgressFile:
             limits={"quorum": contract.quorum, "wait": contract.sites.wait, "retries": contract.sites.retries},
             began=time.time(),
         ).model_dump(mode="json", by_alias=True)
-        self._state: dict[str, Any] = new | {key: value for key, value in previous.items() if key in kept}
+        self._state: dict[str, Any] = new | {key: value for key, value in previous.items() if key in keys}
 
     def change(self, **changes: Any) -> None:
         """Change keys of the file."""
