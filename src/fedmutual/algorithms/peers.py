@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmutual.calling import Inputs, call_network
-from fedmutual.core import At, Batch, Client, Data, Message, Net, Phase, Spec
+from fedmutual.core import Algorithm, At, Batch, Client, Data, Message, Net, Phase, Spec
 
 MEMBER = "rows of "  # begins the names of what all know of each member
 FORM = "form of "  # begins the names of what all know of a proxy's tensors: their types and shapes
@@ -39,6 +39,11 @@ class Peering(Phase):
     def receive(self, server: Message, replies: Mapping[str, Message], at: At) -> Message:
         """Return the public facts of the server state, and all replies, to be forwarded in the next phase."""
         return {k: v for k, v in server.items() if PEER not in k} | make_forwarded_message(replies)
+
+
+def is_peer_to_peer(algorithm: Algorithm) -> bool:
+    """Return whether participants send messages to each other, because no phase needs a server that computes."""
+    return all(isinstance(phase, Peering) for phase in algorithm.phases)
 
 
 def make_agreed_state(owners: Mapping[str, range], classes: int) -> Message:

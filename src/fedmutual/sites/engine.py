@@ -9,6 +9,7 @@ import torch
 
 from fedmutual.algorithms.agree import Compare
 from fedmutual.algorithms.fedavg import N_K
+from fedmutual.algorithms.peers import is_peer_to_peer
 from fedmutual.boundary import Refused, release_metrics
 from fedmutual.core import At, Message, Phase, Spec, Total
 from fedmutual.engines.base import ClientScores, Engine, Replies, Reply, ScoreOrder
@@ -32,7 +33,7 @@ from fedmutual.sites.secure_sum.fixed_point import count_words, is_weighted
 from fedmutual.sites.secure_sum.messages import Rejected, Stage
 from fedmutual.sites.secure_sum.server import SecureSums, TooFewSites
 from fedmutual.sites.server_journal import ServerJournal
-from fedmutual.sites.sizes import MessageSizes, is_peer_to_peer
+from fedmutual.sites.sizes import MessageSizes
 from fedmutual.sites.statistics import find_sums_fault, get_screened
 
 _LOG_LIMIT = 1000 * LONGEST_TEXT  # characters of each site's text that one process logs

@@ -5,6 +5,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+from fedmutual.algorithms.peers import is_peer_to_peer
 from fedmutual.core import At, Client, Disagreed, Message, Phase
 from fedmutual.data.federation import list_training_rows
 from fedmutual.data.prepared import prepare
@@ -45,7 +46,7 @@ from fedmutual.sites.secure_sum.messages import Rejected, Stage
 from fedmutual.sites.secure_sum.site import SiteSums
 from fedmutual.sites.site_journal import MESSAGE, REPLY, UPDATE, Declined, SiteJournal
 from fedmutual.sites.site_settings import SiteSettings, build_site
-from fedmutual.sites.sizes import MessageSizes, is_peer_to_peer
+from fedmutual.sites.sizes import MessageSizes
 from fedmutual.sites.statistics import SCALING, SumStatistics, read_scaling
 from fedmutual.stepping import describe_stop
 from fedmutual.user_code import plugins

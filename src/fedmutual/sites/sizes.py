@@ -9,7 +9,7 @@ from math import prod
 
 import torch
 
-from fedmutual.algorithms.peers import PEER, Peering
+from fedmutual.algorithms.peers import PEER, is_peer_to_peer
 from fedmutual.core import Algorithm, Message, Spec
 from fedmutual.sites.protocol import LONGEST_TEXT, Limit, MalformedMessage, Order, SiteAnswer, read_answer
 from fedmutual.sites.secure_sum.fixed_point import count_words
@@ -21,11 +21,6 @@ _FIXED = 2**10  # bytes of an order's or an answer's own keys, brackets and numb
 _NUMBER = 32  # bytes of one more name's quotes and number
 _ALIGNED = 8  # bytes in multiples of which safetensors fills its header up
 _SCORES = 2**20  # the most bytes of all scores of an answer: some networks on some rows, with one number for each class
-
-
-def is_peer_to_peer(algorithm: Algorithm) -> bool:
-    """Return whether sites send messages to each other, because no phase needs a server that computes."""
-    return all(isinstance(phase, Peering) for phase in algorithm.phases)
 
 
 class MessageSizes:
