@@ -7,6 +7,7 @@ the pixel-wise distillation of Liu et al. 2019, https://arxiv.org/abs/1903.04197
 distributions of the time of the event.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Self
@@ -16,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedmutual import scores
-from fedmutual.metric import ACCURACY, Metric, TargetKind
+from fedmutual.metric import ACCURACY, SCORES, Metric, TargetKind
 
 
 def kl(log_p: Tensor, log_q: Tensor) -> Tensor:
@@ -113,13 +114,6 @@ def average_known(values: Tensor, known: Tensor) -> Tensor:
     return values.where(known, 0).sum() / known.sum().clamp(min=1)
 
 
-MEAN_ABSOLUTE_ERROR = Metric("mean_absolute_error", "mean absolute error", is_fraction=False, is_higher_better=False)
-MACRO_AUROC = Metric("auroc", "macro AUROC")
-MEAN_DICE = Metric("dice", "Dice")
-QUADRATIC_KAPPA = Metric("quadratic_kappa", "quadratic weighted kappa", is_fraction=False)
-CONCORDANCE = Metric("concordance", "concordance")
-
-
 @dataclass(frozen=True, repr=False)
 class BuiltIn:
     """A task of fedmutual. An option that no key sets is not in the text of a task, which noise and engines depend on."""
@@ -167,7 +161,7 @@ class Segmentation(BuiltIn):
     tells: tuple[str, ...] = scores.OF_MASKS
     outputs: None = None
     targets: TargetKind = "masks"
-    metric: Metric = MEAN_DICE
+    metric: Metric = SCORES["dice"]
 
     def fit(self, output: Tensor, target: Tensor) -> Tensor:
         """Return the cross-entropy [], a mean over the batch and the pixels: output [B, C, ...], target [B, ...]."""
@@ -222,7 +216,7 @@ class Regression(_ByDivergence):
     tells: tuple[str, ...] = scores.OF_NUMBERS
     outputs: int = 1
     targets: TargetKind = "numbers"
-    metric: Metric = MEAN_ABSOLUTE_ERROR
+    metric: Metric = SCORES["mean_absolute_error"]
     has_temperature: ClassVar[bool] = False
 
     def with_outputs(self, names: Sequence[str]) -> Self:
@@ -249,7 +243,7 @@ class MultiLabel(_ByDivergence):
     tells: tuple[str, ...] = scores.OF_LABELS
     outputs: None = None
     targets: TargetKind = "labels"
-    metric: Metric = MACRO_AUROC
+    metric: Metric = SCORES["auroc"]
 
     def fit(self, output: Tensor, target: Tensor) -> Tensor:
         """Return the binary cross-entropy [], a mean over the batch and the labels: output, target [B, L]."""
@@ -292,7 +286,7 @@ class Ordinal(_ByDivergence):
     tells: tuple[str, ...] = scores.OF_RANKS
     outputs: None = None
     targets: TargetKind = "classes"
-    metric: Metric = QUADRATIC_KAPPA
+    metric: Metric = SCORES["quadratic_kappa"]
 
     def fit(self, output: Tensor, target: Tensor) -> Tensor:
         """Return the binary cross-entropy [], a mean over the batch and the thresholds: output [B, C], target [B]."""
@@ -326,7 +320,7 @@ class Survival(_ByDivergence):
     tells: tuple[str, ...] = scores.OF_HAZARDS
     outputs: None = None
     targets: TargetKind = "times"
-    metric: Metric = CONCORDANCE
+    metric: Metric = SCORES["concordance"]
 
     def with_outputs(self, names: Sequence[str]) -> Self:
         """Return the task for intervals that end at these times."""
@@ -379,7 +373,8 @@ class Cox(_ByDivergence):
     """Proportional hazards: outputs are log hazard ratios [B, 1], targets (time, event), float32 [B, 2].
 
     The loss compares each event with the rows of its batch that are still observed at that time. So it is no mean over
-    examples: the batch should hold many events, and a batch of one row teaches nothing.
+    examples: the batch should hold many events, and a batch of one row teaches nothing. The loss leaves the hazard of the
+    baseline open, so that outputs order rows by risk, without a probability at a time and without calibration.
 
     Source: Cox, 1975, https://doi.org/10.1093/biomet/62.2.269; ties as Breslow, 1974; in batches: Kvamme et al., 2019,
     https://jmlr.org/papers/v20/18-424.html.
@@ -388,7 +383,7 @@ class Cox(_ByDivergence):
     tells: tuple[str, ...] = scores.OF_RISKS
     outputs: int = 1
     targets: TargetKind = "times"
-    metric: Metric = CONCORDANCE
+    metric: Metric = SCORES["concordance"]
     has_temperature: ClassVar[bool] = False
     answers: ClassVar[str] = "the logarithm of the hazard ratio"
     is_mean: ClassVar[bool] = False  # whether the losses are means over the examples of a batch
@@ -406,5 +401,6 @@ class Cox(_ByDivergence):
 
     def score(self, output: Tensor, target: Tensor) -> scores.Scores:
         """Return `score_survival` over a whole data set, with the loss of `fit`: output [N, 1], target [N, 2]."""
-        loss = self.fit(output.double(), target).item()
+        has_events = bool((target[:, 1] > 0).any())  # else the partial likelihood is empty
+        loss = self.fit(output.double(), target).item() if has_events else math.nan
         return scores.score_survival(lambda t: -output.double().expand(-1, len(t)), target, loss)

@@ -1,5 +1,6 @@
 """What a task declares about its targets and its scores. Nothing here imports torch, so that reports can read it."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -46,5 +47,52 @@ class Metric:
         """Return the title with a capital letter: "AUROC", "Mean absolute error"."""
         return self.title[:1].upper() + self.title[1:]
 
+    @property
+    def ends(self) -> tuple[float, float]:
+        """Return the least and the greatest value that the score can have."""
+        return (0.0, 1.0) if self.is_fraction else _ENDS.get(self.name, (-math.inf, math.inf))
+
 
 ACCURACY = Metric("accuracy", "accuracy")
+UNLABELLED = "no label"  # counted as the last class in partitions, splits and counts
+
+SCORES = {
+    metric.name: metric
+    for metric in (
+        ACCURACY,
+        Metric("loss", "loss", is_fraction=False, is_higher_better=False),
+        Metric("balanced_accuracy", "balanced accuracy"),
+        Metric("majority", "always the commonest"),
+        Metric("auroc", "macro AUROC"),
+        Metric("f1", "macro F1"),
+        Metric("dice", "Dice"),
+        Metric("pixel_accuracy", "pixel accuracy"),
+        Metric("concordance", "concordance"),
+        Metric("quadratic_kappa", "quadratic weighted kappa", is_fraction=False),
+        Metric("mean_absolute_error", "mean absolute error", is_fraction=False, is_higher_better=False),
+        Metric("r2", "R2", is_fraction=False),
+        Metric("recall", "recall"),
+        Metric("label_auroc", "AUROC"),
+        Metric("class_dice", "Dice"),
+        Metric("calibration", "observed minus predicted share without an event"),
+        Metric("output_mean_absolute_error", "mean absolute error", is_fraction=False, is_higher_better=False),
+        Metric("output_r2", "R2", is_fraction=False),
+    )
+}
+"""The name of a score of the package's tasks -> how tables write it."""
+
+PARTS = {"label_auroc": "label", "calibration": "time", "output_mean_absolute_error": "number", "output_r2": "number"}
+"""The name of a score that is a list -> what has a number of its own; of other lists a class."""
+
+_ENDS = {"quadratic_kappa": (-1.0, 1.0), "mean_absolute_error": (0.0, math.inf)}
+
+
+def describe_score(name: str, main: Metric) -> Metric:
+    """Return how tables write a score: by `SCORES`; a score of an own task as its main metric, without a unit."""
+    return SCORES.get(name) or Metric(name, name.replace("_", " "), main.is_fraction)
+
+
+def describe_part(name: str) -> tuple[str, str]:
+    """Return what each number of a list of scores belongs to, "class" or "time", and the word between both: "of", "at"."""
+    part = PARTS.get(name, "class")
+    return part, "at" if part == "time" else "of"

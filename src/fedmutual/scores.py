@@ -129,7 +129,7 @@ def score_ordinal(logits: Tensor, targets: Tensor) -> Scores:
         "examples": len(targets),
         "accuracy": (predicted == targets).double().mean().item(),
         "loss": loss if math.isfinite(loss) else None,
-        "quadratic_kappa": None if kappa is None else float(kappa),
+        "quadratic_kappa": None if kappa is None else round(float(kappa), 12),  # of 0 only the noise of rounding is left
         "mean_absolute_error": (predicted - targets).abs().double().mean().item(),
     }
 

@@ -17,7 +17,7 @@ from fedmutual.report.tables import (
     make_client_table,
     make_decision_table,
     make_other_score_table,
-    make_recall_table,
+    make_part_tables,
 )
 from fedmutual.report.verdicts import judge
 from fedmutual.results.comparison import make_comparisons
@@ -151,7 +151,7 @@ def describe_page(comparison):
         "verdict": judge(comparison),
         "gain": [(line.label, line.model_name) for line in comparison.lines if line.federated],
         "tables": [
-            t(comparison) for t in (make_client_headline, make_client_table, make_other_score_table, make_recall_table)
+            t(comparison) for t in (make_client_headline, make_client_table, make_other_score_table, make_part_tables)
         ],
         "decision": [row[:seconds] + row[seconds + 1 :] for row in decision.rows],
         "curves": [

@@ -11,6 +11,11 @@ import torch
 import fedmutual
 from fedmutual import Site
 from fedmutual.algorithms.registry import METHODS
+from fedmutual.metric import describe_score
+from fedmutual.report.tables import make_other_task_table, make_part_tables
+from fedmutual.results.comparison import make_comparisons
+from fedmutual.results.frame import find_runs, read_runs
+from fedmutual.tasks import make_task
 from toy import difference
 
 pytestmark = [pytest.mark.run, pytest.mark.filterwarnings("ignore")]
@@ -77,6 +82,43 @@ def test_noise_covers_losses_that_are_means_over_examples():
         assert train(task, **private).summary["rounds"] == 1
     with pytest.raises(fedmutual.UserError, match="'survival' in place of 'cox'"):
         train("cox", **private)
+
+
+PARTS = {  # task -> the scores that are lists: of which parts, and the parts of the outputs
+    "survival": {"calibration": ("Time", ["0.5", "1", "2"])},
+    "cox": {},
+    "ordinal": {},
+    "regression": dict.fromkeys(("output_mean_absolute_error", "output_r2"), ("Number", ["0", "1", "2"])),
+    "multilabel": {"label_auroc": ("Label", ["0", "1"])},
+    "classification": {"recall": ("Class", ["0", "1", "2"])},
+}
+
+
+@pytest.mark.parametrize("task", TARGETS)
+def test_the_page_shows_each_score_of_a_task(task, tmp_path):
+    """Without rows for a class "no label", and without a table of recalls that no task has."""
+    y, own = TARGETS[task]
+    sites = {i: Site(train=(X[k::2], y[k::2])) for k, i in enumerate("ab")}
+    how = {"rounds": 1, "seeds": 1, "settings": own, "progress": False, "out": tmp_path / "runs"}
+    fedmutual.compare(sites, ["fedavg", "independent"], "mlp", task=task, **how)
+    (comparison,) = make_comparisons(read_runs(find_runs(tmp_path / "runs")))
+    shown = {t.id: (t.columns[0].name, [row[0].text for row in t.rows]) for t in make_part_tables(comparison)}
+    assert shown == PARTS[task]
+    others = make_other_task_table(comparison)
+    titles = {row[1].text for row in others.rows} if others else set()
+    expected = {describe_score(n, comparison.metric).title for n in get_task(task).tells if n not in ("examples", *shown)}
+    assert titles == (set() if task == "classification" else expected)
+
+
+def get_task(name):
+    return make_task(name, outputs=("0", "1", "2") if name in ("survival", "regression") else ())
+
+
+def test_cox_has_no_loss_without_an_event_and_no_calibration():
+    scores = make_task("cox").score(torch.tensor([[0.0], [1.0]]), torch.tensor([[1.0, 0.0], [2.0, 0.0]]))
+    assert scores == {"examples": 2, "loss": None, "concordance": None}
+    with pytest.raises(fedmutual.UserError, match="no baseline hazard: no probability at a time, and no calibration"):
+        train("cox", **{"data.times": [1, 2]})
 
 
 def test_the_commands_of_a_model_take_several_answers(in_tmp_path, cli):

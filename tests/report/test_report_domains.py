@@ -166,7 +166,7 @@ def test_one_model_on_the_rows_of_all_and_of_one(folders):
         f"personal model, {w}" for w in ("own validation data", "test data of all domains", "of its own domain")
     ]
     assert "shared model, test data of all domains" in subjects
-    assert [c.title for c in tables.make_recall_table(comparison(folders)).columns[1:3]] == [
+    assert [c.title for c in tables.make_part_tables(comparison(folders))[0].columns[1:3]] == [
         "FedH2L: personal model",
         "AGG: personal model",
     ]
@@ -438,7 +438,7 @@ def test_equal_rows_are_listed_once(tmp_path):
         "personal model, test data of all domains",
         "personal model, of its own domain (its validation data)",
     ]
-    assert [(c.group, c.name) for c in tables.make_recall_table(compared).columns[1:]] == [
+    assert [(c.group, c.name) for c in tables.make_part_tables(compared)[0].columns[1:]] == [
         ("FML", "shared model"),
         ("FML", "personal model"),
         ("FedAvg", "shared model"),

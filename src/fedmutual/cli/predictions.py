@@ -26,16 +26,6 @@ Best = Annotated[
 _NEXT = 3  # further classes in the table
 _MOST_COLUMNS = 8  # of numbers; more share one column
 _NO_SCORES = ("file", "model", "training_rows", "examples")
-_NO_FRACTIONS = ("loss", "r2", "output_r2")
-_TITLES = {
-    "output_mean_absolute_error": "mean absolute error",
-    "output_r2": "r2",
-    "auroc": "AUROC",
-    "majority": "always the commonest",
-    "f1": "F1",
-    "label_auroc": "AUROC",
-    "class_dice": "Dice",
-}
 _PADDING = (0, 1, 0, 0)
 
 
@@ -149,11 +139,10 @@ def _describe_score(score: "FileScore") -> dict[str, Any]:
 
 def _make_score_table(score: "FileScore") -> Table:
     """Return a table of a file's scores: the main metric with its interval, other scores, and the scores of each class."""
-    from fedmutual.metric import Metric
+    from fedmutual.metric import Metric, describe_part, describe_score
     from fedmutual.results.scale import MetricScale
 
-    number = Metric("number", "number", is_fraction=False)
-    metric = score.metric or number
+    metric = score.metric or Metric("number", "number", is_fraction=False)
     table = make_table("score", "value", padding=_PADDING)
     table.add_column("95 % interval", no_wrap=True)
 
@@ -167,10 +156,9 @@ def _make_score_table(score: "FileScore") -> Table:
         ends = " to ".join(map(scale.format_value, interval)) + scale.mark if interval else "n/a"
         add_row(f"{metric.title}, {score.values['examples']} examples", values.pop(metric.name), scale, ends)
     for name, value in values.items():
-        scale = MetricScale(metric=metric if metric.is_fraction and name not in _NO_FRACTIONS else number)
-        title = _TITLES.get(name, name.replace("_", " "))
+        written, (_, of) = describe_score(name, metric), describe_part(name)
         for part, part_value in value.items() if isinstance(value, dict) else [("", value)]:
-            add_row(f"{title} of {part}" if part else title, part_value, scale)
+            add_row(f"{written.title} {of} {part}" if part else written.title, part_value, MetricScale(metric=written))
     return table
 
 

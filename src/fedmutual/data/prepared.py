@@ -20,8 +20,8 @@ from fedmutual.data.examples import Examples, Source, join_examples
 from fedmutual.data.space import Space
 from fedmutual.data.targets import Targets, check_masks, name_outputs, note_one_class, read_targets
 from fedmutual.errors import BadRows, ConfigError, DataError, list_problems
+from fedmutual.metric import UNLABELLED
 
-UNLABELLED = "no label"  # in partitions, splits and counts
 TriedNetworks = dict[tuple[str, Shape, int], nn.Module]
 
 

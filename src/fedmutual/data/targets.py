@@ -35,9 +35,10 @@ def name_outputs(task: Task, config: DataConfig, columns: tuple[str, ...]) -> tu
     if is_survival and task.outputs is None:
         return tuple(f"{end:.10g}" for end in config.times or DEFAULT_TIMES)
     if config.times is not None:
-        raise ConfigError(
-            "key 'data.times' is for training.task = 'survival', which learns intervals of time; remove the key"
-        )
+        why = "which learns intervals of time; remove the key"
+        if is_survival:
+            why = "because cox estimates no baseline hazard: no probability at a time, and no calibration; change one"
+        raise ConfigError(f"key 'data.times' is for training.task = 'survival', {why}")
     return ("log hazard ratio",) if is_survival else columns
 
 

@@ -87,7 +87,7 @@ def _make_section(comparison: RunComparison, verdict: Verdict, id: str, styles: 
         "clients": tables.make_client_table(comparison),
         "beyond": tables.make_other_score_table(comparison) if comparison.metric == ACCURACY else None,
         "others": tables.make_other_task_table(comparison),
-        "recall": tables.make_recall_table(comparison),
+        "parts": tables.make_part_tables(comparison),
         "curves": shown[:_CURVES],
         "more_curves": shown[_CURVES:],
         "costs": _make_cost_section(comparison, id, styles) if domains else None,

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from fedmutual.errors import format_count, join_words
-from fedmutual.metric import ACCURACY
+from fedmutual.metric import ACCURACY, describe_part, describe_score
 from fedmutual.report import columns, measures
 from fedmutual.report.cells import Column, PageTable, TableCell, make_share_cell, make_table
 from fedmutual.report.columns import DOMAIN_ROWS
@@ -16,7 +16,7 @@ from fedmutual.results.comparison import SHORT, Line, RunComparison
 from fedmutual.results.estimate import Estimate, Missing, Value
 from fedmutual.results.frame import RunFacts
 from fedmutual.results.gains import Gains
-from fedmutual.results.scale import PERCENT, format_number, format_percent_number
+from fedmutual.results.scale import PERCENT, MetricScale, format_number
 from fedmutual.rundir.schema import TRANSFER_DATA
 
 LARGE = 500  # cells of a table of holdings; of larger ones only the first is shown
@@ -27,7 +27,10 @@ _CHOSEN = {
     "holdout": "its own hold-out data, as a real site can",
     "test": "the test data that it is scored on, so the score is too high",
 }
-_UNTOLD = "not shared: the run is missing or unfinished, or the client does not share this score (share.metrics)"
+_UNTOLD = (
+    "the run is missing or unfinished, the client does not share this score (share.metrics), or its rows leave the score "
+    "undefined"
+)
 _UNDEFINED = {"auroc": "not shared, or undefined, because the scored data have one class only"}
 _UNSHARED = "not shared by this task or by these clients"
 
@@ -160,41 +163,57 @@ def _make_score_column(metric: str, name: str, form: Callable[[Estimate], TableC
     )
 
 
-def make_recall_table(comparison: RunComparison) -> PageTable:
-    """Return the table of each class's recall: of each method the shared model, and the personal models on all classes."""
-    shown = [Column("Class", numeric=False, keys=("class",), read=lambda number: comparison.classes[number])]
+def make_part_tables(comparison: RunComparison) -> list[PageTable]:
+    """Return a table for each score that is a list, such as the recall of each class: of each model on each kind of rows.
+
+    The recall only on test rows of all classes, because most clients lack classes in their own rows.
+    """
+    rows = [row for method in comparison.methods for run in method.counted for row in run.last_rows]
+    lengths = {name: len(value) for row in rows for name, value in row.values.items() if isinstance(value, list)}
+    made = [_make_part_table(comparison, name, length) for name, length in lengths.items()]
+    return [table for table in made if len(table.columns) > 1]
+
+
+def _make_part_table(comparison: RunComparison, score: str, length: int) -> PageTable:
+    metric, (part, of) = describe_score(score, comparison.metric), describe_part(score)
+    scale, known = MetricScale(metric=metric), (p.classes for p in comparison.first.environment.clients.values())
+    named = (names for names in (comparison.classes, *known) if len(names) == length)
+    names = next(named, tuple(map(str, range(length))))
+    shown = [Column(part.capitalize(), numeric=False, keys=(part,), read=lambda number: names[number])]
+    where = "test data of all domains" if comparison.domains else "test set"
+    missing = Missing(f"the {where} has no example of the class" if score == "recall" else _UNSHARED)
     for m in comparison.methods:
         for title, everything, line, data, of_clients in measures.list_subjects(comparison, m):
-            if everything:
-                name, recalls = title.partition(",")[0], _average_recalls(line, data, of_clients)
-                missing = Missing("the test set has no example of the class")
-                read = partial(lambda recalls, missing, number: recalls.get(number, missing), recalls, missing)
+            if everything or score != "recall":
+                name = title.partition(",")[0] if score == "recall" else title
+                values = _average_parts(line, data, of_clients, score)
                 shown.append(
                     Column(
                         name,
                         m.method,
                         keys=(f"{m.method}: {name}",),
-                        read=read,
-                        form=lambda v: TableCell(format_percent_number(v), shade=v),
+                        read=partial(lambda values, number: values.get(number, missing), values),
+                        form=lambda v: TableCell(scale.format_value(v), shade=v if metric.is_fraction and v >= 0 else None),
                     )
                 )
-    where = "test data of all domains" if comparison.domains else "test set"
-    caption = f"Recall of each class on the {where}, %, last round; personal models: the mean over clients"
-    return make_table("recall", caption, shown, range(len(comparison.classes)))
+    rows = f" on the {where}{scale.head}, last round; personal models: the mean over clients"
+    if score != "recall":
+        rows = f"{scale.head}, last round; own data: the mean of the clients' scores"
+    return make_table(score, f"{metric.heading} {of} each {part}{rows}", shown, range(length))
 
 
-def _average_recalls(line: Line, data: str, of_clients: bool) -> dict[int, float]:
-    """Return the number of each class -> its mean recall over seeds, and over clients within a seed."""
-    recalls = [
-        (run.seed, number, recall)
+def _average_parts(line: Line, data: str, of_clients: bool, score: str) -> dict[int, float]:
+    """Return the number of each class, label or time -> its mean score over seeds, and over clients within a seed."""
+    known = [
+        (run.seed, number, value)
         for run in line.counted
         for client, row in run.get_rows(run.reached, line.model if of_clients else "global", data).items()
         if (client is not None) == of_clients
-        for number, recall in enumerate(row.values.get("recall") or ())
-        if recall is not None
+        for number, value in enumerate(row.values.get(score) or ())
+        if value is not None
     ]
-    by_class = pd.DataFrame(recalls, columns=["seed", "class", "recall"]).groupby(["class", "seed"])["recall"].mean()
-    return dict(by_class.groupby(level=0).mean())
+    by_part = pd.DataFrame(known, columns=["seed", "part", "value"]).groupby(["part", "seed"])["value"].mean()
+    return dict(by_part.groupby(level=0).mean())
 
 
 def make_other_task_table(comparison: RunComparison) -> PageTable | None:
@@ -208,7 +227,13 @@ def make_other_task_table(comparison: RunComparison) -> PageTable | None:
         return None
     shown = [
         Column("Client", numeric=False, keys=("client",), read=lambda line: line[0][0]),
-        Column("Score", numeric=False, keys=("score",), read=lambda line: line[0][1]),
+        Column(
+            "Score",
+            numeric=False,
+            keys=("score",),
+            read=lambda line: line[0][1],
+            form=lambda name: TableCell(describe_score(name, comparison.metric).title),
+        ),
     ]
 
     def average(label: str, line: tuple[object, pd.DataFrame]) -> Value:
@@ -227,18 +252,19 @@ def make_other_task_table(comparison: RunComparison) -> PageTable | None:
 
 
 def tabulate_other_tasks(comparison: RunComparison) -> pd.DataFrame:
-    """Return all scores of tasks without accuracy on the clients' own validation data, after the last round of each run.
+    """Return all scores of tasks with another main metric on clients' own validation data, after the last round of each run.
 
     Columns: label (of the method, with the model where the method has several), client, score (its name), value.
     """
     rows = []
     for method in comparison.methods:
-        others = [row for r in method.counted for row in r.last_rows if row.client is not None and not row.has_accuracy]
+        own = (row for r in method.counted for row in r.last_rows if row.client is not None)
+        others = [row for row in own if not row.has_accuracy or comparison.metric != ACCURACY]
         models = [model for model in SHORT if any(row.model == model for row in others)]
         for model in models:
             label = f"{method.method}, {SHORT[model]}" if len(models) > 1 else method.method
-            own = (row for row in others if row.model == model and row.data == "validation")
-            rows += [(label, row.client, k, v) for row in own for k, v in row.values.items() if isinstance(v, float)]
+            scored = (row for row in others if row.model == model and row.data == "validation")
+            rows += [(label, row.client, k, v) for row in scored for k, v in row.values.items() if isinstance(v, float)]
     return pd.DataFrame(rows, columns=["label", "client", "score", "value"])
 
 
@@ -352,7 +378,7 @@ def _make_holdings_table(run: RunFacts, caption: str) -> PageTable:
             return TableCell(f"{sum(held):,}")
         return TableCell(f"{held[number]:,}", shade=held[number] / most) if held[number] else TableCell("·")
 
-    numbers = [*range(len(classes)), None]
+    numbers = [*range(len(classes) if len(classes) > 1 else 0), None]  # a single class stands for all rows of another task
     if len(clients) <= len(classes):  # the longer side runs down the page
         lines: list[Any] = numbers
         shown = [Column("Class", numeric=False, read=lambda k: "all" if k is None else classes[k])]
@@ -360,7 +386,7 @@ def _make_holdings_table(run: RunFacts, caption: str) -> PageTable:
     else:
         lines = [*clients]
         shown = [Column("Client", numeric=False)]
-        shown += [Column(name, "Class", read=partial(count, number=k), form=_keep) for k, name in enumerate(classes)]
+        shown += [Column(classes[k], "Class", read=partial(count, number=k), form=_keep) for k in numbers[:-1]]
         shown.append(Column("all", read=partial(count, number=None), form=_keep))
     parts = ("private", "public", "validation", "holdout", "test")
     held = [(i, part, *c.counts[part]) for i, c in clients.items() for part in parts if part in c.counts]

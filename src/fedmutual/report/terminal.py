@@ -130,6 +130,7 @@ def list_comparisons(compared: Sequence[RunComparison]) -> list[dict[str, object
         {
             "comparison": c.name,
             "metric": c.metric.name,
+            "higher_is_better": c.metric.is_higher_better,
             "methods": list_records([*list_headline_columns(c), *COSTS], list_headline_lines(c)),
         }
         for c in compared

@@ -65,7 +65,7 @@ def judge(comparison: RunComparison) -> Verdict:
     sites = comparison.first.environment.clients if comparison.at_sites else {}
     decision = decide(
         JOINING if domains else FEDERATING,
-        len((clients or {*comparison.first.partition.clients}) | {*sites}),
+        len(clients | {*comparison.first.partition.clients, *sites}),
         ways,
         _read_holdings(comparison),
         is_federated=bool(comparison.federated),
@@ -131,14 +131,14 @@ def _read_holdings(comparison: RunComparison) -> dict[str, Any] | None:
     held = [client for run in runs for client in run.partition.clients.values()]
     if not held:
         return None
-    examples = [sum(client.training) for client in held]
-    classes = [sum(n > 0 for n in client.training) for client in held]
-    scored = [sum(n > 0 for n in client.counts.get("validation", (1,) * len(client.training))) for client in held]
+    examples, total = [sum(client.training) for client in held], len(comparison.classes)
+    classes = [sum(n > 0 for n in client.training[:total]) for client in held]
+    scored = [sum(n > 0 for n in client.counts.get("validation", (1,) * total)[:total]) for client in held]
     return {
         "examples": (min(examples), max(examples)),
         "classes": (min(classes), max(classes)),
         "scored_classes": max(scored),
-        "all_classes": len(comparison.classes),
+        "all_classes": total,
     }
 
 

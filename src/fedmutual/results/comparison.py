@@ -12,7 +12,7 @@ import pandas as pd
 from fedmutual.config.keys import list_effects
 from fedmutual.config.schema import Config
 from fedmutual.errors import RunError
-from fedmutual.metric import ACCURACY, Metric
+from fedmutual.metric import ACCURACY, UNLABELLED, Metric
 from fedmutual.results.estimate import Missing
 from fedmutual.results.folds import join_folds
 from fedmutual.results.frame import RunFacts, flatten_table, format_setting, is_number
@@ -203,7 +203,8 @@ class RunComparison:
     @property
     def classes(self) -> tuple[str, ...]:
         """The federation's classes."""
-        return self.first.partition.classes
+        names = self.first.partition.classes
+        return names[:-1] if names[-1:] == (UNLABELLED,) else names
 
     @cached_property
     def scale(self) -> MetricScale:

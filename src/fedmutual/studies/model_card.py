@@ -1,7 +1,6 @@
 """The model card of an exported model: its data, training, scores and limits."""
 
 import html
-import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -138,8 +137,8 @@ def _list_scores(run: RunFacts, answering: AnsweringModel, scale: MetricScale) -
             yield _format_score(*by_client[None], rows, scale)
         elif client is None and len(by_client) > 1:
             values = [value for _, value in by_client.values()]
-            mean, most = estimate(values, "clients"), 1.0 if scale.metric.is_fraction else math.inf
-            low, high = scale.format_value(max(mean.low, 0.0)), scale.format_value(min(mean.high, most))
+            mean, (least, most) = estimate(values, "clients"), scale.metric.ends
+            low, high = scale.format_value(max(mean.low, least)), scale.format_value(min(mean.high, most))
             examples = [n for row, _ in by_client.values() if (n := row.values.get("examples")) is not None]
             yield {
                 "rows": f"{rows}, mean of {len(by_client)} clients",
