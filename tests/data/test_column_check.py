@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
+from torch.utils.data import TensorDataset
 
 import fedmutual
 from fedmutual import data
@@ -161,18 +163,37 @@ def test_columns_that_identify_or_count_the_rows_are_reported(tmp_path, cells, i
 
 @pytest.mark.parametrize(
     ("cells", "is_reported"),
-    [(1_700_000_001 + Y, True), (2**60 + 1 + Y, True), (2**24 + Y * 2, False), (Y * 1e20, False), (A * 1e9 + 0.25, False)],
+    [
+        (1_700_000_001 + Y, True),
+        (2**60 + 1 + Y, True),
+        (2**24 + Y * 2, False),
+        (Y * 1e20, False),
+        (A * 1e9 + 0.25, False),
+        (1e6 + np.arange(ROWS) / 100, True),
+        (1e6 + np.arange(ROWS) / 16, False),
+        (A * 1e-50, True),
+        (A / 3, False),
+    ],
 )
 @pytest.mark.parametrize("others", [A, Y])
-def test_whole_numbers_that_are_rounded_are_reported(tmp_path, cells, is_reported, others):
+def test_numbers_that_float32_does_not_keep_apart_are_reported(tmp_path, cells, is_reported, others):
     columns = [("t", cells), ("a", others), ("y", np.random.default_rng(1).permutation(Y))]
     of_file = data.load(write(tmp_path / "a.csv", columns)).notes
     source = make_memory_source(make_frame(columns), None, "y", "site 'a'")
     assert source.train.x.take(range(ROWS))[:, 0].tolist() == cells.astype(np.float32).tolist()
-    for notes in (of_file, source.notes):
-        assert any("'t' holds whole numbers above 16,777,216" in note for note in notes) == is_reported
+    x, y = np.stack([cells.astype(float), others], 1), columns[2][1]
+    rows = TensorDataset(torch.tensor(x), torch.tensor(y))
+    inputs = () if cells.max() > 2**53 else ((x, y), ({"t": x[:, 0], "u": x[:, 1]}, y), rows)
+    held = [make_memory_source(one, None, None, "site 'a'").notes for one in inputs]
+    for name, notes in zip(("t", "t", "feature 0", "t", "feature 0"), (of_file, source.notes, *held), strict=False):
+        assert any(f"'{name}' holds numbers that float32" in note for note in notes) == is_reported
     standardised = data.load(write(tmp_path / "a.csv", columns, columns={"t": "number", "a": "number"}))
-    assert not any("16,777,216" in note for note in standardised.notes)
+    assert not any("float32" in note for note in standardised.notes)
+
+
+def test_a_number_above_the_greatest_float32_is_refused():
+    with pytest.raises(fedmutual.DataError, match="row 1 of 'x' in site 'a' holds a number above 3"):
+        make_memory_source((np.array([[0.5], [1e39]]), np.arange(2)), None, None, "site 'a'").train.x.take([0])
 
 
 # Tables of several clients: a network takes columns by position, so they are held to one order by name.

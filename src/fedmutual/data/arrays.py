@@ -18,12 +18,14 @@ from fedmutual.data.examples import (
     UserArrayExamples,
     list_names,
     merge_parts,
+    note_rounding,
 )
 from fedmutual.data.text import encode_texts
 from fedmutual.errors import ConfigError, DataError, format_error
 
 ArraysByName = Mapping[str, Any]
 """Array by name; in memory, "x" may also hold several inputs by name."""
+ROUNDING_FIX = "subtract an offset in float64, or leave these numbers out"
 _SAVE = "save 'x' and 'y' with numpy.savez"
 
 
@@ -84,8 +86,22 @@ def make_source(arrays: ArraysByName, config: DataConfig, place: str, test: Part
     train = _make_part(arrays, config, place, "x", "y")
     if f"{config.inputs[0] if config.inputs else 'x'}_test" in arrays:
         test = _make_part(arrays, config, place, "x_test", "y_test", "_test")
-    classes = arrays.get("classes")
-    return Source(place, train, test, None if classes is None else tuple(str(c) for c in classes.tolist()))
+    classes, notes = arrays.get("classes"), list_roundings(read_inputs(arrays, config.inputs, "x", place), place)
+    names = None if classes is None else tuple(str(c) for c in classes.tolist())
+    return Source(place, train, test, names, notes=tuple(notes))
+
+
+def list_roundings(values: Any, place: str) -> list[str]:
+    """Return the remark of `note_rounding` on inputs of float64: an array [n, ...] or several by name."""
+    found = dict[str, npt.NDArray[Any]]()
+    for name, x in (values if isinstance(values, Mapping) else {"": values}).items():
+        if getattr(x, "dtype", None) != np.float64:  # other types are used exactly, or refused
+            continue
+        if x.ndim != 2:
+            found[name or "x"] = x.reshape(-1)
+            continue
+        found |= {f"feature {k}" + (f" of {name}" if name else ""): x[:, k] for k in range(x.shape[1])}
+    return note_rounding(found, place, ROUNDING_FIX)
 
 
 def get_array(arrays: ArraysByName, name: str, place: str) -> npt.NDArray[Any]:

@@ -10,8 +10,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from fedmutual.config import DataConfig
-from fedmutual.data.convert import LARGEST_EXACT
-from fedmutual.data.examples import Source, choose_evenly, list_names
+from fedmutual.data.examples import Source, choose_evenly, list_names, note_rounding
 from fedmutual.errors import DataError, join_words
 
 Values = npt.NDArray[Any]
@@ -22,7 +21,6 @@ _MIN_DIFFERENT = 50  # in fewer rows, whole numbers may all differ by chance
 _MIN_COUNTED = 10  # in fewer rows, whole numbers may count the rows by chance, unless they do so from 0 or 1
 _MIN_CYCLE = 50  # counts that begin again more than twice after fewer rows are hours, days or months
 _MIN_LABELLED = 20  # in fewer rows, a feature may determine the label by chance
-_LARGEST = 2.0**53  # from this number on, every float64 is a whole number
 
 
 def is_nameless(name: str) -> bool:
@@ -146,22 +144,6 @@ def identifies_rows(values: Values) -> bool:
 
 
 def note_rounded_numbers(table: Mapping[str, Any] | pd.DataFrame, place: str, fix: str = "subtract an offset") -> list[str]:
-    """Return a remark on columns with whole numbers that float32 rounds, such as times in seconds; [] without them."""
-    examples = {}
-    for name, column in table.items():
-        cells = pd.to_numeric(pd.Series(column), errors="coerce").dropna().to_numpy()
-        if cells.dtype.kind not in "iuf" or not cells.size:
-            continue
-        with np.errstate(all="ignore"):
-            rounded = cells.astype(np.float32)
-            is_whole = (cells == np.round(cells)) & ((cells.dtype.kind != "f") | (np.abs(cells) < _LARGEST))
-            changed = is_whole & (np.abs(cells) > LARGEST_EXACT) & (rounded.astype(cells.dtype) != cells)
-        if changed.any():
-            examples[str(name)] = (cells[changed][0], rounded[changed][0])
-    if not examples:
-        return []
-    cell, rounded = next(iter(examples.values()))
-    return [
-        f"{place}: {list_names([*examples])} {'holds' if len(examples) == 1 else 'hold'} whole numbers above "
-        f"{LARGEST_EXACT:,}, which float32 rounds ({cell:.0f} becomes {rounded:.0f}, for example); {fix}"
-    ]
+    """Return the remark of `note_rounding` on columns of a table, of which cells that are no numbers are left out."""
+    numbers = {str(k): pd.to_numeric(pd.Series(c), errors="coerce").dropna().to_numpy() for k, c in table.items()}
+    return note_rounding(numbers, place, fix)

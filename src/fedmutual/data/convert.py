@@ -68,7 +68,7 @@ def convert_array(x: npt.NDArray[Any], name: str, form: Form = IMAGES, where: Wh
         fix = "divide or standardise the numbers, or round them yourself: x.astype('float32')"
         values = _convert_exactly(x, np.float32, where, f"is a whole number above 2^24, which float32 would round; {fix}")
     else:
-        values = x.astype(np.float32)
+        values = convert_decimals(x, where)
     return torch.from_numpy(np.ascontiguousarray(values))
 
 
@@ -83,8 +83,21 @@ def convert_input(x: npt.NDArray[Any], name: str, where: Where | None = None) ->
         fault = "is no whole number of 64 bits; correct it"
         x = _convert_exactly(x, np.int64, where or (lambda row: f"{name}: row {row}"), fault)
     elif x.dtype.kind == "f":
-        x = x.astype(np.float32, copy=False)
+        x = convert_decimals(x, where or (lambda row: f"{name}: row {row}"))
     return torch.from_numpy(np.ascontiguousarray(x))
+
+
+def convert_decimals(x: npt.NDArray[Any], where: Where) -> npt.NDArray[np.float32]:
+    """Return numbers [n, ...] as float32. Raises BadRows where a finite number is beyond the greatest float32."""
+    with np.errstate(over="ignore"):
+        values = x.astype(np.float32, copy=False)
+    if x.dtype.itemsize > values.itemsize:
+        bad = np.flatnonzero((np.isinf(values) & np.isfinite(x)).reshape(len(x), -1).any(1))
+        if len(bad):
+            raise BadRows(
+                *(f"{where(int(k))} holds a number above 3.4e38, the greatest float32; divide the numbers" for k in bad)
+            )
+    return values
 
 
 def _check_numbers(x: npt.NDArray[Any], name: str) -> None:

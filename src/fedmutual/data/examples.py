@@ -21,10 +21,12 @@ from fedmutual.core import format_tensor
 from fedmutual.data.convert import (
     IDS,
     IMAGES,
+    LARGEST_EXACT,
     SERIES,
     Form,
     Where,
     convert_array,
+    convert_decimals,
     convert_input,
     find_forms,
     pad_series,
@@ -33,6 +35,9 @@ from fedmutual.data.draws import Index, Names
 from fedmutual.errors import BadRows, DataError
 
 _DESCRIPTIONS = {SERIES: "series, arrays [examples, channels, time]", IDS: "ids, whole numbers"}
+_LARGEST = 2.0**53  # from this number on, every float64 is a whole number
+_FEW_STEPS = 100  # of float32 between the least and the greatest number of a column
+_SMALLEST = 2.0**-149  # the least positive float32
 TEXT = ("input_ids", "attention_mask")  # the inputs that text becomes
 
 
@@ -178,7 +183,7 @@ class UserArrayExamples(ArrayExamples):
         """
         self._forms = find_forms(x, name)
         # decimal numbers are converted here, once, so that float64 takes no memory
-        super().__init__(x if IDS in self._forms else x.astype(np.float32, copy=False))
+        super().__init__(x if IDS in self._forms else convert_decimals(x, where))
         self._name, self._where, self._form = name, where, form
 
     @cached_property
@@ -393,6 +398,38 @@ def stack_inputs(rows: Sequence[Inputs]) -> Inputs:
 def make_array_examples(x: Mapping[str, Tensor]) -> dict[str, Examples]:
     """Return several inputs [n, ...] as examples by name."""
     return {name: ArrayExamples(one.numpy()) for name, one in x.items()}
+
+
+def note_rounding(columns: Mapping[str, npt.NDArray[Any]], place: str, fix: str) -> list[str]:
+    """Return a remark on columns [n] of numbers that float32 does not keep apart; [] without them.
+
+    These are whole numbers above 2^24 that change, such as times in seconds, and different numbers that become equal because
+    all lie within a few steps of float32, such as 1000000.01 and 1000000.02.
+    """
+    examples = {name: found for name, cells in columns.items() if (found := _find_rounded(cells)) is not None}
+    if not examples:
+        return []
+    cell, rounded = (f"{v:.0f}" if v == round(v) else str(v.item()) for v in next(iter(examples.values())))
+    return [
+        f"{place}: {list_names([*examples])} {'holds' if len(examples) == 1 else 'hold'} numbers that float32, in which "
+        f"networks compute, does not keep apart ({cell} becomes {rounded}, for example); {fix}"
+    ]
+
+
+def _find_rounded(cells: npt.NDArray[Any]) -> tuple[Any, Any] | None:
+    """Return a number of a column [n] that float32 does not keep apart from others, and what it becomes; else None."""
+    cells = cells[np.isfinite(cells)] if cells.dtype.kind == "f" else cells
+    if cells.dtype.kind not in "iuf" or cells.dtype.itemsize <= 2 or not cells.size:
+        return None
+    with np.errstate(all="ignore"):
+        rounded = cells.astype(np.float32)
+        is_whole = (cells == np.round(cells)) & ((cells.dtype.kind != "f") | (np.abs(cells) < _LARGEST))
+        changed = is_whole & (np.abs(cells) > LARGEST_EXACT) & (rounded.astype(cells.dtype) != cells)
+        steps = float(cells.max() - cells.min()) / max(float(np.spacing(np.abs(rounded).max())), _SMALLEST)
+    if not changed.any() and cells.dtype == np.float64 and steps < _FEW_STEPS:
+        different = len(np.unique(rounded)) < len(np.unique(cells))
+        changed = (rounded != cells) & different
+    return (cells[changed][0], rounded[changed][0]) if changed.any() else None
 
 
 def choose_evenly(size: int, most: int) -> list[int]:

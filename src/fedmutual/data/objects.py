@@ -24,7 +24,7 @@ from torch.utils.data import (
 
 from fedmutual.calling import list_tensors
 from fedmutual.config import DataConfig
-from fedmutual.data.arrays import make_source
+from fedmutual.data.arrays import ROUNDING_FIX, list_roundings, make_source
 from fedmutual.data.convert import are_series, pad_series
 from fedmutual.data.examples import DatasetExamples, Part, Source, choose_evenly, describe_columns, list_names, split_item
 from fedmutual.data.text import join_columns
@@ -99,6 +99,7 @@ def make_factory_source(returned: Any, config: DataConfig, place: str) -> Source
         part = _make_part(dataset, config, name, length)
         parts.append(part)
         rows = choose_evenly(len(part.x), 16)
+        notes += list_roundings(_read_raw(dataset, rows), name)
         if not all(map(torch.equal, *(list_tensors(part.x.take(rows)) for _ in range(2)))):
             notes.append(
                 f"{name}: its items differ between two readings, so runs cannot be reproduced; return items without random "
@@ -127,6 +128,15 @@ def _make_part(dataset: "Dataset[Any]", config: DataConfig, place: str, length: 
     labels = _read_labels(dataset, place)
     examples = DatasetExamples(dataset, place, length=length)
     return Part(examples, labels, lambda i: f"example {i} of {place}", groups, domains)
+
+
+def _read_raw(dataset: Any, rows: Sequence[int]) -> Inputs:
+    """Return the inputs of items in the types that the items have; {} where they cannot be stacked, such as PIL images."""
+    try:
+        stacked = default_collate([split_item(dataset[row])[0] for row in rows])
+    except Exception:  # a user's dataset may return anything; reading its examples reports the error
+        return {}
+    return tree_map(lambda one: one.numpy() if isinstance(one, Tensor) else one, stacked)  # type: ignore[no-any-return]
 
 
 def _find_item_length(dataset: Any) -> int | None:
@@ -262,13 +272,13 @@ def make_memory_source(train: Any, test: Any, label: Label, place: str, config: 
         )
         if test_columns != columns:
             raise DataError(f"test of {place}: its columns are not those of train; give both the same columns")
-    source, notes = make_source(arrays, config, place), list[str]()
-    if columns is not None:
+    source = make_source(arrays, config, place)
+    if columns is not None:  # of whole numbers as they are, and with the names of the columns
         table = (train if _is_frame(train) else train[0]).rename(columns=str)[[*columns]]
-        notes = note_rounded_numbers(table, place, "subtract an offset in float64, or divide by a number")
+        source = replace(source, notes=tuple(note_rounded_numbers(table, place, ROUNDING_FIX)))
     names = (label,) if isinstance(label, str) else tuple(label or ())
     classes = source.classes if label is None or isinstance(label, str) else names
-    return replace(source, classes=classes, columns=columns, label_columns=names, notes=tuple(notes))
+    return replace(source, classes=classes, columns=columns, label_columns=names)
 
 
 def _find_length(config: DataConfig, *values: Any) -> int | None:
@@ -327,9 +337,7 @@ def convert_features(features: Any, place: str, columns: tuple[str, ...] | None 
             )
         if blank:
             raise DataError(f"{place}: the columns {list_names(blank)} have missing values; fill them in, or drop the rows")
-        are_whole = all(types.is_integer_dtype(kind) for kind in table.dtypes)
-        # whole numbers may be ids; as those of a file, which are float64 too, others are rounded to float32 with a remark
-        numbers: npt.NDArray[Any] = table.to_numpy(np.float64 if are_whole else np.float32)
+        numbers: npt.NDArray[Any] = table.to_numpy(np.float64)  # as of a file; rounded to float32 with a remark
         return numbers
     if np.ma.is_masked(features):
         raise DataError(f"{place}: a masked array has masked values, which are missing; fill them in, or drop the rows")

@@ -117,11 +117,12 @@ def _prepare_data_set(config: Config, made: TriedNetworks, common: bool = False)
     if kind == "masks":
         check_masks(targets, find_image_shape(shape), config.data, source.place)
         notes = (*note_one_class(targets, classes, source.place), *notes)
-    if source.columns or kind == "numbers":
+    if source.columns or kind in ("numbers", "times"):
         from fedmutual.data import column_check  # imports pandas, which takes 0.3 s
 
         by_output = source.train.labels.reshape(len(source.train.x), -1).T
-        numbers = dict(zip(classes, by_output, strict=False)) if kind == "numbers" else {}
+        names = {"numbers": classes, "times": source.label_columns or ("time", "event")}.get(kind, ())
+        numbers = dict(zip(names, by_output, strict=False))
         rounded = column_check.note_rounded_numbers(numbers, source.place)
         notes = (*column_check.check_columns(source, targets, config.data), *rounded, *notes)
     is_deliberate = config.data.classes or config.data.name == "femnist"  # its classes are small and capital letters
