@@ -10,6 +10,7 @@ import pytest
 import fedmutual
 from fedmutual import Site, UserError
 from fedmutual.config import DataConfig
+from fedmutual.data.saved import read_rows, read_saved
 from fedmutual.data.text import encode_texts, hash_tokens
 from input_kinds import QUICK
 from own_data import config, npz
@@ -59,9 +60,31 @@ def test_text_of_a_file_trains_and_is_predicted(kind, tmp_path, in_tmp_path):
     run = fedmutual.run(config(data=data | READING, optimizer={"name": "adam", "lr": 0.05}, **tables), tmp_path / "run")
     scores = run.history().query("metric == 'accuracy' and model == 'global'")["value"]
     assert scores.iloc[-1] == 1
-    if kind != "datasets":
-        assert [p.label for p in fedmutual.predict(run.folder, path)] == [str(label) for label in table["y"]]
-        assert run.score(path).values["accuracy"] == 1
+    assert [p.label for p in fedmutual.predict(run.folder, path)] == [str(label) for label in table["y"]]
+    scored = run.score(path)
+    assert scored.values["accuracy"] == 1
+    assert scored.training_rows >= 64
+    if kind == "datasets":
+        pytest.importorskip("datasets").Dataset.from_pandas(table[["note", "age"]].head(3)).save_to_disk("new")
+        assert len(fedmutual.predict(run.folder, "new")) == 3
+        with pytest.raises(UserError, match="there is no column 'y'"):
+            run.score("new")
+        pytest.importorskip("datasets").load_from_disk(data["root"]).train_test_split(0.5).save_to_disk("both")
+        with pytest.raises(UserError, match="has the splits 'train', 'test'; name the folder of one: both/test"):
+            run.score("both")
+        assert run.score("both/test").values["accuracy"] == 1
+
+
+def test_series_of_a_saved_folder_have_one_length(tmp_path):
+    saved = pytest.importorskip("datasets")
+    rows = {"ids": [[1, 2], [3], [4, 5], [1]], "y": [0, 1, 0, 1]}
+    saved.Dataset.from_dict(rows).save_to_disk(tmp_path / "train")
+    splits = {"train": saved.Dataset.from_dict(rows), "test": saved.Dataset.from_dict({"ids": [[1, 2, 3]], "y": [1]})}
+    saved.DatasetDict(splits).save_to_disk(tmp_path / "both")
+    config = DataConfig(name="datasets", root=tmp_path / "both", label="y")
+    source = read_saved(config)
+    assert [part.x.with_form("ids").take([0]).tolist() for part in source.parts] == [[[1, 2, 0]], [[1, 2, 3]]]
+    assert read_rows(tmp_path / "train", config, (4,), labelled=False)["x"].tolist()[:2] == [[1, 2, 0, 0], [3, 0, 0, 0]]
 
 
 def test_text_of_a_table_in_memory_trains_and_is_scored(tmp_path, in_tmp_path):

@@ -99,6 +99,10 @@ class AnsweringModel(NamedTuple):
         is_image = isinstance(shape, tuple) and len(shape) == 3 and shape[0] in (1, 3)
         return self.files or (is_image and self.takes.scaling["divisor"] != 1)
 
+    def takes_saved(self, path: Path) -> bool:
+        """Return whether a path is a folder that the library datasets saved, and the model learned from such a folder."""
+        return self.data.name == "datasets" and path.is_dir()
+
     def make_scaler(self) -> Callable[[Inputs], Inputs]:
         """Return the function from raw examples [B, *raw_shape] to the network's inputs [B, *shape]."""
         encoding = self.encoding
@@ -201,9 +205,10 @@ class AnsweringModel(NamedTuple):
         shape = self.takes.shape
         shapes = shape if isinstance(shape, Shapes) else {"x": shape}
         array = " and ".join(f"{key!r} of shape [n, {', '.join(map(str, one))}]" for key, one in shapes.items())
+        saved = ", or a folder that datasets saved" if self.data.name == "datasets" else ""
         if labels is None:
-            return f"an npz file with an array {array}"
-        folder = ", or a folder as those of the training" if self.takes_files else ""
+            return f"an npz file with an array {array}{saved}"
+        folder = ", or a folder as those of the training" if self.takes_files else saved
         return f"an npz file with the arrays {array} and 'y'{folder}"
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedmutual.calling import Inputs, find_image_shape, list_tensors
-from fedmutual.data import arrays, images, table
+from fedmutual.data import arrays, images, saved, table
 from fedmutual.data.table_file import SUFFIXES
 from fedmutual.errors import BadRows, DataError, RunError
 from fedmutual.metric import KINDS, TargetKind
@@ -122,6 +122,9 @@ def _read_examples(file: Path, answering: AnsweringModel) -> Iterator[tuple[Sequ
         read = arrays.read_arrays(file, missing="name another")
         values = arrays.read_inputs(read, answering.list_arrays(read), "x", str(file))
         x = answering.convert(values, f"{file}: array 'x'", called)
+    elif answering.takes_saved(file):
+        called = partial("row {1} of {0}".format, file)
+        x = answering.convert(saved.read_rows(file, answering.data, takes.shape, labelled=False)["x"], str(file), called)
     elif not (is_table or is_array) and answering.takes_files:
         yield [str(file)], _read_image(file, answering)
         return

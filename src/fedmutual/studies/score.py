@@ -14,7 +14,7 @@ from torch import Tensor
 from fedmutual import data
 from fedmutual.calling import find_image_shape, map_inputs
 from fedmutual.core import Task, get_metric
-from fedmutual.data import arrays, folder, table
+from fedmutual.data import arrays, folder, saved, table
 from fedmutual.data.check import digest_rows
 from fedmutual.data.examples import Examples, Part, Source, join_examples
 from fedmutual.data.objects import Label, make_memory_source
@@ -100,7 +100,7 @@ def _count_training_rows(answering: AnsweringModel, source: Source) -> int | Non
     """
     config = answering.config
     names = {config.data.name, *(client.data.name for client in config.clients.values())} - {None}
-    if not {name for name in names if not str(name).startswith(PREFIX)} <= {"digits", "folder", "npz", *TABLES}:
+    if not {name for name in names if not str(name).startswith(PREFIX)} <= {"digits", "folder", "npz", "datasets", *TABLES}:
         return None
     try:
         with answering.use_code():
@@ -183,6 +183,9 @@ def _read_labelled(file: Path, answering: AnsweringModel) -> Source:
         data = data.model_copy(update={"inputs": answering.list_arrays(read)})
         source = arrays.make_source(read, data, str(file))
         return _fit_form(source, answering)
+    if answering.takes_saved(file):
+        read = saved.read_rows(file, data, takes.shape, labelled=True)
+        return _fit_form(arrays.make_source(read, data.model_copy(update={"inputs": None}), str(file)), answering)
     wanted = answering.describe_inputs(answering.data.label_columns)
     raise DataError(f"{file}: contains no labelled examples for this model; give it {wanted}")
 
