@@ -100,6 +100,65 @@ def test_nifti_axes_are_those_of_ras(tmp_path: Path) -> None:
     assert "2 spacings" in notes[0]
 
 
+AXIAL = [1, 0, 0, 0, 1, 0]
+
+
+def write_series(folder: Path, first: float = 0, count: int = 3, **more: Any) -> Path:
+    """Write slices of 3 x 4 whose names, numbers and positions have other orders; slice k, from below, holds first + k."""
+    for k in range(count):
+        place: dict[str, Any] = {"InstanceNumber": count - k, "ImagePositionPatient": [0, 0, 5 * k]}
+        place |= {"ImageOrientationPatient": AXIAL, "SeriesInstanceUID": "1.2"} | more
+        write_dicom(folder / f"{(3 * k + 1) % 7}.dcm", np.full((3, 4), first + k, np.uint16), **place)
+    return folder
+
+
+def test_slices_of_a_series_are_a_volume(tmp_path: Path) -> None:
+    for label, first in (("ill", 10), ("well", 0)):
+        for patient in range(6):
+            write_series(tmp_path / "rows" / label / f"p{patient}", first)
+    read = folder(tmp_path / "rows", slices=True)
+    federation = data.load(config(data=read))
+    x = federation.clients["0"].private.store.x  # type: ignore[union-attr]
+    assert x.shape[1:] == (1, 3, 3, 4)
+    assert {tuple(one[0, :, 0, 0].tolist()) for one in x} == {(0, 1, 2), (10, 11, 12)}
+    assert federation.partition["read"]["formats"] == {"DICOM slices": 12}
+    assert federation.partition["read"]["sizes"] == {"3 x 3 x 4": 12}
+    assert not any("not read" in note for note in federation.notes)
+    run = fedmutual.run(config(data=read, model={"shared": "mlp"}, rounds=1, split={"test": 0.2}), tmp_path / "run")
+    assert fedmutual.predict(run.folder, tmp_path / "rows" / "ill" / "p0")[0].label in ("ill", "well")
+    assert run.score(tmp_path / "rows").values["examples"] == 12
+    write_series(tmp_path / "rows" / "ill" / "p0", count=4)
+    refused("p1 is 3 x 3 x 4 voxels and", "p0 is 4 x 3 x 4", data=read)
+
+
+@pytest.mark.parametrize(
+    ("more", "fault"),
+    [
+        ({"ImagePositionPatient": None}, ""),
+        ({"ImagePositionPatient": None, "InstanceNumber": 1}, "a slice has no ImagePositionPatient or InstanceNumber"),
+        ({"ImagePositionPatient": [0, 0, 1]}, "or has that of another slice"),
+    ],
+)
+def test_slices_are_ordered_by_number_where_they_have_no_place(tmp_path: Path, more: dict[str, Any], fault: str) -> None:
+    series = write_series(tmp_path / "p", **more)
+    if fault:
+        with pytest.raises(BadRows, match=fault):
+            images.read_file(series, None)
+    else:
+        assert images.read_file(series, None)[0, :, 0, 0].tolist() == [2, 1, 0]
+
+
+def test_a_folder_of_two_series_is_refused(tmp_path: Path) -> None:
+    for label in "ab":
+        for patient in range(6):
+            write_series(tmp_path / label / f"p{patient}")
+    write_dicom(tmp_path / "a" / "p0" / "9.dcm", STORED, SeriesInstanceUID="1.3")
+    refused("p0: has 4 DICOM slices and 2 series; with data.slices = true, give each", data=folder(tmp_path, slices=True))
+    (tmp_path / "a" / "p0" / "9.dcm").unlink()
+    image(tmp_path / "a" / "p1" / "9.png")
+    refused("p1: has 3 DICOM slices and other images", data=folder(tmp_path, slices=True))
+
+
 @pytest.mark.parametrize("ending", ["png", "tif"])
 def test_deep_images_are_divided_by_data_max(tmp_path: Path, ending: str) -> None:
     values = RNG.integers(0, 1000, (2, 6, 5, 4)).astype(np.uint16)

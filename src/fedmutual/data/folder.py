@@ -64,6 +64,7 @@ def read_folder(config: DataConfig, domains: bool = False, kind: TargetKind = "c
     about, remarks = describe_files([file for part in parts.values() for file in part.files])
     bases = [root, *([config.test] if config.test is not None else [])]
     read_files.update(masks)
+    read_files.update(slice for file in [*read_files] if file.is_dir() for slice in medical.list_slices(file))
     if config.group_by is not None or _is_in_metadata(root, config, kind):
         read_files.update(base / METADATA for base in bases)
     for base in bases:
@@ -124,13 +125,13 @@ def _read_part(
     for domain in _list_folders(place) if domains else [place]:
         before = len(files)
         if kind == "masks":
-            for file, mask in _pair_files(domain):
+            for file, mask in _pair_files(domain, config.slices):
                 files.append(file)
                 masks.append(mask)
         elif _is_in_metadata(base, config, kind):
-            files += list_images(domain, "")
+            files += list_images(domain, "", config.slices)
         else:
-            files_by_class = {folder: list_images(folder) for folder in _list_folders(domain)}
+            files_by_class = {folder: list_images(folder, slices=config.slices) for folder in _list_folders(domain)}
             if not _are_classes(files_by_class, config):
                 _check_depth(domain, files_by_class, domains)
             for class_folder, class_files in files_by_class.items():
@@ -148,7 +149,7 @@ def _read_part(
     return make_image_part(images, labels, groups, np.array(domain_names) if domains else None), images, masks
 
 
-def _pair_files(place: Path) -> list[tuple[Path, Path]]:
+def _pair_files(place: Path, slices: bool) -> list[tuple[Path, Path]]:
     """Return the images of place/images with the masks of equal name in place/masks; endings may differ.
 
     Raises:
@@ -158,7 +159,7 @@ def _pair_files(place: Path) -> list[tuple[Path, Path]]:
     for folder in (place / IMAGES, place / MASKS):
         if not folder.is_dir():
             raise DataError(f"{folder}: there is no such folder; a segmentation has images/NAME.png and masks/NAME.png")
-        files = list_images(folder, "")
+        files = list_images(folder, "", slices)
         by_name[folder.name] = {_strip_ending(f.relative_to(folder)): f for f in files}
         if len(by_name[folder.name]) < len(files):
             raise DataError(f"{folder}: two files differ in their endings only; remove one of them")
@@ -166,6 +167,10 @@ def _pair_files(place: Path) -> list[tuple[Path, Path]]:
     for name in sorted(images.keys() ^ masks.keys()):
         has, lacks = (images[name], MASKS) if name in images else (masks[name], IMAGES)
         raise DataError(f"{has}: there is no file of this name in {place / lacks}; add it, or remove this file")
+    for name in (n for n in sorted(images) if images[n].is_dir() != masks[n].is_dir()):
+        raise DataError(
+            f"{images[name]} and {masks[name]}: DICOM slices and a file have different axes; save both as slices or as files"
+        )
     return [(images[name], masks[name]) for name in sorted(images)]
 
 
@@ -184,8 +189,11 @@ def _read_masks(files: Sequence[Path], config: DataConfig) -> npt.NDArray[Any]:
     return np.stack(masks)
 
 
-def list_images(folder: Path, kind: str = "class") -> list[Path]:
-    """Return the images of a folder, with those in folders inside it. kind: "class" if the folder is that of a class."""
+def list_images(folder: Path, kind: str = "class", slices: bool = False) -> list[Path]:
+    """Return the images of a folder, with those in folders inside it. kind: "class" if the folder is that of a class.
+
+    slices: data.slices, whether a folder of DICOM slices is one image.
+    """
     files = _list_files(folder)
     images = [f for f in files if _is_readable(f) and not _is_hidden(f, folder)]
     if not images:
@@ -195,7 +203,7 @@ def list_images(folder: Path, kind: str = "class") -> list[Path]:
             "images lie in root/class, or in root/domain/class with partition.kind = 'domains', and" if kind else "images"
         )
         raise DataError(f"{folder}: {what} holds no images{others}; fill or remove it ({place} have the endings {_ENDINGS})")
-    return images
+    return medical.group_slices(images) if slices else images
 
 
 def _is_readable(file: Path) -> bool:

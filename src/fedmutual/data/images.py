@@ -75,7 +75,7 @@ class ImageExamples(Examples):
 
     def digest(self) -> bytes:
         """Return a digest of the files' names and sizes; reading all files may take hours."""
-        files = [(str(f.relative_to(self._root)), os.path.getsize(f)) for f in self.files]
+        files = [(str(f.relative_to(self._root)), _measure(f)) for f in self.files]
         return hashlib.sha256(repr(files).encode()).digest()
 
     def _read(self, path: Path) -> Pixels | str:
@@ -97,6 +97,11 @@ class ImageExamples(Examples):
             fix = f"resize all with data.size = {list(sides)}"
             return f"{path} is {here} {'pixels' if len(sides) == 2 else 'voxels'} and {self._first_file} is {there}; {fix}"
         return _fit(x, channels, self._size)
+
+
+def _measure(path: Path) -> int:
+    """Return the bytes of a file, or of all DICOM slices in a folder."""
+    return sum(map(os.path.getsize, medical.list_slices(path))) if path.is_dir() else os.path.getsize(path)
 
 
 def _name_sides(sides: Sequence[int]) -> str:

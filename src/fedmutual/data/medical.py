@@ -1,5 +1,6 @@
 """DICOM and NIfTI files as numbers: images [C, H, W] and volumes [C, D, H, W]. Their packages are an extra."""
 
+from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -8,12 +9,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedmutual.errors import BadRows, DataError, format_error
+
 PACKAGES = {".dcm": "pydicom", ".dicom": "pydicom", ".nii": "nibabel", ".nii.gz": "nibabel"}
 INSTALL = "pip install 'fedmutual[medical]'"
 
 
 def find_ending(path: Path) -> str:
-    """Return the ending of a file's name in small letters; ".dcm" for a DICOM file whose name has none, such as IM.0001."""
+    """Return the ending of a file's name in small letters; ".dcm" for a DICOM file whose name has none, such as IM.0001, and
+    for a folder of DICOM slices.
+    """
+    if path.is_dir():
+        return ".dcm"  # of slices, see `group_slices`
     name = path.name.lower()
     ending = ".nii.gz" if name.endswith(".nii.gz") else path.suffix.lower()
     if ending and not ending[1:].isdigit():
@@ -34,12 +41,18 @@ def read_volume(path: Path) -> npt.NDArray[Any]:
     """Return a file as [C, H, W] or [C, D, H, W]: uint8 of colours, else float32 in the unit of the file.
 
     DICOM: MONOCHROME1 is inverted, then rescale slope and intercept are applied; several frames are a volume.
+    A folder: its DICOM slices are D, in the order of their positions along the normal of the slices, else of their numbers.
     NIfTI: the axes are turned to those of RAS+, and are then D (to the head), H (to the front), W (to the right); slope and
     intercept are applied, and a fourth axis holds the channels.
 
     Raises:
         Exception: the package cannot read the file, or the array has no such axes.
     """
+    if path.is_dir():
+        slices = [_read_dicom(file) for file in _sort_slices(list_slices(path))]
+        if len({one.shape for one in slices}) > 1:
+            raise ValueError("its slices differ in their numbers of rows, columns or frames")
+        return np.stack(slices, 1)
     if PACKAGES[find_ending(path)] == "pydicom":
         return _read_dicom(path)
     x = _load_nifti(path).get_fdata(dtype=np.float32)
@@ -70,6 +83,64 @@ def _read_dicom(path: Path) -> npt.NDArray[Any]:
     return np.asarray(pixels.apply_modality_lut(x, file), dtype=np.float32)[None]
 
 
+def list_slices(folder: Path) -> list[Path]:
+    """Return the DICOM files of a folder, sorted by name."""
+    return sorted(file for file in folder.iterdir() if file.is_file() and find_ending(file) in (".dcm", ".dicom"))
+
+
+def group_slices(files: Sequence[Path]) -> list[Path]:
+    """Return files with the folder in place of its DICOM files, where it has several. They must be slices of one series.
+
+    Raises:
+        DataError: the DICOM files of a folder are no slices of one series.
+    """
+    by_folder: dict[Path, list[Path]] = {}
+    for file in files:
+        by_folder.setdefault(file.parent, []).append(file)
+    grouped = list[Path]()
+    for folder, inside in by_folder.items():
+        slices = [file for file in inside if find_ending(file) in (".dcm", ".dicom")]
+        if len(slices) < 2:
+            grouped += inside
+            continue
+        series = {_read_header(file).get("SeriesInstanceUID") for file in slices}
+        if len(series) > 1 or len(slices) < len(inside):
+            has = f"{len(series)} series" if len(series) > 1 else "other images"
+            fix = "with data.slices = true, give each volume a folder with the slices of one series"
+            raise DataError(f"{folder}: has {len(slices)} DICOM slices and {has}; {fix}")
+        grouped.append(folder)
+    return sorted(grouped)
+
+
+def _read_header(file: Path) -> Any:
+    from pydicom import dcmread
+
+    try:
+        return dcmread(file, stop_before_pixels=True)
+    except Exception as problem:  # pydicom fails in many ways on a damaged file
+        raise BadRows(f"{file} cannot be read as .dcm ({format_error(problem)}); fix or remove it") from None
+
+
+def _sort_slices(files: Sequence[Path]) -> list[Path]:
+    """Return DICOM files in their order in space: by the position along the normal of the slices, else by number."""
+    headers = {file: _read_header(file) for file in files}
+    positions: dict[Path, Any] = {file: _find_position(header) for file, header in headers.items()}
+    if None in positions.values():
+        positions = {file: header.get("InstanceNumber") for file, header in headers.items()}
+    if None in positions.values() or len(set(positions.values())) < len(files):
+        raise ValueError("a slice has no ImagePositionPatient or InstanceNumber, or has that of another slice")
+    return sorted(files, key=positions.__getitem__)
+
+
+def _find_position(header: Any) -> float | None:
+    """Return the position of a slice along its normal, in mm; None where the file does not say it."""
+    place, axes = header.get("ImagePositionPatient"), header.get("ImageOrientationPatient")
+    if not place or not axes:
+        return None
+    row, column = np.array(axes, float).reshape(2, 3)
+    return round(float(np.cross(row, column) @ np.array(place, float)), 3)
+
+
 def _load_nifti(path: Path) -> Any:
     nibabel: Any = import_module("nibabel")
     image = nibabel.load(path)
@@ -83,15 +154,18 @@ def describe_volume(path: Path) -> dict[str, str]:
         Exception: the package cannot read the file.
     """
     if PACKAGES[find_ending(path)] == "pydicom":
-        from pydicom import dcmread
-
-        file = dcmread(path, stop_before_pixels=True)
+        slices = list_slices(path) if path.is_dir() else []
+        file = _read_header(slices[0] if slices else path)
         frames, kind = int(file.get("NumberOfFrames", 1)), file.PhotometricInterpretation
         slope = (float(file.get("RescaleSlope", 1)), float(file.get("RescaleIntercept", 0)))
         done = [f"rescaled by slope {slope[0]:g} and intercept {slope[1]:g}"] if slope != (1, 0) else []
         spacing = file.get("PixelSpacing") or file.get("ImagerPixelSpacing") or ()
-        sides = [*([frames] if frames > 1 else []), file.Rows, file.Columns]
-        about = "DICOM", f"{kind}, {file.BitsStored} bits", ["inverted"] * (kind == "MONOCHROME1") + done
+        sides = [*([frames] if frames > 1 else [len(slices)] if slices else []), file.Rows, file.Columns]
+        about = (
+            "DICOM slices" if slices else "DICOM",
+            f"{kind}, {file.BitsStored} bits",
+            ["inverted"] * (kind == "MONOCHROME1") + done,
+        )
     else:
         nibabel: Any = import_module("nibabel")
         image = nibabel.load(path)
