@@ -28,31 +28,24 @@ class Risk(torch.nn.Module):
         return self.risk(x) + self.constants
 
 
-def main() -> dict[str, float]:
-    """Print and return the concordances by method."""
-    table = load_rossi()
-    features = table.columns.drop(LABEL)
-    table[features] = (table[features] - table[features].mean()) / table[features].std()
-    order = np.random.default_rng(0).permutation(len(table))
-    test, train = table.iloc[order[:130]], table.iloc[order[130:]]
+table = load_rossi()
+features = table.columns.drop(LABEL)
+table[features] = (table[features] - table[features].mean()) / table[features].std()
+order = np.random.default_rng(0).permutation(len(table))
+test, train = table.iloc[order[:130]], table.iloc[order[130:]]
 
-    cox = CoxPHFitter().fit(train, "week", "arrest")
-    of_cox = concordance_index(test["week"], -cox.predict_partial_hazard(test), test["arrest"])
-    concordances = {"Cox of lifelines, pooled": of_cox}
+cox = CoxPHFitter().fit(train, "week", "arrest")
+of_cox = concordance_index(test["week"], -cox.predict_partial_hazard(test), test["arrest"])
+concordances = {"Cox of lifelines, pooled": of_cox}
 
-    sites = {f"prison {k}": fedmutual.Site(train=train.iloc[k::4], test=test, label=LABEL) for k in range(4)}
-    pooled = {"all": fedmutual.Site(train=train, test=test, label=LABEL)}
-    for name, clients, method in (("pooled", pooled, "fedavg"), ("fedavg", sites, "fedavg"), ("fml", sites, "fml")):
-        run = fedmutual.federate(
-            clients, method, shared=Risk(), task="survival", rounds=20, lr=0.2, batch_size=512, settings=SETTINGS
-        )
-        scores = run.history()
-        last = scores[(scores["metric"] == "concordance") & (scores["round"] == scores["round"].max())]
-        concordances |= {f"{name}, {model}": of["value"].mean() for model, of in last.groupby("model")}
-    for name, value in concordances.items():
-        print(f"{name:26} {value:.3f}")
-    return concordances
-
-
-if __name__ == "__main__":
-    main()
+sites = {f"prison {k}": fedmutual.Site(train=train.iloc[k::4], test=test, label=LABEL) for k in range(4)}
+pooled = {"all": fedmutual.Site(train=train, test=test, label=LABEL)}
+for name, clients, method in (("pooled", pooled, "fedavg"), ("fedavg", sites, "fedavg"), ("fml", sites, "fml")):
+    run = fedmutual.federate(
+        clients, method, shared=Risk(), task="survival", rounds=20, lr=0.2, batch_size=512, settings=SETTINGS
+    )
+    scores = run.history()
+    last = scores[(scores["metric"] == "concordance") & (scores["round"] == scores["round"].max())]
+    concordances |= {f"{name}, {model}": of["value"].mean() for model, of in last.groupby("model")}
+for name, value in concordances.items():
+    print(f"{name:26} {value:.3f}")

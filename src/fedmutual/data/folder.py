@@ -74,7 +74,9 @@ def read_folder(config: DataConfig, domains: bool = False, kind: TargetKind = "c
                 f"{base}: {format_count(len(unread), 'file')} {'is' if len(unread) == 1 else 'are'} not read: "
                 f"{_count_kinds(unread, base)}; images have the endings {_ENDINGS}"
             )
-    return Source(str(root), train, test, notes=(*notes, *remarks), read=about)
+    in_metadata = not isinstance(config.label, str) and _is_in_metadata(root, config, kind)
+    classes = config.label_columns if in_metadata else None
+    return Source(str(root), train, test, classes, notes=(*notes, *remarks), read=about)
 
 
 def make_image_part(images: ImageExamples, labels: Any, groups: Names | None = None, domains: Names | None = None) -> Part:

@@ -87,7 +87,7 @@ def _prepare_data_set(config: Config, made: TriedNetworks, common: bool = False)
     task = tasks.make_task(config.training.task)
     kind = get_target_kind(task)
     source = sources.read_source(config, kind)
-    columns = config.data.label_columns if config.data.name in sources.TABLES else ("y",)
+    columns = config.data.label_columns if config.data.name in (*sources.TABLES, "folder") else ("y",)
     classes, by_part = read_targets(source, config.data, kind, name_outputs(task, config.data, columns), common)
     targets: Index | Targets = np.concatenate(by_part)  # type: ignore[assignment]
     if targets.ndim > 2 and kind == "numbers" and config.training.task in tasks.TASKS:

@@ -81,6 +81,11 @@ def _describe_values(answering: AnsweringModel) -> str:
             "the column's values in model.json, and NaN where a value is missing"
         )
     divisor = answering.takes.scaling["divisor"]
+    if answering.files and divisor == 1:
+        return (
+            "the values of DICOM or NIfTI files in their own unit: with rescale slope and intercept applied, white as the "
+            "greatest value, and volumes with the axes to the head, to the front and to the right"
+        )
     if answering.files:
         return f"the pixels of upright images, with white in place of transparent parts, from 0 to {divisor:g}"
     return f"stored values, from 0 to {divisor:g}" if divisor != 1 else "stored values, not scaled"
