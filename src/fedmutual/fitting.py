@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedmutual.core import Data, Task, get_target_kind
 from fedmutual.errors import AlgorithmError, ConfigError, format_error, format_line
-from fedmutual.losses import average_known, find_known
+from fedmutual.losses import BuiltIn, average_known, find_known
 from fedmutual.user_code import plugins
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -58,6 +58,12 @@ class Fitted:
         self, personal: Tensor, meme: Tensor, target: Tensor, alpha: Tensor, beta: Tensor, temperature: float
     ) -> tuple[Tensor, Tensor]:
         """Return `mutual` of the task, with `fit` in place of its loss on targets: that is its alpha and beta part."""
+        if isinstance(self.task, BuiltIn):  # without alpha, only the divergence is left
+            of_personal, of_meme = self.task.mutual(personal, meme, target, alpha * 0, beta * 0, temperature)
+            return (
+                alpha * self.fit(personal, target) + (1 - alpha) * of_personal,
+                beta * self.fit(meme, target) + (1 - beta) * of_meme,
+            )
         of_personal, of_meme = self.task.mutual(personal, meme, target, alpha, beta, temperature)
         return (
             of_personal + alpha * (self.fit(personal, target) - self.task.fit(personal, target)),

@@ -1,5 +1,8 @@
 """Losses on targets by the keys of [training], against torch, torchvision and scikit-learn."""
 
+from functools import partial
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -13,7 +16,8 @@ from fedmutual.config.schema import TrainingConfig
 from fedmutual.core import Recipe
 from fedmutual.errors import AlgorithmError
 from fedmutual.fitting import Fitted, count_weights
-from fedmutual.losses import Classification, MultiLabel, Segmentation
+from fedmutual.losses import Classification, MultiLabel, Regression, Segmentation
+from fedmutual.privacy.context import _describe_code
 from fedmutual.stepping import clip_gradients
 from toy import Rows
 
@@ -110,3 +114,26 @@ def test_clipped_gradients_are_those_of_torch():
 def test_every_key_of_training_reaches_something():
     read = EVERYWHERE.union(*map(list_training_fields, ALGORITHMS.values()))
     assert read == TrainingConfig.model_fields.keys()
+
+
+def test_the_loss_of_the_task_does_not_cancel_with_huge_targets():
+    """The mean absolute error of 1e10 and mutual learning from a teacher that is 1 away: beside 1e20 both would be lost."""
+    task, half = Fitted(Regression(), loss="own:loss", call=F.l1_loss), torch.tensor(0.5)
+    outputs, y = torch.zeros(4, 1), torch.full((4, 1), 1e10)
+    personal, _ = task.mutual(outputs, outputs + 2e5, y, half, half, 1.0)
+    assert personal == 0.5 * 1e10 + 0.5 * 4e10
+
+
+def test_the_arguments_and_the_code_of_a_partial_loss_are_part_of_the_digest():
+    def describe(**fixed):
+        task = Fitted(Regression(), loss="own:loss", call=partial(partial(stepping_loss, **fixed)))
+        return _describe_code(SimpleNamespace(task=task), SimpleNamespace(nets={}, optimizers={}))
+
+    made = [describe(**f) for f in ({"scale": 1}, {"scale": 2}, {"scale": torch.ones(2)}, {"scale": torch.zeros(2)})]
+    assert len({repr(one) for one in made}) == 4
+    assert repr(describe(scale=1)) == repr(made[0])
+    assert "test_fitting" in repr(made[0])
+
+
+def stepping_loss(output, target, scale):
+    return F.mse_loss(output, target) * scale

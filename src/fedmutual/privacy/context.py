@@ -8,8 +8,8 @@ import hashlib
 import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
-from functools import lru_cache
-from typing import cast
+from functools import lru_cache, partial
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -86,13 +86,28 @@ def _describe_code(phase: Phase, client: Client) -> tuple[object, ...]:
     """
     kinds: set[type] = {type(module) for net in client.nets.values() for module in net.modules()}
     kinds |= {type(optimizer) for optimizer in client.optimizers.values()} - {*COMMON}  # those differ in their settings
+    fixed: list[list[str]] = []  # arguments of losses that are a functools.partial
     kinds |= {type(phase), type(task := getattr(phase, "task", None))}
     while isinstance(task, Fitted | UserTask):
-        if isinstance(task, Fitted) and task.call is not None:
-            kinds.add(cast(type, task.call) if inspect.isfunction(task.call) else type(task.call))
+        call: Any = task.call if isinstance(task, Fitted) else None
+        while isinstance(call, partial):
+            fixed.append([_describe_fixed(value) for value in (*call.args, *sorted(call.keywords.items()))])
+            call = call.func
+        if call is not None:
+            kinds.add(cast(type, call) if inspect.isfunction(call) else type(call))
         kinds.add(type(task := task.task))
     nets = tuple((name, repr(net), _name_class(type(net))) for name, net in sorted(client.nets.items()))
-    return numerics.VERSION, nets, sorted({_name_class(kind) for kind in kinds}), _digest_modules(kinds)
+    code = sorted({_name_class(kind) for kind in kinds}), _digest_modules(kinds)
+    return numerics.VERSION, nets, *code, *([fixed] if fixed else [])
+
+
+def _describe_fixed(value: object) -> str:
+    """Return a text of an argument that a functools.partial fixes, alike in every process."""
+    if isinstance(value, Tensor):
+        return repr((value.dtype, value.tolist()))
+    if isinstance(value, tuple | list):
+        return repr([_describe_fixed(part) for part in value])
+    return _describe_setting(value)
 
 
 def _digest_modules(kinds: Iterable[type]) -> list[tuple[str, str]]:

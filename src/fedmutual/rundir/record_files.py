@@ -79,8 +79,8 @@ def read_toml(path: Path) -> Table:
         raise RunError(f"{path}: cannot be read ({problem}); restore the file, or begin again in another folder") from None
 
 
-def read_records(path: Path, kind: type[R]) -> Iterator[R]:
-    """Yield each line of a log as a record; nothing if there is no log yet.
+def read_records(path: Path, kind: type[R], start: int = 0) -> Iterator[R]:
+    """Yield each line of a log as a record; nothing if there is no log yet. start: the bytes of lines that are left out.
 
     Raises:
         RunError: the log cannot be read, or a line of it is cut off or does not follow the schema.
@@ -88,7 +88,9 @@ def read_records(path: Path, kind: type[R]) -> Iterator[R]:
     if not path.exists():
         return
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            file.seek(start)
+            text = file.read().decode("utf-8")
     except (OSError, ValueError) as problem:
         raise RunError(f"{path}: cannot be read ({problem}); correct the cause, or begin again in another folder") from None
     lines = text.splitlines()

@@ -18,6 +18,7 @@ from fedmutual.engines.base import Reply, participate
 from fedmutual.engines.loop import receive_usable
 from fedmutual.errors import AlgorithmError, RunError, UserError, format_error
 from fedmutual.federation.experiment import Experiment
+from fedmutual.losses import find_known
 from fedmutual.scores import LEAST_ROWS, is_disclosed
 from fedmutual.stepping import run_one_step
 
@@ -135,7 +136,9 @@ def _describe_metrics(experiment: Experiment, site: str) -> str:
         return "Its losses and scores are not sent."
     rows = experiment.load_rows(site)
     kinds = dict.fromkeys(spec.rows for spec in experiment.list_evaluations(site))
-    sent = [kind for kind in kinds if is_disclosed(metrics, len(rows[kind]))]
+    known = {kind: rows[kind].rows([torch.arange(len(rows[kind]))]) for kind in kinds}
+    counts = {kind: sum(int(find_known(batch[1]).sum()) for batch in batches) for kind, batches in known.items()}
+    sent = [kind for kind in kinds if is_disclosed(metrics, counts[kind])]
     if not sent:
-        return f"Its losses and scores are not sent: it has fewer than {LEAST_ROWS} {' or '.join(kinds)} rows."
+        return f"Its losses and scores are not sent: it has fewer than {LEAST_ROWS} {' or '.join(kinds)} rows with a label."
     return f"Accuracies to 1 %, of its {' and '.join(sent)} rows, are sent once a round; other scores and losses are not."

@@ -363,7 +363,7 @@ def _train(
     tracked = [trackers.Tracker(tracker, folder, config, name) for tracker in recording.trackers]
     records += tracked
     homes = {i: client_folder(folder, i) for i in experiment.clients}
-    is_over = partial(bests.is_over, folder, recording, find_common_metric(experiment))
+    is_over = partial(bests.is_over, folder, recording, find_common_metric(experiment), bests.Merits())
     plan = replace(experiment.make_plan(homes, notes, choices), keep=keep, is_over=is_over)
     yield from generate_rounds(plan, engine, server, saved.round if saved else None, records, experiment.make_judge())
     partition = experiment.data.partition
