@@ -191,6 +191,13 @@ def test_numbers_that_float32_does_not_keep_apart_are_reported(tmp_path, cells, 
     assert not any("float32" in note for note in standardised.notes)
 
 
+def test_bfloat16_tensors_are_taken_and_complex_columns_are_refused():
+    x = torch.tensor([[0.5], [1.5]], dtype=torch.bfloat16)
+    assert make_memory_source((x, np.arange(2)), None, None, "a").train.x.take([0, 1]).tolist() == [[0.5], [1.5]]
+    with pytest.raises(DataError, match="the columns 'c' are not numbers"):
+        make_memory_source(pd.DataFrame({"c": [1j, 2], "y": [0, 1]}), None, "y", "a")
+
+
 def test_a_number_above_the_greatest_float32_is_refused():
     with pytest.raises(fedmutual.DataError, match="row 1 of 'x' in site 'a' holds a number above 3"):
         make_memory_source((np.array([[0.5], [1e39]]), np.arange(2)), None, None, "site 'a'").train.x.take([0])

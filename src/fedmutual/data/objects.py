@@ -329,7 +329,7 @@ def convert_features(features: Any, place: str, columns: tuple[str, ...] | None 
         features = features.rename(columns=str)
         _check_columns(features, columns or (), place)
         table = features[list(columns)] if columns is not None else features
-        text = [c for c in table if not types.is_numeric_dtype(table[c])]
+        text = [c for c in table if not types.is_numeric_dtype(table[c]) or types.is_complex_dtype(table[c])]
         blank = [c for c in table if table[c].isna().any()]
         if text:
             raise DataError(
@@ -341,6 +341,8 @@ def convert_features(features: Any, place: str, columns: tuple[str, ...] | None 
         return numbers
     if np.ma.is_masked(features):
         raise DataError(f"{place}: a masked array has masked values, which are missing; fill them in, or drop the rows")
+    if isinstance(features, Tensor) and features.dtype == torch.bfloat16:
+        features = features.float()  # numpy has no such type
     try:
         values: npt.NDArray[Any] = features.detach().cpu().numpy() if isinstance(features, Tensor) else np.asarray(features)
         return values
