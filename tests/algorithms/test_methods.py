@@ -6,7 +6,21 @@ import torch
 from torch import nn
 
 from fedmutual.aggregation import Aggregation
-from fedmutual.algorithms import APFL, FML, Ditto, FedAvg, FedAvgFT, FedDF, FedKD, FedProto, FedProx, FedRep, FedTGP, ProxyFL
+from fedmutual.algorithms import (
+    APFL,
+    FML,
+    Ditto,
+    FedAvg,
+    FedAvgFT,
+    FedDF,
+    FedKD,
+    FedOpt,
+    FedProto,
+    FedProx,
+    FedRep,
+    FedTGP,
+    ProxyFL,
+)
 from fedmutual.algorithms.fedproto import EXAMPLES, PROTOTYPES
 from fedmutual.algorithms.fedprox import compute_proximal
 from fedmutual.algorithms.peers import make_proxy_state
@@ -134,6 +148,36 @@ def test_two_rounds_of_fedavg_with_a_learning_rate_that_falls(settings, is_weigh
         copies = {i: w - rate * gradient(i, w) for i in X}
         w = average(copies) if is_weighted else np.mean(list(copies.values()), axis=0)
     assert np.abs(got["weight"].numpy() - w).max() < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("kind", "next_v"),
+    [
+        ("adam", lambda v, square: 0.6 * v + 0.4 * square),
+        ("yogi", lambda v, square: v - 0.4 * square * np.sign(v - square)),
+        ("adagrad", lambda v, square: v + square),
+    ],
+)
+def test_two_rounds_of_fedopt(kind, next_v):
+    phase = FedOpt(kind=kind, beta1=0.8, beta2=0.6, tau=0.05, server_rate=0.2, **ONE)
+    got = federation(phase.algorithm(), clients(phase.algorithm()), rounds=2, start=start())
+    w, m, v = SHARED, 0.0, 0.05**2
+    for _ in range(2):
+        step = average({i: w - LR * gradient(i, w) for i in X}) - w
+        m, v = 0.8 * m + 0.2 * step, next_v(v, step**2)
+        w = w + 0.2 * m / (np.sqrt(v) + 0.05)
+    assert np.abs(got["weight"].numpy() - w).max() < 1e-12
+    assert phase.send(got, "0", At(0, 2, 3)).keys() == {"weight"}
+
+
+def test_fedopt_averages_what_is_no_weight():
+    """An adaptive step could make a variance negative."""
+    sent = {
+        i: {"bn.running_var": torch.tensor(v), "bn.num_batches_tracked": torch.tensor(5)}
+        for i, v in (("a", 1.0), ("b", 2.0))
+    }
+    got = FedOpt(weighting="uniform").receive(sent["a"], sent, At(0, 0, 1))
+    assert got == {"bn.running_var": torch.tensor(1.5), "bn.num_batches_tracked": torch.tensor(5)}
 
 
 def test_two_epochs_of_fedprox():

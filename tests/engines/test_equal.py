@@ -19,6 +19,7 @@ from fedmutual.algorithms import (
     FedH2L,
     FedKD,
     FedMD,
+    FedOpt,
     FedProto,
     FedProx,
     FedRep,
@@ -57,6 +58,7 @@ PHASES = {
     "fedproto": FedProto(proto_lam=0.7, **E),
     "fedproto, fewer numbers": FedProto(proto_lam=0.7, proto_size=5, proto_weighting="samples", **E),
     "fedtgp": FedTGP(proto_lam=0.7, server_epochs=5, **E),
+    "fedopt": FedOpt(kind="yogi", **E),
     "fedkd": FedKD(rank=0.2, **E),
     "proxyfl": ProxyFL(alpha=0.3, **E),
 }

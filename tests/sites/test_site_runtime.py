@@ -71,6 +71,7 @@ METHODS = {  # without public data, which tests of their own have
     "fedavg-ft": {"tune_every": 2},
     "ditto": {},
     "apfl": {"adaptive": True},
+    "fedopt": {},
     "fedper": {},
     "fedrep": {"head_epochs": 1},
     "lg-fedavg": {},

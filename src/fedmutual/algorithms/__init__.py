@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # the types of the names that the last line of this file defi
     from fedmutual.algorithms.fedh2l import FedH2L as FedH2L
     from fedmutual.algorithms.fedkd import FedKD as FedKD
     from fedmutual.algorithms.fedmd import FedMD as FedMD
+    from fedmutual.algorithms.fedopt import FedOpt as FedOpt
     from fedmutual.algorithms.fedproto import FedProto as FedProto
     from fedmutual.algorithms.fedprox import FedProx as FedProx
     from fedmutual.algorithms.fedrep import FedRep as FedRep

@@ -69,5 +69,8 @@ METHODS = {
     "fedtgp": Method("fedtgp:FedTGP", "FedTGP"),
     "fedkd": Method("fedkd:FedKD", "FedKD"),
     "proxyfl": Method("proxyfl:ProxyFL", "ProxyFL"),
+    "fedopt": Method(
+        "fedopt:FedOpt", "FedOpt", tune={"server_rate": (0.001, 0.01, 0.1), "kind": ("adam", "yogi", "adagrad")}
+    ),
     "feddf": Method("feddf:FedDF", "FedDF", tune={"distill_steps": (30, 100, 300)}),
 }
