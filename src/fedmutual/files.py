@@ -3,10 +3,12 @@
 import errno
 import json
 import os
+import re
 import socket
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout, suppress
+from datetime import datetime
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, BinaryIO
@@ -18,6 +20,8 @@ Table = dict[str, Any]
 SILENCE_LIMIT = 30.0  # seconds without a byte before a download is given up
 FORMAT = 1
 """Of every JSON file that fedmutual writes and reads again."""
+JSON_LOGS = "FEDMUTUAL_JSON_LOGS"
+"""The environment variable with which a site or a server prints lines as JSON; its value is the name of the federation."""
 OTHER_FOLDER = "choose another folder with --out (in Python: out=...)"
 """The advice of an error about the folder that results are written into."""
 
@@ -70,6 +74,17 @@ def write_bytes(path: Path, content: bytes, sync: bool = True) -> None:
     """
     with replace_file(path, sync) as file:
         file.write(content)
+
+
+def make_log_line(text: str, level: str = "info", federation: str = "") -> str:
+    """Return a line of a log as JSON: "time", "level", "event", "federation", and the "round" that the text begins with.
+
+    federation: "" takes the one of this process, if it has one only.
+    """
+    found = re.match(r"(?:\w[\w.-]*: )?round (\d+)", text)
+    about = {"federation": federation or os.environ.get(JSON_LOGS) or None, "round": int(found[1]) if found else None}
+    now = datetime.now().astimezone().isoformat(timespec="milliseconds")
+    return json.dumps({"time": now, "level": level, "event": text, **about}, ensure_ascii=False)
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

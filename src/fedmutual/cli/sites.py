@@ -7,13 +7,25 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
-from fedmutual.cli.terminal import Code, Terminated, err, exit_with_error, out, print_text, stop_on_sigterm
+from fedmutual.cli.terminal import (
+    Code,
+    Terminated,
+    err,
+    exit_with_error,
+    is_json,
+    log_json,
+    out,
+    print_text,
+    print_warning,
+    stop_on_sigterm,
+)
 
 if TYPE_CHECKING:
     from fedmutual.sites.contract import Contract
@@ -22,6 +34,7 @@ if TYPE_CHECKING:
     from fedmutual.sites.site_runtime import SiteRuntime
 
 _PATIENCE = 600.0  # seconds that a server may be unreachable
+_LOOK = 1.0  # seconds to wait for the lock of a state folder, which `watch` holds for an instant when it looks
 
 File = Annotated[Path, typer.Argument(metavar="FEDERATION.toml", help="The federation's file.", show_default=False)]
 Kit = Annotated[
@@ -37,6 +50,9 @@ TrustModule = Annotated[
         metavar="NAME",
         help="A module that the contract may name as module:name; installed, or beside the contract. May be repeated.",
     ),
+]
+JsonLogs = Annotated[
+    bool, typer.Option("--json-logs", help="Print each line as a JSON object, for programs that read logs.")
 ]
 
 
@@ -75,6 +91,7 @@ def server(
         ),
     ] = None,
     trust_module: TrustModule = None,
+    json_logs: JsonLogs = False,
 ) -> None:
     """Run the server until it is stopped: it forwards messages, averages shared models, and restarts failed jobs.
 
@@ -89,6 +106,7 @@ def server(
     from fedmutual.sites.modules import leave_working_folders, make_server_rule
     from fedmutual.user_code import plugins
 
+    log_json(json_logs)
     leave_working_folders(state)
     server_kit, modules = open_kit(kit, "server"), _parse_module_names(trust_module)
     files = [path.resolve() for path in contract or [server_kit.folder / FEDERATION]]
@@ -96,6 +114,7 @@ def server(
         agreed = [read_contract(path) for path in files]
         longest = max(find_longest_message(agreement) for agreement in agreed)
     names = [agreement.name for agreement in agreed]
+    log_json(json_logs, names[0] if len(names) == 1 else "")
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         exit_with_error(f"--contract: two files describe federation {twice!r}; name one of them", Code.BAD_INPUT)
@@ -106,7 +125,7 @@ def server(
         "modules": modules,
         LONGEST_MESSAGE: longest,
     }
-    with lock_folder(state.resolve(), "runs a server with this state folder", "choose another one by --state"):
+    with lock_folder(state.resolve(), "runs a server with this state folder", "choose another one by --state", _LOOK):
         until, address = f"{server_kit.expires:%Y-%m-%d}{server_kit.reminder}", f"{server_kit.hosts[0]}:{server_kit.port}"
         print_text(f"server {address}, certificate valid until {until}; Ctrl-C ends it", soft_wrap=True)
         print_text(f"it carries out {', '.join(names)}", soft_wrap=True)
@@ -119,6 +138,7 @@ def site(
         Path, typer.Option(metavar="SITE.toml", help="The site's file: your data, your model, your state folder.")
     ],
     contract: AgreedContract = None,
+    json_logs: JsonLogs = False,
 ) -> None:
     """Take part with your own data and your own model, until the command is stopped.
 
@@ -136,16 +156,18 @@ def site(
     from fedmutual.sites.site_settings import read_site_file
     from fedmutual.user_code import plugins
 
+    log_json(json_logs)
     site_kit, site_config = open_kit(kit, "site"), read_site_file(config)
     leave_working_folders(site_config.state)
     check_owner(site_kit, site_config)
     check_valid(site_kit)
     with plugins.use_rule(site_config.code):
         agreed = read_contract((contract or site_kit.folder / FEDERATION).resolve())
+        log_json(json_logs, agreed.name)
         runtime = SiteRuntime(agreed, site_config, check_only=True)  # checks everything before a connection is opened
         longest = find_longest_message(agreed)
     advice = "choose another one by 'state.folder' in its file"
-    with lock_folder(site_config.state, "runs a site with this state folder", advice):
+    with lock_folder(site_config.state, "runs a site with this state folder", advice, _LOOK):
         _print_leaves(runtime)
         print_text(f"federation {agreed.name!r}, state and ledger in {runtime.folder}; Ctrl-C ends it", soft_wrap=True)
         print_text(f"certificate valid until {site_kit.expires:%Y-%m-%d}{site_kit.reminder}", soft_wrap=True)
@@ -271,6 +293,60 @@ def doctor(
         exit_with_error(f"{wrong} of {len(grades)} checks failed", Code.BAD_INPUT)
 
 
+def watch(
+    kit: Kit,
+    config: Annotated[
+        Path | None, typer.Option(metavar="SITE.toml", help="Your site's file, which names its state folder.")
+    ] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="The state folder of the site or server; the server's default is server."),
+    ] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port of the page; 0 takes a free one.")] = 8080,
+    address: Annotated[
+        str, typer.Option(help="The address of this host at which the page is served; the default is this host alone.")
+    ] = "127.0.0.1",
+    name: Annotated[
+        str | None, typer.Option(metavar="FEDERATION", help="The federation; the default is the one that was active last.")
+    ] = None,
+    token_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A file with the token of the page; the default is a new token.")
+    ] = None,
+) -> None:
+    """Serve a page on this host that shows the federation as this participant may see it, until the command is stopped.
+
+    The page only reads: a site sees its own scores and what has left it, the server and leads see what sites disclose. The
+    address that is printed holds a token: who knows it can see the page. /metrics has the numbers for Prometheus, /health
+    tells whether the site or the server runs.
+    """
+    import secrets
+
+    from fedmutual.sites.flare.kits import open_kit
+    from fedmutual.sites.monitor import Monitor
+    from fedmutual.sites.site_settings import read_site_file
+    from fedmutual.sites.watch_page import Watch, WatchServer, read_token
+
+    own_kit = open_kit(kit)
+    if state is None and config is not None:
+        state = read_site_file(config).state
+    if own_kit.kind == "site" and state is None:
+        exit_with_error("name the site's file by --config, or its state folder by --state", Code.BAD_INPUT)
+    folder = None if own_kit.kind == "lead" else (state or Path("server")).resolve()
+    token = secrets.token_urlsafe(32) if token_file is None else read_token(token_file)
+    with Monitor(own_kit, folder, name) as monitor, WatchServer(Watch(monitor, token, print_warning), address, port) as page:
+        shown = token if token_file is None else "TOKEN"  # the operator knows it, and a log need not
+        print_text(f"http://{page.host}/?token={shown}  Ctrl-C ends it", soft_wrap=True)
+        if not page.is_local:
+            print_warning(
+                f"other hosts can connect to {page.host}, and nothing is encrypted: let a proxy with TLS do so alone"
+            )
+        try:
+            with stop_on_sigterm():
+                page.serve_forever()
+        except KeyboardInterrupt as interrupt:
+            sys.exit(Code.TERMINATED if isinstance(interrupt, Terminated) else Code.STOPPED)
+
+
 @contextmanager
 def _open_session(file: Path, kit: Path) -> Iterator[tuple["Contract", "Session"]]:
     """Yield the contract of FEDERATION.toml, and a session with the server."""
@@ -304,7 +380,10 @@ def _print_leaves(runtime: "SiteRuntime") -> None:
         for name, (dtype, shape) in spec.items():
             size, sides = math.prod(shape) * getattr(torch, dtype).itemsize, "x".join(map(str, shape)) or "one"
             table.add_row(phase, name, dtype, sides, f"{size:,}")
-    out.print(table)
+            if is_json():
+                print_text(f"may leave: {phase}, {name}, {dtype}, {sides}, {size:,} bytes")
+    if not is_json():
+        out.print(table)
     if runtime.is_masked:
         what = "These tensors are masked and sent to the server with keys, encrypted shares and signatures. "
         print_text(f"{what}The server learns only the sum over all sites.")
@@ -321,9 +400,8 @@ def _run_until_stopped(kit: "kits.Kit", state: Path, pointer: Mapping[str, Any])
 
     def print_end(interrupt: KeyboardInterrupt) -> int:
         is_sigterm = isinstance(interrupt, Terminated)
-        err.print(
-            f"stopped by {'SIGTERM' if is_sigterm else 'Ctrl-C'}; saved rounds are kept", highlight=False, markup=False
-        )
+        text = f"stopped by {'SIGTERM' if is_sigterm else 'Ctrl-C'}; saved rounds are kept"
+        (print_text if is_json() else partial(err.print, highlight=False, markup=False))(text)
         return Code.TERMINATED if is_sigterm else Code.STOPPED
 
     try:

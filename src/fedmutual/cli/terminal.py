@@ -14,6 +14,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from fedmutual.files import JSON_LOGS, make_log_line
+
 if TYPE_CHECKING:
     from fedmutual.events import Score
     from fedmutual.studies.observers import ProgressDisplay
@@ -39,13 +41,30 @@ class Code(IntEnum):
     TERMINATED = 143
 
 
+def log_json(wanted: bool, federation: str = "") -> None:
+    """From now on print each line as a JSON object, in the processes of jobs too, if this is wanted."""
+    if wanted:
+        os.environ[JSON_LOGS] = federation
+
+
+def is_json() -> bool:
+    """Return whether lines are JSON objects."""
+    return JSON_LOGS in os.environ
+
+
 def print_warning(message: Warning | str, *where: object) -> None:
     """Print a note. The signature is that of `warnings.showwarning`."""
+    if is_json():
+        print(make_log_line(str(message), "warning"), file=sys.stderr, flush=True)
+        return
     err.print(f"note: {message}", highlight=False, markup=False, soft_wrap=True)
 
 
 def print_text(text: str, soft_wrap: bool = False) -> None:
     """Print text without markup, because names of users may look like markup."""
+    if is_json():
+        print(make_log_line(text), flush=True)
+        return
     out.print(text, highlight=False, markup=False, soft_wrap=soft_wrap)
 
 
@@ -60,6 +79,9 @@ def make_table(*titles: str, texts: int = 1, **options: Any) -> Table:
 
 def exit_with_error(problem: object, code: Code) -> NoReturn:
     """Print an error in one sentence, and exit with the code."""
+    if is_json():
+        print(make_log_line(str(problem), "error"), file=sys.stderr, flush=True)
+        sys.exit(code)
     err.print("[bold red]error:[/bold red] ", end="")
     err.print(str(problem), highlight=False, markup=False, soft_wrap=True)
     sys.exit(code)

@@ -142,7 +142,8 @@ def measure_label_room(labels: Iterable[str]) -> float:
 
 def fit_label(label: str) -> str:
     """Return a label for a picture: a long one without its middle; the tables have the whole label."""
-    return label if len(label) <= LONGEST_LABEL else f"{label[: LONGEST_LABEL // 2]}…{label[-LONGEST_LABEL // 2 + 1 :]}"
+    short = label if len(label) <= LONGEST_LABEL else f"{label[: LONGEST_LABEL // 2]}…{label[-LONGEST_LABEL // 2 + 1 :]}"
+    return short.replace("$", r"\$")  # a name with two of them is no formula
 
 
 def _spread_places(places: Sequence[float], gap: float) -> list[float]:

@@ -61,6 +61,21 @@ def lock_folder(
         lock.release()
 
 
+def is_locked(folder: Path) -> bool:
+    """Return whether another process holds the lock of a folder. Nothing is written.
+
+    The lock is held for some microseconds: a process that starts in this time needs some patience.
+    """
+    import fcntl  # not on Windows, where no server and no site runs
+
+    try:
+        with (folder / LOCK).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as problem:
+        return isinstance(problem, BlockingIOError)
+    return False
+
+
 def check_free(folder: Path) -> None:
     """Check that a new run can begin in this folder. Files of a run that was killed before its start are ignored.
 

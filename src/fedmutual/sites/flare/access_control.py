@@ -200,7 +200,7 @@ def remove_error_text(reply: Any) -> Any:
     """Print the error text of a site's reply for its operator, and remove it: the text may hold data or paths."""
     answer = reply.payload
     if answer.get_header(MsgHeader.RETURN_CODE) == Code.ERROR:
-        print_line(f"refused, or could not: {clean_text(str(answer.body))}")
+        print_line(f"refused, or could not: {clean_text(str(answer.body))}", "warning")
         answer.body = "refused, or could not; its operator reads why"
     return reply
 

@@ -25,7 +25,7 @@ from fedmutual.sites.coordinator import Coordinator
 from fedmutual.sites.engine import TooFew
 from fedmutual.sites.flare import progress as files
 from fedmutual.sites.flare.progress import Outcome, ProgressFile, print_line, read_connected
-from fedmutual.sites.flare.workspace import BODY, read_pointer
+from fedmutual.sites.flare.workspace import BODY, CLOCK, read_pointer
 from fedmutual.sites.modules import leave_working_folders, make_server_rule
 from fedmutual.user_code import plugins
 
@@ -65,7 +65,7 @@ class Rounds(Controller):  # type: ignore[misc]
         try:
             contract = accept_contract(self._contract, pointer["contracts"], "this server")
         except UserError as problem:  # since the submission, the server was upgraded or agreed to another contract
-            print_line(str(problem))
+            print_line(str(problem), "error")
             write_refusal(state, fl_ctx.get_job_id(), str(problem))
             return
         folder = state / contract.name
@@ -178,6 +178,7 @@ class TaskTransport:
         data[BODY] = order
 
         def mark_taken(client_task: ClientTask, fl_ctx: FLContext) -> None:
+            data[CLOCK] = time.time()  # FLARE copies the data after this function
             self._late.discard(site)
 
         def put_answer(client_task: ClientTask, fl_ctx: FLContext) -> None:

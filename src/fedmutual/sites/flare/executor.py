@@ -1,8 +1,9 @@
 """The site's part in the job's process at a site: it answers FLARE tasks and exchanges messages with other sites."""
 
+import math
 import time
 from collections import Counter
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import torch
@@ -14,12 +15,13 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
-from fedmutual.errors import UserError
+from fedmutual.errors import RunError, UserError
+from fedmutual.files import FORMAT, write_json
 from fedmutual.rundir.folder import lock_folder
 from fedmutual.sites.contract import accept_contract, check_rounds
 from fedmutual.sites.flare.access_control import PEER_TOPIC
 from fedmutual.sites.flare.progress import print_line
-from fedmutual.sites.flare.workspace import BODY, read_pointer, remove_job_folder
+from fedmutual.sites.flare.workspace import BODY, CLOCK, CLOCK_FILE, MOST_AHEAD, read_pointer, remove_job_folder
 from fedmutual.sites.modules import leave_working_folders
 from fedmutual.sites.protocol import MalformedMessage, SiteAnswer, pack_message, read_order
 from fedmutual.sites.site_runtime import SiteRuntime
@@ -71,6 +73,7 @@ class SiteExecutor(Executor):  # type: ignore[misc]
         """Return the answer to an order."""
         content = shareable.get(BODY)
         if content == b"":  # the server asks whether this site is ready
+            self._compare_clocks(shareable.get(CLOCK), fl_ctx)
             return _make_answer(b"")
         try:
             if self._runtime is None and time.monotonic() > self._next_try:
@@ -89,8 +92,17 @@ class SiteExecutor(Executor):  # type: ignore[misc]
             self._print_refusal("order", f"an order of the server is not carried out: {fault}")
             return make_reply(ReturnCode.EXECUTION_EXCEPTION)
         except (UserError, OSError) as fault:  # an answer that cannot be written into the ledger is not sent
-            print_line(str(fault))
+            print_line(str(fault), "error")
             return make_reply(ReturnCode.EXECUTION_EXCEPTION)
+
+    def _compare_clocks(self, server_time: object, fl_ctx: FLContext) -> None:
+        """Write how far the clock of the server is ahead of this host's; an order without content arrives at once."""
+        if isinstance(server_time, float) and math.isfinite(server_time):
+            ahead, work = server_time - time.time(), Path(fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_root_dir())
+            with suppress(RunError):  # a full disk: the next order tells the operator
+                write_json(work / CLOCK_FILE, {"format": FORMAT, "ahead": ahead})
+            if abs(ahead) > MOST_AHEAD:
+                print_line(f"the clock of the server is {ahead:+.0f} s from this host's; set both by NTP", "warning")
 
     def _try_start(self, fl_ctx: FLContext, patience: float = _PATIENCE) -> None:
         """Start, or print why the site cannot start, and set the time of the next try."""
@@ -99,14 +111,14 @@ class SiteExecutor(Executor):  # type: ignore[misc]
             print_line("takes part")
         except UserError as problem:
             self._open.close()
-            print_line(f"this site does not take part: {problem}")
+            print_line(f"this site does not take part: {problem}", "error")
             self._next_try, self._pause = time.monotonic() + self._pause, 2 * self._pause
 
     def _print_refusal(self, kind: str, line: str) -> None:
         """Print only the first, second, fourth, eighth ... line of a kind: others cannot flood the console."""
         self._refusals[kind] += 1
         if (count := self._refusals[kind]).bit_count() == 1:
-            print_line(line if count == 1 else f"{line} ({count} of this kind so far)")
+            print_line(line if count == 1 else f"{line} ({count} of this kind so far)", "warning")
 
     def _start(self, fl_ctx: FLContext, patience: float) -> None:
         """Read the site's file, and check the contract against the agreed contracts before the contract is parsed."""

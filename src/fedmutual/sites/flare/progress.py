@@ -1,5 +1,6 @@
 """The state of a federation: the files that the processes of the server, of a job and of a lead exchange; console lines."""
 
+import os
 import re
 import time
 from collections.abc import Collection, Mapping
@@ -12,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, 
 
 from fedmutual.errors import RunError
 from fedmutual.events import Evaluated, Event, Noted, PhaseDone, Replied, RoundDone, Started
-from fedmutual.files import FORMAT, read_json, write_json
+from fedmutual.files import FORMAT, JSON_LOGS, make_log_line, read_json, write_json
 from fedmutual.rundir.checkpoint import make_file_name
 from fedmutual.rundir.file_names import CHECKPOINT, CONFIG, ENVIRONMENT, LEDGER, LOG, METRICS, PARTITION, SERVER, SUMMARY
 from fedmutual.rundir.record_files import check_record
@@ -34,7 +35,8 @@ Connections = Mapping[str, str]
 
 Text = Annotated[str, AfterValidator(clean_text)]  # safe to print on a console
 _Count = Annotated[int, Field(ge=0, lt=2**63)]
-_Seconds = Annotated[float, Field(allow_inf_nan=False)]
+Seconds = Annotated[float, Field(allow_inf_nan=False)]
+_SEEN = TypeAdapter(dict[str, Seconds])
 _SITES = TypeAdapter(dict[str, tuple[str, bool]])  # site -> id of the connection, and whether its heartbeat is in time
 
 
@@ -80,9 +82,9 @@ class Progress(BaseModel):
     bytes: dict[Literal["up", "down"], _Count] = Field(default={"up": 0, "down": 0}, min_length=2)  # of all rounds
     notes: list[_Note] = []
     tries: _Count = 0
-    rejoined: dict[str, tuple[str, _Count, _Seconds]] = {}  # site -> the last restart for it: connection, times, time
-    limits: dict[Literal["quorum", "wait", "retries"], _Count | _Seconds] = Field(min_length=3)
-    began: _Seconds = 0.0  # seconds since the epoch
+    rejoined: dict[str, tuple[str, _Count, Seconds]] = {}  # site -> the last restart for it: connection, times, time
+    limits: dict[Literal["quorum", "wait", "retries"], _Count | Seconds] = Field(min_length=3)
+    began: Seconds = 0.0  # seconds since the epoch
 
 
 class ProgressFile:
@@ -194,7 +196,17 @@ def change_progress(folder: Path, **changes: Any) -> None:
 def write_connected(folder: Path, connected: Connections, alive: Collection[str]) -> None:
     """Write the connected sites into the server's folder. alive: those whose heartbeat is not overdue."""
     sites = {i: (connection, i in alive) for i, connection in connected.items()}
-    write_json(folder / CONNECTED, {"format": FORMAT, "sites": sites})
+    seen = read_last_seen(folder) | dict.fromkeys(read_connected(folder)[1], time.time())
+    seen = {i: at for i, at in seen.items() if i not in alive}
+    write_json(folder / CONNECTED, {"format": FORMAT, "sites": sites, "seen": seen})
+
+
+def read_last_seen(folder: Path) -> dict[str, float]:
+    """Return when the heartbeat of each site that is late or gone became overdue, in seconds since the epoch."""
+    try:
+        return _SEEN.validate_python(read_json(folder / CONNECTED).get("seen", {}))
+    except (RunError, ValidationError):
+        return {}
 
 
 def read_connected(folder: Path) -> tuple[Connections, Connections]:
@@ -221,6 +233,10 @@ def is_result(name: str) -> bool:
     return name in _FILES or re.fullmatch(_MODEL, name) is not None
 
 
-def print_line(line: object) -> None:
-    """Print a line with the time on the console of this host's operator. The line is not logged and not sent."""
-    print(f"{time.strftime('%H:%M:%S')}  {line}", flush=True)
+def print_line(line: object, level: str = "info", federation: str = "") -> None:
+    """Print a line with the time on the console of this host's operator. The line is not logged and not sent.
+
+    level, federation: as for `make_log_line`, if lines are JSON.
+    """
+    is_json = JSON_LOGS in os.environ
+    print(make_log_line(str(line), level, federation) if is_json else f"{time.strftime('%H:%M:%S')}  {line}", flush=True)

@@ -8,7 +8,7 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,7 +21,7 @@ from fedmutual.sites.contract import Contract
 from fedmutual.sites.flare.archive import write_job
 from fedmutual.sites.flare.doctor import find_obstacle, make_grpc_variables
 from fedmutual.sites.flare.kits import Kit, check_valid, import_nvflare
-from fedmutual.sites.flare.progress import COMMAND, ERROR, OVER, Progress, Text, is_result
+from fedmutual.sites.flare.progress import COMMAND, ERROR, OVER, Progress, Seconds, Text, is_result
 from fedmutual.sites.protocol import clean_text
 
 _Files = Annotated[list[str], Field(max_length=100)]  # a federation has about a dozen result files
@@ -110,11 +110,13 @@ class Session:
         """Return the status of a federation. Raises ConfigError where the server has another version of fedmutual.
 
         "connected": the connected sites. "progress": the progress file, or None. "stops": whether a stop is requested.
-        "job": the id of a waiting or running job, or None.
+        "job": the id of a waiting or running job, or None. "seen": when sites without a heartbeat were last seen, and
+        "time": the server's clock, in seconds since the epoch; None at an older server.
         """
         answer = self._send_command("status", name)
         check_release(_read(answer, "version", Text), "the server")
-        kinds = {"connected": list[Text], "progress": Progress | None, "stops": bool, "job": Text | None}
+        kinds: dict[str, Any] = {"connected": list[Text], "progress": Progress | None, "stops": bool, "job": Text | None}
+        kinds |= {"seen": dict[Text, Seconds] | None, "time": Seconds | None}
         return {key: _read(answer, key, kind) for key, kind in kinds.items()}
 
     def stop(self, name: str) -> dict[str, Any] | None:
@@ -122,8 +124,10 @@ class Session:
         progress: dict[str, Any] | None = _read(self._send_command("stop", name), "progress", Progress | None)
         return progress
 
-    def fetch(self, name: str, out: Path) -> list[Path]:
+    def fetch(self, name: str, out: Path, only: Collection[str] = ()) -> list[Path]:
         """Write the results of a federation into a run folder, and return the paths of the written files.
+
+        only: the names of the wanted files; empty: all.
 
         Raises RunError where a file cannot be written, or where the server names a file that is not a result file and could
         have any path; then nothing is written.
@@ -132,13 +136,14 @@ class Session:
         if strange := [file for file in files if not is_result(file)]:
             shown = clean_text(repr(strange[0]))
             raise RunError(f"the server names a file that is not a result of a federation ({shown}); nothing was fetched")
-        for file in files:
+        wanted = [file for file in files if not only or file in only]
+        for file in wanted:
             body = _read(self._send_command("result", name, file), "body", str)
             try:
                 write_bytes(out / file, base64.b64decode(body, validate=True))
             except ValueError:
                 raise _make_error("body") from None
-        return [out / file for file in files]
+        return [out / file for file in wanted]
 
     def watch(self, name: str, job_id: str, every: float = 0.5) -> Iterator[dict[str, Any]]:
         """Yield the progress of a federation after each change, until its end. every: seconds between two requests.

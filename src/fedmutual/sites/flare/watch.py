@@ -112,7 +112,7 @@ class Watch(FLComponent):  # type: ignore[misc]
                 errors[file.parent] = str(problem)
         for folder, error in errors.items():
             if self._errors.get(folder) != error:
-                print_line(error)
+                print_line(error, "error", folder.name)
                 self.logger.error(f"watch: {error}")
         self._errors = errors
         return not errors
@@ -138,7 +138,7 @@ class Watch(FLComponent):  # type: ignore[misc]
     def _give_up(self, folder: Path, outcome: Outcome, reason: str) -> None:
         """End a federation that is not restarted. Raises RunError if the progress file cannot be written."""
         change_progress(folder, outcome=outcome, said=reason)
-        print_line(f"{folder.name}: {reason}")
+        print_line(f"{folder.name}: {reason}", "warning", folder.name)
         self._has_leftovers.set()
 
     def _restart(
@@ -172,7 +172,8 @@ class Watch(FLComponent):  # type: ignore[misc]
             manager.delete(new_job, fl_ctx)
             raise
         self._due.pop(folder.name, None)
-        print_line(f"{folder.name}: {state['outcome']} ({state['said']}), restarted after round {state['round']}")
+        what = f"{folder.name}: {state['outcome']} ({state['said']}), restarted after round {state['round']}"
+        print_line(what, "warning", folder.name)
         for old_job in state["old"]:  # not the last job, which FLARE may still be writing
             manager.delete(old_job, fl_ctx)
 
@@ -237,7 +238,8 @@ def _carry_out(state: Path, engine: Any, what: str, name: str, file: str) -> dic
     known = read_progress(folder)
     if what == "status":
         stops, connected = known is not None and stop.exists(), sorted(list_connected(engine)[0])
-        about = {"job": _find_job(engine, name), "version": fedmutual.__version__}
+        about: dict[str, Any] = {"job": _find_job(engine, name), "version": fedmutual.__version__}
+        about |= {"seen": progress.read_last_seen(state), "time": time.time()}
         return {"connected": connected, "progress": known, "stops": stops, **about}
     if what == "stop":
         if known is not None:

@@ -1,0 +1,293 @@
+"""What a participant may know of its federation: read from its own state folder; by a lead, from the server.
+
+Nothing is written, and no running process is disturbed. A site reads its own scores, privacy budget and ledger; the server
+and a lead read what sites disclosed.
+"""
+
+import shutil
+import tempfile
+import time
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import closing, suppress
+from itertools import pairwise
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from fedmutual.config import read_dumped, read_tables
+from fedmutual.errors import RunError
+from fedmutual.files import read_json
+from fedmutual.privacy.budget import PrivacyBudget
+from fedmutual.rundir.file_names import CONFIG, LEDGER, METRICS
+from fedmutual.rundir.folder import is_locked
+from fedmutual.rundir.record_files import read_records
+from fedmutual.rundir.schema import Evaluation, LedgerLine
+from fedmutual.sites import journal
+from fedmutual.sites.flare import progress
+from fedmutual.sites.flare.kits import FEDERATION, Kit
+from fedmutual.sites.flare.progress import Outcome, format_notes
+from fedmutual.sites.flare.session import ServerLost, Session
+from fedmutual.sites.flare.workspace import CLOCK_FILE
+from fedmutual.sites.journal import Journal
+from fedmutual.sites.ledger import Line, count_totals, read_ledger, summarise_ledger
+from fedmutual.sites.protocol import WORK, Place
+from fedmutual.sites.schema import PRIVACY_FOLDER, WORK_FOLDER
+
+Facts = dict[str, Any]
+"""What is known now, by the names that `read_site` and `read_server` give; a missing key is not known to this role."""
+
+Score = tuple[int, str, str, str, Mapping[str, Any]]
+"""The scores of a model: round, site, model, rows ("validation"), and values by name."""
+
+PRESENT, LATE, OUTSIDE, ABSENT, EXCLUDED = "takes part", "no heartbeat", "not in this round", "not connected", "excluded"
+_WORDS = {Outcome.AGAIN: "restarting", Outcome.BROKEN: "restarting", Outcome.SHORT: "paused"}
+
+
+class Monitor:
+    """Reads the facts of one participant. Use it in a `with` statement: a lead's session is closed at the end."""
+
+    def __init__(self, kit: Kit, state: Path | None, name: str | None = None) -> None:
+        """state: the folder of a site or the server. name: of the federation; None: the one written last, or the kit's."""
+        self.kit, self._state, self._name = kit, state, name
+        self._session: Session | None = None
+        self._copies = tempfile.TemporaryDirectory()  # a lead's copies of the scores and bytes, as the server has them
+        self._copied: tuple[str, int] | None = None
+
+    def __enter__(self) -> "Monitor":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None) -> None:
+        self._close_session()
+        self._copies.cleanup()
+
+    def read(self) -> Facts:
+        """Return what is known now. Raises UserError where a file is damaged or cannot be read."""
+        about = {"role": self.kit.kind, "name": self.kit.name, "certificate_days": self.kit.days, "at": time.time()}
+        if self._state is None:
+            return about | self._read_lead()
+        read = read_site if self.kit.kind == "site" else read_server
+        free = shutil.disk_usage(next(path for path in (self._state, *self._state.parents) if path.exists())).free
+        return about | {"alive": is_locked(self._state), "disk_free_bytes": free} | read(self.kit, self._state, self._name)
+
+    def is_alive(self) -> bool:
+        """Return whether the process of the site or server runs; of a lead: whether the server answers."""
+        return bool(self._read_lead()["alive"]) if self._state is None else is_locked(self._state)
+
+    def _read_lead(self) -> Facts:
+        name, folder = self._name or str(read_tables(self.kit.folder / FEDERATION)["name"]), Path(self._copies.name)
+        try:
+            if self._session is None:
+                self._session = Session(self.kit, timeout=2.0)
+            sent = time.time()
+            status = self._session.status(name)
+            ahead = None if status["time"] is None else status["time"] - (sent + time.time()) / 2
+            known = status["progress"]
+            if known is not None and self._copied != (known["job"], known["round"]):
+                self._session.fetch(name, folder, (METRICS, LEDGER))
+                self._copied = known["job"], known["round"]
+        except ServerLost as problem:
+            self._close_session()
+            return {"federation": name, "others": [], "alive": False, "state": "no answer", "said": str(problem)}
+        seen, connected, now = status["seen"] or {}, status["connected"], status["time"] or time.time()
+        facts = describe_progress(known, folder, connected, {i: now - at for i, at in seen.items()}, status["stops"])
+        return {"federation": name, "others": [], "alive": True, "clock_ahead_seconds": ahead} | facts
+
+    def _close_session(self) -> None:
+        if self._session is not None:
+            self._session.close()
+        self._session = None
+
+
+def find_federation(state: Path, file: str, name: str | None) -> tuple[Path | None, list[str]]:
+    """Return the folder of a federation in a state folder, and the names of the others. file: that each of them has.
+
+    name: of the federation; None: the one that was written last.
+    """
+
+    def find_time(folder: Path) -> float:
+        return max(_find_time(folder / file), _find_time(folder / f"{file}-wal"))
+
+    folders = {path.parent.name: path.parent for path in state.glob(f"*/{file}")}
+    folder = folders.get(name) if name else max(folders.values(), key=find_time, default=None)
+    return folder, sorted(folders.keys() - {folder.name if folder else ""})
+
+
+def _find_time(path: Path) -> float:
+    with suppress(OSError):
+        return path.stat().st_mtime
+    return 0.0
+
+
+def read_site(kit: Kit, state: Path, name: str | None) -> Facts:
+    """Return what a site knows: its place in the rounds, its own scores, its budget, what left it, what is asked next."""
+    folder, others = find_federation(state, journal.FILE, name)
+    facts: Facts = {"federation": folder.name if folder else name or "", "others": others}
+    if is_locked(state):
+        with suppress(RunError, TypeError, ValueError):  # no job has begun yet
+            facts["clock_ahead_seconds"] = float(read_json(state / WORK_FOLDER / CLOCK_FILE)["ahead"])
+    if folder is None or not (folder / CONFIG).exists():
+        return facts | {"state": "waiting" if is_locked(state) else "stopped", "said": "no federation has begun here"}
+    config = read_dumped(folder / CONFIG)
+    with closing(Journal(folder, read_only=True)) as records:
+        begun = records.get_fact("begun", tuple[int, Place, str])
+        done = bool(begun and records.read("SELECT 1 FROM phases WHERE round = ? AND phase = ?", *begun[1]))
+    lines = read_ledger(folder)
+    rows, rounds = summarise_ledger(lines), config.rounds
+    place = begun[1] if begun else (-1, -1)
+    own = (
+        (e.round, kit.name, row.model, row.data, row.values)
+        for e in read_records(folder / METRICS, Evaluation)
+        for row in e.rows
+    )
+    shared = (
+        (line["round"], kit.name, score["model"], score["data"], score["values"])
+        for line in lines
+        for score in line["told"].get("scores", ())
+    )
+    facts |= {
+        "round": place[0] + 1,
+        "rounds": rounds,
+        "phase": _name_step(lines, place, done) if begun else "",
+        "seen": max(_find_time(folder / journal.FILE), _find_time(folder / f"{journal.FILE}-wal")) if begun else None,
+        "missed": find_missed_rounds(
+            {line["round"] for line in lines if line["tensors"] or line["told"]}, place[0] + (not done)
+        ),
+        "problems": [f"round {line['round']}: {line['told']['problem']}" for line in lines if line["told"].get("problem")],
+        "own_scores": group_scores(own),
+        "scores": group_scores(shared),
+        "left": rows,
+        "totals": count_totals(lines),
+        "next": _find_next(rows, place[0] + 1, rounds, done),
+    }
+    privacy = config.privacy
+    if privacy.nets != "none" and privacy.epsilon is not None and privacy.delta is not None:
+        ledger = state / PRIVACY_FOLDER / "ledger"  # the budget is over all ledgers in the folder
+        budget = PrivacyBudget(ledger, config.name, privacy.unit, privacy.epsilon, privacy.delta)
+        facts |= {"epsilon_spent": budget.spent, "epsilon_limit": privacy.epsilon}
+    is_over = place[0] + 1 >= rounds and done and not is_locked(folder)
+    state_word = (
+        "stopped" if not is_locked(state) else "takes part" if is_locked(folder) else "done" if is_over else "waiting"
+    )
+    if is_over:
+        facts["phase"] = ""
+    return facts | {"state": state_word, "said": _SITE_SENTENCES["done" if is_over else state_word]}
+
+
+_SITE_SENTENCES = {
+    "stopped": "the site's process does not run; `fedmutual site` resumes",
+    "takes part": "its job carries out the server's orders",
+    "waiting": "the site's process runs, and waits for a job of the server",
+    "done": "all rounds are done",
+}
+
+
+def _name_step(lines: Iterable[Line], place: Place, done: bool) -> str:
+    """Return the step of a place in words; the place of scores has the number after the last phase."""
+    known = [line["phase"] for line in lines if line["what"] == WORK and line["to"] == "server"]
+    step = f"phase {place[1] + 1}" if not known or place[1] < max(known) or place[0] < 0 else "scores"
+    return f"{step} done, waits for the server" if done else f"{step} in progress"
+
+
+def _find_next(rows: list[Facts], round: int, rounds: int, done: bool) -> list[Facts]:
+    """Return the kinds of messages that are asked for next, as those of the round before: rows of `summarise_ledger`."""
+    now, before = ([row for row in rows if row["first"] <= r <= row["last"]] for r in (round, round - 1))
+    rest = before[len(now) :]
+    if rest:
+        return rest
+    return [] if round >= rounds and done else now
+
+
+def find_missed_rounds(present: Collection[int], last: int) -> list[tuple[int, int]]:
+    """Return the rounds from 1 to `last` that are not present, as ranges (first, last)."""
+    marks = [0, *sorted(r for r in present if 0 < r <= last), last + 1]
+    return [(a + 1, b - 1) for a, b in pairwise(marks) if b - a > 1]
+
+
+def read_server(kit: Kit, state: Path, name: str | None) -> Facts:
+    """Return what the server knows: the progress, the sites, disclosed scores and bytes."""
+    folder, others = find_federation(state, progress.FILE, name)
+    facts: Facts = {"federation": folder.name if folder else name or "", "others": others}
+    connected, _ = progress.read_connected(state)
+    seen = {i: time.time() - at for i, at in progress.read_last_seen(state).items()}
+    if not is_locked(state):
+        connected = {}
+    if folder is None:
+        facts |= describe_progress(None, state, connected, seen, False)
+    else:
+        known = progress.read_progress(folder)
+        with closing(Journal(folder, read_only=True)) as records:
+            excluded = dict(records.read("SELECT site, why FROM excluded"))
+            ((latest,),) = records.read("SELECT max(phase) FROM orders")
+            is_now = known is not None and records.get_fact("round") == known["round"]
+        facts |= describe_progress(known, folder, connected, seen, (folder / progress.STOP).exists(), excluded)
+        if facts["state"] == "running" and facts["round"] < facts["rounds"]:
+            phase = latest + 1 if is_now and latest is not None else 1
+            facts["phase"] = f"phase {phase} of round {facts['round'] + 1} in progress"
+    if is_locked(state):
+        return facts
+    return facts | {"state": "stopped", "said": "the server's process does not run; `fedmutual server` resumes", "phase": ""}
+
+
+def describe_progress(
+    known: Mapping[str, Any] | None,
+    folder: Path,
+    connected: Collection[str],
+    seen: Mapping[str, float],
+    stops: bool,
+    excluded: Mapping[str, str] | None = None,
+) -> Facts:
+    """Return the facts of a progress file. folder: has scores and bytes. seen: seconds since an absent site was seen."""
+    if known is None:
+        here = f"connected: {', '.join(sorted(connected)) or 'nobody'}"
+        return {"state": "waiting", "said": f"no lead has submitted the federation; {here}"}
+    word = _WORDS.get(known["outcome"], str(known["outcome"]))
+    said = (known["left"] or "its rounds are under way") if word == "running" else known["said"]
+    lines = list(read_records(folder / LEDGER, LedgerLine))
+    exchanged = {line.round for line in lines if line.up}  # of other rounds nothing tells who was there
+    sites = []
+    for i in known["sites"]:
+        sent = {line.round for line in lines if line.client == i and line.up}
+        missed = find_missed_rounds(sent | (set(range(known["round"] + 1)) - exchanged), known["round"])
+        notes = [note for note in known["notes"] if repr(i) in note["text"]]
+        state = EXCLUDED if i in (excluded or {}) else ABSENT if i not in connected else LATE if i in seen else PRESENT
+        if state == PRESENT and word == "running" and i not in known["in"]:
+            state = OUTSIDE
+        sites.append(
+            {
+                "site": i,
+                "state": state,
+                "seen": 0.0 if i in connected and i not in seen else seen.get(i),
+                "missed": missed,
+                "why": (excluded or {}).get(i) or (format_notes(notes[-1]) if notes else ""),
+                **{way: sum(getattr(line, way) for line in lines if line.client == i) for way in ("up", "down")},
+            }
+        )
+    scores = (
+        (e.round, row.client or "all sites", row.model, row.data, row.values)
+        for e in read_records(folder / METRICS, Evaluation)
+        for row in e.rows
+    )
+    return {
+        "state": word,
+        "said": f"{said}; a lead has asked for a stop after this round" if stops and word == "running" else said,
+        "round": known["round"],
+        "rounds": known["rounds"],
+        "sites": sites,
+        "notes": [format_notes(note) for note in reversed(known["notes"])],
+        "bytes": known["bytes"],
+        "scores": group_scores(scores),
+    }
+
+
+def group_scores(scores: Iterable[Score]) -> dict[tuple[str, str, str], dict[str, dict[int, float]]]:
+    """Return (model, rows, name of the score) -> site -> round -> value, of the main score of each model and kind of rows.
+
+    The main score is the accuracy; without an accuracy the first number that is no loss.
+    """
+    grouped: dict[tuple[str, str, str], dict[str, dict[int, float]]] = {}
+    for round, site, model, data, values in scores:
+        numbers = {k: v for k, v in values.items() if isinstance(v, int | float) and k not in ("examples", "majority")}
+        name = "accuracy" if "accuracy" in numbers else next((k for k in numbers if k != "loss"), "loss")
+        if name in numbers:
+            grouped.setdefault((model, data, name), {}).setdefault(site, {})[round] = float(numbers[name])
+    return grouped
