@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
-from fedmutual import models, tasks
+from fedmutual import tasks
 from fedmutual.algorithms.peers import make_agreed_state
-from fedmutual.calling import Shape, Shapes
+from fedmutual.calling import Inputs, Shapes
 from fedmutual.config.keys import FEDERATED
-from fedmutual.core import At, Message, Total, get_target_kind
+from fedmutual.core import At, Message, Total
 from fedmutual.data import Federation
 from fedmutual.data.scaling import BYTE, Scaling
 from fedmutual.data.space import Space
@@ -212,14 +211,14 @@ def build_server_experiment(contract: Contract, statistics: Statistics | None = 
     """
     config, classes = contract.config, contract.classes
     outputs = tasks.make_task(config.training.task, outputs=classes).outputs
-    shape, count, declared = contract.sites.shape, outputs or len(classes), contract.sites.input
-    inputs = None
-    if not isinstance(declared, tuple):
-        types = {name: None if one.dtype == "float32" else one.dtype for name, one in declared.items()}
-        inputs = {name: Scaling(1.0, (), (), dtype=dtype) for name, dtype in types.items()}
-    takes_ids = _takes_ids(contract, count) if inputs is None else "x" in inputs and inputs["x"].dtype == "int64"
+    shape, count, declared = contract.sites.shape, outputs or len(classes), contract.sites.inputs
+    inputs = {i: Scaling(1.0, (), (), dtype=None if one.dtype == "float32" else one.dtype) for i, one in declared.items()}
+    examples: Inputs = {name: one.make_examples() for name, one in declared.items()}
+    dtype = None
+    if isinstance(shape, tuple):
+        (dtype,), (examples,) = (one.dtype for one in inputs.values()), examples.values()
     divisor, size = 1.0, None
-    if isinstance(shape, tuple) and len(shape) == 3 and not takes_ids:  # images; a site may scale its values otherwise
+    if isinstance(shape, tuple) and len(shape) == 3 and dtype is None:  # images; a site may scale its values otherwise
         divisor, size = BYTE, shape[1:]
     mean, std = (() if isinstance(value, dict) else value or () for value in (config.data.mean, config.data.std))
     if mean == FEDERATED or std == FEDERATED:
@@ -229,26 +228,12 @@ def build_server_experiment(contract: Contract, statistics: Statistics | None = 
         classes=classes,
         outputs=count,
         task=config.training.task,
-        scaling=Scaling(
-            divisor, mean, std, size, "int64" if takes_ids else None, inputs if isinstance(shape, Shapes) else None
-        ).record(),
+        scaling=Scaling(divisor, mean, std, size, dtype, inputs if isinstance(shape, Shapes) else None).record(),
+        rows=examples,
     )
     no_data = Federation({}, {"": space}, None, {"clients": {}, "classes": list(classes)}, ())
     nets = Networks(config, no_data, contract.algorithm.scores, torch.device("cpu"))
     return Experiment(config, no_data, contract.algorithm, nets)
-
-
-def _takes_ids(contract: Contract, outputs: int) -> bool:
-    """Return whether the shared network is the user's own and takes ids of the agreed shape, but no other numbers."""
-    name, shape = contract.config.model.shared, contract.sites.shape
-    assert isinstance(shape, tuple)  # of several inputs the types are declared
-    of_pixels = get_target_kind(tasks.make_task(contract.config.training.task)) == "masks"
-    if not models.is_user_network(name):
-        return False
-    made: dict[tuple[str, Shape, int], nn.Module] = {}
-    tried = (models.make_example_inputs(shape, dtype) for dtype in (torch.float32, torch.int64))
-    numbers, ids = (models.try_network(name, shape, x, outputs, of_pixels, made) for x in tried)
-    return numbers is None and ids is not None
 
 
 def make_first_state(contract: Contract, experiment: Experiment) -> Message:

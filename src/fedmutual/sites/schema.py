@@ -4,7 +4,9 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+import torch
 from pydantic import AfterValidator, ConfigDict, Field
+from torch import Tensor
 
 from fedmutual.calling import Shape, Shapes
 from fedmutual.config.keys import Count, Names, PathSetting, Section, Settings, Sides, key
@@ -78,11 +80,17 @@ class ServerTable(ServerConfig):
 
 @dataclass(frozen=True)
 class InputTable:
-    """One of several inputs of an example, as networks get it: its shape, and the type of its numbers."""
+    """An input of an example, as networks get it: its shape, the type of its numbers, and the least and the greatest."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
     shape: Sides
     dtype: Literal["float32", "int64", "bool"] = "float32"
+    range: tuple[float, float] | None = None  # what networks must take, not what a site's rows have
+
+    def make_examples(self) -> Tensor:
+        """Return two constant inputs [2, *shape]: the ends of the range; without one 0, or 1 where 0 may be padding."""
+        ends = self.range or 2 * (0 if self.dtype == "float32" else 1,)
+        return torch.stack([torch.full(self.shape, end, dtype=getattr(torch, self.dtype)) for end in ends])
 
 
 class SitesTable(Section):
@@ -93,8 +101,9 @@ class SitesTable(Section):
         ("lead@example.org",), "the email addresses of the leads, who may submit and stop federations; each lead gets a kit"
     )
     input: Annotated[Sides, Field(min_length=1)] | Annotated[dict[str, InputTable], Field(min_length=1)] = Field(
-        description="the shape of one example: [channels, height, width], or [features]; of several inputs a table by name, "
-        'as { ids = { shape = [16], dtype = "int64" }, table = { shape = [5] } }; of one array its name is x'
+        description="the shape of one example: [channels, height, width], or [features]; of ids and of several inputs a "
+        'table by name, as { ids = { shape = [16], dtype = "int64", range = [0, 999] }, table = { shape = [5] } }; of one '
+        "array its name is x; networks without data are tried on both ends of `range`"
     )
     columns: Names | None = key(
         None, "tables: the names of the feature columns in their order; the file of every site must have these columns"
@@ -145,9 +154,13 @@ class SitesTable(Section):
     @property
     def shape(self) -> Shape:
         """The shape of one example, or of its inputs by name."""
-        if isinstance(self.input, tuple):
-            return self.input
-        return self.input["x"].shape if [*self.input] == ["x"] else Shapes({k: one.shape for k, one in self.input.items()})
+        inputs = self.inputs
+        return inputs["x"].shape if [*inputs] == ["x"] else Shapes({name: one.shape for name, one in inputs.items()})
+
+    @property
+    def inputs(self) -> dict[str, InputTable]:
+        """The inputs of one example by name."""
+        return {"x": InputTable(self.input)} if isinstance(self.input, tuple) else self.input
 
 
 class SeedsTable(Section):
