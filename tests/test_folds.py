@@ -18,8 +18,11 @@ from fedmutual.results.comparison import make_comparisons
 from fedmutual.results.folds import join_folds
 from fedmutual.results.frame import find_runs, read_runs
 from fedmutual.sites.contract import read_contract
+from fedmutual.sites.coordinator import Coordinator
+from fedmutual.sites.site_runtime import SiteRuntime
 from fedmutual.sites.site_settings import read_site_file
 from fedmutual.studies.compare import compare, tune
+from fedmutual.studies.run import list_folds
 from fedmutual.studies.sweep import plan_sweep
 from own_data import config, npz
 
@@ -151,18 +154,46 @@ def test_copies_of_a_run_are_joined_one_by_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.sites
-def test_real_sites_train_one_fold(tmp_path: Path) -> None:
-    sites = wards.with_data(tmp_path)
-    with pytest.raises(ConfigError, match=r"submit a federation for each fold, each with another name"):
-        read_contract(wards.contract(tmp_path, wards.COMMON | {"split": {"folds": 3}}, sites))
-    scored = list[int]()
-    for fold in range(3):
-        contract = read_contract(wards.contract(tmp_path, wards.COMMON | {"split": {"folds": 3, "fold": fold}}, sites))
-        file = read_site_file(wards.site(tmp_path, "north", sites["north"])).file
-        shares = data.load(contract.make_site_config(file, "site.toml")).clients["north"]
-        scored += shares.validation.index.tolist()
-    assert sorted(scored) == list(range(599))
-    file = read_site_file(wards.site(tmp_path, "north", sites["north"], split={"fold": 1})).file
+def test_real_sites_train_all_folds(tmp_path: Path) -> None:
+    """A federation for each fold, of one contract: equal to the folds of one process, and one run to each site."""
+    sites, common = wards.with_data(tmp_path), wards.COMMON | wards.TELLING | {"rounds": 2, "split": {"folds": 2}}
+    agreed = read_contract(wards.contract(tmp_path, common, sites))
+    for run in agreed.list_runs():
+        for rounds in (1, 2):  # all begin again after the first round
+            job = run.record()
+            job["tables"]["rounds"] = rounds
+            accepted = wards.accepted(job, agreed.record())
+            halves = {i: SiteRuntime(accepted, read_site_file(wards.site(tmp_path, i, sites[i]))) for i in sites}
+            Coordinator(accepted, tmp_path / "server" / run.name).run(wards.InMemoryTransport(halves))
+    together = parse_config(wards.together(common, sites))
+    for (_, one), run in zip(list_folds(together, tmp_path).items(), agreed.list_runs(), strict=True):
+        expected = fedmutual.run(one, tmp_path / "one" / run.name)
+        for i in sites:
+            model = fedmutual.Run(tmp_path / i / "state" / run.name).personal_model(i)
+            assert wards.same(model.state_dict(), expected.personal_model(i).state_dict())
+    for i in sites:
+        (joined,) = join_folds(read_runs(find_runs(tmp_path / i / "state")))
+        assert joined.folds == (2, 2)
+        rows = [dict(row.values)["examples"] for row in joined.evaluations[-1].rows if row.model == "personal"]
+        assert rows == [599]
+
+
+@pytest.mark.sites
+@pytest.mark.parametrize("change", [{"fold": 3}, {"folds": 4, "fold": 0}, {"folds": 3}, {"fold": 0, "validation": 0.3}])
+def test_a_job_is_a_fold_of_the_contract(change: dict[str, Any], tmp_path: Path) -> None:
+    agreed = read_contract(wards.contract(tmp_path, wards.COMMON | {"split": {"folds": 3}}, wards.SITES))
+    job = agreed.list_runs()[0].record()
+    job["tables"]["split"] |= change
+    if "fold" not in change:
+        del job["tables"]["split"]["fold"]
+    with pytest.raises(ConfigError, match=r"its 'split\..*' is .*, and this site agreed to"):
+        wards.accepted(job, agreed.record())
+
+
+@pytest.mark.sites
+def test_a_site_chooses_no_fold(tmp_path: Path) -> None:
+    contract = read_contract(wards.contract(tmp_path, wards.COMMON | {"split": {"folds": 3}}, wards.SITES))
+    file = read_site_file(wards.site(tmp_path, "north", wards.SITES["north"], split={"fold": 1})).file
     with pytest.raises(ConfigError, match=r"'split\.fold' is one for all sites"):
         contract.make_site_config(file, "site.toml")
 

@@ -113,7 +113,7 @@ def server(
     with plugins.use_rule(make_server_rule(modules, files)):
         agreed = [read_contract(path) for path in files]
         longest = max(find_longest_message(agreement) for agreement in agreed)
-    names = [agreement.name for agreement in agreed]
+    names = [run.name for agreement in agreed for run in agreement.list_runs()]
     log_json(json_logs, names[0] if len(names) == 1 else "")
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
@@ -164,12 +164,15 @@ def site(
     with plugins.use_rule(site_config.code):
         agreed = read_contract((contract or site_kit.folder / FEDERATION).resolve())
         log_json(json_logs, agreed.name)
-        runtime = SiteRuntime(agreed, site_config, check_only=True)  # checks everything before a connection is opened
+        for run in agreed.list_runs():  # checks everything before a connection is opened
+            runtime = SiteRuntime(run, site_config, check_only=True)
         longest = find_longest_message(agreed)
     advice = "choose another one by 'state.folder' in its file"
     with lock_folder(site_config.state, "runs a site with this state folder", advice, _LOOK):
         _print_leaves(runtime)
-        print_text(f"federation {agreed.name!r}, state and ledger in {runtime.folder}; Ctrl-C ends it", soft_wrap=True)
+        for run in agreed.list_runs():
+            folder = site_config.state / run.name
+            print_text(f"federation {run.name!r}, state and ledger in {folder}; Ctrl-C ends it", soft_wrap=True)
         print_text(f"certificate valid until {site_kit.expires:%Y-%m-%d}{site_kit.reminder}", soft_wrap=True)
         if obstacle := find_obstacle(site_kit):
             if not obstacle.is_temporary:
@@ -193,11 +196,20 @@ def submit(
     """
     from fedmutual.sites.contract import read_submitted_contract
     from fedmutual.sites.flare.kits import open_kit
-    from fedmutual.sites.flare.session import Session
 
     contract = read_submitted_contract(file)
     folder = out_folder or Path("runs") / contract.name
-    lead_kit = open_kit(kit, "lead")
+    lead_kit, runs = open_kit(kit, "lead"), contract.list_runs()
+    for number, run in enumerate(runs):
+        out = folder if len(runs) == 1 else folder / str(number)
+        count = _submit_run(lead_kit, run, out)
+        print_text(f"{out}: {count} files; `fedmutual report {folder} -o report.html` makes a page of it", soft_wrap=True)
+
+
+def _submit_run(lead_kit: "kits.Kit", contract: "Contract", folder: Path) -> int:
+    """Start or resume one federation, show its progress, and return the number of result files. Exit if it is unfinished."""
+    from fedmutual.sites.flare.session import Session
+
     with Session(lead_kit) as session:
         job = session.find_job(contract)
         if job is None:
@@ -219,8 +231,7 @@ def submit(
     if last["outcome"] != "done":
         why = f"{last['outcome']}: {last['said']}"
         exit_with_error(f"{why}; saved rounds are kept; `fedmutual submit` resumes", Code.DIVERGED)
-    page = f"`fedmutual report {folder} -o report.html` makes a page of it"
-    print_text(f"{folder}: {len(fetched)} files; {page}", soft_wrap=True)
+    return len(fetched)
 
 
 def status(file: File, kit: Kit) -> None:
@@ -228,22 +239,26 @@ def status(file: File, kit: Kit) -> None:
     from fedmutual.sites.flare.progress import format_notes
 
     with _open_session(file, kit) as (contract, session):
-        state = session.status(contract.name)
-    print_text(f"connected: {', '.join(state['connected']) or 'nobody'}; of {', '.join(contract.sites.names)}")
-    if state["progress"] is None:
-        print_text(f"federation {contract.name!r} was never started on this server")
-        return
-    print_text(_format_progress(state["progress"]))
-    for note in state["progress"]["notes"]:
-        print_text(f"  {format_notes(note)}")
+        states = {run.name: session.status(run.name) for run in contract.list_runs()}
+    connected = next(iter(states.values()))["connected"]
+    print_text(f"connected: {', '.join(connected) or 'nobody'}; of {', '.join(contract.sites.names)}")
+    for name, state in states.items():
+        if state["progress"] is None:
+            print_text(f"federation {name!r} was never started on this server")
+            continue
+        print_text((f"{name}  " if len(states) > 1 else "") + _format_progress(state["progress"]))
+        for note in state["progress"]["notes"]:
+            print_text(f"  {format_notes(note)}")
 
 
 def stop_federation(file: File, kit: Kit) -> None:
     """Stop a federation after the current round. `fedmutual submit` resumes it."""
     with _open_session(file, kit) as (contract, session):
-        name, state = contract.name, session.stop(contract.name)
-    if state is None:
-        exit_with_error(f"federation {name!r} was never started on this server", Code.BAD_INPUT)
+        states = {run.name: session.stop(run.name) for run in contract.list_runs()}
+    begun = [(name, state) for name, state in states.items() if state is not None]
+    if not begun:
+        exit_with_error(f"federation {contract.name!r} was never started on this server", Code.BAD_INPUT)
+    name, state = begun[-1]
     print_text(f"federation {name!r} ends after the current round; round {state['round']} is saved")
 
 

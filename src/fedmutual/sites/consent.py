@@ -40,7 +40,10 @@ def check_agreed(text: Any, agreed: Iterable[Table], party: str) -> Table:
     if record["format"] != FORMAT:
         raise ConfigError("this version of fedmutual does not read the contract's format; install the version that wrote it")
     check_release(record["version"], "the contract")
-    agreed_by_name = {contract["name"]: contract for contract in agreed}
+    agreed_by_name: dict[str, Table] = {}
+    for contract in agreed:
+        for name, tables in list_runs(contract["name"], contract["tables"]):
+            agreed_by_name[name] = {**contract, "name": name, "tables": tables}
     if record["name"] not in agreed_by_name:
         raise ConfigError(
             f"the job is of federation {_shorten(repr(record['name']))}, "
@@ -51,6 +54,15 @@ def check_agreed(text: Any, agreed: Iterable[Table], party: str) -> Table:
     if clause is not None:
         raise ConfigError(f"the job is not of the federation that was agreed to: {clause}")
     return record
+
+
+def list_runs(name: str, tables: Table) -> list[tuple[str, Table]]:
+    """Return (name, tables) of each federation of a contract: with `split.folds` one a fold, NAME-0, NAME-1, ..."""
+    split = tables.get("split", {})
+    if split.get("folds") is None or split.get("fold") is not None:
+        return [(name, tables)]
+    splits = {f"{name}-{fold}": {**split, "fold": fold} for fold in range(split["folds"])}
+    return [(run, {**tables, "name": run, "split": one}) for run, one in splits.items()]
 
 
 def parse_contract_record(text: Any) -> Table:

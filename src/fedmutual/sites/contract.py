@@ -33,7 +33,7 @@ from fedmutual.errors import ConfigError
 from fedmutual.metric import KINDS
 from fedmutual.rundir import folder as folders
 from fedmutual.sites import seedset
-from fedmutual.sites.consent import FORMAT, check_agreed, digest_agreed
+from fedmutual.sites.consent import FORMAT, check_agreed, digest_agreed, list_runs
 from fedmutual.sites.schema import (
     PRIVACY_FOLDER,
     SITE_KEYS,
@@ -131,6 +131,10 @@ class Contract:
             return parse_config(tables, source)
         except ConfigError as problem:
             raise ConfigError(str(problem).replace(f"clients.{site_file.site}.", "")) from None
+
+    def list_runs(self) -> list["Contract"]:
+        """Return the contracts that one submission carries out, one after the other (`consent.list_runs`)."""
+        return [replace(self, tables=tables) for _, tables in list_runs(self.name, self.tables)]
 
     def record(self) -> Table:
         """Return the contract as the table that is sent as JSON, without the local folder of the public seed set."""
@@ -242,8 +246,8 @@ def _list_faults(contract: Contract) -> Iterator[str]:
     """Yield in one clause why real sites cannot carry out the contract."""
     config, algorithm, sites, layout = contract.config, contract.algorithm, contract.sites, contract.layout
     method, public = f"algorithm {config.algorithm['name']!r}", algorithm.public
-    if config.split.folds is not None and config.split.fold is None:
-        yield "'split.folds' needs the key 'split.fold': submit a federation for each fold, each with another name"
+    if config.split.folds is not None and public is not None:
+        yield f"'split.folds' changes the training rows, and {method} has a public seed set that is made once; remove it"
     if contract.name.lower() in (WORK_FOLDER, PRIVACY_FOLDER) or contract.name.startswith("."):
         yield f"key 'name' cannot be {contract.name!r}: the process has its own files under this name; choose another name"
     if config.model.pretrained is not None and {"global", "proxy"} & set(algorithm.scores):

@@ -125,7 +125,7 @@ def _check_site(kit: Kit, site: SiteSettings, agreed: Contract) -> Iterator[Chec
     try:
         check_owner(kit, site)
         with plugins.use_rule(site.code):
-            experiment = SiteRuntime(agreed, site, check_only=True).experiment
+            experiment = SiteRuntime(agreed.list_runs()[0], site, check_only=True).experiment
             rows = experiment.load_rows(kit.name)
     except UserError as problem:
         yield Check(WRONG, str(problem).replace(f"clients.{kit.name}.", ""))
