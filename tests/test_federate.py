@@ -17,6 +17,7 @@ import fedmutual
 from fedmutual import ConfigError, Site, UserError
 from fedmutual.algorithms import FML, FedAvg
 from fedmutual.core import Diverged
+from fedmutual.events import Finished
 from fedmutual.files import read_json
 from log_lines import read_lines
 
@@ -201,8 +202,11 @@ def test_a_run_tells_its_history_and_predicts_in_memory(tables, nets, shared):
 
 
 def test_compare_trains_every_method_and_seed_on_the_same_objects(tables, nets, shared, tmp_path):
-    methods = {"teach": FML(alpha=0.5), "average": FedAvg(), "alone": "independent"}
-    compared = fedmutual.compare(sites(tables, nets), methods, shared, seeds=2, out=tmp_path / "c", **QUICK)
+    methods, events = {"teach": FML(alpha=0.5), "average": FedAvg(), "alone": "independent"}, []
+    compared = fedmutual.compare(
+        sites(tables, nets), methods, shared, seeds=2, out=tmp_path / "c", observers=[events.append], **QUICK
+    )
+    assert [type(event) for event in events].count(Finished) == 6
     assert set(compared.runs) == {(method, seed) for method in methods for seed in (0, 1)}
     alone = fedmutual.federate(sites(tables, nets), "independent", shared, seed=1, **QUICK)
     assert scores(compared.runs["alone", 1]) == scores(alone)

@@ -145,19 +145,16 @@ class AnsweringModel(NamedTuple):
             model with several inputs a dictionary of arrays; of a model of padded series also a list of series.
 
         Raises:
-            UserError: the model segments images, the examples do not fit it, or an output is not finite.
+            UserError: the examples do not fit the model, or an output is not finite.
         """
         import pandas as pd  # takes 0.3 s
 
         takes = self.takes
-        if self.kind == "masks":
-            raise RunError(
-                f"{self.folder}: masks are no table; save the images with numpy.savez(FILE, x=images), and take `mask` of "
-                "each answer of fedmutual.predict(RUN, FILE)"
-            )
         raw = self.convert(self.arrange(x, "x"), "x")
         batches = split_inputs(raw, "row {} of x".format)
         answers = torch.cat([self.compute_answers(self.compute_outputs(x, names.__getitem__)) for names, x in batches])
+        if self.kind == "masks":
+            return pd.DataFrame({name: list(answers[:, k].numpy()) for k, name in enumerate(takes.classes)})
         is_named = answers.shape[1] == len(takes.classes)
         return pd.DataFrame(answers.numpy(), columns=[*takes.classes] if is_named else [*map(str, range(answers.shape[1]))])
 

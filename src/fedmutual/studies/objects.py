@@ -147,11 +147,13 @@ def compare(
     out: str | Path | None = None,
     resume: bool = False,
     progress: bool = True,
+    observers: Sequence[Observer] = (),
 ) -> Comparison:
     """Train several methods with several seeds on equal objects, and return the runs.
 
     methods: names or instances of algorithms; or a mapping from titles of your choice. Networks that are given as nn.Module
-    begin with equal weights under every seed. The other arguments are those of `federate`.
+    begin with equal weights under every seed. The other arguments are those of `federate`; observers get the events of
+    every run.
 
     Raises:
         UserError, Diverged: as `federate`.
@@ -165,7 +167,7 @@ def compare(
         study = Study(variants, list_seeds(variants[0].config, seeds), folder)
         study.check_folders(resume)
         with _watch(progress) as watch:
-            study.train(resume, watch)
+            study.train(resume, watch, observers=observers)
     runs: dict[Any, Run] = {
         (variant.label, n, *(() if path == place else (config.split.fold,))): open_object_run(path, objects, keep)
         for variant in variants

@@ -7,6 +7,7 @@ from typing import Any
 
 from fedmutual.config import Config
 from fedmutual.errors import ConfigError
+from fedmutual.events import Observer
 from fedmutual.rundir.file_names import CONFIG
 from fedmutual.rundir.folder import check_free, check_resumable
 from fedmutual.studies.observers import Watch
@@ -76,7 +77,12 @@ class Study:
                 check_free(folder)
 
     def train(
-        self, resume: bool, watch: Watch | None = None, jobs: int | None = None, tolerated: tuple[type[Exception], ...] = ()
+        self,
+        resume: bool,
+        watch: Watch | None = None,
+        jobs: int | None = None,
+        tolerated: tuple[type[Exception], ...] = (),
+        observers: Sequence[Observer] = (),
     ) -> dict[Path, Exception]:
         """Train each run into its folder, and return folder -> error, of the runs with a tolerated error.
 
@@ -85,15 +91,17 @@ class Study:
 
         watch: an observer for the run of this name; of a run in a worker process it sees the start, notes, replies, scores,
         and the end. jobs: the number of runs side by side; None: chosen by the time of the first run. tolerated: errors of
-        one run after which the other runs continue.
+        one run after which the other runs continue. observers: of every run, as `watch` sees it.
 
         Raises:
             ConfigError: `jobs` is above 1, and the runs cannot run side by side.
             UserError, Diverged: the error of the first run that failed. Runs that trained side by side are stopped, and can
                 be resumed; runs in common stacks were trained to their end.
         """
-        runs = self.runs.items()
-        requests = [RunRequest(config, folder, resume, [watch(label)] if watch else []) for folder, (label, config) in runs]
+        requests = [
+            RunRequest(config, folder, resume, [*observers, *([watch(label)] if watch else [])])
+            for folder, (label, config) in self.runs.items()
+        ]
         configs = [request.config for request in requests]
         is_stacked = can_stack(configs)
         queue = _StudyQueue([requests] if is_stacked else [[request] for request in requests], tolerated)

@@ -143,14 +143,15 @@ class Run:
     def predict(self, x: Any, client: str | None = None, best: bool = False) -> "pd.DataFrame":
         """Return answers for examples in memory: a row for each example [n], a column for each class with its probability.
 
-        For several labels: one column for each label with its probability; for numbers: the predicted number.
+        For several labels: one column for each label with its probability; for numbers: the predicted number; for masks: an
+        array [*sides] in each cell, the probability of the class in each pixel.
 
         x: an array, tensor or DataFrame `[n, *shape]` of unscaled values; columns of a DataFrame are matched by name.
         client: the client whose personal model answers; without it, the shared model answers.
         best: whether the model of the best round answers (records.keep_best).
 
         Raises:
-            UserError: the run has no such model, it segments images, or the examples do not fit it.
+            UserError: the run has no such model, or the examples do not fit it.
         """
         return self._choose_model(client, best).predict_arrays(x)
 
