@@ -2,16 +2,24 @@
 
 import gzip
 import pickle
+import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from PIL import Image
+from scipy.sparse import csr_array
+from torch.nested import nested_tensor, to_padded_tensor
 
 from fedmutual import data
+from fedmutual.data.convert import view_array
+from fedmutual.data.objects import make_memory_source
 from fedmutual.errors import DataError
 from own_data import config, folder, image, npz, refused
 
@@ -284,3 +292,88 @@ def test_rows_with_more_fields_than_the_header_are_refused_not_shifted(tmp_path:
     given = {"name": "csv", "root": str(path)} | ({"group_by": group} if group else {})
     with pytest.raises(DataError, match=r"a\.csv: a row has more fields than the header.*decimal comma"):
         data.load(config(data=given))
+
+
+DAYS = np.array(["2020-01-01", "2020-01-03"] * 6, "datetime64[s]")
+TABLE = pd.DataFrame({"a": X[:, 0], "label": Y})
+RAGGED = [torch.ones(2 + k % 3, 2) for k in range(12)]
+
+
+def days(x: Any) -> Any:
+    return (x - np.datetime64("2000-01-01")) / np.timedelta64(1, "D")
+
+
+def encode(table: pd.DataFrame) -> pd.DataFrame:
+    return pd.get_dummies(table, dtype=float)
+
+
+@pytest.mark.parametrize(
+    ("x", "words", "fix"),
+    [
+        (
+            X.astype(object),
+            "holds object values; examples must be numbers: give x.astype('float64')",
+            lambda x: x.astype(float),
+        ),
+        (X.astype(str), "give x.astype('float64')", lambda x: x.astype("float64")),
+        (
+            np.array([["f", 1], ["m", 2]] * 6, object),
+            "pandas.get_dummies(pandas.DataFrame(x)",
+            lambda x: encode(pd.DataFrame(x)),
+        ),
+        (csr_array(X), "give x.toarray()", lambda x: x.toarray()),
+        (torch.tensor(X).to_sparse(), "give x.to_dense()", lambda x: x.to_dense()),
+        (np.rec.fromarrays(X.T, names="a,b"), "give pandas.DataFrame(x)", pd.DataFrame),
+        (DAYS[:, None], "(x - numpy.datetime64('2000-01-01')) / numpy.timedelta64(1, 'D')", days),
+        (DAYS[:, None] - DAYS[0], "x / numpy.timedelta64(1, 'D')", lambda x: x / np.timedelta64(1, "D")),
+        (X + 1j, "numpy.real(x) and numpy.imag(x)", lambda x: np.concatenate([np.real(x), np.imag(x)], 1)),
+        (np.ma.masked_equal(X, 3), "x.filled(NUMBER)", lambda x: x.filled(0)),
+        (TABLE.assign(c=pd.Categorical(["u", "v"] * 6)), "of 'c' give each category a column", encode),
+        (
+            TABLE.assign(c=["u", "v"] * 6, when=DAYS),
+            "of 'when' count days",
+            lambda t: encode(t.assign(when=days(t["when"]))),
+        ),
+        (
+            TABLE.assign(n=[Decimal(1)] * 12),
+            "of 'n' give x.astype('float64')",
+            lambda t: t.assign(n=t["n"].astype("float64")),
+        ),
+        (
+            {"x": nested_tensor(RAGGED, layout=torch.jagged)},
+            "to_padded_tensor",
+            lambda x: {"x": to_padded_tensor(x["x"], 0.0)},
+        ),
+    ],
+)
+def test_objects_that_are_no_numbers_are_refused_with_a_fix_that_works(
+    x: Any, words: str, fix: Callable[[Any], Any]
+) -> None:
+    for given in (x, fix(x)):
+        is_table, context = isinstance(given, pd.DataFrame), nullcontext() if given is not x else pytest.raises(DataError)
+        has_label = is_table and "label" in given
+        with context as problem:
+            make_memory_source(given if has_label else (given, Y), None, "label" if has_label else None, "site 'A'")
+        assert problem is None or (words in str(problem.value) and "\n" not in str(problem.value))
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_nested_tensors_are_series(layout: torch.layout) -> None:
+    nested, listed = (
+        make_memory_source((x, Y), None, None, "a").train.x for x in (nested_tensor(RAGGED, layout=layout), RAGGED)
+    )
+    assert nested.digest() == listed.digest()
+
+
+def test_a_mapped_file_is_read_without_a_warning_and_without_a_copy(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", X)
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    torch.set_warn_always(True)
+    try:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            rows = view_array(mapped)
+    finally:
+        torch.set_warn_always(False)
+    assert not told
+    assert rows.data_ptr() == mapped.ctypes.data

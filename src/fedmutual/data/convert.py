@@ -1,5 +1,6 @@
 """Arrays of any usual layout as tensors that networks take: their forms, their types, and series of different length."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -69,7 +70,7 @@ def convert_array(x: npt.NDArray[Any], name: str, form: Form = IMAGES, where: Wh
         values = _convert_exactly(x, np.float32, where, f"is a whole number above 2^24, which float32 would round; {fix}")
     else:
         values = convert_decimals(x, where)
-    return torch.from_numpy(np.ascontiguousarray(values))
+    return view_array(values)
 
 
 def convert_input(x: npt.NDArray[Any], name: str, where: Where | None = None) -> Tensor:
@@ -84,7 +85,14 @@ def convert_input(x: npt.NDArray[Any], name: str, where: Where | None = None) ->
         x = _convert_exactly(x, np.int64, where or (lambda row: f"{name}: row {row}"), fault)
     elif x.dtype.kind == "f":
         x = convert_decimals(x, where or (lambda row: f"{name}: row {row}"))
-    return torch.from_numpy(np.ascontiguousarray(x))
+    return view_array(x)
+
+
+def view_array(x: npt.NDArray[Any]) -> Tensor:
+    """Return an array as a tensor over the same memory, such as that of a mapped file, which torch warns of if read-only."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # nothing here writes to examples
+        return torch.from_numpy(np.ascontiguousarray(x))
 
 
 def convert_decimals(x: npt.NDArray[Any], where: Where) -> npt.NDArray[np.float32]:
@@ -103,7 +111,29 @@ def convert_decimals(x: npt.NDArray[Any], where: Where) -> npt.NDArray[np.float3
 def _check_numbers(x: npt.NDArray[Any], name: str) -> None:
     """Raise DataError unless the values are numbers or truth values."""
     if x.dtype.kind not in "biuf":
-        raise DataError(f"{name} holds {x.dtype.name} values; examples must be numbers")
+        raise DataError(f"{name} holds {x.dtype.name} values; examples must be numbers: {find_fix(x)}")
+
+
+_DAYS = "numpy.timedelta64(1, 'D')"
+_FIXES = {
+    "M": f"count days, (x - numpy.datetime64('2000-01-01')) / {_DAYS}",
+    "m": f"count days, x / {_DAYS}",
+    "c": "give numpy.real(x) and numpy.imag(x) as features of their own",
+    "V": "give pandas.DataFrame(x), which has a column for each field",
+}
+
+
+def find_fix(x: npt.NDArray[Any], table: str = "pandas.DataFrame(x)") -> str:
+    """Return how a user makes numbers of values that are none, which the fix calls x. table: their table, in code."""
+    if x.dtype.kind in _FIXES:
+        return _FIXES[x.dtype.kind]
+    if not x.ndim and hasattr(x.item(), "toarray"):  # of scipy.sparse
+        return "give x.toarray()"
+    try:
+        x.astype(np.float64)
+    except (TypeError, ValueError):
+        return f"give each category a column, pandas.get_dummies({table}, dtype=float), or name text in data.text"
+    return "give x.astype('float64')"
 
 
 def _convert_exactly(

@@ -30,6 +30,7 @@ from fedmutual.data.convert import (
     convert_input,
     find_forms,
     pad_series,
+    view_array,
 )
 from fedmutual.data.draws import Index, Names
 from fedmutual.errors import BadRows, DataError
@@ -157,7 +158,7 @@ class ArrayExamples(Examples):
 
     @cached_property
     def _x(self) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(self._array))
+        return view_array(self._array)
 
     def __len__(self) -> int:
         return len(self._array)

@@ -25,7 +25,7 @@ from torch.utils.data import (
 from fedmutual.calling import list_tensors
 from fedmutual.config import DataConfig
 from fedmutual.data.arrays import ROUNDING_FIX, list_roundings, make_source
-from fedmutual.data.convert import are_series, pad_series
+from fedmutual.data.convert import are_series, find_fix, pad_series
 from fedmutual.data.examples import DatasetExamples, Part, Source, choose_evenly, describe_columns, list_names, split_item
 from fedmutual.data.text import join_columns
 from fedmutual.errors import ConfigError, DataError, format_error
@@ -284,7 +284,8 @@ def make_memory_source(train: Any, test: Any, label: Label, place: str, config: 
 def _find_length(config: DataConfig, *values: Any) -> int | None:
     """Return data.length, or the length of the longest series, if the lists hold series of different length; else None."""
     try:
-        series = [np.asarray(one) for x in values if isinstance(x, tuple | list) for one in x]
+        lists = [x for x in values if isinstance(x, tuple | list) or (isinstance(x, Tensor) and x.is_nested)]
+        series = [np.asarray(one) for x in lists for one in x]
     except (TypeError, ValueError):
         return None
     return (config.length or max(map(len, series))) if series and are_series(series) else None
@@ -332,17 +333,31 @@ def convert_features(features: Any, place: str, columns: tuple[str, ...] | None 
         text = [c for c in table if not types.is_numeric_dtype(table[c]) or types.is_complex_dtype(table[c])]
         blank = [c for c in table if table[c].isna().any()]
         if text:
-            raise DataError(
-                f"{place}: the columns {list_names(text)} are not numbers; encode or drop them, or name text in data.text"
-            )
+            fixes = dict[str, list[str]]()
+            for name in text:
+                fixes.setdefault(find_fix(table[name].to_numpy(), "table"), []).append(name)
+            listed = ", and ".join(f"of {list_names(names)} {fix}" for fix, names in fixes.items())
+            raise DataError(f"{place}: the columns {list_names(text)} are not numbers; drop them, or encode them: {listed}")
         if blank:
             raise DataError(f"{place}: the columns {list_names(blank)} have missing values; fill them in, or drop the rows")
         numbers: npt.NDArray[Any] = table.to_numpy(np.float64)  # as of a file; rounded to float32 with a remark
         return numbers
     if np.ma.is_masked(features):
-        raise DataError(f"{place}: a masked array has masked values, which are missing; fill them in, or drop the rows")
-    if isinstance(features, Tensor) and features.dtype == torch.bfloat16:
-        features = features.float()  # numpy has no such type
+        fix = "fill them in with x.filled(NUMBER), or drop the rows"
+        raise DataError(f"{place}: a masked array has masked values, which are missing; {fix}")
+    if isinstance(features, Tensor):
+        if features.is_nested:
+            rows = features.unbind()
+            if len({row.shape for row in rows}) > 1:
+                fix = "pad it, torch.nested.to_padded_tensor(x, 0.0)"
+                raise DataError(f"{place}: a nested tensor has rows of different shapes; {fix}")
+            features = torch.stack(rows)
+        if features.layout != torch.strided:
+            raise DataError(f"{place}: a sparse tensor cannot be divided into batches; give x.to_dense()")
+        if features.is_quantized:
+            features = features.dequantize()
+        elif features.is_floating_point() and features.dtype not in (torch.float16, torch.float32, torch.float64):
+            features = features.float()  # numpy has no such type
     try:
         values: npt.NDArray[Any] = features.detach().cpu().numpy() if isinstance(features, Tensor) else np.asarray(features)
         return values

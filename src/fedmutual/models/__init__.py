@@ -271,10 +271,13 @@ def _describe_misfit(net: nn.Module, name: str, examples: Inputs, problem: Excep
         and min(shape[-2:]) < (least := pretrained.get_least_side(torchvision_name))
     ):
         return networks.describe_too_small(shape, least)
-    misfit = f"does not take examples of shape {shape}{mode}: {format_error(problem)}"
+    reason = f"{mode}: {format_error(problem)}"
+    if any(isinstance(module, nn.EmbeddingBag) for module in net.modules()):
+        reason += "; ids are rows [B, L], filled up with 0: call EmbeddingBag(..., padding_idx=0) without offsets"
+    misfit = f"does not take examples of shape {shape}{reason}"
     if not isinstance(examples, Tensor):
         inputs = format_tensor(map_inputs(lambda one: one[0], examples))
-        return f"does not take the inputs {inputs}{mode}: {format_error(problem)}"
+        return f"does not take the inputs {inputs}{reason}"
     if examples.is_floating_point():
         if not is_user_network(name) or not _computes(net, examples.long()):
             return misfit
