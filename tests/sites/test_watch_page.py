@@ -17,6 +17,7 @@ from types import SimpleNamespace
 
 import pytest
 
+import fedmutual
 from authority import write_startup
 from fedmutual.cli.app import main
 from fedmutual.files import JSON_LOGS, make_log_line, write_json
@@ -199,6 +200,23 @@ def test_the_names_and_notes_of_others_are_text(wards, tmp_path):
     assert "&lt;script&gt;alert(1)" in page
     assert status == 200
     assert all(line.startswith(("#", "fedmutual_")) for line in numbers.splitlines())
+
+
+def test_a_site_with_noise_and_masks_sees_its_budget_and_discloses_no_score(tmp_path):
+    noise = {"privacy": {"nets": "both", "sigma": 2.0}, "share": {"metrics": "none"}, "server": {"sum": "masked"}}
+    budget = {"privacy": {"epsilon": 50.0}}
+    federation = Federation(tmp_path, COMMON | {"rounds": 2} | noise, MLPS, site_tables=budget).run()
+    with Monitor(make_kit("site", "west"), tmp_path / "west" / "state") as west:
+        facts, watch = west.read(), Watch(west, TOKEN)
+        page, (_, numbers) = open_page(watch), request(watch, f"/metrics?token={TOKEN}")
+    spent = fedmutual.Run(federation["west"].folder).summary["privacy"]["spent"]
+    assert (facts["epsilon_spent"], facts["epsilon_limit"], facts["scores"]) == (spent, 50.0, {})
+    assert facts["own_scores"]["personal", "validation", "accuracy"]["west"].keys() == {1, 2}
+    assert {row["beside"] for row in facts["left"]} == {()}
+    assert f"epsilon {spent:.3g} spent, {50 - spent:.3g} of 50 left" in page
+    assert "Disclosed scores" not in page
+    assert "fedmutual_epsilon_spent{" in numbers
+    assert "fedmutual_score" not in numbers
 
 
 REFUSED = [

@@ -39,6 +39,8 @@ from fedmutual.report.rendering import load_page_template
 from fedmutual.results.comparison import SHORT
 from fedmutual.results.scale import MetricScale, format_size
 from fedmutual.rundir.text import format_duration
+from fedmutual.sites.flare.kits import SOON
+from fedmutual.sites.flare.workspace import MOST_AHEAD
 from fedmutual.sites.monitor import ABSENT, EXCLUDED, LATE, OUTSIDE, PRESENT, Facts, Monitor
 
 PERIOD = 10  # seconds between two looks of an open page
@@ -183,8 +185,10 @@ def _list_facts(facts: Facts) -> Iterator[tuple[str, str]]:
         yield "Free disk", format_size(facts["disk_free_bytes"])
     if facts.get("clock_ahead_seconds") is not None:
         ahead = facts["clock_ahead_seconds"]
-        yield "Clock", f"the server's is {abs(ahead):.1f} s {'ahead' if ahead > 0 else 'behind'}"
-    yield "Certificate", f"{facts['certificate_days']} days left"
+        fix = "; set both by NTP" if abs(ahead) > MOST_AHEAD else ""
+        yield "Clock", f"the server's is {abs(ahead):.1f} s {'ahead' if ahead > 0 else 'behind'}{fix}"
+    days = facts["certificate_days"]
+    yield "Certificate", f"{days} days left{'; have the kit renewed' if days < SOON else ''}"
     if facts["others"]:
         yield "Other federations here", join_words(facts["others"])
 
