@@ -204,7 +204,7 @@ def test_an_older_flare_is_refused(monkeypatch, version, fine):
     """Sites of 2.8.3 took jobs that nobody signed. The versions are those of the package."""
     text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
     first, end = (".".join(map(str, limit)) for limit in FLARE)
-    assert tomllib.loads(text)["project"]["optional-dependencies"]["sites"] == [f"nvflare>={first},<{end}"]
+    assert f"nvflare>={first},<{end}" in tomllib.loads(text)["project"]["optional-dependencies"]["sites"]
     monkeypatch.setattr(importlib.metadata, "version", lambda name: version)
     if fine:
         assert check_version() == version
