@@ -29,7 +29,7 @@ import torch
 from other_library import read_defaults
 from torch import Tensor, nn
 
-from fedmutual.algorithms import Ditto, FedAvg, FedProto, FedProx, FedRep
+from fedmutual.algorithms import MOON, SCAFFOLD, Ditto, FedAvg, FedProto, FedProx, FedRep
 from fedmutual.core import Batch, Client, Message, Phase
 from fedmutual.engines.inprocess import InProcess
 from fedmutual.engines.loop import federate
@@ -62,6 +62,8 @@ METHODS = {
     "fedrep": Method(FedRep(head_epochs=HEAD_EPOCHS, **_WORK), "serverrep", "FedRep", stays="head."),
     "lg-fedavg": Method(FedAvg(**_WORK), "serverlg", "LG_FedAvg", stays="base."),
     "fedbn": Method(FedAvg(**_WORK), "serverbn", "FedBN", stays="bn", norm=True),
+    "scaffold": Method(SCAFFOLD(**_WORK), "serverscaffold", "SCAFFOLD", settings={"server_learning_rate": 1.0}),
+    "moon": Method(MOON(contrast=PULL, **_WORK), "servermoon", "MOON", settings={"mu": PULL, "tau": 0.5}),
     "fedproto": Method(FedProto(proto_lam=PULL, **_WORK), "serverproto", "FedProto", settings={"lamda": PULL}),
 }
 
@@ -98,6 +100,9 @@ class RoundBatches:
 
     def __init__(self, batches: list[Batch], rows: int) -> None:
         self._batches, self._size, self._epoch = batches, rows // BATCH, 0
+
+    def __len__(self) -> int:
+        return self._size
 
     def __iter__(self) -> Iterator[Batch]:
         begin = self._epoch * self._size

@@ -8,6 +8,7 @@ from fedmutual.aggregation import mean
 from fedmutual.algorithms import (
     APFL,
     FML,
+    MOON,
     Ditto,
     FedAvg,
     FedAvgFT,
@@ -68,6 +69,7 @@ SAME = {  # a method; that with the same shared model; that with the same person
     "fedprox without pull": (FedProx(mu=0, **E), FEDAVG, None),
     "ditto without pull": (Ditto(lam=0, **E), FEDAVG, ALONE),
     "apfl of own weights": (APFL(mix=1, **E), FEDAVG, ALONE),
+    "moon without contrast": (MOON(contrast=0, **E), FEDAVG, None),
     "nothing is tuned": (FedAvgFT(tune_epochs=0, **E), FEDAVG, None),
     "no layer stays home": (FedRep(**E), FEDAVG, None),
     "nothing is distilled": (FedDF(distill_steps=0, **E), FEDAVG, None),

@@ -9,6 +9,7 @@ from fedmutual.aggregation import Aggregation
 from fedmutual.algorithms import (
     APFL,
     FML,
+    SCAFFOLD,
     Ditto,
     FedAvg,
     FedAvgFT,
@@ -25,6 +26,7 @@ from fedmutual.algorithms.fedproto import EXAMPLES, PROTOTYPES
 from fedmutual.algorithms.fedprox import compute_proximal
 from fedmutual.algorithms.peers import make_proxy_state
 from fedmutual.core import At, Bench, Client, Net, Schedule
+from fedmutual.engines.base import participate
 from toy import Rows, federation
 
 LR = 0.3
@@ -178,6 +180,27 @@ def test_fedopt_averages_what_is_no_weight():
     }
     got = FedOpt(weighting="uniform").receive(sent["a"], sent, At(0, 0, 1))
     assert got == {"bn.running_var": torch.tensor(1.5), "bn.num_batches_tracked": torch.tensor(5)}
+
+
+def test_three_rounds_of_scaffold_by_option_ii():
+    """Clients "0" and "1" take part, then "0" and "2", then all; two steps a round."""
+    phase = SCAFFOLD(server_step=0.7, clients=3, **(ONE | {"local_epochs": 2}))
+    ours = {one.id: one for one in clients(phase.algorithm())}
+    state, x, c, own = start(), SHARED, 0.0, dict.fromkeys(X, 0.0)
+    for round, ids in enumerate(("01", "02", "012")):
+        at, declared = At(0, round, 3), phase.leaves(state)
+        sent = {i: participate(ours[i], phase, phase.send(state, i, at), declared, at).message for i in ids}
+        state = phase.receive(state, sent, at)
+        y, new = {}, {}
+        for i in ids:
+            y[i] = x
+            for _ in range(2):
+                y[i] = y[i] - LR * (gradient(i, y[i]) - own[i] + c)
+            new[i] = own[i] - c + (x - y[i]) / (2 * LR)
+        x = x + 0.7 * (np.mean(list(y.values()), axis=0) - x)
+        c, own = c + sum(new[i] - own[i] for i in ids) / 3, own | new
+        assert np.abs(state["weight"].numpy() - x).max() < 1e-12
+        assert np.abs(state["control weight"].numpy() - c).max() < 1e-12
 
 
 def test_two_epochs_of_fedprox():

@@ -12,6 +12,8 @@ from fedmutual.aggregation import Aggregation
 from fedmutual.algorithms import (
     APFL,
     FML,
+    MOON,
+    SCAFFOLD,
     Aggregate,
     Ditto,
     FedAvg,
@@ -59,6 +61,8 @@ PHASES = {
     "fedproto, fewer numbers": FedProto(proto_lam=0.7, proto_size=5, proto_weighting="samples", **E),
     "fedtgp": FedTGP(proto_lam=0.7, server_epochs=5, **E),
     "fedopt": FedOpt(kind="yogi", **E),
+    "scaffold": SCAFFOLD(server_step=0.7, **E),
+    "moon": MOON(**E),
     "fedkd": FedKD(rank=0.2, **E),
     "proxyfl": ProxyFL(alpha=0.3, **E),
 }

@@ -72,6 +72,8 @@ METHODS = {  # without public data, which tests of their own have
     "ditto": {},
     "apfl": {"adaptive": True},
     "fedopt": {},
+    "scaffold": {},
+    "moon": {},
     "fedper": {},
     "fedrep": {"head_epochs": 1},
     "lg-fedavg": {},

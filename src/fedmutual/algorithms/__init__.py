@@ -22,7 +22,9 @@ if TYPE_CHECKING:  # the types of the names that the last line of this file defi
     from fedmutual.algorithms.fedtgp import FedTGP as FedTGP
     from fedmutual.algorithms.fml import FML as FML
     from fedmutual.algorithms.independent import Independent as Independent
+    from fedmutual.algorithms.moon import MOON as MOON
     from fedmutual.algorithms.proxyfl import ProxyFL as ProxyFL
+    from fedmutual.algorithms.scaffold import SCAFFOLD as SCAFFOLD
 
 
 ALGORITHMS: dict[str, type] = {name: pkgutil.resolve_name(f"{__name__}.{method.where}") for name, method in METHODS.items()}

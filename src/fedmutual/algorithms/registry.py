@@ -72,5 +72,7 @@ METHODS = {
     "fedopt": Method(
         "fedopt:FedOpt", "FedOpt", tune={"server_rate": (0.001, 0.01, 0.1), "kind": ("adam", "yogi", "adagrad")}
     ),
+    "scaffold": Method("scaffold:SCAFFOLD", "SCAFFOLD", tune={"server_step": (0.5, 1.0, 1.5)}),
+    "moon": Method("moon:MOON", "MOON", tune={"contrast": (0.1, 1.0, 5.0)}),
     "feddf": Method("feddf:FedDF", "FedDF", tune={"distill_steps": (30, 100, 300)}),
 }

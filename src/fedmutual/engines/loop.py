@@ -1,7 +1,7 @@
 """The rounds of a federation on any engine: draw participants, send messages, receive replies, and report events."""
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from typing import TypeVar
 
@@ -163,8 +163,9 @@ def _exchange(
             report(Replied(round + 1, name, i, len(losses), len(participants)))
         in_order = {i: messages[i] for i in participants if i in messages}  # the order of arrival has no effect
         replies = in_order if total is None else total
-        has_bench = plan.bench is not None and hasattr(phase, "bench")  # a client's copy of a phase never has a bench
-        servers = replace(phase, bench=plan.bench) if has_bench else phase  # type: ignore[type-var]
+        values = {"bench": plan.bench, "clients": len(plan.clients)}  # a client's copy of a phase never has these
+        wanted = {f.name for f in fields(phase) if f.metadata.get("from") == "run"} if is_dataclass(phase) else set()
+        servers = replace(phase, **{k: v for k, v in values.items() if k in wanted})  # type: ignore[type-var]
         server = receive_usable(servers, server, replies, at, report_unusable)
         _report_remarks(engine, round, report)
         losses = {i: losses[i] for i in participants if losses.get(i)}

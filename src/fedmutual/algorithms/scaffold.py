@@ -1,0 +1,85 @@
+"""SCAFFOLD: federated averaging whose clients correct their gradients by the difference of two control variates.
+
+Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, 2020,
+https://arxiv.org/abs/1910.06378, Algorithm 1, option II. x are the server's weights, y a client's copy; c is the control
+variate of the server, c_i that of a client. S clients of N take part in a round.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+
+from fedmutual.algorithms.fedavg import FedAvg, is_weight
+from fedmutual.core import At, Client, Message, Spec, run_field, setting
+
+CONTROL = "control "  # begins the names of c in messages
+OWN, CORRECTION, SUM, STEPS = "own ", "correction ", "sum ", "steps"  # of a client's memory: - c_i; c - c_i; - sum of g; K
+
+
+@dataclass(frozen=True, kw_only=True)
+class SCAFFOLD(FedAvg):
+    """FedAvg whose clients step along g - c_i + c, so that they do not drift towards their own optima.
+
+    g is a gradient. The next c_i is the mean of g over the K local steps; with plain SGD of the rate r it is
+    c_i - c + (x - y) / (K r), as published. Then x = x + server_step (mean of y - x) and c = c + S / N (mean change of c_i).
+    """
+
+    weighting: Literal["samples", "uniform"] = setting("uniform", "as that of fedavg; the paper has all equally")
+    server_step: float = setting(1.0, "the share of the way to the mean of the clients' weights that the server moves")
+    clients: int | None = run_field(None)  # N
+    dp_ready: ClassVar[bool] = True  # c_i is computed from the gradients of the steps, after their noise
+
+    def __post_init__(self) -> None:
+        if self.server_step <= 0:
+            raise ValueError(f"server_step must be above 0, not {self.server_step:g}")
+
+    def leaves(self, server: Message) -> Spec:
+        """Return the declared reply: that of FedAvg, and c plus the change of c_i, in the shapes of the weights."""
+        model = {k: v for k, v in server.items() if not k.startswith(CONTROL)}
+        controls = {CONTROL + k: (v.dtype, tuple(v.shape)) for k, v in model.items() if is_weight(k, v)}
+        return {**super().leaves(model), **controls}
+
+    def begin(self, client: Client, inbox: Message, at: At) -> Message:
+        """Load the shared model; store c - c_i, and begin the sum of the gradients. Return no constants."""
+        super().begin(client, inbox, at)
+        state = client.nets["meme"].state_dict()
+        memory = {STEPS: torch.zeros((), dtype=torch.int64)}
+        for k, zero in ((k, torch.zeros_like(state[k])) for k in client.shared if is_weight(k, state[k])):
+            own = client.memory.get(OWN + k, zero)
+            memory |= {OWN + k: own, SUM + k: zero, CORRECTION + k: inbox.get(CONTROL + k, zero).to(zero) + own}
+        client.memory = {**client.memory, **memory}
+        return {}
+
+    def edit(self, grads: Message, memory: Message) -> tuple[Message, Message]:
+        """Return g - c_i + c for each gradient g of a shared weight, and the memory with g in the sum."""
+        names = [k for k in grads if CORRECTION + k.removeprefix("meme.") in memory]
+        sums = {f"{SUM}{k.removeprefix('meme.')}": grads[k] for k in names}
+        corrected = {k: grads[k] + memory[CORRECTION + k.removeprefix("meme.")] for k in names}
+        return {**grads, **corrected}, {**memory, **{k: memory[k] - g for k, g in sums.items()}, STEPS: memory[STEPS] + 1}
+
+    def end(self, client: Client, at: At) -> Message:
+        """Return FedAvg's reply, and c plus the change of c_i; store the new c_i."""
+        kept, controls = {k: v for k, v in client.memory.items() if not k.startswith((CORRECTION, SUM))}, Message()
+        for k in (k.removeprefix(CORRECTION) for k in client.memory if k.startswith(CORRECTION)):
+            own = client.memory[SUM + k] / client.memory[STEPS] if client.memory[STEPS] else client.memory[OWN + k]
+            kept[OWN + k], controls[CONTROL + k] = own, client.memory[CORRECTION + k] - own
+        client.memory = kept
+        return super().end(client, at) | controls
+
+    def receive(self, server: Message, replies: Mapping[str, Message], at: At) -> Message:
+        """Return the moved weights x and the new c.
+
+        Raises:
+            Unusable: as `FedAvg.receive`.
+        """
+        if not replies:
+            return server
+        models = {i: {k: v for k, v in r.items() if not k.startswith(CONTROL)} for i, r in replies.items()}
+        controls = self.aggregate({i: {k: v for k, v in r.items() if k.startswith(CONTROL)} for i, r in replies.items()})
+        state = super().receive({k: v for k, v in server.items() if not k.startswith(CONTROL)}, models, at)
+        moved = {k: server[k] + self.server_step * (v - server[k]) for k, v in state.items() if is_weight(k, v)}
+        share = len(replies) / (self.clients or len(replies))
+        old = {k: server.get(k, torch.zeros_like(v)) for k, v in controls.items()}
+        return {**state, **moved, **{k: old[k] + share * (v - old[k]) for k, v in controls.items()}}
