@@ -1,5 +1,6 @@
 """Losses on targets by the keys of [training], against torch, torchvision and scikit-learn."""
 
+import threading
 from functools import partial
 from types import SimpleNamespace
 
@@ -8,13 +9,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from sklearn.utils.class_weight import compute_class_weight
+from torch import nn
 from torchvision.ops import sigmoid_focal_loss
 
 from fedmutual.algorithms import ALGORITHMS
 from fedmutual.config.methods import EVERYWHERE, list_training_fields
 from fedmutual.config.schema import TrainingConfig
 from fedmutual.core import Recipe
-from fedmutual.errors import AlgorithmError
+from fedmutual.errors import AlgorithmError, ConfigError
 from fedmutual.fitting import Fitted, count_weights
 from fedmutual.losses import Classification, MultiLabel, Regression, Segmentation
 from fedmutual.privacy.context import _describe_code
@@ -133,6 +135,37 @@ def test_the_arguments_and_the_code_of_a_partial_loss_are_part_of_the_digest():
     assert len({repr(one) for one in made}) == 4
     assert repr(describe(scale=1)) == repr(made[0])
     assert "test_fitting" in repr(made[0])
+
+
+class Scaled(nn.Module):
+    def __init__(self, scale, inner=None):
+        super().__init__()
+        self.scale, self.inner, self.lock = scale, inner, threading.Lock()
+
+    def apply_to(self, output, target):
+        return stepping_loss(output, target, self.scale)
+
+
+def test_what_a_loss_holds_is_part_of_the_digest():
+    def describe(call):
+        task = Fitted(Regression(), loss="own:loss", call=call)
+        return repr(_describe_code(SimpleNamespace(task=task), SimpleNamespace(nets={}, optimizers={})))
+
+    makers = (
+        Scaled,
+        lambda scale: Scaled(1, inner=Scaled([scale])),
+        lambda scale: Scaled(nn.Parameter(torch.full((2,), float(scale)))),
+        lambda scale: Scaled(np.array([scale])),
+        lambda scale: Scaled(scale).apply_to,
+        lambda scale: nn.CrossEntropyLoss(label_smoothing=scale / 10),
+        lambda scale: lambda output, target: stepping_loss(output, target, scale),
+    )
+    for make in makers:
+        assert describe(make(1)) == describe(make(1)) != describe(make(2))
+    loop = Scaled(1)
+    loop.scale = [loop]
+    with pytest.raises(ConfigError, match="refers to itself"):
+        describe(loop)
 
 
 def stepping_loss(output, target, scale):

@@ -11,11 +11,13 @@ from dataclasses import fields, is_dataclass
 from functools import lru_cache, partial
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedmutual import numerics
 from fedmutual.core import PLAIN, At, Client, Data, Message, Phase, Schedule
+from fedmutual.errors import ConfigError
 from fedmutual.fitting import Fitted
 from fedmutual.optimizers import COMMON
 from fedmutual.privacy.sampling import Units
@@ -24,6 +26,7 @@ from fedmutual.tasks import UserTask
 from fedmutual.user_code import plugins
 
 _SHIPPED = ("fedmutual", "torch", "torchvision")  # the code of these packages is named by `numerics.VERSION`
+_DEPTH = 20  # of attributes in attributes
 _PLAIN = (int, float, str, bool, tuple, type(None))
 
 
@@ -86,27 +89,52 @@ def _describe_code(phase: Phase, client: Client) -> tuple[object, ...]:
     """
     kinds: set[type] = {type(module) for net in client.nets.values() for module in net.modules()}
     kinds |= {type(optimizer) for optimizer in client.optimizers.values()} - {*COMMON}  # those differ in their settings
-    fixed: list[list[str]] = []  # arguments of losses that are a functools.partial
+    fixed: list[list[str]] = []  # what the losses hold: arguments of a functools.partial, attributes, values of closures
     kinds |= {type(phase), type(task := getattr(phase, "task", None))}
     while isinstance(task, Fitted | UserTask):
         call: Any = task.call if isinstance(task, Fitted) else None
         while isinstance(call, partial):
             fixed.append([_describe_fixed(value) for value in (*call.args, *sorted(call.keywords.items()))])
             call = call.func
+        if inspect.ismethod(call):
+            fixed.append([call.__name__])
+            call = call.__self__
         if call is not None:
             kinds.add(cast(type, call) if inspect.isfunction(call) else type(call))
+            if state := _list_state(call):
+                fixed.append([_describe_fixed(state)])
         kinds.add(type(task := task.task))
     nets = tuple((name, repr(net), _name_class(type(net))) for name, net in sorted(client.nets.items()))
     code = sorted({_name_class(kind) for kind in kinds}), _digest_modules(kinds)
     return numerics.VERSION, nets, *code, *([fixed] if fixed else [])
 
 
-def _describe_fixed(value: object) -> str:
-    """Return a text of an argument that a functools.partial fixes, alike in every process."""
-    if isinstance(value, Tensor):
+def _list_state(value: Any) -> dict[str, Any]:
+    """Return the attributes of an object by name, such as the parameters of a module; of a function its fixed values."""
+    if inspect.isfunction(value):
+        held = {"defaults": value.__defaults__, "keywords": value.__kwdefaults__, **inspect.getclosurevars(value).nonlocals}
+        return {name: one for name, one in held.items() if one is not None}
+    return {} if isinstance(value, type) or inspect.isroutine(value) else getattr(value, "__dict__", {})
+
+
+def _describe_fixed(value: object, depth: int = 0) -> str:
+    """Return a text of a value that a loss holds, alike in every process.
+
+    Raises:
+        ConfigError: a value holds itself.
+    """
+    if depth > _DEPTH:
+        fix = "with privacy.nets give a loss whose attributes are numbers, tensors and lists"
+        raise ConfigError(f"key 'training.loss': the loss holds an object that refers to itself or is too deep; {fix}")
+    if isinstance(value, Tensor | np.ndarray):
         return repr((value.dtype, value.tolist()))
-    if isinstance(value, tuple | list):
-        return repr([_describe_fixed(part) for part in value])
+    if isinstance(value, Mapping):
+        return repr(sorted((str(name), _describe_fixed(part, depth + 1)) for name, part in value.items()))
+    if isinstance(value, tuple | list | set | frozenset):
+        parts = [_describe_fixed(part, depth + 1) for part in value]
+        return repr(sorted(parts) if isinstance(value, set | frozenset) else parts)
+    if not is_dataclass(value) and (state := _list_state(value)):
+        return repr((_name_class(type(value)), _describe_fixed(state, depth + 1)))
     return _describe_setting(value)
 
 
