@@ -67,7 +67,7 @@ def test_only_some_cells_and_fewer_rounds_are_marked(reproduce, tmp_path):
     for page_text in (text, page, out, (tmp_path / "out/table9.json").read_text()):
         assert "1 of 2 rounds" in page_text
         assert "not run" in page_text
-    assert "Inconclusive, shortened" in text
+    assert "Too short (1 of 2 rounds)" in text
     assert "1 of 2 rounds" in (tmp_path / "out/figures/table9-digits-iid-global-test.svg").read_text()
 
 
@@ -178,7 +178,8 @@ def test_a_diverged_run_is_stored_as_diverged(reproduce, papers, tmp_path, engin
 
 def test_a_loss_under_noise_that_is_not_finite_is_kept_as_a_failure(reproduce, papers, tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "fedmutual_papers.collect.score_under_noise", lambda folder, deviations: {"0": 0.5, "0.1": float("nan")}
+        "fedmutual_papers.collect.score_under_noise",
+        lambda folder, deviations: {"0": (0.5, 0.9), "0.1": (float("nan"), 0.1)},
     )
     arguments = ("table9", "--only", "*/iid", "--seeds", "1", "--out", "out")
     code, _, err = reproduce(*arguments)

@@ -14,8 +14,8 @@ from typing import Any
 from fedmutual.algorithms import ALGORITHMS
 from fedmutual.algorithms.registry import METHODS
 from fedmutual.config.grid import LEARNING_RATE
-from fedmutual.files import write_bytes
 from fedmutual.report.cells import PageTable, TableCell
+from fedmutual.results.estimate import estimate
 from fedmutual.results.scale import format_points, format_size
 from fedmutual.role import LOCAL_ONLY
 from fedmutual_papers import prose
@@ -41,7 +41,7 @@ MEASURED = {
 def compare_methods(measured_cells: Sequence[MeasuredCell]) -> list[Judgement]:
     """Return each of COMPARED (`claim.arm`) with each rival (`claim.than`) in each cell, on clients' own data.
 
-    A comparison is supported if the method is better, and contradicted if it is worse. `holm[0]` is its p-value, adjusted
+    A comparison is supported if the method is better, and contradicted if it is worse. `adjusted` is its p-value, adjusted
     over all pairs; None without enough seeds.
     """
     judged = [
@@ -52,8 +52,8 @@ def compare_methods(measured_cells: Sequence[MeasuredCell]) -> list[Judgement]:
         if method in measured.cell.shown and rival != method
     ]
     p_values = {_identify_pair(j): j.p for j in judged if j.p is not None}  # also the same comparison the other way round
-    adjusted = dict(zip(p_values, adjust_by_holm(list(p_values.values())), strict=True))
-    return [replace(j, holm=(adjusted.get(_identify_pair(j)), None)) for j in judged]
+    adjusted = dict(zip(p_values, adjust_by_holm(list(p_values.values()), len({*map(_identify_pair, judged)})), strict=True))
+    return [replace(j, adjusted=adjusted.get(_identify_pair(j))) for j in judged]
 
 
 def _identify_pair(judged: Judgement) -> tuple[str, frozenset[str]]:
@@ -65,7 +65,7 @@ def select(comparisons: Sequence[Judgement], method: str, verdict: str, cell: st
 
     cell: only those of the cell of this name; "": of all cells.
     """
-    chosen = [j for j in comparisons if (j.claim.arm, j.verdict) == (method, verdict) and j.holm[0] is not None]
+    chosen = [j for j in comparisons if (j.claim.arm, j.verdict) == (method, verdict) and j.adjusted is not None]
     return sorted((j for j in chosen if cell in ("", j.claim.cells)), key=lambda j: -abs(_get_mean(j)))
 
 
@@ -80,7 +80,7 @@ def describe_rivals(comparisons: Sequence[Judgement], method: str, verdict: str,
     """
     texts = []
     for judged in select(comparisons, method, verdict, measured.cell.name):
-        bold, rival = "**" if is_significant(judged.holm[0]) else "", judged.claim.than
+        bold, rival = "**" if is_significant(judged.adjusted) else "", judged.claim.than
         texts.append(f"{bold}{name_arm(rival, measured.cell.shown[rival])} ({format_points(_get_mean(judged))}){bold}")
     return ", ".join(texts) or "no method"
 
@@ -91,7 +91,7 @@ def tabulate_cell(measured: MeasuredCell) -> PageTable:
     rows = []
     for arm in _rank_arms(measured):
         title, finished = name_arm(arm, measured.cell.shown[arm]), measured.list_finished(arm).values()
-        entries = (make_entry(measured, arm, name, "last", 1) for name in MEASURED)
+        entries = (make_entry(measured, arm, name, "mean", 1) for name in MEASURED)
         forwards = [n for r in finished if (n := r.budget.get("forwards")) is not None]
         rows.append(
             (
@@ -124,7 +124,7 @@ def make_recommendations(comparisons: Sequence[Judgement], measured_cells: Seque
     Both choices are better than local-only training. The first harms the fewest clients on average, and has the largest gain
     of equally harmful methods. The second sends and receives the fewest bytes.
     """
-    compared = {j.claim.cells for j in comparisons if j.claim.arm == LOCAL_ONLY and j.holm[0] is not None}
+    compared = {j.claim.cells for j in comparisons if j.claim.arm == LOCAL_ONLY and j.adjusted is not None}
     rows = []
     for measured in (measured for measured in measured_cells if measured.cell.name in compared):
         lost = select(comparisons, LOCAL_ONLY, CONTRADICTED, measured.cell.name)  # the largest lead over it first
@@ -141,6 +141,44 @@ def make_recommendations(comparisons: Sequence[Judgement], measured_cells: Seque
         rows.append((measured.cell.about.row, *(texts or ["local-only training: no method is shown to be better"] * 2)))
     heads = ("Setting", "First choice", "With the fewest bytes")
     return tabulate("recommended", "", heads, (), rows) if rows else None
+
+
+def pool_gains(measured_cells: Sequence[MeasuredCell]) -> PageTable:
+    """Return a table of each method's gain over local-only training: the mean over settings, by kind of skew and over all.
+
+    A setting's kind is the beginning of its name, such as "Label skew". The interval is over seeds. Under a gain stands of
+    how many settings it is, if some settings lack the method.
+    """
+    kinds = dict.fromkeys(_get_kind(m) for m in measured_cells)
+    groups = {kind: [m for m in measured_cells if _get_kind(m) == kind] for kind in kinds}
+    groups |= {"All settings": list(measured_cells)}
+    names = {arm: name_arm(arm, about) for m in reversed(measured_cells) for arm, about in m.cell.shown.items()}
+    rows = []
+    for arm in (arm for arm in names if arm != LOCAL_ONLY):
+        entries, order = list[TableCell](), 0.0
+        for cells in groups.values():
+            gains = [of for m in cells if (of := _list_gains(m, arm))]
+            if seeds := sorted(set[int].intersection(*map(set, gains))) if gains else []:
+                gain = estimate([fmean(of[seed] for of in gains) for seed in seeds], "seeds")
+                note = f"{len(gains)} of {len(cells)} settings" if len(gains) < len(cells) else ""
+                entries.append(TableCell(*prose.format_value(gain, "points", 1), note))
+                order = gain.mean
+            else:
+                entries.append(TableCell("n/a"))
+        rows.append((order, names[arm], entries))
+    rows.sort(key=lambda row: -row[0])
+    heads = [f"{kind} ({len(cells)})" for kind, cells in groups.items()]
+    return tabulate("pooled", "", ("Method",), heads, [(name, *entries) for _, name, entries in rows])
+
+
+def _get_kind(measured: MeasuredCell) -> str:
+    return measured.cell.about.row.partition(",")[0]
+
+
+def _list_gains(measured: MeasuredCell, arm: str) -> dict[int, float]:
+    """Return seed -> the gain of an arm over local-only training."""
+    own, alone = (measured.read_numbers(OWN, of).get(None, {}) for of in (arm, LOCAL_ONLY))
+    return {seed: value - alone[seed] for seed, value in own.items() if seed in alone}
 
 
 def summarise(measured: MeasuredCell) -> dict[str, Any]:
@@ -167,27 +205,12 @@ def summarise(measured: MeasuredCell) -> dict[str, Any]:
     }
 
 
-def write_benchmark(pages: Sequence[Page], root: Path, folder: Path) -> list[Path]:
-    """Write the benchmark page beside the folder of the pages, from the experiments' template, and return its paths.
-
-    Without the benchmark's experiment or without the template nothing is written.
-
-    Raises:
-        RunError: the file cannot be written.
-    """
-    chosen, path = [page for page in pages if page.experiment.id == ID], folder.parent / NAME
-    if not chosen or not (root / TEMPLATE).exists():
-        return []
-    write_bytes(path, render_benchmark(chosen[0], root, folder.name).encode())
-    return [path]
-
-
 def render_benchmark(page: Page, root: Path, pages: str) -> str:
     """Return the benchmark page as Markdown. pages: the relative path from this page to the experiments' pages."""
     comparisons = compare_methods(page.measured_cells)
     recommended = make_recommendations(comparisons, page.measured_cells)
-    measured = [j for j in comparisons if j.holm[0] is not None]
-    losses = [j for method in PAPERS_METHODS for j in select(comparisons, method, CONTRADICTED)]
+    measured = [j for j in comparisons if j.adjusted is not None]
+    decided = [j for method in PAPERS_METHODS for v in (SUPPORTED, CONTRADICTED) for j in select(comparisons, method, v)]
     titles = {arm: name_arm(arm, about) for m in reversed(page.measured_cells) for arm, about in m.cell.shown.items()}
     cells = {arm: {j.claim.cells for j in measured if j.claim.arm == arm} for arm in COMPARED}
     ranked = {m.cell.name: _rank_arms(m) for m in page.measured_cells}
@@ -209,7 +232,8 @@ def render_benchmark(page: Page, root: Path, pages: str) -> str:
         cells=[summarise(of_cell) for of_cell in page.measured_cells],
         state=prose.describe_state(page.measured_cells),
         comparisons=len(set(map(_identify_pair, measured))),
-        robust_losses=sum(is_significant(j.holm[0]) for j in losses),
+        robust=sum(is_significant(j.adjusted) for j in decided),
+        pooled=render_table(pool_gains(page.measured_cells), caption=False),
         verdicts={"leads": SUPPORTED, "loses": CONTRADICTED, "open": INCONCLUSIVE},
         hardware=list(prose.describe_origins(page.measured_cells)),
         commands=prose.list_commands(page.measured_cells),

@@ -10,18 +10,19 @@ from statistics import fmean
 import numpy as np
 from scipy.stats import t
 
-from fedmutual.results.estimate import BETTER, EQUIVALENT, LEVEL, SAME, UNDECIDED, WORSE, Estimate, estimate
+from fedmutual.results.estimate import LEVEL, SAME, Estimate, estimate
 from fedmutual_papers import measures
 from fedmutual_papers.experiment_files import Claim
 from fedmutual_papers.measured_cell import MeasuredCell
-from fedmutual_papers.store import End
+from fedmutual_papers.measures import End
 
 SUPPORTED, CONTRADICTED, INCONCLUSIVE = "supported", "contradicted", "inconclusive"
 TOO_SHORT, DIVERGED, NOT_RUN = "too short", "diverged", "not run"
 DECIDED = (SUPPORTED, CONTRADICTED)
-ENOUGH_ROUNDS = 0.5  # the share of its own rounds that every arm must have run for before a verdict
+LOOKS = (5, 10)  # the numbers of seeds, from 0 on, with which a claim is judged
+SURE = 0.029  # the level of each look: of both together it is 0.05 (Pocock, Biometrika 64, 1977)
+POWER = 0.8  # with which the smallest detectable difference would have been found
 ROUNDED = 2.1e-5  # two differences of accuracies that were kept with 5 decimals each may differ by so much and be equal
-SURE = 0.05  # an adjusted p below it stands
 
 DivergedRuns = Mapping[str, tuple[int, int]]
 """Arm -> (its runs in which a client diverged, all its runs); of those of a claim's arms alone that did diverge."""
@@ -44,14 +45,10 @@ class Line:
     verdict: str
     scale: str  # "shortened: ...", or ""
     share: float  # the smallest share of its own rounds that an arm of it ran for
+    is_long: bool  # whether each arm has all its rounds, or curves that no longer rise
     length: tuple[Fraction, str]  # of its cell's rounds; lines of one length may be averaged
     numerics: frozenset[int]  # the numerics versions of its runs
     diverged: DivergedRuns
-
-    @property
-    def is_long(self) -> bool:
-        """Return whether each arm ran long enough for a verdict."""
-        return self.share >= ENOUGH_ROUNDS
 
     @property
     def is_judged(self) -> bool:
@@ -70,9 +67,12 @@ class Judgement:
     unpaired: tuple[str, ...]  # titles of lines left out of the mean, because they lack the seeds of the others
     other_lengths: tuple[str, ...]  # titles of lines left out because they ran for another share of their rounds
     verdict: str  # of the mean, unless a line is certain of the opposite; or from the lines, for "every" and "most"
-    p: float | None  # two-sided; None if no interval was judged
+    p: float | None  # two-sided; None if no interval was judged, and of a fact of arithmetic
     diverged: DivergedRuns
-    holm: tuple[float | None, float | None] = (None, None)  # p adjusted over the verdicts of its page, and of all pages
+    adjusted: float | None = None  # p after Holm's adjustment within the family
+    part: str = ""  # the column of the table that is judged; "" for the whole table, and for other claims
+    parts: int = 1  # the number of parts with which p is multiplied before Holm's adjustment
+    first: "Judgement | None" = None  # the first look, where this is the second
 
     @property
     def run(self) -> tuple[Line, ...]:
@@ -90,43 +90,75 @@ class Judgement:
         return frozenset[int]().union(*(line.numerics for line in self.lines))
 
     @property
+    def title(self) -> str:
+        """Return the names of the reading and of the part."""
+        return ", ".join(filter(None, (self.reading, self.part)))
+
+    @property
     def unit(self) -> str:
         """Return the unit of the difference: "points" for accuracies, "times" for ratios, else that of the measure."""
         unit = measures.find(self.claim.measure)[0].unit
         return "times" if self.claim.times is not None else "points" if unit == "%" else unit
 
     @property
-    def standing(self) -> str | None:
-        """Return the verdict after Holm's adjustment over all pages: one that may be chance is inconclusive.
+    def standing(self) -> str:
+        """Return the verdict after Holm's adjustment within the family: one that may be chance is inconclusive."""
+        may_be_chance = self.verdict in DECIDED and not self.claim.is_fact and not is_significant(self.adjusted)
+        return INCONCLUSIVE if may_be_chance else self.verdict
 
-        None if too few runs exist for a verdict.
-        """
-        if self.verdict in DECIDED and is_significant(self.holm[1]):
-            return self.verdict
-        return INCONCLUSIVE if self.verdict in (*DECIDED, INCONCLUSIVE) else None
+    @property
+    def detectable(self) -> float | None:
+        """Return the smallest difference that so many seeds would have found in four of five cases; None if not judged."""
+        e = self.overall
+        if e is None or e.half is None or e.tied or self.claim.is_fact or e.n not in LOOKS:
+            return None
+        wanted = t.ppf(1 - SURE / 2, e.n - 1) + t.ppf(POWER, e.n - 1)
+        return float(wanted * e.half / t.ppf((1 + LEVEL) / 2, e.n - 1))
 
 
 def judge_readings(claim: Claim, measured_cells: Sequence[MeasuredCell]) -> tuple[Judgement, ...]:
-    """Return the claim judged as the paper trains, then under each other reading of the index."""
-    return tuple(judge(read, measured_cells, name) for name, read in claim.list_readings())
+    """Return the claim judged as the paper trains, then under each other reading of the index.
+
+    A claim about a table (`by = "column"`) is judged for each column with results, then for the whole table.
+    """
+    judgements = []
+    for name, read in claim.list_readings():
+        whole = judge(read, measured_cells, name)
+        if claim.by:
+            titles = dict.fromkeys(x.cell.about.column for x in _list_matching(claim, measured_cells))
+            by_column = {title: [x for x in measured_cells if x.cell.about.column == title] for title in titles}
+            columns = [replace(judge(read, cells, name), part=title) for title, cells in by_column.items()]
+            parts = [j for j in columns if j.judged_lines]
+            for part in (*parts, *([] if len(columns) == 1 else [whole])):
+                is_complete = all(line.is_judged for line in part.lines)
+                judged = part if is_complete else replace(part, verdict=NOT_RUN, p=None)
+                judgements.append(replace(judged, parts=len(columns) + (len(columns) > 1)))
+        else:
+            judgements.append(whole)
+    return tuple(judgements)
 
 
-def judge(claim: Claim, measured_cells: Sequence[MeasuredCell], reading: str = "") -> Judgement:
-    """Return the claim judged over all cells that it concerns."""
-    matching = [measured for measured in measured_cells if fnmatch(measured.cell.name, claim.cells)]
+def _list_matching(claim: Claim, measured_cells: Sequence[MeasuredCell]) -> list[MeasuredCell]:
+    return [measured for measured in measured_cells if fnmatch(measured.cell.name, claim.cells)]
+
+
+def judge(claim: Claim, measured_cells: Sequence[MeasuredCell], reading: str = "", look: int = LOOKS[-1]) -> Judgement:
+    """Return the claim judged over all cells that it concerns. look: of two looks, the one with so many seeds."""
+    matching = _list_matching(claim, measured_cells)
     sides_by_cell = [(measured, _find_sides(claim, measured, measured_cells)) for measured in matching]
-    lines = [line for measured, sides in sides_by_cell if sides for line in _judge_cell(claim, measured, sides)]
+    lines = [line for measured, sides in sides_by_cell if sides for line in _judge_cell(claim, measured, sides, look)]
     group = _select_one_length(lines)
     chosen, common = pool([line.values.keys() for line in group])
     pooled, overall = [group[n] for n in chosen], None
     if common:
         smallest = max(line.grain for line in pooled) / len(pooled)
-        overall = _estimate([fmean(line.values[seed] for line in pooled) for seed in common], smallest)
+        seeds = _take_look(common, look)
+        overall = _estimate([fmean(line.values[seed] for line in pooled) for seed in seeds], smallest)
     diverged = _count_divergence(side for _, sides in sides_by_cell for side in sides)
     verdict = _judge_all(claim, lines, overall, group, diverged)
     tails = [None if line.verdict in (TOO_SHORT, DIVERGED) else compute_tails(claim, line.difference) for line in lines]
     p = None
-    if verdict in (*DECIDED, INCONCLUSIVE) and any(tails):
+    if verdict in (*DECIDED, INCONCLUSIVE) and any(tails) and not claim.is_fact:
         is_mean = claim.scope == "mean"
         p = 2 * min(combine_tails([compute_tails(claim, overall)] if is_mean else tails, *_count_needed(claim, len(lines))))
     return Judgement(
@@ -139,7 +171,14 @@ def judge(claim: Claim, measured_cells: Sequence[MeasuredCell], reading: str = "
         verdict=verdict,
         p=None if p is None else min(p, 1.0),
         diverged=diverged,
+        first=judge(claim, measured_cells, reading, LOOKS[0]) if overall and LOOKS[0] < overall.n else None,
     )
+
+
+def _take_look(seeds: Iterable[int], look: int) -> list[int]:
+    """Return the seeds of the last complete look; seeds that complete no look are all returned, and decide nothing."""
+    ordered = sorted(seeds)
+    return ordered[: max((n for n in LOOKS if n <= min(len(ordered), look)), default=None)]
 
 
 def _find_sides(claim: Claim, measured: MeasuredCell, measured_cells: Sequence[MeasuredCell]) -> list[Side]:
@@ -150,7 +189,7 @@ def _find_sides(claim: Claim, measured: MeasuredCell, measured_cells: Sequence[M
     return [(sign, by_name[place], arm, at) for sign, place, arm, at in operands] if has_all else []
 
 
-def _judge_cell(claim: Claim, measured: MeasuredCell, sides: Sequence[Side]) -> Iterator[Line]:
+def _judge_cell(claim: Claim, measured: MeasuredCell, sides: Sequence[Side], look: int) -> Iterator[Line]:
     """Yield the claim's lines in one cell: one line, or one for each client."""
     finished = [x.list_finished(arm) for _, x, arm, _ in sides]
     # Numbers after different rounds are not compared.
@@ -159,14 +198,15 @@ def _judge_cell(claim: Claim, measured: MeasuredCell, sides: Sequence[Side]) -> 
     measure, diverged, grain = measures.find(claim.measure)[0], _count_divergence(sides), 0.0
     if measure.grain is not None and claim.times is None:
         grain = max((measure.grain([*runs.values()], claim.per == "client") for runs in finished if runs), default=0.0)
+    is_level = not measured.scale.changed and all(x.is_level(arm) for _, x, arm, _ in sides)
     share = min(rounds / full for rounds, full in (x.scale.count_rounds(x.cell, arm) for _, x, arm, _ in sides))
     numerics = frozenset[int]().union(*(x.list_numerics(arm, seeds) for _, x, arm, _ in sides))
     scale = "; ".join(dict.fromkeys(filter(None, (x.describe_arm(arm) for _, x, arm, _ in sides))))
     for title, values in _list_values(claim, measured, sides, seeds).items():
-        e = _estimate(list(values.values()), grain) if values else None
+        e = _estimate([values[seed] for seed in _take_look(values, look)], grain) if values else None
         verdict = _judge_difference(claim, e, diverged) if seeds else DIVERGED if diverged else NOT_RUN
         length = measured.scale.compute_length(measured.cell)
-        line = Line(title, values, e, grain, verdict, scale, share, length, numerics, diverged)
+        line = Line(title, values, e, grain, verdict, scale, share, share >= 1 or is_level, length, numerics, diverged)
         yield line if line.is_long or not seeds else replace(line, verdict=TOO_SHORT)
 
 
@@ -250,12 +290,11 @@ def _judge_all(
 
 
 def _judge_difference(claim: Claim, difference: Estimate | None, diverged: DivergedRuns) -> str:
-    """Return the verdict by the interval of the finished seeds; an arm that diverged cannot win or be equal."""
-    is_same = claim.sign == "same"
-    outcome = difference.judge(claim.times or 0.0, claim.margin if is_same else 0.0) if difference else UNDECIDED
-    is_supported = outcome == {"same": EQUIVALENT, "more": BETTER, "less": WORSE}[claim.sign]
+    """Return the verdict by the p-value of the finished seeds; an arm that diverged cannot win or be equal."""
+    tails = compute_tails(claim, difference) or (1.0, 1.0)
+    is_supported = tails[0] < tails[1]
     winner = claim.arm if is_supported else claim.other[0] or claim.arm
-    if outcome == UNDECIDED or (is_supported and diverged if is_same else winner in diverged):
+    if not is_significant(2 * min(tails)) or (is_supported and diverged if claim.sign == "same" else winner in diverged):
         return INCONCLUSIVE
     return SUPPORTED if is_supported else CONTRADICTED
 
@@ -282,19 +321,23 @@ def pool(cells: Sequence[Collection[int]]) -> tuple[tuple[int, ...], tuple[int, 
 
 
 def compute_tails(claim: Claim, difference: Estimate | None) -> Tails | None:
-    """Return the p-values of one difference over seeds; None for fewer than three seeds, which decide nothing.
+    """Return the p-values of one difference over seeds; None for fewer seeds than the first look, which decide nothing.
 
-    Student's t. A claim of "same" takes two one-sided tests (Schuirmann, A comparison of the two one-sided tests procedure
-    and the power approach, Journal of Pharmacokinetics and Biopharmaceutics 15, 1987).
+    Student's t; 0 and 1 for a fact of arithmetic. A claim of "same" takes two one-sided tests (Schuirmann, A comparison of
+    the two one-sided tests procedure and the power approach, Journal of Pharmacokinetics and Biopharmaceutics 15, 1987).
     """
-    if difference is None or difference.half is None or difference.is_few:
+    if difference is None or not (claim.is_fact or difference.n >= LOOKS[0]):
         return None
-    e, error = difference, difference.half / float(t.ppf((1 + LEVEL) / 2, difference.n - 1))
+    e, error = difference, (difference.half or 0.0) / float(t.ppf((1 + LEVEL) / 2, max(difference.n - 1, 1)))
 
     def compute_p(bound: float, sign: int) -> float:
         """Return the p-value that the mean lies above (1) or below (-1) a bound; for equal seeds, 0 or 1 by the grain."""
         distance = sign * (e.mean - bound)
-        return (0.0 if distance > e.grain + SAME else 1.0) if e.tied else float(t.sf(distance / error, e.n - 1))
+        return (
+            (0.0 if distance > e.grain + SAME else 1.0)
+            if e.tied or claim.is_fact
+            else float(t.sf(distance / error, e.n - 1))
+        )
 
     if claim.sign == "same":  # two one-sided tests: the difference is above -margin, and below margin
         within = max(compute_p(-claim.margin, 1), compute_p(claim.margin, -1))
@@ -320,13 +363,13 @@ def is_significant(p: float | None) -> bool:
     return p is not None and p < SURE
 
 
-def adjust_by_holm(p_values: Sequence[float]) -> list[float]:
-    """Return Holm's adjusted p-values, in the order of `p_values`.
+def adjust_by_holm(p_values: Sequence[float], size: int) -> list[float]:
+    """Return Holm's adjusted p-values, in the order of `p_values`. size: of the family, with hypotheses without a p-value.
 
     Holm, A simple sequentially rejective multiple test procedure, Scandinavian Journal of Statistics 6, 1979.
     """
     order = np.argsort(p_values, kind="stable")
-    factors = len(order) - np.arange(len(order))
+    factors = max(size, len(order)) - np.arange(len(order))
     adjusted = np.empty(len(order))
     adjusted[order] = np.minimum(np.maximum.accumulate(factors * np.array(p_values, dtype=float)[order]), 1.0)
     return adjusted.tolist()

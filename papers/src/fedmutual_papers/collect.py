@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from math import isclose, isfinite
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -64,7 +65,7 @@ def make_result(job: Job, request: RunRequest, problem: Diverged | None, togethe
     finished = open_trained_run(request.folder, request.config)
     has_global_model = finished.summary["global"]["test_accuracy"] is not None
     noise = score_under_noise(finished, about.noise) if about.noise and has_global_model else {}
-    if unbounded := [deviation for deviation, loss in noise.items() if not isfinite(loss)]:
+    if unbounded := [deviation for deviation, (loss, _) in noise.items() if not isfinite(loss)]:
         return Result(**facts, seconds=0.0, failed=f"the loss with noise {unbounded[0]} on the weights is not finite")
     rounds = [evaluation.round for evaluation in run.evaluations]
     models = {"own": serves, "copies": "copy"}
@@ -84,7 +85,8 @@ def make_result(job: Job, request: RunRequest, problem: Diverged | None, togethe
             name: _shorten(sum(of.values()) / len(of) for of in scores) for name, scores in curves.items() if all(scores)
         },
         clients=_read_clients(job, run, accuracies["own"]),
-        noise={k: round(v, DIGITS) for k, v in noise.items()},
+        noise={k: round(loss, DIGITS) for k, (loss, _) in noise.items()},
+        noise_accuracy={k: round(accuracy, DIGITS) for k, (_, accuracy) in noise.items()},
         traffic=traffic | ({"seed": run.seed_bytes} if run.seed_bytes else {}),
         steps=job.config.training.local_steps or 0,
         budget=_read_budget(job, run),
@@ -261,8 +263,8 @@ def compute_features(net: nn.Module, examples: Data) -> tuple[np.ndarray, np.nda
 
 
 @torch.no_grad()
-def score_under_noise(run: Run, deviations: Sequence[float]) -> dict[str, float]:
-    """Return standard deviation -> mean cross-entropy on the test set over DRAWS draws; "0" is the loss without noise.
+def score_under_noise(run: Run, deviations: Sequence[float]) -> dict[str, tuple[float, float]]:
+    """Return standard deviation -> (mean cross-entropy, mean accuracy) on the test set over DRAWS draws; "0": no noise.
 
     The noise of each tensor is scaled by the tensor's root mean square, so that one deviation is comparable over layers and
     models.
@@ -275,10 +277,12 @@ def score_under_noise(run: Run, deviations: Sequence[float]) -> dict[str, float]
     assert test is not None  # where there is one global model, one network serves all
     rng = At(run.config.seed, run.config.rounds, run.config.rounds).rng("noise")
 
-    def compute_loss(net: nn.Module) -> float:
+    def score(net: nn.Module) -> tuple[float, float]:
         batches = test.rows(torch.split(torch.arange(len(test)), ROWS))
-        losses = (F.cross_entropy(forward_in_parts(net, x), y, reduction="sum").item() for x, y, *_ in batches)
-        return sum(losses) / len(test)
+        outputs = ((forward_in_parts(net, x), y) for x, y, *_ in batches)
+        sums = [(F.cross_entropy(z, y, reduction="sum").item(), (z.argmax(1) == y).sum().item()) for z, y in outputs]
+        loss, right = (sum(of) / len(test) for of in zip(*sums, strict=True))
+        return loss, right
 
     def add_noise(deviation: float) -> nn.Module:
         shaken = copy_networks(trained, share_objects=True)
@@ -286,8 +290,11 @@ def score_under_noise(run: Run, deviations: Sequence[float]) -> dict[str, float]
             p.add_(torch.randn(p.shape, generator=rng) * p.square().mean().sqrt(), alpha=deviation)
         return shaken
 
-    noisy = {f"{d:g}": sum(compute_loss(add_noise(d)) for _ in range(DRAWS)) / DRAWS for d in deviations}
-    return {"0": compute_loss(trained), **noisy}
+    def score_draws(deviation: float) -> tuple[float, float]:
+        loss, accuracy = (fmean(of) for of in zip(*(score(add_noise(deviation)) for _ in range(DRAWS)), strict=True))
+        return loss, accuracy
+
+    return {"0": score(trained), **{f"{d:g}": score_draws(d) for d in deviations}}
 
 
 def count_budget(config: Config, private: Mapping[str, int], public: Mapping[str, int]) -> Work | None:

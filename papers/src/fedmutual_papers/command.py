@@ -40,6 +40,14 @@ def reproduce(
             help="Write the page of ID, or of all experiments, and verdicts.md from results; train nothing.",
         ),
     ] = None,
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify",
+            help="Compute the numbers and verdicts of ID, or of all experiments, again from results, and compare them with "
+            "the pages in --pages FOLDER, in a clone docs/reproduction; write nothing.",
+        ),
+    ] = False,
     root: Annotated[Path | None, typer.Option("--experiments", help="Another folder of experiments.")] = None,
     trust_code: TrustCode = False,
 ) -> None:
@@ -64,12 +72,28 @@ def reproduce(
         "--set": set,
     }
     given |= {"--out": out_folder, "ID": id, "--results": results, "--pages": pages}
-    used = () if list_them else tuple(given) if pages is None else ("ID", "--results", "--pages")
+    used = () if list_them else tuple(given) if pages is None and not verify else ("ID", "--results", "--pages")
     if unused := [name for name, value in given.items() if value and name not in used]:
-        reason = "--list lists all experiments" if list_them else "--pages writes from results alone"
+        reason = (
+            "--list lists all experiments"
+            if list_them
+            else "--verify only compares"
+            if verify
+            else "--pages writes from results alone"
+        )
         raise ConfigError(f"{reason}; remove {unused[0]}")
     if list_them:
         return command.print_experiments(root, out)
+    if verify:
+        differences = command.verify_pages(id, pages or command.find_pages(root), results, root)
+        for difference in differences:
+            print_text(difference, soft_wrap=True)
+        if differences:
+            differ = (
+                "1 line of the pages differs" if len(differences) == 1 else f"{len(differences)} lines of the pages differ"
+            )
+            exit_with_error(f"{differ} from the results", Code.BAD_INPUT)
+        return None
     if pages is not None:
         for path in command.write_pages(id, pages, results, root):
             print_text(str(path), soft_wrap=True)

@@ -23,8 +23,7 @@ from fedmutual.errors import ConfigError, RunError
 from fedmutual.files import read_json
 from fedmutual.rundir.record_files import check_record
 from fedmutual_papers import measures
-from fedmutual_papers.measures import suggest_near
-from fedmutual_papers.store import End
+from fedmutual_papers.measures import End, suggest_near
 
 INDEX, NOTES, RESULTS, SWEEPS = "index.toml", "notes.toml", "results", "sweeps"
 DEFAULT_RATE = Config.model_fields["optimizer"].default.lr
@@ -109,10 +108,11 @@ class Claim(_Section):
     sign: Literal["more", "less", "same"] = "more"
     times: float | None = Field(default=None, gt=0)  # arm is so many times than: the ratio is judged, not the difference
     margin: float = Field(default=0.0, ge=0)  # of "same": so far apart is still the same, in the measure's own unit
-    at: End | None = None  # unset, the best round if other data than the measured data chose it, else the last round
+    at: End | None = None  # unset, the best round if other data than the measured data chose it, else the mean of the last
     than_at: End | None = None
     per: Literal["cell", "client"] = "cell"
     of: Of | None = None  # of which cells it is; unset, of their mean, and of every client where it is of clients
+    by: Literal["", "column"] = ""  # "column": it is decided for each column of the table, and for the table by all columns
     cells: str = "*"
     first_reading: str = "as the paper trains"  # the name of the reading without changes, where there are others
     readings: tuple[dict[Literal["name", "arm", "than"], str], ...] = ()  # judged beside it: a name, and arms in their place
@@ -151,6 +151,11 @@ class Claim(_Section):
         others = [(name, self.model_copy(update=changed)) for name, changed in arms]
         return [(self.first_reading if others else "", self), *others]
 
+    @property
+    def is_fact(self) -> bool:
+        """Return whether it is arithmetic, such as a number of bytes, which no seed changes."""
+        return measures.find(self.measure)[0].unit == "bytes"
+
     def list_operands(self, cell: str) -> list[tuple[int, str, str, End]]:
         """Return the numbers that are compared in a cell: (+1, or -1 where it is taken off; cell; arm; end)."""
         counts, (than, elsewhere) = measures.find(self.measure)[0].counts, self.other
@@ -169,6 +174,7 @@ class Index(_Section):
     paper: str = ""  # the paper of this experiment; "" where no paper has it
     about: str
     order: int = 0  # its place in lists
+    family: str = ""  # the experiments whose claims are corrected together; unset, this one alone
     cells: str = ""  # patterns of cells of another experiment that are looked at, as "table1/mnist/*"; "" is none
     columns: tuple[str, ...] = ()  # the order of the columns; those that are not named come after
     arms: tuple[str, ...] | None = None  # those looked at, in this order; unset, all
@@ -214,7 +220,8 @@ class Tuning(BaseModel):
     @property
     def ends(self) -> list[str]:
         """Return the keys whose chosen value is the smallest or the largest tried value: a better value may lie outside."""
-        return [key for key, won in self.chosen.items() if won in (min(self.grid[key]), max(self.grid[key]))]
+        numbers = {key: won for key, won in self.chosen.items() if isinstance(won, int | float)}
+        return [key for key, won in numbers.items() if won in (min(self.grid[key]), max(self.grid[key]))]
 
     @property
     def rounds(self) -> int:
@@ -327,6 +334,11 @@ class PaperExperiment:
     cells: tuple[Cell, ...]
     differences: tuple[str, ...] = ()  # from the paper: its own, and those that it shares with others
     code: tuple[str, ...] = ()  # what the authors' public code does otherwise
+
+    @property
+    def family(self) -> str:
+        """Return the name of the experiments whose claims are corrected together."""
+        return self.index.family or self.id
 
     def choose_cells(self, only: Sequence[str]) -> tuple[Cell, ...]:
         """Return the cells whose names match one of the patterns; without patterns, all cells.

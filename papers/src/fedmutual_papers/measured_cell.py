@@ -3,13 +3,17 @@
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from statistics import fmean
 
 from fedmutual.errors import ConfigError
 from fedmutual.results.estimate import Estimate, estimate
 from fedmutual_papers import measures
 from fedmutual_papers.experiment_files import Cell, PaperExperiment
+from fedmutual_papers.measures import End
 from fedmutual_papers.plan import Scale, list_jobs
-from fedmutual_papers.store import End, Result, ResultStore
+from fedmutual_papers.store import Result, ResultStore
+
+WINDOW, LEVEL = 25, 0.005  # rounds, and the largest difference of two windows of a curve that has reached its plateau
 
 
 @dataclass(frozen=True)
@@ -58,11 +62,26 @@ class MeasuredCell:
         """Return seed -> result of the arm's runs that have numbers: no client diverged."""
         return {seed: result for seed, result in self.results.get(arm, {}).items() if not result.failed}
 
+    def is_level(self, arm: str) -> bool:
+        """Return whether each curve of an arm, the mean over seeds, is no longer rising: the mean of its last 25 rounds
+        differs by at most 0.5 points from the mean of the 25 rounds before.
+        """
+        runs, curves = [*self.list_finished(arm).values()], dict[str, dict[int, list[float]]]()
+        for run, name, curve in ((r, *item) for r in runs for item in r.curves.items()):
+            windows = curves.setdefault(name, {0: [], 1: []})
+            for round, value in zip(run.evaluated, curve, strict=True):
+                if (window := (run.rounds - round) // WINDOW) in windows:
+                    windows[window].append(value)
+        has_both = (
+            bool(runs) and all(run.rounds >= 2 * WINDOW for run in runs) and all(all(w.values()) for w in curves.values())
+        )
+        return has_both and all(abs(fmean(w[0]) - fmean(w[1])) <= LEVEL for w in curves.values())
+
     def list_numerics(self, arm: str, seeds: Collection[int] | None = None) -> set[int]:
         """Return the numerics versions of the arm's runs. seeds: count only the runs of these seeds."""
         return {r.numerics for s, r in self.results.get(arm, {}).items() if seeds is None or s in seeds}
 
-    def read_numbers(self, measure: str, arm: str, at: End = "last") -> dict[str | None, dict[int, float]]:
+    def read_numbers(self, measure: str, arm: str, at: End = "mean") -> dict[str | None, dict[int, float]]:
         """Return client -> seed -> a measure of the runs that have the measure; client None: the value of the run."""
         numbers: dict[str | None, dict[int, float]] = {}
         for seed, result in self.list_finished(arm).items():
@@ -71,12 +90,12 @@ class MeasuredCell:
                 numbers.setdefault(client, {})[seed] = number
         return numbers
 
-    def estimate_all(self, measure: str, arm: str, at: End = "last") -> dict[str | None, Estimate]:
+    def estimate_all(self, measure: str, arm: str, at: End = "mean") -> dict[str | None, Estimate]:
         """Return client -> estimate of a measure over the arm's seeds; client None: of the values of the runs."""
         numbers = self.read_numbers(measure, arm, at)
         return {client: estimate(list(values.values()), "seeds") for client, values in numbers.items()}
 
-    def estimate(self, measure: str, arm: str, at: End = "last") -> Estimate | None:
+    def estimate(self, measure: str, arm: str, at: End = "mean") -> Estimate | None:
         """Return the estimate of a measure over the arm's seeds; None if every run lacks the measure."""
         return self.estimate_all(measure, arm, at).get(None)
 

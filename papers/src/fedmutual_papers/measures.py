@@ -10,20 +10,28 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from statistics import fmean, pstdev
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from fedmutual.role import LOCAL_ONLY
-from fedmutual_papers.store import End, Result
+from fedmutual_papers.store import ClientResult, Result
 
+FALL = 0.05  # of accuracy: noise that lowers it by so much is large enough for a claim
+MARGIN = 0.01  # a smaller loss of accuracy harms no client
 MOST_EXAMPLES = 40_000  # of a test set: with more, 5 decimals do not show a difference of one example
 ROUNDED = 0.51e-5  # kept accuracies have 5 decimals
 CHOSEN_BY_TEST = "best on test"
 CHOSEN_BY_ITSELF = "best on those data"
 CHOSEN_BY_OTHERS = "each node's best on validation data"
-ENDS: Mapping[End, Callable[[Sequence[float]], float]] = {"last": lambda curve: curve[-1], "best": max}
-"""End of a run -> the value of a curve there."""
+ENDPOINT = 10  # evaluated rounds at the end of a run, whose mean is the run's score
+End = Literal["mean", "last", "best"]
+ENDS: Mapping[End, Callable[[Sequence[float]], float]] = {
+    "mean": lambda curve: fmean(curve[-ENDPOINT:]) if len(curve) >= ENDPOINT else curve[-1],
+    "last": lambda curve: curve[-1],
+    "best": max,
+}
+"""End of a run -> the value of a curve there; the mean of a run with few evaluated rounds is the value of the last one."""
 
 Values = Mapping[str | None, float]
 """Client -> its value; None: the value of the whole run, which without such an entry is the mean over clients."""
@@ -52,7 +60,7 @@ class Measure:
     @property
     def counts(self) -> End:
         """Return the end that is compared with the paper: "best" only if validation data chose the best round."""
-        return "best" if self.chosen == CHOSEN_BY_OTHERS else "last"
+        return "best" if self.chosen == CHOSEN_BY_OTHERS else "mean"
 
     def is_printed_at(self, at: End) -> bool:
         """Return whether the paper's number stands beside this end; also for a best round that was chosen on test images."""
@@ -120,25 +128,32 @@ def find_step(fractions: Iterable[float]) -> float:
     return 1 / float(steps[0]) if len(steps) else 0.0
 
 
+def _get_end(client: ClientResult, at: End) -> float:
+    """Return a client's value at an end; where its curve was not kept, the mean is the value of the last round."""
+    if client.curve or at != "mean":
+        return ENDS[at](client.curve) if client.curve else getattr(client, at)
+    return client.last
+
+
 def _find_client_step(runs: Iterable[Result]) -> float:
     return find_step(v for run in runs for c in run.clients.values() for v in (c.last, c.best, *c.curve))
 
 
 def _last(read: Callable[..., float | None]) -> Callable[..., Values]:
-    """Return the reader of one number after the last round. read: takes what `Measure.read` takes but the end."""
+    """Return the reader of one number at the end of a run. read: takes what `Measure.read` takes but the end."""
 
     def read_last(run: Result, at: End, *more: Any) -> Values:
-        number = read(run, *more) if at == "last" else None
+        number = None if at == "best" else read(run, *more)
         return {} if number is None else {None: number}
 
     return read_last
 
 
 def _make_curve_measure(title: str, curve: str, chosen: str, of_clients: bool = True) -> Measure:
-    """Return the measure of the last and the highest value of a curve."""
+    """Return the measure of the values at the ends of a curve."""
 
     def read(run: Result, at: End, *_: Any) -> Values:
-        own: Values = {i: getattr(client, at) for i, client in run.clients.items()} if of_clients else {}
+        own: Values = {i: _get_end(client, at) for i, client in run.clients.items()} if of_clients else {}
         return {**own, None: ENDS[at](values)} if (values := run.get_curve(curve)) else {}
 
     def grain(runs: Sequence[Result], per_client: bool) -> float:
@@ -156,7 +171,7 @@ def _make_transfer_measure(name: str, title: str) -> Measure:
         return find_step(v for ends in of_runs for nodes in ends.values() for v in nodes.values()) / count
 
     def read(run: Result, at: End, *_: Any) -> Values:
-        return dict(run.transfer.get(name, {}).get(at, {}).items())
+        return dict(run.transfer.get(name, {}).get("best" if at == "best" else "last", {}).items())
 
     return Measure(title, "%", read, CHOSEN_BY_OTHERS, of_clients=True, grain=grain)
 
@@ -177,7 +192,8 @@ def _list_gains(run: Result, beside: Mapping[str, Result], *_: Any) -> list[floa
     """Return each client's gain over local-only training with the same seed, the fewest training rows first; or []."""
     alone = beside.get(LOCAL_ONLY, run)
     by_size = sorted(run.clients, key=lambda i: run.clients[i].examples)
-    return [] if alone is run or alone.failed else [run.clients[i].last - alone.clients[i].last for i in by_size]
+    has_gains = not (alone is run or alone.failed)
+    return [_get_end(run.clients[i], "mean") - _get_end(alone.clients[i], "mean") for i in by_size if has_gains]
 
 
 def _make_gain_measure(title: str, large: bool) -> Measure:
@@ -195,14 +211,32 @@ def _make_gain_measure(title: str, large: bool) -> Measure:
 
 
 def _count_harmed(*of_run: Any) -> float | None:
-    gains = _list_gains(*of_run)
-    return float(sum(gain < 0 for gain in gains)) if gains else None
+    """Count the clients that lose more than a point or, where this is more, more than one test example."""
+    (run, beside, *_), gains = of_run, _list_gains(*of_run)
+    by_size = sorted(run.clients, key=lambda i: run.clients[i].examples)
+    of_clients = ([r.clients[i] for r in beside.values() if i in r.clients] for i in by_size)
+    margins = (max(MARGIN, find_step(v for c in of for v in (c.last, c.best))) + 2 * ROUNDED for of in of_clients)
+    return float(sum(gain < -margin for gain, margin in zip(gains, margins, strict=True))) if gains else None
 
 
 def _read_rounds_to(run: Result, beside: Any, share: str, target: float | None) -> float | None:
     """Read the first evaluated round, from 1, with at least this share of the paper's accuracy of FedAvg."""
     reached = zip(run.evaluated, run.curves.get("global_test", ()) if target is not None else (), strict=False)
     return next((float(r) for r, value in reached if value >= float(share) * (target or 0.0)), None)
+
+
+def _find_noise_increase(run: Result, beside: Mapping[str, Result], *_: Any) -> float | None:
+    """Return the increase of the loss with the smallest noise that lowers FedAvg's accuracy by FALL, or with the largest."""
+    accuracies = beside["fedavg"].noise_accuracy if "fedavg" in beside else {}
+    noises = sorted((float(deviation), deviation) for deviation in accuracies.keys() & run.noise.keys() if deviation != "0")
+    hurting = (deviation for _, deviation in noises if accuracies["0"] - accuracies[deviation] >= FALL)
+    deviation = next(hurting, noises[-1][1] if noises else None)
+    return None if deviation is None else run.noise[deviation] - run.noise["0"]
+
+
+def _read_early(run: Result, *_: Any) -> float | None:
+    """Read the mean accuracy of the analysed node over the first tenth of the rounds: how fast it converges."""
+    return fmean(run.closeup.validation[: max(len(run.evaluated) // 10, 1)]) if run.closeup else None
 
 
 def _make_bytes_measure(title: str, way: str) -> Measure:
@@ -224,7 +258,7 @@ MEASURES: dict[str, Measure] = {
     "worst": Measure(
         "worst client, own validation data, %",
         "%",
-        _last(lambda run, *_: min((client.last for client in run.clients.values()), default=None)),
+        _last(lambda run, *_: min((_get_end(client, "mean") for client in run.clients.values()), default=None)),
     ),
     "harmed": Measure("clients harmed", "clients", _last(_count_harmed)),
     "local_validation": _make_curve_measure(_TRAINED, "local", CHOSEN_BY_ITSELF),
@@ -237,10 +271,14 @@ MEASURES: dict[str, Measure] = {
         counted=True,
         grain=lambda runs, per_client: float(max((run.every for run in runs), default=1)),
     ),
+    "loss": Measure("loss of the last global model", "loss", _last(lambda run, *_: run.noise.get("0")), of_weights=True),
+    "noise_increase": Measure(
+        "increase of the loss with noise on the weights", "loss", _last(_find_noise_increase), of_weights=True
+    ),
     "noise": Measure(
-        "loss with noise {} on the weights",
+        "increase of the loss with noise {} on the weights",
         "loss",
-        _last(lambda run, beside, argument, *_: run.noise.get(argument)),
+        _last(lambda run, beside, argument, *_: run.noise[argument] - run.noise["0"] if argument in run.noise else None),
         of_weights=True,
         counted=True,
     ),
@@ -254,6 +292,9 @@ MEASURES: dict[str, Measure] = {
     "bytes_seed": _make_bytes_measure("bytes of the public examples that a node sent, once", "seed"),
     "projected": Measure("projected mutual steps, %", "%", _last(lambda run, *_: run.projected)),
     "epsilon": Measure("epsilon of all messages, the largest of all clients", "score", _last(lambda run, *_: run.epsilon)),
+    "early": Measure(
+        "the node's accuracy on all nodes' validation data, first tenth of the rounds, %", "%", _last(_read_early)
+    ),
     "separation": Measure(
         "silhouette of the classes in the features",
         "score",

@@ -3,7 +3,7 @@
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from importlib.metadata import version
@@ -30,7 +30,6 @@ from fedmutual_papers.claims import (
     Judgement,
     Line,
     adjust_by_holm,
-    is_significant,
     judge_readings,
 )
 from fedmutual_papers.experiment_files import PaperExperiment
@@ -49,7 +48,7 @@ class Page:
 
     experiment: PaperExperiment
     measured_cells: Sequence[MeasuredCell]
-    claims: tuple[tuple[Judgement, ...], ...]  # the readings of each claim
+    claims: tuple[tuple[Judgement, ...], ...]  # the readings of each claim, and the columns of a table
 
     @property
     def judged(self) -> tuple[Judgement, ...]:
@@ -77,15 +76,18 @@ class Page:
         index, decimals = self.experiment.index, self.experiment.index.decimals
 
         def list_tables(readings: Sequence[Judgement]) -> list[tuple[str, PageTable]]:
-            of_lines = (judged for judged in readings if len(judged.judged_lines) > 1)
-            return [(judged.reading, tables.make_verdicts_table(judged, decimals, only_judged)) for judged in of_lines]
+            of_lines = (j for j in readings if len(j.judged_lines) > 1 and (j.part or j.parts == 1))
+            return [(judged.title, tables.make_verdicts_table(judged, decimals, only_judged)) for judged in of_lines]
 
         return {
             "index": index,
             "command": f"fedmutual reproduce {self.experiment.id}",
             "state": prose.describe_state(self.measured_cells),
             "verdicts": tables.make_claims_table(self.claims, decimals),
-            "claims": [{"asked": prose.say("question", of), "tables": list_tables(of)} for of in self.claims],
+            "claims": [
+                {"asked": prose.say("question", [*{j.reading: j for j in of}.values()]), "tables": list_tables(of)}
+                for of in self.claims
+            ],
             "numbers_heading": "Ours beside the paper's" if index.paper else "Numbers",
             "differences_heading": "Differences from the paper" if index.paper else "Choices",
             "tables": self.tables,
@@ -101,47 +103,83 @@ class Page:
 
 
 def make_page(experiment: PaperExperiment, measured_cells: Sequence[MeasuredCell]) -> Page:
-    """Return the page of an experiment from the given results."""
+    """Return the page of an experiment from the given results, before `adjust`."""
     judged = tuple(judge_readings(claim, measured_cells) for claim in experiment.index.claims)
-    return adjust([Page(experiment, measured_cells, judged)], over_all=False)[0]
+    return Page(experiment, measured_cells, judged)
 
 
-def adjust(pages: Sequence[Page], over_all: bool = True) -> list[Page]:
-    """Return the pages with Holm's adjusted p-values for every verdict with a p-value: over its page, and over all pages.
+def adjust(pages: Sequence[Page]) -> list[Page]:
+    """Return the pages with Holm's adjusted p-values. `pages`: those of complete families.
 
-    over_all: whether `pages` are all pages; otherwise the adjusted value over all pages is None.
+    The size of a family is the number of its claims in files, with their readings, measured or not. The p-value of a part of
+    a table is multiplied by the number of parts; the smallest one is the claim's. A claim that the first look decides keeps
+    its verdict.
     """
-
-    def list_adjusted(judged: Sequence[Judgement]) -> dict[int, float]:
-        p_values = {id(j): j.p for j in judged if j.p is not None}
-        return dict(zip(p_values, adjust_by_holm([*p_values.values()]), strict=True))
-
-    of_all = list_adjusted([j for page in pages for j in page.judged]) if over_all else {}
-    adjusted = []
+    families: dict[str, list[Page]] = {}
     for page in pages:
-        of_page = list_adjusted(page.judged)
-        claims = (tuple(replace(j, holm=(of_page.get(id(j)), of_all.get(id(j)))) for j in of) for of in page.claims)
-        adjusted.append(replace(page, claims=tuple(claims)))
-    return adjusted
+        families.setdefault(page.experiment.family, []).append(page)
+    counted: dict[int, Judgement] = {}
+    for family in families.values():
+        first = _adjust_look(family, None)
+        counted |= _adjust_look(family, {k: look for k, look in first.items() if look.standing in DECIDED})
+    return [replace(page, claims=tuple(tuple(counted[id(j)] for j in of) for of in page.claims)) for page in pages]
 
 
-def write(page: Page, folder: Path, kinds: Sequence[str] = ("md", "html", "json")) -> list[Path]:
-    """Write the page as files of the given kinds, and its figures, into a folder, and return the paths of the page.
+def _adjust_look(family: Sequence[Page], decided: Mapping[int, Judgement] | None) -> dict[int, Judgement]:
+    """Return the id of each judgement of a family -> its look with the adjusted p-value.
 
-    Raises:
-        RunError: the folder cannot be written.
+    decided: the first looks that decided; None: all first looks are wanted.
     """
+
+    def choose(j: Judgement) -> Judgement:
+        if decided is not None:
+            return decided.get(id(j), j)
+        return replace(j.first, part=j.part, parts=j.parts) if j.first else j
+
+    listed = [
+        ((page.experiment.id, n, j.reading), id(j), choose(j))
+        for page in family
+        for n, of in enumerate(page.claims)
+        for j in of
+    ]
+    smallest: dict[tuple[str, int, str], float] = {}
+    for key, _, look in listed:
+        if look.p is not None:
+            smallest[key] = min(smallest.get(key, 1.0), look.p * look.parts)
+    size = sum(len(claim.list_readings()) for page in family for claim in page.experiment.index.claims if not claim.is_fact)
+    of_claims = dict(zip(smallest, adjust_by_holm([*smallest.values()], size), strict=True))
+
+    def adjust_part(key: tuple[str, int, str], p: float) -> float:
+        factor = of_claims[key] / smallest[key] if smallest[key] else float(size)
+        return max(of_claims[key], min(1.0, p * factor))
+
+    return {
+        id: look if look.p is None else replace(look, adjusted=adjust_part(key, look.p * look.parts))
+        for key, id, look in listed
+    }
+
+
+def render(page: Page, folder: Path, kinds: Sequence[str] = ("md", "html", "json")) -> dict[Path, str]:
+    """Return the files of a page in a folder, of the given kinds, and its figures: path -> text."""
     makers: dict[str, Callable[[Page], str]] = {"md": partial(render_markdown, folder=folder)}
     makers |= {"html": render_html, "json": render_json}
-    for old in (folder / FIGURES).glob(f"{page.experiment.id}-*.svg"):
-        if f"{FIGURES}/{old.name}" not in page.figures:
+    texts = {folder / f"{page.experiment.id}.{kind}": makers[kind](page) for kind in kinds}
+    return texts | {folder / name: figures.make_standalone_svg(picture) for name, picture in page.figures.items()}
+
+
+def write(texts: Mapping[Path, str]) -> list[Path]:
+    """Write the files of pages and remove their older figures; return the paths without those of figures.
+
+    Raises:
+        RunError: a file cannot be written.
+    """
+    written = [path for path in texts if path.suffix != ".svg"]
+    for old in (old for path in written for old in (path.parent / FIGURES).glob(f"{path.stem}-*.svg")):
+        if old not in texts:
             old.unlink(missing_ok=True)
-    for name, picture in page.figures.items():
-        write_bytes(folder / name, figures.make_standalone_svg(picture).encode())
-    paths = {kind: folder / f"{page.experiment.id}.{kind}" for kind in kinds}
-    for kind, path in paths.items():
-        write_bytes(path, makers[kind](page).encode())
-    return list(paths.values())
+    for path, text in texts.items():
+        write_bytes(path, text.encode())
+    return written
 
 
 def load_template(name: str, root: Path | str = "fedmutual_papers") -> Template:
@@ -211,13 +249,16 @@ def render_json(page: Page) -> str:
 def _describe_reading(judged: Judgement) -> dict[str, Any]:
     def describe(of: Judgement | Line, difference: Any) -> dict[str, Any]:
         diverged = {arm: n for arm, (n, _) in of.diverged.items()}
-        return {"verdict": of.verdict, "diverged": diverged, "difference": difference and asdict(difference)}
+        verdict = of.standing if isinstance(of, Judgement) else of.verdict
+        return {"verdict": verdict, "diverged": diverged, "difference": difference and asdict(difference)}
 
     return {
         "reading": judged.reading,
         **describe(judged, judged.overall),
+        "part": judged.part,
         "p": judged.p,
-        "holm": {"page": judged.holm[0], "all": judged.holm[1]},
+        "holm": judged.adjusted,
+        "detectable": judged.detectable,
         "unit": judged.unit,
         "of": judged.claim.scope,
         "apart": [*judged.unpaired, *judged.other_lengths],
@@ -232,8 +273,7 @@ def render_overview(pages: Sequence[Page]) -> str:
         made=MADE,
         claims=sum(len(page.claims) for page in pages),
         judged=judged,
-        decided=sum(j.verdict in DECIDED for j in judged),
-        stand=sum(j.standing in DECIDED for j in judged),
+        decided=sum(j.standing in DECIDED for j in judged),
         counts=count_verdicts(judged),
         p_values=prose.say("p_values"),
         pages=[
@@ -250,47 +290,63 @@ def render_overview(pages: Sequence[Page]) -> str:
 
 
 def count_verdicts(judged: Sequence[Judgement]) -> PageTable:
-    """Return the table of verdict counts: by each verdict's interval, and after Holm's adjustment."""
-    counts, rows = Counter(j.verdict for j in judged), []
-    stand = [Counter(j.verdict for j in judged if is_significant(j.holm[k])) for k in (0, 1)]
-    for verdict in (*DECIDED, INCONCLUSIVE, TOO_SHORT, DIVERGED, NOT_RUN):
-        remaining = [of[verdict] if verdict in DECIDED else "" for of in stand]
-        rows.append((prose.capitalize(verdict), counts[verdict], *remaining))
-    return tables.tabulate("counts", "", ("Verdict",), ("Verdicts", "after Holm, a page", "after Holm, all pages"), rows)
+    """Return the table of verdict counts."""
+    counts = Counter(j.standing for j in judged)
+    rows = [(prose.capitalize(v), counts[v]) for v in (*DECIDED, INCONCLUSIVE, TOO_SHORT, DIVERGED, NOT_RUN)]
+    return tables.tabulate("counts", "", ("Verdict",), ("Verdicts",), rows)
 
 
-def write_findings(pages: Sequence[Page], counts: pd.DataFrame, root: Path, folder: Path) -> list[Path]:
-    """Write the page of the claims that have a `finding`, beside the folder of the pages, and return its paths.
+def render_findings(
+    pages: Sequence[Page], counts: pd.DataFrame, root: Path, folder: Path, gains: Mapping[str, Sequence[str]]
+) -> dict[Path, str]:
+    """Return the page of the findings, which lies beside the folder of the pages, and its figure: path -> text.
 
-    counts: the numbers of printed values by state; the sum is in the row "all". The template is that of the experiments;
-    without it nothing is written.
-
-    Raises:
-        RunError: a file cannot be written.
+    counts: the numbers of printed values by state; the sum is in the row "all". gains: method -> its gains over local-only
+    training in the benchmark, as text. The template is that of the experiments;
+    without it there is no page.
     """
     if not (root / TEMPLATE).exists():
-        return []
+        return {}
     path, picture = folder.parent / FINDINGS, make_forest(pages)
     place = Path(os.path.relpath(folder, path.parent)).as_posix()
     groups: dict[str, list[dict[str, str]]] = {name: [] for name in (HOLDS, DEPENDS, FAILS, OPEN, UNMEASURED)}
     for page in pages:
-        for readings in (readings for readings in page.claims if readings[0].claim.finding):
+        for readings in filter(_is_finding, page.claims):
             verdicts = describe_readings(readings, page.experiment.index.decimals)
-            finding = {"text": readings[0].claim.finding, "verdicts": verdicts, "id": page.experiment.id}
+            finding = {"text": _name_finding(readings), "verdicts": verdicts, "id": page.experiment.id}
             groups[decide_outcome(readings)].append(finding)
-    about = {"made": MADE, "pages": place, "methods": "methods.md", "figure": f"{place}/{FIGURE}", "picture": picture}
+    about: dict[str, Any] = {
+        "made": MADE,
+        "pages": place,
+        "methods": "methods.md",
+        "figure": f"{place}/{FIGURE}",
+        "picture": picture,
+    }
+    measured = {
+        _name_finding(of): prose.say("difference", of[0].unit, of[0].overall, page.experiment.index.decimals)
+        for page in pages
+        for of in page.claims
+        if of[0].overall is not None
+    }
+    about |= {"gains": gains, "measured": measured}
     text = load_template(TEMPLATE, root).render(about, groups=groups, printed=counts.loc[tables.ALL].to_dict())
-    write_bytes(folder / FIGURE, figures.make_standalone_svg(picture).encode())
-    write_bytes(path, text.encode())
-    return [path]
+    return {path: text, folder / FIGURE: figures.make_standalone_svg(picture)}
+
+
+def _is_finding(readings: Sequence[Judgement]) -> bool:
+    """Return whether the page of findings has a claim: its file says so, or one of its readings is decided."""
+    return bool(readings[0].claim.finding) or any(judged.standing in DECIDED for judged in readings)
+
+
+def _name_finding(readings: Sequence[Judgement]) -> str:
+    return readings[0].claim.finding or readings[0].claim.text.removesuffix(".")
 
 
 def decide_outcome(readings: Sequence[Judgement]) -> str:
-    """Return the outcome of a claim over all readings; a verdict counts only if it stands after Holm's adjustment."""
-    measured = {judged.standing for judged in readings} - {None}
-    if len(measured) > 1:
-        return DEPENDS
-    return {SUPPORTED: HOLDS, CONTRADICTED: FAILS, INCONCLUSIVE: OPEN}[measured.pop() or ""] if measured else UNMEASURED
+    """Return the outcome of a claim over all readings."""
+    outcomes = {SUPPORTED: HOLDS, CONTRADICTED: FAILS, INCONCLUSIVE: OPEN}
+    measured = {judged.standing for judged in readings} & outcomes.keys()
+    return DEPENDS if len(measured) > 1 else outcomes[measured.pop()] if measured else UNMEASURED
 
 
 def describe_readings(readings: Sequence[Judgement], decimals: int) -> str:
@@ -301,11 +357,12 @@ def describe_readings(readings: Sequence[Judgement], decimals: int) -> str:
 def make_forest(pages: Sequence[Page]) -> figures.Forest:
     """Return the forest plot of the findings that are differences in points and have a verdict."""
     rows = []
-    for readings in (readings for page in pages for readings in page.claims if readings[0].claim.finding):
-        label = readings[0].claim.finding
+    for readings in (readings for page in pages for readings in filter(_is_finding, page.claims)):
+        label = _name_finding(readings)
         for number, judged in enumerate(readings):
-            if judged.standing is not None and judged.overall is not None and judged.unit == "points":
-                sign = {SUPPORTED: 1, CONTRADICTED: -1}.get(judged.verdict, 0)
-                rows.append((label if number == 0 else f"{label} {judged.reading}", judged.overall, sign))
+            is_measured = judged.standing in (SUPPORTED, CONTRADICTED, INCONCLUSIVE)
+            if is_measured and judged.overall is not None and judged.unit == "points":
+                sign = {SUPPORTED: 1, CONTRADICTED: -1}.get(judged.standing, 0)
+                rows.append((label if number == 0 else f"{label} {judged.title}", judged.overall, sign))
                 label = "\N{HORIZONTAL ELLIPSIS}"  # the readings below it are of the same claim
     return figures.Forest("The papers' claims that were measured", tuple(rows))

@@ -42,7 +42,7 @@ def format_value(value: Estimate, unit: str, decimals: int) -> tuple[str, str]:
     return format_one(value.mean), "" if is_certain or value.half is None else f"± {format_one(value.half)}"
 
 
-def _format_difference(value: float, unit: str, decimals: int) -> str:
+def format_difference(value: float, unit: str, decimals: int) -> str:
     """Return a difference with its sign, such as "+1.20"; a ratio without."""
     if unit == "times":
         return f"{value:,.1f}"
@@ -66,7 +66,7 @@ def _load_sentences() -> Any:
     environment = make_environment("fedmutual_papers", html=False)
     environment.filters |= {
         "capitalized": capitalize,
-        "difference": _format_difference,
+        "difference": format_difference,
         "percent": format_percent_number,
         "tally": _count_words,
     }

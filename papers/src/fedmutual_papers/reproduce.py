@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from difflib import SequenceMatcher
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from fedmutual.errors import ConfigError, format_count
-from fedmutual.files import write_bytes
 from fedmutual.report.terminal import make_sheet
 from fedmutual.rundir.folder import lock_folder
 from fedmutual_papers import benchmark, pages, prose, tables
@@ -76,43 +77,93 @@ def train(
         say(f"{left}: {'; '.join(queue.elsewhere.values())}. Run this command again when they are done")
     with lock_folder(out, "has been writing pages for a minute", "run this command again", LOCK_LIMIT):
         now = _open_store(root, results or out / RESULTS)  # with results that other processes stored meanwhile
-        page = pages.make_page(experiment, read_measured_cells(experiment, now, scale, range(seeds)))
+        family = [e for e in read_experiments(root or find_home()) if e.family == experiment.family and e.id != id]
+        measured = read_measured_cells(experiment, now, scale, range(seeds))
+        page, *_ = pages.adjust(
+            [pages.make_page(experiment, measured), *(pages.make_page(e, read_measured_cells(e, now)) for e in family)]
+        )
         _print_page(page, console, say)
-        for path in pages.write(page, out):
+        for path in pages.write(pages.render(page, out)):
             say(str(path))
     return queue.failed
 
 
 def write_pages(id: str | None, folder: Path, results: Path | None, root: Path | None) -> list[Path]:
-    """Write the pages of the documentation from results, without training, and return their paths.
-
-    id: one experiment; None: all. The overview of verdicts covers all experiments. The tables of the folder's front page are
-    written if the page has marks for them, and the pages of findings and of the benchmark if there are templates for them.
+    """Write the pages of `render_pages`, without training, and return their paths.
 
     Raises:
         ConfigError: the id is unknown, or an experiment cannot be read.
         RunError: a result is damaged, or a file cannot be written.
+    """
+    return pages.write(render_pages(id, folder, results, root))
+
+
+def find_pages(root: Path | None) -> Path:
+    """Return the folder of the pages in a clone; ConfigError: the experiments are in no clone."""
+    folder = (root or find_home()).parents[1] / "docs" / "reproduction"
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} does not exist; name the folder of the pages with --pages")
+    return folder
+
+
+def verify_pages(id: str | None, folder: Path, results: Path | None, root: Path | None) -> list[str]:
+    """Compute every number and verdict again from the results, and return one sentence for each difference from the pages.
+
+    id: of one experiment only its page, its figures and the pages of verdicts and findings are compared; None: all pages.
+
+    Raises:
+        ConfigError, RunError: as `write_pages`. No file is changed.
+    """
+    differences = []
+    for path, text in render_pages(id, folder, results, root).items():
+        printed = path.read_text(encoding="utf-8") if path.exists() else None
+        is_compared = id in (None, path.stem) or path.name in (pages.VERDICTS, pages.FINDINGS) or path.suffix == ".svg"
+        if printed is None:
+            differences.append(f"{path} does not exist; `fedmutual reproduce --pages {folder}` writes it")
+        elif path.suffix == ".svg" and printed != text:
+            differences.append(f"{path} is not drawn from these results")
+        elif is_compared and printed != text:
+            before, after = printed.splitlines(), text.splitlines()
+            for kind, a, b, c, d in SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
+                pairs = zip_longest(before[a:b], after[c:d], fillvalue="") if kind != "equal" else ()
+                differences += [f"{path}, line {a + 1}: prints {old!r}, but the results give {new!r}" for old, new in pairs]
+    return differences
+
+
+def render_pages(id: str | None, folder: Path, results: Path | None, root: Path | None) -> dict[Path, str]:
+    """Return the pages of the documentation from results: path -> text.
+
+    id: one experiment; None: all. The overview of verdicts covers all experiments. The tables of the folder's front page are
+    filled in if the page has marks for them. Pages of findings and of the benchmark exist if there are templates for them.
+
+    Raises:
+        ConfigError: the id is unknown, or an experiment cannot be read.
+        RunError: a result is damaged.
     """
     root = root or find_home()
     if id:
         read_experiment(root, id)  # raises an error for an unknown id
     store = _open_store(root, results or root / RESULTS)
     all_pages = pages.adjust([pages.make_page(e, read_measured_cells(e, store)) for e in read_experiments(root)])
-    paths = [p for page in all_pages if id in (None, page.experiment.id) for p in pages.write(page, folder, ["md"])]
-    verdicts = folder / pages.VERDICTS
-    write_bytes(verdicts, pages.render_overview(all_pages).encode())
     counts = tables.make_printed_frame((page.experiment, page.measured_cells) for page in all_pages)
     front = {
         "printed numbers": tables.make_printed_table(counts),
         "repeated runs": tables.make_repeats_table(tables.make_repeats_frame(store)),
     }
-    return [
-        *paths,
-        verdicts,
-        *write_front(folder, {name: pages.render_table(table, caption=False) for name, table in front.items()}),
-        *pages.write_findings(all_pages, counts, root, folder),
-        *benchmark.write_benchmark(all_pages, root, folder),
+    texts: dict[Path, str] = {}
+    for page in (page for page in all_pages if id in (None, page.experiment.id)):
+        texts |= pages.render(page, folder, ["md"])
+    texts[folder / pages.VERDICTS] = pages.render_overview(all_pages)
+    texts |= fill_front(folder, {name: pages.render_table(table, caption=False) for name, table in front.items()})
+    of_benchmark = [
+        page for page in all_pages if page.experiment.id == benchmark.ID and (root / benchmark.TEMPLATE).exists()
     ]
+    pooled = [row for page in of_benchmark for row in benchmark.pool_gains(page.measured_cells).rows]
+    gains = {name.text: [f"{e.text} {e.spread}".strip() for e in entries] for name, *entries in pooled}
+    texts |= pages.render_findings(all_pages, counts, root, folder, gains)
+    for page in of_benchmark:
+        texts[folder.parent / benchmark.NAME] = benchmark.render_benchmark(page, root, folder.name)
+    return texts
 
 
 def _open_store(root: Path | None, folder: Path) -> ResultStore:
@@ -129,7 +180,7 @@ def _print_page(page: pages.Page, console: Console, say: Say) -> None:
         for number, note in enumerate(table.footnotes, 1):
             say(f"({number}) {note}")
     for judged in page.judged:
-        reading = f" ({judged.reading})" if judged.reading else ""
+        reading = f" ({judged.title})" if judged.title else ""
         say(f"{judged.claim.text}{reading} {prose.describe_verdict(judged, page.experiment.index.decimals)}")
 
 
@@ -139,23 +190,17 @@ def make_marks(name: str) -> tuple[str, str]:
     return made, f"<!-- end of {name} -->"
 
 
-def write_front(folder: Path, sections: Mapping[str, str]) -> list[Path]:
-    """Write each table between its marks in the front page and return the page's path; [] for a page without marks.
+def fill_front(folder: Path, sections: Mapping[str, str]) -> dict[Path, str]:
+    """Return the front page with each table between its marks: path -> text; {} for a page without marks.
 
     sections: table name -> Markdown. A table without marks in the page is left out.
-
-    Raises:
-        RunError: the page cannot be written.
     """
     path = folder / FRONT
-    text = before = path.read_text(encoding="utf-8") if path.exists() else ""
-    has_marks = False
+    text, has_marks = path.read_text(encoding="utf-8") if path.exists() else "", False
     for name, table in sections.items():
         begin, end = make_marks(name)
         head, begun, rest = text.partition(begin)
         _, ended, tail = rest.partition(end)
         if begun and ended:
             text, has_marks = f"{head}{begin}\n\n{table}\n\n{end}{tail}", True
-    if text != before:
-        write_bytes(path, text.encode())
-    return [path] if has_marks else []
+    return {path: text} if has_marks else {}

@@ -91,6 +91,7 @@ class Result(_Stored):
     curves: dict[str, Curve] = {}
     clients: dict[str, ClientResult] = {}
     noise: dict[str, float] = {}  # standard deviation -> loss
+    noise_accuracy: dict[str, Share] = {}  # standard deviation -> accuracy; older results have none
     transfer: dict[str, dict[End, dict[str, Share]]] = {}  # "acc", "bwt", "fwt" of each client, where clients are domains
     # Bytes of all clients together: of the rounds, and of the public examples that they gave out once, before round 1.
     traffic: dict[Literal["up", "down", "seed"], int] = {}

@@ -16,10 +16,20 @@ from fedmutual_papers.claims import DIVERGED, NOT_RUN, Judgement
 from fedmutual_papers.collect import count_budget
 from fedmutual_papers.experiment_files import AVERAGE, PaperExperiment, normalize_node
 from fedmutual_papers.measured_cell import MeasuredCell, is_incomplete
+from fedmutual_papers.measures import ENDPOINT, End
 from fedmutual_papers.plan import make_arm_config
-from fedmutual_papers.prose import capitalize, describe_verdict, format_p_value, format_value, name_arm, say
-from fedmutual_papers.store import End, Result, ResultStore
+from fedmutual_papers.prose import (
+    capitalize,
+    describe_verdict,
+    format_difference,
+    format_p_value,
+    format_value,
+    name_arm,
+    say,
+)
+from fedmutual_papers.store import Result, ResultStore
 
+MEAN: End = "mean"
 LAST: End = "last"
 BEST: End = "best"
 FAIR = "after the best round of each node, chosen on validation data"
@@ -29,7 +39,7 @@ TUNED_CAPTION = (
     "Settings with the highest accuracy after the last round of a sweep, on rows held out of clients' training data. "
     "Rounds: of the sweep, and of the runs on this page"
 )
-P_VALUES = ("p", "Holm, this page", "Holm, all pages")
+P_VALUES = ("Detectable", "p", "p after Holm")
 STATES = ("full", "shortened", NOT_RUN)  # of printed numbers, the fullest first
 ALL = "all"
 MACHINE = ("platform", "cpus", "device", "threads", "python", "torch")  # on an equal one, equal runs have equal bits
@@ -72,7 +82,12 @@ def make_entry(measured: MeasuredCell, arm: str, measure: str, at: End, decimals
     place = node and normalize_node(node)
     values = {i and normalize_node(i): e for i, e in measured.estimate_all(measure, arm, at).items()}
     paper = measured.cell.shown[arm].find_printed(measure, node or AVERAGE) if kind.is_printed_at(at) else None
-    paper_text = f"paper {paper:.2f}" if paper is not None else ""
+    beside = (
+        [f"last round {last}"]
+        if at == MEAN and kind.curve and (last := _format_last(measured, arm, measure, decimals, node))
+        else []
+    )
+    paper_text = ", ".join([*beside, *([f"paper {paper:.2f}"] if paper is not None else [])])
     failed = "; ".join(f"seed {s}: {r.failed}" for s, r in results.items() if r.failed)
     short = measured.describe_arm(arm)
     if (value := values.get(place)) is not None:
@@ -94,6 +109,14 @@ def make_entry(measured: MeasuredCell, arm: str, measure: str, at: End, decimals
     return TableCell(text, sub=paper_text, note=note)
 
 
+def _format_last(measured: MeasuredCell, arm: str, measure: str, decimals: int, node: str | None) -> str:
+    """Return the number of the last round, if the endpoint of a run is the mean of several rounds; else ""."""
+    is_mean = any(len(r.evaluated) >= ENDPOINT for r in measured.list_finished(arm).values())
+    values = {i and normalize_node(i): e for i, e in measured.estimate_all(measure, arm, LAST).items()} if is_mean else {}
+    value = values.get(node and normalize_node(node))
+    return format_value(value, "%", decimals)[0] if value else ""
+
+
 def make_tables(experiment: PaperExperiment, measured_cells: Sequence[MeasuredCell]) -> list[PageTable]:
     """Return the tables of an experiment: first those with the paper's numbers, then those of the cells with results."""
     index, run = experiment.index, [measured for measured in measured_cells if measured.run]
@@ -104,11 +127,11 @@ def make_tables(experiment: PaperExperiment, measured_cells: Sequence[MeasuredCe
     if index.view == "nodes":
         tables = [_tabulate_nodes(experiment, measured_cells, name) for name in fair]
     else:
-        tables = _tabulate_settings(experiment, measured_cells, BEST if fair else LAST, fair or list(kinds))
+        tables = _tabulate_settings(experiment, measured_cells, BEST if fair else MEAN, fair or list(kinds))
     if not run or not index.paper:  # a best round stands beside printed numbers only
         return tables
     rest = [name for name, kind in kinds.items() if (not kind.only_best if fair else kind.chosen)]
-    return tables + _tabulate_settings(experiment, run, LAST if fair else BEST, rest)
+    return tables + _tabulate_settings(experiment, run, MEAN if fair else BEST, rest)
 
 
 def _tabulate_settings(
@@ -139,7 +162,9 @@ def _tabulate_settings(
                 lines.append((row, label, *entries))
         is_fair = at == BEST and all(measures.find(name)[0].counts == BEST for name in wanted)
         of_best = FAIR if is_fair else "after the best round, so the numbers are too high"
-        when = "after the last round" if at == LAST else of_best
+        has_curve = any(measures.find(name)[0].curve for name in wanted)
+        at_end = f"mean of the last {ENDPOINT} evaluated rounds" if has_curve else "after the last round"
+        when = at_end if at == MEAN else of_best
         caption = capitalize(f"{titles[wanted[0]]}, {when}" if len(wanted) == 1 else when) if wanted else ""
         if wanted:
             tables.append(tabulate(f"{at}-{wanted[0].partition(':')[0]}", caption, ("Setting", "Method"), heads, lines))
@@ -148,7 +173,7 @@ def _tabulate_settings(
 
 def _make_head(measure: str, at: End, measured_cells: Sequence[MeasuredCell]) -> str:
     kind, title = measures.find(measure)[0], measures.get_title(measure)
-    if at in (LAST, kind.counts):
+    if at in (MEAN, kind.counts):
         return title
     tests = all(measured.cell.validates_on_test for measured in measured_cells)
     return f"{title}, {measures.CHOSEN_BY_TEST if tests else kind.chosen}"
@@ -182,7 +207,7 @@ def _tabulate_nodes(experiment: PaperExperiment, measured_cells: Sequence[Measur
 def _tabulate_clients(experiment: PaperExperiment, measured_cells: Sequence[MeasuredCell]) -> PageTable:
     """Return a table with a row for each client: the accuracy of its model on its validation data, last and best round."""
     arms, lines = _list_arms(measured_cells), list[Sequence[object]]()
-    ends, decimals = list(product(arms, (LAST, BEST))), experiment.index.decimals
+    ends, decimals = list(product(arms, (MEAN, BEST))), experiment.index.decimals
     for measured in measured_cells:
         row = measured.cell.about.row
         for i, network in measured.networks.items():
@@ -191,16 +216,16 @@ def _tabulate_clients(experiment: PaperExperiment, measured_cells: Sequence[Meas
             lines.append((row, f"{i}, {network}", *entries))
         if not measured.networks:
             lines.append((row, "all", *(NOT_RUN for _ in ends)))
-    heads = [Column(f"{at} round", arms[arm]) for arm, at in ends]
+    heads = [Column("mean" if at == MEAN else "best round", arms[arm]) for arm, at in ends]
     images = ", which are test images" if all(measured.cell.validates_on_test for measured in measured_cells) else ""
     caption = f"Each client's own model on its own validation data, %; the best round is chosen on these data{images}"
-    return tabulate(LAST, caption, ("Setting", "Client"), heads, lines)
+    return tabulate(MEAN, caption, ("Setting", "Client"), heads, lines)
 
 
 def list_records(experiment: PaperExperiment, measured_cells: Sequence[MeasuredCell]) -> Iterator[dict[str, Any]]:
     """Yield one record for each cell, arm, measure and end (fractions, rounds, losses or bytes); also for nodes if shown."""
     arms = [(measured, arm) for measured in measured_cells for arm in measured.cell.shown]
-    for (measured, arm), measure, at in product(arms, experiment.index.measures, (LAST, BEST)):
+    for (measured, arm), measure, at in product(arms, experiment.index.measures, (MEAN, LAST, BEST)):
         kind, about = measures.find(measure)[0], measured.cell.about
         values: dict[str | None, Any] = dict(measured.estimate_all(measure, arm, at))
         if at == kind.counts and not measured.results[arm]:
@@ -220,20 +245,21 @@ def list_records(experiment: PaperExperiment, measured_cells: Sequence[MeasuredC
                     "mean": value and value.mean,
                     "half": value and value.half,
                     "seeds": value.n if value else 0,
-                    "paper": printed if at == kind.counts else None,
+                    "paper": printed if at == kind.counts or (at, kind.counts) == (LAST, MEAN) else None,
                     "state": measured.describe_arm(arm) if measured.results[arm] else NOT_RUN,
                 }
 
 
 def make_claims_table(readings: Sequence[Sequence[Judgement]], decimals: int) -> PageTable:
-    """Return the table of all claims with their verdicts, one row for each reading, with p-values and Holm's adjustments."""
-    several, lines = any(len(of_claim) > 1 for of_claim in readings), []
+    """Return the table of all claims with their verdicts, one row for each reading, with p-values."""
+    several, lines = any(j.title for of_claim in readings for j in of_claim), []
     for number, of_claim in enumerate(readings, 1):
         for place, judged in enumerate(of_claim):
             head = [str(number), judged.claim.text] if place == 0 else ["", ""]
-            head += [judged.reading] if several else []
-            p_values = map(format_p_value, (judged.p, *judged.holm))
-            lines.append((*head, capitalize(describe_verdict(judged, decimals)), *p_values))
+            head += [judged.title] if several else []
+            least = "" if judged.detectable is None else format_difference(judged.detectable, judged.unit, decimals)
+            p_values = map(format_p_value, (judged.p, judged.adjusted))
+            lines.append((*head, capitalize(describe_verdict(judged, decimals)), least.removeprefix("+"), *p_values))
     texts = [Column("No."), "Claim", *(["Reading"] if several else []), "Verdict"]
     return tabulate("claims", "Claims and verdicts", texts, P_VALUES, lines)
 
