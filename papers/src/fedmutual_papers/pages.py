@@ -257,7 +257,7 @@ def _describe_reading(judged: Judgement) -> dict[str, Any]:
         **describe(judged, judged.overall),
         "part": judged.part,
         "p": judged.p,
-        "holm": judged.adjusted,
+        "holm": dict.fromkeys(("page", "all"), judged.adjusted),  # both names of older files
         "detectable": judged.detectable,
         "unit": judged.unit,
         "of": judged.claim.scope,
