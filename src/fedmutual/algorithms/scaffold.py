@@ -7,28 +7,30 @@ variate of the server, c_i that of a client. S clients of N take part in a round
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 
-from fedmutual.algorithms.fedavg import FedAvg, is_weight
-from fedmutual.core import At, Client, Message, Spec, run_field, setting
+from fedmutual.algorithms.fedavg import is_weight
+from fedmutual.algorithms.fork import Fork
+from fedmutual.core import At, Batch, Client, Message, Net, Spec, run_field, setting
 
 CONTROL = "control "  # begins the names of c in messages
 OWN, CORRECTION, SUM, STEPS = "own ", "correction ", "sum ", "steps"  # of a client's memory: - c_i; c - c_i; - sum of g; K
 
 
 @dataclass(frozen=True, kw_only=True)
-class SCAFFOLD(FedAvg):
-    """FedAvg whose clients step along g - c_i + c, so that they do not drift towards their own optima.
+class SCAFFOLD(Fork):
+    """Unweighted FedAvg whose clients step along g - c_i + c, so that they do not drift towards their own optima.
 
     g is a gradient. The next c_i is the mean of g over the K local steps; with plain SGD of the rate r it is
     c_i - c + (x - y) / (K r), as published. Then x = x + server_step (mean of y - x) and c = c + S / N (mean change of c_i).
     """
 
-    weighting: Literal["samples", "uniform"] = setting("uniform", "as that of fedavg; the paper has all equally")
     server_step: float = setting(1.0, "the share of the way to the mean of the clients' weights that the server moves")
     clients: int | None = run_field(None)  # N
+    scores: ClassVar[tuple[str, ...]] = ("global",)
+    terms: ClassVar[tuple[str, ...]] = ("meme",)
     dp_ready: ClassVar[bool] = True  # c_i is computed from the gradients of the steps, after their noise
 
     def __post_init__(self) -> None:
@@ -36,7 +38,7 @@ class SCAFFOLD(FedAvg):
             raise ValueError(f"server_step must be above 0, not {self.server_step:g}")
 
     def leaves(self, server: Message) -> Spec:
-        """Return the declared reply: that of FedAvg, and c plus the change of c_i, in the shapes of the weights."""
+        """Return the declared reply: the shared tensors, and c plus the change of c_i, in the shapes of the weights."""
         model = {k: v for k, v in server.items() if not k.startswith(CONTROL)}
         controls = {CONTROL + k: (v.dtype, tuple(v.shape)) for k, v in model.items() if is_weight(k, v)}
         return {**super().leaves(model), **controls}
@@ -52,6 +54,11 @@ class SCAFFOLD(FedAvg):
         client.memory = {**client.memory, **memory}
         return {}
 
+    def loss(self, nets: Mapping[str, Net], batch: Batch, const: Message) -> Message:
+        """Return the mean loss of the copy, a scalar."""
+        x, y = batch
+        return {"meme": self.task.fit(nets["meme"](x), y)}
+
     def edit(self, grads: Message, memory: Message) -> tuple[Message, Message]:
         """Return g - c_i + c for each gradient g of a shared weight, and the memory with g in the sum."""
         names = [k for k in grads if CORRECTION + k.removeprefix("meme.") in memory]
@@ -60,7 +67,7 @@ class SCAFFOLD(FedAvg):
         return {**grads, **corrected}, {**memory, **{k: memory[k] - g for k, g in sums.items()}, STEPS: memory[STEPS] + 1}
 
     def end(self, client: Client, at: At) -> Message:
-        """Return FedAvg's reply, and c plus the change of c_i; store the new c_i."""
+        """Return the shared tensors of the copy, and c plus the change of c_i; store the new c_i."""
         kept, controls = {k: v for k, v in client.memory.items() if not k.startswith((CORRECTION, SUM))}, Message()
         for k in (k.removeprefix(CORRECTION) for k in client.memory if k.startswith(CORRECTION)):
             own = client.memory[SUM + k] / client.memory[STEPS] if client.memory[STEPS] else client.memory[OWN + k]
@@ -76,10 +83,9 @@ class SCAFFOLD(FedAvg):
         """
         if not replies:
             return server
-        models = {i: {k: v for k, v in r.items() if not k.startswith(CONTROL)} for i, r in replies.items()}
-        controls = self.aggregate({i: {k: v for k, v in r.items() if k.startswith(CONTROL)} for i, r in replies.items()})
-        state = super().receive({k: v for k, v in server.items() if not k.startswith(CONTROL)}, models, at)
-        moved = {k: server[k] + self.server_step * (v - server[k]) for k, v in state.items() if is_weight(k, v)}
-        share = len(replies) / (self.clients or len(replies))
-        old = {k: server.get(k, torch.zeros_like(v)) for k, v in controls.items()}
-        return {**state, **moved, **{k: old[k] + share * (v - old[k]) for k, v in controls.items()}}
+        state, share = self.aggregate(replies, base=server), len(replies) / (self.clients or len(replies))
+        for k, v in state.items():
+            if is_weight(k, v):
+                old = server.get(k, torch.zeros_like(v))
+                state[k] = old + (share if k.startswith(CONTROL) else self.server_step) * (v - old)
+        return state
