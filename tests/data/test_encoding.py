@@ -19,7 +19,8 @@ from fedmutual import data
 from fedmutual.config import ColumnConfig, dump_config, parse_config
 from fedmutual.data import table
 from fedmutual.data.encoding import learn_encoding, parse_encoding
-from fedmutual.data.examples import ColumnPlan
+from fedmutual.data.examples import ColumnPlan, Part
+from fedmutual.data.objects import make_factory_source, make_memory_source
 from fedmutual.data.rows import Rows
 from fedmutual.data.suggest import describe_suggestion
 from fedmutual.errors import BadRows, UserError
@@ -75,6 +76,32 @@ def test_encoded_rows_are_those_of_scikit_learns_transformers(tmp_path: Path, fi
         x, _ = everything(rows)
         wanted = np.asarray(expected.transform(table.iloc[rows.index]), dtype=np.float32)
         np.testing.assert_allclose(x.numpy(), wanted, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("form", ["label", "pair", "factory", "factory's pair"])
+def test_frames_are_read_as_their_files(tmp_path: Path, form: str) -> None:
+    frame, new = make_frame().assign(ward=pd.Categorical(["I", "NA", "II"] * 20)), make_frame(10, seed=1).assign(ward="I")
+    frame["admitted"], frame["crp"] = pd.to_datetime(frame["admitted"]), ["<5", "7.25"] * 30
+    kinds = KINDS | {"ward": ["I", "II"], "crp": {"kind": "number", "fill": 1, "indicator": True}}
+    reading = config(data={"columns": kinds, "replace": {"crp": {"<5": "2.5"}}}).data
+    paths = {"root": tmp_path / "train.csv", "test": tmp_path / "test.csv"}
+    write(paths["root"], frame), write(paths["test"], new)
+    from_file = table.read_table(reading.model_copy(update={"name": "csv"} | paths))
+    train, test = ((f.drop(columns="label"), f["label"]) if "pair" in form else f for f in (frame, new))
+    source = (
+        make_factory_source((train, test) if form == "factory" else train, reading, "a")
+        if "factory" in form
+        else make_memory_source(train, test, "label" if form == "label" else None, "a", reading)
+    )
+    assert (source.plans, source.columns) == (from_file.plans, from_file.columns)
+    for one, other in zip(source.parts, from_file.parts, strict=False):
+        assert torch.equal(everything_of(one).nan_to_num(-1), everything_of(other).nan_to_num(-1))
+        assert one.labels.tolist() == other.labels.tolist()
+
+
+def everything_of(part: Part) -> torch.Tensor:
+    """The cells of a table [n, columns]."""
+    return part.x.take_one(range(len(part.x)))
 
 
 COLUMNS = {

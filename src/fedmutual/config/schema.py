@@ -31,6 +31,7 @@ def _if_engine(*names: str) -> tuple[OnlyIf]:
 _DIVIDED = OnlyIf("clients.ID.data", (None,))
 _FROM_FILES = OnlyIf("data.name", ("folder", "npz", "csv", "parquet"))
 _FROM_TABLES = OnlyIf("data.name", ("csv", "parquet"))
+_OF_TABLES = OnlyIf("data.name", ("csv", "parquet", OWN))
 _WITH_TEXT = OnlyIf("data.name", ("csv", "parquet", "npz", "datasets", OWN))
 _GROUPED = OnlyIf("data.name", ("folder", "npz", "csv", "parquet", OWN))
 _UNFOLDED = (OnlyIf("partition.kind", ("pfllib",), negated=True), OnlyIf("split.folds", (None,)))
@@ -118,11 +119,11 @@ class DataConfig(Section):
     """survival: the ends of the intervals of time, in the unit of the data; unset, the powers of 2 from 2^-10 to 2^20"""
     drop: keys.Names | None = key(only_if=(_FROM_TABLES,))
     """columns that are not features, for example an identifier"""
-    columns: dict[str, Annotated[ColumnConfig, BeforeValidator(_make_column_table)]] = key({}, only_if=(_FROM_TABLES,))
+    columns: dict[str, Annotated[ColumnConfig, BeforeValidator(_make_column_table)]] = key({}, only_if=(_OF_TABLES,))
     """the features by name, each with its kind; unset, all other columns are features, and are numbers"""
-    replace: dict[str, dict[str, str]] = key({}, only_if=(_FROM_TABLES,))
+    replace: dict[str, dict[str, str]] = key({}, only_if=(_OF_TABLES,))
     """a table of cell = replacement for each column of features; the replacement "" is an empty cell"""
-    date_format: keys.DateFormat | None = key(only_if=(_FROM_TABLES,))
+    date_format: keys.DateFormat | None = key(only_if=(_OF_TABLES,))
     """the form of dates that are not written as 2026-05-31, for example "%d.%m.%Y" """
     group_by: str | None = key(only_if=(_GROUPED,))
     """the column of groups (patient, account); no group appears in both training and evaluation"""

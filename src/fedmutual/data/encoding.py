@@ -82,10 +82,12 @@ class Encoding:
     @property
     def plans(self) -> tuple[ColumnPlan, ...]:
         """The plans by which new rows are read."""
-        pairs = zip(self.columns, self.vocabularies, strict=True)
-        return tuple(
-            ColumnPlan(c.name, ColumnConfig(kind=c.kind, indicator=c.indicator), vocabulary) for c, vocabulary in pairs
-        )
+
+        def make_plan(c: EncodedColumn, vocabulary: tuple[str, ...]) -> ColumnPlan:
+            known: dict[str, Any] = {"values": vocabulary or None} if c.kind == "category" else {"fill": c.fill}
+            return ColumnPlan(c.name, ColumnConfig(kind=c.kind, indicator=c.indicator, **known), vocabulary)
+
+        return tuple(map(make_plan, self.columns, self.vocabularies))
 
     def __call__(self, cells: Tensor) -> Tensor:
         """Return the features [B, F] float32 of cells [B, columns] float64."""

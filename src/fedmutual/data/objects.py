@@ -1,6 +1,7 @@
 """Data from a user's code: what "module:factory" returns, and the caller's Datasets, tensors, arrays and DataFrames."""
 
 import inspect
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -62,7 +63,12 @@ def read_from_factory(config: DataConfig) -> Source:
             f"key 'data.name': {config.name!r} cannot be made ({format_error(problem)}); name a function or class that "
             f"makes {_WANTED}"
         ) from None
-    return returned if isinstance(returned, Source) else make_factory_source(returned, config, config.name)
+    source = returned if isinstance(returned, Source) else make_factory_source(returned, config, config.name)
+    for key in ("columns", "replace", "date_format"):
+        if getattr(config, key) and source.plans is None:
+            fix = "give DataFrames and data.columns" if key != "columns" else "give DataFrames, or remove the key"
+            raise ConfigError(f"key 'data.{key}' is for the columns of tables, and {source.place} has none; {fix}")
+    return source
 
 
 def make_factory_source(returned: Any, config: DataConfig, place: str) -> Source:
@@ -73,6 +79,10 @@ def make_factory_source(returned: Any, config: DataConfig, place: str) -> Source
         DataError: the returned data cannot be used.
     """
     items = tuple(returned) if isinstance(returned, tuple | list) else (returned,)
+    if is_frame(items[0] if items else None) and len(items) < 3:  # a table, a pair (train, test) of tables, or (x, y)
+        if len(items) == 2 and not is_frame(items[1]):
+            return make_memory_source(items, None, None, place, config)
+        return make_memory_source(items[0], items[1] if len(items) > 1 else None, config.label, place, config)
     is_pair = len(items) == 2 and all(isinstance(v, np.ndarray | Tensor | list | Mapping) for v in items)
     if is_pair or isinstance(returned, Mapping):
         by_name = returned if isinstance(returned, Mapping) else dict(zip(("x", "y"), items, strict=True))
@@ -264,21 +274,37 @@ def make_memory_source(train: Any, test: Any, label: Label, place: str, config: 
         return make_factory_source(train if test is None else (train, test), config, place)
     pairs = [rows[0] for rows in (train, test) if isinstance(rows, tuple | list) and len(rows) == 2]
     length = _find_length(config, *pairs)
-    x, y, columns = _split_table(train, label, f"train of {place}", length=length, text=config.text)
+    x, y, columns = _split_table(train, label, f"train of {place}", config, length=length)
     arrays: dict[str, Any] = {"x": x, "y": y}
     if test is not None:
         arrays["x_test"], arrays["y_test"], test_columns = _split_table(
-            test, label, f"test of {place}", columns, length, config.text
+            test, label, f"test of {place}", config, columns, length
         )
         if test_columns != columns:
             raise DataError(f"test of {place}: its columns are not those of train; give both the same columns")
+    cells = None
+    if columns is not None and config.columns:  # as the table of a file
+        tests = {f"test of {place}": arrays["x_test"]} if test is not None else {}
+        cells = read_cells({f"train of {place}": x} | tests, config)
+        for name, part in zip(("x", "x_test"), cells.parts, strict=False):
+            arrays[name] = part.x.take_one(range(len(part.x))).numpy()
     source = make_source(arrays, config, place)
-    if columns is not None:  # of whole numbers as they are, and with the names of the columns
-        table = (train if _is_frame(train) else train[0]).rename(columns=str)[[*columns]]
+    if cells is not None:
+        parts = [replace(one, x=read.x) for one, read in zip(source.parts, cells.parts, strict=True)]
+        source = replace(source, train=parts[0], test=[*parts, None][1], plans=cells.plans, notes=cells.notes)
+    elif columns is not None:  # of whole numbers as they are, and with the names of the columns
+        table = (train if is_frame(train) else train[0]).rename(columns=str)[[*columns]]
         source = replace(source, notes=tuple(note_rounded_numbers(table, place, ROUNDING_FIX)))
     names = (label,) if isinstance(label, str) else tuple(label or ())
     classes = source.classes if label is None or isinstance(label, str) else names
     return replace(source, classes=classes, columns=columns, label_columns=names)
+
+
+def read_cells(frames: Mapping[str, Any], config: DataConfig) -> Source:
+    """Return the features of DataFrames as the table of a file; see `table.read_frames`."""
+    from fedmutual.data.table import read_frames  # imports pandas, which takes 0.3 s
+
+    return read_frames(frames, config)
 
 
 def _find_length(config: DataConfig, *values: Any) -> int | None:
@@ -306,7 +332,7 @@ def convert_inputs(
     Raises:
         DataError: as `convert_features`.
     """
-    if text and _is_frame(x):
+    if text and is_frame(x):
         _check_columns(x, text, place, ", which data.text names")
         numbers = x.drop(columns=list(text)) if columns is None else x[list(columns)]
         table = {"table": convert_features(numbers, place, columns)} if len(numbers.columns) else {}
@@ -324,7 +350,7 @@ def convert_features(features: Any, place: str, columns: tuple[str, ...] | None 
     Raises:
         DataError: a column is missing, or a value is missing or no number.
     """
-    if _is_frame(features):
+    if is_frame(features):
         from pandas.api import types
 
         features = features.rename(columns=str)
@@ -337,9 +363,15 @@ def convert_features(features: Any, place: str, columns: tuple[str, ...] | None 
             for name in text:
                 fixes.setdefault(find_fix(table[name].to_numpy(), "table"), []).append(name)
             listed = ", and ".join(f"of {list_names(names)} {fix}" for fix, names in fixes.items())
-            raise DataError(f"{place}: the columns {list_names(text)} are not numbers; drop them, or encode them: {listed}")
+            kinds = f"train with the kind of each column: settings={{'data.columns': {{{text[0]!r}: 'category', ...}}}}"
+            fix = f"drop them, or encode them: {listed}; or {kinds}"
+            raise DataError(f"{place}: the columns {list_names(text)} are not numbers; {fix}")
         if blank:
-            raise DataError(f"{place}: the columns {list_names(blank)} have missing values; fill them in, or drop the rows")
+            column = f"{blank[0]!r}: {{'kind': 'number', 'fill': 0}}"
+            kinds = f"train with the kind of each column: settings={{'data.columns': {{{column}, ...}}}}"
+            raise DataError(
+                f"{place}: the columns {list_names(blank)} have missing values; fill them in, drop the rows, or {kinds}"
+            )
         numbers: npt.NDArray[Any] = table.to_numpy(np.float64)  # as of a file; rounded to float32 with a remark
         return numbers
     if np.ma.is_masked(features):
@@ -365,10 +397,10 @@ def convert_features(features: Any, place: str, columns: tuple[str, ...] | None 
         raise DataError(f"{place}: {type(features).__name__} is no array ({str(problem).splitlines()[0]})") from None
 
 
-def _is_frame(rows: Any) -> bool:
-    import pandas as pd
-
-    return isinstance(rows, pd.DataFrame)
+def is_frame(rows: Any) -> bool:
+    """Return whether an object is a DataFrame of pandas."""
+    pandas = sys.modules.get("pandas")  # takes 0.3 s to import, and without it there is no DataFrame
+    return pandas is not None and isinstance(rows, pandas.DataFrame)
 
 
 def _check_columns(frame: Any, names: Sequence[str], place: str, reason: str = "") -> None:
@@ -380,7 +412,7 @@ def _check_columns(frame: Any, names: Sequence[str], place: str, reason: str = "
 
 def _check_label(rows: Any, label: Label, place: str) -> None:
     """Raise DataError if the column of the targets is named, and the rows have no columns."""
-    if label is not None and not _is_frame(rows):
+    if label is not None and not is_frame(rows):
         raise DataError(
             f"{place}: label = {label!r} names a column, and a {type(rows).__name__} has none; give a DataFrame, or remove "
             "label"
@@ -391,18 +423,20 @@ def _split_table(
     arrays: Any,
     label: Label,
     place: str,
+    config: DataConfig,
     columns: tuple[str, ...] | None = None,
     length: int | None = None,
-    text: Sequence[str] | None = None,
-) -> tuple[Inputs, npt.NDArray[Any], tuple[str, ...] | None]:
+) -> tuple[Any, npt.NDArray[Any], tuple[str, ...] | None]:
     """Return x, y, and the names of the features, where they have any. columns: the order in which features are wanted.
+
+    x is the DataFrame itself if data.columns has the kinds of its columns.
 
     length: of series, as in `convert_inputs`.
     """
     from fedmutual.data.column_check import check_names, describe_nameless
 
     _check_label(arrays, label, place)
-    if _is_frame(arrays):
+    if is_frame(arrays):
         check_names(arrays.columns, place)
         if label is None:
             raise DataError(f"{place} is a DataFrame; name the column of its targets: Site(..., label='COLUMN')")
@@ -412,14 +446,16 @@ def _split_table(
     if not isinstance(arrays, tuple | list) or len(arrays) != 2:
         raise DataError(f"{place} is {type(arrays).__name__}; give {_WANTED_IN_MEMORY}")
     features, targets = arrays
-    if _is_frame(features):
+    if is_frame(features):
         check_names(features.columns, place)
-        columns = columns or tuple(c for c in map(str, features.columns) if c not in (text or ()))
+        columns = columns or tuple(config.columns or (c for c in map(str, features.columns) if c not in (config.text or ())))
         for problem in describe_nameless(columns, DataConfig(), place):
             raise DataError(problem)
     else:
         columns = None
-    x, y = convert_inputs(features, place, columns, length, text), targets
+    is_encoded = is_frame(features) and config.columns
+    x = features if is_encoded else convert_inputs(features, place, columns, length, config.text)
+    y = targets
     if hasattr(targets, "iloc"):  # a DataFrame or Series, with missing targets as they are
         y = targets.to_numpy()
     y = convert_features(y, place)

@@ -46,16 +46,33 @@ def read_table(config: DataConfig, numbers: bool = False) -> Source:
         ConfigError: data.root is not set; or several label columns are named, and the task learns classes.
     """
     path = require_root(config)
-    if config.text and config.columns:
-        raise ConfigError(
-            "keys 'data.text' and 'data.columns' exclude each other: scale the numbers beside a text by data.mean"
-        )
     if not numbers and not isinstance(config.label, str):
         raise ConfigError(
             "key 'data.label' lists several columns, but the task learns one class of an example; name one column, or set "
             "training.task, for example to 'multilabel', 'regression' or 'survival'"
         )
-    files = [TableFile(p, config) for p in (path, config.test) if p is not None]
+    return _read_files([TableFile(p, config) for p in (path, config.test) if p is not None], config, numbers)
+
+
+def read_frames(frames: Mapping[str, pd.DataFrame], config: DataConfig) -> Source:
+    """Return the features of DataFrames as `read_table` reads a file: training rows, and test rows if there are two.
+
+    The parts have no labels. frames: by their names in messages.
+
+    Raises:
+        BadRows, ConfigError: as `read_table`.
+    """
+    config = config.model_copy(update={"label": (), "group_by": None})
+    return _read_files([TableFile(place, config, frame=frame) for place, frame in frames.items()], config, numbers=True)
+
+
+def _read_files(files: Sequence[TableFile], config: DataConfig, numbers: bool) -> Source:
+    """Return the data of one or two tables; see `read_table`."""
+    path = files[0].path
+    if config.text and config.columns:
+        raise ConfigError(
+            "keys 'data.text' and 'data.columns' exclude each other: scale the numbers beside a text by data.mean"
+        )
     named = [
         *(("data.label", c) for c in config.label_columns),
         *(("data.columns", c) for c, one in config.columns.items() if not one.indicator),
@@ -107,7 +124,7 @@ def read_table(config: DataConfig, numbers: bool = False) -> Source:
     return Source(
         str(path),
         parts[0],
-        parts[1] if config.test is not None else None,
+        parts[1] if len(parts) > 1 else None,
         None if isinstance(config.label, str) else config.label,
         columns,
         config.label_columns,
@@ -202,7 +219,8 @@ def _read_part(
         x = x if file.problems or not columns else convert_array(x, str(file.path)).numpy()
     groups, domains = (_get_names(file.frame, c) if c and c in file.frame else None for c in (config.group_by, DOMAIN))
     examples = ArrayExamples(x) if file.problems else _make_examples(x, file, config)
-    return Part(examples, _read_labels(file, config, numbers), file.name_row.with_file, groups, domains)
+    labels = _read_labels(file, config, numbers) if config.label else np.zeros(len(x))
+    return Part(examples, labels, file.name_row.with_file, groups, domains)
 
 
 def _make_examples(x: npt.NDArray[Any], file: TableFile, config: DataConfig) -> Examples:

@@ -32,11 +32,14 @@ _WITH_POINT = r"[+-]?(?:\d+\.\d*|\.\d+)(?:[eE][+-]?\d+)?"
 class RowNamer:
     """Names the rows of a file by line number, as an editor shows it. Line numbers are read when a row is first named."""
 
-    def __init__(self, path: Path, rows: int) -> None:
+    def __init__(self, path: Path | str, rows: int) -> None:
+        """path: the file; or the name of a DataFrame, whose rows are counted from 0."""
         self._path, self._rows = path, rows
 
     def __call__(self, row: int) -> str:
-        """Return "line 5", or "row 4 (without the header)" where line numbers are unknown."""
+        """Return "line 5", or "row 4 (without the header)" where line numbers are unknown; of a DataFrame "row 3"."""
+        if isinstance(self._path, str):
+            return f"row {row}"
         known = len(self._starts) == self._rows
         return f"line {self._starts[row]}" if known else f"row {row + 1} (without the header)"
 
@@ -50,10 +53,11 @@ class RowNamer:
 
         A quoted cell may span several lines; blank lines are no rows.
         """
-        dialect, starts = find_dialect(self._path), list[int]()
+        path = Path(self._path)
+        dialect, starts = find_dialect(path), list[int]()
         line = first = 1 + dialect["skiprows"]
         try:
-            with self._path.open(newline="", encoding=dialect["encoding"]) as file:
+            with path.open(newline="", encoding=dialect["encoding"]) as file:
                 reader = csv.reader(islice(file, first - 1, None), delimiter=dialect["sep"])
                 for cells in reader:
                     if len(cells) > 1 or any(cell.strip() for cell in cells):
@@ -65,13 +69,20 @@ class RowNamer:
 
 
 class TableFile:
-    """A table in a CSV or Parquet file; `table` parses its cells, and adds a sentence to `problems` for each fault."""
+    """A CSV or Parquet file, or a DataFrame; `table` parses its cells, and adds a sentence to `problems` for each fault."""
 
-    def __init__(self, path: Path, config: DataConfig, missing: str = "key 'data.root' or 'data.test' names it") -> None:
+    def __init__(
+        self,
+        path: Path | str,
+        config: DataConfig,
+        missing: str = "key 'data.root' or 'data.test' names it",
+        frame: pd.DataFrame | None = None,
+    ) -> None:
         """Read the whole table.
 
         Columns of names, such as the label's, stay text, and an empty cell is the text "". Other columns become numbers
         where all their cells are, unless `data.columns` gives them another kind. missing: the fix for a missing file.
+        frame: a table in memory, and `path` is its name in messages.
 
         Raises:
             DataError: the file is missing or is no table, or pyarrow is missing for Parquet.
@@ -80,10 +91,13 @@ class TableFile:
         self._config = config
         self._names = [c for c in (*config.label_columns, config.group_by, DOMAIN) if c is not None]
         self._text_features = [c for c, settings in config.columns.items() if settings.kind != "number"]
-        suffix = path.suffix.lower()
+        suffix = Path(path).suffix.lower()
         kind = "Parquet" if suffix == ".parquet" or (suffix != ".csv" and config.name == "parquet") else "CSV"
         try:
-            self.frame = self._read_parquet() if kind == "Parquet" else self._read_csv()
+            if frame is not None:
+                self.frame = self._read_frame(frame)
+            else:
+                self.frame = self._read_parquet(Path(path)) if kind == "Parquet" else self._read_csv(Path(path))
         except FileNotFoundError:
             raise DataError(f"{path}: there is no such file; {missing}") from None
         except pd.errors.ParserWarning:
@@ -94,7 +108,7 @@ class TableFile:
         except DataError:
             raise
         except UnicodeDecodeError:
-            raise DataError(f"{path}: {_describe_decoding_error(path)}") from None
+            raise DataError(f"{path}: {_describe_decoding_error(Path(path))}") from None
         except (OSError, ValueError) as problem:  # pandas' own errors are ValueErrors, and so are those of pyarrow
             is_ragged = isinstance(problem, pd.errors.ParserError)
             fix = "; fix that line: quote cells that hold the delimiter or a line break" if is_ragged else ""
@@ -111,8 +125,8 @@ class TableFile:
                     f"{self.path}: there is no column {name!r}, which {why}; {describe_columns(self.frame.columns, name)}"
                 )
 
-    def _read_csv(self) -> pd.DataFrame:
-        path, dialect, replace = self.path, find_dialect(self.path), self._config.replace
+    def _read_csv(self, path: Path) -> pd.DataFrame:
+        dialect, replace = find_dialect(path), self._config.replace
         header = pd.read_csv(path, nrows=1, header=None, dtype=str, keep_default_na=False, **dialect)
         if any("\0" in name for name in header.iloc[0]):
             raise DataError(
@@ -138,20 +152,24 @@ class TableFile:
         self._replace_cells(table, written, replace if has_points else features)
         return table
 
-    def _read_parquet(self) -> pd.DataFrame:
-        path, replace = self.path, self._config.replace
+    def _read_parquet(self, path: Path) -> pd.DataFrame:
         if not path.is_file():
             raise FileNotFoundError(path)
         try:
             from pyarrow import parquet
 
             check_names(parquet.read_schema(path).names, str(path))  # pandas cannot read two columns of one name
-            table = pd.read_parquet(path, engine="pyarrow").rename(columns=str)
+            return self._read_frame(pd.read_parquet(path, engine="pyarrow"))
         except ImportError:
             raise DataError(
                 f"{path}: reading Parquet needs pyarrow; install it by: pip install 'fedmutual[parquet]'"
             ) from None
-        check_names(table.columns, str(path))
+
+    def _read_frame(self, frame: pd.DataFrame) -> pd.DataFrame:
+        check_names(frame.columns, str(self.path))
+        table, replace = frame.rename(columns=str).reset_index(drop=True), self._config.replace
+        features = table.columns.difference(self._names)
+        table[features] = table[features].where(~table[features].isin(_MISSING))
         text = {c: make_text(table[c]) for c in {*self._names, *self._text_features, *replace} if c in table}
         table = table.assign(**{c: cells.fillna("") if c in self._names else cells for c, cells in text.items()})
         self._replace_cells(table, table, replace)

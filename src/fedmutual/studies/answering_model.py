@@ -15,6 +15,7 @@ from fedmutual.core import Task, get_target_kind
 from fedmutual.data.convert import convert_array, convert_input
 from fedmutual.data.encoding import Encoding, parse_encoding
 from fedmutual.data.examples import list_names
+from fedmutual.data.objects import convert_inputs, is_frame, read_cells
 from fedmutual.data.scaling import find_form, parse_scaling
 from fedmutual.data.sources import FILES
 from fedmutual.data.stores import check_finite
@@ -150,7 +151,8 @@ class AnsweringModel(NamedTuple):
         import pandas as pd  # takes 0.3 s
 
         takes = self.takes
-        raw = self.convert(self.arrange(x, "x"), "x")
+        cells = self.read_frame(x, "x")
+        raw = self.convert(self.arrange(x, "x"), "x") if cells is None else cells
         batches = split_inputs(raw, "row {} of x".format)
         answers = torch.cat([self.compute_answers(self.compute_outputs(x, names.__getitem__)) for names, x in batches])
         if self.kind == "masks":
@@ -158,14 +160,29 @@ class AnsweringModel(NamedTuple):
         is_named = answers.shape[1] == len(takes.classes)
         return pd.DataFrame(answers.numpy(), columns=[*takes.classes] if is_named else [*map(str, range(answers.shape[1]))])
 
+    @property
+    def reading(self) -> DataConfig:
+        """How rows are read: [data] of the client, with the values and fills of a table's columns that were learned."""
+        encoding, data = self.encoding, self.data
+        if encoding is None:
+            return data
+        columns = {plan.name: plan.settings for plan in encoding.plans}
+        replaced = {name: cells for name, cells in data.replace.items() if name in columns}
+        return data.model_copy(update={"columns": columns, "replace": replaced})
+
+    def read_frame(self, x: Any, name: str) -> Tensor | None:
+        """Return the cells [n, columns] of a DataFrame, if the model encodes columns; else None."""
+        if self.encoding is None or not is_frame(x):
+            return None
+        part = read_cells({name: x}, self.reading).train
+        return part.x.take_one(range(len(part.x)))
+
     def arrange(self, x: Any, name: str) -> Any:
         """Return inputs in memory as an array [n, ...], or as several by name, with series as long as those of the training.
 
         Raises:
             DataError: as `objects.convert_features`.
         """
-        from fedmutual.data.objects import convert_inputs  # imports pandas, which takes 0.3 s
-
         shape = self.takes.shape
         length = shape[MASK][0] if isinstance(shape, Shapes) and MASK in shape and not isinstance(x, Mapping) else None
         return convert_inputs(x, name, self.takes.columns, length, self.data.text)

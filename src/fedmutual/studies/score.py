@@ -195,10 +195,6 @@ def _take_labelled(rows: Any, label: Label, answering: AnsweringModel) -> Source
     import pandas as pd  # takes 0.3 s
 
     place = "the data to score"
-    if answering.encoding is not None:
-        raise DataError(
-            f"{place}: the model encodes columns; give it {answering.describe_inputs(answering.data.label_columns)}"
-        )
     if isinstance(rows, pd.DataFrame):
         names = [label] if isinstance(label, str) else [*(label or ())]
         missing = next((name for name in names if name not in rows), None)
@@ -207,8 +203,11 @@ def _take_labelled(rows: Any, label: Label, answering: AnsweringModel) -> Source
             raise DataError(f"{place} {about}; name the column of the targets: run.score(data, label='COLUMN')")
         rows = (rows, rows[label if isinstance(label, str) else names])
     if isinstance(rows, tuple | list) and len(rows) == 2:
-        rows = (answering.arrange(rows[0], place), rows[1])
-    return _fit_form(make_memory_source(rows, None, None, place, answering.data), answering)
+        rows = (rows[0] if answering.encoding else answering.arrange(rows[0], place), rows[1])
+    source = make_memory_source(rows, None, None, place, answering.reading)
+    if answering.encoding is not None and source.plans is None:
+        raise DataError(f"{place}: the model encodes columns of a table; give it a DataFrame")
+    return _fit_form(source, answering)
 
 
 def _fit_form(source: Source, answering: AnsweringModel) -> Source:

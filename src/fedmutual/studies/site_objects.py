@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from fedmutual.algorithms import ALGORITHMS
-from fedmutual.config import Config, make_algorithm, parse_config
+from fedmutual.config import Config, make_algorithm, merge_overrides, parse_config
 from fedmutual.core import Schedule
 from fedmutual.data.objects import make_memory_source
 from fedmutual.errors import ConfigError, UserError, format_error
@@ -35,7 +35,8 @@ KEYS = {
 ENGINES = ("auto", "inprocess", "stacked")
 """The engines that can hold objects of this process."""
 
-_READING = ("text", "tokenizer", "words", "length")  # keys of [data] that say how objects are read
+# keys of [data] that say how objects are read
+_READING = ("text", "tokenizer", "words", "length", "columns", "replace", "date_format", "mean", "std")
 
 Model = nn.Module | str | Callable[..., nn.Module]
 
@@ -49,7 +50,8 @@ class Site:
     DataFrame, or a list of columns: of 0 and 1 (several labels of one example), of numbers, or of the time and the event.
     model: the personal network of the participant: an nn.Module with its first weights, a name of `fedmutual list models`,
     or a function of (shape, classes) that makes a network; None: the shared architecture.
-    settings: keys of this participant alone, for example {"optimizer.lr": 0.01}.
+    settings: keys of this participant alone, for example {"optimizer.lr": 0.01}; `data.columns` has the kinds of a
+    DataFrame's columns.
     """
 
     train: Any
@@ -82,14 +84,11 @@ def hold_sites(
     objects |= {name: function for name, function in functions.items() if callable(function)}
     tables: dict[str, dict[str, Any]] = {}
     for site_name, site in sites.items():
-        table: dict[str, Any] = {}
-        for key, value in (site.settings or {}).items():
-            first, _, rest = key.partition(".")
-            table.setdefault(first, {})[rest] = value
+        table = dict(merge_overrides({}, site.settings or {}))
         if isinstance(site.train, DataLoader) and site.train.batch_size is not None:
             table.setdefault("training", {}).setdefault("batch_size", site.train.batch_size)
-        common = {key.removeprefix("data."): value for key, value in (settings or {}).items() if key.startswith("data.")}
-        given = common | table.get("data", {})
+        common = {key: value for key, value in (settings or {}).items() if key.startswith("data.")}
+        given = {**merge_overrides({}, common).get("data", {}), **table.get("data", {})}
         reading = parse_config(
             {"data": {"name": f"{PREFIX}data", **{k: v for k, v in given.items() if k in _READING}}}, f"site {site_name!r}"
         ).data
