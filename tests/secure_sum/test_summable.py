@@ -7,7 +7,7 @@ from fedmutual.algorithms import ALGORITHMS
 from fedmutual.algorithms.fedavg import FedAvg
 from fedmutual.sites.secure_sum.fixed_point import is_summable
 
-SUMMABLE = {"apfl", "ditto", "fedavg", "fedbn", "fedper", "fedprox", "fedrep", "fml", "lg-fedavg"}
+SUMMABLE = {"apfl", "ditto", "fedavg", "fedbn", "fedopt", "fedper", "fedprox", "fedrep", "fml", "lg-fedavg", "moon"}
 
 
 @dataclass(frozen=True, kw_only=True)
