@@ -167,6 +167,7 @@ def test_sites_train_what_one_process_trains(kind, tmp_path):
     [
         ([6], r"'x' is of type int64, .* agreed on float32 .* declare { x = { shape = \[6\], dtype = \"int64\" } }"),
         ({"x": {"shape": [6], "dtype": "int64", "range": [0, 20]}}, "'own_nets:Ids'"),
+        ({"x": {"shape": [6], "dtype": "int64", "range": [0, 1e30]}}, "the least and the greatest int64"),
     ],
 )
 def test_ids_are_declared_and_networks_are_tried_on_both_ends_of_their_range(declared, message, tmp_path):

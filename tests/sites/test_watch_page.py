@@ -20,6 +20,7 @@ import pytest
 import fedmutual
 from authority import write_startup
 from fedmutual.cli.app import main
+from fedmutual.errors import RunError
 from fedmutual.files import JSON_LOGS, make_log_line, write_json
 from fedmutual.rundir.folder import is_locked, lock_folder
 from fedmutual.sites import monitor
@@ -176,6 +177,34 @@ def test_a_lead_sees_what_the_server_tells_it_and_that_it_does_not_answer(wards,
     assert [row["missed"] for row in facts["sites"]] == [[], [], [(3, 3)]]
     assert "disk_free_bytes" not in facts
     assert "90.0 s ahead" in page
+
+
+def test_a_lead_sees_the_last_fold_that_has_begun_without_scores_of_the_one_before(wards, monkeypatch, tmp_path):
+    known = read_progress(wards.folder)
+    (tmp_path / "federation.toml").write_text('name = "wards"\n[split]\nfolds = 3\n')
+    begun = {"wards-0"}
+
+    class Server:
+        def status(self, name):
+            if name == "broken":
+                raise RunError("progress.json is damaged")
+            progress = known | {"job": name} if name in begun else None
+            return {"connected": [], "progress": progress, "stops": False, "seen": {}, "time": None}
+
+        def fetch(self, name, out, only):
+            if name == "wards-0":
+                (out / "metrics.jsonl").write_bytes((wards.folder / "metrics.jsonl").read_bytes())
+
+    monkeypatch.setattr(monitor, "Session", lambda kit, timeout: Server())
+    monkeypatch.setattr(Monitor, "_close_session", lambda self: None)
+    kit = SimpleNamespace(folder=tmp_path, name="lead@example.org", kind="lead", days=300)
+    with Monitor(kit, None) as lead:
+        seen = [lead.read()]
+        begun.add("wards-1")
+        seen.append(lead.read())
+    assert [(facts["federation"], bool(facts["scores"])) for facts in seen] == [("wards-0", True), ("wards-1", False)]
+    with Monitor(kit, None, "broken") as lead:
+        assert request(Watch(lead, TOKEN), "/health") == (503, "progress.json is damaged")
 
 
 def test_the_names_and_notes_of_others_are_text(wards, tmp_path):

@@ -15,8 +15,8 @@ from fedmutual.optimizers import reset_state
 class Fork(LocalEpochs):
     """One round with copies ("memes") of the shared model. A subclass defines the loss and the merging of the copies."""
 
-    # Whether a secure sum can replace the mean: a reply holds the shared model and at most n_k, and `receive` returns the
-    # result of `aggregate`. A subclass that overrides `send`, `leaves` or `receive` must declare this again.
+    # Whether a secure sum can replace the mean: a reply holds the shared model and at most n_k, and `receive` uses the
+    # replies by `aggregate` only. A subclass that overrides `send`, `leaves` or `receive` must declare this again.
     sum_ready: ClassVar[bool] = False
     aggregate: Aggregation = Aggregation()  # of the forks
 

@@ -201,9 +201,9 @@ def submit(
     folder = out_folder or Path("runs") / contract.name
     lead_kit, runs = open_kit(kit, "lead"), contract.list_runs()
     for number, run in enumerate(runs):
-        out = folder if len(runs) == 1 else folder / str(number)
-        count = _submit_run(lead_kit, run, out)
-        print_text(f"{out}: {count} files; `fedmutual report {folder} -o report.html` makes a page of it", soft_wrap=True)
+        place = folder if len(runs) == 1 else folder / str(number)
+        count = _submit_run(lead_kit, run, place)
+        print_text(f"{place}: {count} files; `fedmutual report {folder} -o report.html` makes a page of it", soft_wrap=True)
 
 
 def _submit_run(lead_kit: "kits.Kit", contract: "Contract", folder: Path) -> int:
@@ -342,6 +342,12 @@ def watch(
     from fedmutual.sites.watch_page import Watch, WatchServer, read_token
 
     own_kit = open_kit(kit)
+    if config is not None and own_kit.kind != "site":
+        exit_with_error(
+            f"--config names the file of a site, and this is the kit of a {own_kit.kind}; remove it", Code.BAD_INPUT
+        )
+    if state is not None and own_kit.kind == "lead":
+        exit_with_error("--state: a lead has no state folder; remove it", Code.BAD_INPUT)
     if state is None and config is not None:
         state = read_site_file(config).state
     if own_kit.kind == "site" and state is None:

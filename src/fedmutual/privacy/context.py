@@ -126,6 +126,10 @@ def _describe_fixed(value: object, depth: int = 0) -> str:
     if depth > _DEPTH:
         fix = "with privacy.nets give a loss whose attributes are numbers, tensors and lists"
         raise ConfigError(f"key 'training.loss': the loss holds an object that refers to itself or is too deep; {fix}")
+    if isinstance(value, partial):
+        return _describe_fixed((value.func, value.args, value.keywords), depth + 1)
+    if inspect.ismethod(value):
+        return _describe_fixed((value.__func__, value.__self__), depth + 1)
     if isinstance(value, Tensor | np.ndarray):
         return repr((value.dtype, value.tolist()))
     if isinstance(value, Mapping):
@@ -134,7 +138,10 @@ def _describe_fixed(value: object, depth: int = 0) -> str:
         parts = [_describe_fixed(part, depth + 1) for part in value]
         return repr(sorted(parts) if isinstance(value, set | frozenset) else parts)
     if not is_dataclass(value) and (state := _list_state(value)):
-        return repr((_name_class(type(value)), _describe_fixed(state, depth + 1)))
+        kind = getattr(value, "__qualname__", "") if inspect.isroutine(value) else _name_class(type(value))
+        return repr((kind, _describe_fixed(state, depth + 1)))
+    if isinstance(value, type) or inspect.isroutine(value):
+        return repr((getattr(value, "__module__", ""), value.__qualname__))
     return _describe_setting(value)
 
 

@@ -58,8 +58,8 @@ def check_algorithm(
     if not algorithm.dp_ready:
         raise ConfigError(
             f"{setting}: algorithm {name!r} does not declare that only its gradient steps read private rows, so noise on "
-            "these steps may not cover all that leaves; use fml, fedavg, fedprox, proxyfl, fedh2l or fedmd, or see "
-            "docs/privacy.md on your own algorithm"
+            "these steps may not cover all that leaves; use fml, fedavg, fedprox, fedopt, scaffold, proxyfl, fedh2l or "
+            "fedmd, or see docs/privacy.md on your own algorithm"
         )
     if any(N_K in phase.leaves(server) for phase in algorithm.phases):
         raise ConfigError(

@@ -23,6 +23,7 @@ from fedmutual.rundir.folder import is_locked
 from fedmutual.rundir.record_files import read_records
 from fedmutual.rundir.schema import Evaluation, LedgerLine
 from fedmutual.sites import journal
+from fedmutual.sites.consent import list_runs
 from fedmutual.sites.flare import progress
 from fedmutual.sites.flare.kits import FEDERATION, Kit
 from fedmutual.sites.flare.progress import Outcome, format_notes
@@ -51,7 +52,7 @@ class Monitor:
         self.kit, self._state, self._name = kit, state, name
         self._session: Session | None = None
         self._copies = tempfile.TemporaryDirectory()  # a lead's copies of the scores and bytes, as the server has them
-        self._copied: tuple[str, int] | None = None
+        self._copied: tuple[str, str, int] | None = None
 
     def __enter__(self) -> "Monitor":
         return self
@@ -74,20 +75,25 @@ class Monitor:
         return bool(self._read_lead()["alive"]) if self._state is None else is_locked(self._state)
 
     def _read_lead(self) -> Facts:
-        name, folder = self._name or str(read_tables(self.kit.folder / FEDERATION)["name"]), Path(self._copies.name)
+        names, folder = [self._name] if self._name else _list_names(self.kit), Path(self._copies.name)
         try:
             if self._session is None:
                 self._session = Session(self.kit, timeout=2.0)
-            sent = time.time()
-            status = self._session.status(name)
-            ahead = None if status["time"] is None else status["time"] - (sent + time.time()) / 2
+            for name in reversed(names):  # of several folds the last one that has begun, else the first
+                sent = time.time()
+                status = self._session.status(name)
+                ahead = None if status["time"] is None else status["time"] - (sent + time.time()) / 2
+                if status["progress"] is not None:
+                    break
             known = status["progress"]
-            if known is not None and self._copied != (known["job"], known["round"]):
+            if known is not None and self._copied != (name, known["job"], known["round"]):
+                for file in (METRICS, LEDGER):  # the server may have none yet, and here may be those of another fold
+                    (folder / file).unlink(missing_ok=True)
                 self._session.fetch(name, folder, (METRICS, LEDGER))
-                self._copied = known["job"], known["round"]
+                self._copied = name, known["job"], known["round"]
         except ServerLost as problem:
             self._close_session()
-            return {"federation": name, "others": [], "alive": False, "state": "no answer", "said": str(problem)}
+            return {"federation": names[0], "others": [], "alive": False, "state": "no answer", "said": str(problem)}
         seen, connected, now = status["seen"] or {}, status["connected"], status["time"] or time.time()
         facts = describe_progress(known, folder, connected, {i: now - at for i, at in seen.items()}, status["stops"])
         return {"federation": name, "others": [], "alive": True, "clock_ahead_seconds": ahead} | facts
@@ -96,6 +102,12 @@ class Monitor:
         if self._session is not None:
             self._session.close()
         self._session = None
+
+
+def _list_names(kit: Kit) -> list[str]:
+    """Return the names of the federations that a kit's contract carries out."""
+    tables = read_tables(kit.folder / FEDERATION)
+    return [name for name, _ in list_runs(str(tables["name"]), tables)]
 
 
 def find_federation(state: Path, file: str, name: str | None) -> tuple[Path | None, list[str]]:

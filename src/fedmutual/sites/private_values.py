@@ -136,8 +136,10 @@ def _describe_metrics(experiment: Experiment, site: str) -> str:
         return "Its losses and scores are not sent."
     rows = experiment.load_rows(site)
     kinds = dict.fromkeys(spec.rows for spec in experiment.list_evaluations(site))
-    known = {kind: rows[kind].rows([torch.arange(len(rows[kind]))]) for kind in kinds}
-    counts = {kind: sum(int(find_known(batch[1]).sum()) for batch in batches) for kind, batches in known.items()}
+    batches = {
+        kind: rows[kind].rows(torch.split(torch.arange(len(rows[kind])), 1024)) for kind in kinds
+    }  # images may be many
+    counts = {kind: sum(int(find_known(y).sum()) for _, y in of_kind) for kind, of_kind in batches.items()}
     sent = [kind for kind in kinds if is_disclosed(metrics, counts[kind])]
     if not sent:
         return f"Its losses and scores are not sent: it has fewer than {LEAST_ROWS} {' or '.join(kinds)} rows with a label."

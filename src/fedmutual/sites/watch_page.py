@@ -101,15 +101,14 @@ class Watch:
         return reply if method == "GET" else reply[: reply.index(b"\r\n\r\n") + 4]
 
     def _answer_path(self, path: str) -> bytes:
-        if path == "/health":
-            with self._lock:
-                alive = self._monitor.is_alive()
-            body = json.dumps({"status": "alive" if alive else "not alive"})
-            return make_answer(200 if alive else 503, body, ("Content-Type", "application/json"))
-        if path not in ("/", "/metrics"):
+        if path not in ("/", "/health", "/metrics"):
             return make_answer(404, "there is no such page")
         with self._lock:
             try:
+                if path == "/health":
+                    alive = self._monitor.is_alive()
+                    body = json.dumps({"status": "alive" if alive else "not alive"})
+                    return make_answer(200 if alive else 503, body, ("Content-Type", "application/json"))
                 if time.monotonic() > self._until:
                     self._facts, self._until = self._monitor.read(), time.monotonic() + _FRESH
                 if path == "/":

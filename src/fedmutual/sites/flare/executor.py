@@ -102,7 +102,7 @@ class SiteExecutor(Executor):  # type: ignore[misc]
             with suppress(RunError):  # a full disk: the next order tells the operator
                 write_json(work / CLOCK_FILE, {"format": FORMAT, "ahead": ahead})
             if abs(ahead) > MOST_AHEAD:
-                print_line(f"the clock of the server is {ahead:+.0f} s from this host's; set both by NTP", "warning")
+                self._print_refusal("clock", f"the clock of the server is {ahead:+.3g} s from this host's; set both by NTP")
 
     def _try_start(self, fl_ctx: FLContext, patience: float = _PATIENCE) -> None:
         """Start, or print why the site cannot start, and set the time of the next try."""
