@@ -59,7 +59,7 @@ optimizer = {{ name = "adam", lr = 0.003 }}
 name = "folder"
 label = {FINDINGS}
 group_by = "patient"
-unlabelled = true # blank cells teach by the other network only
+unlabelled = true # a blank cell's only target is the output of the other network
 uncertain = "ignore" # -1 is treated as blank
 mean = "federated"
 std = "federated"

@@ -1,4 +1,4 @@
-"""Four hospitals and scikit-learn's breast cancer data: does federated training pay for each hospital?
+"""Four hospitals and scikit-learn's breast cancer data: does each hospital gain from federated training?
 
 The tables have empty cells, and one hospital lacks a column. Each row is scored once, by models that did not train on it.
 Run: python examples/hospitals.py

@@ -29,7 +29,7 @@ class MOON(FedAvg):
     keeps_reply: ClassVar[bool] = True
 
     def algorithm(self) -> Algorithm:
-        """Every network must end in a linear layer, whose input are the features."""
+        """Every network must end in a linear layer, whose inputs are the features."""
         return replace(super().algorithm(), features=("meme",))
 
     def begin(self, client: Client, inbox: Message, at: At) -> Message:

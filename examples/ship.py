@@ -1,4 +1,4 @@
-"""Train in a notebook, ship the model, and use it in a process that has neither fedmutual nor the network's code.
+"""Train in a notebook, export the model, and use it in a process that has neither fedmutual nor the network's code.
 
 Run: python examples/ship.py
 """

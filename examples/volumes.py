@@ -48,7 +48,7 @@ model = {{ shared = "{network}" }}
 algorithm = {{ name = "fedavg" }}
 training = {{ task = "{task}", local_epochs = 2, batch_size = 4 }}
 optimizer = {{ name = "adam", lr = 0.003 }}
-engine = {{ name = "inprocess" }} # so little training that worker processes, which import all packages again, do not pay
+engine = {{ name = "inprocess" }} # training is so short that starting worker processes would take longer
 """
 
 

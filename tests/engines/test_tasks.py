@@ -117,7 +117,7 @@ def get_task(name):
 def test_cox_has_no_loss_without_an_event_and_no_calibration():
     scores = make_task("cox").score(torch.tensor([[0.0], [1.0]]), torch.tensor([[1.0, 0.0], [2.0, 0.0]]))
     assert scores == {"examples": 2, "loss": None, "concordance": None}
-    with pytest.raises(fedmutual.UserError, match="no baseline hazard: no probability at a time, and no calibration"):
+    with pytest.raises(fedmutual.UserError, match="no baseline hazard: it has no probabilities and no calibration"):
         train("cox", **{"data.times": [1, 2]})
 
 

@@ -359,7 +359,7 @@ def watch(
         print_text(f"http://{page.host}/?token={shown}  Ctrl-C ends it", soft_wrap=True)
         if not page.is_local:
             print_warning(
-                f"other hosts can connect to {page.host}, and nothing is encrypted: let a proxy with TLS do so alone"
+                f"other hosts can connect to {page.host}, and nothing is encrypted: allow only a proxy with TLS to connect"
             )
         try:
             with stop_on_sigterm():

@@ -137,7 +137,7 @@ class DataConfig(Section):
     """the greatest value that an image of the folder can hold, by which its values are divided; unset, 255 for images of 8
     bits, and no division of DICOM and NIfTI"""
     slices: bool = key(False, only_if=(OnlyIf("data.name", ("folder",)),))
-    """read the DICOM slices of one folder, which are one series, as a volume that the folder names"""
+    """read the DICOM slices in one folder, which are one series, as one volume with the folder's name"""
     mean: keys.Means | None = key()
     """subtracted from inputs (images: x / 255), a value for each channel or column; published sets have known values;
     "federated": the mean of the training rows of all clients"""

@@ -37,7 +37,7 @@ def name_outputs(task: Task, config: DataConfig, columns: tuple[str, ...]) -> tu
     if config.times is not None:
         why = "which learns intervals of time; remove the key"
         if is_survival:
-            why = "because cox estimates no baseline hazard: no probability at a time, and no calibration; change one"
+            why = "because cox estimates no baseline hazard: it has no probabilities and no calibration; change one key"
         raise ConfigError(f"key 'data.times' is for training.task = 'survival', {why}")
     return ("log hazard ratio",) if is_survival else columns
 

@@ -63,7 +63,7 @@ _POLICY = (
 _NO_CLIENT = "/metrics needs the package prometheus-client: pip install 'fedmutual[sites]'"
 _METRICS = {  # key of the facts -> what the number is
     "alive": "1 while the process of the site or server runs, or while the server answers a lead",
-    "round": "The round that is done, or at a site begun",
+    "round": "The last round that is done; at a site, that has begun",
     "rounds": "The rounds of the federation",
     "certificate_days": "Days until the certificate of the kit ends",
     "disk_free_bytes": "Free bytes on the disk of the state folder",
@@ -90,11 +90,11 @@ class Watch:
             address = urlsplit(target)
             given = parse_qs(address.query, max_num_fields=8).get("token", [""])[0]
         except (ValueError, http.client.HTTPException):
-            return make_answer(400, "the request is not one of HTTP")
+            return make_answer(400, "this is not an HTTP request")
         if len(hosts) != 1 or not is_trusted_host(hosts[0]):
             return make_answer(403, "name this host as localhost or by its address")
         if method not in ("GET", "HEAD"):
-            return make_answer(405, "this page can be read only", ("Allow", "GET, HEAD"))
+            return make_answer(405, "this page answers GET and HEAD only", ("Allow", "GET, HEAD"))
         if not (hmac.compare_digest(given.encode(), self._token.encode()) or (is_local and address.path == "/health")):
             return make_answer(403, "the address needs the token that `fedmutual watch` printed at its start")
         reply = self._answer_path(address.path)
@@ -225,8 +225,8 @@ def _make_left_table(id: str, caption: str, rows: Sequence[Mapping[str, Any]]) -
         Column("To", numeric=False, read=lambda r: r["to"]),
         Column("Tensors", read=lambda r: f"{r['tensors']:,}"),
         Column("Size of each", read=lambda r: format_size(r["size"])),
-        Column("Beside them", numeric=False, read=lambda r: ", ".join(r["beside"]) or "nothing"),
-        *([Column("All", read=lambda r: format_size(r["bytes"]))] if id == "left" else []),
+        Column("Other values", numeric=False, read=lambda r: ", ".join(r["beside"]) or "nothing"),
+        *([Column("Total size", read=lambda r: format_size(r["bytes"]))] if id == "left" else []),
     )
     return replace(make_table(id, caption, columns, rows[-_MOST_ROWS:], cards=True), csv="")
 
