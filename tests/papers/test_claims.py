@@ -124,8 +124,8 @@ def test_a_cell_of_one_seed_takes_no_interval_away(measured):
     judged = judge(claim(), [better, measured((0.5,), (0.5,), row="Non-IID"), measured(NONE)])
     assert (judged.verdict, judged.overall.n, judged.unpaired) == ("supported", 5, ("digits MLP, Non-IID",))
     assert describe_verdict(judged, 1) == (
-        "supported: +10.0 points (95 % interval +10.0 to +10.0, 5 seeds), mean over 1 of 3 cells, without digits MLP, "
-        "Non-IID (no common seeds): 1 supported and 1 inconclusive"
+        "supported: +10.0 points (equal in all 5 seeds), mean over 1 of 3 cells, without digits MLP, "
+        "Non-IID (no common seeds): 1 supported and 1 inconclusive without adjustment"
     )
 
 
@@ -146,9 +146,9 @@ def test_which_cells_are_pooled(cells, chosen, seeds):
 
 
 @pytest.mark.parametrize(("gains", "message"), [
-    ((0.1, 0.05), ("supported: +7.5 points", "mean over 2 of 2 clients: 2 supported")),
-    ((0.1, -0.05, 0.1), ("contradicted: +5.0 points", "mean over 3 of 3 clients: 2 supported and 1 contradicted")),
-    ((0.1, 0.0), ("inconclusive: +5.0 points", "mean over 2 of 2 clients: 1 supported and 1 inconclusive")),
+    ((0.1, 0.05), ("supported: +7.5 points", "mean over 2 of 2 clients: 2 supported without adjustment")),
+    ((0.1, -0.05, 0.1), ("contradicted: +5.0 points", "3 clients: 2 supported and 1 contradicted without adjustment")),
+    ((0.1, 0.0), ("inconclusive: +5.0 points", "2 of 2 clients: 1 supported and 1 inconclusive without adjustment")),
 ])  # fmt: skip
 def test_a_claim_about_each_client_differs_from_a_claim_about_their_mean(clients, measured, gains, message):
     judged = judge(claim(**EACH), [clients(*gains)])
@@ -201,7 +201,7 @@ def test_what_lines_say_against_a_mean_counts(measured):
     assert judge(same, [measured(UP), measured(mirrored)]).verdict == "contradicted"
     judged = judge(same, [measured(UP), measured(THEIRS)])
     assert (judged.verdict, [line.verdict for line in judged.lines]) == ("inconclusive", ["contradicted", "supported"])
-    assert describe_verdict(judged, 1).endswith("1 contradicted and 1 supported, which contradict each other")
+    assert describe_verdict(judged, 1).endswith("1 supported without adjustment, which contradict each other")
     fallen = tuple(v - 0.5 for v in THEIRS)  # the mean is certainly below 0, and one is up
     assert judge(claim(), [measured(UP), measured(fallen)]).verdict == "inconclusive"
 
@@ -250,7 +250,7 @@ def test_all_diverged_is_not_not_run(measured, clients):
     judged = judge(claim(), [measured((0.8, 0.82, 0.81), (0.7, 0.72, 0.71)), fallen])  # it takes part in the verdict
     assert [line.verdict for line in judged.lines] == ["supported", "diverged"]
     assert describe_verdict(judged, 1) == (
-        "inconclusive: +10.0 points (95 % interval +10.0 to +10.0, 5 seeds), only in digits MLP, IID, 1 of 2 cells; "
+        "inconclusive: +10.0 points (equal in all 5 seeds), only in digits MLP, IID, 1 of 2 cells; "
         "fml diverged in 6 of 11 runs"
     )
     made = clients(0.1, 0.05)
@@ -283,7 +283,7 @@ def test_so_many_times(measured, times, sign, message):
         for arm, up in (("fml", 400), ("fedavg", 2)):
             cell.results[arm][seed] = result(arm, seed, clients=clients, traffic={"up": up, "down": 0})
     judged = judge(claim(measure="bytes_up", times=times, sign=sign), [cell])
-    assert describe_verdict(judged, 1) == f"{message}: 200.0 times (95 % interval 200.0 to 200.0, 3 seeds)"
+    assert describe_verdict(judged, 1) == f"{message}: 200.0 times (equal in all 3 seeds)"
     side = "above" if sign == "more" else "below"
     assert describe_condition(judged) == f"fml divided by fedavg; supported if the ratio's interval lies {side} {times:,}"
     cell.results["fedavg"][1] = result("fedavg", 1, clients=clients, traffic={"up": 0, "down": 0})

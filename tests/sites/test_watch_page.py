@@ -93,7 +93,7 @@ def test_a_site_sees_its_own_scores_and_what_left_it_and_writes_nothing(wards):
     assert own.keys() == sent.keys() == {1, 4}
     assert all(round(own[r], 2) == sent[r] for r in own)
     assert any(own[r] != sent[r] for r in own)
-    assert "Private: exact" in page
+    assert "Exact scores on the site" in page
     assert f'score="accuracy",site="west"}} {sent[4]:g}' in numbers
     assert str(own[4]) not in numbers  # private scores are on the page only
     for other in ("north", "south"):
