@@ -246,6 +246,9 @@ def _list_faults(contract: Contract) -> Iterator[str]:
     """Yield in one clause why real sites cannot carry out the contract."""
     config, algorithm, sites, layout = contract.config, contract.algorithm, contract.sites, contract.layout
     method, public = f"algorithm {config.algorithm['name']!r}", algorithm.public
+    for name, one in sites.inputs.items():
+        if not one.has_valid_range:
+            yield f"key 'sites.input': the range of {name!r} must be the least and the greatest {one.dtype}, not {one.range}"
     if config.split.folds is not None and public is not None:
         yield f"'split.folds' changes the training rows, and {method} has a public seed set that is made once; remove it"
     if contract.name.lower() in (WORK_FOLDER, PRIVACY_FOLDER) or contract.name.startswith("."):

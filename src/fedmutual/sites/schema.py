@@ -87,13 +87,13 @@ class InputTable:
     dtype: Literal["float32", "int64", "bool"] = "float32"
     range: tuple[float, float] | None = None  # what networks must take, not what a site's rows have
 
-    def __post_init__(self) -> None:
-        if self.range is not None:
-            low, high = self.range
-            most = {"float32": torch.finfo(torch.float32).max, "int64": 2.0**53, "bool": 1.0}[self.dtype]
-            is_number = self.dtype == "float32" or (low.is_integer() and high.is_integer())
-            if not (-most <= low <= high <= most and is_number):
-                raise ValueError(f"range must be the least and the greatest {self.dtype}, not [{low:g}, {high:g}]")
+    @property
+    def has_valid_range(self) -> bool:
+        """Return whether the range is the least and the greatest of two numbers of the type, or is not set."""
+        low, high = self.range or (0.0, 0.0)
+        most = {"float32": torch.finfo(torch.float32).max, "int64": 2.0**53, "bool": 1.0}[self.dtype]
+        is_number = self.dtype == "float32" or (low.is_integer() and high.is_integer())
+        return -most <= low <= high <= most and is_number
 
     def make_examples(self) -> Tensor:
         """Return two constant inputs [2, *shape]: the ends of the range; without one 0, or 1 where 0 may be padding."""
