@@ -66,7 +66,7 @@ def test_the_main_metric_compares_the_ways(in_tmp_path, cli, write, metric, titl
     cli.run("run", "run.toml", "--out", "r")
     out, _ = cli.run("adapt", "r", "--data", "new.toml", "--examples", "20", "--seeds", "2", "--out", "a")
     assert title in out
-    assert "accura" not in out + Path("a/report.html").read_text().lower().replace("pixel_accuracy", "")
+    assert "accura" not in out + Path("a/report.html").read_text().lower().replace("pixel accuracy", "")
     about = json.loads(Path("a/adapt.json").read_text())
     assert about["metric"]["name"] == metric
     for way, by_size in about["values"].items():
