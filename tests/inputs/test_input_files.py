@@ -129,9 +129,12 @@ def agree(tmp_path, in_tmp_path):
 
 
 @pytest.mark.sites
-def test_the_server_and_the_sites_find_ids_by_the_shared_network(agree):
+def test_the_contract_declares_ids(agree):
     x, y = ids(0, n=60)
-    assert [space.dtype for space in agree(NET, {"x": x}, y, [6])] == [torch.int64, torch.int64]
+    declared = {"x": {"shape": [6], "dtype": "int64"}}
+    assert [space.dtype for space in agree(NET, {"x": x}, y, declared)] == [torch.int64, torch.int64]
+    with pytest.raises(UserError, match=r"type int64.*agreed on float32.*let the lead declare"):
+        agree(NET, {"x": x}, y, [6])
 
 
 @pytest.mark.sites
