@@ -144,7 +144,7 @@ class Run:
         """Return answers for examples in memory: a row for each example [n], a column for each class with its probability.
 
         For several labels: one column for each label with its probability; for numbers: the predicted number; for masks: an
-        array [*sides] in each cell, the probability of the class in each pixel.
+        array `[*sides]` in each cell, the probability of the class in each pixel.
 
         x: an array, tensor or DataFrame `[n, *shape]` of unscaled values; columns of a DataFrame are matched by name.
         client: the client whose personal model answers; without it, the shared model answers.
