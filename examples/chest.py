@@ -36,13 +36,13 @@ def save(densities: np.ndarray, path: Path) -> None:
 for hospital in ("north", "south", "west"):
     rows = []
     for k in range(120):
-        effusion, mass, large_heart = found = rng.integers(0, 2, 3)
+        effusion, mass, large_heart = truth = rng.integers(0, 2, 3)
         image = rng.normal(0, 100, (28, 28))
         image[22:, :] += 400 * effusion
         image[4:9, 5:10] += 400 * mass
         image[12:20, 10 : 14 + 8 * large_heart] += 400
         save(image.clip(-1000, 30000), home / hospital / f"study{k // 10}" / f"IM{k:04}.dcm")
-        cells = [rng.choice([str(value), "", "-1"], p=[0.8, 0.15, 0.05]) for value in found]  # blank; -1: uncertain
+        cells = [rng.choice([str(value), "", "-1"], p=[0.8, 0.15, 0.05]) for value in truth]  # blank; -1: uncertain
         rows.append(
             {"file_name": f"study{k // 10}/IM{k:04}.dcm", "patient": k // 2, **dict(zip(FINDINGS, cells, strict=True))}
         )

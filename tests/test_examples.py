@@ -12,46 +12,46 @@ pytestmark = pytest.mark.docs
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
-def check_hospitals(made):
-    assert made["gains"]["examples"].sum() == len(made["table"])  # each row is scored once
-    assert [*made["gains"].index] == ["east", "north", "south", "west"]
-    assert (made["gains"][["fml", "independent"]] > made["bunch"].target.mean() + 0.1).all(None)  # the majority's share
+def check_hospitals(names):
+    assert names["gains"]["examples"].sum() == len(names["table"])  # each row is scored once
+    assert [*names["gains"].index] == ["east", "north", "south", "west"]
+    assert (names["gains"][["fml", "independent"]] > names["bunch"].target.mean() + 0.1).all(None)  # the majority's share
 
 
-def check_survival(made):
-    scores = made["concordances"]
+def check_survival(names):
+    scores = names["concordances"]
     assert scores["pooled, global"] == pytest.approx(scores["Cox of lifelines, pooled"], abs=0.01)
 
 
-def check_notes(made):
-    assert min(made["accuracies"].values()) > made["notes"]["diagnosis"].value_counts(normalize=True).max() + 0.1
+def check_notes(names):
+    assert min(names["accuracies"].values()) > names["notes"]["diagnosis"].value_counts(normalize=True).max() + 0.1
 
 
-def check_volumes(made):
+def check_volumes(names):
     def find_last(run, metric):
         scores = run.history()
         return scores[(scores["metric"] == metric) & (scores["data"] == "test")]["value"].iloc[-1]
 
-    assert find_last(made["patients"], "accuracy") > 0.6  # half are ill
-    background = (made["masks"] == 0).mean()
+    assert find_last(names["patients"], "accuracy") > 0.6  # half are ill
+    background = (names["masks"] == 0).mean()
     alone = background / (1 + background)  # Dice where every voxel is background
-    assert min(find_last(made[name], "dice") for name in ("lesions", "arrays")) > alone + 0.1
+    assert min(find_last(names[name], "dice") for name in ("lesions", "arrays")) > alone + 0.1
 
 
-def check_chest(made):
-    assert made["last"]["value"].min() > 0.6  # AUROC: chance is 0.5
-    assert {*dict(made["answer"].ranked)} == {*made["FINDINGS"]}
+def check_chest(names):
+    assert names["last"]["value"].min() > 0.6  # AUROC: chance is 0.5
+    assert {*dict(names["answer"].ranked)} == {*names["FINDINGS"]}
 
 
-def check_moon(made):
-    scores = made["comparison"].history()
+def check_moon(names):
+    scores = names["comparison"].history()
     last = scores[(scores["metric"] == "accuracy") & (scores["round"] == 4)].groupby("method")["value"].mean()
     assert (last > 0.5).all()  # of ten digits
     assert last["MOON"] != last["FedAvg"]
 
 
-def check_ship(made):
-    np.testing.assert_allclose(made["answers"], made["expected"], atol=1e-5)
+def check_ship(names):
+    np.testing.assert_allclose(names["answers"], names["expected"], atol=1e-5)
 
 
 @pytest.mark.parametrize("script", sorted(EXAMPLES.glob("*.py")), ids=lambda script: script.stem)

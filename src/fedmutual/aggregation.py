@@ -247,3 +247,8 @@ def _trimmed_piece(values: Tensor, cut: int) -> Tensor:
     if not values.is_floating_point():
         return ordered[(len(values) - 1) // 2]
     return ordered[cut : len(values) - cut].double().mean(0).to(values.dtype)
+
+
+def is_weight(name: str, tensor: Tensor) -> bool:
+    """Return whether a server may move a shared tensor along an update: all but counters and BatchNorm's statistics."""
+    return tensor.is_floating_point() and not name.endswith(("running_mean", "running_var"))

@@ -23,6 +23,7 @@ from fedmutual.settings import Disclosure as Disclosure
 from fedmutual.settings import OnlyIf as OnlyIf
 from fedmutual.settings import Schedule as Schedule
 from fedmutual.settings import Setting as Setting
+from fedmutual.settings import above_zero as above_zero
 from fedmutual.settings import within as within
 
 T = TypeVar("T")

@@ -104,6 +104,12 @@ Setting = float | Schedule
 """A number, or one that moves over the rounds."""
 
 
+def above_zero(name: str, value: float) -> None:
+    """Raise ValueError, with one sentence, unless the value is above 0."""
+    if value <= 0:
+        raise ValueError(f"{name} must be above 0, not {value:g}")
+
+
 def within(name: str, setting: Setting, low: float, high: float) -> None:
     """Raise ValueError, with one sentence, unless the setting stays in [low, high] over all rounds."""
     for value in (setting.start, setting.end) if isinstance(setting, Schedule) else (setting,):

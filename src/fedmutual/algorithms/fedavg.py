@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor
 
 from fedmutual.algorithms.fork import Fork
 from fedmutual.core import At, Batch, Client, Message, Net, OnlyIf, Spec, Total, setting
@@ -68,8 +67,3 @@ class FedAvg(Fork):
         models = {i: {k: v for k, v in reply.items() if k != N_K} for i, reply in replies.items()}
         weights = {i: float(reply[N_K]) for i, reply in replies.items()} if self.weighs else None
         return self.aggregate(models, weights, base=server)
-
-
-def is_weight(name: str, tensor: Tensor) -> bool:
-    """Return whether a server may move a shared tensor along an update: all but counters and BatchNorm's statistics."""
-    return tensor.is_floating_point() and not name.endswith(("running_mean", "running_var"))

@@ -13,7 +13,7 @@ from fedmutual.algorithms.fedavg import N_K, FedAvg
 from fedmutual.algorithms.peers import read_one_batch
 from fedmutual.batches import draws
 from fedmutual.calling import call_network
-from fedmutual.core import Algorithm, At, Bench, Message, Public, get_target_kind, run_field, setting, within
+from fedmutual.core import Algorithm, At, Bench, Message, Public, above_zero, get_target_kind, run_field, setting, within
 from fedmutual.losses import kl
 
 
@@ -33,8 +33,7 @@ class FedDF(FedAvg):
     def __post_init__(self) -> None:
         within("distill_steps", self.distill_steps, 0, float("inf"))
         within("distill_batch", self.distill_batch, 1, float("inf"))
-        if self.distill_lr <= 0:
-            raise ValueError(f"distill_lr must be above 0, not {self.distill_lr:g}")
+        above_zero("distill_lr", self.distill_lr)
         if get_target_kind(self.task) != "classes":
             raise ValueError("feddf distils posteriors over classes, so training.task must be a task with classes")
 

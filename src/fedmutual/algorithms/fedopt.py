@@ -10,8 +10,9 @@ from typing import ClassVar, Literal
 
 import torch
 
-from fedmutual.algorithms.fedavg import FedAvg, is_weight
-from fedmutual.core import At, Message, Spec, setting, within
+from fedmutual.aggregation import is_weight
+from fedmutual.algorithms.fedavg import FedAvg
+from fedmutual.core import At, Message, Spec, above_zero, setting, within
 
 FIRST, SECOND = "first moment ", "second moment "  # begin the names of m and v in the server's state
 
@@ -40,8 +41,7 @@ class FedOpt(FedAvg):
         for name in ("beta1", "beta2"):
             within(name, getattr(self, name), 0, 1)
         for name in ("server_rate", "tau"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be above 0, not {getattr(self, name):g}")
+            above_zero(name, getattr(self, name))
 
     def leaves(self, server: Message) -> Spec:
         """Return the declared reply: that of FedAvg, without moments."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedmutual.algorithms.fedproto import EXAMPLES, PROTOTYPES, FedProto
 from fedmutual.batches import epochs
-from fedmutual.core import At, Message, setting, within
+from fedmutual.core import At, Message, above_zero, setting, within
 
 TGP = "tgp."  # begins the names of the server's network in its state
 
@@ -37,8 +37,7 @@ class FedTGP(FedProto):
         super().__post_init__()
         within("margin", self.margin, 0, float("inf"))
         within("server_epochs", self.server_epochs, 1, float("inf"))
-        if self.server_lr <= 0:
-            raise ValueError(f"server_lr must be above 0, not {self.server_lr:g}")
+        above_zero("server_lr", self.server_lr)
 
     def receive(self, server: Message, replies: Mapping[str, Message], at: At) -> Message:
         """Return the server's prototypes [C, D] after their training; from then on every class has one."""

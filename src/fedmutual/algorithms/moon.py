@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from fedmutual.algorithms.fedavg import FedAvg
-from fedmutual.core import Algorithm, At, Batch, Client, Message, Net, Setting, setting, within
+from fedmutual.core import Algorithm, At, Batch, Client, Message, Net, Setting, above_zero, setting, within
 
 SHARED, LAST = "shared.", "last."  # begin the names of the constants: the received model, and what the client sent last
 
@@ -32,8 +32,7 @@ class MOON(FedAvg):
 
     def __post_init__(self) -> None:
         within("contrast", self.contrast, 0, float("inf"))
-        if self.contrast_temperature <= 0:
-            raise ValueError(f"contrast_temperature must be above 0, not {self.contrast_temperature:g}")
+        above_zero("contrast_temperature", self.contrast_temperature)
 
     def algorithm(self) -> Algorithm:
         """Return FedAvg's phase; the shared network must end in a linear layer, whose inputs are the features."""

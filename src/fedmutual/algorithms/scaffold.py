@@ -11,12 +11,14 @@ from typing import ClassVar
 
 import torch
 
-from fedmutual.algorithms.fedavg import is_weight
+from fedmutual.aggregation import is_weight
 from fedmutual.algorithms.fork import Fork
-from fedmutual.core import At, Batch, Client, Message, Net, Spec, run_field, setting
+from fedmutual.core import At, Batch, Client, Message, Net, Spec, above_zero, run_field, setting
 
 CONTROL = "control "  # begins the names of c in messages
-OWN, CORRECTION, SUM, STEPS = "own ", "correction ", "sum ", "steps"  # of a client's memory: - c_i; c - c_i; - sum of g; K
+# Of a client's memory: -c_i, c - c_i, -(sum of g), K. With this sign, because a first reply of a client is its c_i, and the
+# boundary refuses a reply with the bytes of a tensor that stays: c_i is declared to leave, as the change from 0.
+OWN, CORRECTION, SUM, STEPS = "own ", "correction ", "sum ", "steps"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +36,7 @@ class SCAFFOLD(Fork):
     dp_ready: ClassVar[bool] = True  # c_i is computed from the gradients of the steps, after their noise
 
     def __post_init__(self) -> None:
-        if self.server_step <= 0:
-            raise ValueError(f"server_step must be above 0, not {self.server_step:g}")
+        above_zero("server_step", self.server_step)
 
     def leaves(self, server: Message) -> Spec:
         """Return the declared reply: the shared tensors, and c plus the change of c_i, in the shapes of the weights."""
@@ -49,8 +50,9 @@ class SCAFFOLD(Fork):
         state = client.nets["meme"].state_dict()
         memory = {STEPS: torch.zeros((), dtype=torch.int64)}
         for k, zero in ((k, torch.zeros_like(state[k])) for k in client.shared if is_weight(k, state[k])):
-            own = client.memory.get(OWN + k, zero)
-            memory |= {OWN + k: own, SUM + k: zero, CORRECTION + k: inbox.get(CONTROL + k, zero).to(zero) + own}
+            negated = client.memory.get(OWN + k, zero)
+            correction = inbox.get(CONTROL + k, zero).to(zero) + negated
+            memory |= {OWN + k: negated, SUM + k: zero, CORRECTION + k: correction}
         client.memory = {**client.memory, **memory}
         return {}
 
@@ -61,17 +63,17 @@ class SCAFFOLD(Fork):
 
     def edit(self, grads: Message, memory: Message) -> tuple[Message, Message]:
         """Return g - c_i + c for each gradient g of a shared weight, and the memory with g in the sum."""
-        names = [k for k in grads if CORRECTION + k.removeprefix("meme.") in memory]
-        sums = {f"{SUM}{k.removeprefix('meme.')}": grads[k] for k in names}
-        corrected = {k: grads[k] + memory[CORRECTION + k.removeprefix("meme.")] for k in names}
-        return {**grads, **corrected}, {**memory, **{k: memory[k] - g for k, g in sums.items()}, STEPS: memory[STEPS] + 1}
+        names = {k: k.removeprefix("meme.") for k in grads if CORRECTION + k.removeprefix("meme.") in memory}
+        corrected = {k: grads[k] + memory[CORRECTION + name] for k, name in names.items()}
+        sums = {SUM + name: memory[SUM + name] - grads[k] for k, name in names.items()}
+        return {**grads, **corrected}, {**memory, **sums, STEPS: memory[STEPS] + 1}
 
     def end(self, client: Client, at: At) -> Message:
         """Return the shared tensors of the copy, and c plus the change of c_i; store the new c_i."""
         kept, controls = {k: v for k, v in client.memory.items() if not k.startswith((CORRECTION, SUM))}, Message()
         for k in (k.removeprefix(CORRECTION) for k in client.memory if k.startswith(CORRECTION)):
-            own = client.memory[SUM + k] / client.memory[STEPS] if client.memory[STEPS] else client.memory[OWN + k]
-            kept[OWN + k], controls[CONTROL + k] = own, client.memory[CORRECTION + k] - own
+            negated = client.memory[SUM + k] / client.memory[STEPS] if client.memory[STEPS] else client.memory[OWN + k]
+            kept[OWN + k], controls[CONTROL + k] = negated, client.memory[CORRECTION + k] - negated
         client.memory = kept
         return super().end(client, at) | controls
 

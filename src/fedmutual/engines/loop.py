@@ -1,7 +1,7 @@
 """The rounds of a federation on any engine: draw participants, send messages, receive replies, and report events."""
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from typing import TypeVar
 
@@ -164,9 +164,8 @@ def _exchange(
         in_order = {i: messages[i] for i in participants if i in messages}  # the order of arrival has no effect
         replies = in_order if total is None else total
         values = {"bench": plan.bench, "clients": len(plan.clients)}  # a client's copy of a phase never has these
-        settings = getattr(phase, "__dataclass_fields__", {})
-        wanted = {k: v for k, v in values.items() if k in settings and settings[k].metadata.get("from") == "run"}
-        servers = replace(phase, **wanted) if wanted else phase  # type: ignore[type-var]
+        names = {f.name for f in fields(phase) if f.metadata.get("from") == "run"} if is_dataclass(phase) else ()
+        servers = replace(phase, **{k: v for k, v in values.items() if k in names}) if names else phase
         server = receive_usable(servers, server, replies, at, report_unusable)
         _report_remarks(engine, round, report)
         losses = {i: losses[i] for i in participants if losses.get(i)}
