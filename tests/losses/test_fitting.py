@@ -159,6 +159,9 @@ def test_what_a_loss_holds_is_part_of_the_digest():
         lambda scale: Scaled(scale).apply_to,
         lambda scale: nn.CrossEntropyLoss(label_smoothing=scale / 10),
         lambda scale: lambda output, target: stepping_loss(output, target, scale),
+        lambda scale: [lambda output, target: output.sum(), lambda output, target: target.sum()][scale - 1],
+        lambda scale: Scaled(np.int64(scale)),
+        lambda scale: Scaled((torch.float32, torch.float64)[scale - 1]),
     )
     for make in makers:
         assert describe(make(1)) == describe(make(1)) != describe(make(2))

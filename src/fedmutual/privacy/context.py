@@ -9,7 +9,8 @@ import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from functools import lru_cache, partial
-from typing import Any, cast
+from types import CodeType
+from typing import Any
 
 import numpy as np
 import torch
@@ -89,36 +90,21 @@ def _describe_code(phase: Phase, client: Client) -> tuple[object, ...]:
     """
     kinds: set[type] = {type(module) for net in client.nets.values() for module in net.modules()}
     kinds |= {type(optimizer) for optimizer in client.optimizers.values()} - {*COMMON}  # those differ in their settings
-    fixed: list[list[str]] = []  # what the losses hold: arguments of a functools.partial, attributes, values of closures
     kinds |= {type(phase), type(task := getattr(phase, "task", None))}
+    losses: list[str] = []
     while isinstance(task, Fitted | UserTask):
-        call: Any = task.call if isinstance(task, Fitted) else None
-        while isinstance(call, partial):
-            fixed.append([_describe_fixed(value) for value in (*call.args, *sorted(call.keywords.items()))])
-            call = call.func
-        if inspect.ismethod(call):
-            fixed.append([call.__name__])
-            call = call.__self__
-        if call is not None:
-            kinds.add(cast(type, call) if inspect.isfunction(call) else type(call))
-            if state := _list_state(call):
-                fixed.append([_describe_fixed(state)])
+        if isinstance(task, Fitted) and task.call is not None:
+            losses.append(_describe_loss(task.call, kinds))
         kinds.add(type(task := task.task))
     nets = tuple((name, repr(net), _name_class(type(net))) for name, net in sorted(client.nets.items()))
-    code = sorted({_name_class(kind) for kind in kinds}), _digest_modules(kinds)
-    return numerics.VERSION, nets, *code, *([fixed] if fixed else [])
+    return numerics.VERSION, nets, sorted({_name_class(kind) for kind in kinds}), _digest_modules(kinds), *losses
 
 
-def _list_state(value: Any) -> dict[str, Any]:
-    """Return the attributes of an object by name, such as the parameters of a module; of a function its fixed values."""
-    if inspect.isfunction(value):
-        held = {"defaults": value.__defaults__, "keywords": value.__kwdefaults__, **inspect.getclosurevars(value).nonlocals}
-        return {name: one for name, one in held.items() if one is not None}
-    return {} if isinstance(value, type) or inspect.isroutine(value) else getattr(value, "__dict__", {})
+def _describe_loss(value: Any, kinds: set[type], depth: int = 0) -> str:
+    """Return a text of a user's loss, or of a value that it holds, alike in every process.
 
-
-def _describe_fixed(value: object, depth: int = 0) -> str:
-    """Return a text of a value that a loss holds, alike in every process.
+    A loss holds the arguments of a functools.partial, attributes, defaults, and the values of closures. Their classes and
+    functions are added to `kinds`.
 
     Raises:
         ConfigError: a value holds itself.
@@ -126,23 +112,31 @@ def _describe_fixed(value: object, depth: int = 0) -> str:
     if depth > _DEPTH:
         fix = "with privacy.nets give a loss whose attributes are numbers, tensors and lists"
         raise ConfigError(f"key 'training.loss': the loss holds an object that refers to itself or is too deep; {fix}")
-    if isinstance(value, partial):
-        return _describe_fixed((value.func, value.args, value.keywords), depth + 1)
-    if inspect.ismethod(value):
-        return _describe_fixed((value.__func__, value.__self__), depth + 1)
-    if isinstance(value, Tensor | np.ndarray):
+    if isinstance(value, Tensor | np.ndarray | np.generic):
         return repr((value.dtype, value.tolist()))
+    if isinstance(value, partial):
+        value = (value.func, value.args, value.keywords)
+    elif inspect.ismethod(value):
+        value = (value.__func__, value.__self__)
+    elif isinstance(value, CodeType):
+        value = (value.co_code, value.co_names, value.co_consts)
+    describe = partial(_describe_loss, kinds=kinds, depth=depth + 1)
     if isinstance(value, Mapping):
-        return repr(sorted((str(name), _describe_fixed(part, depth + 1)) for name, part in value.items()))
-    if isinstance(value, tuple | list | set | frozenset):
-        parts = [_describe_fixed(part, depth + 1) for part in value]
-        return repr(sorted(parts) if isinstance(value, set | frozenset) else parts)
-    if not is_dataclass(value) and (state := _list_state(value)):
-        kind = getattr(value, "__qualname__", "") if inspect.isroutine(value) else _name_class(type(value))
-        return repr((kind, _describe_fixed(state, depth + 1)))
-    if isinstance(value, type) or inspect.isroutine(value):
-        return repr((getattr(value, "__module__", ""), value.__qualname__))
-    return _describe_setting(value)
+        return repr(sorted((str(name), describe(part)) for name, part in value.items()))
+    if isinstance(value, tuple | list):
+        return repr([*map(describe, value)])
+    if isinstance(value, set | frozenset):
+        return repr(sorted(map(describe, value)))
+    is_function, is_named = inspect.isfunction(value), isinstance(value, type) or inspect.isroutine(value)
+    kinds.add(value if isinstance(value, type) or is_function else type(value))
+    attributes = {} if is_named else getattr(value, "__dict__", {})
+    if is_function:  # with the code, because all lambdas of a module have one name
+        closure = inspect.getclosurevars(value).nonlocals
+        attributes = {"": (value.__code__, value.__defaults__, value.__kwdefaults__), **closure}
+    name = repr((getattr(value, "__module__", ""), value.__qualname__)) if is_named else _name_class(type(value))
+    if attributes or is_named:
+        return repr((name, describe(attributes)))
+    return name if " at 0x" in repr(value) else repr(value)  # an address is of one process
 
 
 def _digest_modules(kinds: Iterable[type]) -> list[tuple[str, str]]:
