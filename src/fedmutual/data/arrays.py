@@ -93,15 +93,15 @@ def make_source(arrays: ArraysByName, config: DataConfig, place: str, test: Part
 
 def list_roundings(values: Any, place: str) -> list[str]:
     """Return the remark of `note_rounding` on inputs of float64: an array [n, ...] or several by name."""
-    found = dict[str, npt.NDArray[Any]]()
+    columns = dict[str, npt.NDArray[Any]]()
     for name, x in (values if isinstance(values, Mapping) else {"": values}).items():
         if getattr(x, "dtype", None) != np.float64:  # other types are used exactly, or refused
             continue
-        if x.ndim != 2:
-            found[name or "x"] = x.reshape(-1)
-            continue
-        found |= {f"feature {k}" + (f" of {name}" if name else ""): x[:, k] for k in range(x.shape[1])}
-    return note_rounding(found, place, ROUNDING_FIX)
+        if x.ndim == 2:
+            columns |= {f"feature {k}" + (f" of {name}" if name else ""): cells for k, cells in enumerate(x.T)}
+        else:
+            columns[name or "x"] = x.reshape(-1)
+    return note_rounding(columns, place, ROUNDING_FIX)
 
 
 def get_array(arrays: ArraysByName, name: str, place: str) -> npt.NDArray[Any]:

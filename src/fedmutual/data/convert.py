@@ -22,9 +22,11 @@ IDS: Form = "ids"
 Where = Callable[[int], str]
 """The name of a row in messages: "a.png", "row 7 of b.csv"."""
 
-
 _CHANNELS = (1, 3, 4)  # gray, RGB, RGBA
-LARGEST_EXACT = 2**24  # float32 holds every whole number up to this one
+_LARGEST_EXACT = 2**24  # float32 holds every whole number up to this one
+_LARGEST_FRACTION = 2.0**53  # from this number on, every float64 is a whole number
+_FEW_STEPS = 100  # of float32 between the least and the greatest number of a column
+_SMALLEST = 2.0**-149  # the least positive float32
 
 
 def find_forms(x: npt.NDArray[Any], name: str) -> tuple[Form, ...]:
@@ -80,11 +82,11 @@ def convert_input(x: npt.NDArray[Any], name: str, where: Where | None = None) ->
         DataError, BadRows: as `convert_array`.
     """
     _check_numbers(x, name)
+    where = where or (lambda row: f"{name}: row {row}")
     if x.dtype.kind in "iu" and not (x.dtype == np.uint8 and x.ndim > 2):
-        fault = "is no whole number of 64 bits; correct it"
-        x = _convert_exactly(x, np.int64, where or (lambda row: f"{name}: row {row}"), fault)
+        x = _convert_exactly(x, np.int64, where, "is no whole number of 64 bits; correct it")
     elif x.dtype.kind == "f":
-        x = convert_decimals(x, where or (lambda row: f"{name}: row {row}"))
+        x = convert_decimals(x, where)
     return view_array(x)
 
 
@@ -106,6 +108,22 @@ def convert_decimals(x: npt.NDArray[Any], where: Where) -> npt.NDArray[np.float3
                 *(f"{where(int(k))} holds a number above 3.4e38, the greatest float32; divide the numbers" for k in bad)
             )
     return values
+
+
+def find_rounded(cells: npt.NDArray[Any]) -> tuple[Any, Any] | None:
+    """Return a number of a column [n] that float32 does not keep apart from others, and what it becomes; else None."""
+    cells = cells[np.isfinite(cells)] if cells.dtype.kind == "f" else cells
+    if cells.dtype.kind not in "iuf" or cells.dtype.itemsize <= 2 or not cells.size:
+        return None
+    with np.errstate(all="ignore"):
+        rounded = cells.astype(np.float32)
+        is_whole = (cells == np.round(cells)) & ((cells.dtype.kind != "f") | (np.abs(cells) < _LARGEST_FRACTION))
+        changed = is_whole & (np.abs(cells) > _LARGEST_EXACT) & (rounded.astype(cells.dtype) != cells)
+        steps = float(cells.max() - cells.min()) / max(float(np.spacing(np.abs(rounded).max())), _SMALLEST)
+    are_close = cells.dtype == np.float64 and steps < _FEW_STEPS
+    if not changed.any() and are_close and len(np.unique(rounded)) < len(np.unique(cells)):
+        changed = rounded != cells
+    return (cells[changed][0], rounded[changed][0]) if changed.any() else None
 
 
 def _check_numbers(x: npt.NDArray[Any], name: str) -> None:
@@ -142,7 +160,7 @@ def _convert_exactly(
     """Return x [n, ...] in another type. Raises BadRows where a value changes; `fault`: what is wrong, and the fix."""
     with np.errstate(invalid="ignore"):
         values = x.astype(dtype)
-        if dtype is np.float32 and -LARGEST_EXACT <= x.min(initial=0) <= x.max(initial=0) <= LARGEST_EXACT:
+        if dtype is np.float32 and -_LARGEST_EXACT <= x.min(initial=0) <= x.max(initial=0) <= _LARGEST_EXACT:
             return values
         changed = (values.astype(x.dtype) != x) | (np.sign(values) != np.sign(x))  # a number out of range may come back
     bad = np.flatnonzero(changed.reshape(len(x), -1).any(1))

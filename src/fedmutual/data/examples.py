@@ -21,7 +21,6 @@ from fedmutual.core import format_tensor
 from fedmutual.data.convert import (
     IDS,
     IMAGES,
-    LARGEST_EXACT,
     SERIES,
     Form,
     Where,
@@ -29,6 +28,7 @@ from fedmutual.data.convert import (
     convert_decimals,
     convert_input,
     find_forms,
+    find_rounded,
     pad_series,
     view_array,
 )
@@ -36,9 +36,6 @@ from fedmutual.data.draws import Index, Names
 from fedmutual.errors import BadRows, DataError
 
 _DESCRIPTIONS = {SERIES: "series, arrays [examples, channels, time]", IDS: "ids, whole numbers"}
-_LARGEST = 2.0**53  # from this number on, every float64 is a whole number
-_FEW_STEPS = 100  # of float32 between the least and the greatest number of a column
-_SMALLEST = 2.0**-149  # the least positive float32
 TEXT = ("input_ids", "attention_mask")  # the inputs that text becomes
 
 
@@ -407,7 +404,7 @@ def note_rounding(columns: Mapping[str, npt.NDArray[Any]], place: str, fix: str)
     These are whole numbers above 2^24 that change, such as times in seconds, and different numbers that become equal because
     all lie within a few steps of float32, such as 1000000.01 and 1000000.02.
     """
-    examples = {name: found for name, cells in columns.items() if (found := _find_rounded(cells)) is not None}
+    examples = {name: example for name, cells in columns.items() if (example := find_rounded(cells)) is not None}
     if not examples:
         return []
     cell, rounded = (f"{v:.0f}" if v == round(v) else str(v.item()) for v in next(iter(examples.values())))
@@ -415,22 +412,6 @@ def note_rounding(columns: Mapping[str, npt.NDArray[Any]], place: str, fix: str)
         f"{place}: {list_names([*examples])} {'holds' if len(examples) == 1 else 'hold'} numbers that float32, in which "
         f"networks compute, does not keep apart ({cell} becomes {rounded}, for example); {fix}"
     ]
-
-
-def _find_rounded(cells: npt.NDArray[Any]) -> tuple[Any, Any] | None:
-    """Return a number of a column [n] that float32 does not keep apart from others, and what it becomes; else None."""
-    cells = cells[np.isfinite(cells)] if cells.dtype.kind == "f" else cells
-    if cells.dtype.kind not in "iuf" or cells.dtype.itemsize <= 2 or not cells.size:
-        return None
-    with np.errstate(all="ignore"):
-        rounded = cells.astype(np.float32)
-        is_whole = (cells == np.round(cells)) & ((cells.dtype.kind != "f") | (np.abs(cells) < _LARGEST))
-        changed = is_whole & (np.abs(cells) > LARGEST_EXACT) & (rounded.astype(cells.dtype) != cells)
-        steps = float(cells.max() - cells.min()) / max(float(np.spacing(np.abs(rounded).max())), _SMALLEST)
-    if not changed.any() and cells.dtype == np.float64 and steps < _FEW_STEPS:
-        different = len(np.unique(rounded)) < len(np.unique(cells))
-        changed = (rounded != cells) & different
-    return (cells[changed][0], rounded[changed][0]) if changed.any() else None
 
 
 def choose_evenly(size: int, most: int) -> list[int]:
