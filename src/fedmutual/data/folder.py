@@ -53,10 +53,11 @@ def read_folder(config: DataConfig, domains: bool = False, kind: TargetKind = "c
     is_gray = len(images.first) == 1 and images.first.dtype == np.uint8
     notes = [f"images are read as gray, because the first image is gray ({images.files[0]})"] if is_gray else []
     read_files = {file for part in parts.values() for file in part.files}
+    has_metadata = _is_in_metadata(root, config, kind)
     for part_place, part in parts.items():
         depth = 3 if domains else 2
         nested = [f for f in part.files if len(f.relative_to(part_place).parts) > depth and not masks]
-        if nested and not _is_in_metadata(root, config, kind):
+        if nested and not has_metadata:
             notes.append(
                 f"{part_place}: {format_count(len(nested), 'image')} in folders inside the folders of the classes, for "
                 f"example {nested[0].relative_to(part_place)}: read as images of these classes"
@@ -64,8 +65,8 @@ def read_folder(config: DataConfig, domains: bool = False, kind: TargetKind = "c
     about, remarks = describe_files([file for part in parts.values() for file in part.files])
     bases = [root, *([config.test] if config.test is not None else [])]
     read_files.update(masks)
-    read_files.update(slice for file in [*read_files] if file.is_dir() for slice in medical.list_slices(file))
-    if config.group_by is not None or _is_in_metadata(root, config, kind):
+    read_files.update(*(medical.list_slices(file) for file in [*read_files] if file.is_dir()))
+    if config.group_by is not None or has_metadata:
         read_files.update(base / METADATA for base in bases)
     for base in bases:
         unread = [f for f in _list_files(base) if f not in read_files]
@@ -74,8 +75,7 @@ def read_folder(config: DataConfig, domains: bool = False, kind: TargetKind = "c
                 f"{base}: {format_count(len(unread), 'file')} {'is' if len(unread) == 1 else 'are'} not read: "
                 f"{_count_kinds(unread, base)}; images have the endings {_ENDINGS}"
             )
-    in_metadata = not isinstance(config.label, str) and _is_in_metadata(root, config, kind)
-    classes = config.label_columns if in_metadata else None
+    classes = config.label_columns if has_metadata and not isinstance(config.label, str) else None
     return Source(str(root), train, test, classes, notes=(*notes, *remarks), read=about)
 
 

@@ -32,6 +32,11 @@ def find_ending(path: Path) -> str:
         return ""
 
 
+def _is_dicom(path: Path) -> bool:
+    """Return whether a path is a DICOM file, or a folder of slices."""
+    return PACKAGES.get(find_ending(path)) == "pydicom"
+
+
 def is_installed(ending: str) -> bool:
     """Return whether the package that reads files with this ending of `PACKAGES` is installed."""
     return find_spec(PACKAGES[ending]) is not None
@@ -53,7 +58,7 @@ def read_volume(path: Path) -> npt.NDArray[Any]:
         if len({one.shape for one in slices}) > 1:
             raise ValueError("its slices differ in their numbers of rows, columns or frames")
         return np.stack(slices, 1)
-    if PACKAGES[find_ending(path)] == "pydicom":
+    if _is_dicom(path):
         return _read_dicom(path)
     x = _load_nifti(path).get_fdata(dtype=np.float32)
     x = x[:, :, :, 0] if x.ndim == 5 and x.shape[3] == 1 else x  # vectors, such as the channels that some programs write
@@ -85,7 +90,7 @@ def _read_dicom(path: Path) -> npt.NDArray[Any]:
 
 def list_slices(folder: Path) -> list[Path]:
     """Return the DICOM files of a folder, sorted by name."""
-    return sorted(file for file in folder.iterdir() if file.is_file() and find_ending(file) in (".dcm", ".dicom"))
+    return sorted(file for file in folder.iterdir() if file.is_file() and _is_dicom(file))
 
 
 def group_slices(files: Sequence[Path]) -> list[Path]:
@@ -99,7 +104,7 @@ def group_slices(files: Sequence[Path]) -> list[Path]:
         by_folder.setdefault(file.parent, []).append(file)
     grouped = list[Path]()
     for folder, inside in by_folder.items():
-        slices = [file for file in inside if find_ending(file) in (".dcm", ".dicom")]
+        slices = [file for file in inside if _is_dicom(file)]
         if len(slices) < 2:
             grouped += inside
             continue
@@ -153,7 +158,7 @@ def describe_volume(path: Path) -> dict[str, str]:
     Raises:
         Exception: the package cannot read the file.
     """
-    if PACKAGES[find_ending(path)] == "pydicom":
+    if _is_dicom(path):
         slices = list_slices(path) if path.is_dir() else []
         file = _read_header(slices[0] if slices else path)
         frames, kind = int(file.get("NumberOfFrames", 1)), file.PhotometricInterpretation
