@@ -27,12 +27,11 @@ def read_saved(config: DataConfig) -> Source:
     if "train" not in splits:
         listed = describe_columns(list(splits), "train")
         raise DataError(f"{path}: there is no split 'train' ({listed}); save the training rows under this name")
-    held = {name: splits[name] for name in ("train", "test") if name in splits}
-    columns = _list_inputs(held["train"], config, config.inputs)
-    lengths = {name: config.length or max(_find_length(split, name) for split in held.values()) for name in columns}
-    arrays = _read_split(held["train"], config, str(path), lengths)
-    if "test" in held:
-        arrays |= {f"{key}_test": value for key, value in _read_split(held["test"], config, str(path), lengths).items()}
+    columns = _list_inputs(splits["train"], config, config.inputs)
+    used = [splits[name] for name in ("train", "test") if name in splits]
+    lengths = {name: config.length or max(_find_length(split, name) for split in used) for name in columns}
+    arrays, *tests = (_read_split(split, config, str(path), lengths) for split in used)
+    arrays |= {f"{key}_test": value for test in tests for key, value in test.items()}
     return make_source(arrays, config.model_copy(update={"inputs": None}), str(path))
 
 
@@ -76,7 +75,7 @@ def _list_inputs(split: Any, config: DataConfig, named: Sequence[str] | None) ->
 
 def _find_length(split: Any, name: str) -> int:
     """Return the longest series of a column; 0 if the column is missing, or its cells are no series of different length."""
-    values: Any = np.asarray(split.with_format("numpy")[:][name]) if name in split.column_names else np.empty(0)
+    values: Any = np.asarray(split.with_format("numpy")[name][:]) if name in split.column_names else np.empty(0)
     are_series = values.dtype == object and not isinstance(values[0], str)
     return max(map(len, values)) if are_series else values.shape[1] if values.ndim > 1 else 0
 
@@ -91,8 +90,8 @@ def _read_split(
     label, text = config.label_columns[0], config.text or ()
     for name in (n for n in (*((label,) if labelled else ()), *text, *lengths) if n not in split.column_names):
         raise DataError(f"{place}: there is no column {name!r}; {describe_columns(split.column_names, name)}")
-    table = split.with_format("numpy")[:]
-    inputs = {name: _read_column(table[name], length) for name, length in lengths.items()}
+    table = split.with_format("numpy")
+    inputs = {name: _read_column(table[name][:], length) for name, length in lengths.items()}
     if text:
         inputs["text"] = np.array([" ".join(map(str, row)) for row in zip(*(split[name] for name in text), strict=True)])
     others: dict[str, Any] = {

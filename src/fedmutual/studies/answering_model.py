@@ -150,15 +150,18 @@ class AnsweringModel(NamedTuple):
         """
         import pandas as pd  # takes 0.3 s
 
-        takes = self.takes
-        cells = self.read_frame(x, "x")
-        raw = self.convert(self.arrange(x, "x"), "x") if cells is None else cells
-        batches = split_inputs(raw, "row {} of x".format)
-        answers = torch.cat([self.compute_answers(self.compute_outputs(x, names.__getitem__)) for names, x in batches])
+        raw: Inputs
+        if self.encoding is not None and is_frame(x):
+            part = read_cells({"x": x}, self.reading).train
+            raw = part.x.take_one(range(len(part.x)))
+        else:
+            raw = self.convert(self.arrange(x, "x"), "x")
+        batches, classes = split_inputs(raw, "row {} of x".format), self.takes.classes
+        answers = torch.cat([self.compute_answers(self.compute_outputs(rows, names.__getitem__)) for names, rows in batches])
         if self.kind == "masks":
-            return pd.DataFrame({name: list(answers[:, k].numpy()) for k, name in enumerate(takes.classes)})
-        is_named = answers.shape[1] == len(takes.classes)
-        return pd.DataFrame(answers.numpy(), columns=[*takes.classes] if is_named else [*map(str, range(answers.shape[1]))])
+            return pd.DataFrame({name: list(answers[:, k].numpy()) for k, name in enumerate(classes)})
+        is_named = answers.shape[1] == len(classes)
+        return pd.DataFrame(answers.numpy(), columns=[*classes] if is_named else [*map(str, range(answers.shape[1]))])
 
     @property
     def reading(self) -> DataConfig:
@@ -169,13 +172,6 @@ class AnsweringModel(NamedTuple):
         columns = {plan.name: plan.settings for plan in encoding.plans}
         replaced = {name: cells for name, cells in data.replace.items() if name in columns}
         return data.model_copy(update={"columns": columns, "replace": replaced})
-
-    def read_frame(self, x: Any, name: str) -> Tensor | None:
-        """Return the cells [n, columns] of a DataFrame, if the model encodes columns; else None."""
-        if self.encoding is None or not is_frame(x):
-            return None
-        part = read_cells({name: x}, self.reading).train
-        return part.x.take_one(range(len(part.x)))
 
     def arrange(self, x: Any, name: str) -> Any:
         """Return inputs in memory as an array [n, ...], or as several by name, with series as long as those of the training.
