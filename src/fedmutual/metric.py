@@ -62,7 +62,7 @@ SCORES = {
         ACCURACY,
         Metric("loss", "loss", is_fraction=False, is_higher_better=False),
         Metric("balanced_accuracy", "balanced accuracy"),
-        Metric("majority", "always the commonest"),
+        Metric("majority", "most frequent class"),
         Metric("auroc", "macro AUROC"),
         Metric("f1", "macro F1"),
         Metric("dice", "Dice"),

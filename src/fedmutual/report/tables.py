@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from fedmutual.errors import format_count, join_words
-from fedmutual.metric import ACCURACY, describe_part, describe_score
+from fedmutual.metric import ACCURACY, SCORES, describe_part, describe_score
 from fedmutual.report import columns, measures
 from fedmutual.report.cells import Column, PageTable, TableCell, make_share_cell, make_table
 from fedmutual.report.columns import DOMAIN_ROWS
@@ -126,7 +126,7 @@ def make_other_score_table(comparison: RunComparison) -> PageTable:
     def number(value: Estimate) -> TableCell:
         return TableCell(format_number(value.mean, 3))
 
-    names = {"accuracy": "Accuracy, %", "majority": "Most frequent class, %", "balanced_accuracy": "Balanced accuracy, %"}
+    shares = ("accuracy", "majority", "balanced_accuracy")
     shown = [
         Column(
             "Method, and what is scored",
@@ -135,8 +135,8 @@ def make_other_score_table(comparison: RunComparison) -> PageTable:
             form=lambda scored: TableCell(scored[2].method, sub=scored[0]),
             numbers=lambda scored: (scored[2].method, scored[0]),
         ),
-        *(_make_score_column(key, name, share) for key, name in names.items()),
-        *(_make_score_column(key, name, number) for key, name in (("auroc", "Macro AUROC"), ("loss", "Loss"))),
+        *(_make_score_column(name, f"{SCORES[name].heading}, %", share) for name in shares),
+        *(_make_score_column(name, SCORES[name].heading, number) for name in ("auroc", "loss")),
     ]
     lines = [scored for m in comparison.methods for scored in measures.list_subjects(comparison, m)]
     caption = "Last round; own data: the mean of the clients' scores. Most frequent class: the accuracy of always naming it"
@@ -176,29 +176,30 @@ def make_part_tables(comparison: RunComparison) -> list[PageTable]:
 
 def _make_part_table(comparison: RunComparison, score: str, length: int) -> PageTable:
     metric, (part, of) = describe_score(score, comparison.metric), describe_part(score)
-    scale, known = MetricScale(metric=metric), (p.classes for p in comparison.first.environment.clients.values())
-    named = (names for names in (comparison.classes, *known) if len(names) == length)
-    names = next(named, tuple(map(str, range(length))))
+    scale, clients = MetricScale(metric=metric), comparison.first.environment.clients.values()
+    candidates = (comparison.classes, *(client.classes for client in clients))
+    names = next((one for one in candidates if len(one) == length), tuple(map(str, range(length))))
     shown = [Column(part.capitalize(), numeric=False, keys=(part,), read=lambda number: names[number])]
-    where = "test data of all domains" if comparison.domains else "test set"
-    missing = Missing(f"the {where} has no example of the class" if score == "recall" else _UNSHARED)
+    is_recall, where = score == "recall", "test data of all domains" if comparison.domains else "test set"
+    missing = Missing(f"the {where} has no example of the class" if is_recall else _UNSHARED)
     for m in comparison.methods:
         for title, everything, line, data, of_clients in measures.list_subjects(comparison, m):
-            if everything or score != "recall":
-                name = title.partition(",")[0] if score == "recall" else title
-                values = _average_parts(line, data, of_clients, score)
-                shown.append(
-                    Column(
-                        name,
-                        m.method,
-                        keys=(f"{m.method}: {name}",),
-                        read=partial(lambda values, number: values.get(number, missing), values),
-                        form=lambda v: TableCell(scale.format_value(v), shade=v if metric.is_fraction and v >= 0 else None),
-                    )
+            if is_recall and not everything:
+                continue
+            name = title.partition(",")[0] if is_recall else title
+            values = _average_parts(line, data, of_clients, score)
+            shown.append(
+                Column(
+                    name,
+                    m.method,
+                    keys=(f"{m.method}: {name}",),
+                    read=partial(lambda values, number: values.get(number, missing), values),
+                    form=lambda v: TableCell(scale.format_value(v), shade=v if metric.is_fraction and v >= 0 else None),
                 )
-    rows = f" on the {where}{scale.head}, last round; personal models: the mean over clients"
-    if score != "recall":
-        rows = f"{scale.head}, last round; own data: the mean of the clients' scores"
+            )
+    rows = f"{scale.head}, last round; own data: the mean of the clients' scores"
+    if is_recall:
+        rows = f" on the {where}{scale.head}, last round; personal models: the mean over clients"
     return make_table(score, f"{metric.heading} {of} each {part}{rows}", shown, range(length))
 
 
@@ -217,10 +218,10 @@ def _average_parts(line: Line, data: str, of_clients: bool, score: str) -> dict[
 
 
 def make_other_task_table(comparison: RunComparison) -> PageTable | None:
-    """Return the table of scores of tasks without accuracy, such as a regression, in the units of their task.
+    """Return the table of scores of tasks with another main metric than accuracy, in the units of their task.
 
-    A line for each client and score: each model on the client's own validation data, after the last round. None where all
-    scores are those of classes.
+    A line for each client and score: each model on the client's own validation data, after the last round. None without
+    such a task.
     """
     scores = tabulate_other_tasks(comparison)
     if scores.empty:
@@ -294,7 +295,7 @@ def make_client_table(comparison: RunComparison) -> PageTable:
         ),
         Column("Own network", numeric=False, keys=("network",), read=find_network),
         Column(
-            "Most frequent class, %" if metric == ACCURACY else "",
+            f"{SCORES['majority'].heading}, %" if metric == ACCURACY else "",
             keys=("majority",),
             read=read_majority,
             form=lambda share: TableCell(scale.format_value(share)),
