@@ -278,6 +278,18 @@ def test_a_request_without_a_right_gets_no_content(wards, target, more, status):
     assert status == 200 or ("west" not in body and "accuracy" not in body and "\n" not in body)
 
 
+def test_numbers_without_the_package_name_it_and_another_missing_module_is_not_blamed_on_it(wards, monkeypatch):
+    monkeypatch.setattr("fedmutual.sites.watch_page.make_page", lambda *values: __import__("no_such_module"))
+    printed = []
+    with Monitor(make_kit("site", "west"), wards.folder / "west" / "state") as of_west:
+        watch = Watch(of_west, TOKEN, printed.append)
+        assert request(watch, f"/?token={TOKEN}")[0] == 500
+        monkeypatch.setitem(sys.modules, "prometheus_client", None)
+        status, body = request(watch, f"/metrics?token={TOKEN}")
+    assert (status, "pip install 'fedmutual[sites]'" in body) == (501, True)
+    assert "no_such_module" in printed[0]
+
+
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1:80", "[::1]:80", "[::1]", "10.1.2.3:8080"])
 def test_hosts_that_no_name_service_decides_are_trusted(host):
     assert is_trusted_host(host)

@@ -125,7 +125,7 @@ def make_table(
     csv_columns: Sequence[Column] = (),
     cards: bool = False,
 ) -> PageTable:
-    """Return the table of the columns that have a name, a row for each line; the CSV has the numbers of all columns.
+    """Return the table of the columns that have a name, a row for each line; the CSV has the numbers of all columns, if any.
 
     csv_lines, csv_columns: those of the CSV, where they are others.
     """
@@ -134,7 +134,8 @@ def make_table(
     if csv_lines is not None:
         read = [[(column, column.read(line)) for column in csv_columns or columns] for line in csv_lines]
     numbers = [[n for column, value in row for n in column.list_values(value)] for row in read]
-    csv = format_csv([key for column in csv_columns or columns for key in column.keys], numbers)
+    keys = [key for column in csv_columns or columns for key in column.keys]
+    csv = format_csv(keys, numbers) if keys else ""
     return PageTable(id, caption, tuple(column for column in columns if column.name), rows, csv, cards)
 
 

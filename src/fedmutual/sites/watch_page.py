@@ -18,11 +18,11 @@ import socketserver
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
-from functools import lru_cache, partial
+from functools import lru_cache
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -32,8 +32,9 @@ import pandas as pd
 
 from fedmutual.errors import ConfigError, UserError, format_error, join_words
 from fedmutual.metric import ACCURACY, describe_score
-from fedmutual.report.cells import Column, PageTable, TableCell, make_table
-from fedmutual.report.curves import SLOTS, Curve, Picture
+from fedmutual.report.cells import Column, PageTable, make_table
+from fedmutual.report.curves import SLOTS, Curve, Picture, make_data_table
+from fedmutual.report.measures import Pick
 from fedmutual.report.plots import Styles, draw_curves
 from fedmutual.report.rendering import load_page_template
 from fedmutual.results.comparison import SHORT
@@ -49,13 +50,15 @@ _FRESH = 2.0  # seconds for which facts are shown again, however many requests c
 _LONGEST_HEAD, _MOST_THREADS = 16_384, 16  # bytes of a request, which has no body; requests at a time
 _PATIENCE = 5.0  # seconds until a request must be complete, and an answer taken
 _MARKS = {PRESENT: "●", OUTSIDE: "◐", LATE: "◐", ABSENT: "○", EXCLUDED: "✕"}
-_HEADERS = (
-    ("Cache-Control", "no-store"),
-    ("X-Content-Type-Options", "nosniff"),
-    ("Referrer-Policy", "no-referrer"),
-    ("Cross-Origin-Resource-Policy", "same-origin"),
-    ("Connection", "close"),
-)
+_HEADERS = {
+    "Content-Type": "text/plain; charset=utf-8",
+    "Content-Security-Policy": "default-src 'none'",
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Connection": "close",
+}
 _POLICY = (
     "default-src 'none'; style-src 'nonce-{0}'; script-src 'nonce-{0}'; connect-src 'self'; img-src data:; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'"
@@ -84,18 +87,18 @@ class Watch:
     def answer(self, head: bytes, is_local: bool) -> bytes:
         """Return the answer to a request. head: its lines. is_local: whether it comes from this host."""
         try:
-            line, _, rest = head.partition(b"\r\n")
+            line, _, headers = head.partition(b"\r\n")
             method, target, _ = line.decode("ascii").split(" ")
-            hosts = http.client.parse_headers(io.BytesIO(rest)).get_all("Host", [])
+            hosts = http.client.parse_headers(io.BytesIO(headers)).get_all("Host", [])
             address = urlsplit(target)
-            given = parse_qs(address.query, max_num_fields=8).get("token", [""])[0]
+            token = parse_qs(address.query, max_num_fields=8).get("token", [""])[0]
         except (ValueError, http.client.HTTPException):
             return make_answer(400, "this is not an HTTP request")
         if len(hosts) != 1 or not is_trusted_host(hosts[0]):
             return make_answer(403, "name this host as localhost or by its address")
         if method not in ("GET", "HEAD"):
             return make_answer(405, "this page answers GET and HEAD only", ("Allow", "GET, HEAD"))
-        if not (hmac.compare_digest(given.encode(), self._token.encode()) or (is_local and address.path == "/health")):
+        if not (hmac.compare_digest(token.encode(), self._token.encode()) or (is_local and address.path == "/health")):
             return make_answer(403, "the address needs the token that `fedmutual watch` printed at its start")
         reply = self._answer_path(address.path)
         return reply if method == "GET" else reply[: reply.index(b"\r\n\r\n") + 4]
@@ -103,6 +106,8 @@ class Watch:
     def _answer_path(self, path: str) -> bytes:
         if path not in ("/", "/health", "/metrics"):
             return make_answer(404, "there is no such page")
+        if path == "/metrics" and find_spec("prometheus_client") is None:
+            return make_answer(501, _NO_CLIENT)
         with self._lock:
             try:
                 if path == "/health":
@@ -113,12 +118,13 @@ class Watch:
                     self._facts, self._until = self._monitor.read(), time.monotonic() + _FRESH
                 if path == "/":
                     nonce = secrets.token_urlsafe(16)
-                    kind = ("Content-Type", "text/html; charset=utf-8")
-                    return make_answer(200, make_page(self._facts, nonce), kind, policy=_POLICY.format(nonce))
+                    headers = (
+                        ("Content-Type", "text/html; charset=utf-8"),
+                        ("Content-Security-Policy", _POLICY.format(nonce)),
+                    )
+                    return make_answer(200, make_page(self._facts, nonce), *headers)
                 text = make_metrics(self._facts)
                 return make_answer(200, text, ("Content-Type", "text/plain; version=0.0.4; charset=utf-8"))
-            except ImportError:
-                return make_answer(501, _NO_CLIENT)
             except UserError as problem:
                 return make_answer(503, str(problem))
             except Exception as problem:
@@ -129,32 +135,33 @@ class Watch:
 def is_trusted_host(host: str) -> bool:
     """Return whether a header Host names this host in a way that no name service decides: by an address, or localhost."""
     name = re.sub(r":\d{1,5}$", "", host)
-    with suppress(ValueError):
-        return ipaddress.ip_address(name.strip("[]")) is not None
-    return name == "localhost"
+    try:
+        ipaddress.ip_address(name.strip("[]"))
+    except ValueError:
+        return name == "localhost"
+    return True
 
 
-def make_answer(status: int, body: str, *more: tuple[str, str], policy: str = "default-src 'none'") -> bytes:
-    """Return an answer of HTTP. more: headers; without a Content-Type the body is plain text."""
+def make_answer(status: int, body: str, *headers: tuple[str, str]) -> bytes:
+    """Return an answer of HTTP. headers: beside `_HEADERS`, or in place of those with the same name."""
     content = body.encode()
-    kind = () if any(name == "Content-Type" for name, _ in more) else (("Content-Type", "text/plain; charset=utf-8"),)
-    headers = (*more, *kind, *_HEADERS, ("Content-Security-Policy", policy), ("Content-Length", str(len(content))))
-    lines = [f"HTTP/1.1 {status} {http.HTTPStatus(status).phrase}", *(f"{name}: {value}" for name, value in headers)]
+    all_headers = _HEADERS | dict(headers) | {"Content-Length": str(len(content))}
+    lines = [f"HTTP/1.1 {status} {http.HTTPStatus(status).phrase}", *(f"{k}: {v}" for k, v in all_headers.items())]
     return "\r\n".join([*lines, "", ""]).encode() + content
 
 
 def make_page(facts: Facts, nonce: str) -> str:
     """Return the page as HTML. nonce: of the page's own style and script, the only ones that may run."""
-    pictures = (*_list_lines(facts.get("own_scores", {}), "own"), *_list_lines(facts.get("scores", {}), "shared"))
-    drawn, styles = _draw(pictures)
+    own, shared = (tuple(_list_pictures(facts.get(key, {}))) for key in ("own_scores", "scores"))
+    drawn, styles = _draw((*own, *shared))
     return load_page_template("watch.html.j2").render(
         facts=facts,
         nonce=nonce,
         period=PERIOD,
         at=f"{datetime.now():%Y-%m-%d %H:%M:%S}",
         about=list(_list_facts(facts)),
-        own=[picture for picture in drawn if picture["group"] == "own"],
-        shared=[picture for picture in drawn if picture["group"] == "shared"],
+        own=drawn[: len(own)],
+        shared=drawn[len(own) :],
         sites=_make_site_table(facts["sites"]) if "sites" in facts else None,
         left=_make_left_table("left", "What has left this site", facts["left"]) if "left" in facts else None,
         next=_make_left_table("next", "What is asked for next, as in the round before", facts.get("next", ())),
@@ -198,9 +205,16 @@ def _format_past(seconds: float) -> str:
 
 def _format_rounds(ranges: Sequence[tuple[int, int]]) -> str:
     """Return [(4, 5), (9, 9)] as "3: 4 to 5, 9"; long lists without their beginning."""
-    shown = [f"{a} to {b}" if b > a else str(a) for a, b in ranges[-5:]]
-    count = sum(b - a + 1 for a, b in ranges)
-    return f"{count:,}: {'..., ' if len(ranges) > 5 else ''}{', '.join(shown)}" if count else "none"
+    spans = ", ".join(_format_span(first, last) for first, last in ranges[-5:])
+    return f"{_count_rounds(ranges):,}: {'..., ' if len(ranges) > 5 else ''}{spans}" if ranges else "none"
+
+
+def _format_span(first: int, last: int) -> str:
+    return f"{first} to {last}" if last > first else str(first)
+
+
+def _count_rounds(ranges: Sequence[tuple[int, int]]) -> int:
+    return sum(last - first + 1 for first, last in ranges)
 
 
 def _make_site_table(sites: Sequence[Facts]) -> PageTable:
@@ -214,105 +228,91 @@ def _make_site_table(sites: Sequence[Facts]) -> PageTable:
         Column("Sent", read=lambda s: format_size(s["up"])),
         Column("Received", read=lambda s: format_size(s["down"])),
     )
-    return replace(make_table("sites", "Sites", columns, sites, cards=True), csv="")
+    return make_table("sites", "Sites", columns, sites, cards=True)
 
 
 def _make_left_table(id: str, caption: str, rows: Sequence[Mapping[str, Any]]) -> PageTable:
     """Return a table of kinds of messages, the last ones. rows: as `summarise_ledger` returns them."""
     columns = (
         Column("Message", numeric=False, read=lambda r: r["what"]),
-        *([Column("Rounds", numeric=False, read=lambda r: _format_kinds(r))] if id == "left" else []),
+        *(
+            [Column("Rounds", numeric=False, read=lambda r: _format_span(r["first"], r["last"]) if r["last"] else "start")]
+            if id == "left"
+            else []
+        ),
         Column("To", numeric=False, read=lambda r: r["to"]),
         Column("Tensors", read=lambda r: f"{r['tensors']:,}"),
         Column("Size of each", read=lambda r: format_size(r["size"])),
         Column("Other values", numeric=False, read=lambda r: ", ".join(r["beside"]) or "nothing"),
         *([Column("Total size", read=lambda r: format_size(r["bytes"]))] if id == "left" else []),
     )
-    return replace(make_table(id, caption, columns, rows[-_MOST_ROWS:], cards=True), csv="")
+    return make_table(id, caption, columns, rows[-_MOST_ROWS:], cards=True)
 
 
-def _format_kinds(row: Mapping[str, Any]) -> str:
-    first, last = row["first"], row["last"]
-    return f"{first} to {last}" if last > first else str(first) if first else "start"
+ScoreLines = tuple[str, str, tuple[tuple[str, tuple[tuple[int, float], ...]], ...]]
+"""A picture before it is drawn: its title, the name of the score, and its lines as (label, ((round, value), ...))."""
 
 
-Line = tuple[str, tuple[tuple[int, float], ...]]
-"""A line of a picture: its label, and its values as (round, value)."""
-
-
-def _list_lines(scores: Mapping[tuple[str, str, str], Any], group: str) -> Iterator[tuple[str, str, str, tuple[Line, ...]]]:
-    """Yield a picture of each score: (group, title, name of the score, its lines).
+def _list_pictures(scores: Mapping[tuple[str, str, str], Any]) -> Iterator[ScoreLines]:
+    """Yield a picture of each score. scores: as `group_scores` returns them.
 
     A line is a model of the only site; or a site; or of many sites the mean, the lowest and the highest.
     """
     pictures: dict[tuple[str, str], dict[str, dict[int, float]]] = {}
     for (model, data, name), lines in scores.items():
-        called = SHORT.get(model, model)
+        model_name = SHORT.get(model, model)
         if len(lines) == 1:
-            pictures.setdefault((f"{data} rows", name), {})[called] = next(iter(lines.values()))
+            pictures.setdefault((f"{data} rows", name), {})[model_name] = next(iter(lines.values()))
             continue
         if len(lines) > SLOTS:
-            of = {r: [points[r] for points in lines.values() if r in points] for r in set().union(*lines.values())}
-            lines = {
-                label: {r: pick(of[r]) for r in of} for label, pick in (("mean", fmean), ("lowest", min), ("highest", max))
-            }
-        pictures[f"{called} model, {data} rows", name] = lines
+            by_round = {r: [points[r] for points in lines.values() if r in points] for r in set().union(*lines.values())}
+            picks: dict[str, Pick] = {"mean": fmean, "lowest": min, "highest": max}
+            lines = {label: {r: pick(values) for r, values in by_round.items()} for label, pick in picks.items()}
+        pictures[f"{model_name} model, {data} rows", name] = lines
     for (title, name), lines in pictures.items():
         points = tuple((label, tuple(sorted(values.items()))) for label, values in lines.items())
-        yield group, f"{title[:1].upper()}{title[1:]}", name, points
+        yield f"{title[:1].upper()}{title[1:]}", name, points
 
 
 @lru_cache(maxsize=8)
-def _draw(pictures: tuple[tuple[str, str, str, tuple[Line, ...]], ...]) -> tuple[list[dict[str, Any]], Styles]:
+def _draw(pictures: tuple[ScoreLines, ...]) -> tuple[list[dict[str, Any]], Styles]:
     """Return the pictures with the tables of their numbers, and their styles. They are drawn again where a number is new."""
     styles: Styles = {}
     drawn = []
-    for k, (group, title, name, lines) in enumerate(pictures):
+    for k, (title, name, lines) in enumerate(pictures):
         scale = MetricScale(metric=describe_score(name, ACCURACY))
         curves = tuple(Curve(label, n + 1, 0, pd.DataFrame({"": dict(points)})) for n, (label, points) in enumerate(lines))
         picture = Picture(f"score-{k}", f"{title}: {scale.metric.title}{scale.head}", scale.metric.is_fraction, curves)
-        columns = [
-            Column("Round"),
-            *(Column(label, read=dict(points).get, form=partial(_form, scale)) for label, points in lines),
-        ]
-        table = replace(make_table(f"{picture.id}-data", picture.title, columns, picture.listed), csv="")
-        drawn.append(
-            {"group": group, "title": picture.title, "svg": draw_curves(picture, picture.id, styles), "table": table}
-        )
+        table = replace(make_data_table(picture, scale), caption=picture.title, csv="")
+        drawn.append({"title": picture.title, "svg": draw_curves(picture, picture.id, styles), "table": table})
     return drawn, styles
 
 
-def _form(scale: MetricScale, value: float | None) -> TableCell:
-    return TableCell("" if value is None else scale.format_value(value))
-
-
 def make_metrics(facts: Facts) -> str:
-    """Return the numbers as text for Prometheus, of scores only those that were disclosed. Raises ImportError."""
+    """Return the numbers as text for Prometheus, of scores only those that were disclosed."""
     from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
     registry, common = CollectorRegistry(), {"federation": facts["federation"], "participant": facts["name"]}
 
     def add(name: str, about: str, labels: Sequence[str], rows: Sequence[tuple[Sequence[str], float]]) -> None:
-        gauge = Gauge(f"fedmutual_{name}", about, [*common, *labels], registry=registry if rows else None)
+        if rows:
+            gauge = Gauge(f"fedmutual_{name}", about, [*common, *labels], registry=registry)
         for values, number in rows:
             gauge.labels(*common.values(), *values).set(number)
 
     for key, about in _METRICS.items():
-        add(key, about, (), [] if facts.get(key) is None else [((), float(facts[key]))])
+        if facts.get(key) is not None:
+            add(key, about, (), [((), float(facts[key]))])
     sites = facts.get("sites", [])
-    up = [((s["site"], way), s[key]) for s in sites for way, key in (("up", "up"), ("down", "down"))]
-    add("bytes", "Bytes that the site sent and received", ("site", "way"), up)
+    traffic = [((s["site"], way), s[way]) for s in sites for way in ("up", "down")]
+    add("bytes", "Bytes that the site sent and received", ("site", "way"), traffic)
     sent = [((to,), total["bytes"]) for to, total in facts.get("totals", {}).items()]
     add("sent_bytes", "Bytes that this site sent", ("to",), sent)
-    missed = [((s["site"],), sum(b - a + 1 for a, b in s["missed"])) for s in sites]
-    missed += [((facts["name"],), sum(b - a + 1 for a, b in facts["missed"]))] if "missed" in facts else []
-    add("missed_rounds", "Rounds without a message of the site", ("site",), missed)
-    add(
-        "site_present",
-        "1 for a site that takes part",
-        ("site",),
-        [((s["site"],), float(s["state"] == PRESENT)) for s in sites],
-    )
+    missed = {s["site"]: s["missed"] for s in sites} | ({facts["name"]: facts["missed"]} if "missed" in facts else {})
+    rounds = [((site,), _count_rounds(ranges)) for site, ranges in missed.items()]
+    add("missed_rounds", "Rounds without a message of the site", ("site",), rounds)
+    present = [((s["site"],), float(s["state"] == PRESENT)) for s in sites]
+    add("site_present", "1 for a site that takes part", ("site",), present)
     last = [
         ((site, *key), points[max(points)])
         for key, lines in facts.get("scores", {}).items()
@@ -342,22 +342,18 @@ class WatchServer(socketserver.ThreadingTCPServer):
 
         self.host = f"{f'[{address}]' if ':' in address else address}:{self.server_address[1]}"
 
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a thread of its own; close the connection where too many are open."""
-        if self._places.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
-
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Give the place back at the end."""
+        """Answer; or close the connection where too many are open."""
+        if not self._places.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
         try:
             super().process_request_thread(request, client_address)
         finally:
             self._places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Do nothing: the other end has closed the connection."""
+        """Do nothing: the other end is too slow, or has closed the connection."""
 
 
 class _Request(socketserver.BaseRequestHandler):
@@ -376,7 +372,7 @@ class _Request(socketserver.BaseRequestHandler):
             if len(head) > _LONGEST_HEAD:
                 self.request.sendall(make_answer(431, "the request is too long"))
                 return
-        is_local = ipaddress.ip_address(self.client_address[0].partition("%")[0]).is_loopback
+        is_local = ipaddress.ip_address(self.client_address[0]).is_loopback
         answer = self.server.watch.answer(head.partition(b"\r\n\r\n")[0] + b"\r\n\r\n", is_local)
         self.request.settimeout(_PATIENCE)
         self.request.sendall(answer)
