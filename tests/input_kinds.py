@@ -13,11 +13,22 @@ from fedmutual import Site, UserError
 
 QUICK = {"rounds": 2, "local_epochs": 1, "batch_size": 16, "device": "cpu", "progress": False}
 PRIVACY = {"privacy.nets": "both", "privacy.sigma": 1.0, "privacy.clip": 1.0, "privacy.delta": 1e-3}
-PUBLIC = {
-    "fedh2l": {"local_epochs": None, "local_steps": 2},
-    "fedmd": {},
-}  # method with a public set -> its length of a round
+PUBLIC = {"fedh2l": {"local_epochs": None, "local_steps": 2}, "fedmd": {}}  # method with a public set -> length of a round
 WORDS = 97
+# A user's module: ids [B, L] of 500 words, and numbers without effect -> logits [B, 2], the mean over the words
+EMBEDDING = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(500, 8), nn.Linear(8, 2)
+
+    def forward(self, input_ids, attention_mask=None, table=None, age=None):
+        mask = (torch.ones_like(input_ids) if attention_mask is None else attention_mask)[..., None]
+        return self.head((self.embed(input_ids) * mask).sum(1) / mask.sum(1))
+"""
 seen = set()  # types of the inputs that networks of several inputs got
 
 

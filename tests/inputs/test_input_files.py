@@ -16,24 +16,12 @@ from fedmutual.sites.coordinator import build_server_experiment
 from fedmutual.sites.site_settings import build_site, read_site_file
 from fedmutual.studies.adapt import adapt
 from fedmutual.user_code import plugins
-from input_kinds import draw_fusion, ids
+from input_kinds import EMBEDDING, draw_fusion, ids
 from own_data import config, npz
 from wards import contract, site
 
 pytestmark = pytest.mark.run
 
-NET = """
-import torch
-from torch import nn
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embed, self.head = nn.Embedding(50, 4), nn.Linear(4, 2)
-
-    def forward(self, ids):
-        return self.head(self.embed(ids).mean(1))
-"""
 FUSION = """
 import torch
 from torch import nn
@@ -74,11 +62,10 @@ def test_several_inputs_of_a_file_are_predicted_scored_and_exported(tmp_path, in
     np.testing.assert_allclose(answers.numpy().max(1), [p.ranked[0][1] for p in predicted[:9]], atol=1e-5)
 
 
-@pytest.mark.parametrize("engine", ["processes"])
-def test_several_inputs_train_on_worker_processes(engine, tmp_path, in_tmp_path):
+def test_several_inputs_train_on_worker_processes(tmp_path, in_tmp_path):
     runs = [
         fedmutual.run(make_config(tmp_path, FUSION, *draw_fusion(0), rounds=1, engine={"name": name}), tmp_path / name)
-        for name in ("inprocess", engine)
+        for name in ("inprocess", "processes")
     ]
     torch.testing.assert_close(*(dict(run.global_model().state_dict()) for run in runs))
 
@@ -86,7 +73,7 @@ def test_several_inputs_train_on_worker_processes(engine, tmp_path, in_tmp_path)
 def test_ids_of_a_file_are_predicted_scored_and_exported(tmp_path, in_tmp_path):
     """With ids in the run's record, in both programs, and in the check of the data."""
     x, y = ids(0, n=120)
-    run_config = make_config(tmp_path, NET, {"x": x}, y)
+    run_config = make_config(tmp_path, EMBEDDING, {"x": x}, y)
     run = fedmutual.run(run_config, tmp_path / "run")
     assert load(run_config).space.dtype == torch.int64
     assert not [sentence for sentence in find_problems(run_config) if "data.mean" in sentence]
@@ -132,9 +119,9 @@ def agree(tmp_path, in_tmp_path):
 def test_the_contract_declares_ids(agree):
     x, y = ids(0, n=60)
     declared = {"x": {"shape": [6], "dtype": "int64"}}
-    assert [space.dtype for space in agree(NET, {"x": x}, y, declared)] == [torch.int64, torch.int64]
+    assert [space.dtype for space in agree(EMBEDDING, {"x": x}, y, declared)] == [torch.int64, torch.int64]
     with pytest.raises(UserError, match=r"type int64.*agreed on float32.*let the lead declare"):
-        agree(NET, {"x": x}, y, [6])
+        agree(EMBEDDING, {"x": x}, y, [6])
 
 
 @pytest.mark.sites
@@ -151,7 +138,7 @@ def test_the_contract_declares_several_inputs(agree):
 def test_a_newcomer_adapts_a_model_of_ids(tmp_path, in_tmp_path):
     (x, y), (new_x, new_y) = ids(0, n=120), ids(1, n=120)
     np.savez(tmp_path / "new.npz", x=new_x, y=new_y)
-    fedmutual.run(make_config(tmp_path, NET, {"x": x}, y, rounds=1), tmp_path / "run")
+    fedmutual.run(make_config(tmp_path, EMBEDDING, {"x": x}, y, rounds=1), tmp_path / "run")
     (tmp_path / "new.toml").write_text(
         'rounds = 1\ndata = { name = "npz", root = "new.npz" }\ntraining = { batch_size = 16 }\n'
     )

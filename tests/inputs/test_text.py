@@ -12,23 +12,10 @@ from fedmutual import Site, UserError
 from fedmutual.config import DataConfig
 from fedmutual.data.saved import read_rows, read_saved
 from fedmutual.data.text import encode_texts, hash_tokens
-from input_kinds import QUICK
+from input_kinds import EMBEDDING, QUICK
 from own_data import config, npz
 
 pytestmark = pytest.mark.run
-
-TEXT_NET = """
-from torch import nn
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embed, self.head = nn.Embedding(500, 8), nn.Linear(8, 2)
-
-    def forward(self, input_ids, attention_mask, table=None, age=None):
-        mask = attention_mask[..., None]
-        return self.head((self.embed(input_ids) * mask).sum(1) / mask.sum(1))
-"""
 
 
 def notes(seed, n=80):
@@ -46,7 +33,7 @@ READING = {"length": 6, "words": 500}
 
 @pytest.mark.parametrize("kind", ["csv", "npz", "datasets"])
 def test_text_of_a_file_trains_and_is_predicted(kind, tmp_path, in_tmp_path):
-    (tmp_path / "text_net.py").write_text(TEXT_NET)
+    (tmp_path / "text_net.py").write_text(EMBEDDING)
     table, path = notes(0), tmp_path / f"notes.{kind}"
     data = {"name": kind, "root": str(path), "label": "y", "text": ["note"]}
     if kind == "csv":
@@ -88,7 +75,7 @@ def test_series_of_a_saved_folder_have_one_length(tmp_path):
 
 
 def test_text_of_a_table_in_memory_trains_and_is_scored(tmp_path, in_tmp_path):
-    (tmp_path / "text_net.py").write_text(TEXT_NET)
+    (tmp_path / "text_net.py").write_text(EMBEDDING)
     sites = {i: Site(train=notes(0).iloc[k::2], label="y") for k, i in enumerate("ab")}
     arguments = QUICK | {"rounds": 3, "local_epochs": 4, "optimizer": "adam", "lr": 0.05}
     arguments["settings"] = {"data.text": ["note"], **{f"data.{k}": v for k, v in READING.items()}}
