@@ -284,8 +284,8 @@ def test_an_argument_that_cannot_be_used_is_named(tables, nets, shared, change, 
 def test_columns_of_frames_are_encoded_in_training_predictions_and_scores(tables, tmp_path):
     frames = {name: t.assign(age=t.iloc[:, 0].where(t.index % 3 > 0), ward="I") for name, t in tables.items()}
     settings = {"data.columns": {"age": {"kind": "number", "fill": 0}, "ward": ["I", "II"]}}
-    given = {name: Site(train=frame, label="target") for name, frame in frames.items()}
-    run = fedmutual.federate(given, "fedavg", "mlp", settings=settings, out=tmp_path / "run", **QUICK)
+    of_frames = {name: Site(train=frame, label="target") for name, frame in frames.items()}
+    run = fedmutual.federate(of_frames, "fedavg", "mlp", settings=settings, out=tmp_path / "run", **QUICK)
     new = frames["north"].iloc[::-1]  # other columns and another order have no effect
     answers = run.predict(new, client="north")
     new.rename(columns={"target": "label"}).to_csv(tmp_path / "new.csv", index=False)
@@ -295,9 +295,9 @@ def test_columns_of_frames_are_encoded_in_training_predictions_and_scores(tables
     with pytest.warns(fedmutual.RemarkWarning, match="in the training data"):
         scores = [run.score(rows, "north", label="target").values for rows in (new, tmp_path / "new.csv")]
     assert scores[0] == scores[1]
-    of_arrays = given | {"north": Site(train=arrays(tables["north"]))}
+    of_arrays = of_frames | {"north": Site(train=arrays(tables["north"]))}
     for data, words in (
-        (given | {"north": Site(train=new.assign(ward="III"), label="target")}, "holds 'III' in row 0"),
+        (of_frames | {"north": Site(train=new.assign(ward="III"), label="target")}, "holds 'III' in row 0"),
         (of_arrays, "'data.columns' is for the columns of tables"),
     ):
         with pytest.raises(UserError, match=words):

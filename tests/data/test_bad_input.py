@@ -349,11 +349,10 @@ def encode(table: pd.DataFrame) -> pd.DataFrame:
 def test_objects_that_are_no_numbers_are_refused_with_a_fix_that_works(
     x: Any, words: str, fix: Callable[[Any], Any]
 ) -> None:
-    for given in (x, fix(x)):
-        is_table, context = isinstance(given, pd.DataFrame), nullcontext() if given is not x else pytest.raises(DataError)
-        has_label = is_table and "label" in given
-        with context as problem:
-            make_memory_source(given if has_label else (given, Y), None, "label" if has_label else None, "site 'A'")
+    for rows in (x, fix(x)):
+        has_label = isinstance(rows, pd.DataFrame) and "label" in rows
+        with pytest.raises(DataError) if rows is x else nullcontext() as problem:
+            make_memory_source(rows if has_label else (rows, Y), None, "label" if has_label else None, "site 'A'")
         assert problem is None or (words in str(problem.value) and "\n" not in str(problem.value))
 
 

@@ -97,9 +97,9 @@ PARTS = {  # task -> the scores that are lists: of which parts, and the parts of
 @pytest.mark.parametrize("task", TARGETS)
 def test_the_page_shows_each_score_of_a_task(task, tmp_path):
     """Without rows for a class "no label", and without a table of recalls that no task has."""
-    y, own = TARGETS[task]
+    y, settings = TARGETS[task]
     sites = {i: Site(train=(X[k::2], y[k::2])) for k, i in enumerate("ab")}
-    how = {"rounds": 1, "seeds": 1, "settings": own, "progress": False, "out": tmp_path / "runs"}
+    how = {"rounds": 1, "seeds": 1, "settings": settings, "progress": False, "out": tmp_path / "runs"}
     fedmutual.compare(sites, ["fedavg", "independent"], "mlp", task=task, **how)
     (comparison,) = make_comparisons(read_runs(find_runs(tmp_path / "runs")))
     shown = {t.id: (t.columns[0].name, [row[0].text for row in t.rows]) for t in make_part_tables(comparison)}

@@ -142,8 +142,8 @@ class Experiment:
 
     def _read_training(self, client: str, keys: Iterable[str]) -> dict[str, Any]:
         """Return keys of [training] with the client's own values, where they are set."""
-        common, own = self.config.training, self.config.get_client_config(client).training
-        return {k: getattr(common, k) if getattr(own, k) is None else getattr(own, k) for k in keys}
+        common, table = self.config.training, self.config.get_client_config(client).training
+        return {k: getattr(common, k) if getattr(table, k) is None else getattr(table, k) for k in keys}
 
     def build_networks(self, id: str) -> dict[str, nn.Module]:
         """Return a client's networks by name, as before round 1, without optimisers, which import `torch._dynamo`.

@@ -259,8 +259,8 @@ def tabulate_other_tasks(comparison: RunComparison) -> pd.DataFrame:
     """
     rows = []
     for method in comparison.methods:
-        own = (row for r in method.counted for row in r.last_rows if row.client is not None)
-        others = [row for row in own if not row.has_accuracy or comparison.metric != ACCURACY]
+        of_clients = (row for r in method.counted for row in r.last_rows if row.client is not None)
+        others = [row for row in of_clients if not row.has_accuracy or comparison.metric != ACCURACY]
         models = [model for model in SHORT if any(row.model == model for row in others)]
         for model in models:
             label = f"{method.method}, {SHORT[model]}" if len(models) > 1 else method.method

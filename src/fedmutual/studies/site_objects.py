@@ -83,20 +83,20 @@ def hold_sites(
     objects: dict[str, Any] = {f"method.{type(m).__name__}": type(m) for m in methods if not isinstance(m, str)}
     objects |= {name: function for name, function in functions.items() if callable(function)}
     tables: dict[str, dict[str, Any]] = {}
+    of_data = {key: value for key, value in (settings or {}).items() if key.startswith("data.")}
+    common = merge_overrides({}, of_data).get("data", {})
     for site_name, site in sites.items():
         table = dict(merge_overrides({}, site.settings or {}))
         if isinstance(site.train, DataLoader) and site.train.batch_size is not None:
             table.setdefault("training", {}).setdefault("batch_size", site.train.batch_size)
-        common = {key: value for key, value in (settings or {}).items() if key.startswith("data.")}
-        given = {**merge_overrides({}, common).get("data", {}), **table.get("data", {})}
-        reading = parse_config(
-            {"data": {"name": f"{PREFIX}data", **{k: v for k, v in given.items() if k in _READING}}}, f"site {site_name!r}"
-        ).data
-        source = make_memory_source(site.train, site.test, site.label, f"site {site_name!r}", reading)
+        data, place = {**common, **table.get("data", {})}, f"site {site_name!r}"
+        reading = {key: value for key, value in data.items() if key in _READING}
+        data_config = parse_config({"data": {"name": f"{PREFIX}data", **reading}}, place).data
+        source = make_memory_source(site.train, site.test, site.label, place, data_config)
         objects[f"data.{site_name}"] = lambda source=source: source
         table.setdefault("data", {})["name"] = f"{PREFIX}data.{site_name}"
         if site.model is not None:
-            objects[f"model.{site_name}"] = _make_factory(site.model, f"model of site {site_name!r}")
+            objects[f"model.{site_name}"] = _make_factory(site.model, f"model of {place}")
             table.setdefault("model", {})["personal"] = _name_model(site.model, f"model.{site_name}")
         tables[str(site_name)] = table
     if shared is not None:
