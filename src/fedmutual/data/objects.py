@@ -358,20 +358,17 @@ def convert_features(features: Any, place: str, columns: tuple[str, ...] | None 
         table = features[list(columns)] if columns is not None else features
         text = [c for c in table if not types.is_numeric_dtype(table[c]) or types.is_complex_dtype(table[c])]
         blank = [c for c in table if table[c].isna().any()]
+        kinds = "train with the kind of each column: settings={{'data.columns': {{{!r}: {}, ...}}}}".format
         if text:
             fixes = dict[str, list[str]]()
             for name in text:
                 fixes.setdefault(find_fix(table[name].to_numpy(), "table"), []).append(name)
             listed = ", and ".join(f"of {list_names(names)} {fix}" for fix, names in fixes.items())
-            kinds = f"train with the kind of each column: settings={{'data.columns': {{{text[0]!r}: 'category', ...}}}}"
-            fix = f"drop them, or encode them: {listed}; or {kinds}"
+            fix = f"drop them, or encode them: {listed}; or {kinds(text[0], repr('category'))}"
             raise DataError(f"{place}: the columns {list_names(text)} are not numbers; {fix}")
         if blank:
-            column = f"{blank[0]!r}: {{'kind': 'number', 'fill': 0}}"
-            kinds = f"train with the kind of each column: settings={{'data.columns': {{{column}, ...}}}}"
-            raise DataError(
-                f"{place}: the columns {list_names(blank)} have missing values; fill them in, drop the rows, or {kinds}"
-            )
+            fix = f"fill them in, drop the rows, or {kinds(blank[0], {'kind': 'number', 'fill': 0})}"
+            raise DataError(f"{place}: the columns {list_names(blank)} have missing values; {fix}")
         numbers: npt.NDArray[Any] = table.to_numpy(np.float64)  # as of a file; rounded to float32 with a remark
         return numbers
     if np.ma.is_masked(features):
