@@ -110,6 +110,11 @@ def test_the_page_shows_each_score_of_a_task(task, tmp_path):
     assert titles == (set() if task == "classification" else expected)
 
 
+def test_a_class_may_have_the_name_of_missing_labels():
+    run = train("classification", "fedavg", np.where(X[:, 0] > 0, "ill", "no label"))
+    assert make_comparisons(read_runs([run.folder]))[0].classes == ("ill", "no label")
+
+
 def get_task(name):
     return make_task(name, outputs=("0", "1", "2") if name in ("survival", "regression") else ())
 

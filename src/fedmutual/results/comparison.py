@@ -202,9 +202,10 @@ class RunComparison:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The federation's classes."""
-        names = self.first.partition.classes
-        return names[:-1] if names[-1:] == (UNLABELLED,) else names
+        """The federation's classes, without `UNLABELLED` unless a client's class has this name."""
+        names, clients = self.first.partition.classes, self.first.environment.clients.values()
+        is_class = any(UNLABELLED in client.classes for client in clients)
+        return names[:-1] if names[-1:] == (UNLABELLED,) and not is_class else names
 
     @cached_property
     def scale(self) -> MetricScale:
