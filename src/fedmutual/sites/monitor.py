@@ -41,7 +41,7 @@ Score = tuple[int, str, str, str, Mapping[str, Any]]
 """The scores of a model: round, site, model, rows ("validation"), and values by name."""
 
 PRESENT, LATE, OUTSIDE, ABSENT, EXCLUDED = "takes part", "no heartbeat", "not in this round", "not connected", "excluded"
-_WORDS = {Outcome.AGAIN: "restarting", Outcome.BROKEN: "restarting", Outcome.SHORT: "paused"}
+_STATE_WORDS = {Outcome.AGAIN: "restarting", Outcome.BROKEN: "restarting", Outcome.SHORT: "paused"}
 
 
 class Monitor:
@@ -68,7 +68,7 @@ class Monitor:
             return about | self._read_lead()
         read = read_site if self.kit.kind == "site" else read_server
         free = shutil.disk_usage(next(path for path in (self._state, *self._state.parents) if path.exists())).free
-        return about | {"alive": is_locked(self._state), "disk_free_bytes": free} | read(self.kit, self._state, self._name)
+        return about | {"disk_free_bytes": free} | read(self.kit, self._state, self._name)
 
     def is_alive(self) -> bool:
         """Return whether the process of the site or server runs; of a lead: whether the server answers."""
@@ -85,17 +85,17 @@ class Monitor:
                 ahead = None if status["time"] is None else status["time"] - (sent + time.time()) / 2
                 if status["progress"] is not None:
                     break
-            known = status["progress"]
-            if known is not None and self._copied != (name, known["job"], known["round"]):
+            recorded = status["progress"]
+            if recorded is not None and self._copied != (name, recorded["job"], recorded["round"]):
                 for file in (METRICS, LEDGER):  # the server may have none yet, and here may be those of another fold
                     (folder / file).unlink(missing_ok=True)
                 self._session.fetch(name, folder, (METRICS, LEDGER))
-                self._copied = name, known["job"], known["round"]
+                self._copied = name, recorded["job"], recorded["round"]
         except ServerLost as problem:
             self._close_session()
-            return {"federation": names[0], "others": [], "alive": False, "state": "no answer", "said": str(problem)}
+            return {"federation": names[0], "others": [], "alive": False, "state": "no answer", "reason": str(problem)}
         seen, connected, now = status["seen"] or {}, status["connected"], status["time"] or time.time()
-        facts = describe_progress(known, folder, connected, {i: now - at for i, at in seen.items()}, status["stops"])
+        facts = describe_progress(recorded, folder, connected, {i: now - at for i, at in seen.items()}, status["stops"])
         return {"federation": name, "others": [], "alive": True, "clock_ahead_seconds": ahead} | facts
 
     def _close_session(self) -> None:
@@ -115,37 +115,38 @@ def find_federation(state: Path, file: str, name: str | None) -> tuple[Path | No
 
     name: of the federation; None: the one that was written last.
     """
-
-    def find_time(folder: Path) -> float:
-        return max(_find_time(folder / file), _find_time(folder / f"{file}-wal"))
-
     folders = {path.parent.name: path.parent for path in state.glob(f"*/{file}")}
-    folder = folders.get(name) if name else max(folders.values(), key=find_time, default=None)
+    folder = folders.get(name) if name else max(folders.values(), key=lambda f: _find_write_time(f / file), default=None)
     return folder, sorted(folders.keys() - {folder.name if folder else ""})
 
 
-def _find_time(path: Path) -> float:
-    with suppress(OSError):
-        return path.stat().st_mtime
-    return 0.0
+def _find_write_time(path: Path) -> float:
+    """Return when a file, or a database's log of changes beside it, was written last; 0 where there is neither."""
+    times = [0.0]
+    for file in (path, path.with_name(f"{path.name}-wal")):
+        with suppress(OSError):
+            times.append(file.stat().st_mtime)
+    return max(times)
 
 
 def read_site(kit: Kit, state: Path, name: str | None) -> Facts:
     """Return what a site knows: its place in the rounds, its own scores, its budget, what left it, what is asked next."""
     folder, others = find_federation(state, journal.FILE, name)
-    facts: Facts = {"federation": folder.name if folder else name or "", "others": others}
-    if is_locked(state):
+    facts: Facts = {"federation": folder.name if folder else name or "", "others": others, "alive": is_locked(state)}
+    if facts["alive"]:
         with suppress(RunError, TypeError, ValueError):  # no job has begun yet
             facts["clock_ahead_seconds"] = float(read_json(state / WORK_FOLDER / CLOCK_FILE)["ahead"])
     if folder is None or not (folder / CONFIG).exists():
-        return facts | {"state": "waiting" if is_locked(state) else "stopped", "said": "no federation has begun here"}
+        return facts | {"state": "waiting" if facts["alive"] else "stopped", "reason": "no federation has begun here"}
     config = read_dumped(folder / CONFIG)
     with closing(Journal(folder, read_only=True)) as records:
         begun = records.get_fact("begun", tuple[int, Place, str])
         done = bool(begun and records.read("SELECT 1 FROM phases WHERE round = ? AND phase = ?", *begun[1]))
     lines = read_ledger(folder)
-    rows, rounds = summarise_ledger(lines), config.rounds
+    rows, rounds, has_job = summarise_ledger(lines), config.rounds, is_locked(folder)
     place = begun[1] if begun else (-1, -1)
+    is_over = place[0] + 1 >= rounds and done and not has_job
+    state_word = "stopped" if not facts["alive"] else "takes part" if has_job else "done" if is_over else "waiting"
     own = (
         (e.round, kit.name, row.model, row.data, row.values)
         for e in read_records(folder / METRICS, Evaluation)
@@ -157,10 +158,12 @@ def read_site(kit: Kit, state: Path, name: str | None) -> Facts:
         for score in line["told"].get("scores", ())
     )
     facts |= {
+        "state": state_word,
+        "reason": _SITE_SENTENCES["done" if is_over else state_word],
         "round": place[0] + 1,
         "rounds": rounds,
-        "phase": _name_step(lines, place, done) if begun else "",
-        "seen": max(_find_time(folder / journal.FILE), _find_time(folder / f"{journal.FILE}-wal")) if begun else None,
+        "phase": _name_step(lines, place, done) if begun and not is_over else "",
+        "seen": _find_write_time(folder / journal.FILE) if begun else None,
         "missed": find_missed_rounds(
             {line["round"] for line in lines if line["tensors"] or line["told"]}, place[0] + (not done)
         ),
@@ -176,13 +179,7 @@ def read_site(kit: Kit, state: Path, name: str | None) -> Facts:
         ledger = state / PRIVACY_FOLDER / "ledger"  # the budget is over all ledgers in the folder
         budget = PrivacyBudget(ledger, config.name, privacy.unit, privacy.epsilon, privacy.delta)
         facts |= {"epsilon_spent": budget.spent, "epsilon_limit": privacy.epsilon}
-    is_over = place[0] + 1 >= rounds and done and not is_locked(folder)
-    state_word = (
-        "stopped" if not is_locked(state) else "takes part" if is_locked(folder) else "done" if is_over else "waiting"
-    )
-    if is_over:
-        facts["phase"] = ""
-    return facts | {"state": state_word, "said": _SITE_SENTENCES["done" if is_over else state_word]}
+    return facts
 
 
 _SITE_SENTENCES = {
@@ -195,18 +192,17 @@ _SITE_SENTENCES = {
 
 def _name_step(lines: Iterable[Line], place: Place, done: bool) -> str:
     """Return the step of a place in words; the place of scores has the number after the last phase."""
-    known = [line["phase"] for line in lines if line["what"] == WORK and line["to"] == "server"]
-    step = f"phase {place[1] + 1}" if not known or place[1] < max(known) or place[0] < 0 else "scores"
+    phases = [line["phase"] for line in lines if line["what"] == WORK and line["to"] == "server"]
+    step = f"phase {place[1] + 1}" if not phases or place[1] < max(phases) or place[0] < 0 else "scores"
     return f"{step} done, waits for the server" if done else f"{step} in progress"
 
 
 def _find_next(rows: list[Facts], round: int, rounds: int, done: bool) -> list[Facts]:
     """Return the kinds of messages that are asked for next, as those of the round before: rows of `summarise_ledger`."""
-    now, before = ([row for row in rows if row["first"] <= r <= row["last"]] for r in (round, round - 1))
-    rest = before[len(now) :]
-    if rest:
-        return rest
-    return [] if round >= rounds and done else now
+    current, previous = ([row for row in rows if row["first"] <= r <= row["last"]] for r in (round, round - 1))
+    if len(previous) > len(current):
+        return previous[len(current) :]
+    return [] if round >= rounds and done else current
 
 
 def find_missed_rounds(present: Collection[int], last: int) -> list[tuple[int, int]]:
@@ -218,51 +214,51 @@ def find_missed_rounds(present: Collection[int], last: int) -> list[tuple[int, i
 def read_server(kit: Kit, state: Path, name: str | None) -> Facts:
     """Return what the server knows: the progress, the sites, disclosed scores and bytes."""
     folder, others = find_federation(state, progress.FILE, name)
-    facts: Facts = {"federation": folder.name if folder else name or "", "others": others}
-    connected, _ = progress.read_connected(state)
+    facts: Facts = {"federation": folder.name if folder else name or "", "others": others, "alive": is_locked(state)}
+    connected = progress.read_connected(state)[0] if facts["alive"] else {}
     seen = {i: time.time() - at for i, at in progress.read_last_seen(state).items()}
-    if not is_locked(state):
-        connected = {}
     if folder is None:
         facts |= describe_progress(None, state, connected, seen, False)
     else:
-        known = progress.read_progress(folder)
+        recorded = progress.read_progress(folder)
         with closing(Journal(folder, read_only=True)) as records:
             excluded = dict(records.read("SELECT site, why FROM excluded"))
             ((latest,),) = records.read("SELECT max(phase) FROM orders")
-            is_now = known is not None and records.get_fact("round") == known["round"]
-        facts |= describe_progress(known, folder, connected, seen, (folder / progress.STOP).exists(), excluded)
+            is_now = recorded is not None and records.get_fact("round") == recorded["round"]
+        facts |= describe_progress(recorded, folder, connected, seen, (folder / progress.STOP).exists(), excluded)
         if facts["state"] == "running" and facts["round"] < facts["rounds"]:
             phase = latest + 1 if is_now and latest is not None else 1
             facts["phase"] = f"phase {phase} of round {facts['round'] + 1} in progress"
-    if is_locked(state):
-        return facts
-    return facts | {"state": "stopped", "said": "the server's process does not run; `fedmutual server` resumes", "phase": ""}
+    if not facts["alive"]:
+        facts |= {"state": "stopped", "reason": "the server's process does not run; `fedmutual server` resumes", "phase": ""}
+    return facts
 
 
 def describe_progress(
-    known: Mapping[str, Any] | None,
+    recorded: Mapping[str, Any] | None,
     folder: Path,
     connected: Collection[str],
     seen: Mapping[str, float],
     stops: bool,
     excluded: Mapping[str, str] | None = None,
 ) -> Facts:
-    """Return the facts of a progress file. folder: has scores and bytes. seen: seconds since an absent site was seen."""
-    if known is None:
+    """Return the facts of the progress that is recorded. folder: has scores, bytes. seen: seconds since a site was seen."""
+    if recorded is None:
         here = f"connected: {', '.join(sorted(connected)) or 'nobody'}"
-        return {"state": "waiting", "said": f"no lead has submitted the federation; {here}"}
-    word = _WORDS.get(known["outcome"], str(known["outcome"]))
-    said = (known["left"] or "its rounds are under way") if word == "running" else known["said"]
+        return {"state": "waiting", "reason": f"no lead has submitted the federation; {here}"}
+    word = _STATE_WORDS.get(recorded["outcome"], str(recorded["outcome"]))
+    reason = (recorded["left"] or "its rounds are under way") if word == "running" else recorded["said"]
+    if stops and word == "running":
+        reason += "; a lead has asked for a stop after this round"
     lines = list(read_records(folder / LEDGER, LedgerLine))
     exchanged = {line.round for line in lines if line.up}  # of other rounds nothing tells who was there
     sites = []
-    for i in known["sites"]:
+    for i in recorded["sites"]:
         sent = {line.round for line in lines if line.client == i and line.up}
-        missed = find_missed_rounds(sent | (set(range(known["round"] + 1)) - exchanged), known["round"])
-        notes = [note for note in known["notes"] if repr(i) in note["text"]]
+        missed = find_missed_rounds(sent | (set(range(recorded["round"] + 1)) - exchanged), recorded["round"])
+        notes = [note for note in recorded["notes"] if repr(i) in note["text"]]
         state = EXCLUDED if i in (excluded or {}) else ABSENT if i not in connected else LATE if i in seen else PRESENT
-        if state == PRESENT and word == "running" and i not in known["in"]:
+        if state == PRESENT and word == "running" and i not in recorded["in"]:
             state = OUTSIDE
         sites.append(
             {
@@ -281,12 +277,12 @@ def describe_progress(
     )
     return {
         "state": word,
-        "said": f"{said}; a lead has asked for a stop after this round" if stops and word == "running" else said,
-        "round": known["round"],
-        "rounds": known["rounds"],
+        "reason": reason,
+        "round": recorded["round"],
+        "rounds": recorded["rounds"],
         "sites": sites,
-        "notes": [format_notes(note) for note in reversed(known["notes"])],
-        "bytes": known["bytes"],
+        "notes": [format_notes(note) for note in reversed(recorded["notes"])],
+        "bytes": recorded["bytes"],
         "scores": group_scores(scores),
     }
 
