@@ -144,6 +144,23 @@ def browser():
 
 
 @pytest.fixture
+def new_page(browser):
+    """Return a function that opens an empty page in a context of its own -> (page, what the console says from now on)."""
+    contexts = []
+
+    def open_page(**options):
+        contexts.append(browser.new_context(**options))
+        page, console_messages = contexts[-1].new_page(), []
+        page.on("console", lambda message: console_messages.append(message.text))
+        page.on("pageerror", lambda problem: console_messages.append(str(problem)))
+        return page, console_messages
+
+    yield open_page
+    for context in contexts:
+        context.close()
+
+
+@pytest.fixture
 def small(tmp_path, monkeypatch):
     """Return the path of a small experiment's file, in an empty folder that is the current folder."""
     monkeypatch.chdir(tmp_path)

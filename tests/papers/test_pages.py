@@ -106,11 +106,9 @@ def test_pages_alone_train_nothing(pages_folder, cli, in_tmp_path):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [400, 1280])
-def test_it_opens_quietly_and_fits(browser, pages_folder, scheme, width):
-    context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 900})
-    page, console_messages, requested_urls = context.new_page(), [], []
-    page.on("console", lambda message: console_messages.append(message.text))
-    page.on("pageerror", lambda problem: console_messages.append(str(problem)))
+def test_it_opens_quietly_and_fits(new_page, pages_folder, scheme, width):
+    page, console_messages = new_page(color_scheme=scheme, viewport={"width": width, "height": 900})
+    requested_urls = []
     page.on("request", lambda request: requested_urls.append(request.url))
     page.goto((pages_folder / "looker.html").as_uri())
     page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
@@ -119,7 +117,6 @@ def test_it_opens_quietly_and_fits(browser, pages_folder, scheme, width):
     page.locator(".plot rect").first.scroll_into_view_if_needed()
     page.locator(".plot rect").first.hover()
     assert "Round 1" in page.locator("#tip").inner_text()
-    context.close()
 
 
 BEGIN, END = make_marks("printed numbers")

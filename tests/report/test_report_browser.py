@@ -27,14 +27,11 @@ def address(tmp_path_factory):
 
 
 @pytest.fixture
-def visit(browser, address):
+def visit(new_page, address):
     """Open the page in a context of its own -> (page, what the console said, what was asked of the network)."""
-    contexts = []
 
     def open_page(**options):
-        context = browser.new_context(**options)
-        contexts.append(context)
-        page, console_messages, requested_urls = context.new_page(), [], []
+        (page, console_messages), requested_urls = new_page(**options), []
 
         def record(route):
             if route.request.url == address:
@@ -44,14 +41,10 @@ def visit(browser, address):
                 route.abort()
 
         page.route("**/*", record)
-        page.on("console", lambda message: console_messages.append(message.text))
-        page.on("pageerror", lambda problem: console_messages.append(str(problem)))
         page.goto(address)
         return page, console_messages, requested_urls
 
-    yield open_page
-    for context in contexts:
-        context.close()
+    return open_page
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -127,12 +120,10 @@ def test_pointing_at_a_round_says_its_numbers(visit):
     assert console_messages == []
 
 
-def test_without_script_titles_stay(browser, address):
-    context = browser.new_context(java_script_enabled=False)
-    page = context.new_page()
+def test_without_script_titles_stay(new_page, address):
+    page, _ = new_page(java_script_enabled=False)
     page.goto(address)
     assert page.locator("svg title").count() > 0
-    context.close()
 
 
 def test_the_headline_is_cards_on_a_phone_and_stays_a_table_to_a_reader(visit):

@@ -391,12 +391,10 @@ def test_a_log_line_as_json(monkeypatch):
 
 @pytest.mark.long
 @pytest.mark.parametrize(("width", "scheme"), [(400, "dark"), (1280, "light")])
-def test_the_page_fits_is_quiet_and_asks_for_nothing_else(browser, served, width, scheme):
-    context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 900})
-    page, said, asked = context.new_page(), [], []
-    page.on("console", lambda message: said.append(message.text))
-    page.on("pageerror", lambda problem: said.append(str(problem)))
-    page.on("request", lambda one: asked.append(one.url))
+def test_the_page_fits_is_quiet_and_asks_for_nothing_else(new_page, served, width, scheme):
+    page, console_messages = new_page(color_scheme=scheme, viewport={"width": width, "height": 900})
+    requested_urls = []
+    page.on("request", lambda request: requested_urls.append(request.url))
     address = f"http://{served.host}/?token={TOKEN}"
     page.clock.install()
     page.goto(address)
@@ -406,6 +404,5 @@ def test_the_page_fits_is_quiet_and_asks_for_nothing_else(browser, served, width
         page.clock.run_for(10_500)  # the page looks again, and keeps open what is open
     assert page.locator("table").first.is_visible()
     assert page.locator(".plot").count() == 2
-    assert said == []
-    assert set(asked) <= {address, "data:,"}
-    context.close()
+    assert console_messages == []
+    assert set(requested_urls) <= {address, "data:,"}
