@@ -135,12 +135,11 @@ def _describe_metrics(experiment: Experiment, site: str) -> str:
     if metrics == "none" or "accuracy" not in experiment.make_task(site).tells:
         return "Its losses and scores are not sent."
     rows = experiment.load_rows(site)
-    kinds = dict.fromkeys(spec.rows for spec in experiment.list_evaluations(site))
-    batches = {
-        kind: rows[kind].rows(torch.split(torch.arange(len(rows[kind])), 1024)) for kind in kinds
-    }  # images may be many
-    counts = {kind: sum(int(find_known(y).sum()) for _, y in of_kind) for kind, of_kind in batches.items()}
-    sent = [kind for kind in kinds if is_disclosed(metrics, counts[kind])]
+    counts = dict.fromkeys((spec.rows for spec in experiment.list_evaluations(site)), 0)  # kind of rows -> with a label
+    for kind in counts:
+        for _, y in rows[kind].rows(torch.split(torch.arange(len(rows[kind])), 1024)):  # images may be many
+            counts[kind] += int(find_known(y).sum())
+    sent = [kind for kind, count in counts.items() if is_disclosed(metrics, count)]
     if not sent:
-        return f"Its losses and scores are not sent: it has fewer than {LEAST_ROWS} {' or '.join(kinds)} rows with a label."
+        return f"Its losses and scores are not sent: it has fewer than {LEAST_ROWS} {' or '.join(counts)} rows with a label."
     return f"Accuracies to 1 %, of its {' and '.join(sent)} rows, are sent once a round; other scores and losses are not."
