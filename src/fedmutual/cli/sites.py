@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -400,9 +399,10 @@ def _print_leaves(runtime: "SiteRuntime") -> None:
     for phase, spec in runtime.list_leaves().items():
         for name, (dtype, shape) in spec.items():
             size, sides = math.prod(shape) * getattr(torch, dtype).itemsize, "x".join(map(str, shape)) or "one"
-            table.add_row(phase, name, dtype, sides, f"{size:,}")
+            row = phase, name, dtype, sides, f"{size:,}"
             if is_json():
-                print_text(f"may leave: {phase}, {name}, {dtype}, {sides}, {size:,} bytes")
+                print_text(f"may leave: {', '.join(row)} bytes")
+            table.add_row(*row)
     if not is_json():
         out.print(table)
     if runtime.is_masked:
@@ -422,7 +422,10 @@ def _run_until_stopped(kit: "kits.Kit", state: Path, pointer: Mapping[str, Any])
     def print_end(interrupt: KeyboardInterrupt) -> int:
         is_sigterm = isinstance(interrupt, Terminated)
         text = f"stopped by {'SIGTERM' if is_sigterm else 'Ctrl-C'}; saved rounds are kept"
-        (print_text if is_json() else partial(err.print, highlight=False, markup=False))(text)
+        if is_json():
+            print_text(text)
+        else:
+            err.print(text, highlight=False, markup=False)
         return Code.TERMINATED if is_sigterm else Code.STOPPED
 
     try:
