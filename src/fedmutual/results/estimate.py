@@ -11,7 +11,6 @@ from fedmutual.metric import Metric
 
 LEVEL = 0.95
 SAME = 1e-12  # the largest difference of two equal accuracies, which sums of floats can cause
-BETTER, WORSE, EQUIVALENT, UNDECIDED = "better", "worse", "equivalent", "undecided"  # what an interval shows
 ENOUGH = 3  # the fewest units of a certain result: accuracies change in whole examples, so two units may agree by chance
 
 
@@ -49,24 +48,14 @@ class Estimate:
         """Whether there are too few units to exclude chance."""
         return self.n < ENOUGH
 
-    def judge(self, bound: float = 0.0, margin: float = 0.0) -> str:
-        """Return whether the value is `BETTER` or `WORSE` than a bound, `EQUIVALENT`, or `UNDECIDED`, by the whole interval.
-
-        Equivalent: within the margin around the bound. Better and worse: beyond the margin. Undecided as well from fewer
-        than three units, and where all units agree on no more than one example.
-        """
-        slack = SAME + (self.grain if self.tied else 0.0)
-        low, high = self.low - bound - slack, self.high - bound + slack
-        if self.half is None or self.is_few:
-            return UNDECIDED
-        if margin and -margin <= low and high <= margin:
-            return EQUIVALENT
-        return BETTER if low > margin else WORSE if high < -margin else UNDECIDED
-
     @property
     def sign(self) -> int:
-        """+1 or -1 where the value is better or worse than 0, else 0."""
-        return {BETTER: 1, WORSE: -1}.get(self.judge(), 0)
+        """+1 or -1 if the whole interval is better or worse than 0, else 0.
+
+        Also 0 for fewer than three units, and if all units agree on no more than one example.
+        """
+        slack = SAME + (self.grain if self.tied else 0.0)
+        return 0 if self.is_few else (self.low > slack) - (self.high < -slack)
 
     @property
     def tied(self) -> bool:
