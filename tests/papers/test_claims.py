@@ -467,3 +467,26 @@ def test_a_claim_is_judged_under_each_reading(measured):
     assert second.claim.than == "fedavg-equal"
     rows = make_claims_table([(first, second)], 1).rows
     assert [(row[0].text, row[2].text) for row in rows] == [("1", "by rounds"), ("", "at equal steps")]
+
+
+def test_a_claim_about_a_table_is_judged_for_each_column(papers, measured):
+    """A column without all its cells is not run, also if its first look has decided; one column alone is the table."""
+    clear = tuple(v + 0.02 + 0.001 * (n % 3) for n, v in enumerate(THEIRS * 4))[:10]
+
+    def put(column, row, ours):
+        of_cell = measured(ours, (THEIRS * 4)[: len(ours)], row=row, name=f"{column}/{row}")
+        about = of_cell.cell.about.model_copy(update={"column": column})
+        return replace(of_cell, cell=replace(of_cell.cell, about=about))
+
+    cells = [put("MLP", "IID", clear), put("LeNet5", "IID", clear), put("LeNet5", "other", NONE), put("CNN1", "IID", NONE)]
+    judged = judge_readings(claim(by="column"), cells)
+    assert [(j.part, j.parts, j.verdict) for j in judged] == [
+        ("MLP", 4, "supported"),
+        ("LeNet5", 4, "not run"),
+        ("", 4, "not run"),
+    ]
+    (page,) = adjust([Page(read_experiment(papers, "table9"), cells, (judged,))])
+    assert [j.standing for j in page.judged] == ["supported", "not run", "not run"]
+    assert page.judged[0].adjusted == pytest.approx(4 * judged[0].first.p)
+    (alone,) = judge_readings(claim(by="column"), cells[-1:])
+    assert (alone.part, alone.parts, alone.verdict) == ("", 1, "not run")

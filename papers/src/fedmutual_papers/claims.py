@@ -110,31 +110,30 @@ class Judgement:
     def detectable(self) -> float | None:
         """Return the smallest difference that so many seeds would have found in four of five cases; None if not judged."""
         e = self.overall
-        if e is None or e.half is None or e.tied or self.claim.is_fact or e.n not in LOOKS:
+        if e is None or e.tied or self.claim.is_fact or e.n not in LOOKS:
             return None
-        wanted = t.ppf(1 - SURE / 2, e.n - 1) + t.ppf(POWER, e.n - 1)
-        return float(wanted * e.half / t.ppf((1 + LEVEL) / 2, e.n - 1))
+        return float(t.ppf(1 - SURE / 2, e.n - 1) + t.ppf(POWER, e.n - 1)) * _compute_error(e)
 
 
 def judge_readings(claim: Claim, measured_cells: Sequence[MeasuredCell]) -> tuple[Judgement, ...]:
     """Return the claim judged as the paper trains, then under each other reading of the index.
 
-    A claim about a table (`by = "column"`) is judged for each column with results, then for the whole table.
+    A claim about a table (`by = "column"`) is judged for each of several columns, if it has results, then for the whole
+    table; without all its cells a column or the table is not run.
     """
-    judgements = []
+    judgements = list[Judgement]()
     for name, read in claim.list_readings():
-        whole = judge(read, measured_cells, name)
-        if claim.by:
-            titles = dict.fromkeys(x.cell.about.column for x in _list_matching(claim, measured_cells))
-            by_column = {title: [x for x in measured_cells if x.cell.about.column == title] for title in titles}
-            columns = [replace(judge(read, cells, name), part=title) for title, cells in by_column.items()]
-            parts = [j for j in columns if j.judged_lines]
-            for part in (*parts, *([] if len(columns) == 1 else [whole])):
-                is_complete = all(line.is_judged for line in part.lines)
-                judged = part if is_complete else replace(part, verdict=NOT_RUN, p=None)
-                judgements.append(replace(judged, parts=len(columns) + (len(columns) > 1)))
-        else:
-            judgements.append(whole)
+        of_table = judge(read, measured_cells, name)
+        if not claim.by:
+            judgements.append(of_table)
+            continue
+        titles = dict.fromkeys(x.cell.about.column for x in _list_matching(claim, measured_cells))
+        by_column = {title: [x for x in measured_cells if x.cell.about.column == title] for title in titles}
+        of_columns = [replace(judge(read, cells, name), part=title) for title, cells in by_column.items() if len(titles) > 1]
+        for judged in (*(j for j in of_columns if j.judged_lines), of_table):
+            is_complete = all(line.is_judged for line in judged.lines)
+            complete = judged if is_complete else replace(judged, verdict=NOT_RUN, p=None, first=None)
+            judgements.append(replace(complete, parts=len(of_columns) + 1))
     return tuple(judgements)
 
 
@@ -328,22 +327,25 @@ def compute_tails(claim: Claim, difference: Estimate | None) -> Tails | None:
     """
     if difference is None or not (claim.is_fact or difference.n >= LOOKS[0]):
         return None
-    e, error = difference, (difference.half or 0.0) / float(t.ppf((1 + LEVEL) / 2, max(difference.n - 1, 1)))
+    e = difference
 
     def compute_p(bound: float, sign: int) -> float:
         """Return the p-value that the mean lies above (1) or below (-1) a bound; for equal seeds, 0 or 1 by the grain."""
         distance = sign * (e.mean - bound)
-        return (
-            (0.0 if distance > e.grain + SAME else 1.0)
-            if e.tied or claim.is_fact
-            else float(t.sf(distance / error, e.n - 1))
-        )
+        if e.tied or claim.is_fact:
+            return 0.0 if distance > e.grain + SAME else 1.0
+        return float(t.sf(distance / _compute_error(e), e.n - 1))
 
     if claim.sign == "same":  # two one-sided tests: the difference is above -margin, and below margin
         within = max(compute_p(-claim.margin, 1), compute_p(claim.margin, -1))
         return within, min(compute_p(claim.margin, 1), compute_p(-claim.margin, -1))
     above, below = (compute_p(claim.times or 0.0, sign) for sign in (1, -1))
     return (above, below) if claim.sign == "more" else (below, above)
+
+
+def _compute_error(e: Estimate) -> float:
+    """Return the standard error of a mean over two seeds or more."""
+    return (e.half or 0.0) / float(t.ppf((1 + LEVEL) / 2, e.n - 1))
 
 
 def combine_tails(lines: Sequence[Tails | None], supporting: int, contradicting: int) -> Tails:
@@ -373,3 +375,36 @@ def adjust_by_holm(p_values: Sequence[float], size: int) -> list[float]:
     adjusted = np.empty(len(order))
     adjusted[order] = np.minimum(np.maximum.accumulate(factors * np.array(p_values, dtype=float)[order]), 1.0)
     return adjusted.tolist()
+
+
+def adjust_family(claims: Sequence[Sequence[Judgement]]) -> list[tuple[Judgement, ...]]:
+    """Return the judgements of each claim of a family with Holm's adjusted p-values.
+
+    claims: all of the family, measured or not, because a reading of each is a hypothesis, unless it is a fact of arithmetic.
+    The p-value of a part of a table is multiplied by the number of parts; the smallest one is the claim's. A claim that the
+    first look decides keeps its verdict.
+    """
+    firsts = _adjust_look([[replace(j.first, part=j.part, parts=j.parts) if j.first else j for j in of] for of in claims])
+
+    def choose(firsts: Sequence[Judgement], others: Sequence[Judgement]) -> tuple[Judgement, ...]:
+        return tuple(first if first.standing in DECIDED else j for first, j in zip(firsts, others, strict=True))
+
+    seconds = _adjust_look([choose(*pair) for pair in zip(firsts, claims, strict=True)])
+    return [choose(*pair) for pair in zip(firsts, seconds, strict=True)]
+
+
+def _adjust_look(claims: Sequence[Sequence[Judgement]]) -> list[tuple[Judgement, ...]]:
+    """Return the judgements of one look at each claim of a family with Holm's adjusted p-values."""
+    smallest: dict[tuple[int, str], float] = {}  # (number of the claim, reading) -> the smallest p-value of its parts
+    for n, j in ((n, j) for n, of in enumerate(claims) for j in of if j.p is not None):
+        smallest[n, j.reading] = min(smallest.get((n, j.reading), 1.0), (j.p or 0.0) * j.parts)
+    size = len({(n, j.reading) for n, of in enumerate(claims) for j in of if not j.claim.is_fact})
+    adjusted = dict(zip(smallest, adjust_by_holm([*smallest.values()], size), strict=True))
+
+    def adjust(n: int, j: Judgement) -> Judgement:
+        if j.p is None:
+            return j
+        least = smallest[n, j.reading]
+        return replace(j, adjusted=min(j.p * j.parts * (adjusted[n, j.reading] / least if least else size), 1.0))
+
+    return [tuple(adjust(n, j) for j in of) for n, of in enumerate(claims)]

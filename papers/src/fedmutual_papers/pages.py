@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from fedmutual_papers.claims import (
     TOO_SHORT,
     Judgement,
     Line,
-    adjust_by_holm,
+    adjust_family,
     judge_readings,
 )
 from fedmutual_papers.experiment_files import PaperExperiment
@@ -109,54 +110,12 @@ def make_page(experiment: PaperExperiment, measured_cells: Sequence[MeasuredCell
 
 
 def adjust(pages: Sequence[Page]) -> list[Page]:
-    """Return the pages with Holm's adjusted p-values. `pages`: those of complete families.
-
-    The size of a family is the number of its claims in files, with their readings, measured or not. The p-value of a part of
-    a table is multiplied by the number of parts; the smallest one is the claim's. A claim that the first look decides keeps
-    its verdict.
-    """
-    families: dict[str, list[Page]] = {}
+    """Return the pages with Holm's adjusted p-values. `pages`: those of complete families."""
+    families: dict[str, list[tuple[Judgement, ...]]] = {}
     for page in pages:
-        families.setdefault(page.experiment.family, []).append(page)
-    counted: dict[int, Judgement] = {}
-    for family in families.values():
-        first = _adjust_look(family, None)
-        counted |= _adjust_look(family, {k: look for k, look in first.items() if look.standing in DECIDED})
-    return [replace(page, claims=tuple(tuple(counted[id(j)] for j in of) for of in page.claims)) for page in pages]
-
-
-def _adjust_look(family: Sequence[Page], decided: Mapping[int, Judgement] | None) -> dict[int, Judgement]:
-    """Return the id of each judgement of a family -> its look with the adjusted p-value.
-
-    decided: the first looks that decided; None: all first looks are wanted.
-    """
-
-    def choose(j: Judgement) -> Judgement:
-        if decided is not None:
-            return decided.get(id(j), j)
-        return replace(j.first, part=j.part, parts=j.parts) if j.first else j
-
-    listed = [
-        ((page.experiment.id, n, j.reading), id(j), choose(j))
-        for page in family
-        for n, of in enumerate(page.claims)
-        for j in of
-    ]
-    smallest: dict[tuple[str, int, str], float] = {}
-    for key, _, look in listed:
-        if look.p is not None:
-            smallest[key] = min(smallest.get(key, 1.0), look.p * look.parts)
-    size = sum(len(claim.list_readings()) for page in family for claim in page.experiment.index.claims if not claim.is_fact)
-    of_claims = dict(zip(smallest, adjust_by_holm([*smallest.values()], size), strict=True))
-
-    def adjust_part(key: tuple[str, int, str], p: float) -> float:
-        factor = of_claims[key] / smallest[key] if smallest[key] else float(size)
-        return max(of_claims[key], min(1.0, p * factor))
-
-    return {
-        id: look if look.p is None else replace(look, adjusted=adjust_part(key, look.p * look.parts))
-        for key, id, look in listed
-    }
+        families.setdefault(page.experiment.family, []).extend(page.claims)
+    adjusted = {family: iter(adjust_family(claims)) for family, claims in families.items()}
+    return [replace(page, claims=tuple(islice(adjusted[page.experiment.family], len(page.claims)))) for page in pages]
 
 
 def render(page: Page, folder: Path, kinds: Sequence[str] = ("md", "html", "json")) -> dict[Path, str]:
@@ -267,7 +226,7 @@ def _describe_reading(judged: Judgement) -> dict[str, Any]:
 
 
 def render_overview(pages: Sequence[Page]) -> str:
-    """Return the page of all verdicts as Markdown: their counts, also after Holm's adjustment, then each claim."""
+    """Return the page of all verdicts as Markdown: their counts, then each claim."""
     judged = [j for page in pages for j in page.judged]
     return load_template("verdicts.md.j2").render(
         made=MADE,
@@ -302,8 +261,7 @@ def render_findings(
     """Return the page of the findings, which lies beside the folder of the pages, and its figure: path -> text.
 
     counts: the numbers of printed values by state; the sum is in the row "all". gains: method -> its gains over local-only
-    training in the benchmark, as text. The template is that of the experiments;
-    without it there is no page.
+    training in the benchmark, as text. The template is that of the experiments; without it there is no page.
     """
     if not (root / TEMPLATE).exists():
         return {}
@@ -315,21 +273,23 @@ def render_findings(
             verdicts = describe_readings(readings, page.experiment.index.decimals)
             finding = {"text": _name_finding(readings), "verdicts": verdicts, "id": page.experiment.id}
             groups[decide_outcome(readings)].append(finding)
-    about: dict[str, Any] = {
-        "made": MADE,
-        "pages": place,
-        "methods": "methods.md",
-        "figure": f"{place}/{FIGURE}",
-        "picture": picture,
-    }
     measured = {
         _name_finding(of): prose.say("difference", of[0].unit, of[0].overall, page.experiment.index.decimals)
         for page in pages
         for of in page.claims
         if of[0].overall is not None
     }
-    about |= {"gains": gains, "measured": measured}
-    text = load_template(TEMPLATE, root).render(about, groups=groups, printed=counts.loc[tables.ALL].to_dict())
+    text = load_template(TEMPLATE, root).render(
+        made=MADE,
+        pages=place,
+        methods="methods.md",
+        figure=f"{place}/{FIGURE}",
+        picture=picture,
+        groups=groups,
+        printed=counts.loc[tables.ALL].to_dict(),
+        gains=gains,
+        measured=measured,
+    )
     return {path: text, folder / FIGURE: figures.make_standalone_svg(picture)}
 
 
@@ -360,7 +320,7 @@ def make_forest(pages: Sequence[Page]) -> figures.Forest:
     for readings in (readings for page in pages for readings in filter(_is_finding, page.claims)):
         label = _name_finding(readings)
         for number, judged in enumerate(readings):
-            is_measured = judged.standing in (SUPPORTED, CONTRADICTED, INCONCLUSIVE)
+            is_measured = judged.standing in (*DECIDED, INCONCLUSIVE)
             if is_measured and judged.overall is not None and judged.unit == "points":
                 sign = {SUPPORTED: 1, CONTRADICTED: -1}.get(judged.standing, 0)
                 rows.append((label if number == 0 else f"{label} {judged.title}", judged.overall, sign))
