@@ -281,8 +281,8 @@ def score_under_noise(run: Run, deviations: Sequence[float]) -> dict[str, tuple[
         batches = test.rows(torch.split(torch.arange(len(test)), ROWS))
         outputs = ((forward_in_parts(net, x), y) for x, y, *_ in batches)
         sums = [(F.cross_entropy(z, y, reduction="sum").item(), (z.argmax(1) == y).sum().item()) for z, y in outputs]
-        loss, right = (sum(of) / len(test) for of in zip(*sums, strict=True))
-        return loss, right
+        loss, accuracy = (sum(of) / len(test) for of in zip(*sums, strict=True))
+        return loss, accuracy
 
     def add_noise(deviation: float) -> nn.Module:
         shaken = copy_networks(trained, share_objects=True)

@@ -13,7 +13,8 @@ from fedmutual_papers.measures import End
 from fedmutual_papers.plan import Scale, list_jobs
 from fedmutual_papers.store import Result, ResultStore
 
-WINDOW, LEVEL = 25, 0.005  # rounds, and the largest difference of two windows of a curve that has reached its plateau
+WINDOW = 25  # rounds
+FLAT = 0.005  # the largest difference of the means of two windows at a plateau
 
 
 @dataclass(frozen=True)
@@ -63,19 +64,19 @@ class MeasuredCell:
         return {seed: result for seed, result in self.results.get(arm, {}).items() if not result.failed}
 
     def is_level(self, arm: str) -> bool:
-        """Return whether each curve of an arm, the mean over seeds, is no longer rising: the mean of its last 25 rounds
-        differs by at most 0.5 points from the mean of the 25 rounds before.
+        """Return whether each curve of an arm, the mean over seeds, has reached its plateau.
+
+        The mean of its last 25 rounds differs by at most 0.5 points from the mean of the 25 rounds before.
         """
-        runs, curves = [*self.list_finished(arm).values()], dict[str, dict[int, list[float]]]()
-        for run, name, curve in ((r, *item) for r in runs for item in r.curves.items()):
-            windows = curves.setdefault(name, {0: [], 1: []})
-            for round, value in zip(run.evaluated, curve, strict=True):
-                if (window := (run.rounds - round) // WINDOW) in windows:
-                    windows[window].append(value)
-        has_both = (
-            bool(runs) and all(run.rounds >= 2 * WINDOW for run in runs) and all(all(w.values()) for w in curves.values())
-        )
-        return has_both and all(abs(fmean(w[0]) - fmean(w[1])) <= LEVEL for w in curves.values())
+        runs = list(self.list_finished(arm).values())
+
+        def list_scores(curve: str, window: int) -> list[float]:
+            scores = ((run.rounds - n, v) for run in runs for n, v in zip(run.evaluated, run.get_curve(curve), strict=False))
+            return [value for before_end, value in scores if before_end // WINDOW == window]
+
+        windows = [(list_scores(name, 0), list_scores(name, 1)) for name in {name for run in runs for name in run.curves}]
+        is_long = bool(runs) and all(run.rounds >= 2 * WINDOW for run in runs)
+        return is_long and all(last and before and abs(fmean(last) - fmean(before)) <= FLAT for last, before in windows)
 
     def list_numerics(self, arm: str, seeds: Collection[int] | None = None) -> set[int]:
         """Return the numerics versions of the arm's runs. seeds: count only the runs of these seeds."""

@@ -130,9 +130,9 @@ def find_step(fractions: Iterable[float]) -> float:
 
 def _get_end(client: ClientResult, at: End) -> float:
     """Return a client's value at an end; where its curve was not kept, the mean is the value of the last round."""
-    if client.curve or at != "mean":
-        return ENDS[at](client.curve) if client.curve else getattr(client, at)
-    return client.last
+    if client.curve:
+        return ENDS[at](client.curve)
+    return client.best if at == "best" else client.last
 
 
 def _find_client_step(runs: Iterable[Result]) -> float:
@@ -188,19 +188,20 @@ def _make_swing_measure(title: str, curve: str) -> Measure:
     return Measure(title, "points", _last(read))
 
 
-def _list_gains(run: Result, beside: Mapping[str, Result], *_: Any) -> list[float]:
-    """Return each client's gain over local-only training with the same seed, the fewest training rows first; or []."""
+def _find_gains(run: Result, beside: Mapping[str, Result], *_: Any) -> dict[str, float]:
+    """Return client -> its gain over local-only training with the same seed, the fewest training rows first; or {}."""
     alone = beside.get(LOCAL_ONLY, run)
-    by_size = sorted(run.clients, key=lambda i: run.clients[i].examples)
-    has_gains = not (alone is run or alone.failed)
-    return [_get_end(run.clients[i], "mean") - _get_end(alone.clients[i], "mean") for i in by_size if has_gains]
+    if alone is run or alone.failed:
+        return {}
+    by_size = sorted(run.clients.items(), key=lambda item: item[1].examples)
+    return {i: _get_end(client, "mean") - _get_end(alone.clients[i], "mean") for i, client in by_size}
 
 
 def _make_gain_measure(title: str, large: bool) -> Measure:
     """Return the mean gain over independent training of the half of the clients with the most, or fewest, training rows."""
 
     def read(*of_run: Any) -> float | None:
-        gains = _list_gains(*of_run)
+        gains = [*_find_gains(*of_run).values()]
         half = len(gains) // 2
         return fmean(gains[-half:] if large else gains[:half]) if half else None
 
@@ -210,13 +211,15 @@ def _make_gain_measure(title: str, large: bool) -> Measure:
     return Measure(title, "points", _last(read), grain=grain)
 
 
-def _count_harmed(*of_run: Any) -> float | None:
+def _count_harmed(run: Result, beside: Mapping[str, Result], *_: Any) -> float | None:
     """Count the clients that lose more than a point or, where this is more, more than one test example."""
-    (run, beside, *_), gains = of_run, _list_gains(*of_run)
-    by_size = sorted(run.clients, key=lambda i: run.clients[i].examples)
-    of_clients = ([r.clients[i] for r in beside.values() if i in r.clients] for i in by_size)
-    margins = (max(MARGIN, find_step(v for c in of for v in (c.last, c.best))) + 2 * ROUNDED for of in of_clients)
-    return float(sum(gain < -margin for gain, margin in zip(gains, margins, strict=True))) if gains else None
+
+    def find_margin(client: str) -> float:
+        under_each_arm = [r.clients[client] for r in beside.values() if client in r.clients]
+        return max(MARGIN, find_step(v for c in under_each_arm for v in (c.last, c.best))) + 2 * ROUNDED
+
+    gains = _find_gains(run, beside)
+    return float(sum(gain < -find_margin(i) for i, gain in gains.items())) if gains else None
 
 
 def _read_rounds_to(run: Result, beside: Any, share: str, target: float | None) -> float | None:

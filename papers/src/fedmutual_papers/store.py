@@ -14,7 +14,6 @@ from fedmutual.rundir.folder import lock_folder
 from fedmutual.rundir.record_files import check_record
 from fedmutual.rundir.schema import Share
 
-End = Literal["last", "best"]
 Curve = tuple[Share, ...]  # one value for each evaluated round
 LOCK_LIMIT = 60.0  # seconds until another process that writes results is given up
 FIX = "choose another folder with --results"
@@ -92,7 +91,8 @@ class Result(_Stored):
     clients: dict[str, ClientResult] = {}
     noise: dict[str, float] = {}  # standard deviation -> loss
     noise_accuracy: dict[str, Share] = {}  # standard deviation -> accuracy; older results have none
-    transfer: dict[str, dict[End, dict[str, Share]]] = {}  # "acc", "bwt", "fwt" of each client, where clients are domains
+    # "acc", "bwt", "fwt" of each client, where clients are domains
+    transfer: dict[str, dict[Literal["last", "best"], dict[str, Share]]] = {}
     # Bytes of all clients together: of the rounds, and of the public examples that they gave out once, before round 1.
     traffic: dict[Literal["up", "down", "seed"], int] = {}
     steps: int = 0  # local steps of a round, where they are counted; else a round is passes over the data
