@@ -89,7 +89,7 @@ def tabulate_cell(measured: MeasuredCell) -> PageTable:
     """Return the table of a cell: one row for each arm with results, the highest accuracy on own data first."""
     steps, moved = make_spent_frame([measured]).set_index("method")["steps"], count_bytes(measured)
     rows = []
-    for arm in _rank_arms(measured):
+    for arm in _sort_arms(measured):
         title, finished = name_arm(arm, measured.cell.shown[arm]), measured.list_finished(arm).values()
         entries = (make_entry(measured, arm, name, "mean", 1) for name in MEASURED)
         forwards = [n for r in finished if (n := r.budget.get("forwards")) is not None]
@@ -107,7 +107,7 @@ def tabulate_cell(measured: MeasuredCell) -> PageTable:
     return tabulate(measured.cell.name, measured.cell.about.row, ("Method",), heads, rows)
 
 
-def _rank_arms(measured: MeasuredCell) -> dict[str, float]:
+def _sort_arms(measured: MeasuredCell) -> dict[str, float]:
     """Return arm -> mean accuracy on clients' own data, the highest first, only for arms with results."""
     means = {arm: e.mean for arm in measured.cell.shown if (e := measured.estimate(OWN, arm)) is not None}
     return dict(sorted(means.items(), key=lambda item: -item[1]))
@@ -146,36 +146,39 @@ def make_recommendations(comparisons: Sequence[Judgement], measured_cells: Seque
 def pool_gains(measured_cells: Sequence[MeasuredCell]) -> PageTable:
     """Return a table of each method's gain over local-only training: the mean over settings, by kind of skew and over all.
 
-    A setting's kind is the beginning of its name, such as "Label skew". The interval is over seeds. Under a gain stands of
-    how many settings it is, if some settings lack the method.
+    A setting's kind is the beginning of its name, such as "Label skew". The interval is over seeds. Under a gain stands the
+    number of its settings, if others lack the method.
     """
     kinds = dict.fromkeys(_get_kind(m) for m in measured_cells)
     groups = {kind: [m for m in measured_cells if _get_kind(m) == kind] for kind in kinds}
     groups |= {"All settings": list(measured_cells)}
-    names = {arm: name_arm(arm, about) for m in reversed(measured_cells) for arm, about in m.cell.shown.items()}
-    rows = []
-    for arm in (arm for arm in names if arm != LOCAL_ONLY):
-        entries, order = list[TableCell](), 0.0
+    rows, means = dict[str, list[TableCell]](), dict[str, float]()
+    for arm, name in _name_arms(measured_cells).items():
+        entries = list[TableCell]()
         for cells in groups.values():
-            gains = [of for m in cells if (of := _list_gains(m, arm))]
-            if seeds := sorted(set[int].intersection(*map(set, gains))) if gains else []:
-                gain = estimate([fmean(of[seed] for of in gains) for seed in seeds], "seeds")
-                note = f"{len(gains)} of {len(cells)} settings" if len(gains) < len(cells) else ""
-                entries.append(TableCell(*prose.format_value(gain, "points", 1), note))
-                order = gain.mean
-            else:
-                entries.append(TableCell("n/a"))
-        rows.append((order, names[arm], entries))
-    rows.sort(key=lambda row: -row[0])
+            gains = [by_seed for m in cells if (by_seed := _find_gains(m, arm))]
+            seeds = sorted(set.intersection(*map(set, gains))) if gains else []
+            gain = estimate([fmean(of[seed] for of in gains) for seed in seeds], "seeds") if seeds else None
+            settings = f"{len(gains)} of {len(cells)} settings" if len(gains) < len(cells) else ""
+            entries.append(TableCell(*prose.format_value(gain, "points", 1), settings) if gain else TableCell("n/a"))
+            means[name] = gain.mean if gain else 0.0  # the last group has all settings
+        if arm != LOCAL_ONLY:
+            rows[name] = entries
     heads = [f"{kind} ({len(cells)})" for kind, cells in groups.items()]
-    return tabulate("pooled", "", ("Method",), heads, [(name, *entries) for _, name, entries in rows])
+    ordered = sorted(rows, key=lambda name: -means[name])
+    return tabulate("pooled", "", ("Method",), heads, [(name, *rows[name]) for name in ordered])
+
+
+def _name_arms(measured_cells: Sequence[MeasuredCell]) -> dict[str, str]:
+    """Return arm -> its display name in the first cell that has the arm."""
+    return {arm: name_arm(arm, about) for m in reversed(measured_cells) for arm, about in m.cell.shown.items()}
 
 
 def _get_kind(measured: MeasuredCell) -> str:
     return measured.cell.about.row.partition(",")[0]
 
 
-def _list_gains(measured: MeasuredCell, arm: str) -> dict[int, float]:
+def _find_gains(measured: MeasuredCell, arm: str) -> dict[int, float]:
     """Return seed -> the gain of an arm over local-only training."""
     own, alone = (measured.read_numbers(OWN, of).get(None, {}) for of in (arm, LOCAL_ONLY))
     return {seed: value - alone[seed] for seed, value in own.items() if seed in alone}
@@ -188,8 +191,8 @@ def summarise(measured: MeasuredCell) -> dict[str, Any]:
     most settings that a sweep tried for a method. "rates_at_end": the number of methods of which the chosen learning rate is
     the smallest or the largest that was tried.
     """
-    ranked, seeds, tunings = _rank_arms(measured), len(measured.seeds), measured.cell.tunings.values()
-    names, best = {arm: name_arm(arm, about) for arm, about in measured.cell.shown.items()}, next(iter(ranked), "")
+    ranked, seeds, tunings = _sort_arms(measured), len(measured.seeds), measured.cell.tunings.values()
+    names, best = _name_arms([measured]), next(iter(ranked), "")
     harmed = {arm: measured.estimate(HARMED, arm) for arm in measured.cell.shown if arm in ranked}
     return {
         "measured": measured,
@@ -211,9 +214,9 @@ def render_benchmark(page: Page, root: Path, pages: str) -> str:
     recommended = make_recommendations(comparisons, page.measured_cells)
     measured = [j for j in comparisons if j.adjusted is not None]
     decided = [j for method in PAPERS_METHODS for v in (SUPPORTED, CONTRADICTED) for j in select(comparisons, method, v)]
-    titles = {arm: name_arm(arm, about) for m in reversed(page.measured_cells) for arm, about in m.cell.shown.items()}
+    titles = _name_arms(page.measured_cells)
     cells = {arm: {j.claim.cells for j in measured if j.claim.arm == arm} for arm in COMPARED}
-    ranked = {m.cell.name: _rank_arms(m) for m in page.measured_cells}
+    ranked = {m.cell.name: _sort_arms(m) for m in page.measured_cells}
     return load_template(TEMPLATE, root).render(
         made=MADE,
         pages=pages,

@@ -10,6 +10,7 @@ import pandas as pd
 
 from fedmutual.errors import format_count, join_words
 from fedmutual.report.cells import Column, PageTable, TableCell
+from fedmutual.results.estimate import Estimate
 from fedmutual.results.scale import format_percent_number
 from fedmutual_papers import measures
 from fedmutual_papers.claims import DIVERGED, NOT_RUN, Judgement
@@ -74,28 +75,30 @@ def _join_notes(*notes: str) -> str:
 
 
 def make_entry(measured: MeasuredCell, arm: str, measure: str, at: End, decimals: int, node: str | None = None) -> TableCell:
-    """Return the table cell of an arm's number with the paper's number, or with the reason why there is no number.
+    """Return the table cell of an arm's number, or of the reason why there is none; below it the paper's number.
+
+    Below a mean of the last rounds stands also the number of the last round.
 
     node: one of the nodes; None: the value of the run.
     """
     kind, results = measures.find(measure)[0], measured.results.get(arm, {})
-    place = node and normalize_node(node)
-    values = {i and normalize_node(i): e for i, e in measured.estimate_all(measure, arm, at).items()}
+
+    def find_value(at: End) -> Estimate | None:
+        values = {i and normalize_node(i): e for i, e in measured.estimate_all(measure, arm, at).items()}
+        return values.get(node and normalize_node(node))
+
     paper = measured.cell.shown[arm].find_printed(measure, node or AVERAGE) if kind.is_printed_at(at) else None
-    beside = (
-        [f"last round {last}"]
-        if at == MEAN and kind.curve and (last := _format_last(measured, arm, measure, decimals, node))
-        else []
-    )
-    paper_text = ", ".join([*beside, *([f"paper {paper:.2f}"] if paper is not None else [])])
+    is_mean = at == MEAN and kind.curve and any(len(r.evaluated) >= ENDPOINT for r in measured.list_finished(arm).values())
+    last = f"last round {format_value(value, kind.unit, decimals)[0]}" if is_mean and (value := find_value(LAST)) else ""
+    below = ", ".join(filter(None, (last, f"paper {paper:.2f}" if paper is not None else "")))
     failed = "; ".join(f"seed {s}: {r.failed}" for s, r in results.items() if r.failed)
     short = measured.describe_arm(arm)
-    if (value := values.get(place)) is not None:
+    if (value := find_value(at)) is not None:
         missing, target = len(results) - value.n, ", because the target was not reached" if kind.unit == "rounds" else ""
         lacking = f"{format_count(missing, 'more seed')} without this number{target}" if missing else ""
         versions = say("mixed_versions", measured.list_numerics(arm))
         note = _join_notes(short, format_count(value.n, "seed"), lacking, versions, failed)
-        return TableCell(*format_value(value, kind.unit, decimals), paper_text, note)
+        return TableCell(*format_value(value, kind.unit, decimals), below, note)
     if failed:
         text, note = DIVERGED, failed
     elif not results:
@@ -106,15 +109,7 @@ def make_entry(measured: MeasuredCell, arm: str, measure: str, at: End, decimals
         text, note = "not reached", _join_notes("not reached", short)
     else:
         text, note = "n/a", "n/a: this method does not have this number"
-    return TableCell(text, sub=paper_text, note=note)
-
-
-def _format_last(measured: MeasuredCell, arm: str, measure: str, decimals: int, node: str | None) -> str:
-    """Return the number of the last round, if the endpoint of a run is the mean of several rounds; else ""."""
-    is_mean = any(len(r.evaluated) >= ENDPOINT for r in measured.list_finished(arm).values())
-    values = {i and normalize_node(i): e for i, e in measured.estimate_all(measure, arm, LAST).items()} if is_mean else {}
-    value = values.get(node and normalize_node(node))
-    return format_value(value, "%", decimals)[0] if value else ""
+    return TableCell(text, sub=below, note=note)
 
 
 def make_tables(experiment: PaperExperiment, measured_cells: Sequence[MeasuredCell]) -> list[PageTable]:
@@ -205,7 +200,7 @@ def _tabulate_nodes(experiment: PaperExperiment, measured_cells: Sequence[Measur
 
 
 def _tabulate_clients(experiment: PaperExperiment, measured_cells: Sequence[MeasuredCell]) -> PageTable:
-    """Return a table with a row for each client: the accuracy of its model on its validation data, last and best round."""
+    """Return a table with a row for each client: the accuracy of its model on its validation data, mean and best round."""
     arms, lines = _list_arms(measured_cells), list[Sequence[object]]()
     ends, decimals = list(product(arms, (MEAN, BEST))), experiment.index.decimals
     for measured in measured_cells:
