@@ -60,10 +60,10 @@ def reproduce(
     Example: `fedmutual reproduce table1 --only 'mnist/*' --rounds 50`
     """
     from fedmutual.config import parse_override
-    from fedmutual.errors import ConfigError
+    from fedmutual.errors import ConfigError, format_count
     from fedmutual_papers import reproduce as command
 
-    given: dict[str, object] = {
+    options: dict[str, object] = {
         "--only": only,
         "--seeds": seeds,
         "--rounds": rounds,
@@ -71,16 +71,12 @@ def reproduce(
         "--jobs": jobs,
         "--set": set,
     }
-    given |= {"--out": out_folder, "ID": id, "--results": results, "--pages": pages}
-    used = () if list_them else tuple(given) if pages is None and not verify else ("ID", "--results", "--pages")
-    if unused := [name for name, value in given.items() if value and name not in used]:
-        reason = (
-            "--list lists all experiments"
-            if list_them
-            else "--verify only compares"
-            if verify
-            else "--pages writes from results alone"
-        )
+    options |= {"--out": out_folder, "ID": id, "--results": results, "--pages": pages}
+    reason = "--verify only compares" if verify else "--pages writes from results alone" if pages is not None else ""
+    used = ("ID", "--results", "--pages") if reason else tuple(options)
+    if list_them:
+        reason, used = "--list lists all experiments", ()
+    if unused := [name for name, value in options.items() if value and name not in used]:
         raise ConfigError(f"{reason}; remove {unused[0]}")
     if list_them:
         return command.print_experiments(root, out)
@@ -89,10 +85,8 @@ def reproduce(
         for difference in differences:
             print_text(difference, soft_wrap=True)
         if differences:
-            differ = (
-                "1 line of the pages differs" if len(differences) == 1 else f"{len(differences)} lines of the pages differ"
-            )
-            exit_with_error(f"{differ} from the results", Code.BAD_INPUT)
+            lines, differ = format_count(len(differences), "line"), "differs" if len(differences) == 1 else "differ"
+            exit_with_error(f"{lines} of the pages {differ} from the results", Code.BAD_INPUT)
         return None
     if pages is not None:
         for path in command.write_pages(id, pages, results, root):
