@@ -28,12 +28,12 @@ from fedmutual.results.frame import read_run
 from fedmutual.rundir.file_names import CONFIG
 from fedmutual.studies.study import Setting, Study, list_seeds
 from fedmutual_papers.collect import get_command
+from fedmutual_papers.measures import ENDPOINT, ENDS
 
 Values = Mapping[str, Any]
 """Dotted key -> value, of one trial."""
 
 SEEDS = 3
-LAST = 10  # evaluated rounds, whose mean is the score of a run
 RATES = (0.003, 0.01, 0.03, 0.1, 0.3)
 MU, BETA, START = "algorithm.mu", "algorithm.beta", "model.start"
 # Method -> (the model that is judged, its setting in the trials of the rate, the trials of its setting at the best rate).
@@ -104,7 +104,7 @@ class Trials:
     def score(self, values: Values, rounds: int) -> list[float]:
         """Return the score of each seed after a number of rounds; -inf for a run in which a client diverged before."""
         curves = [self.curves.get(folder, []) for folder in self.find_folders(values)]
-        return [fmean(curve[rounds - LAST : rounds]) if len(curve) >= rounds else -math.inf for curve in curves]
+        return [ENDS["mean"](curve[:rounds]) if len(curve) >= rounds else -math.inf for curve in curves]
 
     def rank(self, several: Sequence[Values], rounds: int) -> list[Values]:
         """Return the settings, the best first. Of settings within one row, the one with smaller values is better."""
@@ -168,7 +168,7 @@ class Trials:
             "by": self.model,
             "holdout": self.config.split.holdout,
             "holdout_rows": self.rows,
-            "score": f"accuracy on hold-out rows, the mean over clients and over the last {LAST} evaluated rounds",
+            "score": f"accuracy on hold-out rows, the mean over clients and over the last {ENDPOINT} evaluated rounds",
             "settings": [
                 {
                     "label": make_label(values),
@@ -194,13 +194,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="the folder of the runs")
     parser.add_argument("--jobs", type=int, help="runs side by side")
     parser.add_argument("--to", type=Path, default=Path(__file__).parent, help="the folder of NAME-METHOD.json")
-    given = parser.parse_args()
-    expect_workers(["inprocess"], given.jobs)
-    config = load_config(Path(__file__).with_name(f"{given.name}.toml"))
+    arguments = parser.parse_args()
+    expect_workers(["inprocess"], arguments.jobs)
+    config = load_config(Path(__file__).with_name(f"{arguments.name}.toml"))
     methods = {}
     for method, (model, first, own) in METHODS.items():
-        place = given.out / given.name / method
-        trials = methods[method] = Trials(replace_algorithm(config, method)[0], model, place, given.jobs)
+        place = arguments.out / arguments.name / method
+        trials = methods[method] = Trials(replace_algorithm(config, method)[0], model, place, arguments.jobs)
         trials.train([{LEARNING_RATE: rate, **first} for rate in RATES], trials.half)
         trials.extend(LEARNING_RATE, first, (0.3, 10 / 3))
         best = trials.rank(trials.tried, trials.half)[0]
@@ -213,7 +213,7 @@ def main() -> None:
     most = max(len(trials.tried) for trials in methods.values())
     for method, trials in methods.items():
         trials.refine_rate(most)
-        write_json(given.to / f"{given.name}-{method}.json", trials.describe(given.name))
+        write_json(arguments.to / f"{arguments.name}-{method}.json", trials.describe(arguments.name))
         print(f"{method}: chosen of {len(trials.tried)} trials", flush=True)
 
 
