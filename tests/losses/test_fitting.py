@@ -165,6 +165,7 @@ def test_what_a_loss_holds_is_part_of_the_digest():
     )
     for make in makers:
         assert describe(make(1)) == describe(make(1)) != describe(make(2))
+    assert describe(torch.compile(nn.MSELoss()))  # is not too deep
     loop = Scaled(1)
     loop.scale = [loop]
     with pytest.raises(ConfigError, match="refers to itself"):

@@ -118,8 +118,8 @@ def _describe_loss(value: Any, kinds: set[type], depth: int = 0) -> str:
         value = (value.func, value.args, value.keywords)
     elif inspect.ismethod(value):
         value = (value.__func__, value.__self__)
-    elif isinstance(value, CodeType):
-        value = (value.co_code, value.co_names, value.co_consts)
+    elif isinstance(value, CodeType):  # it holds constants alone, so that its depth does not count
+        value, depth = (value.co_code, value.co_names, value.co_consts), 0
     describe = partial(_describe_loss, kinds=kinds, depth=depth + 1)
     if isinstance(value, Mapping):
         return repr(sorted((str(name), describe(part)) for name, part in value.items()))
@@ -131,8 +131,8 @@ def _describe_loss(value: Any, kinds: set[type], depth: int = 0) -> str:
     kinds.add(value if isinstance(value, type) or is_function else type(value))
     attributes = {} if is_named else getattr(value, "__dict__", {})
     if is_function:  # with the code, because all lambdas of a module have one name
-        closure = inspect.getclosurevars(value).nonlocals
-        attributes = {"": (value.__code__, value.__defaults__, value.__kwdefaults__), **closure}
+        attributes = {name: getattr(value, name) for name in ("__code__", "__defaults__", "__kwdefaults__")}
+        attributes |= inspect.getclosurevars(value).nonlocals
     name = repr((getattr(value, "__module__", ""), value.__qualname__)) if is_named else _name_class(type(value))
     if attributes or is_named:
         return repr((name, describe(attributes)))
