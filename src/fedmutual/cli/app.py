@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 import fedmutual
-from fedmutual.cli import conclude, data, demo, predictions, privacy, sites, training
+from fedmutual.cli import conclude, data, demo, leads, predictions, privacy, sites, training
 from fedmutual.cli.arguments import Resume, Seeds, Set, TrustCode, parse_settings
 from fedmutual.cli.terminal import (
     Code,
@@ -151,9 +151,9 @@ app.command()(privacy.audit)
 app.command(rich_help_panel=SITES)(sites.provision)
 app.command(rich_help_panel=SITES)(sites.server)
 app.command(rich_help_panel=SITES)(sites.site)
-app.command(rich_help_panel=SITES)(sites.submit)
-app.command(rich_help_panel=SITES)(sites.status)
-app.command("stop", rich_help_panel=SITES)(sites.stop_federation)
+app.command(rich_help_panel=SITES)(leads.submit)
+app.command(rich_help_panel=SITES)(leads.status)
+app.command("stop", rich_help_panel=SITES)(leads.stop_federation)
 app.command(rich_help_panel=SITES)(sites.doctor)
 app.command(rich_help_panel=SITES)(sites.ledger)
 app.command(rich_help_panel=SITES)(sites.watch)

@@ -68,6 +68,7 @@ class Rounds(Controller):  # type: ignore[misc]
             print_line(str(problem), "error")
             write_refusal(state, fl_ctx.get_job_id(), str(problem))
             return
+        files.name_lines(contract.name)
         folder = state / contract.name
         progress = ProgressFile(folder, contract, fl_ctx.get_job_id())
         torch.set_num_threads(1)

@@ -20,7 +20,7 @@ from fedmutual.files import FORMAT, write_json
 from fedmutual.rundir.folder import lock_folder
 from fedmutual.sites.contract import accept_contract, check_rounds
 from fedmutual.sites.flare.access_control import PEER_TOPIC
-from fedmutual.sites.flare.progress import print_line
+from fedmutual.sites.flare.progress import name_lines, print_line
 from fedmutual.sites.flare.workspace import BODY, CLOCK, CLOCK_FILE, MOST_AHEAD, read_pointer, remove_job_folder
 from fedmutual.sites.modules import leave_working_folders
 from fedmutual.sites.protocol import MalformedMessage, SiteAnswer, pack_message, read_order
@@ -128,6 +128,7 @@ class SiteExecutor(Executor):  # type: ignore[misc]
         leave_working_folders(work)
         plugins.set_rule(site_config.code)
         contract = accept_contract(self._contract, pointer["contracts"])
+        name_lines(contract.name)
         check_rounds(contract.config.rounds, pointer["rounds"], site_config.file.limits)
         folder = site_config.state / contract.name
         self._open.enter_context(lock_folder(folder, "still works with this state", "end that process", patience))

@@ -233,6 +233,12 @@ def is_result(name: str) -> bool:
     return name in _FILES or re.fullmatch(_MODEL, name) is not None
 
 
+def name_lines(federation: str) -> None:
+    """From now on name this federation in the lines of this process, if they are JSON: one of several runs of a contract."""
+    if JSON_LOGS in os.environ:
+        os.environ[JSON_LOGS] = federation
+
+
 def print_line(line: object, level: str = "info", federation: str = "") -> None:
     """Print a line with the time on the console of this host's operator. The line is not logged and not sent.
 

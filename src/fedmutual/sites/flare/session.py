@@ -77,9 +77,12 @@ class Session:
             self.flare.close()
         self._folder.cleanup()
 
+    def allow_start(self, name: str) -> None:
+        """Remove the mark of an earlier stop of a federation, which `submit` then resumes."""
+        self._send_command("start", name)
+
     def submit(self, contract: Contract) -> str:
-        """Submit a federation, or resume a stopped federation, and return the id of the job."""
-        self._send_command("start", contract.name)
+        """Submit a federation, or resume a federation, and return the id of the job."""
         with tempfile.TemporaryDirectory() as folder:
             try:
                 return str(self.flare.submit_job(str(write_job(contract, Path(folder)))))

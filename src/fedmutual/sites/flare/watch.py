@@ -20,6 +20,7 @@ import fedmutual
 from fedmutual.errors import RunError
 from fedmutual.files import FORMAT, write_json
 from fedmutual.rundir.checkpoint import read_checkpoint
+from fedmutual.sites.consent import list_runs
 from fedmutual.sites.flare import progress, workspace
 from fedmutual.sites.flare.progress import OVER, Connections, Outcome, change_progress, print_line, read_progress
 from fedmutual.sites.schema import WORK_FOLDER
@@ -226,6 +227,12 @@ def make_lead_command(state: Path, engine: Any) -> CommandModuleSpec:
     return CommandModuleSpec("fedmutual", [CommandSpec(progress.COMMAND, "fedmutual's commands of leads", usage, answer)])
 
 
+def _list_agreed_names(state: Path) -> list[str]:
+    """Return the names of all federations that this server agreed to carry out."""
+    contracts = workspace.read_pointer(state / WORK_FOLDER)["contracts"]
+    return [name for contract in contracts for name, _ in list_runs(contract["name"], contract["tables"])]
+
+
 def _carry_out(state: Path, engine: Any, what: str, name: str, file: str) -> dict[str, Any]:
     """Return the answer to a lead. Raises RunError where a file of the server is damaged or cannot be written."""
     if Path(name).name != name or name in ("", "..", WORK_FOLDER):  # it could be a path to another folder
@@ -237,12 +244,12 @@ def _carry_out(state: Path, engine: Any, what: str, name: str, file: str) -> dic
         return {}
     known = read_progress(folder)
     if what == "status":
-        stops, connected = known is not None and stop.exists(), sorted(list_connected(engine)[0])
+        stops, connected = stop.exists(), sorted(list_connected(engine)[0])
         about: dict[str, Any] = {"job": _find_job(engine, name), "version": fedmutual.__version__}
         about |= {"seen": progress.read_last_seen(state), "time": time.time()}
         return {"connected": connected, "progress": known, "stops": stops, **about}
     if what == "stop":
-        if known is not None:
+        if known is not None or name in _list_agreed_names(state):  # one of several runs may not have begun
             write_json(stop, {"format": FORMAT})
         return {"progress": known}
     saved = None if known is None else read_checkpoint(folder)
