@@ -19,7 +19,7 @@ from fedmutual.results.estimate import estimate
 from fedmutual.results.scale import format_points, format_size
 from fedmutual.role import LOCAL_ONLY
 from fedmutual_papers import prose
-from fedmutual_papers.claims import CONTRADICTED, INCONCLUSIVE, SUPPORTED, Judgement, adjust_by_holm, is_significant, judge
+from fedmutual_papers.claims import CONTRADICTED, INCONCLUSIVE, SUPPORTED, Judgement, adjust_family, is_significant, judge
 from fedmutual_papers.experiment_files import Claim
 from fedmutual_papers.measured_cell import MeasuredCell
 from fedmutual_papers.pages import MADE, Page, load_template, render_table
@@ -42,7 +42,7 @@ def compare_methods(measured_cells: Sequence[MeasuredCell]) -> list[Judgement]:
     """Return each of COMPARED (`claim.arm`) with each rival (`claim.than`) in each cell, on clients' own data.
 
     A comparison is supported if the method is better, and contradicted if it is worse. `adjusted` is its p-value, adjusted
-    over all pairs; None without enough seeds.
+    over all pairs at each look; None without enough seeds.
     """
     judged = [
         judge(Claim(text="", measure=OWN, arm=method, than=rival, cells=measured.cell.name), [measured])
@@ -51,9 +51,15 @@ def compare_methods(measured_cells: Sequence[MeasuredCell]) -> list[Judgement]:
         for rival in measured.cell.shown
         if method in measured.cell.shown and rival != method
     ]
-    p_values = {_identify_pair(j): j.p for j in judged if j.p is not None}  # also the same comparison the other way round
-    adjusted = dict(zip(p_values, adjust_by_holm(list(p_values.values()), len({*map(_identify_pair, judged)})), strict=True))
-    return [replace(j, adjusted=adjusted.get(_identify_pair(j))) for j in judged]
+    pairs = {_identify_pair(j): (j,) for j in judged}  # the same comparison the other way round has the same p-value
+    adjusted = {pair: found for pair, (found,) in zip(pairs, adjust_family([*pairs.values()]), strict=True)}
+
+    def take(judged: Judgement) -> Judgement:
+        found = adjusted[_identify_pair(judged)]
+        look = judged.first if judged.first and found.first is None else judged  # the look that decided
+        return replace(look, adjusted=found.adjusted)
+
+    return [take(j) for j in judged]
 
 
 def _identify_pair(judged: Judgement) -> tuple[str, frozenset[str]]:
