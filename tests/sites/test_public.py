@@ -6,11 +6,26 @@ import tomllib
 import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_digits
 
 from fedmutual.sites import contract as contracts
 from fedmutual.sites import site_settings
 from own_data import everything
-from wards import SEEDED, arrays, changed, contract, in_one_process, joined, refused, rewritten, site, with_data
+from wards import (
+    SEEDED,
+    Federation,
+    arrays,
+    changed,
+    contract,
+    in_one_process,
+    joined,
+    refused,
+    rewritten,
+    run_together,
+    same,
+    site,
+    with_data,
+)
 
 pytestmark = pytest.mark.sites
 
@@ -103,3 +118,27 @@ def test_a_class_missing_in_the_public_set_is_refused(tmp_path):
 def test_a_site_that_gives_nothing(ward):
     changed(ward / "north" / "site.toml", split={"public": 0.0})
     refused(ward, "needs a public seed set; set split.public")
+
+
+@pytest.mark.parametrize("settings", [{}, {"labels": False, "confidence": False, "local_data": "private"}])
+def test_a_file_that_all_have_gives_the_bits_of_one_process(settings, tmp_path):
+    """With labels, and without: then fedh2l learns from what the others say of the rows."""
+    x, y = (part[1500:1600] for part in load_digits(return_X_y=True))
+    held = {"x": (x * 15).reshape(-1, 8, 8).astype(np.uint8)} | ({} if settings else {"y": y})
+    split = {k: v for k, v in SEEDED["split"].items() if k != "public"} | {"public_file": str(tmp_path / "all.npz")}
+    common = SEEDED | {"split": split, "algorithm": SEEDED["algorithm"] | settings, "rounds": 2}
+    np.savez(tmp_path / "all.npz", **held)
+    np.savez(tmp_path / "copy.npz", **held)
+    path, sites = contract(tmp_path, common, with_data(tmp_path), public="public"), with_data(tmp_path)
+    own = {i: {"split": {"public_file": "../copy.npz"}, "public": {"folder": "../public"}} for i in sites}
+    files = {i: site(tmp_path, i, sites[i], **own[i]) for i in sites}
+    parts = [site_settings.export_seedset(path, file, tmp_path / "public") for file in files.values()]
+    assert [[len(part.x) for part in of_site] for of_site in parts] == [[34, 33, 33]] * 3
+    federation = Federation(tmp_path, common, sites, site_tables=own["north"], public="public").run()
+    run = run_together(tmp_path / "one", common, sites)
+    assert all(same(mine, run.personal_model(i).state_dict()) for i, mine in federation.personal().items())
+    assert federation.summary["bytes"]["seed"] == run.summary["bytes"]["seed"] == 0
+
+    np.savez(tmp_path / "copy.npz", **held | {"x": held["x"][::-1]})
+    site_settings.export_seedset(path, files["north"], tmp_path / "public")
+    refused(tmp_path, "north.npz: the contract was made with another part of site 'north'", agreed=federation.agreed)

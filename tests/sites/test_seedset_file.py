@@ -53,7 +53,7 @@ CONTENTS = {  # which arrays of it are others
     "no size": ({"about": about(size=[0, 8])}, "its examples of the shape [1, 8, 8] are to be resized to [0, 8]"),
     "no labels": (
         {"y": None},
-        "it has no labels, which this algorithm gives to all; have site 'south' write its part again",
+        "it has no labels, which this algorithm needs; have site 'south' write its part again",
     ),
     "labels short": ({"y": np.zeros(83, int)}, f"its labels are not 84 numbers of 10 classes; {ANEW}"),
     "labels beyond": ({"y": np.full(84, 10)}, f"its labels are not 84 numbers of 10 classes; {ANEW}"),

@@ -71,7 +71,8 @@ def give(
 ) -> None:
     """Write a real site's part of the public seed set into a file; the site then sends the file to all others.
 
-    The file holds only the rows that `split.public` selects from the site's own data. Trains nothing, sends nothing.
+    The file holds only the rows that `split.public` selects from the site's own data. With `split.public_file`, a file that
+    all have, the parts of all sites are written. Trains nothing, sends nothing.
     """
     from fedmutual.sites import site_settings
     from fedmutual.sites.modules import leave_working_folders

@@ -199,9 +199,7 @@ class SplitConfig(Section):
     """if set, private, public, validation and test are fractions of all rows of a client, with a sum of at most 1"""
     public: keys.Fraction = key(0.0, only_if=())
     """the fraction of each client's training data that it gives to the public seed set"""
-    public_file: keys.PathSetting | None = key(
-        unused_on_sites="each site gives a part of its rows (split.public, sites.public)", only_if=(_PUBLIC,)
-    )
+    public_file: keys.PathSetting | None = key(only_if=(_PUBLIC,))
     """the public seed set in place of rows of the clients: a CSV, Parquet or npz file, or a folder, in the form of the
     clients' data, with or without labels"""
     validation: keys.Fraction | None = key(only_if=_UNFOLDED)

@@ -106,9 +106,7 @@ def load(
     if gathered is None and any(shares.public is not None for shares in federation.clients.values()):
         _check_spaces(federation.spaces)
         public = make_public_set(list_public_parts(federation, data_by_client), tuple(federation.partition["classes"]))
-    if config.split.public_file is not None:
-        if gathered is not None:
-            raise ConfigError("key 'split.public_file' has no effect at a real site, which gives rows of its own; remove it")
+    if config.split.public_file is not None and gathered is None:
         from fedmutual.data.public_file import read_public_set  # imports pandas, which takes 0.3 s
 
         _check_spaces(federation.spaces)

@@ -14,7 +14,7 @@ from fedmutual.core import get_target_kind
 from fedmutual.data import arrays, folder, stores, table
 from fedmutual.data.draws import Index, count_classes
 from fedmutual.data.encoding import EncodedExamples, parse_encoding
-from fedmutual.data.examples import Source
+from fedmutual.data.examples import Examples, Source
 from fedmutual.data.public import PublicPart, PublicSet, make_public_set
 from fedmutual.data.record import count_training_examples
 from fedmutual.data.rows import Rows
@@ -30,11 +30,31 @@ def read_public_set(config: Config, path: Path, spaces: Mapping[str, Space], par
 
     Without labels in the file, all labels of the set are hidden.
 
-    spaces: by client. partition: the content of partition.json.
+    spaces: by client. partition: the content of partition.json. Raises UserError as `read_public_rows`; ConfigError where
+    the file lacks a class.
+    """
+    rows, examples, has_labels = read_public_rows(config, path, spaces)
+    space = next(iter(spaces.values()))
+    is_classes = get_target_kind(tasks.make_task(space.task)) == "classes"
+    size, parts = len(space.classes), dict[str, PublicPart]()
+    for client, index in zip(spaces, np.array_split(rows.index, len(spaces)), strict=True):
+        labels = rows.with_index(index).labels if is_classes else np.zeros(len(index), np.int64)
+        counts = count_classes(labels, size).tolist() if has_labels else [0] * size
+        trained = count_training_examples(partition["clients"][client]) if has_labels else [0] * size
+        parts[client] = PublicPart(rows.with_index(index), examples, counts, trained)
+    public = make_public_set(parts, tuple(partition["classes"]))
+    assert public is not None  # every part has rows, or the source would have been refused
+    return replace(public, sizes=dict.fromkeys(spaces, 0), label_size=0, file=path, has_labels=has_labels)
+
+
+def read_public_rows(config: Config, path: Path, spaces: Mapping[str, Space]) -> tuple[Rows, Examples, bool]:
+    """Return all rows of a public file, its examples before they are scaled, and whether it has labels.
+
+    spaces: by client.
 
     Raises:
         ConfigError: split.public is set, too; rows have several inputs; or clients scale their inputs differently.
-        DataError: the file cannot be read, has another form than the clients' data, or lacks a class.
+        DataError: the file cannot be read, or has another form than the clients' data.
     """
     if config.split.public:
         raise ConfigError("keys 'split.public' and 'split.public_file' exclude each other; remove one")
@@ -62,15 +82,7 @@ def read_public_set(config: Config, path: Path, spaces: Mapping[str, Space], par
         raise DataError(
             f"{path}: its examples have the shape {format_shape(shape)}, and the clients' {format_shape(space.shape)}"
         )
-    size, parts = len(space.classes), dict[str, PublicPart]()
-    for client, index in zip(clients, np.array_split(np.arange(len(targets)), len(clients)), strict=True):
-        labels = targets[index].astype(np.int64) if kind == "classes" else np.zeros(len(index), np.int64)
-        counts = count_classes(labels, size).tolist() if has_labels else [0] * size
-        trained = count_training_examples(partition["clients"][client]) if has_labels else [0] * size
-        parts[client] = PublicPart(Rows(store, index), source.train.x, counts, trained)
-    public = make_public_set(parts, tuple(partition["classes"]))
-    assert public is not None  # every part has rows, or the source would have been refused
-    return replace(public, sizes=dict.fromkeys(clients, 0), label_size=0, file=path, has_labels=has_labels)
+    return Rows(store, np.arange(len(targets))), examples, has_labels
 
 
 def _read_source(path: Path, data: DataConfig, space: Space) -> tuple[Source, bool]:

@@ -184,9 +184,11 @@ def read_submitted_contract(path: Path) -> Contract:
     shape = sites.shape
     if isinstance(shape, Shapes):
         raise ConfigError(
-            f"{path}: the public seed set has one array, and sites.input names several; choose another algorithm"
+            f"{path}: the public seed set of real sites has one input, and sites.input names several; choose an algorithm "
+            "without public data"
         )
-    record = seedset.record_seedset(path.parent / folder, sites.names, shape, classes, public_data)
+    all_have = contract.config.split.public_file is not None
+    record = seedset.record_seedset(path.parent / folder, sites.names, shape, classes, public_data, all_have)
     return replace(contract, public=record)
 
 

@@ -176,7 +176,7 @@ class SeedsTable(Section):
 
     rows: dict[str, _Rows]
     counts: dict[str, list[Annotated[int, Field(ge=0)]]] | None  # examples a class; None: labels stay with their owners
-    bytes: dict[str, Count]
+    bytes: dict[str, Annotated[int, Field(ge=0, lt=2**63)]]  # 0: of a file that all sites have
     digest: Digest  # of the whole; of the labels, too, where they are given to all
     parts: dict[str, Digest]  # likewise of each site's part alone
 

@@ -156,10 +156,13 @@ def find_mismatch(part: SeedsetFile, shape: Sequence[int], classes: Sequence[str
     return None
 
 
-def record_seedset(folder: Path, sites: Sequence[str], shape: Sequence[int], classes: Sequence[str], use: Public) -> Table:
+def record_seedset(
+    folder: Path, sites: Sequence[str], shape: Sequence[int], classes: Sequence[str], use: Public, all_have: bool
+) -> Table:
     """Return the record (`SeedsTable`) of the public seed set in a contract, with counts of labels if all sites give labels.
 
-    Raises UserError where a site's file is missing, damaged, or does not fit the others'; or the examples are too few.
+    all_have: whether the rows are of a file that all sites have, so that no site sends any. Raises UserError where a site's
+    file is missing, damaged, or does not fit the others'; or the examples are too few.
     """
     files = {i: _read_part(folder, i, use.labelled) for i in sites}
     for i, one in files.items():
@@ -170,7 +173,7 @@ def record_seedset(folder: Path, sites: Sequence[str], shape: Sequence[int], cla
     about = SeedsTable(
         rows={i: len(rows) for i, rows in public.owners.items()},
         counts={i: list(counts) for i, counts in public.counts.items()} if use.labelled else None,
-        bytes=public.count_bytes(use.labelled),
+        bytes=dict.fromkeys(files, 0) if all_have else public.count_bytes(use.labelled),
         digest=public.digest if use.labelled else public.unlabelled,
         parts={i: bytes(gathered.summary(use.labelled)["digest"].tolist()).hex() for i, gathered in single.items()},
     )
@@ -183,39 +186,46 @@ def collect_seedset(
     sites: Sequence[str],
     use: Public,
     agreed: Table | None,
+    all_have: bool,
     federation: Federation,
     prepared: Mapping[str, Prepared],
 ) -> PublicSet | None:
     """Return the public seed set at one site: its rows from its data, and the rows of other sites from their files.
 
-    None: this site gives no rows to the set. agreed: the contract's record; None: it is not made yet. Raises UserError where
+    None: this site gives no rows to the set. agreed: the contract's record; None: it is not made yet. all_have: whether the
+    rows are of a file that all sites have; then this site's rows are from its file, too. Raises UserError where
     a file is missing or damaged, or has other rows than this site's split; the set differs from the contract, or lacks a
     class that this site trains on.
     """
     mine, space, classes = list_public_parts(federation, prepared)[site], federation.space, federation.space.classes
-    if mine.rows is None:
+    if mine.rows is None and not all_have:
         return None
+    like = mine.rows or federation.clients[site].validation  # which are not augmented, as the rows of a file
     parts = {}
     for i in sites:
-        path, one = make_seedset_path(folder, i), _read_part(folder, i, use.labelled)
+        is_known = use.labelled or (all_have and use.own_labels and i == site)
+        path, one = make_seedset_path(folder, i), _read_part(folder, i, is_known)
         _check(path, find_mismatch(one, find_image_shape(space.shape), classes, prepared[site].scaled))
-        if i == site and not _is_equal(one, mine):
+        if mine.rows is not None and i == site and not _is_equal(one, mine):
             raise DataError(
                 f"{path}: the file does not contain the public rows that this site's split selects; the file was made with "
                 "another seed, another split or other data; write the file again with `fedmutual data give`, and send it to "
                 "all sites"
             )
         # what the set lacks of this site's classes is said here
-        parts[i] = mine._replace(trained=[0] * len(classes)) if i == site else _read_site_part(one, path, mine.rows)
+        is_mine = mine.rows is not None and i == site
+        parts[i] = mine._replace(trained=[0] * len(classes)) if is_mine else _read_site_part(one, path, like)
         if agreed is not None:
             _check_agreed(path, i, _gather_parts({i: parts[i]}, classes).summary(use.labelled), agreed)
     for k, name in enumerate(classes):
         if use.labelled and mine.trained[k] and not any(part.counts[k] for part in parts.values()):
             raise ConfigError(
                 f"{folder}: the public seed set has no example of class {name!r}, which this site trains on; raise "
-                "'split.public' in the federation's file, and have all sites write their parts again"
+                "'split.public' in the federation's file, or add examples to 'split.public_file', and have all sites write "
+                "their parts again"
             )
-    return _gather_parts(parts, classes)
+    public = _gather_parts(parts, classes)
+    return replace(public, sizes=dict.fromkeys(sites, 0), label_size=0, file=folder) if all_have else public
 
 
 def _check_agreed(path: Path, site: str, mine: Message, agreed: Table) -> None:
@@ -236,7 +246,7 @@ def _read_part(folder: Path, site: str, labelled: bool) -> SeedsetFile:
     part = read_seedset_file(folder, site)
     if labelled and part.labels is None:
         raise DataError(
-            f"{make_seedset_path(folder, site)}: it has no labels, which this algorithm gives to all; "
+            f"{make_seedset_path(folder, site)}: it has no labels, which this algorithm needs; "
             f"have site {site!r} write its part again"
         )
     return part if labelled else replace(part, labels=None)

@@ -1,7 +1,7 @@
 """The settings of one site, and the experiment that they make together with the contract."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -148,13 +148,15 @@ def _find_seedset(contract: Contract, settings: SiteSettings) -> Callable[..., P
             "the public seed set; set the key to the folder that holds the file SITE.npz of every site"
         )
     folder = _resolve_path(settings.source, settings.file.public.folder)
-    return partial(collect_seedset, folder, settings.file.site, contract.sites.names, public_data, contract.public)
+    names, all_have = contract.sites.names, contract.config.split.public_file is not None
+    return partial(collect_seedset, folder, settings.file.site, names, public_data, contract.public, all_have)
 
 
-def export_seedset(file: Path, site: Path, folder: Path) -> SeedsetFile:
-    """Write the part of a site into a folder, and return the part. file: FEDERATION.toml. site: the site.toml.
+def export_seedset(file: Path, site: Path, folder: Path) -> list[SeedsetFile]:
+    """Write the part of a site into a folder, and return the parts. file: FEDERATION.toml. site: the site.toml.
 
-    Raises UserError where the site has no public rows, or a file cannot be read or written.
+    With `split.public_file` the parts are those of all sites, into which the file is divided. Raises UserError where the
+    site has no public rows, or a file cannot be read or written.
     """
     mine = read_site_file(site)
     with plugins.use_rule(mine.code):
@@ -165,10 +167,22 @@ def export_seedset(file: Path, site: Path, folder: Path) -> SeedsetFile:
                 f"{file}: algorithm {config.algorithm['name']!r} has no public seed set to export; `fedmutual data give` is "
                 "for contracts with an algorithm that has one, such as fedh2l"
             )
-        read = prepare(config)
+        read, all_have = prepare(config), config.split.public_file is not None
         federation = load(config, read, gathered=lambda *_: None)
+        if isinstance(federation.space.shape, Shapes):
+            raise ConfigError(
+                f"{file}: the examples have several inputs, and the public seed set of real sites has one; choose an "
+                "algorithm without public data"
+            )
         part = list_public_parts(federation, read)[name]
-    if part.rows is None:
+        rows, examples, has_labels = part.rows, part.examples, use.labelled
+        if config.split.public_file is not None:
+            from fedmutual.data.public_file import read_public_rows  # imports pandas, which takes 0.3 s
+
+            own = mine.file.model_dump()["split"]["public_file"]
+            path = _resolve_path(file if own is None else mine.source, own or config.split.public_file)
+            rows, examples, has_labels = read_public_rows(config, path, federation.spaces)
+    if rows is None:
         raise ConfigError(
             f"{file}: the key 'split.public' is not set, the fraction of each site's training data that it gives to all"
         )
@@ -177,24 +191,29 @@ def export_seedset(file: Path, site: Path, folder: Path) -> SeedsetFile:
             f"{file}: training.task learns {federation.space.targets}, and the public seed set of real sites is of classes; "
             "choose another algorithm, or the task classification"
         )
-    if isinstance(federation.space.shape, Shapes):
-        raise ConfigError(
-            f"{file}: the examples have several inputs, and the public seed set of real sites has one; remove 'split.public'"
-        )
-    x = part.examples.take_one(part.rows.index.tolist()).numpy()
-    labels = part.rows.labels.astype(np.int64) if use.labelled else None
-    made = SeedsetFile(name, x, labels, federation.space.classes, read[name].scaled)
-    write_seedset_file(folder, made)
+    made, sites = list[SeedsetFile](), contract.sites.names if all_have else (name,)
+    for one, index in zip(sites, np.array_split(rows.index, len(sites)), strict=True):
+        labels = rows.with_index(index).labels.astype(np.int64) if has_labels else None
+        x = examples.take_one(index.tolist()).numpy()
+        made.append(SeedsetFile(one, x, labels, federation.space.classes, read[name].scaled))
+        write_seedset_file(folder, made[-1])
     return made
 
 
-def describe_export(exported: SeedsetFile, folder: Path) -> Iterator[str]:
-    """Yield sentences for the site's operator on the part that was written."""
-    known = "and their labels" if exported.labels is not None else "and not their labels"
-    path = make_seedset_path(folder, exported.site)
-    yield f"{path}: {format_count(len(exported.x), 'example')} of site {exported.site!r}, {exported.size:,} bytes"
-    if exported.labels is not None:
-        yield f"of each class: {', '.join(f'{name} {n}' for name, n in zip(exported.classes, exported.counts, strict=True))}"
+def describe_export(exported: Sequence[SeedsetFile], folder: Path) -> Iterator[str]:
+    """Yield sentences for the site's operator on the parts that were written."""
+    for one in exported:
+        path = make_seedset_path(folder, one.site)
+        yield f"{path}: {format_count(len(one.x), 'example')} of site {one.site!r}, {one.size:,} bytes"
+        if one.labels is not None:
+            yield f"of each class: {', '.join(f'{name} {n}' for name, n in zip(one.classes, one.counts, strict=True))}"
+    known = "and their labels" if exported[0].labels is not None else "and not their labels"
+    if len(exported) > 1:
+        yield (
+            "These rows are of the file that all sites have. Each site writes these files from its own copy, and the person "
+            "who submits the federation needs them, too; where a copy differs, a site does not take part."
+        )
+        return
     yield (
         "Send this file to all other sites and to the person who submits the federation. They then know these examples "
         f"{known}, and this cannot be undone; the file has no other rows."
